@@ -1,0 +1,89 @@
+# make demo    train on two processes and compare with one        make check   style, types, directions of imports
+# make test    all tests                                          make format  apply the style
+# make wheel   wheel and sdist, tried in an empty environment     make clean   remove all that make has made
+#
+# The first call makes .venv and installs everything there. Variables:
+#   PYTHON       the interpreter that .venv is made from (>= 3.10)
+#   TORCH_INDEX  a package index to take torch from, for instance https://download.pytorch.org/whl/cpu
+#   ARGS         more arguments for pytest, for instance ARGS="-k spmm"
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+ARGS ?=
+
+SHELL := /bin/bash
+BIN := .venv/bin
+LOG := .venv/install.log
+NATIVE := CMakeLists.txt $(shell find csrc -type f)
+SOURCES_CXX = $(shell find csrc -name '*.cpp' -o -name '*.h')
+
+# Idle threads sleep instead of spinning: tests and the demo run several processes on few cores.
+export OMP_WAIT_POLICY ?= passive
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test check wheel format clean
+.DELETE_ON_ERROR:
+
+demo: .venv/.ready
+	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 2 examples/digits.py
+
+test: .venv/.ready
+	@$(BIN)/pytest $(ARGS)
+
+check: .venv/.ready
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/clang-format --dry-run -Werror $(SOURCES_CXX)
+
+format: .venv/.ready
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+	$(BIN)/clang-format -i $(SOURCES_CXX)
+
+# The op reads the file from the wheel: the scratch folder has no source tree to fall back on.
+wheel: .venv/.ready
+	@rm -rf dist
+	$(call run,building the wheel,$(BIN)/python -m build --no-isolation --outdir dist)
+	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && \
+	$(call quietly,making an empty environment,$(PYTHON) -m venv "$$scratch/venv") && \
+	$(call quietly,installing torch for the trial,"$$scratch/venv/bin/pip" install -c constraints.txt $(TORCH)) && \
+	$(call quietly,installing the wheel,"$$scratch/venv/bin/pip" install -c constraints.txt dist/*.whl) && \
+	cp .ci/try_wheel.py "$$scratch" && cd "$$scratch" && venv/bin/python try_wheel.py
+	@ls dist
+
+clean:
+	rm -rf .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ---- The environment ----------------------------------------------------------------------------------------------
+
+# $(call quietly,WHAT,COMMAND): the output goes to $(LOG); a failure is one line with its cause. The cause is the first
+# message of the compiler, else of CMake (whose text is on the next line), else of pip.
+quietly = { echo "$(1) ..."; $(2) > $(LOG) 2>&1 || { \
+	cause=$$(grep -m1 -E '(error|fatal error): [^E]' $(LOG) | grep -v 'subprocess-exited' || \
+	  grep -A1 -m1 'CMake Error' $(LOG) | tail -n 1 || grep -m1 -E '^ *(ERROR|Error|error)' $(LOG) || tail -n 1 $(LOG)); \
+	echo "make: $(1) failed: $$(echo $$cause | cut -c 1-240); the whole log is $(LOG)" >&2; exit 1; }; }
+run = @$(call quietly,$(1),$(2))
+PIP := $(BIN)/python -m pip install -c constraints.txt
+# Asked for first and alone: taken along by another package, torch may come in a build with gigabytes of CUDA libraries.
+TORCH := torch $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+
+# Dependencies: again only when what is asked for changes.
+.venv/.dependencies: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2> /dev/null || \
+	  { echo "make: expected Python 3.10 or newer, got '$(PYTHON)' = $$($(PYTHON) -V 2>&1 | tail -n 1); set PYTHON=..." >&2; exit 1; }
+	@mkdir -p .venv
+	@test -x $(BIN)/pip || $(call quietly,making .venv,$(PYTHON) -m venv .venv)
+	$(call run,installing torch,$(PIP) $(TORCH))
+	$(call run,installing the build tools,$(PIP) scikit-build-core cmake ninja)
+	@touch $@
+
+# The native library and the package, in editable mode: Python edits need no reinstallation. CMake rebuilds what changed.
+.venv/.ready: .venv/.dependencies $(NATIVE)
+	@command -v "$${CXX:-c++}" > /dev/null || \
+	  { echo "make: expected a C++20 compiler, found no '$${CXX:-c++}'; install g++ or clang, or set CXX" >&2; exit 1; }
+	$(call run,building the native library and installing the dependencies,$(PIP) --no-build-isolation --only-binary pymetis \
+	  -Ccmake.define.PYG_DIST_WERROR=ON -e '.[dev]')
+	@touch $@

@@ -1,0 +1,49 @@
+#include "kernels/table.h"
+
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+
+namespace pyg_dist {
+namespace {
+
+#define PYG_DIST_TABLE(level)                                                                           \
+  Kernels {                                                                                             \
+    .isa = #level, .spmm_rows = level::spmm_rows, .sddmm_edges = level::sddmm_edges,                    \
+    .scatter_add_owned = level::scatter_add_owned, .dropout_rows = level::dropout_rows,                 \
+    .uniform_rows = level::uniform_rows                                                                 \
+  }
+
+struct Level {
+  Kernels kernels;
+  bool available;
+};
+
+Kernels choose() {
+  const Level levels[] = {  // best first
+#if defined(PYG_DIST_X86_LEVELS)
+      {PYG_DIST_TABLE(avx512), __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")},
+      {PYG_DIST_TABLE(avx2), __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")},
+#endif
+      {PYG_DIST_TABLE(baseline), true},
+  };
+  const char* asked = std::getenv("PYG_DIST_ISA");
+  std::string available;
+  for (const Level& level : levels) {
+    if (!level.available) continue;
+    if (asked == nullptr || *asked == '\0' || std::string(asked) == level.kernels.isa) return level.kernels;
+    available += (available.empty() ? "" : ", ") + std::string(level.kernels.isa);
+  }
+  throw std::runtime_error("PYG_DIST_ISA: expected an instruction set of this machine (" + available + "), got '" +
+                           asked + "'; unset it to take the best one");
+}
+
+}  // namespace
+
+const Kernels& kernels() {
+  static const Kernels chosen = choose();
+  return chosen;
+}
+
+}  // namespace pyg_dist

@@ -1,0 +1,26 @@
+// The kernels of the instruction set in use, behind one pointer each.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/keyed.h"
+#include "kernels/scatter_add_rows.h"
+#include "kernels/sddmm_csr.h"
+#include "kernels/spmm_csr.h"
+
+namespace pyg_dist {
+
+struct Kernels {
+  const char* isa;
+  decltype(&baseline::spmm_rows) spmm_rows;
+  decltype(&baseline::sddmm_edges) sddmm_edges;
+  decltype(&baseline::scatter_add_owned) scatter_add_owned;
+  decltype(&baseline::dropout_rows) dropout_rows;
+  decltype(&baseline::uniform_rows) uniform_rows;
+};
+
+// Chosen at the first call: PYG_DIST_ISA if set, else the best level of this machine. Throws std::runtime_error when the
+// environment asks for a level that is unknown or that this machine lacks.
+const Kernels& kernels();
+
+}  // namespace pyg_dist

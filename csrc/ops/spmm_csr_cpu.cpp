@@ -1,0 +1,158 @@
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "kernels/bfloat16.h"
+#include "kernels/row_chunks.h"
+#include "kernels/table.h"
+#include "ops/csr.h"
+#include "ops/parallel.h"
+
+namespace pyg_dist {
+namespace {
+
+using MaybeTensor = std::optional<Tensor>;
+
+// Edges per chunk: about 2^18 multiplications, 20 to 50 microseconds, are enough to hide the cost of taking a chunk and
+// few enough to keep many threads busy. A function of the width alone, so that sums do not depend on the threads.
+int64_t chunk_work(int64_t num_features) { return std::clamp<int64_t>((1 << 18) / num_features, 256, 16384); }
+
+// The sums of one piece of a hub row, over its own edges alone.
+template <class A>
+struct PartialSums {
+  int64_t row;
+  std::unique_ptr<A[]> sums;
+};
+
+template <class A>
+PartialSums<A> sum_piece(const SpmmCsr& problem, const RowChunks::Piece& piece) {
+  PartialSums<A> partial{piece.row, std::make_unique_for_overwrite<A[]>(static_cast<size_t>(problem.num_features))};
+  // The piece as a matrix of one row. Edge numbers, and so col and weight, stay those of the whole matrix.
+  const int64_t rowptr[] = {piece.edge_begin, piece.edge_end};
+  SpmmCsr one_row = problem;
+  one_row.rowptr = rowptr;
+  one_row.row_scale = nullptr;
+  one_row.accumulate = false;
+  one_row.out = partial.sums.get();
+  one_row.out_element = problem.x_element == Element::f64 ? Element::f64 : Element::f32;
+  kernels().spmm_rows(one_row, 0, 1);
+  return partial;
+}
+
+template <class T>
+void finish_hub(const SpmmCsr& problem, int64_t row, const accumulator_t<T>* sums) {
+  using A = accumulator_t<T>;
+  const A scale = problem.row_scale == nullptr ? A{1} : static_cast<const A*>(problem.row_scale)[row];
+  T* out = static_cast<T*>(problem.out) + row * problem.out_stride;
+  for (int64_t c = 0; c < problem.num_features; ++c) {
+    if constexpr (std::is_same_v<T, BFloat16>) {
+      out[c] = narrow((problem.accumulate ? widen(out[c]) : A{0}) + scale * sums[c]);
+    } else {
+      out[c] = (problem.accumulate ? out[c] : A{0}) + scale * sums[c];
+    }
+  }
+}
+
+template <class T>
+void run(const SpmmCsr& problem, int64_t num_rows) {
+  using A = accumulator_t<T>;
+  const RowChunks chunks(problem.rowptr, num_rows, chunk_work(problem.num_features));
+  // Two slots a chunk, head and tail: a hub's pieces stand in consecutive filled slots, the first one in a tail.
+  std::vector<PartialSums<A>> partials(static_cast<size_t>(2 * chunks.size()));
+  for_each_chunk(chunks.size(), [&](int64_t k) {
+    const RowChunks::Chunk chunk = chunks[k];
+    const auto slot = static_cast<size_t>(2 * k);
+    if (chunk.head.row >= 0) partials[slot] = sum_piece<A>(problem, chunk.head);
+    if (chunk.row_begin < chunk.row_end) kernels().spmm_rows(problem, chunk.row_begin, chunk.row_end);
+    if (chunk.tail.row >= 0) partials[slot + 1] = sum_piece<A>(problem, chunk.tail);
+  });
+  PartialSums<A>* hub = nullptr;
+  const auto finish = [&] {
+    if (hub != nullptr) finish_hub<T>(problem, hub->row, hub->sums.get());
+  };
+  for (PartialSums<A>& partial : partials) {
+    if (partial.sums == nullptr) continue;
+    if (hub != nullptr && hub->row == partial.row) {
+      for (int64_t c = 0; c < problem.num_features; ++c) hub->sums[c] += partial.sums[c];
+    } else {
+      finish();
+      hub = &partial;
+    }
+  }
+  finish();
+}
+
+const void* scale_data(const char* name, const MaybeTensor& scale, Element element, int64_t size) {
+  if (!scale) return nullptr;
+  check_vector("spmm_csr", name, *scale, accumulator_dtype(element), size);
+  return scale->const_data_ptr();
+}
+
+void multiply(const Tensor& out, bool accumulate, const Tensor& rowptr, const Tensor& col, const Tensor& x,
+              const MaybeTensor& weight, const MaybeTensor& row_scale, const MaybeTensor& col_scale) {
+  const Element element = element_of("spmm_csr", "x", x.scalar_type());
+  const int64_t num_rows = rowptr.size(0) - 1;
+  const SpmmCsr problem{
+      .rowptr = static_cast<const int64_t*>(rowptr.const_data_ptr()),
+      .col = static_cast<const int32_t*>(col.const_data_ptr()),
+      .x = x.const_data_ptr(),
+      .weight = scale_data("weight", weight, element, col.size(0)),
+      .row_scale = scale_data("row_scale", row_scale, element, num_rows),
+      .col_scale = scale_data("col_scale", col_scale, element, x.size(0)),
+      .out = out.mutable_data_ptr(),
+      .num_edges = col.size(0),
+      .num_features = x.size(1),
+      .x_stride = x.stride(0),
+      .out_stride = out.stride(0),
+      .x_element = element,
+      .out_element = element,
+      .accumulate = accumulate,
+  };
+  if (num_rows == 0 || problem.num_features == 0) return;
+  switch (element) {
+    case Element::f32:
+      return run<float>(problem, num_rows);
+    case Element::f64:
+      return run<double>(problem, num_rows);
+    case Element::bf16:
+      return run<BFloat16>(problem, num_rows);
+  }
+}
+
+void check(const Tensor& rowptr, const Tensor& col, const Tensor& x) {
+  check_csr("spmm_csr", rowptr, col);
+  check_rows("spmm_csr", "x", x);
+  PYG_DIST_CHECK(x.size(0) > 0 || col.size(0) == 0, "spmm_csr: expected 'x' to have rows for ", col.size(0),
+                 " edges, got none");
+}
+
+Tensor spmm_csr(Tensor rowptr, Tensor col, Tensor x, MaybeTensor weight, MaybeTensor row_scale, MaybeTensor col_scale) {
+  check(rowptr, col, x);
+  const Tensor out = torch::stable::new_empty(x, {rowptr.size(0) - 1, x.size(1)});
+  multiply(out, false, rowptr, col, x, weight, row_scale, col_scale);
+  return out;
+}
+
+void spmm_csr_add(Tensor out, Tensor rowptr, Tensor col, Tensor x, MaybeTensor weight, MaybeTensor row_scale,
+                  MaybeTensor col_scale) {
+  check(rowptr, col, x);
+  check_written_rows("spmm_csr", "out", out);
+  check_same_dtype("spmm_csr", "out", out, "x", x);
+  PYG_DIST_CHECK(out.size(0) == rowptr.size(0) - 1 && out.size(1) == x.size(1),
+                 "spmm_csr: expected 'out' to have shape [", rowptr.size(0) - 1, ", ", x.size(1), "], got ",
+                 shape_of(out));
+  multiply(out, true, rowptr, col, x, weight, row_scale, col_scale);
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(pyg_dist, CPU, m) {
+  m.impl("spmm_csr", TORCH_BOX(&spmm_csr));
+  m.impl("spmm_csr_add", TORCH_BOX(&spmm_csr_add));
+}
+
+}  // namespace pyg_dist

@@ -1,0 +1,32 @@
+// The whole native API, one page. Every op is documented, with shapes and errors, by its wrapper in
+// pyg_dist/backend/ops.py; fakes and derivatives live in Python, kernels per device in ops/<op>_<device>.cpp.
+//
+// Ops that write into an argument return nothing, so that torch.compile can functionalize them.
+
+#include <torch/csrc/stable/library.h>
+
+STABLE_TORCH_LIBRARY(pyg_dist, m) {
+  // y[i] = row_scale[i] * sum_e weight[e] * col_scale[col[e]] * x[col[e]], e in [rowptr[i], rowptr[i + 1])
+  m.def("spmm_csr(Tensor rowptr, Tensor col, Tensor x, Tensor? weight, Tensor? row_scale, Tensor? col_scale) -> Tensor");
+  // out += the above
+  m.def(
+      "spmm_csr_add(Tensor(a!) out, Tensor rowptr, Tensor col, Tensor x, Tensor? weight, Tensor? row_scale, "
+      "Tensor? col_scale) -> ()");
+  // d[e] = <a[i], b[col[e]]>, e in [rowptr[i], rowptr[i + 1])
+  m.def("sddmm_csr(Tensor rowptr, Tensor col, Tensor a, Tensor b) -> Tensor");
+
+  // y[r] = x[index[r]]
+  m.def("gather_rows(Tensor x, Tensor index) -> Tensor");
+  m.def("gather_rows_into(Tensor(a!) out, Tensor x, Tensor index) -> ()");
+  // out[index[r]] += rows[r], in the order of r
+  m.def("scatter_add_rows(Tensor(a!) out, Tensor index, Tensor rows) -> ()");
+
+  // Random numbers that depend on (seed, key[i], column) alone: kernels/philox.h
+  m.def("keyed_dropout(Tensor x, Tensor key, float p, int seed, int column_offset) -> Tensor");
+  m.def("keyed_uniform(Tensor key, int num_columns, int seed, int column_offset, ScalarType dtype) -> Tensor");
+  m.def("keyed_normal(Tensor key, int num_columns, int seed, int column_offset, ScalarType dtype) -> Tensor");
+
+  // The instruction set in use, and how the library was built
+  m.def("isa() -> str");
+  m.def("build_info() -> str");
+}

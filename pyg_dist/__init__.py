@@ -1,0 +1,29 @@
+"""Distributed training for PyTorch Geometric: change three lines of a script, keep every number.
+
+>>> from pyg_dist.conv import DistributedSAGEConv as SAGEConv
+>>> from pyg_dist import DistributedData
+>>> data = DistributedData(dataset[0])  # doctest: +SKIP
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from pyg_dist.backend.session import init, is_main, rank, world_size
+from pyg_dist.data import DistributedData
+from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor
+
+try:
+    __version__ = version("pyg-dist")
+except PackageNotFoundError:  # a source tree on the path, not installed
+    __version__ = "0+unknown"
+
+__all__ = [
+    "DistributedData",
+    "DistributedEdgeIndex",
+    "EdgeTensor",
+    "NodeTensor",
+    "__version__",
+    "init",
+    "is_main",
+    "rank",
+    "world_size",
+]

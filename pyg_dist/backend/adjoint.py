@@ -1,0 +1,104 @@
+"""The two adjoint functions that carry every gradient between replicated and distributed tensors.
+
+==========  =================  ==================
+function    forward            backward
+==========  =================  ==================
+``enter``   identity           sum over the ranks
+``leave``   sum over ranks     identity
+==========  =================  ==================
+
+A plain tensor is *replicated*: every rank holds the same value, and its gradient, too, is the same everywhere.
+A row tensor is *distributed*: every rank holds other rows, and gradients with respect to them. A plain tensor
+that meets rows enters; a sum over rows leaves. Each one's backward applies the other, so gradients of gradients
+hold as well. ``gather`` is ``leave`` for whole rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from pyg_dist.backend import bucket
+from pyg_dist.backend.axis import Axis
+
+_order = itertools.count()  # every rank runs the same calls, so the numbers agree
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        ctx.order = next(_order)
+        # DDP's own hooks sit on the gradient's way into a leaf and must see the finished sum.
+        ddp = DistributedDataParallel._active_ddp_module is not None  # type: ignore[attr-defined]
+        ctx.leaf = tensor if tensor.is_leaf and not ddp else None
+        ctx.set_materialize_grads(False)
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:  # type: ignore[override]
+        if grad is None:
+            return None, None
+        if ctx.leaf is not None and bucket.accepts(ctx.leaf, ctx.next_functions[0][0]):
+            bucket.put(ctx.leaf, grad, ctx.axis, ctx.order)
+            return None, None
+        return leave(grad, ctx.axis), None
+
+
+class _Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return axis.reduce_(tensor.clone())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return enter(grad, ctx.axis), None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, axis: Axis, counts: list[int], order: Tensor, mine: Tensor) -> Tensor:
+        ctx.axis = axis
+        ctx.save_for_backward(mine)
+        gathered = axis.gather_rows(rows, counts)
+        return torch.empty_like(gathered).index_copy_(0, order, gathered)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        (mine,) = ctx.saved_tensors
+        return enter(grad, ctx.axis).index_select(0, mine), None, None, None, None
+
+
+def enter(tensor: Tensor, axis: Axis) -> Tensor:
+    """A replicated tensor, about to meet distributed rows: identity; its gradients are summed over ``axis``.
+
+    Not collective in the forward pass; the backward is (at once, or with all leaves at the end of the pass).
+    """
+    if axis.size == 1 or not (tensor.requires_grad and torch.is_grad_enabled()):
+        return tensor
+    return _Enter.apply(tensor, axis)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def leave(tensor: Tensor, axis: Axis) -> Tensor:
+    """The sum over ``axis`` of each rank's ``tensor``, equal on every rank (collective); backward: identity."""
+    if axis.size == 1:
+        return tensor
+    return _Leave.apply(tensor, axis)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def gather(rows: Tensor, axis: Axis, counts: list[int], order: Tensor, mine: Tensor) -> Tensor:
+    """All rows in global order, equal on every rank (collective); backward: this rank's slice.
+
+    Args:
+        rows: ``[counts[rank], ...]``, this rank's rows.
+        axis: the ranks that hold the others.
+        counts: rows by rank.
+        order: ``[sum(counts)]``, the position in the output of each row, ranks one after another.
+        mine: ``[counts[rank]]``, this rank's piece of ``order``.
+    """
+    return _Gather.apply(rows, axis, counts, order, mine)  # type: ignore[no-any-return, no-untyped-call]

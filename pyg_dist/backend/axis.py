@@ -1,0 +1,104 @@
+"""One mesh axis: the ranks that hold distinct rows, and the plain collectives among them.
+
+Nothing here knows of autograd; :mod:`pyg_dist.backend.adjoint` builds on it.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+_REDUCE = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+# gloo and nccl reduce no booleans; as bytes, "max" is `any` and "min" is `all`.
+_WIRE_DTYPE = {torch.bool: torch.uint8}
+
+
+class Axis:
+    """The ranks among which rows are distinct; every method is collective unless it says otherwise.
+
+    Args:
+        process_group: the ``torch.distributed`` group, or ``None`` for an axis of one rank.
+
+    An axis of one rank communicates nothing and works without ``torch.distributed``.
+    """
+
+    def __init__(self, process_group: dist.ProcessGroup | None = None) -> None:
+        self.process_group = process_group
+        self.size: int = 1 if process_group is None else process_group.size()
+        self.rank: int = 0 if process_group is None else process_group.rank()
+
+    def __repr__(self) -> str:
+        return f"Axis(rank={self.rank}, size={self.size})"
+
+    def __deepcopy__(self, memo: object) -> Axis:
+        return self  # a process group is a connection, not a value
+
+    def global_rank(self, rank: int) -> int:
+        """The default group's number of this axis' ``rank`` (not collective)."""
+        return rank if self.process_group is None else dist.get_global_rank(self.process_group, rank)
+
+    def reduce_(self, tensor: Tensor, op: str = "sum") -> Tensor:
+        """Reduce ``tensor`` over the ranks, in place where its memory allows it; every rank gets the result."""
+        if self.size == 1:
+            return tensor
+        wire = tensor.to(_WIRE_DTYPE.get(tensor.dtype, tensor.dtype)).contiguous()
+        dist.all_reduce(wire, op=_REDUCE[op], group=self.process_group)
+        return wire.to(tensor.dtype)
+
+    def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:
+        """Overwrite ``tensor`` on every rank with the one of axis rank ``source``."""
+        if self.size > 1:
+            wire = tensor.to(_WIRE_DTYPE.get(tensor.dtype, tensor.dtype)).contiguous()
+            dist.broadcast(wire, src=self.global_rank(source), group=self.process_group)
+            if wire.data_ptr() != tensor.data_ptr():
+                tensor.copy_(wire)
+        return tensor
+
+    def gather_counts(self, count: int) -> list[int]:
+        """Every rank's ``count``, by rank."""
+        if self.size == 1:
+            return [count]
+        mine = torch.zeros(self.size, dtype=torch.int64)
+        mine[self.rank] = count
+        return [int(c) for c in self.reduce_(self._on_wire_device(mine)).tolist()]
+
+    def every(self, truth: bool) -> bool:
+        """Whether ``truth`` holds on every rank."""
+        return all(self.gather_counts(int(truth)))
+
+    def gather_rows(self, rows: Tensor, counts: list[int]) -> Tensor:
+        """Concatenate every rank's rows, by rank.
+
+        Shapes:
+            - rows: ``[counts[rank], ...]``
+            - output: ``[sum(counts), ...]``
+        """
+        if self.size == 1:
+            return rows
+        wire = rows.to(_WIRE_DTYPE.get(rows.dtype, rows.dtype)).contiguous()
+        # Uneven all-gathers exist on neither gloo nor nccl: pad to the longest part.
+        longest = max(counts)
+        padded = wire.new_zeros((longest, *wire.shape[1:]))
+        padded[: wire.shape[0]] = wire
+        gathered = wire.new_empty((self.size * longest, *wire.shape[1:]))
+        dist.all_gather_into_tensor(gathered, padded, group=self.process_group)
+        pieces = [gathered[r * longest : r * longest + c] for r, c in enumerate(counts)]
+        return torch.cat(pieces).to(rows.dtype)
+
+    def _on_wire_device(self, tensor: Tensor) -> Tensor:
+        """``tensor`` on a device that the group's backend can send from (not collective)."""
+        if self.process_group is not None and dist.get_backend(self.process_group) == "nccl":
+            return tensor.cuda()
+        return tensor
+
+
+_world_axes: list[Axis] = []
+
+
+def world_axis() -> Axis:
+    """The axis of all ranks: one object per process group, so that gradients of several graphs share a bucket."""
+    group = dist.group.WORLD if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 else None
+    if not _world_axes or _world_axes[0].process_group is not group:
+        _world_axes[:] = [Axis(group)]
+    return _world_axes[0]

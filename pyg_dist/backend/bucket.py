@@ -1,0 +1,87 @@
+"""The one bucket: leaf parameters' partial gradients, summed once at the end of a backward pass.
+
+One all-reduce per parameter doubled the epoch in a trial, since each waits for the slowest rank. So
+:class:`pyg_dist.backend.adjoint.Enter` hands the partial gradient of a leaf to :func:`put`, gives autograd
+nothing, and the engine calls :func:`_flush` when the pass (its *graph task*) ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.autograd import Variable
+from torch.autograd.graph import Node
+
+from pyg_dist.backend.axis import Axis
+
+
+@dataclass
+class _Entry:
+    parameter: Tensor
+    partial: Tensor
+    axis: Axis
+    order: int
+
+
+@dataclass
+class _Bucket:
+    entries: dict[int, _Entry] = field(default_factory=dict)
+
+
+_buckets: dict[int, _Bucket] = {}  # by graph task: nested (reentrant) passes have a bucket each
+
+
+def accepts(parameter: Tensor, accumulator: Node) -> bool:
+    """Whether the gradient of the leaf ``parameter`` may wait until the end of the running backward pass.
+
+    It may not where somebody looks at it earlier or elsewhere: gradients of gradients, hooks on the tensor,
+    and ``autograd.grad``, which returns what arrives at ``accumulator`` instead of storing it.
+    """
+    if torch.is_grad_enabled() or parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+        return False
+    try:
+        return bool(torch._C._will_engine_execute_node(accumulator))  # type: ignore[attr-defined]
+    except RuntimeError:  # torch's answer for a leaf that autograd.grad captures
+        return False
+
+
+def put(parameter: Tensor, partial: Tensor, axis: Axis, order: int) -> None:
+    """Keep ``partial``, this rank's share of the gradient of ``parameter``, until the pass ends.
+
+    Args:
+        parameter: a leaf.
+        partial: shaped like ``parameter``.
+        axis: the ranks to sum over.
+        order: the number of the ``enter`` in the forward pass. Equal on every rank, so it fixes the layout
+            of the message.
+    """
+    task = torch._C._current_graph_task_id()  # type: ignore[attr-defined]
+    bucket = _buckets.get(task)
+    if bucket is None:
+        bucket = _buckets[task] = _Bucket()
+        Variable._execution_engine.queue_callback(lambda: _flush(task))
+    entry = bucket.entries.get(id(parameter))
+    if entry is None:
+        bucket.entries[id(parameter)] = _Entry(parameter, partial, axis, order)
+    else:  # a shared weight, or one used by several layers
+        entry.partial = entry.partial + partial
+        entry.order = min(entry.order, order)
+
+
+def _flush(task: int) -> None:
+    """Sum the partial gradients of one pass over the ranks and add them to ``parameter.grad`` (collective)."""
+    groups: dict[tuple[int, torch.dtype, torch.device], list[_Entry]] = {}
+    for entry in sorted(_buckets.pop(task).entries.values(), key=lambda e: e.order):
+        groups.setdefault((id(entry.axis), entry.partial.dtype, entry.partial.device), []).append(entry)
+    with torch.no_grad():
+        for entries in groups.values():
+            flat = torch.cat([entry.partial.reshape(-1) for entry in entries])
+            flat = entries[0].axis.reduce_(flat)
+            for entry, total in zip(entries, flat.split([e.partial.numel() for e in entries]), strict=True):
+                gradient = total.view_as(entry.parameter)
+                if entry.parameter.grad is None:
+                    entry.parameter.grad = gradient
+                else:
+                    entry.parameter.grad += gradient

@@ -1,0 +1,63 @@
+"""A sparse matrix's pattern in compressed rows, and its transpose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyg_dist.errors import OptionError
+
+
+@dataclass(frozen=True)
+class CSR:
+    """Pattern of a ``[num_rows, num_cols]`` sparse matrix.
+
+    Attributes:
+        rowptr: int64 ``[num_rows + 1]``.
+        col: int32 ``[num_entries]``.
+        edge: int64 ``[num_entries]``, where each entry's value lies in the caller's edge storage.
+        num_cols: number of columns.
+    """
+
+    rowptr: Tensor
+    col: Tensor
+    edge: Tensor
+    num_cols: int
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+        return self.rowptr.numel() - 1
+
+    @property
+    def num_entries(self) -> int:
+        """Number of stored entries."""
+        return self.col.numel()
+
+    @staticmethod
+    def from_edges(row: Tensor, col: Tensor, edge: Tensor, num_rows: int, num_cols: int) -> CSR:
+        """Group entries by row; entries of one row keep their given order.
+
+        Shapes:
+            - row, col, edge: ``[num_entries]`` integers
+        """
+        if num_cols > torch.iinfo(torch.int32).max:
+            raise OptionError(f"Expected at most 2**31 - 1 columns on one rank (got {num_cols}): use more ranks")
+        order = torch.argsort(row, stable=True)
+        rowptr = torch.zeros(num_rows + 1, dtype=torch.int64)
+        torch.cumsum(torch.bincount(row, minlength=num_rows), 0, out=rowptr[1:])
+        return CSR(rowptr, col[order].to(torch.int32), edge[order], num_cols)
+
+    def row(self) -> Tensor:
+        """The row of each entry, int64 ``[num_entries]``."""
+        return torch.repeat_interleave(torch.arange(self.num_rows, device=self.rowptr.device), self.rowptr.diff())
+
+    def transpose(self) -> CSR:
+        """The pattern of the transposed matrix; ``edge`` still names the same values."""
+        return CSR.from_edges(self.col, self.row(), self.edge, self.num_cols, self.num_rows)
+
+    def to(self, device: torch.device | str) -> CSR:
+        """The same pattern on ``device``."""
+        return CSR(self.rowptr.to(device), self.col.to(device), self.edge.to(device), self.num_cols)

@@ -1,0 +1,215 @@
+"""Who am I: rank, world size and meeting point, read from the environment that the launcher left.
+
+A pure function of the environment. Three kinds of launcher may be nested, from the inside out:
+
+===========  ====================================================================================================
+script       ``RANK`` and ``WORLD_SIZE``: torchrun's (``TORCHELASTIC_RUN_ID`` is set) or set by hand
+MPI          ``PMI_*`` (MPICH's Hydra, Intel MPI, Cray PALS) or ``OMPI_COMM_WORLD_*`` (Open MPI, PMIx)
+Slurm        ``SLURM_PROCID`` and ``SLURM_STEP_NUM_TASKS``: a step of ``srun``. The variables of an sbatch script or an
+             salloc shell alone start nothing, so plain ``python`` there is one rank.
+===========  ====================================================================================================
+
+An inner launcher wins if the outer one started one process, one agent per node, or as many processes as there are
+ranks. Anything else is leftover environment, and an error that names both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from pyg_dist.errors import LaunchError
+
+Launcher = Literal["alone", "torchrun", "env", "mpi", "slurm"]
+
+# Below Linux' ephemeral ports (32768-60999), which other programs are given at random.
+_SLURM_FIRST_PORT, _SLURM_NUM_PORTS = 15_000, 16_384
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A rank's place as its launcher states it.
+
+    ``local_rank`` counts the ranks on this machine; where the launcher does not tell, it is ``rank``. ``master_addr``
+    and ``master_port`` are the meeting point, or None where the ranks have to agree on one themselves (mpirun, alone).
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    launcher: Launcher
+    master_addr: str | None = None
+    master_port: int | None = None
+
+
+@dataclass(frozen=True)
+class _Claim:
+    """What one launcher says, and the variables that say it, for error messages."""
+
+    launcher: Launcher
+    rank: int
+    world_size: int
+    local_rank: int | None
+    source: str
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.rank, self.world_size
+
+    def __str__(self) -> str:
+        rank_name, size_name = self.source.split("/")
+        owner = {"torchrun": "torchrun's ", "mpi": "mpirun's ", "slurm": "srun's "}.get(self.launcher, "")
+        return f"{owner}{rank_name}={self.rank}, {size_name}={self.world_size}"
+
+
+def detect(environ: Mapping[str, str]) -> Launch:
+    """Return this process's place according to the environment ``environ``. Not collective.
+
+    Raises:
+        LaunchError: If launchers contradict each other, a variable is not a number, or a meeting point is missing.
+    """
+    script, mpi, slurm = _script_claim(environ), _mpi_claim(environ), _slurm_claim(environ)
+    addr, port = environ.get("MASTER_ADDR") or None, _integer(environ, "MASTER_PORT")
+    outer = mpi or slurm
+    if mpi and slurm:
+        _check_nested(mpi, slurm, num_agents=_integer(environ, "SLURM_STEP_NUM_NODES"))
+        if mpi.world_size == slurm.world_size:
+            # srun's own PMI: the same ranks, and Slurm knows a meeting point without mpi4py.
+            outer = slurm
+    claim, local_rank = script or outer, None
+    if script and outer:
+        _check_nested(script, outer, num_agents=_integer(environ, "GROUP_WORLD_SIZE"))
+        if script.place == outer.place:
+            local_rank = outer.local_rank
+            claim = script if addr and port else outer
+    if claim is None:
+        return Launch(0, 1, 0, "alone")
+    if claim.launcher == "slurm":
+        addr, port = addr or _slurm_host(environ), port or _slurm_port(environ)
+    if not (addr and port):
+        if claim.world_size > 1 and claim.launcher != "mpi":
+            missing = "MASTER_PORT" if addr else "MASTER_ADDR"
+            raise LaunchError(f"Expected MASTER_ADDR and MASTER_PORT with {claim} (got no {missing}); or use torchrun")
+        addr, port = None, None
+    candidates = (claim.local_rank, local_rank, claim.rank)
+    local_rank = next(number for number in candidates if number is not None)
+    return Launch(claim.rank, claim.world_size, local_rank, claim.launcher, addr, port)
+
+
+def _script_claim(environ: Mapping[str, str]) -> _Claim | None:
+    claim = _claim("env", environ, "RANK", "WORLD_SIZE", "LOCAL_RANK")
+    if claim and "TORCHELASTIC_RUN_ID" in environ:
+        return _Claim("torchrun", claim.rank, claim.world_size, claim.local_rank, claim.source)
+    return claim
+
+
+def _mpi_claim(environ: Mapping[str, str]) -> _Claim | None:
+    hydra = _claim("mpi", environ, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID")
+    open_mpi = _claim("mpi", environ, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK")
+    if hydra and open_mpi:
+        _check_nested(open_mpi, hydra, num_agents=None)
+    return open_mpi or hydra
+
+
+def _slurm_claim(environ: Mapping[str, str]) -> _Claim | None:
+    if "SLURM_STEP_NUM_TASKS" not in environ:  # SLURM_PROCID is also set in sbatch scripts
+        return None
+    return _claim("slurm", environ, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
+
+
+def _claim(
+    launcher: Launcher, environ: Mapping[str, str], rank_name: str, size_name: str, local_name: str
+) -> _Claim | None:
+    rank, world_size = _integer(environ, rank_name), _integer(environ, size_name)
+    if rank is None and world_size is None:
+        return None
+    if rank is None or world_size is None:
+        there, missing = (size_name, rank_name) if rank is None else (rank_name, size_name)
+        raise LaunchError(
+            f"Expected {rank_name} and {size_name} (got only {there}={environ[there]}); set {missing} or unset {there}"
+        )
+    if not 0 <= rank < world_size:
+        raise LaunchError(
+            f"Expected 0 <= {rank_name} < {size_name} (got {rank}, {size_name}={world_size}); correct or unset them"
+        )
+    return _Claim(launcher, rank, world_size, _integer(environ, local_name), f"{rank_name}/{size_name}")
+
+
+def _check_nested(inner: _Claim, outer: _Claim, num_agents: int | None) -> None:
+    """Raise unless ``inner`` can run inside ``outer``, which starts ``num_agents`` agents if it starts launchers."""
+    if inner.place == outer.place:
+        return
+    if inner.launcher in ("torchrun", "mpi") and outer.world_size in (num_agents, inner.world_size):
+        return
+    # `srun --pty` opens shells, `mpirun -n 1` starts agents; ranks set by hand cannot fit into one process of mpirun.
+    if outer.world_size == 1 and not (inner.launcher == "env" and outer.launcher == "mpi"):
+        return
+    raise LaunchError(
+        f"Expected one launcher, or two that agree (got {inner}, but {outer}); unset the leftover variables"
+    )
+
+
+def _integer(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name)
+    if not text:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise LaunchError(f"Expected a whole number in {name} (got {text!r})") from None
+
+
+def _slurm_host(environ: Mapping[str, str]) -> str | None:
+    """Return the first host of the step, where Slurm puts task 0; the loopback address if there is only one host."""
+    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
+    if not nodes:
+        return None
+    hosts = expand_node_list(nodes)
+    return "127.0.0.1" if len(hosts) == 1 else hosts[0]
+
+
+def _slurm_port(environ: Mapping[str, str]) -> int | None:
+    """Return a port that depends on job and step only, so that steps running side by side seldom meet."""
+    job = _integer(environ, "SLURM_JOB_ID") or _integer(environ, "SLURM_JOBID")
+    if job is None:
+        return None
+    step = _integer(environ, "SLURM_STEP_ID") or _integer(environ, "SLURM_STEPID") or 0
+    return _SLURM_FIRST_PORT + (101 * job + step) % _SLURM_NUM_PORTS
+
+
+def expand_node_list(nodes: str) -> list[str]:
+    """Expand Slurm's short form: ``"node[01-03,07],gpu1"`` is node01, node02, node03, node07, gpu1.
+
+    Raises:
+        LaunchError: If a range or a bracket cannot be read.
+    """
+    hosts: list[str] = []
+    for item in re.split(r",(?![^\[]*\])", nodes):  # commas outside brackets
+        names = [""]
+        for position, piece in enumerate(re.split(r"\[([^\]]*)\]", item)):
+            endings = _expand_ranges(piece, nodes) if position % 2 else [piece]
+            names = [name + ending for name in names for ending in endings]
+        hosts += names
+    if any(not host or "[" in host or "]" in host for host in hosts):
+        raise _node_list_error(nodes)
+    return hosts
+
+
+def _expand_ranges(ranges: str, nodes: str) -> list[str]:
+    """Expand ``"01-03,07"`` to 01, 02, 03, 07; the width of the first number is kept."""
+    endings: list[str] = []
+    for item in ranges.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", item)
+        if match is None:
+            raise _node_list_error(nodes)
+        first, last = match[1], match[2] or match[1]
+        endings += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+    return endings
+
+
+def _node_list_error(nodes: str) -> LaunchError:
+    return LaunchError(
+        f"Expected a Slurm node list like 'node[01-03,07],gpu1' (got {nodes!r}); set MASTER_ADDR by hand"
+    )

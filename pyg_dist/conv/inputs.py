@@ -1,0 +1,77 @@
+"""What a Distributed conv is given: a graph handle and row tensors, or the plain tensors of the stock conv."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch_geometric.nn import MessagePassing
+
+from pyg_dist.backend.world import world_size
+from pyg_dist.errors import DataError, LayoutMismatchError, UnsupportedError
+from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor
+from pyg_dist.tensor.halo_graph import HaloGraph
+
+
+def is_distributed(conv: MessagePassing, edge_index: Any, x: Any) -> bool:
+    """Whether ``conv`` has to run distributed, after checking that its inputs fit together.
+
+    Raises:
+        DataError: A plain ``edge_index`` at world size > 1, or with node tensors.
+        UnsupportedError: A flow other than ``source_to_target``.
+    """
+    name = type(conv).__name__
+    features = x[0] if isinstance(x, (tuple, list)) else x
+    if not isinstance(edge_index, DistributedEdgeIndex):
+        if world_size() > 1 or isinstance(features, NodeTensor):
+            raise DataError(
+                f"{name} expected the edge_index of a DistributedData (got a plain {type(edge_index).__name__} at world "
+                f"size {world_size()}): wrap the graph, data = DistributedData(data), and pass data.edge_index"
+            )
+        return False
+    if conv.flow != "source_to_target":
+        raise UnsupportedError(
+            f"{name} expected flow='source_to_target' (got {conv.flow!r}): flip edge_index before DistributedData"
+        )
+    return True
+
+
+def node_rows(conv: MessagePassing, graph: HaloGraph, x: Any) -> NodeTensor:
+    """``x`` as a node tensor of ``graph``; a plain tensor with a row per node is sliced.
+
+    Raises:
+        DataError: Neither.
+        LayoutMismatchError: The node tensor belongs to another graph.
+    """
+    name, rows = type(conv).__name__, graph.node_rows
+    if isinstance(x, NodeTensor):
+        if x._rows is not rows:
+            raise LayoutMismatchError(
+                f"{name} got node features and an edge_index of two different graphs ({x._rows.size} and {rows.size} "
+                f"nodes): take both from one DistributedData"
+            )
+        return x
+    if isinstance(x, Tensor) and x.dim() > 0 and x.shape[0] == rows.size:
+        return NodeTensor.from_local(rows.slice(x), rows)  # type: ignore[return-value]
+    shape = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+    raise DataError(f"{name} expected node features with {rows.size} rows (got {shape}): pass data.x")
+
+
+def edge_rows(conv: MessagePassing, edge_index: DistributedEdgeIndex, weight: Tensor | None) -> EdgeTensor | None:
+    """The edge weights as an edge tensor: those given, else those of ``adj_t``.
+
+    Raises:
+        DataError: The weights are neither an edge tensor of this graph nor a plain ``[E]`` tensor.
+    """
+    weight = edge_index.weight if weight is None else weight
+    rows = edge_index.graph.edge_rows
+    if weight is None:
+        return None
+    if not isinstance(weight, EdgeTensor) and weight.shape[:1] == (rows.size,) and type(weight) is not NodeTensor:
+        weight = EdgeTensor.from_local(rows.slice(weight), rows)
+    if not isinstance(weight, EdgeTensor) or weight._rows is not rows or weight.numel() != rows.size:
+        raise DataError(
+            f"{type(conv).__name__} expected edge weights with one value for each of the {rows.size} edges of this graph "
+            f"(got {type(weight).__name__} of shape {list(weight.shape)}): pass data.edge_weight"
+        )
+    return weight if weight.dim() == 1 else weight.view(-1)  # type: ignore[return-value]

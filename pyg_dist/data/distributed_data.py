@@ -1,0 +1,204 @@
+"""``DistributedData``: a PyG ``Data`` of which each rank holds a part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from pyg_dist.backend import session
+from pyg_dist.backend.agreement import digest, on_main, raise_together, require_equal
+from pyg_dist.backend.axis import Axis, world_axis
+from pyg_dist.backend.exchange import Traffic
+from pyg_dist.data.graph_input import GraphInput, read_graph
+from pyg_dist.data.options import Options
+from pyg_dist.data.storage import DistributedStorage
+from pyg_dist.errors import PygDistError
+from pyg_dist.partition import partition as partition_nodes
+from pyg_dist.plan import Plan, ShareSizes, halo_share
+from pyg_dist.plan.halo import HaloShare
+from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor, RowTensor, first_values
+from pyg_dist.tensor.halo_graph import HaloGraph
+
+
+class DistributedData(Data):  # type: ignore[misc]
+    """A graph spread over all ranks that a script uses like the ``Data`` it was made from. Collective.
+
+    ``data.x``, ``data.y``, masks and every other attribute with a row per node are
+    :class:`~pyg_dist.tensor.NodeTensor`; those with a row per edge are :class:`~pyg_dist.tensor.EdgeTensor`;
+    ``data.edge_index`` is the :class:`~pyg_dist.tensor.DistributedEdgeIndex` that Distributed convs take. Everything is
+    exact: losses, metrics and gradients are those of one process with the whole graph.
+
+    Every rank passes the same graph and options. One rank partitions it; each keeps its own rows and edges, and no
+    reference to the input.
+
+    Args:
+        data: homogeneous ``Data`` with ``edge_index`` (tensor or ``EdgeIndex``) or a sparse ``adj_t``; directed or
+            not, with self loops, duplicate edges and isolated nodes as it likes.
+        layout: ``"halo"``: rows by part.
+        partition: ``"metis"``, ``"random"``, or the owner of each node, a LongTensor ``[N]``.
+        epsilon: how much heavier than the mean METIS may make a part.
+        exchange: ``"post"``: source rows are sent.
+        bits: 32: rows are sent as they are.
+        mesh: not used by the halo layout of one data group.
+        comm_dtype: not used by the halo layout.
+        seed: of the partitioner.
+        allow_nan: accept NaN features without a warning.
+
+    Raises:
+        DataError: The graph is not valid.
+        AgreementError: The ranks were given different graphs, options or package versions.
+        OptionError: An option is not one of the values above.
+        UnsupportedError: A heterogeneous graph, a batch, or an option whose feature does not exist yet.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        layout: str = "halo",
+        partition: str | Tensor | np.ndarray[Any, Any] = "metis",
+        epsilon: float = 0.03,
+        exchange: str = "post",
+        bits: int = 32,
+        mesh: dict[str, int] | None = None,
+        comm_dtype: torch.dtype | None = None,
+        seed: int = 0,
+        allow_nan: bool = False,
+    ) -> None:
+        session.init()
+        first_values.install()
+        axis = world_axis()
+        options, graph_input, error = None, None, None
+        try:
+            options = Options(layout, partition, epsilon, exchange, bits, mesh, comm_dtype, seed)
+            graph_input = read_graph(data, allow_nan, warn=axis.rank == 0)
+        except (PygDistError, ImportError) as caught:
+            error = caught
+        raise_together(error)
+        assert options is not None and graph_input is not None
+        identity = _agree(graph_input, options)
+        parts = _parts(graph_input, options, axis)
+        share = halo_share(graph_input.edge_index, parts, axis.rank, axis.size)
+        plan = _plan(share, axis, options, digest(identity + digest(parts)))
+        self._adopt(graph_input, HaloGraph(share, axis, graph_input.loop_rule), plan)
+
+    def _adopt(self, graph_input: GraphInput, graph: HaloGraph, plan: Plan) -> None:
+        """Fill this object with the local rows of every attribute."""
+        super().__init__()
+        self.__dict__.update(graph=graph, plan=plan, _store=DistributedStorage(_parent=self))
+        values = graph_input.adj_values
+        weight = None if values is None else EdgeTensor.from_local(values[graph.edge_rows.key], graph.edge_rows)
+        self[graph_input.graph_key] = DistributedEdgeIndex(graph, graph_input.graph_key == "adj_t", weight)  # type: ignore[arg-type]
+        for rows, attributes in (
+            (graph.node_rows, graph_input.node_attributes),
+            (graph.edge_rows, graph_input.edge_attributes),
+        ):
+            for name, value in attributes.items():
+                local = value.detach().index_select(0, rows.key.to(value.device))
+                self[name] = RowTensor.from_local(local, rows).requires_grad_(value.requires_grad)
+        for name, value in graph_input.other_attributes.items():
+            self[name] = value
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the whole graph."""
+        return self.graph.node_rows.size  # type: ignore[no-any-return]
+
+    @property
+    def num_edges(self) -> int:
+        """Edges of the whole graph."""
+        return self.graph.edge_rows.size  # type: ignore[no-any-return]
+
+    @property
+    def traffic(self) -> Traffic:
+        """Halo bytes, rows and messages that this rank has sent so far."""
+        return self.graph.exchange.traffic  # type: ignore[no-any-return]
+
+    def is_node_attr(self, key: str) -> bool:
+        """Whether ``data[key]`` has a row per node."""
+        return isinstance(self[key], NodeTensor)
+
+    def is_edge_attr(self, key: str) -> bool:
+        """Whether ``data[key]`` has a row per edge."""
+        return isinstance(self[key], EdgeTensor)
+
+    def validate(self, raise_on_error: bool = True) -> bool:
+        """True: the graph was checked when it was distributed, and every assignment since."""
+        return True
+
+    def has_isolated_nodes(self) -> bool:
+        """Whether some node has no edge other than self loops (collective)."""
+        local, halo = self.graph.local, self.graph.halo
+        row = local.row()
+        linked = torch.zeros(self.graph.num_local, dtype=torch.bool, device=self.graph.device)
+        other = row != local.col
+        linked[row[other]] = True
+        linked[local.col[other].long()] = True
+        linked[self.graph.num_local - self.graph.num_boundary + halo.row()] = True
+        linked[self.graph.exchange.send_index] = True
+        return not self.graph.axis.every(bool(linked.all()))
+
+    def has_self_loops(self) -> bool:
+        """Whether some edge is a self loop (collective)."""
+        local = self.graph.local
+        return not self.graph.axis.every(not bool((local.row() == local.col).any()))
+
+    def to(self, device: Any, *args: Any, non_blocking: bool = False) -> DistributedData:
+        """Move this rank's part to ``device``, in place as ``Data.to`` does (not collective)."""
+        if torch.device(device) == self.graph.device:
+            return self
+        old, new = self.graph, self.graph.to(device)
+        self.__dict__["graph"] = new
+        for name, value in list(self._store.items()):
+            if isinstance(value, RowTensor):
+                rows = new.node_rows if value._rows is old.node_rows else new.edge_rows
+                self[name] = RowTensor.from_local(value.to_local().to(device, non_blocking=non_blocking), rows)
+            elif isinstance(value, (Tensor, DistributedEdgeIndex)):
+                self[name] = value.to(device) if isinstance(value, Tensor) else value.on(new)
+        return self
+
+    def cpu(self, *args: str) -> DistributedData:
+        """Move this rank's part to main memory."""
+        return self.to("cpu")
+
+    def cuda(self, device: int | str | None = None, *args: str, non_blocking: bool = False) -> DistributedData:
+        """Move this rank's part to a GPU."""
+        return self.to("cuda" if device is None else device)
+
+
+def _agree(graph_input: GraphInput, options: Options) -> str:
+    """Check that every rank was given the same (collective), and return a digest of it."""
+    given = {f"data.{name}": digest(value) for name, value in graph_input.tensors()}
+    given["the number of nodes"] = str(graph_input.num_nodes)
+    given.update(options.identity())
+    require_equal(given, "give every rank the same graph and the same options")
+    return digest(repr(sorted(given.items())))
+
+
+def _parts(graph_input: GraphInput, options: Options, axis: Axis) -> Tensor:
+    """The owner of each node: computed on one rank, since solvers differ from run to run, and sent to all."""
+    train_mask = graph_input.node_attributes.get("train_mask")
+    if train_mask is not None and (train_mask.dtype != torch.bool or train_mask.dim() != 1):
+        train_mask = None
+    return on_main(
+        lambda: partition_nodes(
+            graph_input.edge_index,
+            graph_input.num_nodes,
+            axis.size,
+            options.partition,
+            train_mask=train_mask,
+            epsilon=options.epsilon,
+            seed=options.seed,
+        )
+    )
+
+
+def _plan(share: HaloShare, axis: Axis, options: Options, identity: str) -> Plan:
+    """The plan, from every rank's numbers (collective)."""
+    mine = ShareSizes.of(share)
+    table = axis.gather_rows(torch.tensor([list(vars(mine).values())]), [1] * axis.size)
+    sizes = tuple(ShareSizes(*(int(n) for n in row)) for row in table)
+    return Plan(options.layout, options.partition_name, options.exchange, sizes, identity)

@@ -1,0 +1,181 @@
+"""Reading a PyG ``Data``: its edges in one form, its attributes by what they belong to, and what is wrong with it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.data import Batch, Data
+from torch_geometric.typing import SparseTensor
+from torch_geometric.utils import is_torch_sparse_tensor
+
+from pyg_dist.errors import DataError, UnsupportedError
+from pyg_dist.tensor.halo_graph import LoopRule
+
+_GRAPH_KEYS = ("edge_index", "adj_t")
+
+
+@dataclass
+class GraphInput:
+    """A checked input graph, the same on every rank.
+
+    Attributes:
+        edge_index: int64 ``[2, E]``.
+        num_nodes: N.
+        graph_key: ``"edge_index"`` or ``"adj_t"``, where the script will look for the graph.
+        loop_rule: see :data:`~pyg_dist.tensor.halo_graph.LoopRule`.
+        adj_values: the values of ``adj_t``, ``[E]``, unless they are absent or all one.
+        node_attributes: tensors ``[N, ...]`` by name.
+        edge_attributes: tensors ``[E, ...]`` by name.
+        other_attributes: everything else, kept as it is on every rank.
+    """
+
+    edge_index: Tensor
+    num_nodes: int
+    graph_key: str
+    loop_rule: LoopRule
+    adj_values: Tensor | None
+    node_attributes: dict[str, Tensor] = field(default_factory=dict)
+    edge_attributes: dict[str, Tensor] = field(default_factory=dict)
+    other_attributes: dict[str, Any] = field(default_factory=dict)
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Everything that must be equal on all ranks, by name."""
+        yield self.graph_key, self.edge_index
+        if self.adj_values is not None:
+            yield f"{self.graph_key} values", self.adj_values
+        for attributes in (self.node_attributes, self.edge_attributes):
+            yield from attributes.items()
+        for name, value in self.other_attributes.items():
+            if isinstance(value, Tensor):
+                yield name, value
+
+
+def read_graph(data: Data, allow_nan: bool, warn: bool) -> GraphInput:
+    """Check ``data`` and sort its attributes. Not collective.
+
+    Args:
+        data: a homogeneous PyG graph.
+        allow_nan: do not look for NaN features.
+        warn: whether this rank speaks for all.
+
+    Raises:
+        DataError: Something in the graph is wrong; the message names it.
+        UnsupportedError: A heterogeneous graph, a batch of graphs, or a sparse feature matrix.
+    """
+    if isinstance(data, Batch):
+        raise UnsupportedError("Expected one graph (got a Batch): give each graph its own DistributedData")
+    if not isinstance(data, Data):
+        raise UnsupportedError(
+            f"Expected a homogeneous torch_geometric.data.Data (got {type(data).__name__}): "
+            f"convert it first, e.g. HeteroData.to_homogeneous()"
+        )
+    edge_index, graph_key, loop_rule, values = _edges(data)
+    num_nodes = _num_nodes(data, edge_index)
+    _check_edges(edge_index, num_nodes, graph_key)
+    graph = GraphInput(edge_index, num_nodes, graph_key, loop_rule, values)
+    for name, value in data.to_dict().items():
+        if name not in _GRAPH_KEYS and name != "num_nodes":
+            _sort_attribute(graph, name, value)
+    _check_masks(graph)
+    if not allow_nan and warn:
+        _warn_of_nan(graph)
+    return graph
+
+
+def _edges(data: Data) -> tuple[Tensor, str, LoopRule, Tensor | None]:
+    """Edges as (sources, targets); where they came from; what that says of self loops; their values."""
+    if data.get("edge_index") is not None:
+        edge_index = data.edge_index
+        if isinstance(edge_index, EdgeIndex):
+            edge_index = edge_index.as_tensor()
+        if not isinstance(edge_index, Tensor) or edge_index.dim() != 2 or edge_index.shape[0] != 2:
+            shape = list(edge_index.shape) if isinstance(edge_index, Tensor) else type(edge_index).__name__
+            raise DataError(f"Expected 'edge_index' of shape [2, num_edges] (got {shape}): transpose or stack it")
+        if edge_index.dtype.is_floating_point or edge_index.dtype == torch.bool:
+            raise DataError(f"Expected 'edge_index' to hold integer node ids (got {edge_index.dtype}): use .long()")
+        return edge_index.detach().to("cpu", torch.int64), "edge_index", "remaining", None
+    adj_t = data.get("adj_t")
+    if isinstance(adj_t, SparseTensor):
+        target, source, values = adj_t.coo()
+        return torch.stack([source, target]).cpu(), "adj_t", "replace", _values(values)
+    if adj_t is not None and is_torch_sparse_tensor(adj_t):
+        coo = adj_t.detach().cpu().to_sparse_coo().coalesce()
+        target, source = coo.indices()
+        return torch.stack([source, target]), "adj_t", "add", _values(coo.values())
+    raise DataError(f"Expected 'edge_index' or a sparse 'adj_t' in data (got only {list(data.keys())}): set edge_index")
+
+
+def _values(values: Tensor | None) -> Tensor | None:
+    return None if values is None or bool((values == 1).all()) else values.detach().cpu()
+
+
+def _num_nodes(data: Data, edge_index: Tensor) -> int:
+    x = data.get("x")
+    declared = data._store.get("num_nodes")
+    if isinstance(x, Tensor) and x.dim() > 0:
+        if declared is not None and declared != x.shape[0]:
+            raise DataError(f"Expected 'x' to have num_nodes={declared} rows (got {x.shape[0]}): one row per node")
+        return int(x.shape[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyG warns where it has to guess from edge_index
+        return int(data.num_nodes or 0)
+
+
+def _check_edges(edge_index: Tensor, num_nodes: int, name: str) -> None:
+    if edge_index.numel() == 0:
+        return
+    low, high = edge_index.aminmax()
+    if low < 0:
+        raise DataError(f"Expected '{name}' to hold node ids from 0 (got {int(low)}): drop edges to missing nodes")
+    if high >= num_nodes:
+        raise DataError(
+            f"Expected '{name}' to hold node ids below num_nodes={num_nodes} (got {int(high)}): one row of x per node"
+        )
+
+
+def _sort_attribute(graph: GraphInput, name: str, value: Any) -> None:
+    """Put one attribute where it belongs: by its number of rows, and by its name where both numbers fit."""
+    if isinstance(value, SparseTensor) or (isinstance(value, Tensor) and value.layout != torch.strided):
+        raise UnsupportedError(f"Expected '{name}' to be a dense tensor (got a sparse one): use .to_dense()")
+    if not isinstance(value, Tensor) or value.dim() == 0:
+        graph.other_attributes[name] = value
+        return
+    num_edges, of_edges = graph.edge_index.shape[1], "edge" in name
+    expected = {"x": graph.num_nodes, "edge_attr": num_edges, "edge_weight": num_edges}.get(name)
+    if name.endswith("mask"):
+        expected = num_edges if of_edges else graph.num_nodes
+    if expected is not None and value.shape[0] != expected:
+        raise DataError(
+            f"Expected '{name}' to have {expected} rows, one per {'edge' if expected is num_edges else 'node'} "
+            f"(got shape {list(value.shape)}): rebuild it for this graph"
+        )
+    if value.shape[0] == num_edges and (of_edges or num_edges != graph.num_nodes) and "index" not in name:
+        graph.edge_attributes[name] = value
+    elif value.shape[0] == graph.num_nodes and "index" not in name:
+        graph.node_attributes[name] = value
+    else:
+        graph.other_attributes[name] = value
+
+
+def _check_masks(graph: GraphInput) -> None:
+    mask = graph.node_attributes.get("train_mask")
+    if mask is not None and mask.dtype == torch.bool and not bool(mask.any()):
+        raise DataError("Expected 'train_mask' to select at least one node (got none): the loss would be NaN")
+
+
+def _warn_of_nan(graph: GraphInput) -> None:
+    counts: Mapping[str, int] = {
+        name: int(value.isnan().sum()) for name, value in graph.node_attributes.items() if value.is_floating_point()
+    }
+    for name, number in counts.items():
+        if number:
+            warnings.warn(
+                f"'{name}' has {number} NaN entries: they spread over the graph; fill them, or pass allow_nan=True",
+                stacklevel=5,
+            )

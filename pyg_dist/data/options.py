@@ -1,0 +1,66 @@
+"""The options of ``DistributedData``, checked in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_dist.backend.agreement import digest
+from pyg_dist.errors import OptionError, UnsupportedError
+
+_VALUES: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {  # name: (works, planned)
+    "layout": (("halo",), ("grid", "auto")),
+    "exchange": (("post",), ("hybrid", "pre")),
+    "bits": ((32,), (16, 8, 4, 2)),
+    "mesh": ((None,), ()),
+    "comm_dtype": ((None,), (torch.bfloat16,)),
+}
+_PARTITIONS = (("metis", "random"), ("hypergraph", "stochastic", "cover"))
+
+
+@dataclass(frozen=True)
+class Options:
+    """See :class:`pyg_dist.DistributedData`."""
+
+    layout: str
+    partition: str | Tensor | np.ndarray[Any, Any]
+    epsilon: float
+    exchange: str
+    bits: int
+    mesh: dict[str, int] | None
+    comm_dtype: torch.dtype | None
+    seed: int
+
+    def __post_init__(self) -> None:
+        """Check each option by itself."""
+        for name, (works, planned) in _VALUES.items():
+            _check(name, getattr(self, name), works, planned)
+        if isinstance(self.partition, str):
+            _check("partition", self.partition, *_PARTITIONS)
+        if not (isinstance(self.epsilon, (int, float)) and 0 < self.epsilon < 1):
+            raise OptionError(f"Expected 0 < epsilon < 1, the share by which a part may be too heavy (got {self.epsilon})")
+
+    @property
+    def partition_name(self) -> str:
+        """What to call the partition in a plan."""
+        return self.partition if isinstance(self.partition, str) else "given"
+
+    def identity(self) -> dict[str, str]:
+        """Name and value of each option, short enough to compare across ranks."""
+        given = {f"option {name}": str(getattr(self, name)) for name in (*_VALUES, "epsilon", "seed")}
+        return given | {
+            "option partition": self.partition if isinstance(self.partition, str) else digest(np.asarray(self.partition))
+        }
+
+
+def _check(name: str, value: Any, works: tuple[Any, ...], planned: tuple[Any, ...]) -> None:
+    if any(value is w or (type(value) is type(w) and value == w) for w in works):
+        return
+    allowed = " or ".join(repr(w) for w in works)
+    if value in planned:
+        raise UnsupportedError(f"{name}={value!r} is planned and not in this version: use {allowed}")
+    raise OptionError(f"Expected {name} to be {allowed} (got {value!r})")

@@ -1,0 +1,51 @@
+"""The attributes of a ``DistributedData``: whatever has a row per node or edge is stored distributed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch_geometric.data.storage import GlobalStorage
+
+from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
+from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor, RowTensor
+from pyg_dist.tensor.halo_graph import HaloGraph
+
+
+class DistributedStorage(GlobalStorage):  # type: ignore[misc]
+    """PyG's storage, with every assignment (attribute, item, transform) through :meth:`distributed`."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, self.distributed(key, value))
+
+    def distributed(self, key: str, value: Any) -> Any:
+        """``value`` as it is stored: a plain ``[N, ...]`` or ``[E, ...]`` tensor is sliced to this rank's rows.
+
+        Raises:
+            DataError: A mask, ``x`` or edge attribute with another number of rows.
+            MixedRowsError: A new ``edge_index``: the graph is fixed.
+        """
+        graph: HaloGraph = self._parent().graph
+        if key in ("edge_index", "adj_t"):
+            if value is None or isinstance(value, DistributedEdgeIndex):
+                return value
+            raise MixedRowsError(f"Assigning '{key}' would change a distributed graph: change it before DistributedData")
+        if isinstance(value, RowTensor):
+            if value._rows not in (graph.node_rows, graph.edge_rows):
+                raise LayoutMismatchError(
+                    f"Expected '{key}' with a row for every node or edge of this graph (got {value._rows.size} "
+                    f"{value.kind}s of another graph or selection): assign a full_tensor()"
+                )
+            return value
+        if not isinstance(value, Tensor) or value.dim() == 0:
+            return value
+        nodes, edges = graph.node_rows.size, graph.edge_rows.size
+        if value.shape[0] == edges and ("edge" in key or edges != nodes) and "index" not in key:
+            return EdgeTensor.from_local(graph.edge_rows.slice(value), graph.edge_rows)
+        if value.shape[0] == nodes and "index" not in key:
+            return NodeTensor.from_local(graph.node_rows.slice(value), graph.node_rows)
+        if key in ("x", "y", "edge_attr", "edge_weight") or key.endswith("mask"):
+            raise DataError(
+                f"Expected '{key}' to have {nodes} rows (nodes) or {edges} (edges) (got shape {list(value.shape)})"
+            )
+        return value

@@ -1,0 +1,72 @@
+"""Typed errors. Each is one line: what was expected, what came, on which rank, and what to do.
+
+All of them are :class:`ValueError`, so that a script can guard a whole block with one clause. This module is the lowest
+room and imports nothing; :mod:`pyg_dist.backend.session` tells it which rank it serves (:func:`set_rank`).
+"""
+
+from __future__ import annotations
+
+_suffix = ""
+
+
+def set_rank(rank: int, world_size: int) -> None:
+    """State which rank the errors created from now on belong to; ``world_size=1`` leaves them bare. Not collective."""
+    global _suffix
+    _suffix = f" [rank {rank} of {world_size}]" if world_size > 1 else ""
+
+
+class PygDistError(ValueError):
+    """Base of every error that pyg_dist raises on purpose.
+
+    ``str(error)`` ends with ``[rank r of w]`` when there is more than one rank. The rank is the one that *created* the
+    error, and stays so when the error travels to another process; ``error.message`` is the bare line.
+    """
+
+    def __init__(self, message: str) -> None:
+        """Take the one-line ``message``, without the rank."""
+        super().__init__(message)
+        self.message = message
+        self.suffix = _suffix
+
+    def __str__(self) -> str:
+        return self.message + self.suffix
+
+
+class LaunchError(PygDistError):
+    """The launcher's environment contradicts itself or lacks what is needed, or ``init`` was called in two ways."""
+
+
+class OptionError(PygDistError):
+    """An argument or a ``PYG_DIST_*`` setting is not one of the values allowed."""
+
+
+class DataError(PygDistError):
+    """The input graph, its attributes, a mask, an index or a partition vector is not valid."""
+
+
+class AgreementError(PygDistError):
+    """The ranks were given different data, options or versions; raised on every rank."""
+
+
+class MixedRowsError(PygDistError):
+    """A function would have mixed rows of a tensor whose rows lie on several ranks."""
+
+
+class LayoutMismatchError(PygDistError):
+    """Two distributed tensors that should lie alike do not: other graph, other selection or other layout."""
+
+
+class UnsupportedError(PygDistError):
+    """The request is meaningful, but this version does not do it; the message names the way out."""
+
+
+class RankFailedError(PygDistError):
+    """Another rank failed; the message names that rank and carries its error."""
+
+
+class MissingPackageError(PygDistError, ImportError):
+    """An optional package is needed and not installed; the message has the pip command."""
+
+
+class LibraryNotBuiltError(PygDistError, ImportError):
+    """The native library is missing or cannot be loaded; the message says how to build it."""

@@ -1,0 +1,83 @@
+"""Which rank owns which node: pure functions of (graph, number of parts, options), without communication."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_dist.errors import DataError, OptionError
+from pyg_dist.partition.given import check_given
+from pyg_dist.partition.graph_model import build_graph_model
+from pyg_dist.partition.metis import metis_parts
+from pyg_dist.partition.random_parts import random_parts
+
+__all__ = ["check_given", "partition"]
+
+METHODS = ("metis", "random")
+
+
+def partition(
+    edge_index: Tensor,
+    num_nodes: int,
+    num_parts: int,
+    method: str | Tensor | np.ndarray[Any, Any] = "metis",
+    train_mask: Tensor | None = None,
+    epsilon: float = 0.03,
+    seed: int = 0,
+) -> Tensor:
+    """Return the part of every node. Deterministic for given arguments; not collective.
+
+    Any number of parts is allowed, also more than there are nodes; parts may then be empty.
+
+    Args:
+        edge_index: Source and target of each edge, in any order; self loops and duplicates are allowed.
+        num_nodes: Number of nodes N.
+        num_parts: Number of parts P.
+        method: "metis" (few rows to send, balanced work), "random" (balanced node counts), or the parts themselves, one
+            integer a node.
+        train_mask: Nodes with a loss, which METIS spreads over the parts.
+        epsilon: METIS may make a part heavier than the mean by this fraction.
+        seed: Seed of METIS' and of the random partition.
+
+    Shapes:
+        - **input:** edge_index :math:`(2, |E|)` integer, train_mask :math:`(|V|)` or :math:`(|V|, K)` boolean
+        - **output:** parts :math:`(|V|)` int32, each in :math:`[0, P)`
+
+    Raises:
+        DataError: If edge_index, train_mask or given parts have the wrong shape, dtype or range.
+        OptionError: If another argument is not valid.
+        MissingPackageError: If "metis" is asked for and pymetis is not installed.
+    """
+    if num_parts < 1:
+        raise OptionError(f"Expected at least one part (got num_parts={num_parts})")
+    if not isinstance(method, str):
+        return check_given(method, num_nodes, num_parts)
+    if method not in METHODS:
+        raise OptionError(
+            f"Expected 'method' to be one of {', '.join(METHODS)} or a LongTensor of parts (got {method!r})"
+        )
+    if not (math.isfinite(epsilon) and epsilon > 0):
+        raise OptionError(f"Expected 'epsilon' to be a positive number (got {epsilon})")
+    _check_edge_index(edge_index, num_nodes)
+    if num_parts == 1:
+        return torch.zeros(num_nodes, dtype=torch.int32)
+    if num_parts >= num_nodes:  # one node each, which METIS cannot do
+        return torch.arange(num_nodes, dtype=torch.int32)
+    if method == "random":
+        return random_parts(num_nodes, num_parts, seed)
+    return metis_parts(build_graph_model(edge_index, num_nodes, train_mask), num_parts, epsilon, seed)
+
+
+def _check_edge_index(edge_index: Tensor, num_nodes: int) -> None:
+    if edge_index.dim() != 2 or edge_index.size(0) != 2:
+        raise DataError(f"Expected 'edge_index' to have shape [2, E] (got {list(edge_index.shape)})")
+    if edge_index.dtype not in (torch.int32, torch.int64):
+        raise DataError(f"Expected 'edge_index' to be int64 or int32 (got {edge_index.dtype}); use edge_index.long()")
+    if edge_index.numel():
+        low, high = (int(bound) for bound in torch.aminmax(edge_index))
+        if low < 0 or high >= num_nodes:
+            raise DataError(f"Expected 'edge_index' in [0, {num_nodes}) (got values from {low} to {high})")

@@ -1,0 +1,35 @@
+"""Parts that the user brings along, checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_dist.errors import DataError
+
+
+def check_given(parts: Tensor | np.ndarray[Any, Any], num_nodes: int, num_parts: int) -> Tensor:
+    """Return ``parts`` as an int32 CPU tensor. Not collective.
+
+    Shapes:
+        - **input:** :math:`(|V|)` of any integer type
+        - **output:** :math:`(|V|)` int32
+
+    Raises:
+        DataError: If it is not a vector of integers, has another length than the graph, or a part out of range.
+    """
+    vector = parts.detach().cpu() if isinstance(parts, Tensor) else torch.as_tensor(np.asarray(parts))
+    if vector.is_floating_point() or vector.is_complex() or vector.dtype == torch.bool:
+        raise DataError(f"Expected 'partition' to hold integers (got {vector.dtype}); use partition.long()")
+    if vector.dim() != 1 or vector.numel() != num_nodes:
+        raise DataError(
+            f"Expected 'partition' to have one part for each of {num_nodes} nodes (got shape {list(vector.shape)})"
+        )
+    if num_nodes:
+        low, high = (int(bound) for bound in torch.aminmax(vector))
+        if low < 0 or high >= num_parts:
+            raise DataError(f"Expected parts in [0, {num_parts}), one part a rank (got values from {low} to {high})")
+    return vector.to(torch.int32)

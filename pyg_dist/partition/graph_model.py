@@ -1,0 +1,82 @@
+"""The graph that METIS partitions: symmetric, without loops and duplicates, its nodes weighted by their work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+from torch import Tensor
+
+from pyg_dist.errors import DataError
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class GraphModel:
+    """An undirected graph in CSR form with integer node weights.
+
+    Node ``i`` has the neighbours ``neighbor[start[i]:start[i + 1]]``, ascending; ``weight[i] >= 1``.
+    """
+
+    start: Array
+    neighbor: Array
+    weight: Array
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes."""
+        return int(self.weight.size)
+
+
+def build_graph_model(edge_index: Tensor, num_nodes: int, train_mask: Tensor | None = None) -> GraphModel:
+    """Build the model of a graph with valid ``edge_index``. Not collective.
+
+    METIS' wrapper takes a single weight a node. A rank's time goes into in-edges (aggregation) and nodes (dense layers,
+    memory of the rows), so
+
+        weight = in-degree + mean in-degree + (mean in-degree, for training nodes)
+
+    (rounded, at least 1 a node). With the mean as unit both kinds of work weigh the same in total, and each stays near
+    balance on skewed degrees: weighing in-degrees alone gives a quarter of the ranks 40% more rows than the mean on
+    Amazon Computers, weighing nodes alone gives one rank 80% more edges. Training nodes count twice to spread the loss
+    and its gradients (SuperGCN, 7.2: "node weights based on in-degree of nodes and training masks").
+
+    Shapes:
+        - **input:** edge_index :math:`(2, |E|)`, train_mask :math:`(|V|)` or :math:`(|V|, K)` boolean
+        - **output:** start :math:`(|V| + 1)`, neighbor (at most :math:`2 |E|`), weight :math:`(|V|)`
+
+    Raises:
+        DataError: If train_mask has the wrong length or dtype.
+    """
+    source, target = edge_index.detach().cpu().numpy()
+    start, neighbor = _symmetric_csr(source, target, num_nodes)
+    in_degree = np.bincount(target, minlength=num_nodes)
+    mean = max(1, round(target.size / max(1, num_nodes)))
+    weight = in_degree + mean
+    if train_mask is not None:
+        weight += mean * _is_training(train_mask, num_nodes)
+    return GraphModel(start, neighbor, weight)
+
+
+def _symmetric_csr(source: Array, target: Array, num_nodes: int) -> tuple[Array, Array]:
+    index_dtype = np.int32 if num_nodes <= np.iinfo(np.int32).max else np.int64
+    is_link = source != target
+    source, target = source[is_link].astype(index_dtype), target[is_link].astype(index_dtype)
+    rows, columns = np.concatenate([source, target]), np.concatenate([target, source])
+    # Booleans: a duplicate is or-ed away, where small integers could wrap around to zero.
+    shape = (num_nodes, num_nodes)
+    adjacency = scipy.sparse.coo_array((np.ones(rows.size, dtype=bool), (rows, columns)), shape=shape).tocsr()
+    adjacency.sort_indices()
+    return adjacency.indptr, adjacency.indices
+
+
+def _is_training(train_mask: Tensor, num_nodes: int) -> Array:
+    mask: Array = train_mask.detach().cpu().numpy()
+    if mask.dtype != np.bool_ or mask.ndim not in (1, 2) or mask.shape[0] != num_nodes:
+        raise DataError(
+            f"Expected a boolean 'train_mask' with {num_nodes} rows (got {train_mask.dtype}, {list(train_mask.shape)})"
+        )
+    return np.asarray(mask if mask.ndim == 1 else mask.any(axis=1))

@@ -1,0 +1,34 @@
+"""The global view: tensors whose rows lie on several ranks, and the table of what torch's functions do to them."""
+
+# Importing a module of the table registers its functions.
+from pyg_dist.tensor import (
+    autograd,
+    batch_norm,
+    gathers,
+    losses,
+    pointwise,
+    random,
+    reductions,
+    selection,
+    shapes,
+)
+from pyg_dist.tensor.edge_index import DistributedEdgeIndex
+from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor
+from pyg_dist.tensor.rows import Rows
+
+__all__ = [
+    "DistributedEdgeIndex",
+    "EdgeTensor",
+    "NodeTensor",
+    "RowTensor",
+    "Rows",
+    "autograd",
+    "batch_norm",
+    "gathers",
+    "losses",
+    "pointwise",
+    "random",
+    "reductions",
+    "selection",
+    "shapes",
+]

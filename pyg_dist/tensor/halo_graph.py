@@ -1,0 +1,225 @@
+"""A graph in the halo layout, ready to run: this rank's share, its exchange, and the operators made from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pyg_dist.backend import ops
+from pyg_dist.backend.aggregate import LinearOperator, aggregate_edges, halo_rows
+from pyg_dist.backend.axis import Axis
+from pyg_dist.backend.csr import CSR
+from pyg_dist.backend.exchange import HaloExchange
+from pyg_dist.plan.halo import HaloShare
+from pyg_dist.tensor.row_tensor import RowTensor
+from pyg_dist.tensor.rows import Rows
+
+LoopRule = Literal["remaining", "add", "replace"]
+"""What adding self loops means for loops that exist: kept in place of the new one (PyG on ``edge_index``), kept
+beside it (PyG on sparse tensors), or replaced by it (``SparseTensor``)."""
+
+
+class HaloGraph:
+    """The runtime form of a :class:`~pyg_dist.plan.halo.HaloShare`. Operators are built when first used, and kept.
+
+    Args:
+        share: this rank's part.
+        axis: the ranks.
+        loop_rule: how GCN's self loops meet existing ones; it follows from the form of the input.
+        device: where the rows live.
+    """
+
+    def __init__(
+        self, share: HaloShare, axis: Axis, loop_rule: LoopRule, device: torch.device | str = "cpu"
+    ) -> None:
+        self.share = share
+        self.axis = axis
+        self.loop_rule: LoopRule = loop_rule
+        self.device = torch.device(device)
+        self.node_rows = Rows(axis, "node", share.num_nodes, share.node_id.to(device))
+        self.edge_rows = Rows(axis, "edge", share.num_edges, share.edge_id.to(device))
+        self.local = share.local.to(device)
+        self.halo = share.halo.to(device)
+        self.exchange = HaloExchange(axis, share.send_index.to(device), share.send_counts, share.recv_counts)
+        self._operators: dict[Hashable, _Kept] = {}
+        self._neighbour_lists: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __deepcopy__(self, memo: object) -> HaloGraph:
+        return self  # immutable, apart from caches
+
+    def to(self, device: torch.device | str) -> HaloGraph:
+        """The same graph on another device."""
+        return self if torch.device(device) == self.device else HaloGraph(self.share, self.axis, self.loop_rule, device)
+
+    @property
+    def num_local(self) -> int:
+        """Nodes of this rank, n."""
+        return self.node_rows.num_local
+
+    @property
+    def num_boundary(self) -> int:
+        """Nodes with remote sources, the last ones."""
+        return self.halo.num_rows
+
+    @cached_property
+    def whole(self) -> CSR:
+        """All edges of this rank: columns are local rows, then halo slots; one target's edges in input order."""
+        row = torch.cat([self.local.row(), self.halo.row() + self.num_local - self.num_boundary])
+        col = torch.cat([self.local.col, self.halo.col + self.num_local])
+        edge = torch.cat([self.local.edge, self.halo.edge])
+        order = torch.argsort(self.edge_rows.key[edge])
+        return CSR.from_edges(
+            row[order], col[order], edge[order], self.num_local, self.num_local + self.exchange.num_halo
+        )
+
+    @cached_property
+    def max_in_degree(self) -> int:
+        """Largest in-degree of the whole graph (collective at the first use)."""
+        degree = self.whole.rowptr.diff()
+        return max(self.axis.gather_counts(int(degree.max()) if degree.numel() else 0))
+
+    def neighbour_lists(self, num_padding: int) -> tuple[Tensor, Tensor]:
+        """Source and target of this rank's edges, by target, behind ``num_padding`` edges from n + h to target 0.
+
+        Sources count local rows, then halo slots; targets are local ids plus one; one target's edges are in input order.
+
+        Shapes:
+            - output: ``[num_padding + e]`` each, int64
+        """
+        known = self._neighbour_lists.get(num_padding)
+        if known is None:
+            source, target = self.whole.col.long(), self.whole.row() + 1
+            known = self._neighbour_lists[num_padding] = (
+                torch.cat([source.new_full((num_padding,), self.whole.num_cols), source]),
+                torch.cat([target.new_zeros(num_padding), target]),
+            )
+        return known
+
+    def in_degree(self, dtype: torch.dtype) -> Tensor:
+        """Number of in-edges of the local nodes, ``[n]``."""
+        degree = self.local.rowptr.diff()
+        degree[self.num_local - self.num_boundary :] += self.halo.rowptr.diff()
+        return degree.to(dtype)
+
+    def neighbourhood(
+        self, reduce: Literal["sum", "mean"], weight: RowTensor | None, dtype: torch.dtype
+    ) -> LinearOperator:
+        """``y_i = sum or mean over in-edges of w_ji x_j`` for constant weights in edge storage order."""
+
+        def build(values: Tensor | None) -> LinearOperator:
+            scale = self.in_degree(dtype).clamp_(min=1).reciprocal_() if reduce == "mean" else None
+            values = None if values is None else values.to(dtype)
+            return LinearOperator(self.local, self.halo, self.exchange, values, row_scale=scale)
+
+        return self._kept(("neighbourhood", reduce, dtype), weight, build)
+
+    def symmetric_norm(
+        self, add_self_loops: bool, loop_value: float, weight: RowTensor | None, dtype: torch.dtype
+    ) -> LinearOperator:
+        """GCN's ``D^-1/2 (A + loops) D^-1/2`` for constant weights (collective when built)."""
+
+        def build(values: Tensor | None) -> LinearOperator:
+            local, values = self.local, None if values is None else values.to(dtype)
+            if add_self_loops:
+                local = self._local_with_loops
+                if values is not None:
+                    values = torch.cat([values, self.loop_weight(values, loop_value)])
+            scale = self.inverse_sqrt_degree(local, values, dtype)
+            arrived = halo_rows(scale.view(-1, 1), self.exchange).view(-1)
+            return LinearOperator(local, self.halo, self.exchange, values, scale, scale, arrived)
+
+        return self._kept(("symmetric", add_self_loops, loop_value, dtype), weight, build)
+
+    def inverse_sqrt_degree(self, local: CSR, weight: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """``degree^-1/2`` of the local nodes, zero for degree zero; ``weight`` is constant."""
+        ones = torch.ones(max(local.num_cols, self.halo.num_cols), 1, dtype=dtype, device=self.device)
+        degree = torch.zeros(self.num_local, 1, dtype=dtype, device=self.device)
+        for csr, out in ((local, degree), (self.halo, degree[self.num_local - self.num_boundary :])):
+            values = None if weight is None else weight[csr.edge]
+            ops.spmm_csr(csr.rowptr, csr.col, ones[: csr.num_cols], values, out=out)
+        return inverse_sqrt(degree.view(-1))
+
+    def symmetric_norm_product(self, x: Tensor, weight: Tensor, add_self_loops: bool, loop_value: float) -> Tensor:
+        """GCN's aggregation with weights that learn; differentiable by x and by the weights (collective).
+
+        ``y = s * (A_w (s * x) + l * s * x)`` with ``s = degree^-1/2`` and the loops' weights l: the degree depends
+        on the weights, too.
+        """
+        local = self._local_without_loops if add_self_loops and self.loop_rule != "add" else self.local
+        loops = self.loop_weight(weight, loop_value).view(-1, 1) if add_self_loops else None
+        ones = x.new_ones(self.num_local, 1)
+        degree = aggregate_edges(ones, weight, local, self.halo, self.exchange)
+        scale = inverse_sqrt((degree if loops is None else degree + loops).view(-1)).view(-1, 1)
+        scaled = scale * x
+        out = aggregate_edges(scaled, weight, local, self.halo, self.exchange)
+        return scale * (out if loops is None else out + loops * scaled)
+
+    def loop_weight(self, weight: Tensor, loop_value: float) -> Tensor:
+        """Weight of each local node's loop: its own where the rule keeps one, else the value."""
+        filled = weight.new_full((self.num_local,), loop_value)
+        if self.loop_rule != "remaining":
+            return filled
+        # Of several loops the last one counts, and the gradient goes to all: index_put in PyG does both.
+        node, edge = self._loops
+        return filled.index_put((node,), weight[edge])
+
+    @cached_property
+    def _loops(self) -> tuple[Tensor, Tensor]:
+        """Node and place in edge storage of every self loop; one node's loops in input order."""
+        row = self.local.row()
+        entry = (row == self.local.col).nonzero().view(-1)
+        return row[entry], self.local.edge[entry]
+
+    @cached_property
+    def _local_without_loops(self) -> CSR:
+        row = self.local.row()
+        kept = (row != self.local.col).nonzero().view(-1)
+        return CSR.from_edges(
+            row[kept], self.local.col[kept], self.local.edge[kept], self.num_local, self.num_local
+        )
+
+    @cached_property
+    def _local_with_loops(self) -> CSR:
+        """One loop per node; its value lies behind edge storage, at e + node."""
+        base = self.local if self.loop_rule == "add" else self._local_without_loops
+        node = torch.arange(self.num_local, device=self.device)
+        return CSR.from_edges(
+            torch.cat([base.row(), node]),
+            torch.cat([base.col, node.to(torch.int32)]),
+            torch.cat([base.edge, node + self.edge_rows.num_local]),
+            self.num_local,
+            self.num_local,
+        )
+
+    def _kept(
+        self, key: Hashable, weight: RowTensor | None, build: Callable[[Tensor | None], LinearOperator]
+    ) -> LinearOperator:
+        """The operator for ``key``, built anew for other weights or weights changed in place.
+
+        Building may be collective, so the decision must fall alike on every rank: by the identity of the tensor
+        object and its version, never by addresses, which are all zero on a rank without edges.
+        """
+        version = None if weight is None or weight.is_inference() else weight._version
+        known = self._operators.get((key, weight is None))
+        if known is None or known.weight is not weight or known.version != version or (weight is not None and version is None):
+            known = _Kept(weight, version, build(None if weight is None else weight.detach().to_local()))
+            self._operators[key, weight is None] = known
+        return known.operator
+
+
+@dataclass(frozen=True)
+class _Kept:
+    weight: RowTensor | None  # kept alive: its identity is the key
+    version: int | None
+    operator: LinearOperator
+
+
+def inverse_sqrt(degree: Tensor) -> Tensor:
+    """``degree^-1/2``, zero where the degree is zero, as PyG's ``gcn_norm`` has it."""
+    scale = degree.pow(-0.5)
+    return scale.masked_fill(scale == float("inf"), 0.0)

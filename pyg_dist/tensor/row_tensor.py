@@ -1,0 +1,127 @@
+"""``NodeTensor`` and ``EdgeTensor``: tensors that behave as the global ones while each rank holds some of the rows.
+
+The object *is* this rank's local tensor, in memory and in autograd: the engine, hooks, checkpointing, custom
+functions and optimizers work on it as on any tensor. What the Python side sees, though, is answered by the table
+of :mod:`pyg_dist.tensor.table`, and that speaks of the global tensor: shapes, reductions, selections, losses.
+
+A function under :data:`LOCALLY` sees the local rows. Results get their class by assignment to ``__class__`` (as
+torch does for lazy parameters): a view through ``as_subclass`` would put a node into the graph at every call and
+make every result a view, which in-place operations then have to rebase.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
+from pyg_dist.tensor.rows import Kind, Rows
+from pyg_dist.tensor.table import TABLE, Function, public_name
+
+LOCALLY = torch._C.DisableTorchFunctionSubclass
+"""Context in which row tensors are plain local tensors."""
+
+T = TypeVar("T")
+
+
+class RowTensor(Tensor):
+    """A global tensor of which this rank holds some rows (dimension 0 is distributed, the others are whole)."""
+
+    kind: Kind
+    _rows: Rows
+
+    @staticmethod
+    def from_local(local: Tensor, rows: Rows) -> RowTensor:
+        """The global tensor of which ``local`` is this rank's piece; shares memory and autograd with it.
+
+        Shapes:
+            - local: ``[rows.num_local, ...]``
+
+        Raises:
+            DataError: ``local`` has another number of rows.
+        """
+        with LOCALLY():
+            if local.shape[:1] != (rows.num_local,):
+                raise DataError(
+                    f"Expected a local tensor with {rows.num_local} rows, this rank's share of "
+                    f"{rows.size} {rows.kind}s (got shape {list(local.shape)})"
+                )
+            return wrap(local.as_subclass(Tensor), rows)  # type: ignore[no-any-return]
+
+    def to_local(self) -> Tensor:
+        """This rank's rows as a plain tensor: shares memory and autograd, talks to nobody."""
+        with LOCALLY():
+            return self.as_subclass(Tensor)
+
+    def full_tensor(self) -> Tensor:
+        """All rows in the original order, on every rank; differentiable (collective)."""
+        return self._rows.gather(self.to_local())
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Function, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        handler = TABLE.get(func)
+        if handler is None:
+            name = public_name(func)
+            raise MixedRowsError(
+                f"{name} has no distributed form for a {cls.__name__}: its rows lie on several ranks. Call it on "
+                f".full_tensor() (all rows, collective) or .to_local() (this rank's rows)"
+            )
+        return handler(func, args, kwargs or {})
+
+
+class NodeTensor(RowTensor):
+    """One row per node (or per selected node)."""
+
+    kind = "node"
+
+
+class EdgeTensor(RowTensor):
+    """One row per edge; each lies on the one rank that executes that edge."""
+
+    kind = "edge"
+
+
+_CLASSES: dict[Kind, type[RowTensor]] = {"node": NodeTensor, "edge": EdgeTensor}
+
+
+def wrap(out: T, rows: Rows) -> T:
+    """Turn the fresh plain tensors in ``out`` (a tensor or a sequence of them) into row tensors, in place."""
+    if type(out) is Tensor:
+        out.__class__ = _CLASSES[rows.kind]
+        out._rows = rows  # type: ignore[attr-defined]
+    elif isinstance(out, (tuple, list)):
+        for item in out:
+            wrap(item, rows)
+    return out
+
+
+def rows_of(function: Function, *operands: Any) -> Rows:
+    """The distribution that all row tensors among ``operands`` share.
+
+    Raises:
+        LayoutMismatchError: They do not share one.
+    """
+    rows: Rows | None = None
+    for operand in operands:
+        if isinstance(operand, RowTensor):
+            if rows is None:
+                rows = operand._rows
+            elif rows.kind != operand._rows.kind:
+                raise LayoutMismatchError(f"{public_name(function)} got a NodeTensor and an EdgeTensor: rows differ")
+            else:
+                rows.require_like(operand._rows, public_name(function))
+    assert rows is not None, "a handler is called only for row tensors"
+    return rows
+
+
+def require_rows_first(function: Function, args: tuple[Any, ...], why: str = "its result would mix rows") -> None:
+    """Raise unless the first argument is a row tensor and no later one is."""
+    if not isinstance(args[0], RowTensor) or any(isinstance(a, RowTensor) for a in args[1:]):
+        raise MixedRowsError(
+            f"{public_name(function)} expects the distributed tensor as its first operand and plain ones elsewhere "
+            f"({why}): use .full_tensor() on the others"
+        )

@@ -1,0 +1,68 @@
+"""What the launches of test_session and test_failure run: one case by name, and the rank that it concerns."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+from pyg_dist.backend import agreement, session
+
+
+def say(line: str) -> None:
+    """Write a line at once, so that the ranks' lines do not mix."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def all_reduce() -> float:
+    """Sum the ranks plus one."""
+    ones = torch.tensor([session.rank() + 1.0])
+    if session.world_size() > 1:
+        dist.all_reduce(ones)
+    return ones.item()
+
+
+case, concerned = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else -1
+before = session.rank(), session.world_size()
+session.init()
+assert (session.rank(), session.world_size()) == before
+is_concerned = session.rank() == concerned
+all_reduce()
+
+if case == "ends":
+    say(f"rank {session.rank()} of {session.world_size()}, local {session.local_rank()}, sum {all_reduce():g}")
+elif case == "ends early":
+    time.sleep(0.0 if is_concerned else 1.0)
+elif case == "raises":
+    if is_concerned:
+        raise RuntimeError(f"the fault of rank {concerned}\nand more")
+    all_reduce()
+elif case == "raises with work in flight":
+    work = dist.all_reduce(torch.ones(1000), async_op=True)
+    if is_concerned:
+        pending = dist.all_reduce(torch.ones(1000), async_op=True)
+        raise RuntimeError(f"the fault of rank {concerned}")
+    work.wait()
+    time.sleep(60.0)
+elif case == "raises while rank 0 computes":
+    if is_concerned:
+        raise RuntimeError(f"the fault of rank {concerned}")
+    agreement.on_main(lambda: time.sleep(60.0) or torch.ones(1))
+elif case == "is killed":
+    if is_concerned:
+        os.kill(os.getpid(), signal.SIGKILL)
+    all_reduce()
+elif case == "exits":
+    if is_concerned:
+        sys.exit(3)
+elif case == "is interrupted":
+    if is_concerned:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(10.0)
+else:
+    raise AssertionError(case)

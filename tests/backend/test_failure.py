@@ -1,0 +1,61 @@
+"""A rank that fails takes every rank with it, soon and with its message; a rank that ends well disturbs nobody."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from launching import LAUNCHERS, run_script
+
+SCRIPT = Path(__file__).with_name("rank_script.py")
+RANKS = 3
+MAX_SECONDS = 30.0
+
+
+@pytest.mark.parametrize("failing", [0, 2])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_every_rank_ends_with_the_message_of_the_one_that_raises(launcher: str, failing: int) -> None:
+    ended = run_script(launcher, RANKS, SCRIPT, "raises", str(failing))
+    assert 0 not in ended.codes
+    assert ended.seconds < MAX_SECONDS
+    assert f"RuntimeError: the fault of rank {failing}\n" in ended.stderr  # its own traceback
+    for rank in {0, 1, 2} - {failing}:
+        line = f"pyg_dist: rank {failing} failed: RuntimeError: the fault of rank {failing} and more; ending rank {rank} of 3"
+        assert line in ended.stderr.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("case", "failing"),
+    [("raises with work in flight", 0), ("raises while rank 0 computes", 0), ("raises while rank 0 computes", 2)],
+)
+def test_it_matters_not_what_the_others_wait_for(case: str, failing: int) -> None:
+    ended = run_script("by hand", RANKS, SCRIPT, case, str(failing))
+    assert ended.codes == [1, 1, 1]
+    assert ended.seconds < MAX_SECONDS
+    assert ended.stderr.count(f"pyg_dist: rank {failing} failed: RuntimeError: the fault of rank {failing};") == 2
+
+
+@pytest.mark.parametrize(("launcher", "killed"), [("by hand", 0), ("by hand", 2), ("torchrun", 2), ("mpirun", 0)])
+def test_a_killed_rank_ends_the_others(launcher: str, killed: int) -> None:
+    ended = run_script(launcher, RANKS, SCRIPT, "is killed", str(killed))
+    assert 0 not in ended.codes
+    assert ended.seconds < MAX_SECONDS
+    if launcher == "by hand":  # the launchers kill the others themselves, maybe before they have noticed
+        assert [code for code in ended.codes if code != 1] == [-9]
+        assert "closed by peer" in ended.stderr or "reset by peer" in ended.stderr or "is gone" in ended.stderr
+
+
+@pytest.mark.parametrize(("launcher", "early"), [("by hand", 0), ("by hand", 2), ("torchrun", 0), ("mpirun", 0)])
+def test_a_rank_that_ends_early_and_well_is_no_failure(launcher: str, early: int) -> None:
+    ended = run_script(launcher, RANKS, SCRIPT, "ends early", str(early))
+    assert set(ended.codes) == {0}
+    assert "pyg_dist" not in ended.stderr
+    if launcher == "by hand":
+        assert ended.stderr == ""
+
+
+@pytest.mark.parametrize(("case", "code", "concerned"), [("exits", 3, 0), ("is interrupted", -2, 2)])
+def test_exit_and_interrupt_behave_as_in_any_program(case: str, code: int, concerned: int) -> None:
+    ended = run_script("by hand", RANKS, SCRIPT, case, str(concerned))
+    assert ended.codes == [code if rank == concerned else 0 for rank in range(RANKS)]
+    assert "pyg_dist: " not in ended.stderr

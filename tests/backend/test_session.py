@@ -1,0 +1,204 @@
+"""Starting under each launcher, starting twice, starting wrongly."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from launching import LAUNCHERS, run_script
+from workers import Workers
+
+from pyg_dist import errors
+from pyg_dist.backend import session
+from pyg_dist.errors import AgreementError, DataError, LaunchError, OptionError
+
+SCRIPT = Path(__file__).with_name("rank_script.py")
+Pools = Callable[[int], Workers]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_launchers(launcher: str) -> None:
+    ended = run_script(launcher, 3, SCRIPT, "ends")
+    assert set(ended.codes) == {0}
+    assert sorted(ended.stdout.splitlines()) == [f"rank {rank} of 3, local {rank}, sum 6" for rank in range(3)]
+    if launcher != "torchrun":  # which may advise on OMP_NUM_THREADS
+        assert ended.stderr == ""
+
+
+@pytest.mark.parametrize("launcher", ["python", "torchrun", "mpirun"])
+def test_one_rank(launcher: str) -> None:
+    ended = run_script(launcher, 1, SCRIPT, "ends")
+    assert ended.codes == [0]
+    assert ended.stdout == "rank 0 of 1, local 0, sum 1\n"
+
+
+def test_before_init_in_plain_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.environ", {})
+    assert (session.rank(), session.world_size(), session.local_rank(), session.is_main()) == (0, 1, 0, True)
+    assert not session.is_initialized()
+
+
+def _init_twice() -> tuple[int, int, int, bool]:
+    before = session.rank(), session.world_size(), session.local_rank(), session.is_main()
+    session.init()
+    session.init()
+    assert session.is_initialized()
+    assert dist.is_initialized() == (session.world_size() > 1)
+    after = session.rank(), session.world_size(), session.local_rank(), session.is_main()
+    assert after == before
+    with pytest.raises(LaunchError, match=r"'backend'.*got mpi, it was auto"):
+        session.init("mpi")
+    with pytest.raises(LaunchError, match="'timeout'"):
+        session.init(timeout=timedelta(seconds=5))
+    return after
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_init_is_idempotent(workers: Pools, world_size: int) -> None:
+    expected = [(rank, world_size, rank, rank == 0) for rank in range(world_size)]
+    assert workers(world_size).run(_init_twice) == expected
+
+
+def _own_options() -> None:
+    session.shutdown()
+    session.init("gloo", timedelta(minutes=3))
+    session.init()  # as DistributedData does
+    session.init("gloo", timedelta(minutes=3))
+    with pytest.raises(LaunchError, match="'timeout'"):
+        session.init("gloo", timedelta(minutes=4))
+    session.shutdown()
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_options_of_the_first_init_stay(workers: Pools, world_size: int) -> None:
+    workers(world_size).run(_own_options)
+
+
+def _random_numbers() -> list[float]:
+    session.shutdown()
+    torch.manual_seed(session.rank())
+    session.init()
+    return torch.rand(3).tolist()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_every_rank_draws_as_rank_0(workers: Pools, world_size: int) -> None:
+    expected = torch.rand(3, generator=torch.Generator().manual_seed(0)).tolist()
+    assert workers(world_size).run(_random_numbers) == [expected] * world_size
+
+
+def _other_versions() -> str:
+    session.shutdown()
+    real = session._versions
+    session._versions = lambda: {**real(), "torch": "1.0"} if session.rank() == 1 else real()
+    try:
+        with pytest.raises(AgreementError) as caught:
+            session.init()
+    finally:
+        session._versions = real
+    assert not session.is_initialized()
+    session.init()
+    return caught.value.message
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_other_versions_are_named_on_every_rank(workers: Pools, world_size: int) -> None:
+    messages = workers(world_size).run(_other_versions)
+    assert len(set(messages)) == 1
+    assert "torch (got" in messages[0]
+    assert "1.0 on rank 1" in messages[0]
+
+
+def _adopt() -> tuple[int, int]:
+    session.shutdown()
+    rank = session.rank()
+    dist.init_process_group("gloo", timeout=timedelta(seconds=50))
+    try:
+        assert (session.rank(), session.world_size()) == (rank, dist.get_world_size())
+        with pytest.raises(LaunchError, match=r"'gloo'.*got 'nccl'"):
+            session.init("nccl")
+        session.init()
+        place = session.rank(), session.world_size()
+        session.shutdown()
+        assert dist.is_initialized()  # it is the script's
+    finally:
+        dist.destroy_process_group()
+    return place
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_group_of_the_script_is_used(workers: Pools, world_size: int) -> None:
+    assert workers(world_size).run(_adopt) == [(rank, world_size) for rank in range(world_size)]
+
+
+def _collective_times_out() -> None:
+    session.shutdown()
+    session.init(timeout=timedelta(seconds=2))
+    if session.rank() != 0:
+        start = time.monotonic()
+        with pytest.raises(RuntimeError):
+            dist.all_reduce(torch.ones(1))
+        assert time.monotonic() - start < 10.0
+    else:
+        time.sleep(3.0)
+    session.shutdown()
+
+
+def test_collectives_have_the_timeout(workers: Pools) -> None:
+    workers(2).run(_collective_times_out)
+
+
+def _wrong_backend() -> None:
+    session.shutdown()
+    with pytest.raises(OptionError, match="'auto'.*'carrier pigeon'"):
+        session.init("carrier pigeon")
+    session.init()
+
+
+def test_unknown_backend(workers: Pools) -> None:
+    workers(2).run(_wrong_backend)
+
+
+def test_wrong_timeout() -> None:
+    with pytest.raises(OptionError, match="positive timedelta"):
+        session.init(timeout=timedelta(0))
+    with pytest.raises(OptionError, match="got 30"):
+        session.init(timeout=30)  # type: ignore[arg-type]
+
+
+def _no_mpi4py() -> None:
+    import os
+    import sys
+
+    session.shutdown()
+    for name in list(os.environ):
+        if name.startswith(("RANK", "WORLD_", "MASTER_", "TORCHELASTIC_")):
+            del os.environ[name]
+    os.environ.update(PMI_RANK="0", PMI_SIZE="2")
+    sys.modules["mpi4py"] = None  # type: ignore[assignment]
+    session._store = None
+    with pytest.raises(errors.MissingPackageError, match="pip install mpi4py"):
+        session.init()
+
+
+def test_mpirun_without_mpi4py() -> None:
+    pool = Workers(1)
+    try:
+        pool.run(_no_mpi4py)
+    finally:
+        pool.close()
+
+
+def _error_lines() -> list[str]:
+    session.init()
+    return [str(DataError("wrong")), DataError("wrong").message]
+
+
+def test_errors_name_the_rank(workers: Pools) -> None:
+    assert workers(1).run(_error_lines) == [["wrong", "wrong"]]
+    assert workers(2).run(_error_lines) == [[f"wrong [rank {rank} of 2]", "wrong"] for rank in range(2)]

@@ -1,0 +1,36 @@
+"""Fixtures for every test: ranks to run bodies on, and the real graphs where they lie beside the repository."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent
+for _folder in (TESTS, TESTS.parent):
+    if str(_folder) not in sys.path:
+        sys.path.insert(0, str(_folder))
+
+from workers import Workers, pools  # noqa: E402
+
+# torch's store looks up the name of each peer, which takes 5 s whenever a name server does not answer.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Callable[[int], Workers]]:
+    """A function from a world size to its pool; the pools live as long as the test module."""
+    with pools() as pool_of:
+        yield pool_of
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real graphs, ``../shared/data`` next to the repository."""
+    shared = TESTS.parent.parent / "shared"
+    if not shared.is_dir():
+        pytest.skip("the optional folder ../shared of real graphs is not there")
+    return shared / "data"

@@ -1,0 +1,147 @@
+"""Distributed convs against the stock ones in one process: outputs, losses and every gradient."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from graphs import load_npz
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_graphs import random_graph, uneven_parts
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn import GCNConv, SAGEConv
+from workers import Workers
+
+WORLD_SIZES = [1, 2, 3, 4]
+Pools = Callable[[int], Workers]
+
+AGGREGATIONS: list[Any] = [
+    "mean", "sum", "add", "max", "min", "std", "var", "mul", "median", "softmax", "powermean", "lstm",
+    ["mean", "max", "std"],
+]  # fmt: skip
+SAGE: list[dict[str, Any]] = [
+    *({"aggr": aggr} for aggr in AGGREGATIONS),
+    {"normalize": True, "root_weight": False},
+    {"project": True},
+    {"bias": False},
+    {"aggr": "softmax", "aggr_kwargs": {"learn": True}},
+]
+GCN: list[dict[str, Any]] = [
+    {},
+    {"improved": True},
+    {"add_self_loops": False},
+    {"normalize": False},
+    {"cached": True},
+    {"bias": False},
+]
+
+
+class TwoLayers(torch.nn.Module):
+    def __init__(self, conv: Any, channels: tuple[int, int, int], **options: Any) -> None:
+        super().__init__()
+        self.first = conv(channels[0], channels[1], **copy.deepcopy(options))
+        self.norm = torch.nn.BatchNorm1d(channels[1])
+        self.second = conv(channels[1], channels[2], **copy.deepcopy(options))
+
+    def forward(self, x: Tensor, edge_index: Any, *weight: Tensor) -> Tensor:
+        # No kink: a column without variance is zero up to rounding, and ReLU would tell 1e-17 from 0.
+        return self.second(self.norm(self.first(x, edge_index, *weight)).tanh(), edge_index, *weight)
+
+
+def train_once(conv: Any, data: Any, weights: str, options: dict[str, Any]) -> dict[str, Tensor]:
+    """One step's outputs and gradients, all plain and in the original order."""
+    torch.manual_seed(0)
+    dtype = data.x.dtype
+    model = TwoLayers(conv, (data.x.size(1), 7, int(data.y.max()) + 1), **options).to(dtype)
+    x = data.x.detach().clone().requires_grad_()
+    weight = () if weights == "none" else (data.edge_weight.detach().clone().requires_grad_(weights == "learned"),)
+    out = model(x, data.edge_index, *weight)
+    loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
+    (loss + 0.01 * sum(p.square().sum() for p in model.parameters())).backward()
+    results = {"out": out.detach(), "loss": loss.detach(), "x.grad": x.grad}
+    results |= {name: p.grad for name, p in model.named_parameters()}
+    results |= {name: b.to(dtype) for name, b in model.named_buffers() if b.dtype.is_floating_point}
+    if weights == "learned":
+        results["edge_weight.grad"] = weight[0].grad
+    return {name: v.full_tensor() if hasattr(v, "full_tensor") else v.clone() for name, v in results.items()}
+
+
+def assert_close(got: dict[str, Tensor], expected: dict[str, Tensor], what: str) -> None:
+    assert got.keys() == expected.keys()
+    for name, want in expected.items():
+        assert got[name] is not None, f"{what}: {name} has no gradient"
+        error = (got[name] - want).abs().max().item() if want.numel() else 0.0
+        bound = 1e-10 if want.dtype == torch.float64 else 1e-4 * want.abs().max().item() + 1e-5
+        assert error <= bound, f"{what}: {name} is off by {error:.2e}, allowed {bound:.2e}"
+
+
+def compare(graph: Data, partition: Any, cases: list[tuple[str, dict[str, Any], str]]) -> tuple[int, int]:
+    """On every rank: run the cases on the stock conv and on ours. Returns halo bytes sent and this rank's rows."""
+    import pyg_dist
+    from pyg_dist import conv as ours
+
+    graph = graph.clone()
+    order = graph.edge_index[1].argsort(stable=True)  # stock LSTM and median want edges by target
+    graph.edge_index = graph.edge_index[:, order]
+    graph.edge_weight = graph.edge_weight[order]
+    data = pyg_dist.DistributedData(graph, partition=partition)
+    for kind, options, weights in cases:
+        stock_conv, our_conv = (SAGEConv, ours.DistributedSAGEConv) if kind == "sage" else (GCNConv, ours.DistributedGCNConv)
+        expected = train_once(stock_conv, graph, weights, options)
+        assert_close(train_once(our_conv, data, weights, options), expected, f"{kind} {options} weights {weights}")
+    return data.traffic.num_bytes, data.x.to_local().shape[0]
+
+
+def all_cases() -> list[tuple[str, dict[str, Any], str]]:
+    sage = [("sage", options, "none") for options in SAGE]
+    return sage + [("gcn", options, weights) for options in GCN for weights in ("none", "constant", "learned")]
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_every_option_in_float64(workers: Pools, world_size: int) -> None:
+    graph = random_graph(47, 310, seed=1)
+    results = workers(world_size).run(compare, graph, uneven_parts(47, world_size), all_cases(), timeout=200)
+    assert sum(rows for _, rows in results) == 47
+    assert (sum(num_bytes for num_bytes, _ in results) > 0) == (world_size > 1)
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("partition", ["metis", "random"])
+def test_every_option_in_float32(workers: Pools, world_size: int, partition: str) -> None:
+    graph = random_graph(60, 400, seed=2, dtype=torch.float32)
+    workers(world_size).run(compare, graph, partition, all_cases(), timeout=200)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_random_graphs(workers: Pools, world_size: int) -> None:
+    cases = [("sage", {}, "none"), ("sage", {"aggr": "max"}, "none"), ("gcn", {}, "none"), ("gcn", {}, "learned")]
+
+    # BatchNorm wants two rows at least.
+    @settings(max_examples=25, deadline=None, derandomize=True)
+    @given(st.integers(2, 30), st.integers(0, 120), st.integers(1, 9), st.integers(0, 10**6))
+    def check(num_nodes: int, num_edges: int, num_features: int, seed: int) -> None:
+        graph = random_graph(num_nodes, num_edges, num_features, seed=seed)
+        workers(world_size).run(compare, graph, uneven_parts(num_nodes, world_size, seed), cases)
+
+    check()
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_more_ranks_than_nodes(workers: Pools, world_size: int) -> None:
+    graph = random_graph(2, 3, seed=5)
+    for partition in ("metis", "random", torch.zeros(2, dtype=torch.int64)):
+        workers(world_size).run(compare, graph, partition, [("sage", {}, "none"), ("gcn", {}, "constant")])
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("name", ["cora", "amazon_computers", "tolokers"])
+def test_real_graphs(workers: Pools, shared_data: Any, world_size: int, name: str) -> None:
+    graph = load_npz(shared_data / f"{name}.npz")
+    graph.edge_weight = torch.ones(graph.num_edges)
+    workers(world_size).run(compare, graph, "metis", [("sage", {}, "none"), ("gcn", {}, "none")], timeout=120)

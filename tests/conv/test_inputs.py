@@ -1,0 +1,85 @@
+"""What convs and models are given by mistake: one clear line on every rank, and nobody hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from random_graphs import random_graph, uneven_parts
+from torch_geometric.nn import GATConv, GCN, GCNConv, SAGEConv
+from workers import Workers
+
+Pools = Callable[[int], Workers]
+
+
+def message_of(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except Exception as error:
+        assert "\n" not in str(error), "expected an error of one line"
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def mistakes(world_size: int) -> dict[str, str]:
+    from pyg_dist import DistributedData
+    from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
+
+    graph = random_graph(30, 120)
+    data = DistributedData(graph, partition=uneven_parts(30, world_size))
+    other = DistributedData(graph, partition="random")
+    sage, gcn = DistributedSAGEConv(5, 3).double(), DistributedGCNConv(5, 3).double()
+    return {
+        "plain edge_index": message_of(lambda: sage(graph.x, graph.edge_index)),
+        "plain edge_index with node tensors": message_of(lambda: gcn(data.x, graph.edge_index)),
+        "two graphs": message_of(lambda: sage(data.x, other.edge_index)),
+        "rows": message_of(lambda: sage(torch.randn(7, 5, dtype=torch.float64), data.edge_index)),
+        "edge weight rows": message_of(lambda: gcn(data.x, data.edge_index, torch.rand(7))),
+        "edge weight of another graph": message_of(lambda: gcn(data.x, data.edge_index, other.edge_weight)),
+        "node tensor as weight": message_of(lambda: gcn(data.x, data.edge_index, data.y.double())),
+        "flow": message_of(lambda: DistributedSAGEConv(5, 3, flow="target_to_source").double()(data.x, data.edge_index)),
+        "stock sage": message_of(lambda: SAGEConv(5, 3).double()(data.x, data.edge_index)),
+        "stock gcn": message_of(lambda: GCNConv(5, 3).double()(data.x, data.edge_index)),
+        "stock gat": message_of(lambda: GATConv(5, 3).double()(data.x, data.edge_index)),
+        "stock gcn in a model": message_of(lambda: GCN(5, 8, 2, 3).double()(data.x, data.edge_index)),
+        "gcn with max": message_of(lambda: DistributedGCNConv(5, 3, aggr="max").double()(data.x, data.edge_index)),
+        "gcn pair": message_of(lambda: gcn((data.x, data.x), data.edge_index)),
+        "half precision": message_of(lambda: DistributedSAGEConv(5, 3).half()(data.x.half(), data.edge_index)),
+        "none": message_of(lambda: sage(data.x, data.edge_index)),
+    }
+
+
+EXPECTED = {
+    "plain edge_index": "DataError: DistributedSAGEConv expected the edge_index of a DistributedData",
+    "plain edge_index with node tensors": "DataError: DistributedGCNConv expected the edge_index of a DistributedData",
+    "two graphs": "LayoutMismatchError",
+    "rows": "DataError: DistributedSAGEConv expected node features with 30 rows",
+    "edge weight rows": "DataError: DistributedGCNConv expected edge weights",
+    "edge weight of another graph": "DataError: DistributedGCNConv expected edge weights",
+    "node tensor as weight": "DataError: DistributedGCNConv expected edge weights",
+    "flow": "UnsupportedError: DistributedSAGEConv expected flow='source_to_target'",
+    "stock sage": "UnsupportedError: SAGEConv is a stock conv",
+    "stock gcn": "UnsupportedError: GCNConv is a stock conv",
+    "stock gat": "UnsupportedError: GATConv is a stock conv",
+    "stock gcn in a model": "UnsupportedError: GCNConv is a stock conv",
+    "gcn with max": "UnsupportedError: DistributedGCNConv expected aggr='add'",
+    "gcn pair": "ValueError: 'DistributedGCNConv' received a tuple",
+    "half precision": "UnsupportedError",
+    "none": "no error",
+}
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_mistakes(workers: Pools, world_size: int) -> None:
+    for messages in workers(world_size).run(mistakes, world_size):
+        for name, expected in EXPECTED.items():
+            assert messages[name].startswith(expected), name
+
+
+def test_a_plain_edge_index_works_alone() -> None:
+    from pyg_dist.conv import DistributedSAGEConv
+
+    graph = random_graph(10, 30)
+    assert DistributedSAGEConv(5, 3).double()(graph.x, graph.edge_index).shape == (10, 3)

@@ -1,0 +1,167 @@
+"""Given a plain ``edge_index``, our convs are PyG's: what its own tests for both convs ask, asked of ours."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.data import Data
+from torch_geometric.nn import GCNConv, SAGEConv
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+
+from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
+
+EDGE_INDEX = torch.tensor([[0, 1, 2, 3], [0, 0, 1, 1]])
+
+
+def twins(ours: Any, stock: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    """Our conv and the stock one with the same parameters."""
+    torch.manual_seed(3)
+    conv = ours(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+    torch.manual_seed(3)
+    twin = stock(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+    assert {k: v.shape for k, v in conv.state_dict().items()} == {k: v.shape for k, v in twin.state_dict().items()}
+    twin.load_state_dict(conv.state_dict())
+    return conv, twin
+
+
+def csr(edge_index: Tensor, value: Tensor | None = None, size: tuple[int, int] = (4, 4)) -> Tensor:
+    """``adj_t`` as torch's CSR."""
+    value = torch.ones(edge_index.shape[1]) if value is None else value
+    return torch.sparse_coo_tensor(edge_index.flip(0), value, size[::-1]).to_sparse_csr()
+
+
+@pytest.mark.parametrize("aggr", ["mean", "sum", "max", "std", "lstm", "median", ["mean", "max"]])
+@pytest.mark.parametrize("project", [False, True])
+def test_sage(aggr: Any, project: bool) -> None:
+    edge_index = EDGE_INDEX[:, EDGE_INDEX[1].argsort(stable=True)]
+    x = torch.randn(4, 8)
+    conv, twin = twins(DistributedSAGEConv, SAGEConv, 8, 32, aggr=aggr, project=project)
+    out = conv(x, edge_index)
+    assert out.shape == (4, 32)
+    assert type(out) is Tensor
+    torch.testing.assert_close(out, twin(x, edge_index), rtol=0, atol=0)
+    torch.testing.assert_close(conv(x, edge_index, size=(4, 4)), out, rtol=0, atol=0)
+    if aggr in ("mean", "sum", "max"):
+        torch.testing.assert_close(conv(x, csr(edge_index)), out, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(
+            conv(x, EdgeIndex(edge_index, sparse_size=(4, 4), sort_order="col")), out, atol=1e-6, rtol=1e-5
+        )
+
+
+@pytest.mark.parametrize("ours, stock", [(DistributedSAGEConv, SAGEConv), (DistributedGCNConv, GCNConv)])
+def test_it_is_a_drop_in(ours: Any, stock: Any) -> None:
+    conv, twin = twins(ours, stock, 8, 32)
+    assert isinstance(conv, stock)
+    assert str(conv) == f"Distributed{twin}"
+    assert [name for name, _ in conv.named_parameters()] == [name for name, _ in twin.named_parameters()]
+    twin.load_state_dict(conv.state_dict(), strict=True)
+    again = copy.deepcopy(conv)
+    x = torch.randn(4, 8)
+    assert torch.equal(again(x, EDGE_INDEX), conv(x, EDGE_INDEX))
+
+
+def test_sage_on_two_kinds_of_nodes() -> None:
+    source, target = torch.randn(4, 8), torch.randn(2, 16)
+    conv, twin = twins(DistributedSAGEConv, SAGEConv, (8, 16), 32)
+    out = conv((source, target), EDGE_INDEX)
+    assert out.shape == (2, 32)
+    assert torch.equal(out, twin((source, target), EDGE_INDEX))
+    assert torch.equal(conv((source, target), EDGE_INDEX, size=(4, 2)), out)
+    lonely = conv((source, None), EDGE_INDEX, size=(4, 2))
+    assert torch.equal(lonely, twin((source, None), EDGE_INDEX, size=(4, 2)))
+
+
+def test_sage_options() -> None:
+    x = torch.randn(4, 8)
+    for options in ({"normalize": True}, {"root_weight": False}, {"bias": False}):
+        conv, twin = twins(DistributedSAGEConv, SAGEConv, 8, 32, **options)
+        assert torch.equal(conv(x, EDGE_INDEX), twin(x, EDGE_INDEX))
+    norms = twins(DistributedSAGEConv, SAGEConv, 8, 32, normalize=True)[0](x, EDGE_INDEX).norm(dim=-1)
+    torch.testing.assert_close(norms, torch.ones(4))
+
+
+def test_sage_with_unknown_input_width() -> None:
+    torch.manual_seed(0)
+    conv = DistributedSAGEConv(-1, 32, project=False)
+    assert conv(torch.randn(4, 8), EDGE_INDEX).shape == (4, 32)
+    with pytest.raises(ValueError, match="lazy initialization"):
+        DistributedSAGEConv(-1, 32, project=True)
+
+
+def test_sage_with_its_own_aggregation_module() -> None:
+    from torch_geometric.nn.aggr import PowerMeanAggregation
+
+    conv, twin = twins(DistributedSAGEConv, SAGEConv, 8, 32, aggr=PowerMeanAggregation())
+    x = torch.rand(4, 8)
+    assert torch.equal(conv(x, EDGE_INDEX), twin(x, EDGE_INDEX))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"improved": True}, {"add_self_loops": False}, {"normalize": False}, {"cached": True}, {"bias": False}],
+)
+def test_gcn(options: dict[str, Any]) -> None:
+    x, weight = torch.randn(4, 16), torch.rand(4)
+    conv, twin = twins(DistributedGCNConv, GCNConv, 16, 32, **options)
+    plain = conv(x, EDGE_INDEX)
+    assert plain.shape == (4, 32)
+    assert torch.equal(plain, twin(x, EDGE_INDEX))
+    assert torch.equal(conv(x, EDGE_INDEX), plain)  # the second call may read the cache
+    conv, twin = twins(DistributedGCNConv, GCNConv, 16, 32, **options)
+    assert torch.equal(conv(x, EDGE_INDEX, weight), twin(x, EDGE_INDEX, weight))
+    conv, twin = twins(DistributedGCNConv, GCNConv, 16, 32, **options)
+    adj_t = csr(EDGE_INDEX, weight)
+    if not (options.get("cached") or options == {}):  # PyG itself does not cache torch sparse tensors
+        torch.testing.assert_close(conv(x, adj_t), twin(x, adj_t))
+
+
+def test_gcn_refuses_what_pyg_refuses() -> None:
+    with pytest.raises(ValueError, match="does not support adding self-loops"):
+        DistributedGCNConv(16, 32, normalize=False, add_self_loops=True)
+    with pytest.raises(ValueError, match="does not support bipartite"):
+        DistributedGCNConv(16, 32)((torch.randn(4, 16), None), EDGE_INDEX)
+
+
+def test_gcn_flow() -> None:
+    x = torch.randn(4, 16)
+    conv, twin = twins(DistributedGCNConv, GCNConv, 16, 32, flow="target_to_source")
+    assert torch.equal(conv(x, EDGE_INDEX), twin(x, EDGE_INDEX))
+
+
+def test_gcn_gradients_by_edge_weight() -> None:
+    x = torch.randn(4, 16)
+    grads = []
+    for conv in twins(DistributedGCNConv, GCNConv, 16, 1):
+        weight = torch.tensor([0.5, 1.0, 2.0, 0.25], requires_grad=True)
+        conv(x, EDGE_INDEX, weight).sum().backward()
+        grads.append(weight.grad)
+    assert torch.equal(grads[0], grads[1])
+
+
+def test_static_graphs() -> None:
+    """A batch of features on one graph, [B, N, F]."""
+    x = torch.randn(3, 4, 8)
+    for ours, stock in ((DistributedSAGEConv, SAGEConv), (DistributedGCNConv, GCNConv)):
+        conv, twin = twins(ours, stock, 8, 16)
+        out = conv(x, EDGE_INDEX)
+        assert out.shape == (3, 4, 16)
+        assert torch.equal(out, twin(x, EDGE_INDEX))
+
+
+def test_gcn_norm_agrees_on_a_graph_handle() -> None:
+    """The operator that stands for the norm, made dense, is PyG's normalised adjacency."""
+    from pyg_dist import DistributedData
+
+    generator = torch.Generator().manual_seed(0)
+    edge_index = torch.randint(0, 9, (2, 30), generator=generator)
+    for loops in (True, False):
+        graph = DistributedData(Data(x=torch.eye(9), edge_index=edge_index)).edge_index.graph
+        got = graph.symmetric_norm(loops, 1.0, None, torch.float32).multiply(torch.eye(9))
+        index, weight = gcn_norm(edge_index, None, 9, add_self_loops=loops)
+        dense = torch.zeros(9, 9).index_put_((index[1], index[0]), weight, accumulate=True)
+        torch.testing.assert_close(got, dense)

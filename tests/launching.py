@@ -1,0 +1,83 @@
+"""Real launches: a script under python, torchrun, mpirun, or as ranks set up by hand."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from workers import LAUNCHER_PREFIXES
+
+LAUNCHERS = ["torchrun", "mpirun", "by hand"]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a launch left behind: one exit code for a launcher, one a rank when started by hand."""
+
+    codes: list[int]
+    stdout: str
+    stderr: str
+    seconds: float
+
+
+def run_script(launcher: str, num_ranks: int, script: Path, *args: str, timeout: float = 90.0) -> Ended:
+    """Run ``script`` with ``num_ranks`` ranks; kill it and fail the test after ``timeout`` seconds."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER_PREFIXES)}
+    root = Path(__file__).resolve().parent.parent
+    environ.update(OMP_NUM_THREADS="1", PYTHONPATH=os.pathsep.join([str(root), environ.get("PYTHONPATH", "")]))
+    python = [sys.executable, str(script), *args]
+    if launcher == "torchrun":
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        return _run([(torchrun + [f"--nproc-per-node={num_ranks}", *python[1:]], environ)], timeout)
+    if launcher == "mpirun":
+        return _run([([_mpirun(), "-n", str(num_ranks), *python], environ)], timeout)
+    if launcher == "python":
+        return _run([(python, environ)], timeout)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(probe.getsockname()[1]), WORLD_SIZE=str(num_ranks))
+    return _run([(python, {**environ, "RANK": str(rank)}) for rank in range(num_ranks)], timeout)
+
+
+def _mpirun() -> str:
+    """Return the mpirun beside this Python, whose library mpi4py finds, or the one on the path."""
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed")
+    beside = Path(sys.executable).with_name("mpirun")
+    found = str(beside) if beside.exists() else shutil.which("mpirun")
+    if found is None:
+        pytest.skip("no mpirun is installed")
+    return found
+
+
+def _run(commands: list[tuple[list[str], dict[str, str]]], timeout: float) -> Ended:
+    start = time.monotonic()
+    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+        processes = [
+            subprocess.Popen(command, env=environ, stdout=stdout, stderr=stderr, start_new_session=True)
+            for command, environ in commands
+        ]
+        try:
+            codes = [process.wait(max(0.1, start + timeout - time.monotonic())) for process in processes]
+        except subprocess.TimeoutExpired:
+            codes = []
+        finally:
+            for process in processes:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+        seconds = time.monotonic() - start
+        stdout.seek(0)
+        stderr.seek(0)
+        ended = Ended(codes, stdout.read(), stderr.read(), seconds)
+    if not codes:
+        pytest.fail(f"{commands[0][0]} had not ended after {timeout} s\n{ended.stdout}\n{ended.stderr}")
+    return ended

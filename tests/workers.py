@@ -1,0 +1,260 @@
+"""Processes that run test bodies together, one per rank.
+
+``Workers(3).run(body, *args)`` calls the module-level function ``body`` in three processes that see the environment of
+torchrun's workers, and returns the three results. The processes start once and are used again until a body fails. They
+are forked from a server process that has only imported torch and PyG, so that each starts clean and in milliseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import importlib.util
+import inspect
+import multiprocessing
+import multiprocessing.connection
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+
+# What a rank's environment must not inherit from a launcher around pytest, or from another pool.
+LAUNCHER_PREFIXES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_",
+    "GROUP_",
+    "MASTER_",
+    "TORCHELASTIC_",
+    "PMI",
+    "MPI_",
+    "OMPI",
+    "SLURM_",
+)
+
+# After one rank has failed, the others get this long to end their body before their stacks are dumped.
+_GRACE_SECONDS = 3.0
+
+
+class WorkersError(AssertionError):
+    """A body failed or ran out of time; the message has what every rank raised, or where it stood."""
+
+
+class _Outcome(NamedTuple):
+    """What a rank sends back: the pickled value, or the traceback."""
+
+    kind: str  # "value", "error", "skip", "dead" or "late"
+    content: Any
+
+
+@dataclass
+class _Rank:
+    process: multiprocessing.process.BaseProcess
+    connection: Connection
+    output: str  # path of the file that holds its stdout and stderr
+
+
+class Workers:
+    """A pool of ``world_size`` ranks; the processes start with the first ``run`` and anew after a failure."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self._ranks: list[_Rank] = []
+        self._store: dist.TCPStore | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def run(self, function: Callable[..., Any], *args: Any, timeout: float = 60.0, **kwargs: Any) -> list[Any]:
+        """Call ``function(*args, **kwargs)`` on every rank and return the results by rank.
+
+        ``function`` is a module-level function; arguments and results are pickled.
+
+        Raises:
+            WorkersError: If any rank raises, dies, or is not done after ``timeout`` seconds.
+        """
+        if not self._ranks:
+            self._start()
+        job = _pickle_job(function, args, kwargs)
+        marks = [os.path.getsize(rank.output) for rank in self._ranks]
+        for rank in self._ranks:
+            with contextlib.suppress(BrokenPipeError):  # it died between two jobs, which _collect finds out
+                rank.connection.send_bytes(job)
+        outcomes = self._collect(time.monotonic() + timeout)
+        if all(outcome.kind == "value" for outcome in outcomes):
+            return [outcome.content for outcome in outcomes]
+        if all(outcome.kind == "skip" for outcome in outcomes):
+            pytest.skip(outcomes[0].content)
+        report = self._report(function, outcomes, marks, timeout)
+        self.close()
+        raise WorkersError(report)
+
+    def close(self) -> None:
+        """End the processes."""
+        for rank in self._ranks:
+            rank.process.kill()
+        for rank in self._ranks:
+            rank.process.join()
+            rank.connection.close()
+        self._ranks = []
+        self._store = None
+        if self._folder is not None:
+            self._folder.cleanup()
+        self._folder = None
+
+    def _start(self) -> None:
+        # Held here as torchrun's agent holds it: no port can be lost between choosing and opening it.
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._folder = tempfile.TemporaryDirectory(prefix="pyg_dist_workers_")
+        context = _fork_server()
+        for rank in range(self.world_size):
+            here, there = context.Pipe()
+            output = os.path.join(self._folder.name, f"rank{rank}.txt")
+            open(output, "wb").close()
+            environ = _rank_environ(rank, self.world_size, self._store.port)
+            process = context.Process(target=_serve, args=(there, environ, output), daemon=True)
+            process.start()
+            there.close()
+            self._ranks.append(_Rank(process, here, output))
+
+    def _collect(self, deadline: float) -> list[_Outcome]:
+        outcomes: dict[int, _Outcome] = {}
+        while len(outcomes) < self.world_size:
+            waiting = {self._ranks[rank].connection: rank for rank in range(self.world_size) if rank not in outcomes}
+            ready = multiprocessing.connection.wait(list(waiting), max(0.0, deadline - time.monotonic()))
+            if not ready:
+                break
+            for connection in ready:
+                rank = waiting[connection]
+                try:
+                    outcomes[rank] = _Outcome(*pickle.loads(connection.recv_bytes()))
+                except EOFError:
+                    self._ranks[rank].process.join(1.0)
+                    outcomes[rank] = _Outcome("dead", f"ended with exit code {self._ranks[rank].process.exitcode}")
+                if outcomes[rank].kind in ("error", "dead"):
+                    deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
+        for rank in range(self.world_size):
+            if rank not in outcomes:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._ranks[rank].process.pid, signal.SIGUSR1)  # dumps its stacks into its output
+        late = _Outcome("late", "had not ended; where it stood:")
+        if len(outcomes) < self.world_size:
+            time.sleep(0.5)
+        return [outcomes.get(rank, late) for rank in range(self.world_size)]
+
+    def _report(self, function: Callable[..., Any], outcomes: list[_Outcome], marks: list[int], timeout: float) -> str:
+        has_failed = any(outcome.kind in ("error", "dead") for outcome in outcomes)
+        reason = "failed" if has_failed else f"took over {timeout:g} s"
+        lines = [f"{function.__qualname__} {reason} on {self.world_size} rank(s)"]
+        for rank, outcome in enumerate(outcomes):
+            lines.append(f"--- rank {rank}: {'ended well' if outcome.kind == 'value' else outcome.content}")
+            with open(self._ranks[rank].output, errors="replace") as output:
+                output.seek(marks[rank])
+                lines.append(output.read()[-20_000:])
+        return "\n".join(line.rstrip() for line in lines if line.strip())
+
+
+@contextlib.contextmanager
+def pools() -> Iterator[Callable[[int], Workers]]:
+    """Yield a function that returns the pool of a world size, the same one each time; end all pools on leaving."""
+    by_size: dict[int, Workers] = {}
+    try:
+        yield lambda world_size: by_size.setdefault(world_size, Workers(world_size))
+    finally:
+        for pool in by_size.values():
+            pool.close()
+
+
+def _fork_server() -> multiprocessing.context.ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    # Only what never keeps state of ours: the package under test is imported by each rank.
+    context.set_forkserver_preload(["torch", "torch.distributed", "torch_geometric.nn", "scipy.sparse", "pytest"])
+    kept = dict(os.environ)
+    os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
+    try:
+        # The server is started here, because thread pools are sized when their library is loaded.
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+            os.environ.pop(name)
+            if name in kept:
+                os.environ[name] = kept[name]
+    return context
+
+
+def _rank_environ(rank: int, world_size: int, port: int) -> dict[str, str]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER_PREFIXES)}
+    environ.update(
+        RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world_size),
+        GROUP_RANK="0", GROUP_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
+        TORCHELASTIC_RUN_ID="tests", TORCHELASTIC_USE_AGENT_STORE="True", OMP_NUM_THREADS="1",
+    )  # fmt: skip
+    return environ
+
+
+def _pickle_job(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    if "<" in function.__qualname__:
+        raise TypeError(f"Expected a module-level function (got {function.__qualname__}), since it is found by name")
+    # By name and file, so that it does not matter under which name pytest has imported the test module. The arguments
+    # are pickled apart: they may be of classes of that module.
+    module = sys.modules[function.__module__]
+    where = (function.__module__, inspect.getsourcefile(module), function.__qualname__)
+    return pickle.dumps((sys.path, where, pickle.dumps((args, kwargs))))
+
+
+def _serve(connection: Connection, environ: dict[str, str], output: str) -> None:
+    """Run jobs until the pool is closed; the main function of a rank's process."""
+    os.environ.clear()
+    os.environ.update(environ)
+    file = os.open(output, os.O_WRONLY | os.O_APPEND)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    faulthandler.enable(sys.stderr)
+    faulthandler.register(signal.SIGUSR1, sys.stderr)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends pytest, which ends the ranks
+    torch.set_num_threads(1)
+    while True:
+        try:
+            job = connection.recv_bytes()
+        except EOFError:  # pytest has ended
+            os._exit(0)
+        connection.send_bytes(_run_job(job))
+
+
+def _run_job(job: bytes) -> bytes:
+    try:
+        sys.path[:], (module, file, qualname), arguments = pickle.loads(job)
+        function: Any = _import(module, file)
+        for name in qualname.split("."):
+            function = getattr(function, name)
+        args, kwargs = pickle.loads(arguments)
+        return pickle.dumps(("value", function(*args, **kwargs)))
+    except pytest.skip.Exception as skip:
+        return pickle.dumps(("skip", str(skip)))
+    except BaseException:  # pytest.fail and SystemExit are no Exception, and a rank must answer
+        return pickle.dumps(("error", traceback.format_exc()))
+
+
+def _import(name: str, file: str) -> Any:
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(sys.modules[name])
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
