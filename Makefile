@@ -42,7 +42,10 @@ format: .venv/.ready
 	$(BIN)/ruff format
 	$(BIN)/clang-format -i $(SOURCES_CXX)
 
-# The op reads the file from the wheel: the scratch folder has no source tree to fall back on.
+# The trial runs in the scratch folder, where no source tree can stand in for what the wheel lacks.
+TRIAL := import torch; from pyg_dist.backend import library, ops; x = torch.arange(6.0).view(3, 2); \
+	y = ops.gather_rows(x, torch.tensor([2, 0])); assert y.tolist() == [[4.0, 5.0], [0.0, 1.0]], y; \
+	print("the wheel works:", library.isa(), library.build_info())
 wheel: .venv/.ready
 	@rm -rf dist
 	$(call run,building the wheel,$(BIN)/python -m build --no-isolation --outdir dist)
@@ -50,7 +53,7 @@ wheel: .venv/.ready
 	$(call quietly,making an empty environment,$(PYTHON) -m venv "$$scratch/venv") && \
 	$(call quietly,installing torch for the trial,"$$scratch/venv/bin/pip" install -c constraints.txt $(TORCH)) && \
 	$(call quietly,installing the wheel,"$$scratch/venv/bin/pip" install -c constraints.txt dist/*.whl) && \
-	cp .ci/try_wheel.py "$$scratch" && cd "$$scratch" && venv/bin/python try_wheel.py
+	cd "$$scratch" && venv/bin/python -c '$(TRIAL)'
 	@ls dist
 
 clean:
@@ -59,12 +62,15 @@ clean:
 
 # ---- The environment ----------------------------------------------------------------------------------------------
 
-# $(call quietly,WHAT,COMMAND): the output goes to $(LOG); a failure is one line with its cause. The cause is the first
-# message of the compiler, else of CMake (whose text is on the next line), else of pip.
-quietly = { echo "$(1) ..."; $(2) > $(LOG) 2>&1 || { \
-	cause=$$(grep -m1 -E '(error|fatal error): [^E]' $(LOG) | grep -v 'subprocess-exited' || \
-	  grep -A1 -m1 'CMake Error' $(LOG) | tail -n 1 || grep -m1 -E '^ *(ERROR|Error|error)' $(LOG) || tail -n 1 $(LOG)); \
-	echo "make: $(1) failed: $$(echo $$cause | cut -c 1-240); the whole log is $(LOG)" >&2; exit 1; }; }
+# $(call quietly,WHAT,COMMAND): the output goes to $(LOG); a failure is one line with its cause, which is what the compiler
+# said first, else CMake, else pip.
+CAUSE := awk '/: (fatal )?error: / && !compiler {compiler = $$0} \
+	/CMake Error/ && !cmake {while ((getline line) > 0 && line != "") cmake = cmake line} \
+	/^ *ERROR: / && !pip {pip = $$0} \
+	{last = $$0} \
+	END {cause = compiler ? compiler : cmake ? cmake : pip ? pip : last; gsub(/ +/, " ", cause); print substr(cause, 1, 300)}'
+quietly = { echo "$(1) ..."; $(2) > $(LOG) 2>&1 || \
+	{ echo "make: $(1) failed: $$($(CAUSE) $(LOG)); the whole log is $(LOG)" >&2; exit 1; }; }
 run = @$(call quietly,$(1),$(2))
 PIP := $(BIN)/python -m pip install -c constraints.txt
 # Asked for first and alone: taken along by another package, torch may come in a build with gigabytes of CUDA libraries.

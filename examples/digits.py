@@ -4,8 +4,8 @@
     torchrun --standalone --nproc-per-node 2 examples/digits.py
     mpirun -n 2 python examples/digits.py
 
-Everything above ``main`` is an ordinary PyG script; the three lines that change are marked. ``main`` trains, trains once
-more with stock PyG, and prints how far the two are apart; the exit status says whether that is rounding.
+This is an ordinary PyG script but for three lines, which are marked, and for the comparison that it ends with: ``main``
+trains once more with stock PyG and prints how far the two are apart; the exit status says whether that is rounding.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import argparse
 import sys
 from pathlib import Path
 
-import graphs
+import example_graphs
 import torch
 import torch.nn.functional as F
 from compare import History, compare, draw
@@ -78,7 +78,7 @@ def main() -> int:
     args = parser.parse_args()
 
     torch.manual_seed(0)
-    graph = graphs.digits()
+    graph = example_graphs.digits()
     num_classes = int(graph.y.max()) + 1
     data = DistributedData(graph)  # changed line 3 of 3: was `data = graph`
 
@@ -95,7 +95,7 @@ def main() -> int:
     stock = train(stock_model, graph, args.epochs)
 
     print(f"\naccuracy  {accuracy}\nwith PyG  {accuracies(stock_model, graph)}\n")
-    print(data.plan.describe(widths=(data.num_features, HIDDEN)))
+    print(data.plan.describe(widths=(data.num_features, HIDDEN, num_classes)))  # what the three layers send
     print(f"rank 0 sent {data.traffic.num_bytes:,} bytes of halo rows in {data.traffic.num_messages:,} messages\n")
     difference = compare(ours, stock)
     print(difference)

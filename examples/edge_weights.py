@@ -3,15 +3,15 @@
     python examples/edge_weights.py
     torchrun --standalone --nproc-per-node 2 examples/edge_weights.py
 
-The graph of handwritten digits gets as many random edges as it has. Each edge has a weight, a parameter that lies on the
-one process that executes the edge, and is trained along with the model.
+The graph of handwritten digits gets as many random edges as it has. Each edge has a weight, a parameter that lies on
+the one process that executes the edge, and is trained along with the model.
 """
 
 from __future__ import annotations
 
 import argparse
 
-import graphs
+import example_graphs
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -50,7 +50,7 @@ def main() -> None:
     args = parser.parse_args()
 
     torch.manual_seed(0)
-    data = DistributedData(with_noise(graphs.digits(train_share=0.3)))
+    data = DistributedData(with_noise(example_graphs.digits(train_share=0.3)))
     model = WeightedGCN(data.num_features, 64, 10, data.edge_weight)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     for epoch in range(1, args.epochs + 1):

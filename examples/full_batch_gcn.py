@@ -3,15 +3,16 @@
     python examples/full_batch_gcn.py
     torchrun --standalone --nproc-per-node 4 examples/full_batch_gcn.py --data cora.npz
 
-Dropout draws the same masks on any number of processes, so the losses do not depend on it; they differ from stock PyG's,
-whose generator draws other masks.
+Dropout draws the same masks on any number of processes, so the losses do not depend on their number; they differ from
+stock PyG's, whose generator draws other masks.
 """
 
 from __future__ import annotations
 
 import argparse
+from itertools import pairwise
 
-import graphs
+import example_graphs
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -25,9 +26,7 @@ class GCN(torch.nn.Module):
     def __init__(self, in_channels: int, hidden: int, out_channels: int, num_layers: int, dropout: float) -> None:
         super().__init__()
         widths = [in_channels, *[hidden] * (num_layers - 1), out_channels]
-        self.convs = torch.nn.ModuleList(
-            GCNConv(a, b, cached=True) for a, b in zip(widths[:-1], widths[1:], strict=True)
-        )
+        self.convs = torch.nn.ModuleList(GCNConv(a, b, cached=True) for a, b in pairwise(widths))
         self.norms = torch.nn.ModuleList(torch.nn.BatchNorm1d(hidden) for _ in range(num_layers - 1))
         self.dropout = dropout
 
@@ -57,7 +56,7 @@ def test(model: GCN, data: Data, split_idx: dict[str, Tensor]) -> dict[str, floa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", metavar="FILE.npz", help="see graphs.read_npz; the handwritten digits when left out")
+    parser.add_argument("--data", metavar="FILE.npz", help="see example_graphs.read_npz; digits if left out")
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--num-layers", type=int, default=3)
     parser.add_argument("--dropout", type=float, default=0.5)
@@ -66,7 +65,7 @@ def main() -> None:
     args = parser.parse_args()
 
     torch.manual_seed(0)
-    graph = graphs.read_npz(args.data) if args.data else graphs.digits()
+    graph = example_graphs.read_npz(args.data) if args.data else example_graphs.digits()
     split_idx = {name: graph[f"{name}_mask"].nonzero().view(-1) for name in ("train", "val", "test")}
     num_classes = int(graph.y.max()) + 1
     data = DistributedData(graph)

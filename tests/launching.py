@@ -37,7 +37,7 @@ def run_script(launcher: str, num_ranks: int, script: Path, *args: str, timeout:
     python = [sys.executable, str(script), *args]
     if launcher == "torchrun":
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        return _run([(torchrun + [f"--nproc-per-node={num_ranks}", *python[1:]], environ)], timeout)
+        return _run([([*torchrun, f"--nproc-per-node={num_ranks}", *python[1:]], environ)], timeout)
     if launcher == "mpirun":
         return _run([([_mpirun(), "-n", str(num_ranks), *python], environ)], timeout)
     if launcher == "python":

@@ -10,7 +10,12 @@ DTYPE = torch.float64
 
 
 def random_graph(
-    num_nodes: int, num_edges: int, num_features: int = 5, num_classes: int = 4, seed: int = 0, dtype: torch.dtype = DTYPE
+    num_nodes: int,
+    num_edges: int,
+    num_features: int = 5,
+    num_classes: int = 4,
+    seed: int = 0,
+    dtype: torch.dtype = DTYPE,
 ) -> Data:
     """A directed graph with self loops, duplicate edges and isolated nodes; edges of one target in input order.
 

@@ -42,7 +42,8 @@ struct Batch {
   }
 };
 
-// Calls use(row, column, count, words): the words of `count` columns of a row from `column` on, `words_each` per column.
+// Calls use(row, column, count, words): the words of `count` columns of a row from `column` on, `words_each` per
+// column.
 template <class Use>
 PYG_DIST_INLINE void for_each_run(const Keyed& keyed, Stream stream, int words_each, int64_t row_begin, int64_t row_end,
                                   const Use& use) {
@@ -84,7 +85,7 @@ void dropout_of_type(const KeyedDropout& p, int64_t row_begin, int64_t row_end) 
   using Mask = std::conditional_t<sizeof(A) == 8, int64_t, int32_t>;
   constexpr int L = kLanes<A>;
   const A scale = static_cast<A>(p.scale);
-  const auto use = [&](int64_t row, int64_t column, int64_t count, const uint32_t* words) __attribute__((always_inline)) {
+  const auto use = [&](int64_t row, int64_t column, int64_t count, const uint32_t* words) {
     const auto* x = static_cast<const T*>(p.x) + row * p.keyed.num_columns + column;
     auto* y = static_cast<T*>(p.y) + row * p.keyed.num_columns + column;
     int64_t c = 0;
@@ -114,7 +115,7 @@ template <class T>
 void uniform_of_type(const KeyedUniform& p, int64_t row_begin, int64_t row_end) {
   constexpr int kWords = sizeof(T) == 8 ? 2 : 1;
   constexpr int L = kLanes<accumulator_t<T>>;
-  const auto use = [&](int64_t row, int64_t column, int64_t count, const uint32_t* words) __attribute__((always_inline)) {
+  const auto use = [&](int64_t row, int64_t column, int64_t count, const uint32_t* words) {
     auto* y = static_cast<T*>(p.y) + row * p.keyed.num_columns + column;
     int64_t c = 0;
     for (; c + L <= count; c += L) store<L>(y + c, fraction<T, L>(words + c * kWords));

@@ -1,5 +1,5 @@
-// Standard normal numbers keyed by (seed, key of the row, column): the Box-Muller transform of two uniforms u, v of a pair
-// of columns. With words as in philox.h, stream `normal`:
+// Standard normal numbers keyed by (seed, key of the row, column): the Box-Muller transform of two uniforms u, v of a
+// pair of columns. With words as in philox.h, stream `normal`:
 //
 //   f32, bf16:  block = c / 4, words 2 p and 2 p + 1 of pair p = (c % 4) / 2:  u = (word + 1) / 2^32,  v = word / 2^32
 //   f64:        block = c / 2, two words each, low word first, upper 53 bits:  u = (bits + 1) / 2^53,  v = bits / 2^53

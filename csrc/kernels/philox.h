@@ -1,6 +1,6 @@
-// Philox-4x32-10, the counter-based generator of Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011),
-// and the one place that fixes which random word belongs to which element. pyg_dist/backend/reference.py mirrors it, and
-// kernels for any other device must follow it.
+// Philox-4x32-10, the counter-based generator of Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC
+// 2011), and the one place that fixes which random word belongs to which element. pyg_dist/backend/reference.py mirrors
+// it, and kernels for any other device must follow it.
 //
 //   key      = (seed mod 2^32, seed div 2^32)                      seed as an unsigned 64-bit number
 //   counter  = (row_key mod 2^32, row_key div 2^32, block, stream) row_key alike; for a node, its global id
@@ -11,8 +11,8 @@
 //   two 32-bit words:   block = c / 2, words 2 (c % 2) and 2 (c % 2) + 1      float64 uniforms (low word first)
 //   normals, by pairs of uniforms (Box-Muller): see keyed_normal.h
 //
-// So a value depends on (seed, row_key, column, stream) only: not on ranks, threads, the order or number of rows, or the
-// instruction set.
+// So a value depends on (seed, row_key, column, stream) only: not on ranks, threads, the order or number of rows, or
+// the instruction set.
 #pragma once
 
 #include <cstdint>

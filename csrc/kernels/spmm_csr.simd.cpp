@@ -7,13 +7,13 @@
 namespace pyg_dist::PYG_DIST_LEVEL {
 namespace {
 
-// How many edges ahead the rows of x are asked for. 8 to 32 measure alike on a power-law graph of 170k nodes, width 128;
-// without prefetching the same product takes 1.2 times as long.
+// How many edges ahead the rows of x are asked for. 8 to 32 measure alike on a power-law graph of 170k nodes, width
+// 128; without prefetching the same product takes 1.2 times as long.
 constexpr int64_t kPrefetchEdges = 16;
 
-// `width` columns of the rows, in V vectors of L lanes that stay in registers while a row's edges go by. The last vector
-// is moved left to end at the last column, so that no mask is needed; columns that two vectors cover are computed twice,
-// alike.
+// `width` columns of the rows, in V vectors of L lanes that stay in registers while a row's edges go by. The last
+// vector is moved left to end at the last column, so that no mask is needed; columns that two vectors cover are
+// computed twice, alike.
 template <class X, class Out, int L, int V, bool kWeight, bool kColScale>
 void rows_of_width(const SpmmCsr& p, int64_t row_begin, int64_t row_end, int64_t column, int64_t width) {
   using A = accumulator_t<X>;

@@ -7,11 +7,11 @@
 namespace pyg_dist {
 namespace {
 
-#define PYG_DIST_TABLE(level)                                                                           \
-  Kernels {                                                                                             \
-    .isa = #level, .spmm_rows = level::spmm_rows, .sddmm_edges = level::sddmm_edges,                    \
-    .scatter_add_owned = level::scatter_add_owned, .dropout_rows = level::dropout_rows,                 \
-    .uniform_rows = level::uniform_rows                                                                 \
+#define PYG_DIST_TABLE(level)                                                           \
+  Kernels {                                                                             \
+    .isa = #level, .spmm_rows = level::spmm_rows, .sddmm_edges = level::sddmm_edges,    \
+    .scatter_add_owned = level::scatter_add_owned, .dropout_rows = level::dropout_rows, \
+    .uniform_rows = level::uniform_rows                                                 \
   }
 
 struct Level {
@@ -20,7 +20,8 @@ struct Level {
 };
 
 Kernels choose() {
-  const Level levels[] = {  // best first
+  const Level levels[] = {
+  // best first
 #if defined(PYG_DIST_X86_LEVELS)
       {PYG_DIST_TABLE(avx512), __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")},

@@ -19,8 +19,8 @@ struct Kernels {
   decltype(&baseline::uniform_rows) uniform_rows;
 };
 
-// Chosen at the first call: PYG_DIST_ISA if set, else the best level of this machine. Throws std::runtime_error when the
-// environment asks for a level that is unknown or that this machine lacks.
+// Chosen at the first call: PYG_DIST_ISA if set, else the best level of this machine. Throws std::runtime_error when
+// the environment asks for a level that is unknown or that this machine lacks.
 const Kernels& kernels();
 
 }  // namespace pyg_dist

@@ -113,7 +113,7 @@ PYG_DIST_INLINE A horizontal_sum(Vec<A, L> v) {
 template <int L>
 PYG_DIST_INLINE void multiply_wide(Vec<uint32_t, L> v, uint32_t m, Vec<uint32_t, L>& high, Vec<uint32_t, L>& low) {
   using Wide = Vec<uint64_t, L / 2>;
-  const auto multiply_even = [m](Wide lanes) __attribute__((always_inline)) {
+  const auto multiply_even = [m](Wide lanes) {
 #if defined(__AVX512F__)
     constexpr __mmask8 kAll = 0xff;  // the form without a mask trips -Wmaybe-uninitialized inside GCC 12's own header
     const __m512i factors = _mm512_set1_epi32(static_cast<int>(m));

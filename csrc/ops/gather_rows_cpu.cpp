@@ -1,10 +1,9 @@
-#include "kernels/gather_rows.h"
-
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <atomic>
 
+#include "kernels/gather_rows.h"
 #include "ops/parallel.h"
 #include "ops/rows.h"
 
@@ -22,8 +21,8 @@ void gather(const Tensor& x, const Tensor& index, const Tensor& out) {
       .num_source_rows = x.size(0),
       .num_rows = index.size(0),
       .row_bytes = x.size(1) * element_bytes,
-      .x_stride = row_stride(x) * element_bytes,
-      .out_stride = row_stride(out) * element_bytes,
+      .x_stride = x.stride(0) * element_bytes,
+      .out_stride = out.stride(0) * element_bytes,
   };
   std::atomic<bool> in_range{true};
   for_each_range(problem.num_rows, kBytesPerChunk / std::max<int64_t>(problem.row_bytes, 16),

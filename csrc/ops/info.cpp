@@ -11,8 +11,8 @@ std::string isa() { return kernels().isa; }
 
 // "key=value" pairs with "; " between them.
 std::string build_info() {
-  return "version=" PYG_DIST_VERSION "; torch=" TORCH_VERSION
-         "; compiler=" PYG_DIST_COMPILER "; levels=" PYG_DIST_LEVELS;
+  return "version=" PYG_DIST_VERSION "; torch=" TORCH_VERSION "; compiler=" PYG_DIST_COMPILER
+         "; levels=" PYG_DIST_LEVELS;
 }
 
 }  // namespace

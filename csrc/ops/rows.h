@@ -1,4 +1,4 @@
-// The checks that gather_rows and scatter_add_rows share.
+// The error that gather_rows and scatter_add_rows share.
 #pragma once
 
 #include <algorithm>
@@ -6,9 +6,6 @@
 #include "ops/check.h"
 
 namespace pyg_dist {
-
-// Bytes or elements between rows; a single row may carry any stride.
-inline int64_t row_stride(const Tensor& tensor) { return tensor.size(0) > 1 ? tensor.stride(0) : tensor.size(1); }
 
 [[noreturn]] inline void fail_out_of_range(const char* op, const Tensor& index, int64_t num_rows) {
   const auto* data = static_cast<const int64_t*>(index.const_data_ptr());

@@ -1,10 +1,9 @@
-#include "kernels/scatter_add_rows.h"
-
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
 
+#include "kernels/scatter_add_rows.h"
 #include "kernels/table.h"
 #include "ops/parallel.h"
 #include "ops/rows.h"

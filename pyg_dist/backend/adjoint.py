@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from pyg_dist.backend import bucket
+from pyg_dist.backend import bucket, replicas
 from pyg_dist.backend.axis import Axis
+from pyg_dist.errors import UnsupportedError
 
 _order = itertools.count()  # every rank runs the same calls, so the numbers agree
 
@@ -77,11 +78,22 @@ class _Gather(torch.autograd.Function):
 def enter(tensor: Tensor, axis: Axis) -> Tensor:
     """A replicated tensor, about to meet distributed rows: identity; its gradients are summed over ``axis``.
 
-    Not collective in the forward pass; the backward is (at once, or with all leaves at the end of the pass).
+    Not collective in the forward pass, except for a leaf that enters for the first time: it is given the values of
+    rank 0 (:mod:`pyg_dist.backend.replicas`). The backward is (at once, or with all leaves at the end of the pass).
+
+    Raises:
+        UnsupportedError: Under a transform of ``torch.func``, which would see one rank's rows.
     """
-    if axis.size == 1 or not (tensor.requires_grad and torch.is_grad_enabled()):
+    if torch._C._are_functorch_transforms_active():
+        raise UnsupportedError(
+            "torch.func transforms and torch.vmap do not reach the rows of other ranks: use torch.autograd.grad, "
+            "or apply them to plain tensors"
+        )
+    if axis.size == 1 or not tensor.requires_grad:
         return tensor
-    return _Enter.apply(tensor, axis)  # type: ignore[no-any-return, no-untyped-call]
+    if tensor.is_leaf and not replicas.are_equal(tensor):
+        replicas.make_equal([tensor], axis)
+    return _Enter.apply(tensor, axis) if torch.is_grad_enabled() else tensor  # type: ignore[no-any-return, no-untyped-call]
 
 
 def leave(tensor: Tensor, axis: Axis) -> Tensor:

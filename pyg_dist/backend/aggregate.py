@@ -109,7 +109,7 @@ class _Multiply(torch.autograd.Function):
         return operator.multiply_transposed(x) if transposed else operator.multiply(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return _Multiply.apply(grad, ctx.operator, not ctx.transposed), None, None  # type: ignore[no-untyped-call]
 
 
@@ -127,7 +127,7 @@ class _HaloRows(torch.autograd.Function):
         return ops.scatter_add_rows(out, exchange.send_index, arrived)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         rows = _HaloRows.apply(grad, ctx.exchange, ctx.num_local, not ctx.transposed)  # type: ignore[no-untyped-call]
         return rows, None, None, None
 
@@ -142,7 +142,7 @@ class _EdgeProduct(torch.autograd.Function):
         return ops.spmm_csr(csr.rowptr, csr.col, x.contiguous(), weight[csr.edge])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         weight, x = ctx.saved_tensors
         by_weight = _EdgeDot.apply(grad, x, ctx.csr, weight.numel()) if ctx.needs_input_grad[0] else None  # type: ignore[no-untyped-call]
         by_x = _EdgeProduct.apply(weight, grad, ctx.csr.transpose()) if ctx.needs_input_grad[1] else None  # type: ignore[no-untyped-call]
@@ -160,7 +160,7 @@ class _EdgeDot(torch.autograd.Function):
         return dots.new_zeros(num_edges).index_copy_(0, csr.edge, dots)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         a, b = ctx.saved_tensors
         by_a = _EdgeProduct.apply(grad, b, ctx.csr)  # type: ignore[no-untyped-call]
         by_b = _EdgeProduct.apply(grad, a, ctx.csr.transpose())  # type: ignore[no-untyped-call]

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import xxhash
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from pyg_dist.backend import world
@@ -26,6 +27,9 @@ LONGEST_WAIT = timedelta(days=20)
 
 # How many different values an error spells out: the line must stay readable when each of 512 ranks has its own.
 _MAX_VALUES = 4
+
+# Room for any message made for people; torch appends C++ stacks to some of its own.
+_MAX_CHARACTERS = 1000
 
 _main_calls = itertools.count()
 
@@ -52,8 +56,8 @@ def require_equal(what: Mapping[str, str], remedy: str) -> None:
         raise AgreementError(f"Expected the same on every rank: {', '.join(differences)}; {remedy}")
 
 
-def digest(value: Tensor | np.ndarray[Any, Any] | bytes | bytearray | memoryview | str) -> str:
-    """Return the XXH3-128 digest of ``value`` in hexadecimal. Not collective.
+def digest(value: Tensor | ArrayLike) -> str:
+    """Return the XXH3-128 digest of a tensor, an array, bytes or a string in hexadecimal. Not collective.
 
     Dtype and shape count for tensors and arrays; contiguous ones in CPU memory are hashed in place, without a copy.
     """
@@ -62,10 +66,13 @@ def digest(value: Tensor | np.ndarray[Any, Any] | bytes | bytearray | memoryview
     if isinstance(value, (bytes, bytearray, memoryview)):
         return str(xxhash.xxh3_128_hexdigest(value))
     if isinstance(value, Tensor):
+        kind = f"{value.dtype}{tuple(value.shape)}"
         content = _bytes_of(value.detach().cpu().contiguous()).numpy()
     else:
-        content = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-    hasher = xxhash.xxh3_128(f"{value.dtype}{tuple(value.shape)}".encode())
+        array = np.asarray(value)
+        kind = f"{array.dtype}{array.shape}"
+        content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    hasher = xxhash.xxh3_128(kind.encode())
     hasher.update(content.data)
     return str(hasher.hexdigest())
 
@@ -79,7 +86,7 @@ def on_main(function: Callable[[], Tensor]) -> Tensor:
     """
     here = world.current()
     if here is None or here.store is None:
-        return function()
+        return function().detach().cpu()
     key = f"on_main/{next(_main_calls)}"
     if here.rank == 0:
         try:
@@ -125,8 +132,9 @@ def raise_together(error: Exception | None) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """Return ``error`` as ``Type: message`` without line breaks. Not collective."""
-    message = " ".join(str(error).split())
+    """Return ``error`` as ``Type: message`` without line breaks, cut where it is very long. Not collective."""
+    words = " ".join(str(error).split())
+    message = words if len(words) <= _MAX_CHARACTERS else f"{words[:_MAX_CHARACTERS]} ..."
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 

@@ -12,6 +12,8 @@ from torch import Tensor
 _REDUCE = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 # gloo and nccl reduce no booleans; as bytes, "max" is `any` and "min" is `all`.
 _WIRE_DTYPE = {torch.bool: torch.uint8}
+# torch 2.13 has a new name for the collective, and warns of the old one.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 class Axis:
@@ -82,7 +84,7 @@ class Axis:
         padded = wire.new_zeros((longest, *wire.shape[1:]))
         padded[: wire.shape[0]] = wire
         gathered = wire.new_empty((self.size * longest, *wire.shape[1:]))
-        dist.all_gather_into_tensor(gathered, padded, group=self.process_group)
+        _all_gather(gathered, padded, group=self.process_group)
         pieces = [gathered[r * longest : r * longest + c] for r, c in enumerate(counts)]
         return torch.cat(pieces).to(rows.dtype)
 

@@ -1,13 +1,14 @@
 """The one bucket: leaf parameters' partial gradients, summed once at the end of a backward pass.
 
-One all-reduce per parameter doubled the epoch in a trial, since each waits for the slowest rank. So
-:class:`pyg_dist.backend.adjoint.Enter` hands the partial gradient of a leaf to :func:`put`, gives autograd
-nothing, and the engine calls :func:`_flush` when the pass (its *graph task*) ends.
+One all-reduce per parameter doubled the epoch in a trial, since each waits for the slowest rank. So the backward of
+:func:`pyg_dist.backend.adjoint.enter` hands the partial gradient of a leaf to :func:`put`, gives autograd nothing, and
+the engine calls the bucket when the pass (its *graph task*) ends.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import weakref
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,12 +26,32 @@ class _Entry:
     order: int
 
 
-@dataclass
 class _Bucket:
-    entries: dict[int, _Entry] = field(default_factory=dict)
+    """The partial gradients of one pass, by the id of their parameter."""
+
+    def __init__(self) -> None:
+        self.entries: dict[int, _Entry] = {}
+
+    def flush(self) -> None:
+        """Sum the partial gradients over the ranks and add them to ``parameter.grad`` (collective)."""
+        groups: dict[tuple[int, torch.dtype, torch.device], list[_Entry]] = {}
+        for entry in sorted(self.entries.values(), key=lambda e: e.order):
+            groups.setdefault((id(entry.axis), entry.partial.dtype, entry.partial.device), []).append(entry)
+        with torch.no_grad():
+            for entries in groups.values():
+                flat = torch.cat([entry.partial.reshape(-1) for entry in entries])
+                flat = entries[0].axis.reduce_(flat)
+                for entry, total in zip(entries, flat.split([e.partial.numel() for e in entries]), strict=True):
+                    gradient = total.view_as(entry.parameter)
+                    if entry.parameter.grad is None:
+                        entry.parameter.grad = gradient
+                    else:
+                        entry.parameter.grad += gradient
 
 
-_buckets: dict[int, _Bucket] = {}  # by graph task: nested (reentrant) passes have a bucket each
+# By graph task: nested (reentrant) passes have a bucket each. The engine alone keeps a bucket alive, through its
+# callback: what a pass that raised has left behind goes with the pass.
+_buckets: weakref.WeakValueDictionary[int, _Bucket] = weakref.WeakValueDictionary()
 
 
 def accepts(parameter: Tensor, accumulator: Node) -> bool:
@@ -61,27 +82,10 @@ def put(parameter: Tensor, partial: Tensor, axis: Axis, order: int) -> None:
     bucket = _buckets.get(task)
     if bucket is None:
         bucket = _buckets[task] = _Bucket()
-        Variable._execution_engine.queue_callback(lambda: _flush(task))
+        Variable._execution_engine.queue_callback(bucket.flush)
     entry = bucket.entries.get(id(parameter))
     if entry is None:
         bucket.entries[id(parameter)] = _Entry(parameter, partial, axis, order)
     else:  # a shared weight, or one used by several layers
         entry.partial = entry.partial + partial
         entry.order = min(entry.order, order)
-
-
-def _flush(task: int) -> None:
-    """Sum the partial gradients of one pass over the ranks and add them to ``parameter.grad`` (collective)."""
-    groups: dict[tuple[int, torch.dtype, torch.device], list[_Entry]] = {}
-    for entry in sorted(_buckets.pop(task).entries.values(), key=lambda e: e.order):
-        groups.setdefault((id(entry.axis), entry.partial.dtype, entry.partial.device), []).append(entry)
-    with torch.no_grad():
-        for entries in groups.values():
-            flat = torch.cat([entry.partial.reshape(-1) for entry in entries])
-            flat = entries[0].axis.reduce_(flat)
-            for entry, total in zip(entries, flat.split([e.partial.numel() for e in entries]), strict=True):
-                gradient = total.view_as(entry.parameter)
-                if entry.parameter.grad is None:
-                    entry.parameter.grad = gradient
-                else:
-                    entry.parameter.grad += gradient

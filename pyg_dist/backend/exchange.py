@@ -6,8 +6,10 @@ nothing. The transposed exchange uses the same lists with the roles of sender an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -102,7 +104,7 @@ class HaloExchange:
                 self.traffic.num_messages += 1
         return Flight(received, rows, dist.batch_isend_irecv(messages) if messages else [])
 
-    def _message(self, direction: object, piece: Tensor, peer: int) -> dist.P2POp:
+    def _message(self, direction: Callable[..., Any], piece: Tensor, peer: int) -> dist.P2POp:
         return dist.P2POp(direction, piece, self.axis.global_rank(peer), self.axis.process_group)
 
     def to(self, device: torch.device | str) -> HaloExchange:

@@ -112,7 +112,7 @@ class FailureWatch:
             store.wait([f"inbox/{self._rank}"], LONGEST_WAIT)
         except dist.DistError:
             if not self._is_ending:
-                _report(f"the process that holds the rendezvous store (rank 0) is gone; ending rank {self._rank}")
+                _report(f"rank 0 or torchrun's agent, which holds the store, is gone; ending rank {self._rank}")
                 time.sleep(1.0)  # the main thread may be about to show what it saw of this
                 self._leave()
             return
@@ -131,7 +131,7 @@ class FailureWatch:
             return
         _report(f"{message}; ending rank {self._rank} of {self._world_size}")
         self._acknowledge(store)
-        # Rank 0 may hold the store, and the first rank to end makes launchers kill the others, who have a line to print.
+        # Rank 0 may hold the store, and the first rank to end makes launchers kill the others, before they printed.
         self._wait_until_read(store)
         self._leave()
 

@@ -1,8 +1,8 @@
 """Finds and loads the native library, once per process.
 
-Importing this module loads it, so that ``torch.ops.pyg_dist`` is complete afterwards; ``csrc/schema.cpp`` lists what is in
-there. ``PYG_DIST_ISA`` (``baseline``, ``avx2`` or ``avx512``) forces an instruction set; the best one of the machine is the
-default.
+Importing this module loads it, so that ``torch.ops.pyg_dist`` is complete afterwards; ``csrc/schema.cpp`` lists what is
+in there. ``PYG_DIST_ISA`` (``baseline``, ``avx2`` or ``avx512``) forces an instruction set; the best one of the machine
+is the default.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def _find() -> Path:
     for path in (folder / "lib" / _NAME for folder in folders):
         if path.exists():
             return path
-    raise LibraryNotBuiltError(f"expected the native library lib/{_NAME} in {' or '.join(map(str, folders))}, found none; {_REMEDY}")
+    raise LibraryNotBuiltError(
+        f"expected the native library lib/{_NAME} in {' or '.join(map(str, folders))}, found none; {_REMEDY}"
+    )
 
 
 def _load() -> None:

@@ -1,11 +1,11 @@
-"""The native ops. Each wrapper documents its op, views rows as two-dimensional, and turns errors into the package's own.
+"""The native ops: each wrapper documents its op, views rows as two-dimensional and raises the package's own errors.
 
-CPU only for now. Nothing here is differentiable except :func:`keyed_dropout`: the derivatives of the others need transposes
-and exchanges, which stand in the modules that use them. Every op has a readable twin in :mod:`pyg_dist.backend.reference`.
-No function is collective.
+CPU only for now. Nothing here is differentiable except :func:`keyed_dropout`: the derivatives of the others need
+transposes and exchanges, which stand in the modules that use them. Every op has a readable twin in
+:mod:`pyg_dist.backend.reference`. No function is collective.
 
-Legend: N rows, M source rows, E edges, F columns, R selected rows. The *sum dtype* of float64 is float64; of float32 and
-bfloat16, float32.
+Legend: N rows, M source rows, E edges, F columns, R selected rows. The *sum dtype* of float64 is float64; of float32
+and bfloat16, float32.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def gather_rows(x: Tensor, index: Tensor, *, out: Tensor | None = None) -> Tenso
         - output: ``[R, ...]``
 
     Raises:
-        DataError: an index is outside of ``[0, N)``, or a shape or dtype does not fit. ``out`` may then be half written.
+        DataError: an index is outside of ``[0, N)`` (``out`` may then be half written), or a shape or dtype is wrong.
         UnsupportedError: a tensor is not a dense CPU tensor.
     """
     if out is None:

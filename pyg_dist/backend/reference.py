@@ -1,7 +1,7 @@
 """Slow, readable twins of the native ops, in plain torch and NumPy: what the kernels are tested against.
 
-Same arguments, shapes and dtypes as :mod:`pyg_dist.backend.ops`. Random words are those of ``csrc/kernels/philox.h``, bit
-for bit.
+Same arguments, shapes and dtypes as :mod:`pyg_dist.backend.ops`. Random words are those of ``csrc/kernels/philox.h``,
+bit for bit.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from torch_geometric.nn.aggr import SumAggregation
 
 from pyg_dist.backend.aggregate import LinearOperator, aggregate, aggregate_edges
 from pyg_dist.conv.inputs import edge_rows, is_distributed, node_rows
+from pyg_dist.conv.scripting import stock_twin
 from pyg_dist.errors import DataError, UnsupportedError
 from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor
 
@@ -18,12 +19,13 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
     r"""PyG's :class:`~torch_geometric.nn.GCNConv` on one process or many, with the same numbers (exact).
 
     .. math::
-        \mathbf{X}^{\prime} = \mathbf{\hat{D}}^{-1/2} \mathbf{\hat{A}} \mathbf{\hat{D}}^{-1/2} \mathbf{X} \mathbf{\Theta}
+        \mathbf{X}^{\prime} = \mathbf{\hat{D}}^{-1/2} \mathbf{\hat{A}}
+        \mathbf{\hat{D}}^{-1/2} \mathbf{X} \mathbf{\Theta}
 
     Source: "Semi-supervised Classification with Graph Convolutional Networks" (Kipf and Welling, 2017). Constructor,
-    parameters and ``state_dict`` are the stock conv's. Without edge weights no edge-sized tensor is made: the norm is two
-    scales per node. Weights that require gradients learn, through the degrees too. With a plain ``edge_index`` it *is*
-    the stock conv.
+    parameters and ``state_dict`` are the stock conv's. Without edge weights no edge-sized floats are made: the norm is
+    two scales per node. Weights that require gradients learn, through the degrees too. With a plain ``edge_index`` it
+    *is* the stock conv.
 
     Shapes:
         - x: ``[N, F_in]`` node tensor (float32, float64 or bfloat16)
@@ -53,6 +55,12 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
         x = self.lin(node_rows(self, edge_index.graph, x))
         out = NodeTensor.from_local(self._aggregate(x, edge_index, edge_weight), edge_index.graph.node_rows)
         return out if self.bias is None else out + self.bias
+
+    def __prepare_scriptable__(self) -> GCNConv:
+        return stock_twin(self, GCNConv)
+
+    def __repr__(self) -> str:
+        return super().__repr__().removeprefix("Distributed")  # a script prints the model that it names
 
     def _aggregate(self, x: NodeTensor, edge_index: DistributedEdgeIndex, edge_weight: Tensor | None) -> Tensor:
         graph, local = edge_index.graph, x.to_local()

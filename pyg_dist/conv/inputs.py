@@ -25,8 +25,8 @@ def is_distributed(conv: MessagePassing, edge_index: Any, x: Any) -> bool:
     if not isinstance(edge_index, DistributedEdgeIndex):
         if world_size() > 1 or isinstance(features, NodeTensor):
             raise DataError(
-                f"{name} expected the edge_index of a DistributedData (got a plain {type(edge_index).__name__} at world "
-                f"size {world_size()}): wrap the graph, data = DistributedData(data), and pass data.edge_index"
+                f"{name} expected the edge_index of a DistributedData (got a plain {type(edge_index).__name__} at "
+                f"world size {world_size()}): wrap the graph, data = DistributedData(data), and pass data.edge_index"
             )
         return False
     if conv.flow != "source_to_target":
@@ -71,7 +71,7 @@ def edge_rows(conv: MessagePassing, edge_index: DistributedEdgeIndex, weight: Te
         weight = EdgeTensor.from_local(rows.slice(weight), rows)
     if not isinstance(weight, EdgeTensor) or weight._rows is not rows or weight.numel() != rows.size:
         raise DataError(
-            f"{type(conv).__name__} expected edge weights with one value for each of the {rows.size} edges of this graph "
-            f"(got {type(weight).__name__} of shape {list(weight.shape)}): pass data.edge_weight"
+            f"{type(conv).__name__} expected edge weights with one value for each of the {rows.size} edges of this "
+            f"graph (got {type(weight).__name__} of shape {list(weight.shape)}): pass data.edge_weight"
         )
     return weight if weight.dim() == 1 else weight.view(-1)  # type: ignore[return-value]

@@ -13,6 +13,7 @@ from pyg_dist.backend import session
 from pyg_dist.backend.agreement import digest, on_main, raise_together, require_equal
 from pyg_dist.backend.axis import Axis, world_axis
 from pyg_dist.backend.exchange import Traffic
+from pyg_dist.backend.memory import release_free_memory
 from pyg_dist.data.graph_input import GraphInput, read_graph
 from pyg_dist.data.options import Options
 from pyg_dist.data.storage import DistributedStorage
@@ -78,12 +79,15 @@ class DistributedData(Data):  # type: ignore[misc]
         except (PygDistError, ImportError) as caught:
             error = caught
         raise_together(error)
-        assert options is not None and graph_input is not None
+        assert options is not None
+        assert graph_input is not None
         identity = _agree(graph_input, options)
         parts = _parts(graph_input, options, axis)
         share = halo_share(graph_input.edge_index, parts, axis.rank, axis.size)
         plan = _plan(share, axis, options, digest(identity + digest(parts)))
         self._adopt(graph_input, HaloGraph(share, axis, graph_input.loop_rule), plan)
+        del graph_input, parts
+        release_free_memory()
 
     def _adopt(self, graph_input: GraphInput, graph: HaloGraph, plan: Plan) -> None:
         """Fill this object with the local rows of every attribute."""
@@ -91,7 +95,7 @@ class DistributedData(Data):  # type: ignore[misc]
         self.__dict__.update(graph=graph, plan=plan, _store=DistributedStorage(_parent=self))
         values = graph_input.adj_values
         weight = None if values is None else EdgeTensor.from_local(values[graph.edge_rows.key], graph.edge_rows)
-        self[graph_input.graph_key] = DistributedEdgeIndex(graph, graph_input.graph_key == "adj_t", weight)  # type: ignore[arg-type]
+        self[graph_input.graph_key] = DistributedEdgeIndex(graph, graph_input.graph_key == "adj_t", weight)
         for rows, attributes in (
             (graph.node_rows, graph_input.node_attributes),
             (graph.edge_rows, graph_input.edge_attributes),

@@ -42,7 +42,9 @@ class Options:
         if isinstance(self.partition, str):
             _check("partition", self.partition, *_PARTITIONS)
         if not (isinstance(self.epsilon, (int, float)) and 0 < self.epsilon < 1):
-            raise OptionError(f"Expected 0 < epsilon < 1, the share by which a part may be too heavy (got {self.epsilon})")
+            raise OptionError(
+                f"Expected 0 < epsilon < 1, the share by which a part may be too heavy (got {self.epsilon})"
+            )
 
     @property
     def partition_name(self) -> str:
@@ -53,7 +55,9 @@ class Options:
         """Name and value of each option, short enough to compare across ranks."""
         given = {f"option {name}": str(getattr(self, name)) for name in (*_VALUES, "epsilon", "seed")}
         return given | {
-            "option partition": self.partition if isinstance(self.partition, str) else digest(np.asarray(self.partition))
+            "option partition": self.partition
+            if isinstance(self.partition, str)
+            else digest(np.asarray(self.partition))
         }
 
 

@@ -29,7 +29,9 @@ class DistributedStorage(GlobalStorage):  # type: ignore[misc]
         if key in ("edge_index", "adj_t"):
             if value is None or isinstance(value, DistributedEdgeIndex):
                 return value
-            raise MixedRowsError(f"Assigning '{key}' would change a distributed graph: change it before DistributedData")
+            raise MixedRowsError(
+                f"Assigning '{key}' would change a distributed graph: change it before DistributedData"
+            )
         if isinstance(value, RowTensor):
             if value._rows not in (graph.node_rows, graph.edge_rows):
                 raise LayoutMismatchError(

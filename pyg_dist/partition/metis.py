@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,7 +48,7 @@ def metis_parts(graph: GraphModel, num_parts: int, epsilon: float, seed: int) ->
     return torch.from_numpy(np.asarray(parts, dtype=np.int32))
 
 
-def _import_pymetis() -> ModuleType:
+def _import_pymetis() -> Any:
     try:
         import pymetis
     except ImportError as error:

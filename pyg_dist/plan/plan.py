@@ -116,9 +116,7 @@ class Plan:
         header = ["rank", *(c.replace("_", " ") for c in columns)]
         lines = [[str(rank), *(f"{getattr(s, c):,}" for c in columns)] for rank, s in enumerate(self.sizes)]
         lines.append(["all", *(f"{sum(getattr(s, c) for s in self.sizes):,}" for c in columns)])
-        lines.append(
-            ["max/mean", *(f"{self.imbalance([getattr(s, c) for s in self.sizes]):.2f}" for c in columns)]
-        )
+        lines.append(["max/mean", *(f"{self.imbalance([getattr(s, c) for s in self.sizes]):.2f}" for c in columns)])
         width_of = [max(len(row[k]) for row in [header, *lines]) for k in range(len(header))]
         table = ["  ".join(cell.rjust(w) for cell, w in zip(row, width_of, strict=True)) for row in [header, *lines]]
         title = f"{self.layout} layout, {self.partition} partition, {self.exchange} exchange, plan {self.hash[:12]}"

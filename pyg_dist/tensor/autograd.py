@@ -1,4 +1,8 @@
-"""Gradients, hooks and copies of row tensors, which are tensors of the autograd graph themselves."""
+"""Gradients, hooks and copies of row tensors, which are tensors of the autograd graph themselves.
+
+Autograd stores, and the engine passes, this rank's rows; users see and give row tensors, or plain tensors with all
+rows.
+"""
 
 from __future__ import annotations
 
@@ -7,66 +11,48 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import _engine_run_backward  # type: ignore[attr-defined]
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from pyg_dist.errors import LayoutMismatchError
+from pyg_dist.errors import LayoutMismatchError, UnsupportedError
 from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, wrap
 from pyg_dist.tensor.rows import Rows
-from pyg_dist.tensor.table import TABLE, Function, handles
+from pyg_dist.tensor.table import TABLE, Function, bind, handles
 
 
-def _plain(value: Any, rows: Rows) -> Any:
+def _stored(value: Any, rows: Rows) -> Any:
     """``value`` as autograd stores it for a tensor with these rows."""
+    if not isinstance(value, Tensor):
+        return value
     if isinstance(value, RowTensor):
-        if value._rows is not rows:
-            rows.require_like(value._rows, "A gradient")
+        if not rows.is_like(value._rows):
+            raise LayoutMismatchError(f"Expected a gradient or value for {rows} (got one for {value._rows})")
         return value.to_local()
-    if isinstance(value, Tensor):
-        if value.shape[:1] != (rows.size,):
-            raise LayoutMismatchError(
-                f"Expected a gradient with {rows.size} rows (got shape {list(value.shape)}): use a {rows.kind} tensor"
-            )
-        return rows.slice(value)
-    return value
+    if value.shape[:1] != (rows.size,):
+        raise LayoutMismatchError(f"Expected a gradient or value for {rows} (got shape {list(value.shape)})")
+    return rows.slice(value)
 
 
-@handles("grad.__get__")
-def grad(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The gradient, distributed like the tensor."""
+@handles("grad.__get__", "data.__get__")
+def stored(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The gradient, or the rows without history: distributed like the tensor."""
     with LOCALLY():
         return wrap(function(*args), args[0]._rows)
 
 
-@handles("grad.__set__")
-def set_grad(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Store a gradient."""
+@handles("grad.__set__", "data.__set__")
+def store(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Replace the gradient, or the values."""
     x, value = args
-    value = _plain(value, x._rows)
+    value = _stored(value, x._rows)
     with LOCALLY():
         function(x, value)
 
 
-@handles("grad.__delete__")
-def delete_grad(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Forget the gradient."""
+@handles("grad.__delete__", "retain_grad", "register_post_accumulate_grad_hook")
+def unchanged(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A hook after accumulation gets the row tensor itself."""
     with LOCALLY():
-        function(*args)
-
-
-@handles("data.__get__")
-def data(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The same rows without history."""
-    with LOCALLY():
-        return wrap(function(*args), args[0]._rows)
-
-
-@handles("data.__set__")
-def set_data(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Replace the values."""
-    x, value = args
-    value = _plain(value, x._rows)
-    with LOCALLY():
-        function(x, value)
+        return function(*args, **kwargs)
 
 
 @handles("register_hook")
@@ -77,73 +63,76 @@ def register_hook(function: Function, args: tuple[Any, ...], kwargs: dict[str, A
 
     def distributed_hook(gradient: Tensor) -> Tensor | None:
         # A fresh view: the engine goes on with its own tensor, whose class must not change.
-        with LOCALLY():
-            view = wrap(gradient.as_subclass(Tensor), rows)
-        result = hook(view)
-        return None if result is None else _plain(result, rows)
+        result = hook(RowTensor.from_local(gradient, rows))
+        return None if result is None else _stored(result, rows)
 
     with LOCALLY():
         return function(x, distributed_hook)
 
 
-@handles("register_post_accumulate_grad_hook")
-def register_post_accumulate_grad_hook(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The hook gets the row tensor itself."""
+def _local_outputs(outputs: Any, gradients: Any) -> tuple[list[Any], list[Tensor | None]]:
+    """Outputs and their gradients as the engine takes them."""
+    outputs = _sequence(outputs)
+    gradients = [None] * len(outputs) if gradients is None else _sequence(gradients)
+    for k, (output, gradient) in enumerate(zip(outputs, gradients, strict=True)):
+        if isinstance(output, RowTensor):
+            if gradient is None:
+                raise RuntimeError("grad can be implicitly created only for scalar outputs")
+            # Code that runs inside a backward pass (reentrant checkpointing) holds gradients as the engine has them.
+            inside = torch._C._current_graph_task_id() != -1  # type: ignore[attr-defined]
+            plain = inside and not isinstance(gradient, RowTensor)
+            outputs[k], gradients[k] = output.to_local(), gradient if plain else _stored(gradient, output._rows)
+    return outputs, gradients
+
+
+def _sequence(value: Any) -> list[Any]:
+    return [value] if isinstance(value, (Tensor, GradientEdge)) else list(value)
+
+
+def _edge(x: Any) -> Any:
+    """Where the gradient of x arrives; torch takes it in place of a tensor, and dispatches on it no more."""
+    if not isinstance(x, RowTensor):
+        return x
     with LOCALLY():
-        return function(*args, **kwargs)
+        return get_gradient_edge(x)
 
 
 @handles("backward")
+def backward_of_one(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Back-propagate a gradient with this tensor's rows, or a loss to tensors with rows (collective)."""
+    bound = bind("tensors gradient retain_graph create_graph inputs", args, kwargs)
+    torch.autograd.backward(grad_tensors=bound.pop("gradient", None), **bound)
+
+
 def backward(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Back-propagate a gradient with this tensor's rows (collective)."""
-    names = ("gradient", "retain_graph", "create_graph", "inputs")
-    bound = dict(zip(names, args[1:], strict=False)) | kwargs
-    gradient = _plain(bound.get("gradient"), args[0]._rows)
-    retain, create = bound.get("retain_graph"), bound.get("create_graph", False)
-    torch.autograd.backward(args[0].to_local(), gradient, retain, create, inputs=bound.get("inputs"))
+    """``torch.autograd.backward`` with row tensors among outputs and inputs (collective)."""
+    bound = bind("tensors grad_tensors retain_graph create_graph grad_variables inputs", args, kwargs)
+    outputs, gradients = _local_outputs(bound.pop("tensors"), bound.pop("grad_tensors", None))
+    if bound.get("inputs") is not None:
+        bound["inputs"] = [_edge(x) for x in _sequence(bound["inputs"])]
+    torch.autograd.backward(outputs, gradients, **bound)
 
 
-def autograd_grad(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """``torch.autograd.grad`` with row tensors among outputs and inputs (collective).
-
-    It runs the engine itself: torch's own function would have to run under ``LOCALLY``, and so would every hook
-    that the backward pass calls.
-    """
-    names = ("outputs", "inputs", "grad_outputs", "retain_graph", "create_graph", "only_inputs", "allow_unused")
-    bound = dict(zip(names, args, strict=False)) | kwargs
-    outputs, inputs = (_sequence(bound[n]) for n in ("outputs", "inputs"))
-    given = bound.get("grad_outputs")
-    grad_outputs = [None] * len(outputs) if given is None else list(_sequence(given))
-    for k, output in enumerate(outputs):
-        if isinstance(output, RowTensor):
-            grad_outputs[k] = _plain(grad_outputs[k], output._rows)
-        if grad_outputs[k] is None:
-            if output.numel() != 1:
-                raise RuntimeError("grad can be implicitly created only for scalar outputs")
-            grad_outputs[k] = torch.ones_like(output)
-    create = bound.get("create_graph", False)
-    retain = create if bound.get("retain_graph") is None else bound["retain_graph"]
-    allow_unused = bool(bound.get("allow_unused") or bound.get("materialize_grads"))
-    results = _engine_run_backward(
-        outputs, tuple(grad_outputs), retain, create, inputs, allow_unused, accumulate_grad=False
-    )
-    distributed = []
-    for x, result in zip(inputs, results, strict=True):
-        if result is None and bound.get("materialize_grads"):
-            distributed.append(torch.zeros_like(x))
+def grad(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """``torch.autograd.grad`` with row tensors among outputs and inputs (collective)."""
+    bound = bind("outputs inputs grad_outputs retain_graph create_graph only_inputs allow_unused", args, kwargs)
+    if bound.get("is_grads_batched"):
+        raise UnsupportedError("torch.autograd.grad with is_grads_batched is not distributed: call it once per gradient")
+    outputs, gradients = _local_outputs(bound.pop("outputs"), bound.pop("grad_outputs", None))
+    inputs = _sequence(bound.pop("inputs"))
+    materialize = bound.pop("materialize_grads", False)
+    bound["allow_unused"] = bound.get("allow_unused") or materialize
+    results = list(torch.autograd.grad(outputs, [_edge(x) for x in inputs], gradients, **bound))
+    for k, (x, result) in enumerate(zip(inputs, results, strict=True)):
+        if result is None and materialize:
+            results[k] = torch.zeros_like(x)
         elif isinstance(x, RowTensor) and result is not None:
-            with LOCALLY():
-                distributed.append(wrap(result.as_subclass(Tensor), x._rows))
-        else:
-            distributed.append(result)
-    return tuple(distributed)
+            results[k] = RowTensor.from_local(result, x._rows)
+    return tuple(results)
 
 
-def _sequence(value: Any) -> tuple[Any, ...]:
-    return (value,) if isinstance(value, Tensor) else tuple(value)
-
-
-TABLE[torch.autograd.grad] = autograd_grad
+TABLE[torch.autograd.backward] = backward
+TABLE[torch.autograd.grad] = grad
 
 
 @handles("__deepcopy__")
@@ -152,15 +141,13 @@ def deepcopy(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     x, memo = args
     if id(x) in memo:
         return memo[id(x)]
-    with LOCALLY():
-        if not x.is_leaf:
-            raise RuntimeError(
-                "Only tensors created explicitly by the user (graph leaves) support the deepcopy protocol: "
-                "copy x.detach()"
-            )
-        twin = wrap(x.as_subclass(Tensor).detach().clone(), x._rows).requires_grad_(x.requires_grad)
-        if x.grad is not None:
-            twin.grad = copy.deepcopy(x.grad, memo)
-    twin.__dict__.update({k: v for k, v in x.__dict__.items() if k not in ("_selection",)})
+    if not x.is_leaf:
+        raise RuntimeError(
+            "Only tensors created explicitly by the user (graph leaves) support the deepcopy protocol: copy x.detach()"
+        )
+    twin = x.detach().clone().requires_grad_(x.requires_grad)
     memo[id(x)] = twin
+    twin.__dict__.update({k: v for k, v in x.__dict__.items() if k not in ("_selection", "_rows")})
+    if x.grad is not None:
+        twin.grad = copy.deepcopy(x.grad, memo)
     return twin

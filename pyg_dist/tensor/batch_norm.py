@@ -7,12 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import batch_norm as stock_batch_norm
 
-from pyg_dist.errors import DataError
-from pyg_dist.tensor.row_tensor import LOCALLY, require_rows_first, wrap
-from pyg_dist.tensor.table import Function, handles
+from pyg_dist.errors import DataError, MixedRowsError
+from pyg_dist.tensor.reductions import wide
+from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, wrap
+from pyg_dist.tensor.table import Function, bind, handles, public_name
 
-_NAMES = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+_NAMES = "x running_mean running_var weight bias training momentum eps"
+_NAMES_BELOW = "x weight bias running_mean running_var training momentum eps cudnn_enabled"  # torch.batch_norm
 
 
 @handles("batch_norm")
@@ -22,37 +25,46 @@ def batch_norm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     In training, mean and variance are global and differentiable, and the running ones follow them as in torch
     (collective); in evaluation the running ones are used (no communication).
     """
-    if function is not torch.nn.functional.batch_norm:
-        function, args = torch.nn.functional.batch_norm, (args[0], *args[3:5], *args[1:3], *args[5:8])
-    bound = {
-        "weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5,
-        **dict(zip(_NAMES, args, strict=False)), **kwargs,
-    }  # fmt: skip
-    require_rows_first(function, tuple(bound[n] for n in _NAMES[:5]))
-    x = bound["input"]
+    given = bind(_NAMES if function is stock_batch_norm else _NAMES_BELOW, args, kwargs)
+    bound = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5, **given}
+    x, channels = bound["x"], [bound[name] for name in ("running_mean", "running_var", "weight", "bias")]
+    if not isinstance(x, RowTensor) or any(isinstance(c, RowTensor) for c in channels):
+        raise MixedRowsError(f"{public_name(function)} expects distributed rows and one plain value per channel")
+    mean, var, weight, bias = channels
     rows = x._rows
     with LOCALLY():
-        local = x.as_subclass(Tensor)
-        affine = [None if bound[n] is None else rows.enter(bound[n]) for n in ("weight", "bias")]
-        if not bound["training"] or rows.axis.size == 1:
-            out = function(local, bound["running_mean"], bound["running_var"], *affine, *(bound[n] for n in _NAMES[5:]))
-            return wrap(out, rows)
-        dims = (0, *range(2, local.dim()))
-        number = rows.size * math.prod(local.shape[2:])
-        if number <= 1:
-            raise DataError(f"Expected more than 1 value per channel when training (got input of {rows.size} rows)")
-        channels = (1, -1, *[1] * (local.dim() - 2))
-        mean = rows.leave(local.sum(dims)) / number
-        centred = local - rows.enter(mean).view(channels)
-        variance = rows.leave(centred.square().sum(dims)) / number
-        if bound["running_mean"] is not None:
-            with torch.no_grad():
-                bound["running_mean"].lerp_(mean.to(bound["running_mean"].dtype), bound["momentum"])
-                unbiased = variance * (number / (number - 1))
-                bound["running_var"].lerp_(unbiased.to(bound["running_var"].dtype), bound["momentum"])
-        out = centred * rows.enter(torch.rsqrt(variance + bound["eps"])).view(channels)
-        if affine[0] is not None:
-            out = out * affine[0].view(channels)
-        if affine[1] is not None:
-            out = out + affine[1].view(channels)
-        return wrap(out, rows)
+        if bound["training"] and rows.axis.size > 1:
+            return wrap(_normalise(x, mean, var, weight, bias, bound["momentum"], bound["eps"]), rows)
+        weight, bias = (None if t is None else rows.enter(t) for t in (weight, bias))
+        rest = (bound["training"], bound["momentum"], bound["eps"])
+        return wrap(stock_batch_norm(x, mean, var, weight, bias, *rest), rows)
+
+
+def _normalise(
+    x: RowTensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    momentum: float,
+    eps: float,
+) -> Tensor:
+    """Training on more than one rank, to be called :data:`LOCALLY`."""
+    rows, dims, shape = x._rows, (0, *range(2, x.dim())), (1, -1, *[1] * (x.dim() - 2))
+    number = rows.size * math.prod(x.shape[2:])
+    if number <= 1:
+        raise DataError(f"Expected more than 1 value per channel when training (got {rows}): use .eval()")
+    local = x.to(wide(x.dtype))
+    mean = rows.leave(local.sum(dims)) / number
+    centred = local - rows.enter(mean).view(shape)
+    variance = rows.leave(centred.square().sum(dims)) / number
+    with torch.no_grad():
+        for running, batch in ((running_mean, mean), (running_var, variance * (number / (number - 1)))):
+            if running is not None:
+                running.lerp_(batch.to(running.dtype), momentum)
+    out = centred * rows.enter(torch.rsqrt(variance + eps)).view(shape)
+    if weight is not None:
+        out = out * rows.enter(weight).view(shape)
+    if bias is not None:
+        out = out + rows.enter(bias).view(shape)
+    return out.to(x.dtype)

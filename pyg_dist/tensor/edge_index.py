@@ -68,7 +68,7 @@ class DistributedEdgeIndex:
         """Itself: a graph moves together with its node tensors, through ``data.to(device)``."""
         if isinstance(device, (str, torch.device)) and torch.device(device) != self.device:
             raise LayoutMismatchError(
-                f"Expected edge_index to stay on {self.device} (got {device}): move the graph as a whole, data.to({device!r})"
+                f"Expected edge_index to stay on {self.device} (got {device}): move the whole graph, data.to({device!r})"
             )
         return self
 
@@ -101,7 +101,9 @@ class DistributedEdgeIndex:
         self._refuse("Converting edge_index to an array")
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise MixedRowsError("A DistributedEdgeIndex cannot be pickled: it belongs to this run; save the input graph instead")
+        raise MixedRowsError(
+            "A DistributedEdgeIndex cannot be pickled: it belongs to this run; save the input graph instead"
+        )
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -110,9 +112,8 @@ class DistributedEdgeIndex:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> NoReturn:
-        handle = next(a for a in (*args, *(kwargs or {}).values()) if isinstance(a, cls)) if args or kwargs else None
         name = getattr(func, "__name__", str(func))
         raise MixedRowsError(
-            f"torch's {name} on edge_index {'' if handle is None else list(handle.shape)} needs all edges, and each rank "
-            f"holds only its own: apply it to the graph before DistributedData"
+            f"torch's {name} on an edge_index needs all edges, and each rank holds only its own: "
+            f"apply it to the graph before DistributedData"
         )

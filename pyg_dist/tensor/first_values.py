@@ -1,7 +1,8 @@
-"""Equal first values: the first call of a model on row tensors broadcasts its parameters and buffers from rank 0.
+"""Equal first values: the first call of a model on distributed data broadcasts its parameters and buffers from rank 0.
 
 So models agree even where each rank seeded its generator differently or loaded another checkpoint. A hook that torch
-runs before every module's forward sees the calls.
+runs before every module's forward sees the calls. What it cannot see (arguments by keyword, parameters that a lazy
+module or a script makes later) is made equal when it first meets rows: :func:`pyg_dist.backend.adjoint.enter`.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
 from torch_geometric.nn import MessagePassing
 
+from pyg_dist.backend import replicas
 from pyg_dist.backend.axis import Axis
 from pyg_dist.errors import UnsupportedError
+from pyg_dist.tensor.halo_graph import HaloGraph
 from pyg_dist.tensor.row_tensor import RowTensor
 
 _settled: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -32,58 +34,40 @@ def install() -> None:
 def _before_forward(module: nn.Module, args: tuple[Any, ...]) -> None:
     if module in _settled:
         return
-    rows = next((a._rows for a in _flat(args) if isinstance(a, RowTensor)), None)
-    if rows is None:
+    axis = next(_axes(args), None)
+    if axis is None:
         return
-    if isinstance(module, MessagePassing) and not getattr(module, "is_distributed", False):
+    if _is_stock_conv(module):
         raise UnsupportedError(
-            f"{type(module).__name__} is a stock conv and got a {rows.kind} tensor of a DistributedData: use "
+            f"{type(module).__name__} is a stock conv and got tensors or edges of a DistributedData: use "
             f"pyg_dist.conv.Distributed{type(module).__name__} where it exists, or the plain Data"
         )
-    settle(module, rows.axis)
+    settle(module, axis)
 
 
-def _flat(args: Iterable[Any]) -> Iterable[Any]:
+def _axes(args: Iterable[Any]) -> Iterable[Axis]:
+    """The axes of all distributed things among ``args``: tensors, handles, whole graphs."""
     for arg in args:
-        if isinstance(arg, (tuple, list)):
-            yield from arg
-        else:
-            yield arg
+        if isinstance(arg, RowTensor):
+            yield arg._rows.axis
+        elif isinstance(arg, (tuple, list)):
+            yield from _axes(arg)
+        elif isinstance(arg, dict):
+            yield from _axes(arg.values())
+        elif not isinstance(arg, nn.Module) and isinstance(getattr(arg, "graph", None), HaloGraph):
+            yield arg.graph.axis
+
+
+def _is_stock_conv(module: nn.Module) -> bool:
+    return isinstance(module, MessagePassing) and not getattr(module, "is_distributed", False)
 
 
 def settle(module: nn.Module, axis: Axis) -> None:
-    """Broadcast the parameters and buffers of ``module`` from rank 0, once (collective)."""
-    ready: list[Tensor] = []
+    """Broadcast the parameters and buffers of ``module`` and of its parts from rank 0, once (collective)."""
+    tensors = []
     for part in module.modules():
-        own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
-        if any(is_lazy(t) for t in own):
-            _settle_when_materialised(part, axis)
-        elif part not in _settled:
-            ready += [t for t in own if not isinstance(t, RowTensor)]
-        if not isinstance(part, MessagePassing) or getattr(part, "is_distributed", False):
-            _settled.add(part)  # stock convs are looked at, and refused, when they are called
-    _broadcast(ready, axis)
-
-
-def _settle_when_materialised(lazy: nn.Module, axis: Axis) -> None:
-    """Broadcast once the module's own pre-hook, registered before this one, has drawn its parameters."""
-
-    def once(module: nn.Module, args: tuple[Any, ...]) -> None:
-        handle.remove()
-        _broadcast([*module.parameters(recurse=False), *module.buffers(recurse=False)], axis)
-
-    handle = lazy.register_forward_pre_hook(once)
-
-
-def _broadcast(tensors: list[Tensor], axis: Axis) -> None:
-    """One message per dtype and device."""
-    if axis.size == 1:
-        return
-    groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-    for tensor in {id(t): t for t in tensors}.values():  # shared weights once
-        groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-    with torch.no_grad():
-        for group in groups.values():
-            flat = axis.broadcast_(torch.cat([t.detach().reshape(-1) for t in group]))
-            for tensor, values in zip(group, flat.split([t.numel() for t in group]), strict=True):
-                tensor.copy_(values.view_as(tensor))
+        if part not in _settled:
+            tensors += [*part.parameters(recurse=False), *part.buffers(recurse=False)]
+        if not _is_stock_conv(part):  # those are looked at, and refused, when they are called
+            _settled.add(part)
+    replicas.make_equal([t for t in tensors if not isinstance(t, RowTensor) and not is_lazy(t)], axis)

@@ -34,9 +34,7 @@ class HaloGraph:
         device: where the rows live.
     """
 
-    def __init__(
-        self, share: HaloShare, axis: Axis, loop_rule: LoopRule, device: torch.device | str = "cpu"
-    ) -> None:
+    def __init__(self, share: HaloShare, axis: Axis, loop_rule: LoopRule, device: torch.device | str = "cpu") -> None:
         self.share = share
         self.axis = axis
         self.loop_rule: LoopRule = loop_rule
@@ -86,7 +84,8 @@ class HaloGraph:
     def neighbour_lists(self, num_padding: int) -> tuple[Tensor, Tensor]:
         """Source and target of this rank's edges, by target, behind ``num_padding`` edges from n + h to target 0.
 
-        Sources count local rows, then halo slots; targets are local ids plus one; one target's edges are in input order.
+        Sources count local rows, then halo slots; targets are local ids plus one; edges of one target are in input
+        order.
 
         Shapes:
             - output: ``[num_padding + e]`` each, int64
@@ -179,9 +178,7 @@ class HaloGraph:
     def _local_without_loops(self) -> CSR:
         row = self.local.row()
         kept = (row != self.local.col).nonzero().view(-1)
-        return CSR.from_edges(
-            row[kept], self.local.col[kept], self.local.edge[kept], self.num_local, self.num_local
-        )
+        return CSR.from_edges(row[kept], self.local.col[kept], self.local.edge[kept], self.num_local, self.num_local)
 
     @cached_property
     def _local_with_loops(self) -> CSR:
@@ -206,8 +203,13 @@ class HaloGraph:
         """
         version = None if weight is None or weight.is_inference() else weight._version
         known = self._operators.get((key, weight is None))
-        if known is None or known.weight is not weight or known.version != version or (weight is not None and version is None):
-            known = _Kept(weight, version, build(None if weight is None else weight.detach().to_local()))
+        if (
+            known is None
+            or known.weight is not weight
+            or known.version != version
+            or (weight is not None and version is None)
+        ):
+            known = _Kept(weight, version, build(None if weight is None else weight.to_local().detach()))
             self._operators[key, weight is None] = known
         return known.operator
 

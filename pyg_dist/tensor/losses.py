@@ -4,49 +4,64 @@ from __future__ import annotations
 
 import inspect
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyg_dist.errors import LayoutMismatchError, UnsupportedError
+from pyg_dist.errors import LayoutMismatchError, MixedRowsError, UnsupportedError
+from pyg_dist.tensor.pointwise import as_operand
+from pyg_dist.tensor.reductions import wide
 from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, rows_of, wrap
 from pyg_dist.tensor.rows import Rows
 from pyg_dist.tensor.table import Function, handles, public_name
 
-# Operands that have one entry per row; the others (class weights, pos_weight) have none.
-_PER_ROW = {"input", "target", "input1", "input2", "anchor", "positive", "negative", "var", "x1", "x2"}
+# Operands with one entry per row, though they may have fewer dimensions than the scores.
+_PER_ROW = ("input", "target", "input1", "input2", "anchor", "positive", "negative")
+
+
+class _Call(NamedTuple):
+    """A call of a loss: its operands as they meet local rows, its reduction, and the rows."""
+
+    operands: dict[str, Any]
+    reduction: str
+    rows: Rows
 
 
 @lru_cache(maxsize=None)
-def _signature(function: Function) -> inspect.Signature:
-    return inspect.signature(function)
+def _signature(function: Function) -> inspect.Signature | None:
+    try:
+        return inspect.signature(function)
+    except ValueError:  # torch's C functions, below those of torch.nn.functional, have none
+        return None
 
 
-def _bind(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], str, Rows]:
-    """The arguments by name with plain operands sliced or entered, the reduction asked for, and the rows."""
-    bound = _signature(function).bind(*args, **kwargs)
+def _call(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+    signature = _signature(function)
+    if signature is None:
+        raise UnsupportedError(f"{public_name(function)} has no distributed form: use torch.nn.functional's")
+    bound = signature.bind(*args, **kwargs)
     bound.apply_defaults()
     given = bound.arguments
+    name, reduction = public_name(function), given.pop("reduction")
     if given.get("size_average") is not None or given.get("reduce") is not None:
-        raise UnsupportedError(
-            f"{public_name(function)} got size_average or reduce, which torch has deprecated: use reduction="
-        )
+        raise UnsupportedError(f"{name} got size_average or reduce, which torch has deprecated: use reduction=")
+    if reduction not in ("none", "mean", "sum", "batchmean"):
+        raise ValueError(f"{reduction} is not a valid value for reduction")
     rows = rows_of(function, *given.values())
-    num_dims = max(v.dim() for v in given.values() if isinstance(v, RowTensor))
-    for name, value in given.items():
-        if isinstance(value, Tensor) and not isinstance(value, RowTensor):
-            if name in _PER_ROW or (value.dim() == num_dims and value.shape[0] == rows.size):
-                if value.shape[:1] != (rows.size,):
-                    raise LayoutMismatchError(
-                        f"{public_name(function)} expected '{name}' with {rows.size} rows (got shape "
-                        f"{list(value.shape)}): select both operands alike, out[mask] and y[mask]"
-                    )
-                given[name] = rows.slice(value)
-            else:
-                given[name] = rows.enter(value)
-    return given, given.pop("reduction"), rows
+    num_dims = max(value.dim() for value in given.values() if isinstance(value, RowTensor))
+    for key, value in given.items():
+        if key in _PER_ROW and isinstance(value, Tensor) and not isinstance(value, RowTensor):
+            if value.shape[:1] != (rows.size,):
+                raise LayoutMismatchError(
+                    f"{name} expected '{key}' with {rows.size} rows (got shape {list(value.shape)}): "
+                    f"select both operands alike, out[mask] and y[mask]"
+                )
+            given[key] = rows.slice(value)
+        elif key not in _PER_ROW:
+            given[key] = as_operand(function, value, rows, num_dims)
+    return _Call(given, reduction, rows)
 
 
 @handles(
@@ -57,48 +72,48 @@ def _bind(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 )  # fmt: skip
 def elementwise_loss(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Losses that are a value per element or row, and then its sum or mean."""
-    if "reduction" not in _signature_or_none(function):
-        raise UnsupportedError(f"{public_name(function)} has no distributed form: use torch.nn.functional's")
     with LOCALLY():
-        given, reduction, rows = _bind(function, args, kwargs)
-        values = wrap(function(**given, reduction="none"), rows)
-    if reduction == "none":
+        call = _call(function, args, kwargs)
+        dims = {call.operands[name].dim() for name in ("input", "target") if name in call.operands}
+        per_row = function in (F.multi_margin_loss, F.multilabel_margin_loss)
+        if (len(dims) > 1 and not per_row) or (per_row and 2 not in dims):
+            raise MixedRowsError(
+                f"{public_name(function)} would align rows with columns: give 'input' and 'target' the same number of "
+                f"dimensions, .view(-1, 1) or .view(-1)"
+            )
+        values: Any = wrap(function(**call.operands, reduction="none"), call.rows)
+    if call.reduction == "none":
         return values
-    if reduction == "batchmean":
-        return values.sum() / rows.size
-    return values.sum() if reduction == "sum" else values.mean()
-
-
-def _signature_or_none(function: Function) -> Any:
-    try:
-        return _signature(function).parameters
-    except ValueError:  # torch's C functions below F have none
-        return ()
+    if call.reduction == "batchmean":
+        return values.sum() / call.rows.size
+    return values.sum() if call.reduction == "sum" else values.mean()
 
 
 @handles("cross_entropy", "nll_loss")
 def class_loss(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Means are weighted by each row's class weight, and rows with ``ignore_index`` do not count."""
-    if function not in (F.cross_entropy, F.nll_loss):
-        raise UnsupportedError(f"{public_name(function)} has no distributed form: use torch.nn.functional's")
     with LOCALLY():
-        given, reduction, rows = _bind(function, args, kwargs)
-        if reduction == "none":
-            return wrap(function(**given, reduction="none"), rows)
-        total = function(**given, reduction="sum")
-        if reduction == "sum":
-            return rows.leave(total)
-        number = _weight_of_targets(given["target"], given["weight"], given["ignore_index"], given["input"])
+        call = _call(function, args, kwargs)
+        scores, target = call.operands["input"], call.operands["target"]
+        if scores.dim() < 2:
+            raise MixedRowsError(f"{public_name(function)} expected scores of shape [rows, classes] (got one dimension)")
+        if call.reduction == "none":
+            return wrap(function(**call.operands, reduction="none"), call.rows)
+        total = function(**call.operands, reduction="sum")
+        if call.reduction == "sum":
+            return call.rows.leave(total)
+        number = _weight_of_targets(target, call.operands["weight"], call.operands["ignore_index"], scores.shape[1])
         # One message for both; the second is a constant.
-        total, number = rows.leave(torch.stack([total, number.to(total.dtype)])).unbind()
-        return total / number.detach()
+        pair = torch.stack([total.to(wide(total.dtype)), number.to(wide(total.dtype))])
+        total_of_all, number_of_all = call.rows.leave(pair).unbind()
+        return (total_of_all / number_of_all.detach()).to(total.dtype)
 
 
-def _weight_of_targets(target: Tensor, weight: Tensor | None, ignore_index: int, scores: Tensor) -> Tensor:
+def _weight_of_targets(target: Tensor, weight: Tensor | None, ignore_index: int, num_classes: int) -> Tensor:
     """This rank's share of the mean's denominator."""
     if target.dtype.is_floating_point:  # class probabilities: torch divides by the number of targets
-        return target.new_tensor(target.numel() // max(target.shape[1], 1))
+        return torch.tensor(target.numel() // max(num_classes, 1), device=target.device)
     counted = target != ignore_index
     if weight is None:
         return counted.sum()
-    return weight.detach()[target.clamp(0, scores.shape[1] - 1)][counted].sum()
+    return weight.detach()[target.clamp(0, num_classes - 1)][counted].sum()

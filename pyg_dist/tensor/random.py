@@ -7,30 +7,30 @@ activation checkpointing, which restores the generator, draws it again.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import init
 
 from pyg_dist.backend import ops
 from pyg_dist.errors import UnsupportedError
+from pyg_dist.tensor.pointwise import as_operand
 from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, wrap
-from pyg_dist.tensor.rows import Rows
-from pyg_dist.tensor.shapes import global_shape
-from pyg_dist.tensor.table import Function, handles, public_name
+from pyg_dist.tensor.table import TABLE, Function, bind, handles, public_name
 
 
 def draw_seed() -> int:
     """One draw of torch's default CPU generator, whose state the ranks share."""
-    return int(torch.randint(2**63 - 1, (), dtype=torch.int64))
+    return int(torch.randint(2**63 - 1, (), dtype=torch.int64, device="cpu"))
 
 
 @handles("dropout")
 def dropout(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Zero entries with probability p and scale the others by 1 / (1 - p)."""
-    names = ("input", "p", "training", "inplace") if function is torch.nn.functional.dropout else ("input", "p", "train")
-    bound = {"p": 0.5, "inplace": False, **dict(zip(names, args, strict=False)), **kwargs}
-    x, p, training = bound["input"], bound["p"], bound.get("training", bound.get("train", True))
+    bound = {"p": 0.5, "training": True, "inplace": False, **bind("x p training inplace", args, kwargs)}
+    x, p, training = args[0], bound["p"], bound.get("train", bound["training"])
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
     if not training or p == 0.0:
@@ -40,46 +40,93 @@ def dropout(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         return x.copy_(out) if bound["inplace"] else wrap(out, x._rows)
 
 
-def _uniform(shape: torch.Size, rows: Rows, dtype: torch.dtype) -> Tensor:
-    return ops.keyed_uniform(rows.key, math.prod(shape[1:]), draw_seed(), dtype=dtype).view(rows.num_local, *shape[1:])
+def _draw(keyed: Callable[..., Tensor], x: RowTensor, dtype: torch.dtype) -> Tensor:
+    """Numbers like the local rows of x, to be called :data:`LOCALLY`."""
+    per_row = x.shape[1:]
+    return keyed(x._rows.key, math.prod(per_row), draw_seed(), dtype=dtype).view(x._rows.num_local, *per_row)
 
 
-def _normal(shape: torch.Size, rows: Rows, dtype: torch.dtype) -> Tensor:
-    return ops.keyed_normal(rows.key, math.prod(shape[1:]), draw_seed(), dtype=dtype).view(rows.num_local, *shape[1:])
+def _refuse_generator(function: Function, kwargs: dict[str, Any]) -> None:
+    if kwargs.get("generator") is not None:
+        raise UnsupportedError(
+            f"{public_name(function)} of row tensors draws from torch's default CPU generator (got another): "
+            f"leave 'generator' out"
+        )
 
 
 @handles("rand_like", "randn_like")
 def random_like(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Uniform in [0, 1), or standard normal."""
-    x: RowTensor = args[0] if args else kwargs["input"]
-    draw = _uniform if function is torch.rand_like else _normal
+    x: RowTensor = args[0]
+    _refuse_generator(function, kwargs)
     with LOCALLY():
-        dtype = kwargs.get("dtype") or x.dtype
-        out = draw(global_shape(x), x._rows, dtype).to(kwargs.get("device") or x.device)
+        keyed = ops.keyed_uniform if function is torch.rand_like else ops.keyed_normal
+        out = _draw(keyed, x, kwargs.get("dtype") or x.dtype).to(kwargs.get("device") or x.device)
         return wrap(out.requires_grad_(kwargs.get("requires_grad", False)), x._rows)
 
 
-@handles("uniform_", "normal_")
-def fill_random(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """In-place fills, as ``torch.nn.init`` uses them."""
-    x: RowTensor = args[0]
-    if kwargs.get("generator") is not None:
-        raise UnsupportedError(f"{public_name(function)} of row tensors draws from torch's default CPU generator only")
-    uniform = "uniform" in function.__name__
-    low, high = [*args[1:], *[0.0, 1.0][len(args) - 1 :]][:2]
-    low = kwargs.get("from" if uniform else "mean", low)
-    high = kwargs.get("to" if uniform else "std", high)
+@handles("uniform_")
+def uniform_(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Fill with numbers uniform in [low, high)."""
+    bound = {"from": 0.0, "to": 1.0, **bind("x from to", args, kwargs)}
+    _refuse_generator(function, kwargs)
     with LOCALLY():
-        values = (_uniform if uniform else _normal)(global_shape(x), x._rows, x.dtype)
-        return x.copy_(low + values * (high - low) if uniform else low + values * high)
+        low, high = bound["from"], bound["to"]
+        return args[0].copy_(low + (high - low) * _draw(ops.keyed_uniform, args[0], args[0].dtype))
+
+
+@handles("normal_")
+def normal_(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Fill with normal numbers."""
+    bound = {"mean": 0.0, "std": 1.0, **bind("x mean std", args, kwargs)}
+    _refuse_generator(function, kwargs)
+    with LOCALLY():
+        return args[0].copy_(bound["mean"] + bound["std"] * _draw(ops.keyed_normal, args[0], args[0].dtype))
 
 
 @handles("bernoulli", "bernoulli_")
 def bernoulli(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Ones with the probabilities in x (or ``p``)."""
-    x: RowTensor = args[0]
-    p = args[1] if len(args) > 1 else kwargs.get("p")
+    x, p = args[0], bind("x p", args, kwargs).get("p")
+    _refuse_generator(function, kwargs)
     with LOCALLY():
-        uniform = _uniform(global_shape(x), x._rows, x.dtype if x.dtype.is_floating_point else torch.float32)
-        drawn = (uniform < (x if p is None else p)).to(x.dtype)
+        p = x if p is None else as_operand(function, p, x._rows, x.dim())
+        uniform = _draw(ops.keyed_uniform, x, x.dtype if x.dtype.is_floating_point else torch.float32)
+        drawn = (uniform < p).to(x.dtype)
         return x.copy_(drawn) if function.__name__.endswith("_") else wrap(drawn, x._rows)
+
+
+def _uniform(tensor: Tensor, a: float, b: float, generator: Any) -> Tensor:
+    return tensor.uniform_(a, b, generator=generator)
+
+
+def _normal(tensor: Tensor, mean: float, std: float, generator: Any) -> Tensor:
+    return tensor.normal_(mean, std, generator=generator)
+
+
+def _constant(tensor: Tensor, val: float) -> Tensor:
+    return tensor.fill_(val)
+
+
+def _kaiming_uniform(tensor: Tensor, a: float, mode: str, nonlinearity: str, generator: Any) -> Tensor:
+    fan = init._calculate_correct_fan(tensor, mode)  # type: ignore[arg-type]  # fans of the global shape
+    limit = math.sqrt(3.0 / fan) * init.calculate_gain(nonlinearity, a)  # type: ignore[arg-type]
+    return tensor.uniform_(-limit, limit, generator=generator)
+
+
+# torch offers these four to subclasses under their own names; the others of torch.nn.init call the methods above.
+_INITIALISERS: dict[Function, Callable[..., Tensor]] = {
+    init.uniform_: _uniform,
+    init.normal_: _normal,
+    init.constant_: _constant,
+    init.kaiming_uniform_: _kaiming_uniform,
+}
+
+
+def initialise(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``torch.nn.init`` on a parameter with distributed rows."""
+    with torch.no_grad():
+        return _INITIALISERS[function](*args, **kwargs)
+
+
+TABLE.update(dict.fromkeys(_INITIALISERS, initialise))

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
 from pyg_dist.tensor.rows import Kind, Rows
@@ -48,7 +49,7 @@ class RowTensor(Tensor):
                     f"Expected a local tensor with {rows.num_local} rows, this rank's share of "
                     f"{rows.size} {rows.kind}s (got shape {list(local.shape)})"
                 )
-            return wrap(local.as_subclass(Tensor), rows)  # type: ignore[no-any-return]
+            return wrap(local.as_subclass(Tensor), rows)  # type: ignore[return-value]
 
     def to_local(self) -> Tensor:
         """This rank's rows as a plain tensor: shares memory and autograd, talks to nobody."""
@@ -65,11 +66,19 @@ class RowTensor(Tensor):
     ) -> Any:
         handler = TABLE.get(func)
         if handler is None:
-            name = public_name(func)
+            if isinstance(func, OpOverload):  # below autograd (dispatch modes, backward formulas) all is local
+                with LOCALLY():
+                    return func(*args, **(kwargs or {}))
             raise MixedRowsError(
-                f"{name} has no distributed form for a {cls.__name__}: its rows lie on several ranks. Call it on "
-                f".full_tensor() (all rows, collective) or .to_local() (this rank's rows)"
+                f"{public_name(func)} has no distributed form for a {cls.__name__}, whose rows lie on several ranks: "
+                f"call it on .full_tensor() (all rows, collective) or .to_local() (this rank's rows)"
             )
+        if kwargs:
+            if kwargs.get("out") is not None:
+                raise MixedRowsError(f"{public_name(func)} of row tensors does not take 'out': assign the result")
+            if not args and "input" in kwargs:  # handlers find the tensor in one place
+                args = (kwargs["input"],)
+                kwargs = {name: value for name, value in kwargs.items() if name != "input"}
         return handler(func, args, kwargs or {})
 
 
@@ -99,8 +108,19 @@ def wrap(out: T, rows: Rows) -> T:
     return out
 
 
+def on_rows(function: Function, x: Any, *args: Any, **kwargs: Any) -> Any:
+    """``function(x, ...)`` on the local rows of x, where no other argument is a tensor; the result has x's rows."""
+    if not isinstance(x, RowTensor):
+        raise MixedRowsError(
+            f"{public_name(function)} expects the distributed tensor as its first operand and plain arguments "
+            f"elsewhere: use .full_tensor() on the others"
+        )
+    with LOCALLY():
+        return wrap(function(x, *args, **kwargs), x._rows)
+
+
 def rows_of(function: Function, *operands: Any) -> Rows:
-    """The distribution that all row tensors among ``operands`` share.
+    """The distribution that all row tensors among ``operands`` share (collective where two masks made them).
 
     Raises:
         LayoutMismatchError: They do not share one.
@@ -110,18 +130,10 @@ def rows_of(function: Function, *operands: Any) -> Rows:
         if isinstance(operand, RowTensor):
             if rows is None:
                 rows = operand._rows
-            elif rows.kind != operand._rows.kind:
-                raise LayoutMismatchError(f"{public_name(function)} got a NodeTensor and an EdgeTensor: rows differ")
-            else:
-                rows.require_like(operand._rows, public_name(function))
+            elif not rows.is_like(operand._rows):
+                raise LayoutMismatchError(
+                    f"{public_name(function)} expected operands with the same rows (got {rows} and {operand._rows}, "
+                    f"of another graph or selection): select both alike, or use .full_tensor()"
+                )
     assert rows is not None, "a handler is called only for row tensors"
     return rows
-
-
-def require_rows_first(function: Function, args: tuple[Any, ...], why: str = "its result would mix rows") -> None:
-    """Raise unless the first argument is a row tensor and no later one is."""
-    if not isinstance(args[0], RowTensor) or any(isinstance(a, RowTensor) for a in args[1:]):
-        raise MixedRowsError(
-            f"{public_name(function)} expects the distributed tensor as its first operand and plain ones elsewhere "
-            f"({why}): use .full_tensor() on the others"
-        )

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyg_dist.backend import adjoint
 from pyg_dist.backend.axis import Axis
-from pyg_dist.errors import DataError, LayoutMismatchError
 
 Kind = Literal["node", "edge"]
 
@@ -34,13 +34,15 @@ class Rows:
         self.size = size
         self.num_local = key.numel()
         self.key = key
-        self._selections: dict[int, tuple[weakref.ref[Tensor], int, Selection]] = {}
+        # A script has a few splits, and uses them for outputs and labels alike. Found by the identity of the tensor
+        # and not by its address or age, so that all ranks find the same ones.
+        self._selections: deque[tuple[weakref.ref[Tensor], int, Selection]] = deque(maxlen=8)
 
     def __deepcopy__(self, memo: object) -> Rows:
         return self  # immutable
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.kind}s: {self.num_local} of {self.size})"
+        return f"{self.size} {self.kind}s"
 
     @property
     def position(self) -> Tensor:
@@ -53,7 +55,7 @@ class Rows:
         return self.axis.gather_counts(self.num_local)
 
     @cached_property
-    def gathered_position(self) -> Tensor:
+    def _gathered_position(self) -> Tensor:
         """``position`` of every rank's rows, ranks one after another (collective at the first use)."""
         return self.axis.gather_rows(self.position, self.counts)
 
@@ -64,11 +66,12 @@ class Rows:
 
     def gather(self, local: Tensor) -> Tensor:
         """All rows, in the global order, on every rank; differentiable (collective)."""
-        return adjoint.gather(local, self.axis, self.counts, self.gathered_position, self.position)
+        order, mine = self._gathered_position.to(local.device), self.position.to(local.device)
+        return adjoint.gather(local, self.axis, self.counts, order, mine)
 
     def slice(self, full: Tensor) -> Tensor:
         """This rank's rows of a replicated tensor with ``size`` rows; differentiable."""
-        return adjoint.enter(full, self.axis).index_select(0, self.position)
+        return adjoint.enter(full, self.axis).index_select(0, self.position.to(full.device))
 
     def enter(self, tensor: Tensor) -> Tensor:
         """A replicated tensor that is about to meet these rows (see :func:`pyg_dist.backend.adjoint.enter`)."""
@@ -80,46 +83,48 @@ class Rows:
 
     def by_mask(self, mask: Tensor) -> Selection:
         """The rows where ``mask`` (bool ``[num_local]``, this rank's piece) holds (collective: counts them)."""
-        picked = mask.nonzero().view(-1)
+        picked = mask.nonzero().view(-1).to(self.key.device)
         return Selection(_Subset(self, picked), picked)
 
     def by_index(self, index: Tensor) -> Selection:
         """The rows at the positions ``index`` (int64 ``[k]``, equal on every rank), repeats and any order allowed.
 
-        Row k of the result lives where row ``index[k]`` lives. Not collective, apart from positions that are not
-        known yet.
+        Row k of the result lives where row ``index[k]`` lives. The selection is kept for as long as the caller keeps
+        ``index``. Not collective, apart from positions that are not known yet.
+
+        Raises:
+            IndexError: A position is out of bounds.
         """
-        known = self._selections.get(id(index))
-        if known is not None and known[0]() is index and known[1] == index._version:
-            return known[2]
-        index_of_rows = torch.where(index < 0, index + self.size, index)
-        if index.numel() and not 0 <= int(index_of_rows.min()) <= int(index_of_rows.max()) < self.size:
-            wrong = index[(index_of_rows < 0) | (index_of_rows >= self.size)][0]
+        version = -1 if index.is_inference() else index._version
+        for known, known_version, selection in self._selections:
+            if known() is index and known_version == version >= 0:
+                return selection
+        selection = self.by_positions(index)
+        self._selections.append((weakref.ref(index), version, selection))
+        return selection
+
+    def by_positions(self, index: Tensor) -> Selection:
+        """:meth:`by_index` for an index that nobody will use again."""
+        index = index.to(self.key.device)
+        wanted = torch.where(index < 0, index + self.size, index)
+        outside = (wanted < 0) | (wanted >= self.size)
+        if outside.any():
             raise IndexError(
-                f"index {int(wrong)} is out of bounds for {self.size} {self.kind}s: "
+                f"index {int(index[outside][0])} is out of bounds for {self}: "
                 f"expected {-self.size} <= index < {self.size}"
             )
         ordered, local = self._by_position
-        place = torch.searchsorted(ordered, index_of_rows)
-        place.clamp_(max=max(self.num_local - 1, 0))
-        found = ordered[place] == index_of_rows if self.num_local else torch.zeros_like(index, dtype=torch.bool)
-        position = found.nonzero().view(-1)
-        selection = Selection(_Listed(self, position, index), local[place[position]])
-        if len(self._selections) >= 16:  # a script has a few splits; fresh index tensors every step must not pile up
-            self._selections.clear()
-        self._selections[id(index)] = (weakref.ref(index), index._version, selection)
-        return selection
+        # Where this rank has no rows there is nothing to compare with.
+        place = torch.searchsorted(ordered, wanted).clamp_(max=max(self.num_local - 1, 0))
+        mine = ordered[place] == wanted if self.num_local else torch.zeros_like(outside)
+        position = mine.nonzero().view(-1)
+        return Selection(_Listed(self, position, wanted), local[place[position]])
 
-    def require_like(self, other: Rows, function: str) -> None:
-        """Raise unless ``other`` distributes the same rows in the same way (collective for two selections)."""
-        if self is other or self._same_as(other):
-            return
-        raise LayoutMismatchError(
-            f"{function} expected operands with the same rows (got {self.size} {self.kind}s and {other.size} "
-            f"{other.kind}s of another graph or selection): select both alike, or use .full_tensor()"
-        )
+    def is_like(self, other: Rows) -> bool:
+        """Whether ``other`` distributes the same rows in the same way (collective for two selections by mask)."""
+        return self is other or self._equals(other)
 
-    def _same_as(self, other: Rows) -> bool:
+    def _equals(self, other: Rows) -> bool:
         return False
 
 
@@ -127,9 +132,9 @@ class _Subset(Rows):
     """Rows picked by a mask. Their positions, rarely needed, cost a gather and wait until then."""
 
     def __init__(self, parent: Rows, picked: Tensor) -> None:
-        size = parent.axis.gather_counts(picked.numel())
-        super().__init__(parent.axis, parent.kind, sum(size), parent.key[picked])
-        self.counts = size
+        counts = parent.axis.gather_counts(picked.numel())
+        super().__init__(parent.axis, parent.kind, sum(counts), parent.key[picked])
+        self.counts = counts
         self._parent = parent
         self._picked = picked
 
@@ -143,9 +148,9 @@ class _Subset(Rows):
         everyone = self.axis.gather_rows(mine, self.counts)
         return torch.searchsorted(everyone.sort().values, mine)
 
-    def _same_as(self, other: Rows) -> bool:
-        # Every rank gets here together: which Rows objects meet does not depend on the rank.
-        if not isinstance(other, _Subset) or self._parent is not other._parent or self.size != other.size:
+    def _equals(self, other: Rows) -> bool:
+        # Every rank gets to `every`, or none: what is asked before it has the same answer everywhere.
+        if not isinstance(other, _Subset) or self.size != other.size or not self._parent.is_like(other._parent):
             return False
         return self.axis.every(torch.equal(self._picked, other._picked))
 
@@ -156,27 +161,16 @@ class _Listed(Rows):
     def __init__(self, parent: Rows, position: Tensor, index: Tensor) -> None:
         super().__init__(parent.axis, parent.kind, index.numel(), position)
         self._parent = parent
-        self._index = index.clone()
+        self._index = index
 
-    def _same_as(self, other: Rows) -> bool:
-        return isinstance(other, _Listed) and self._parent is other._parent and torch.equal(self._index, other._index)
+    def _equals(self, other: Rows) -> bool:
+        if not isinstance(other, _Listed) or not self._parent.is_like(other._parent):
+            return False
+        return torch.equal(self._index, other._index)
 
 
-class Selection:
+class Selection(NamedTuple):
     """The result of selecting: the new distribution, and which local rows go into it."""
 
-    __slots__ = ("local_index", "rows")
-
-    def __init__(self, rows: Rows, local_index: Tensor) -> None:
-        self.rows = rows
-        self.local_index = local_index
-
-
-def local_mask(mask: Tensor, rows: Rows) -> Tensor:
-    """This rank's piece of a replicated boolean mask over ``rows``."""
-    if mask.shape[0] != rows.size:
-        raise DataError(
-            f"Expected a mask over {rows.size} {rows.kind}s (got {mask.shape[0]} entries): "
-            f"use a mask of this graph, or .to_local() rows with a local mask"
-        )
-    return mask.index_select(0, rows.position.to(mask.device))
+    rows: Rows
+    local_index: Tensor

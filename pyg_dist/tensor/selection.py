@@ -8,45 +8,50 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_dist.errors import DataError, MixedRowsError
+from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
+from pyg_dist.tensor.layers import with_parameters
+from pyg_dist.tensor.pointwise import as_operand
 from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, wrap
-from pyg_dist.tensor.rows import Rows, Selection, local_mask
-from pyg_dist.tensor.shapes import refuse
-from pyg_dist.tensor.table import Function, handles
+from pyg_dist.tensor.rows import Rows, Selection
+from pyg_dist.tensor.shapes import dims_of, refuse
+from pyg_dist.tensor.table import Function, bind, handles
 
 _ALL = slice(None)
-
-
-def _is_all(index: Any) -> bool:
-    return isinstance(index, slice) and index == _ALL
 
 
 def select_rows(rows: Rows, index: Any) -> Selection:
     """The selection that ``index`` (mask, ids, slice, list, array or range) makes (may be collective)."""
     if isinstance(index, slice):
-        return rows.by_index(torch.arange(rows.size)[index])
+        return rows.by_positions(torch.arange(rows.size)[index])
     if isinstance(index, RowTensor):
         if index.dtype == torch.bool and index.dim() == 1:
             return _by_row_mask(rows, index)
         raise MixedRowsError(
-            f"Indexing rows with a {type(index).__name__} of dtype {index.dtype} and {index.dim()} dimensions would "
-            f"mix rows: use a one-dimensional bool mask, or index.full_tensor()"
+            f"Indexing rows with a {type(index).__name__} of {index.dtype} and {index.dim()} dimensions would mix "
+            f"rows: use a one-dimensional bool mask, or index.full_tensor()"
         )
+    given = index
     if not isinstance(index, Tensor):
         index = torch.as_tensor(np.asarray(index))
-        index = index.long() if index.numel() == 0 and index.dtype != torch.bool else index
-    if index.dim() != 1 or index.dtype.is_floating_point:
+        index = index.long() if index.numel() == 0 else index
+    if index.dim() != 1 or index.dtype in (torch.uint8, torch.float16, torch.bfloat16, torch.float32, torch.float64):
         raise DataError(
-            f"Expected rows to be indexed by a one-dimensional mask or list of ids (got shape {list(index.shape)}, "
-            f"{index.dtype}): flatten it, index.view(-1)"
+            f"Expected rows to be indexed by a one-dimensional bool mask or list of ids (got {index.dtype} of shape "
+            f"{list(index.shape)}): use .bool() or .long(), and .view(-1)"
         )
-    if index.dtype == torch.bool:
-        return rows.by_mask(local_mask(index, rows))
-    return rows.by_index(index if index.dtype == torch.int64 else index.long())
+    if index.dtype != torch.bool:
+        return rows.by_index(index) if index is given and index.dtype == torch.int64 else rows.by_positions(index.long())
+    if index.shape[0] != rows.size:
+        raise DataError(
+            f"Expected a mask over {rows} (got {index.shape[0]} entries): use a mask of this graph, "
+            f"or .to_local() rows with a local mask"
+        )
+    return rows.by_mask(index.index_select(0, rows.position.to(index.device)))
 
 
 def _by_row_mask(rows: Rows, mask: RowTensor) -> Selection:
-    rows.require_like(mask._rows, "Indexing with a mask")
+    if not rows.is_like(mask._rows):
+        raise LayoutMismatchError(f"Expected a mask over the same {rows} (got one over {mask._rows}): select it alike")
     with LOCALLY():
         version = -1 if mask.is_inference() else mask._version
         known = getattr(mask, "_selection", None)
@@ -57,50 +62,63 @@ def _by_row_mask(rows: Rows, mask: RowTensor) -> Selection:
 
 
 def _split(x: RowTensor, index: Any) -> tuple[Any, tuple[Any, ...]]:
-    """``x[index]`` as (index of rows, index within rows)."""
-    first, *rest = index if isinstance(index, tuple) else (index,)
-    if first is Ellipsis:
-        missing = x.dim() - sum(i is not None for i in rest)
-        first, rest = _ALL, [*[_ALL] * (missing - 1), *rest]
+    """``x[index]`` as (index of rows, index within rows); the former is ``_ALL``, an int, or for `select_rows`."""
+    index = index if isinstance(index, tuple) else (index,)
+    if not index or index[0] is Ellipsis:
+        missing = x.dim() - sum(i is not None for i in index[1:])
         if missing < 1:
             raise refuse(Tensor.__getitem__, "with these indices leaves no dimension for the rows")
+        index = (*[_ALL] * missing, *index[1:])
+    first, *rest = index
+    if isinstance(first, slice) and first.indices(x._rows.size) == (0, x._rows.size, 1):
+        first = _ALL
+    elif isinstance(first, (int, np.integer)) and not isinstance(first, bool):
+        first = int(first)
+    elif isinstance(first, Tensor) and not isinstance(first, RowTensor) and first.dim() == 0 and first.dtype == torch.int64:
+        first = int(first)
     if first is None:
-        raise refuse(Tensor.__getitem__, "with None first would move rows out of dimension 0")
+        raise refuse(Tensor.__getitem__, "with None first would move rows")
     if any(isinstance(i, RowTensor) for i in rest):
         raise refuse(Tensor.__getitem__, "within rows by a distributed index is .gather(1, index)")
-    if not _is_all(first) and any(isinstance(i, (Tensor, list, np.ndarray)) for i in rest):
+    if first is not _ALL and any(isinstance(i, (Tensor, list, np.ndarray)) for i in rest):
         raise refuse(Tensor.__getitem__, "with two lists would pair rows with columns: select in two steps")
     return first, tuple(rest)
 
 
 @handles("__getitem__")
 def getitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Select rows, then index within them."""
+    """Select rows, then index within them; or look up the rows of a plain table, one for each row of an index."""
     x, index = args
     if not isinstance(x, RowTensor):
-        raise MixedRowsError(
-            f"Indexing a plain tensor of shape {list(x.shape)} with a {type(index).__name__}: make the indexed "
-            f"tensor an attribute of the DistributedData, or use index.full_tensor()"
-        )
+        return _look_up(x, index)
     first, rest = _split(x, index)
-    if isinstance(first, (int, np.integer)) and not isinstance(first, bool):
-        return _one_row(x, int(first))[rest] if rest else _one_row(x, int(first))
+    if isinstance(first, int):
+        row = _one_row(x, first)
+        return row[rest] if rest else row
     with LOCALLY():
         rows, local = x._rows, x.as_subclass(Tensor)
-        if not _is_all(first):
-            selection = select_rows(rows, first)
-            rows, local = selection.rows, local.index_select(0, selection.local_index)
+        if first is not _ALL:
+            rows, local_index = select_rows(rows, first)
+            local = local.index_select(0, local_index)
         if rest:
             local = local[(_ALL, *rest)]
         return wrap(local, rows)
 
 
+def _look_up(table: Tensor, index: Any) -> Any:
+    if not isinstance(index, RowTensor) or index.dtype == torch.bool:
+        raise MixedRowsError(
+            f"Indexing a plain tensor of shape {list(table.shape)} with a distributed mask: make the indexed tensor "
+            f"an attribute of the DistributedData, or use mask.full_tensor()"
+        )
+    return with_parameters(lambda ids, rows_of_table: rows_of_table[ids], (index, table), {})
+
+
 def _one_row(x: RowTensor, position: int) -> Tensor:
     """Row ``position``, a plain tensor equal on every rank; differentiable (collective)."""
-    selection = x._rows.by_index(torch.tensor([position]))
     with LOCALLY():
-        mine = x.as_subclass(Tensor).index_select(0, selection.local_index)
-        return selection.rows.leave(mine.sum(0, dtype=x.dtype))
+        rows, local_index = x._rows.by_positions(torch.tensor([position]))
+        return rows.leave(x.index_select(0, local_index).sum(0, dtype=x.dtype))
 
 
 @handles("__setitem__")
@@ -109,36 +127,29 @@ def setitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     x, index, value = args
     if not isinstance(x, RowTensor):
         raise MixedRowsError("Assigning distributed rows into a plain tensor would mix rows: use .full_tensor()")
+    if isinstance(index, RowTensor) and index.dtype == torch.bool and index.dim() == x.dim() > 1:
+        x.masked_fill_(index, value)
+        return
     first, rest = _split(x, index)
-    if isinstance(first, (int, np.integer)):
-        first = [int(first)]
+    if isinstance(first, int):
+        first = [first]
         value = value.unsqueeze(0) if isinstance(value, Tensor) and value.dim() == x.dim() - 1 else value
-    selection = None if _is_all(first) else select_rows(x._rows, first)
-    rows = x._rows if selection is None else selection.rows
-    num_dims = x.dim() - sum(isinstance(i, int) for i in rest)
-    if isinstance(value, RowTensor):
-        rows.require_like(value._rows, "Assignment")
-    elif isinstance(value, Tensor):
-        sliced = value.dim() == num_dims and value.shape[0] == rows.size and value.shape[0] != 1
-        value = rows.slice(value) if sliced else rows.enter(value)
     with LOCALLY():
-        x[(_ALL if selection is None else selection.local_index, *rest)] = value
+        rows, local_index = (x._rows, _ALL) if first is _ALL else select_rows(x._rows, first)
+        num_dims = x[(slice(0, 0), *rest)].dim()
+        if isinstance(value, RowTensor) and not rows.is_like(value._rows):
+            raise LayoutMismatchError(f"Expected the rows of a like selection of {rows} (got {value._rows})")
+        x[(local_index, *rest)] = as_operand(function, value, rows, num_dims)
 
 
-@handles("index_select")
+@handles("index_select", "select")
 def index_select(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Rows by list (dimension 0), or columns."""
-    x, dim, index = (*args, *kwargs.values())
-    if isinstance(index, RowTensor):
+    """Rows (dimension 0), or columns; by list, or one."""
+    bound = bind("x dim index", args, kwargs)
+    x, index = bound["x"], bound["index"]
+    if not isinstance(x, RowTensor) or isinstance(index, RowTensor):
         raise refuse(function, "by a distributed index would mix rows")
-    return x[index] if dim % x.dim() == 0 else x[(*[_ALL] * (dim % x.dim()), index)]
-
-
-@handles("select")
-def select(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """One row (dimension 0), or one column."""
-    x, dim, index = (*args, *kwargs.values())
-    return x[(*[_ALL] * (dim % x.dim()), index)]
+    return x[(*[_ALL] * dims_of(bound["dim"], x.dim())[0], index)]
 
 
 @handles("masked_select")
@@ -150,13 +161,13 @@ def masked_select(function: Function, args: tuple[Any, ...], kwargs: dict[str, A
     return x[mask]
 
 
-@handles("nonzero")
+@handles("nonzero", "argwhere")
 def nonzero(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Global ids of what is not zero, in ascending order, a plain tensor equal on every rank (collective)."""
     x = args[0]
     with LOCALLY():
-        index = x.as_subclass(Tensor).nonzero()
-        index[:, 0] = x._rows.position[index[:, 0]]
+        index = x.nonzero()
+        index[:, 0] = x._rows.position.to(x.device)[index[:, 0]]
     everyone = x._rows.axis.gather_rows(index, x._rows.axis.gather_counts(index.shape[0]))
     # One row's entries come from one rank and in order, so a stable sort by row orders them all.
     everyone = everyone[everyone[:, 0].argsort(stable=True)]

@@ -1,7 +1,7 @@
 """The one table: which function of torch does what to a tensor whose rows lie on several ranks.
 
 Each module beside this one registers its functions here, by name, with :func:`handles`. A name stands for every
-function that torch exposes under it: ``relu`` is ``torch.relu``, ``Tensor.relu``, ``F.relu`` and ``relu_`` of each.
+function that torch exposes under it: ``relu`` is ``torch.relu``, ``Tensor.relu`` and ``F.relu``.
 """
 
 from __future__ import annotations
@@ -51,12 +51,14 @@ def handles(*names: str) -> Callable[[Handler], Handler]:
     return decorate
 
 
+def bind(names: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by name; torch's C functions have no signature to ask, and take ``axis`` for ``dim``."""
+    bound = dict(zip(names.split(), args, strict=False))
+    bound.update({"dim" if name == "axis" else name: value for name, value in kwargs.items()})
+    return bound
+
+
 def public_name(function: Function) -> str:
-    """The name by which a user knows ``function``."""
-    name = getattr(function, "__name__", str(function))
-    if name in ("__get__", "__set__", "__delete__"):  # a property: its descriptor knows the name
-        name = getattr(getattr(function, "__self__", None), "__name__", name)
-    for namespace, prefix in ((torch, "torch."), (torch.nn.functional, "F."), (torch.linalg, "torch.linalg.")):
-        if getattr(namespace, name, None) is function:
-            return prefix + name
-    return f"Tensor.{name}"
+    """The name by which a user knows ``function``, for messages."""
+    name = torch.overrides.resolve_name(function) or getattr(function, "__name__", str(function))
+    return name.removeprefix("torch.functional.").removesuffix(".__get__")

@@ -18,7 +18,7 @@ from pyg_dist.errors import AgreementError, DataError, RankFailedError
 Pools = Callable[[int], Workers]
 
 
-class Stubborn(Exception):
+class StubbornError(Exception):
     """An exception that pickle cannot rebuild."""
 
     def __init__(self, first: int, second: int) -> None:
@@ -90,6 +90,13 @@ def test_digest_of_other_things() -> None:
     frozen = array.copy()
     frozen.flags.writeable = False
     assert digest(frozen) == digest(array)
+    assert digest([0, 1, 2]) == digest(np.arange(3))
+
+
+def test_one_line() -> None:
+    assert agreement.one_line(RuntimeError("a\n  b")) == "RuntimeError: a b"
+    assert agreement.one_line(KeyboardInterrupt()) == "KeyboardInterrupt"
+    assert len(agreement.one_line(RuntimeError("frame\n" * 10_000))) < 1100
 
 
 def test_digest_does_not_copy() -> None:
@@ -145,7 +152,7 @@ def _main_raises(kind: str) -> tuple[str, str]:
         raise {
             "ours": DataError("wrong\tdata"),
             "builtin": KeyError("key"),
-            "stubborn": Stubborn(1, 2),
+            "stubborn": StubbornError(1, 2),
             "exit": SystemExit(3),
         }[kind]
 
@@ -163,7 +170,11 @@ def _main_raises(kind: str) -> tuple[str, str]:
     [
         ("ours", ("DataError", "wrong\tdata [rank 0 of 3]"), ("DataError", "wrong\tdata [rank 0 of 3]")),
         ("builtin", ("KeyError", "'key'"), ("KeyError", "'key'")),
-        ("stubborn", ("Stubborn", "1 and 2"), ("RankFailedError", "Rank 0 failed: Stubborn: 1 and 2 [rank 0 of 3]")),
+        (
+            "stubborn",
+            ("StubbornError", "1 and 2"),
+            ("RankFailedError", "Rank 0 failed: StubbornError: 1 and 2 [rank 0 of 3]"),
+        ),
         ("exit", ("SystemExit", "3"), ("RankFailedError", "Rank 0 failed: SystemExit: 3 [rank 0 of 3]")),
     ],
 )

@@ -31,7 +31,7 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def integers(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
-    """Small integers: every order of summation gives the same bits, so that a kernel must equal its reference exactly."""
+    """Small integers: every order of summation gives the same bits, so a kernel must equal its reference exactly."""
     return torch.randint(-4, 5, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
@@ -70,9 +70,7 @@ def test_spmm_equals_the_reference(width: int, dtype: torch.dtype, factors: tupl
     # Accumulating into rows of a wider, longer tensor touches nothing beside them.
     whole = integers((NUM_ROWS + 2, width + 2), dtype, seed=9)
     expected_whole = whole.clone()
-    reference.spmm_csr(
-        rowptr, col, x, weight, row_scale=row_scale, col_scale=col_scale, out=expected_whole[1:-1, 1:-1]
-    )
+    reference.spmm_csr(rowptr, col, x, weight, row_scale=row_scale, col_scale=col_scale, out=expected_whole[1:-1, 1:-1])
     out = whole[1:-1, 1:-1]
     assert ops.spmm_csr(rowptr, col, x, weight, row_scale=row_scale, col_scale=col_scale, out=out) is out
     assert torch.equal(whole, expected_whole)
@@ -229,9 +227,7 @@ def test_keyed_values_depend_on_key_and_column_only() -> None:
     x = torch.ones(n, width)
     chosen = torch.randperm(n, generator=torch.Generator().manual_seed(1))[:40]
     functions = {
-        "dropout": lambda rows, columns: ops.keyed_dropout(
-            x[rows][:, columns], key[rows], 0.4, 7, columns.start
-        ),
+        "dropout": lambda rows, columns: ops.keyed_dropout(x[rows][:, columns], key[rows], 0.4, 7, columns.start),
         "uniform": lambda rows, columns: ops.keyed_uniform(key[rows], columns.stop - columns.start, 7, columns.start),
         "normal": lambda rows, columns: ops.keyed_normal(key[rows], columns.stop - columns.start, 7, columns.start),
     }

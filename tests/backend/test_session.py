@@ -155,7 +155,7 @@ def test_collectives_have_the_timeout(workers: Pools) -> None:
 
 def _wrong_backend() -> None:
     session.shutdown()
-    with pytest.raises(OptionError, match="'auto'.*'carrier pigeon'"):
+    with pytest.raises(OptionError, match=r"'auto'.*'carrier pigeon'"):
         session.init("carrier pigeon")
     session.init()
 
@@ -192,6 +192,31 @@ def test_mpirun_without_mpi4py() -> None:
         pool.run(_no_mpi4py)
     finally:
         pool.close()
+
+
+def _nobody_to_meet() -> str:
+    import os
+    import socket
+
+    session.shutdown()
+    session._store = None
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        os.environ.update(RANK="1", WORLD_SIZE="2", MASTER_PORT=str(silent.getsockname()[1]))
+        with pytest.raises(LaunchError) as caught:
+            session.init(timeout=timedelta(seconds=1))
+    return str(caught.value)
+
+
+def test_a_rank_that_finds_no_other_says_where_it_looked() -> None:
+    pool = Workers(1)
+    try:
+        (line,) = pool.run(_nobody_to_meet)
+    finally:
+        pool.close()
+    assert "\n" not in line
+    assert "2 ranks to meet at 127.0.0.1:" in line
+    assert "check MASTER_ADDR" in line
 
 
 def _error_lines() -> list[str]:

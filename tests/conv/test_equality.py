@@ -92,7 +92,9 @@ def compare(graph: Data, partition: Any, cases: list[tuple[str, dict[str, Any], 
     graph.edge_weight = graph.edge_weight[order]
     data = pyg_dist.DistributedData(graph, partition=partition)
     for kind, options, weights in cases:
-        stock_conv, our_conv = (SAGEConv, ours.DistributedSAGEConv) if kind == "sage" else (GCNConv, ours.DistributedGCNConv)
+        stock_conv, our_conv = (
+            (SAGEConv, ours.DistributedSAGEConv) if kind == "sage" else (GCNConv, ours.DistributedGCNConv)
+        )
         expected = train_once(stock_conv, graph, weights, options)
         assert_close(train_once(our_conv, data, weights, options), expected, f"{kind} {options} weights {weights}")
     return data.traffic.num_bytes, data.x.to_local().shape[0]

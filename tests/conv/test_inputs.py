@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from random_graphs import random_graph, uneven_parts
-from torch_geometric.nn import GATConv, GCN, GCNConv, SAGEConv
+from torch_geometric.nn import GCN, GATConv, GCNConv, SAGEConv
 from workers import Workers
 
 Pools = Callable[[int], Workers]
@@ -39,7 +39,9 @@ def mistakes(world_size: int) -> dict[str, str]:
         "edge weight rows": message_of(lambda: gcn(data.x, data.edge_index, torch.rand(7))),
         "edge weight of another graph": message_of(lambda: gcn(data.x, data.edge_index, other.edge_weight)),
         "node tensor as weight": message_of(lambda: gcn(data.x, data.edge_index, data.y.double())),
-        "flow": message_of(lambda: DistributedSAGEConv(5, 3, flow="target_to_source").double()(data.x, data.edge_index)),
+        "flow": message_of(
+            lambda: DistributedSAGEConv(5, 3, flow="target_to_source").double()(data.x, data.edge_index)
+        ),
         "stock sage": message_of(lambda: SAGEConv(5, 3).double()(data.x, data.edge_index)),
         "stock gcn": message_of(lambda: GCNConv(5, 3).double()(data.x, data.edge_index)),
         "stock gat": message_of(lambda: GATConv(5, 3).double()(data.x, data.edge_index)),

@@ -24,7 +24,7 @@ def graph(**attributes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "attributes, message",
+    ("attributes", "message"),
     [
         (graph(edge_index=torch.tensor([[0, 3], [1, 0]])), "below num_nodes=3 .got 3."),
         (graph(edge_index=torch.tensor([[0, -1], [1, 0]])), "node ids from 0 .got -1."),

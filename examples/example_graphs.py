@@ -35,9 +35,10 @@ def digits(num_neighbors: int = 10, train_share: float = 0.1, seed: int = 0) -> 
 def read_npz(path: str, seed: int = 0) -> Data:
     """Return the graph in a NumPy archive.
 
-    ``edge_index`` ``[2, E]`` integers (with ``undirected=True``, each edge stands there once); ``y`` ``[N]`` integers, -1
-    where there is no label; ``x`` ``[N, F]``, or its CSR form ``x_indptr``, ``x_indices``, ``x_shape`` and ``x_data`` (left
-    out: all ones); boolean ``train_mask``, ``val_mask``, ``test_mask`` ``[N]``, or else a split of 60/20/20.
+    ``edge_index`` ``[2, E]`` integers (where ``undirected`` is true, each edge stands there once); ``y`` ``[N]``
+    integers, -1 where there is no label; ``x`` ``[N, F]``, or its CSR form ``x_indptr``, ``x_indices``, ``x_shape`` and
+    ``x_data`` (left out: all ones); boolean ``train_mask``, ``val_mask`` and ``test_mask`` ``[N]``, or else they are
+    drawn, 60/20/20.
     """
     with np.load(path, allow_pickle=False) as file:
         arrays = dict(file)
@@ -59,7 +60,8 @@ def read_npz(path: str, seed: int = 0) -> Data:
         labelled = (y >= 0).nonzero().view(-1)
         nodes = labelled[torch.randperm(labelled.numel(), generator=torch.Generator().manual_seed(seed))]
         bounds = [round(0.6 * nodes.numel()), round(0.8 * nodes.numel())]
-        masks = [torch.zeros_like(y, dtype=torch.bool).index_fill_(0, part, True) for part in nodes.tensor_split(bounds)]
+        none = torch.zeros(y.numel(), dtype=torch.bool)
+        masks = [none.index_fill(0, part, True) for part in nodes.tensor_split(bounds)]
     for name, mask in zip(names, masks, strict=True):
         data[name] = mask
     return data

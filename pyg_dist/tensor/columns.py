@@ -1,0 +1,95 @@
+"""Functions along a dimension, and functions that join or extend columns: row-wise along any dimension but 0."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from pyg_dist.tensor.pointwise import aligned
+from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, on_rows, wrap
+from pyg_dist.tensor.shapes import dims_of, flat_sizes, refuse
+from pyg_dist.tensor.table import Function, bind, handles
+
+# The parameters before `dim`, and its default; None where torch's default is dimension 0 or a flattened tensor.
+_ALONG: dict[str, tuple[str, int | None]] = {
+    "softmin": ("", None), "cumsum": ("", None), "cumprod": ("", None), "cummax": ("", None), "cummin": ("", None),
+    "logcumsumexp": ("", None), "sort": ("", -1), "argsort": ("", -1), "topk": ("k", -1), "kthvalue": ("k", -1),
+    "mode": ("", -1), "glu": ("", -1), "roll": ("shifts", None), "gather": ("", None), "scatter": ("", None),
+    "scatter_add": ("", None), "take_along_dim": ("indices", None), "narrow": ("", None), "unbind": ("", 0),
+    "chunk": ("chunks", 0), "split": ("split_size", 0), "tensor_split": ("indices_or_sections", 0),
+    "diff": ("n", -1), "cosine_similarity": ("x2", 1), "repeat_interleave": ("repeats", None),
+}  # fmt: skip
+_BROADCASTS = ("take_along_dim", "cosine_similarity", "repeat_interleave")
+
+
+@handles(*_ALONG, "scatter_", "scatter_add_", "cumsum_", "cumprod_")
+def along(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Functions along one or several dimensions other than 0."""
+    name = function.__name__.removesuffix("_")
+    before, default = _ALONG[name]
+    bound = bind(f"x {before} dim", args, kwargs)
+    x, dim = args[0] if args else None, bound.get("dim", bound.get("dims", default))
+    if not isinstance(x, RowTensor) or dim is None or 0 in dims_of(dim, x.dim()):
+        raise refuse(function, "along dimension 0, or of a plain tensor, would mix rows")
+    with LOCALLY():
+        args, kwargs, rows = aligned(function, args, kwargs, name in _BROADCASTS)
+        return wrap(function(*args, **kwargs), rows)
+
+
+@handles("flip")
+def flip(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Reverse the order of columns."""
+    dims = flat_sizes(args, kwargs)
+    if 0 in dims_of(dims, args[0].dim()):
+        raise refuse(function, "along dimension 0 would mix rows")
+    return on_rows(torch.flip, args[0], dims)
+
+
+@handles("cat", "concat", "concatenate", "hstack", "stack")
+def join(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Concatenate columns, or stack along a new dimension within rows."""
+    bound = bind("tensors dim", args, kwargs)
+    tensors = tuple(bound["tensors"])
+    num_dims = tensors[0].dim()
+    dim = bound.get("dim", 0)
+    if function is torch.hstack:
+        function, dim = torch.cat, 1 if num_dims > 1 else 0
+    if dim % (num_dims + (function is torch.stack)) == 0:
+        raise refuse(function, "along dimension 0 would append or move rows")
+    with LOCALLY():
+        tensors, _, rows = aligned(function, tensors, {}, broadcasts=False)
+        return wrap(function(tensors, dim), rows)
+
+
+@handles("one_hot")
+def one_hot(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """One column per class; without ``num_classes`` it is the global maximum plus one (collective)."""
+    x, num_classes = args[0], bind("x num_classes", args, kwargs).get("num_classes", -1)
+    return on_rows(function, x, int(x.max()) + 1 if num_classes == -1 else num_classes)
+
+
+@handles("pad")
+def pad(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Pad within rows."""
+    if len(bind("x pad", args, kwargs)["pad"]) // 2 >= args[0].dim():
+        raise refuse(function, "of dimension 0 would add rows")
+    return on_rows(function, *args, **kwargs)
+
+
+@handles("normalize")
+def normalize(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``x / max(norm, eps)``: of each row, or, along dimension 0, of each column (collective)."""
+    x, bound = args[0], {"p": 2.0, "dim": 1, "eps": 1e-12, **bind("x p dim eps", args, kwargs)}
+    if 0 not in dims_of(bound["dim"], x.dim()):
+        return on_rows(function, *args, **kwargs)
+    norm = torch.linalg.vector_norm(x, bound["p"], bound["dim"], keepdim=True)
+    return x / norm.clamp_min(bound["eps"])
+
+
+@handles("pairwise_distance")
+def pairwise_distance(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """One number per pair of rows."""
+    with LOCALLY():
+        args, kwargs, rows = aligned(function, args, kwargs)
+        return wrap(function(*args, **kwargs), rows)

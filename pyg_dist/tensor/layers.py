@@ -1,0 +1,74 @@
+"""What layers are made of: functions of rows and of row-free parameters, on the local rows with no communication."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_dist.errors import MixedRowsError
+from pyg_dist.tensor.pointwise import as_operand
+from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, rows_of, wrap
+from pyg_dist.tensor.table import Function, bind, handles, public_name
+
+
+def with_parameters(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], num_operands: int = 1) -> Any:
+    """``function(operands, parameters)``: the first ``num_operands`` have rows, all other tensors are row-free."""
+    operands, parameters = args[:num_operands], (*args[num_operands:], *kwargs.values())
+    if not operands or not isinstance(operands[0], RowTensor) or any(isinstance(p, RowTensor) for p in parameters):
+        raise MixedRowsError(
+            f"{public_name(function)} is row-wise only for distributed rows and plain parameters: "
+            f"use .full_tensor() on the parameters"
+        )
+    with LOCALLY():
+        states = [s for o in operands for s in (o if isinstance(o, (tuple, list)) else [o])]
+        rows = rows_of(function, *states)
+        operands = tuple(as_operand(function, o, rows, operands[0].dim(), broadcasts=False) for o in operands)
+        entered = (rows.enter(p) if isinstance(p, Tensor) else p for p in args[num_operands:])
+        kwargs = {k: rows.enter(p) if isinstance(p, Tensor) else p for k, p in kwargs.items()}
+        return wrap(function(*operands, *entered, **kwargs), rows)
+
+
+@handles("linear", "group_norm", "prelu")
+def layer(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """One operand with rows."""
+    return with_parameters(function, args, kwargs)
+
+
+@handles("layer_norm", "rms_norm")
+def norm_of_each_row(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The normalised dimensions must not be all of them."""
+    if len(bind("input normalized_shape", args, kwargs)["normalized_shape"]) >= args[0].dim():
+        raise MixedRowsError(f"{public_name(function)} over all dimensions would mix rows: normalise x.shape[1:]")
+    return with_parameters(function, args, kwargs)
+
+
+@handles("gru_cell", "lstm_cell", "rnn_tanh_cell", "rnn_relu_cell")
+def cell(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Input and state have rows: one step for every row."""
+    return with_parameters(function, args, kwargs, num_operands=2)
+
+
+@handles("matmul", "mm", "mv", "__matmul__", "__rmatmul__")
+def matmul(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``rows @ plain`` is row-wise; every other product would sum over or spread rows."""
+    x, other = (*args, *kwargs.values())
+    row_wise = isinstance(x, RowTensor) and not isinstance(other, RowTensor) and x.dim() > 1 and other.dim() < 3
+    if function is Tensor.__rmatmul__ or not row_wise:
+        raise MixedRowsError(
+            f"{public_name(function)} of row tensors is row-wise only as rows @ plain matrix: for a product over rows "
+            f"use (a.unsqueeze(-1) * b.unsqueeze(-2)).sum(0), or .full_tensor()"
+        )
+    return with_parameters(torch.matmul, (x, other), {})
+
+
+@handles("embedding")
+def embedding(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Row-wise for distributed indices into a plain table."""
+    names = "input weight padding_idx max_norm norm_type scale_grad_by_freq sparse"
+    bound = bind(names, args, kwargs)
+    for name in ("max_norm", "scale_grad_by_freq", "sparse"):  # they look at all indices, or change the table
+        if bound.get(name):
+            raise MixedRowsError(f"F.embedding with {name} needs the indices of all rows: use .full_tensor()")
+    return with_parameters(function, args, kwargs)

@@ -1,0 +1,161 @@
+"""What the build promises: one portable library, and one clear line when something is missing."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from pyg_dist.backend import library
+from pyg_dist.errors import LibraryNotBuiltError
+
+ROOT = Path(__file__).parents[2]
+
+
+def read_elf(*arguments: str) -> str:
+    readelf = shutil.which("readelf")
+    if readelf is None or not sys.platform.startswith("linux"):
+        pytest.skip("needs readelf")
+    result = subprocess.run(
+        [readelf, "--wide", *arguments, str(library._find())], capture_output=True, text=True, timeout=60, check=True
+    )
+    return result.stdout
+
+
+def test_library_knows_neither_python_nor_the_building_machine() -> None:
+    dynamic = read_elf("--dynamic")
+    needed = set(re.findall(r"NEEDED.*\[(.+)\]", dynamic))
+    assert "libtorch_cpu.so" in needed  # by name: found among what `import torch` has loaded
+    assert not {name for name in needed if "python" in name}
+    assert "RPATH" not in dynamic
+    assert "RUNPATH" not in dynamic
+
+
+def test_library_uses_the_stable_abi_only() -> None:
+    symbols = read_elf("--dyn-syms", "--demangle")
+    undefined = re.findall(r"UND (\S+)", symbols)
+    of_torch = {name for name in undefined if re.match(r"aoti_|torch|at::|c10::", name)}
+    assert of_torch  # or the expression above is wrong
+    assert {name for name in of_torch if "::" in name} == set()
+    # C functions that came after torch 2.10; the full list is in torch/csrc/stable/c/shim.h.
+    newer = {"torch_from_blob", "torch_library_def_with_tags", "torch_library_set_python_module"}
+    assert of_torch.isdisjoint(newer)
+
+
+@pytest.mark.parametrize("source", sorted((ROOT / "csrc/kernels").glob("*.simd.cpp")), ids=lambda path: path.name)
+def test_kernels_leave_no_inline_function_to_the_linker(source: Path, tmp_path: Path) -> None:
+    """The linker keeps one copy of an inline function or template for all callers, perhaps one with AVX-512 in it."""
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    nm = shutil.which("nm")
+    if compiler is None or nm is None:
+        pytest.skip("needs a compiler and nm")
+    compiled = tmp_path / "kernels.o"
+    flags = ["-std=c++20", "-O1", "-fPIC", "-DPYG_DIST_LEVEL=baseline", "-I.", "-c", str(source), "-o", str(compiled)]
+    subprocess.run([compiler, *flags], cwd=ROOT / "csrc", timeout=100, check=True)
+    symbols = subprocess.run(
+        [nm, "--demangle", compiled], capture_output=True, text=True, timeout=60, check=True
+    ).stdout
+    assert "pyg_dist::baseline::" in symbols
+    assert re.findall(r" [VWu] (.+)", symbols) == []
+
+
+def test_a_missing_library_is_one_line_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    spec = find_spec("pyg_dist")
+    assert spec is not None
+    monkeypatch.setattr(spec, "submodule_search_locations", [str(tmp_path)])
+    monkeypatch.setattr(library, "find_spec", lambda name: spec)
+    with pytest.raises(LibraryNotBuiltError, match=r"expected the native library .*; run `make`") as caught:
+        library._load()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_broken_library_is_one_line_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / library._NAME
+    broken.write_bytes(b"not a library")
+    monkeypatch.setattr(library, "_find", lambda: broken)
+    with pytest.raises(LibraryNotBuiltError, match=r"expected a native library for torch .*; run `make`") as caught:
+        library._load()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """The files that the build reads, without an environment."""
+    if shutil.which("make") is None or not (ROOT / "Makefile").exists():
+        pytest.skip("needs make and the source tree")
+    for name in ("Makefile", "CMakeLists.txt", "constraints.txt", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    shutil.copytree(ROOT / "csrc", tmp_path / "csrc")
+    return tmp_path
+
+
+def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    return subprocess.run(
+        ["make", *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+def pretend_that_dependencies_are_there(folder: Path, pip: str) -> None:
+    """An environment whose `python -m pip` is the given shell script."""
+    (folder / ".venv/bin").mkdir(parents=True)
+    python = folder / ".venv/bin/python"
+    python.write_text(f"#!/bin/sh\n{pip}\n")
+    python.chmod(0o755)
+    (folder / ".venv/.dependencies").touch()
+
+
+def complaint(result: subprocess.CompletedProcess[str]) -> str:
+    """The one line of stderr apart from make's own last one."""
+    assert result.returncode != 0
+    lines = [line for line in result.stderr.splitlines() if not line.startswith("make: ***")]
+    assert len(lines) == 1, result.stderr
+    return lines[0]
+
+
+def test_make_names_a_missing_python(clone: Path) -> None:
+    assert "expected Python 3.10 or newer, got 'no-such-python'" in complaint(
+        make(clone, "test", "PYTHON=no-such-python")
+    )
+
+
+def test_make_names_a_missing_compiler(clone: Path) -> None:
+    pretend_that_dependencies_are_there(clone, "exit 0")
+    line = complaint(make(clone, "test", "CXX=no-such-compiler"))
+    assert "expected a C++20 compiler, found no 'no-such-compiler'" in line
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        (["ERROR: No matching distribution found for pymetis"], "No matching distribution found for pymetis"),
+        (["building", "/x/csrc/a.cpp:3:1: error: no such type", "ERROR: Failed building wheel"], "no such type"),
+        (["CMake Error at CMakeLists.txt:3 (message):", "  pyg_dist needs GCC", "ERROR: subprocess"], "needs GCC"),
+    ],
+)
+def test_make_says_in_one_line_why_the_installation_failed(clone: Path, log: list[str], cause: str) -> None:
+    (clone / "log").write_text("\n".join(log) + "\n")
+    pretend_that_dependencies_are_there(clone, f"cat {clone / 'log'}; exit 1")
+    line = complaint(make(clone, "test"))
+    assert re.fullmatch(rf"make: building .* failed: .*{cause}.*; the whole log is \.venv/install\.log", line)
+    assert (clone / ".venv/install.log").read_text().splitlines() == log
+
+
+def test_make_does_nothing_twice(clone: Path) -> None:
+    pretend_that_dependencies_are_there(clone, "echo installed >> calls")
+    pytest_script = clone / ".venv/bin/pytest"
+    pytest_script.write_text("#!/bin/sh\nexit 0\n")
+    pytest_script.chmod(0o755)
+    for _ in range(2):
+        assert make(clone, "test").returncode == 0
+    assert (clone / "calls").read_text().splitlines() == ["installed"]
+    source = clone / "csrc/schema.cpp"
+    os.utime(source, (source.stat().st_mtime + 1e6,) * 2)
+    assert make(clone, "test").returncode == 0
+    assert (clone / "calls").read_text().splitlines() == ["installed"] * 2

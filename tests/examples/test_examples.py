@@ -1,0 +1,126 @@
+"""The examples run, on one rank and on two, with the same numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import re
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from launching import run_script
+from workers import Workers
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+Pools = Callable[[int], Workers]
+
+
+def _module(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"examples_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look their annotations up
+    spec.loader.exec_module(module)
+    return module
+
+
+def _run(name: str, *args: str) -> str:
+    """Run an example as the main script of this process; return what it prints."""
+    sys.argv = [str(EXAMPLES / f"{name}.py"), *args]
+    sys.path.insert(0, str(EXAMPLES))
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    return printed.getvalue()
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(number) for number in re.findall(r"\d+\.\d+", text)]
+
+
+@pytest.mark.parametrize(("launcher", "num_ranks"), [("python", 1), ("torchrun", 2)])
+def test_digits(launcher: str, num_ranks: int, tmp_path: Path) -> None:
+    picture = tmp_path / "curves.png"
+    ended = run_script(launcher, num_ranks, EXAMPLES / "digits.py", "--epochs", "20", "--picture", str(picture))
+    assert set(ended.codes) == {0}, ended.stdout + ended.stderr
+    losses = _numbers("\n".join(line for line in ended.stdout.splitlines() if line.startswith("epoch")))
+    assert losses[:2] == losses[2:]  # ours at epochs 10 and 20, then stock PyG's
+    assert losses[1] < 0.1
+    accuracy, stock_accuracy = re.findall(r"(?:accuracy|with PyG)  (.*)", ended.stdout)
+    assert accuracy == stock_accuracy
+    assert _numbers(accuracy)[-1] > 0.95
+    assert "within the bound for fp32" in ended.stdout
+    num_bytes = int(re.findall(r"rank 0 sent ([\d,]+) bytes", ended.stdout)[0].replace(",", ""))
+    assert (num_bytes > 0) == (num_ranks > 1)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_difference_is_noticed() -> None:
+    compare = _module("compare")
+    gradient = torch.linspace(-1, 1, 50)
+
+    def history(loss: float, first: torch.Tensor, last: torch.Tensor) -> object:
+        return compare.History([1.0, loss], [{"weight": first}, {"weight": last}])
+
+    stock = history(0.5, gradient, gradient)
+    assert compare.compare(history(0.5, gradient, gradient), stock).share_of_bound == 0
+    assert compare.compare(history(0.5, gradient, gradient * (1 + 1e-6)), stock).is_rounding
+    for wrong in (
+        history(0.5001, gradient, gradient),
+        history(0.5, gradient * 1.001, gradient),
+        history(0.5, gradient, gradient * 1.001),
+        history(float("nan"), gradient, gradient),
+        history(0.5, gradient, gradient * torch.nan),
+    ):
+        assert not compare.compare(wrong, stock).is_rounding
+    with pytest.raises(ValueError, match="Expected gradients of"):
+        compare.compare(compare.History([1.0, 0.5], [{}, {}]), stock)
+
+
+def test_full_batch_gcn(workers: Callable[[int], Workers]) -> None:
+    (alone,) = workers(1).run(_run, "full_batch_gcn", "--epochs", "20")
+    together, silent = workers(2).run(_run, "full_batch_gcn", "--epochs", "20")
+    assert silent == ""
+    # Dropout is on: equal losses mean equal masks.
+    np.testing.assert_allclose(_numbers(together), _numbers(alone), atol=2e-3)
+    assert len(_numbers(alone)) == 8  # loss and three accuracies, at epochs 10 and 20
+    assert _numbers(alone)[-1] > 0.9
+
+
+def test_edge_weights(workers: Callable[[int], Workers]) -> None:
+    (alone,) = workers(1).run(_run, "edge_weights", "--epochs", "20")
+    together, silent = workers(2).run(_run, "edge_weights", "--epochs", "20")
+    assert silent == ""
+    np.testing.assert_allclose(_numbers(together), _numbers(alone), atol=2e-3)
+    accuracy, true_edges, noise = _numbers(alone)[-3:]
+    assert accuracy > 0.7
+    assert true_edges > noise + 0.1
+
+
+def test_read_npz(tmp_path: Path) -> None:
+    read_npz = _module("example_graphs").read_npz
+    links, y = np.array([[0, 1], [1, 2]], np.int32), np.array([0, 1, 0, -1, 1, 1], np.int8)
+    x = np.array([[1, 0, 0], [0, 2, 0], [0, 0, 0], [3, 0, 4], [0, 0, 0], [0, 5, 0]], np.float32)
+    masks = {name: np.arange(6) == k for k, name in enumerate(("train_mask", "val_mask", "test_mask"))}
+    np.savez(tmp_path / "dense.npz", edge_index=links, x=x, y=y, **masks)
+    data = read_npz(str(tmp_path / "dense.npz"))
+    assert torch.equal(data.edge_index, torch.from_numpy(links).long())
+    assert torch.equal(data.x, torch.from_numpy(x))
+    assert torch.equal(data.val_mask, torch.arange(6) == 1)
+
+    sparse = {"x_indptr": [0, 1, 2, 2, 4, 4, 5], "x_indices": [0, 1, 0, 2, 1], "x_data": [1.0, 2, 3, 4, 5]}
+    arrays = {name: np.asarray(values) for name, values in sparse.items()}
+    np.savez(tmp_path / "sparse.npz", edge_index=links, undirected=True, y=y, x_shape=np.array([6, 3]), **arrays)
+    data = read_npz(str(tmp_path / "sparse.npz"))
+    assert sorted(data.edge_index.t().tolist()) == [[0, 1], [1, 0], [1, 2], [2, 1]]
+    assert torch.equal(data.x, torch.from_numpy(x))
+    assert [int(data[name].sum()) for name in masks] == [3, 1, 1]
+    assert not (data.train_mask | data.val_mask | data.test_mask)[3]  # it has no label
