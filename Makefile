@@ -91,5 +91,5 @@ TORCH := torch $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	@command -v "$${CXX:-c++}" > /dev/null || \
 	  { echo "make: expected a C++20 compiler, found no '$${CXX:-c++}'; install g++ or clang, or set CXX" >&2; exit 1; }
 	$(call run,building the native library and installing the dependencies,$(PIP) --no-build-isolation --only-binary pymetis \
-	  -Ccmake.define.PYG_DIST_WERROR=ON -e '.[dev]')
+	  --config-settings cmake.define.PYG_DIST_WERROR=ON -e '.[dev]')
 	@touch $@
