@@ -54,15 +54,15 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
             raise UnsupportedError(
                 f"DistributedGCNConv expected aggr='add' (got {self.aggr!r}): the norm is defined for sums"
             )
-        x = node_rows(self, edge_index.graph, x)
-        weight = edge_rows(self, edge_index, edge_weight)
+        graph = edge_index.graph
+        x = node_rows(self, graph, x)
+        # PyG does not look at edge_weight beside a sparse adj_t, which has values of its own.
+        weight = edge_rows(self, edge_index, edge_weight if graph.loop_rule == "remaining" else None)
         projected = self.lin(x)
         if self.normalize or weight is not None:
             # PyG's norm has the dtype of the weights or of x, which autocast does not change, and promotes.
             projected = projected.to(torch.promote_types(projected.dtype, (x if weight is None else weight).dtype))
-        out = NodeTensor.from_local(
-            self._aggregate(projected.to_local(), edge_index, weight), edge_index.graph.node_rows
-        )
+        out = NodeTensor.from_local(self._aggregate(projected.to_local(), edge_index, weight), graph.node_rows)
         return out if self.bias is None else out + self.bias
 
     def __prepare_scriptable__(self) -> GCNConv:
@@ -82,8 +82,10 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
             if self._cached_operator.exchange is not graph.exchange:
                 raise DataError("A DistributedGCNConv with cached=True got a second graph: use cached=False")
             return aggregate(x, self._cached_operator)
+        if weight is None and self.improved and graph.loop_rule != "remaining":  # an adj_t always has values, here ones
+            weight = edge_index.weight = EdgeTensor.from_local(x.new_ones(graph.edge_rows.num_local), graph.edge_rows)
         # PyG gives all edges of an edge_index, loops included, weight one when there are no weights, `improved` or not.
-        loop_value = 2.0 if self.improved and not (weight is None and graph.loop_rule == "remaining") else 1.0
+        loop_value = 2.0 if self.improved and weight is not None else 1.0
         if weight is not None and weight.requires_grad:
             values = weight.to_local().to(x.dtype)
             if self.normalize:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
@@ -67,6 +68,7 @@ def node_rows(conv: MessagePassing, graph: HaloGraph, x: Any) -> NodeTensor:
     Raises:
         DataError: Neither.
         LayoutMismatchError: The node tensor belongs to another graph.
+        UnsupportedError: A node tensor that torch has saved for recomputation, and given back as a plain tensor.
     """
     name, rows = type(conv).__name__, graph.node_rows
     if isinstance(x, NodeTensor):
@@ -79,6 +81,11 @@ def node_rows(conv: MessagePassing, graph: HaloGraph, x: Any) -> NodeTensor:
     if isinstance(x, Tensor) and x.dim() > 0 and x.shape[0] == rows.size:
         return NodeTensor.from_local(rows.slice(x), rows)  # type: ignore[return-value]
     shape = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+    if isinstance(x, Tensor) and torch._C._current_graph_task_id() != -1:  # inside of a backward pass
+        raise UnsupportedError(
+            f"{name} got local rows {shape} from a checkpoint inside of another one, or of saved_tensors_hooks, which "
+            f"returns node tensors as plain ones: pass use_reentrant=True to checkpoint"
+        )
     raise DataError(f"{name} expected node features with {rows.size} rows (got {shape}): pass data.x")
 
 

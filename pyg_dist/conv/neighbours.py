@@ -44,9 +44,9 @@ def aggregate_neighbours(
         UnsupportedError: A part of the aggregation looks at several nodes, as batch norm does.
     """
     _require_node_by_node(aggregation)
-    # One more target, with ones for messages, keeps alive what PyG's aggregations lean on: no empty input, a first
-    # target that has messages, and, where sequences are padded (LSTM reads the last place), one length on all ranks.
-    num_padding = graph.max_in_degree if _pads(aggregation) else 1
+    # One more target, with ones for messages, keeps alive what PyG's aggregations lean on: a first target that has
+    # messages, two at least (quantiles); and, where sequences are padded (LSTM reads the last place), one length.
+    num_padding = graph.max_in_degree if _pads(aggregation) else 2
     source, target = graph.neighbour_lists(num_padding)
     rows = x.to_local()
     messages = torch.cat([rows, halo_rows(rows, graph.exchange), rows.new_ones(1, rows.shape[1])]).index_select(

@@ -1,4 +1,7 @@
-"""TorchScript sees the stock conv: a scripted model works on plain tensors in one process."""
+"""TorchScript sees the stock conv: a scripted model works on plain tensors in one process.
+
+``torch.jit.script(model)`` also leaves the stock convs in ``model``; to go on training, script a ``copy.deepcopy``.
+"""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def batch_norm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     In training, mean and variance are global and differentiable, and the running ones follow them as in torch
     (collective); in evaluation the running ones are used (no communication).
     """
-    bound = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
+    bound: dict[str, Any] = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
     bound.update(bind("x running_mean running_var weight bias training momentum eps", args, kwargs))
     x, channels = bound["x"], [bound[name] for name in ("running_mean", "running_var", "weight", "bias")]
     if not isinstance(x, RowTensor) or any(isinstance(c, RowTensor) for c in channels):

@@ -68,7 +68,7 @@ class DistributedEdgeIndex:
         """Itself: a graph moves together with its node tensors, through ``data.to(device)``."""
         if isinstance(device, (str, torch.device)) and torch.device(device) != self.device:
             raise LayoutMismatchError(
-                f"Expected edge_index to stay on {self.device} (got {device}): move the whole graph, data.to({device!r})"
+                f"Expected edge_index to stay on {self.device} (got {device}): move the graph, data.to({device!r})"
             )
         return self
 

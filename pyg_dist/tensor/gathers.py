@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, on_rows
@@ -15,8 +16,8 @@ from pyg_dist.tensor.table import Function, bind, handles
 
 
 @handles(
-    "tolist", "item", "numpy", "__array__", "__bool__", "__int__", "__float__", "__index__", "__contains__",
-    "unique", "unique_consecutive", "bincount", "histc",
+    "tolist", "item", "numpy", "__array__", "__array_wrap__", "__bool__", "__int__", "__float__", "__index__",
+    "__contains__", "unique", "unique_consecutive", "bincount", "histc",
 )  # fmt: skip
 def gathered(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Apply the function to all rows, in the original order."""
@@ -28,10 +29,13 @@ def gathered(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 @handles("median", "nanmedian", "quantile", "nanquantile")
 def order_statistic(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Within rows, or of all rows; several quantiles at once put their own dimension first, and are plain."""
-    bound = bind("x q dim" if "quantile" in function.__name__ else "x dim", args, kwargs)
+    is_quantile = "quantile" in function.__name__
+    bound = bind("x q dim keepdim" if is_quantile else "x dim", args, kwargs)
     x, q, dim = args[0], bound.get("q"), bound.get("dim")
     if dim is None or 0 in dims_of(dim, x.dim()) or (isinstance(q, Tensor) and q.dim() > 0):
         return gathered(function, args, kwargs)
+    if is_quantile and x._rows.num_local == 0:  # torch refuses; a sum has the same shape, and is differentiable too
+        return on_rows(torch.sum, x, dim, bound.get("keepdim", False))
     return on_rows(function, *args, **kwargs)
 
 

@@ -63,7 +63,7 @@ def _call(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     "multi_margin_loss", "multilabel_margin_loss", namespaces=(F,),
 )  # fmt: skip
 def elementwise_loss(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Losses that are a value per element or row, and then its sum or mean."""
+    """Losses that are a value per element or row, and then its sum or mean (for two of them by weight)."""
     with LOCALLY():
         call = _call(function, args, kwargs)
         dims = {call.operands[name].dim() for name in ("input", "target") if name in call.operands}
@@ -78,6 +78,11 @@ def elementwise_loss(function: Function, args: tuple[Any, ...], kwargs: dict[str
         return values
     if call.reduction == "batchmean":
         return values.sum() / call.rows.size
+    weight = call.operands.get("weight")
+    if call.reduction == "mean" and weight is not None and function in (F.mse_loss, F.l1_loss):
+        with LOCALLY():
+            weight = weight.sum()
+        return values.sum() / call.rows.leave(weight)
     return values.sum() if call.reduction == "sum" else values.mean()
 
 

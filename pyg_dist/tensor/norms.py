@@ -29,7 +29,8 @@ def _vector_norm(x: Tensor, dims: Dims, keepdim: bool, rows: Rows, bound: dict[s
     else:
         local = torch.linalg.vector_norm(x, order, dims, keepdim)
     # A norm of norms, and not a power of a sum of powers, whose derivative at zero is infinite.
-    return torch.linalg.vector_norm(by_rank(local, rows), order, 0)
+    total: Tensor = torch.linalg.vector_norm(by_rank(local, rows), order, 0)
+    return total
 
 
 @handles("norm")

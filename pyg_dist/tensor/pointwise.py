@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
@@ -131,7 +132,7 @@ add sub subtract mul multiply div divide true_divide floor_divide remainder fmod
 minimum fmax fmin eq ne lt le gt ge not_equal less less_equal greater greater_equal logical_and logical_or logical_xor
 bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift lerp addcmul addcdiv hypot logaddexp
 logaddexp2 xlogy xlog1py copysign nextafter isclose heaviside clamp clip clamp_min clamp_max masked_fill rsub ldexp gcd
-lcm broadcast_tensors
+lcm
 """
 
 OPERATORS = "add sub mul truediv floordiv mod pow and or xor eq ne lt le gt ge lshift rshift div"
@@ -140,6 +141,7 @@ OPERATORS = "add sub mul truediv floordiv mod pow and or xor eq ne lt le gt ge l
 def _register_all() -> None:
     names = {*UNARY.split(), *BROADCASTING.split()}
     register(pointwise, *names, "__invert__", "__neg__", "__pos__", "__abs__")
+    register(pointwise, "broadcast_tensors", namespaces=(torch,))
     known = {name for namespace in NAMESPACES for name in dir(namespace)}
     register(pointwise_, *(n + "_" for n in names if n + "_" in known), "zero_", "copy_", "requires_grad_")
     for name in OPERATORS.split():

@@ -49,7 +49,7 @@ def dist(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     return torch.linalg.vector_norm(x - other, *order)
 
 
-@handles("einsum")
+@handles("einsum", namespaces=(torch,))
 def einsum(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Row-wise where the result has the rows' letter first, a sum over rows where it does not have it (collective).
 

@@ -12,14 +12,6 @@ from pyg_dist.errors import MixedRowsError
 from pyg_dist.tensor.table import Function, handles, public_name
 
 
-@handles("__iter__")
-def iterate(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
-    """Row by row would be one collective call per row."""
-    raise MixedRowsError(
-        f"Iterating over the rows of a {type(args[0]).__name__} would talk once a row: use .full_tensor() or .tolist()"
-    )
-
-
 @handles("__reduce_ex__")
 def pickle(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
     """A file would hold one rank's rows, and nothing of the others."""

@@ -54,11 +54,11 @@ def _by_row_mask(rows: Rows, mask: RowTensor) -> Selection:
         raise LayoutMismatchError(f"Expected a mask over the same {rows} (got one over {mask._rows}): select it alike")
     with LOCALLY():
         version = -1 if mask.is_inference() else mask._version
-        known = getattr(mask, "_selection", None)
+        known: tuple[int, Rows, Selection] | None = getattr(mask, "_selection", None)
         if known is None or known[0] != version or version < 0 or known[1] is not rows:
             # Counting is collective; a mask is used for outputs and labels alike, every epoch.
-            known = mask._selection = (version, rows, rows.by_mask(mask))  # type: ignore[attr-defined]
-    return known[2]  # type: ignore[no-any-return]
+            known = mask._selection = (version, rows, rows.by_mask(mask))
+    return known[2]
 
 
 def _split(x: RowTensor, index: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -122,9 +122,8 @@ def getitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         if first is not _ALL:
             rows, local_index = select_rows(rows, first)
             local = local.index_select(0, local_index)
-        if rest:
-            local = local[(_ALL, *rest)]
-        return wrap(local, rows)
+        index = (_ALL, *rest)
+        return wrap(local[index] if rest else local, rows)
 
 
 def _look_up(table: Tensor, index: Any) -> Any:
@@ -160,10 +159,10 @@ def setitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         value = value.unsqueeze(0) if isinstance(value, Tensor) and value.dim() == x.dim() - 1 else value
     with LOCALLY():
         rows, local_index = (x._rows, _ALL) if first is _ALL else select_rows(x._rows, first)
-        num_dims = x[(slice(0, 0), *rest)].dim()
+        no_row, index = (slice(0, 0), *rest), (local_index, *rest)
         if isinstance(value, RowTensor) and not rows.is_like(value._rows):
             raise LayoutMismatchError(f"Expected the rows of a like selection of {rows} (got {value._rows})")
-        x[(local_index, *rest)] = as_operand(function, value, rows, num_dims)
+        x[index] = as_operand(function, value, rows, num_dims=x[no_row].dim())
 
 
 @handles("index_select", "select")
@@ -173,7 +172,8 @@ def index_select(function: Function, args: tuple[Any, ...], kwargs: dict[str, An
     x, index = bound["x"], bound["index"]
     if not isinstance(x, RowTensor) or isinstance(index, RowTensor):
         raise refuse(function, "by a distributed index would mix rows")
-    return x[(*[_ALL] * dims_of(bound["dim"], x.dim())[0], index)]
+    columns = (*[_ALL] * dims_of(bound["dim"], x.dim())[0], index)
+    return x[columns]
 
 
 @handles("masked_select")

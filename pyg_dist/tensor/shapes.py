@@ -49,7 +49,7 @@ def shape(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return whole if dim is None else whole[dim]
 
 
-@handles("numel", "nelement")
+@handles("numel")
 def numel(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """Global number of elements."""
     return prod(global_shape(args[0]))

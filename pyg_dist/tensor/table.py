@@ -16,7 +16,9 @@ Function = Callable[..., Any]
 Handler = Callable[[Function, tuple[Any, ...], dict[str, Any]], Any]
 
 TABLE: dict[Function, Handler] = {}
-NAMESPACES = (torch, Tensor, torch.nn.functional, torch.special, torch.linalg, torch._C._nn)
+# PyG puts functions of its own before torch.index_select and torch.select: the originals are below.
+_BELOW = (torch._C._VariableFunctions, torch._C._nn)
+NAMESPACES = (torch, Tensor, torch.nn.functional, torch.special, torch.linalg, *_BELOW)
 
 
 def functions(*names: str, namespaces: Sequence[Any] = NAMESPACES) -> Iterator[Function]:
@@ -61,5 +63,5 @@ def bind(names: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str,
 
 def public_name(function: Function) -> str:
     """The name by which a user knows ``function``, for messages."""
-    name = torch.overrides.resolve_name(function) or getattr(function, "__name__", str(function))
+    name: str = torch.overrides.resolve_name(function) or getattr(function, "__name__", str(function))
     return name.removeprefix("torch.functional.").removesuffix(".__get__")

@@ -16,7 +16,7 @@ from graphs import load_npz
 from random_graphs import random_graph, uneven_parts
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric import transforms as T
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.utils import add_self_loops, dropout_edge, to_undirected
 from workers import Workers
 
@@ -199,6 +199,7 @@ def mistakes(world_size: int) -> dict[str, str]:
         "planned": wrap(layout="grid"),
         "epsilon": wrap(epsilon=-1.0),
         "hetero": message_of(lambda: DistributedData(HeteroData())),
+        "batch": message_of(lambda: DistributedData(Batch.from_data_list([graph, graph]))),
         "no error": message_of(lambda: DistributedData(graph)),
     }
 
@@ -220,6 +221,7 @@ EXPECTED = {
     "planned": "UnsupportedError: layout='grid' is planned",
     "epsilon": "OptionError: Expected 0 < epsilon < 1",
     "hetero": "UnsupportedError: Expected a homogeneous",
+    "batch": "UnsupportedError: Expected one graph (got a Batch)",
     "no error": "no error",
 }
 
@@ -234,48 +236,77 @@ def test_mistakes(workers: Pools, world_size: int) -> None:
         assert "node ids below num_nodes=20" in one_wrong
 
 
-class Shapes(TorchDispatchMode):
-    """Collects the shapes of all results."""
+class Largest(TorchDispatchMode):
+    """Keeps the shape of the largest result of all calls that reach the kernels, backward and optimizer included."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: set[tuple[int, ...]] = set()
+        self.shape = torch.Size([0])
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for tensor in out if isinstance(out, (tuple, list)) else [out]:
-            if isinstance(tensor, torch.Tensor):
-                self.seen.add(tuple(tensor.shape))
+            if isinstance(tensor, torch.Tensor) and tensor.numel() > self.shape.numel():
+                self.shape = tensor.shape
         return out
 
 
-def epoch(world_size: int, conv_name: str) -> dict[str, int]:
+RING = 400  # nodes
+
+
+def ring() -> Data:
+    """Each node and its two neighbours on either side: the halo is small, as it is on large graphs."""
+    node = torch.arange(RING)
+    edge_index = torch.cat([torch.stack([node, (node + k) % RING]) for k in (-2, -1, 1, 2)], dim=1)
+    rng = torch.Generator().manual_seed(0)
+    x, y = torch.randn(RING, 6, generator=rng), torch.randint(0, 5, (RING,), generator=rng)
+    return Data(x=x, y=y, edge_index=edge_index, edge_weight=torch.rand(4 * RING, generator=rng), train_mask=y > 1)
+
+
+def epochs(conv_name: str) -> dict[str, Any]:
+    from pyg_dist import DistributedData
     from pyg_dist import conv as ours
 
-    data = distribute(random_graph(211, 900, num_features=6), world_size)
+    data = DistributedData(ring())
     conv = getattr(ours, conv_name)
-    first, norm, second = conv(6, 8).double(), torch.nn.BatchNorm1d(8).double(), conv(8, 4).double()
-    with Shapes() as shapes:
-        out = second(F.dropout(norm(first(data.x, data.edge_index)).relu()), data.edge_index)
-        F.cross_entropy(out[data.train_mask], data.y[data.train_mask]).backward()
-        accuracy = (out.argmax(dim=-1)[data.train_mask] == data.y[data.train_mask]).float().mean()
+    weights = [data.edge_weight.requires_grad_()] if conv_name == "DistributedGCNConv" else []
+    first, norm, second = conv(6, 7), torch.nn.BatchNorm1d(7), conv(7, 5)
+    model = torch.nn.ModuleList([first, norm, second])
+    optimizer = torch.optim.Adam([*model.parameters(), *weights])
+    with Largest() as largest:
+        for _ in range(2):
+            optimizer.zero_grad()
+            out = second(F.dropout(norm(first(data.x, data.edge_index)).relu()), data.edge_index, *weights)
+            F.cross_entropy(out[data.train_mask], data.y[data.train_mask]).backward()
+            optimizer.step()
+            accuracy = (out.argmax(dim=-1)[data.train_mask] == data.y[data.train_mask]).float().mean()
     assert 0 <= float(accuracy) <= 1
-    full = [shape for shape in shapes.seen if len(shape) == 2 and shape[0] >= 211 and shape[1] > 1]
-    assert world_size == 1 or not full, f"a whole [N, F] tensor was made: {full}"
-    return {"bytes": data.traffic.num_bytes, "planned": data.plan.rows["post"], "messages": data.traffic.num_messages}
+    traffic = data.traffic
+    return {
+        "largest": largest.shape, "bytes": traffic.num_bytes, "rows": traffic.num_rows,
+        "messages": traffic.num_messages, "plan": data.plan.to_dict(),
+    }  # fmt: skip
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("conv_name", ["DistributedSAGEConv", "DistributedGCNConv"])
 def test_no_rank_sees_all_rows_and_bytes_are_as_planned(workers: Pools, world_size: int, conv_name: str) -> None:
-    ranks = workers(world_size).run(epoch, world_size, conv_name)
-    columns = {  # forward and backward; the input needs no gradient. SAGE projects where that narrows, GCN always,
-        # and GCN exchanges its scale once.
-        "DistributedSAGEConv": 6 + 4 + 4,
-        "DistributedGCNConv": 8 + 8 + 4 + 4 + 1,
+    """All that training makes is smaller than [N, 5], the narrowest features; and what is sent is what was planned."""
+    ranks = workers(world_size).run(epochs, conv_name)
+    for rank in ranks:
+        assert (rank["largest"].numel() >= 5 * RING) == (world_size == 1), rank["largest"]
+    plan = ranks[0]["plan"]
+    assert (plan["rows"]["post"] > 0) == (world_size > 1)
+    # Columns of each exchange, forward and backward (x needs no gradient), in two epochs. SAGE projects first where
+    # that narrows. GCN always does; it exchanges its scale once for all epochs, and with weights that learn, ones
+    # (which need no gradient) and features.
+    exchanges = {
+        "DistributedSAGEConv": 2 * [6, 5, 5],
+        "DistributedGCNConv": [1] + 2 * [7, 7, 1, 5, 5],
     }[conv_name]
-    assert sum(r["bytes"] for r in ranks) == ranks[0]["planned"] * columns * 8
-    assert (ranks[0]["planned"] > 0) == (world_size > 1)
+    assert sum(rank["bytes"] for rank in ranks) == 4 * plan["rows"]["post"] * sum(exchanges)
+    assert sum(rank["rows"] for rank in ranks) == plan["rows"]["post"] * len(exchanges)
+    assert sum(rank["messages"] for rank in ranks) == plan["messages"] * len(exchanges)
 
 
 def resident_bytes() -> int:

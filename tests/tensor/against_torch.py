@@ -7,12 +7,10 @@ and ``F.relu``. Legend: N nodes, F columns.
 
 from __future__ import annotations
 
-import inspect
-import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import cache, partial
 from types import FunctionType
 from typing import Any, NamedTuple
 from unittest import mock
@@ -31,7 +29,7 @@ from pyg_dist.tensor.table import NAMESPACES, TABLE, Function, Handler, function
 
 Expression = Callable[["Operands"], Any]
 Form = Callable[[Function, "Operands"], Any]
-Forms = Mapping[str, Sequence[Form]]
+Refusal = tuple[Callable[["Operands"], object], type[Exception], str]  # an expression, its error, words of the message
 
 WORLD_SIZES = [1, 2, 3]
 # Besides float64, in which everything is compared at every world size and layout.
@@ -54,7 +52,7 @@ LAYOUTS = {
 }
 
 
-@lru_cache(maxsize=None)
+@cache
 def graph(layout: str) -> DistributedData:
     """A graph over the nodes of ``layout``, so connected that local order differs from the input's."""
     num_nodes, _, parts = LAYOUTS[layout]
@@ -85,8 +83,10 @@ class Operands:
     """
 
     ROWS = frozenset(
-        "x y p v u c d i j m n mask other_mask only label column order ties holes spread sign position multi soft".split()
+        "x y p v u c d i j m n mask other_mask only label column order ties".split()
+        + "holes spread sign position multi soft".split()
     )
+    CONSTANT = frozenset(("class_weight", "sorted"))  # torch differentiates by few weights of losses
 
     def __init__(self, layout: str, distributed: bool, dtype: torch.dtype = torch.float64) -> None:
         self._layout = layout
@@ -106,71 +106,75 @@ class Operands:
         if name.startswith("_"):
             raise AttributeError(name)
         if name not in self._made:
-            value = self._value(name)
-            value = value.to(self._dtype) if value.is_floating_point() else value
+            value = _value(self._layout, name)
+            value = value.to(self._dtype, copy=True) if value.is_floating_point() else value.clone()
             if self._distributed and name in self.ROWS:
                 value = distribute(value, node_rows(self._layout))
-            self._made[name] = value.requires_grad_(value.is_floating_point())
+            self._made[name] = value.requires_grad_(value.is_floating_point() and name not in self.CONSTANT)
         return self._made[name]
 
-    def _value(self, name: str) -> Tensor:
-        rng = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-        N, F = self.N, self.F
-        node = torch.arange(N)
 
-        def normal(*size: int) -> Tensor:
-            return torch.randn(size, generator=rng, dtype=torch.float64)
+@cache
+def _value(layout: str, name: str) -> Tensor:
+    rng = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    N, F, _ = LAYOUTS[layout]
+    node = torch.arange(N)
 
-        def uniform(*size: int) -> Tensor:
-            return torch.rand(size, generator=rng, dtype=torch.float64)
+    def normal(*size: int) -> Tensor:
+        return torch.randn(size, generator=rng, dtype=torch.float64)
 
-        def integer(low: int, high: int, *size: int) -> Tensor:
-            return torch.randint(low, high, size, generator=rng)
+    def uniform(*size: int) -> Tensor:
+        return torch.rand(size, generator=rng, dtype=torch.float64)
 
-        makers: dict[str, Callable[[], Tensor]] = {
-            "x": lambda: normal(N, F),
-            "y": lambda: normal(N, F),
-            "p": lambda: uniform(N, F) * 0.8 + 0.1,  # probabilities
-            "v": lambda: normal(N),
-            "u": lambda: normal(N),
-            "c": lambda: normal(N, 2, F),  # cubes
-            "d": lambda: normal(N, 2, F),
-            "i": lambda: integer(1, 6, N, F),
-            "j": lambda: integer(1, 4, N, F),
-            "m": lambda: normal(N, F) > 0,
-            "n": lambda: normal(N, F) > 0.5,
-            "mask": lambda: node % 3 != 1,
-            "other_mask": lambda: node > 1,
-            "only": lambda: node == 2,  # one training node
-            "label": lambda: integer(0, F, N),
-            "column": lambda: normal(N, 1),
-            "order": lambda: normal(N, F).argsort(1),  # a permutation of the columns in every row
-            "ties": lambda: integer(-1, 2, N, F).double(),
-            "holes": lambda: normal(N, F).masked_fill(torch.arange(N * F).view(N, F) % 5 == 1, torch.nan),
-            "spread": lambda: uniform(N, 1) + 0.5,
-            "sign": lambda: (node % 2) * 2 - 1,
-            "position": lambda: (node * 5 + 3) % N,  # ids of nodes
-            "multi": lambda: torch.cat([integer(0, F, N, 1), torch.full((N, F - 1), -1)], 1),  # a set of labels
-            "soft": lambda: (normal(N, F)).softmax(1),
-            # Row-free from here on.
-            "weight": lambda: normal(4, F),
-            "matrix": lambda: normal(F, 4),
-            "table": lambda: normal(F, 4),
-            "vector": lambda: normal(F),
-            "row": lambda: normal(1, F),
-            "scalar": lambda: normal(),
-            "gates": lambda: normal(4 * F, F),
-            "more_gates": lambda: normal(4 * F, F),
-            "gate_bias": lambda: normal(4 * F),
-            "class_weight": lambda: uniform(F) + 0.5,
-            # Plain, but with a row per node.
-            "full": lambda: normal(N, F),
-            "full_v": lambda: normal(N),
-            "full_i": lambda: integer(1, 6, N, F),
-            "full_p": lambda: uniform(N, F) * 0.8 + 0.1,
-            "full_label": lambda: integer(0, F, N),
-        }
-        return makers[name]()
+    def integer(low: int, high: int, *size: int) -> Tensor:
+        return torch.randint(low, high, size, generator=rng)
+
+    makers: dict[str, Callable[[], Tensor]] = {
+        "x": lambda: normal(N, F),
+        "y": lambda: normal(N, F),
+        "p": lambda: uniform(N, F) * 0.8 + 0.1,  # probabilities
+        "v": lambda: normal(N),
+        "u": lambda: normal(N),
+        "c": lambda: normal(N, 2, F),  # cubes
+        "d": lambda: normal(N, 2, F),
+        "i": lambda: integer(1, 6, N, F),
+        "j": lambda: integer(1, 4, N, F),
+        "m": lambda: normal(N, F) > 0,
+        "n": lambda: normal(N, F) > 0.5,
+        "mask": lambda: node % 3 != 1,
+        "other_mask": lambda: node > 1,
+        "only": lambda: node == 2,  # one training node
+        "label": lambda: integer(0, F, N),
+        "column": lambda: normal(N, 1),
+        "order": lambda: normal(N, F).argsort(1),  # a permutation of the columns in every row
+        "ties": lambda: integer(-1, 2, N, F).double(),
+        "holes": lambda: normal(N, F).masked_fill(torch.arange(N * F).view(N, F) % 5 == 1, torch.nan),
+        "spread": lambda: uniform(N, 1) + 0.5,
+        "sign": lambda: node % 2 * 2 - 1,
+        "position": lambda: (node * 5 + 3) % N,  # ids of nodes
+        "multi": lambda: torch.cat([integer(0, F, N, 1), torch.full((N, F - 1), -1)], 1),  # a set of labels
+        "soft": lambda: (normal(N, F)).softmax(1),
+        # Row-free from here on.
+        "weight": lambda: normal(4, F),
+        "matrix": lambda: normal(F, 4),
+        "table": lambda: normal(F, 4),
+        "vector": lambda: normal(F),
+        "row": lambda: normal(1, F),
+        "scalar": lambda: normal(),
+        "gates": lambda: normal(4 * F, F),
+        "more_gates": lambda: normal(4 * F, F),
+        "gate_bias": lambda: normal(4 * F),
+        "class_weight": lambda: uniform(F) + 0.5,
+        "sorted": lambda: torch.linspace(-1, 1, N, dtype=torch.float64),
+        # Plain, but with a row per node.
+        "full": lambda: normal(N, F),
+        "full_v": lambda: normal(N),
+        "full_i": lambda: integer(1, 6, N, F),
+        "full_p": lambda: uniform(N, F) * 0.8 + 0.1,
+        "full_multi": lambda: torch.cat([integer(0, F, N, 1), torch.full((N, F - 1), -1)], 1),
+        "full_label": lambda: integer(0, F, N),
+    }
+    return makers[name]()
 
 
 def leaves(result: Any) -> Iterator[Any]:
@@ -190,6 +194,8 @@ def assert_same(got: Any, want: Any, what: str) -> None:
     if isinstance(want, Tensor):
         assert type(got) in (Tensor, torch.nn.Parameter), f"{what}: {got!r}"
         dtype = want.dtype
+        if got.dtype == dtype and torch.equal(got, want):
+            return
         tolerance = 1e-10 if dtype == torch.float64 else 8 * torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
         torch.testing.assert_close(
             got.detach(), want.detach(), rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda m: f"{what}: {m}"
@@ -220,7 +226,7 @@ _NOT_IN_TORCH = (TypeError, AttributeError, RuntimeError, IndexError)
 _NO_DERIVATIVE = ("derivative for", "not implemented for")
 
 
-class _Refused(Exception):
+class _RefusedError(Exception):
     """A form that row tensors rightly refuse, and whose refusal has been checked."""
 
 
@@ -251,7 +257,7 @@ def check(
         return False
     try:
         got = list(leaves(expression(distributed)))
-    except _Refused:
+    except _RefusedError:
         return True
     assert len(got) == len(want), f"{what}: {len(got)} results, expected {len(want)}"
     for k, (g, w) in enumerate(zip(got, want, strict=True)):
@@ -277,7 +283,7 @@ def is_in_place(name: str) -> bool:
     """Whether the functions of this name write to their first operand."""
     if name.startswith("__"):
         return name.startswith("__i") and name not in ("__invert__", "__int__", "__index__", "__iter__")
-    return name.endswith("_")
+    return name.endswith("_") and not name.endswith("__")
 
 
 def in_place(function: Function) -> Function:
@@ -289,7 +295,7 @@ def in_place(function: Function) -> Function:
         if not isinstance(first, RowTensor) and any(isinstance(other, RowTensor) for other in (*rest, *named.values())):
             with pytest.raises(MixedRowsError, match="into a plain tensor"):
                 function(first.detach(), *rest, **named)
-            raise _Refused
+            raise _RefusedError
         copy = first.clone()
         result = function(copy, *rest, **named)
         assert result is copy or result is None, f"{function} returned another tensor than it wrote to"
@@ -318,31 +324,49 @@ def functions_in_table(name: str) -> list[Function]:
 
 
 def names_in_table(*handlers: Handler) -> list[str]:
-    """The names that torch has for the functions that ``handlers`` answer for, apart from properties."""
-    callables = {function: handler for function, handler in TABLE.items() if handler in handlers}
-    return sorted(
-        {
-            name
-            for namespace in NAMESPACES
-            for name, function in inspect.getmembers(namespace, callable)
-            if not isinstance(function, type) and function in callables and not re.match("_[a-z]", name)
-        }
-    )
+    """The public names of the functions and properties that ``handlers`` answer for."""
+    names = set()
+    for namespace in NAMESPACES:
+        for name in dir(namespace):
+            member = getattr(namespace, name)
+            found = {name: member}
+            if namespace is Tensor:
+                found.update({f"{name}.{a}": getattr(member, a, None) for a in ("__get__", "__set__", "__delete__")})
+            elif name.startswith("_"):
+                continue
+            names |= {n for n, f in found.items() if _is_function(f) and TABLE.get(f) in handlers}
+    return sorted(names)
 
 
-def agree(name: str, forms: Sequence[Form], must_distribute: bool = False, every_form: bool = True) -> None:
-    """Check all forms of all functions of one name: in float64 in every layout; with the most ranks in other dtypes too.
+def _is_function(member: Any) -> bool:
+    return callable(member) and not isinstance(member, type) and getattr(member, "__hash__", None) is not None
+
+
+def each(names: str, forms: Sequence[Form]) -> dict[str, Sequence[Form]]:
+    """The same forms for several names."""
+    return {name: forms for name in names.split()}
+
+
+def agree(
+    name: str,
+    forms: Sequence[Form],
+    must_distribute: bool = False,
+    every_form: bool = True,
+    layouts: Sequence[str] = tuple(LAYOUTS),
+) -> None:
+    """Check all forms of all functions of one name: in float64 in every layout, with most ranks in other dtypes too.
 
     Args:
         name: as :func:`pyg_dist.tensor.table.functions` takes it.
         forms: torch itself may refuse some of them for some functions (methods take no first operand by name).
         must_distribute: see :func:`check`.
         every_form: whether each form has to work for one function at least.
+        layouts: keys of :data:`LAYOUTS`.
     """
     worked: set[int] = set()
-    everywhere = [(layout, torch.float64) for layout in LAYOUTS]
+    everywhere = [(layout, torch.float64) for layout in layouts]
     if world_size() == WORLD_SIZES[-1]:
-        everywhere += [("tall", dtype) for dtype in OTHER_DTYPES]
+        everywhere += [(layouts[0], dtype) for dtype in OTHER_DTYPES]
     for function in functions_in_table(name):
         called = in_place(function) if is_in_place(name) else function
         has_worked = False
@@ -354,7 +378,7 @@ def agree(name: str, forms: Sequence[Form], must_distribute: bool = False, every
                         has_worked = True
                         worked.add(k)
         assert has_worked, f"torch takes no form of {function}"
-        # Operators come under the name of their function, and functions written in Python may leave it to what they call.
+        # Operators come under the name of their function; functions written in Python may leave it to what they call.
         by_another_name = name.startswith("__") or isinstance(function, FunctionType)
         assert function in dispatched or (by_another_name and dispatched), f"the entry of {function} is never used"
     assert not every_form or len(worked) == len(forms), f"{name}: forms {set(range(len(forms))) - worked} never worked"
@@ -370,3 +394,9 @@ def refuses(expression: Expression, error: type[Exception], message: str, layout
         assert "\n" not in text, text
         return
     raise AssertionError(f"Expected {error.__name__} with {message!r} (got {result!r})")
+
+
+def refuse_all(refusals: Sequence[Refusal]) -> None:
+    """:func:`refuses` for each."""
+    for expression, error, message in refusals:
+        refuses(expression, error, message)

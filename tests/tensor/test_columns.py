@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 import torch.nn.functional as F
-from against_torch import WORLD_SIZES, Form, Operands, agree, refuses
+from against_torch import WORLD_SIZES, Form, Refusal, agree, each, refuse_all
 from workers import Workers
 
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
 
-
-def each(names: str, forms: list[Form]) -> dict[str, list[Form]]:
-    return dict.fromkeys(names.split(), forms)
-
-
 SCATTERED: list[Form] = [lambda f, t: f(t.x, 1, t.order, t.y), lambda f, t: f(t.c, 2, t.d.argsort(2), t.d)]
-FORMS: dict[str, list[Form]] = {
+FORMS: dict[str, Sequence[Form]] = {
     **each("softmin", [lambda f, t: f(t.x, 1), lambda f, t: f(t.c, dim=-2)]),
     **each("cumsum cumprod cumsum_ cumprod_ cummax cummin logcumsumexp", [
         lambda f, t: f(t.x, 1), lambda f, t: f(t.c, dim=-1), lambda f, t: f(t.c, 1),
     ]),
     **each("sort argsort", [
-        lambda f, t: f(t.x), lambda f, t: f(t.x, 1), lambda f, t: f(t.c, dim=1, descending=True), lambda f, t: f(t.i, -1),
+        lambda f, t: f(t.x), lambda f, t: f(t.x, 1), lambda f, t: f(t.c, dim=1, descending=True),
+        lambda f, t: f(t.i, -1),
         lambda f, t: f(t.x, stable=True, dim=1),
     ]),
     "topk": [lambda f, t: f(t.x, 2), lambda f, t: f(t.c, 1, 1), lambda f, t: f(t.x, k=2, dim=-1, largest=False)],
@@ -37,7 +33,8 @@ FORMS: dict[str, list[Form]] = {
     **each("scatter_add scatter_add_", SCATTERED),
     **each("scatter scatter_", [*SCATTERED, lambda f, t: f(t.x, 1, t.label.view(-1, 1), 2.0)]),
     **each("scatter_reduce scatter_reduce_", [
-        lambda f, t: f(t.x, 1, t.order, t.y, "sum"), lambda f, t: f(t.x, 1, t.order, t.y, reduce="amax", include_self=False),
+        lambda f, t: f(t.x, 1, t.order, t.y, "sum"),
+        lambda f, t: f(t.x, 1, t.order, t.y, reduce="amax", include_self=False),
     ]),
     "take_along_dim": [lambda f, t: f(t.x, t.order, 1), lambda f, t: f(t.x, indices=t.label.view(-1, 1), dim=1)],
     "narrow": [lambda f, t: f(t.x, 1, 1, 2), lambda f, t: f(t.c, dim=-1, start=0, length=2)],
@@ -45,9 +42,13 @@ FORMS: dict[str, list[Form]] = {
     "chunk": [lambda f, t: f(t.x, 2, 1), lambda f, t: f(t.c, chunks=2, dim=-1)],
     "split": [lambda f, t: f(t.x, 2, 1), lambda f, t: f(t.x, [1, t.F - 1], dim=1)],
     "tensor_split": [lambda f, t: f(t.x, 2, 1), lambda f, t: f(t.x, (1, 2), dim=-1)],
-    "diff": [lambda f, t: f(t.x), lambda f, t: f(t.x, 2), lambda f, t: f(t.c, n=1, dim=1), lambda f, t: f(t.x, prepend=t.column)],
+    "diff": [
+        lambda f, t: f(t.x), lambda f, t: f(t.x, 2), lambda f, t: f(t.c, n=1, dim=1),
+        lambda f, t: f(t.x, prepend=t.column),
+    ],
     "cosine_similarity": [
-        lambda f, t: f(t.x, t.y), lambda f, t: f(t.x, t.full, dim=-1), lambda f, t: f(t.c, t.d, 2), lambda f, t: f(t.x, t.row),
+        lambda f, t: f(t.x, t.y), lambda f, t: f(t.x, t.full, dim=-1), lambda f, t: f(t.c, t.d, 2),
+        lambda f, t: f(t.x, t.row),
     ],
     "pairwise_distance": [
         lambda f, t: f(t.x, t.y), lambda f, t: f(t.x, t.full, 1.0), lambda f, t: f(t.row, t.x, keepdim=True),
@@ -55,7 +56,8 @@ FORMS: dict[str, list[Form]] = {
     ],
     "repeat_interleave": [lambda f, t: f(t.x, 2, 1), lambda f, t: f(t.x, torch.arange(t.F), dim=-1)],
     **each("cat concat concatenate", [
-        lambda f, t: f([t.x, t.y], 1), lambda f, t: f((t.x, t.full), dim=-1), lambda f, t: f((t.full, t.x, t.column), 1),
+        lambda f, t: f([t.x, t.y], 1), lambda f, t: f((t.x, t.full), dim=-1),
+        lambda f, t: f((t.full, t.x, t.column), 1),
         lambda f, t: f([t.c, t.d], 2), lambda f, t: f(tensors=[t.x, t.i], dim=1),
     ]),
     "hstack": [lambda f, t: f([t.x, t.y]), lambda f, t: f((t.full, t.column, t.x))],
@@ -63,7 +65,8 @@ FORMS: dict[str, list[Form]] = {
     "stack": [lambda f, t: f([t.x, t.y], 1), lambda f, t: f([t.x, t.full], -1), lambda f, t: f((t.v, t.u), dim=1)],
     "one_hot": [lambda f, t: f(t.label, 9), lambda f, t: f(t.label), lambda f, t: f(t.i, num_classes=-1)],
     "pad": [
-        lambda f, t: f(t.x, (1, 0)), lambda f, t: f(t.c, (0, 1, 2, 0), value=2.0), lambda f, t: f(t.c, (1, 1), mode="replicate"),
+        lambda f, t: f(t.x, (1, 0)), lambda f, t: f(t.c, (0, 1, 2, 0), value=2.0),
+        lambda f, t: f(t.c, (1, 1), mode="replicate"),
     ],
     "normalize": [
         lambda f, t: f(t.x), lambda f, t: f(t.x, 1.0), lambda f, t: f(t.c, dim=-1), lambda f, t: f(t.x, dim=0),
@@ -83,7 +86,7 @@ def values_and_gradients(name: str) -> None:
 
 
 ROWS = "along dimension 0, or of a plain tensor, would mix rows"
-REFUSED: list[tuple[Callable[[Operands], object], type[Exception], str]] = [
+REFUSED: list[Refusal] = [
     (lambda t: t.x.cumsum(0), MixedRowsError, f"cumsum {ROWS}"),
     (lambda t: t.v.sort(), MixedRowsError, f"sort {ROWS}"),
     (lambda t: t.x.sort(dim=0), MixedRowsError, f"sort {ROWS}"),
@@ -117,5 +120,4 @@ def test_refused(workers: Callable[[int], Workers], world_size: int) -> None:
 
 
 def all_refused() -> None:
-    for expression, error, message in REFUSED:
-        refuses(expression, error, message)
+    refuse_all(REFUSED)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from against_torch import WORLD_SIZES, Form, Operands, agree, check, refuses
+from against_torch import WORLD_SIZES, Form, Refusal, agree, check, each, refuse_all
 from workers import Workers
 
 from pyg_dist.errors import MixedRowsError
 
+# Of two dimensions and with an order: a matrix norm for torch.linalg.norm, which shares its name with torch.norm.
+FROBENIUS: Form = lambda f, t: f(t.c, 2, dim=(0, 2))  # noqa: E731
 NORMS: list[Form] = [
     lambda f, t: f(t.x),
     lambda f, t: f(t.v),
@@ -25,10 +27,10 @@ NORMS: list[Form] = [
     lambda f, t: f(t.x, 0, 0),
     lambda f, t: f(t.x, -1.0, 0),
     lambda f, t: f(t.v, 1),
-    lambda f, t: f(t.c, 2, dim=(0, 2)),
+    FROBENIUS,
     lambda f, t: f(t.x * 0, 2, 0),  # where the derivative of a root is infinite
     lambda f, t: f(t.holes, 2, 0),
-    lambda f, t: f(t.x.float(), dtype=torch.float64),
+    lambda f, t: f(t.x.detach().float(), dtype=torch.float64),
 ]
 SPREADS: list[Form] = [
     lambda f, t: f(t.x),
@@ -46,9 +48,10 @@ SPREADS: list[Form] = [
     lambda f, t: f(t.x * 0 + 1, 0, correction=0),
     lambda f, t: f(t.v[t.only]),  # no degree of freedom
 ]
-FORMS: dict[str, list[Form]] = {
-    **dict.fromkeys(("vector_norm", "norm"), NORMS),
-    **dict.fromkeys(("std", "var", "std_mean", "var_mean"), SPREADS),
+FORMS: dict[str, Sequence[Form]] = {
+    "vector_norm": NORMS,
+    "norm": [form for form in NORMS if form is not FROBENIUS],
+    **each("std var std_mean var_mean", SPREADS),
     "dist": [lambda f, t: f(t.x, t.y), lambda f, t: f(t.x, t.full, 1), lambda f, t: f(t.full, t.x, p=3)],
 }
 
@@ -70,11 +73,13 @@ def test_frobenius(workers: Callable[[int], Workers], world_size: int) -> None:
 
 def frobenius() -> None:
     check(lambda t: (torch.norm(t.x, "fro"), t.x.norm(p="fro", dim=0), torch.linalg.norm(t.x)))
+    check(lambda t: (torch.norm(t.c, 2, (0, 2)), torch.linalg.norm(t.c, dim=(0, 2)), t.c.norm(3)))
     check(lambda t: t.x.norm(dim=-1) + t.x.norm(p=None, dim=-1))
 
 
-REFUSED: list[tuple[Callable[[Operands], object], type[Exception], str]] = [
+REFUSED: list[Refusal] = [
     (lambda t: torch.norm(t.x, "nuc"), MixedRowsError, "with p='nuc' is a matrix norm"),
+    (lambda t: torch.linalg.norm(t.c, 2, (0, 2)), MixedRowsError, "with ord=2 is a matrix norm"),
     (lambda t: torch.linalg.norm(t.x, 2), MixedRowsError, "with ord=2 is a matrix norm"),
     (lambda t: torch.linalg.matrix_norm(t.x), MixedRowsError, "linalg.matrix_norm has no distributed form"),
 ]
@@ -86,5 +91,4 @@ def test_refused(workers: Callable[[int], Workers], world_size: int) -> None:
 
 
 def all_refused() -> None:
-    for expression, error, message in REFUSED:
-        refuses(expression, error, message)
+    refuse_all(REFUSED)

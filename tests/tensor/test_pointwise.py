@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from against_torch import WORLD_SIZES, Form, agree, check, is_in_place, names_in_table, refuses
+from against_torch import WORLD_SIZES, Form, agree, each, is_in_place, names_in_table
 from workers import Workers
 
-from pyg_dist.errors import LayoutMismatchError, MixedRowsError
-from pyg_dist.tensor import NodeTensor, pointwise
+from pyg_dist import world_size
+from pyg_dist.tensor import pointwise
 
 UNARY: list[Form] = [lambda f, t: f(t.x), lambda f, t: f(t.c)]
 BINARY: list[Form] = [
@@ -28,7 +28,7 @@ BINARY: list[Form] = [
     lambda f, t: f(t.v, t.full_v),
     lambda f, t: f(t.c, t.d),
     lambda f, t: f(t.x, other=t.y),
-    lambda f, t: f(t.i, t.x),
+    lambda f, t: f(t.i, t.x.detach()),
 ]
 INTEGER: list[Form] = [
     lambda f, t: f(t.i, t.j),
@@ -50,11 +50,7 @@ POWERS: list[Form] = [
 ]
 
 
-def each(names: str, forms: list[Form]) -> dict[str, list[Form]]:
-    return dict.fromkeys(names.split(), forms)
-
-
-FORMS: dict[str, list[Form]] = {
+FORMS: dict[str, Sequence[Form]] = {
     **each("log log2 log10 log1p sqrt rsqrt asin acos atanh arcsin arccos arctanh logit erfinv", POSITIVE),
     **each("lgamma digamma reciprocal ndtri gammaln psi", POSITIVE),
     **each("acosh arccosh", [lambda f, t: f(t.p + 1)]),
@@ -94,10 +90,12 @@ FORMS: dict[str, list[Form]] = {
         lambda f, t: f(t.full, t.y, weight=0.3),
     ],
     **each("addcmul addcdiv", [
-        lambda f, t: f(t.x, t.y, t.p), lambda f, t: f(t.x, t.full, t.p, value=0.5), lambda f, t: f(t.full, t.vector, t.p),
+        lambda f, t: f(t.x, t.y, t.p), lambda f, t: f(t.x, t.full, t.p, value=0.5),
+        lambda f, t: f(t.full, t.vector, t.p),
     ]),
     "masked_fill": [
-        lambda f, t: f(t.x, t.m, 2.0), lambda f, t: f(t.x, t.mask.view(-1, 1), t.scalar), lambda f, t: f(t.full, t.m, 1.0),
+        lambda f, t: f(t.x, t.m, 2.0), lambda f, t: f(t.x, t.mask.view(-1, 1), t.scalar),
+        lambda f, t: f(t.full, t.m, 1.0),
         lambda f, t: f(t.v, t.mask, -1.0),
     ],
     "where": [
@@ -106,8 +104,14 @@ FORMS: dict[str, list[Form]] = {
         lambda f, t: f(t.full > 0, t.x, t.row), lambda f, t: t.x.where(t.m, t.y),
     ],
     "broadcast_tensors": [lambda f, t: f(t.x, t.row)[0], lambda f, t: f(t.x, t.column)],
+    **each("new_zeros new_ones", [lambda f, t: f(t.x, (3, 2)), lambda f, t: f(t.x, t.N, dtype=torch.int64)]),
+    "new_full": [lambda f, t: f(t.x, (2,), 1.5)],
+    "new_empty": [lambda f, t: f(t.x, (2, 3)).shape],
+    "new_tensor": [lambda f, t: f(t.x, [1.5, 2.5])],
     "requires_grad_": [lambda f, t: f(t.x.detach()).requires_grad, lambda f, t: f(t.x.detach(), False)],
-    "copy_": [lambda f, t: f(t.x, t.y), lambda f, t: f(t.x, t.full), lambda f, t: f(t.x, t.vector), lambda f, t: f(t.x, t.i)],
+    "copy_": [
+        lambda f, t: f(t.x, t.y), lambda f, t: f(t.x, t.full), lambda f, t: f(t.x, t.vector), lambda f, t: f(t.x, t.i),
+    ],
 }  # fmt: skip
 BINARY_NAMES = {*pointwise.BROADCASTING.split(), *(f"__{n}__" for n in pointwise.OPERATORS.split())}
 BINARY_NAMES |= {f"__r{n}__" for n in pointwise.OPERATORS.split()}
@@ -126,7 +130,7 @@ def forms_of(name: str) -> list[Form]:
     return FORMS.get(base) or (BINARY if base in BINARY_NAMES else UNARY)
 
 
-HANDLERS = (pointwise.pointwise, pointwise.pointwise_, pointwise.cast, pointwise.where)
+HANDLERS = (pointwise.pointwise, pointwise.pointwise_, pointwise.cast, pointwise.where, pointwise.new)
 NAMES = [name for name in names_in_table(*HANDLERS) if name not in NEEDS_GPU]
 
 
@@ -137,5 +141,12 @@ def test_pointwise(workers: Callable[[int], Workers], world_size: int, name: str
 
 
 def values_and_gradients(name: str) -> None:
+    """They do not talk, so one layout for each world size is enough."""
+    layouts = ("square",) if world_size() == 2 else ("tall",)
     # Forms that several names share do not fit each of them.
-    agree(name, forms_of(name), every_form=name in FORMS and not is_in_place(name) and not name.startswith("__"))
+    agree(
+        name,
+        forms_of(name),
+        every_form=name in FORMS and not is_in_place(name) and not name.startswith("__"),
+        layouts=layouts,
+    )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from against_torch import WORLD_SIZES, Form, Operands, agree, check, refuses
+from against_torch import WORLD_SIZES, Form, Operands, Refusal, agree, check, each, refuse_all
 from workers import Workers
 
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
@@ -18,8 +18,8 @@ BATCHED: list[Form] = [
     lambda f, t: f(t.full.unsqueeze(1), t.d.mT),
 ]
 VECTOR: list[Form] = [lambda f, t: f(t.x, t.vector)]
-FORMS: dict[str, list[Form]] = {
-    **dict.fromkeys(("matmul", "__matmul__"), [
+FORMS: dict[str, Sequence[Form]] = {
+    **each("matmul __matmul__", [
         *MATRIX, *BATCHED, *VECTOR, lambda f, t: f(t.c, t.matrix), lambda f, t: f(t.c, t.matrix.unsqueeze(0)),
         lambda f, t: f(t.x, t.matrix[:, :1].expand(-1, 2)), lambda f, t: f(t.x[t.only], t.matrix),
     ]),
@@ -27,14 +27,17 @@ FORMS: dict[str, list[Form]] = {
     "mm": MATRIX,
     "mv": VECTOR,
     "bmm": BATCHED,
-    **dict.fromkeys(("dot", "vdot", "inner"), [
-        lambda f, t: f(t.v, t.u), lambda f, t: f(t.v, t.full_v), lambda f, t: f(t.full_v, t.u), lambda f, t: f(t.label, t.position),
+    **each("dot vdot inner", [
+        lambda f, t: f(t.v, t.u), lambda f, t: f(t.v, t.full_v), lambda f, t: f(t.full_v, t.u),
+        lambda f, t: f(t.label, t.position),
     ]),
     "einsum": [
         lambda f, t: f("nf,ng->fg", t.x, t.y), lambda f, t: f("nf,fg->ng", t.x, t.matrix), lambda f, t: f("nf->f", t.x),
         lambda f, t: f("nf->", t.x), lambda f, t: f("nhf,nhf->nh", t.c, t.d), lambda f, t: f("nf,nf->n", t.x, t.full),
-        lambda f, t: f("nf,ng->fg", t.full, t.y), lambda f, t: f("fg, nf -> n", t.matrix, t.x), lambda f, t: f("nhf,n->nfh", [t.c, t.v]),
-        lambda f, t: f("n...,n->n...", t.c, t.v), lambda f, t: f("nf,->nf", t.x, t.scalar), lambda f, t: f("n,n->", t.v, t.u),
+        lambda f, t: f("nf,ng->fg", t.full, t.y), lambda f, t: f("fg, nf -> n", t.matrix, t.x),
+        lambda f, t: f("nhf,n->nfh", [t.c, t.v]),
+        lambda f, t: f("n...,n->n...", t.c, t.v), lambda f, t: f("nf,->nf", t.x, t.scalar),
+        lambda f, t: f("n,n->", t.v, t.u),
         lambda f, t: f("nf,hf,ng->hg", t.x, t.weight, t.y),
     ],
 }  # fmt: skip
@@ -72,7 +75,7 @@ def linear_attention() -> None:
 
 ROW_WISE = "of row tensors is row-wise only as rows @ plain matrix"
 EQUATION = "expected an equation like 'nf,ng->fg'"
-REFUSED: list[tuple[Callable[[Operands], object], type[Exception], str]] = [
+REFUSED: list[Refusal] = [
     (lambda t: t.weight @ t.x, MixedRowsError, ROW_WISE),
     (lambda t: t.full @ t.x, MixedRowsError, ROW_WISE),
     (lambda t: t.x @ t.y, MixedRowsError, ROW_WISE),
@@ -80,7 +83,11 @@ REFUSED: list[tuple[Callable[[Operands], object], type[Exception], str]] = [
     (lambda t: t.v @ t.u, MixedRowsError, ROW_WISE),
     (lambda t: torch.mm(t.weight, t.x), MixedRowsError, ROW_WISE),
     (lambda t: t.x @ t.gates.view(4, t.F, t.F), MixedRowsError, ROW_WISE),
-    (lambda t: torch.bmm(t.c, t.gates.view(4, t.F, t.F)), LayoutMismatchError, "expected a plain operand with 1 or 7 rows"),
+    (
+        lambda t: torch.bmm(t.c, t.gates.view(4, t.F, t.F)),
+        LayoutMismatchError,
+        "expected a plain operand with 1 or 7 rows",
+    ),
     (lambda t: torch.inner(t.x, t.y), MixedRowsError, "expected one dimension (got 2): use torch.einsum"),
     (lambda t: torch.einsum("nf,mf->nm", t.x, t.y), MixedRowsError, EQUATION),
     (lambda t: torch.einsum("nf->fn", t.x), MixedRowsError, EQUATION),
@@ -98,5 +105,4 @@ def test_refused(workers: Callable[[int], Workers], world_size: int) -> None:
 
 
 def all_refused() -> None:
-    for expression, error, message in REFUSED:
-        refuses(expression, error, message)
+    refuse_all(REFUSED)

@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from against_torch import WORLD_SIZES, Form, Operands, agree, distribute, functions_in_table, node_rows, refuses
+from against_torch import (
+    WORLD_SIZES,
+    Form,
+    Operands,
+    Refusal,
+    agree,
+    distribute,
+    each,
+    functions_in_table,
+    names_in_table,
+    node_rows,
+    refuse_all,
+)
 from workers import Workers
 
 from pyg_dist.errors import DataError, MixedRowsError
 from pyg_dist.tensor import NodeTensor, shapes
-from pyg_dist.tensor.table import TABLE
 
-METADATA = sorted(
-    name
-    for name in (*dir(torch.Tensor), *(f"{name}.__get__" for name in dir(torch.Tensor)))
-    if hasattr(torch.Tensor, name.removesuffix(".__get__"))
-    and any(TABLE[function] is shapes.metadata for function in functions_in_table(name, missing_ok=True))
-)
-FORMS: dict[str, list[Form]] = {
+METADATA = names_in_table(shapes.metadata)
+FORMS: dict[str, Sequence[Form]] = {
     "shape.__get__": [lambda f, t: f(t.x), lambda f, t: f(t.v), lambda f, t: f(t.c)],
     "size": [lambda f, t: f(t.x), lambda f, t: f(t.x, 0), lambda f, t: f(t.c, -1), lambda f, t: f(t.c, dim=0)],
-    **dict.fromkeys(("numel", "nelement", "__len__"), [lambda f, t: f(t.x), lambda f, t: f(t.c)]),
-    **dict.fromkeys(("view", "reshape"), [
+    **each("numel __len__", [lambda f, t: f(t.x), lambda f, t: f(t.c)]),
+    **each("view reshape", [
         lambda f, t: f(t.x, (-1, t.F)), lambda f, t: f(t.x, (t.N, -1)), lambda f, t: f(t.c, (-1, 2 * t.F)),
         lambda f, t: f(t.c, (t.N, t.F, 2)), lambda f, t: f(t.c, (t.N, 1, -1)), lambda f, t: f(t.v, (-1, 1)),
         lambda f, t: f(t.column, (-1,)), lambda f, t: f(t.v, (t.N,)),
     ]),
-    **dict.fromkeys(("view_as", "reshape_as"), [lambda f, t: f(t.c, t.d), lambda f, t: f(t.column, t.v)]),
+    **each("view_as reshape_as", [lambda f, t: f(t.c, t.d), lambda f, t: f(t.column, t.v)]),
     "expand_as": [lambda f, t: f(t.column, t.x), lambda f, t: f(t.column, t.full)],
     "expand": [lambda f, t: f(t.column, -1, t.F), lambda f, t: f(t.column, (t.N, 2)), lambda f, t: f(t.x, t.N, -1)],
     "broadcast_to": [lambda f, t: f(t.column, (t.N, t.F)), lambda f, t: f(t.column, size=(-1, 2))],
@@ -38,14 +44,16 @@ FORMS: dict[str, list[Form]] = {
         lambda f, t: f(t.column.unsqueeze(-1), (1, 2)), lambda f, t: f(t.column, dim=-1),
     ],
     "unsqueeze": [lambda f, t: f(t.x, 1), lambda f, t: f(t.x, -1), lambda f, t: f(t.v, dim=1)],
-    "flatten": [lambda f, t: f(t.c, 1), lambda f, t: f(t.x, start_dim=1), lambda f, t: f(t.column), lambda f, t: f(t.c, 1, 2)],
+    "flatten": [
+        lambda f, t: f(t.c, 1), lambda f, t: f(t.x, start_dim=1), lambda f, t: f(t.column), lambda f, t: f(t.c, 1, 2),
+    ],
     "unflatten": [lambda f, t: f(t.c, 2, (1, -1)), lambda f, t: f(t.c, dim=-1, sizes=(-1, 1))],
-    **dict.fromkeys(("transpose", "swapaxes", "swapdims"), [lambda f, t: f(t.c, 1, 2), lambda f, t: f(t.c, -1, -2)]),
+    **each("transpose swapaxes swapdims", [lambda f, t: f(t.c, 1, 2), lambda f, t: f(t.c, -1, -2)]),
     "mT.__get__": [lambda f, t: f(t.c)],
     "permute": [lambda f, t: f(t.c, (0, 2, 1)), lambda f, t: f(t.c, dims=(0, 1, 2))],
-    **dict.fromkeys(("movedim", "moveaxis"), [lambda f, t: f(t.c, 1, 2), lambda f, t: f(t.c, (1, 2), (2, 1))]),
+    **each("movedim moveaxis", [lambda f, t: f(t.c, 1, 2), lambda f, t: f(t.c, (1, 2), (2, 1))]),
 }  # fmt: skip
-PLAIN = ("shape.__get__", "size", "numel", "nelement", "__len__")
+PLAIN = ("shape.__get__", "size", "numel", "__len__")
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
@@ -80,10 +88,11 @@ def same_metadata() -> None:
     assert x.data_ptr() == x.to_local().data_ptr()
     assert {"shape", "full_tensor", "to_local"} <= set(dir(x))
     assert str((x * 2).grad_fn).startswith("<MulBackward")
+    assert x.nelement() == 21
     assert x.shape[0] == len(x) == x.size()[0] == 7
 
 
-REFUSED: list[tuple[Callable[[Operands], object], type[Exception], str]] = [
+REFUSED: list[Refusal] = [
     (lambda t: t.x.view(-1), MixedRowsError, "view of shape [7, 3] to [-1] would not keep rows whole"),
     (lambda t: t.x.reshape(t.F, t.N), MixedRowsError, "would not keep rows whole"),
     (lambda t: t.x.view(torch.float32), MixedRowsError, "as another dtype"),
@@ -110,8 +119,7 @@ def test_refused(workers: Callable[[int], Workers], world_size: int) -> None:
 
 
 def all_refused() -> None:
-    for expression, error, message in REFUSED:
-        refuses(expression, error, message)
+    refuse_all(REFUSED)
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
