@@ -109,7 +109,7 @@ def _prod(x: Tensor, dims: Dims, keepdim: bool, rows: Rows, bound: dict[str, Any
 @handles("softmax", "log_softmax")
 def softmax(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Within rows, or over the rows of each column (collective)."""
-    names = "x dim _stacklevel dtype" if function.__module__ == "torch.nn.functional" else "x dim dtype"
+    names = "x dim _stacklevel dtype" if getattr(function, "__module__", "") == "torch.nn.functional" else "x dim dtype"
     x, bound = args[0], bind(names, args, kwargs)
     dim, dtype = bound.get("dim"), bound.get("dtype")
     if dim is None:
