@@ -13,6 +13,7 @@ from pyg_dist.conv.inputs import edge_rows, is_distributed, node_rows
 from pyg_dist.conv.scripting import stock_twin
 from pyg_dist.errors import DataError, UnsupportedError
 from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor
+from pyg_dist.tensor.halo_graph import HaloGraph
 
 
 class DistributedGCNConv(GCNConv):  # type: ignore[misc]
@@ -37,7 +38,7 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
     """
 
     is_distributed = True
-    _cached_operator: LinearOperator | None = None
+    _cached_operator: tuple[HaloGraph, LinearOperator] | None = None
 
     def reset_parameters(self) -> None:
         """Draw the parameters anew and forget the cached norm."""
@@ -65,9 +66,10 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
     def _aggregate(self, x: NodeTensor, edge_index: DistributedEdgeIndex, edge_weight: Tensor | None) -> Tensor:
         graph, local = edge_index.graph, x.to_local()
         if self.cached and self._cached_operator is not None:
-            if self._cached_operator.exchange is not graph.exchange:
+            cached_graph, operator = self._cached_operator
+            if cached_graph is not graph:
                 raise DataError("A DistributedGCNConv with cached=True got a second graph: use cached=False")
-            return aggregate(local, self._cached_operator)
+            return aggregate(local, operator)
         weight = edge_rows(self, edge_index, edge_weight)
         # PyG gives all edges, loops included, weight one when there are no weights, `improved` or not.
         loop_value = 2.0 if self.improved and weight is not None else 1.0
@@ -77,7 +79,7 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
             return aggregate(local, graph.neighbourhood("sum", weight, x.dtype))
         operator = graph.symmetric_norm(self.add_self_loops, loop_value, weight, x.dtype)
         if self.cached:
-            self._cached_operator = operator
+            self._cached_operator = graph, operator
         return aggregate(local, operator)
 
     def _aggregate_learnable(
@@ -86,4 +88,4 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
         graph, values = edge_index.graph, weight.to_local().to(x.dtype)
         if self.normalize:
             return graph.symmetric_norm_product(x, values, self.add_self_loops, loop_value)
-        return aggregate_edges(x, values, graph.local, graph.halo, graph.exchange)
+        return aggregate_edges(x, values, graph.local, graph.post)

@@ -21,6 +21,7 @@ from pyg_dist.errors import PygDistError
 from pyg_dist.partition import partition as partition_nodes
 from pyg_dist.plan import Plan, ShareSizes, halo_share
 from pyg_dist.plan.halo import HaloShare
+from pyg_dist.plan.remote import Exchange
 from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor, RowTensor, first_values
 from pyg_dist.tensor.halo_graph import HaloGraph
 
@@ -42,7 +43,8 @@ class DistributedData(Data):  # type: ignore[misc]
         layout: ``"halo"``: rows by part.
         partition: ``"metis"``, ``"random"``, or the owner of each node, a LongTensor ``[N]``.
         epsilon: how much heavier than the mean METIS may make a part.
-        exchange: ``"post"``: source rows are sent.
+        exchange: what sums send: ``"post"``, rows of sources; ``"pre"``, sums for targets; ``"hybrid"``, as few of both
+            as can be (SuperGCN, 5.2-5.3). What cannot be summed on the way (max, LSTM, learning weights) is post.
         bits: 32: rows are sent as they are.
         mesh: not used by the halo layout of one data group.
         comm_dtype: not used by the halo layout.
@@ -62,7 +64,7 @@ class DistributedData(Data):  # type: ignore[misc]
         layout: str = "halo",
         partition: str | Tensor | np.ndarray[Any, Any] = "metis",
         epsilon: float = 0.03,
-        exchange: str = "post",
+        exchange: Exchange = "hybrid",
         bits: int = 32,
         mesh: dict[str, int] | None = None,
         comm_dtype: torch.dtype | None = None,
@@ -83,7 +85,7 @@ class DistributedData(Data):  # type: ignore[misc]
         assert graph_input is not None
         identity = _agree(graph_input, options)
         parts = _parts(graph_input, options, axis)
-        share = halo_share(graph_input.edge_index, parts, axis.rank, axis.size)
+        share = halo_share(graph_input.edge_index, parts, axis.rank, axis.size, options.exchange)
         plan = _plan(share, axis, options, digest(identity + digest(parts)))
         self._adopt(graph_input, HaloGraph(share, axis, graph_input.loop_rule), plan)
         del graph_input, parts
@@ -119,7 +121,7 @@ class DistributedData(Data):  # type: ignore[misc]
     @property
     def traffic(self) -> Traffic:
         """Halo bytes, rows and messages that this rank has sent so far."""
-        return self.graph.exchange.traffic  # type: ignore[no-any-return]
+        return self.graph.traffic  # type: ignore[no-any-return]
 
     def is_node_attr(self, key: str) -> bool:
         """Whether ``data[key]`` has a row per node."""
@@ -142,7 +144,7 @@ class DistributedData(Data):  # type: ignore[misc]
         linked[row[other]] = True
         linked[local.col[other].long()] = True
         linked[self.graph.num_local - self.graph.num_boundary + halo.row()] = True
-        linked[self.graph.exchange.send_index] = True
+        linked[self.graph.post.outgoing.pattern.col.long()] = True
         return not self.graph.axis.every(bool(linked.all()))
 
     def has_self_loops(self) -> bool:

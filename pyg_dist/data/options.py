@@ -11,10 +11,11 @@ from torch import Tensor
 
 from pyg_dist.backend.agreement import digest
 from pyg_dist.errors import OptionError, UnsupportedError
+from pyg_dist.plan.remote import EXCHANGES, Exchange
 
 _VALUES: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {  # name: (works, planned)
     "layout": (("halo",), ("grid", "auto")),
-    "exchange": (("post",), ("hybrid", "pre")),
+    "exchange": (EXCHANGES, ()),
     "bits": ((32,), (16, 8, 4, 2)),
     "mesh": ((None,), ()),
     "comm_dtype": ((None,), (torch.bfloat16,)),
@@ -29,7 +30,7 @@ class Options:
     layout: str
     partition: str | Tensor | np.ndarray[Any, Any]
     epsilon: float
-    exchange: str
+    exchange: Exchange
     bits: int
     mesh: dict[str, int] | None
     comm_dtype: torch.dtype | None

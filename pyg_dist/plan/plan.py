@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyg_dist.plan.halo import HaloShare
+from pyg_dist.plan.remote import EXCHANGES, Exchange
 
 
 @dataclass(frozen=True)
@@ -17,9 +18,12 @@ class ShareSizes:
         inner: of these, nodes without remote sources.
         edges: edges executed.
         halo_edges: of these, edges with a remote source.
-        rows_sent: rows sent in one aggregation.
-        rows_received: rows received in one aggregation.
+        rows_sent: rows sent in one aggregation by the chosen exchange.
+        rows_received: rows received in one aggregation by the chosen exchange.
         messages: messages sent in one aggregation.
+        post: rows sent in one aggregation, were the exchange post.
+        pre: the same for pre.
+        hybrid: the same for hybrid.
     """
 
     nodes: int
@@ -29,6 +33,9 @@ class ShareSizes:
     rows_sent: int
     rows_received: int
     messages: int
+    post: int
+    pre: int
+    hybrid: int
 
     @staticmethod
     def of(share: HaloShare) -> ShareSizes:
@@ -37,10 +44,11 @@ class ShareSizes:
             nodes=share.node_id.numel(),
             inner=share.num_inner,
             edges=share.edge_id.numel(),
-            halo_edges=share.halo.num_entries,
-            rows_sent=sum(share.send_counts),
-            rows_received=sum(share.recv_counts),
-            messages=sum(count > 0 for count in share.send_counts),
+            halo_edges=share.post.incoming.num_entries,
+            rows_sent=sum(share.sums.send_counts),
+            rows_received=sum(share.sums.recv_counts),
+            messages=sum(count > 0 for count in share.sums.send_counts),
+            **share.rows_sent,
         )
 
 
@@ -51,14 +59,14 @@ class Plan:
     Attributes:
         layout: ``"halo"``.
         partition: how the parts were made.
-        exchange: ``"post"``.
+        exchange: ``"post"``, ``"pre"`` or ``"hybrid"``.
         sizes: each rank's numbers, by rank.
         hash: digest of graph, parts and options; equal plans have equal hashes.
     """
 
     layout: str
     partition: str
-    exchange: str
+    exchange: Exchange
     sizes: tuple[ShareSizes, ...]
     hash: str
 
@@ -70,7 +78,7 @@ class Plan:
     @property
     def rows(self) -> dict[str, int]:
         """Rows sent in one aggregation, all ranks together, by kind of exchange."""
-        return {"post": sum(s.rows_sent for s in self.sizes)}
+        return {kind: sum(getattr(s, kind) for s in self.sizes) for kind in EXCHANGES}
 
     @property
     def messages(self) -> int:

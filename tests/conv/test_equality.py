@@ -19,6 +19,7 @@ from torch_geometric.nn import GCNConv, SAGEConv
 from workers import Workers
 
 WORLD_SIZES = [1, 2, 3, 4]
+EXCHANGES = ["post", "pre", "hybrid"]
 Pools = Callable[[int], Workers]
 
 AGGREGATIONS: list[Any] = [
@@ -81,7 +82,9 @@ def assert_close(got: dict[str, Tensor], expected: dict[str, Tensor], what: str)
         assert error <= bound, f"{what}: {name} is off by {error:.2e}, allowed {bound:.2e}"
 
 
-def compare(graph: Data, partition: Any, cases: list[tuple[str, dict[str, Any], str]]) -> tuple[int, int]:
+def compare(
+    graph: Data, partition: Any, cases: list[tuple[str, dict[str, Any], str]], exchange: Any = "hybrid"
+) -> tuple[int, int]:
     """On every rank: run the cases on the stock conv and on ours. Returns halo bytes sent and this rank's rows."""
     import pyg_dist
     from pyg_dist import conv as ours
@@ -90,7 +93,7 @@ def compare(graph: Data, partition: Any, cases: list[tuple[str, dict[str, Any], 
     order = graph.edge_index[1].argsort(stable=True)  # stock LSTM and median want edges by target
     graph.edge_index = graph.edge_index[:, order]
     graph.edge_weight = graph.edge_weight[order]
-    data = pyg_dist.DistributedData(graph, partition=partition)
+    data = pyg_dist.DistributedData(graph, partition=partition, exchange=exchange)
     for kind, options, weights in cases:
         stock_conv, our_conv = (
             (SAGEConv, ours.DistributedSAGEConv) if kind == "sage" else (GCNConv, ours.DistributedGCNConv)
@@ -105,19 +108,20 @@ def all_cases() -> list[tuple[str, dict[str, Any], str]]:
     return sage + [("gcn", options, weights) for options in GCN for weights in ("none", "constant", "learned")]
 
 
+@pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_every_option_in_float64(workers: Pools, world_size: int) -> None:
+def test_every_option_in_float64(workers: Pools, world_size: int, exchange: str) -> None:
     graph = random_graph(47, 310, seed=1)
-    results = workers(world_size).run(compare, graph, uneven_parts(47, world_size), all_cases(), timeout=200)
+    results = workers(world_size).run(compare, graph, uneven_parts(47, world_size), all_cases(), exchange, timeout=200)
     assert sum(rows for _, rows in results) == 47
     assert (sum(num_bytes for num_bytes, _ in results) > 0) == (world_size > 1)
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("partition", ["metis", "random"])
-def test_every_option_in_float32(workers: Pools, world_size: int, partition: str) -> None:
+@pytest.mark.parametrize(("partition", "exchange"), [("metis", "hybrid"), ("random", "hybrid"), ("random", "pre")])
+def test_every_option_in_float32(workers: Pools, world_size: int, partition: str, exchange: str) -> None:
     graph = random_graph(60, 400, seed=2, dtype=torch.float32)
-    workers(world_size).run(compare, graph, partition, all_cases(), timeout=200)
+    workers(world_size).run(compare, graph, partition, all_cases(), exchange, timeout=200)
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
@@ -126,10 +130,12 @@ def test_random_graphs(workers: Pools, world_size: int) -> None:
 
     # BatchNorm wants two rows at least.
     @settings(max_examples=25, deadline=None, derandomize=True)
-    @given(st.integers(2, 30), st.integers(0, 120), st.integers(1, 9), st.integers(0, 10**6))
-    def check(num_nodes: int, num_edges: int, num_features: int, seed: int) -> None:
+    @given(
+        st.integers(2, 30), st.integers(0, 120), st.integers(1, 9), st.integers(0, 10**6), st.sampled_from(EXCHANGES)
+    )
+    def check(num_nodes: int, num_edges: int, num_features: int, seed: int, exchange: str) -> None:
         graph = random_graph(num_nodes, num_edges, num_features, seed=seed)
-        workers(world_size).run(compare, graph, uneven_parts(num_nodes, world_size, seed), cases)
+        workers(world_size).run(compare, graph, uneven_parts(num_nodes, world_size, seed), cases, exchange)
 
     check()
 
@@ -142,8 +148,11 @@ def test_more_ranks_than_nodes(workers: Pools, world_size: int) -> None:
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("name", ["cora", "amazon_computers", "tolokers"])
-def test_real_graphs(workers: Pools, shared_data: Any, world_size: int, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "exchange"), [("cora", "pre"), ("amazon_computers", "hybrid"), ("tolokers", "hybrid")]
+)
+def test_real_graphs(workers: Pools, shared_data: Any, world_size: int, name: str, exchange: str) -> None:
     graph = load_npz(shared_data / f"{name}.npz")
     graph.edge_weight = torch.ones(graph.num_edges)
-    workers(world_size).run(compare, graph, "metis", [("sage", {}, "none"), ("gcn", {}, "none")], timeout=120)
+    cases = [("sage", {}, "none"), ("gcn", {}, "none")]
+    workers(world_size).run(compare, graph, "metis", cases, exchange, timeout=120)
