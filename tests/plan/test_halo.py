@@ -35,11 +35,11 @@ def check(edge_index: Tensor, parts: Tensor, num_ranks: int) -> list[HaloShare]:
         has_remote_source[target[parts[source] != share.rank]] = True
         assert not has_remote_source[share.node_id[: share.num_inner]].any()
         assert has_remote_source[share.node_id[share.num_inner :]].all()
+    received = [receiver.halo_id.split(receiver.post.recv_counts) for receiver in shares]
     for sender in shares:
         sent = sender.node_id[sender.post.outgoing.col.long()].split(sender.post.send_counts)
-        for receiver in shares:
-            received = receiver.halo_id.split(receiver.post.recv_counts)[sender.rank]
-            assert torch.equal(sent[receiver.rank], received)
+        for receiver, rows in enumerate(sent):
+            assert torch.equal(rows, received[receiver][sender.rank])
     return shares
 
 
