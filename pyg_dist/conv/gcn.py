@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch_geometric.nn import GCNConv
 from torch_geometric.nn.aggr import SumAggregation
 
-from pyg_dist.backend.aggregate import LinearOperator, aggregate, aggregate_edges
+from pyg_dist.backend.aggregate import LinearOperator, aggregate_edges
 from pyg_dist.conv.inputs import edge_rows, is_distributed, node_rows
+from pyg_dist.conv.order import commutes, projects_first
 from pyg_dist.conv.scripting import stock_twin
 from pyg_dist.errors import DataError, UnsupportedError
-from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor
+from pyg_dist.tensor import EdgeTensor, NodeTensor
 from pyg_dist.tensor.halo_graph import HaloGraph
+from pyg_dist.tensor.remember import aggregate
 
 
 class DistributedGCNConv(GCNConv):  # type: ignore[misc]
@@ -53,8 +56,12 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
             raise UnsupportedError(
                 f"DistributedGCNConv expected aggr='add' (got {self.aggr!r}): the norm is defined for sums"
             )
-        x = self.lin(node_rows(self, edge_index.graph, x))
-        out = NodeTensor.from_local(self._aggregate(x, edge_index, edge_weight), edge_index.graph.node_rows)
+        graph, weight = edge_index.graph, edge_rows(self, edge_index, edge_weight)
+        x = node_rows(self, graph, x)
+        if commutes(self.lin) and not projects_first(self.lin, x, self._operator(graph, weight, x.dtype)):
+            out: Tensor = self.lin(self._aggregate(x, graph, weight))
+        else:
+            out = self._aggregate(self.lin(x), graph, weight)
         return out if self.bias is None else out + self.bias
 
     def __prepare_scriptable__(self) -> GCNConv:
@@ -63,29 +70,34 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
     def __repr__(self) -> str:
         return super().__repr__().removeprefix("Distributed")  # a script prints the model that it names
 
-    def _aggregate(self, x: NodeTensor, edge_index: DistributedEdgeIndex, edge_weight: Tensor | None) -> Tensor:
-        graph, local = edge_index.graph, x.to_local()
+    def _operator(self, graph: HaloGraph, weight: EdgeTensor | None, dtype: torch.dtype) -> LinearOperator | None:
+        """The normalised adjacency matrix, or None if its values learn (collective when built)."""
         if self.cached and self._cached_operator is not None:
             cached_graph, operator = self._cached_operator
             if cached_graph is not graph:
                 raise DataError("A DistributedGCNConv with cached=True got a second graph: use cached=False")
-            return aggregate(local, operator)
-        weight = edge_rows(self, edge_index, edge_weight)
-        # PyG gives all edges, loops included, weight one when there are no weights, `improved` or not.
-        loop_value = 2.0 if self.improved and weight is not None else 1.0
+            return operator
         if weight is not None and weight.requires_grad:
-            return self._aggregate_learnable(local, edge_index, weight, loop_value)
+            return None
         if not self.normalize:
-            return aggregate(local, graph.neighbourhood("sum", weight, x.dtype))
-        operator = graph.symmetric_norm(self.add_self_loops, loop_value, weight, x.dtype)
+            return graph.neighbourhood("sum", weight, dtype)
+        operator = graph.symmetric_norm(self.add_self_loops, self._loop_value(weight), weight, dtype)
         if self.cached:
             self._cached_operator = graph, operator
-        return aggregate(local, operator)
+        return operator
 
-    def _aggregate_learnable(
-        self, x: Tensor, edge_index: DistributedEdgeIndex, weight: EdgeTensor, loop_value: float
-    ) -> Tensor:
-        graph, values = edge_index.graph, weight.to_local().to(x.dtype)
+    def _aggregate(self, x: NodeTensor, graph: HaloGraph, weight: EdgeTensor | None) -> NodeTensor:
+        operator = self._operator(graph, weight, x.dtype)
+        if operator is not None:
+            return aggregate(x, operator)
+        assert weight is not None
+        local, values = x.to_local(), weight.to_local().to(x.dtype)
         if self.normalize:
-            return graph.symmetric_norm_product(x, values, self.add_self_loops, loop_value)
-        return aggregate_edges(x, values, graph.local, graph.post)
+            out = graph.symmetric_norm_product(local, values, self.add_self_loops, self._loop_value(weight))
+        else:
+            out = aggregate_edges(local, values, graph.local, graph.post)
+        return NodeTensor.from_local(out, graph.node_rows)  # type: ignore[return-value]
+
+    def _loop_value(self, weight: EdgeTensor | None) -> float:
+        # PyG gives all edges, loops included, weight one when there are no weights, `improved` or not.
+        return 2.0 if self.improved and weight is not None else 1.0

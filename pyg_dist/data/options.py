@@ -12,6 +12,7 @@ from torch import Tensor
 from pyg_dist.backend.agreement import digest
 from pyg_dist.errors import OptionError, UnsupportedError
 from pyg_dist.plan.remote import EXCHANGES, Exchange
+from pyg_dist.tensor import remember
 
 _VALUES: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {  # name: (works, planned)
     "layout": (("halo",), ("grid", "auto")),
@@ -55,6 +56,7 @@ class Options:
     def identity(self) -> dict[str, str]:
         """Name and value of each option, short enough to compare across ranks."""
         given = {f"option {name}": str(getattr(self, name)) for name in (*_VALUES, "epsilon", "seed")}
+        given[f"setting {remember.SETTING}"] = str(remember.limit_bytes())
         return given | {
             "option partition": self.partition
             if isinstance(self.partition, str)

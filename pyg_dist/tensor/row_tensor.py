@@ -32,6 +32,8 @@ class RowTensor(Tensor):
 
     kind: Kind
     _rows: Rows
+    _is_lasting: bool = False  # see pyg_dist.tensor.remember
+    _remembered: tuple[Any, ...] = ()
 
     @staticmethod
     def from_local(local: Tensor, rows: Rows) -> RowTensor:
