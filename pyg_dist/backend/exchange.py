@@ -1,7 +1,7 @@
 """The halo exchange: rows to the ranks that need them, and back.
 
-One message per neighbour and direction, non-blocking point-to-point: a rank with no rows for another sends it
-nothing. The transposed exchange uses the same lists with the roles of sender and receiver swapped.
+With few neighbours per rank, one non-blocking message to each: a rank with no rows for another sends it nothing
+(Demirci et al., 4.1). With many, one all-to-all-v (the plan chooses). The transposed exchange uses the same lists with the roles of sender and receiver swapped.
 """
 
 from __future__ import annotations
@@ -51,12 +51,14 @@ class Exchange:
         send_counts: rows to send, by receiver.
         recv_counts: rows that arrive, by sender.
         traffic: counts what was really sent; shared by all exchanges of a graph.
+        is_dense: whether to use one all-to-all-v, the same on every rank; else one non-blocking message per neighbour.
     """
 
     axis: Axis
     send_counts: tuple[int, ...]
     recv_counts: tuple[int, ...]
     traffic: Traffic = field(default_factory=Traffic)
+    is_dense: bool = False
 
     @property
     def num_received(self) -> int:
@@ -66,7 +68,7 @@ class Exchange:
     @cached_property
     def transposed(self) -> Exchange:
         """The way back: who received sends."""
-        return Exchange(self.axis, self.recv_counts, self.send_counts, self.traffic)
+        return Exchange(self.axis, self.recv_counts, self.send_counts, self.traffic, self.is_dense)
 
     def start(self, rows: Tensor) -> Flight:
         """Send rows, grouped by receiver (collective, does not wait).
@@ -76,8 +78,21 @@ class Exchange:
             - rows that land: ``[sum(recv_counts), ...]``, grouped by sender
         """
         received = rows.new_empty((self.num_received, *rows.shape[1:]))
-        if self.axis.size == 1 or rows.shape[1:].numel() == 0:
+        width = rows.shape[1:].numel()
+        if self.axis.size == 1 or width == 0:
             return Flight(received, rows, [])
+        self.traffic.num_bytes += rows.numel() * rows.element_size()
+        self.traffic.num_rows += rows.shape[0]
+        self.traffic.num_messages += sum(count > 0 for count in self.send_counts)
+        return Flight(received, rows, self._all_to_all(received, rows) if self.is_dense else self._send(received, rows))
+
+    def _all_to_all(self, received: Tensor, rows: Tensor) -> list[dist.Work]:
+        """One collective, whose cost does not depend on how many neighbours there are."""
+        counts = list(self.recv_counts), list(self.send_counts)
+        return [dist.all_to_all_single(received, rows, *counts, group=self.axis.process_group, async_op=True)]
+
+    def _send(self, received: Tensor, rows: Tensor) -> list[dist.Work]:
+        """One message per neighbour."""
         messages = []
         incoming = [0, *accumulate(self.recv_counts)]
         outgoing = [0, *accumulate(self.send_counts)]
@@ -89,10 +104,7 @@ class Exchange:
             if self.send_counts[receiver]:
                 piece = rows[outgoing[receiver] : outgoing[receiver + 1]]
                 messages.append(self._message(dist.isend, piece, receiver))
-                self.traffic.num_bytes += piece.numel() * piece.element_size()
-                self.traffic.num_rows += piece.shape[0]
-                self.traffic.num_messages += 1
-        return Flight(received, rows, dist.batch_isend_irecv(messages) if messages else [])
+        return dist.batch_isend_irecv(messages) if messages else []
 
     def _message(self, direction: Callable[..., Any], piece: Tensor, peer: int) -> dist.P2POp:
         return dist.P2POp(direction, piece, self.axis.global_rank(peer), self.axis.process_group)

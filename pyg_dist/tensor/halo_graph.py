@@ -33,11 +33,20 @@ class HaloGraph:
         share: this rank's part.
         axis: the ranks.
         loop_rule: how GCN's self loops meet existing ones; it follows from the form of the input.
+        is_dense: see :class:`~pyg_dist.backend.exchange.Exchange`.
         device: where the rows live.
     """
 
-    def __init__(self, share: HaloShare, axis: Axis, loop_rule: LoopRule, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        share: HaloShare,
+        axis: Axis,
+        loop_rule: LoopRule,
+        is_dense: bool = False,
+        device: torch.device | str = "cpu",
+    ) -> None:
         self.share = share
+        self.is_dense = is_dense
         self.axis = axis
         self.loop_rule: LoopRule = loop_rule
         self.device = torch.device(device)
@@ -55,12 +64,14 @@ class HaloGraph:
 
     def _halo(self, transfer: Transfer) -> Halo:
         """The runtime form of a transfer, all values one."""
-        exchange = Exchange(self.axis, transfer.send_counts, transfer.recv_counts, self.traffic)
+        exchange = Exchange(self.axis, transfer.send_counts, transfer.recv_counts, self.traffic, self.is_dense)
         return Halo(Matrix(transfer.outgoing.to(self.device)), exchange, Matrix(transfer.incoming.to(self.device)))
 
     def to(self, device: torch.device | str) -> HaloGraph:
         """The same graph on another device."""
-        return self if torch.device(device) == self.device else HaloGraph(self.share, self.axis, self.loop_rule, device)
+        if torch.device(device) == self.device:
+            return self
+        return HaloGraph(self.share, self.axis, self.loop_rule, self.is_dense, device)
 
     @property
     def num_local(self) -> int:

@@ -252,17 +252,23 @@ class Wire:
     """Counts the bytes that the process group is given to send to other ranks, apart from all-reduces."""
 
     def __enter__(self) -> Wire:
-        self.num_bytes = 0
-        self._send = dist.batch_isend_irecv
-        dist.batch_isend_irecv = self._count
+        self.num_bytes, self.num_collectives = 0, 0
+        self._send, self._all_to_all = dist.batch_isend_irecv, dist.all_to_all_single
+        dist.batch_isend_irecv, dist.all_to_all_single = self._count_messages, self._count_all_to_all
         return self
 
     def __exit__(self, *exception: object) -> None:
-        dist.batch_isend_irecv = self._send
+        dist.batch_isend_irecv, dist.all_to_all_single = self._send, self._all_to_all
 
-    def _count(self, messages: list[Any]) -> Any:
+    def _count_messages(self, messages: list[Any]) -> Any:
         self.num_bytes += sum(m.tensor.numel() * m.tensor.element_size() for m in messages if m.op is dist.isend)
         return self._send(messages)
+
+    def _count_all_to_all(self, output: Any, rows: Any, in_counts: Any, out_counts: Any, **options: Any) -> Any:
+        self.num_collectives += 1
+        assert out_counts[dist.get_rank()] == 0 == in_counts[dist.get_rank()], "own rows need no message"
+        self.num_bytes += rows[: sum(out_counts)].numel() * rows.element_size()
+        return self._all_to_all(output, rows, in_counts, out_counts, **options)
 
 
 def epoch(world_size: int, conv_name: str, exchange: Any) -> dict[str, int]:
@@ -270,7 +276,9 @@ def epoch(world_size: int, conv_name: str, exchange: Any) -> dict[str, int]:
     from pyg_dist import conv as ours
 
     graph = random_graph(211, 900, num_features=6)
-    data = DistributedData(graph, partition=uneven_parts(211, world_size), exchange=exchange)
+    # Of uneven_parts, the last of three ranks has no node: a third of the pairs exchange. At random, all do.
+    partition = uneven_parts(211, world_size) if world_size < 4 else "random"
+    data = DistributedData(graph, partition=partition, exchange=exchange)
     conv = getattr(ours, conv_name)
     first, norm, second = conv(6, 8).double(), torch.nn.BatchNorm1d(8).double(), conv(8, 4).double()
     with Shapes() as shapes, Wire() as wire:
@@ -281,10 +289,11 @@ def epoch(world_size: int, conv_name: str, exchange: Any) -> dict[str, int]:
     full = [shape for shape in shapes.seen if len(shape) == 2 and shape[0] >= 211 and shape[1] > 1]
     assert world_size == 1 or not full, f"a whole [N, F] tensor was made: {full}"
     assert wire.num_bytes == data.traffic.num_bytes
-    return {"bytes": data.traffic.num_bytes, "planned": data.plan.rows[exchange]}
+    assert (wire.num_collectives > 0) == data.plan.is_dense
+    return {"bytes": data.traffic.num_bytes, "planned": data.plan.rows[exchange], "dense": data.plan.is_dense}
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("conv_name", ["DistributedSAGEConv", "DistributedGCNConv"])
 @pytest.mark.parametrize("exchange", ["post", "pre", "hybrid"])
 def test_no_rank_sees_all_rows_and_bytes_are_as_planned(
@@ -293,6 +302,7 @@ def test_no_rank_sees_all_rows_and_bytes_are_as_planned(
     ranks = workers(world_size).run(epoch, world_size, conv_name, exchange)
     columns = 6 + 4 + 4  # the input needs no gradient; the second layer projects first, forward and backward
     assert sum(r["bytes"] for r in ranks) == ranks[0]["planned"] * columns * 8
+    assert ranks[0]["dense"] == (world_size == 4)
     assert (ranks[0]["planned"] > 0) == (world_size > 1)
 
 

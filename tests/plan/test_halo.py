@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -75,17 +74,3 @@ def test_edges_of_one_target_keep_their_order() -> None:
     edge_index = torch.tensor([[3, 1, 2, 1], [0, 0, 0, 0]])
     share = halo_share(edge_index, torch.zeros(4, dtype=torch.int32), 0, 1)
     assert share.local.col.tolist() == [3, 1, 2, 1]
-
-
-@pytest.mark.parametrize("num_ranks", [2, 5])
-def test_the_plan_counts_what_is_sent(num_ranks: int) -> None:
-    from pyg_dist.plan import Plan, ShareSizes
-
-    graph = random_graph(50, 300, seed=4)
-    parts = torch.randint(0, num_ranks, (50,), generator=torch.Generator().manual_seed(2))
-    sizes = tuple(ShareSizes.of(s) for s in check(graph.edge_index, parts, num_ranks))
-    plan = Plan("halo", "given", "hybrid", sizes, "abc")
-    assert sum(plan.to_dict()["rows_received"]) == plan.rows["hybrid"] == sum(plan.to_dict()["rows_sent"])
-    assert plan.halo_bytes(10) == plan.rows["hybrid"] * 40
-    assert plan.to_dict((10,))["bytes"] == {"10": plan.halo_bytes(10)}
-    assert f"{plan.rows['hybrid']:,}" in plan.describe()
