@@ -1,7 +1,8 @@
 """The halo exchange: rows to the ranks that need them, and back.
 
 With few neighbours per rank, one non-blocking message to each: a rank with no rows for another sends it nothing
-(Demirci et al., 4.1). With many, one all-to-all-v (the plan chooses). The transposed exchange uses the same lists with the roles of sender and receiver swapped.
+(Demirci et al., 4.1). With many, one all-to-all-v (the plan chooses). The transposed exchange uses the same lists with
+the roles of sender and receiver swapped.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from pyg_dist.conv.scripting import stock_twin
 from pyg_dist.errors import DataError, UnsupportedError
 from pyg_dist.tensor import EdgeTensor, NodeTensor
 from pyg_dist.tensor.halo_graph import HaloGraph
+from pyg_dist.tensor.reductions import wide
 from pyg_dist.tensor.remember import aggregate
 
 
@@ -58,17 +59,28 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
             )
         graph, weight = edge_index.graph, edge_rows(self, edge_index, edge_weight)
         x = node_rows(self, graph, x)
-        if commutes(self.lin) and not projects_first(self.lin, x, self._operator(graph, weight, x.dtype)):
+        dtype = torch.promote_types(x.dtype, (x if weight is None else weight).dtype)
+        # Only where the stock order, linear map first, gives the dtype of x throughout.
+        can_wait = commutes(self.lin) and dtype == x.dtype and not torch.is_autocast_enabled(x.device.type)
+        if can_wait and not projects_first(self.lin, x, self._operator(graph, weight, x.dtype)):
             out: Tensor = self.lin(self._aggregate(x, graph, weight))
         else:
-            out = self._aggregate(self.lin(x), graph, weight)
+            projected = self.lin(x)
+            if self.normalize or weight is not None:
+                # PyG's norm has the dtype of the weights or of x, which autocast does not change, and promotes.
+                projected = projected.to(torch.promote_types(projected.dtype, dtype))
+            out = self._aggregate(projected, graph, weight)
         return out if self.bias is None else out + self.bias
 
     def __prepare_scriptable__(self) -> GCNConv:
         return stock_twin(self, GCNConv)
 
     def __repr__(self) -> str:
-        return super().__repr__().removeprefix("Distributed")  # a script prints the model that it names
+        return str(super().__repr__()).removeprefix("Distributed")  # a script prints the model that it names
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The operator belongs to this run: a saved or copied model makes it anew.
+        return {**self.__dict__, "_cached_operator": None}
 
     def _operator(self, graph: HaloGraph, weight: EdgeTensor | None, dtype: torch.dtype) -> LinearOperator | None:
         """The normalised adjacency matrix, or None if its values learn (collective when built)."""
@@ -80,24 +92,25 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
         if weight is not None and weight.requires_grad:
             return None
         if not self.normalize:
-            return graph.neighbourhood("sum", weight, dtype)
-        operator = graph.symmetric_norm(self.add_self_loops, self._loop_value(weight), weight, dtype)
+            return graph.neighbourhood("sum", weight, wide(dtype))
+        operator = graph.symmetric_norm(self.add_self_loops, self._loop_value(graph, weight), weight, wide(dtype))
         if self.cached:
             self._cached_operator = graph, operator
         return operator
 
     def _aggregate(self, x: NodeTensor, graph: HaloGraph, weight: EdgeTensor | None) -> NodeTensor:
+        """The normalised sum."""
         operator = self._operator(graph, weight, x.dtype)
         if operator is not None:
             return aggregate(x, operator)
         assert weight is not None
         local, values = x.to_local(), weight.to_local().to(x.dtype)
         if self.normalize:
-            out = graph.symmetric_norm_product(local, values, self.add_self_loops, self._loop_value(weight))
+            out = graph.symmetric_norm_product(local, values, self.add_self_loops, self._loop_value(graph, weight))
         else:
             out = aggregate_edges(local, values, graph.local, graph.post)
         return NodeTensor.from_local(out, graph.node_rows)  # type: ignore[return-value]
 
-    def _loop_value(self, weight: EdgeTensor | None) -> float:
-        # PyG gives all edges, loops included, weight one when there are no weights, `improved` or not.
-        return 2.0 if self.improved and weight is not None else 1.0
+    def _loop_value(self, graph: HaloGraph, weight: EdgeTensor | None) -> float:
+        # PyG gives all edges of an edge_index, loops included, weight one when there are no weights, `improved` or not.
+        return 2.0 if self.improved and not (weight is None and graph.loop_rule == "remaining") else 1.0

@@ -13,7 +13,7 @@ from pyg_dist.tensor.remember import is_remembered
 
 
 def commutes(lin: torch.nn.Module) -> bool:
-    """Whether ``lin`` is a plain linear map: not one with hooks, or of another class (pruned, adapted, parametrized)."""
+    """Whether ``lin`` is a plain linear map: without hooks, and of no other class (pruned, adapted, parametrized)."""
     return (
         type(lin) is Linear
         and not isinstance(lin.weight, UninitializedParameter)

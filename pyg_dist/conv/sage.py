@@ -14,6 +14,7 @@ from pyg_dist.conv.neighbours import aggregate_neighbours
 from pyg_dist.conv.order import commutes, projects_first
 from pyg_dist.conv.scripting import stock_twin
 from pyg_dist.tensor import DistributedEdgeIndex, NodeTensor
+from pyg_dist.tensor.reductions import wide
 from pyg_dist.tensor.remember import aggregate
 
 
@@ -57,22 +58,22 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
     def _neighbourhood(self, x: NodeTensor, edge_index: DistributedEdgeIndex) -> Tensor:
         """``lin_l`` of the aggregated neighbours."""
         graph = edge_index.graph
-        # PyG reads the values of a sparse adj_t where it multiplies by it, and ignores edge weights otherwise.
-        weight = edge_rows(self, edge_index, None)
+        # PyG reads the values of a torch.sparse adj_t where it multiplies by it, and ignores edge weights otherwise.
+        weight = edge_rows(self, edge_index, None) if self.fuse and graph.loop_rule == "add" else None
         if type(self.aggr_module) not in (MeanAggregation, SumAggregation):
             values = None if weight is None else weight.to_local()
             return self.lin_l(aggregate_neighbours(self.aggr_module, graph, x, values))  # type: ignore[no-any-return]
         reduce: Literal["mean", "sum"] = "mean" if type(self.aggr_module) is MeanAggregation else "sum"
-        operator = graph.neighbourhood(reduce, weight, x.dtype)
+        operator = graph.neighbourhood(reduce, weight, wide(x.dtype))
 
         if not (commutes(self.lin_l) and projects_first(self.lin_l, x, operator)):
             return self.lin_l(aggregate(x, operator))  # type: ignore[no-any-return]
         # The bias comes after: a mean keeps it, a sum or a node without neighbours would not.
         out = aggregate(F.linear(x, self.lin_l.weight), operator)  # type: ignore[arg-type]
-        return out if self.lin_l.bias is None else out + self.lin_l.bias
+        return out if self.lin_l.bias is None else out + self.lin_l.bias.to(out.dtype)  # autocast narrows the product
 
     def __prepare_scriptable__(self) -> SAGEConv:
         return stock_twin(self, SAGEConv)
 
     def __repr__(self) -> str:
-        return super().__repr__().removeprefix("Distributed")  # a script prints the model that it names
+        return str(super().__repr__()).removeprefix("Distributed")  # a script prints the model that it names

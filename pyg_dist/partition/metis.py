@@ -14,8 +14,8 @@ from pyg_dist.partition.random_parts import random_parts
 
 _CUT, _VOLUME = 0, 1  # METIS_OBJTYPE_CUT, METIS_OBJTYPE_VOL
 
-# METIS' time for volume grows with the number of parts: on soc-Slashdot0902, 120 s for 512 parts where cut takes 3 s and
-# sends 5% more rows.
+# METIS' time for volume grows with the number of parts: on soc-Slashdot0902, 120 s for 512 parts where cut takes 3 s
+# and sends 5% more rows.
 _MAX_VOLUME_PARTS = 64
 
 # METIS counts imbalance in thousandths.

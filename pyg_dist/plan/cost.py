@@ -15,7 +15,7 @@ _ENTRY_BYTES = 2 * (4 + 8)
 
 @dataclass(frozen=True)
 class Machine:
-    """The rates of one rank. ``benchmarks/network.py`` measures them; the defaults are two ranks of one thread over gloo.
+    """The rates of one rank, from ``benchmarks/network.py``; the defaults are two ranks of one thread over gloo.
 
     Attributes:
         latency: seconds per message.

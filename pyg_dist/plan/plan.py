@@ -19,8 +19,8 @@ from pyg_dist.plan.sizes import ShareSizes, all_sizes
 
 _FORMAT = 1
 
-# Above this share of all pairs of ranks, one all-to-all-v replaces the messages: where all pairs of 4 and 8 ranks exchange
-# over gloo on one machine, messages take as long or longer (benchmarks/network.py; 1.4 times at 8 ranks).
+# Above this share of all pairs of ranks, one all-to-all-v replaces the messages: where all pairs of 4 or 8 ranks
+# exchange over gloo on one machine, messages take as long or longer (benchmarks/network.py; up to 1.4 times at 8).
 _DENSE = 0.75
 
 

@@ -11,8 +11,10 @@ from pyg_dist.tensor import (
     losses,
     norms,
     pointwise,
+    products,
     random,
     reductions,
+    refusals,
     selection,
     shapes,
 )
@@ -35,8 +37,10 @@ __all__ = [
     "losses",
     "norms",
     "pointwise",
+    "products",
     "random",
     "reductions",
+    "refusals",
     "selection",
     "shapes",
 ]

@@ -1,14 +1,15 @@
 """Equal first values: the first call of a model on distributed data broadcasts its parameters and buffers from rank 0.
 
 So models agree even where each rank seeded its generator differently or loaded another checkpoint. A hook that torch
-runs before every module's forward sees the calls. What it cannot see (arguments by keyword, parameters that a lazy
+runs before every module's forward sees the calls. What it cannot see (leaves that no module owns, parameters that a lazy
 module or a script makes later) is made equal when it first meets rows: :func:`pyg_dist.backend.adjoint.enter`.
 """
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import nn
@@ -34,7 +35,7 @@ def install() -> None:
 def _before_forward(module: nn.Module, args: tuple[Any, ...]) -> None:
     if module in _settled:
         return
-    axis = next(_axes(args), None)
+    axis = next(_axes(args or _keyword_arguments()), None)
     if axis is None:
         return
     if _is_stock_conv(module):
@@ -45,7 +46,13 @@ def _before_forward(module: nn.Module, args: tuple[Any, ...]) -> None:
     settle(module, axis)
 
 
-def _axes(args: Iterable[Any]) -> Iterable[Axis]:
+def _keyword_arguments() -> tuple[Any, ...]:
+    """Those of the call that the hook runs before: torch passes only positional ones on to hooks for all modules."""
+    calling = sys._getframe(2).f_locals.get("kwargs")
+    return tuple(calling.values()) if isinstance(calling, dict) else ()
+
+
+def _axes(args: Iterable[Any]) -> Iterator[Axis]:
     """The axes of all distributed things among ``args``: tensors, handles, whole graphs."""
     for arg in args:
         if isinstance(arg, RowTensor):

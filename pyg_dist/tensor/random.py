@@ -7,7 +7,8 @@ activation checkpointing, which restores the generator, draws it again.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,6 +25,24 @@ from pyg_dist.tensor.table import TABLE, Function, bind, handles, public_name
 def draw_seed() -> int:
     """One draw of torch's default CPU generator, whose state the ranks share."""
     return int(torch.randint(2**63 - 1, (), dtype=torch.int64, device="cpu"))
+
+
+@contextmanager
+def own_randomness(rank: int) -> Iterator[None]:
+    """Code that draws for this rank's rows alone, as many numbers as it likes: all ranks go on with equal generators.
+
+    They go on one draw ahead if ``rank`` has drawn at all (what one rank does, each must), else where they were.
+    """
+    generator = torch.default_generator
+    before = generator.get_state()
+    seed = draw_seed() + rank
+    after = generator.get_state()
+    generator.manual_seed(seed)
+    fresh = generator.get_state()
+    try:
+        yield
+    finally:
+        generator.set_state(before if torch.equal(generator.get_state(), fresh) else after)
 
 
 @handles("dropout")
