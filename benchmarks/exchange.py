@@ -111,6 +111,7 @@ def main() -> None:
             with switched(variant, args.model):
                 axis.reduce_(torch.zeros(1))  # start together
                 sent, start = variant.data.traffic.num_bytes, time.perf_counter()
+                torch.manual_seed(turn)  # for dropout
                 losses.append(variant.epoch())
                 taken = [time.perf_counter() - start, variant.data.traffic.num_bytes - sent]
             slowest, variant.num_bytes = axis.reduce_(torch.tensor(taken, dtype=torch.float64), "max").tolist()
