@@ -72,6 +72,7 @@ def test_reads_graphs_as_the_tests_do(shared_data: Any, name: str, capsys: pytes
     assert sum(json.loads(capsys.readouterr().out)["edges"]) == load_npz(path).num_edges
 
 
+@pytest.mark.timeout(300)  # new Python processes, on a machine that may be busy
 def test_512_ranks(shared_data: Any) -> None:
     path = shared_data / "soc_slashdot0902.npz"
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()

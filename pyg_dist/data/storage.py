@@ -18,7 +18,7 @@ class DistributedStorage(GlobalStorage):  # type: ignore[misc]
     def __setitem__(self, key: str, value: Any) -> None:
         stored = self.distributed(key, value)
         if isinstance(stored, RowTensor):
-            stored._is_lasting = True
+            stored._is_attribute = True
         super().__setitem__(key, stored)
 
     def distributed(self, key: str, value: Any) -> Any:

@@ -54,6 +54,8 @@ def aggregate(x: NodeTensor, operator: LinearOperator) -> NodeTensor:
 
 def is_remembered(x: NodeTensor, operator: LinearOperator) -> bool:
     """Whether :func:`aggregate` knows the result, or would keep it for the next time. Not collective."""
+    if not x._is_attribute and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        return False  # a checkpoint: what is computed again must take the same way, whatever was remembered meanwhile
     return _is_kept(x) or _recall(x, operator) is not None
 
 
@@ -79,7 +81,7 @@ def _recall(x: NodeTensor, operator: LinearOperator) -> Tensor | None:
 
 def _is_kept(x: NodeTensor) -> bool:
     # Autograd refuses tensors made in inference mode, later.
-    if not (_is_constant(x) and x._is_lasting) or torch.is_inference_mode_enabled():
+    if not (_is_constant(x) and (x._is_attribute or x._is_lasting)) or torch.is_inference_mode_enabled():
         return False
     return x.numel() * x.element_size() <= limit_bytes() * x._rows.axis.size
 

@@ -32,7 +32,8 @@ class RowTensor(Tensor):
 
     kind: Kind
     _rows: Rows
-    _is_lasting: bool = False  # see pyg_dist.tensor.remember
+    _is_attribute: bool = False  # of a DistributedData; this and what follows is for pyg_dist.tensor.remember
+    _is_lasting: bool = False
     _remembered: tuple[Any, ...] = ()
 
     @staticmethod

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from random_graphs import random_graph, uneven_parts
+from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import GCNConv, SAGEConv
 from workers import Workers
 
@@ -144,6 +145,25 @@ def other_cases(world_size: int) -> None:
 
 def test_weights_lifetimes_and_results_changed_in_place(workers: Pools) -> None:
     workers(2).run(other_cases, 2)
+
+
+def checkpointed(world_size: int, kind: str) -> None:
+    """Checkpoints compute forward again, and compare: nothing remembered meanwhile may change the way."""
+    pair = Pair(kind, (12, 3), world_size)
+    other = copy.deepcopy(pair.ours)
+    for x in (pair.data.x * 1, pair.data.x):
+        for _ in range(3):
+            outs = [
+                checkpoint(conv, x, pair.data.edge_index, use_reentrant=False) for conv in (pair.ours, other, pair.ours)
+            ]
+            sum(out.square().sum() for out in outs).backward()
+            for p, q in zip(pair.ours.parameters(), other.parameters(), strict=True):
+                torch.testing.assert_close(p.grad, 2 * q.grad)
+
+
+@pytest.mark.parametrize("kind", ["sage", "gcn"])
+def test_checkpoints(workers: Pools, kind: str) -> None:
+    workers(2).run(checkpointed, 2, kind)
 
 
 def without_memory(world_size: int) -> None:
