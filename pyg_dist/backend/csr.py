@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -54,8 +55,9 @@ class CSR:
         """The row of each entry, int64 ``[num_entries]``."""
         return torch.repeat_interleave(torch.arange(self.num_rows, device=self.rowptr.device), self.rowptr.diff())
 
-    def transpose(self) -> CSR:
-        """The pattern of the transposed matrix; ``edge`` still names the same values."""
+    @cached_property
+    def transposed(self) -> CSR:
+        """The pattern of the transposed matrix; ``edge`` still names the same values. Computed once and kept."""
         return CSR.from_edges(self.col, self.row(), self.edge, self.num_cols, self.num_rows)
 
     def to(self, device: torch.device | str) -> CSR:

@@ -9,12 +9,15 @@ from torch import Tensor
 from torch_geometric.nn import GCNConv
 from torch_geometric.nn.aggr import SumAggregation
 
-from pyg_dist.backend.aggregate import LinearOperator, aggregate, aggregate_edges
+from pyg_dist.backend.aggregate import LinearOperator, aggregate_edges
 from pyg_dist.conv.inputs import edge_rows, is_distributed, node_rows
+from pyg_dist.conv.order import commutes, projects_first
 from pyg_dist.conv.scripting import stock_twin
 from pyg_dist.errors import DataError, UnsupportedError
-from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor
+from pyg_dist.tensor import EdgeTensor, NodeTensor
+from pyg_dist.tensor.halo_graph import HaloGraph
 from pyg_dist.tensor.reductions import wide
+from pyg_dist.tensor.remember import aggregate
 
 
 class DistributedGCNConv(GCNConv):  # type: ignore[misc]
@@ -39,7 +42,7 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
     """
 
     is_distributed = True
-    _cached_operator: LinearOperator | None = None
+    _cached_operator: tuple[HaloGraph, LinearOperator] | None = None
 
     def reset_parameters(self) -> None:
         """Draw the parameters anew and forget the cached norm."""
@@ -58,11 +61,20 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
         x = node_rows(self, graph, x)
         # PyG does not look at edge_weight beside a sparse adj_t, which has values of its own.
         weight = edge_rows(self, edge_index, edge_weight if graph.loop_rule == "remaining" else None)
-        projected = self.lin(x)
-        if self.normalize or weight is not None:
-            # PyG's norm has the dtype of the weights or of x, which autocast does not change, and promotes.
-            projected = projected.to(torch.promote_types(projected.dtype, (x if weight is None else weight).dtype))
-        out = NodeTensor.from_local(self._aggregate(projected.to_local(), edge_index, weight), graph.node_rows)
+        if weight is None and self.improved and graph.loop_rule != "remaining":  # an adj_t always has values, here ones
+            ones = torch.ones(graph.edge_rows.num_local, dtype=x.dtype, device=x.device)
+            weight = edge_index.weight = EdgeTensor.from_local(ones, graph.edge_rows)
+        dtype = torch.promote_types(x.dtype, (x if weight is None else weight).dtype)
+        # Only where the stock order, linear map first, gives the dtype of x throughout.
+        can_wait = commutes(self.lin) and dtype == x.dtype and not torch.is_autocast_enabled(x.device.type)
+        if can_wait and not projects_first(self.lin, x, self._operator(graph, weight, x.dtype)):
+            out: Tensor = self.lin(self._aggregate(x, graph, weight))
+        else:
+            projected = self.lin(x)
+            if self.normalize or weight is not None:
+                # PyG's norm has the dtype of the weights or of x, which autocast does not change, and promotes.
+                projected = projected.to(torch.promote_types(projected.dtype, dtype))
+            out = self._aggregate(projected, graph, weight)
         return out if self.bias is None else out + self.bias
 
     def __prepare_scriptable__(self) -> GCNConv:
@@ -75,25 +87,35 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
         # The operator belongs to this run: a saved or copied model makes it anew.
         return {**self.__dict__, "_cached_operator": None}
 
-    def _aggregate(self, x: Tensor, edge_index: DistributedEdgeIndex, weight: EdgeTensor | None) -> Tensor:
-        """The normalised sum, of local rows."""
-        graph = edge_index.graph
+    def _operator(self, graph: HaloGraph, weight: EdgeTensor | None, dtype: torch.dtype) -> LinearOperator | None:
+        """The normalised adjacency matrix, or None if its values learn (collective when built)."""
         if self.cached and self._cached_operator is not None:
-            if self._cached_operator.exchange is not graph.exchange:
+            cached_graph, operator = self._cached_operator
+            if cached_graph is not graph:
                 raise DataError("A DistributedGCNConv with cached=True got a second graph: use cached=False")
-            return aggregate(x, self._cached_operator)
-        if weight is None and self.improved and graph.loop_rule != "remaining":  # an adj_t always has values, here ones
-            weight = edge_index.weight = EdgeTensor.from_local(x.new_ones(graph.edge_rows.num_local), graph.edge_rows)
-        # PyG gives all edges of an edge_index, loops included, weight one when there are no weights, `improved` or not.
-        loop_value = 2.0 if self.improved and weight is not None else 1.0
+            return operator
         if weight is not None and weight.requires_grad:
-            values = weight.to_local().to(x.dtype)
-            if self.normalize:
-                return graph.symmetric_norm_product(x, values, self.add_self_loops, loop_value)
-            return aggregate_edges(x, values, graph.local, graph.halo, graph.exchange)
+            return None
         if not self.normalize:
-            return aggregate(x, graph.neighbourhood("sum", weight, wide(x.dtype)))
-        operator = graph.symmetric_norm(self.add_self_loops, loop_value, weight, wide(x.dtype))
+            return graph.neighbourhood("sum", weight, wide(dtype))
+        operator = graph.symmetric_norm(self.add_self_loops, self._loop_value(weight), weight, wide(dtype))
         if self.cached:
-            self._cached_operator = operator
-        return aggregate(x, operator)
+            self._cached_operator = graph, operator
+        return operator
+
+    def _aggregate(self, x: NodeTensor, graph: HaloGraph, weight: EdgeTensor | None) -> NodeTensor:
+        """The normalised sum."""
+        operator = self._operator(graph, weight, x.dtype)
+        if operator is not None:
+            return aggregate(x, operator)
+        assert weight is not None
+        local, values = x.to_local(), weight.to_local().to(x.dtype)
+        if self.normalize:
+            out = graph.symmetric_norm_product(local, values, self.add_self_loops, self._loop_value(weight))
+        else:
+            out = aggregate_edges(local, values, graph.local, graph.post)
+        return NodeTensor.from_local(out, graph.node_rows)  # type: ignore[return-value]
+
+    def _loop_value(self, weight: EdgeTensor | None) -> float:
+        # PyG gives all edges of an edge_index, loops included, weight one when there are no weights, `improved` or not.
+        return 2.0 if self.improved and weight is not None else 1.0

@@ -49,9 +49,7 @@ def aggregate_neighbours(
     num_padding = graph.max_in_degree if _pads(aggregation) else 2
     source, target = graph.neighbour_lists(num_padding)
     rows = x.to_local()
-    messages = torch.cat([rows, halo_rows(rows, graph.exchange), rows.new_ones(1, rows.shape[1])]).index_select(
-        0, source
-    )
+    messages = torch.cat([rows, halo_rows(rows, graph.post), rows.new_ones(1, rows.shape[1])]).index_select(0, source)
     if weight is not None:
         messages = messages * torch.cat([weight.new_ones(num_padding), weight[graph.whole.edge]]).view(-1, 1)
     entered = {name: graph.node_rows.enter(p) for name, p in aggregation.named_parameters()}

@@ -8,14 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import SAGEConv
 from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
-from torch_geometric.nn.dense import Linear
 
-from pyg_dist.backend.aggregate import aggregate
 from pyg_dist.conv.inputs import edge_rows, is_distributed, node_rows
 from pyg_dist.conv.neighbours import aggregate_neighbours
+from pyg_dist.conv.order import commutes, projects_first
 from pyg_dist.conv.scripting import stock_twin
 from pyg_dist.tensor import DistributedEdgeIndex, NodeTensor
 from pyg_dist.tensor.reductions import wide
+from pyg_dist.tensor.remember import aggregate
 
 
 class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
@@ -29,7 +29,7 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
     ``state_dict`` are the stock conv's. With the ``edge_index`` of a
     :class:`~pyg_dist.DistributedData`, aggregation runs over all ranks: ``mean`` and ``sum`` by the native kernel while
     messages fly, every other ``aggr`` on the neighbours' rows. Means and sums are taken after ``lin_l`` where that
-    narrows them. With a plain ``edge_index`` it *is* the stock conv.
+    is cheaper, and those of constant features only once. With a plain ``edge_index`` it *is* the stock conv.
 
     Shapes:
         - x: ``[N, F_in]`` node tensor (float32, float64 or bfloat16), or a pair of them (source, target or ``None``)
@@ -66,14 +66,10 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
         reduce: Literal["mean", "sum"] = "mean" if type(self.aggr_module) is MeanAggregation else "sum"
         operator = graph.neighbourhood(reduce, weight, wide(x.dtype))
 
-        def aggregated(rows: Tensor) -> Tensor:
-            local: Tensor = rows.to_local()  # type: ignore[attr-defined]
-            return NodeTensor.from_local(aggregate(local, operator), graph.node_rows)
-
-        if not self._projects_first():
-            return self.lin_l(aggregated(x))  # type: ignore[no-any-return]
-        # Means and sums commute with linear maps: fewer columns to send and to add. The bias comes after.
-        out = aggregated(F.linear(x, self.lin_l.weight))
+        if not (commutes(self.lin_l) and projects_first(self.lin_l, x, operator)):
+            return self.lin_l(aggregate(x, operator))  # type: ignore[no-any-return]
+        # The bias comes after: a mean keeps it, a sum or a node without neighbours would not.
+        out = aggregate(F.linear(x, self.lin_l.weight), operator)  # type: ignore[arg-type]
         return out if self.lin_l.bias is None else out + self.lin_l.bias.to(out.dtype)  # autocast narrows the product
 
     def __prepare_scriptable__(self) -> SAGEConv:
@@ -81,9 +77,3 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return str(super().__repr__()).removeprefix("Distributed")  # a script prints the model that it names
-
-    def _projects_first(self) -> bool:
-        lin = self.lin_l
-        # Only a plain linear map commutes: not one with hooks, or of another class (pruned, adapted, parametrized).
-        hooks = (lin._forward_hooks, lin._forward_pre_hooks, lin._backward_hooks, lin._backward_pre_hooks)
-        return type(lin) is Linear and not any(hooks) and lin.out_channels < lin.in_channels

@@ -21,6 +21,8 @@ from pyg_dist.errors import PygDistError
 from pyg_dist.partition import partition as partition_nodes
 from pyg_dist.plan import Plan, ShareSizes, halo_share
 from pyg_dist.plan.halo import HaloShare
+from pyg_dist.plan.plan import pairs_of, plan_hash
+from pyg_dist.plan.remote import Exchange
 from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor, RowTensor, first_values
 from pyg_dist.tensor.halo_graph import HaloGraph
 
@@ -42,7 +44,8 @@ class DistributedData(Data):  # type: ignore[misc]
         layout: ``"halo"``: rows by part.
         partition: ``"metis"``, ``"random"``, or the owner of each node, a LongTensor ``[N]``.
         epsilon: how much heavier than the mean METIS may make a part.
-        exchange: ``"post"``: source rows are sent.
+        exchange: what sums send: ``"post"``, rows of sources; ``"pre"``, sums for targets; ``"hybrid"``, as few of both
+            as can be (SuperGCN, 5.2-5.3). What cannot be summed on the way (max, LSTM, learning weights) is post.
         bits: 32: rows are sent as they are.
         mesh: not used by the halo layout of one data group.
         comm_dtype: not used by the halo layout.
@@ -62,7 +65,7 @@ class DistributedData(Data):  # type: ignore[misc]
         layout: str = "halo",
         partition: str | Tensor | np.ndarray[Any, Any] = "metis",
         epsilon: float = 0.03,
-        exchange: str = "post",
+        exchange: Exchange = "hybrid",
         bits: int = 32,
         mesh: dict[str, int] | None = None,
         comm_dtype: torch.dtype | None = None,
@@ -81,11 +84,11 @@ class DistributedData(Data):  # type: ignore[misc]
         raise_together(error)
         assert options is not None
         assert graph_input is not None
-        identity = _agree(graph_input, options)
+        _agree(graph_input, options)
         parts = _parts(graph_input, options, axis)
-        share = halo_share(graph_input.edge_index, parts, axis.rank, axis.size)
-        plan = _plan(share, axis, options, digest(identity + digest(parts)))
-        self._adopt(graph_input, HaloGraph(share, axis, graph_input.loop_rule), plan)
+        share = halo_share(graph_input.edge_index, parts, axis.rank, axis.size, options.exchange)
+        plan = _plan(share, axis, options, plan_hash(graph_input.edge_index, parts, axis.size, options.exchange))
+        self._adopt(graph_input, HaloGraph(share, axis, graph_input.loop_rule, plan.is_dense), plan)
         del graph_input, parts
         release_free_memory()
 
@@ -119,7 +122,7 @@ class DistributedData(Data):  # type: ignore[misc]
     @property
     def traffic(self) -> Traffic:
         """Halo bytes, rows and messages that this rank has sent so far."""
-        return self.graph.exchange.traffic  # type: ignore[no-any-return]
+        return self.graph.traffic  # type: ignore[no-any-return]
 
     def is_node_attr(self, key: str) -> bool:
         """Whether ``data[key]`` has a row per node."""
@@ -142,7 +145,7 @@ class DistributedData(Data):  # type: ignore[misc]
         linked[row[other]] = True
         linked[local.col[other].long()] = True
         linked[self.graph.num_local - self.graph.num_boundary + halo.row()] = True
-        linked[self.graph.exchange.send_index] = True
+        linked[self.graph.post.outgoing.pattern.col.long()] = True
         return not self.graph.axis.every(bool(linked.all()))
 
     def has_self_loops(self) -> bool:
@@ -173,13 +176,12 @@ class DistributedData(Data):  # type: ignore[misc]
         return self.to("cuda" if device is None else device)
 
 
-def _agree(graph_input: GraphInput, options: Options) -> str:
-    """Check that every rank was given the same (collective), and return a digest of it."""
+def _agree(graph_input: GraphInput, options: Options) -> None:
+    """Check that every rank was given the same (collective)."""
     given = {f"data.{name}": digest(value) for name, value in graph_input.tensors()}
     given["the number of nodes"] = str(graph_input.num_nodes)
     given.update(options.identity())
     require_equal(given, "give every rank the same graph and the same options")
-    return digest(repr(sorted(given.items())))
 
 
 def _parts(graph_input: GraphInput, options: Options, axis: Axis) -> Tensor:
@@ -202,7 +204,8 @@ def _parts(graph_input: GraphInput, options: Options, axis: Axis) -> Tensor:
 
 def _plan(share: HaloShare, axis: Axis, options: Options, identity: str) -> Plan:
     """The plan, from every rank's numbers (collective)."""
-    mine = ShareSizes.of(share)
-    table = axis.gather_rows(torch.tensor([list(vars(mine).values())]), [1] * axis.size)
-    sizes = tuple(ShareSizes(*(int(n) for n in row)) for row in table)
-    return Plan(options.layout, options.partition_name, options.exchange, sizes, identity)
+    mine = [*vars(ShareSizes.of(share)).values(), *share.sums.send_counts]
+    table = axis.gather_rows(torch.tensor([mine]), [1] * axis.size)
+    sizes, rows = table[:, : -axis.size].tolist(), table[:, -axis.size :]
+    shares = tuple(ShareSizes(*size) for size in sizes)
+    return Plan(options.layout, options.partition_name, options.exchange, shares, pairs_of(rows), identity)

@@ -11,10 +11,12 @@ from torch import Tensor
 
 from pyg_dist.backend.agreement import digest
 from pyg_dist.errors import OptionError, UnsupportedError
+from pyg_dist.plan.remote import EXCHANGES, Exchange
+from pyg_dist.tensor import remember
 
 _VALUES: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {  # name: (works, planned)
     "layout": (("halo",), ("grid", "auto")),
-    "exchange": (("post",), ("hybrid", "pre")),
+    "exchange": (EXCHANGES, ()),
     "bits": ((32,), (16, 8, 4, 2)),
     "mesh": ((None,), ()),
     "comm_dtype": ((None,), (torch.bfloat16,)),
@@ -29,7 +31,7 @@ class Options:
     layout: str
     partition: str | Tensor | np.ndarray[Any, Any]
     epsilon: float
-    exchange: str
+    exchange: Exchange
     bits: int
     mesh: dict[str, int] | None
     comm_dtype: torch.dtype | None
@@ -54,6 +56,7 @@ class Options:
     def identity(self) -> dict[str, str]:
         """Name and value of each option, short enough to compare across ranks."""
         given = {f"option {name}": str(getattr(self, name)) for name in (*_VALUES, "epsilon", "seed")}
+        given[f"setting {remember.SETTING}"] = str(remember.limit_bytes())
         return given | {
             "option partition": self.partition
             if isinstance(self.partition, str)

@@ -16,7 +16,10 @@ class DistributedStorage(GlobalStorage):  # type: ignore[misc]
     """PyG's storage, with every assignment (attribute, item, transform) through :meth:`distributed`."""
 
     def __setitem__(self, key: str, value: Any) -> None:
-        super().__setitem__(key, self.distributed(key, value))
+        stored = self.distributed(key, value)
+        if isinstance(stored, RowTensor):
+            stored._is_attribute = True
+        super().__setitem__(key, stored)
 
     def distributed(self, key: str, value: Any) -> Any:
         """``value`` as it is stored: a plain ``[N, ...]`` or ``[E, ...]`` tensor is sliced to this rank's rows.

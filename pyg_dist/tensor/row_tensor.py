@@ -33,6 +33,9 @@ class RowTensor(Tensor):
     kind: Kind
     _rows: Rows
     _selection: tuple[int, Rows, Selection]  # what a mask selected, at which version and of which rows
+    _is_attribute: bool = False  # of a DistributedData; this and what follows is for pyg_dist.tensor.remember
+    _is_lasting: bool = False
+    _remembered: tuple[Any, ...] = ()
 
     @staticmethod
     def from_local(local: Tensor, rows: Rows) -> RowTensor:

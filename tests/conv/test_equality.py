@@ -17,6 +17,7 @@ from torch_geometric.nn import GCNConv, SAGEConv
 from workers import Workers
 
 WORLD_SIZES = [1, 2, 3, 4]
+EXCHANGES = ["post", "pre", "hybrid"]
 Pools = Callable[[int], Workers]
 
 AGGREGATIONS: list[Any] = [
@@ -79,7 +80,9 @@ def assert_close(got: dict[str, Tensor], expected: dict[str, Tensor], what: str)
         assert error <= bound, f"{what}: {name} is off by {error:.2e}, allowed {bound:.2e}"
 
 
-def compare(graph: Data, partition: Any, cases: list[tuple[str, dict[str, Any], str]]) -> tuple[int, int]:
+def compare(
+    graph: Data, partition: Any, cases: list[tuple[str, dict[str, Any], str]], exchange: Any = "hybrid"
+) -> tuple[int, int]:
     """On every rank: run the cases on the stock conv and on ours. Returns halo bytes sent and this rank's rows."""
     import pyg_dist
     from pyg_dist import conv as ours
@@ -88,7 +91,7 @@ def compare(graph: Data, partition: Any, cases: list[tuple[str, dict[str, Any], 
     order = graph.edge_index[1].argsort(stable=True)  # stock LSTM and median want edges by target
     graph.edge_index = graph.edge_index[:, order]
     graph.edge_weight = graph.edge_weight[order]
-    data = pyg_dist.DistributedData(graph, partition=partition)
+    data = pyg_dist.DistributedData(graph, partition=partition, exchange=exchange)
     for kind, options, weights in cases:
         stock_conv, our_conv = (
             (SAGEConv, ours.DistributedSAGEConv) if kind == "sage" else (GCNConv, ours.DistributedGCNConv)
@@ -105,18 +108,22 @@ def all_cases() -> list[tuple[str, dict[str, Any], str]]:
     return sage + [("gcn", options, weights) for options in GCN for weights in ("none", "constant", "learned")]
 
 
+@pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_every_option_in_float64(workers: Pools, world_size: int) -> None:
+def test_every_option_in_float64(workers: Pools, world_size: int, exchange: str) -> None:
     graph = random_graph(47, 310, seed=1)
-    results = workers(world_size).run(compare, graph, uneven_parts(47, world_size), all_cases(), timeout=200)
+    results = workers(world_size).run(compare, graph, uneven_parts(47, world_size), all_cases(), exchange, timeout=200)
     assert sum(rows for _, rows in results) == 47
     assert (sum(num_bytes for num_bytes, _ in results) > 0) == (world_size > 1)
 
 
-@pytest.mark.parametrize(("world_size", "partition"), [(1, "metis"), (2, "random"), (3, "metis"), (4, "random")])
-def test_every_option_in_float32(workers: Pools, world_size: int, partition: str) -> None:
+@pytest.mark.parametrize(
+    ("world_size", "partition", "exchange"),
+    [(1, "metis", "hybrid"), (2, "random", "pre"), (3, "metis", "hybrid"), (4, "random", "hybrid")],
+)
+def test_every_option_in_float32(workers: Pools, world_size: int, partition: str, exchange: str) -> None:
     graph = random_graph(60, 400, seed=2, dtype=torch.float32)
-    workers(world_size).run(compare, graph, partition, all_cases(), timeout=200)
+    workers(world_size).run(compare, graph, partition, all_cases(), exchange, timeout=200)
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

@@ -100,7 +100,7 @@ def graph_of(case: Case) -> Data:
         is_class = case.form == "EdgeIndex"
         size = (case.num_nodes, case.num_nodes)
         data.edge_index = EdgeIndex(edge_index, sparse_size=size, sort_order="col") if is_class else edge_index
-    data.edge_weight = torch.rand(edge_index.shape[1], generator=rng, dtype=torch.float64) + 0.1
+    data.edge_weight = torch.rand(data.num_edges, generator=rng, dtype=torch.float64) + 0.1
     return data
 
 
@@ -133,7 +133,10 @@ def differences(case: Case) -> list[str]:
     graph = graph_of(case)
     stock, ours = (SAGEConv, DistributedSAGEConv) if case.conv == "sage" else (GCNConv, DistributedGCNConv)
     expected = results(stock, graph, case)
-    got = results(ours, DistributedData(graph, partition=torch.tensor(case.owners)), case)
+    try:
+        got = results(ours, DistributedData(graph, partition=torch.tensor(case.owners)), case)
+    except ValueError as error:  # ours are raised on every rank: no need to start new processes
+        return [str(error)]
     assert got.keys() == expected.keys()
     return [name for name, want in expected.items() if not agree(got[name], want)]
 
