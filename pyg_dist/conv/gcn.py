@@ -9,10 +9,12 @@ from torch_geometric.nn import GCNConv
 from torch_geometric.nn.aggr import SumAggregation
 
 from pyg_dist.backend.aggregate import LinearOperator, aggregate, aggregate_edges
+from pyg_dist.conv.grid import gcn_on_grid
 from pyg_dist.conv.inputs import edge_rows, is_distributed, node_rows
 from pyg_dist.conv.scripting import stock_twin
 from pyg_dist.errors import DataError, UnsupportedError
 from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor
+from pyg_dist.tensor.grid_graph import GridGraph
 
 
 class DistributedGCNConv(GCNConv):  # type: ignore[misc]
@@ -52,6 +54,8 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
             raise UnsupportedError(
                 f"DistributedGCNConv expected aggr='add' (got {self.aggr!r}): the norm is defined for sums"
             )
+        if isinstance(edge_index.graph, GridGraph):
+            return gcn_on_grid(self, x, edge_index, edge_weight)
         x = self.lin(node_rows(self, edge_index.graph, x))
         out = NodeTensor.from_local(self._aggregate(x, edge_index, edge_weight), edge_index.graph.node_rows)
         return out if self.bias is None else out + self.bias

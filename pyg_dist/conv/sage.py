@@ -8,13 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import SAGEConv
 from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
-from torch_geometric.nn.dense import Linear
 
 from pyg_dist.backend.aggregate import aggregate
+from pyg_dist.conv.grid import is_plain, sage_on_grid
 from pyg_dist.conv.inputs import edge_rows, is_distributed, node_rows
 from pyg_dist.conv.neighbours import aggregate_neighbours
 from pyg_dist.conv.scripting import stock_twin
 from pyg_dist.tensor import DistributedEdgeIndex, NodeTensor
+from pyg_dist.tensor.grid_graph import GridGraph
 
 
 class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
@@ -45,6 +46,8 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
         if not is_distributed(self, edge_index, x):
             return super().forward(x, edge_index, size)  # type: ignore[no-any-return]
         graph = edge_index.graph
+        if isinstance(graph, GridGraph):
+            return sage_on_grid(self, x, edge_index)
         source, target = x if isinstance(x, (tuple, list)) else (x, x)
         source = node_rows(self, graph, source)
         if self.project:
@@ -82,7 +85,4 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
         return super().__repr__().removeprefix("Distributed")  # a script prints the model that it names
 
     def _projects_first(self) -> bool:
-        lin = self.lin_l
-        # Only a plain linear map commutes: not one with hooks, or of another class (pruned, adapted, parametrized).
-        plain = type(lin) is Linear and not (lin._forward_hooks or lin._forward_pre_hooks)
-        return plain and lin.out_channels < lin.in_channels
+        return is_plain(self.lin_l) and self.lin_l.out_channels < self.lin_l.in_channels  # only such a map commutes

@@ -15,6 +15,8 @@ from pyg_dist.tensor import (
     reductions,
     selection,
     shapes,
+    tile_functions,
+    tile_norms,
 )
 from pyg_dist.tensor.edge_index import DistributedEdgeIndex
 from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor
@@ -39,4 +41,6 @@ __all__ = [
     "reductions",
     "selection",
     "shapes",
+    "tile_functions",
+    "tile_norms",
 ]

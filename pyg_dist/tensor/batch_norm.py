@@ -18,6 +18,13 @@ _NAMES = "x running_mean running_var weight bias training momentum eps"
 _NAMES_BELOW = "x weight bias running_mean running_var training momentum eps cudnn_enabled"  # torch.batch_norm
 
 
+def bind_batch_norm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of torch's two functions of that name, with their defaults."""
+    given = bind(_NAMES if function is stock_batch_norm else _NAMES_BELOW, args, kwargs)
+    given = {"x" if name == "input" else name: value for name, value in given.items()}
+    return {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5, **given}
+
+
 @handles("batch_norm")
 def batch_norm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``(x - mean) / sqrt(var + eps) * weight + bias`` per channel (dimension 1).
@@ -25,8 +32,7 @@ def batch_norm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     In training, mean and variance are global and differentiable, and the running ones follow them as in torch
     (collective); in evaluation the running ones are used (no communication).
     """
-    given = bind(_NAMES if function is stock_batch_norm else _NAMES_BELOW, args, kwargs)
-    bound = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5, **given}
+    bound = bind_batch_norm(function, args, kwargs)
     x, channels = bound["x"], [bound[name] for name in ("running_mean", "running_var", "weight", "bias")]
     if not isinstance(x, RowTensor) or any(isinstance(c, RowTensor) for c in channels):
         raise MixedRowsError(f"{public_name(function)} expects distributed rows and one plain value per channel")

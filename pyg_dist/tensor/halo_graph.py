@@ -14,7 +14,7 @@ from pyg_dist.backend import ops
 from pyg_dist.backend.aggregate import LinearOperator, aggregate_edges, halo_rows
 from pyg_dist.backend.axis import Axis
 from pyg_dist.backend.csr import CSR
-from pyg_dist.backend.exchange import HaloExchange
+from pyg_dist.backend.exchange import HaloExchange, Traffic
 from pyg_dist.plan.halo import HaloShare
 from pyg_dist.tensor.row_tensor import RowTensor
 from pyg_dist.tensor.rows import Rows
@@ -53,6 +53,38 @@ class HaloGraph:
     def to(self, device: torch.device | str) -> HaloGraph:
         """The same graph on another device."""
         return self if torch.device(device) == self.device else HaloGraph(self.share, self.axis, self.loop_rule, device)
+
+    def owns(self, x: RowTensor) -> bool:
+        """Whether x has a row for every node of this graph."""
+        return x._rows is self.node_rows
+
+    def input_rows(self, name: str, value: Tensor) -> Rows:
+        """How a new node attribute lies."""
+        return self.node_rows
+
+    def stored(self, name: str, value: RowTensor) -> RowTensor:
+        """An attribute as it is kept."""
+        return value
+
+    def has_isolated_nodes(self) -> bool:
+        """Whether some node has no edge other than self loops (collective)."""
+        row = self.local.row()
+        linked = torch.zeros(self.num_local, dtype=torch.bool, device=self.device)
+        other = row != self.local.col
+        linked[row[other]] = True
+        linked[self.local.col[other].long()] = True
+        linked[self.num_local - self.num_boundary + self.halo.row()] = True
+        linked[self.exchange.send_index] = True
+        return not self.axis.every(bool(linked.all()))
+
+    def has_self_loops(self) -> bool:
+        """Whether some edge is a self loop (collective)."""
+        return not self.axis.every(not bool((self.local.row() == self.local.col).any()))
+
+    @property
+    def traffic(self) -> Traffic:
+        """What this rank has sent so far."""
+        return self.exchange.traffic
 
     @property
     def num_local(self) -> int:

@@ -13,7 +13,8 @@ from torch import Tensor
 from pyg_dist.backend import adjoint
 from pyg_dist.backend.axis import Axis
 
-Kind = Literal["node", "edge"]
+Kind = Literal["node", "edge", "tile"]
+"""What a row stands for; a tile's rows are nodes, and its columns are distributed, too."""
 
 
 class Rows:
@@ -48,6 +49,10 @@ class Rows:
     def position(self) -> Tensor:
         """Where each local row stands in the global order, int64 ``[num_local]`` (may be collective)."""
         return self.key
+
+    def global_shape(self, local: torch.Size) -> torch.Size:
+        """The shape of the whole tensor of which a piece has shape ``local``."""
+        return torch.Size((self.size, *local[1:]))
 
     @cached_property
     def counts(self) -> list[int]:

@@ -1,0 +1,69 @@
+"""What was decided for a graph on a mesh, for people and programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pyg_dist.backend.mesh import GRID_AXES, RANK_ORDER, MeshShape
+from pyg_dist.plan.grid import INPUT, Balance, row_range
+
+
+@dataclass(frozen=True)
+class GridPlan:
+    """The plan of one :class:`~pyg_dist.DistributedData` in the grid layout, equal on every rank.
+
+    Attributes:
+        shape: the mesh.
+        sums: the form of the two big sums.
+        num_nodes: N.
+        edges: edges of each rank's tile in the first layer, by rank.
+        tries: node orders that were tried, and how even their tiles are; the last one is used.
+        hash: digest of graph, mesh and options; equal plans have equal hashes.
+    """
+
+    shape: MeshShape
+    sums: str
+    num_nodes: int
+    edges: tuple[int, ...]
+    tries: tuple[Balance, ...]
+    hash: str
+    layout: str = "grid"
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return self.shape.size
+
+    @property
+    def nodes(self) -> list[int]:
+        """Rows of x by rank."""
+        return [
+            len(row_range(self.num_nodes, INPUT, self.shape, self.shape.coordinates(rank))) for rank in range(self.ranks)
+        ]
+
+    def to_dict(self, widths: tuple[int, ...] = ()) -> dict[str, Any]:
+        """Plain numbers for programs."""
+        return {
+            "ranks": self.ranks,
+            "layout": self.layout,
+            "mesh": {axis: self.shape[axis] for axis in reversed(RANK_ORDER)},
+            "sums": self.sums,
+            "orders": self.tries[-1].method,
+            "hash": self.hash,
+            "nodes": self.nodes,
+            "edges": list(self.edges),
+            "imbalance": {balance.method: balance.imbalance for balance in self.tries},
+        }
+
+    def describe(self, widths: tuple[int, ...] = ()) -> str:
+        """A few lines for people."""
+        tried = ", ".join(f"{b.method} {b.imbalance:.3f}" for b in self.tries)
+        sides = " x ".join(str(self.shape[axis]) for axis in GRID_AXES)
+        return "\n".join(
+            [
+                f"grid layout, mesh {self.shape} ({sides}), sums by {self.sums}, plan {self.hash[:12]}",
+                f"node orders: {self.tries[-1].method} (max/mean of tiles: {tried})",
+                f"edges by rank: {min(self.edges):,} to {max(self.edges):,}",
+            ]
+        )
