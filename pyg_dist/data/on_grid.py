@@ -12,9 +12,9 @@ from pyg_dist.backend.mesh import GRID_AXES, Mesh, MeshShape, nearest_cube
 from pyg_dist.data.graph_input import GraphInput
 from pyg_dist.data.options import Options
 from pyg_dist.errors import OptionError
-from pyg_dist.plan.grid import choose_orders, split, tile_counts
+from pyg_dist.plan.grid import Sums, choose_orders, split, tile_counts
 from pyg_dist.plan.grid_plan import GridPlan
-from pyg_dist.tensor.grid_graph import GridGraph, Sums
+from pyg_dist.tensor.grid_graph import GridGraph
 from pyg_dist.tensor.tile import Grid
 
 
@@ -23,7 +23,7 @@ def on_grid(graph_input: GraphInput, options: Options, identity: str) -> tuple[G
     num_ranks = world_axis().size
     shape = nearest_cube(num_ranks) if options.mesh is None else MeshShape.of(options.mesh, num_ranks)
     sums = _sums()
-    orders, tries = choose_orders(graph_input.edge_index, graph_input.num_nodes, shape, options.seed)
+    orders, tries = choose_orders(graph_input.edge_index, graph_input.num_nodes, shape, options.seed, sums)
     mesh = Mesh(shape)
     grid = Grid(mesh, orders, options.comm_dtype)
     axis = mesh.axis(*GRID_AXES)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -165,8 +166,22 @@ def imbalance_of(counts: Tensor) -> float:
     return float(counts.max()) * counts.numel() / total if total else 1.0
 
 
+Sums = Literal["all_reduce", "reduce_scatter"]
+"""How the two big sums of a layer go on: to all ranks (Plexus, Alg. 1), or each rank's piece to it alone."""
+
+
+def tilings(sums: Sums) -> tuple[tuple[str, str], ...]:
+    """The (row axis, column axis) of the adjacency tiles that layers use, the first layer's first.
+
+    Layouts rotate with period three where sums go to all ranks (Plexus, 3.2), and with period two where they are
+    scattered: the column axis then stays what it is.
+    """
+    two = (("z", "x"), ("x", "z"))
+    return two if sums == "reduce_scatter" else (*two, ("y", "z"), ("z", "y"), ("x", "y"), ("y", "x"))
+
+
 def choose_orders(
-    edge_index: Tensor, num_nodes: int, shape: MeshShape, seed: int
+    edge_index: Tensor, num_nodes: int, shape: MeshShape, seed: int, sums: Sums = "reduce_scatter"
 ) -> tuple[tuple[NodeOrder, ...], tuple[Balance, ...]]:
     """The node orders under which the tiles of GCN's matrix (with self loops) are even, and how even each try was.
 
@@ -178,6 +193,7 @@ def choose_orders(
         num_nodes: N.
         shape: the mesh.
         seed: of the permutations; equal on every rank.
+        sums: says which tiles are used.
 
     Returns:
         One or two orders, and the tries, the last of which is the one taken.
@@ -191,13 +207,11 @@ def choose_orders(
     def worst(orders: tuple[NodeOrder, ...]) -> float:
         return max(
             imbalance_of(tile_counts(target, source, rows, columns, shape[a], shape[b]))
-            for rows, columns in {(orders[-1], orders[0]), (orders[0], orders[-1])}
-            for a in GRID_AXES
-            for b in GRID_AXES
-            if a != b and shape[a] * shape[b] > 1
+            for a, b in tilings(sums)
+            for rows, columns in ((orders[-1], orders[0]), (orders[0], orders[-1]))[: len(orders)]
         )
 
-    if num_blocks == 1:
+    if all(shape[a] * shape[b] == 1 for a, b in tilings(sums)):
         return (NodeOrder.of(loops),), (Balance("original", 1.0),)
     tries = []
     makers = {

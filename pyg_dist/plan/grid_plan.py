@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyg_dist.backend.mesh import GRID_AXES, RANK_ORDER, MeshShape
-from pyg_dist.plan.grid import INPUT, Balance, row_range
+from pyg_dist.plan.grid import INPUT, Balance, Sums, row_range
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class GridPlan:
     """
 
     shape: MeshShape
-    sums: str
+    sums: Sums
     num_nodes: int
     edges: tuple[int, ...]
     tries: tuple[Balance, ...]

@@ -24,14 +24,13 @@ from pyg_dist.backend.shards import (
 )
 from pyg_dist.backend.tile_product import TileOperator, multiply
 from pyg_dist.errors import LayoutMismatchError
-from pyg_dist.plan.grid import INPUT, Layout, edge_blocks, split
+from pyg_dist.plan.grid import INPUT, Layout, Sums, edge_blocks, split
 from pyg_dist.tensor.halo_graph import LoopRule, inverse_sqrt
 from pyg_dist.tensor.row_tensor import LOCALLY, NodeTensor, RowTensor, wrap
 from pyg_dist.tensor.rows import Rows
 from pyg_dist.tensor.tile import Grid, Tile
 from pyg_dist.tensor.tile_tensor import TileTensor, as_tile
 
-Sums = Literal["all_reduce", "reduce_scatter"]
 Build = Callable[["AdjacencyTile", Tensor | None], TileOperator]
 
 
