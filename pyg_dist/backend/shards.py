@@ -101,11 +101,12 @@ class SumFlight:
             flat = whole.contiguous().view(-1)
         else:
             flat = torch.cat([piece.reshape(-1) for piece in whole.split(list(sizes), dim)])
+        self._num_ranks = axis.size
         self._flight = Flight(wire, flat, sent, [sent[axis.rank]] * axis.size)
 
     def land(self) -> Tensor:
         """This rank's piece of the sum."""
-        arrived = self._flight.land().view(-1, *self._shape)
+        arrived = self._flight.land().view(self._num_ranks, *self._shape)
         # Wide enough that messages in bfloat16 lose nothing here that they did not lose on the way.
         return arrived.sum(0, dtype=self._dtype)
 
@@ -295,5 +296,5 @@ class Dispatch:
         if self.wire.axis.size > 1:
             width = outgoing.shape[1:].numel()
             sent, received = ([count * width for count in counts] for counts in (self.sent, self.received))
-            outgoing = Flight(self.wire, outgoing.view(-1), sent, received).land().view(-1, *outgoing.shape[1:])
+            outgoing = Flight(self.wire, outgoing.view(-1), sent, received).land().view(sum(self.received), *outgoing.shape[1:])
         return outgoing.index_select(0, self.arrival)

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import batch_norm as stock_batch_norm
 
 from pyg_dist.backend.adjoint import enter, leave
 from pyg_dist.backend.shards import gather_pieces
@@ -57,21 +56,18 @@ def batch_norm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     here = slice(tile.columns.start, tile.columns.stop)
     with LOCALLY():
         weight, bias = (None if p is None else tile.columns_of(p) for p in channels[2:])
-        if not bound["training"]:
-            mean, var = (None if b is None else b[here] for b in channels[:2])
-            return wrap(stock_batch_norm(x, mean, var, weight, bias, False, 0.0, bound["eps"]), tile)
-        return wrap(_normalise(x, tile, channels[:2], weight, bias, bound["momentum"], bound["eps"]), tile)
+        if bound["training"]:
+            normal = _normalise(x, tile, channels[:2], bound["momentum"], bound["eps"])
+        else:  # torch's own form does not take a rank without columns
+            mean, var = (b[here].to(wide(x.dtype)) for b in channels[:2])
+            normal = (x - mean) * torch.rsqrt(var + bound["eps"])
+        out = normal if weight is None else normal * weight
+        out = out if bias is None else out + bias
+        return wrap(out.to(x.dtype).as_subclass(Tensor), tile)
 
 
-def _normalise(
-    x: Tensor,
-    tile: Tile,
-    running: list[Tensor | None],
-    weight: Tensor | None,
-    bias: Tensor | None,
-    momentum: float,
-    eps: float,
-) -> Tensor:
+def _normalise(x: Tensor, tile: Tile, running: list[Tensor | None], momentum: float, eps: float) -> Tensor:
+    """The rows' deviations from the global means, over the global standard deviations."""
     if tile.size <= 1:
         raise DataError(f"Expected more than 1 value per channel when training (got {tile}): use .eval()")
     local, axis = x.to(wide(x.dtype)).as_subclass(Tensor), tile.row_axis
@@ -85,7 +81,4 @@ def _normalise(
             for buffer, batch in zip(running, gather_pieces(mine, wire, tile.column_sizes, 1), strict=True):
                 if buffer is not None:
                     buffer.lerp_(batch.to(buffer.dtype), momentum)
-    out = centred * enter(torch.rsqrt(variance + eps), axis)
-    out = out if weight is None else out * weight
-    out = out if bias is None else out + bias
-    return out.to(x.dtype)
+    return centred * enter(torch.rsqrt(variance + eps), axis)
