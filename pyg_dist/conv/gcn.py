@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch_geometric.nn import GCNConv
 from torch_geometric.nn.aggr import SumAggregation
@@ -15,6 +16,7 @@ from pyg_dist.conv.scripting import stock_twin
 from pyg_dist.errors import DataError, UnsupportedError
 from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor
 from pyg_dist.tensor.grid_graph import GridGraph
+from pyg_dist.tensor.reductions import wide
 
 
 class DistributedGCNConv(GCNConv):  # type: ignore[misc]
@@ -56,38 +58,44 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
             )
         if isinstance(edge_index.graph, GridGraph):
             return gcn_on_grid(self, x, edge_index, edge_weight)
-        x = self.lin(node_rows(self, edge_index.graph, x))
-        out = NodeTensor.from_local(self._aggregate(x, edge_index, edge_weight), edge_index.graph.node_rows)
+        x = node_rows(self, edge_index.graph, x)
+        weight = edge_rows(self, edge_index, edge_weight)
+        projected = self.lin(x)
+        if self.normalize or weight is not None:
+            # PyG's norm has the dtype of the weights or of x, which autocast does not change, and promotes.
+            projected = projected.to(torch.promote_types(projected.dtype, (x if weight is None else weight).dtype))
+        out = NodeTensor.from_local(
+            self._aggregate(projected.to_local(), edge_index, weight), edge_index.graph.node_rows
+        )
         return out if self.bias is None else out + self.bias
 
     def __prepare_scriptable__(self) -> GCNConv:
         return stock_twin(self, GCNConv)
 
     def __repr__(self) -> str:
-        return super().__repr__().removeprefix("Distributed")  # a script prints the model that it names
+        return str(super().__repr__()).removeprefix("Distributed")  # a script prints the model that it names
 
-    def _aggregate(self, x: NodeTensor, edge_index: DistributedEdgeIndex, edge_weight: Tensor | None) -> Tensor:
-        graph, local = edge_index.graph, x.to_local()
+    def __getstate__(self) -> dict[str, Any]:
+        # The operator belongs to this run: a saved or copied model makes it anew.
+        return {**self.__dict__, "_cached_operator": None}
+
+    def _aggregate(self, x: Tensor, edge_index: DistributedEdgeIndex, weight: EdgeTensor | None) -> Tensor:
+        """The normalised sum, of local rows."""
+        graph = edge_index.graph
         if self.cached and self._cached_operator is not None:
             if self._cached_operator.exchange is not graph.exchange:
                 raise DataError("A DistributedGCNConv with cached=True got a second graph: use cached=False")
-            return aggregate(local, self._cached_operator)
-        weight = edge_rows(self, edge_index, edge_weight)
-        # PyG gives all edges, loops included, weight one when there are no weights, `improved` or not.
-        loop_value = 2.0 if self.improved and weight is not None else 1.0
+            return aggregate(x, self._cached_operator)
+        # PyG gives all edges of an edge_index, loops included, weight one when there are no weights, `improved` or not.
+        loop_value = 2.0 if self.improved and not (weight is None and graph.loop_rule == "remaining") else 1.0
         if weight is not None and weight.requires_grad:
-            return self._aggregate_learnable(local, edge_index, weight, loop_value)
+            values = weight.to_local().to(x.dtype)
+            if self.normalize:
+                return graph.symmetric_norm_product(x, values, self.add_self_loops, loop_value)
+            return aggregate_edges(x, values, graph.local, graph.halo, graph.exchange)
         if not self.normalize:
-            return aggregate(local, graph.neighbourhood("sum", weight, x.dtype))
-        operator = graph.symmetric_norm(self.add_self_loops, loop_value, weight, x.dtype)
+            return aggregate(x, graph.neighbourhood("sum", weight, wide(x.dtype)))
+        operator = graph.symmetric_norm(self.add_self_loops, loop_value, weight, wide(x.dtype))
         if self.cached:
             self._cached_operator = operator
-        return aggregate(local, operator)
-
-    def _aggregate_learnable(
-        self, x: Tensor, edge_index: DistributedEdgeIndex, weight: EdgeTensor, loop_value: float
-    ) -> Tensor:
-        graph, values = edge_index.graph, weight.to_local().to(x.dtype)
-        if self.normalize:
-            return graph.symmetric_norm_product(x, values, self.add_self_loops, loop_value)
-        return aggregate_edges(x, values, graph.local, graph.halo, graph.exchange)
+        return aggregate(x, operator)

@@ -17,6 +17,7 @@ from pyg_dist.errors import UnsupportedError
 from pyg_dist.plan.grid import Layout
 from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor
 from pyg_dist.tensor.grid_graph import GridGraph
+from pyg_dist.tensor.reductions import wide
 from pyg_dist.tensor.tile_functions import linear_sum
 from pyg_dist.tensor.tile_tensor import TileTensor, as_tile
 
@@ -24,14 +25,16 @@ from pyg_dist.tensor.tile_tensor import TileTensor, as_tile
 def gcn_on_grid(conv: GCNConv, x: Any, edge_index: DistributedEdgeIndex, edge_weight: Tensor | None) -> Tensor:
     """GCN over tiles; the linear map comes first where that narrows the rows to sum (collective)."""
     graph: GridGraph = edge_index.graph  # type: ignore[assignment]
+    x = node_rows(conv, graph, x)
     weight = _constant(conv, edge_rows(conv, edge_index, edge_weight))
-    loop_value = 2.0 if conv.improved and weight is not None else 1.0
-    dtype = conv.lin.weight.dtype
+    # PyG gives all edges of an edge_index, loops included, weight one when there are no weights, `improved` or not.
+    loop_value = 2.0 if conv.improved and not (weight is None and graph.loop_rule == "remaining") else 1.0
+    dtype = wide(x.dtype)
     if conv.normalize:
         operator = graph.symmetric_norm(conv.add_self_loops, loop_value, weight, dtype)
     else:
         operator = graph.neighbourhood("sum", weight, dtype)
-    tiles = graph.tiled(node_rows(conv, graph, x))
+    tiles = graph.tiled(x)
     if is_plain(conv.lin) and conv.lin.out_channels > conv.lin.in_channels:
         return linear_sum([(graph.aggregate(tiles, operator), conv.lin.weight)], conv.bias)
     out = graph.aggregate(graph.tiled(conv.lin(tiles)), operator)
@@ -41,7 +44,9 @@ def gcn_on_grid(conv: GCNConv, x: Any, edge_index: DistributedEdgeIndex, edge_we
 def sage_on_grid(conv: SAGEConv, x: Any, edge_index: DistributedEdgeIndex) -> Tensor:
     """GraphSAGE over tiles: neighbours and root share one sum over the column axis (collective)."""
     graph: GridGraph = edge_index.graph  # type: ignore[assignment]
-    weight = _constant(conv, edge_rows(conv, edge_index, None))
+    # PyG reads the values of a torch.sparse adj_t where it multiplies by it, and ignores edge weights otherwise.
+    has_weight = conv.fuse and graph.loop_rule == "add"
+    weight = _constant(conv, edge_rows(conv, edge_index, None)) if has_weight else None
     if type(conv.aggr_module) not in (MeanAggregation, SumAggregation):
         raise UnsupportedError(
             f"{type(conv).__name__} with aggr={conv.aggr!r} needs every neighbour's row in one place, and the grid "
@@ -53,7 +58,7 @@ def sage_on_grid(conv: SAGEConv, x: Any, edge_index: DistributedEdgeIndex) -> Te
     if conv.project:
         source = graph.tiled(conv.lin(graph.tiled(source)).relu())
     source = graph.tiled(source)
-    operator = graph.neighbourhood(reduce, weight, source.dtype)
+    operator = graph.neighbourhood(reduce, weight, wide(source.dtype))
     root = graph.tiled(node_rows(conv, graph, target)) if conv.root_weight and target is not None else None
     out = _combine(conv, graph, source, root, operator)
     return F.normalize(out, p=2.0, dim=-1) if conv.normalize else out
@@ -85,7 +90,9 @@ def _combine(
 
 def is_plain(lin: Any) -> bool:
     """Whether ``lin`` is a linear map and nothing else: no hooks, and not of a class of its own (pruned, adapted)."""
-    return type(lin) is Linear and not (lin._forward_hooks or lin._forward_pre_hooks)
+    if type(lin) is not Linear:
+        return False
+    return not (lin._forward_hooks or lin._forward_pre_hooks or lin._backward_hooks or lin._backward_pre_hooks)
 
 
 def _constant(conv: MessagePassing, weight: EdgeTensor | None) -> EdgeTensor | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from torch import Tensor
@@ -18,7 +19,7 @@ def is_distributed(conv: MessagePassing, edge_index: Any, x: Any) -> bool:
 
     Raises:
         DataError: A plain ``edge_index`` at world size > 1, or with node tensors.
-        UnsupportedError: A flow other than ``source_to_target``.
+        UnsupportedError: A flow other than ``source_to_target``, or somebody reckons with steps of the stock conv.
     """
     name = type(conv).__name__
     features = x[0] if isinstance(x, (tuple, list)) else x
@@ -33,7 +34,31 @@ def is_distributed(conv: MessagePassing, edge_index: Any, x: Any) -> bool:
         raise UnsupportedError(
             f"{name} expected flow='source_to_target' (got {conv.flow!r}): flip edge_index before DistributedData"
         )
+    changed = "explain" if conv.explain else _overridden(type(conv)) or _hooked(conv)  # type: ignore[arg-type]
+    if changed is not None:
+        raise UnsupportedError(
+            f"{name} got a change to {changed!r}, a step of the stock conv that no rank takes: change x, edge weights "
+            f"or the output instead, or use the plain Data"
+        )
     return True
+
+
+_STEPS = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
+
+
+@cache
+def _overridden(cls: type) -> str | None:
+    """The step of PyG's conv that a user's subclass has replaced. Distributed, it would never be called."""
+    stock = next(base for base in cls.__mro__ if base.__module__.startswith("torch_geometric."))
+    # PyG itself writes a `propagate` for every class.
+    return next((s for s in ("update", *_STEPS[1:]) if getattr(cls, s) is not getattr(stock, s)), None)
+
+
+def _hooked(conv: MessagePassing) -> str | None:
+    """The step that has hooks."""
+    return next(
+        (s for s in _STEPS if getattr(conv, f"_{s}_forward_pre_hooks") or getattr(conv, f"_{s}_forward_hooks")), None
+    )
 
 
 def node_rows(conv: MessagePassing, graph: Graph, x: Any) -> NodeTensor:

@@ -16,6 +16,7 @@ from pyg_dist.conv.neighbours import aggregate_neighbours
 from pyg_dist.conv.scripting import stock_twin
 from pyg_dist.tensor import DistributedEdgeIndex, NodeTensor
 from pyg_dist.tensor.grid_graph import GridGraph
+from pyg_dist.tensor.reductions import wide
 
 
 class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
@@ -60,13 +61,13 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
     def _neighbourhood(self, x: NodeTensor, edge_index: DistributedEdgeIndex) -> Tensor:
         """``lin_l`` of the aggregated neighbours."""
         graph = edge_index.graph
-        # PyG reads the values of a sparse adj_t where it multiplies by it, and ignores edge weights otherwise.
-        weight = edge_rows(self, edge_index, None)
+        # PyG reads the values of a torch.sparse adj_t where it multiplies by it, and ignores edge weights otherwise.
+        weight = edge_rows(self, edge_index, None) if self.fuse and graph.loop_rule == "add" else None
         if type(self.aggr_module) not in (MeanAggregation, SumAggregation):
             values = None if weight is None else weight.to_local()
             return self.lin_l(aggregate_neighbours(self.aggr_module, graph, x, values))  # type: ignore[no-any-return]
         reduce: Literal["mean", "sum"] = "mean" if type(self.aggr_module) is MeanAggregation else "sum"
-        operator = graph.neighbourhood(reduce, weight, x.dtype)
+        operator = graph.neighbourhood(reduce, weight, wide(x.dtype))
 
         def aggregated(rows: Tensor) -> Tensor:
             local: Tensor = rows.to_local()  # type: ignore[attr-defined]
@@ -76,13 +77,13 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
             return self.lin_l(aggregated(x))  # type: ignore[no-any-return]
         # Means and sums commute with linear maps: fewer columns to send and to add. The bias comes after.
         out = aggregated(F.linear(x, self.lin_l.weight))
-        return out if self.lin_l.bias is None else out + self.lin_l.bias
+        return out if self.lin_l.bias is None else out + self.lin_l.bias.to(out.dtype)  # autocast narrows the product
 
     def __prepare_scriptable__(self) -> SAGEConv:
         return stock_twin(self, SAGEConv)
 
     def __repr__(self) -> str:
-        return super().__repr__().removeprefix("Distributed")  # a script prints the model that it names
+        return str(super().__repr__()).removeprefix("Distributed")  # a script prints the model that it names
 
     def _projects_first(self) -> bool:
         return is_plain(self.lin_l) and self.lin_l.out_channels < self.lin_l.in_channels  # only such a map commutes

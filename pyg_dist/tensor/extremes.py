@@ -125,7 +125,8 @@ def _with_position(x: Tensor, keepdim: bool, rows: Rows, op: str) -> tuple[Tenso
     hit = (x == values) | (x.isnan() & values.isnan())
     position = rows.position.to(x.device).view(-1, *[1] * (x.dim() - 1))
     candidates = torch.where(hit, position, rows.size)
-    first = rows.axis.reduce_(torch.cat([candidates, torch.full_like(values, rows.size, dtype=torch.int64)]).amin(0), "min")
+    none = torch.full_like(values, rows.size, dtype=torch.int64)  # for ranks without rows
+    first = rows.axis.reduce_(torch.cat([candidates, none]).amin(0), "min")
     # The gradient goes to the one row that was picked.
     picked = rows.leave(torch.where(hit & (position == first), x, 0).sum(0).to(x.dtype))
     return (picked.unsqueeze(0), first.unsqueeze(0)) if keepdim else (picked, first)

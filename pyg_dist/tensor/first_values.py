@@ -1,12 +1,13 @@
 """Equal first values: the first call of a model on distributed data broadcasts its parameters and buffers from rank 0.
 
 So models agree even where each rank seeded its generator differently or loaded another checkpoint. A hook that torch
-runs before every module's forward sees the calls. What it cannot see (arguments by keyword, parameters that a lazy
+runs before every module's forward sees the calls. What it cannot see (leaves that no module owns, parameters that a lazy
 module or a script makes later) is made equal when it first meets rows: :func:`pyg_dist.backend.adjoint.enter`.
 """
 
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import Any
 
@@ -34,7 +35,7 @@ def install() -> None:
 def _before_forward(module: nn.Module, args: tuple[Any, ...]) -> None:
     if module in _settled:
         return
-    if not _is_distributed(args):
+    if not _is_distributed(args or _keyword_arguments()):
         return
     if _is_stock_conv(module):
         raise UnsupportedError(
@@ -42,6 +43,12 @@ def _before_forward(module: nn.Module, args: tuple[Any, ...]) -> None:
             f"pyg_dist.conv.Distributed{type(module).__name__} where it exists, or the plain Data"
         )
     settle(module)
+
+
+def _keyword_arguments() -> tuple[Any, ...]:
+    """Those of the call that the hook runs before: torch passes only positional ones on to hooks for all modules."""
+    calling = sys._getframe(2).f_locals.get("kwargs")
+    return tuple(calling.values()) if isinstance(calling, dict) else ()
 
 
 def _is_distributed(arg: Any) -> bool:

@@ -139,15 +139,15 @@ class GridGraph:
         counters = self.grid.mesh.traffic.values()
         return Traffic(sum(t.num_bytes for t in counters), sum(t.num_messages for t in counters))
 
-    def input_tile(self, width: int) -> Tile:
-        """How input features of ``width`` columns lie."""
+    def feature_rows(self, width: int) -> Tile:
+        """How features of ``width`` columns lie: rows over x and z, columns over y."""
         return self.grid.tile(INPUT, width)
 
     def tiled(self, x: NodeTensor) -> TileTensor:
         """Node features as tiles that :meth:`aggregate` takes (collective where they are whole rows)."""
         if isinstance(x, TileTensor) and x._rows.layout.columns is not None:
             return x
-        return as_tile(x, self.input_tile(x.shape[1]))
+        return as_tile(x, self.feature_rows(x.shape[1]))
 
     def owns(self, x: RowTensor) -> bool:
         """Whether x has a row for every node of this graph."""
@@ -156,7 +156,7 @@ class GridGraph:
     def input_rows(self, name: str, value: Tensor) -> Rows:
         """How a new node attribute lies: features as tiles, which nothing else is read as a matrix."""
         is_features = name == "x" and value.dim() == 2 and value.is_floating_point()
-        return self.input_tile(value.shape[1]) if is_features else self.node_rows
+        return self.feature_rows(value.shape[1]) if is_features else self.node_rows
 
     def stored(self, name: str, value: RowTensor) -> RowTensor:
         """An attribute as it is kept (collective where whole rows become features)."""

@@ -58,6 +58,10 @@ class HaloGraph:
         """Whether x has a row for every node of this graph."""
         return x._rows is self.node_rows
 
+    def feature_rows(self, width: int) -> Rows:
+        """How features of ``width`` columns lie."""
+        return self.node_rows
+
     def input_rows(self, name: str, value: Tensor) -> Rows:
         """How a new node attribute lies."""
         return self.node_rows

@@ -68,7 +68,7 @@ def _sum(x: Tensor, dims: Dims, keepdim: bool, rows: Rows, bound: dict[str, Any]
 
 @reduction("nansum", "dim keepdim dtype")
 def _nansum(x: Tensor, dims: Dims, keepdim: bool, rows: Rows, bound: dict[str, Any]) -> Tensor:
-    return _sum(x.nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf), dims, keepdim, rows, bound)
+    return _sum(x.masked_fill(x.isnan(), 0), dims, keepdim, rows, bound)
 
 
 @reduction("mean", "dim keepdim dtype")

@@ -65,6 +65,15 @@ class Tile(Rows):
         """Columns by rank of the column axis."""
         return self.grid.column_sizes(self.layout.columns, self.width)
 
+    @property
+    def first_column(self) -> int:
+        """The number of the first local column."""
+        return self.columns.start
+
+    def local_shape(self, width: int) -> tuple[int, int]:
+        """The shape of this rank's piece."""
+        return self.num_local, len(self.columns)
+
     def global_shape(self, local: torch.Size) -> torch.Size:
         """``[N, width]``."""
         return torch.Size((self.size, self.width))
@@ -85,6 +94,17 @@ class Tile(Rows):
         """The whole matrix in the original order, on every rank; differentiable (collective)."""
         whole_rows = self.grid.tile(WHOLE_ROWS, self.width)
         return self.grid.node_rows.gather(self.to(local, whole_rows))
+
+    def take(self, local: Tensor, before: Rows) -> Tensor | None:
+        """The local tile of a matrix distributed as ``before``: tiles of the same grid and width, or whole rows."""
+        if before is self.grid.node_rows and local.shape[1:] == (self.width,):
+            before = self.grid.tile(WHOLE_ROWS, self.width)
+        fits = isinstance(before, Tile) and before.grid is self.grid and before.width == self.width
+        return before.to(local, self) if fits else None  # type: ignore[attr-defined, no-any-return]
+
+    def give(self, local: Tensor, after: Rows) -> Tensor | None:
+        """This rank's whole rows, where those are asked for."""
+        return self.to(local, self.grid.tile(WHOLE_ROWS, self.width)) if after is self.grid.node_rows else None
 
     def to(self, local: Tensor, other: Tile) -> Tensor:
         """The local tile of ``other``; differentiable (collective where they differ)."""

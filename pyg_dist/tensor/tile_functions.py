@@ -1,21 +1,18 @@
-"""What works on tiles: element by element, drawing at random, and linear maps."""
+"""What works on tiles: element by element, and linear maps."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyg_dist.backend import ops
 from pyg_dist.backend.adjoint import enter
 from pyg_dist.backend.mesh import GRID_AXES
 from pyg_dist.backend.shards import enter_replicas, leave_replicas, leave_scatter
 from pyg_dist.plan.grid import Layout
 from pyg_dist.tensor.pointwise import cast, new, pointwise, pointwise_
-from pyg_dist.tensor.random import draw_seed
 from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, wrap
 from pyg_dist.tensor.table import TABLE, Function, bind
 from pyg_dist.tensor.tile import Tile
@@ -68,21 +65,6 @@ TILES.update({function: handler for function, handler in TABLE.items() if handle
 def prelu(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """One slope, or one for each column."""
     return elementwise(function, args, kwargs)
-
-
-@on_tiles("dropout")
-def dropout(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The mask that whole rows would get: it is keyed by node and column."""
-    bound = {"p": 0.5, "training": True, "inplace": False, **bind("x p training inplace", args, kwargs)}
-    x, p, training = args[0], bound["p"], bound.get("train", bound["training"])
-    if not 0.0 <= p <= 1.0:
-        raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
-    if not training or p == 0.0:
-        return x
-    with LOCALLY():
-        tile: Tile = x._rows
-        out = ops.keyed_dropout(x.as_subclass(Tensor), tile.key, p, draw_seed(), tile.columns.start)
-        return x.copy_(out) if bound["inplace"] else wrap(out, tile)
 
 
 def linear_sum(pairs: Sequence[tuple[TileTensor, Tensor]], bias: Tensor | None = None) -> TileTensor:

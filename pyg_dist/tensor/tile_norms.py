@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_dist.backend.adjoint import enter, leave
 from pyg_dist.backend.shards import gather_pieces
 from pyg_dist.errors import DataError
-from pyg_dist.tensor.batch_norm import bind_batch_norm
 from pyg_dist.tensor.reductions import wide
 from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, wrap
 from pyg_dist.tensor.table import Function, bind
@@ -45,10 +45,11 @@ def norm_of_each_row(function: Function, args: tuple[Any, ...], kwargs: dict[str
         return wrap(out.to(x.dtype).as_subclass(Tensor), tile)
 
 
-@on_tiles("batch_norm")
+@on_tiles("batch_norm", namespaces=(F,))
 def batch_norm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """As for rows; running statistics, which every rank holds whole, are gathered over columns (collective)."""
-    bound = bind_batch_norm(function, args, kwargs)
+    bound = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
+    bound.update(bind("x running_mean running_var weight bias training momentum eps", args, kwargs))
     x, channels = bound["x"], [bound[name] for name in ("running_mean", "running_var", "weight", "bias")]
     if not isinstance(x, TileTensor) or any(isinstance(c, RowTensor) for c in channels):
         return NotImplemented

@@ -6,30 +6,42 @@ brought to whole rows once, and the table of row tensors answers: masks, losses 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from pyg_dist.errors import LayoutMismatchError
 from pyg_dist.plan.grid import WHOLE_ROWS
 from pyg_dist.tensor import row_tensor
-from pyg_dist.tensor.autograd import backward, backward_of_one, deepcopy, grad, register_hook, store, stored, unchanged
-from pyg_dist.tensor.gathers import compile_, pickle
-from pyg_dist.tensor.row_tensor import LOCALLY, NodeTensor, wrap
+from pyg_dist.tensor.autograd import (
+    backward,
+    backward_of_one,
+    deepcopy,
+    grad,
+    grad_fn,
+    register_hook,
+    store,
+    stored,
+    unchanged,
+)
+from pyg_dist.tensor.random import dropout, initialise, normal_, random_like, uniform_
+from pyg_dist.tensor.refusals import pickle, trace
+from pyg_dist.tensor.row_tensor import LOCALLY, NodeTensor, RowTensor, wrap
 from pyg_dist.tensor.shapes import length, metadata, numel, shape
-from pyg_dist.tensor.table import TABLE, Function, Handler, functions, public_name
+from pyg_dist.tensor.table import NAMESPACES, TABLE, Function, Handler, functions, public_name
 from pyg_dist.tensor.tile import Tile
 
 TILES: dict[Function, Handler] = {}
 
 
-def on_tiles(*names: str) -> Callable[[Handler], Handler]:
+def on_tiles(*names: str, namespaces: Sequence[Any] = NAMESPACES) -> Callable[[Handler], Handler]:
     """Let the decorated handler answer for the functions called ``names``; ``NotImplemented`` asks for whole rows."""
 
     def decorate(handler: Handler) -> Handler:
-        for function in functions(*names):
+        for function in functions(*names, namespaces=namespaces):
             TILES[function] = handler
         return handler
 
@@ -78,14 +90,19 @@ class TileTensor(NodeTensor):
 row_tensor.register_class("tile", TileTensor)
 
 
-def as_tile(x: NodeTensor, tile: Tile) -> TileTensor:
-    """A ``[N, F]`` node tensor in the distribution ``tile`` (collective unless it has it)."""
+def as_tile(x: RowTensor, tile: Tile) -> TileTensor:
+    """A ``[N, F]`` node tensor in the distribution ``tile`` (collective unless it has it).
+
+    Raises:
+        LayoutMismatchError: It has other rows or columns.
+    """
     if x._rows is tile:
         return cast(TileTensor, x)
-    grid = tile.grid
-    before = x._rows if isinstance(x, TileTensor) else grid.tile(WHOLE_ROWS, tile.width)
     with LOCALLY():
-        return cast(TileTensor, wrap(before.to(x.as_subclass(Tensor), tile).as_subclass(Tensor), tile))
+        local = tile.take(x.as_subclass(Tensor), x._rows)
+        if local is None:
+            raise LayoutMismatchError(f"Expected {tile} (got {x._rows}): take both from one DistributedData")
+        return cast(TileTensor, wrap(local, tile))
 
 
 def _in_rows(value: Any) -> Any:
@@ -120,7 +137,7 @@ def _write_rows(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any
 
 _SAME_FOR_TILES = (
     metadata, shape, numel, length, stored, store, unchanged, register_hook, backward_of_one, backward, grad, deepcopy,
-    compile_, pickle,
+    grad_fn, trace, pickle, dropout, random_like, uniform_, normal_, initialise,
 )  # fmt: skip
 TILES.update({function: handler for function, handler in TABLE.items() if handler in _SAME_FOR_TILES})
 

@@ -18,9 +18,11 @@ def message_of(call: Callable[[], Any]) -> str:
     try:
         call()
     except Exception as error:
-        assert "\n" not in str(error), "expected an error of one line"
-        return f"{type(error).__name__}: {error}"
-    return "no error"
+        message = f"{type(error).__name__}: {error}"
+    else:
+        return "no error"
+    assert "\n" not in message, "expected an error of one line"
+    return message
 
 
 def mistakes(world_size: int) -> dict[str, str]:
