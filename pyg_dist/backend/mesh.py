@@ -49,7 +49,9 @@ class MeshShape:
                     f"Expected the axes of a grid mesh to be 'data', 'x', 'y' and 'z' (got {axis!r}): rename it"
                 )
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise OptionError(f"Expected mesh axis {axis!r} to be a positive integer (got {size!r}): leave it out or 1")
+                raise OptionError(
+                    f"Expected mesh axis {axis!r} to be a positive integer (got {size!r}): leave it out or 1"
+                )
         shape = MeshShape(**mesh)
         if shape.size != num_ranks:
             raise OptionError(
@@ -152,9 +154,7 @@ class Mesh:
 def meshes(num_ranks: int) -> list[MeshShape]:
     """Every mesh of one data group with ``num_ranks`` ranks."""
     divisors = [d for d in range(1, num_ranks + 1) if num_ranks % d == 0]
-    return [
-        MeshShape(x, y, num_ranks // (x * y)) for x in divisors for y in divisors if num_ranks % (x * y) == 0
-    ]
+    return [MeshShape(x, y, num_ranks // (x * y)) for x in divisors for y in divisors if num_ranks % (x * y) == 0]
 
 
 def nearest_cube(num_ranks: int) -> MeshShape:

@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -84,7 +85,7 @@ def gather_pieces(piece: Tensor, wire: Wire, sizes: Sequence[int], dim: int = 0)
     arrived = Flight(wire, flat.repeat(axis.size), [flat.numel()] * axis.size, received).land().to(piece.dtype)
     if dim == 0:
         return arrived.view(sum(sizes), *piece.shape[1:])
-    return torch.cat([p.view(s) for p, s in zip(arrived.split(received), shapes, strict=True)], dim)
+    return torch.cat([p.view(s) for p, s in zip(torch.split(arrived, received), shapes, strict=True)], dim)
 
 
 class SumFlight:
@@ -93,14 +94,14 @@ class SumFlight:
     def __init__(self, whole: Tensor, wire: Wire, sizes: Sequence[int], dim: int) -> None:
         self._dtype = whole.dtype
         axis, dtype = wire.axis, _narrow_dtype(wire, whole.dtype)
-        pieces = whole.split(list(sizes), dim)
+        pieces = torch.split(whole, list(sizes), dim)
         self._shape = pieces[axis.rank].shape
         sent = [piece.numel() for piece in pieces]
         whole = whole.to(dtype)
         if dim == 0:
             flat = whole.contiguous().view(-1)
         else:
-            flat = torch.cat([piece.reshape(-1) for piece in whole.split(list(sizes), dim)])
+            flat = torch.cat([piece.reshape(-1) for piece in torch.split(whole, list(sizes), dim)])
         self._num_ranks = axis.size
         self._flight = Flight(wire, flat, sent, [sent[axis.rank]] * axis.size)
 
@@ -127,7 +128,7 @@ def sum_all(tensor: Tensor, wire: Wire) -> Tensor:
 def near_equal(size: int, num_parts: int) -> list[int]:
     """Sizes of ``num_parts`` near-equal ranges."""
     bounds = [size * part // num_parts for part in range(num_parts + 1)]
-    return [high - low for low, high in zip(bounds[:-1], bounds[1:], strict=True)]
+    return [high - low for low, high in pairwise(bounds)]
 
 
 class _GatherEnter(torch.autograd.Function):
@@ -137,7 +138,7 @@ class _GatherEnter(torch.autograd.Function):
         return gather_pieces(piece, wire, sizes, dim)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return leave_scatter(grad, *ctx.rest), None, None, None
 
 
@@ -148,7 +149,7 @@ class _LeaveScatter(torch.autograd.Function):
         return sum_pieces(whole, wire, sizes, dim)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return gather_enter(grad, *ctx.rest), None, None, None
 
 
@@ -159,7 +160,7 @@ class _EnterReplicas(torch.autograd.Function):
         return tensor.view_as(tensor)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return leave_replicas(grad, ctx.wire), None
 
 
@@ -170,30 +171,30 @@ class _LeaveReplicas(torch.autograd.Function):
         return sum_all(tensor, wire)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return enter_replicas(grad, ctx.wire), None
 
 
 def gather_enter(piece: Tensor, wire: Wire, sizes: Sequence[int], dim: int = 0) -> Tensor:
     """Every rank's piece, for a product in which each rank has another part (collective; backward: a sum)."""
-    return piece if wire.axis.size == 1 else _GatherEnter.apply(piece, wire, sizes, dim)  # type: ignore[no-any-return, no-untyped-call]
+    return piece if wire.axis.size == 1 else _GatherEnter.apply(piece, wire, sizes, dim)  # type: ignore[no-untyped-call]
 
 
 def leave_scatter(whole: Tensor, wire: Wire, sizes: Sequence[int], dim: int = 0) -> Tensor:
     """This rank's piece of the sum of every rank's ``whole`` (collective; backward: an all-gather)."""
-    return whole if wire.axis.size == 1 else _LeaveScatter.apply(whole, wire, sizes, dim)  # type: ignore[no-any-return, no-untyped-call]
+    return whole if wire.axis.size == 1 else _LeaveScatter.apply(whole, wire, sizes, dim)  # type: ignore[no-untyped-call]
 
 
 def enter_replicas(tensor: Tensor, wire: Wire) -> Tensor:
     """A replica, for a product in which each rank has another part (backward: a sum, collective)."""
     if wire.axis.size == 1 or not tensor.requires_grad:
         return tensor
-    return _EnterReplicas.apply(tensor, wire)  # type: ignore[no-any-return, no-untyped-call]
+    return _EnterReplicas.apply(tensor, wire)  # type: ignore[no-untyped-call]
 
 
 def leave_replicas(tensor: Tensor, wire: Wire) -> Tensor:
     """The sum over the ranks, on every rank (collective; backward: identity)."""
-    return tensor if wire.axis.size == 1 else _LeaveReplicas.apply(tensor, wire)  # type: ignore[no-any-return, no-untyped-call]
+    return tensor if wire.axis.size == 1 else _LeaveReplicas.apply(tensor, wire)  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)
@@ -230,7 +231,7 @@ class Rerouting:
             sent = [piece.numel() for piece in outgoing]
             arrived = Flight(self.wire, flat.to(wire_dtype), sent, sizes).land().to(x.dtype)
         out = x.new_empty(self.num_rows, self.num_columns)
-        for piece, (rows, low, high) in zip(arrived.split(sizes), self.receive, strict=True):
+        for piece, (rows, low, high) in zip(torch.split(arrived, sizes), self.receive, strict=True):
             if rows is not None:
                 out[:, low:high].index_copy_(0, rows, piece.view(rows.numel(), high - low))
         return out
@@ -243,7 +244,7 @@ class _Reroute(torch.autograd.Function):
         return rerouting.move(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return reroute(grad, ctx.rerouting.back[0]), None
 
 
@@ -253,7 +254,7 @@ def reroute(x: Tensor, rerouting: Rerouting) -> Tensor:
     The gradient of a matrix, too, is one matrix, of which replicas hold the same elements: so the backward is the
     change of layout in the other direction, and replicas count once.
     """
-    return _Reroute.apply(x, rerouting)  # type: ignore[no-any-return, no-untyped-call]
+    return _Reroute.apply(x, rerouting)  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)
@@ -286,15 +287,21 @@ class Dispatch:
         sent = torch.bincount(receiver, minlength=axis.size)
         received = axis.gather_rows(sent.view(1, -1), [1] * axis.size)[:, axis.rank]
         rows = row[order]
-        unsorted = Dispatch(wire, rows, tuple(sent.tolist()), tuple(received.tolist()), torch.arange(int(received.sum())))
+        unsorted = Dispatch(
+            wire, rows, tuple(sent.tolist()), tuple(received.tolist()), torch.arange(int(received.sum()))
+        )
         arrival = torch.argsort(unsorted.bring(key), stable=True)
         return Dispatch(wire, rows, unsorted.sent, unsorted.received, arrival)
 
     def bring(self, values: Tensor) -> Tensor:
-        """What arrives of every rank's ``values`` (collective, no autograd). Shapes: ``[e, ...] -> [sum(received), ...]``."""
+        """What arrives of every rank's ``values`` (collective, no autograd): ``[e, ...] -> [sum(received), ...]``."""
         outgoing = values.index_select(0, self.send_index).contiguous()
         if self.wire.axis.size > 1:
             width = outgoing.shape[1:].numel()
             sent, received = ([count * width for count in counts] for counts in (self.sent, self.received))
-            outgoing = Flight(self.wire, outgoing.view(-1), sent, received).land().view(sum(self.received), *outgoing.shape[1:])
+            outgoing = (
+                Flight(self.wire, outgoing.view(-1), sent, received)
+                .land()
+                .view(sum(self.received), *outgoing.shape[1:])
+            )
         return outgoing.index_select(0, self.arrival)

@@ -39,7 +39,7 @@ class TileOperator:
         return TileOperator(self.csr.transpose(), self.weight, self.col_scale, self.row_scale)
 
     def multiply(self, x: Tensor, low: int = 0, high: int | None = None) -> Tensor:
-        """Rows ``low`` to ``high`` of the product (not collective, no autograd). Shapes: ``[m, F] -> [high - low, F]``."""
+        """Rows ``low`` to ``high`` of the product, local, without autograd. Shapes: ``[m, F] -> [high - low, F]``."""
         high = self.csr.num_rows if high is None else high
         if (low, high) == (0, self.csr.num_rows):
             rowptr, col, values, scale = self.csr.rowptr, self.csr.col, self._values, self.row_scale
@@ -61,10 +61,10 @@ class _Multiply(torch.autograd.Function):
         return operator.multiply(x.contiguous())
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return multiply(grad, ctx.operator.transposed), None
 
 
 def multiply(x: Tensor, operator: TileOperator) -> Tensor:
     """``operator @ x`` on this rank, differentiable by x (not collective). Shapes: ``[m, F] -> [n, F]``."""
-    return _Multiply.apply(x, operator)  # type: ignore[no-any-return, no-untyped-call]
+    return _Multiply.apply(x, operator)  # type: ignore[no-untyped-call]

@@ -14,8 +14,10 @@ from pyg_dist.conv.grid import gcn_on_grid
 from pyg_dist.conv.inputs import edge_rows, is_distributed, node_rows
 from pyg_dist.conv.scripting import stock_twin
 from pyg_dist.errors import DataError, UnsupportedError
-from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor
+from pyg_dist.tensor import EdgeTensor, NodeTensor
+from pyg_dist.tensor.edge_index import Graph
 from pyg_dist.tensor.grid_graph import GridGraph
+from pyg_dist.tensor.halo_graph import HaloGraph
 from pyg_dist.tensor.reductions import wide
 
 
@@ -56,17 +58,16 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
             raise UnsupportedError(
                 f"DistributedGCNConv expected aggr='add' (got {self.aggr!r}): the norm is defined for sums"
             )
-        if isinstance(edge_index.graph, GridGraph):
+        graph: Graph = edge_index.graph
+        if isinstance(graph, GridGraph):
             return gcn_on_grid(self, x, edge_index, edge_weight)
-        x = node_rows(self, edge_index.graph, x)
+        x = node_rows(self, graph, x)
         weight = edge_rows(self, edge_index, edge_weight)
         projected = self.lin(x)
         if self.normalize or weight is not None:
             # PyG's norm has the dtype of the weights or of x, which autocast does not change, and promotes.
             projected = projected.to(torch.promote_types(projected.dtype, (x if weight is None else weight).dtype))
-        out = NodeTensor.from_local(
-            self._aggregate(projected.to_local(), edge_index, weight), edge_index.graph.node_rows
-        )
+        out = NodeTensor.from_local(self._aggregate(projected.to_local(), graph, weight), graph.node_rows)
         return out if self.bias is None else out + self.bias
 
     def __prepare_scriptable__(self) -> GCNConv:
@@ -79,9 +80,8 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
         # The operator belongs to this run: a saved or copied model makes it anew.
         return {**self.__dict__, "_cached_operator": None}
 
-    def _aggregate(self, x: Tensor, edge_index: DistributedEdgeIndex, weight: EdgeTensor | None) -> Tensor:
+    def _aggregate(self, x: Tensor, graph: HaloGraph, weight: EdgeTensor | None) -> Tensor:
         """The normalised sum, of local rows."""
-        graph = edge_index.graph
         if self.cached and self._cached_operator is not None:
             if self._cached_operator.exchange is not graph.exchange:
                 raise DataError("A DistributedGCNConv with cached=True got a second graph: use cached=False")

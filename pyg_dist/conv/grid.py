@@ -73,8 +73,8 @@ def _combine(
 ) -> Tensor:
     plain = is_plain(conv.lin_l) and (root is None or is_plain(conv.lin_r))
     if not plain:
-        out = conv.lin_l(graph.aggregate(source, operator))
-        return out if root is None else out + conv.lin_r(root)  # type: ignore[no-any-return]
+        out: Tensor = conv.lin_l(graph.aggregate(source, operator))
+        return out if root is None else out + conv.lin_r(root)
     if conv.lin_l.out_channels < conv.lin_l.in_channels:
         # Means and sums commute with linear maps: fewer columns to send and to add.
         out = graph.aggregate(linear_sum([(source, conv.lin_l.weight)]), operator)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import cast
 
-
 from pyg_dist.backend.agreement import digest
 from pyg_dist.backend.axis import world_axis
 from pyg_dist.backend.mesh import GRID_AXES, Mesh, MeshShape, nearest_cube

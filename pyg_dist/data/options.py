@@ -42,7 +42,9 @@ class Options:
             raise OptionError(f"Expected mesh to be a dict such as {{'x': 2, 'z': 2}} or None (got {self.mesh!r})")
         for name in ("mesh", "comm_dtype"):
             if self.layout == "halo" and getattr(self, name) is not None:
-                raise UnsupportedError(f"{name} with layout='halo' is not in this version: leave it out, or layout='grid'")
+                raise UnsupportedError(
+                    f"{name} with layout='halo' is not in this version: leave it out, or layout='grid'"
+                )
         if isinstance(self.partition, str):
             _check("partition", self.partition, *_PARTITIONS)
         if not (isinstance(self.epsilon, (int, float)) and 0 < self.epsilon < 1):

@@ -38,7 +38,9 @@ class NodeEmbedding(nn.Module):
     def __init__(self, data: DistributedData, channels: int, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         if not isinstance(data, DistributedData):
-            raise DataError(f"NodeEmbedding expected a DistributedData (got {type(data).__name__}): wrap the graph first")
+            raise DataError(
+                f"NodeEmbedding expected a DistributedData (got {type(data).__name__}): wrap the graph first"
+            )
         if isinstance(channels, bool) or not isinstance(channels, int) or channels < 1:
             raise OptionError(f"Expected a positive number of channels (got {channels!r}): give the width of a row")
         self.channels = channels

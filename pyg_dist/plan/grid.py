@@ -7,8 +7,9 @@ Splits are as even as they can be: any numbers of nodes, columns and ranks fit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -62,11 +63,7 @@ def nested_split(size: int, parts: Sequence[int]) -> list[int]:
     """The bounds of the ranges of a split whose ranges are split again, and so on."""
     bounds = [0, size]
     for num_parts in parts:
-        bounds = [
-            low + inner
-            for low, high in zip(bounds[:-1], bounds[1:], strict=True)
-            for inner in split(high - low, num_parts)[:-1]
-        ] + [size]
+        bounds = [low + inner for low, high in pairwise(bounds) for inner in split(high - low, num_parts)[:-1]] + [size]
     return bounds
 
 
@@ -152,7 +149,7 @@ GOOD_IMBALANCE = 1.05
 def tile_counts(
     row: Tensor, column: Tensor, row_order: NodeOrder, column_order: NodeOrder, num_rows: int, num_columns: int
 ) -> Tensor:
-    """Entries by tile of an ``num_rows x num_columns`` tiling, int64. Shapes: ``[E], [E] -> [num_rows, num_columns]``."""
+    """Entries by tile of a tiling, int64. Shapes: ``[E], [E] -> [num_rows, num_columns]``."""
     row_bounds = torch.tensor(split(row_order.node_id.numel(), num_rows)[1:-1], dtype=torch.int64)
     column_bounds = torch.tensor(split(column_order.node_id.numel(), num_columns)[1:-1], dtype=torch.int64)
     block = torch.bucketize(row_order.position[row], row_bounds, right=True) * num_columns
@@ -214,7 +211,7 @@ def choose_orders(
     if all(shape[a] * shape[b] == 1 for a, b in tilings(sums)):
         return (NodeOrder.of(loops),), (Balance("original", 1.0),)
     tries = []
-    makers = {
+    makers: dict[str, Callable[[], tuple[NodeOrder, ...]]] = {
         "original": lambda: (NodeOrder.of(loops),),
         "single": lambda: (NodeOrder.random(num_nodes, rng),),
         "double": lambda: (NodeOrder.random(num_nodes, rng), NodeOrder.random(num_nodes, rng)),
@@ -236,7 +233,7 @@ def choose_orders(
 
 @dataclass(frozen=True)
 class Route:
-    """What one rank sends and receives when a matrix changes its layout; columns are settled by :func:`columns_between`.
+    """What one rank sends and receives when a matrix changes its layout; :func:`columns_between` settles columns.
 
     Attributes:
         send: local rows for each rank of the grid, int64, in the receiver's row order; ``None`` for nothing.
@@ -257,7 +254,9 @@ def route(
     here = shape.coordinates(rank)
     held = torch.tensor(row_range(num_nodes, before, shape, here), dtype=torch.int64)
     wanted = torch.tensor(row_range(num_nodes, after, shape, here), dtype=torch.int64)
-    goes_to = _rows_by_block(held, orders[before.order], orders[after.order], num_nodes, shape.sizes(*after.rows), False)
+    goes_to = _rows_by_block(
+        held, orders[before.order], orders[after.order], num_nodes, shape.sizes(*after.rows), False
+    )
     comes_from = _rows_by_block(
         wanted, orders[after.order], orders[before.order], num_nodes, shape.sizes(*before.rows), True
     )
@@ -285,7 +284,7 @@ def _rows_by_block(
     local = torch.arange(positions.numel()) if by_own else torch.argsort(there)
     local = local[torch.argsort(block[local], stable=True)]
     counts = torch.bincount(block, minlength=len(bounds) + 1)
-    return list(local.split(counts.tolist()))
+    return list(torch.split(local, counts.tolist()))
 
 
 def columns_between(one: range, other: range) -> range:

@@ -39,7 +39,8 @@ class GridPlan:
     def nodes(self) -> list[int]:
         """Rows of x by rank."""
         return [
-            len(row_range(self.num_nodes, INPUT, self.shape, self.shape.coordinates(rank))) for rank in range(self.ranks)
+            len(row_range(self.num_nodes, INPUT, self.shape, self.shape.coordinates(rank)))
+            for rank in range(self.ranks)
         ]
 
     def to_dict(self, widths: tuple[int, ...] = ()) -> dict[str, Any]:

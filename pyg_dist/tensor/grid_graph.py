@@ -130,7 +130,9 @@ class GridGraph:
             LayoutMismatchError: Another device.
         """
         if torch.device(device) != self.device:
-            raise LayoutMismatchError(f"Expected a grid graph to stay on {self.device} (got {device}): use layout='halo'")
+            raise LayoutMismatchError(
+                f"Expected a grid graph to stay on {self.device} (got {device}): use layout='halo'"
+            )
         return self
 
     @property
@@ -280,7 +282,7 @@ class GridGraph:
     ) -> Callable[[Layout], TileOperator]:
         """The operator by layout of x, built anew for other weights or weights changed in place.
 
-        The decision falls by the identity of the weights and their version, alike on every rank: building is collective.
+        The decision falls by the identity of the weights and their version, alike on every rank: to build is collective.
         """
         version = None if weight is None or weight.is_inference() else weight._version
 
@@ -288,7 +290,12 @@ class GridGraph:
             tile = self.adjacency(layout)
             whole_key = (key, tile.row_axis, tile.column_axis, tile.column_order, weight is None)
             known = self._operators.get(whole_key)
-            if known is None or known[0] is not weight or known[1] != version or (weight is not None and version is None):
+            if (
+                known is None
+                or known[0] is not weight
+                or known[1] != version
+                or (weight is not None and version is None)
+            ):
                 values: Any = None
                 if weight is not None:
                     values = tile.dispatch.bring(weight.to_local().detach().to(dtype))

@@ -100,7 +100,7 @@ class Tile(Rows):
         if before is self.grid.node_rows and local.shape[1:] == (self.width,):
             before = self.grid.tile(WHOLE_ROWS, self.width)
         fits = isinstance(before, Tile) and before.grid is self.grid and before.width == self.width
-        return before.to(local, self) if fits else None  # type: ignore[attr-defined, no-any-return]
+        return before.to(local, self) if fits else None  # type: ignore[attr-defined]
 
     def give(self, local: Tensor, after: Rows) -> Tensor | None:
         """This rank's whole rows, where those are asked for."""

@@ -23,7 +23,7 @@ def _as_operand(operand: Any, tile: Tile) -> Any:
     """An operand as it meets the local tile; ``NotImplemented`` where only whole rows would do."""
     if isinstance(operand, RowTensor):
         fits = operand._rows is tile or (operand.shape == (tile.size, tile.width) and _is_whole(operand, tile))
-        return as_tile(operand, tile) if fits else NotImplemented  # type: ignore[arg-type]
+        return as_tile(operand, tile) if fits else NotImplemented
     if not isinstance(operand, Tensor):
         return NotImplemented if isinstance(operand, (tuple, list)) else operand
     rows, columns = (1, 1, *operand.shape)[-2:]

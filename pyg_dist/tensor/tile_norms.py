@@ -20,16 +20,17 @@ from pyg_dist.tensor.tile_tensor import TileTensor, on_tiles
 
 @on_tiles("layer_norm", "rms_norm")
 def norm_of_each_row(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``(x - mean) / sqrt(var + eps)``, or ``x / sqrt(mean square + eps)`` (ScaleGNN, eq. 29), of each row (collective)."""
+    """``(x - mean) / sqrt(var + eps)`` or ``x / sqrt(mean square + eps)`` (ScaleGNN, eq. 29) by row (collective)."""
     centres = function.__name__ == "layer_norm"
     names = "x shape weight bias eps" if centres else "x shape weight eps"
-    bound = {"weight": None, "bias": None, "eps": 1e-5 if centres else None, **bind(names, args, kwargs)}
+    bound: dict[str, Any] = {"weight": None, "bias": None, "eps": 1e-5 if centres else None}
+    bound.update(bind(names, args, kwargs))
     x, shape = bound["x"], bound.get("shape", bound.get("normalized_shape"))
     parameters = [bound["weight"], bound["bias"]]
     if not isinstance(x, TileTensor) or any(isinstance(p, RowTensor) for p in parameters):
         return NotImplemented
     tile = x._rows
-    if tuple(shape) != (tile.width,):
+    if tuple(shape or ()) != (tile.width,):
         return NotImplemented
     with LOCALLY():
         local = x.to(wide(x.dtype))
@@ -48,7 +49,7 @@ def norm_of_each_row(function: Function, args: tuple[Any, ...], kwargs: dict[str
 @on_tiles("batch_norm", namespaces=(F,))
 def batch_norm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """As for rows; running statistics, which every rank holds whole, are gathered over columns (collective)."""
-    bound = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
+    bound: dict[str, Any] = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
     bound.update(bind("x running_mean running_var weight bias training momentum eps", args, kwargs))
     x, channels = bound["x"], [bound[name] for name in ("running_mean", "running_var", "weight", "bias")]
     if not isinstance(x, TileTensor) or any(isinstance(c, RowTensor) for c in channels):

@@ -51,7 +51,7 @@ def on_tiles(*names: str, namespaces: Sequence[Any] = NAMESPACES) -> Callable[[H
 class TileTensor(NodeTensor):
     """A ``[N, F]`` node tensor of which this rank holds some rows and some columns."""
 
-    kind = "tile"
+    kind = "tile"  # type: ignore[assignment]
     _rows: Tile
 
     @classmethod
@@ -131,7 +131,7 @@ def _write_rows(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any
     x: TileTensor = args[0]
     rows = x.to_rows().clone()
     function(rows, *_in_rows(args[1:]), **_in_rows(kwargs))
-    x.copy_(as_tile(rows, x._rows))
+    x.copy_(as_tile(cast(NodeTensor, rows), x._rows))
     return None if public_name(function).endswith("__setitem__") else x
 
 
@@ -147,4 +147,5 @@ def representation(function: Function, args: tuple[Any, ...], kwargs: dict[str, 
     """Global shape and local values; talks to nobody."""
     x: TileTensor = args[0]
     with LOCALLY():
-        return f"NodeTensor(shape={list(x._rows.global_shape(x.shape))}, local tile of {x._rows}: {x.as_subclass(Tensor)!r})"
+        tile, local = x._rows, x.as_subclass(Tensor)
+        return f"NodeTensor(shape={list(tile.global_shape(x.shape))}, local tile of {tile}: {local!r})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -41,9 +42,7 @@ class Stack(nn.Module):
         widths = [in_channels, *[case.get("width", WIDTH)] * (case["layers"] - 1), out_channels]
         if case.get("head"):
             widths[-1] = WIDTH
-        self.convs = nn.ModuleList(
-            conv(a, b, **case.get("options", {})) for a, b in zip(widths[:-1], widths[1:], strict=True)
-        )
+        self.convs = nn.ModuleList(conv(a, b, **case.get("options", {})) for a, b in pairwise(widths))
         self.norms = nn.ModuleList(NORMS[case["norm"]](w) for w in widths[1:-1])
         self.head = nn.Linear(WIDTH, out_channels) if case.get("head") else nn.Identity()
         self.case = case

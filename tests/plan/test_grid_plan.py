@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -70,7 +71,7 @@ def test_all_meshes() -> None:
 @given(st.integers(0, 100), st.lists(sizes, min_size=1, max_size=3))
 def test_splits_are_even_and_nested(size: int, parts: list[int]) -> None:
     bounds = nested_split(size, parts)
-    lengths = [high - low for low, high in zip(bounds[:-1], bounds[1:], strict=True)]
+    lengths = [high - low for low, high in pairwise(bounds)]
     assert bounds[0] == 0
     assert bounds[-1] == size
     assert max(lengths) - min(lengths) <= len(parts)

@@ -91,7 +91,9 @@ def functions(mesh: dict[str, int]) -> None:
             weight = torch.linspace(-1, 1, want.numel(), dtype=torch.float64).view(want.shape)
             (out * weight).sum().backward()
             (want * weight).sum().backward()
-            torch.testing.assert_close(whole(x.grad), plain.grad, rtol=1e-10, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(
+                whole(x.grad), plain.grad, rtol=1e-10, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}"
+            )
 
 
 @pytest.mark.parametrize("num_ranks", list(MESHES))
