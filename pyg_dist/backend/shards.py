@@ -177,7 +177,10 @@ class _LeaveReplicas(torch.autograd.Function):
 
 def gather_enter(piece: Tensor, wire: Wire, sizes: Sequence[int], dim: int = 0) -> Tensor:
     """Every rank's piece, for a product in which each rank has another part (collective; backward: a sum)."""
-    return piece if wire.axis.size == 1 else _GatherEnter.apply(piece, wire, sizes, dim)  # type: ignore[no-untyped-call]
+    if wire.axis.size == 1:
+        return piece
+    out: Tensor = _GatherEnter.apply(piece, wire, sizes, dim)  # type: ignore[no-untyped-call]
+    return out
 
 
 def leave_scatter(whole: Tensor, wire: Wire, sizes: Sequence[int], dim: int = 0) -> Tensor:
@@ -254,7 +257,8 @@ def reroute(x: Tensor, rerouting: Rerouting) -> Tensor:
     The gradient of a matrix, too, is one matrix, of which replicas hold the same elements: so the backward is the
     change of layout in the other direction, and replicas count once.
     """
-    return _Reroute.apply(x, rerouting)  # type: ignore[no-untyped-call]
+    out: Tensor = _Reroute.apply(x, rerouting)  # type: ignore[no-untyped-call]
+    return out
 
 
 @dataclass(frozen=True)

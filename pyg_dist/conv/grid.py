@@ -81,11 +81,12 @@ def _combine(
         if root is not None:
             out = out + linear_sum([(root, conv.lin_r.weight)])
         return out if conv.lin_l.bias is None else out + conv.lin_l.bias
-    neighbours = graph.aggregate(source, operator)
-    pairs = [(neighbours, conv.lin_l.weight)]
-    if root is not None:
-        pairs.append((as_tile(root, neighbours._rows.with_width(root.shape[1])), conv.lin_r.weight))
-    return linear_sum(pairs, conv.lin_l.bias)
+    if root is None:
+        return linear_sum([(graph.aggregate(source, operator), conv.lin_l.weight)], conv.lin_l.bias)
+    neighbours = graph.start(source, operator)
+    # The root's way into the product's layout, and its own product, hide behind the neighbours' sum.
+    moved = as_tile(root, graph.product_rows(source, root.shape[1]))
+    return linear_sum([(moved, conv.lin_r.weight), (neighbours, conv.lin_l.weight)], conv.lin_l.bias)
 
 
 def is_plain(lin: Any) -> bool:

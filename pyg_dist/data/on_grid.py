@@ -34,7 +34,7 @@ def on_grid(graph_input: GraphInput, options: Options, identity: str) -> tuple[G
     places = [shape.coordinates(rank) for rank in range(num_ranks)]
     edges = tuple(int(counts[place["z"], place["x"]]) for place in places)
     plan = GridPlan(shape, sums, graph_input.num_nodes, edges, tries, digest(identity + repr((shape, sums))))
-    return GridGraph(grid, own, num_edges, graph_input.loop_rule, sums), plan
+    return GridGraph(grid, own, num_edges, graph_input.loop_rule, sums, _num_blocks()), plan
 
 
 def _sums() -> Sums:
@@ -42,3 +42,10 @@ def _sums() -> Sums:
     if sums not in ("all_reduce", "reduce_scatter"):
         raise OptionError(f"Expected PYG_DIST_GRID_SUMS to be all_reduce or reduce_scatter (got {sums!r}): unset it")
     return cast(Sums, sums)
+
+
+def _num_blocks() -> int:
+    given = os.environ.get("PYG_DIST_GRID_BLOCKS", "1")
+    if not given.isdecimal() or int(given) < 1:
+        raise OptionError(f"Expected PYG_DIST_GRID_BLOCKS to be a positive integer (got {given!r}): unset it")
+    return int(given)

@@ -14,15 +14,8 @@ from pyg_dist.backend.axis import Axis
 from pyg_dist.backend.csr import CSR
 from pyg_dist.backend.exchange import Traffic
 from pyg_dist.backend.mesh import GRID_AXES
-from pyg_dist.backend.shards import (
-    Dispatch,
-    enter_replicas,
-    gather_enter,
-    leave_replicas,
-    leave_scatter,
-    sum_all,
-)
-from pyg_dist.backend.tile_product import TileOperator, multiply
+from pyg_dist.backend.shards import Dispatch, sum_all
+from pyg_dist.backend.tile_product import ProductFlight, Side, TileOperator, TileProduct, multiply
 from pyg_dist.errors import LayoutMismatchError
 from pyg_dist.plan.grid import INPUT, Layout, Sums, edge_blocks, split
 from pyg_dist.tensor.halo_graph import LoopRule, inverse_sqrt
@@ -105,13 +98,17 @@ class GridGraph:
         num_edges: E.
         loop_rule: how GCN's self loops meet existing ones.
         sums: the form of the two big sums.
+        num_blocks: row blocks of an aggregation (Plexus, 5.2).
     """
 
-    def __init__(self, grid: Grid, edge_index: Tensor, num_edges: int, loop_rule: LoopRule, sums: Sums) -> None:
+    def __init__(
+        self, grid: Grid, edge_index: Tensor, num_edges: int, loop_rule: LoopRule, sums: Sums, num_blocks: int = 1
+    ) -> None:
         self.grid = grid
         self.edge_index = edge_index
         self.loop_rule: LoopRule = loop_rule
         self.sums: Sums = sums
+        self.num_blocks = num_blocks
         self.axis: Axis = grid.mesh.axis(*GRID_AXES)
         self.node_rows = grid.node_rows
         low = split(num_edges, self.axis.size)[self.axis.rank]
@@ -185,23 +182,40 @@ class GridGraph:
             x: ``[N, F]``.
             operator: the matrix' tile for a layout of x.
         """
+        return self.start(x, operator)()
+
+    def start(self, x: TileTensor, operator: Callable[[Layout], TileOperator]) -> Callable[[], TileTensor]:
+        """:meth:`aggregate` up to its last sum; what it returns waits for that and gives the result."""
         grid, layout = self.grid, x._rows.layout
         row, column, free = layout.rows[0], layout.columns, layout.free_axis()
+        after = self.product_rows(x, x._rows.width)
+        pieces = Layout((free, row), column, after.layout.order)
+        product = TileProduct(
+            operator(layout),
+            Side(
+                grid.wire(free),
+                tuple(grid.row_sizes(Layout((row, free), column, layout.order), free)),
+                len(layout.rows) == 2,
+            ),
+            Side(grid.wire(row), tuple(grid.row_sizes(pieces, row)), self.sums == "reduce_scatter"),
+            self.num_blocks,
+        )
         with LOCALLY():
             local = x.as_subclass(Tensor)
-            if len(layout.rows) == 1:
-                local = enter_replicas(local, grid.wire(free))
-            else:
-                local = gather_enter(local, grid.wire(free), grid.row_sizes(layout, free))
-            partial = multiply(local, operator(layout))
-            order = grid.other_order(layout.order)
-            if self.sums == "all_reduce":
-                after = Layout((free,), column, order)
-                out = leave_replicas(partial, grid.wire(row))
-            else:
-                after = Layout((free, row), column, order)
-                out = leave_scatter(partial, grid.wire(row), grid.row_sizes(after, row))
-            return wrap(out.as_subclass(Tensor), grid.tile(after, x._rows.width))  # type: ignore[return-value]
+            flight = ProductFlight(local, product)
+
+        def land() -> TileTensor:
+            with LOCALLY():
+                return wrap(multiply(local, product, flight), after)  # type: ignore[return-value]
+
+        return land
+
+    def product_rows(self, x: TileTensor, width: int) -> Tile:
+        """How a product of x, or anything beside it, of ``width`` columns lies."""
+        layout = x._rows.layout
+        row, free = layout.rows[0], layout.free_axis()
+        rows = (free, row) if self.sums == "reduce_scatter" else (free,)
+        return self.grid.tile(Layout(rows, layout.columns, self.grid.other_order(layout.order)), width)
 
     def neighbourhood(
         self, reduce: Literal["sum", "mean"], weight: RowTensor | None, dtype: torch.dtype

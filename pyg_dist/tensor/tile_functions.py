@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.nn.functional as F
@@ -67,18 +67,22 @@ def prelu(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return elementwise(function, args, kwargs)
 
 
-def linear_sum(pairs: Sequence[tuple[TileTensor, Tensor]], bias: Tensor | None = None) -> TileTensor:
+def linear_sum(
+    pairs: Sequence[tuple[TileTensor | Callable[[], TileTensor], Tensor]], bias: Tensor | None = None
+) -> TileTensor:
     """``sum_k X_k W_k^T + bias`` over tiles of one layout, with one sum over the column axis (collective).
 
     Where the tiles have replicas along an axis, that axis splits the columns of the result and each W is cut both ways
-    (Plexus, Alg. 1, lines 7-8); else the sum is scattered, and the columns stay on their axis.
+    (Plexus, Alg. 1, lines 7-8); else the sum is scattered, and the columns stay on their axis. An X that is still under
+    way is given as the function that waits for it: the products before it do not wait (ScaleGNN, V-D).
 
     Shapes:
         - X_k: ``[N, F_k]``; W_k: ``[G, F_k]``; bias: ``[G]``
         - output: ``[N, G]``
     """
-    layout = pairs[0][0]._rows.layout
-    grid = pairs[0][0]._rows.grid
+    first = pairs[0][0] if isinstance(pairs[0][0], TileTensor) else pairs[0][0]()
+    pairs = [(first, pairs[0][1]), *pairs[1:]]
+    layout, grid = first._rows.layout, first._rows.grid
     width = pairs[0][1].shape[0]
     assert layout.columns is not None
     column_wire = grid.wire(layout.columns)
@@ -86,7 +90,8 @@ def linear_sum(pairs: Sequence[tuple[TileTensor, Tensor]], bias: Tensor | None =
     after = grid.tile(Layout(layout.rows, replicas[0] if replicas else layout.columns, layout.order), width)
     with LOCALLY():
         total: Tensor | None = None
-        for x, weight in pairs:
+        for given, weight in pairs:
+            x = given if isinstance(given, TileTensor) else given()
             columns = x._rows.columns
             part = enter(weight, grid.mesh.axis(*GRID_AXES))[:, columns.start : columns.stop]
             local = x.as_subclass(Tensor)

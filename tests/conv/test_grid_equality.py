@@ -90,6 +90,7 @@ def compare(graph: Data, meshes: list[dict[str, int]], cases: list[Case], stride
     for turn, mesh in enumerate(meshes):
         for sums in ("reduce_scatter", "all_reduce"):
             os.environ["PYG_DIST_GRID_SUMS"] = sums
+            os.environ["PYG_DIST_GRID_BLOCKS"] = str(1 + turn % 3)
             # One order (that of the input) every third time; else what balance asks for.
             plan.GOOD_IMBALANCE = 1e9 if turn % 3 == 2 else good
             data = pyg_dist.DistributedData(graph, layout="grid", mesh=mesh)
