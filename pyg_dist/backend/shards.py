@@ -185,19 +185,26 @@ def gather_enter(piece: Tensor, wire: Wire, sizes: Sequence[int], dim: int = 0) 
 
 def leave_scatter(whole: Tensor, wire: Wire, sizes: Sequence[int], dim: int = 0) -> Tensor:
     """This rank's piece of the sum of every rank's ``whole`` (collective; backward: an all-gather)."""
-    return whole if wire.axis.size == 1 else _LeaveScatter.apply(whole, wire, sizes, dim)  # type: ignore[no-untyped-call]
+    if wire.axis.size == 1:
+        return whole
+    out: Tensor = _LeaveScatter.apply(whole, wire, sizes, dim)  # type: ignore[no-untyped-call]
+    return out
 
 
 def enter_replicas(tensor: Tensor, wire: Wire) -> Tensor:
     """A replica, for a product in which each rank has another part (backward: a sum, collective)."""
     if wire.axis.size == 1 or not tensor.requires_grad:
         return tensor
-    return _EnterReplicas.apply(tensor, wire)  # type: ignore[no-untyped-call]
+    out: Tensor = _EnterReplicas.apply(tensor, wire)  # type: ignore[no-untyped-call]
+    return out
 
 
 def leave_replicas(tensor: Tensor, wire: Wire) -> Tensor:
     """The sum over the ranks, on every rank (collective; backward: identity)."""
-    return tensor if wire.axis.size == 1 else _LeaveReplicas.apply(tensor, wire)  # type: ignore[no-untyped-call]
+    if wire.axis.size == 1:
+        return tensor
+    out: Tensor = _LeaveReplicas.apply(tensor, wire)  # type: ignore[no-untyped-call]
+    return out
 
 
 @dataclass(frozen=True)

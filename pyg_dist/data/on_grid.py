@@ -5,23 +5,35 @@ from __future__ import annotations
 import os
 from typing import cast
 
-from pyg_dist.backend.agreement import digest
+import torch
+from torch import Tensor
+
+from pyg_dist.backend.agreement import digest, on_main
 from pyg_dist.backend.axis import world_axis
-from pyg_dist.backend.mesh import GRID_AXES, Mesh, MeshShape, nearest_cube
+from pyg_dist.backend.mesh import GRID_AXES, Mesh, MeshShape
 from pyg_dist.data.graph_input import GraphInput
 from pyg_dist.data.options import Options
 from pyg_dist.errors import OptionError
 from pyg_dist.plan.grid import Sums, choose_orders, split, tile_counts
+from pyg_dist.plan.grid_cost import Model, grid_plans
 from pyg_dist.plan.grid_plan import GridPlan
+from pyg_dist.plan.machine import Machine
 from pyg_dist.tensor.grid_graph import GridGraph
 from pyg_dist.tensor.tile import Grid
+
+HIDDEN_WIDTH = 128
+"""Columns of the two hidden layers that a mesh is chosen for: the data does not say what the model will have."""
+_FORMS: tuple[Sums, ...] = ("reduce_scatter", "all_reduce")
 
 
 def on_grid(graph_input: GraphInput, options: Options, identity: str) -> tuple[GridGraph, GridPlan]:
     """The runtime form and the plan (collective)."""
     num_ranks = world_axis().size
-    shape = nearest_cube(num_ranks) if options.mesh is None else MeshShape.of(options.mesh, num_ranks)
-    sums = _sums()
+    given = None if options.mesh is None else MeshShape.of(options.mesh, num_ranks)
+    # Machines may have other constants: one rank chooses for all.
+    x, y, z, form = (int(n) for n in on_main(lambda: _choice(graph_input, num_ranks, given)))
+    shape = MeshShape(x, y, z, 1 if given is None else given.data)
+    sums = _FORMS[form]
     orders, tries = choose_orders(graph_input.edge_index, graph_input.num_nodes, shape, options.seed, sums)
     mesh = Mesh(shape)
     grid = Grid(mesh, orders, options.comm_dtype)
@@ -37,11 +49,34 @@ def on_grid(graph_input: GraphInput, options: Options, identity: str) -> tuple[G
     return GridGraph(grid, own, num_edges, graph_input.loop_rule, sums, _num_blocks()), plan
 
 
-def _sums() -> Sums:
-    sums = os.environ.get("PYG_DIST_GRID_SUMS", "reduce_scatter")
-    if sums not in ("all_reduce", "reduce_scatter"):
+def _choice(graph_input: GraphInput, num_ranks: int, given: MeshShape | None) -> Tensor:
+    """x, y, z and the number of the form of the sums."""
+    features, labels = graph_input.node_attributes.get("x"), graph_input.node_attributes.get("y")
+    in_channels = features.shape[1] if features is not None and features.dim() == 2 else HIDDEN_WIDTH
+    is_classes = labels is not None and labels.numel() > 0 and not labels.is_floating_point()
+    out_channels = max(int(labels.max()) + 1, 1) if is_classes and labels is not None else HIDDEN_WIDTH
+    model = Model(
+        graph_input.num_nodes,
+        graph_input.num_nodes + graph_input.edge_index.shape[1],
+        (in_channels, HIDDEN_WIDTH, HIDDEN_WIDTH, out_channels),
+    )
+    forced = _sums()
+    grid_ranks = num_ranks if given is None else num_ranks // given.data
+    candidates = [
+        c
+        for c in grid_plans(model, grid_ranks, Machine.load())
+        if forced in (None, c.sums) and (given is None or c.shape == MeshShape(given.x, given.y, given.z))
+    ]
+    best = candidates[0]
+    return torch.tensor([best.shape.x, best.shape.y, best.shape.z, _FORMS.index(best.sums)])
+
+
+def _sums() -> Sums | None:
+    """The form that ``PYG_DIST_GRID_SUMS`` asks for."""
+    sums = os.environ.get("PYG_DIST_GRID_SUMS")
+    if sums not in (None, *_FORMS):
         raise OptionError(f"Expected PYG_DIST_GRID_SUMS to be all_reduce or reduce_scatter (got {sums!r}): unset it")
-    return cast(Sums, sums)
+    return cast("Sums | None", sums)
 
 
 def _num_blocks() -> int:
