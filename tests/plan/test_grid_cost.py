@@ -33,13 +33,13 @@ def test_one_layer_by_hand() -> None:
 
 @pytest.mark.parametrize("side", [2, 4])
 def test_scattered_sums_send_less(side: int) -> None:
-    """A quarter to a third less on a cube."""
+    """A fifth to a quarter less on a cube; the first layer, whose input is scattered in both forms, gains nothing."""
     shape = MeshShape(side, side, side)
     scattered, to_all = (
         sum(n for axes, n in work_of(MODEL, shape, sums, 0).sent.items() if len(axes) == 1)
         for sums in ("reduce_scatter", "all_reduce")
     )
-    assert 0.65 < scattered / to_all < 0.8
+    assert 0.7 < scattered / to_all < 0.83
 
 
 def test_bandwidth_of_axes() -> None:
