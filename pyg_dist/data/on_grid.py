@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import cast
-
 import torch
 from torch import Tensor
 
@@ -30,10 +28,11 @@ def on_grid(graph_input: GraphInput, options: Options, identity: str) -> tuple[G
     """The runtime form and the plan (collective)."""
     num_ranks = world_axis().size
     given = None if options.mesh is None else MeshShape.of(options.mesh, num_ranks)
+    model = _model_of(graph_input)
     # Machines may have other constants: one rank chooses for all.
-    x, y, z, form = (int(n) for n in on_main(lambda: _choice(graph_input, num_ranks, given)))
-    shape = MeshShape(x, y, z, 1 if given is None else given.data)
-    sums = _FORMS[form]
+    x, y, z, form, seconds = on_main(lambda: _choice(model, num_ranks, given)).tolist()
+    shape = MeshShape(int(x), int(y), int(z), 1 if given is None else given.data)
+    sums = _FORMS[int(form)]
     orders, tries = choose_orders(graph_input.edge_index, graph_input.num_nodes, shape, options.seed, sums)
     mesh = Mesh(shape)
     grid = Grid(mesh, orders, options.comm_dtype)
@@ -45,30 +44,32 @@ def on_grid(graph_input: GraphInput, options: Options, identity: str) -> tuple[G
     counts = tile_counts(target, source, orders[-1], orders[0], shape.z, shape.x)
     places = [shape.coordinates(rank) for rank in range(num_ranks)]
     edges = tuple(int(counts[place["z"], place["x"]]) for place in places)
-    plan = GridPlan(shape, sums, graph_input.num_nodes, edges, tries, digest(identity + repr((shape, sums))))
+    plan = GridPlan(
+        shape, sums, graph_input.num_nodes, edges, tries, model, seconds, digest(identity + repr((shape, sums)))
+    )
     return GridGraph(grid, own, num_edges, graph_input.loop_rule, sums, _num_blocks()), plan
 
 
-def _choice(graph_input: GraphInput, num_ranks: int, given: MeshShape | None) -> Tensor:
-    """x, y, z and the number of the form of the sums."""
+def _model_of(graph_input: GraphInput) -> Model:
+    """A GCN of three layers that suits the data."""
     features, labels = graph_input.node_attributes.get("x"), graph_input.node_attributes.get("y")
     in_channels = features.shape[1] if features is not None and features.dim() == 2 else HIDDEN_WIDTH
     is_classes = labels is not None and labels.numel() > 0 and not labels.is_floating_point()
     out_channels = max(int(labels.max()) + 1, 1) if is_classes and labels is not None else HIDDEN_WIDTH
-    model = Model(
-        graph_input.num_nodes,
-        graph_input.num_nodes + graph_input.edge_index.shape[1],
-        (in_channels, HIDDEN_WIDTH, HIDDEN_WIDTH, out_channels),
-    )
+    entries = graph_input.num_nodes + graph_input.edge_index.shape[1]
+    return Model(graph_input.num_nodes, entries, (in_channels, HIDDEN_WIDTH, HIDDEN_WIDTH, out_channels))
+
+
+def _choice(model: Model, num_ranks: int, given: MeshShape | None) -> Tensor:
+    """x, y, z, the number of the form of the sums, and the predicted seconds."""
     forced = _sums()
-    grid_ranks = num_ranks if given is None else num_ranks // given.data
-    candidates = [
+    wanted = None if given is None else MeshShape(given.x, given.y, given.z)
+    best = next(
         c
-        for c in grid_plans(model, grid_ranks, Machine.load())
-        if forced in (None, c.sums) and (given is None or c.shape == MeshShape(given.x, given.y, given.z))
-    ]
-    best = candidates[0]
-    return torch.tensor([best.shape.x, best.shape.y, best.shape.z, _FORMS.index(best.sums)])
+        for c in grid_plans(model, num_ranks if wanted is None else wanted.size, Machine.load())
+        if forced in (None, c.sums) and wanted in (None, c.shape)
+    )
+    return torch.tensor([*best.shape.sizes("x", "y", "z"), _FORMS.index(best.sums), best.seconds], dtype=torch.float64)
 
 
 def _sums() -> Sums | None:
@@ -76,7 +77,7 @@ def _sums() -> Sums | None:
     sums = os.environ.get("PYG_DIST_GRID_SUMS")
     if sums not in (None, *_FORMS):
         raise OptionError(f"Expected PYG_DIST_GRID_SUMS to be all_reduce or reduce_scatter (got {sums!r}): unset it")
-    return cast("Sums | None", sums)
+    return sums
 
 
 def _num_blocks() -> int:

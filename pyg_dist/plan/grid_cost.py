@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -197,6 +197,16 @@ def work_of(model: Model, shape: MeshShape, sums: Sums, rank: int) -> Work:
         walk.layer(width)
     walk.move(walk.layout, WHOLE_ROWS, model.widths[-1], learns=True)  # the loss
     return walk.work
+
+
+def aggregation_bytes(model: Model, shape: MeshShape, sums: Sums, width: int) -> int:
+    """Bytes of the first layer's aggregation of ``width`` columns, forward, all ranks together."""
+    total = 0
+    for rank in range(shape.size):
+        walk = _Walk(replace(model, widths=(width, width), input_learns=False), shape, sums, rank)
+        walk.aggregate()
+        total += walk.work.num_bytes
+    return total
 
 
 def num_weights(model: Model) -> int:

@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from pyg_dist.errors import OptionError
 
@@ -56,11 +57,12 @@ class Machine:
         if not path.exists():
             return Machine()
         try:
-            values = json.loads(path.read_text())
+            values: dict[str, Any] = json.loads(path.read_text())
             known = {field.name for field in fields(Machine)}
             if set(values) != known:
                 raise ValueError(f"it has {sorted(values)}")
-            return Machine(**{name: tuple(value) if name == "spmm" else value for name, value in values.items()})
+            values["spmm"] = tuple(values["spmm"])
+            return Machine(**values)
         except (ValueError, TypeError) as error:
             raise OptionError(f"Expected constants of a machine in {path} ({error}): measure them again") from error
 

@@ -11,7 +11,6 @@ from pyg_dist.tensor.grid_graph import GridGraph
 from pyg_dist.tensor.halo_graph import HaloGraph
 from pyg_dist.tensor.row_tensor import RowTensor
 
-
 Graph = HaloGraph | GridGraph
 """The runtime form of a graph, in one layout or the other."""
 

@@ -296,7 +296,7 @@ class GridGraph:
     ) -> Callable[[Layout], TileOperator]:
         """The operator by layout of x, built anew for other weights or weights changed in place.
 
-        The decision falls by the identity of the weights and their version, alike on every rank: to build is collective.
+        It falls by the identity of the weights and their version, alike on every rank: building is collective.
         """
         version = None if weight is None or weight.is_inference() else weight._version
 

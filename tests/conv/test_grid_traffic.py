@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ class Counter:
 
 def one_step(data: Any, conv: Any, learns: bool) -> None:
     torch.manual_seed(0)
-    layers = nn.ModuleList(conv(a, b) for a, b in zip(WIDTHS[:-1], WIDTHS[1:], strict=True))
+    layers = nn.ModuleList(conv(a, b) for a, b in pairwise(WIDTHS))
     x = data.x.detach().requires_grad_(learns)
     for layer in layers:
         x = layer(x, data.edge_index).relu()
