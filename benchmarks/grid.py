@@ -5,7 +5,7 @@
     python benchmarks/grid.py --save               # and keeps the constants where the planner finds them
 
 A GCN of three layers, hidden 64, trains full batches; an epoch is forward, loss, backward and Adam's step. All variants
-take turns, epoch by epoch, so that a disturbance hits all of them, and the shortest epoch of each counts. Variants: every
+take turns, epoch by epoch: a disturbance hits all of them. The shortest epoch of each counts. Variants: every
 mesh in both forms of the sums; on the chosen mesh, four row blocks and bfloat16 messages; and the halo layout.
 """
 
