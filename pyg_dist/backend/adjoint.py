@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from pyg_dist.backend import bucket, replicas
-from pyg_dist.backend.axis import Axis
+from pyg_dist.backend.axis import Axis, world_axis
 from pyg_dist.errors import UnsupportedError
 
 _order = itertools.count()  # every rank runs the same calls, so the numbers agree
@@ -92,7 +92,7 @@ def enter(tensor: Tensor, axis: Axis) -> Tensor:
     if axis.size == 1 or not tensor.requires_grad:
         return tensor
     if tensor.is_leaf and not replicas.are_equal(tensor):
-        replicas.make_equal([tensor], axis)
+        replicas.make_equal([tensor], world_axis())  # `axis` may be one of many such groups
     return _Enter.apply(tensor, axis) if torch.is_grad_enabled() else tensor  # type: ignore[no-untyped-call]
 
 

@@ -27,10 +27,10 @@ class _Entry:
 
 
 class _Bucket:
-    """The partial gradients of one pass, by the id of their parameter."""
+    """The partial gradients of one pass, by the ids of their parameter and of the axis to sum over."""
 
     def __init__(self) -> None:
-        self.entries: dict[int, _Entry] = {}
+        self.entries: dict[tuple[int, int], _Entry] = {}
 
     def flush(self) -> None:
         """Sum the partial gradients over the ranks and add them to ``parameter.grad`` (collective)."""
@@ -83,9 +83,10 @@ def put(parameter: Tensor, partial: Tensor, axis: Axis, order: int) -> None:
     if bucket is None:
         bucket = _buckets[task] = _Bucket()
         Variable._execution_engine.queue_callback(bucket.flush)
-    entry = bucket.entries.get(id(parameter))
+    key = (id(parameter), id(axis))
+    entry = bucket.entries.get(key)
     if entry is None:
-        bucket.entries[id(parameter)] = _Entry(parameter, partial, axis, order)
+        bucket.entries[key] = _Entry(parameter, partial, axis, order)
     else:  # a shared weight, or one used by several layers
         entry.partial = entry.partial + partial
         entry.order = min(entry.order, order)

@@ -10,11 +10,14 @@ from torch_geometric.nn import GCNConv
 from torch_geometric.nn.aggr import SumAggregation
 
 from pyg_dist.backend.aggregate import LinearOperator, aggregate_edges
+from pyg_dist.conv.grid import gcn_on_grid
 from pyg_dist.conv.inputs import edge_rows, is_distributed, node_rows
 from pyg_dist.conv.order import commutes, projects_first
 from pyg_dist.conv.scripting import stock_twin
 from pyg_dist.errors import DataError, UnsupportedError
 from pyg_dist.tensor import EdgeTensor, NodeTensor
+from pyg_dist.tensor.edge_index import Graph
+from pyg_dist.tensor.grid_graph import GridGraph
 from pyg_dist.tensor.halo_graph import HaloGraph
 from pyg_dist.tensor.reductions import wide
 from pyg_dist.tensor.remember import aggregate
@@ -57,13 +60,16 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
             raise UnsupportedError(
                 f"DistributedGCNConv expected aggr='add' (got {self.aggr!r}): the norm is defined for sums"
             )
-        graph = edge_index.graph
+        graph: Graph = edge_index.graph
+        if graph.loop_rule != "remaining":  # PyG does not look at edge_weight beside a sparse adj_t, which has values
+            edge_weight = None
+        if isinstance(graph, GridGraph):
+            return gcn_on_grid(self, x, edge_index, edge_weight)
         x = node_rows(self, graph, x)
-        # PyG does not look at edge_weight beside a sparse adj_t, which has values of its own.
-        weight = edge_rows(self, edge_index, edge_weight if graph.loop_rule == "remaining" else None)
+        weight = edge_rows(self, edge_index, edge_weight)
         if weight is None and self.improved and graph.loop_rule != "remaining":  # an adj_t always has values, here ones
             ones = torch.ones(graph.edge_rows.num_local, dtype=x.dtype, device=x.device)
-            weight = edge_index.weight = EdgeTensor.from_local(ones, graph.edge_rows)
+            weight = edge_index.weight = EdgeTensor.from_local(ones, graph.edge_rows)  # type: ignore[assignment]
         dtype = torch.promote_types(x.dtype, (x if weight is None else weight).dtype)
         # Only where the stock order, linear map first, gives the dtype of x throughout.
         can_wait = commutes(self.lin) and dtype == x.dtype and not torch.is_autocast_enabled(x.device.type)

@@ -12,7 +12,7 @@ from torch_geometric.nn import MessagePassing
 from pyg_dist.backend.world import world_size
 from pyg_dist.errors import DataError, LayoutMismatchError, UnsupportedError
 from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor
-from pyg_dist.tensor.halo_graph import HaloGraph
+from pyg_dist.tensor.edge_index import Graph
 
 
 def is_distributed(conv: MessagePassing, edge_index: Any, x: Any) -> bool:
@@ -62,7 +62,7 @@ def _hooked(conv: MessagePassing) -> str | None:
     )
 
 
-def node_rows(conv: MessagePassing, graph: HaloGraph, x: Any) -> NodeTensor:
+def node_rows(conv: MessagePassing, graph: Graph, x: Any) -> NodeTensor:
     """``x`` as a node tensor of ``graph``; a plain tensor with a row per node is sliced.
 
     Raises:
@@ -72,7 +72,7 @@ def node_rows(conv: MessagePassing, graph: HaloGraph, x: Any) -> NodeTensor:
     """
     name, rows = type(conv).__name__, graph.node_rows
     if isinstance(x, NodeTensor):
-        if x._rows is not rows:
+        if not graph.owns(x):
             raise LayoutMismatchError(
                 f"{name} got node features and an edge_index of two different graphs ({x._rows.size} and {rows.size} "
                 f"nodes): take both from one DistributedData"

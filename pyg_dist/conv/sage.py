@@ -9,11 +9,15 @@ from torch import Tensor
 from torch_geometric.nn import SAGEConv
 from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 
+from pyg_dist.conv.grid import sage_on_grid
 from pyg_dist.conv.inputs import edge_rows, is_distributed, node_rows
 from pyg_dist.conv.neighbours import aggregate_neighbours
 from pyg_dist.conv.order import commutes, projects_first
 from pyg_dist.conv.scripting import stock_twin
 from pyg_dist.tensor import DistributedEdgeIndex, NodeTensor
+from pyg_dist.tensor.edge_index import Graph
+from pyg_dist.tensor.grid_graph import GridGraph
+from pyg_dist.tensor.halo_graph import HaloGraph
 from pyg_dist.tensor.reductions import wide
 from pyg_dist.tensor.remember import aggregate
 
@@ -45,19 +49,20 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
         """See the class."""
         if not is_distributed(self, edge_index, x):
             return super().forward(x, edge_index, size)  # type: ignore[no-any-return]
-        graph = edge_index.graph
+        graph: Graph = edge_index.graph
+        if isinstance(graph, GridGraph):
+            return sage_on_grid(self, x, edge_index)
         source, target = x if isinstance(x, (tuple, list)) else (x, x)
         source = node_rows(self, graph, source)
         if self.project:
             source = self.lin(source).relu()
-        out = self._neighbourhood(source, edge_index)
+        out = self._neighbourhood(source, edge_index, graph)
         if self.root_weight and target is not None:
             out = out + self.lin_r(node_rows(self, graph, target))
         return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
 
-    def _neighbourhood(self, x: NodeTensor, edge_index: DistributedEdgeIndex) -> Tensor:
+    def _neighbourhood(self, x: NodeTensor, edge_index: DistributedEdgeIndex, graph: HaloGraph) -> Tensor:
         """``lin_l`` of the aggregated neighbours."""
-        graph = edge_index.graph
         # PyG reads the values of a torch.sparse adj_t where it multiplies by it, and ignores edge weights otherwise.
         weight = edge_rows(self, edge_index, None) if self.fuse and graph.loop_rule == "add" else None
         if type(self.aggr_module) not in (MeanAggregation, SumAggregation):

@@ -17,6 +17,8 @@ from pyg_dist.tensor import (
     refusals,
     selection,
     shapes,
+    tile_functions,
+    tile_norms,
 )
 from pyg_dist.tensor.edge_index import DistributedEdgeIndex
 from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor
@@ -43,4 +45,6 @@ __all__ = [
     "refusals",
     "selection",
     "shapes",
+    "tile_functions",
+    "tile_norms",
 ]

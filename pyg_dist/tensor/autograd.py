@@ -28,9 +28,10 @@ def _stored(value: Any, rows: Rows) -> Any:
     if not isinstance(value, Tensor):
         return value
     if isinstance(value, RowTensor):
-        if not rows.is_like(value._rows):
+        local = rows.take(value.to_local(), value._rows)
+        if local is None:
             raise LayoutMismatchError(f"Expected a gradient or value for {rows} (got one for {value._rows})")
-        return value.to_local()
+        return local
     if value.shape[:1] != (rows.size,):
         raise LayoutMismatchError(f"Expected a gradient or value for {rows} (got shape {list(value.shape)})")
     return rows.slice(value)

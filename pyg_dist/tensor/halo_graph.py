@@ -73,6 +73,37 @@ class HaloGraph:
             return self
         return HaloGraph(self.share, self.axis, self.loop_rule, self.is_dense, device)
 
+    def owns(self, x: RowTensor) -> bool:
+        """Whether x has a row for every node of this graph."""
+        return x._rows is self.node_rows
+
+    def feature_rows(self, width: int) -> Rows:
+        """How features of ``width`` columns lie."""
+        return self.node_rows
+
+    def input_rows(self, name: str, value: Tensor) -> Rows:
+        """How a new node attribute lies."""
+        return self.node_rows
+
+    def stored(self, name: str, value: RowTensor) -> RowTensor:
+        """An attribute as it is kept."""
+        return value
+
+    def has_isolated_nodes(self) -> bool:
+        """Whether some node has no edge other than self loops (collective)."""
+        row = self.local.row()
+        linked = torch.zeros(self.num_local, dtype=torch.bool, device=self.device)
+        other = row != self.local.col
+        linked[row[other]] = True
+        linked[self.local.col[other].long()] = True
+        linked[self.num_local - self.num_boundary + self.halo.row()] = True
+        linked[self.post.outgoing.pattern.col.long()] = True
+        return not self.axis.every(bool(linked.all()))
+
+    def has_self_loops(self) -> bool:
+        """Whether some edge is a self loop (collective)."""
+        return not self.axis.every(not bool((self.local.row() == self.local.col).any()))
+
     @property
     def num_local(self) -> int:
         """Nodes of this rank, n."""

@@ -55,14 +55,15 @@ def dropout(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if not training or p == 0.0:
         return x
     with LOCALLY():
-        out = ops.keyed_dropout(x.as_subclass(Tensor), x._rows.key, p, draw_seed())
+        out = ops.keyed_dropout(x.as_subclass(Tensor), x._rows.key, p, draw_seed(), x._rows.first_column)
         return x.copy_(out) if bound["inplace"] else wrap(out, x._rows)
 
 
 def _draw(keyed: Callable[..., Tensor], x: RowTensor, dtype: torch.dtype) -> Tensor:
     """Numbers like the local rows of x, to be called :data:`LOCALLY`."""
     per_row = x.shape[1:]
-    return keyed(x._rows.key, math.prod(per_row), draw_seed(), dtype=dtype).view(x._rows.num_local, *per_row)
+    drawn = keyed(x._rows.key, math.prod(per_row), draw_seed(), x._rows.first_column, dtype)
+    return drawn.view(x._rows.num_local, *per_row)
 
 
 def _refuse_generator(function: Function, kwargs: dict[str, Any]) -> None:

@@ -106,6 +106,11 @@ class EdgeTensor(RowTensor):
 _CLASSES: dict[Kind, type[RowTensor]] = {"node": NodeTensor, "edge": EdgeTensor}
 
 
+def register_class(kind: Kind, class_: type[RowTensor]) -> None:
+    """Let tensors with rows of ``kind`` be of ``class_``."""
+    _CLASSES[kind] = class_
+
+
 def wrap(out: T, rows: Rows) -> T:
     """Turn the fresh plain tensors in ``out`` (a tensor or a sequence of them) into row tensors, in place."""
     if type(out) is Tensor:

@@ -14,7 +14,8 @@ from pyg_dist.backend.agreement import digest
 from pyg_dist.backend.axis import Axis
 from pyg_dist.errors import AgreementError
 
-Kind = Literal["node", "edge"]
+Kind = Literal["node", "edge", "tile"]
+"""What a row stands for; a tile's rows are nodes, and its columns are distributed, too."""
 
 
 class Rows:
@@ -48,6 +49,19 @@ class Rows:
     def position(self) -> Tensor:
         """Where each local row stands in the global order, int64 ``[num_local]`` (may be collective)."""
         return self.key
+
+    @property
+    def first_column(self) -> int:
+        """The number of the first local column: what is drawn for a column depends on its number."""
+        return 0
+
+    def local_shape(self, width: int) -> tuple[int, int]:
+        """The shape of this rank's piece of a matrix with ``width`` columns."""
+        return self.num_local, width
+
+    def global_shape(self, local: torch.Size) -> torch.Size:
+        """The shape of the whole tensor of which a piece has shape ``local``."""
+        return torch.Size((self.size, *local[1:]))
 
     @cached_property
     def counts(self) -> list[int]:
@@ -129,6 +143,14 @@ class Rows:
                 f"Expected the same list of {self.kind}s on every rank (ranks {ranks} have another): seed the "
                 f"generator that draws it, or draw it after pyg_dist.init()"
             )
+
+    def take(self, local: Tensor, before: Rows) -> Tensor | None:
+        """The local piece of a tensor distributed as ``before``; ``None`` if it has other rows (may be collective)."""
+        return local if self.is_like(before) else before.give(local, self)
+
+    def give(self, local: Tensor, after: Rows) -> Tensor | None:
+        """:meth:`take` from the other side, for distributions of more than rows."""
+        return None
 
     def is_like(self, other: Rows) -> bool:
         """Whether ``other`` distributes the same rows in the same way (collective for two selections by mask)."""

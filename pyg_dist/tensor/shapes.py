@@ -16,7 +16,7 @@ from pyg_dist.tensor.table import Function, bind, handles, public_name
 def global_shape(x: RowTensor) -> torch.Size:
     """The shape of the whole tensor."""
     with LOCALLY():
-        return torch.Size((x._rows.size, *x.shape[1:]))
+        return x._rows.global_shape(x.shape)
 
 
 def dims_of(dim: Any, num_dims: int) -> tuple[int, ...]:

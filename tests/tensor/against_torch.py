@@ -33,7 +33,7 @@ Refusal = tuple[Callable[["Operands"], object], type[Exception], str]  # an expr
 
 WORLD_SIZES = [1, 2, 3]
 # Besides float64, in which everything is compared at every world size and layout.
-OTHER_DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+OTHER_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Layout(NamedTuple):
@@ -353,6 +353,7 @@ def agree(
     must_distribute: bool = False,
     every_form: bool = True,
     layouts: Sequence[str] = tuple(LAYOUTS),
+    other_dtypes: Sequence[torch.dtype] = OTHER_DTYPES,
 ) -> None:
     """Check all forms of all functions of one name: in float64 in every layout, with most ranks in other dtypes too.
 
@@ -362,11 +363,12 @@ def agree(
         must_distribute: see :func:`check`.
         every_form: whether each form has to work for one function at least.
         layouts: keys of :data:`LAYOUTS`.
+        other_dtypes: beside float64.
     """
     worked: set[int] = set()
     everywhere = [(layout, torch.float64) for layout in layouts]
     if world_size() == WORLD_SIZES[-1]:
-        everywhere += [(layouts[0], dtype) for dtype in OTHER_DTYPES]
+        everywhere += [(layouts[0], dtype) for dtype in other_dtypes]
     for function in functions_in_table(name):
         called = in_place(function) if is_in_place(name) else function
         has_worked = False

@@ -141,12 +141,8 @@ def test_pointwise(workers: Callable[[int], Workers], world_size: int, name: str
 
 
 def values_and_gradients(name: str) -> None:
-    """They do not talk, so one layout for each world size is enough."""
+    """They do not talk: one layout for each world size is enough, and one further dtype."""
     layouts = ("square",) if world_size() == 2 else ("tall",)
     # Forms that several names share do not fit each of them.
-    agree(
-        name,
-        forms_of(name),
-        every_form=name in FORMS and not is_in_place(name) and not name.startswith("__"),
-        layouts=layouts,
-    )
+    every_form = name in FORMS and not is_in_place(name) and not name.startswith("__")
+    agree(name, forms_of(name), every_form=every_form, layouts=layouts, other_dtypes=(torch.bfloat16,))
