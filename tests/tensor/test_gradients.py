@@ -236,9 +236,9 @@ def third_order(side: Side) -> Results:
     value = conv(x, side.data.edge_index).tanh().square().mean()
     results = {}
     for order in range(3):
-        (by_x,) = torch.autograd.grad(value, x, create_graph=True)
-        results[f"order {order}"] = by_x.detach()
-        value = by_x.square().sum()
+        found = torch.autograd.grad(value, [x, conv.lin.weight], create_graph=True)
+        results |= {f"order {order}, {k}": gradient.detach() for k, gradient in enumerate(found)}
+        value = sum(gradient.square().sum() for gradient in found)
     value.backward()
     return results | gradients(conv, x=x)
 

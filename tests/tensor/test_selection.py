@@ -266,8 +266,11 @@ def selections_are_kept() -> None:
     assert torch.equal(t.x[index].full_tensor(), full[[3, 0, 1]])
     array[:] = 5  # behind torch's back: the version of the tensor stays
     assert torch.equal(t.x[index].full_tensor(), full[[5, 5, 5]])
-    with torch.inference_mode():
+    with torch.inference_mode():  # what is kept from evaluation serves training
         assert torch.equal(t.x[t.mask.clone()].full_tensor(), full[[0, 2, 3, 5, 6]])
+        assert torch.equal(t.y[t.other_mask][[0, -1]].full_tensor(), t.y.full_tensor()[[2, 6]])
+    t.y[t.other_mask][[0, -1]].sum().backward()
+    assert t.y.grad.sum() == 6
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

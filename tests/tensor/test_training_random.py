@@ -28,6 +28,7 @@ def drawn(partition: str | None) -> Values:
     x, mask = data.x.new_ones(NUM_NODES, NUM_FEATURES) + 0 * data.x, data.train_mask
     found = {
         "dropout": F.dropout(x),
+        "another draw": F.dropout(x),
         "module": nn.Dropout(0.3)(x),
         "in place": F.dropout(x * 1, 0.3, inplace=True),
         "selected": F.dropout(x[mask]),
@@ -46,6 +47,8 @@ def drawn(partition: str | None) -> Values:
     F.cross_entropy(out[mask], data.y[mask]).backward()
     found |= {name: p.grad for name, p in nn.ModuleList([first, second]).named_parameters()}
     found["generator"] = torch.get_rng_state()
+    torch.manual_seed(6)
+    found["another seed"] = F.dropout(x)
     return {name: v.detach().full_tensor() if hasattr(v, "full_tensor") else v for name, v in found.items()}
 
 
@@ -63,6 +66,8 @@ def test_masks_are_the_same_on_every_world_size_and_partition(workers: Pools) ->
             assert same, f"{name} differs on {where}"
     seen = [value for name, value in alone.items() if name not in GRADIENTS and value.dim() > 1]
     assert all(len(value.unique(dim=0)) > 1 for value in seen), "every row must draw for itself"
+    assert not torch.equal(alone["dropout"], alone["another draw"])
+    assert not torch.equal(alone["dropout"], alone["another seed"])
     assert 0.35 < float((alone["dropout"] == 0).double().mean()) < 0.65
     assert set(alone["dropout"].unique().tolist()) == {0.0, 2.0}
 
