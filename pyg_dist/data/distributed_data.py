@@ -13,7 +13,7 @@ from pyg_dist.backend import session
 from pyg_dist.backend.agreement import digest, on_main, raise_together, require_equal
 from pyg_dist.backend.axis import Axis, world_axis
 from pyg_dist.backend.exchange import Traffic
-from pyg_dist.backend.memory import release_free_memory
+from pyg_dist.backend.memory import keep_freed_memory, release_free_memory
 from pyg_dist.data.graph_input import GraphInput, read_graph
 from pyg_dist.data.options import Options
 from pyg_dist.data.storage import DistributedStorage
@@ -85,9 +85,10 @@ class DistributedData(Data):  # type: ignore[misc]
         parts = _parts(graph_input, options, axis)
         share = halo_share(graph_input.edge_index, parts, axis.rank, axis.size)
         plan = _plan(share, axis, options, digest(identity + digest(parts)))
-        self._adopt(graph_input, HaloGraph(share, axis, graph_input.loop_rule), plan)
-        del graph_input, parts
+        del parts
         release_free_memory()
+        keep_freed_memory()  # after the release, which would end what it begins, and before the first rows are stored
+        self._adopt(graph_input, HaloGraph(share, axis, graph_input.loop_rule), plan)
 
     def _adopt(self, graph_input: GraphInput, graph: HaloGraph, plan: Plan) -> None:
         """Fill this object with the local rows of every attribute."""
