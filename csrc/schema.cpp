@@ -16,6 +16,12 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
   // d[e] = <a[i], b[col[e]]>, e in [rowptr[i], rowptr[i + 1])
   m.def("sddmm_csr(Tensor rowptr, Tensor col, Tensor a, Tensor b) -> Tensor");
 
+  // y[i] = max (or min) of x[col[e]] over row i; s[i] = grad[i] / its ties; the last takes the transposed pattern and
+  // sums s over the rows whose extreme x[j] is: kernels/extreme_csr.h
+  m.def("extreme_csr(Tensor rowptr, Tensor col, Tensor x, bool largest) -> Tensor");
+  m.def("extreme_csr_shares(Tensor rowptr, Tensor col, Tensor x, Tensor y, Tensor grad) -> Tensor");
+  m.def("extreme_csr_grad(Tensor rowptr, Tensor col, Tensor x, Tensor y, Tensor shares) -> Tensor");
+
   // y[r] = x[index[r]]
   m.def("gather_rows(Tensor x, Tensor index) -> Tensor");
   m.def("gather_rows_into(Tensor(a!) out, Tensor x, Tensor index) -> ()");

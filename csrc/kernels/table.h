@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "kernels/extreme_csr.h"
 #include "kernels/keyed.h"
 #include "kernels/scatter_add_rows.h"
 #include "kernels/sddmm_csr.h"
@@ -14,6 +15,9 @@ struct Kernels {
   const char* isa;
   decltype(&baseline::spmm_rows) spmm_rows;
   decltype(&baseline::sddmm_edges) sddmm_edges;
+  decltype(&baseline::extreme_rows) extreme_rows;
+  decltype(&baseline::extreme_share_rows) extreme_share_rows;
+  decltype(&baseline::extreme_grad_rows) extreme_grad_rows;
   decltype(&baseline::scatter_add_owned) scatter_add_owned;
   decltype(&baseline::dropout_rows) dropout_rows;
   decltype(&baseline::uniform_rows) uniform_rows;

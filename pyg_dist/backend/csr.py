@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -55,7 +56,11 @@ class CSR:
         return torch.repeat_interleave(torch.arange(self.num_rows, device=self.rowptr.device), self.rowptr.diff())
 
     def transpose(self) -> CSR:
-        """The pattern of the transposed matrix; ``edge`` still names the same values."""
+        """The pattern of the transposed matrix, sorted at the first call; ``edge`` still names the same values."""
+        return self._transposed
+
+    @cached_property
+    def _transposed(self) -> CSR:
         return CSR.from_edges(self.col, self.row(), self.edge, self.num_cols, self.num_rows)
 
     def to(self, device: torch.device | str) -> CSR:

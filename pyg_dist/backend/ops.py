@@ -11,7 +11,7 @@ and bfloat16, float32.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -81,6 +81,67 @@ def sddmm_csr(rowptr: Tensor, col: Tensor, a: Tensor, b: Tensor) -> Tensor:
         UnsupportedError: a tensor is not a dense CPU tensor.
     """
     return _call(_native.sddmm_csr.default, rowptr, col, _rows(a), _rows(b))  # type: ignore[no-any-return]
+
+
+def extreme_csr(rowptr: Tensor, col: Tensor, x: Tensor, reduce: Literal["max", "min"]) -> Tensor:
+    r"""Largest or smallest value among the in-edges of every row, column by column.
+
+    .. math::
+        y_i = \max_{\mathrm{rowptr}_i \le e < \mathrm{rowptr}_{i+1}} x_{\mathrm{col}_e}
+
+    Exact: zero for a row without edges, and a NaN wins, as in ``Tensor.scatter_reduce`` from zeros without them. As in
+    :func:`spmm_csr`, only the ends of ``rowptr`` are checked. :func:`extreme_csr_grad` is the derivative.
+
+    Shapes:
+        - rowptr: ``[N + 1]`` int64, col: ``[E]`` int32
+        - x: ``[M, F]`` float32, float64 or bfloat16
+        - output: ``[N, F]``
+
+    Raises:
+        DataError: a shape, dtype or the ends of ``rowptr`` do not fit.
+        UnsupportedError: a tensor is not a dense CPU tensor.
+    """
+    return _call(_native.extreme_csr.default, rowptr, col, _rows(x), reduce == "max")  # type: ignore[no-any-return]
+
+
+def extreme_csr_shares(rowptr: Tensor, col: Tensor, x: Tensor, y: Tensor, grad: Tensor) -> Tensor:
+    r"""The gradient of each extreme divided by its number of ties: the first half of :func:`extreme_csr`'s backward.
+
+    .. math::
+        s_i = g_i \, / \, \big( |\{e : x_{\mathrm{col}_e} = y_i\}| + [y_i = 0] \big)
+
+    The zero that torch's ``scatter_reduce`` starts from counts as one of the ties, and its share is lost; so here.
+
+    Shapes:
+        - rowptr, col, x, y: the arguments and the output of :func:`extreme_csr`
+        - grad: ``[N, F]``, dtype of x
+        - output: ``[N, F]`` in the sum dtype
+
+    Raises:
+        DataError: a shape, dtype or the ends of ``rowptr`` do not fit.
+        UnsupportedError: a tensor is not a dense CPU tensor.
+    """
+    return _call(_native.extreme_csr_shares.default, rowptr, col, _rows(x), y, grad.contiguous())  # type: ignore[no-any-return]
+
+
+def extreme_csr_grad(rowptr: Tensor, col: Tensor, x: Tensor, y: Tensor, shares: Tensor) -> Tensor:
+    r"""The shares brought back to every source that ties: the second half of :func:`extreme_csr`'s backward.
+
+    .. math::
+        d_j = \sum_{\mathrm{rowptr}_j \le e < \mathrm{rowptr}_{j+1}} s_{\mathrm{col}_e} \, [x_j = y_{\mathrm{col}_e}]
+
+    Added up in the order of the edges, without atomics: the same for every number of threads.
+
+    Shapes:
+        - rowptr: ``[M + 1]`` int64, col: ``[E]`` int32, the *transposed* pattern
+        - x: ``[M, F]``, y: ``[N, F]``, shares: ``[N, F]``, of :func:`extreme_csr` and :func:`extreme_csr_shares`
+        - output: ``[M, F]``, dtype of x
+
+    Raises:
+        DataError: a shape, dtype or the ends of ``rowptr`` do not fit.
+        UnsupportedError: a tensor is not a dense CPU tensor.
+    """
+    return _call(_native.extreme_csr_grad.default, rowptr, col, _rows(x), y, shares)  # type: ignore[no-any-return]
 
 
 def gather_rows(x: Tensor, index: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -273,6 +334,21 @@ def _(
 @torch.library.register_fake("pyg_dist::sddmm_csr")
 def _(rowptr: Tensor, col: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return a.new_empty(col.shape[0], dtype=torch.float64 if a.dtype == torch.float64 else torch.float32)
+
+
+@torch.library.register_fake("pyg_dist::extreme_csr")
+def _(rowptr: Tensor, col: Tensor, x: Tensor, largest: bool) -> Tensor:
+    return x.new_empty(rowptr.shape[0] - 1, x.shape[1])
+
+
+@torch.library.register_fake("pyg_dist::extreme_csr_shares")
+def _(rowptr: Tensor, col: Tensor, x: Tensor, y: Tensor, grad: Tensor) -> Tensor:
+    return torch.empty_like(y, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
+
+
+@torch.library.register_fake("pyg_dist::extreme_csr_grad")
+def _(rowptr: Tensor, col: Tensor, x: Tensor, y: Tensor, shares: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
 
 
 @torch.library.register_fake("pyg_dist::gather_rows")

@@ -1,17 +1,25 @@
-"""Aggregations that no partial sum can stand for (max, std, LSTM, …): every neighbour's row comes here first."""
+"""Aggregations that no partial sum can stand for (max, std, LSTM, …): every neighbour's row comes here first.
+
+Extremes read the rows where they lie; every other aggregation gets a message per edge, as in PyG.
+"""
 
 from __future__ import annotations
 
 from inspect import signature
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
-from torch_geometric.nn.aggr import Aggregation
+from torch_geometric.nn.aggr import Aggregation, MaxAggregation, MinAggregation
 
 from pyg_dist.backend.aggregate import halo_rows
+from pyg_dist.backend.extremes import extreme
 from pyg_dist.tensor import NodeTensor
 from pyg_dist.tensor.halo_graph import HaloGraph
+
+_EXTREMES: dict[type[Aggregation], Literal["max", "min"]] = {MaxAggregation: "max", MinAggregation: "min"}
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
 def aggregate_neighbours(
@@ -31,11 +39,16 @@ def aggregate_neighbours(
     Shapes:
         - output: ``[N, F']``
     """
+    rows = x.to_local()
+    reduce = _EXTREMES.get(type(aggregation))
+    if reduce is not None and weight is None and rows.dim() == 2 and rows.dtype in _DTYPES:
+        arrived = halo_rows(rows, graph.exchange)
+        sources = torch.cat([rows, arrived]) if arrived.shape[0] else rows
+        return NodeTensor.from_local(extreme(sources, graph.whole, reduce), graph.node_rows)  # type: ignore[return-value]
     # One more target, with ones for messages, keeps alive what PyG's aggregations lean on: no empty input, a first
     # target that has messages, and, where sequences are padded (LSTM reads the last place), the same length on every rank.
     num_padding = graph.max_in_degree if _pads(aggregation) else 1
     source, target = graph.neighbour_lists(num_padding)
-    rows = x.to_local()
     messages = torch.cat([rows, halo_rows(rows, graph.exchange), rows.new_ones(1, rows.shape[1])]).index_select(
         0, source
     )
