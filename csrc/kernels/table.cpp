@@ -7,12 +7,13 @@
 namespace pyg_dist {
 namespace {
 
-#define PYG_DIST_TABLE(level)                                                                     \
-  Kernels {                                                                                       \
-    .isa = #level, .spmm_rows = level::spmm_rows, .sddmm_edges = level::sddmm_edges,              \
-    .extreme_rows = level::extreme_rows, .extreme_share_rows = level::extreme_share_rows,         \
-    .extreme_grad_rows = level::extreme_grad_rows, .scatter_add_owned = level::scatter_add_owned, \
-    .dropout_rows = level::dropout_rows, .uniform_rows = level::uniform_rows                      \
+#define PYG_DIST_TABLE(level)                                                                                        \
+  Kernels {                                                                                                          \
+    .isa = #level, .spmm_rows = level::spmm_rows, .sddmm_edges = level::sddmm_edges,                                 \
+    .extreme_rows = level::extreme_rows, .extreme_share_rows = level::extreme_share_rows,                            \
+    .extreme_grad_rows = level::extreme_grad_rows, .scatter_add_owned = level::scatter_add_owned,                    \
+    .dropout_rows = level::dropout_rows, .uniform_rows = level::uniform_rows, .epilogue_rows = level::epilogue_rows, \
+    .epilogue_grad_rows = level::epilogue_grad_rows                                                                  \
   }
 
 struct Level {

@@ -5,6 +5,7 @@
 
 #include "kernels/extreme_csr.h"
 #include "kernels/keyed.h"
+#include "kernels/row_epilogue.h"
 #include "kernels/scatter_add_rows.h"
 #include "kernels/sddmm_csr.h"
 #include "kernels/spmm_csr.h"
@@ -21,6 +22,8 @@ struct Kernels {
   decltype(&baseline::scatter_add_owned) scatter_add_owned;
   decltype(&baseline::dropout_rows) dropout_rows;
   decltype(&baseline::uniform_rows) uniform_rows;
+  decltype(&baseline::epilogue_rows) epilogue_rows;
+  decltype(&baseline::epilogue_grad_rows) epilogue_grad_rows;
 };
 
 // Chosen at the first call: PYG_DIST_ISA if set, else the best level of this machine. Throws std::runtime_error when

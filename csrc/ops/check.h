@@ -52,8 +52,8 @@ inline void check_vector(const char* op, const char* name, const Tensor& tensor,
 inline void check_rows(const char* op, const char* name, const Tensor& tensor) {
   PYG_DIST_CHECK(tensor.dim() == 2, op, ": expected '", name, "' to be two-dimensional, got shape ", shape_of(tensor));
   // Nothing is read where there are no rows, and torch gives such tensors any strides.
-  PYG_DIST_CHECK(tensor.size(0) == 0 || tensor.size(1) <= 1 || tensor.stride(1) == 1, op, ": expected the rows of '", name,
-                 "' to be contiguous, got strides [", tensor.stride(0), ", ", tensor.stride(1),
+  PYG_DIST_CHECK(tensor.size(0) == 0 || tensor.size(1) <= 1 || tensor.stride(1) == 1, op, ": expected the rows of '",
+                 name, "' to be contiguous, got strides [", tensor.stride(0), ", ", tensor.stride(1),
                  "]; call .contiguous() first");
 }
 

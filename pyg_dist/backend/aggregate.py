@@ -55,7 +55,7 @@ class LinearOperator:
 
     @cached_property
     def _transposed(self) -> tuple[CSR, CSR, Tensor | None, Tensor | None]:
-        local, halo = self.local.transpose(), self.halo.transpose()
+        local, halo = self.local.transposed, self.halo.transposed
         return local, halo, self._weights_of(local), self._weights_of(halo)
 
     def _weights_of(self, csr: CSR) -> Tensor | None:
@@ -145,7 +145,7 @@ class _EdgeProduct(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         weight, x = ctx.saved_tensors
         by_weight = _EdgeDot.apply(grad, x, ctx.csr, weight.numel()) if ctx.needs_input_grad[0] else None  # type: ignore[no-untyped-call]
-        by_x = _EdgeProduct.apply(weight, grad, ctx.csr.transpose()) if ctx.needs_input_grad[1] else None  # type: ignore[no-untyped-call]
+        by_x = _EdgeProduct.apply(weight, grad, ctx.csr.transposed) if ctx.needs_input_grad[1] else None  # type: ignore[no-untyped-call]
         return by_weight, by_x, None
 
 
@@ -163,7 +163,7 @@ class _EdgeDot(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         a, b = ctx.saved_tensors
         by_a = _EdgeProduct.apply(grad, b, ctx.csr)  # type: ignore[no-untyped-call]
-        by_b = _EdgeProduct.apply(grad, a, ctx.csr.transpose())  # type: ignore[no-untyped-call]
+        by_b = _EdgeProduct.apply(grad, a, ctx.csr.transposed)  # type: ignore[no-untyped-call]
         return by_a, by_b, None, None
 
 

@@ -55,12 +55,9 @@ class CSR:
         """The row of each entry, int64 ``[num_entries]``."""
         return torch.repeat_interleave(torch.arange(self.num_rows, device=self.rowptr.device), self.rowptr.diff())
 
-    def transpose(self) -> CSR:
-        """The pattern of the transposed matrix, sorted at the first call; ``edge`` still names the same values."""
-        return self._transposed
-
     @cached_property
-    def _transposed(self) -> CSR:
+    def transposed(self) -> CSR:
+        """The pattern of the transposed matrix; ``edge`` still names the same values. Computed once and kept."""
         return CSR.from_edges(self.col, self.row(), self.edge, self.num_cols, self.num_rows)
 
     def to(self, device: torch.device | str) -> CSR:

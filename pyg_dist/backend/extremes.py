@@ -27,7 +27,7 @@ class _Extreme(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         x, y = ctx.saved_tensors
         shares = ops.extreme_csr_shares(ctx.csr.rowptr, ctx.csr.col, x, y, grad)
-        transposed = ctx.csr.transpose()
+        transposed = ctx.csr.transposed
         return ops.extreme_csr_grad(transposed.rowptr, transposed.col, x, y, shares), None, None
 
 

@@ -212,6 +212,88 @@ def keyed_dropout(x: Tensor, key: Tensor, p: float, seed: int, column_offset: in
     return _like_rows(y, x)
 
 
+Norm = Literal["layer", "rms"]
+_NORM_NUMBER: dict[Norm | None, int] = {None: 0, "layer": 1, "rms": 2}
+
+
+def row_epilogue(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    key: Tensor | None,
+    norm: Norm | None,
+    eps: float,
+    relu: bool,
+    p: float,
+    seed: int,
+    column_offset: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""What follows a layer's linear map, in one pass over its rows.
+
+    .. math::
+        y_i = \mathrm{dropout}(\mathrm{relu}(\mathrm{norm}(x_i) \odot w + b))
+
+    Exact up to rounding; the mask is :func:`keyed_dropout`'s. :func:`row_epilogue_grad` is the derivative.
+
+    Shapes:
+        - x: ``[N, F]`` float32, float64 or bfloat16; copied unless contiguous
+        - weight, bias: ``[F]`` in the sum dtype of x, or ``None`` for ones and zeros
+        - key: ``[N]`` int64, or ``None``: no dropout
+        - output: y ``[N, F]``; the rows' means ``[N]`` (empty unless ``norm="layer"``) and one over their deviations
+          ``[N]`` (empty without a norm), in the sum dtype
+
+    Args:
+        x: The rows.
+        weight: Factor of each column.
+        bias: Summand of each column.
+        key: What stands for each row.
+        norm: ``"layer"``, ``"rms"`` or ``None``.
+        eps: Added to the variance, or to the mean square.
+        relu: Whether negative values become zero.
+        p: The probability of zero, in ``[0, 1)``.
+        seed: Any integer modulo 2^64.
+        column_offset: The number of the first column for the mask.
+
+    Raises:
+        DataError: a shape, dtype or value does not fit.
+        UnsupportedError: a tensor is not a dense CPU tensor.
+    """
+    args = (weight, bias, key, _NORM_NUMBER[norm], eps, relu, p, _signed(seed), column_offset)
+    return _call(_native.row_epilogue.default, x.contiguous(), *args)  # type: ignore[no-any-return]
+
+
+def row_epilogue_grad(
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    key: Tensor | None,
+    norm: Norm | None,
+    relu: bool,
+    p: float,
+    seed: int,
+    column_offset: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of :func:`row_epilogue` by x, weight and bias, in one pass over grad and x.
+
+    Everything else, the mask included, is computed again. The sums over rows do not depend on the threads.
+
+    Shapes:
+        - grad: ``[N, F]``, dtype of x; mean, rstd: of :func:`row_epilogue`; all others: its arguments
+        - output: ``[N, F]`` in the dtype of x, ``[F]`` and ``[F]`` in the sum dtype
+
+    Raises:
+        DataError: a shape, dtype or value does not fit.
+        UnsupportedError: a tensor is not a dense CPU tensor.
+    """
+    args = (mean, rstd, weight, bias, key, _NORM_NUMBER[norm], relu, p, _signed(seed), column_offset)
+    by_x, sums = _call(_native.row_epilogue_grad.default, grad.contiguous(), x.contiguous(), *args)
+    by_weight, by_bias, _ = sums.sum(0)
+    return by_x, by_weight, by_bias
+
+
 def keyed_uniform(
     key: Tensor, num_columns: int, seed: int, column_offset: int = 0, dtype: torch.dtype = torch.float32
 ) -> Tensor:
@@ -364,6 +446,44 @@ def _(out: Tensor, x: Tensor, index: Tensor) -> None:
 @torch.library.register_fake("pyg_dist::scatter_add_rows")
 def _(out: Tensor, index: Tensor, rows: Tensor) -> None:
     return None
+
+
+@torch.library.register_fake("pyg_dist::row_epilogue")
+def _(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    key: Tensor | None,
+    norm: int,
+    eps: float,
+    relu: bool,
+    p: float,
+    seed: int,
+    column_offset: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    sums = torch.float64 if x.dtype == torch.float64 else torch.float32
+    mean, rstd = (x.new_empty(x.shape[0] if given else 0, dtype=sums) for given in (norm == 1, norm != 0))
+    return torch.empty_like(x), mean, rstd
+
+
+@torch.library.register_fake("pyg_dist::row_epilogue_grad")
+def _(
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    key: Tensor | None,
+    norm: int,
+    relu: bool,
+    p: float,
+    seed: int,
+    column_offset: int,
+) -> tuple[Tensor, Tensor]:
+    num_groups = min(max(x.numel() // 2**15, 1), 64)  # csrc/ops/row_epilogue_cpu.cpp
+    sums = torch.float64 if x.dtype == torch.float64 else torch.float32
+    return torch.empty_like(x), x.new_empty(num_groups, 3, x.shape[1], dtype=sums)
 
 
 @torch.library.register_fake("pyg_dist::keyed_dropout")

@@ -126,6 +126,32 @@ def keyed_dropout(x: Tensor, key: Tensor, p: float, seed: int, column_offset: in
     return y.to(x.dtype).view_as(x)
 
 
+def row_epilogue(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    key: Tensor | None,
+    norm: str | None,
+    eps: float,
+    relu: bool,
+    p: float,
+    seed: int,
+    column_offset: int = 0,
+) -> Tensor:
+    """``dropout(relu(norm(x) * weight + bias))``, y alone; its gradients are autograd's."""
+    z = x.to(_sum_dtype(x))
+    if norm == "layer":
+        z = z - z.mean(1, keepdim=True)
+    if norm is not None:
+        z = z * (z.square().mean(1, keepdim=True) + eps).rsqrt()
+    z = z if weight is None else z * weight
+    z = z if bias is None else z + bias
+    z = z.relu() if relu else z
+    if key is not None:
+        z = z * keyed_dropout(torch.ones_like(z), key, p, seed, column_offset)
+    return z.to(x.dtype)
+
+
 def keyed_uniform(
     key: Tensor, num_columns: int, seed: int, column_offset: int = 0, dtype: torch.dtype = torch.float32
 ) -> Tensor:

@@ -54,7 +54,7 @@ def by_torch(x: Tensor, csr: CSR, reduce: str) -> Tensor:
 @pytest.mark.parametrize("reduce", REDUCES)
 def test_kernels_equal_the_reference(width: int, dtype: torch.dtype, reduce: Literal["max", "min"]) -> None:
     csr, x = pattern(), with_ties(width + 3, dtype)[:, 1:-2]
-    transposed = csr.transpose()
+    transposed = csr.transposed
     grad = with_ties(width, dtype, seed=1).repeat(2, 1)[:NUM_ROWS]
     y = ops.extreme_csr(csr.rowptr, csr.col, x, reduce)
     assert torch.equal(y, reference.extreme_csr(csr.rowptr, csr.col, x, reduce))
@@ -120,7 +120,7 @@ def test_results_do_not_depend_on_threads() -> None:
 
 def test_opcheck_and_zero_sizes() -> None:
     csr, x = pattern(), with_ties(5, torch.float32)
-    transposed, native = csr.transpose(), torch.ops.pyg_dist
+    transposed, native = csr.transposed, torch.ops.pyg_dist
     y = ops.extreme_csr(csr.rowptr, csr.col, x, "max")
     opcheck(native.extreme_csr.default, (csr.rowptr, csr.col, x, True))
     opcheck(native.extreme_csr_shares.default, (csr.rowptr, csr.col, x, y, torch.ones_like(y)))
@@ -142,9 +142,9 @@ def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(DataError, match=r"extreme_csr_shares: expected 'y' to be a contiguous \[60, 5\] of Float"):
         ops.extreme_csr_shares(csr.rowptr, csr.col, x, y[:-1], y)
     with pytest.raises(DataError, match="extreme_csr_grad: expected 'x' to have the 50 rows"):
-        ops.extreme_csr_grad(csr.transpose().rowptr, csr.transpose().col, x[1:], y, y)
+        ops.extreme_csr_grad(csr.transposed.rowptr, csr.transposed.col, x[1:], y, y)
     with pytest.raises(DataError, match="extreme_csr_grad: expected 'shares'"):
-        ops.extreme_csr_grad(csr.transpose().rowptr, csr.transpose().col, x, y, y.double())
+        ops.extreme_csr_grad(csr.transposed.rowptr, csr.transposed.col, x, y, y.double())
 
 
 @pytest.mark.skipif(LEVEL is not None, reason="runs all the others")
