@@ -7,9 +7,15 @@ namespace {
 
 constexpr int64_t kPrefetchEdges = 32;  // as in spmm_csr
 
+// The next shorter vector to try. GCC 12 compares vectors that fill an SVE register in part wrongly (`make cross` shows
+// it), so there the next shorter one is NEON's.
+template <int L, class A>
+constexpr int kShorter =
+    kVectorBytes > 16 && PYG_DIST_HAS_SVE ? (L == kLanes<A> ? 16 / static_cast<int>(sizeof(A)) : L / 2) : L / 2;
+
 // Calls body<L, V>(column) for blocks of V vectors of L lanes that cover all columns. The last one may be moved left
 // over columns that are done already, and does them again, alike.
-template <int L, class Body>
+template <class A, int L, class Body>
 PYG_DIST_INLINE void for_each_block(int64_t width, const Body& body) {
   int64_t column = 0;
   for (; column + 4 * L <= width; column += 4 * L) body.template operator()<L, 4>(column);
@@ -19,7 +25,7 @@ PYG_DIST_INLINE void for_each_block(int64_t width, const Body& body) {
     if (width >= L) {
       body.template operator()<L, 1>(width - L);
     } else {
-      for_each_block<L / 2>(width, body);
+      for_each_block<A, kShorter<L, A>>(width, body);
     }
   }
 }
@@ -36,7 +42,7 @@ void extremes(const ExtremeCsr& p, int64_t row_begin, int64_t row_end) {
   for (int64_t row = row_begin; row < row_end; ++row) {
     const int64_t begin = p.rowptr[row], end = p.rowptr[row + 1];
     T* to = static_cast<T*>(p.out) + row * p.num_features;
-    for_each_block<kLanes<A>>(p.num_features, [&]<int L, int V>(int64_t column) {
+    for_each_block<A, kLanes<A>>(p.num_features, [&]<int L, int V>(int64_t column) {
       Vec<A, L> best[V] = {};
       for (int64_t e = begin; e < end; ++e) {
         const int64_t ahead = e + kPrefetchEdges < p.num_edges ? e + kPrefetchEdges : p.num_edges - 1;
@@ -46,8 +52,8 @@ void extremes(const ExtremeCsr& p, int64_t row_begin, int64_t row_end) {
         for (int v = 0; v < V; ++v) {
           const Vec<A, L> value = load<L>(from + v * L);
           // The first edge replaces the zero. No value compares with a NaN, which so stays once it is there.
-          const auto better = kLargest ? value > best[v] : value < best[v];
-          best[v] = e == begin ? value : ((better | (value != value)) ? value : best[v]);
+          const Vec<A, L> better = (kLargest ? value > best[v] : value < best[v]) ? value : best[v];
+          best[v] = e == begin ? value : (value == value ? better : value);
         }
       }
 #pragma GCC unroll 4
@@ -64,7 +70,7 @@ void shares(const ExtremeCsr& p, int64_t row_begin, int64_t row_end) {
     const int64_t first = row * p.num_features;
     const T *y = static_cast<const T*>(p.y) + first, *g = static_cast<const T*>(p.g) + first;
     A* to = static_cast<A*>(p.out) + first;
-    for_each_block<kLanes<A>>(p.num_features, [&]<int L, int V>(int64_t column) {
+    for_each_block<A, kLanes<A>>(p.num_features, [&]<int L, int V>(int64_t column) {
       Vec<A, L> extreme[V], count[V];
 #pragma GCC unroll 4
       for (int v = 0; v < V; ++v) {
@@ -92,7 +98,7 @@ void grads(const ExtremeCsr& p, int64_t row_begin, int64_t row_end) {
   for (int64_t row = row_begin; row < row_end; ++row) {
     const T* x = static_cast<const T*>(p.x) + row * p.x_stride;
     T* to = static_cast<T*>(p.out) + row * p.num_features;
-    for_each_block<kLanes<A>>(p.num_features, [&]<int L, int V>(int64_t column) {
+    for_each_block<A, kLanes<A>>(p.num_features, [&]<int L, int V>(int64_t column) {
       Vec<A, L> value[V], sum[V] = {};
 #pragma GCC unroll 4
       for (int v = 0; v < V; ++v) value[v] = load<L>(x + column + v * L);

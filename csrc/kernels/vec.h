@@ -17,15 +17,27 @@
 
 namespace pyg_dist::PYG_DIST_LEVEL {
 
+#if defined(__ARM_FEATURE_SVE_BITS) && __ARM_FEATURE_SVE_BITS > 0
+#  define PYG_DIST_HAS_SVE 1
+#else
+#  define PYG_DIST_HAS_SVE 0
+#endif
+
 #if defined(__AVX512F__)
 constexpr int kVectorBytes = 64;
 constexpr int kMaxVectors = 16;  // accumulators held at once, of 32 registers
 #elif defined(__AVX2__)
 constexpr int kVectorBytes = 32;
 constexpr int kMaxVectors = 8;  // of 16
+#elif PYG_DIST_HAS_SVE
+constexpr int kVectorBytes = __ARM_FEATURE_SVE_BITS / 8;
+constexpr int kMaxVectors = 16;  // of 32
+#elif defined(__aarch64__)
+constexpr int kVectorBytes = 16;
+constexpr int kMaxVectors = 16;  // of 32
 #else
 constexpr int kVectorBytes = 16;
-constexpr int kMaxVectors = 8;
+constexpr int kMaxVectors = 8;  // of 16
 #endif
 
 template <class A>

@@ -1,0 +1,24 @@
+"""The command line: ``python -m pyg_dist COMMAND``. One process, no launch, nothing collective."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from pyg_dist.errors import PygDistError
+from pyg_dist.report import doctor
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m pyg_dist", description=(__doc__ or "").splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    doctor.add_command(commands)
+    args = parser.parse_args(arguments)
+    try:
+        args.run(args)
+    except (PygDistError, OSError) as error:
+        print(f"pyg_dist {args.command}: {error}", file=sys.stderr)
+        return 1
+    return 0
