@@ -30,21 +30,21 @@ class _RowEpilogue(torch.autograd.Function):
         column_offset: int,
     ) -> Tensor:
         sums = torch.float64 if x.dtype == torch.float64 else torch.float32
-        factors = [None if factor is None else factor.to(sums) for factor in (weight, bias)]
-        y, mean, rstd = ops.row_epilogue(x, *factors, key, norm, eps, relu, p, seed, column_offset)
+        w, b = (None if factor is None else factor.to(sums) for factor in (weight, bias))
+        y, mean, rstd = ops.row_epilogue(x, w, b, key, norm, eps, relu, p, seed, column_offset)
         ctx.save_for_backward(x, mean, rstd, weight, bias, key)
         ctx.options = norm, relu, p, seed, column_offset
         return y
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, mean, rstd, weight, bias, key = ctx.saved_tensors
         sums = torch.float64 if x.dtype == torch.float64 else torch.float32
-        factors = [None if factor is None else factor.to(sums) for factor in (weight, bias)]
-        by_x, by_weight, by_bias = ops.row_epilogue_grad(grad, x, mean, rstd, *factors, key, *ctx.options)
-        by_weight = None if weight is None else by_weight.to(weight.dtype)
-        by_bias = None if bias is None else by_bias.to(bias.dtype)
+        w, b = (None if factor is None else factor.to(sums) for factor in (weight, bias))
+        by_x, by_w, by_b = ops.row_epilogue_grad(grad, x, mean, rstd, w, b, key, *ctx.options)
+        by_weight = None if weight is None else by_w.to(weight.dtype)
+        by_bias = None if bias is None else by_b.to(bias.dtype)
         return by_x, by_weight, by_bias, *(None,) * 7
 
 

@@ -32,15 +32,15 @@ def keep_freed_memory() -> bool:
     """From now on, keep large freed blocks for the next allocation, in huge pages (glibc); True if that worked.
 
     glibc maps every block over 32 MiB anew and unmaps it when it is freed, so a full-batch epoch, which allocates the
-    same few large tensors again and again, pays a page fault for each 4 KiB that it writes: 42,000 faults and 75 ms for a
-    170,000 x 256 tensor whose copy takes 14 ms (``benchmarks/memory.py``). Kept blocks fault once, and translations of
-    huge pages rarely miss.
+    same few large tensors again and again, pays a page fault for each 4 KiB that it writes: 42,000 faults and 75 ms
+    for a 170,000 x 256 tensor whose copy takes 14 ms (docs/performance.md). Kept blocks fault once, and translations
+    of huge pages rarely miss.
 
-    A stretch of address space, not of memory, is reserved at the top of the heap so that it can be advised in one piece.
-    Freed memory stays with the process until the next :func:`release_free_memory`. Not collective.
+    A stretch of address space, not of memory, is reserved at the top of the heap, to be advised in one piece. Freed
+    memory stays with the process until the next :func:`release_free_memory`. Not collective.
     """
     libc = _libc()
-    if os.environ.get(KEEP_MEMORY) == "0" or getattr(libc, "mallopt", None) is None:
+    if libc is None or os.environ.get(KEEP_MEMORY) == "0" or getattr(libc, "mallopt", None) is None:
         return False
     if not (libc.mallopt(_M_MMAP_MAX, 0) and libc.mallopt(_M_TRIM_THRESHOLD, -1)):
         return False

@@ -46,7 +46,7 @@ def aggregate_neighbours(
         sources = torch.cat([rows, arrived]) if arrived.shape[0] else rows
         return NodeTensor.from_local(extreme(sources, graph.whole, reduce), graph.node_rows)  # type: ignore[return-value]
     # One more target, with ones for messages, keeps alive what PyG's aggregations lean on: no empty input, a first
-    # target that has messages, and, where sequences are padded (LSTM reads the last place), the same length on every rank.
+    # target that has messages, and, where sequences are padded (LSTM reads the last place), one length on every rank.
     num_padding = graph.max_in_degree if _pads(aggregation) else 1
     source, target = graph.neighbour_lists(num_padding)
     messages = torch.cat([rows, halo_rows(rows, graph.exchange), rows.new_ones(1, rows.shape[1])]).index_select(

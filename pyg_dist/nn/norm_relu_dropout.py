@@ -27,12 +27,12 @@ def norm_relu_dropout(
     p: float = 0.5,
     training: bool = True,
 ) -> Tensor:
-    r"""``F.dropout(F.relu(F.layer_norm(x, [F], weight, bias, eps)), p, training)`` in one pass over x, forward and back.
+    r"""``F.dropout(F.relu(F.layer_norm(x, [F], weight, bias, eps)), p, training)`` in one pass, forward and back.
 
     .. math::
         y_i = \mathrm{dropout}(\mathrm{relu}(\mathrm{norm}(x_i) \odot w + b))
 
-    Exact: equal to the three functions of torch up to rounding, with the masks that node tensors have anyway (a function
+    Exact: equal to torch's three functions up to rounding, with the masks that node tensors have anyway (a function
     of one draw of torch's CPU generator, the node's global id and the column); rows of a plain tensor are numbered.
     Where the three keep three tensors of x's size for the backward pass, this keeps x: normed values and masks are
     computed again. Differentiable once. Not collective, except that parameters enter (their gradients are summed).
@@ -119,7 +119,7 @@ class NormReLUDropout(nn.Module):
         """Ones and zeros, as torch's norms begin with."""
         with torch.no_grad():
             for parameter, value in ((self.weight, 1.0), (self.bias, 0.0)):
-                if parameter is not None:
+                if isinstance(parameter, Tensor):
                     parameter.fill_(value)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def examine() -> dict[str, Any]:
-    """Everything that decides which path is taken, ready for JSON; ``"remarks"`` says what is slower than it could be."""
+    """What decides which path is taken, ready for JSON; ``"remarks"`` says what is slower than it could be."""
     build = library.build_info()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     facts: dict[str, Any] = {
@@ -107,10 +107,10 @@ def describe(facts: Mapping[str, Any]) -> str:
     built = ", ".join(facts["instruction_sets_built"])
     versions = ", ".join(f"{name} {version or 'missing'}" for name, version in facts["versions"].items())
     lines = [
-        f"kernels      {facts['instruction_set']} (built: {built}; {facts['compiler']}, torch {facts['built_for_torch']})",
+        f"kernels      {facts['instruction_set']} (built: {built}; {facts['compiler']})",
         f"threads      {facts['threads']} on {facts['cores']} cores, {facts['system']}",
         f"huge pages   {facts['huge_pages']}",
-        f"versions     Python {facts['python']}, {versions}",
+        f"versions     Python {facts['python']}, {versions}, built with torch {facts['built_for_torch']}",
         f"environment  {' '.join(f'{k}={v}' for k, v in facts['environment'].items()) or 'nothing set'}",
     ]
     notes = [f"slower than it could be: {remark}" for remark in facts["remarks"]]

@@ -72,9 +72,7 @@ def test_equals_torch_without_dropout(norm: Any) -> None:
     ours = norm_relu_dropout(x, weight, bias, norm=norm, training=False)
     torch.testing.assert_close(ours, stock)
     grad = reals(50, 33, seed=5)
-    for got, want in zip(
-        *(torch.autograd.grad(y, (x, weight, bias), grad) for y in (ours, stock)), strict=True
-    ):
+    for got, want in zip(*(torch.autograd.grad(y, (x, weight, bias), grad) for y in (ours, stock)), strict=True):
         torch.testing.assert_close(got, want)
 
 
