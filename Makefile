@@ -16,7 +16,7 @@ SHELL := /bin/bash
 BIN := .venv/bin
 LOG := .venv/install.log
 NATIVE := CMakeLists.txt $(shell find csrc -type f)
-SOURCES_CXX = $(shell find csrc -name '*.cpp' -o -name '*.h')
+SOURCES_CXX = $(shell find csrc tests -name '*.cpp' -o -name '*.h')
 
 # Idle threads sleep instead of spinning: tests and the demo run several processes on few cores.
 export OMP_WAIT_POLICY ?= passive
