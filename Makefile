@@ -1,5 +1,6 @@
 # make demo    train on two processes and compare with one        make check   style, types, directions of imports
 # make test    all tests                                          make format  apply the style
+# make cross   the NEON and SVE kernels, cross-compiled and tried in an emulator (g++-aarch64-linux-gnu, qemu-user)
 # make wheel   wheel and sdist, tried in an empty environment     make clean   remove all that make has made
 #
 # The first call makes .venv and installs everything there. Variables:
@@ -15,13 +16,13 @@ SHELL := /bin/bash
 BIN := .venv/bin
 LOG := .venv/install.log
 NATIVE := CMakeLists.txt $(shell find csrc -type f)
-SOURCES_CXX = $(shell find csrc -name '*.cpp' -o -name '*.h')
+SOURCES_CXX = $(shell find csrc tests -name '*.cpp' -o -name '*.h')
 
 # Idle threads sleep instead of spinning: tests and the demo run several processes on few cores.
 export OMP_WAIT_POLICY ?= passive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test check wheel format clean
+.PHONY: demo test check cross wheel format clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.ready
@@ -41,6 +42,23 @@ format: .venv/.ready
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 	$(BIN)/clang-format -i $(SOURCES_CXX)
+
+# The kernels know no torch, so a small program tries them all; tests/cross/kernels_trial.cpp says against what.
+CROSS := aarch64-linux-gnu-g++ -std=c++20 -O2 -Wall -Wextra -Werror -static -Icsrc -DPYG_DIST_SVE_LEVELS
+SVE := -march=armv8.2-a+sve -msve-vector-bits
+PLAIN_KERNELS := $(filter-out %.simd.cpp,$(wildcard csrc/kernels/*.cpp))
+cross:
+	@command -v aarch64-linux-gnu-g++ > /dev/null && command -v qemu-aarch64 > /dev/null || \
+	  { echo "make: expected a cross-compiler and an emulator; apt-get install g++-aarch64-linux-gnu qemu-user" >&2; exit 1; }
+	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && \
+	for source in csrc/kernels/*.simd.cpp; do name=$$(basename $$source .simd.cpp); \
+	  $(CROSS) -DPYG_DIST_LEVEL=baseline -c $$source -o "$$scratch/$$name.baseline.o" && \
+	  $(CROSS) -DPYG_DIST_LEVEL=sve256 $(SVE)=256 -c $$source -o "$$scratch/$$name.sve256.o" && \
+	  $(CROSS) -DPYG_DIST_LEVEL=sve512 $(SVE)=512 -c $$source -o "$$scratch/$$name.sve512.o" || exit 1; done && \
+	$(CROSS) tests/cross/kernels_trial.cpp $(PLAIN_KERNELS) "$$scratch"/*.o -o "$$scratch/trial" && \
+	qemu-aarch64 -cpu cortex-a72 "$$scratch/trial" baseline && \
+	qemu-aarch64 -cpu max,sve-default-vector-length=32 "$$scratch/trial" sve256 && \
+	qemu-aarch64 -cpu max,sve-default-vector-length=64 "$$scratch/trial" sve512
 
 # The trial runs in the scratch folder, where no source tree can stand in for what the wheel lacks.
 TRIAL := import torch; from torch_geometric.data import Data; from pyg_dist import DistributedData; \

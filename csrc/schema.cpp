@@ -16,6 +16,12 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
   // d[e] = <a[i], b[col[e]]>, e in [rowptr[i], rowptr[i + 1])
   m.def("sddmm_csr(Tensor rowptr, Tensor col, Tensor a, Tensor b) -> Tensor");
 
+  // y[i] = max (or min) of x[col[e]] over row i; s[i] = grad[i] / its ties; the last takes the transposed pattern and
+  // sums s over the rows whose extreme x[j] is: kernels/extreme_csr.h
+  m.def("extreme_csr(Tensor rowptr, Tensor col, Tensor x, bool largest) -> Tensor");
+  m.def("extreme_csr_shares(Tensor rowptr, Tensor col, Tensor x, Tensor y, Tensor grad) -> Tensor");
+  m.def("extreme_csr_grad(Tensor rowptr, Tensor col, Tensor x, Tensor y, Tensor shares) -> Tensor");
+
   // y[r] = x[index[r]]
   m.def("gather_rows(Tensor x, Tensor index) -> Tensor");
   m.def("gather_rows_into(Tensor(a!) out, Tensor x, Tensor index) -> ()");
@@ -26,6 +32,16 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
   m.def("keyed_dropout(Tensor x, Tensor key, float p, int seed, int column_offset) -> Tensor");
   m.def("keyed_uniform(Tensor key, int num_columns, int seed, int column_offset, ScalarType dtype) -> Tensor");
   m.def("keyed_normal(Tensor key, int num_columns, int seed, int column_offset, ScalarType dtype) -> Tensor");
+
+  // y = dropout(relu(norm(x) * weight + bias)), mean, 1 / deviation; norm: 0 none, 1 layer, 2 RMS; no dropout without a
+  // key. The gradients by x, and by weight and bias in
+  // [:, 0] and [:, 1] of partial sums [groups, 3, columns], compute all else again: kernels/row_epilogue.h
+  m.def(
+      "row_epilogue(Tensor x, Tensor? weight, Tensor? bias, Tensor? key, int norm, float eps, bool relu, float p, int "
+      "seed, int column_offset) -> (Tensor, Tensor, Tensor)");
+  m.def(
+      "row_epilogue_grad(Tensor grad, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, Tensor? key, "
+      "int norm, bool relu, float p, int seed, int column_offset) -> (Tensor, Tensor)");
 
   // The instruction set in use, and how the library was built
   m.def("isa() -> str");

@@ -1,6 +1,7 @@
 """The command line: ``python -m pyg_dist COMMAND``. One process, no launch, nothing collective.
 
-``plan GRAPH --ranks P`` prints what training on P ranks would send, multiply and hold.
+``plan GRAPH --ranks P`` prints what training on P ranks would send, multiply and hold; ``doctor`` what is used on this
+machine.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pyg_dist.errors import DataError, PygDistError
 from pyg_dist.partition import METHODS, partition
 from pyg_dist.plan import Machine, Plan
 from pyg_dist.plan.remote import EXCHANGES
+from pyg_dist.report import doctor
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m pyg_dist", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m pyg_dist", description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     plan = commands.add_parser("plan", help="what training on some number of ranks would send, multiply and hold")
     plan.set_defaults(run=_plan)
@@ -54,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--json", action="store_true", help="print plan.to_dict() instead of a table")
     plan.add_argument("--plot", type=Path, help="draw it: .png, .svg or .pdf")
     plan.add_argument("--save", type=Path, help="write the plan, for Plan.load")
+    doctor.add_command(commands)
     return parser
 
 

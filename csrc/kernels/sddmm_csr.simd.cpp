@@ -5,7 +5,7 @@
 namespace pyg_dist::PYG_DIST_LEVEL {
 namespace {
 
-constexpr int64_t kPrefetchEdges = 8;
+constexpr int64_t kPrefetchEdges = 32;  // as in spmm_csr
 
 // Four sums at once hide the latency of the additions.
 template <class T>

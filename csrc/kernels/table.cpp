@@ -4,15 +4,33 @@
 #include <stdexcept>
 #include <string>
 
+#if defined(PYG_DIST_SVE_LEVELS)
+#  include <sys/auxv.h>
+#  include <sys/prctl.h>
+#endif
+
 namespace pyg_dist {
 namespace {
 
-#define PYG_DIST_TABLE(level)                                                           \
-  Kernels {                                                                             \
-    .isa = #level, .spmm_rows = level::spmm_rows, .sddmm_edges = level::sddmm_edges,    \
-    .scatter_add_owned = level::scatter_add_owned, .dropout_rows = level::dropout_rows, \
-    .uniform_rows = level::uniform_rows                                                 \
+#define PYG_DIST_TABLE(level)                                                                                        \
+  Kernels {                                                                                                          \
+    .isa = #level, .spmm_rows = level::spmm_rows, .sddmm_edges = level::sddmm_edges,                                 \
+    .extreme_rows = level::extreme_rows, .extreme_share_rows = level::extreme_share_rows,                            \
+    .extreme_grad_rows = level::extreme_grad_rows, .scatter_add_owned = level::scatter_add_owned,                    \
+    .dropout_rows = level::dropout_rows, .uniform_rows = level::uniform_rows, .epilogue_rows = level::epilogue_rows, \
+    .epilogue_grad_rows = level::epilogue_grad_rows                                                                  \
   }
+
+#if defined(PYG_DIST_SVE_LEVELS)
+// The length of this process' SVE vectors in bits, 0 without SVE. Linux: asm/hwcap.h, linux/prctl.h.
+int sve_bits() {
+  constexpr unsigned long kHwcapSve = 1UL << 22;
+  constexpr int kSveGetVl = 51, kLengthMask = 0xffff;
+  if ((getauxval(AT_HWCAP) & kHwcapSve) == 0) return 0;
+  const int answer = prctl(kSveGetVl);
+  return answer < 0 ? 0 : (answer & kLengthMask) * 8;
+}
+#endif
 
 struct Level {
   Kernels kernels;
@@ -26,6 +44,9 @@ Kernels choose() {
       {PYG_DIST_TABLE(avx512), __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")},
       {PYG_DIST_TABLE(avx2), __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")},
+#elif defined(PYG_DIST_SVE_LEVELS)
+      {PYG_DIST_TABLE(sve512), sve_bits() == 512},
+      {PYG_DIST_TABLE(sve256), sve_bits() == 256},
 #endif
       {PYG_DIST_TABLE(baseline), true},
   };

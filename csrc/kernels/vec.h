@@ -17,15 +17,27 @@
 
 namespace pyg_dist::PYG_DIST_LEVEL {
 
+#if defined(__ARM_FEATURE_SVE_BITS) && __ARM_FEATURE_SVE_BITS > 0
+#  define PYG_DIST_HAS_SVE 1
+#else
+#  define PYG_DIST_HAS_SVE 0
+#endif
+
 #if defined(__AVX512F__)
 constexpr int kVectorBytes = 64;
 constexpr int kMaxVectors = 16;  // accumulators held at once, of 32 registers
 #elif defined(__AVX2__)
 constexpr int kVectorBytes = 32;
 constexpr int kMaxVectors = 8;  // of 16
+#elif PYG_DIST_HAS_SVE
+constexpr int kVectorBytes = __ARM_FEATURE_SVE_BITS / 8;
+constexpr int kMaxVectors = 16;  // of 32
+#elif defined(__aarch64__)
+constexpr int kVectorBytes = 16;
+constexpr int kMaxVectors = 16;  // of 32
 #else
 constexpr int kVectorBytes = 16;
-constexpr int kMaxVectors = 8;
+constexpr int kMaxVectors = 8;  // of 16
 #endif
 
 template <class A>
@@ -141,11 +153,13 @@ PYG_DIST_INLINE void store_interleaved(A* p, Vec<A, L> a, Vec<A, L> b, Vec<A, L>
   for (int i = 0; i < 4 * L; ++i) p[i] = columns[i % 4][i / 4];
 }
 
-// Asks for the cache lines of `num_bytes` from p; never faults.
+// Asks for the cache lines of `num_bytes` from p; never faults. Into the second-level cache: the first level has too
+// few buffers for lines under way (on Zen 4 a sparse product of width 100 takes 1.4 times as long with prefetches into
+// it).
 PYG_DIST_INLINE void prefetch(const void* p, int64_t num_bytes) {
   constexpr int64_t kCacheLine = 64;
   for (int64_t byte = 0; byte < num_bytes; byte += kCacheLine) {
-    __builtin_prefetch(static_cast<const char*>(p) + byte);
+    __builtin_prefetch(static_cast<const char*>(p) + byte, 0, 2);
   }
 }
 

@@ -6,27 +6,13 @@
 
 #include "kernels/keyed_normal.h"
 #include "kernels/table.h"
-#include "ops/check.h"
+#include "ops/keyed.h"
 #include "ops/parallel.h"
 
 namespace pyg_dist {
 namespace {
 
 constexpr int64_t kElementsPerChunk = 1 << 15;
-
-Keyed keyed_of(const char* op, const Tensor& key, int64_t num_columns, int64_t seed, int64_t column_offset) {
-  constexpr int64_t kMaxColumns = int64_t{1} << 33;  // two columns a block at least, and 2^32 blocks
-  check_vector(op, "key", key, ScalarType::Long);
-  PYG_DIST_CHECK(num_columns >= 0 && column_offset >= 0 && column_offset <= kMaxColumns - num_columns, op,
-                 ": expected 'column_offset' and the columns to lie in [0, 2^33], got ", column_offset, " and ",
-                 num_columns);
-  return {
-      .key = static_cast<const int64_t*>(key.const_data_ptr()),
-      .num_columns = num_columns,
-      .column_offset = column_offset,
-      .seed = static_cast<uint64_t>(seed),
-  };
-}
 
 template <class Problem>
 void for_each_row(const Problem& problem, int64_t num_rows, void (*rows)(const Problem&, int64_t, int64_t)) {

@@ -58,7 +58,7 @@ void finish_hub(const SpmmCsr& problem, int64_t row, const accumulator_t<T>* sum
 }
 
 template <class T>
-void run(const SpmmCsr& problem, int64_t num_rows) {
+void run_columns(const SpmmCsr& problem, int64_t num_rows) {
   using A = accumulator_t<T>;
   const RowChunks chunks(problem.rowptr, num_rows, chunk_work(problem.num_features));
   // Two slots a chunk, head and tail: a hub's pieces stand in consecutive filled slots, the first one in a tail.
@@ -84,6 +84,59 @@ void run(const SpmmCsr& problem, int64_t num_rows) {
     }
   }
   finish();
+}
+
+// Columns by blocks of two or three cache lines, each copied out of x into a dense array before its edges go by. Rows
+// of x are read once for each of their edges: a block of all of them stays in a cache that whole rows overflow, and
+// dense, it uses every set of that cache. Each column's sum is the same as without blocks. Zen 4, one thread: 1.5 times
+// as fast on 170k nodes, 2.3M edges, width 256; 2.2 times on 58k nodes, 14M edges, width 256.
+struct ColumnBlocks {
+  static constexpr int64_t kLine = 64;
+  static constexpr int64_t kMinBlocks = 2;
+  static constexpr int64_t kMinSourceBytes = 8 << 20;  // what fits a second-level cache or two needs no blocks
+  static constexpr int64_t kMinReuse = 4;              // edges for each row copied and each row begun
+
+  int64_t num_features, line_features, num_lines, size;
+
+  ColumnBlocks(int64_t num_features, int64_t element_bytes)
+      : num_features(num_features),
+        line_features(kLine / element_bytes),
+        num_lines((num_features + line_features - 1) / line_features),
+        size(num_lines / 2) {}
+
+  bool pay(int64_t num_rows, int64_t num_source_rows, int64_t num_edges) const {
+    return size >= kMinBlocks && num_source_rows * num_lines * kLine >= kMinSourceBytes &&
+           num_edges >= kMinReuse * (num_rows + num_source_rows);
+  }
+  int64_t begin(int64_t block) const { return std::min(block * num_lines / size * line_features, num_features); }
+  int64_t widest() const { return (num_lines + size - 1) / size * line_features; }
+};
+
+template <class T>
+void run(const SpmmCsr& problem, int64_t num_rows, const Tensor& x) {
+  const ColumnBlocks blocks(problem.num_features, sizeof(T));
+  if (!blocks.pay(num_rows, x.size(0), problem.num_edges)) {
+    run_columns<T>(problem, num_rows);
+    return;
+  }
+  constexpr int64_t kRowsPerChunk = 2048;
+  const Tensor packed = torch::stable::new_empty(x, {x.size(0), blocks.widest()});
+  auto* to = static_cast<T*>(packed.mutable_data_ptr());
+  for (int64_t block = 0; block < blocks.size; ++block) {
+    const int64_t column = blocks.begin(block), width = blocks.begin(block + 1) - column;
+    const T* from = static_cast<const T*>(problem.x) + column;
+    for_each_range(x.size(0), kRowsPerChunk, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        std::copy_n(from + row * problem.x_stride, width, to + row * blocks.widest());
+      }
+    });
+    SpmmCsr columns = problem;
+    columns.x = to;
+    columns.x_stride = blocks.widest();
+    columns.out = static_cast<T*>(problem.out) + column;
+    columns.num_features = width;
+    run_columns<T>(columns, num_rows);
+  }
 }
 
 const void* scale_data(const char* name, const MaybeTensor& scale, Element element, int64_t size) {
@@ -115,11 +168,11 @@ void multiply(const Tensor& out, bool accumulate, const Tensor& rowptr, const Te
   if (num_rows == 0 || problem.num_features == 0) return;
   switch (element) {
     case Element::f32:
-      return run<float>(problem, num_rows);
+      return run<float>(problem, num_rows, x);
     case Element::f64:
-      return run<double>(problem, num_rows);
+      return run<double>(problem, num_rows, x);
     case Element::bf16:
-      return run<BFloat16>(problem, num_rows);
+      return run<BFloat16>(problem, num_rows, x);
   }
 }
 

@@ -11,7 +11,7 @@ and bfloat16, float32.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -83,6 +83,67 @@ def sddmm_csr(rowptr: Tensor, col: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return _call(_native.sddmm_csr.default, rowptr, col, _rows(a), _rows(b))  # type: ignore[no-any-return]
 
 
+def extreme_csr(rowptr: Tensor, col: Tensor, x: Tensor, reduce: Literal["max", "min"]) -> Tensor:
+    r"""Largest or smallest value among the in-edges of every row, column by column.
+
+    .. math::
+        y_i = \max_{\mathrm{rowptr}_i \le e < \mathrm{rowptr}_{i+1}} x_{\mathrm{col}_e}
+
+    Exact: zero for a row without edges, and a NaN wins, as in ``Tensor.scatter_reduce`` from zeros without them. As in
+    :func:`spmm_csr`, only the ends of ``rowptr`` are checked. :func:`extreme_csr_grad` is the derivative.
+
+    Shapes:
+        - rowptr: ``[N + 1]`` int64, col: ``[E]`` int32
+        - x: ``[M, F]`` float32, float64 or bfloat16
+        - output: ``[N, F]``
+
+    Raises:
+        DataError: a shape, dtype or the ends of ``rowptr`` do not fit.
+        UnsupportedError: a tensor is not a dense CPU tensor.
+    """
+    return _call(_native.extreme_csr.default, rowptr, col, _rows(x), reduce == "max")  # type: ignore[no-any-return]
+
+
+def extreme_csr_shares(rowptr: Tensor, col: Tensor, x: Tensor, y: Tensor, grad: Tensor) -> Tensor:
+    r"""The gradient of each extreme divided by its number of ties: the first half of :func:`extreme_csr`'s backward.
+
+    .. math::
+        s_i = g_i \, / \, \big( |\{e : x_{\mathrm{col}_e} = y_i\}| + [y_i = 0] \big)
+
+    The zero that torch's ``scatter_reduce`` starts from counts as one of the ties, and its share is lost; so here.
+
+    Shapes:
+        - rowptr, col, x, y: the arguments and the output of :func:`extreme_csr`
+        - grad: ``[N, F]``, dtype of x
+        - output: ``[N, F]`` in the sum dtype
+
+    Raises:
+        DataError: a shape, dtype or the ends of ``rowptr`` do not fit.
+        UnsupportedError: a tensor is not a dense CPU tensor.
+    """
+    return _call(_native.extreme_csr_shares.default, rowptr, col, _rows(x), y, grad.contiguous())  # type: ignore[no-any-return]
+
+
+def extreme_csr_grad(rowptr: Tensor, col: Tensor, x: Tensor, y: Tensor, shares: Tensor) -> Tensor:
+    r"""The shares brought back to every source that ties: the second half of :func:`extreme_csr`'s backward.
+
+    .. math::
+        d_j = \sum_{\mathrm{rowptr}_j \le e < \mathrm{rowptr}_{j+1}} s_{\mathrm{col}_e} \, [x_j = y_{\mathrm{col}_e}]
+
+    Added up in the order of the edges, without atomics: the same for every number of threads.
+
+    Shapes:
+        - rowptr: ``[M + 1]`` int64, col: ``[E]`` int32, the *transposed* pattern
+        - x: ``[M, F]``, y: ``[N, F]``, shares: ``[N, F]``, of :func:`extreme_csr` and :func:`extreme_csr_shares`
+        - output: ``[M, F]``, dtype of x
+
+    Raises:
+        DataError: a shape, dtype or the ends of ``rowptr`` do not fit.
+        UnsupportedError: a tensor is not a dense CPU tensor.
+    """
+    return _call(_native.extreme_csr_grad.default, rowptr, col, _rows(x), y, shares)  # type: ignore[no-any-return]
+
+
 def gather_rows(x: Tensor, index: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Pick rows: ``y[r] = x[index[r]]``. Every index is checked.
 
@@ -149,6 +210,88 @@ def keyed_dropout(x: Tensor, key: Tensor, p: float, seed: int, column_offset: in
     rows = _rows(x).contiguous()
     y = _call(_native.keyed_dropout.default, rows, key.contiguous(), p, _signed(seed), column_offset)
     return _like_rows(y, x)
+
+
+Norm = Literal["layer", "rms"]
+_NORM_NUMBER: dict[Norm | None, int] = {None: 0, "layer": 1, "rms": 2}
+
+
+def row_epilogue(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    key: Tensor | None,
+    norm: Norm | None,
+    eps: float,
+    relu: bool,
+    p: float,
+    seed: int,
+    column_offset: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""What follows a layer's linear map, in one pass over its rows.
+
+    .. math::
+        y_i = \mathrm{dropout}(\mathrm{relu}(\mathrm{norm}(x_i) \odot w + b))
+
+    Exact up to rounding; the mask is :func:`keyed_dropout`'s. :func:`row_epilogue_grad` is the derivative.
+
+    Shapes:
+        - x: ``[N, F]`` float32, float64 or bfloat16; copied unless contiguous
+        - weight, bias: ``[F]`` in the sum dtype of x, or ``None`` for ones and zeros
+        - key: ``[N]`` int64, or ``None``: no dropout
+        - output: y ``[N, F]``; the rows' means ``[N]`` (empty unless ``norm="layer"``) and one over their deviations
+          ``[N]`` (empty without a norm), in the sum dtype
+
+    Args:
+        x: The rows.
+        weight: Factor of each column.
+        bias: Summand of each column.
+        key: What stands for each row.
+        norm: ``"layer"``, ``"rms"`` or ``None``.
+        eps: Added to the variance, or to the mean square.
+        relu: Whether negative values become zero.
+        p: The probability of zero, in ``[0, 1)``.
+        seed: Any integer modulo 2^64.
+        column_offset: The number of the first column for the mask.
+
+    Raises:
+        DataError: a shape, dtype or value does not fit.
+        UnsupportedError: a tensor is not a dense CPU tensor.
+    """
+    args = (weight, bias, key, _NORM_NUMBER[norm], eps, relu, p, _signed(seed), column_offset)
+    return _call(_native.row_epilogue.default, x.contiguous(), *args)  # type: ignore[no-any-return]
+
+
+def row_epilogue_grad(
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    key: Tensor | None,
+    norm: Norm | None,
+    relu: bool,
+    p: float,
+    seed: int,
+    column_offset: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of :func:`row_epilogue` by x, weight and bias, in one pass over grad and x.
+
+    Everything else, the mask included, is computed again. The sums over rows do not depend on the threads.
+
+    Shapes:
+        - grad: ``[N, F]``, dtype of x; mean, rstd: of :func:`row_epilogue`; all others: its arguments
+        - output: ``[N, F]`` in the dtype of x, ``[F]`` and ``[F]`` in the sum dtype
+
+    Raises:
+        DataError: a shape, dtype or value does not fit.
+        UnsupportedError: a tensor is not a dense CPU tensor.
+    """
+    args = (mean, rstd, weight, bias, key, _NORM_NUMBER[norm], relu, p, _signed(seed), column_offset)
+    by_x, sums = _call(_native.row_epilogue_grad.default, grad.contiguous(), x.contiguous(), *args)
+    by_weight, by_bias, _ = sums.sum(0)
+    return by_x, by_weight, by_bias
 
 
 def keyed_uniform(
@@ -275,6 +418,21 @@ def _(rowptr: Tensor, col: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return a.new_empty(col.shape[0], dtype=torch.float64 if a.dtype == torch.float64 else torch.float32)
 
 
+@torch.library.register_fake("pyg_dist::extreme_csr")
+def _(rowptr: Tensor, col: Tensor, x: Tensor, largest: bool) -> Tensor:
+    return x.new_empty(rowptr.shape[0] - 1, x.shape[1])
+
+
+@torch.library.register_fake("pyg_dist::extreme_csr_shares")
+def _(rowptr: Tensor, col: Tensor, x: Tensor, y: Tensor, grad: Tensor) -> Tensor:
+    return torch.empty_like(y, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
+
+
+@torch.library.register_fake("pyg_dist::extreme_csr_grad")
+def _(rowptr: Tensor, col: Tensor, x: Tensor, y: Tensor, shares: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
+
+
 @torch.library.register_fake("pyg_dist::gather_rows")
 def _(x: Tensor, index: Tensor) -> Tensor:
     return x.new_empty(index.shape[0], x.shape[1])
@@ -288,6 +446,44 @@ def _(out: Tensor, x: Tensor, index: Tensor) -> None:
 @torch.library.register_fake("pyg_dist::scatter_add_rows")
 def _(out: Tensor, index: Tensor, rows: Tensor) -> None:
     return None
+
+
+@torch.library.register_fake("pyg_dist::row_epilogue")
+def _(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    key: Tensor | None,
+    norm: int,
+    eps: float,
+    relu: bool,
+    p: float,
+    seed: int,
+    column_offset: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    sums = torch.float64 if x.dtype == torch.float64 else torch.float32
+    mean, rstd = (x.new_empty(x.shape[0] if given else 0, dtype=sums) for given in (norm == 1, norm != 0))
+    return torch.empty_like(x), mean, rstd
+
+
+@torch.library.register_fake("pyg_dist::row_epilogue_grad")
+def _(
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    key: Tensor | None,
+    norm: int,
+    relu: bool,
+    p: float,
+    seed: int,
+    column_offset: int,
+) -> tuple[Tensor, Tensor]:
+    num_groups = min(max(x.numel() // 2**15, 1), 64)  # csrc/ops/row_epilogue_cpu.cpp
+    sums = torch.float64 if x.dtype == torch.float64 else torch.float32
+    return torch.empty_like(x), x.new_empty(num_groups, 3, x.shape[1], dtype=sums)
 
 
 @torch.library.register_fake("pyg_dist::keyed_dropout")

@@ -50,6 +50,29 @@ def sddmm_csr(rowptr: Tensor, col: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return products.flatten(1).sum(1) if products.ndim > 1 else products
 
 
+def extreme_csr(rowptr: Tensor, col: Tensor, x: Tensor, reduce: str) -> Tensor:
+    """``y[i] = max_e x[col[e]]``, zero without edges."""
+    y = x.new_zeros(rowptr.numel() - 1, x.shape[1])
+    for i, (begin, end) in enumerate(zip(rowptr.tolist(), rowptr.tolist()[1:], strict=False)):
+        if end > begin:
+            y[i] = getattr(x[col[begin:end].long()], f"a{reduce}")(0)
+    return y
+
+
+def extreme_csr_shares(rowptr: Tensor, col: Tensor, x: Tensor, y: Tensor, grad: Tensor) -> Tensor:
+    """``s[i] = grad[i] / (number of ties + [y[i] == 0])``."""
+    row = _row_of_edge(rowptr)
+    ties = (x[col.long()] == y[row]).to(_sum_dtype(x))
+    return grad.to(_sum_dtype(x)) / (y == 0).to(_sum_dtype(x)).index_add_(0, row, ties)
+
+
+def extreme_csr_grad(rowptr: Tensor, col: Tensor, x: Tensor, y: Tensor, shares: Tensor) -> Tensor:
+    """``d[j] = sum_e s[col[e]] [x[j] == y[col[e]]]`` over the transposed pattern."""
+    row, target = _row_of_edge(rowptr), col.long()
+    won = torch.where(x[row] == y[target], shares[target], torch.zeros_like(shares[:1]))
+    return torch.zeros_like(x, dtype=shares.dtype).index_add_(0, row, won).to(x.dtype)
+
+
 def gather_rows(x: Tensor, index: Tensor, *, out: Tensor | None = None) -> Tensor:
     """``y[r] = x[index[r]]``."""
     return x[index] if out is None else out.copy_(x[index])
@@ -101,6 +124,32 @@ def keyed_dropout(x: Tensor, key: Tensor, p: float, seed: int, column_offset: in
     scale = torch.tensor(1 / (1 - p), dtype=_sum_dtype(x))
     y = torch.where(keep, rows.to(_sum_dtype(x)) * scale, torch.zeros((), dtype=_sum_dtype(x)))
     return y.to(x.dtype).view_as(x)
+
+
+def row_epilogue(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    key: Tensor | None,
+    norm: str | None,
+    eps: float,
+    relu: bool,
+    p: float,
+    seed: int,
+    column_offset: int = 0,
+) -> Tensor:
+    """``dropout(relu(norm(x) * weight + bias))``, y alone; its gradients are autograd's."""
+    z = x.to(_sum_dtype(x))
+    if norm == "layer":
+        z = z - z.mean(1, keepdim=True)
+    if norm is not None:
+        z = z * (z.square().mean(1, keepdim=True) + eps).rsqrt()
+    z = z if weight is None else z * weight
+    z = z if bias is None else z + bias
+    z = z.relu() if relu else z
+    if key is not None:
+        z = z * keyed_dropout(torch.ones_like(z), key, p, seed, column_offset)
+    return z.to(x.dtype)
 
 
 def keyed_uniform(

@@ -1,16 +1,21 @@
-"""Aggregations that no partial sum can stand for (max, std, LSTM, …): every neighbour's row comes here first."""
+"""Aggregations that no partial sum can stand for (max, std, LSTM, …): every neighbour's row comes here first.
+
+Extremes read the rows where they lie; every other aggregation gets a message per edge, as in PyG.
+"""
 
 from __future__ import annotations
 
 from inspect import signature
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch_geometric.nn import norm
-from torch_geometric.nn.aggr import Aggregation, EquilibriumAggregation
+from torch_geometric.nn.aggr import Aggregation, EquilibriumAggregation, MaxAggregation, MinAggregation
 
 from pyg_dist.backend.aggregate import halo_rows
+from pyg_dist.backend.extremes import extreme
 from pyg_dist.errors import UnsupportedError
 from pyg_dist.tensor import NodeTensor
 from pyg_dist.tensor.halo_graph import HaloGraph
@@ -21,6 +26,9 @@ _MIXES_NODES = (
     nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm, norm.GraphNorm, norm.GraphSizeNorm,
     norm.MeanSubtractionNorm, norm.PairNorm, EquilibriumAggregation,
 )  # fmt: skip
+
+_EXTREMES: dict[type[Aggregation], Literal["max", "min"]] = {MaxAggregation: "max", MinAggregation: "min"}
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
 def aggregate_neighbours(
@@ -43,12 +51,17 @@ def aggregate_neighbours(
     Raises:
         UnsupportedError: A part of the aggregation looks at several nodes, as batch norm does.
     """
+    rows = x.to_local()
+    reduce = _EXTREMES.get(type(aggregation))
+    if reduce is not None and weight is None and rows.dim() == 2 and rows.dtype in _DTYPES:
+        arrived = halo_rows(rows, graph.post)
+        sources = torch.cat([rows, arrived]) if arrived.shape[0] else rows
+        return NodeTensor.from_local(extreme(sources, graph.whole, reduce), graph.node_rows)  # type: ignore[return-value]
     _require_node_by_node(aggregation)
     # One more target, with ones for messages, keeps alive what PyG's aggregations lean on: a first target that has
     # messages, two at least (quantiles); and, where sequences are padded (LSTM reads the last place), one length.
     num_padding = graph.max_in_degree if _pads(aggregation) else 2
     source, target = graph.neighbour_lists(num_padding)
-    rows = x.to_local()
     messages = torch.cat([rows, halo_rows(rows, graph.post), rows.new_ones(1, rows.shape[1])]).index_select(0, source)
     if weight is not None:
         messages = messages * torch.cat([weight.new_ones(num_padding), weight[graph.whole.edge]]).view(-1, 1)

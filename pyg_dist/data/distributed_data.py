@@ -13,7 +13,7 @@ from pyg_dist.backend import session
 from pyg_dist.backend.agreement import digest, on_main, raise_together, require_equal
 from pyg_dist.backend.axis import Axis, world_axis
 from pyg_dist.backend.exchange import Traffic
-from pyg_dist.backend.memory import release_free_memory
+from pyg_dist.backend.memory import keep_freed_memory, release_free_memory
 from pyg_dist.data.graph_input import GraphInput, read_graph
 from pyg_dist.data.on_grid import on_grid
 from pyg_dist.data.options import Options
@@ -94,9 +94,9 @@ class DistributedData(Data):  # type: ignore[misc]
             graph, plan = on_grid(graph_input, options, identity)
         else:
             graph, plan = _in_parts(graph_input, options)
-        self._adopt(graph_input, graph, plan)
-        del graph_input
         release_free_memory()
+        keep_freed_memory()  # after the release, which would end what it begins, and before the first rows are stored
+        self._adopt(graph_input, graph, plan)
 
     def _adopt(self, graph_input: GraphInput, graph: Graph, plan: Plan | GridPlan) -> None:
         """Fill this object with the local rows of every attribute."""

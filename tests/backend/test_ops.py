@@ -76,6 +76,27 @@ def test_spmm_equals_the_reference(width: int, dtype: torch.dtype, factors: tupl
     assert torch.equal(whole, expected_whole)
 
 
+@pytest.mark.parametrize("width", [47, 64, 100, 130])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_spmm_by_column_blocks(width: int, dtype: torch.dtype) -> None:
+    """Sources and edges enough for blocks (``ColumnBlocks`` of csrc/ops/spmm_csr_cpu.cpp), out of a wider tensor."""
+    num_sources, num_edges = 50_000, 4 * 51_000
+    generator = torch.Generator().manual_seed(0)
+    row = torch.randint(0, NUM_ROWS - 2, (num_edges,), generator=generator).sort().values
+    rowptr = torch.zeros(NUM_ROWS + 1, dtype=torch.int64)
+    torch.cumsum(torch.bincount(row, minlength=NUM_ROWS), 0, out=rowptr[1:])
+    col = torch.randint(0, num_sources, (num_edges,), generator=generator, dtype=torch.int32)
+    x = integers((num_sources, width + 3), dtype)[:, 1:-2]
+    scales = [integers((n,), sum_dtype(dtype), seed=n) for n in (num_edges, NUM_ROWS, num_sources)]
+    expected = reference.spmm_csr(rowptr, col, x, scales[0], row_scale=scales[1], col_scale=scales[2])
+    assert torch.equal(ops.spmm_csr(rowptr, col, x, scales[0], row_scale=scales[1], col_scale=scales[2]), expected)
+    whole = integers((NUM_ROWS + 2, width + 2), dtype, seed=9)
+    expected_whole = whole.clone()
+    reference.spmm_csr(rowptr, col, x, out=expected_whole[1:-1, 1:-1])
+    ops.spmm_csr(rowptr, col, x, out=whole[1:-1, 1:-1])
+    assert torch.equal(whole, expected_whole)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_spmm_of_reals(dtype: torch.dtype) -> None:
     rowptr, col = pattern(100)

@@ -1,0 +1,177 @@
+"""The sparse kernels against everything else that multiplies a CSR matrix by rows, and against the machine's memory.
+
+    python benchmarks/spmm.py                                     # graph "small": a minute
+    python benchmarks/spmm.py --graph A --widths 47 128 256 --threads 1 2
+    python benchmarks/spmm.py --graph B.npz --transposed
+
+Variants take turns in one process. A sample during which another process had the cores is taken again: the system says
+how long our threads waited for one (``/proc/self/task/*/schedstat``). What a sample waited even so stands in the JSON,
+with its CPU time, which on one thread is a fair figure on a busy machine too.
+Beside the products, two figures of the same minute: the bandwidth of a plain copy, and that of gathering the rows of
+all edges in the graph's own order, which is what a product without any reuse of cached rows would move.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import graphs
+import machine
+import torch
+from torch import Tensor
+from torch_geometric.utils import scatter
+from tqdm import tqdm
+
+from pyg_dist.backend import memory, ops
+from pyg_dist.backend.csr import CSR
+
+RESULTS = Path(__file__).resolve().parent / "results"
+BASELINE = "torch CSR (MKL)"
+MAX_MESSAGES = 4 << 30  # bytes: PyG's edge_index path makes a row per edge
+
+
+@dataclass
+class Samples:
+    """Seconds of one variant by the clock and of the CPU, and the share of each sample that its threads waited."""
+
+    seconds: list[float] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
+    waited: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def median_cpu(self) -> float:
+        return statistics.median(self.cpu_seconds)
+
+
+def waited_seconds() -> float:
+    """How long this process' threads have been ready without a core, in total; 0 where the system does not say."""
+    total = 0
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        try:
+            total += int(path.read_text().split()[1])
+        except (OSError, IndexError):  # a thread that has just ended
+            continue
+    return total * 1e-9
+
+
+def measure(variants: dict[str, Callable[[], Any]], rounds: int, retries: int, max_waited: float) -> dict[str, Samples]:
+    """Take ``rounds`` samples of each variant in turns; of a sample's ``retries``, the least disturbed one counts."""
+    samples = {name: Samples() for name in variants}
+    for run in variants.values():
+        run()
+    for _ in range(rounds):
+        for name, run in variants.items():
+            tries = []
+            for _ in range(retries):
+                waited, cpu, start = waited_seconds(), time.process_time(), time.perf_counter()
+                run()
+                seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
+                tries.append(((waited_seconds() - waited) / seconds, seconds, cpu_seconds))
+                if tries[-1][0] <= max_waited:
+                    break
+            share, seconds, cpu_seconds = min(tries)
+            samples[name].seconds.append(seconds)
+            samples[name].cpu_seconds.append(cpu_seconds)
+            samples[name].waited.append(round(share, 3))
+    return samples
+
+
+def variants_of(pattern: CSR, width: int) -> dict[str, Callable[[], Any]]:
+    """All ways to compute the same product that fit in memory."""
+    shape = (pattern.num_rows, pattern.num_cols)
+    x = torch.randn(pattern.num_cols, width)
+    x_bf16 = x.bfloat16()
+    ones = torch.ones(pattern.num_entries)
+    sparse = torch.sparse_csr_tensor(pattern.rowptr, pattern.col.long(), ones, shape)
+    index, target = pattern.col.long(), pattern.row()
+    out = torch.empty_like(x)
+    chosen: dict[str, Callable[[], Any]] = {
+        BASELINE: lambda: sparse @ x,
+        "torch.sparse.mm, mean": lambda: torch.sparse.mm(sparse, x, "mean"),
+        "pyg_dist float32": lambda: ops.spmm_csr(pattern.rowptr, pattern.col, x),
+        "pyg_dist bfloat16": lambda: ops.spmm_csr(pattern.rowptr, pattern.col, x_bf16),
+        "copy": lambda: out.copy_(x),
+    }
+    if pattern.num_entries * width * 4 <= MAX_MESSAGES:
+        gathered = torch.empty(pattern.num_entries, width)
+        chosen["gather"] = lambda: torch.index_select(x, 0, index, out=gathered)
+        chosen["PyG, edge_index"] = lambda: scatter(x.index_select(0, index), target, dim_size=shape[0], reduce="sum")
+    assert_equal(chosen, x)
+    return chosen
+
+
+def assert_equal(variants: dict[str, Callable[[], Any]], x: Tensor) -> None:
+    """A fast wrong product is no result."""
+    expected = variants[BASELINE]()
+    torch.testing.assert_close(variants["pyg_dist float32"](), expected, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(variants["pyg_dist bfloat16"]().float(), expected, rtol=0.05, atol=0.5)
+
+
+def report(pattern: CSR, width: int, samples: dict[str, Samples]) -> list[str]:
+    """Milliseconds, ratios to MKL's time (smaller is better), and the bandwidth of the two memory figures."""
+    base = samples[BASELINE]
+    moved = {"copy": 8 * pattern.num_cols * width, "gather": 8 * pattern.num_entries * width}
+    lines = []
+    for name, taken in samples.items():
+        rate = f"{taken.median / base.median:.3f} of MKL, {taken.median_cpu / base.median_cpu:.3f} by CPU time"
+        if name in moved:
+            rate = f"{moved[name] / taken.median / 1e9:.1f} GB/s"
+        clock = f"{1000 * taken.median:>8.1f} ms {1000 * taken.median_cpu:>8.1f} ms CPU"
+        lines.append(f"{width:>5} {name:22}{clock}  {rate}, waited {max(taken.waited):.0%}")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--graph", default="small", help=f"{', '.join(graphs.SIZES)}, or a .npz file")
+    parser.add_argument("--widths", type=int, nargs="+", default=[16, 47, 64, 100, 128, 256, 602])
+    parser.add_argument("--threads", type=int, nargs="+", default=[torch.get_num_threads()])
+    parser.add_argument("--transposed", action="store_true", help="multiply by the transpose, as the backward does")
+    parser.add_argument("--rounds", type=int, default=7, help="samples of each variant")
+    parser.add_argument("--retries", type=int, default=10, help="tries for each sample")
+    parser.add_argument("--max-waited", type=float, default=0.03, help="share of a sample that may be spent waiting")
+    parser.add_argument("--skip", nargs="*", default=[], help="variants to leave out")
+    parser.add_argument("--output", type=Path, help="the JSON file (default: benchmarks/results/spmm-GRAPH.json)")
+    args = parser.parse_args()
+
+    warnings.filterwarnings("ignore", message="Sparse")
+    description = machine.describe()
+    memory.keep_freed_memory()
+    data = graphs.load(args.graph)
+    source, target = data.edge_index
+    pattern = CSR.from_edges(target, source, torch.arange(target.numel()), data.num_nodes, data.num_nodes)
+    pattern = pattern.transposed if args.transposed else pattern
+    results = []
+    for num_threads in args.threads:
+        torch.set_num_threads(num_threads)
+        print(f"{args.graph}: {pattern.num_rows} rows, {pattern.num_entries} edges, {num_threads} threads")
+        for width in tqdm(args.widths, desc="widths", disable=None):
+            chosen = {k: v for k, v in variants_of(pattern, width).items() if k == BASELINE or k not in args.skip}
+            samples = measure(chosen, args.rounds, args.retries, args.max_waited)
+            print("\n".join(report(pattern, width, samples)), flush=True)
+            results.append(
+                {"threads": num_threads, "width": width, "samples": {k: asdict(v) for k, v in samples.items()}}
+            )
+
+    output = args.output or RESULTS / f"spmm-{Path(args.graph).stem}{'-transposed' if args.transposed else ''}.json"
+    output.parent.mkdir(parents=True, exist_ok=True)
+    command = " ".join(["python", "benchmarks/spmm.py", *sys.argv[1:]])
+    output.write_text(json.dumps({"command": command, "machine": description, "results": results}, indent=2) + "\n")
+    print(f"written: {output}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Norm, ReLU and dropout as one function of rows, with autograd: x is all that the backward pass keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from pyg_dist.backend import ops
+from pyg_dist.backend.ops import Norm
+
+
+class _RowEpilogue(torch.autograd.Function):
+    """One pass forward, one back; two floats a row are kept beside x."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        key: Tensor | None,
+        norm: Norm | None,
+        eps: float,
+        relu: bool,
+        p: float,
+        seed: int,
+        column_offset: int,
+    ) -> Tensor:
+        sums = torch.float64 if x.dtype == torch.float64 else torch.float32
+        w, b = (None if factor is None else factor.to(sums) for factor in (weight, bias))
+        y, mean, rstd = ops.row_epilogue(x, w, b, key, norm, eps, relu, p, seed, column_offset)
+        ctx.save_for_backward(x, mean, rstd, weight, bias, key)
+        ctx.options = norm, relu, p, seed, column_offset
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, mean, rstd, weight, bias, key = ctx.saved_tensors
+        sums = torch.float64 if x.dtype == torch.float64 else torch.float32
+        w, b = (None if factor is None else factor.to(sums) for factor in (weight, bias))
+        by_x, by_w, by_b = ops.row_epilogue_grad(grad, x, mean, rstd, w, b, key, *ctx.options)
+        by_weight = None if weight is None else by_w.to(weight.dtype)
+        by_bias = None if bias is None else by_b.to(bias.dtype)
+        return by_x, by_weight, by_bias, *(None,) * 7
+
+
+def row_epilogue(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    key: Tensor | None,
+    norm: Norm | None,
+    eps: float,
+    relu: bool,
+    p: float,
+    seed: int,
+    column_offset: int = 0,
+) -> Tensor:
+    """:func:`pyg_dist.backend.ops.row_epilogue`'s y, differentiable once by x, weight and bias; not collective."""
+    return _RowEpilogue.apply(x, weight, bias, key, norm, eps, relu, p, seed, column_offset)  # type: ignore[no-any-return, no-untyped-call]

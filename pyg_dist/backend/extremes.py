@@ -1,0 +1,44 @@
+"""Largest and smallest values among in-edges, with autograd, on one rank's pattern: no message is ever materialised."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from pyg_dist.backend import ops
+from pyg_dist.backend.csr import CSR
+
+
+class _Extreme(torch.autograd.Function):
+    """The gradient goes to the sources that tie, in equal shares: two passes over the edges, the second transposed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, csr: CSR, reduce: Literal["max", "min"]) -> Tensor:
+        ctx.csr = csr
+        y = ops.extreme_csr(csr.rowptr, csr.col, x, reduce)
+        ctx.save_for_backward(x, y)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        x, y = ctx.saved_tensors
+        shares = ops.extreme_csr_shares(ctx.csr.rowptr, ctx.csr.col, x, y, grad)
+        transposed = ctx.csr.transposed
+        return ops.extreme_csr_grad(transposed.rowptr, transposed.col, x, y, shares), None, None
+
+
+def extreme(x: Tensor, csr: CSR, reduce: Literal["max", "min"]) -> Tensor:
+    """Largest or smallest in-neighbour of every row, column by column; exact, differentiable once, not collective.
+
+    Equal to PyG's ``MaxAggregation`` and ``MinAggregation`` on CPU, gradients at ties included
+    (:func:`~pyg_dist.backend.ops.extreme_csr_shares`).
+
+    Shapes:
+        - x: ``[csr.num_cols, F]`` (float32, float64 or bfloat16)
+        - output: ``[csr.num_rows, F]``, zero for rows without edges
+    """
+    return _Extreme.apply(x, csr, reduce)  # type: ignore[no-any-return, no-untyped-call]

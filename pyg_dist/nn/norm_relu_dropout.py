@@ -1,0 +1,135 @@
+"""Norm, ReLU and dropout in one pass."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pyg_dist.backend.epilogue import row_epilogue
+from pyg_dist.backend.ops import Norm
+from pyg_dist.errors import DataError, OptionError
+from pyg_dist.tensor import NodeTensor
+from pyg_dist.tensor.random import draw_seed
+
+_NORMS = ("layer", "rms", None)
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+
+
+def norm_relu_dropout(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    norm: Norm | None = "layer",
+    eps: float = 1e-5,
+    relu: bool = True,
+    p: float = 0.5,
+    training: bool = True,
+) -> Tensor:
+    r"""``F.dropout(F.relu(F.layer_norm(x, [F], weight, bias, eps)), p, training)`` in one pass, forward and back.
+
+    .. math::
+        y_i = \mathrm{dropout}(\mathrm{relu}(\mathrm{norm}(x_i) \odot w + b))
+
+    Exact: equal to torch's three functions up to rounding, with the masks that node tensors have anyway (a function
+    of one draw of torch's CPU generator, the node's global id and the column); rows of a plain tensor are numbered.
+    Where the three keep three tensors of x's size for the backward pass, this keeps x: normed values and masks are
+    computed again. Differentiable once. Not collective, except that parameters enter (their gradients are summed).
+
+    Shapes:
+        - x: ``[N, F]`` node tensor or plain CPU tensor (float32, float64 or bfloat16)
+        - weight, bias: ``[F]``
+        - output: as x
+
+    Args:
+        x: The rows.
+        weight: Factor of each normed column.
+        bias: Summand of each column.
+        norm: ``"layer"``, ``"rms"``, or ``None``: only ``bias``, ReLU and dropout.
+        eps: Added to the variance (layer) or the mean square (RMS).
+        relu: Whether negative values become zero.
+        p: The probability of zero.
+        training: Whether there is dropout.
+
+    Raises:
+        DataError: x has not two dimensions or another dtype.
+        OptionError: ``norm`` or ``p`` is not one of the values allowed.
+    """
+    if norm not in _NORMS:
+        raise OptionError(f"Expected 'norm' to be one of {_NORMS} (got {norm!r})")
+    if not 0.0 <= p <= 1.0:
+        raise OptionError(f"Expected 'p' to lie in [0, 1] (got {p})")
+    rows = x._rows if isinstance(x, NodeTensor) else None
+    local = x.to_local() if isinstance(x, NodeTensor) else x
+    if local.dim() != 2 or local.dtype not in _DTYPES:
+        raise DataError(
+            f"Expected x [N, F] in float32, float64 or bfloat16 (got {local.dim()} dimensions, {local.dtype}): "
+            f"use torch's own functions"
+        )
+    if rows is not None:
+        weight, bias = (None if factor is None else rows.enter(factor) for factor in (weight, bias))
+    drops = training and p > 0
+    key = None
+    if drops and p < 1:
+        key = torch.arange(local.shape[0]) if rows is None else rows.key
+    seed = draw_seed() if drops else 0
+    y = row_epilogue(local, weight, bias, key, norm, eps, relu, p if key is not None else 0.0, seed)
+    if drops and p == 1.0:
+        y = F.dropout(y, 1.0)
+    return y if rows is None else NodeTensor.from_local(y, rows)
+
+
+class NormReLUDropout(nn.Module):
+    """:func:`norm_relu_dropout` as a module, in place of a norm, ``relu()`` and dropout between two layers.
+
+    Parameters and ``state_dict`` are those of ``torch.nn.LayerNorm(channels)`` or ``torch.nn.RMSNorm(channels)``, so
+    that either loads the other's; without a norm there is a bias alone.
+
+    Args:
+        channels: F.
+        norm: ``"layer"``, ``"rms"`` or ``None``.
+        p: The probability of zero.
+        relu: Whether negative values become zero.
+        eps: Added to the variance (layer) or the mean square (RMS); ``None`` is torch's default for each.
+        bias: Whether there is a bias; never with ``"rms"``, as in torch.
+
+    Raises:
+        OptionError: ``norm`` is not one of the values allowed.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        norm: Norm | None = "layer",
+        p: float = 0.5,
+        relu: bool = True,
+        eps: float | None = None,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        if norm not in _NORMS:
+            raise OptionError(f"Expected 'norm' to be one of {_NORMS} (got {norm!r})")
+        self.channels, self.norm, self.p, self.relu, self.eps = channels, norm, p, relu, eps
+        self.register_parameter("weight", None if norm is None else nn.Parameter(torch.ones(channels)))
+        has_bias = bias and norm != "rms"
+        self.register_parameter("bias", nn.Parameter(torch.zeros(channels)) if has_bias else None)
+
+    def reset_parameters(self) -> None:
+        """Ones and zeros, as torch's norms begin with."""
+        with torch.no_grad():
+            for parameter, value in ((self.weight, 1.0), (self.bias, 0.0)):
+                if isinstance(parameter, Tensor):
+                    parameter.fill_(value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See :func:`norm_relu_dropout`."""
+        eps = self.eps
+        if eps is None:
+            eps = torch.finfo(x.dtype).eps if self.norm == "rms" else 1e-5
+        options = {"eps": eps, "relu": self.relu, "p": self.p, "training": self.training}
+        return norm_relu_dropout(x, self.weight, self.bias, norm=self.norm, **options)  # type: ignore[arg-type]
+
+    def extra_repr(self) -> str:
+        """The options."""
+        return f"{self.channels}, norm={self.norm!r}, p={self.p}, relu={self.relu}"

@@ -1,0 +1,152 @@
+"""``python -m pyg_dist doctor``: what is used on this machine, and why a slower path was taken. Not collective."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pyg_dist.backend import library
+from pyg_dist.backend.memory import KEEP_MEMORY
+
+# What csrc/kernels/table.cpp asks of a machine, by level, best first; names as in /proc/cpuinfo.
+_NEEDED: dict[str, tuple[str, ...]] = {
+    "avx512": ("avx512f", "avx512bw", "avx512dq", "avx512vl"),
+    "avx2": ("avx2", "fma"),
+    "sve512": ("sve",),
+    "sve256": ("sve",),
+    "baseline": (),
+}
+_SETTINGS = ("PYG_DIST_ISA", KEEP_MEMORY)
+_PACKAGES = ("pyg-dist", "torch", "torch_geometric", "numpy", "mpi4py", "pymetis")
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def examine() -> dict[str, Any]:
+    """What decides which path is taken, ready for JSON; ``"remarks"`` says what is slower than it could be."""
+    build = library.build_info()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    facts: dict[str, Any] = {
+        "instruction_set": library.isa(),
+        "instruction_sets_built": build["levels"].split(","),
+        "compiler": build["compiler"],
+        "built_for_torch": build["torch"],
+        "cores": cores,
+        "threads": torch.get_num_threads(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "huge_pages": _huge_pages(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in _PACKAGES},
+        "environment": {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(("PYG_DIST_", "OMP_", "MKL_", "GOMP_", "KMP_"))
+        },
+    }
+    return facts | {"remarks": list(remarks(facts, _cpu_flags()))}
+
+
+def remarks(facts: Mapping[str, Any], cpu_flags: frozenset[str]) -> Iterable[str]:
+    """One line for each path that is slower than it could be, with the reason and the remedy.
+
+    Args:
+        facts: of :func:`examine`.
+        cpu_flags: this processor's, as in ``/proc/cpuinfo``; empty where the system does not say.
+    """
+    environment = facts["environment"]
+    used, built = facts["instruction_set"], facts["instruction_sets_built"]
+    for level in _NEEDED:
+        if level == used:
+            break
+        if level not in built:
+            continue
+        missing = [flag for flag in _NEEDED[level] if flag not in cpu_flags]
+        if environment.get("PYG_DIST_ISA") == used and not missing:
+            yield f"kernels: {used}, not {level}, because PYG_DIST_ISA={used}: unset it"
+        elif cpu_flags and missing:
+            yield f"kernels: {used}, not {level}, because this processor lacks {' '.join(missing)}"
+        elif level.startswith("sve"):
+            yield f"kernels: {used}, not {level}, because this processor's vectors have another length"
+    if facts["threads"] < facts["cores"]:
+        reason = f"OMP_NUM_THREADS={environment['OMP_NUM_THREADS']}" if "OMP_NUM_THREADS" in environment else "torch"
+        yield (
+            f"threads: {facts['threads']} of {facts['cores']} cores, because of {reason}: right for several ranks on "
+            f"one machine, slow for one rank"
+        )
+    elif facts["threads"] > facts["cores"]:
+        yield (
+            f"threads: {facts['threads']} on {facts['cores']} cores take turns: "
+            f"set OMP_NUM_THREADS to the cores of a rank"
+        )
+    if environment.get(KEEP_MEMORY) == "0":
+        yield f"memory: large blocks are mapped anew at each use, because {KEEP_MEMORY}=0: unset it"
+    elif sys.platform != "linux":
+        yield "memory: large blocks are mapped anew at each use: they are kept with glibc on Linux alone"
+    if facts["huge_pages"] == "never":
+        yield f"memory: small pages only, because {_HUGE_PAGES} says never: write madvise there"
+    if facts["built_for_torch"].split("+")[0] > str(torch.__version__):
+        yield (
+            f"library: built with torch {facts['built_for_torch']}, running with the older {torch.__version__}: "
+            f"rebuild it if it fails to load"
+        )
+    for name in environment:
+        if name.startswith("PYG_DIST_") and name not in _SETTINGS:
+            yield f"environment: {name} is not a setting of pyg_dist (there are {', '.join(_SETTINGS)})"
+
+
+def describe(facts: Mapping[str, Any]) -> str:
+    """The facts for people."""
+    built = ", ".join(facts["instruction_sets_built"])
+    versions = ", ".join(f"{name} {version or 'missing'}" for name, version in facts["versions"].items())
+    lines = [
+        f"kernels      {facts['instruction_set']} (built: {built}; {facts['compiler']})",
+        f"threads      {facts['threads']} on {facts['cores']} cores, {facts['system']}",
+        f"huge pages   {facts['huge_pages']}",
+        f"versions     Python {facts['python']}, {versions}, built with torch {facts['built_for_torch']}",
+        f"environment  {' '.join(f'{k}={v}' for k, v in facts['environment'].items()) or 'nothing set'}",
+    ]
+    notes = [f"slower than it could be: {remark}" for remark in facts["remarks"]]
+    return "\n".join([*lines, *(notes or ["nothing is slower than it could be"])])
+
+
+def add_command(commands: Any) -> None:
+    """Add ``doctor`` to the subcommands of an :mod:`argparse` parser."""
+    parser = commands.add_parser("doctor", help="what is used on this machine, and why a slower path was taken")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> None:
+    facts = examine()
+    print(json.dumps(facts) if args.json else describe(facts))
+
+
+def _huge_pages() -> str:
+    try:
+        return _HUGE_PAGES.read_text().split("[")[1].split("]")[0]
+    except (OSError, IndexError):
+        return "unknown"
+
+
+def _cpu_flags() -> frozenset[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    flags = (line.split(":", 1)[1] for line in lines if line.startswith(("flags", "Features")))
+    return frozenset(next(flags, "").split())
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

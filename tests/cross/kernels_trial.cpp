@@ -1,0 +1,285 @@
+// Every kernel of the instruction set in use against plain loops over doubles: `make cross` runs it under an emulator.
+//
+// Inputs are small integers and scales powers of two, so that sums are exact in every order and in every type, and a
+// kernel must equal its loop to the last bit. Norms, which divide, may be off by rounding.
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "kernels/bfloat16.h"
+#include "kernels/table.h"
+
+namespace pyg_dist {
+namespace {
+
+template <class T>
+constexpr Element kElement = sizeof(T) == 8   ? Element::f64
+                             : sizeof(T) == 4 ? Element::f32
+                                              : Element::bf16;
+
+template <class T>
+T from_double(double value) {
+  if constexpr (sizeof(T) == 2) {
+    return narrow(static_cast<float>(value));
+  } else {
+    return static_cast<T>(value);
+  }
+}
+
+template <class T>
+double to_double(T value) {
+  if constexpr (sizeof(T) == 2) {
+    return widen(value);
+  } else {
+    return value;
+  }
+}
+
+uint32_t state = 1;
+int draw(int count) {  // of [0, count)
+  state = state * 1664525 + 1013904223;
+  return static_cast<int>((static_cast<uint64_t>(state >> 8) * static_cast<uint64_t>(count)) >> 24);
+}
+
+template <class T>
+std::vector<T> integers(size_t size) {
+  std::vector<T> values(size);
+  for (T& value : values) value = from_double<T>(draw(7) - 3);
+  return values;
+}
+
+int64_t failures = 0;
+
+template <class T>
+void expect(const char* kernel, int64_t width, const std::vector<T>& got, const std::vector<double>& want,
+            double tolerance = 0) {
+  for (size_t i = 0; i < want.size(); ++i) {
+    // What the kernel's own type makes of the exact result.
+    const double rounded = to_double(from_double<T>(want[i])), found = to_double(got[i]);
+    if (std::abs(found - rounded) <= tolerance * (1 + std::abs(rounded)) ||
+        (std::isnan(found) && std::isnan(rounded)) || found == rounded) {
+      continue;
+    }
+    if (++failures <= 20) {
+      std::printf("%s, width %lld, %zu bytes: entry %zu: expected %g, got %g\n", kernel, static_cast<long long>(width),
+                  sizeof(T), i, rounded, found);
+    }
+  }
+}
+
+constexpr int64_t kRows = 23, kSources = 17;
+
+// Word `column` of a row: kernels/philox.h, as plainly as can be.
+uint32_t philox_word(uint64_t seed, uint64_t key, int64_t column, Stream stream) {
+  uint32_t c[4] = {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32), static_cast<uint32_t>(column / 4),
+                   static_cast<uint32_t>(stream)};
+  auto k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+  for (int round = 0; round < Philox::kRounds; ++round) {
+    const uint64_t p0 = uint64_t{Philox::kMultiplier0} * c[0], p1 = uint64_t{Philox::kMultiplier1} * c[2];
+    const uint32_t next[4] = {static_cast<uint32_t>(p1 >> 32) ^ c[1] ^ k0, static_cast<uint32_t>(p1),
+                              static_cast<uint32_t>(p0 >> 32) ^ c[3] ^ k1, static_cast<uint32_t>(p0)};
+    std::memcpy(c, next, sizeof(c));
+    k0 += Philox::kWeyl0;
+    k1 += Philox::kWeyl1;
+  }
+  return c[column % 4];
+}
+
+struct Pattern {
+  std::vector<int64_t> rowptr{0};
+  std::vector<int32_t> col;
+  std::vector<int64_t> row;  // of each edge
+
+  Pattern(int64_t num_rows, int64_t num_sources) {
+    for (int64_t r = 0; r < num_rows; ++r) {
+      const int degree = r % 5 == 0 ? 0 : draw(12);
+      for (int e = 0; e < degree; ++e) {
+        col.push_back(draw(static_cast<int>(num_sources)));
+        row.push_back(r);
+      }
+      rowptr.push_back(static_cast<int64_t>(col.size()));
+    }
+  }
+};
+
+template <class T>
+void try_width(int64_t width) {
+  using A = accumulator_t<T>;
+  const auto F = static_cast<size_t>(width);
+  const Pattern p(kRows, kSources), transposed(kSources, kRows);
+  const auto num_edges = static_cast<int64_t>(p.col.size());
+  const auto x = integers<T>(kSources * F), a = integers<T>(kRows * F);
+  const auto weight = integers<A>(p.col.size()), row_scale = integers<A>(kRows), col_scale = integers<A>(kSources);
+
+  auto out = integers<T>(kRows * F);
+  std::vector<double> want(out.size());
+  for (size_t i = 0; i < want.size(); ++i) want[i] = to_double(out[i]);
+  for (size_t e = 0; e < p.col.size(); ++e) {
+    for (size_t c = 0; c < F; ++c) {
+      const auto source = static_cast<size_t>(p.col[e]), row = static_cast<size_t>(p.row[e]);
+      want[row * F + c] +=
+          double(row_scale[row]) * double(weight[e]) * double(col_scale[source]) * to_double(x[source * F + c]);
+    }
+  }
+  kernels().spmm_rows({.rowptr = p.rowptr.data(),
+                       .col = p.col.data(),
+                       .x = x.data(),
+                       .weight = weight.data(),
+                       .row_scale = row_scale.data(),
+                       .col_scale = col_scale.data(),
+                       .out = out.data(),
+                       .num_edges = num_edges,
+                       .num_features = width,
+                       .x_stride = width,
+                       .out_stride = width,
+                       .x_element = kElement<T>,
+                       .out_element = kElement<T>,
+                       .accumulate = true},
+                      0, kRows);
+  expect("spmm_rows", width, out, want);
+
+  std::vector<A> dots(p.col.size());
+  std::vector<double> want_dots(p.col.size());
+  for (size_t e = 0; e < p.col.size(); ++e) {
+    for (size_t c = 0; c < F; ++c) {
+      want_dots[e] +=
+          to_double(a[static_cast<size_t>(p.row[e]) * F + c]) * to_double(x[static_cast<size_t>(p.col[e]) * F + c]);
+    }
+  }
+  kernels().sddmm_edges({p.rowptr.data(), p.col.data(), a.data(), x.data(), dots.data(), kRows, num_edges, width, width,
+                         width, kElement<T>},
+                        0, num_edges);
+  expect("sddmm_edges", width, dots, want_dots);
+
+  std::vector<int64_t> index(kSources);
+  for (int64_t& i : index) i = draw(kRows);
+  auto added = integers<T>(kRows * F);
+  std::vector<double> want_added(added.size());
+  for (size_t i = 0; i < added.size(); ++i) want_added[i] = to_double(added[i]);
+  for (size_t r = 0; r < kSources; ++r) {
+    for (size_t c = 0; c < F; ++c) want_added[static_cast<size_t>(index[r]) * F + c] += to_double(x[r * F + c]);
+  }
+  kernels().scatter_add_owned({index.data(), x.data(), added.data(), kSources, width, width, width, 3, kElement<T>}, 0,
+                              3);
+  expect("scatter_add_owned", width, added, want_added);
+
+  std::vector<T> extreme(kRows * F);
+  std::vector<double> want_extreme(extreme.size()), ties(extreme.size());
+  for (size_t e = 0; e < p.col.size(); ++e) {
+    for (size_t c = 0; c < F; ++c) {
+      const double value = to_double(x[static_cast<size_t>(p.col[e]) * F + c]);
+      double& best = want_extreme[static_cast<size_t>(p.row[e]) * F + c];
+      if (e == static_cast<size_t>(p.rowptr[static_cast<size_t>(p.row[e])]) || value > best) best = value;
+    }
+  }
+  ExtremeCsr problem{p.rowptr.data(), p.col.data(), x.data(), nullptr,     nullptr, extreme.data(),
+                     num_edges,       width,        width,    kElement<T>, true};
+  kernels().extreme_rows(problem, 0, kRows);
+  expect("extreme_rows", width, extreme, want_extreme);
+  for (size_t i = 0; i < ties.size(); ++i) ties[i] = want_extreme[i] == 0;
+  for (size_t e = 0; e < p.col.size(); ++e) {
+    for (size_t c = 0; c < F; ++c) {
+      const size_t i = static_cast<size_t>(p.row[e]) * F + c;
+      ties[i] += to_double(x[static_cast<size_t>(p.col[e]) * F + c]) == want_extreme[i];
+    }
+  }
+  std::vector<A> share(extreme.size());
+  std::vector<double> want_share(extreme.size());
+  for (size_t i = 0; i < ties.size(); ++i) want_share[i] = to_double(a[i]) / ties[i];
+  problem.y = extreme.data();
+  problem.g = a.data();
+  problem.out = share.data();
+  kernels().extreme_share_rows(problem, 0, kRows);
+  expect("extreme_share_rows", width, share, want_share, 1e-6);
+  const auto shares = integers<A>(kRows * F);
+  std::vector<T> by_x(kSources * F);
+  std::vector<double> want_by_x(by_x.size());
+  for (size_t e = 0; e < transposed.col.size(); ++e) {
+    for (size_t c = 0; c < F; ++c) {
+      const size_t to = static_cast<size_t>(transposed.row[e]) * F + c;
+      const size_t from = static_cast<size_t>(transposed.col[e]) * F + c;
+      if (to_double(x[to]) == want_extreme[from]) want_by_x[to] += double(shares[from]);
+    }
+  }
+  kernels().extreme_grad_rows(
+      {transposed.rowptr.data(), transposed.col.data(), x.data(), extreme.data(), shares.data(), by_x.data(),
+       static_cast<int64_t>(transposed.col.size()), width, width, kElement<T>, true},
+      0, kSources);
+  expect("extreme_grad_rows", width, by_x, want_by_x);
+
+  std::vector<int64_t> key(kRows);
+  for (size_t r = 0; r < kRows; ++r) key[r] = static_cast<int64_t>(r * r) << (r % 3 * 20);
+  const Keyed keyed{key.data(), width, 5, 0x123456789abcdefu};
+  const std::vector<T> ones(kRows * F, from_double<T>(1));
+  std::vector<T> mask(kRows * F), uniform(kRows * F);
+  kernels().dropout_rows({keyed, ones.data(), mask.data(), 1u << 30, 2, kElement<T>}, 0, kRows);
+  std::vector<double> want_mask(mask.size());
+  for (size_t r = 0; r < kRows; ++r) {
+    for (size_t c = 0; c < F; ++c) {
+      const auto column = static_cast<int64_t>(c) + keyed.column_offset;
+      const uint32_t word = philox_word(keyed.seed, static_cast<uint64_t>(key[r]), column, Stream::dropout);
+      want_mask[r * F + c] = word >= 1u << 30 ? 2 : 0;
+    }
+  }
+  expect("dropout_rows", width, mask, want_mask);
+  kernels().uniform_rows({keyed, uniform.data(), kElement<T>}, 0, kRows);
+  if constexpr (sizeof(T) == 4) {
+    std::vector<double> want_uniform(uniform.size());
+    for (size_t i = 0; i < uniform.size(); ++i) {
+      const auto row = static_cast<uint64_t>(key[i / F]);
+      const auto column = static_cast<int64_t>(i % F) + keyed.column_offset;
+      want_uniform[i] = (philox_word(keyed.seed, row, column, Stream::uniform) >> 8) * 0x1p-24;
+    }
+    expect("uniform_rows", width, uniform, want_uniform);
+  }
+
+  // Norm, ReLU and dropout with the mask above.
+  const auto scale = integers<A>(F), shift = integers<A>(F);
+  std::vector<A> mean(kRows), rstd(kRows);
+  std::vector<T> y(kRows * F);
+  std::vector<double> want_y(y.size());
+  for (size_t r = 0; r < kRows; ++r) {
+    double m = 0, v = 0;
+    for (size_t c = 0; c < F; ++c) m += to_double(a[r * F + c]) / static_cast<double>(F);
+    for (size_t c = 0; c < F; ++c) v += std::pow(to_double(a[r * F + c]) - m, 2) / static_cast<double>(F);
+    for (size_t c = 0; c < F; ++c) {
+      const double z = (to_double(a[r * F + c]) - m) / std::sqrt(v + 1) * double(scale[c]) + double(shift[c]);
+      want_y[r * F + c] = (z > 0 ? z : 0) * to_double(mask[r * F + c]);
+    }
+  }
+  kernels().epilogue_rows({.keyed = keyed,
+                           .x = a.data(),
+                           .weight = scale.data(),
+                           .bias = shift.data(),
+                           .mean = mean.data(),
+                           .rstd = rstd.data(),
+                           .y = y.data(),
+                           .eps = 1,
+                           .scale = 2,
+                           .threshold = 1u << 30,
+                           .norm = RowNorm::layer,
+                           .relu = true,
+                           .element = kElement<T>},
+                          0, kRows);
+  expect("epilogue_rows", width, y, want_y, sizeof(T) == 2 ? 0.01 : 1e-4);
+}
+
+}  // namespace
+}  // namespace pyg_dist
+
+int main(int argc, char** argv) {
+  using namespace pyg_dist;
+  for (int64_t width : {1, 2, 3, 4, 7, 8, 15, 16, 17, 31, 33, 47, 64, 100, 129, 256, 602}) {
+    try_width<float>(width);
+    try_width<double>(width);
+    try_width<BFloat16>(width);
+  }
+  const bool right_level = argc < 2 || std::strcmp(argv[1], kernels().isa) == 0;
+  std::printf("%s%s: %lld wrong values\n", kernels().isa, right_level ? "" : ", which is not the level asked for",
+              static_cast<long long>(failures));
+  return failures == 0 && right_level ? 0 : 1;
+}

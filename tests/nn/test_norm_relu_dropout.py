@@ -1,0 +1,145 @@
+"""The fused pass against torch's three functions, plain and on ranks, and its kernels against their reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from random_graphs import random_graph
+from torch import Tensor
+from torch.library import opcheck
+
+from pyg_dist.backend import ops, reference
+from pyg_dist.backend.epilogue import row_epilogue
+from pyg_dist.errors import DataError, OptionError
+from pyg_dist.nn import NormReLUDropout, norm_relu_dropout
+
+NORMS: list[Any] = ["layer", "rms", None]
+WIDTHS = [1, 3, 16, 47, 128, 257, 5000]
+KEY = torch.tensor([5, 0, 2**40, 7, 17, 3, 2, 1, 9, 2**62, 11, 12, 13])
+
+
+def reals(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize("affine", [True, False])
+def test_kernels_equal_the_reference(width: int, dtype: torch.dtype, norm: Any, relu: bool, affine: bool) -> None:
+    sums = torch.float64 if dtype == torch.float64 else torch.float32
+    x = reals(KEY.numel(), width, dtype=dtype) * 3 + 1
+    weight, bias = (reals(width, dtype=sums, seed=s) if affine else None for s in (1, 2))
+    grad = reals(KEY.numel(), width, dtype=dtype, seed=4)
+    for key in (KEY, None):
+        options = (norm, 1e-3, relu, 0.3 if key is not None else 0.0, 123, 6)
+        y, mean, rstd = ops.row_epilogue(x, weight, bias, key, *options)
+        inputs = [t.double().requires_grad_() for t in (x, weight, bias) if t is not None]
+        expected = reference.row_epilogue(*inputs, *(() if affine else (None, None)), key, *options)
+        eps = {torch.float64: 1e-10, torch.float32: 2e-4, torch.bfloat16: 2e-2}[dtype]
+        # Which side of zero a value falls on is rounding's choice, where it is that close.
+        sure = torch.ones_like(expected, dtype=torch.bool) if not relu else (y == 0) == (expected == 0)
+        assert float(sure.double().mean()) > 0.99 or dtype == torch.bfloat16
+        torch.testing.assert_close(y.double()[sure], expected.detach()[sure], rtol=eps, atol=eps)
+        if dtype == torch.bfloat16 or not bool(sure.all()):
+            continue
+        by_kernel = ops.row_epilogue_grad(grad, x, mean, rstd, weight, bias, key, norm, relu, options[3], 123, 6)
+        by_autograd = torch.autograd.grad(expected, inputs, grad.double())
+        for got, want in zip(by_kernel, by_autograd, strict=False):
+            torch.testing.assert_close(got.double(), want, rtol=10 * eps, atol=10 * eps)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_gradcheck(norm: Any) -> None:
+    x, weight, bias = (reals(*s, seed=k).requires_grad_() for k, s in enumerate([(13, 6), (6,), (6,)]))
+    call = lambda x, w, b: row_epilogue(x, w, b, KEY, norm, 1e-5, True, 0.4, 3)  # noqa: E731
+    assert torch.autograd.gradcheck(call, (x, weight, bias))
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_equals_torch_without_dropout(norm: Any) -> None:
+    x = reals(50, 33).requires_grad_()
+    weight, bias = (reals(33, seed=s).requires_grad_() for s in (1, 2))
+    stock = {
+        "layer": lambda: F.layer_norm(x, (33,), weight, bias),
+        "rms": lambda: F.rms_norm(x, (33,), weight, 1e-5) + bias,
+        None: lambda: x * weight + bias,
+    }[norm]().relu()
+    ours = norm_relu_dropout(x, weight, bias, norm=norm, training=False)
+    torch.testing.assert_close(ours, stock)
+    grad = reals(50, 33, seed=5)
+    for got, want in zip(*(torch.autograd.grad(y, (x, weight, bias), grad) for y in (ours, stock)), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_sums_do_not_depend_on_threads() -> None:
+    x, weight, key = reals(3000, 64, dtype=torch.float32), reals(64, dtype=torch.float32), torch.arange(3000)
+    y, mean, rstd = ops.row_epilogue(x, weight, None, key, "layer", 1e-5, True, 0.5, 1)
+    before, results = torch.get_num_threads(), []
+    try:
+        for num_threads in (1, 2, 3):
+            torch.set_num_threads(num_threads)
+            results.append(ops.row_epilogue_grad(y, x, mean, rstd, weight, None, key, "layer", True, 0.5, 1))
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def test_opcheck_and_zero_sizes() -> None:
+    native, x = torch.ops.pyg_dist, reals(13, 6, dtype=torch.float32)
+    forward = (x, None, None, KEY, 1, 1e-5, True, 0.5, 1, 0)
+    opcheck(native.row_epilogue.default, forward)
+    y, mean, rstd = native.row_epilogue(*forward)
+    opcheck(native.row_epilogue_grad.default, (y, x, mean, rstd, None, None, KEY, 1, True, 0.5, 1, 0))
+    for shape in [(0, 4), (4, 0)]:
+        x = torch.ones(shape, requires_grad=True)
+        norm_relu_dropout(x).sum().backward()
+        assert x.grad is not None
+
+
+def test_state_dicts_are_those_of_torch() -> None:
+    assert NormReLUDropout(8).state_dict().keys() == torch.nn.LayerNorm(8).state_dict().keys()
+    assert NormReLUDropout(8, "rms").state_dict().keys() == torch.nn.RMSNorm(8).state_dict().keys()
+    x, rms = reals(9, 8, dtype=torch.float32), torch.nn.RMSNorm(8)
+    torch.testing.assert_close(NormReLUDropout(8, "rms", p=0)(x), rms(x).relu())
+    assert not NormReLUDropout(8, p=1.0)(x).any()
+
+
+def test_wrong_arguments_are_refused() -> None:
+    with pytest.raises(OptionError, match="'norm'"):
+        NormReLUDropout(8, norm="batch")  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="'p'"):
+        norm_relu_dropout(torch.ones(2, 2), p=1.5)
+    with pytest.raises(DataError, match=r"Expected x \[N, F\]"):
+        norm_relu_dropout(torch.ones(2, 2, 2))
+    with pytest.raises(DataError, match="row_epilogue: expected 'weight' to have 2 entries"):
+        norm_relu_dropout(torch.ones(2, 2), torch.ones(3))
+
+
+def compare_with_three_functions() -> float:
+    """On every rank: the same draw gives the same mask, so the fused pass equals the three functions."""
+    import pyg_dist
+
+    data = pyg_dist.DistributedData(random_graph(47, 310, seed=1), partition="random")
+    results = []
+    for fused in (True, False):
+        torch.manual_seed(4)
+        layer = torch.nn.Linear(data.num_features, 24, dtype=data.x.dtype)
+        module = NormReLUDropout(24).to(data.x.dtype)
+        h = layer(data.x)
+        y = module(h) if fused else F.dropout(F.layer_norm(h, (24,), module.weight, module.bias).relu(), 0.5)
+        (y * (1 + h.detach())).sum().backward()
+        parameters = (*layer.parameters(), *module.parameters())
+        results.append([y.full_tensor().detach(), *(p.grad for p in parameters)])
+    return max(float((a - b).abs().max()) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_ranks_agree_with_torch(workers: Any, world_size: int) -> None:
+    for error in workers(world_size).run(compare_with_three_functions):
+        assert error < 1e-10

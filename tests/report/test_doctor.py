@@ -1,0 +1,63 @@
+"""``doctor`` says what is used, and names the reason wherever something faster was passed over."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from pyg_dist.backend import library
+from pyg_dist.report import doctor
+
+AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma"})
+
+
+def facts(**changes: Any) -> dict[str, Any]:
+    built = ["baseline", "avx2", "avx512"]
+    whole = {"instruction_set": "avx512", "instruction_sets_built": built, "threads": 2, "cores": 2}
+    return {**whole, "huge_pages": "madvise", "built_for_torch": "2.10.0", "environment": {}, **changes}
+
+
+def only(remarks: Any) -> str:
+    (remark,) = remarks
+    return str(remark)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere memory is always remarked upon")
+def test_nothing_to_say_about_the_best_path() -> None:
+    assert list(doctor.remarks(facts(), AVX512)) == []
+
+
+def test_reasons() -> None:
+    forced = facts(instruction_set="avx2", environment={"PYG_DIST_ISA": "avx2"})
+    assert "not avx512, because PYG_DIST_ISA=avx2" in only(doctor.remarks(forced, AVX512))
+    lacking = facts(instruction_set="avx2")
+    assert "because this processor lacks avx512bw" in only(doctor.remarks(lacking, AVX512 - {"avx512bw"}))
+    one = facts(threads=1, environment={"OMP_NUM_THREADS": "1"})
+    assert "1 of 2 cores, because of OMP_NUM_THREADS=1" in only(doctor.remarks(one, AVX512))
+    assert "3 on 2 cores take turns" in only(doctor.remarks(facts(threads=3), AVX512))
+    assert "says never" in only(doctor.remarks(facts(huge_pages="never"), AVX512))
+    kept = facts(environment={"PYG_DIST_KEEP_MEMORY": "0"})
+    assert "PYG_DIST_KEEP_MEMORY=0" in only(doctor.remarks(kept, AVX512))
+    misspelt = facts(environment={"PYG_DIST_THREADS": "2"})
+    assert "PYG_DIST_THREADS is not a setting" in only(doctor.remarks(misspelt, AVX512))
+
+
+def run(*arguments: str, **environment: str) -> str:
+    command = [sys.executable, "-m", "pyg_dist", "doctor", *arguments]
+    environ = {**os.environ, **environment}
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=100, check=True).stdout
+
+
+def test_command() -> None:
+    out = run(PYG_DIST_ISA="baseline", OMP_NUM_THREADS="1")
+    assert out.startswith("kernels      baseline (built: baseline")
+    if library.isa() != "baseline":
+        assert "because PYG_DIST_ISA=baseline: unset it" in out
+    found = json.loads(run("--json"))
+    assert found["instruction_set"] == library.isa()
+    assert found["versions"]["torch"]
