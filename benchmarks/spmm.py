@@ -31,7 +31,7 @@ from torch import Tensor
 from torch_geometric.utils import scatter
 from tqdm import tqdm
 
-from pyg_dist.backend import memory, ops
+from pyg_dist.backend import ops
 from pyg_dist.backend.csr import CSR
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -149,7 +149,6 @@ def main() -> None:
 
     warnings.filterwarnings("ignore", message="Sparse")
     description = machine.describe()
-    memory.keep_freed_memory()
     data = graphs.load(args.graph)
     source, target = data.edge_index
     pattern = CSR.from_edges(target, source, torch.arange(target.numel()), data.num_nodes, data.num_nodes)

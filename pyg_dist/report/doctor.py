@@ -7,7 +7,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,7 @@ def examine() -> dict[str, Any]:
         "environment": {
             name: value
             for name, value in sorted(os.environ.items())
-            if name.startswith(("PYG_DIST_", "OMP_", "MKL_", "GOMP_", "KMP_"))
+            if name.startswith(("PYG_DIST_", "OMP_", "MKL_", "GOMP_", "KMP_", "GLIBC_TUNABLES"))
         },
     }
     return facts | {"remarks": list(remarks(facts, _cpu_flags()))}
@@ -86,10 +85,12 @@ def remarks(facts: Mapping[str, Any], cpu_flags: frozenset[str]) -> Iterable[str
             f"threads: {facts['threads']} on {facts['cores']} cores take turns: "
             f"set OMP_NUM_THREADS to the cores of a rank"
         )
-    if environment.get(KEEP_MEMORY) == "0":
-        yield f"memory: large blocks are mapped anew at each use, because {KEEP_MEMORY}=0: unset it"
-    elif sys.platform != "linux":
-        yield "memory: large blocks are mapped anew at each use: they are kept with glibc on Linux alone"
+    advises = "glibc.malloc.hugetlb=1" in environment.get("GLIBC_TUNABLES", "")
+    if facts["huge_pages"] == "madvise" and not advises and environment.get(KEEP_MEMORY) != "1":
+        yield (
+            "memory: torch's own large tensors are written in small pages, a fault each: "
+            "start with GLIBC_TUNABLES=glibc.malloc.hugetlb=1"
+        )
     if facts["huge_pages"] == "never":
         yield f"memory: small pages only, because {_HUGE_PAGES} says never: write madvise there"
     if facts["built_for_torch"].split("+")[0] > str(torch.__version__):

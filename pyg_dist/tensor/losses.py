@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from functools import lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -29,7 +29,7 @@ class _Call(NamedTuple):
     rows: Rows
 
 
-_signature = lru_cache(maxsize=None)(inspect.signature)
+_signature = cache(inspect.signature)
 
 
 def _call(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:

@@ -7,6 +7,7 @@ function that torch exposes under it: ``relu`` is ``torch.relu``, ``Tensor.relu`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -61,6 +62,7 @@ def bind(names: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str,
     return bound
 
 
+@cache
 def public_name(function: Function) -> str:
     """The name by which a user knows ``function``, for messages."""
     name: str = torch.overrides.resolve_name(function) or getattr(function, "__name__", str(function))

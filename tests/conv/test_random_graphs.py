@@ -162,6 +162,8 @@ def test_random_graphs(workers: Pools, world_size: int, num_examples: int) -> No
     @example(EMPTY)
     @example(EMPTY._replace(conv="gcn", options={}, weights="learned"))
     @example(EMPTY._replace(num_nodes=1, owners=[world_size - 1], edges=[(0, 0), (0, 0)], options={"aggr": "lstm"}))
+    # The last rank has one node and no message.
+    @example(EMPTY._replace(owners=[0, 0, world_size - 1], edges=[(0, 0), (0, 1)], options={"aggr": "median"}))
     @example(EMPTY._replace(form="adj_t", edges=[(0, 1), (1, 1)], conv="gcn", options={"improved": True}))
     @example(EMPTY._replace(form="weighted adj_t", edges=[(0, 1), (2, 1)], options={"aggr": "std"}))
     @example(EMPTY._replace(form="weighted adj_t", edges=[(0, 1), (2, 1)], options={"aggr": ["mean", "max"]}))

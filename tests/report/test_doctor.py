@@ -8,8 +8,6 @@ import subprocess
 import sys
 from typing import Any
 
-import pytest
-
 from pyg_dist.backend import library
 from pyg_dist.report import doctor
 
@@ -19,7 +17,7 @@ AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma"
 def facts(**changes: Any) -> dict[str, Any]:
     built = ["baseline", "avx2", "avx512"]
     whole = {"instruction_set": "avx512", "instruction_sets_built": built, "threads": 2, "cores": 2}
-    return {**whole, "huge_pages": "madvise", "built_for_torch": "2.10.0", "environment": {}, **changes}
+    return {**whole, "huge_pages": "always", "built_for_torch": "2.10.0", "environment": {}, **changes}
 
 
 def only(remarks: Any) -> str:
@@ -27,7 +25,6 @@ def only(remarks: Any) -> str:
     return str(remark)
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere memory is always remarked upon")
 def test_nothing_to_say_about_the_best_path() -> None:
     assert list(doctor.remarks(facts(), AVX512)) == []
 
@@ -41,8 +38,9 @@ def test_reasons() -> None:
     assert "1 of 2 cores, because of OMP_NUM_THREADS=1" in only(doctor.remarks(one, AVX512))
     assert "3 on 2 cores take turns" in only(doctor.remarks(facts(threads=3), AVX512))
     assert "says never" in only(doctor.remarks(facts(huge_pages="never"), AVX512))
-    kept = facts(environment={"PYG_DIST_KEEP_MEMORY": "0"})
-    assert "PYG_DIST_KEEP_MEMORY=0" in only(doctor.remarks(kept, AVX512))
+    assert "start with GLIBC_TUNABLES" in only(doctor.remarks(facts(huge_pages="madvise"), AVX512))
+    for setting in ({"PYG_DIST_KEEP_MEMORY": "1"}, {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}):
+        assert not list(doctor.remarks(facts(huge_pages="madvise", environment=setting), AVX512))
     misspelt = facts(environment={"PYG_DIST_THREADS": "2"})
     assert "PYG_DIST_THREADS is not a setting" in only(doctor.remarks(misspelt, AVX512))
 

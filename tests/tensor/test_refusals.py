@@ -124,6 +124,7 @@ def not_dispatched() -> None:
         torch.from_dlpack(torch.utils.dlpack.to_dlpack(x)),
         torch.vmap(scaled)(x) / 2 - 0.5,
         torch.func.grad(lambda z: (z * z).sum())(x) / 2,
+        torch.jit.trace(scaled, (x,), check_trace=False)(x) / 2 - 0.5,
         torch.ops.aten.clone.default(x),
     ]
     for k, result in enumerate(seen):

@@ -309,13 +309,15 @@ def test_pickle_is_refused(workers: Pools) -> None:
     workers(3).run(refused_pickles)
 
 
-def in_low_precision(conv_name: str, whole_model: bool) -> None:
+def in_low_precision(conv_name: str, whole_model: bool, bias: bool) -> None:
     """Under autocast, and with everything in bfloat16: dtypes are stock's, and errors are of the same size."""
     stock, ours = sides(torch.float32)
 
     def run(side: Side, dtype: torch.dtype) -> Results:
         torch.manual_seed(0)
-        conv = getattr(side, conv_name)(NUM_FEATURES, NUM_CLASSES).to(dtype if whole_model else torch.float32)
+        conv = getattr(side, conv_name)(NUM_FEATURES, NUM_CLASSES, bias=bias).to(
+            dtype if whole_model else torch.float32
+        )
         x = side.data.x.detach().to(dtype if whole_model else torch.float32).requires_grad_()
         with torch.autocast("cpu", dtype, enabled=not whole_model and dtype == torch.bfloat16):
             out = conv(x, side.data.edge_index)
@@ -332,10 +334,11 @@ def in_low_precision(conv_name: str, whole_model: bool) -> None:
         assert error <= 2 * allowed + 2**-7, f"{name} is off by {error:.1e}; stock in the same dtype by {allowed:.1e}"
 
 
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])  # a bias promotes, too
 @pytest.mark.parametrize("whole_model", [False, True], ids=["autocast", "bfloat16"])
 @pytest.mark.parametrize("conv_name", ["SAGEConv", "GCNConv"])
-def test_low_precision(workers: Pools, conv_name: str, whole_model: bool) -> None:
-    workers(3).run(in_low_precision, conv_name, whole_model)
+def test_low_precision(workers: Pools, conv_name: str, whole_model: bool, bias: bool) -> None:
+    workers(3).run(in_low_precision, conv_name, whole_model, bias)
 
 
 def inside_ddp(options: dict[str, Any]) -> None:

@@ -1,0 +1,81 @@
+"""Assignment to rows and within rows: values, and the gradients of what was assigned and of what was left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from against_torch import LAYOUTS, WORLD_SIZES, Operands, Refusal, check, refuse_all
+from workers import Workers
+
+from pyg_dist.errors import LayoutMismatchError, MixedRowsError
+
+ASSIGNMENTS: list[Callable[[Operands, Any], None]] = [
+    lambda t, x: x.__setitem__(t.mask, 2.0),
+    lambda t, x: x.__setitem__(t.mask, t.vector),
+    lambda t, x: x.__setitem__(t.mask, t.scalar),
+    lambda t, x: x.__setitem__(t.mask, t.y[t.mask]),
+    lambda t, x: x.__setitem__(~t.mask, t.full[: int((~t.mask).sum())]),
+    lambda t, x: x.__setitem__([3, 0], t.row),
+    lambda t, x: x.__setitem__([3, 0], t.full[:2]),
+    lambda t, x: x.__setitem__([3, 0], t.y[[3, 0]]),
+    lambda t, x: x.__setitem__(torch.tensor([-1]), 0.0),
+    lambda t, x: x.__setitem__(slice(1, 3), t.full[1:3]),
+    lambda t, x: x.__setitem__(slice(None), t.full),
+    lambda t, x: x.__setitem__(slice(None), t.y),
+    lambda t, x: x.__setitem__(Ellipsis, 1.0),
+    lambda t, x: x.__setitem__(2, t.vector),
+    lambda t, x: x.__setitem__(2, 5.0),
+    lambda t, x: x.__setitem__((2, 1), t.scalar),
+    lambda t, x: x.__setitem__((slice(None), 0), t.v),
+    lambda t, x: x.__setitem__((slice(None), 0), t.full_v),
+    lambda t, x: x.__setitem__((slice(None), [0, 2]), t.y[:, :2]),
+    lambda t, x: x.__setitem__((t.mask, 0), t.v[t.mask]),
+    lambda t, x: x.__setitem__((t.mask, slice(1, None)), t.scalar),
+    lambda t, x: x.__setitem__((Ellipsis, 0), 7.0),
+    lambda t, x: x.__setitem__(t.m, -1.0),
+    lambda t, x: x.__setitem__(t.v > 99, t.scalar),
+    lambda t, x: x.__setitem__([], 1.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_assignment(workers: Callable[[int], Workers], world_size: int) -> None:
+    workers(world_size).run(assignment)
+
+
+def assignment() -> None:
+    """Values, and the gradients of what was assigned and of what was left."""
+    for layout in LAYOUTS:
+        for k, assign in enumerate(ASSIGNMENTS):
+
+            def assigned(t: Operands, assign: Any = assign) -> Any:
+                x = t.x * 2
+                assign(t, x)
+                return x
+
+            check(assigned, layout, f"assignment {k}")
+
+
+REFUSED: list[Refusal] = [
+    (lambda t: t.full.__setitem__(t.mask, 0.0), MixedRowsError, "into a plain tensor would mix rows"),
+    (lambda t: t.full.detach().__setitem__(0, t.x), MixedRowsError, "into a plain tensor would mix rows"),
+    (
+        lambda t: t.y.detach().__setitem__(t.mask, t.x[t.other_mask]),
+        LayoutMismatchError,
+        "rows of a like selection of 5 nodes",
+    ),
+    (lambda t: t.y.detach().__setitem__(t.mask, t.full), LayoutMismatchError, "a plain operand with 1 or 5 rows"),
+    (lambda t: t.y.detach().__setitem__((0, [0, 1]), 1.0), MixedRowsError, "of one row and a list of columns"),
+]
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_refused(workers: Callable[[int], Workers], world_size: int) -> None:
+    workers(world_size).run(all_refused)
+
+
+def all_refused() -> None:
+    refuse_all(REFUSED)
