@@ -347,9 +347,7 @@ def test_no_rank_sees_all_rows(workers: Pools, world_size: int, conv_name: str) 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("conv_name", ["DistributedSAGEConv", "DistributedGCNConv"])
 @pytest.mark.parametrize("exchange", ["post", "pre", "hybrid"])
-def test_bytes_are_as_planned_and_counted(
-    workers: Pools, world_size: int, conv_name: str, exchange: str
-) -> None:
+def test_bytes_are_as_planned_and_counted(workers: Pools, world_size: int, conv_name: str, exchange: str) -> None:
     ranks = workers(world_size).run(epoch, world_size, conv_name, exchange)
     columns = 6 + 4 + 4  # the input needs no gradient; the second layer projects first, forward and backward
     assert sum(r["bytes"] for r in ranks) == ranks[0]["planned"] * columns * 8

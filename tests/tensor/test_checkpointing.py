@@ -138,7 +138,7 @@ def test_checkpoint_in_a_checkpoint(workers: Pools, world_size: int) -> None:
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_checkpoint_in_a_checkpoint_needs_the_reentrant_mode(workers: Pools, world_size: int) -> None:
     """What the outer one has saved for the inner one comes back without its class: an error, not local numbers."""
-    with pytest.raises(WorkersError, match="UnsupportedError: .* pass use_reentrant=True"):
+    with pytest.raises(WorkersError, match=r"UnsupportedError: .* pass use_reentrant=True"):
         workers(world_size).run(compare_modes, nested, False)
 
 
@@ -202,8 +202,8 @@ def compare(script: Callable[..., Results], *args: Any) -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        (sequential, 2, True), (sequential, 3, False), (selective,), (gradient_of_a_gradient,), (asked_by_autograd_grad,),
-        (saved_elsewhere,),
+        (sequential, 2, True), (sequential, 3, False), (selective,), (gradient_of_a_gradient,),
+        (asked_by_autograd_grad,), (saved_elsewhere,),
     ],
     ids=lambda case: case[0].__name__,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What scripts do around the gradients: optimizers, copies, wrappers, dtypes, modes. Each is run on stock PyG and on ours.
+"""What scripts do around the gradients: optimizers, copies, wrappers, dtypes, modes. Each runs on stock PyG and on ours.
 
 See :mod:`against_stock` for how the rows lie. What a script returns is compared elementwise.
 """
@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from against_stock import (
     NUM_CLASSES,
     NUM_FEATURES,
-    NUM_NODES,
     Net,
     Results,
     Side,
