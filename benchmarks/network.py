@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,7 @@ from pyg_dist.backend.csr import CSR
 from pyg_dist.backend.exchange import Exchange
 
 WIDTH = 256
+BUSY = "expected larger messages to take longer"
 
 
 def seconds_of(action: Callable[[], object], axis: Axis, repeats: int) -> float:
@@ -77,6 +79,8 @@ def main() -> None:
     num_bytes = np.array([4.0 * WIDTH * rows for rows in args.rows])
     # Weighted by 1 / time: the line has to fit small messages as well as large ones.
     slope, latency = np.polyfit(num_bytes, per_message, 1, w=1 / np.array(per_message))
+    if slope <= 0:
+        sys.exit(f"{BUSY} (got {per_message} s for {num_bytes} B): repeat this on a quiet machine")
     rates = {"latency": float(latency), "bandwidth": float(1 / slope), "aggregation": aggregation_rate(axis, 5)}
     if pyg_dist.is_main():
         print(f"{axis.size} ranks, {machine.describe()}")

@@ -19,7 +19,7 @@ from pyg_dist.backend.matrix import Matrix
 from pyg_dist.plan.halo import HaloShare
 from pyg_dist.plan.transfer import Transfer
 from pyg_dist.tensor.row_tensor import RowTensor
-from pyg_dist.tensor.rows import Rows
+from pyg_dist.tensor.rows import Rows, lasting
 
 LoopRule = Literal["remaining", "add", "replace"]
 """What adding self loops means for loops that exist: kept in place of the new one (PyG on ``edge_index``), kept
@@ -120,6 +120,7 @@ class HaloGraph:
         return self.halo.num_rows
 
     @cached_property
+    @lasting
     def whole(self) -> CSR:
         """All edges of this rank: columns are local rows, then halo slots; one target's edges in input order."""
         row = torch.cat([self.local.row(), self.halo.row() + self.num_local - self.num_boundary])
@@ -129,11 +130,13 @@ class HaloGraph:
         return CSR.from_edges(row[order], col[order], edge[order], self.num_local, self.num_local + self.halo.num_cols)
 
     @cached_property
+    @lasting
     def max_in_degree(self) -> int:
         """Largest in-degree of the whole graph (collective at the first use)."""
         degree = self.whole.rowptr.diff()
         return max(self.axis.gather_counts(int(degree.max()) if degree.numel() else 0))
 
+    @lasting
     def neighbour_lists(self, num_padding: int) -> tuple[Tensor, Tensor]:
         """Source and target of this rank's edges, by target, behind ``num_padding`` edges from n + h to target 0.
 
@@ -236,6 +239,7 @@ class HaloGraph:
         return filled.index_put((node,), weight[edge])
 
     @cached_property
+    @lasting
     def _loops(self) -> tuple[Tensor, Tensor]:
         """Node and place in edge storage of every self loop; one node's loops in input order."""
         row = self.local.row()
@@ -243,12 +247,14 @@ class HaloGraph:
         return row[entry], self.local.edge[entry]
 
     @cached_property
+    @lasting
     def _local_without_loops(self) -> CSR:
         row = self.local.row()
         kept = (row != self.local.col).nonzero().view(-1)
         return CSR.from_edges(row[kept], self.local.col[kept], self.local.edge[kept], self.num_local, self.num_local)
 
     @cached_property
+    @lasting
     def _local_with_loops(self) -> CSR:
         """One loop per node; its value lies behind edge storage, at e + node."""
         base = self.local if self.loop_rule == "add" else self._local_without_loops
@@ -261,6 +267,7 @@ class HaloGraph:
             self.num_local,
         )
 
+    @lasting
     def _kept(
         self, key: Hashable, weight: RowTensor | None, build: Callable[[Tensor | None], LinearOperator]
     ) -> LinearOperator:

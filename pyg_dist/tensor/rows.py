@@ -15,7 +15,7 @@ from pyg_dist.backend.axis import Axis
 from pyg_dist.errors import AgreementError
 
 # What is remembered under inference mode serves training, too.
-_lasting = torch.inference_mode(False)
+lasting = torch.inference_mode(False)
 
 Kind = Literal["node", "edge", "tile"]
 """What a row stands for; a tile's rows are nodes, and its columns are distributed, too."""
@@ -72,13 +72,13 @@ class Rows:
         return self.axis.gather_counts(self.num_local)
 
     @cached_property
-    @_lasting
+    @lasting
     def _gathered_position(self) -> Tensor:
         """``position`` of every rank's rows, ranks one after another (collective at the first use)."""
         return self.axis.gather_rows(self.position, self.counts)
 
     @cached_property
-    @_lasting
+    @lasting
     def _by_position(self) -> tuple[Tensor, Tensor]:
         ordered, local = torch.sort(self.position)
         return ordered, local
@@ -100,13 +100,13 @@ class Rows:
         """The sum of each rank's ``tensor`` (see :func:`pyg_dist.backend.adjoint.leave`; collective)."""
         return adjoint.leave(tensor, self.axis)
 
-    @_lasting
+    @lasting
     def by_mask(self, mask: Tensor) -> Selection:
         """The rows where ``mask`` (bool ``[num_local]``, this rank's piece) holds (collective: counts them)."""
         picked = mask.nonzero().view(-1).to(self.key.device)
         return Selection(_Subset(self, picked), picked)
 
-    @_lasting
+    @lasting
     def by_index(self, index: Tensor) -> Selection:
         """The rows at the positions ``index`` (int64 ``[k]``, equal on every rank), repeats and any order allowed.
 
@@ -182,7 +182,7 @@ class _Subset(Rows):
         return self._position
 
     @cached_property
-    @_lasting
+    @lasting
     def _position(self) -> Tensor:
         mine = self._parent.position[self._picked]
         everyone = self.axis.gather_rows(mine, self.counts)

@@ -1,4 +1,4 @@
-"""What scripts do around the gradients: optimizers, copies, wrappers, dtypes, modes. Each runs on stock PyG and on ours.
+"""What scripts do around gradients: optimizers, copies, wrappers, dtypes, modes; each on stock PyG and on ours.
 
 See :mod:`against_stock` for how the rows lie. What a script returns is compared elementwise.
 """
