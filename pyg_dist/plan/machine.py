@@ -13,8 +13,8 @@ from pyg_dist.errors import OptionError
 
 @dataclass(frozen=True)
 class Machine:
-    """Constants of one kind of machine; the defaults were measured by ``benchmarks/grid.py --calibrate`` on two cores
-    of a shared x86-64 server with gloo.
+    """Constants of one kind of machine. The defaults are rough guesses for two cores of an x86-64 server with gloo;
+    ``benchmarks/grid.py --save`` measures them.
 
     Attributes:
         spmm: seconds of a sparse product by entry x column, by entry, and by row x column of the result.

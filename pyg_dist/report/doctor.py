@@ -24,7 +24,14 @@ _NEEDED: dict[str, tuple[str, ...]] = {
     "sve256": ("sve",),
     "baseline": (),
 }
-_SETTINGS = ("PYG_DIST_ISA", KEEP_MEMORY)
+_SETTINGS = (  # the table of docs/architecture.md
+    "PYG_DIST_ISA",
+    KEEP_MEMORY,
+    "PYG_DIST_REMEMBER_MIB",
+    "PYG_DIST_GRID_SUMS",
+    "PYG_DIST_GRID_BLOCKS",
+    "PYG_DIST_MACHINE",
+)
 _PACKAGES = ("pyg-dist", "torch", "torch_geometric", "numpy", "mpi4py", "pymetis")
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
