@@ -5,14 +5,15 @@
 
 An epoch is forward, loss, backward and Adam's step. Stock PyG runs in one process with two threads, on ``edge_index``
 and on ``adj_t`` (a torch CSR tensor); pyg_dist on one rank with two threads and on two ranks with one thread each. GCN
-runs with ``cached=True`` everywhere, so that stock PyG does not compute its norm anew in each epoch. The table goes to
-the terminal, everything measured to a JSON file.
+runs with ``cached=True`` everywhere, so that stock PyG does not compute its norm anew in each epoch. Turns that other
+programs have disturbed are repeated. The table goes to the terminal, everything measured to a JSON file.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from dataclasses import asdict
 from itertools import pairwise
@@ -23,7 +24,7 @@ import graphs
 import machine
 import torch
 import torch.nn.functional as F
-from measure import Epoch, Measurement, Variant, interleaved
+from measure import Epoch, Measurement, Schedule, Variant, interleaved
 from torch import Tensor
 from torch_geometric.nn import GCNConv, SAGEConv
 from torch_geometric.transforms import ToSparseTensor
@@ -33,6 +34,7 @@ from pyg_dist import DistributedData
 from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
 
 BASELINE = "stock PyG, edge_index"
+NUM_CORES = 2
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
@@ -97,10 +99,10 @@ def training_epoch(graph: str, model_name: str, form: str) -> Epoch:
 
 
 def variants(graph: str, model_name: str) -> list[Variant]:
-    """The four ways to train that are compared; each has two cores."""
+    """The four ways to train that are compared; each has the same cores."""
 
     def variant(name: str, form: str, num_ranks: int) -> Variant:
-        return Variant(name, training_epoch, (graph, model_name, form), num_ranks, num_threads=2 // num_ranks)
+        return Variant(name, training_epoch, (graph, model_name, form), num_ranks, num_threads=NUM_CORES // num_ranks)
 
     return [
         variant(BASELINE, "edge_index", 1),
@@ -110,17 +112,33 @@ def variants(graph: str, model_name: str) -> list[Variant]:
     ]
 
 
+def ratios(measured: dict[str, Measurement]) -> dict[str, dict[str, float]]:
+    """Return each variant's speed-up and memory against stock PyG's ``edge_index`` path.
+
+    Times are medians; memory is the peak of the epochs above the imports, of the largest rank.
+    """
+    base = measured[BASELINE]
+    return {
+        name: {
+            "speed_up": round(base.median / m.median, 3),
+            "memory": round(max(m.used_mib) / max(base.used_mib), 3),
+        }
+        for name, m in measured.items()
+    }
+
+
 def table(results: dict[str, dict[str, Measurement]]) -> str:
-    """Return the results for people; ratios are to stock PyG's ``edge_index`` path, larger is better."""
-    lines = [f"{'':28}{'epoch':>10}{'(min .. max)':>20}{'speed-up':>10}{'peak MiB by rank':>20}{'memory':>9}"]
+    """Return the results for people."""
+    lines = [f"{'':30}{'epoch':>10}{'(min .. max)':>20}{'speed-up':>10}{'MiB by rank':>16}{'memory':>9}{'foreign':>9}"]
     for model_name, measured in results.items():
-        base = measured[BASELINE]
+        against_stock = ratios(measured)
         for name, m in measured.items():
             spread = f"({1000 * min(m.seconds):.1f} .. {1000 * max(m.seconds):.1f})"
-            peaks = " + ".join(f"{mib:.0f}" for mib in m.peak_mib)
+            used = " + ".join(f"{mib:.0f}" for mib in m.used_mib)
+            ratio = against_stock[name]
             lines.append(
-                f"{model_name + ': ' + name:28}{1000 * m.median:>7.1f} ms{spread:>20}{base.median / m.median:>9.2f}x"
-                f"{peaks:>20}{max(m.peak_mib) / max(base.peak_mib):>8.2f}x"
+                f"{model_name + ': ' + name:30}{1000 * m.median:>7.1f} ms{spread:>20}{ratio['speed_up']:>9.2f}x"
+                f"{used:>16}{ratio['memory']:>8.2f}x{max(m.foreign):>9.0%}"
             )
     return "\n".join(lines)
 
@@ -132,22 +150,34 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="turns of each variant that count")
     parser.add_argument("--epochs", type=int, default=3, help="epochs in a turn")
     parser.add_argument("--warmup", type=int, default=1, help="turns that do not count")
+    parser.add_argument(
+        "--max-foreign", type=float, default=0.05, help="repeat a turn if others had more of the machine"
+    )
+    parser.add_argument("--retakes", type=int, default=10, help="repeat a turn at most so often")
     parser.add_argument("--output", type=Path, help="the JSON file (default: benchmarks/results/epoch-GRAPH.json)")
     args = parser.parse_args()
 
+    if hasattr(os, "sched_setaffinity"):  # all variants on the same cores; processes inherit this
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:NUM_CORES])
     description = machine.describe()
+    schedule = Schedule(args.rounds, args.epochs, args.warmup, args.max_foreign, args.retakes)
     results = {}
     for model_name in args.models:
         bar = lambda turns, name=model_name: tqdm(turns, desc=name, unit="turn", disable=None)  # noqa: E731
-        chosen = variants(args.graph, model_name)
-        results[model_name] = interleaved(chosen, args.rounds, args.epochs, args.warmup, bar)
+        results[model_name] = interleaved(variants(args.graph, model_name), schedule, bar)
     print(table(results))
+    shares = [share for measured in results.values() for m in measured.values() for share in m.foreign]
+    num_disturbed = sum(share > args.max_foreign for share in shares)
+    if num_disturbed:
+        print(f"others disturbed {num_disturbed} of {len(shares)} turns: repeat this on a quiet machine")
 
     output = args.output or RESULTS / f"epoch-{Path(args.graph).stem}.json"
     output.parent.mkdir(parents=True, exist_ok=True)
     content = {
         "command": " ".join(["python", "benchmarks/epoch.py", *sys.argv[1:]]),
         "machine": description,
+        "schedule": asdict(schedule),
+        "ratios": {model: ratios(measured) for model, measured in results.items()},
         "results": {model: {name: asdict(m) for name, m in by_name.items()} for model, by_name in results.items()},
     }
     output.write_text(json.dumps(content, indent=2) + "\n")

@@ -1,17 +1,17 @@
-"""Fair timing on a machine that is never quite idle: variants take turns, and medians are compared.
+"""Fair timing on a machine that is never quite idle: variants take turns, disturbed turns are repeated.
 
 Each variant lives in processes of its own, since memory is measured per process and threads are set per process. All of
-them are alive at once and asleep but for the one whose turn it is.
+them are alive at once and asleep but for the one whose turn it is. A turn is disturbed if processors were busy with
+anything else meanwhile (:mod:`foreign_load`).
 """
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
-import resource
 import socket
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +19,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any, NamedTuple
+
+import foreign_load
+import resident_memory
 
 Epoch = Callable[[], object]
 
@@ -43,25 +46,73 @@ class Variant:
 
 
 @dataclass(frozen=True)
+class Schedule:
+    """How long to measure.
+
+    Attributes:
+        num_rounds: turns of each variant that count.
+        epochs_per_turn: epochs in a turn; a turn's time is their median.
+        num_warmup: turns of each variant before, which do not count.
+        max_foreign: the share of the processors that others may have used in a turn that counts.
+        num_retakes: how often a disturbed turn is repeated; after that the least disturbed one counts.
+        pause_seconds: before each repetition, since most disturbances pass soon.
+    """
+
+    num_rounds: int = 7
+    epochs_per_turn: int = 3
+    num_warmup: int = 1
+    max_foreign: float = 0.05
+    num_retakes: int = 10
+    pause_seconds: float = 1.0
+
+
+@dataclass(frozen=True)
 class Measurement:
-    """What was measured of one variant.
+    """What was measured of one variant. Memory is resident memory, by rank.
 
     Attributes:
         seconds: one entry a turn: the median of the turn's epochs, of the slowest rank.
+        foreign: the share of the processors that others used, one entry a turn; -1 where the system does not tell.
+        num_retaken: turns that were disturbed and repeated.
         setup_seconds: what ``make`` took (reading the graph, partitioning).
-        setup_mib: the largest resident memory up to the end of ``make``, by rank.
-        peak_mib: the largest resident memory of all, by rank.
+        imports_mib: held before ``make``.
+        setup_peak_mib: the largest during ``make``.
+        peak_mib: the largest during the epochs, those of the warm-up included.
     """
 
     seconds: tuple[float, ...]
+    foreign: tuple[float, ...]
+    num_retaken: int
     setup_seconds: float
-    setup_mib: tuple[float, ...]
+    imports_mib: tuple[float, ...]
+    setup_peak_mib: tuple[float, ...]
     peak_mib: tuple[float, ...]
 
     @property
     def median(self) -> float:
         """Median of the turns."""
         return statistics.median(self.seconds)
+
+    @property
+    def used_mib(self) -> tuple[float, ...]:
+        """What graph, model and epochs take: the peak of the epochs above the imports, by rank."""
+        return tuple(round(peak - base, 1) for peak, base in zip(self.peak_mib, self.imports_mib, strict=True))
+
+
+class Turn(NamedTuple):
+    """The share of the processors that others used in a turn, and its time."""
+
+    foreign: float
+    seconds: float
+
+
+class _Answer(NamedTuple):
+    """What a process says after each request."""
+
+    seconds: float
+    cpu_seconds: float
+    resident_mib: float  # before the request
+    peak_mib: float  # since the set-up; the answer to the set-up has the peak up to then
 
 
 class _Rank(NamedTuple):
@@ -70,41 +121,55 @@ class _Rank(NamedTuple):
 
 
 def interleaved(
-    variants: Sequence[Variant],
-    num_rounds: int,
-    epochs_per_turn: int,
-    num_warmup: int,
-    progress: Callable[[Iterable[int]], Iterable[int]] = iter,
+    variants: Sequence[Variant], schedule: Schedule, progress: Callable[[Iterable[int]], Iterable[int]] = iter
 ) -> dict[str, Measurement]:
-    """Run every variant once a round, each round beginning with the next variant.
-
-    Args:
-        variants: what to compare.
-        num_rounds: turns of each variant that count.
-        epochs_per_turn: epochs in a turn; a turn's time is their median.
-        num_warmup: turns before, which do not count.
-        progress: wraps the turns, for a progress bar.
-    """
-    order = [variants[(r + k) % len(variants)] for r in range(num_warmup + num_rounds) for k in range(len(variants))]
+    """Run every variant once a round, each round beginning with the next variant; ``progress`` wraps the turns."""
+    num_rounds = schedule.num_warmup + schedule.num_rounds
+    order = [variants[(r + k) % len(variants)] for r in range(num_rounds) for k in range(len(variants))]
     seconds: dict[str, list[float]] = {variant.name: [] for variant in variants}
+    foreign: dict[str, list[float]] = {variant.name: [] for variant in variants}
+    num_retaken = dict.fromkeys(seconds, 0)
     with _started(variants) as ranks_of:
         # One after another: they would disturb each other's partitioning time, and add up their peaks.
         setup = {variant.name: _ask(ranks_of[variant.name], 0) for variant in variants}
+        last: dict[str, list[_Answer]] = {}
         for turn in progress(range(len(order))):
             name = order[turn].name
-            answers = _ask(ranks_of[name], epochs_per_turn)
-            if turn >= num_warmup * len(variants):
-                seconds[name].append(max(taken for taken, _ in answers))
-        peak = {variant.name: _ask(ranks_of[variant.name], None) for variant in variants}
+            if turn < schedule.num_warmup * len(variants):
+                last[name] = _ask(ranks_of[name], schedule.epochs_per_turn)
+                continue
+
+            def take(name: str = name) -> Turn:
+                with foreign_load.watched() as load:
+                    last[name] = _ask(ranks_of[name], schedule.epochs_per_turn)
+                    load.own_seconds = sum(answer.cpu_seconds for answer in last[name])
+                return Turn(load.foreign_share, max(answer.seconds for answer in last[name]))
+
+            counted, retakes = least_disturbed(take, schedule)
+            foreign[name].append(round(counted.foreign, 3))
+            seconds[name].append(counted.seconds)
+            num_retaken[name] += retakes
     return {
         name: Measurement(
             seconds=tuple(seconds[name]),
-            setup_seconds=max(taken for taken, _ in setup[name]),
-            setup_mib=tuple(mib for _, mib in setup[name]),
-            peak_mib=tuple(mib for _, mib in peak[name]),
+            foreign=tuple(foreign[name]),
+            num_retaken=num_retaken[name],
+            setup_seconds=max(answer.seconds for answer in setup[name]),
+            imports_mib=tuple(answer.resident_mib for answer in setup[name]),
+            setup_peak_mib=tuple(answer.peak_mib for answer in setup[name]),
+            peak_mib=tuple(answer.peak_mib for answer in last[name]),
         )
         for name in seconds
     }
+
+
+def least_disturbed(take: Callable[[], Turn], schedule: Schedule) -> tuple[Turn, int]:
+    """Call ``take`` until a turn is undisturbed, at most as the schedule allows; return the best, and the repeats."""
+    turns = [take()]
+    while turns[-1].foreign > schedule.max_foreign and len(turns) <= schedule.num_retakes:
+        time.sleep(schedule.pause_seconds)
+        turns.append(take())
+    return min(turns), len(turns) - 1
 
 
 @contextmanager
@@ -140,10 +205,10 @@ def _start(variant: Variant) -> list[_Rank]:
     return ranks
 
 
-def _ask(ranks: list[_Rank], request: int | None) -> list[tuple[float, float]]:
-    """Let all ranks of a variant do something; each answers (seconds, MiB so far)."""
+def _ask(ranks: list[_Rank], num_epochs: int) -> list[_Answer]:
+    """Let all ranks of a variant run epochs, or set up (0)."""
     for rank in ranks:
-        rank.connection.send(request)
+        rank.connection.send(num_epochs)
     try:
         return [rank.connection.recv() for rank in ranks]
     except EOFError:
@@ -151,36 +216,36 @@ def _ask(ranks: list[_Rank], request: int | None) -> list[tuple[float, float]]:
 
 
 def _serve(connection: Connection, variant: Variant) -> None:
-    """The main function of a variant's process: 0 sets up, n runs n epochs, None only answers."""
+    """The main function of a variant's process: 0 sets up, n runs n epochs."""
     import torch
+
+    from pyg_dist.backend.memory import release_free_memory
 
     torch.set_num_threads(variant.num_threads)
     epoch: Epoch | None = None
     while True:
         try:
-            request = connection.recv()
+            num_epochs = connection.recv()
         except EOFError:
             return
-        taken = 0.0
-        if request == 0:
-            start = time.perf_counter()
+        resident, cpu_start, start = resident_memory.current_mib(), time.process_time(), time.perf_counter()
+        if num_epochs:
+            assert epoch is not None
+            taken = statistics.median(_time(epoch) for _ in range(num_epochs))
+        else:
             epoch = variant.make(*variant.arguments)
             taken = time.perf_counter() - start
-        elif request is not None:
-            assert epoch is not None
-            taken = statistics.median(_time(epoch) for _ in range(request))
-        connection.send((taken, _peak_mib()))
+        connection.send(_Answer(taken, time.process_time() - cpu_start, resident, resident_memory.peak_mib()))
+        if not num_epochs:
+            gc.collect()
+            release_free_memory()  # what the set-up has left is nothing of the epochs'
+            resident_memory.forget_peak()
 
 
 def _time(epoch: Epoch) -> float:
     start = time.perf_counter()
     epoch()
     return time.perf_counter() - start
-
-
-def _peak_mib() -> float:
-    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB on Linux
-    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20, 1)
 
 
 def _free_port() -> int:

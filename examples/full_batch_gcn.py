@@ -25,8 +25,10 @@ from pyg_dist.conv import DistributedGCNConv as GCNConv
 class GCN(torch.nn.Module):
     def __init__(self, in_channels: int, hidden: int, out_channels: int, num_layers: int, dropout: float) -> None:
         super().__init__()
-        widths = [in_channels, *[hidden] * (num_layers - 1), out_channels]
-        self.convs = torch.nn.ModuleList(GCNConv(a, b, cached=True) for a, b in pairwise(widths))
+        widths = [in_channels, *[hidden] * (num_layers - 1)]
+        # No bias before batch norm, which takes it away again: its gradient would be nothing but rounding.
+        self.convs = torch.nn.ModuleList(GCNConv(a, b, cached=True, bias=False) for a, b in pairwise(widths))
+        self.convs.append(GCNConv(hidden, out_channels, cached=True))
         self.norms = torch.nn.ModuleList(torch.nn.BatchNorm1d(hidden) for _ in range(num_layers - 1))
         self.dropout = dropout
 

@@ -26,8 +26,9 @@ void rows_of_width(const SpmmCsr& p, int64_t row_begin, int64_t row_end, int64_t
 
   constexpr int64_t kAhead = kPrefetchEdges<X, V * L>;
   for (int64_t row = row_begin; row < row_end; ++row) {
-    Vec<A, L> sum[V] = {};
     const int64_t end = p.rowptr[row + 1];
+    if (p.accumulate && p.rowptr[row] == end) continue;  // most rows, where few of many get an addend
+    Vec<A, L> sum[V] = {};
     for (int64_t e = p.rowptr[row]; e < end; ++e) {
       const int64_t ahead = e + kAhead < p.num_edges ? e + kAhead : p.num_edges - 1;
       prefetch(x + p.col[ahead] * p.x_stride, V * L * static_cast<int64_t>(sizeof(X)));

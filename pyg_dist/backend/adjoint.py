@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from pyg_dist.backend import bucket, replicas
-from pyg_dist.backend.axis import Axis
+from pyg_dist.backend.axis import Axis, world_axis
 from pyg_dist.errors import UnsupportedError
 
 _order = itertools.count()  # every rank runs the same calls, so the numbers agree
@@ -35,13 +35,13 @@ class _Enter(torch.autograd.Function):
         ctx.axis = axis
         ctx.order = next(_order)
         # DDP's own hooks sit on the gradient's way into a leaf and must see the finished sum.
-        ddp = DistributedDataParallel._active_ddp_module is not None  # type: ignore[attr-defined]
+        ddp = DistributedDataParallel._active_ddp_module is not None
         ctx.leaf = tensor if tensor.is_leaf and not ddp else None
         ctx.set_materialize_grads(False)
         return tensor.view_as(tensor)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:
         if grad is None:
             return None, None
         if ctx.leaf is not None and bucket.accepts(ctx.leaf, ctx.next_functions[0][0]):
@@ -57,7 +57,7 @@ class _Leave(torch.autograd.Function):
         return axis.reduce_(tensor.clone())
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return enter(grad, ctx.axis), None
 
 
@@ -70,7 +70,7 @@ class _Gather(torch.autograd.Function):
         return torch.empty_like(gathered).index_copy_(0, order, gathered)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (mine,) = ctx.saved_tensors
         return enter(grad, ctx.axis).index_select(0, mine), None, None, None, None
 
@@ -92,8 +92,8 @@ def enter(tensor: Tensor, axis: Axis) -> Tensor:
     if axis.size == 1 or not tensor.requires_grad:
         return tensor
     if tensor.is_leaf and not replicas.are_equal(tensor):
-        replicas.make_equal([tensor], axis)
-    return _Enter.apply(tensor, axis) if torch.is_grad_enabled() else tensor  # type: ignore[no-any-return, no-untyped-call]
+        replicas.make_equal([tensor], world_axis())  # `axis` may be one of many such groups
+    return _Enter.apply(tensor, axis) if torch.is_grad_enabled() else tensor  # type: ignore[no-untyped-call]
 
 
 def leave(tensor: Tensor, axis: Axis) -> Tensor:

@@ -3,100 +3,91 @@
 ``y_i = r_i * sum_{(j -> i)} w_ji * c_j * x_j`` with optional row scale r, edge weight w and column scale c. A mean is
 r = 1 / in-degree; GCN's normalisation is r = c = degree^-1/2: no edge-sized floats are made for either.
 
-While r, w and c are constants (:class:`LinearOperator`), messages fly while local edges are multiplied. Weights that
-learn take :func:`aggregate_edges`, which differentiates by x and by w.
+While r, w and c are constants (:class:`LinearOperator`), remote edges may be multiplied on either side of the exchange
+(:mod:`pyg_dist.plan.transfer`), and messages fly while local edges are multiplied. Weights that learn take
+:func:`aggregate_edges`, which differentiates by x and by w.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.csr import CSR
-from pyg_dist.backend.exchange import HaloExchange
+from pyg_dist.backend.exchange import Exchange, Flight
+from pyg_dist.backend.matrix import Matrix
 from pyg_dist.errors import UnsupportedError
 
 
 @dataclass(frozen=True)
-class LinearOperator:
-    """A constant distributed sparse matrix ``diag(r) W diag(c)`` and its transpose.
+class Halo:
+    """How remote rows, or sums of them, reach the targets: ``incoming P outgoing``, P being the exchange.
 
     Attributes:
-        local: ``[n, n]`` pattern of the edges with a local source.
-        halo: ``[n - num_inner, h]`` pattern of the others: rows are the boundary nodes, columns slots.
-        exchange: brings the halo.
-        weight: ``[e]`` in edge storage order, or ``None`` for ones.
-        row_scale: r, ``[n]``, or ``None`` for ones.
-        col_scale: c of the local sources, ``[n]``, or ``None`` for ones.
-        halo_scale: c of the halo, ``[h]``; given exactly when ``col_scale`` is.
+        outgoing: ``[s, k]``: makes the send buffer from the last k local rows.
+        exchange: moves s rows away and brings h.
+        incoming: ``[b, h]``: makes addends for the last b local rows from what has arrived.
     """
 
-    local: CSR
-    halo: CSR
-    exchange: HaloExchange
-    weight: Tensor | None = None
-    row_scale: Tensor | None = None
-    col_scale: Tensor | None = None
-    halo_scale: Tensor | None = None
-
-    @property
-    def num_inner(self) -> int:
-        """Rows that need no halo, the first ones."""
-        return self.local.num_rows - self.halo.num_rows
+    outgoing: Matrix
+    exchange: Exchange
+    incoming: Matrix
 
     @cached_property
-    def _weights(self) -> tuple[Tensor | None, Tensor | None]:
-        return self._weights_of(self.local), self._weights_of(self.halo)
+    def transposed(self) -> Halo:
+        """The way back."""
+        return Halo(self.incoming.transposed, self.exchange.transposed, self.outgoing.transposed)
 
-    @cached_property
-    def _transposed(self) -> tuple[CSR, CSR, Tensor | None, Tensor | None]:
-        local, halo = self.local.transposed, self.halo.transposed
-        return local, halo, self._weights_of(local), self._weights_of(halo)
+    def start(self, x: Tensor, col_scale: Tensor | None = None) -> Flight:
+        """Multiply by ``outgoing diag(col_scale)`` and send (collective, does not wait). Shapes: ``[n, F]``."""
+        k = self.outgoing.num_cols
+        return self.exchange.start(self.outgoing.multiply(_last(x, k), col_scale=_last(col_scale, k)))
 
-    def _weights_of(self, csr: CSR) -> Tensor | None:
-        return None if self.weight is None else self.weight[csr.edge]
-
-    @cached_property
-    def _boundary_scale(self) -> Tensor | None:
-        return None if self.row_scale is None else self.row_scale[self.num_inner :]
-
-    def multiply(self, x: Tensor) -> Tensor:
-        """The aggregation itself (collective, no autograd). Shapes: ``[n, F] -> [n, F]``."""
-        flight = self.exchange.start(x)
-        weight, halo_weight = self._weights
-        out = ops.spmm_csr(
-            self.local.rowptr, self.local.col, x, weight, row_scale=self.row_scale, col_scale=self.col_scale
-        )
-        ops.spmm_csr(
-            self.halo.rowptr,
-            self.halo.col,
-            flight.land(),
-            halo_weight,
-            row_scale=self._boundary_scale,
-            col_scale=self.halo_scale,
-            out=out[self.num_inner :],
-        )
+    def finish(self, flight: Flight, out: Tensor, row_scale: Tensor | None = None) -> Tensor:
+        """Add ``diag(row_scale) incoming`` times what has arrived to ``out`` (waits). Shapes: ``[n, F]``."""
+        b = self.incoming.num_rows
+        self.incoming.multiply(flight.land(), row_scale=_last(row_scale, b), out=_last(out, b))
         return out
 
-    def multiply_transposed(self, g: Tensor) -> Tensor:
-        """The transpose (collective, no autograd). Shapes: ``[n, F] -> [n, F]``."""
-        local, halo, weight, halo_weight = self._transposed
-        to_owners = ops.spmm_csr(
-            halo.rowptr,
-            halo.col,
-            g[self.num_inner :],
-            halo_weight,
-            row_scale=self.halo_scale,
-            col_scale=self._boundary_scale,
-        )
-        flight = self.exchange.start_transposed(to_owners)
-        out = ops.spmm_csr(local.rowptr, local.col, g, weight, row_scale=self.col_scale, col_scale=self.row_scale)
-        return ops.scatter_add_rows(out, self.exchange.send_index, flight.land())
+
+T = TypeVar("T", Tensor, "Tensor | None")
+
+
+def _last(rows: T, count: int) -> T:
+    return rows if rows is None else rows.narrow(0, rows.shape[0] - count, count)
+
+
+@dataclass(frozen=True)
+class LinearOperator:
+    """A constant distributed sparse matrix ``diag(r) (local + halo) diag(c)``.
+
+    Attributes:
+        local: ``[n, n]``, the edges with a local source.
+        halo: the others.
+        row_scale: r, ``[n]``, or ``None`` for ones.
+        col_scale: c, ``[n]``, or ``None`` for ones.
+    """
+
+    local: Matrix
+    halo: Halo
+    row_scale: Tensor | None = None
+    col_scale: Tensor | None = None
+
+    @cached_property
+    def transposed(self) -> LinearOperator:
+        """The transposed matrix, whose traffic is the same backwards."""
+        return LinearOperator(self.local.transposed, self.halo.transposed, self.col_scale, self.row_scale)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """The product (collective, no autograd). Shapes: ``[n, F] -> [n, F]``."""
+        flight = self.halo.start(x, self.col_scale)
+        out = self.local.multiply(x, self.row_scale, self.col_scale)
+        return self.halo.finish(flight, out, self.row_scale)
 
 
 class _Multiply(torch.autograd.Function):
@@ -105,8 +96,7 @@ class _Multiply(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, operator: LinearOperator, transposed: bool) -> Tensor:
         ctx.operator, ctx.transposed = operator, transposed
-        x = x.contiguous()
-        return operator.multiply_transposed(x) if transposed else operator.multiply(x)
+        return (operator.transposed if transposed else operator).multiply(x.contiguous())
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
@@ -117,19 +107,16 @@ class _HaloRows(torch.autograd.Function):
     """Bring the halo, or add halo rows to their owners': each is the other's backward."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, exchange: HaloExchange, num_local: int, transposed: bool) -> Tensor:
-        ctx.exchange, ctx.num_local, ctx.transposed = exchange, num_local, transposed
+    def forward(ctx: Any, rows: Tensor, post: Halo, transposed: bool) -> Tensor:
+        ctx.post, ctx.transposed = post, transposed
         rows = rows.contiguous()
         if not transposed:
-            return exchange.start(rows).land()
-        arrived = exchange.start_transposed(rows).land()
-        out = rows.new_zeros((num_local, *rows.shape[1:]))
-        return ops.scatter_add_rows(out, exchange.send_index, arrived)
+            return post.exchange.start(post.outgoing.multiply(rows)).land()
+        return post.outgoing.transposed.multiply(post.exchange.transposed.start(rows).land())
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        rows = _HaloRows.apply(grad, ctx.exchange, ctx.num_local, not ctx.transposed)  # type: ignore[no-untyped-call]
-        return rows, None, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _HaloRows.apply(grad, ctx.post, not ctx.transposed), None, None  # type: ignore[no-untyped-call]
 
 
 class _EdgeProduct(torch.autograd.Function):
@@ -190,21 +177,24 @@ def aggregate(x: Tensor, operator: LinearOperator) -> Tensor:
     return _Multiply.apply(x, operator, False)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def halo_rows(x: Tensor, exchange: HaloExchange) -> Tensor:
-    """The halo of x, differentiable; collective both ways. Shapes: ``[n, F] -> [h, F]``."""
+def halo_rows(x: Tensor, post: Halo) -> Tensor:
+    """The halo of x by a post exchange, differentiable; collective both ways. Shapes: ``[n, F] -> [h, F]``."""
     _require_dtype(x)
-    return _HaloRows.apply(x, exchange, x.shape[0], False)  # type: ignore[no-any-return, no-untyped-call]
+    return _HaloRows.apply(x, post, False)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def aggregate_edges(x: Tensor, weight: Tensor, local: CSR, halo: CSR, exchange: HaloExchange) -> Tensor:
+def aggregate_edges(x: Tensor, weight: Tensor, local: CSR, post: Halo) -> Tensor:
     """Weighted sum over in-edges, differentiable by x and by the weights; collective both ways.
+
+    The weights' derivatives need the sources' rows themselves: the exchange is post.
 
     Shapes:
         - x: ``[n, F]``
         - weight: ``[e]``, this rank's edge storage
         - output: ``[n, F]``
     """
-    arrived = halo_rows(x, exchange)
+    halo = post.incoming.pattern
+    arrived = halo_rows(x, post)
     inner_and_boundary = _EdgeProduct.apply(weight, x, local)  # type: ignore[no-untyped-call]
     boundary = _EdgeProduct.apply(weight, arrived, halo)  # type: ignore[no-untyped-call]
     inner, rest = inner_and_boundary.split([local.num_rows - halo.num_rows, halo.num_rows])

@@ -10,10 +10,20 @@ import torch.distributed as dist
 from torch import Tensor
 
 _REDUCE = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
-# gloo and nccl reduce no booleans; as bytes, "max" is `any` and "min" is `all`.
-_WIRE_DTYPE = {torch.bool: torch.uint8}
+# What gloo and nccl do not carry, as what they do. Of bytes, "max" is `any` and "min" is `all`.
+_WIRE_DTYPE = {torch.bool: torch.uint8, torch.int16: torch.int32}
 # torch 2.13 has a new name for the collective, and warns of the old one.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+def _to_wire(tensor: Tensor) -> Tensor:
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    return tensor.to(_WIRE_DTYPE.get(tensor.dtype, tensor.dtype)).contiguous()
+
+
+def _from_wire(wire: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.view_as_complex(wire) if dtype.is_complex else wire.to(dtype)
 
 
 class Axis:
@@ -44,17 +54,17 @@ class Axis:
         """Reduce ``tensor`` over the ranks, in place where its memory allows it; every rank gets the result."""
         if self.size == 1:
             return tensor
-        wire = tensor.to(_WIRE_DTYPE.get(tensor.dtype, tensor.dtype)).contiguous()
+        wire = _to_wire(tensor)
         dist.all_reduce(wire, op=_REDUCE[op], group=self.process_group)
-        return wire.to(tensor.dtype)
+        return _from_wire(wire, tensor.dtype)
 
     def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:
         """Overwrite ``tensor`` on every rank with the one of axis rank ``source``."""
         if self.size > 1:
-            wire = tensor.to(_WIRE_DTYPE.get(tensor.dtype, tensor.dtype)).contiguous()
+            wire = _to_wire(tensor)
             dist.broadcast(wire, src=self.global_rank(source), group=self.process_group)
             if wire.data_ptr() != tensor.data_ptr():
-                tensor.copy_(wire)
+                tensor.copy_(_from_wire(wire, tensor.dtype))
         return tensor
 
     def gather_counts(self, count: int) -> list[int]:
@@ -78,7 +88,7 @@ class Axis:
         """
         if self.size == 1:
             return rows
-        wire = rows.to(_WIRE_DTYPE.get(rows.dtype, rows.dtype)).contiguous()
+        wire = _to_wire(rows)
         # Uneven all-gathers exist on neither gloo nor nccl: pad to the longest part.
         longest = max(counts)
         padded = wire.new_zeros((longest, *wire.shape[1:]))
@@ -86,7 +96,7 @@ class Axis:
         gathered = wire.new_empty((self.size * longest, *wire.shape[1:]))
         _all_gather(gathered, padded, group=self.process_group)
         pieces = [gathered[r * longest : r * longest + c] for r, c in enumerate(counts)]
-        return torch.cat(pieces).to(rows.dtype)
+        return _from_wire(torch.cat(pieces), rows.dtype)
 
     def _on_wire_device(self, tensor: Tensor) -> Tensor:
         """``tensor`` on a device that the group's backend can send from (not collective)."""

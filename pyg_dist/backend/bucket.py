@@ -27,10 +27,10 @@ class _Entry:
 
 
 class _Bucket:
-    """The partial gradients of one pass, by the id of their parameter."""
+    """The partial gradients of one pass, by the ids of their parameter and of the axis to sum over."""
 
     def __init__(self) -> None:
-        self.entries: dict[int, _Entry] = {}
+        self.entries: dict[tuple[int, int], _Entry] = {}
 
     def flush(self) -> None:
         """Sum the partial gradients over the ranks and add them to ``parameter.grad`` (collective)."""
@@ -41,8 +41,8 @@ class _Bucket:
             for entries in groups.values():
                 flat = torch.cat([entry.partial.reshape(-1) for entry in entries])
                 flat = entries[0].axis.reduce_(flat)
-                for entry, total in zip(entries, flat.split([e.partial.numel() for e in entries]), strict=True):
-                    gradient = total.view_as(entry.parameter)
+                for entry, total in zip(entries, torch.split(flat, [e.partial.numel() for e in entries]), strict=True):
+                    gradient = total.view_as(entry.parameter).detach()  # else a view, which scripts may not write into
                     if entry.parameter.grad is None:
                         entry.parameter.grad = gradient
                     else:
@@ -63,7 +63,7 @@ def accepts(parameter: Tensor, accumulator: Node) -> bool:
     if torch.is_grad_enabled() or parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
         return False
     try:
-        return bool(torch._C._will_engine_execute_node(accumulator))  # type: ignore[attr-defined]
+        return bool(torch._C._will_engine_execute_node(accumulator))
     except RuntimeError:  # torch's answer for a leaf that autograd.grad captures
         return False
 
@@ -78,14 +78,15 @@ def put(parameter: Tensor, partial: Tensor, axis: Axis, order: int) -> None:
         order: the number of the ``enter`` in the forward pass. Equal on every rank, so it fixes the layout
             of the message.
     """
-    task = torch._C._current_graph_task_id()  # type: ignore[attr-defined]
+    task = torch._C._current_graph_task_id()
     bucket = _buckets.get(task)
     if bucket is None:
         bucket = _buckets[task] = _Bucket()
         Variable._execution_engine.queue_callback(bucket.flush)
-    entry = bucket.entries.get(id(parameter))
+    key = (id(parameter), id(axis))
+    entry = bucket.entries.get(key)
     if entry is None:
-        bucket.entries[id(parameter)] = _Entry(parameter, partial, axis, order)
+        bucket.entries[key] = _Entry(parameter, partial, axis, order)
     else:  # a shared weight, or one used by several layers
         entry.partial = entry.partial + partial
         entry.order = min(entry.order, order)

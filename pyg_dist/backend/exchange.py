@@ -1,21 +1,21 @@
-"""The halo exchange: rows to the ranks whose edges need them, and back.
+"""The halo exchange: rows to the ranks that need them, and back.
 
-One message per neighbour and direction, non-blocking point-to-point: a rank with no rows for another sends it
-nothing. The transposed exchange uses the same lists with the roles of sender and receiver swapped.
+With few neighbours per rank, one non-blocking message to each: a rank with no rows for another sends it nothing
+(Demirci et al., 4.1). With many, one all-to-all-v (the plan chooses). The transposed exchange uses the same lists with
+the roles of sender and receiver swapped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_dist.backend import ops
 from pyg_dist.backend.axis import Axis
 
 
@@ -44,69 +44,68 @@ class Flight:
 
 
 @dataclass(frozen=True)
-class HaloExchange:
-    """The fixed lists of one graph's halo, and the two directions of traffic over them.
+class Exchange:
+    """Fixed lists of who sends how many rows to whom.
 
     Attributes:
         axis: the ranks.
-        send_index: local ids of the rows to send, int64 ``[s]``, grouped by receiver.
         send_counts: rows to send, by receiver.
-        recv_counts: halo rows, by owner.
+        recv_counts: rows that arrive, by sender.
         traffic: counts what was really sent; shared by all exchanges of a graph.
+        is_dense: whether to use one all-to-all-v, the same on every rank; else one non-blocking message per neighbour.
     """
 
     axis: Axis
-    send_index: Tensor
     send_counts: tuple[int, ...]
     recv_counts: tuple[int, ...]
     traffic: Traffic = field(default_factory=Traffic)
+    is_dense: bool = False
 
     @property
-    def num_halo(self) -> int:
-        """Number of halo rows, h."""
+    def num_received(self) -> int:
+        """Number of rows that arrive."""
         return sum(self.recv_counts)
 
-    def start(self, x: Tensor) -> Flight:
-        """Send local rows to those who need them (collective, does not wait).
+    @cached_property
+    def transposed(self) -> Exchange:
+        """The way back: who received sends."""
+        return Exchange(self.axis, self.recv_counts, self.send_counts, self.traffic, self.is_dense)
+
+    def start(self, rows: Tensor) -> Flight:
+        """Send rows, grouped by receiver (collective, does not wait).
 
         Shapes:
-            - x: ``[n, F]``
-            - rows that land: ``[h, F]``, by slot
+            - rows: ``[sum(send_counts), ...]``
+            - rows that land: ``[sum(recv_counts), ...]``, grouped by sender
         """
-        return self._send(ops.gather_rows(x, self.send_index), self.send_counts, self.recv_counts)
-
-    def start_transposed(self, halo: Tensor) -> Flight:
-        """Send halo rows back to their owners (collective, does not wait).
-
-        Shapes:
-            - halo: ``[h, F]``, by slot
-            - rows that land: ``[s, F]``, to be added at ``send_index``
-        """
-        return self._send(halo, self.recv_counts, self.send_counts)
-
-    def _send(self, rows: Tensor, out_counts: tuple[int, ...], in_counts: tuple[int, ...]) -> Flight:
-        received = rows.new_empty((sum(in_counts), *rows.shape[1:]))
-        if self.axis.size == 1 or rows.shape[1:].numel() == 0:
+        received = rows.new_empty((self.num_received, *rows.shape[1:]))
+        width = rows.shape[1:].numel()
+        if self.axis.size == 1 or width == 0:
             return Flight(received, rows, [])
+        self.traffic.num_bytes += rows.numel() * rows.element_size()
+        self.traffic.num_rows += rows.shape[0]
+        self.traffic.num_messages += sum(count > 0 for count in self.send_counts)
+        return Flight(received, rows, self._all_to_all(received, rows) if self.is_dense else self._send(received, rows))
+
+    def _all_to_all(self, received: Tensor, rows: Tensor) -> list[dist.Work]:
+        """One collective, whose cost does not depend on how many neighbours there are."""
+        counts = list(self.recv_counts), list(self.send_counts)
+        return [dist.all_to_all_single(received, rows, *counts, group=self.axis.process_group, async_op=True)]
+
+    def _send(self, received: Tensor, rows: Tensor) -> list[dist.Work]:
+        """One message per neighbour."""
         messages = []
-        incoming = [0, *accumulate(in_counts)]
-        outgoing = [0, *accumulate(out_counts)]
+        incoming = [0, *accumulate(self.recv_counts)]
+        outgoing = [0, *accumulate(self.send_counts)]
         for offset in range(1, self.axis.size):  # each rank starts with its successor, so no rank is everyone's first
             sender, receiver = (self.axis.rank - offset) % self.axis.size, (self.axis.rank + offset) % self.axis.size
-            if in_counts[sender]:
+            if self.recv_counts[sender]:
                 piece = received[incoming[sender] : incoming[sender + 1]]
                 messages.append(self._message(dist.irecv, piece, sender))
-            if out_counts[receiver]:
+            if self.send_counts[receiver]:
                 piece = rows[outgoing[receiver] : outgoing[receiver + 1]]
                 messages.append(self._message(dist.isend, piece, receiver))
-                self.traffic.num_bytes += piece.numel() * piece.element_size()
-                self.traffic.num_rows += piece.shape[0]
-                self.traffic.num_messages += 1
-        return Flight(received, rows, dist.batch_isend_irecv(messages) if messages else [])
+        return dist.batch_isend_irecv(messages) if messages else []
 
     def _message(self, direction: Callable[..., Any], piece: Tensor, peer: int) -> dist.P2POp:
         return dist.P2POp(direction, piece, self.axis.global_rank(peer), self.axis.process_group)
-
-    def to(self, device: torch.device | str) -> HaloExchange:
-        """The same exchange for rows on ``device``."""
-        return HaloExchange(self.axis, self.send_index.to(device), self.send_counts, self.recv_counts, self.traffic)

@@ -34,7 +34,7 @@ def _find() -> Path:
 def _load() -> None:
     path = _find()
     try:
-        torch.ops.load_library(path)
+        torch.ops.load_library(path)  # type: ignore[no-untyped-call]
     except OSError as error:
         raise LibraryNotBuiltError(
             f"expected a native library for torch {torch.__version__}, got {str(error).splitlines()[0]}; {_REMEDY}"

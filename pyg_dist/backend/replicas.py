@@ -30,7 +30,7 @@ def make_equal(tensors: Iterable[Tensor], axis: Axis) -> None:
     with torch.no_grad():
         for group in groups.values():
             flat = axis.broadcast_(torch.cat([t.detach().reshape(-1) for t in group]))
-            for tensor, values in zip(group, flat.split([t.numel() for t in group]), strict=True):
+            for tensor, values in zip(group, torch.split(flat, [t.numel() for t in group]), strict=True):
                 values = values.view_as(tensor)
                 if not torch.equal(tensor, values):  # autograd may have saved the tensor: write only what differs
                     tensor.copy_(values)

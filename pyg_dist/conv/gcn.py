@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch_geometric.nn import GCNConv
 from torch_geometric.nn.aggr import SumAggregation
 
-from pyg_dist.backend.aggregate import LinearOperator, aggregate, aggregate_edges
+from pyg_dist.backend.aggregate import LinearOperator, aggregate_edges
+from pyg_dist.conv.grid import gcn_on_grid
 from pyg_dist.conv.inputs import edge_rows, is_distributed, node_rows
+from pyg_dist.conv.order import commutes, projects_first
 from pyg_dist.conv.scripting import stock_twin
 from pyg_dist.errors import DataError, UnsupportedError
-from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor
+from pyg_dist.tensor import EdgeTensor, NodeTensor
+from pyg_dist.tensor.edge_index import Graph
+from pyg_dist.tensor.grid_graph import GridGraph
+from pyg_dist.tensor.halo_graph import HaloGraph
+from pyg_dist.tensor.reductions import wide
+from pyg_dist.tensor.remember import aggregate
 
 
 class DistributedGCNConv(GCNConv):  # type: ignore[misc]
@@ -37,7 +45,7 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
     """
 
     is_distributed = True
-    _cached_operator: LinearOperator | None = None
+    _cached_operator: tuple[HaloGraph, LinearOperator] | None = None
 
     def reset_parameters(self) -> None:
         """Draw the parameters anew and forget the cached norm."""
@@ -52,38 +60,68 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
             raise UnsupportedError(
                 f"DistributedGCNConv expected aggr='add' (got {self.aggr!r}): the norm is defined for sums"
             )
-        x = self.lin(node_rows(self, edge_index.graph, x))
-        out = NodeTensor.from_local(self._aggregate(x, edge_index, edge_weight), edge_index.graph.node_rows)
+        graph: Graph = edge_index.graph
+        if graph.loop_rule != "remaining":  # PyG does not look at edge_weight beside a sparse adj_t, which has values
+            edge_weight = None
+        if isinstance(graph, GridGraph):
+            return gcn_on_grid(self, x, edge_index, edge_weight)
+        x = node_rows(self, graph, x)
+        weight = edge_rows(self, edge_index, edge_weight)
+        if weight is None and self.improved and graph.loop_rule != "remaining":  # an adj_t always has values, here ones
+            ones = torch.ones(graph.edge_rows.num_local, dtype=x.dtype, device=x.device)
+            weight = edge_index.weight = EdgeTensor.from_local(ones, graph.edge_rows)  # type: ignore[assignment]
+        dtype = torch.promote_types(x.dtype, (x if weight is None else weight).dtype)
+        # Only where the stock order, linear map first, gives the dtype of x throughout.
+        can_wait = commutes(self.lin) and dtype == x.dtype and not torch.is_autocast_enabled(x.device.type)
+        if can_wait and not projects_first(self.lin, x, self._operator(graph, weight, x.dtype)):
+            out: Tensor = self.lin(self._aggregate(x, graph, weight))
+        else:
+            projected = self.lin(x)
+            if self.normalize or weight is not None:
+                # PyG's norm has the dtype of the weights or of x, which autocast does not change, and promotes.
+                projected = projected.to(torch.promote_types(projected.dtype, dtype))
+            out = self._aggregate(projected, graph, weight)
         return out if self.bias is None else out + self.bias
 
     def __prepare_scriptable__(self) -> GCNConv:
         return stock_twin(self, GCNConv)
 
     def __repr__(self) -> str:
-        return super().__repr__().removeprefix("Distributed")  # a script prints the model that it names
+        return str(super().__repr__()).removeprefix("Distributed")  # a script prints the model that it names
 
-    def _aggregate(self, x: NodeTensor, edge_index: DistributedEdgeIndex, edge_weight: Tensor | None) -> Tensor:
-        graph, local = edge_index.graph, x.to_local()
+    def __getstate__(self) -> dict[str, Any]:
+        # The operator belongs to this run: a saved or copied model makes it anew.
+        return {**self.__dict__, "_cached_operator": None}
+
+    def _operator(self, graph: HaloGraph, weight: EdgeTensor | None, dtype: torch.dtype) -> LinearOperator | None:
+        """The normalised adjacency matrix, or None if its values learn (collective when built)."""
         if self.cached and self._cached_operator is not None:
-            if self._cached_operator.exchange is not graph.exchange:
+            cached_graph, operator = self._cached_operator
+            if cached_graph is not graph:
                 raise DataError("A DistributedGCNConv with cached=True got a second graph: use cached=False")
-            return aggregate(local, self._cached_operator)
-        weight = edge_rows(self, edge_index, edge_weight)
-        # PyG gives all edges, loops included, weight one when there are no weights, `improved` or not.
-        loop_value = 2.0 if self.improved and weight is not None else 1.0
+            return operator
         if weight is not None and weight.requires_grad:
-            return self._aggregate_learnable(local, edge_index, weight, loop_value)
+            return None
         if not self.normalize:
-            return aggregate(local, graph.neighbourhood("sum", weight, x.dtype))
-        operator = graph.symmetric_norm(self.add_self_loops, loop_value, weight, x.dtype)
+            return graph.neighbourhood("sum", weight, wide(dtype))
+        operator = graph.symmetric_norm(self.add_self_loops, self._loop_value(weight), weight, wide(dtype))
         if self.cached:
-            self._cached_operator = operator
-        return aggregate(local, operator)
+            self._cached_operator = graph, operator
+        return operator
 
-    def _aggregate_learnable(
-        self, x: Tensor, edge_index: DistributedEdgeIndex, weight: EdgeTensor, loop_value: float
-    ) -> Tensor:
-        graph, values = edge_index.graph, weight.to_local().to(x.dtype)
+    def _aggregate(self, x: NodeTensor, graph: HaloGraph, weight: EdgeTensor | None) -> NodeTensor:
+        """The normalised sum."""
+        operator = self._operator(graph, weight, x.dtype)
+        if operator is not None:
+            return aggregate(x, operator)
+        assert weight is not None
+        local, values = x.to_local(), weight.to_local().to(x.dtype)
         if self.normalize:
-            return graph.symmetric_norm_product(x, values, self.add_self_loops, loop_value)
-        return aggregate_edges(x, values, graph.local, graph.halo, graph.exchange)
+            out = graph.symmetric_norm_product(local, values, self.add_self_loops, self._loop_value(weight))
+        else:
+            out = aggregate_edges(local, values, graph.local, graph.post)
+        return NodeTensor.from_local(out, graph.node_rows)  # type: ignore[return-value]
+
+    def _loop_value(self, weight: EdgeTensor | None) -> float:
+        # PyG gives all edges of an edge_index, loops included, weight one when there are no weights, `improved` or not.
+        return 2.0 if self.improved and weight is not None else 1.0

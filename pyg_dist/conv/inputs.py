@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from pyg_dist.backend.world import world_size
 from pyg_dist.errors import DataError, LayoutMismatchError, UnsupportedError
 from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor
-from pyg_dist.tensor.halo_graph import HaloGraph
+from pyg_dist.tensor.edge_index import Graph
 
 
 def is_distributed(conv: MessagePassing, edge_index: Any, x: Any) -> bool:
@@ -18,7 +20,7 @@ def is_distributed(conv: MessagePassing, edge_index: Any, x: Any) -> bool:
 
     Raises:
         DataError: A plain ``edge_index`` at world size > 1, or with node tensors.
-        UnsupportedError: A flow other than ``source_to_target``.
+        UnsupportedError: A flow other than ``source_to_target``, or somebody reckons with steps of the stock conv.
     """
     name = type(conv).__name__
     features = x[0] if isinstance(x, (tuple, list)) else x
@@ -33,19 +35,44 @@ def is_distributed(conv: MessagePassing, edge_index: Any, x: Any) -> bool:
         raise UnsupportedError(
             f"{name} expected flow='source_to_target' (got {conv.flow!r}): flip edge_index before DistributedData"
         )
+    changed = "explain" if conv.explain else _overridden(type(conv)) or _hooked(conv)  # type: ignore[arg-type]
+    if changed is not None:
+        raise UnsupportedError(
+            f"{name} got a change to {changed!r}, a step of the stock conv that no rank takes: change x, edge weights "
+            f"or the output instead, or use the plain Data"
+        )
     return True
 
 
-def node_rows(conv: MessagePassing, graph: HaloGraph, x: Any) -> NodeTensor:
+_STEPS = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
+
+
+@cache
+def _overridden(cls: type) -> str | None:
+    """The step of PyG's conv that a user's subclass has replaced. Distributed, it would never be called."""
+    stock = next(base for base in cls.__mro__ if base.__module__.startswith("torch_geometric."))
+    # PyG itself writes a `propagate` for every class.
+    return next((s for s in ("update", *_STEPS[1:]) if getattr(cls, s) is not getattr(stock, s)), None)
+
+
+def _hooked(conv: MessagePassing) -> str | None:
+    """The step that has hooks."""
+    return next(
+        (s for s in _STEPS if getattr(conv, f"_{s}_forward_pre_hooks") or getattr(conv, f"_{s}_forward_hooks")), None
+    )
+
+
+def node_rows(conv: MessagePassing, graph: Graph, x: Any) -> NodeTensor:
     """``x`` as a node tensor of ``graph``; a plain tensor with a row per node is sliced.
 
     Raises:
         DataError: Neither.
         LayoutMismatchError: The node tensor belongs to another graph.
+        UnsupportedError: A node tensor that torch has saved for recomputation, and given back as a plain tensor.
     """
     name, rows = type(conv).__name__, graph.node_rows
     if isinstance(x, NodeTensor):
-        if x._rows is not rows:
+        if not graph.owns(x):
             raise LayoutMismatchError(
                 f"{name} got node features and an edge_index of two different graphs ({x._rows.size} and {rows.size} "
                 f"nodes): take both from one DistributedData"
@@ -54,6 +81,11 @@ def node_rows(conv: MessagePassing, graph: HaloGraph, x: Any) -> NodeTensor:
     if isinstance(x, Tensor) and x.dim() > 0 and x.shape[0] == rows.size:
         return NodeTensor.from_local(rows.slice(x), rows)  # type: ignore[return-value]
     shape = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+    if isinstance(x, Tensor) and torch._C._current_graph_task_id() != -1:  # inside of a backward pass
+        raise UnsupportedError(
+            f"{name} got local rows {shape} from a checkpoint inside of another one, or of saved_tensors_hooks, which "
+            f"returns node tensors as plain ones: pass use_reentrant=True to checkpoint"
+        )
     raise DataError(f"{name} expected node features with {rows.size} rows (got {shape}): pass data.x")
 
 

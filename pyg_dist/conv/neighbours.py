@@ -9,14 +9,23 @@ from inspect import signature
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
-from torch_geometric.nn.aggr import Aggregation, MaxAggregation, MinAggregation
+from torch_geometric.nn import norm
+from torch_geometric.nn.aggr import Aggregation, EquilibriumAggregation, MaxAggregation, MinAggregation
 
 from pyg_dist.backend.aggregate import halo_rows
 from pyg_dist.backend.extremes import extreme
+from pyg_dist.errors import UnsupportedError
 from pyg_dist.tensor import NodeTensor
 from pyg_dist.tensor.halo_graph import HaloGraph
+from pyg_dist.tensor.random import own_randomness
+
+# What one node gets from these depends on the other nodes (or on their number), and a rank aggregates only its own.
+_MIXES_NODES = (
+    nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm, norm.GraphNorm, norm.GraphSizeNorm,
+    norm.MeanSubtractionNorm, norm.PairNorm, EquilibriumAggregation,
+)  # fmt: skip
 
 _EXTREMES: dict[type[Aggregation], Literal["max", "min"]] = {MaxAggregation: "max", MinAggregation: "min"}
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16)
@@ -28,7 +37,7 @@ def aggregate_neighbours(
     """Apply a PyG aggregation to the (weighted) rows of each node's in-neighbours, in input order of the edges.
 
     Exact: all in-edges of a node are executed on its rank. Parameters of the aggregation enter, since it runs on
-    local rows. Collective.
+    local rows. Dropout inside of it draws other masks on each rank. Collective.
 
     Args:
         aggregation: any ``torch_geometric.nn.aggr`` module.
@@ -38,26 +47,38 @@ def aggregate_neighbours(
 
     Shapes:
         - output: ``[N, F']``
+
+    Raises:
+        UnsupportedError: A part of the aggregation looks at several nodes, as batch norm does.
     """
     rows = x.to_local()
     reduce = _EXTREMES.get(type(aggregation))
     if reduce is not None and weight is None and rows.dim() == 2 and rows.dtype in _DTYPES:
-        arrived = halo_rows(rows, graph.exchange)
+        arrived = halo_rows(rows, graph.post)
         sources = torch.cat([rows, arrived]) if arrived.shape[0] else rows
         return NodeTensor.from_local(extreme(sources, graph.whole, reduce), graph.node_rows)  # type: ignore[return-value]
-    # One more target, with ones for messages, keeps alive what PyG's aggregations lean on: no empty input, a first
-    # target that has messages, and, where sequences are padded (LSTM reads the last place), one length on every rank.
-    num_padding = graph.max_in_degree if _pads(aggregation) else 1
+    _require_node_by_node(aggregation)
+    # One more target, with ones for messages, keeps alive what PyG's aggregations lean on: a first target that has
+    # messages, two at least (quantiles); and, where sequences are padded (LSTM reads the last place), one length.
+    num_padding = graph.max_in_degree if _pads(aggregation) else 2
     source, target = graph.neighbour_lists(num_padding)
-    messages = torch.cat([rows, halo_rows(rows, graph.exchange), rows.new_ones(1, rows.shape[1])]).index_select(
-        0, source
-    )
+    messages = torch.cat([rows, halo_rows(rows, graph.post), rows.new_ones(1, rows.shape[1])]).index_select(0, source)
     if weight is not None:
         messages = messages * torch.cat([weight.new_ones(num_padding), weight[graph.whole.edge]]).view(-1, 1)
     entered = {name: graph.node_rows.enter(p) for name, p in aggregation.named_parameters()}
     num_targets = graph.num_local + 1
-    out = functional_call(aggregation, entered, (messages, target), {"dim_size": num_targets, "dim": -2})
+    with own_randomness(graph.axis.rank):
+        out = functional_call(aggregation, entered, (messages, target), {"dim_size": num_targets, "dim": -2})
     return NodeTensor.from_local(out[1:], graph.node_rows)  # type: ignore[return-value]
+
+
+def _require_node_by_node(aggregation: Aggregation) -> None:
+    for part in aggregation.modules():
+        if isinstance(part, _MIXES_NODES) or (isinstance(part, norm.LayerNorm) and part.mode == "graph"):
+            raise UnsupportedError(
+                f"{type(part).__name__} inside of the aggregation {type(aggregation).__name__} looks at the nodes of "
+                f"all ranks: normalise before or after the conv, or each row by itself (torch.nn.LayerNorm)"
+            )
 
 
 def _pads(aggregation: Aggregation) -> bool:

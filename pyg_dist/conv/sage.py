@@ -8,13 +8,18 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import SAGEConv
 from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
-from torch_geometric.nn.dense import Linear
 
-from pyg_dist.backend.aggregate import aggregate
+from pyg_dist.conv.grid import sage_on_grid
 from pyg_dist.conv.inputs import edge_rows, is_distributed, node_rows
 from pyg_dist.conv.neighbours import aggregate_neighbours
+from pyg_dist.conv.order import commutes, projects_first
 from pyg_dist.conv.scripting import stock_twin
 from pyg_dist.tensor import DistributedEdgeIndex, NodeTensor
+from pyg_dist.tensor.edge_index import Graph
+from pyg_dist.tensor.grid_graph import GridGraph
+from pyg_dist.tensor.halo_graph import HaloGraph
+from pyg_dist.tensor.reductions import wide
+from pyg_dist.tensor.remember import aggregate
 
 
 class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
@@ -28,7 +33,7 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
     ``state_dict`` are the stock conv's. With the ``edge_index`` of a
     :class:`~pyg_dist.DistributedData`, aggregation runs over all ranks: ``mean`` and ``sum`` by the native kernel while
     messages fly, every other ``aggr`` on the neighbours' rows. Means and sums are taken after ``lin_l`` where that
-    narrows them. With a plain ``edge_index`` it *is* the stock conv.
+    is cheaper, and those of constant features only once. With a plain ``edge_index`` it *is* the stock conv.
 
     Shapes:
         - x: ``[N, F_in]`` node tensor (float32, float64 or bfloat16), or a pair of them (source, target or ``None``)
@@ -44,45 +49,36 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
         """See the class."""
         if not is_distributed(self, edge_index, x):
             return super().forward(x, edge_index, size)  # type: ignore[no-any-return]
-        graph = edge_index.graph
+        graph: Graph = edge_index.graph
+        if isinstance(graph, GridGraph):
+            return sage_on_grid(self, x, edge_index)
         source, target = x if isinstance(x, (tuple, list)) else (x, x)
         source = node_rows(self, graph, source)
         if self.project:
             source = self.lin(source).relu()
-        out = self._neighbourhood(source, edge_index)
+        out = self._neighbourhood(source, edge_index, graph)
         if self.root_weight and target is not None:
             out = out + self.lin_r(node_rows(self, graph, target))
         return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
 
-    def _neighbourhood(self, x: NodeTensor, edge_index: DistributedEdgeIndex) -> Tensor:
+    def _neighbourhood(self, x: NodeTensor, edge_index: DistributedEdgeIndex, graph: HaloGraph) -> Tensor:
         """``lin_l`` of the aggregated neighbours."""
-        graph = edge_index.graph
-        # PyG reads the values of a sparse adj_t where it multiplies by it, and ignores edge weights otherwise.
-        weight = edge_rows(self, edge_index, None)
+        # PyG reads the values of a torch.sparse adj_t where it multiplies by it, and ignores edge weights otherwise.
+        weight = edge_rows(self, edge_index, None) if self.fuse and graph.loop_rule == "add" else None
         if type(self.aggr_module) not in (MeanAggregation, SumAggregation):
             values = None if weight is None else weight.to_local()
             return self.lin_l(aggregate_neighbours(self.aggr_module, graph, x, values))  # type: ignore[no-any-return]
         reduce: Literal["mean", "sum"] = "mean" if type(self.aggr_module) is MeanAggregation else "sum"
-        operator = graph.neighbourhood(reduce, weight, x.dtype)
+        operator = graph.neighbourhood(reduce, weight, wide(x.dtype))
 
-        def aggregated(rows: Tensor) -> Tensor:
-            local: Tensor = rows.to_local()  # type: ignore[attr-defined]
-            return NodeTensor.from_local(aggregate(local, operator), graph.node_rows)
-
-        if not self._projects_first():
-            return self.lin_l(aggregated(x))  # type: ignore[no-any-return]
-        # Means and sums commute with linear maps: fewer columns to send and to add. The bias comes after.
-        out = aggregated(F.linear(x, self.lin_l.weight))
-        return out if self.lin_l.bias is None else out + self.lin_l.bias
+        if not (commutes(self.lin_l) and projects_first(self.lin_l, x, operator)):
+            return self.lin_l(aggregate(x, operator))  # type: ignore[no-any-return]
+        # The bias comes after: a mean keeps it, a sum or a node without neighbours would not.
+        out = aggregate(F.linear(x, self.lin_l.weight), operator)  # type: ignore[arg-type]
+        return out if self.lin_l.bias is None else out + self.lin_l.bias.to(out.dtype)  # autocast narrows the product
 
     def __prepare_scriptable__(self) -> SAGEConv:
         return stock_twin(self, SAGEConv)
 
     def __repr__(self) -> str:
-        return super().__repr__().removeprefix("Distributed")  # a script prints the model that it names
-
-    def _projects_first(self) -> bool:
-        lin = self.lin_l
-        # Only a plain linear map commutes: not one with hooks, or of another class (pruned, adapted, parametrized).
-        plain = type(lin) is Linear and not (lin._forward_hooks or lin._forward_pre_hooks)
-        return plain and lin.out_channels < lin.in_channels
+        return str(super().__repr__()).removeprefix("Distributed")  # a script prints the model that it names

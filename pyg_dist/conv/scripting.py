@@ -1,4 +1,7 @@
-"""TorchScript sees the stock conv: a scripted model works on plain tensors in one process."""
+"""TorchScript sees the stock conv: a scripted model works on plain tensors in one process.
+
+``torch.jit.script(model)`` also leaves the stock convs in ``model``; to go on training, script a ``copy.deepcopy``.
+"""
 
 from __future__ import annotations
 
@@ -16,4 +19,4 @@ def stock_twin(conv: MessagePassing, stock: type[C]) -> C:
         twin = stock(1, 1)  # constructed, not only allocated: PyG completes a class at its first instance
     twin.__dict__.clear()
     twin.__dict__.update(conv.__dict__)
-    return twin
+    return twin  # type: ignore[no-any-return]

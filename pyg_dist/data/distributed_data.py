@@ -15,13 +15,18 @@ from pyg_dist.backend.axis import Axis, world_axis
 from pyg_dist.backend.exchange import Traffic
 from pyg_dist.backend.memory import keep_freed_memory, release_free_memory
 from pyg_dist.data.graph_input import GraphInput, read_graph
+from pyg_dist.data.on_grid import on_grid
 from pyg_dist.data.options import Options
 from pyg_dist.data.storage import DistributedStorage
 from pyg_dist.errors import PygDistError
 from pyg_dist.partition import partition as partition_nodes
 from pyg_dist.plan import Plan, ShareSizes, halo_share
+from pyg_dist.plan.grid_plan import GridPlan
 from pyg_dist.plan.halo import HaloShare
+from pyg_dist.plan.plan import pairs_of, plan_hash
+from pyg_dist.plan.remote import Exchange
 from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor, RowTensor, first_values
+from pyg_dist.tensor.edge_index import Graph
 from pyg_dist.tensor.halo_graph import HaloGraph
 
 
@@ -39,14 +44,15 @@ class DistributedData(Data):  # type: ignore[misc]
     Args:
         data: homogeneous ``Data`` with ``edge_index`` (tensor or ``EdgeIndex``) or a sparse ``adj_t``; directed or
             not, with self loops, duplicate edges and isolated nodes as it likes.
-        layout: ``"halo"``: rows by part.
+        layout: ``"halo"``: rows by part; ``"grid"``: tiles of rows and columns on a mesh, without a partition.
         partition: ``"metis"``, ``"random"``, or the owner of each node, a LongTensor ``[N]``.
         epsilon: how much heavier than the mean METIS may make a part.
-        exchange: ``"post"``: source rows are sent.
+        exchange: what sums send: ``"post"``, rows of sources; ``"pre"``, sums for targets; ``"hybrid"``, as few of both
+            as can be (SuperGCN, 5.2-5.3). What cannot be summed on the way (max, LSTM, learning weights) is post.
         bits: 32: rows are sent as they are.
-        mesh: not used by the halo layout of one data group.
-        comm_dtype: not used by the halo layout.
-        seed: of the partitioner.
+        mesh: the grid's axes, ``{"x": 2, "y": 1, "z": 2}``; one left out is 1; None: the planner's choice.
+        comm_dtype: ``torch.bfloat16``: the messages of the grid's two big sums, approximate; None: exact.
+        seed: of the partitioner, or of the grid's node orders.
         allow_nan: accept NaN features without a warning.
 
     Raises:
@@ -62,7 +68,7 @@ class DistributedData(Data):  # type: ignore[misc]
         layout: str = "halo",
         partition: str | Tensor | np.ndarray[Any, Any] = "metis",
         epsilon: float = 0.03,
-        exchange: str = "post",
+        exchange: Exchange = "hybrid",
         bits: int = 32,
         mesh: dict[str, int] | None = None,
         comm_dtype: torch.dtype | None = None,
@@ -82,27 +88,28 @@ class DistributedData(Data):  # type: ignore[misc]
         assert options is not None
         assert graph_input is not None
         identity = _agree(graph_input, options)
-        parts = _parts(graph_input, options, axis)
-        share = halo_share(graph_input.edge_index, parts, axis.rank, axis.size)
-        plan = _plan(share, axis, options, digest(identity + digest(parts)))
-        del parts
+        graph: Graph
+        plan: Plan | GridPlan
+        if options.layout == "grid":
+            graph, plan = on_grid(graph_input, options, identity)
+        else:
+            graph, plan = _in_parts(graph_input, options)
         release_free_memory()
-        keep_freed_memory()  # after the release, which would end what it begins, and before the first rows are stored
-        self._adopt(graph_input, HaloGraph(share, axis, graph_input.loop_rule), plan)
+        keep_freed_memory()  # if asked to; after the release, which would end it, and before the first rows are stored
+        self._adopt(graph_input, graph, plan)
 
-    def _adopt(self, graph_input: GraphInput, graph: HaloGraph, plan: Plan) -> None:
+    def _adopt(self, graph_input: GraphInput, graph: Graph, plan: Plan | GridPlan) -> None:
         """Fill this object with the local rows of every attribute."""
         super().__init__()
         self.__dict__.update(graph=graph, plan=plan, _store=DistributedStorage(_parent=self))
         values = graph_input.adj_values
         weight = None if values is None else EdgeTensor.from_local(values[graph.edge_rows.key], graph.edge_rows)
         self[graph_input.graph_key] = DistributedEdgeIndex(graph, graph_input.graph_key == "adj_t", weight)
-        for rows, attributes in (
-            (graph.node_rows, graph_input.node_attributes),
-            (graph.edge_rows, graph_input.edge_attributes),
-        ):
+        for attributes in (graph_input.node_attributes, graph_input.edge_attributes):
             for name, value in attributes.items():
-                local = value.detach().index_select(0, rows.key.to(value.device))
+                of_edges = attributes is graph_input.edge_attributes
+                rows = graph.edge_rows if of_edges else graph.input_rows(name, value)
+                local = rows.slice(value.detach())
                 self[name] = RowTensor.from_local(local, rows).requires_grad_(value.requires_grad)
         for name, value in graph_input.other_attributes.items():
             self[name] = value
@@ -120,7 +127,7 @@ class DistributedData(Data):  # type: ignore[misc]
     @property
     def traffic(self) -> Traffic:
         """Halo bytes, rows and messages that this rank has sent so far."""
-        return self.graph.exchange.traffic  # type: ignore[no-any-return]
+        return self.graph.traffic  # type: ignore[no-any-return]
 
     def is_node_attr(self, key: str) -> bool:
         """Whether ``data[key]`` has a row per node."""
@@ -136,20 +143,11 @@ class DistributedData(Data):  # type: ignore[misc]
 
     def has_isolated_nodes(self) -> bool:
         """Whether some node has no edge other than self loops (collective)."""
-        local, halo = self.graph.local, self.graph.halo
-        row = local.row()
-        linked = torch.zeros(self.graph.num_local, dtype=torch.bool, device=self.graph.device)
-        other = row != local.col
-        linked[row[other]] = True
-        linked[local.col[other].long()] = True
-        linked[self.graph.num_local - self.graph.num_boundary + halo.row()] = True
-        linked[self.graph.exchange.send_index] = True
-        return not self.graph.axis.every(bool(linked.all()))
+        return self.graph.has_isolated_nodes()  # type: ignore[no-any-return]
 
     def has_self_loops(self) -> bool:
         """Whether some edge is a self loop (collective)."""
-        local = self.graph.local
-        return not self.graph.axis.every(not bool((local.row() == local.col).any()))
+        return self.graph.has_self_loops()  # type: ignore[no-any-return]
 
     def to(self, device: Any, *args: Any, non_blocking: bool = False) -> DistributedData:
         """Move this rank's part to ``device``, in place as ``Data.to`` does (not collective)."""
@@ -175,12 +173,21 @@ class DistributedData(Data):  # type: ignore[misc]
 
 
 def _agree(graph_input: GraphInput, options: Options) -> str:
-    """Check that every rank was given the same (collective), and return a digest of it."""
+    """Check that every rank was given the same (collective)."""
     given = {f"data.{name}": digest(value) for name, value in graph_input.tensors()}
     given["the number of nodes"] = str(graph_input.num_nodes)
     given.update(options.identity())
     require_equal(given, "give every rank the same graph and the same options")
     return digest(repr(sorted(given.items())))
+
+
+def _in_parts(graph_input: GraphInput, options: Options) -> tuple[HaloGraph, Plan]:
+    """The halo layout: partition, share, plan (collective)."""
+    axis = world_axis()
+    parts = _parts(graph_input, options, axis)
+    share = halo_share(graph_input.edge_index, parts, axis.rank, axis.size, options.exchange)
+    plan = _plan(share, axis, options, plan_hash(graph_input.edge_index, parts, axis.size, options.exchange))
+    return HaloGraph(share, axis, graph_input.loop_rule, plan.is_dense), plan
 
 
 def _parts(graph_input: GraphInput, options: Options, axis: Axis) -> Tensor:
@@ -203,7 +210,8 @@ def _parts(graph_input: GraphInput, options: Options, axis: Axis) -> Tensor:
 
 def _plan(share: HaloShare, axis: Axis, options: Options, identity: str) -> Plan:
     """The plan, from every rank's numbers (collective)."""
-    mine = ShareSizes.of(share)
-    table = axis.gather_rows(torch.tensor([list(vars(mine).values())]), [1] * axis.size)
-    sizes = tuple(ShareSizes(*(int(n) for n in row)) for row in table)
-    return Plan(options.layout, options.partition_name, options.exchange, sizes, identity)
+    mine = [*vars(ShareSizes.of(share)).values(), *share.sums.send_counts]
+    table = axis.gather_rows(torch.tensor([mine]), [1] * axis.size)
+    sizes, rows = table[:, : -axis.size].tolist(), table[:, -axis.size :]
+    shares = tuple(ShareSizes(*size) for size in sizes)
+    return Plan(options.layout, options.partition_name, options.exchange, shares, pairs_of(rows), identity)

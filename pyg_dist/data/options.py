@@ -11,13 +11,14 @@ from torch import Tensor
 
 from pyg_dist.backend.agreement import digest
 from pyg_dist.errors import OptionError, UnsupportedError
+from pyg_dist.plan.remote import EXCHANGES, Exchange
+from pyg_dist.tensor import remember
 
 _VALUES: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {  # name: (works, planned)
-    "layout": (("halo",), ("grid", "auto")),
-    "exchange": (("post",), ("hybrid", "pre")),
+    "layout": (("halo", "grid"), ("auto",)),
+    "exchange": (EXCHANGES, ()),
     "bits": ((32,), (16, 8, 4, 2)),
-    "mesh": ((None,), ()),
-    "comm_dtype": ((None,), (torch.bfloat16,)),
+    "comm_dtype": ((None, torch.bfloat16), ()),
 }
 _PARTITIONS = (("metis", "random"), ("hypergraph", "stochastic", "cover"))
 
@@ -29,7 +30,7 @@ class Options:
     layout: str
     partition: str | Tensor | np.ndarray[Any, Any]
     epsilon: float
-    exchange: str
+    exchange: Exchange
     bits: int
     mesh: dict[str, int] | None
     comm_dtype: torch.dtype | None
@@ -39,6 +40,13 @@ class Options:
         """Check each option by itself."""
         for name, (works, planned) in _VALUES.items():
             _check(name, getattr(self, name), works, planned)
+        if self.mesh is not None and not isinstance(self.mesh, dict):
+            raise OptionError(f"Expected mesh to be a dict such as {{'x': 2, 'z': 2}} or None (got {self.mesh!r})")
+        for name in ("mesh", "comm_dtype"):
+            if self.layout == "halo" and getattr(self, name) is not None:
+                raise UnsupportedError(
+                    f"{name} with layout='halo' is not in this version: leave it out, or layout='grid'"
+                )
         if isinstance(self.partition, str):
             _check("partition", self.partition, *_PARTITIONS)
         if not (isinstance(self.epsilon, (int, float)) and 0 < self.epsilon < 1):
@@ -53,7 +61,8 @@ class Options:
 
     def identity(self) -> dict[str, str]:
         """Name and value of each option, short enough to compare across ranks."""
-        given = {f"option {name}": str(getattr(self, name)) for name in (*_VALUES, "epsilon", "seed")}
+        given = {f"option {name}": str(getattr(self, name)) for name in (*_VALUES, "mesh", "epsilon", "seed")}
+        given[f"setting {remember.SETTING}"] = str(remember.limit_bytes())
         return given | {
             "option partition": self.partition
             if isinstance(self.partition, str)

@@ -9,14 +9,17 @@ from torch_geometric.data.storage import GlobalStorage
 
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
 from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor, RowTensor
-from pyg_dist.tensor.halo_graph import HaloGraph
+from pyg_dist.tensor.edge_index import Graph
 
 
 class DistributedStorage(GlobalStorage):  # type: ignore[misc]
     """PyG's storage, with every assignment (attribute, item, transform) through :meth:`distributed`."""
 
     def __setitem__(self, key: str, value: Any) -> None:
-        super().__setitem__(key, self.distributed(key, value))
+        stored = self.distributed(key, value)
+        if isinstance(stored, RowTensor):
+            stored._is_attribute = True
+        super().__setitem__(key, stored)
 
     def distributed(self, key: str, value: Any) -> Any:
         """``value`` as it is stored: a plain ``[N, ...]`` or ``[E, ...]`` tensor is sliced to this rank's rows.
@@ -25,7 +28,7 @@ class DistributedStorage(GlobalStorage):  # type: ignore[misc]
             DataError: A mask, ``x`` or edge attribute with another number of rows.
             MixedRowsError: A new ``edge_index``: the graph is fixed.
         """
-        graph: HaloGraph = self._parent().graph
+        graph: Graph = self._parent().graph
         if key in ("edge_index", "adj_t"):
             if value is None or isinstance(value, DistributedEdgeIndex):
                 return value
@@ -33,19 +36,19 @@ class DistributedStorage(GlobalStorage):  # type: ignore[misc]
                 f"Assigning '{key}' would change a distributed graph: change it before DistributedData"
             )
         if isinstance(value, RowTensor):
-            if value._rows not in (graph.node_rows, graph.edge_rows):
+            if not (graph.owns(value) or value._rows is graph.edge_rows):
                 raise LayoutMismatchError(
                     f"Expected '{key}' with a row for every node or edge of this graph (got {value._rows.size} "
                     f"{value.kind}s of another graph or selection): assign a full_tensor()"
                 )
-            return value
+            return graph.stored(key, value)
         if not isinstance(value, Tensor) or value.dim() == 0:
             return value
         nodes, edges = graph.node_rows.size, graph.edge_rows.size
         if value.shape[0] == edges and ("edge" in key or edges != nodes) and "index" not in key:
             return EdgeTensor.from_local(graph.edge_rows.slice(value), graph.edge_rows)
         if value.shape[0] == nodes and "index" not in key:
-            return NodeTensor.from_local(graph.node_rows.slice(value), graph.node_rows)
+            return graph.stored(key, NodeTensor.from_local(graph.node_rows.slice(value), graph.node_rows))
         if key in ("x", "y", "edge_attr", "edge_weight") or key.endswith("mask"):
             raise DataError(
                 f"Expected '{key}' to have {nodes} rows (nodes) or {edges} (edges) (got shape {list(value.shape)})"

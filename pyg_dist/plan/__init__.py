@@ -1,6 +1,8 @@
 """Everything decided before training: pure functions of the graph, the parts and the options."""
 
+from pyg_dist.plan.cost import Machine
 from pyg_dist.plan.halo import HaloShare, halo_share
-from pyg_dist.plan.plan import Plan, ShareSizes
+from pyg_dist.plan.plan import Plan
+from pyg_dist.plan.sizes import ShareSizes
 
-__all__ = ["HaloShare", "Plan", "ShareSizes", "halo_share"]
+__all__ = ["HaloShare", "Machine", "Plan", "ShareSizes", "halo_share"]

@@ -1,7 +1,7 @@
 """The halo layout: which rows and edges a rank owns, and which rows it sends and receives (pure functions).
 
-Each node belongs to one part; each edge is executed by the owner of its target. A rank's *halo* is the set of
-sources that its edges need and other ranks own. Legend: *global id* is the node's number in the input, *local
+Each node belongs to one part, each edge to the owner of its target, which keeps its values. A rank's *halo* is the set
+of sources that its edges need and other ranks own. Legend: *global id* is the node's number in the input, *local
 id* its row on its rank, *slot* a halo row's place in the receive buffer.
 """
 
@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.csr import CSR
+from pyg_dist.plan.remote import EXCHANGES, Exchange, RemoteEdges
+from pyg_dist.plan.transfer import Places, Transfer, transfer
 
 
 @dataclass(frozen=True)
 class HaloShare:
-    """One rank's share of a graph in the halo layout, with the post exchange's lists.
+    """One rank's share of a graph in the halo layout, and what it sends.
 
     Attributes:
         rank: this rank.
@@ -27,15 +29,13 @@ class HaloShare:
         node_id: global ids of the local rows, int64 ``[n]``: first the *inner* nodes, all of whose sources are
             local, then the *boundary* nodes, each in ascending order of global id (input order is often local).
         num_inner: number of inner nodes. Their rows are finished before any message arrives.
-        edge_id: global ids of the edges executed here, int64 ``[e]``: local edges by target, then halo edges by
+        edge_id: global ids of the edges of this rank, int64 ``[e]``: local edges by target, then halo edges by
             target; edges of one target keep their input order. This is the order of edge storage.
         local: rows are local ids, columns local ids; entries are ``edge_id[:local.num_entries]``.
-        halo: rows are boundary nodes (local id minus ``num_inner``), columns slots; the other entries.
-        halo_id: global id by slot, int64 ``[h]``, ascending within each owner.
-        recv_counts: halo rows by owner, ``[P]``.
-        send_index: local ids of the rows to send, int64 ``[s]``, grouped by receiver, each group in ascending
-            order of global id (so both sides agree without talking).
-        send_counts: rows to send by receiver, ``[P]``.
+        post: brings the halo's rows themselves, for whatever cannot be summed on the way.
+        sums: brings sums with constant weights by the chosen exchange; with ``"post"``, the same object as ``post``.
+        halo_id: global id by receive slot of ``post``, int64 ``[h]``, ascending within each owner.
+        rows_sent: rows that this rank sends in one aggregation, by exchange.
     """
 
     rank: int
@@ -46,14 +46,15 @@ class HaloShare:
     num_inner: int
     edge_id: Tensor
     local: CSR
-    halo: CSR
+    post: Transfer
+    sums: Transfer
     halo_id: Tensor
-    recv_counts: tuple[int, ...]
-    send_index: Tensor
-    send_counts: tuple[int, ...]
+    rows_sent: dict[Exchange, int]
 
 
-def halo_share(edge_index: Tensor, parts: Tensor, rank: int, num_ranks: int) -> HaloShare:
+def halo_share(
+    edge_index: Tensor, parts: Tensor, rank: int, num_ranks: int, exchange: Exchange = "hybrid"
+) -> HaloShare:
     """What ``rank`` owns, executes, sends and receives. Not collective; O(E) time, O(own edges + N) extra memory.
 
     Args:
@@ -61,10 +62,11 @@ def halo_share(edge_index: Tensor, parts: Tensor, rank: int, num_ranks: int) -> 
         parts: ``[N]`` integers, the owner of each node.
         rank: whose share.
         num_ranks: number of ranks.
+        exchange: what to send for sums, see :meth:`~pyg_dist.plan.remote.RemoteEdges.cover`.
 
     Example:
         >>> share = halo_share(torch.tensor([[0, 1], [1, 0]]), torch.tensor([0, 1]), rank=0, num_ranks=2)
-        >>> share.halo_id, share.send_counts
+        >>> share.halo_id, share.sums.send_counts
         (tensor([1]), (0, 1))
     """
     num_nodes, num_edges = parts.numel(), edge_index.size(1)
@@ -82,20 +84,19 @@ def halo_share(edge_index: Tensor, parts: Tensor, rank: int, num_ranks: int) -> 
 
     # Edge storage: local edges before halo edges, each by target.
     row = local_id[target[executed]]
-    remote = parts[source[executed]] != rank
-    order = torch.argsort(row + remote * num_local, stable=True)
-    edge_id, row, remote = executed[order], row[order], remote[order]
-    here, there = (~remote).nonzero().view(-1), remote.nonzero().view(-1)
+    is_remote = parts[source[executed]] != rank
+    order = torch.argsort(row + is_remote * num_local, stable=True)
+    edge_id, row = executed[order], row[order]
+    here = torch.arange(int((~is_remote).sum()))
     local = CSR.from_edges(row[here], local_id[source[edge_id[here]]], here, num_local, num_local)
+    place = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel()))
 
-    halo_source = source[edge_id[there]]
-    halo_key = parts[halo_source].to(torch.int64) * num_nodes + halo_source
-    halo_id_by_owner, slot = torch.unique(halo_key, sorted=True, return_inverse=True)
-    halo = CSR.from_edges(row[there] - num_inner, slot, there, num_local - num_inner, halo_id_by_owner.numel())
-
-    outgoing = ((parts[source] == rank) & (parts[target] != rank)).nonzero().view(-1)
-    send_key = torch.unique(parts[target[outgoing]].to(torch.int64) * num_nodes + source[outgoing], sorted=True)
-    stride = max(num_nodes, 1)
+    remote = RemoteEdges.of(edge_index, parts, num_ranks, rank)
+    places = Places(rank, local_id, num_local, num_inner, place[is_remote])
+    covers = {kind: remote.cover(kind) for kind in EXCHANGES}
+    post = transfer(remote, covers["post"], edge_index, places)
+    sums = post if exchange == "post" else transfer(remote, covers[exchange], edge_index, places)
+    row_is_sent, sum_is_sent = remote.rows.sender == rank, remote.sums.sender == rank
     return HaloShare(
         rank=rank,
         num_ranks=num_ranks,
@@ -105,9 +106,11 @@ def halo_share(edge_index: Tensor, parts: Tensor, rank: int, num_ranks: int) -> 
         num_inner=num_inner,
         edge_id=edge_id,
         local=local,
-        halo=halo,
-        halo_id=halo_id_by_owner % stride,
-        recv_counts=tuple(torch.bincount(halo_id_by_owner // stride, minlength=num_ranks).tolist()),
-        send_index=local_id[send_key % stride],
-        send_counts=tuple(torch.bincount(send_key // stride, minlength=num_ranks).tolist()),
+        post=post,
+        sums=sums,
+        halo_id=remote.rows.node[remote.rows.receiver == rank],
+        rows_sent={
+            kind: int((cover.left & row_is_sent).sum() + (cover.right & sum_is_sent).sum())
+            for kind, cover in covers.items()
+        },
     )

@@ -2,46 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from pyg_dist.plan.halo import HaloShare
+import torch
+from torch import Tensor
 
+from pyg_dist.backend.agreement import digest
+from pyg_dist.errors import AgreementError, DataError
+from pyg_dist.plan.cost import ELEMENT_BYTES, Machine, epoch_seconds, memory_bytes
+from pyg_dist.plan.remote import EXCHANGES, Exchange
+from pyg_dist.plan.sizes import ShareSizes, all_sizes
 
-@dataclass(frozen=True)
-class ShareSizes:
-    """One rank's numbers.
+_FORMAT = 1
 
-    Attributes:
-        nodes: nodes owned.
-        inner: of these, nodes without remote sources.
-        edges: edges executed.
-        halo_edges: of these, edges with a remote source.
-        rows_sent: rows sent in one aggregation.
-        rows_received: rows received in one aggregation.
-        messages: messages sent in one aggregation.
-    """
-
-    nodes: int
-    inner: int
-    edges: int
-    halo_edges: int
-    rows_sent: int
-    rows_received: int
-    messages: int
-
-    @staticmethod
-    def of(share: HaloShare) -> ShareSizes:
-        """Read them off a share."""
-        return ShareSizes(
-            nodes=share.node_id.numel(),
-            inner=share.num_inner,
-            edges=share.edge_id.numel(),
-            halo_edges=share.halo.num_entries,
-            rows_sent=sum(share.send_counts),
-            rows_received=sum(share.recv_counts),
-            messages=sum(count > 0 for count in share.send_counts),
-        )
+# Above this share of all pairs of ranks, one all-to-all-v replaces the messages: where all pairs of 4 or 8 ranks
+# exchange over gloo on one machine, messages take as long or longer (benchmarks/network.py; up to 1.4 times at 8).
+_DENSE = 0.75
 
 
 @dataclass(frozen=True)
@@ -51,16 +31,32 @@ class Plan:
     Attributes:
         layout: ``"halo"``.
         partition: how the parts were made.
-        exchange: ``"post"``.
+        exchange: ``"post"``, ``"pre"`` or ``"hybrid"``.
         sizes: each rank's numbers, by rank.
-        hash: digest of graph, parts and options; equal plans have equal hashes.
+        pairs: (sender, receiver, rows) of each pair of ranks with traffic, for the chosen exchange.
+        hash: see :func:`plan_hash`; equal plans have equal hashes.
     """
 
     layout: str
     partition: str
-    exchange: str
+    exchange: Exchange
     sizes: tuple[ShareSizes, ...]
+    pairs: tuple[tuple[int, int, int], ...]
     hash: str
+
+    @staticmethod
+    def of(
+        edge_index: Tensor, parts: Tensor, num_ranks: int, exchange: Exchange = "hybrid", partition: str = "given"
+    ) -> Plan:
+        """The plan for any number of ranks, in this process. Not collective, O(E log E) time.
+
+        Shapes:
+            - edge_index: int64 ``[2, E]``
+            - parts: ``[N]`` integers
+        """
+        sizes, rows = all_sizes(edge_index, parts, num_ranks, exchange)
+        identity = plan_hash(edge_index, parts, num_ranks, exchange)
+        return Plan("halo", partition, exchange, sizes, pairs_of(rows), identity)
 
     @property
     def ranks(self) -> int:
@@ -70,55 +66,134 @@ class Plan:
     @property
     def rows(self) -> dict[str, int]:
         """Rows sent in one aggregation, all ranks together, by kind of exchange."""
-        return {"post": sum(s.rows_sent for s in self.sizes)}
+        return {kind: sum(getattr(s, kind) for s in self.sizes) for kind in EXCHANGES}
 
     @property
     def messages(self) -> int:
         """Messages sent in one aggregation, all ranks together."""
-        return sum(s.messages for s in self.sizes)
+        return len(self.pairs)
 
-    def halo_bytes(self, width: int, element_size: int = 4) -> int:
+    @property
+    def is_dense(self) -> bool:
+        """Whether so many pairs of ranks exchange that an all-to-all-v is cheaper than a message for each."""
+        return self.ranks > 2 and self.messages >= _DENSE * self.ranks * (self.ranks - 1)
+
+    def rows_between(self) -> Tensor:
+        """Rows sent in one aggregation, int64 ``[P, P]``, sender by receiver."""
+        rows = torch.zeros(self.ranks, self.ranks, dtype=torch.int64)
+        if self.pairs:
+            sender, receiver, count = torch.tensor(self.pairs).unbind(1)
+            rows[sender, receiver] = count
+        return rows
+
+    def halo_bytes(self, width: int, element_size: int = ELEMENT_BYTES) -> int:
         """Bytes sent in one aggregation of ``width`` columns, all ranks together; the backward sends as many."""
         return self.rows[self.exchange] * width * element_size
+
+    def memory_bytes(self, widths: Sequence[int] = ()) -> list[int]:
+        """See :func:`~pyg_dist.plan.cost.memory_bytes`; by rank."""
+        return [
+            memory_bytes(s.nodes, s.edges, s.work + s.halo_edges, s.rows_sent + s.rows_received, widths)
+            for s in self.sizes
+        ]
+
+    def predicted_seconds(self, widths: Sequence[int], machine: Machine | None = None) -> float:
+        """An epoch's aggregations, forward and backward (see :func:`~pyg_dist.plan.cost.epoch_seconds`)."""
+        work = [s.work for s in self.sizes]
+        return epoch_seconds(self.rows_between(), work, widths, machine or Machine())
 
     @staticmethod
     def imbalance(values: list[int]) -> float:
         """Largest over mean: 1.0 is even."""
         return max(values) * len(values) / sum(values) if sum(values) else 1.0
 
-    def to_dict(self, widths: tuple[int, ...] = ()) -> dict[str, Any]:
+    def to_dict(self, widths: Sequence[int] = (), machine: Machine | None = None) -> dict[str, Any]:
         """Plain numbers for programs; ``bytes`` is by width, for float32."""
+        uneven = ("nodes", "edges", "work", "rows_sent", "rows_received")
         return {
             "ranks": self.ranks,
             "layout": self.layout,
             "partition": self.partition,
             "exchange": self.exchange,
             "hash": self.hash,
-            "nodes": [s.nodes for s in self.sizes],
-            "edges": [s.edges for s in self.sizes],
-            "inner": [s.inner for s in self.sizes],
-            "halo_edges": [s.halo_edges for s in self.sizes],
+            **{name: [getattr(s, name) for s in self.sizes] for name in ("inner", "halo_edges", *uneven)},
             "rows": self.rows,
-            "rows_sent": [s.rows_sent for s in self.sizes],
-            "rows_received": [s.rows_received for s in self.sizes],
             "messages": self.messages,
+            "all_to_all": self.is_dense,
             "bytes": {str(width): self.halo_bytes(width) for width in widths},
-            "imbalance": {
-                "nodes": self.imbalance([s.nodes for s in self.sizes]),
-                "edges": self.imbalance([s.edges for s in self.sizes]),
-                "rows_sent": self.imbalance([s.rows_sent for s in self.sizes]),
-            },
+            "memory_bytes": self.memory_bytes(widths),
+            "predicted_seconds": self.predicted_seconds(widths, machine),
+            "imbalance": {name: self.imbalance([getattr(s, name) for s in self.sizes]) for name in uneven},
         }
 
-    def describe(self, widths: tuple[int, ...] = ()) -> str:
-        """A table for people: one line per rank, then the totals."""
-        columns = ("nodes", "inner", "edges", "halo_edges", "rows_sent", "rows_received", "messages")
+    def describe(self, widths: Sequence[int] = ()) -> str:
+        """A table for people: one line per rank (the first ones, where there are many), then the totals."""
+        columns = ("nodes", "inner", "edges", "halo_edges", "work", "rows_sent", "rows_received", "messages")
         header = ["rank", *(c.replace("_", " ") for c in columns)]
-        lines = [[str(rank), *(f"{getattr(s, c):,}" for c in columns)] for rank, s in enumerate(self.sizes)]
+        shown = list(enumerate(self.sizes))[: 32 if self.ranks > 40 else None]
+        lines = [[str(rank), *(f"{getattr(s, c):,}" for c in columns)] for rank, s in shown]
+        if len(shown) < self.ranks:
+            lines.append([f"+{self.ranks - len(shown)}", *("..." for _ in columns)])
         lines.append(["all", *(f"{sum(getattr(s, c) for s in self.sizes):,}" for c in columns)])
         lines.append(["max/mean", *(f"{self.imbalance([getattr(s, c) for s in self.sizes]):.2f}" for c in columns)])
         width_of = [max(len(row[k]) for row in [header, *lines]) for k in range(len(header))]
         table = ["  ".join(cell.rjust(w) for cell, w in zip(row, width_of, strict=True)) for row in [header, *lines]]
         title = f"{self.layout} layout, {self.partition} partition, {self.exchange} exchange, plan {self.hash[:12]}"
+        by_kind = ", ".join(f"{kind} {count:,}" for kind, count in self.rows.items())
         traffic = [f"width {w}: {self.halo_bytes(w):,} bytes per aggregation" for w in widths]
-        return "\n".join([title, *table, *traffic])
+        way = "an all-to-all-v" if self.is_dense else "a message per neighbour"
+        total = [f"rows per aggregation: {by_kind}; by {way}"]
+        return "\n".join([title, *table, *total, *traffic])
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as JSON."""
+        content = {"format": _FORMAT, **asdict(self)}
+        Path(path).write_text(json.dumps(content))
+
+    @staticmethod
+    def load(path: str | Path, expected_hash: str | None = None) -> Plan:
+        """Read a plan that :meth:`save` wrote.
+
+        Args:
+            path: the file.
+            expected_hash: the hash of the plan for the graph, parts and options at hand.
+
+        Raises:
+            DataError: The file is not a plan.
+            AgreementError: It was made for another graph, other parts or other options.
+        """
+        try:
+            content = json.loads(Path(path).read_text())
+            if content.pop("format") != _FORMAT:
+                raise DataError(f"Expected a plan of format {_FORMAT} in {path}: plan again")
+            content["sizes"] = tuple(ShareSizes(**size) for size in content["sizes"])
+            content["pairs"] = tuple((int(p), int(q), int(n)) for p, q, n in content["pairs"])
+            plan = Plan(**content)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if isinstance(error, DataError):
+                raise
+            raise DataError(f"Expected a plan in {path} (got {type(error).__name__}: {error}): plan again") from error
+        if expected_hash is not None and plan.hash != expected_hash:
+            raise AgreementError(
+                f"Expected the plan in {path} to be for this graph, these parts and options (it is {plan.hash[:12]}, "
+                f"they are {expected_hash[:12]}): plan again"
+            )
+        return plan
+
+    def plot(self, path: str | Path, width: int = 256) -> None:
+        """Draw bytes between ranks and each rank's work and bytes (needs matplotlib). See :mod:`pyg_dist.plan.plot`."""
+        from pyg_dist.plan.plot import plot
+
+        plot(self, path, width)
+
+
+def plan_hash(edge_index: Tensor, parts: Tensor, num_ranks: int, exchange: Exchange) -> str:
+    """Digest of all that a plan depends on: edges, parts, number of ranks and exchange. Not collective."""
+    inputs = (digest(edge_index), digest(parts.to(torch.int32)), num_ranks, exchange)
+    return digest(repr(inputs))
+
+
+def pairs_of(rows: Tensor) -> tuple[tuple[int, int, int], ...]:
+    """The entries above zero of a ``[P, P]`` matrix as (sender, receiver, rows)."""
+    sender, receiver = rows.nonzero(as_tuple=True)
+    return tuple(zip(sender.tolist(), receiver.tolist(), rows[sender, receiver].tolist(), strict=True))

@@ -11,10 +11,14 @@ from pyg_dist.tensor import (
     losses,
     norms,
     pointwise,
+    products,
     random,
     reductions,
+    refusals,
     selection,
     shapes,
+    tile_functions,
+    tile_norms,
 )
 from pyg_dist.tensor.edge_index import DistributedEdgeIndex
 from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor
@@ -35,8 +39,12 @@ __all__ = [
     "losses",
     "norms",
     "pointwise",
+    "products",
     "random",
     "reductions",
+    "refusals",
     "selection",
     "shapes",
+    "tile_functions",
+    "tile_norms",
 ]

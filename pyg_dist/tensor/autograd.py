@@ -7,15 +7,19 @@ rows.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.utils.checkpoint
+from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils.hooks import RemovableHandle
 
 from pyg_dist.errors import LayoutMismatchError, UnsupportedError
 from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, wrap
 from pyg_dist.tensor.rows import Rows
+from pyg_dist.tensor.shapes import metadata
 from pyg_dist.tensor.table import TABLE, Function, bind, handles
 
 
@@ -24,9 +28,10 @@ def _stored(value: Any, rows: Rows) -> Any:
     if not isinstance(value, Tensor):
         return value
     if isinstance(value, RowTensor):
-        if not rows.is_like(value._rows):
+        local = rows.take(value.to_local(), value._rows)
+        if local is None:
             raise LayoutMismatchError(f"Expected a gradient or value for {rows} (got one for {value._rows})")
-        return value.to_local()
+        return local
     if value.shape[:1] != (rows.size,):
         raise LayoutMismatchError(f"Expected a gradient or value for {rows} (got shape {list(value.shape)})")
     return rows.slice(value)
@@ -70,6 +75,48 @@ def register_hook(function: Function, args: tuple[Any, ...], kwargs: dict[str, A
         return function(x, distributed_hook)
 
 
+# Torch wraps a module that has backward hooks between two nodes of this function, an identity of all its tensors.
+_MODULE_HOOKS = "BackwardHookFunctionBackward"
+
+
+@handles("grad_fn.__get__")  # after shapes, whose handler it extends
+def grad_fn(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The node; the one through which torch calls a module's backward hooks shows them row tensors."""
+    node = metadata(function, args, kwargs)
+    if node is None or node.name() != _MODULE_HOOKS:
+        return node
+    node.metadata.setdefault(_HookedNode, {})[args[0].output_nr] = args[0]._rows
+    return _HookedNode(node)
+
+
+class _HookedNode:
+    """Stands for a node of :data:`_MODULE_HOOKS`, whose k-th input and output have the same rows."""
+
+    def __init__(self, node: Any) -> None:
+        self._node = node
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._node, name)
+
+    def register_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """As of the node, for hooks on what the user sees."""
+        rows_of: dict[int, Rows] = self._node.metadata[_HookedNode]
+
+        def seen(gradients: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
+            return tuple(
+                RowTensor.from_local(g, rows_of[k]) if g is not None and k in rows_of else g
+                for k, g in enumerate(gradients)
+            )
+
+        def distributed_hook(by_input: tuple[Tensor | None, ...], by_output: tuple[Tensor | None, ...]) -> Any:
+            result = hook(seen(by_input), seen(by_output))
+            if result is None:
+                return None
+            return tuple(_stored(g, rows_of[k]) if k in rows_of else g for k, g in enumerate(result))
+
+        return self._node.register_hook(distributed_hook)  # type: ignore[no-any-return]
+
+
 def _local_outputs(outputs: Any, gradients: Any) -> tuple[list[Any], list[Tensor | None]]:
     """Outputs and their gradients as the engine takes them."""
     outputs = _sequence(outputs)
@@ -78,10 +125,13 @@ def _local_outputs(outputs: Any, gradients: Any) -> tuple[list[Any], list[Tensor
         if isinstance(output, RowTensor):
             if gradient is None:
                 raise RuntimeError("grad can be implicitly created only for scalar outputs")
-            # Code that runs inside a backward pass (reentrant checkpointing) holds gradients as the engine has them.
-            inside = torch._C._current_graph_task_id() != -1  # type: ignore[attr-defined]
+            # Code that runs inside a backward pass (reentrant checkpointing) holds gradients as the engine has them,
+            # and has grad mode off.
+            inside = torch._C._current_graph_task_id() != -1
             plain = inside and not isinstance(gradient, RowTensor)
-            outputs[k], gradients[k] = output.to_local(), gradient if plain else _stored(gradient, output._rows)
+            gradients[k] = gradient if plain else _stored(gradient, output._rows)
+            with torch.enable_grad():
+                outputs[k] = output.to_local()
     return outputs, gradients
 
 
@@ -117,12 +167,14 @@ def grad(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     """``torch.autograd.grad`` with row tensors among outputs and inputs (collective)."""
     bound = bind("outputs inputs grad_outputs retain_graph create_graph only_inputs allow_unused", args, kwargs)
     if bound.get("is_grads_batched"):
-        raise UnsupportedError("torch.autograd.grad with is_grads_batched is not distributed: call it once per gradient")
+        raise UnsupportedError(
+            "torch.autograd.grad with is_grads_batched is not distributed: call it once per gradient"
+        )
     outputs, gradients = _local_outputs(bound.pop("outputs"), bound.pop("grad_outputs", None))
     inputs = _sequence(bound.pop("inputs"))
     materialize = bound.pop("materialize_grads", False)
     bound["allow_unused"] = bound.get("allow_unused") or materialize
-    results = list(torch.autograd.grad(outputs, [_edge(x) for x in inputs], gradients, **bound))
+    results: list[Any] = list(torch.autograd.grad(outputs, [_edge(x) for x in inputs], gradients, **bound))
     for k, (x, result) in enumerate(zip(inputs, results, strict=True)):
         if result is None and materialize:
             results[k] = torch.zeros_like(x)
@@ -133,6 +185,24 @@ def grad(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
 
 TABLE[torch.autograd.backward] = backward
 TABLE[torch.autograd.grad] = grad
+
+
+def _compare_local_rows() -> None:
+    """Let checkpointing compare the local shapes of what autograd saved in the first forward and in the second one.
+
+    Torch's own check sees the first while torch runs :data:`LOCALLY`, and the second when it does not.
+    """
+    checks = torch.utils.checkpoint._allowed_determinism_checks_to_fns
+    stock = checks["default"]
+
+    def metadata_of_local_rows(x: Tensor) -> dict[str, Any]:
+        with LOCALLY():
+            return stock(x)  # type: ignore[no-any-return]
+
+    checks["default"] = metadata_of_local_rows
+
+
+_compare_local_rows()
 
 
 @handles("__deepcopy__")
@@ -148,6 +218,6 @@ def deepcopy(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     twin = x.detach().clone().requires_grad_(x.requires_grad)
     memo[id(x)] = twin
     twin.__dict__.update({k: v for k, v in x.__dict__.items() if k not in ("_selection", "_rows")})
-    if x.grad is not None:
+    if x.grad is not None and not isinstance(x, nn.Parameter):  # torch copies parameters without
         twin.grad = copy.deepcopy(x.grad, memo)
     return twin

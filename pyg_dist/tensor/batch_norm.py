@@ -6,27 +6,24 @@ import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.functional import batch_norm as stock_batch_norm
 
 from pyg_dist.errors import DataError, MixedRowsError
 from pyg_dist.tensor.reductions import wide
 from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, wrap
 from pyg_dist.tensor.table import Function, bind, handles, public_name
 
-_NAMES = "x running_mean running_var weight bias training momentum eps"
-_NAMES_BELOW = "x weight bias running_mean running_var training momentum eps cudnn_enabled"  # torch.batch_norm
 
-
-@handles("batch_norm")
+@handles("batch_norm", namespaces=(F,))
 def batch_norm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``(x - mean) / sqrt(var + eps) * weight + bias`` per channel (dimension 1).
 
     In training, mean and variance are global and differentiable, and the running ones follow them as in torch
     (collective); in evaluation the running ones are used (no communication).
     """
-    given = bind(_NAMES if function is stock_batch_norm else _NAMES_BELOW, args, kwargs)
-    bound = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5, **given}
+    bound: dict[str, Any] = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
+    bound.update(bind("x running_mean running_var weight bias training momentum eps", args, kwargs))
     x, channels = bound["x"], [bound[name] for name in ("running_mean", "running_var", "weight", "bias")]
     if not isinstance(x, RowTensor) or any(isinstance(c, RowTensor) for c in channels):
         raise MixedRowsError(f"{public_name(function)} expects distributed rows and one plain value per channel")
@@ -37,7 +34,7 @@ def batch_norm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
             return wrap(_normalise(x, mean, var, weight, bias, bound["momentum"], bound["eps"]), rows)
         weight, bias = (None if t is None else rows.enter(t) for t in (weight, bias))
         rest = (bound["training"], bound["momentum"], bound["eps"])
-        return wrap(stock_batch_norm(x, mean, var, weight, bias, *rest), rows)
+        return wrap(function(x, mean, var, weight, bias, *rest), rows)
 
 
 def _normalise(

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from pyg_dist.tensor.pointwise import aligned
+from pyg_dist.tensor.pointwise import aligned, pointwise
 from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, on_rows, wrap
 from pyg_dist.tensor.shapes import dims_of, flat_sizes, refuse
 from pyg_dist.tensor.table import Function, bind, handles
@@ -16,14 +16,15 @@ _ALONG: dict[str, tuple[str, int | None]] = {
     "softmin": ("", None), "cumsum": ("", None), "cumprod": ("", None), "cummax": ("", None), "cummin": ("", None),
     "logcumsumexp": ("", None), "sort": ("", -1), "argsort": ("", -1), "topk": ("k", -1), "kthvalue": ("k", -1),
     "mode": ("", -1), "glu": ("", -1), "roll": ("shifts", None), "gather": ("", None), "scatter": ("", None),
-    "scatter_add": ("", None), "take_along_dim": ("indices", None), "narrow": ("", None), "unbind": ("", 0),
+    "scatter_add": ("", None), "scatter_reduce": ("", None), "take_along_dim": ("indices", None),
+    "narrow": ("", None), "unbind": ("", 0),
     "chunk": ("chunks", 0), "split": ("split_size", 0), "tensor_split": ("indices_or_sections", 0),
     "diff": ("n", -1), "cosine_similarity": ("x2", 1), "repeat_interleave": ("repeats", None),
 }  # fmt: skip
 _BROADCASTS = ("take_along_dim", "cosine_similarity", "repeat_interleave")
 
 
-@handles(*_ALONG, "scatter_", "scatter_add_", "cumsum_", "cumprod_")
+@handles(*_ALONG, "scatter_", "scatter_add_", "scatter_reduce_", "cumsum_", "cumprod_")
 def along(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Functions along one or several dimensions other than 0."""
     name = function.__name__.removesuffix("_")
@@ -46,16 +47,18 @@ def flip(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     return on_rows(torch.flip, args[0], dims)
 
 
-@handles("cat", "concat", "concatenate", "hstack", "stack")
+@handles("cat", "concat", "concatenate", "hstack", "column_stack", "stack")
 def join(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Concatenate columns, or stack along a new dimension within rows."""
     bound = bind("tensors dim", args, kwargs)
     tensors = tuple(bound["tensors"])
+    if function is torch.column_stack:
+        tensors = tuple(t.unsqueeze(1) if t.dim() == 1 else t for t in tensors)
     num_dims = tensors[0].dim()
     dim = bound.get("dim", 0)
-    if function is torch.hstack:
+    if function in (torch.hstack, torch.column_stack):
         function, dim = torch.cat, 1 if num_dims > 1 else 0
-    if dim % (num_dims + (function is torch.stack)) == 0:
+    if 0 in dims_of(dim, num_dims + (function is torch.stack)):
         raise refuse(function, "along dimension 0 would append or move rows")
     with LOCALLY():
         tensors, _, rows = aligned(function, tensors, {}, broadcasts=False)
@@ -90,6 +93,6 @@ def normalize(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any])
 @handles("pairwise_distance")
 def pairwise_distance(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """One number per pair of rows."""
-    with LOCALLY():
-        args, kwargs, rows = aligned(function, args, kwargs)
-        return wrap(function(*args, **kwargs), rows)
+    if args[0].dim() < 2:
+        raise refuse(function, "of one dimension would mix rows")
+    return pointwise(function, args, kwargs)

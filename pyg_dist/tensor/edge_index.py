@@ -7,8 +7,12 @@ from typing import Any, NoReturn
 import torch
 
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
+from pyg_dist.tensor.grid_graph import GridGraph
 from pyg_dist.tensor.halo_graph import HaloGraph
 from pyg_dist.tensor.row_tensor import RowTensor
+
+Graph = HaloGraph | GridGraph
+"""The runtime form of a graph, in one layout or the other."""
 
 
 class DistributedEdgeIndex:
@@ -23,7 +27,7 @@ class DistributedEdgeIndex:
         weight: the values of ``adj_t``, where it has any.
     """
 
-    def __init__(self, graph: HaloGraph, sparse: bool = False, weight: RowTensor | None = None) -> None:
+    def __init__(self, graph: Graph, sparse: bool = False, weight: RowTensor | None = None) -> None:
         self._graph = graph
         self._sparse = sparse
         self.weight = weight
@@ -32,14 +36,14 @@ class DistributedEdgeIndex:
         return self  # immutable
 
     @property
-    def graph(self) -> HaloGraph:
+    def graph(self) -> Graph:
         """The runtime form of the graph (this rank's part)."""
         return self._graph
 
     @property
     def shape(self) -> torch.Size:
         """``[2, E]``, or ``[N, N]`` for ``adj_t``, of the whole graph."""
-        nodes, edges = self._graph.share.num_nodes, self._graph.share.num_edges
+        nodes, edges = self._graph.node_rows.size, self._graph.edge_rows.size
         return torch.Size((nodes, nodes) if self._sparse else (2, edges))
 
     def size(self, dim: int | None = None) -> torch.Size | int:
@@ -68,11 +72,11 @@ class DistributedEdgeIndex:
         """Itself: a graph moves together with its node tensors, through ``data.to(device)``."""
         if isinstance(device, (str, torch.device)) and torch.device(device) != self.device:
             raise LayoutMismatchError(
-                f"Expected edge_index to stay on {self.device} (got {device}): move the whole graph, data.to({device!r})"
+                f"Expected edge_index to stay on {self.device} (got {device}): move the graph, data.to({device!r})"
             )
         return self
 
-    def on(self, graph: HaloGraph) -> DistributedEdgeIndex:
+    def on(self, graph: Graph) -> DistributedEdgeIndex:
         """The handle of the same graph after a move to another device."""
         weight = None
         if self.weight is not None:
@@ -80,8 +84,8 @@ class DistributedEdgeIndex:
         return DistributedEdgeIndex(graph, self._sparse, weight)
 
     def __repr__(self) -> str:
-        share = self._graph.share
-        return f"{type(self).__name__}({list(self.shape)}, {share.edge_id.numel()} edges on rank {share.rank})"
+        rows = self._graph.edge_rows
+        return f"{type(self).__name__}({list(self.shape)}, {rows.num_local} edges on rank {rows.axis.rank})"
 
     def _refuse(self, what: str) -> NoReturn:
         raise MixedRowsError(

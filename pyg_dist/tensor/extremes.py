@@ -17,7 +17,7 @@ from pyg_dist.tensor.shapes import dims_of
 from pyg_dist.tensor.table import Function, bind, handles
 
 
-def extreme(x: Tensor, dims: Dims, keepdim: bool, rows: Rows, op: str) -> Tensor:
+def extreme(x: Tensor, dims: Dims, keepdim: bool, rows: Rows, op: str, nan_ties: bool = True) -> Tensor:
     """Largest ("max") or smallest ("min") of all rows (collective); as in torch, ties share the gradient equally.
 
     Args:
@@ -26,32 +26,33 @@ def extreme(x: Tensor, dims: Dims, keepdim: bool, rows: Rows, op: str) -> Tensor
         keepdim: keep them, with size one.
         rows: the distribution.
         op: which.
+        nan_ties: whether NaN ties with NaN. It does in ``torch.max``, and not in ``torch.amax``, whose gradient is NaN.
     """
     if count(x, dims, rows) == 0:
         raise RuntimeError(f"{op}(): Expected reduction dim to be specified for input.numel() == 0.")
-    kept: Tensor = _Extreme.apply(x, dims, rows, op)  # type: ignore[no-untyped-call]
+    kept: Tensor = _Extreme.apply(x, dims, rows, op, nan_ties)  # type: ignore[no-untyped-call]
     return kept if keepdim else kept.squeeze(dims)
 
 
 class _Extreme(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dims: Dims, rows: Rows, op: str) -> Tensor:
+    def forward(ctx: Any, x: Tensor, dims: Dims, rows: Rows, op: str, nan_ties: bool) -> Tensor:
         if x.shape[0]:
             local = x.amax(dims, keepdim=True) if op == "max" else x.amin(dims, keepdim=True)
         else:
             local = x.new_full([1 if d in dims else n for d, n in enumerate(x.shape)], _neutral(x.dtype, op))
         result = _over_ranks(local, rows, op)
         if ctx.needs_input_grad[0]:
-            ties = x == result
+            ties = (x == result) | (x.isnan() & result.isnan()) if nan_ties else x == result
             number = rows.axis.reduce_(ties.sum(dims, keepdim=True))
             ctx.axis = rows.axis
             ctx.save_for_backward(ties, number)
         return result
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         ties, number = ctx.saved_tensors
-        return adjoint.enter(grad, ctx.axis) * ties / number, None, None, None
+        return adjoint.enter(grad, ctx.axis) * ties / number, None, None, None, None
 
 
 def _neutral(dtype: torch.dtype, op: str) -> float | int:
@@ -68,18 +69,18 @@ def _over_ranks(local: Tensor, rows: Rows, op: str) -> Tensor:
         return rows.axis.reduce_(local, op)
     is_nan = local.isnan()
     flag = is_nan.to(local.dtype) if op == "max" else -is_nan.to(local.dtype)
-    result, flag = rows.axis.reduce_(torch.stack([local.masked_fill(is_nan, _neutral(local.dtype, op)), flag]), op)
-    return result.masked_fill(flag != 0, math.nan)
+    both = rows.axis.reduce_(torch.stack([local.masked_fill(is_nan, _neutral(local.dtype, op)), flag]), op)
+    return both[0].masked_fill(both[1] != 0, math.nan)
 
 
 @reduction("amax")
 def _amax(x: Tensor, dims: Dims, keepdim: bool, rows: Rows, bound: dict[str, Any]) -> Tensor:
-    return extreme(x, dims, keepdim, rows, "max")
+    return extreme(x, dims, keepdim, rows, "max", nan_ties=False)
 
 
 @reduction("amin")
 def _amin(x: Tensor, dims: Dims, keepdim: bool, rows: Rows, bound: dict[str, Any]) -> Tensor:
-    return extreme(x, dims, keepdim, rows, "min")
+    return extreme(x, dims, keepdim, rows, "min", nan_ties=False)
 
 
 @handles("max", "min")
@@ -94,7 +95,7 @@ def max_min(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
             return extreme(x, dims_of(None, x.dim()), False, x._rows, op)
     if 0 not in dims_of(bound["dim"], x.dim()):
         return on_rows(function, *args, **kwargs)
-    result = torch.return_types.max if op == "max" else torch.return_types.min  # type: ignore[attr-defined]
+    result = torch.return_types.max if op == "max" else torch.return_types.min
     with LOCALLY():
         return result(_with_position(x, bound.get("keepdim", False), x._rows, op))
 
@@ -125,7 +126,8 @@ def _with_position(x: Tensor, keepdim: bool, rows: Rows, op: str) -> tuple[Tenso
     hit = (x == values) | (x.isnan() & values.isnan())
     position = rows.position.to(x.device).view(-1, *[1] * (x.dim() - 1))
     candidates = torch.where(hit, position, rows.size)
-    first = rows.axis.reduce_(torch.cat([candidates, torch.full_like(values, rows.size, dtype=torch.int64)]).amin(0), "min")
+    none = torch.full_like(values, rows.size, dtype=torch.int64)  # for ranks without rows
+    first = rows.axis.reduce_(torch.cat([candidates, none]).amin(0), "min")
     # The gradient goes to the one row that was picked.
     picked = rows.leave(torch.where(hit & (position == first), x, 0).sum(0).to(x.dtype))
     return (picked.unsqueeze(0), first.unsqueeze(0)) if keepdim else (picked, first)
@@ -133,6 +135,7 @@ def _with_position(x: Tensor, keepdim: bool, rows: Rows, op: str) -> tuple[Tenso
 
 @reduction("logsumexp")
 def _logsumexp(x: Tensor, dims: Dims, keepdim: bool, rows: Rows, bound: dict[str, Any]) -> Tensor:
+    x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
     shift = extreme(x.detach(), dims, True, rows, "max")
     shift = torch.where(shift.isfinite(), shift, 0)
     total = rows.leave((x - shift).exp().sum(dims, keepdim)).log()

@@ -1,14 +1,14 @@
 """Equal first values: the first call of a model on distributed data broadcasts its parameters and buffers from rank 0.
 
 So models agree even where each rank seeded its generator differently or loaded another checkpoint. A hook that torch
-runs before every module's forward sees the calls. What it cannot see (arguments by keyword, parameters that a lazy
-module or a script makes later) is made equal when it first meets rows: :func:`pyg_dist.backend.adjoint.enter`.
+runs before every module's forward sees the calls. What it cannot see (leaves that no module owns, parameters that a
+lazy module or a script makes later) is made equal when it first meets rows: :func:`pyg_dist.backend.adjoint.enter`.
 """
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
@@ -16,8 +16,9 @@ from torch.nn.parameter import is_lazy
 from torch_geometric.nn import MessagePassing
 
 from pyg_dist.backend import replicas
-from pyg_dist.backend.axis import Axis
+from pyg_dist.backend.axis import world_axis
 from pyg_dist.errors import UnsupportedError
+from pyg_dist.tensor.grid_graph import GridGraph
 from pyg_dist.tensor.halo_graph import HaloGraph
 from pyg_dist.tensor.row_tensor import RowTensor
 
@@ -34,35 +35,38 @@ def install() -> None:
 def _before_forward(module: nn.Module, args: tuple[Any, ...]) -> None:
     if module in _settled:
         return
-    axis = next(_axes(args), None)
-    if axis is None:
+    if not _is_distributed(args or _keyword_arguments()):
         return
     if _is_stock_conv(module):
         raise UnsupportedError(
             f"{type(module).__name__} is a stock conv and got tensors or edges of a DistributedData: use "
             f"pyg_dist.conv.Distributed{type(module).__name__} where it exists, or the plain Data"
         )
-    settle(module, axis)
+    settle(module)
 
 
-def _axes(args: Iterable[Any]) -> Iterable[Axis]:
-    """The axes of all distributed things among ``args``: tensors, handles, whole graphs."""
-    for arg in args:
-        if isinstance(arg, RowTensor):
-            yield arg._rows.axis
-        elif isinstance(arg, (tuple, list)):
-            yield from _axes(arg)
-        elif isinstance(arg, dict):
-            yield from _axes(arg.values())
-        elif not isinstance(arg, nn.Module) and isinstance(getattr(arg, "graph", None), HaloGraph):
-            yield arg.graph.axis
+def _keyword_arguments() -> tuple[Any, ...]:
+    """Those of the call that the hook runs before: torch passes only positional ones on to hooks for all modules."""
+    calling = sys._getframe(2).f_locals.get("kwargs")
+    return tuple(calling.values()) if isinstance(calling, dict) else ()
+
+
+def _is_distributed(arg: Any) -> bool:
+    """Whether there is a distributed thing in ``arg``: a tensor, a handle, a whole graph."""
+    if isinstance(arg, (tuple, list)):
+        return any(_is_distributed(item) for item in arg)
+    if isinstance(arg, dict):
+        return any(_is_distributed(item) for item in arg.values())
+    if isinstance(arg, (RowTensor, nn.Module)):
+        return isinstance(arg, RowTensor)
+    return isinstance(getattr(arg, "graph", None), (HaloGraph, GridGraph))
 
 
 def _is_stock_conv(module: nn.Module) -> bool:
     return isinstance(module, MessagePassing) and not getattr(module, "is_distributed", False)
 
 
-def settle(module: nn.Module, axis: Axis) -> None:
+def settle(module: nn.Module) -> None:
     """Broadcast the parameters and buffers of ``module`` and of its parts from rank 0, once (collective)."""
     tensors = []
     for part in module.modules():
@@ -70,4 +74,4 @@ def settle(module: nn.Module, axis: Axis) -> None:
             tensors += [*part.parameters(recurse=False), *part.buffers(recurse=False)]
         if not _is_stock_conv(part):  # those are looked at, and refused, when they are called
             _settled.add(part)
-    replicas.make_equal([t for t in tensors if not isinstance(t, RowTensor) and not is_lazy(t)], axis)
+    replicas.make_equal([t for t in tensors if not isinstance(t, RowTensor) and not is_lazy(t)], world_axis())

@@ -1,4 +1,4 @@
-"""A graph in the halo layout, ready to run: this rank's share, its exchange, and the operators made from them."""
+"""A graph in the halo layout, ready to run: this rank's share, its exchanges, and the operators made from them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.aggregate import LinearOperator, aggregate_edges, halo_rows
+from pyg_dist.backend.aggregate import Halo, LinearOperator, aggregate_edges
 from pyg_dist.backend.axis import Axis
 from pyg_dist.backend.csr import CSR
-from pyg_dist.backend.exchange import HaloExchange
+from pyg_dist.backend.exchange import Exchange, Traffic
+from pyg_dist.backend.matrix import Matrix
 from pyg_dist.plan.halo import HaloShare
+from pyg_dist.plan.transfer import Transfer
 from pyg_dist.tensor.row_tensor import RowTensor
 from pyg_dist.tensor.rows import Rows
 
@@ -31,33 +33,86 @@ class HaloGraph:
         share: this rank's part.
         axis: the ranks.
         loop_rule: how GCN's self loops meet existing ones; it follows from the form of the input.
+        is_dense: see :class:`~pyg_dist.backend.exchange.Exchange`.
         device: where the rows live.
     """
 
-    def __init__(self, share: HaloShare, axis: Axis, loop_rule: LoopRule, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        share: HaloShare,
+        axis: Axis,
+        loop_rule: LoopRule,
+        is_dense: bool = False,
+        device: torch.device | str = "cpu",
+    ) -> None:
         self.share = share
+        self.is_dense = is_dense
         self.axis = axis
         self.loop_rule: LoopRule = loop_rule
         self.device = torch.device(device)
         self.node_rows = Rows(axis, "node", share.num_nodes, share.node_id.to(device))
         self.edge_rows = Rows(axis, "edge", share.num_edges, share.edge_id.to(device))
         self.local = share.local.to(device)
-        self.halo = share.halo.to(device)
-        self.exchange = HaloExchange(axis, share.send_index.to(device), share.send_counts, share.recv_counts)
+        self.traffic = Traffic()
+        self.post = self._halo(share.post)
+        self._sums = self.post if share.sums is share.post else self._halo(share.sums)
         self._operators: dict[Hashable, _Kept] = {}
         self._neighbour_lists: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __deepcopy__(self, memo: object) -> HaloGraph:
         return self  # immutable, apart from caches
 
+    def _halo(self, transfer: Transfer) -> Halo:
+        """The runtime form of a transfer, all values one."""
+        exchange = Exchange(self.axis, transfer.send_counts, transfer.recv_counts, self.traffic, self.is_dense)
+        return Halo(Matrix(transfer.outgoing.to(self.device)), exchange, Matrix(transfer.incoming.to(self.device)))
+
     def to(self, device: torch.device | str) -> HaloGraph:
         """The same graph on another device."""
-        return self if torch.device(device) == self.device else HaloGraph(self.share, self.axis, self.loop_rule, device)
+        if torch.device(device) == self.device:
+            return self
+        return HaloGraph(self.share, self.axis, self.loop_rule, self.is_dense, device)
+
+    def owns(self, x: RowTensor) -> bool:
+        """Whether x has a row for every node of this graph."""
+        return x._rows is self.node_rows
+
+    def feature_rows(self, width: int) -> Rows:
+        """How features of ``width`` columns lie."""
+        return self.node_rows
+
+    def input_rows(self, name: str, value: Tensor) -> Rows:
+        """How a new node attribute lies."""
+        return self.node_rows
+
+    def stored(self, name: str, value: RowTensor) -> RowTensor:
+        """An attribute as it is kept."""
+        return value
+
+    def has_isolated_nodes(self) -> bool:
+        """Whether some node has no edge other than self loops (collective)."""
+        row = self.local.row()
+        linked = torch.zeros(self.num_local, dtype=torch.bool, device=self.device)
+        other = row != self.local.col
+        linked[row[other]] = True
+        linked[self.local.col[other].long()] = True
+        linked[self.num_local - self.num_boundary + self.halo.row()] = True
+        linked[self.post.outgoing.pattern.col.long()] = True
+        return not self.axis.every(bool(linked.all()))
+
+    def has_self_loops(self) -> bool:
+        """Whether some edge is a self loop (collective)."""
+        return not self.axis.every(not bool((self.local.row() == self.local.col).any()))
 
     @property
     def num_local(self) -> int:
         """Nodes of this rank, n."""
         return self.node_rows.num_local
+
+    @property
+    def halo(self) -> CSR:
+        """The edges with a remote source: boundary nodes by halo slots."""
+        return self.post.incoming.pattern
 
     @property
     def num_boundary(self) -> int:
@@ -71,9 +126,7 @@ class HaloGraph:
         col = torch.cat([self.local.col, self.halo.col + self.num_local])
         edge = torch.cat([self.local.edge, self.halo.edge])
         order = torch.argsort(self.edge_rows.key[edge])
-        return CSR.from_edges(
-            row[order], col[order], edge[order], self.num_local, self.num_local + self.exchange.num_halo
-        )
+        return CSR.from_edges(row[order], col[order], edge[order], self.num_local, self.num_local + self.halo.num_cols)
 
     @cached_property
     def max_in_degree(self) -> int:
@@ -112,8 +165,8 @@ class HaloGraph:
 
         def build(values: Tensor | None) -> LinearOperator:
             scale = self.in_degree(dtype).clamp_(min=1).reciprocal_() if reduce == "mean" else None
-            values = None if values is None else values.to(dtype)
-            return LinearOperator(self.local, self.halo, self.exchange, values, row_scale=scale)
+            local, halo = self._weighted(self.local, None if values is None else values.to(dtype))
+            return LinearOperator(local, halo, row_scale=scale)
 
         return self._kept(("neighbourhood", reduce, dtype), weight, build)
 
@@ -129,10 +182,25 @@ class HaloGraph:
                 if values is not None:
                     values = torch.cat([values, self.loop_weight(values, loop_value)])
             scale = self.inverse_sqrt_degree(local, values, dtype)
-            arrived = halo_rows(scale.view(-1, 1), self.exchange).view(-1)
-            return LinearOperator(local, self.halo, self.exchange, values, scale, scale, arrived)
+            return LinearOperator(*self._weighted(local, values), scale, scale)
 
         return self._kept(("symmetric", add_self_loops, loop_value, dtype), weight, build)
+
+    def _weighted(self, local: CSR, values: Tensor | None) -> tuple[Matrix, Halo]:
+        """The matrices of sums with constant weights, by edge storage and what lies behind it (collective)."""
+        if values is None:
+            return Matrix(local), self._sums
+        # Weights stay with the target's rank; the source's rank borrows those of the edges that it sums.
+        lists, one = self.share.sums, values.new_ones(1)  # the last value: of the entries UNIT
+        borrow = Exchange(self.axis, lists.lend_counts, lists.borrow_counts, self.traffic)
+        borrowed = borrow.start(values[lists.lent.to(self.device)]).land()
+        storage = torch.cat([values, one])
+        halo = Halo(
+            Matrix(self._sums.outgoing.pattern, torch.cat([borrowed, one])),
+            self._sums.exchange,
+            Matrix(self._sums.incoming.pattern, storage),
+        )
+        return Matrix(local, storage), halo
 
     def inverse_sqrt_degree(self, local: CSR, weight: Tensor | None, dtype: torch.dtype) -> Tensor:
         """``degree^-1/2`` of the local nodes, zero for degree zero; ``weight`` is constant."""
@@ -152,10 +220,10 @@ class HaloGraph:
         local = self._local_without_loops if add_self_loops and self.loop_rule != "add" else self.local
         loops = self.loop_weight(weight, loop_value).view(-1, 1) if add_self_loops else None
         ones = x.new_ones(self.num_local, 1)
-        degree = aggregate_edges(ones, weight, local, self.halo, self.exchange)
+        degree = aggregate_edges(ones, weight, local, self.post)
         scale = inverse_sqrt((degree if loops is None else degree + loops).view(-1)).view(-1, 1)
         scaled = scale * x
-        out = aggregate_edges(scaled, weight, local, self.halo, self.exchange)
+        out = aggregate_edges(scaled, weight, local, self.post)
         return scale * (out if loops is None else out + loops * scaled)
 
     def loop_weight(self, weight: Tensor, loop_value: float) -> Tensor:

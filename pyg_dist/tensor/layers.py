@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_dist.errors import MixedRowsError
@@ -50,20 +50,19 @@ def cell(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     return with_parameters(function, args, kwargs, num_operands=2)
 
 
-@handles("matmul", "mm", "mv", "__matmul__", "__rmatmul__")
-def matmul(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``rows @ plain`` is row-wise; every other product would sum over or spread rows."""
-    x, other = (*args, *kwargs.values())
-    row_wise = isinstance(x, RowTensor) and not isinstance(other, RowTensor) and x.dim() > 1 and other.dim() < 3
-    if function is Tensor.__rmatmul__ or not row_wise:
-        raise MixedRowsError(
-            f"{public_name(function)} of row tensors is row-wise only as rows @ plain matrix: for a product over rows "
-            f"use (a.unsqueeze(-1) * b.unsqueeze(-2)).sum(0), or .full_tensor()"
-        )
-    return with_parameters(torch.matmul, (x, other), {})
+@handles("bilinear")
+def pair_layer(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Two operands with rows."""
+    return with_parameters(function, args, kwargs, num_operands=2)
 
 
-@handles("embedding")
+@handles("isin", "bucketize")
+def look_up(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Where each element stands in a plain set or list."""
+    return with_parameters(function, args, kwargs)
+
+
+@handles("embedding", namespaces=(F,))
 def embedding(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Row-wise for distributed indices into a plain table."""
     names = "input weight padding_idx max_norm norm_type scale_grad_by_freq sparse"

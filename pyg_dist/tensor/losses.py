@@ -29,19 +29,11 @@ class _Call(NamedTuple):
     rows: Rows
 
 
-@lru_cache(maxsize=None)
-def _signature(function: Function) -> inspect.Signature | None:
-    try:
-        return inspect.signature(function)
-    except ValueError:  # torch's C functions, below those of torch.nn.functional, have none
-        return None
+_signature = lru_cache(maxsize=None)(inspect.signature)
 
 
 def _call(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
-    signature = _signature(function)
-    if signature is None:
-        raise UnsupportedError(f"{public_name(function)} has no distributed form: use torch.nn.functional's")
-    bound = signature.bind(*args, **kwargs)
+    bound = _signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
     given = bound.arguments
     name, reduction = public_name(function), given.pop("reduction")
@@ -50,7 +42,7 @@ def _call(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     if reduction not in ("none", "mean", "sum", "batchmean"):
         raise ValueError(f"{reduction} is not a valid value for reduction")
     rows = rows_of(function, *given.values())
-    num_dims = max(value.dim() for value in given.values() if isinstance(value, RowTensor))
+    num_dims = max(value.dim() for key, value in given.items() if key in _PER_ROW and isinstance(value, Tensor))
     for key, value in given.items():
         if key in _PER_ROW and isinstance(value, Tensor) and not isinstance(value, RowTensor):
             if value.shape[:1] != (rows.size,):
@@ -68,10 +60,10 @@ def _call(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits",
     "kl_div", "poisson_nll_loss", "gaussian_nll_loss", "soft_margin_loss", "hinge_embedding_loss",
     "margin_ranking_loss", "cosine_embedding_loss", "triplet_margin_loss", "multilabel_soft_margin_loss",
-    "multi_margin_loss", "multilabel_margin_loss",
+    "multi_margin_loss", "multilabel_margin_loss", namespaces=(F,),
 )  # fmt: skip
 def elementwise_loss(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Losses that are a value per element or row, and then its sum or mean."""
+    """Losses that are a value per element or row, and then its sum or mean (for two of them by weight)."""
     with LOCALLY():
         call = _call(function, args, kwargs)
         dims = {call.operands[name].dim() for name in ("input", "target") if name in call.operands}
@@ -86,17 +78,22 @@ def elementwise_loss(function: Function, args: tuple[Any, ...], kwargs: dict[str
         return values
     if call.reduction == "batchmean":
         return values.sum() / call.rows.size
+    weight = call.operands.get("weight")
+    if call.reduction == "mean" and weight is not None and function in (F.mse_loss, F.l1_loss):
+        with LOCALLY():
+            weight = weight.sum()
+        return values.sum() / call.rows.leave(weight)
     return values.sum() if call.reduction == "sum" else values.mean()
 
 
-@handles("cross_entropy", "nll_loss")
+@handles("cross_entropy", "nll_loss", namespaces=(F,))
 def class_loss(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Means are weighted by each row's class weight, and rows with ``ignore_index`` do not count."""
     with LOCALLY():
         call = _call(function, args, kwargs)
         scores, target = call.operands["input"], call.operands["target"]
         if scores.dim() < 2:
-            raise MixedRowsError(f"{public_name(function)} expected scores of shape [rows, classes] (got one dimension)")
+            raise MixedRowsError(f"{public_name(function)} expected scores of shape [rows, classes] (got 1 dimension)")
         if call.reduction == "none":
             return wrap(function(**call.operands, reduction="none"), call.rows)
         total = function(**call.operands, reduction="sum")

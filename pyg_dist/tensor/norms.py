@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from pyg_dist.tensor.extremes import extreme
-from pyg_dist.tensor.reductions import Dims, by_rank, count, reduction
+from pyg_dist.tensor.reductions import Dims, by_rank, count, reduction, wide
 from pyg_dist.tensor.row_tensor import LOCALLY, on_rows
 from pyg_dist.tensor.rows import Rows
 from pyg_dist.tensor.shapes import dims_of, refuse
-from pyg_dist.tensor.table import TABLE, Function, bind, handles
+from pyg_dist.tensor.table import Function, bind, handles
 
 
 @reduction("vector_norm", "ord dim keepdim")
@@ -29,7 +29,8 @@ def _vector_norm(x: Tensor, dims: Dims, keepdim: bool, rows: Rows, bound: dict[s
     else:
         local = torch.linalg.vector_norm(x, order, dims, keepdim)
     # A norm of norms, and not a power of a sum of powers, whose derivative at zero is infinite.
-    return torch.linalg.vector_norm(by_rank(local, rows), order, 0)
+    total: Tensor = torch.linalg.vector_norm(by_rank(local, rows), order, 0)
+    return total
 
 
 @handles("norm")
@@ -45,6 +46,7 @@ def norm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     )
 
 
+@handles("norm", namespaces=(torch.linalg,))
 def linalg_norm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``torch.linalg.norm``: a matrix norm where there are two dimensions and an order."""
     x, bound = args[0], bind("x ord dim keepdim", args, kwargs)
@@ -53,9 +55,6 @@ def linalg_norm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any
         raise refuse(function, f"with ord={order!r} is a matrix norm")
     order = 2 if order is None else order
     return torch.linalg.vector_norm(x, order, dim, bound.get("keepdim", False), dtype=bound.get("dtype"))
-
-
-TABLE[torch.linalg.norm] = linalg_norm
 
 
 @handles("std", "var", "std_mean", "var_mean")
@@ -75,13 +74,13 @@ def std_var(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         if rows.axis.size == 1:
             return function(*args, **kwargs)
         number = count(x, dims, rows)
-        mean = rows.leave(x.sum(dims, keepdim=True)) / number
+        mean = (rows.leave(x.sum(dims, keepdim=True, dtype=wide(x.dtype))) / number).to(x.dtype)
         deviation = x - rows.enter(mean)
         freedom = max(number - correction, 0)
         if "std" in function.__name__:  # a norm is differentiable where it is zero, as torch's std is
             spread = _vector_norm(deviation, dims, keepdim, rows, {}) / math.sqrt(freedom)
         else:
-            spread = rows.leave(deviation.square().sum(dims, keepdim)) / freedom
+            spread = (rows.leave(deviation.square().sum(dims, keepdim, dtype=wide(x.dtype))) / freedom).to(x.dtype)
         if "mean" in function.__name__:
             return spread, mean if keepdim else mean.squeeze(dims)
         return spread

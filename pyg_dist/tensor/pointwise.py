@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
@@ -116,36 +117,37 @@ def new(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Te
         return function(*args, **kwargs)  # type: ignore[no-any-return]
 
 
-_UNARY = """
+UNARY = """
 abs absolute neg negative positive sign sgn exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square sin cos tan asin acos
 atan sinh cosh tanh asinh acosh atanh arcsin arccos arctan arcsinh arccosh arctanh sigmoid logit erf erfc erfinv lgamma
 digamma floor ceil round trunc fix frac reciprocal relu relu6 silu gelu elu celu selu leaky_relu softplus softsign
 softshrink hardshrink hardtanh hardsigmoid hardswish mish logsigmoid tanhshrink threshold isnan isinf isfinite isneginf
-isposinf isreal signbit logical_not bitwise_not nan_to_num deg2rad rad2deg sinc i0 expit clone detach contiguous type
-float double half bfloat16 int long short char byte bool cpu cuda fill conj resolve_conj resolve_neg
-zeros_like ones_like empty_like full_like
+isposinf isreal signbit logical_not bitwise_not nan_to_num deg2rad rad2deg sinc i0 i0e i1 i1e expit clone detach
+contiguous type float double half bfloat16 int long short char byte bool cpu cuda fill conj resolve_conj resolve_neg
+zeros_like ones_like empty_like full_like angle entr erfcx gammaln psi polygamma ndtr ndtri log_ndtr bessel_j0 bessel_j1
 """
 
-_BROADCASTING = """
+BROADCASTING = """
 add sub subtract mul multiply div divide true_divide floor_divide remainder fmod pow float_power atan2 arctan2 maximum
 minimum fmax fmin eq ne lt le gt ge not_equal less less_equal greater greater_equal logical_and logical_or logical_xor
 bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift lerp addcmul addcdiv hypot logaddexp
-logaddexp2 xlogy copysign nextafter isclose heaviside clamp clip clamp_min clamp_max masked_fill rsub ldexp
+logaddexp2 xlogy xlog1py copysign nextafter isclose heaviside clamp clip clamp_min clamp_max masked_fill rsub ldexp gcd
+lcm
 """
 
-_DUNDER = "add sub mul truediv floordiv mod pow and or xor eq ne lt le gt ge lshift rshift div"
+OPERATORS = "add sub mul truediv floordiv mod pow and or xor eq ne lt le gt ge lshift rshift div"
 
 
 def _register_all() -> None:
-    names = {*_UNARY.split(), *_BROADCASTING.split()}
+    names = {*UNARY.split(), *BROADCASTING.split()}
     register(pointwise, *names, "__invert__", "__neg__", "__pos__", "__abs__")
+    register(pointwise, "broadcast_tensors", namespaces=(torch,))
     known = {name for namespace in NAMESPACES for name in dir(namespace)}
     register(pointwise_, *(n + "_" for n in names if n + "_" in known), "zero_", "copy_", "requires_grad_")
-    for name in _DUNDER.split():
+    for name in OPERATORS.split():
         for form, handler in (("__{}__", pointwise), ("__r{}__", pointwise), ("__i{}__", pointwise_)):
             if hasattr(Tensor, form.format(name)):
                 register(handler, form.format(name))
 
 
 _register_all()
-

@@ -7,7 +7,8 @@ activation checkpointing, which restores the generator, draws it again.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,6 +27,24 @@ def draw_seed() -> int:
     return int(torch.randint(2**63 - 1, (), dtype=torch.int64, device="cpu"))
 
 
+@contextmanager
+def own_randomness(rank: int) -> Iterator[None]:
+    """Code that draws for this rank's rows alone, as many numbers as it likes: all ranks go on with equal generators.
+
+    They go on one draw ahead if ``rank`` has drawn at all (what one rank does, each must), else where they were.
+    """
+    generator = torch.default_generator
+    before = generator.get_state()
+    seed = draw_seed() + rank
+    after = generator.get_state()
+    generator.manual_seed(seed)
+    fresh = generator.get_state()
+    try:
+        yield
+    finally:
+        generator.set_state(before if torch.equal(generator.get_state(), fresh) else after)
+
+
 @handles("dropout")
 def dropout(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Zero entries with probability p and scale the others by 1 / (1 - p)."""
@@ -36,14 +55,15 @@ def dropout(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if not training or p == 0.0:
         return x
     with LOCALLY():
-        out = ops.keyed_dropout(x.as_subclass(Tensor), x._rows.key, p, draw_seed())
+        out = ops.keyed_dropout(x.as_subclass(Tensor), x._rows.key, p, draw_seed(), x._rows.first_column)
         return x.copy_(out) if bound["inplace"] else wrap(out, x._rows)
 
 
 def _draw(keyed: Callable[..., Tensor], x: RowTensor, dtype: torch.dtype) -> Tensor:
     """Numbers like the local rows of x, to be called :data:`LOCALLY`."""
     per_row = x.shape[1:]
-    return keyed(x._rows.key, math.prod(per_row), draw_seed(), dtype=dtype).view(x._rows.num_local, *per_row)
+    drawn = keyed(x._rows.key, math.prod(per_row), draw_seed(), x._rows.first_column, dtype)
+    return drawn.view(x._rows.num_local, *per_row)
 
 
 def _refuse_generator(function: Function, kwargs: dict[str, Any]) -> None:

@@ -68,7 +68,7 @@ def _sum(x: Tensor, dims: Dims, keepdim: bool, rows: Rows, bound: dict[str, Any]
 
 @reduction("nansum", "dim keepdim dtype")
 def _nansum(x: Tensor, dims: Dims, keepdim: bool, rows: Rows, bound: dict[str, Any]) -> Tensor:
-    return _sum(x.nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf), dims, keepdim, rows, bound)
+    return _sum(x.masked_fill(x.isnan(), 0), dims, keepdim, rows, bound)
 
 
 @reduction("mean", "dim keepdim dtype")
@@ -109,7 +109,7 @@ def _prod(x: Tensor, dims: Dims, keepdim: bool, rows: Rows, bound: dict[str, Any
 @handles("softmax", "log_softmax")
 def softmax(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Within rows, or over the rows of each column (collective)."""
-    names = "x dim _stacklevel dtype" if function.__module__ == "torch.nn.functional" else "x dim dtype"
+    names = "x dim _stacklevel dtype" if getattr(function, "__module__", "") == "torch.nn.functional" else "x dim dtype"
     x, bound = args[0], bind(names, args, kwargs)
     dim, dtype = bound.get("dim"), bound.get("dtype")
     if dim is None:

@@ -11,14 +11,14 @@ make every result a view, which in-place operations then have to rebase.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
-from pyg_dist.tensor.rows import Kind, Rows
+from pyg_dist.tensor.rows import Kind, Rows, Selection
 from pyg_dist.tensor.table import TABLE, Function, public_name
 
 LOCALLY = torch._C.DisableTorchFunctionSubclass
@@ -32,6 +32,10 @@ class RowTensor(Tensor):
 
     kind: Kind
     _rows: Rows
+    _selection: tuple[int, Rows, Selection]  # what a mask selected, at which version and of which rows
+    _is_attribute: bool = False  # of a DistributedData; this and what follows is for pyg_dist.tensor.remember
+    _is_lasting: bool = False
+    _remembered: tuple[Any, ...] = ()
 
     @staticmethod
     def from_local(local: Tensor, rows: Rows) -> RowTensor:
@@ -59,6 +63,11 @@ class RowTensor(Tensor):
     def full_tensor(self) -> Tensor:
         """All rows in the original order, on every rank; differentiable (collective)."""
         return self._rows.gather(self.to_local())
+
+    def __iter__(self) -> NoReturn:  # torch does not dispatch it
+        raise MixedRowsError(
+            f"Iterating over the rows of a {type(self).__name__} would talk once a row: use .full_tensor() or .tolist()"
+        )
 
     @classmethod
     def __torch_function__(
@@ -97,11 +106,17 @@ class EdgeTensor(RowTensor):
 _CLASSES: dict[Kind, type[RowTensor]] = {"node": NodeTensor, "edge": EdgeTensor}
 
 
+def register_class(kind: Kind, class_: type[RowTensor]) -> None:
+    """Let tensors with rows of ``kind`` be of ``class_``."""
+    _CLASSES[kind] = class_
+
+
 def wrap(out: T, rows: Rows) -> T:
     """Turn the fresh plain tensors in ``out`` (a tensor or a sequence of them) into row tensors, in place."""
     if type(out) is Tensor:
-        out.__class__ = _CLASSES[rows.kind]
-        out._rows = rows  # type: ignore[attr-defined]
+        fresh: Any = out
+        fresh.__class__ = _CLASSES[rows.kind]
+        fresh._rows = rows
     elif isinstance(out, (tuple, list)):
         for item in out:
             wrap(item, rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -11,9 +10,15 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend import adjoint
+from pyg_dist.backend.agreement import digest
 from pyg_dist.backend.axis import Axis
+from pyg_dist.errors import AgreementError
 
-Kind = Literal["node", "edge"]
+# What is remembered under inference mode serves training, too.
+_lasting = torch.inference_mode(False)
+
+Kind = Literal["node", "edge", "tile"]
+"""What a row stands for; a tile's rows are nodes, and its columns are distributed, too."""
 
 
 class Rows:
@@ -34,9 +39,8 @@ class Rows:
         self.size = size
         self.num_local = key.numel()
         self.key = key
-        # A script has a few splits, and uses them for outputs and labels alike. Found by the identity of the tensor
-        # and not by its address or age, so that all ranks find the same ones.
-        self._selections: deque[tuple[weakref.ref[Tensor], int, Selection]] = deque(maxlen=8)
+        # A script has a few splits, and uses them for outputs and labels alike, every epoch.
+        self._listed: deque[Selection] = deque(maxlen=8)
 
     def __deepcopy__(self, memo: object) -> Rows:
         return self  # immutable
@@ -49,17 +53,32 @@ class Rows:
         """Where each local row stands in the global order, int64 ``[num_local]`` (may be collective)."""
         return self.key
 
+    @property
+    def first_column(self) -> int:
+        """The number of the first local column: what is drawn for a column depends on its number."""
+        return 0
+
+    def local_shape(self, width: int) -> tuple[int, int]:
+        """The shape of this rank's piece of a matrix with ``width`` columns."""
+        return self.num_local, width
+
+    def global_shape(self, local: torch.Size) -> torch.Size:
+        """The shape of the whole tensor of which a piece has shape ``local``."""
+        return torch.Size((self.size, *local[1:]))
+
     @cached_property
     def counts(self) -> list[int]:
         """Rows by rank (collective at the first use)."""
         return self.axis.gather_counts(self.num_local)
 
     @cached_property
+    @_lasting
     def _gathered_position(self) -> Tensor:
         """``position`` of every rank's rows, ranks one after another (collective at the first use)."""
         return self.axis.gather_rows(self.position, self.counts)
 
     @cached_property
+    @_lasting
     def _by_position(self) -> tuple[Tensor, Tensor]:
         ordered, local = torch.sort(self.position)
         return ordered, local
@@ -81,32 +100,30 @@ class Rows:
         """The sum of each rank's ``tensor`` (see :func:`pyg_dist.backend.adjoint.leave`; collective)."""
         return adjoint.leave(tensor, self.axis)
 
+    @_lasting
     def by_mask(self, mask: Tensor) -> Selection:
         """The rows where ``mask`` (bool ``[num_local]``, this rank's piece) holds (collective: counts them)."""
         picked = mask.nonzero().view(-1).to(self.key.device)
         return Selection(_Subset(self, picked), picked)
 
+    @_lasting
     def by_index(self, index: Tensor) -> Selection:
         """The rows at the positions ``index`` (int64 ``[k]``, equal on every rank), repeats and any order allowed.
 
-        Row k of the result lives where row ``index[k]`` lives. The selection is kept for as long as the caller keeps
-        ``index``. Not collective, apart from positions that are not known yet.
+        Row k of the result lives where row ``index[k]`` lives. The latest selections are kept: a list with the same
+        values gets the same one (collective for a list that is not among them).
 
         Raises:
             IndexError: A position is out of bounds.
+            AgreementError: The ranks were given different lists.
         """
-        version = -1 if index.is_inference() else index._version
-        for known, known_version, selection in self._selections:
-            if known() is index and known_version == version >= 0:
-                return selection
-        selection = self.by_positions(index)
-        self._selections.append((weakref.ref(index), version, selection))
-        return selection
-
-    def by_positions(self, index: Tensor) -> Selection:
-        """:meth:`by_index` for an index that nobody will use again."""
         index = index.to(self.key.device)
         wanted = torch.where(index < 0, index + self.size, index)
+        for selection in self._listed:
+            # By value, since an index may change behind torch's back (numpy shares memory).
+            if torch.equal(selection.rows._index, wanted):  # type: ignore[attr-defined]
+                return selection
+        self._require_equal(wanted)
         outside = (wanted < 0) | (wanted >= self.size)
         if outside.any():
             raise IndexError(
@@ -118,7 +135,29 @@ class Rows:
         place = torch.searchsorted(ordered, wanted).clamp_(max=max(self.num_local - 1, 0))
         mine = ordered[place] == wanted if self.num_local else torch.zeros_like(outside)
         position = mine.nonzero().view(-1)
-        return Selection(_Listed(self, position, wanted), local[place[position]])
+        selection = Selection(_Listed(self, position, wanted), local[place[position]])
+        self._listed.append(selection)
+        return selection
+
+    def _require_equal(self, index: Tensor) -> None:
+        """An unseeded permutation makes each rank select other rows, and nothing else would notice (collective)."""
+        if self.axis.size == 1:
+            return
+        digests = self.axis.gather_counts(int(digest(index)[:15], 16))
+        if len(set(digests)) > 1:
+            ranks = [rank for rank, other in enumerate(digests) if other != digests[self.axis.rank]]
+            raise AgreementError(
+                f"Expected the same list of {self.kind}s on every rank (ranks {ranks} have another): seed the "
+                f"generator that draws it, or draw it after pyg_dist.init()"
+            )
+
+    def take(self, local: Tensor, before: Rows) -> Tensor | None:
+        """The local piece of a tensor distributed as ``before``; ``None`` if it has other rows (may be collective)."""
+        return local if self.is_like(before) else before.give(local, self)
+
+    def give(self, local: Tensor, after: Rows) -> Tensor | None:
+        """:meth:`take` from the other side, for distributions of more than rows."""
+        return None
 
     def is_like(self, other: Rows) -> bool:
         """Whether ``other`` distributes the same rows in the same way (collective for two selections by mask)."""
@@ -143,6 +182,7 @@ class _Subset(Rows):
         return self._position
 
     @cached_property
+    @_lasting
     def _position(self) -> Tensor:
         mine = self._parent.position[self._picked]
         everyone = self.axis.gather_rows(mine, self.counts)

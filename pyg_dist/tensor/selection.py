@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ _ALL = slice(None)
 def select_rows(rows: Rows, index: Any) -> Selection:
     """The selection that ``index`` (mask, ids, slice, list, array or range) makes (may be collective)."""
     if isinstance(index, slice):
-        return rows.by_positions(torch.arange(rows.size)[index])
+        return rows.by_index(torch.arange(rows.size)[index])
     if isinstance(index, RowTensor):
         if index.dtype == torch.bool and index.dim() == 1:
             return _by_row_mask(rows, index)
@@ -30,7 +31,6 @@ def select_rows(rows: Rows, index: Any) -> Selection:
             f"Indexing rows with a {type(index).__name__} of {index.dtype} and {index.dim()} dimensions would mix "
             f"rows: use a one-dimensional bool mask, or index.full_tensor()"
         )
-    given = index
     if not isinstance(index, Tensor):
         index = torch.as_tensor(np.asarray(index))
         index = index.long() if index.numel() == 0 else index
@@ -40,7 +40,7 @@ def select_rows(rows: Rows, index: Any) -> Selection:
             f"{list(index.shape)}): use .bool() or .long(), and .view(-1)"
         )
     if index.dtype != torch.bool:
-        return rows.by_index(index) if index is given and index.dtype == torch.int64 else rows.by_positions(index.long())
+        return rows.by_index(index.long())
     if index.shape[0] != rows.size:
         raise DataError(
             f"Expected a mask over {rows} (got {index.shape[0]} entries): use a mask of this graph, "
@@ -54,35 +54,57 @@ def _by_row_mask(rows: Rows, mask: RowTensor) -> Selection:
         raise LayoutMismatchError(f"Expected a mask over the same {rows} (got one over {mask._rows}): select it alike")
     with LOCALLY():
         version = -1 if mask.is_inference() else mask._version
-        known = getattr(mask, "_selection", None)
+        known: tuple[int, Rows, Selection] | None = getattr(mask, "_selection", None)
         if known is None or known[0] != version or version < 0 or known[1] is not rows:
             # Counting is collective; a mask is used for outputs and labels alike, every epoch.
-            known = mask._selection = (version, rows, rows.by_mask(mask))  # type: ignore[attr-defined]
-    return known[2]  # type: ignore[no-any-return]
+            known = mask._selection = (version, rows, rows.by_mask(mask))
+    return known[2]
 
 
 def _split(x: RowTensor, index: Any) -> tuple[Any, tuple[Any, ...]]:
     """``x[index]`` as (index of rows, index within rows); the former is ``_ALL``, an int, or for `select_rows`."""
     index = index if isinstance(index, tuple) else (index,)
     if not index or index[0] is Ellipsis:
-        missing = x.dim() - sum(i is not None for i in index[1:])
+        missing = x.dim() - sum(_num_dims_used(i) for i in index[1:])
         if missing < 1:
             raise refuse(Tensor.__getitem__, "with these indices leaves no dimension for the rows")
         index = (*[_ALL] * missing, *index[1:])
     first, *rest = index
     if isinstance(first, slice) and first.indices(x._rows.size) == (0, x._rows.size, 1):
         first = _ALL
-    elif isinstance(first, (int, np.integer)) and not isinstance(first, bool):
-        first = int(first)
-    elif isinstance(first, Tensor) and not isinstance(first, RowTensor) and first.dim() == 0 and first.dtype == torch.int64:
+    elif _is_position(first):
         first = int(first)
     if first is None:
         raise refuse(Tensor.__getitem__, "with None first would move rows")
     if any(isinstance(i, RowTensor) for i in rest):
         raise refuse(Tensor.__getitem__, "within rows by a distributed index is .gather(1, index)")
-    if first is not _ALL and any(isinstance(i, (Tensor, list, np.ndarray)) for i in rest):
-        raise refuse(Tensor.__getitem__, "with two lists would pair rows with columns: select in two steps")
+    lists = _lists(rest)
+    if lists and first is not _ALL and not isinstance(first, int):
+        raise refuse(Tensor.__getitem__, "with two lists would pair rows with columns (x[rows][:, columns] does not)")
+    if lists and lists[-1] - lists[0] >= len(lists):
+        raise refuse(Tensor.__getitem__, "with lists that are not neighbours would put their dimension first")
     return first, tuple(rest)
+
+
+def _is_position(index: Any) -> bool:
+    """Whether ``index`` is one integer."""
+    if isinstance(index, RowTensor):
+        return False
+    if isinstance(index, (Tensor, np.ndarray)):
+        return index.ndim == 0 and index.dtype in (torch.int64, torch.int32, np.int64, np.int32)
+    return isinstance(index, (int, np.integer)) and not isinstance(index, bool)
+
+
+def _lists(index: Sequence[Any]) -> list[int]:
+    """Where an index holds lists of positions, and not a position or a slice."""
+    return [k for k, item in enumerate(index) if isinstance(item, (Tensor, list, np.ndarray))]
+
+
+def _num_dims_used(index: Any) -> int:
+    """How many dimensions one item of an index stands for."""
+    if index is None or index is Ellipsis:
+        return 0
+    return index.dim() if isinstance(index, Tensor) and index.dtype == torch.bool else 1
 
 
 @handles("__getitem__")
@@ -100,9 +122,8 @@ def getitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         if first is not _ALL:
             rows, local_index = select_rows(rows, first)
             local = local.index_select(0, local_index)
-        if rest:
-            local = local[(_ALL, *rest)]
-        return wrap(local, rows)
+        index = (_ALL, *rest)
+        return wrap(local[index] if rest else local, rows)
 
 
 def _look_up(table: Tensor, index: Any) -> Any:
@@ -117,7 +138,7 @@ def _look_up(table: Tensor, index: Any) -> Any:
 def _one_row(x: RowTensor, position: int) -> Tensor:
     """Row ``position``, a plain tensor equal on every rank; differentiable (collective)."""
     with LOCALLY():
-        rows, local_index = x._rows.by_positions(torch.tensor([position]))
+        rows, local_index = x._rows.by_index(torch.tensor([position]))
         return rows.leave(x.index_select(0, local_index).sum(0, dtype=x.dtype))
 
 
@@ -132,14 +153,16 @@ def setitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         return
     first, rest = _split(x, index)
     if isinstance(first, int):
+        if _lists(rest):
+            raise refuse(function, "of one row and a list of columns would pair them: assign to x[rows] with a slice")
         first = [first]
         value = value.unsqueeze(0) if isinstance(value, Tensor) and value.dim() == x.dim() - 1 else value
     with LOCALLY():
         rows, local_index = (x._rows, _ALL) if first is _ALL else select_rows(x._rows, first)
-        num_dims = x[(slice(0, 0), *rest)].dim()
+        no_row, index = (slice(0, 0), *rest), (local_index, *rest)
         if isinstance(value, RowTensor) and not rows.is_like(value._rows):
             raise LayoutMismatchError(f"Expected the rows of a like selection of {rows} (got {value._rows})")
-        x[(local_index, *rest)] = as_operand(function, value, rows, num_dims)
+        x[index] = as_operand(function, value, rows, num_dims=x[no_row].dim())
 
 
 @handles("index_select", "select")
@@ -149,7 +172,8 @@ def index_select(function: Function, args: tuple[Any, ...], kwargs: dict[str, An
     x, index = bound["x"], bound["index"]
     if not isinstance(x, RowTensor) or isinstance(index, RowTensor):
         raise refuse(function, "by a distributed index would mix rows")
-    return x[(*[_ALL] * dims_of(bound["dim"], x.dim())[0], index)]
+    columns = (*[_ALL] * dims_of(bound["dim"], x.dim())[0], index)
+    return x[columns]
 
 
 @handles("masked_select")

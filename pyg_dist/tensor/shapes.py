@@ -6,6 +6,7 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pyg_dist.errors import MixedRowsError
 from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, on_rows
@@ -15,7 +16,7 @@ from pyg_dist.tensor.table import Function, bind, handles, public_name
 def global_shape(x: RowTensor) -> torch.Size:
     """The shape of the whole tensor."""
     with LOCALLY():
-        return torch.Size((x._rows.size, *x.shape[1:]))
+        return x._rows.global_shape(x.shape)
 
 
 def dims_of(dim: Any, num_dims: int) -> tuple[int, ...]:
@@ -48,7 +49,7 @@ def shape(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return whole if dim is None else whole[dim]
 
 
-@handles("numel", "nelement")
+@handles("numel")
 def numel(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """Global number of elements."""
     return prod(global_shape(args[0]))
@@ -111,13 +112,13 @@ def as_other(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return getattr(x, function.__name__.removesuffix("_as"))(tuple(other.shape))
 
 
-@handles("expand")
+@handles("expand", "broadcast_to")
 def expand(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Expand within rows."""
     x, sizes = args[0], flat_sizes(args, kwargs)
     if len(sizes) != x.dim() or sizes[0] not in (-1, x._rows.size):
         raise refuse(function, f"of shape {list(x.shape)} to {list(sizes)} would move rows")
-    return on_rows(function, x, -1, *sizes[1:])
+    return on_rows(Tensor.expand, x, -1, *sizes[1:])
 
 
 @handles("repeat")
@@ -143,7 +144,7 @@ def squeeze(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 def unsqueeze(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Add a dimension within rows."""
     x, dim = (*args, *kwargs.values())
-    if dim % (x.dim() + 1) == 0:
+    if 0 in dims_of(dim, x.dim() + 1):
         raise refuse(function, f"at {dim} would move rows")
     return on_rows(function, x, dim)
 
@@ -175,6 +176,15 @@ def transpose(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any])
     if 0 in (first, second) and first != second:
         raise refuse(function, f"of dimensions {dims[0]} and {dims[1]} would move rows")
     return on_rows(function, x, first, second)
+
+
+@handles("movedim", "moveaxis")
+def movedim(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Move dimensions within rows."""
+    x, *dims = (*args, *kwargs.values())
+    if any(0 in dims_of(d, x.dim()) for d in dims):
+        raise refuse(function, f"of dimensions {dims[0]} to {dims[1]} would move rows")
+    return on_rows(function, x, *dims)
 
 
 @handles("mT.__get__")

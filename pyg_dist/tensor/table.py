@@ -6,7 +6,7 @@ function that torch exposes under it: ``relu`` is ``torch.relu``, ``Tensor.relu`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,15 +16,18 @@ Function = Callable[..., Any]
 Handler = Callable[[Function, tuple[Any, ...], dict[str, Any]], Any]
 
 TABLE: dict[Function, Handler] = {}
-NAMESPACES = (torch, Tensor, torch.nn.functional, torch.special, torch.linalg, torch._C._nn)
+# PyG puts functions of its own before torch.index_select and torch.select: the originals are below.
+_BELOW = (torch._C._VariableFunctions, torch._C._nn)
+NAMESPACES = (torch, Tensor, torch.nn.functional, torch.special, torch.linalg, *_BELOW)
 
 
-def functions(*names: str) -> Iterator[Function]:
-    """Every function of torch with one of ``names``; ``"shape.__get__"`` is a property's getter."""
+def functions(*names: str, namespaces: Sequence[Any] = NAMESPACES) -> Iterator[Function]:
+    """Every function with one of ``names`` in ``namespaces``; ``"shape.__get__"`` is a property's getter."""
     for name in names:
         attribute, _, accessor = name.partition(".")
         found = False
-        for namespace in NAMESPACES:
+        # Modules have methods like __eq__ too.
+        for namespace in (Tensor,) if attribute.startswith("__") else namespaces:
             function = getattr(namespace, attribute, None)
             if accessor:
                 function = getattr(function, accessor, None)
@@ -35,17 +38,17 @@ def functions(*names: str) -> Iterator[Function]:
             raise LookupError(f"torch has no function named {name!r}")
 
 
-def register(handler: Handler, *names: str) -> None:
+def register(handler: Handler, *names: str, namespaces: Sequence[Any] = NAMESPACES) -> None:
     """Let ``handler(function, args, kwargs)`` answer for the functions called ``names``."""
-    for function in functions(*names):
+    for function in functions(*names, namespaces=namespaces):
         TABLE[function] = handler
 
 
-def handles(*names: str) -> Callable[[Handler], Handler]:
+def handles(*names: str, namespaces: Sequence[Any] = NAMESPACES) -> Callable[[Handler], Handler]:
     """Decorator form of :func:`register`."""
 
     def decorate(handler: Handler) -> Handler:
-        register(handler, *names)
+        register(handler, *names, namespaces=namespaces)
         return handler
 
     return decorate
@@ -60,5 +63,5 @@ def bind(names: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str,
 
 def public_name(function: Function) -> str:
     """The name by which a user knows ``function``, for messages."""
-    name = torch.overrides.resolve_name(function) or getattr(function, "__name__", str(function))
+    name: str = torch.overrides.resolve_name(function) or getattr(function, "__name__", str(function))
     return name.removeprefix("torch.functional.").removesuffix(".__get__")

@@ -125,16 +125,44 @@ def test_make_names_a_missing_python(clone: Path) -> None:
     )
 
 
+def test_make_names_an_old_python(clone: Path) -> None:
+    old = clone / "old-python"
+    old.write_text('#!/bin/sh\ntest "$1" = -V && echo Python 3.9.18\nexit 1\n')
+    old.chmod(0o755)
+    assert "expected Python 3.10 or newer, got './old-python' = Python 3.9.18" in complaint(
+        make(clone, "test", "PYTHON=./old-python")
+    )
+
+
 def test_make_names_a_missing_compiler(clone: Path) -> None:
-    pretend_that_dependencies_are_there(clone, "exit 0")
-    line = complaint(make(clone, "test", "CXX=no-such-compiler"))
+    line = complaint(make(clone, "test", f"PYTHON={sys.executable}", "CXX=no-such-compiler"))
     assert "expected a C++20 compiler, found no 'no-such-compiler'" in line
+    assert not (clone / ".venv").exists()  # said before anything is downloaded
+
+
+def test_make_names_a_missing_ensurepip(clone: Path) -> None:
+    debian = clone / "debian-python"
+    debian.write_text(
+        "#!/bin/sh\ntest \"$1\" = -c && exit 0\necho; echo '    apt install python3.11-venv'; echo; exit 1\n"
+    )
+    debian.chmod(0o755)
+    line = complaint(make(clone, "test", "PYTHON=./debian-python"))
+    assert "making .venv failed: expected ensurepip: apt install python3.11-venv" in line
+
+
+def test_make_names_a_missing_wheel_of_pymetis(clone: Path) -> None:
+    """A pip that finds torch and the build tools, but no wheel of pymetis."""
+    pretend_that_dependencies_are_there(clone, 'case "$*" in *pymetis*) echo "ERROR: none found"; exit 1;; esac')
+    (clone / ".venv/.dependencies").unlink()
+    (clone / ".venv/bin/pip").symlink_to("python")
+    line = complaint(make(clone, "test", f"PYTHON={sys.executable}"))
+    assert "installing METIS failed: ERROR: none found; expected a pymetis wheel for this Python: set PYTHON=" in line
 
 
 @pytest.mark.parametrize(
     ("log", "cause"),
     [
-        (["ERROR: No matching distribution found for pymetis"], "No matching distribution found for pymetis"),
+        (["ERROR: No matching distribution found for numpy"], "No matching distribution found for numpy"),
         (["building", "/x/csrc/a.cpp:3:1: error: no such type", "ERROR: Failed building wheel"], "no such type"),
         (["CMake Error at CMakeLists.txt:3 (message):", "  pyg_dist needs GCC", "ERROR: subprocess"], "needs GCC"),
     ],

@@ -18,14 +18,30 @@ def message_of(call: Callable[[], Any]) -> str:
     try:
         call()
     except Exception as error:
-        assert "\n" not in str(error), "expected an error of one line"
-        return f"{type(error).__name__}: {error}"
-    return "no error"
+        message = f"{type(error).__name__}: {error}"
+    else:
+        return "no error"
+    assert "\n" not in message, "expected an error of one line"
+    return message
+
+
+def hooked(conv: Any) -> Any:
+    conv.register_message_forward_hook(lambda module, inputs, out: 2 * out)
+    return conv.double()
+
+
+def explained(conv: Any) -> Any:
+    conv.explain = True
+    return conv.double()
 
 
 def mistakes(world_size: int) -> dict[str, str]:
     from pyg_dist import DistributedData
     from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
+
+    class OwnMessage(DistributedSAGEConv):
+        def message(self, x_j: torch.Tensor) -> torch.Tensor:
+            return x_j.relu()
 
     graph = random_graph(30, 120)
     data = DistributedData(graph, partition=uneven_parts(30, world_size))
@@ -48,6 +64,9 @@ def mistakes(world_size: int) -> dict[str, str]:
         "stock gcn in a model": message_of(lambda: GCN(5, 8, 2, 3).double()(data.x, data.edge_index)),
         "gcn with max": message_of(lambda: DistributedGCNConv(5, 3, aggr="max").double()(data.x, data.edge_index)),
         "gcn pair": message_of(lambda: gcn((data.x, data.x), data.edge_index)),
+        "message": message_of(lambda: OwnMessage(5, 3).double()(data.x, data.edge_index)),
+        "hook on a step": message_of(lambda: hooked(DistributedSAGEConv(5, 3))(data.x, data.edge_index)),
+        "explainer": message_of(lambda: explained(DistributedGCNConv(5, 3))(data.x, data.edge_index)),
         "half precision": message_of(lambda: DistributedSAGEConv(5, 3).half()(data.x.half(), data.edge_index)),
         "none": message_of(lambda: sage(data.x, data.edge_index)),
     }
@@ -68,6 +87,9 @@ EXPECTED = {
     "stock gcn in a model": "UnsupportedError: GCNConv is a stock conv",
     "gcn with max": "UnsupportedError: DistributedGCNConv expected aggr='add'",
     "gcn pair": "ValueError: 'DistributedGCNConv' received a tuple",
+    "message": "UnsupportedError: OwnMessage got a change to 'message', a step of the stock conv",
+    "hook on a step": "UnsupportedError: DistributedSAGEConv got a change to 'message'",
+    "explainer": "UnsupportedError: DistributedGCNConv got a change to 'explain'",
     "half precision": "UnsupportedError",
     "none": "no error",
 }

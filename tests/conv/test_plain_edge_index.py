@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, SAGEConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from torch_geometric.utils import to_torch_csc_tensor
 
 from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
 
@@ -130,7 +131,10 @@ def test_gcn_refuses_what_pyg_refuses() -> None:
 def test_gcn_flow() -> None:
     x = torch.randn(4, 16)
     conv, twin = twins(DistributedGCNConv, GCNConv, 16, 32, flow="target_to_source")
-    assert torch.equal(conv(x, EDGE_INDEX), twin(x, EDGE_INDEX))
+    out = conv(x, EDGE_INDEX)
+    assert torch.equal(out, twin(x, EDGE_INDEX))
+    conv.flow = "source_to_target"
+    torch.testing.assert_close(conv(x, EDGE_INDEX.flip(0)), out)
 
 
 def test_gcn_gradients_by_edge_weight() -> None:
@@ -151,6 +155,145 @@ def test_static_graphs() -> None:
         out = conv(x, EDGE_INDEX)
         assert out.shape == (3, 4, 16)
         assert torch.equal(out, twin(x, EDGE_INDEX))
+
+
+class Scripted(torch.nn.Module):
+    """What TorchScript compiles: a model with both convs."""
+
+    def __init__(self, sage: Any, gcn: Any) -> None:
+        super().__init__()
+        self.sage, self.gcn = sage, gcn
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Optional[Tensor] = None) -> Tensor:  # noqa: UP045
+        return self.gcn(self.sage(x, edge_index).relu(), edge_index, edge_weight)  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_torchscript() -> None:
+    x, weight = torch.randn(4, 8), torch.rand(4)
+    model = Scripted(DistributedSAGEConv(8, 16), DistributedGCNConv(16, 32))
+    kept = copy.deepcopy(model)
+    script = torch.jit.script(model)
+    assert torch.equal(script(x, EDGE_INDEX), kept(x, EDGE_INDEX))
+    assert torch.equal(script(x, EDGE_INDEX, weight), model(x, EDGE_INDEX, weight))
+    sage = torch.jit.script(model.sage)
+    assert torch.equal(sage(x, EDGE_INDEX, size=(4, 4)), model.sage(x, EDGE_INDEX))
+    with torch.no_grad():
+        model.sage.lin_l.weight.add_(1.0)
+    assert torch.equal(script(x, EDGE_INDEX), model(x, EDGE_INDEX)), "a script shares the parameters"
+    assert type(model.gcn) is GCNConv, (
+        "torch puts what it scripts into the model, which is why scripting.py tells of it"
+    )
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_torchscript_on_two_kinds_of_nodes() -> None:
+    class Pair(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = DistributedSAGEConv((8, 16), 32)
+
+        def forward(self, source: Tensor, target: Optional[Tensor], edge_index: Tensor) -> Tensor:  # noqa: UP045
+            return self.conv((source, target), edge_index, (4, 2))  # type: ignore[no-any-return]
+
+    model, source, target = Pair(), torch.randn(4, 8), torch.randn(2, 16)
+    script = torch.jit.script(model)
+    for second in (target, None):
+        assert torch.equal(script(source, second, EDGE_INDEX), model(source, second, EDGE_INDEX))
+
+
+@pytest.mark.parametrize(("ours", "stock"), [(DistributedSAGEConv, SAGEConv), (DistributedGCNConv, GCNConv)])
+def test_compiled(ours: Any, stock: Any) -> None:
+    conv, twin = twins(ours, stock, 8, 16)
+    x = torch.randn(4, 8)
+    compiled = torch.compile(conv, backend="eager")
+    torch.testing.assert_close(compiled(x, EDGE_INDEX), twin(x, EDGE_INDEX))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_transposed_sparse_tensors(weighted: bool) -> None:
+    """CSC adjacencies, whose transpose is the CSR ``adj_t``, square and from one kind of nodes to another."""
+    x, value = torch.randn(4, 8), torch.rand(6) if weighted else None
+    star = torch.tensor([[0, 0, 0, 1, 2, 3], [1, 2, 3, 0, 0, 0]])  # no loops, which PyG keeps or adds by the form
+    adj = to_torch_csc_tensor(star, value, size=(4, 4))
+    for ours, stock in ((DistributedSAGEConv, SAGEConv), (DistributedGCNConv, GCNConv)):
+        conv, twin = twins(ours, stock, 8, 32)
+        assert torch.equal(conv(x, adj.t()), twin(x, adj.t()))
+        if not weighted or ours is DistributedGCNConv:
+            torch.testing.assert_close(conv(x, adj.t()), conv(x, star, *[value] * weighted))
+    conv, _ = twins(DistributedSAGEConv, SAGEConv, (8, 16), 32)
+    pair = (torch.randn(4, 8), torch.randn(2, 16))
+    if not weighted:
+        torch.testing.assert_close(
+            conv(pair, to_torch_csc_tensor(EDGE_INDEX, size=(4, 2)).t()), conv(pair, EDGE_INDEX, size=(4, 2))
+        )
+
+
+def test_gcn_cache() -> None:
+    """The first graph's norm is kept, until the parameters are drawn anew."""
+    x, other = torch.randn(4, 16), EDGE_INDEX.flip(0)
+    conv, twin = twins(DistributedGCNConv, GCNConv, 16, 32, cached=True)
+    first = conv(x, EDGE_INDEX)
+    assert conv._cached_edge_index is not None
+    assert torch.equal(conv(x, other), first)
+    conv.reset_parameters()
+    assert conv._cached_edge_index is None
+    twin.load_state_dict(conv.state_dict())
+    assert torch.equal(conv(x, other), twin(x, other))
+
+
+def test_gcn_with_sparse_features() -> None:
+    x = torch.sparse_coo_tensor(torch.tensor([[0, 0], [0, 1]]), torch.ones(2), (4, 16))
+    conv, twin = twins(DistributedGCNConv, GCNConv, 16, 32)
+    assert torch.equal(conv(x, EDGE_INDEX), twin(x, EDGE_INDEX))
+
+
+def test_decomposed_layers() -> None:
+    """Feature blocks one after another: the same numbers."""
+    conv, twin = twins(DistributedGCNConv, GCNConv, 8, 32, decomposed_layers=2)
+    whole, _ = twins(DistributedGCNConv, GCNConv, 8, 32)
+    x = torch.randn(4, 8)
+    assert torch.equal(conv(x, EDGE_INDEX), twin(x, EDGE_INDEX))
+    torch.testing.assert_close(conv(x, EDGE_INDEX), whole(x, EDGE_INDEX))
+
+
+@pytest.mark.parametrize(
+    "aggr_kwargs",
+    [
+        {"mode": "cat"},
+        {"mode": "proj", "mode_kwargs": {"in_channels": 8, "out_channels": 16}},
+        {"mode": "attn", "mode_kwargs": {"in_channels": 8, "out_channels": 16, "num_heads": 4}},
+        {"mode": "sum"},
+    ],
+    ids=lambda kwargs: kwargs["mode"],
+)
+def test_sage_with_several_aggregations(aggr_kwargs: dict[str, Any]) -> None:
+    aggr_kwargs = {**aggr_kwargs, "aggrs_kwargs": [{}, {}, {}, {"learn": True, "t": 1.0}]}
+    options = {"aggr": ["mean", "max", "sum", "softmax"], "aggr_kwargs": aggr_kwargs}
+    conv, twin = twins(DistributedSAGEConv, SAGEConv, 8, 32, **options)
+    x = torch.randn(4, 8)
+    assert conv(x, EDGE_INDEX).shape == (4, 32)
+    assert torch.equal(conv(x, EDGE_INDEX), twin(x, EDGE_INDEX))
+
+
+def test_sage_with_lstm_wants_sorted_edges() -> None:
+    conv = DistributedSAGEConv(8, 32, aggr="lstm")
+    assert conv(torch.randn(4, 8), EDGE_INDEX).shape == (4, 32)
+    with pytest.raises(ValueError, match="'index' tensor is not sorted"):
+        conv(torch.randn(4, 8), EDGE_INDEX.flip(1))
+
+
+def test_hooks_and_overrides_of_steps_work_on_plain_edges() -> None:
+    class Doubled(DistributedSAGEConv):
+        def message(self, x_j: Tensor) -> Tensor:
+            return 2 * x_j
+
+    torch.manual_seed(3)
+    conv = Doubled(8, 32, aggr="sum", root_weight=False, bias=False)
+    x = torch.randn(4, 8)
+    twice = conv(x, EDGE_INDEX)
+    conv.register_message_forward_hook(lambda module, inputs, out: out / 2)
+    torch.testing.assert_close(2 * conv(x, EDGE_INDEX), twice)
 
 
 def test_gcn_norm_agrees_on_a_graph_handle() -> None:

@@ -1,0 +1,134 @@
+"""What each exact saving of the halo traffic brings: the same training with them switched on one after another.
+
+    torchrun --standalone --nproc-per-node 2 benchmarks/exchange.py --graph A --model sage
+
+Three layers of width 256 (SAGE) or 128 (GCN). All variants have one partition and live in the same processes; they take
+turns, and medians of the slowest rank count. ``MB sent`` is the largest over the ranks, for one epoch (10^6 bytes).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import graphs
+import torch
+import torch.nn.functional as F
+from epoch import MODELS
+from tqdm import tqdm
+
+import pyg_dist
+from pyg_dist.backend.agreement import on_main
+from pyg_dist.backend.axis import world_axis
+from pyg_dist.conv import gcn, sage
+from pyg_dist.partition import partition
+from pyg_dist.plan import Plan
+from pyg_dist.tensor.remember import SETTING
+
+STOCK_ORDER = {"sage": False, "gcn": True}  # whether stock PyG applies the linear map first
+
+
+@dataclass
+class Variant:
+    name: str
+    exchange: str
+    has_cheaper_order: bool
+    remembers: bool
+    epoch: Callable[[], float] | None = None
+    data: Any = None
+    seconds: list[float] = field(default_factory=list)
+    num_bytes: float = 0.0
+
+
+@contextmanager
+def switched(variant: Variant, model_name: str) -> Iterator[None]:
+    """Switch the savings that the variant lacks off; they have no option, since they are exact."""
+    module = {"sage": sage, "gcn": gcn}[model_name]
+    original = module.projects_first
+    if not variant.has_cheaper_order:
+        module.projects_first = lambda *_: STOCK_ORDER[model_name]
+    os.environ[SETTING] = "inf" if variant.remembers else "0"
+    try:
+        yield
+    finally:
+        module.projects_first = original
+        del os.environ[SETTING]
+
+
+def training(data: Any, model_name: str) -> Callable[[], float]:
+    torch.manual_seed(0)
+    make, _, conv = MODELS[model_name]
+    model = make(data.num_features, int(data.y.max()) + 1, conv)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
+
+    def epoch() -> float:
+        optimizer.zero_grad()
+        out = model(data.x, data.edge_index)
+        loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return epoch
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--graph", default="small", help=f"{', '.join(graphs.SIZES)}, or a .npz file")
+    parser.add_argument("--model", choices=MODELS, default="sage")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=1, help="partitions to try; the one with the fewest rows is taken")
+    args = parser.parse_args()
+
+    pyg_dist.init()
+    axis, graph = world_axis(), graphs.load(args.graph)
+
+    def best_parts() -> torch.Tensor:
+        tried = [partition(graph.edge_index, graph.num_nodes, axis.size, seed=seed) for seed in range(args.seeds)]
+        return min(tried, key=lambda parts: Plan.of(graph.edge_index, parts, axis.size).rows["hybrid"])
+
+    parts = on_main(best_parts).long()
+    variants = [
+        Variant("post, stock order", "post", False, False),
+        Variant("+ hybrid", "hybrid", False, False),
+        Variant("+ cheaper order", "hybrid", True, False),
+        Variant("+ remembering", "hybrid", True, True),
+    ]
+    for variant in variants:
+        with switched(variant, args.model):
+            variant.data = pyg_dist.DistributedData(graph, partition=parts, exchange=variant.exchange)
+            variant.epoch = training(variant.data, args.model)
+    for turn in tqdm(range(args.rounds + 2), disable=None if axis.rank == 0 else True, unit="round"):
+        losses = []
+        for variant in variants:
+            assert variant.epoch is not None
+            with switched(variant, args.model):
+                axis.reduce_(torch.zeros(1))  # start together
+                sent, start = variant.data.traffic.num_bytes, time.perf_counter()
+                torch.manual_seed(turn)  # for dropout
+                losses.append(variant.epoch())
+                taken = [time.perf_counter() - start, variant.data.traffic.num_bytes - sent]
+            slowest, variant.num_bytes = axis.reduce_(torch.tensor(taken, dtype=torch.float64), "max").tolist()
+            if turn >= 2:  # the second epoch remembers what the first one computed
+                variant.seconds.append(slowest)
+        if turn == 0 and max(losses) - min(losses) > 1e-4:
+            raise SystemExit(f"the variants train differently: losses {losses}")
+    if axis.rank == 0:
+        base = variants[0]
+        print(f"{'':20}{'epoch':>12}{'ratio':>8}{'MB sent':>10}{'ratio':>8}")
+        for variant in variants:
+            taken = median(variant.seconds)
+            print(
+                f"{variant.name:20}{1000 * taken:>9.0f} ms{median(base.seconds) / taken:>8.2f}"
+                f"{variant.num_bytes / 1e6:>10.1f}{base.num_bytes / max(variant.num_bytes, 1):>8.2f}"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Time and memory of planning, by number of edges: R-MAT graphs, random parts (nearly every edge is remote).
+
+    python benchmarks/plan.py                                       # up to 4 million edges, a minute
+    python benchmarks/plan.py --edges 1000000 10000000 50000000     # within 12 GiB
+
+Each size runs in a process of its own, since memory is measured per process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import resource
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+# Probabilities of the four quadrants (Chakrabarti, Zhan and Faloutsos, "R-MAT", 2004; these values: Graph500).
+QUADRANTS = (0.57, 0.19, 0.19, 0.05)
+
+
+def r_mat(num_nodes_log2: int, num_edges: int, seed: int = 0) -> torch.Tensor:
+    """Return a power-law edge_index int64 ``[2, E]`` over ``2**num_nodes_log2`` nodes, with duplicates."""
+    rng = np.random.default_rng(seed)
+    edge_index = np.zeros((2, num_edges), dtype=np.int64)
+    a, b, c, _ = QUADRANTS
+    for _ in range(num_nodes_log2):
+        draw = rng.random(num_edges, dtype=np.float32)
+        edge_index <<= 1
+        edge_index[0] += draw >= a + b
+        edge_index[1] += ((draw >= a) & (draw < a + b)) | (draw >= a + b + c)
+    return torch.from_numpy(edge_index)
+
+
+def measure(num_edges: int, num_ranks: int) -> dict[str, Any]:
+    """Plan once; the peak is of the whole process, the graph included."""
+    from pyg_dist.partition import partition
+    from pyg_dist.plan import Plan
+
+    num_nodes_log2 = max(4, (num_edges // 16).bit_length())
+    edge_index = r_mat(num_nodes_log2, num_edges)
+    parts = partition(edge_index, 2**num_nodes_log2, num_ranks, "random")
+    graph_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    start, start_cpu = time.perf_counter(), time.process_time()
+    plan = Plan.of(edge_index, parts, num_ranks)
+    return {
+        "edges": num_edges,
+        "nodes": 2**num_nodes_log2,
+        "seconds": time.perf_counter() - start,
+        "cpu_seconds": time.process_time() - start_cpu,
+        "graph_mib": graph_mib,
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "rows": plan.rows,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--edges", type=int, nargs="+", default=[250_000, 1_000_000, 4_000_000])
+    parser.add_argument("--ranks", type=int, default=64)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    if not args.json:
+        print(
+            f"{'edges':>12}{'nodes':>12}{'seconds':>10}{'us/edge':>10}{'peak MiB':>10}{'B/edge':>9}{'hybrid/post':>13}"
+        )
+    for num_edges in args.edges:
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            m = pool.apply(measure, (num_edges, args.ranks))
+        if args.json:
+            print(json.dumps(m))
+            continue
+        print(
+            f"{m['edges']:>12,}{m['nodes']:>12,}{m['seconds']:>10.1f}{1e6 * m['seconds'] / num_edges:>10.2f}"
+            f"{m['peak_mib']:>10.0f}{m['peak_mib'] * 2**20 / num_edges:>9.0f}"
+            f"{m['rows']['hybrid'] / m['rows']['post']:>13.2f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Which comes first, the linear map or the sum over neighbours: they commute, so the cheaper order is taken."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import UninitializedParameter
+from torch_geometric.nn.dense import Linear
+
+from pyg_dist.backend.aggregate import LinearOperator
+from pyg_dist.tensor import NodeTensor
+from pyg_dist.tensor.remember import is_remembered
+
+
+def commutes(lin: torch.nn.Module) -> bool:
+    """Whether ``lin`` is a plain linear map: without hooks, and of no other class (pruned, adapted, parametrized)."""
+    return (
+        type(lin) is Linear
+        and not isinstance(lin.weight, UninitializedParameter)
+        and not (lin._forward_hooks or lin._forward_pre_hooks or lin._backward_hooks or lin._backward_pre_hooks)
+    )
+
+
+def projects_first(lin: Linear, x: Tensor, operator: LinearOperator | None) -> bool:
+    """Whether ``A (x W)`` costs less than ``(A x) W``.
+
+    Rows sent, values added and values waited for all grow with the number of columns that are aggregated, forward and
+    backward, whatever the plan: ``(A x) W`` aggregates F_in columns, and as many backward if x needs a gradient;
+    ``A (x W)`` aggregates F_out, and as many backward if x or W needs one. What is remembered is free from the second
+    time on.
+
+    Args:
+        lin: W.
+        x: ``[N, F_in]``.
+        operator: A, or None if its values learn.
+    """
+    if operator is not None and isinstance(x, NodeTensor) and is_remembered(x, operator):
+        return False
+    backward = torch.is_grad_enabled()
+    first = lin.in_channels * (1 + (backward and x.requires_grad))
+    second = lin.out_channels * (1 + (backward and (x.requires_grad or lin.weight.requires_grad)))
+    if second >= first:
+        return False
+    if isinstance(x, NodeTensor):
+        x._is_lasting = True  # if it comes again, its sums are worth remembering
+    return True

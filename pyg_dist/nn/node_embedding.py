@@ -1,0 +1,75 @@
+"""Trainable rows for nodes, spread over the ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pyg_dist.data import DistributedData
+from pyg_dist.errors import DataError, OptionError
+from pyg_dist.tensor import NodeTensor, RowTensor
+
+
+class NodeEmbedding(nn.Module):
+    """A trainable row for every node: values, gradients and optimizer state lie on the ranks as ``data.x`` does.
+
+    In the grid layout that is a tile split over all three axes, gathered before use, whose gradient is
+    reduce-scattered (Plexus, 3.1 and Alg. 1, lines 2 and 23); in the halo layout, the rank's own rows. Exact.
+
+    Values are drawn from the standard normal distribution, as ``torch.nn.Embedding`` does, but keyed by node and
+    column: the same for every world size and layout. ``state_dict`` has the whole ``[N, channels]`` matrix in the
+    original order (collective), and any layout loads it.
+
+    Args:
+        data: the graph.
+        channels: columns.
+        dtype: of the values; torch's default dtype unless given.
+
+    Shapes:
+        - output: ``[N, channels]`` node tensor
+
+    Raises:
+        DataError: ``data`` is not distributed.
+        OptionError: ``channels`` is not positive.
+    """
+
+    def __init__(self, data: DistributedData, channels: int, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        if not isinstance(data, DistributedData):
+            raise DataError(
+                f"NodeEmbedding expected a DistributedData (got {type(data).__name__}): wrap the graph first"
+            )
+        if isinstance(channels, bool) or not isinstance(channels, int) or channels < 1:
+            raise OptionError(f"Expected a positive number of channels (got {channels!r}): give the width of a row")
+        self.channels = channels
+        rows = data.graph.feature_rows(channels)
+        local = torch.empty(rows.local_shape(channels), dtype=dtype, device=data.graph.device)
+        self.weight = nn.Parameter(RowTensor.from_local(local, rows))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the values anew."""
+        with torch.no_grad():
+            self.weight.normal_()
+
+    def forward(self) -> NodeTensor:
+        """All rows."""
+        return self.weight  # type: ignore[return-value]
+
+    def extra_repr(self) -> str:
+        """Numbers of rows and columns."""
+        return f"{self.weight.shape[0]}, {self.channels}"
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        weight: Any = self.weight
+        destination[prefix + "weight"] = weight if keep_vars else weight.detach().full_tensor()
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        key, rows = prefix + "weight", self.weight._rows  # type: ignore[attr-defined]
+        value = state_dict.get(key)
+        if isinstance(value, Tensor) and not isinstance(value, RowTensor) and value.shape == self.weight.shape:
+            local = rows.slice(value.detach().to(self.weight.device))
+            state_dict = {**state_dict, key: RowTensor.from_local(local, rows)}
+        super()._load_from_state_dict(state_dict, prefix, *args)

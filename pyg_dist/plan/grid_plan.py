@@ -1,0 +1,91 @@
+"""What was decided for a graph on a mesh, for people and programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pyg_dist.backend.mesh import GRID_AXES, RANK_ORDER, MeshShape
+from pyg_dist.plan.grid import INPUT, Balance, Sums, row_range
+from pyg_dist.plan.grid_cost import Model, aggregation_bytes, memory_of, work_of
+
+
+@dataclass(frozen=True)
+class GridPlan:
+    """The plan of one :class:`~pyg_dist.DistributedData` in the grid layout, equal on every rank.
+
+    Attributes:
+        shape: the mesh.
+        sums: the form of the two big sums.
+        num_nodes: N.
+        edges: edges of each rank's tile in the first layer, by rank.
+        tries: node orders that were tried, and how even their tiles are; the last one is used.
+        model: the convs that the mesh was chosen for.
+        seconds: predicted for a training step of them.
+        hash: digest of graph, mesh and options; equal plans have equal hashes.
+    """
+
+    shape: MeshShape
+    sums: Sums
+    num_nodes: int
+    edges: tuple[int, ...]
+    tries: tuple[Balance, ...]
+    model: Model
+    seconds: float
+    hash: str
+    layout: str = "grid"
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return self.shape.size
+
+    @property
+    def nodes(self) -> list[int]:
+        """Rows of x by rank."""
+        return [
+            len(row_range(self.num_nodes, INPUT, self.shape, self.shape.coordinates(rank)))
+            for rank in range(self.ranks)
+        ]
+
+    def to_dict(self, widths: tuple[int, ...] = ()) -> dict[str, Any]:
+        """Plain numbers for programs; ``bytes`` is by width, for float32, of one aggregation.
+
+        Messages, ``step_bytes``, memory and seconds are of a training step of the model that the mesh was chosen for.
+        """
+        works = [work_of(self.model, self.shape, self.sums, rank) for rank in range(self.ranks)]
+        return {
+            "ranks": self.ranks,
+            "layout": self.layout,
+            "mesh": {axis: self.shape[axis] for axis in reversed(RANK_ORDER)},
+            "sums": self.sums,
+            "orders": self.tries[-1].method,
+            "hash": self.hash,
+            "nodes": self.nodes,
+            "edges": list(self.edges),
+            # No row goes to a rank for itself alone: collectives along axes carry blocks of rows.
+            "rows": {},
+            "messages": sum(sum(work.messages.values()) for work in works),
+            "bytes": {str(w): aggregation_bytes(self.model, self.shape, self.sums, w) for w in widths},
+            "step_bytes": sum(work.num_bytes for work in works),
+            "memory_bytes": [memory_of(self.model, self.shape, self.sums, rank) for rank in range(self.ranks)],
+            "predicted_seconds": self.seconds,
+            "imbalance": {balance.method: balance.imbalance for balance in self.tries},
+        }
+
+    def describe(self, widths: tuple[int, ...] = ()) -> str:
+        """A few lines for people."""
+        tried = ", ".join(f"{b.method} {b.imbalance:.3f}" for b in self.tries)
+        sides = " x ".join(str(self.shape[axis]) for axis in GRID_AXES)
+        return "\n".join(
+            [
+                f"grid layout, mesh {self.shape} ({sides}), sums by {self.sums}, plan {self.hash[:12]}",
+                f"node orders: {self.tries[-1].method} (max/mean of tiles: {tried})",
+                f"edges by rank: {min(self.edges):,} to {max(self.edges):,}",
+                f"predicted for GCN {' '.join(str(w) for w in self.model.widths)}: {self.seconds:.3g} s a step",
+                *(
+                    f"width {w}: {aggregation_bytes(self.model, self.shape, self.sums, w):,} bytes per aggregation"
+                    for w in widths
+                ),
+            ]
+        )

@@ -1,0 +1,319 @@
+"""A graph in the grid layout, ready to run: this rank's adjacency tiles, made when first needed, and their products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from pyg_dist.backend.axis import Axis
+from pyg_dist.backend.csr import CSR
+from pyg_dist.backend.exchange import Traffic
+from pyg_dist.backend.mesh import GRID_AXES
+from pyg_dist.backend.shards import Dispatch, sum_all
+from pyg_dist.backend.tile_product import ProductFlight, Side, TileOperator, TileProduct, multiply
+from pyg_dist.errors import LayoutMismatchError
+from pyg_dist.plan.grid import INPUT, Layout, Sums, edge_blocks, split
+from pyg_dist.tensor.halo_graph import LoopRule, inverse_sqrt
+from pyg_dist.tensor.row_tensor import LOCALLY, NodeTensor, RowTensor, wrap
+from pyg_dist.tensor.rows import Rows
+from pyg_dist.tensor.tile import Grid, Tile
+from pyg_dist.tensor.tile_tensor import TileTensor, as_tile
+
+Build = Callable[["AdjacencyTile", Tensor | None], TileOperator]
+
+
+@dataclass(frozen=True)
+class AdjacencyTile:
+    """The edges between the sources of one block and the targets of another.
+
+    Attributes:
+        row_axis: splits the targets, in node order ``row_order``.
+        column_axis: splits the sources, in node order ``column_order``.
+        row, column: of each edge, from the blocks' first positions, int64 ``[e]``; edges by ascending id.
+        row_id, column_id: global ids of the blocks' nodes.
+        loop_row, loop_column: where each node stands that is in both blocks.
+        dispatch: brings values of edges here.
+    """
+
+    row_axis: str
+    column_axis: str
+    row_order: int
+    column_order: int
+    row: Tensor
+    column: Tensor
+    row_id: Tensor
+    column_id: Tensor
+    loop_row: Tensor
+    loop_column: Tensor
+    dispatch: Dispatch
+
+    @cached_property
+    def csr(self) -> CSR:
+        """The edges by target."""
+        return self._csr(self.row, self.column, torch.arange(self.row.numel()))
+
+    @cached_property
+    def is_loop(self) -> Tensor:
+        """Which edges are self loops, bool ``[e]``."""
+        return self.row_id[self.row] == self.column_id[self.column]
+
+    def with_loops(self, rule: LoopRule) -> CSR:
+        """The edges and a loop for every node; the loops' values stand behind those of the edges."""
+        edge = torch.arange(self.row.numel())
+        if rule != "add":
+            edge = edge[~self.is_loop]
+        loop = torch.arange(self.loop_row.numel()) + self.row.numel()
+        return self._csr(
+            torch.cat([self.row[edge], self.loop_row]),
+            torch.cat([self.column[edge], self.loop_column]),
+            torch.cat([edge, loop]),
+        )
+
+    def loop_weight(self, weight: Tensor, loop_value: float, rule: LoopRule) -> Tensor:
+        """The weights of the loops that :meth:`with_loops` adds; of several loops of a node, the last one counts."""
+        filled = weight.new_full(self.loop_row.shape, loop_value)
+        if rule != "remaining":
+            return filled
+        loop = self.is_loop.nonzero().view(-1)
+        loop_of_row = torch.full((self.row_id.numel(),), -1)
+        loop_of_row[self.loop_row] = torch.arange(self.loop_row.numel())
+        last = torch.full(self.loop_row.shape, -1).scatter_reduce_(0, loop_of_row[self.row[loop]], loop, "amax")
+        return torch.where(last >= 0, weight[last], filled) if weight.numel() else filled
+
+    def _csr(self, row: Tensor, column: Tensor, edge: Tensor) -> CSR:
+        return CSR.from_edges(row, column, edge, self.row_id.numel(), self.column_id.numel())
+
+
+class GridGraph:
+    """A graph whose adjacency matrix lies in tiles on a mesh. Edges themselves are spread evenly, by their numbers.
+
+    Args:
+        grid: the mesh and the node orders.
+        edge_index: int64 ``[2, E / P]``, this rank's edges.
+        num_edges: E.
+        loop_rule: how GCN's self loops meet existing ones.
+        sums: the form of the two big sums.
+        num_blocks: row blocks of an aggregation (Plexus, 5.2).
+    """
+
+    def __init__(
+        self, grid: Grid, edge_index: Tensor, num_edges: int, loop_rule: LoopRule, sums: Sums, num_blocks: int = 1
+    ) -> None:
+        self.grid = grid
+        self.edge_index = edge_index
+        self.loop_rule: LoopRule = loop_rule
+        self.sums: Sums = sums
+        self.num_blocks = num_blocks
+        self.axis: Axis = grid.mesh.axis(*GRID_AXES)
+        self.node_rows = grid.node_rows
+        low = split(num_edges, self.axis.size)[self.axis.rank]
+        self.edge_rows = Rows(self.axis, "edge", num_edges, torch.arange(low, low + edge_index.shape[1]))
+        self.device = edge_index.device
+        self._adjacency: dict[tuple[str, str, int], AdjacencyTile] = {}
+        self._operators: dict[Hashable, tuple[RowTensor | None, int | None, TileOperator]] = {}
+
+    def __deepcopy__(self, memo: object) -> GridGraph:
+        return self  # immutable, apart from caches
+
+    def to(self, device: torch.device | str) -> GridGraph:
+        """Itself.
+
+        Raises:
+            LayoutMismatchError: Another device.
+        """
+        if torch.device(device) != self.device:
+            raise LayoutMismatchError(
+                f"Expected a grid graph to stay on {self.device} (got {device}): use layout='halo'"
+            )
+        return self
+
+    @property
+    def traffic(self) -> Traffic:
+        """What this rank has sent so far, along all axes."""
+        counters = self.grid.mesh.traffic.values()
+        return Traffic(sum(t.num_bytes for t in counters), sum(t.num_messages for t in counters))
+
+    def feature_rows(self, width: int) -> Tile:
+        """How features of ``width`` columns lie: rows over x and z, columns over y."""
+        return self.grid.tile(INPUT, width)
+
+    def tiled(self, x: NodeTensor) -> TileTensor:
+        """Node features as tiles that :meth:`aggregate` takes (collective where they are whole rows)."""
+        if isinstance(x, TileTensor) and x._rows.layout.columns is not None:
+            return x
+        return as_tile(x, self.feature_rows(x.shape[1]))
+
+    def owns(self, x: RowTensor) -> bool:
+        """Whether x has a row for every node of this graph."""
+        return x._rows is self.node_rows or (isinstance(x, TileTensor) and x._rows.grid is self.grid)
+
+    def input_rows(self, name: str, value: Tensor) -> Rows:
+        """How a new node attribute lies: features as tiles, which nothing else is read as a matrix."""
+        is_features = name == "x" and value.dim() == 2 and value.is_floating_point()
+        return self.feature_rows(value.shape[1]) if is_features else self.node_rows
+
+    def stored(self, name: str, value: RowTensor) -> RowTensor:
+        """An attribute as it is kept (collective where whole rows become features)."""
+        rows = self.input_rows(name, value)
+        return as_tile(value, rows) if isinstance(rows, Tile) and isinstance(value, NodeTensor) else value
+
+    def has_isolated_nodes(self) -> bool:
+        """Whether some node has no edge other than self loops (collective)."""
+        linked = torch.zeros(self.grid.num_nodes, dtype=torch.bool)
+        linked[self.edge_index[:, self.edge_index[0] != self.edge_index[1]].view(-1)] = True
+        return not bool(self.axis.reduce_(linked, "max").all())
+
+    def has_self_loops(self) -> bool:
+        """Whether some edge is a self loop (collective)."""
+        return not self.axis.every(not bool((self.edge_index[0] == self.edge_index[1]).any()))
+
+    def aggregate(self, x: TileTensor, operator: Callable[[Layout], TileOperator]) -> TileTensor:
+        """A matrix over the graph's edges times x (collective): Plexus, Alg. 1, lines 2-4, for any layout of x.
+
+        With x over rows r and columns c, and k the third axis, the matrix' tile has rows over k and columns over r. The
+        product's rows lie over k; its sum over r is scattered over r as well, or left on all of r.
+
+        Args:
+            x: ``[N, F]``.
+            operator: the matrix' tile for a layout of x.
+        """
+        return self.start(x, operator)()
+
+    def start(self, x: TileTensor, operator: Callable[[Layout], TileOperator]) -> Callable[[], TileTensor]:
+        """:meth:`aggregate` up to its last sum; what it returns waits for that and gives the result."""
+        grid, layout = self.grid, x._rows.layout
+        row, column, free = layout.rows[0], layout.columns, layout.free_axis()
+        after = self.product_rows(x, x._rows.width)
+        pieces = Layout((free, row), column, after.layout.order)
+        product = TileProduct(
+            operator(layout),
+            Side(
+                grid.wire(free),
+                tuple(grid.row_sizes(Layout((row, free), column, layout.order), free)),
+                len(layout.rows) == 2,
+            ),
+            Side(grid.wire(row), tuple(grid.row_sizes(pieces, row)), self.sums == "reduce_scatter"),
+            self.num_blocks,
+        )
+        with LOCALLY():
+            local = x.as_subclass(Tensor)
+            flight = ProductFlight(local, product)
+
+        def land() -> TileTensor:
+            with LOCALLY():
+                return wrap(multiply(local, product, flight), after)  # type: ignore[return-value]
+
+        return land
+
+    def product_rows(self, x: TileTensor, width: int) -> Tile:
+        """How a product of x, or anything beside it, of ``width`` columns lies."""
+        layout = x._rows.layout
+        row, free = layout.rows[0], layout.free_axis()
+        rows = (free, row) if self.sums == "reduce_scatter" else (free,)
+        return self.grid.tile(Layout(rows, layout.columns, self.grid.other_order(layout.order)), width)
+
+    def neighbourhood(
+        self, reduce: Literal["sum", "mean"], weight: RowTensor | None, dtype: torch.dtype
+    ) -> Callable[[Layout], TileOperator]:
+        """``y_i = sum or mean over in-edges of w_ji x_j`` for constant weights."""
+
+        def build(tile: AdjacencyTile, values: Tensor | None) -> TileOperator:
+            if reduce == "sum":
+                return TileOperator(tile.csr, values)
+            degree = self._row_sums(tile, tile.csr, None, dtype)
+            return TileOperator(tile.csr, values, row_scale=degree.clamp_(min=1).reciprocal_())
+
+        return self._operator(("neighbourhood", reduce, dtype), weight, dtype, build)
+
+    def symmetric_norm(
+        self, add_self_loops: bool, loop_value: float, weight: RowTensor | None, dtype: torch.dtype
+    ) -> Callable[[Layout], TileOperator]:
+        """GCN's ``D^-1/2 (A + loops) D^-1/2`` for constant weights."""
+
+        def build(tile: AdjacencyTile, values: Tensor | None) -> TileOperator:
+            csr = tile.csr
+            if add_self_loops:
+                csr = tile.with_loops(self.loop_rule)
+                if values is not None:
+                    values = torch.cat([values, tile.loop_weight(values, loop_value, self.loop_rule)])
+            scale = inverse_sqrt(self._row_sums(tile, csr, values, dtype))
+            there = self.grid.tile(Layout((tile.row_axis,), None, tile.row_order), 1)
+            here = self.grid.tile(Layout((tile.column_axis,), None, tile.column_order), 1)
+            of_sources = self.grid.rerouting(there, here).move(scale.view(-1, 1)).view(-1)
+            return TileOperator(csr, values, scale, of_sources)
+
+        return self._operator(("symmetric", add_self_loops, loop_value, dtype), weight, dtype, build)
+
+    def adjacency(self, layout: Layout) -> AdjacencyTile:
+        """The edges that meet an x of this layout (collective at the first use of its axes and order)."""
+        key = (layout.free_axis(), layout.rows[0], layout.order)
+        known = self._adjacency.get(key)
+        if known is None:
+            known = self._adjacency[key] = self._build_adjacency(*key)
+        return known
+
+    def _build_adjacency(self, row_axis: str, column_axis: str, order: int) -> AdjacencyTile:
+        grid, shape = self.grid, self.grid.mesh.grid_shape
+        row_order, column_order = grid.other_order(order), order
+        rows, columns = grid.orders[row_order], grid.orders[column_order]
+        at_row, at_column = edge_blocks(self.edge_index, rows, columns, shape, row_axis, column_axis)
+        (third,) = (axis for axis in GRID_AXES if axis not in (row_axis, column_axis))
+        stride = {axis: shape.rank({axis: 1}) if shape[axis] > 1 else 0 for axis in GRID_AXES}
+        first = at_row * stride[row_axis] + at_column * stride[column_axis]
+        receiver = torch.cat([first + replica * stride[third] for replica in range(shape[third])])
+        edge = torch.arange(first.numel()).repeat(shape[third])
+        dispatch = Dispatch.by_rank(grid.wire(*GRID_AXES, exact=True), receiver, edge, self.edge_rows.key)
+        source, target = dispatch.bring(self.edge_index.t()).unbind(1)
+
+        def block(axis: str) -> tuple[int, int]:
+            bounds = split(grid.num_nodes, shape[axis])
+            index = grid.mesh.coordinates[axis]
+            return bounds[index], bounds[index + 1]
+
+        (row_low, row_high), (column_low, column_high) = block(row_axis), block(column_axis)
+        row_id, column_id = rows.node_id[row_low:row_high], columns.node_id[column_low:column_high]
+        as_column = columns.position[row_id]
+        loop_row = ((as_column >= column_low) & (as_column < column_high)).nonzero().view(-1)
+        return AdjacencyTile(
+            row_axis, column_axis, row_order, column_order,
+            rows.position[target] - row_low, columns.position[source] - column_low,
+            row_id, column_id, loop_row, as_column[loop_row] - column_low, dispatch,
+        )  # fmt: skip
+
+    def _row_sums(self, tile: AdjacencyTile, csr: CSR, values: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """The sum of each row of the whole matrix, for the tile's rows (collective)."""
+        entries = torch.ones(csr.num_entries, dtype=dtype) if values is None else values[csr.edge]
+        sums = torch.zeros(csr.num_rows, dtype=dtype).index_add_(0, csr.row(), entries)
+        return sum_all(sums, self.grid.wire(tile.column_axis, exact=True))
+
+    def _operator(
+        self, key: Hashable, weight: RowTensor | None, dtype: torch.dtype, build: Build
+    ) -> Callable[[Layout], TileOperator]:
+        """The operator by layout of x, built anew for other weights or weights changed in place.
+
+        It falls by the identity of the weights and their version, alike on every rank: building is collective.
+        """
+        version = None if weight is None or weight.is_inference() else weight._version
+
+        def of(layout: Layout) -> TileOperator:
+            tile = self.adjacency(layout)
+            whole_key = (key, tile.row_axis, tile.column_axis, tile.column_order, weight is None)
+            known = self._operators.get(whole_key)
+            if (
+                known is None
+                or known[0] is not weight
+                or known[1] != version
+                or (weight is not None and version is None)
+            ):
+                values: Any = None
+                if weight is not None:
+                    values = tile.dispatch.bring(weight.to_local().detach().to(dtype))
+                known = self._operators[whole_key] = (weight, version, build(tile, values))
+            return known[2]
+
+        return of

@@ -1,0 +1,90 @@
+"""Aggregations of constant inputs are computed once: layer 1 of full-batch training reads ``data.x`` in every epoch.
+
+What is kept hangs on the tensor itself, so it goes when the tensor goes. It holds for one operator, which changes with
+the edge weights, and for one version of the tensor, which torch counts up at every change in place.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyg_dist.backend import aggregate as backend
+from pyg_dist.backend.aggregate import LinearOperator
+from pyg_dist.errors import OptionError
+from pyg_dist.tensor.row_tensor import NodeTensor
+
+SETTING = "PYG_DIST_REMEMBER_MIB"
+
+# A tensor meets one operator per kind of conv; more of them at once are edge weights that change.
+_MAX_OPERATORS = 2
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """``result`` is ``operator`` times ``owner``, at their versions."""
+
+    owner: weakref.ref[NodeTensor]  # a copy of a tensor may carry its attributes along
+    version: int
+    operator: LinearOperator
+    result: Tensor
+    result_version: int
+
+
+def aggregate(x: NodeTensor, operator: LinearOperator) -> NodeTensor:
+    """``operator`` times x; exact, differentiable (collective, unless it is remembered).
+
+    A result is kept if x needs no gradient and is lasting: an attribute of a ``DistributedData``, or a tensor that has
+    been aggregated before. Every rank decides alike, by the object and its version.
+    """
+    result = _recall(x, operator)
+    if result is None:
+        result = backend.aggregate(x.to_local(), operator)
+        if _is_kept(x):
+            known = Remembered(weakref.ref(x), x._version, operator, result, result._version)
+            others = [r for r in x._remembered if r.operator is not operator]
+            x._remembered = (*others, known)[-_MAX_OPERATORS:]
+        x._is_lasting = True
+    return NodeTensor.from_local(result, x._rows)  # type: ignore[return-value]
+
+
+def is_remembered(x: NodeTensor, operator: LinearOperator) -> bool:
+    """Whether :func:`aggregate` knows the result, or would keep it for the next time. Not collective."""
+    if not x._is_attribute and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        return False  # a checkpoint: what is computed again must take the same way, whatever was remembered meanwhile
+    return _is_kept(x) or _recall(x, operator) is not None
+
+
+def limit_bytes() -> float:
+    """The largest result to keep, in bytes on each rank on average, from ``PYG_DIST_REMEMBER_MIB`` (default: any)."""
+    value = os.environ.get(SETTING, "inf")
+    try:
+        limit = float(value)
+    except ValueError:
+        limit = -1.0
+    if not limit >= 0:
+        raise OptionError(f"Expected {SETTING} to be a number of MiB, 0 or more (got {value!r}): unset it, or use 0")
+    return limit * 2**20
+
+
+def _recall(x: NodeTensor, operator: LinearOperator) -> Tensor | None:
+    for known in x._remembered:
+        if known.operator is operator and known.owner() is x:
+            is_valid = _is_constant(x) and known.version == x._version and known.result_version == known.result._version
+            return known.result if is_valid else None
+    return None
+
+
+def _is_kept(x: NodeTensor) -> bool:
+    # Autograd refuses tensors made in inference mode, later.
+    if not (_is_constant(x) and (x._is_attribute or x._is_lasting)) or torch.is_inference_mode_enabled():
+        return False
+    return x.numel() * x.element_size() <= limit_bytes() * x._rows.axis.size
+
+
+def _is_constant(x: NodeTensor) -> bool:
+    return not x.requires_grad and not x.is_inference()

@@ -1,0 +1,151 @@
+"""``TileTensor``: a node tensor whose columns lie on several ranks, too.
+
+It has a table of its own (:data:`TILES`) for the functions that work on tiles. For every other function the tensor is
+brought to whole rows once, and the table of row tensors answers: masks, losses and argmax see rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from pyg_dist.errors import LayoutMismatchError
+from pyg_dist.plan.grid import WHOLE_ROWS
+from pyg_dist.tensor import row_tensor
+from pyg_dist.tensor.autograd import (
+    backward,
+    backward_of_one,
+    deepcopy,
+    grad,
+    grad_fn,
+    register_hook,
+    store,
+    stored,
+    unchanged,
+)
+from pyg_dist.tensor.random import dropout, initialise, normal_, random_like, uniform_
+from pyg_dist.tensor.refusals import pickle, trace
+from pyg_dist.tensor.row_tensor import LOCALLY, NodeTensor, RowTensor, wrap
+from pyg_dist.tensor.shapes import length, metadata, numel, shape
+from pyg_dist.tensor.table import NAMESPACES, TABLE, Function, Handler, functions, public_name
+from pyg_dist.tensor.tile import Tile
+
+TILES: dict[Function, Handler] = {}
+
+
+def on_tiles(*names: str, namespaces: Sequence[Any] = NAMESPACES) -> Callable[[Handler], Handler]:
+    """Let the decorated handler answer for the functions called ``names``; ``NotImplemented`` asks for whole rows."""
+
+    def decorate(handler: Handler) -> Handler:
+        for function in functions(*names, namespaces=namespaces):
+            TILES[function] = handler
+        return handler
+
+    return decorate
+
+
+class TileTensor(NodeTensor):
+    """A ``[N, F]`` node tensor of which this rank holds some rows and some columns."""
+
+    kind = "tile"  # type: ignore[assignment]
+    _rows: Tile
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Function, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        handler = TILES.get(func)
+        if handler is not None:
+            if not args and "input" in kwargs:
+                args = (kwargs["input"],)
+                kwargs = {name: value for name, value in kwargs.items() if name != "input"}
+            out = handler(func, args, kwargs)
+            if out is not NotImplemented:
+                return out
+        elif isinstance(func, OpOverload):  # below autograd all is local
+            with LOCALLY():
+                return func(*args, **kwargs)
+        if _writes(func) and isinstance(args[0], TileTensor):
+            return _write_rows(func, args, kwargs)
+        return func(*_in_rows(args), **_in_rows(kwargs))
+
+    def to_rows(self) -> NodeTensor:
+        """The same values as whole rows, spread over all ranks; kept for the next call (collective at the first)."""
+        with LOCALLY():
+            version = -1 if self.is_inference() else self._version
+            state = (version, torch.is_grad_enabled())
+            known = getattr(self, "_as_rows", None)
+            if known is None or known[0] != state or version < 0:
+                tile, grid = self._rows, self._rows.grid
+                local = tile.to(self.as_subclass(Tensor), grid.tile(WHOLE_ROWS, tile.width))
+                known = self._as_rows = (state, wrap(local.as_subclass(Tensor), grid.node_rows))
+            return cast(NodeTensor, known[1])
+
+
+row_tensor.register_class("tile", TileTensor)
+
+
+def as_tile(x: RowTensor, tile: Tile) -> TileTensor:
+    """A ``[N, F]`` node tensor in the distribution ``tile`` (collective unless it has it).
+
+    Raises:
+        LayoutMismatchError: It has other rows or columns.
+    """
+    if x._rows is tile:
+        return cast(TileTensor, x)
+    with LOCALLY():
+        local = tile.take(x.as_subclass(Tensor), x._rows)
+        if local is None:
+            raise LayoutMismatchError(f"Expected {tile} (got {x._rows}): take both from one DistributedData")
+        return cast(TileTensor, wrap(local, tile))
+
+
+def _in_rows(value: Any) -> Any:
+    """``value`` with every tile in it as whole rows."""
+    if isinstance(value, TileTensor):
+        return value.to_rows()
+    if type(value) in (tuple, list):
+        return type(value)(_in_rows(item) for item in value)
+    if type(value) is dict:
+        return {name: _in_rows(item) for name, item in value.items()}
+    return value
+
+
+def _writes(function: Function) -> bool:
+    """Whether ``function`` changes its first argument."""
+    name = public_name(function).rsplit(".", 1)[-1]
+    in_place = name.endswith("_") and not name.endswith("__")
+    return in_place or name == "__setitem__" or (name.startswith("__i") and f"__{name[3:]}" in _OPERATORS)
+
+
+_OPERATORS = {f"__{name}__" for name in "add sub mul truediv floordiv mod pow and or xor lshift rshift".split()}
+
+
+def _write_rows(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Change whole rows, and bring them back."""
+    x: TileTensor = args[0]
+    rows = x.to_rows().clone()
+    function(rows, *_in_rows(args[1:]), **_in_rows(kwargs))
+    x.copy_(as_tile(cast(NodeTensor, rows), x._rows))
+    return None if public_name(function).endswith("__setitem__") else x
+
+
+_SAME_FOR_TILES = (
+    metadata, shape, numel, length, stored, store, unchanged, register_hook, backward_of_one, backward, grad, deepcopy,
+    grad_fn, trace, pickle, dropout, random_like, uniform_, normal_, initialise,
+)  # fmt: skip
+TILES.update({function: handler for function, handler in TABLE.items() if handler in _SAME_FOR_TILES})
+
+
+@on_tiles("__repr__", "__format__")
+def representation(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Global shape and local values; talks to nobody."""
+    x: TileTensor = args[0]
+    with LOCALLY():
+        tile, local = x._rows, x.as_subclass(Tensor)
+        return f"NodeTensor(shape={list(tile.global_shape(x.shape))}, local tile of {tile}: {local!r})"

@@ -1,0 +1,155 @@
+"""The grid layout against stock PyG in one process: outputs, losses, buffers and every gradient, on every mesh."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from random_graphs import random_graph
+from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.nn import GCNConv, SAGEConv
+from workers import Workers
+
+Pools = Callable[[int], Workers]
+Case = dict[str, Any]
+
+WIDTH = 7  # prime, as are 47 nodes and 5 features
+NORMS: dict[str, Callable[[int], nn.Module]] = {
+    "none": lambda width: nn.Identity(),
+    "layer": nn.LayerNorm,
+    "rms": nn.RMSNorm,
+    "batch": nn.BatchNorm1d,
+}
+
+
+def shapes(num_ranks: int) -> list[dict[str, int]]:
+    from pyg_dist.backend.mesh import meshes
+
+    return [{"x": m.x, "y": m.y, "z": m.z} for m in meshes(num_ranks)]
+
+
+class Stack(nn.Module):
+    """``num_layers`` convs with norms, residuals and a stock linear map at the end, as a case asks for."""
+
+    def __init__(self, conv: Any, case: Case, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        widths = [in_channels, *[case.get("width", WIDTH)] * (case["layers"] - 1), out_channels]
+        if case.get("head"):
+            widths[-1] = WIDTH
+        self.convs = nn.ModuleList(conv(a, b, **case.get("options", {})) for a, b in pairwise(widths))
+        self.norms = nn.ModuleList(NORMS[case["norm"]](w) for w in widths[1:-1])
+        self.head = nn.Linear(WIDTH, out_channels) if case.get("head") else nn.Identity()
+        self.case = case
+
+    def forward(self, x: Tensor, edge_index: Any, *weight: Tensor) -> Tensor:
+        for conv, norm in zip(self.convs[:-1], self.norms, strict=True):
+            h = norm(conv(x, edge_index, *weight)).tanh()
+            x = h + x if self.case.get("residual") and h.shape == x.shape else h
+        out = self.convs[-1](x, edge_index, *weight)
+        if self.case.get("again"):  # one conv at several depths, and a square one inside
+            out = self.convs[-1](self.convs[-2](x, edge_index, *weight).tanh() * 0.5 + x, edge_index, *weight) + out
+        return self.head(out)
+
+
+def train_once(conv: Any, data: Any, case: Case) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    dtype = data.x.dtype
+    model = Stack(conv, case, data.x.size(1), int(data.y.max()) + 1).to(dtype)
+    x = data.x.detach().clone().requires_grad_()
+    weight = (data.edge_weight,) if case.get("weights") else ()
+    out = model(x, data.edge_index, *weight)
+    loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
+    loss = loss + 0.1 * F.nll_loss(out.log_softmax(dim=-1), data.y) + 0.01 * (out * out).mean()
+    (loss + 0.01 * sum(p.square().sum() for p in model.parameters())).backward()
+    results = {"out": out.detach(), "loss": loss.detach(), "x.grad": x.grad}
+    results |= {name: p.grad for name, p in model.named_parameters()}
+    results |= {name: b.to(dtype) for name, b in model.named_buffers() if b.dtype.is_floating_point}
+    model.eval()
+    with torch.no_grad():
+        results["eval"] = model(x, data.edge_index, *weight)
+        results["classes"] = results["eval"].argmax(dim=-1).to(dtype)
+    return {name: v.full_tensor() if hasattr(v, "full_tensor") else v.clone() for name, v in results.items()}
+
+
+def compare(graph: Data, meshes: list[dict[str, int]], cases: list[Case], stride: int = 1) -> None:
+    """On every rank, for every mesh and form of the sums: every ``stride``-th case, another first one for each mesh."""
+    import pyg_dist
+    from pyg_dist import conv as ours
+    from pyg_dist.plan import grid as plan
+
+    expected = {}
+    for number, case in enumerate(cases):
+        expected[number] = train_once(SAGEConv if case["conv"] == "sage" else GCNConv, graph, case)
+    good = plan.GOOD_IMBALANCE
+    for turn, mesh in enumerate(meshes):
+        for sums in ("reduce_scatter", "all_reduce"):
+            os.environ["PYG_DIST_GRID_SUMS"] = sums
+            os.environ["PYG_DIST_GRID_BLOCKS"] = str(1 + turn % 3)
+            # One order (that of the input) every third time; else what balance asks for.
+            plan.GOOD_IMBALANCE = 1e9 if turn % 3 == 2 else good
+            data = pyg_dist.DistributedData(graph, layout="grid", mesh=mesh)
+            for number in range((turn + (sums == "all_reduce")) % stride, len(cases), stride):
+                case = cases[number]
+                conv = ours.DistributedSAGEConv if case["conv"] == "sage" else ours.DistributedGCNConv
+                assert_close(train_once(conv, data, case), expected[number], f"{mesh} {sums} {case}")
+    plan.GOOD_IMBALANCE = good
+
+
+def assert_close(got: dict[str, Tensor], expected: dict[str, Tensor], what: str) -> None:
+    assert got.keys() == expected.keys()
+    for name, want in expected.items():
+        assert got[name] is not None, f"{what}: {name} has no gradient"
+        assert got[name].shape == want.shape, f"{what}: {name} has shape {list(got[name].shape)}"
+        error = (got[name] - want).abs().max().item() if want.numel() else 0.0
+        bound = 1e-10 if want.dtype == torch.float64 else 1e-4 * want.abs().max().item() + 1e-5
+        assert error <= bound, f"{what}: {name} is off by {error:.2e}, allowed {bound:.2e}"
+
+
+def gcn(layers: int, norm: str, **case: Any) -> Case:
+    return {"conv": "gcn", "layers": layers, "norm": norm, **case}
+
+
+def sage(layers: int, norm: str, **case: Any) -> Case:
+    return {"conv": "sage", "layers": layers, "norm": norm, **case}
+
+
+CASES = [
+    gcn(1, "none"),
+    sage(1, "none", options={"aggr": "sum"}),
+    gcn(2, "batch", weights=True),
+    sage(3, "layer", residual=True),
+    gcn(4, "layer", residual=True, options={"improved": True}, weights=True),
+    sage(2, "batch", width=11),
+    gcn(3, "rms", head=True, options={"add_self_loops": False}, weights=True),
+    sage(4, "rms", head=True, options={"bias": False, "root_weight": False}),
+    gcn(5, "none", residual=True, options={"bias": False}),
+    sage(7, "none", options={"normalize": True}),
+    gcn(7, "layer", residual=True),
+    sage(6, "batch", residual=True, options={"project": True}),
+    gcn(2, "none", again=True, head=True, options={"normalize": False}, width=5),
+    sage(2, "none", again=True, width=5),
+]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 6, 8])
+def test_every_mesh_in_float64(workers: Pools, num_ranks: int) -> None:
+    graph = random_graph(47, 310, seed=1)
+    workers(num_ranks).run(compare, graph, shapes(num_ranks), CASES, num_ranks, timeout=115)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_float32(workers: Pools, num_ranks: int) -> None:
+    graph = random_graph(60, 400, seed=2, dtype=torch.float32)
+    workers(num_ranks).run(compare, graph, shapes(num_ranks)[:4], CASES[2:6], timeout=115)
+
+
+@pytest.mark.parametrize("num_ranks", [3, 4])
+def test_more_ranks_than_rows_and_columns(workers: Pools, num_ranks: int) -> None:
+    graph = random_graph(3, 5, num_features=1, num_classes=2, seed=5)
+    workers(num_ranks).run(compare, graph, shapes(num_ranks), [gcn(2, "none"), sage(3, "none")], timeout=115)

@@ -1,0 +1,129 @@
+"""The cost model's bytes are those that reach the process groups, mesh by mesh; bfloat16 halves those of the sums."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from random_graphs import random_graph
+from torch import nn
+from workers import Workers
+
+Pools = Callable[[int], Workers]
+
+WIDTHS = (11, 7, 13, 5)  # narrower, wider, narrower
+
+
+class Counter:
+    """Counts what ``all_to_all_single`` is given for other ranks; independent of the library's own counters."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._send = dist.all_to_all_single
+
+    def __enter__(self) -> Counter:
+        def counted(out: Any, given: Any, received: Any, sent: Any, group: Any = None, async_op: bool = False) -> Any:
+            own = sent[dist.get_rank(group)]
+            self.num_bytes += (given.numel() - own) * given.element_size()
+            return self._send(out, given, received, sent, group=group, async_op=async_op)
+
+        dist.all_to_all_single = counted  # type: ignore[assignment]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        dist.all_to_all_single = self._send  # type: ignore[assignment]
+
+
+def one_step(data: Any, conv: Any, learns: bool) -> None:
+    torch.manual_seed(0)
+    layers = nn.ModuleList(conv(a, b) for a, b in pairwise(WIDTHS))
+    x = data.x.detach().requires_grad_(learns)
+    for layer in layers:
+        x = layer(x, data.edge_index).relu()
+    F.cross_entropy(x[data.train_mask], data.y[data.train_mask]).backward()
+
+
+def count(
+    meshes: list[dict[str, int]], kind: str, learns: bool, comm_dtype: torch.dtype | None = None
+) -> dict[tuple[int, ...], dict[str, int]]:
+    """By mesh and form: bytes of the sums along each axis, counted and modelled, and of all messages."""
+    import pyg_dist
+    from pyg_dist import conv as ours
+    from pyg_dist.backend.mesh import MeshShape
+    from pyg_dist.plan.grid_cost import Model, work_of
+
+    graph = random_graph(97, 600, WIDTHS[0], WIDTHS[-1], seed=1, dtype=torch.float32)
+    conv = ours.DistributedGCNConv if kind == "gcn" else ours.DistributedSAGEConv
+    totals = {}
+    for mesh in meshes:
+        for sums in ("reduce_scatter", "all_reduce"):
+            os.environ["PYG_DIST_GRID_SUMS"] = sums
+            data = pyg_dist.DistributedData(graph, layout="grid", mesh=mesh, comm_dtype=comm_dtype)
+            one_step(data, conv, learns)  # builds the tiles
+            for traffic in data.graph.grid.mesh.traffic.values():
+                traffic.num_bytes = 0
+            with Counter() as counter:
+                one_step(data, conv, learns)
+            assert counter.num_bytes == data.traffic.num_bytes
+            size = 4 if comm_dtype is None else 2
+            orders = len(data.graph.grid.orders)
+            model = Model(97, 697, WIDTHS, kind, 4, size, learns, orders)  # type: ignore[arg-type]
+            work = work_of(model, MeshShape(**mesh), sums, pyg_dist.rank())  # type: ignore[arg-type]
+            counted = {a: t.num_bytes for a, t in data.graph.grid.mesh.traffic.items() if len(a) == 1 and t.num_bytes}
+            modelled = {a: n for a, n in work.sent.items() if len(a) == 1 and n}
+            assert counted == modelled, (mesh, sums, counted, modelled)
+            sent = sum(counted.values())
+            totals[(*mesh.values(), sums == "all_reduce")] = {"sums": sent, "all": data.traffic.num_bytes}
+    return totals
+
+
+def shapes(num_ranks: int) -> list[dict[str, int]]:
+    from pyg_dist.backend.mesh import meshes
+
+    return [{"x": m.x, "y": m.y, "z": m.z} for m in meshes(num_ranks)]
+
+
+@pytest.mark.parametrize(("kind", "learns"), [("gcn", False), ("gcn", True), ("sage", False), ("sage", True)])
+def test_counted_bytes_are_the_models(workers: Pools, kind: str, learns: bool) -> None:
+    for num_ranks in (4, 6):
+        workers(num_ranks).run(count, shapes(num_ranks), kind, learns)
+
+
+def test_narrow_messages(workers: Pools) -> None:
+    mesh = [{"x": 2, "y": 2, "z": 1}]
+    wide, narrow = (
+        [totals[2, 2, 1, False]["sums"] for totals in workers(4).run(count, mesh, "gcn", False, dtype)]
+        for dtype in (None, torch.bfloat16)
+    )
+    assert [2 * n for n in narrow] == wide
+
+
+def narrow_gradients() -> list[float]:
+    import pyg_dist
+    from pyg_dist.conv import DistributedGCNConv
+
+    graph = random_graph(97, 600, 16, 4, seed=1, dtype=torch.float32)
+    errors = []
+    results = []
+    for dtype in (None, torch.bfloat16):
+        data = pyg_dist.DistributedData(graph, layout="grid", mesh={"x": 2, "y": 2}, comm_dtype=dtype)
+        torch.manual_seed(0)
+        conv = DistributedGCNConv(16, 16)
+        out = conv(data.x, data.edge_index)
+        out.square().mean().backward()
+        results.append((out.detach().full_tensor(), conv.lin.weight.grad))
+    for exact, near in zip(*results, strict=True):
+        assert not torch.equal(exact, near)
+        errors.append(float((exact - near).norm() / exact.norm()))
+    return errors
+
+
+def test_narrow_messages_are_near(workers: Pools) -> None:
+    for errors in workers(4).run(narrow_gradients):
+        assert max(errors) < 0.01

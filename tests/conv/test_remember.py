@@ -1,0 +1,186 @@
+"""Constant inputs are aggregated once, changed ones anew, and the cheaper order of sum and linear map is taken."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from random_graphs import random_graph, uneven_parts
+from torch.utils.checkpoint import checkpoint
+from torch_geometric.nn import GCNConv, SAGEConv
+from workers import Workers
+
+Pools = Callable[[int], Workers]
+
+
+class Pair:
+    """A stock conv on the whole graph and ours on the distributed one, with equal weights."""
+
+    def __init__(self, kind: str, channels: tuple[int, int], world_size: int, **options: Any) -> None:
+        from pyg_dist import DistributedData
+        from pyg_dist import conv as ours
+
+        self.graph = random_graph(61, 400, num_features=channels[0], seed=3)
+        self.data: Any = DistributedData(self.graph, partition=uneven_parts(61, world_size))
+        stock, distributed = (
+            (SAGEConv, ours.DistributedSAGEConv) if kind == "sage" else (GCNConv, ours.DistributedGCNConv)
+        )
+        self.stock = stock(*channels, **options).double()
+        self.ours = distributed(*channels, **options).double()
+        self.ours.load_state_dict(self.stock.state_dict())
+
+    def columns(self, x: Any = None, want: Any = None, *weight: Any, grad: bool = True) -> float:
+        """Run and compare both; return this rank's part of the columns sent, forward and backward.
+
+        The parts of all ranks add up to the number of columns.
+        """
+        x, want = (self.data.x, self.graph.x) if x is None else (x, want)
+        before = self.data.traffic.num_bytes
+        stock_weight = [w.full_tensor() for w in weight]
+        with torch.set_grad_enabled(grad):
+            out = self.ours(x, self.data.edge_index, *weight)
+            expected = self.stock(want, self.graph.edge_index, *stock_weight)
+            torch.testing.assert_close(out.full_tensor().detach(), expected.detach(), rtol=0, atol=1e-11)
+            if grad:
+                out.square().sum().backward()
+                expected.square().sum().backward()
+                for (name, p), q in zip(self.ours.named_parameters(), self.stock.parameters(), strict=True):
+                    torch.testing.assert_close(p.grad, q.grad, rtol=0, atol=1e-9, msg=name)
+        return (self.data.traffic.num_bytes - before) / 8 / self.data.plan.rows["hybrid"]
+
+
+def epochs(world_size: int, kind: str, channels: tuple[int, int]) -> list[float]:
+    pair = Pair(kind, channels, world_size)
+    seen = [pair.columns(), pair.columns(), pair.columns(grad=False)]
+    with torch.inference_mode():
+        seen.append(pair.columns(grad=False))
+    for x in (pair.data.x, pair.graph.x):
+        x.mul_(0.5)
+    seen += [pair.columns(), pair.columns()]
+    pair.data.x = pair.data.x * 2
+    pair.graph.x = pair.graph.x * 2
+    seen += [pair.columns(), pair.columns()]
+    twin = copy.deepcopy(pair.data.x)
+    twin.add_(1.0)
+    seen.append(pair.columns(twin, pair.graph.x + 1, grad=False))
+    seen.append(pair.columns())
+    return seen
+
+
+@pytest.mark.parametrize("kind", ["sage", "gcn"])
+@pytest.mark.parametrize("channels", [(6, 8), (8, 3)])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_an_attribute_is_aggregated_once_per_version(
+    workers: Pools, world_size: int, kind: str, channels: tuple[int, int]
+) -> None:
+    ranks = workers(world_size).run(epochs, world_size, kind, channels)
+    once = channels[0]
+    seen = [sum(parts) for parts in zip(*ranks, strict=True)]
+    assert seen == pytest.approx([once, 0, 0, 0, once, 0, once, 0, once, 0])
+
+
+def orders(world_size: int, kind: str) -> dict[str, float]:
+    seen = {}
+    for name, channels in {"wider": (4, 6), "narrower": (6, 4), "much narrower": (9, 4)}.items():
+        pair = Pair(kind, channels, world_size)
+        seen[f"constant, {name}"] = pair.columns(pair.data.x * 1, pair.graph.x)
+        pair.data.x.requires_grad_()
+        seen[f"learning, {name}"] = pair.columns()
+        seen[f"learning, {name}, again"] = pair.columns()
+    return seen
+
+
+@pytest.mark.parametrize("kind", ["sage", "gcn"])
+def test_the_cheaper_order_is_taken(workers: Pools, kind: str) -> None:
+    here, there = workers(2).run(orders, 2, kind)
+    assert {name: part + there[name] for name, part in here.items()} == pytest.approx(
+        {
+            "constant, wider": 4,  # forward alone, as x needs no gradient
+            "constant, narrower": 6,
+            "constant, much narrower": 4 + 4,
+            **{f"learning, wider{again}": 4 + 4 for again in ("", ", again")},
+            **{f"learning, narrower{again}": 4 + 4 for again in ("", ", again")},
+            **{f"learning, much narrower{again}": 4 + 4 for again in ("", ", again")},
+        }
+    )
+
+
+def other_cases(world_size: int) -> None:
+    pair = Pair("gcn", (5, 4), world_size)
+    weight = pair.data.edge_weight
+    pair.columns(None, None, weight)
+    assert pair.columns(None, None, weight) == 0
+    weight.mul_(2.0)  # another operator
+    assert pair.columns(None, None, weight) > 0
+    assert pair.columns(None, None, weight) == 0
+    learning = weight.detach().clone().requires_grad_()
+    for _ in range(2):
+        assert pair.columns(None, None, learning) > 0
+
+    # What two convs share is aggregated once; an intermediate that is used again in one forward, too.
+    pair = Pair("sage", (5, 4), world_size)
+    hidden, want = pair.data.x.tanh(), pair.graph.x.tanh()
+    first, second, third = (pair.columns(hidden, want, grad=False) for _ in range(3))
+    assert (first > 0, second > 0, third) == (True, True, 0)
+    (known,) = hidden._remembered
+    kept = weakref.ref(known.result)
+    del known, hidden
+    gc.collect()
+    assert kept() is None, "the result outlives its input"
+
+    # A change of what was returned is not handed out again.
+    conv = pair.ours
+    conv.lin_l, conv.root_weight, pair.stock.lin_l, pair.stock.root_weight = (torch.nn.Identity(), False) * 2
+    expected = pair.stock(pair.graph.x, pair.graph.edge_index)
+    for _ in range(3):
+        out = conv(pair.data.x, pair.data.edge_index)
+        torch.testing.assert_close(out.full_tensor(), expected, rtol=0, atol=1e-11)
+        out.mul_(2.0)
+
+
+def test_weights_lifetimes_and_results_changed_in_place(workers: Pools) -> None:
+    workers(2).run(other_cases, 2)
+
+
+def checkpointed(world_size: int, kind: str) -> None:
+    """Checkpoints compute forward again, and compare: nothing remembered meanwhile may change the way."""
+    pair = Pair(kind, (12, 3), world_size)
+    other = copy.deepcopy(pair.ours)
+    for x in (pair.data.x * 1, pair.data.x):
+        for _ in range(3):
+            outs = [
+                checkpoint(conv, x, pair.data.edge_index, use_reentrant=False) for conv in (pair.ours, other, pair.ours)
+            ]
+            sum(out.square().sum() for out in outs).backward()
+            for p, q in zip(pair.ours.parameters(), other.parameters(), strict=True):
+                torch.testing.assert_close(p.grad, 2 * q.grad)
+
+
+@pytest.mark.parametrize("kind", ["sage", "gcn"])
+def test_checkpoints(workers: Pools, kind: str) -> None:
+    workers(2).run(checkpointed, 2, kind)
+
+
+def without_memory(world_size: int) -> None:
+    import os
+
+    from pyg_dist.errors import OptionError
+
+    os.environ["PYG_DIST_REMEMBER_MIB"] = "0"
+    try:
+        pair = Pair("sage", (5, 8), world_size)
+        assert all(pair.columns() > 0 for _ in range(3))
+        os.environ["PYG_DIST_REMEMBER_MIB"] = "much"
+        with pytest.raises(OptionError, match="PYG_DIST_REMEMBER_MIB"):
+            Pair("sage", (5, 8), world_size)
+    finally:
+        del os.environ["PYG_DIST_REMEMBER_MIB"]
+
+
+def test_memory_can_be_forbidden(workers: Pools) -> None:
+    workers(2).run(without_memory, 2)

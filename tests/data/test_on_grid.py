@@ -1,0 +1,117 @@
+"""``DistributedData(layout="grid")``: options, plan, attributes, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from random_graphs import random_graph
+from torch_geometric.nn import GCNConv
+from torch_geometric.transforms import ToSparseTensor
+from workers import Workers
+
+Pools = Callable[[int], Workers]
+
+
+def attributes() -> None:
+    import pyg_dist
+    from pyg_dist.tensor.tile_tensor import TileTensor
+
+    graph = random_graph(47, 310, seed=1)
+    data = pyg_dist.DistributedData(graph, layout="grid", mesh={"x": 2, "z": 2})
+    assert data.num_nodes == 47
+    assert data.num_edges == 310
+    assert data.edge_index.shape == (2, 310)
+    assert sum(data.graph.axis.gather_counts(data.edge_weight.to_local().numel())) == 310
+    assert sum(data.graph.axis.gather_counts(data.x.to_local().numel())) == 47 * 5, "x lies on one rank each"
+    for name in ("x", "y", "train_mask", "edge_weight", "edge_attr"):
+        assert torch.equal(data[name].full_tensor(), graph[name]), name
+    assert isinstance(data.x, TileTensor)
+    data.x = F.normalize(data.x)
+    assert isinstance(data.x, TileTensor), "whole rows come back as tiles"
+    torch.testing.assert_close(data.x.full_tensor(), F.normalize(graph.x))
+    data.extra = graph.x[:, :2]
+    assert not isinstance(data.extra, TileTensor)
+    assert data.has_self_loops() == graph.has_self_loops()
+    assert data.has_isolated_nodes() == graph.has_isolated_nodes()
+    assert "310 edges" not in repr(data.edge_index)
+    plan = data.plan.to_dict()
+    assert plan["mesh"] == {"data": 1, "x": 2, "y": 1, "z": 2}
+    assert sum(plan["nodes"]) == 47
+    assert sum(plan["edges"]) == 310
+    assert plan["layout"] == "grid"
+    assert set(plan) >= {"ranks", "hash", "imbalance", "rows", "messages", "bytes", "memory_bytes", "predicted_seconds"}
+    assert data.plan.describe().startswith("grid layout, mesh x=2 x y=1 x z=2")
+    assert data.to("cpu") is data
+
+
+def test_attributes_and_plan(workers: Pools) -> None:
+    workers(4).run(attributes)
+
+
+def refusals() -> None:
+    import pyg_dist
+    from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
+    from pyg_dist.errors import DataError, LayoutMismatchError, OptionError, UnsupportedError
+
+    graph = random_graph(47, 310, seed=1)
+    with pytest.raises(OptionError, match=r"Expected a mesh of 2 ranks \(got x=2 x y=1 x z=2, which makes 4\)"):
+        pyg_dist.DistributedData(graph, layout="grid", mesh={"x": 2, "z": 2})
+    with pytest.raises(OptionError, match="Expected mesh to be a dict"):
+        pyg_dist.DistributedData(graph, layout="grid", mesh=(2, 1))  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="comm_dtype"):
+        pyg_dist.DistributedData(graph, layout="grid", comm_dtype=torch.int8)
+    for name, value in (("PYG_DIST_GRID_SUMS", "ring"), ("PYG_DIST_GRID_BLOCKS", "0")):
+        os.environ[name] = value
+        with pytest.raises(OptionError, match=name):
+            pyg_dist.DistributedData(graph, layout="grid")
+        del os.environ[name]
+    data = pyg_dist.DistributedData(graph, layout="grid")
+    with pytest.raises(UnsupportedError, match="layout='halo'"):
+        DistributedSAGEConv(5, 3, aggr="max").double()(data.x, data.edge_index)
+    with pytest.raises(UnsupportedError, match="layout='halo'"):
+        DistributedGCNConv(5, 3).double()(data.x, data.edge_index, data.edge_weight.detach().requires_grad_())
+    other = pyg_dist.DistributedData(graph, layout="grid")
+    with pytest.raises(LayoutMismatchError):
+        DistributedGCNConv(5, 3).double()(other.x, data.edge_index)
+    with pytest.raises(LayoutMismatchError):
+        data.x.requires_grad_().grad = other.x
+    with pytest.raises(DataError):
+        data.x = graph.x[:3]
+
+
+def test_refusals(workers: Pools) -> None:
+    workers(2).run(refusals)
+
+
+def equal_to_stock(mesh: dict[str, int], sparse: bool) -> None:
+    import pyg_dist
+    from pyg_dist.conv import DistributedGCNConv
+
+    graph = random_graph(47, 310, seed=1)
+    if sparse:
+        del graph.edge_attr
+        graph = ToSparseTensor(attr="edge_weight", layout=torch.sparse_csr)(graph.coalesce())
+    data = pyg_dist.DistributedData(graph, layout="grid", mesh=mesh)
+    results: list[Any] = []
+    for conv_class, d in ((GCNConv, graph), (DistributedGCNConv, data)):
+        # Ranks of ours start with other values; the first call gives all of them, in all groups, those of rank 0.
+        torch.manual_seed(0 if conv_class is GCNConv else pyg_dist.rank())
+        conv = conv_class(5, 4).double()
+        x = d.x.detach().requires_grad_()
+        out = conv(x, d.adj_t if sparse else d.edge_index)
+        F.cross_entropy(out[d.train_mask], d.y[d.train_mask]).backward()
+        results.append((out, x.grad, conv.lin.weight.grad, conv.bias.grad))
+    for want, got in zip(*results, strict=True):
+        got = got.full_tensor() if hasattr(got, "full_tensor") else got
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("mesh", [{"data": 2, "x": 2}, {"data": 4}, {"data": 2, "y": 2}, {"x": 2, "z": 2}])
+def test_data_groups_count_once(workers: Pools, mesh: dict[str, int], sparse: bool) -> None:
+    workers(4).run(equal_to_stock, mesh, sparse)

@@ -1,0 +1,96 @@
+"""The cost model: bytes by hand, the volume of both forms of the sums, and what the planner makes of a machine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyg_dist.backend.calibration import fit_spmm
+from pyg_dist.backend.mesh import MeshShape, nearest_cube
+from pyg_dist.errors import OptionError
+from pyg_dist.plan.grid_cost import Model, bandwidth, grid_plans, grid_table, memory_of, seconds_of, work_of
+from pyg_dist.plan.machine import Machine
+
+MODEL = Model(num_nodes=64_000, num_entries=640_000, widths=(128, 128, 128, 128), input_learns=True)
+
+
+def test_one_layer_by_hand() -> None:
+    """Plexus, Alg. 1: 60 nodes, 8 columns in, 12 out, on 2 x 3 x 2; the aggregation comes first."""
+    model = Model(60, 300, (8, 12), num_orders=1)
+    sent = work_of(model, MeshShape(2, 3, 2), "all_reduce", rank=0).sent
+    rows_z, columns_y = 60 // 2, 8 // 3
+    gathered = 60 // 4 * columns_y * 4  # this rank's piece of x over z, to one other
+    assert sent["z",] == gathered
+    aggregated = (rows_z // 2 + rows_z // 2) * columns_y * 4  # half of H away, and the own half of the sum back
+    assert sent["x",] == aggregated
+    product = rows_z * 12 // 2  # Q over z and x, summed over y
+    assert sent["y",] == (product - product // 3 + product // 3 * 2) * 4
+
+
+@pytest.mark.parametrize("side", [2, 4])
+def test_scattered_sums_send_less(side: int) -> None:
+    """A fifth to a quarter less on a cube; the first layer, whose input is scattered in both forms, gains nothing."""
+    shape = MeshShape(side, side, side)
+    scattered, to_all = (
+        sum(n for axes, n in work_of(MODEL, shape, sums, 0).sent.items() if len(axes) == 1)
+        for sums in ("reduce_scatter", "all_reduce")
+    )
+    assert 0.7 < scattered / to_all < 0.83
+
+
+def test_bandwidth_of_axes() -> None:
+    """Plexus, 4.2: y, then x, then z are within a machine; beyond, those inside share the link."""
+    machine = Machine(intra_bandwidth=100.0, inter_bandwidth=10.0, ranks_per_node=4)
+    shape = MeshShape(x=2, y=2, z=4)
+    assert bandwidth(shape, ("y",), machine) == 100
+    assert bandwidth(shape, ("x",), machine) == 100
+    assert bandwidth(shape, ("z",), machine) == 2.5
+    assert bandwidth(MeshShape(x=8, y=2), ("x",), machine) == 5
+
+
+def test_every_mesh_is_priced() -> None:
+    candidates = grid_plans(MODEL, 8, Machine())
+    assert len(candidates) == 2 * 10
+    assert [c.seconds for c in candidates] == sorted(c.seconds for c in candidates)
+    table = grid_table(candidates, 8)
+    assert len(table.splitlines()) == 21
+    assert table.count("nearest cube") == 2
+    assert json.loads(json.dumps(candidates[0].to_dict()))["mesh"].keys() == {"x", "y", "z"}
+
+
+def test_a_slow_link_moves_the_choice() -> None:
+    fast = replace(Machine(), ranks_per_node=8, inter_bandwidth=1e12, intra_bandwidth=1e12)
+    slow = replace(fast, ranks_per_node=2, inter_bandwidth=1e6)
+    best_fast, best_slow = grid_plans(MODEL, 8, fast)[0], grid_plans(MODEL, 8, slow)[0]
+    assert best_slow.seconds > 10 * best_fast.seconds
+    assert best_slow.seconds <= seconds_of(MODEL, nearest_cube(8), "reduce_scatter", slow)
+
+
+def test_memory_shrinks_with_ranks() -> None:
+    shapes = [MeshShape(), MeshShape(2, 1, 2), MeshShape(4, 1, 4)]
+    sizes = [memory_of(MODEL, shape, "reduce_scatter", 0) for shape in shapes]
+    assert sizes[0] > 2 * sizes[1] > 2 * sizes[2]
+
+
+def test_machine_file(tmp_path: Path) -> None:
+    path = tmp_path / "machine.json"
+    assert Machine.load(path) == Machine()
+    machine = replace(Machine(), spmm=(1.0, 2.0, 3.0), cores=7)
+    assert Machine.load(machine.save(path)) == machine
+    path.write_text('{"cores": 3}')
+    with pytest.raises(OptionError, match="measure them again"):
+        Machine.load(path)
+
+
+def test_fit_finds_the_terms() -> None:
+    rng = np.random.default_rng(0)
+    entries, rows = rng.integers(10**4, 10**6, 80), rng.integers(10**3, 10**5, 80)
+    columns = rng.choice([8, 32, 128], 80)
+    seconds = (3e-10 * entries * columns + 2e-9 * entries + 1e-9 * rows * columns) * rng.uniform(0.95, 1.05, 80)
+    fit = fit_spmm(np.stack([entries, rows, rows, columns, seconds], 1).astype(float))
+    assert fit.coefficients[0] == pytest.approx(3e-10, rel=0.1)
+    assert fit.r2 > 0.95

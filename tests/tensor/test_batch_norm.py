@@ -1,0 +1,89 @@
+"""Batch norm: statistics of all rows, in training and in evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F
+from against_torch import WORLD_SIZES, Form, Operands, Refusal, agree, check, refuse_all
+from workers import Workers
+
+from pyg_dist.errors import DataError, MixedRowsError
+
+
+def running(
+    f: Callable[..., torch.Tensor], t: Operands, x: torch.Tensor, *args: object, **kwargs: object
+) -> list[torch.Tensor]:
+    """The output, and the running statistics after it."""
+    mean, var = torch.zeros(x.size(1), dtype=x.dtype), torch.ones(x.size(1), dtype=x.dtype)
+    return [f(x, mean, var, *args, **kwargs), mean, var]
+
+
+FORMS: dict[str, Sequence[Form]] = {
+    "batch_norm": [
+        lambda f, t: running(f, t, t.x, training=True),
+        lambda f, t: running(f, t, t.x, t.vector, t.class_weight, True),
+        lambda f, t: running(f, t, t.c, training=True, momentum=0.3, eps=1e-3),
+        lambda f, t: running(f, t, t.c, t.matrix[0, :2], t.matrix[1, :2], True),
+        lambda f, t: f(t.x, None, None, t.vector, None, training=True),
+        lambda f, t: running(f, t, t.x, t.vector, t.class_weight),
+        lambda f, t: f(t.x[t.mask], None, None, training=True),
+        lambda f, t: f(t.x[t.mask][t.other_mask[t.mask]], None, None, t.vector, training=True),
+    ],
+}
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("name", FORMS)
+def test_batch_norm(workers: Callable[[int], Workers], world_size: int, name: str) -> None:
+    workers(world_size).run(values_and_gradients, name)
+
+
+def values_and_gradients(name: str) -> None:
+    agree(name, FORMS[name])
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_modules(workers: Callable[[int], Workers], world_size: int) -> None:
+    workers(world_size).run(modules)
+
+
+def modules() -> None:
+    """Some steps of training and one of evaluation; buffers as in torch, also with a cumulative average."""
+
+    def steps(t: Operands, **options: object) -> list[torch.Tensor]:
+        norm = torch.nn.BatchNorm1d(t.F, **options).double()
+        out = [norm(t.x), norm(t.y * 3 + 1), norm(t.x[t.mask])]
+        buffers = [buffer.clone() for buffer in norm.buffers()]
+        norm.eval()
+        out.append(norm(t.x))
+        sum((o.square() * torch.arange(1.0, t.F + 1)).sum() for o in out).backward()
+        return [*(o.detach() for o in out), *buffers, *(p.grad for p in norm.parameters())]
+
+    for layout in ("tall", "square"):
+        check(steps, layout)
+        check(lambda t: steps(t, momentum=None), layout)
+        check(lambda t: steps(t, affine=False, track_running_stats=False), layout)
+
+
+REFUSED: list[Refusal] = [
+    (
+        lambda t: F.batch_norm(t.x[t.only], None, None, training=True),
+        (DataError, ValueError),
+        "more than 1 value per channel",
+    ),
+    (lambda t: F.batch_norm(t.x, t.v, t.v, training=True), MixedRowsError, "one plain value per channel"),
+    (lambda t: F.batch_norm(t.full, None, None, t.v, training=True), MixedRowsError, "one plain value per channel"),
+    (lambda t: F.instance_norm(t.c), MixedRowsError, "instance_norm has no distributed form"),
+]
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_refused(workers: Callable[[int], Workers], world_size: int) -> None:
+    workers(world_size).run(all_refused)
+
+
+def all_refused() -> None:
+    refuse_all(REFUSED)

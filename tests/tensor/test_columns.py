@@ -1,0 +1,123 @@
+"""Functions along a dimension, and functions that join or extend columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F
+from against_torch import WORLD_SIZES, Form, Refusal, agree, each, refuse_all
+from workers import Workers
+
+from pyg_dist.errors import LayoutMismatchError, MixedRowsError
+
+SCATTERED: list[Form] = [lambda f, t: f(t.x, 1, t.order, t.y), lambda f, t: f(t.c, 2, t.d.argsort(2), t.d)]
+FORMS: dict[str, Sequence[Form]] = {
+    **each("softmin", [lambda f, t: f(t.x, 1), lambda f, t: f(t.c, dim=-2)]),
+    **each("cumsum cumprod cumsum_ cumprod_ cummax cummin logcumsumexp", [
+        lambda f, t: f(t.x, 1), lambda f, t: f(t.c, dim=-1), lambda f, t: f(t.c, 1),
+    ]),
+    **each("sort argsort", [
+        lambda f, t: f(t.x), lambda f, t: f(t.x, 1), lambda f, t: f(t.c, dim=1, descending=True),
+        lambda f, t: f(t.i, -1),
+        lambda f, t: f(t.x, stable=True, dim=1),
+    ]),
+    "topk": [lambda f, t: f(t.x, 2), lambda f, t: f(t.c, 1, 1), lambda f, t: f(t.x, k=2, dim=-1, largest=False)],
+    "kthvalue": [lambda f, t: f(t.x, 2), lambda f, t: f(t.c, 1, dim=1, keepdim=True)],
+    "mode": [lambda f, t: f(t.x), lambda f, t: f(t.x, 1, True)],
+    "glu": [lambda f, t: f(t.c, 1), lambda f, t: f(t.x[:, :2]), lambda f, t: f(t.c, dim=-2)],
+    "roll": [lambda f, t: f(t.x, 1, 1), lambda f, t: f(t.c, shifts=(1, 2), dims=(1, 2))],
+    "flip": [lambda f, t: f(t.x, (1,)), lambda f, t: f(t.c, (-1, -2)), lambda f, t: f(t.c, dims=[2])],
+    "gather": [lambda f, t: f(t.x, 1, t.label.view(-1, 1)), lambda f, t: f(t.x, dim=-1, index=t.order)],
+    **each("scatter_add scatter_add_", SCATTERED),
+    **each("scatter scatter_", [*SCATTERED, lambda f, t: f(t.x, 1, t.label.view(-1, 1), 2.0)]),
+    **each("scatter_reduce scatter_reduce_", [
+        lambda f, t: f(t.x, 1, t.order, t.y, "sum"),
+        lambda f, t: f(t.x, 1, t.order, t.y, reduce="amax", include_self=False),
+    ]),
+    "take_along_dim": [lambda f, t: f(t.x, t.order, 1), lambda f, t: f(t.x, indices=t.label.view(-1, 1), dim=1)],
+    "narrow": [lambda f, t: f(t.x, 1, 1, 2), lambda f, t: f(t.c, dim=-1, start=0, length=2)],
+    "unbind": [lambda f, t: f(t.x, 1), lambda f, t: f(t.c, dim=-2)],
+    "chunk": [lambda f, t: f(t.x, 2, 1), lambda f, t: f(t.c, chunks=2, dim=-1)],
+    "split": [lambda f, t: f(t.x, 2, 1), lambda f, t: f(t.x, [1, t.F - 1], dim=1)],
+    "tensor_split": [lambda f, t: f(t.x, 2, 1), lambda f, t: f(t.x, (1, 2), dim=-1)],
+    "diff": [
+        lambda f, t: f(t.x), lambda f, t: f(t.x, 2), lambda f, t: f(t.c, n=1, dim=1),
+        lambda f, t: f(t.x, prepend=t.column),
+    ],
+    "cosine_similarity": [
+        lambda f, t: f(t.x, t.y), lambda f, t: f(t.x, t.full, dim=-1), lambda f, t: f(t.c, t.d, 2),
+        lambda f, t: f(t.x, t.row),
+    ],
+    "pairwise_distance": [
+        lambda f, t: f(t.x, t.y), lambda f, t: f(t.x, t.full, 1.0), lambda f, t: f(t.row, t.x, keepdim=True),
+        lambda f, t: f(t.x, t.vector), lambda f, t: f(t.c, t.d),
+    ],
+    "repeat_interleave": [lambda f, t: f(t.x, 2, 1), lambda f, t: f(t.x, torch.arange(t.F), dim=-1)],
+    **each("cat concat concatenate", [
+        lambda f, t: f([t.x, t.y], 1), lambda f, t: f((t.x, t.full), dim=-1),
+        lambda f, t: f((t.full, t.x, t.column), 1),
+        lambda f, t: f([t.c, t.d], 2), lambda f, t: f(tensors=[t.x, t.i], dim=1),
+    ]),
+    "hstack": [lambda f, t: f([t.x, t.y]), lambda f, t: f((t.full, t.column, t.x))],
+    "column_stack": [lambda f, t: f([t.v, t.x]), lambda f, t: f((t.v, t.u)), lambda f, t: f([t.full_v, t.x])],
+    "stack": [lambda f, t: f([t.x, t.y], 1), lambda f, t: f([t.x, t.full], -1), lambda f, t: f((t.v, t.u), dim=1)],
+    "one_hot": [lambda f, t: f(t.label, 9), lambda f, t: f(t.label), lambda f, t: f(t.i, num_classes=-1)],
+    "pad": [
+        lambda f, t: f(t.x, (1, 0)), lambda f, t: f(t.c, (0, 1, 2, 0), value=2.0),
+        lambda f, t: f(t.c, (1, 1), mode="replicate"),
+    ],
+    "normalize": [
+        lambda f, t: f(t.x), lambda f, t: f(t.x, 1.0), lambda f, t: f(t.c, dim=-1), lambda f, t: f(t.x, dim=0),
+        lambda f, t: f(t.v, p=3.0, dim=0), lambda f, t: f(t.x * 0, dim=1),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("name", FORMS)
+def test_columns(workers: Callable[[int], Workers], world_size: int, name: str) -> None:
+    workers(world_size).run(values_and_gradients, name)
+
+
+def values_and_gradients(name: str) -> None:
+    agree(name, FORMS[name], must_distribute=True)
+
+
+ROWS = "along dimension 0, or of a plain tensor, would mix rows"
+REFUSED: list[Refusal] = [
+    (lambda t: t.x.cumsum(0), MixedRowsError, f"cumsum {ROWS}"),
+    (lambda t: t.v.sort(), MixedRowsError, f"sort {ROWS}"),
+    (lambda t: t.x.sort(dim=0), MixedRowsError, f"sort {ROWS}"),
+    (lambda t: t.v.topk(2), MixedRowsError, f"topk {ROWS}"),
+    (lambda t: t.x.roll(1), MixedRowsError, f"roll {ROWS}"),
+    (lambda t: t.x.roll((1, 1), (0, 1)), MixedRowsError, f"roll {ROWS}"),
+    (lambda t: t.x.split(2), MixedRowsError, f"split {ROWS}"),
+    (lambda t: t.x.chunk(2), MixedRowsError, f"chunk {ROWS}"),
+    (lambda t: t.x.unbind(), MixedRowsError, f"unbind {ROWS}"),
+    (lambda t: t.x.repeat_interleave(2), MixedRowsError, f"repeat_interleave {ROWS}"),
+    (lambda t: t.x.gather(0, t.order), MixedRowsError, f"gather {ROWS}"),
+    (lambda t: t.full.gather(1, t.order), MixedRowsError, f"gather {ROWS}"),
+    (lambda t: t.full.detach().scatter_(1, t.order, t.y), MixedRowsError, f"scatter_ {ROWS}"),
+    (lambda t: t.full.detach().scatter_add_(0, t.position.view(-1, 1), t.x), MixedRowsError, f"scatter_add_ {ROWS}"),
+    (lambda t: t.x.gather(1, torch.zeros(1, 1, dtype=torch.int64)), LayoutMismatchError, "7 rows (got shape [1, 1])"),
+    (lambda t: t.x.flip(0), MixedRowsError, "flip along dimension 0 would mix rows"),
+    (lambda t: torch.cat([t.x, t.y]), MixedRowsError, "cat along dimension 0 would append or move rows"),
+    (lambda t: torch.stack([t.x, t.y]), MixedRowsError, "stack along dimension 0"),
+    (lambda t: torch.hstack([t.v, t.u]), MixedRowsError, "cat along dimension 0"),
+    (lambda t: torch.cat([t.x, t.row], 1), LayoutMismatchError, "cat expected a plain operand with 7 rows"),
+    (lambda t: torch.cat([t.x, t.v], 1), MixedRowsError, "cat would align the rows"),
+    (lambda t: F.pad(t.x, (0, 0, 1, 0)), MixedRowsError, "pad of dimension 0 would add rows"),
+    (lambda t: F.pairwise_distance(t.v, t.u), MixedRowsError, "pairwise_distance of one dimension would mix rows"),
+    (lambda t: F.cosine_similarity(t.v, t.u, 0), MixedRowsError, f"cosine_similarity {ROWS}"),
+]
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_refused(workers: Callable[[int], Workers], world_size: int) -> None:
+    workers(world_size).run(all_refused)
+
+
+def all_refused() -> None:
+    refuse_all(REFUSED)

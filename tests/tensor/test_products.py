@@ -1,0 +1,108 @@
+"""Products of matrices and tensors: row by row, or summed over rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from against_torch import WORLD_SIZES, Form, Operands, Refusal, agree, check, each, refuse_all
+from workers import Workers
+
+from pyg_dist.errors import LayoutMismatchError, MixedRowsError
+
+MATRIX: list[Form] = [lambda f, t: f(t.x, t.matrix)]
+BATCHED: list[Form] = [
+    lambda f, t: f(t.c, t.d.transpose(1, 2)),
+    lambda f, t: f(t.c, t.full.unsqueeze(-1)),
+    lambda f, t: f(t.full.unsqueeze(1), t.d.mT),
+]
+VECTOR: list[Form] = [lambda f, t: f(t.x, t.vector)]
+FORMS: dict[str, Sequence[Form]] = {
+    **each("matmul __matmul__", [
+        *MATRIX, *BATCHED, *VECTOR, lambda f, t: f(t.c, t.matrix), lambda f, t: f(t.c, t.matrix.unsqueeze(0)),
+        lambda f, t: f(t.x, t.matrix[:, :1].expand(-1, 2)), lambda f, t: f(t.x[t.only], t.matrix),
+    ]),
+    "__rmatmul__": [lambda f, t: f(t.matrix, t.x), lambda f, t: f(t.c.mT, t.d), lambda f, t: f(t.vector, t.x)],
+    "mm": MATRIX,
+    "mv": VECTOR,
+    "bmm": BATCHED,
+    **each("dot vdot inner", [
+        lambda f, t: f(t.v, t.u), lambda f, t: f(t.v, t.full_v), lambda f, t: f(t.full_v, t.u),
+        lambda f, t: f(t.label, t.position),
+    ]),
+    "einsum": [
+        lambda f, t: f("nf,ng->fg", t.x, t.y), lambda f, t: f("nf,fg->ng", t.x, t.matrix), lambda f, t: f("nf->f", t.x),
+        lambda f, t: f("nf->", t.x), lambda f, t: f("nhf,nhf->nh", t.c, t.d), lambda f, t: f("nf,nf->n", t.x, t.full),
+        lambda f, t: f("nf,ng->fg", t.full, t.y), lambda f, t: f("fg, nf -> n", t.matrix, t.x),
+        lambda f, t: f("nhf,n->nfh", [t.c, t.v]),
+        lambda f, t: f("n...,n->n...", t.c, t.v), lambda f, t: f("nf,->nf", t.x, t.scalar),
+        lambda f, t: f("n,n->", t.v, t.u),
+        lambda f, t: f("nf,hf,ng->hg", t.x, t.weight, t.y),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("name", FORMS)
+def test_products(workers: Callable[[int], Workers], world_size: int, name: str) -> None:
+    workers(world_size).run(values_and_gradients, name)
+
+
+def values_and_gradients(name: str) -> None:
+    agree(name, FORMS[name])
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_linear_attention(workers: Callable[[int], Workers], world_size: int) -> None:
+    workers(world_size).run(linear_attention)
+
+
+def linear_attention() -> None:
+    """Attention of all nodes to all nodes in linear time: a sum over rows that meets the rows again."""
+
+    def attention(t: Operands) -> torch.Tensor:
+        query, key = t.c / t.c.norm(p=2), t.d / t.d.norm(p=2)
+        value = torch.stack([t.x, t.y], 1)
+        context = torch.einsum("nhm,nhd->hmd", key, value)
+        numerator = torch.einsum("nhm,hmd->nhd", query, context) + len(t.x) * value
+        denominator = torch.einsum("nhm,hm->nh", query, torch.einsum("nhm->hm", key)) + len(t.x)
+        return (numerator / denominator.unsqueeze(-1)).mean(1)
+
+    for layout in ("tall", "square"):
+        check(attention, layout)
+
+
+ROW_WISE = "of row tensors is row-wise only as rows @ plain matrix"
+EQUATION = "expected an equation like 'nf,ng->fg'"
+REFUSED: list[Refusal] = [
+    (lambda t: t.weight @ t.x, MixedRowsError, ROW_WISE),
+    (lambda t: t.full @ t.x, MixedRowsError, ROW_WISE),
+    (lambda t: t.x @ t.y, MixedRowsError, ROW_WISE),
+    (lambda t: t.v @ t.matrix, MixedRowsError, ROW_WISE),
+    (lambda t: t.v @ t.u, MixedRowsError, ROW_WISE),
+    (lambda t: torch.mm(t.weight, t.x), MixedRowsError, ROW_WISE),
+    (lambda t: t.x @ t.gates.view(4, t.F, t.F), MixedRowsError, ROW_WISE),
+    (
+        lambda t: torch.bmm(t.c, t.gates.view(4, t.F, t.F)),
+        LayoutMismatchError,
+        "expected a plain operand with 1 or 7 rows",
+    ),
+    (lambda t: torch.inner(t.x, t.y), MixedRowsError, "expected one dimension (got 2): use torch.einsum"),
+    (lambda t: torch.einsum("nf,mf->nm", t.x, t.y), MixedRowsError, EQUATION),
+    (lambda t: torch.einsum("nf->fn", t.x), MixedRowsError, EQUATION),
+    (lambda t: torch.einsum("nf,ng", t.x, t.y), MixedRowsError, EQUATION),
+    (lambda t: torch.einsum("...f->f", t.x), MixedRowsError, EQUATION),
+    (lambda t: torch.einsum("nn->n", t.x[:, :1].expand(-1, 7)), MixedRowsError, EQUATION),
+    (lambda t: torch.einsum("nf,ng->fg", t.x, t.weight), LayoutMismatchError, "operand 1 to have 7 rows (got shape"),
+    (lambda t: torch.addmm(t.x, t.x, t.matrix), MixedRowsError, "torch.addmm has no distributed form"),
+]
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_refused(workers: Callable[[int], Workers], world_size: int) -> None:
+    workers(world_size).run(all_refused)
+
+
+def all_refused() -> None:
+    refuse_all(REFUSED)

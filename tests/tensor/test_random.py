@@ -1,0 +1,62 @@
+"""Random functions: the same numbers for a row at every world size, of the right distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from against_torch import distribute, node_rows
+from torch.nn import init
+from workers import Workers
+
+from pyg_dist.errors import UnsupportedError
+
+WIDE = 600  # columns: enough for a mean
+
+
+def drawn() -> dict[str, torch.Tensor]:
+    """One call of each function, from one seed."""
+    torch.manual_seed(3)
+    zeros, half = (distribute(torch.full((7, WIDE), value), node_rows()) for value in (0.0, 0.5))
+    tensors = {
+        "rand_like": torch.rand_like(zeros),
+        "randn_like": torch.randn_like(zeros),
+        "uniform_": zeros.clone().uniform_(2.0, 3.0),
+        "normal_": zeros.clone().normal_(2.0, 3.0),
+        "bernoulli": torch.bernoulli(half * 0.5),
+        "bernoulli_": zeros.clone().bernoulli_(0.75),
+        "bernoulli_ of each": zeros.clone().bernoulli_(half),
+        "dropout": torch.nn.functional.dropout(half, 0.25),
+        "init.uniform_": init.uniform_(zeros.clone(), -1.0, 1.0),
+        "init.normal_": init.normal_(zeros.clone(), 1.0, 0.1),
+        "init.constant_": init.constant_(zeros.clone(), 4.0),
+        "init.kaiming_uniform_": init.kaiming_uniform_(zeros.clone(), a=5**0.5),
+        "init.xavier_normal_": init.xavier_normal_(zeros.clone()),
+    }
+    for name, tensor in tensors.items():
+        assert tensor.shape == (7, WIDE), name
+    with pytest.raises(UnsupportedError, match="draws from torch's default CPU generator"):
+        zeros.uniform_(generator=torch.Generator())
+    return {name: tensor.full_tensor() for name, tensor in tensors.items()}
+
+
+def test_random(workers: Callable[[int], Workers]) -> None:
+    (alone,) = workers(1).run(drawn)
+    for world_size in (2, 3):
+        for others in workers(world_size).run(drawn):
+            for name, tensor in others.items():
+                assert torch.equal(tensor, alone[name]), name
+    moments = {
+        "rand_like": (0.5, 12**-0.5), "randn_like": (0.0, 1.0), "uniform_": (2.5, 12**-0.5), "normal_": (2.0, 3.0),
+        "bernoulli": (0.25, 0.1875**0.5), "bernoulli_": (0.75, 0.1875**0.5), "bernoulli_ of each": (0.5, 0.5),
+        "dropout": (0.5, 0.5 * 3**-0.5), "init.uniform_": (0.0, 3**-0.5), "init.normal_": (1.0, 0.1),
+        "init.constant_": (4.0, 0.0), "init.kaiming_uniform_": (0.0, (3 * WIDE) ** -0.5),
+        "init.xavier_normal_": (0.0, (2 / (7 + WIDE)) ** 0.5),
+    }  # fmt: skip
+    assert moments.keys() == alone.keys()
+    for name, (mean, std) in moments.items():
+        # Five standard errors of the mean, and of a standard deviation.
+        assert abs(alone[name].mean() - mean) <= 5 * std / (7 * WIDE) ** 0.5, name
+        assert abs(alone[name].std() - std) <= 5 * std / (7 * WIDE) ** 0.5, name
+        assert len(alone[name].unique(dim=0)) == (1 if name == "init.constant_" else 7), name

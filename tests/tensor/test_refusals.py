@@ -1,0 +1,185 @@
+"""What row tensors refuse, and what torch does not let them see."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from against_torch import WORLD_SIZES, Operands, Refusal, node_rows, refuse_all
+from workers import Workers
+
+from pyg_dist import EdgeTensor, NodeTensor
+from pyg_dist.errors import LayoutMismatchError, MixedRowsError, UnsupportedError
+
+NO_FORM = "has no distributed form for a NodeTensor, whose rows lie on several ranks: call it on .full_tensor()"
+TRACED = "torch.compile cannot trace it"
+
+
+def scaled(z: Any) -> Any:
+    return z * 2 + 1
+
+
+def of_weights(transform: Callable[..., Any], weights: str) -> Callable[[Operands], object]:
+    """``transform`` of a function of plain weights that meet rows."""
+
+    def expression(t: Operands) -> object:
+        x, w = t.x.detach(), getattr(t, weights).detach()
+        return transform(lambda w: (x * w).sum())(w)
+
+    return expression
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, backend="eager")
+
+
+REFUSED: list[Refusal] = [
+    # Not in the table.
+    (lambda t: torch.cov(t.x), MixedRowsError, f"torch.cov {NO_FORM} (all rows, collective) or .to_local()"),
+    (lambda t: torch.vstack([t.x, t.y]), MixedRowsError, f"vstack {NO_FORM}"),
+    (lambda t: torch.cdist(t.x, t.y), MixedRowsError, f"cdist {NO_FORM}"),
+    (lambda t: t.x.as_strided((2, 2), (1, 1)), MixedRowsError, f"as_strided {NO_FORM}"),
+    (lambda t: t.x.untyped_storage(), MixedRowsError, f"untyped_storage {NO_FORM}"),
+    (lambda t: torch.eye(t.N).double().to_sparse() @ t.x, MixedRowsError, "is row-wise only as rows @ plain matrix"),
+    (lambda t: t.full.detach().index_add_(0, torch.arange(t.N), t.x), MixedRowsError, f"index_add_ {NO_FORM}"),
+    (lambda t: torch.ops.aten.sum(t.x), MixedRowsError, "has no distributed form"),
+    # Written elsewhere.
+    (lambda t: torch.add(t.x, 1, out=torch.empty(7, 3)), MixedRowsError, "of row tensors does not take 'out': assign"),
+    (lambda t: torch.add(t.full, 1, out=t.x), MixedRowsError, "of row tensors does not take 'out': assign"),
+    (lambda t: t.full.detach().add_(t.x), MixedRowsError, "would write distributed rows into a plain tensor"),
+    # Row by row.
+    (lambda t: list(t.x), MixedRowsError, "Iterating over the rows of a NodeTensor would talk once a row"),
+    (lambda t: sum(t.v), MixedRowsError, "use .full_tensor() or .tolist()"),
+    (lambda t: max(t.v), MixedRowsError, "use .full_tensor() or .tolist()"),
+    (lambda t: dict(zip(t.label, t.v, strict=True)), MixedRowsError, "use .full_tensor() or .tolist()"),
+    # Rows out of dimension 0.
+    (lambda t: t.x.t(), MixedRowsError, "t of a NodeTensor would move rows out of dimension 0: for a product x.T"),
+    (lambda t: t.x.T, MixedRowsError, "would move rows out of dimension 0"),
+    (lambda t: t.x.H, MixedRowsError, "would move rows out of dimension 0"),
+    (lambda t: t.x.mH, MixedRowsError, "would move rows out of dimension 0"),
+    # Files and other libraries.
+    (lambda t: pickle.dumps(t.x), MixedRowsError, "cannot be pickled or copied by copy.copy: each rank holds some"),
+    (lambda t: torch.save({"x": t.x}, io.BytesIO()), MixedRowsError, "save .full_tensor(), or use copy.deepcopy"),
+    (lambda t: copy.copy(t.x), MixedRowsError, "cannot be pickled or copied by copy.copy"),
+    (lambda t: torch.from_dlpack(t.x), MixedRowsError, "A NodeTensor cannot be exported: use .full_tensor()"),
+    (lambda t: np.from_dlpack(t.x), MixedRowsError, "A NodeTensor cannot be exported: use .full_tensor()"),
+    (lambda t: t.x.__dlpack__(), MixedRowsError, "A NodeTensor cannot be exported"),
+    # Transforms of functions.
+    (lambda t: t.x._is_view(), MixedRowsError, TRACED),
+    (lambda t: t.x._base, MixedRowsError, TRACED),
+    (lambda t: torch.func.jvp(scaled, (t.x,), (t.y,)), MixedRowsError, "has no distributed form"),
+    (of_weights(torch.func.grad, "vector"), UnsupportedError, "do not reach the rows of other ranks"),
+    (of_weights(torch.func.hessian, "vector"), UnsupportedError, "use torch.autograd.grad"),
+    (of_weights(torch.vmap, "weight"), UnsupportedError, "do not reach the rows of other ranks"),
+]  # fmt: skip
+COMPILED: list[Callable[[Operands], object]] = [
+    lambda t: compiled(scaled)(t.x),
+    lambda t: compiled(lambda w: (t.x * w).sum())(t.vector),
+    lambda t: compiled(torch.nn.Linear(t.F, 2).double())(t.x),
+]
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_refused(workers: Callable[[int], Workers], world_size: int) -> None:
+    workers(world_size).run(all_refused)
+
+
+def all_refused() -> None:
+    refuse_all(REFUSED)
+
+
+def test_compiled(workers: Callable[[int], Workers]) -> None:
+    workers(1).run(all_compiled)
+
+
+def all_compiled() -> None:
+    """The error comes in one of torch's own."""
+    for expression in COMPILED:
+        with pytest.raises(Exception, match=TRACED):
+            expression(Operands("tall", True))
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_not_dispatched(workers: Callable[[int], Workers], world_size: int) -> None:
+    workers(world_size).run(not_dispatched)
+
+
+def not_dispatched() -> None:
+    """What docs/architecture.md lists: torch hands these to nobody, and they see this rank's rows."""
+    t, plain = Operands("tall", True), Operands("tall", False)
+    x = t.x.detach()
+    local = x.to_local()
+    seen: list[Any] = [
+        torch.tensor(x),
+        torch.as_tensor(x, dtype=torch.float32).double(),
+        torch.Tensor(x.float()).double(),
+        torch.zeros(0).new_tensor(x).double(),
+        torch.from_dlpack(torch.utils.dlpack.to_dlpack(x)),
+        torch.vmap(scaled)(x) / 2 - 0.5,
+        torch.func.grad(lambda z: (z * z).sum())(x) / 2,
+        torch.ops.aten.clone.default(x),
+    ]
+    for k, result in enumerate(seen):
+        assert type(result) is torch.Tensor, k
+        torch.testing.assert_close(result, local, rtol=1e-6, atol=1e-6)
+        if local.shape[0] < len(x):  # what comes out does not pass for all rows
+            with pytest.raises(LayoutMismatchError, match="a plain operand with 1 or 7 rows"):
+                x + result
+    assert torch.as_tensor(x) is x
+    # torch 2.13 does not tell that there were weights.
+    got, weighted, unweighted = (
+        F.l1_loss(o.x, o.y, weight=w) for o, w in ((t, plain.p), (plain, plain.p), (plain, None))
+    )
+    assert torch.isclose(got, unweighted) or torch.isclose(got, weighted)
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_kept(workers: Callable[[int], Workers], world_size: int) -> None:
+    workers(world_size).run(kept)
+
+
+def kept() -> None:
+    """What keeps the distribution without any function of the table."""
+    t = Operands("tall", True)
+    for x in (t.x, t.mask):
+        assert type(copy.deepcopy(x.detach())) is NodeTensor
+        assert torch.equal(copy.deepcopy(x.detach()).to_local(), x.to_local())
+    assert type(torch.nn.Parameter(t.x.detach())) is NodeTensor
+    assert type(t.x.detach().requires_grad_()) is NodeTensor
+    rows = node_rows()
+    assert issubclass(NodeTensor, torch.Tensor)
+    assert not issubclass(EdgeTensor, NodeTensor)
+    assert (t.x.new_zeros(3).shape, t.x.new_ones(7, 1).shape) == ((3,), (7, 1))
+    assert torch.equal(
+        (t.x.detach() * 0 + t.x.new_full((7, 3), 2.0)).to_local(), torch.full((rows.num_local, 3), 2.0).double()
+    )
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_other_graph(workers: Callable[[int], Workers], world_size: int) -> None:
+    workers(world_size).run(other_graph)
+
+
+def other_graph() -> None:
+    """Rows of edges do not meet rows of nodes."""
+    from against_torch import distribute, graph
+
+    t = Operands("tall", True)
+    edges = graph("tall").graph.edge_rows
+    e = distribute(torch.ones(edges.size, 3).double(), edges)
+    assert type(e * 2) is EdgeTensor
+    for expression in (
+        lambda: t.x + e,
+        lambda: torch.cat([t.x, e], 1),
+        lambda: F.mse_loss(t.x, e),
+        lambda: t.x[e[:, 0] > 0],
+    ):
+        with pytest.raises(LayoutMismatchError):
+            expression()

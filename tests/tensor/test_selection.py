@@ -1,0 +1,358 @@
+"""Indexing and assignment: masks, lists of ids, slices; selections of selections, in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from against_torch import (
+    LAYOUTS,
+    WORLD_SIZES,
+    Form,
+    Operands,
+    Refusal,
+    agree,
+    check,
+    distribute,
+    each,
+    node_rows,
+    refuse_all,
+)
+from workers import Workers
+
+from pyg_dist import NodeTensor
+from pyg_dist.errors import AgreementError, DataError, LayoutMismatchError, MixedRowsError
+
+Index = Callable[[Operands], Any]
+
+ROWS: dict[str, Index] = {
+    "mask": lambda t: t.mask,
+    "computed mask": lambda t: (t.v > 0) & ~t.only,
+    "plain mask": lambda t: torch.arange(t.N) % 2 == 0,
+    "numpy mask": lambda t: np.arange(t.N) % 2 == 0,
+    "list of bool": lambda t: [k != 1 for k in range(t.N)],
+    "no row": lambda t: t.v > 99,
+    "one row": lambda t: t.only,
+    "every row": lambda t: t.v < 99,
+    "ids": lambda t: torch.tensor([0, 2, 3]),
+    "unsorted ids": lambda t: torch.tensor([3, 0, 2]),
+    "repeated ids": lambda t: torch.tensor([3, 0, 3, 3, 1]),
+    "negative ids": lambda t: torch.tensor([-1, 0, -3]),
+    "int32 ids": lambda t: torch.tensor([3, 0], dtype=torch.int32),
+    "list of ids": lambda t: [1, 3, 1],
+    "tuple-free range": lambda t: range(1, 4),
+    "numpy ids": lambda t: np.array([2, 2, 0], dtype=np.int32),
+    "no id": lambda t: [],
+    "no tensor id": lambda t: torch.zeros(0, dtype=torch.int64),
+    "permutation": lambda t: torch.arange(t.N - 1, -1, -1),
+    "slice": lambda t: slice(1, 4),
+    "open slice": lambda t: slice(None, -1),
+    "stepped slice": lambda t: slice(0, None, 2),
+    "empty slice": lambda t: slice(3, 1),
+    "whole slice": lambda t: slice(None),
+    "ellipsis": lambda t: Ellipsis,
+}
+# What may follow an index of rows; a list may only where all rows are taken.
+WITHIN: list[Index] = [
+    lambda t: (0,),
+    lambda t: (slice(0, 1),),
+    lambda t: (slice(1, None), None),
+    lambda t: (None,),
+    lambda t: (Ellipsis,),
+    lambda t: (Ellipsis, -1),
+]
+COLUMNS: list[Index] = [
+    *WITHIN,
+    lambda t: ([0, 2],),
+    lambda t: (torch.tensor([1, 1, 0]),),
+    lambda t: (torch.arange(t.F) > 0,),
+    lambda t: (np.array([0, 1]),),
+]
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("kind", ROWS)
+def test_rows(workers: Callable[[int], Workers], world_size: int, kind: str) -> None:
+    workers(world_size).run(rows, kind)
+
+
+def rows(kind: str) -> None:
+    """``x[index]``, for outputs and labels alike, and within the selected rows."""
+    index = ROWS[kind]
+    for layout in LAYOUTS:
+        check(lambda t: [t.x[index(t)], t.label[index(t)], t.c[index(t)]], layout, kind, must_distribute=True)
+        check(lambda t: (t.x[index(t)].exp() * t.y[index(t)]).sum(), layout, kind)
+        check(lambda t: t.x[index(t)] * t.vector - t.x[index(t)].sum(0), layout, kind, must_distribute=True)
+        for within in WITHIN:
+            check(
+                lambda t, within=within: t.x[(index(t), *within(t))],
+                layout,
+                kind,
+                must_distribute=True,
+                must_work=False,
+            )
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("kind", ["mask", "no row", "one row", "unsorted ids", "repeated ids", "no id", "slice"])
+def test_selections_of_selections(workers: Callable[[int], Workers], world_size: int, kind: str) -> None:
+    workers(world_size).run(selections_of_selections, kind)
+
+
+def selections_of_selections(kind: str) -> None:
+    """Lists count within the selection, masks are selected alike, values and gradients follow."""
+    first = ROWS[kind]
+    for layout in LAYOUTS:
+        plain = Operands(layout, False)
+        size = len(plain.x[first(plain)])
+        ids = [size - 1, 0, -1, 0, 0] if size else []
+
+        def nested(t: Operands, ids: list[int] = ids, size: int = size) -> list[Any]:
+            x, y, other = t.x[first(t)], t.y[first(t)], t.other_mask[first(t)]
+            chosen = [x[other], x[ids], x[torch.tensor(ids, dtype=torch.int64)], x[:2], x[x[:, 0] > 0]]
+            deeper = [
+                x[other][y[other][:, 0] > 0],
+                x[ids][y[ids][:, 0] > 0],
+                x[ids][[0, 4, 0, -2] if size else []],
+                x[:2][y[:2, 0] > 0],
+            ]
+            return [*chosen, *deeper, x[other] * y[other], (x[ids] * y[ids]).sum(0)]
+
+        check(nested, layout, kind)
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_within_rows(workers: Callable[[int], Workers], world_size: int) -> None:
+    workers(world_size).run(within_rows)
+
+
+def within_rows() -> None:
+    """``x[:, i]``, one row, masks of shape [N, 10], look-ups in plain tables."""
+    for layout in LAYOUTS:
+        for within in COLUMNS:
+            check(lambda t, within=within: t.x[(slice(None), *within(t))], layout, must_distribute=True)
+        check(
+            lambda t: [
+                t.c[:, 0],
+                t.c[:, :, 1],
+                t.c[:, 0, 1],
+                t.c[..., 0],
+                t.c[:, [0, 1], [1, 0]],
+                t.c[:, [1]],
+                t.c[:, None, :, 0],
+            ],
+            layout,
+        )
+        check(
+            lambda t: [t.c[..., 0, :], t.c[..., [0, 1]], t.x[...], t.x[..., None], t.v[..., None], t.v[:, None]], layout
+        )
+        check(
+            lambda t: [
+                t.x[0],
+                t.x[-1],
+                t.x[1, 2],
+                t.c[2, 1],
+                t.v[3],
+                t.x[0, [0, 2]],
+                t.x[torch.tensor(2)],
+                t.x[np.int64(1)],
+            ],
+            layout,
+        )
+        check(lambda t: t.x - t.x[0] * t.x[-1, 0], layout)
+        check(lambda t: [t.x[t.m[:, k]] for k in range(t.F)], layout)
+        check(
+            lambda t: [t.table[t.label], t.vector[t.label], t.table[t.i % t.F], t.table[t.label[t.mask]]],
+            layout,
+            must_distribute=True,
+        )
+        check(lambda t: t.x + t.table[:, : t.F][t.label % t.F][:, : t.F].sum(1, keepdim=True), layout)
+
+
+FORMS: dict[str, Sequence[Form]] = {
+    "__getitem__": [lambda f, t: f(t.x, t.mask), lambda f, t: f(t.x, [1, 0]), lambda f, t: f(t.table, t.label)],
+    "index_select": [
+        lambda f, t: f(t.x, 0, torch.tensor([3, 0, 3])), lambda f, t: f(t.x, dim=1, index=torch.tensor([1, 0])),
+        lambda f, t: f(t.c, -1, torch.tensor([0])),
+    ],
+    "select": [lambda f, t: f(t.x, 1, 0), lambda f, t: f(t.x, 0, 2), lambda f, t: f(t.c, dim=-1, index=-1)],
+    "masked_select": [lambda f, t: f(t.v, t.mask), lambda f, t: f(t.v, mask=torch.arange(t.N) > 1)],
+    **each("nonzero argwhere", [
+        lambda f, t: f(t.mask), lambda f, t: f(t.m), lambda f, t: f(t.ties), lambda f, t: f(t.v > 99),
+        lambda f, t: f(t.mask[t.other_mask]),
+    ]),
+}  # fmt: skip
+ASSIGNMENTS: list[Callable[[Operands, Any], None]] = [
+    lambda t, x: x.__setitem__(t.mask, 2.0),
+    lambda t, x: x.__setitem__(t.mask, t.vector),
+    lambda t, x: x.__setitem__(t.mask, t.scalar),
+    lambda t, x: x.__setitem__(t.mask, t.y[t.mask]),
+    lambda t, x: x.__setitem__(~t.mask, t.full[: int((~t.mask).sum())]),
+    lambda t, x: x.__setitem__([3, 0], t.row),
+    lambda t, x: x.__setitem__([3, 0], t.full[:2]),
+    lambda t, x: x.__setitem__([3, 0], t.y[[3, 0]]),
+    lambda t, x: x.__setitem__(torch.tensor([-1]), 0.0),
+    lambda t, x: x.__setitem__(slice(1, 3), t.full[1:3]),
+    lambda t, x: x.__setitem__(slice(None), t.full),
+    lambda t, x: x.__setitem__(slice(None), t.y),
+    lambda t, x: x.__setitem__(Ellipsis, 1.0),
+    lambda t, x: x.__setitem__(2, t.vector),
+    lambda t, x: x.__setitem__(2, 5.0),
+    lambda t, x: x.__setitem__((2, 1), t.scalar),
+    lambda t, x: x.__setitem__((slice(None), 0), t.v),
+    lambda t, x: x.__setitem__((slice(None), 0), t.full_v),
+    lambda t, x: x.__setitem__((slice(None), [0, 2]), t.y[:, :2]),
+    lambda t, x: x.__setitem__((t.mask, 0), t.v[t.mask]),
+    lambda t, x: x.__setitem__((t.mask, slice(1, None)), t.scalar),
+    lambda t, x: x.__setitem__((Ellipsis, 0), 7.0),
+    lambda t, x: x.__setitem__(t.m, -1.0),
+    lambda t, x: x.__setitem__(t.v > 99, t.scalar),
+    lambda t, x: x.__setitem__([], 1.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("name", FORMS)
+def test_selection(workers: Callable[[int], Workers], world_size: int, name: str) -> None:
+    workers(world_size).run(values_and_gradients, name)
+
+
+def values_and_gradients(name: str) -> None:
+    agree(name, FORMS[name])
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_assignment(workers: Callable[[int], Workers], world_size: int) -> None:
+    workers(world_size).run(assignment)
+
+
+def assignment() -> None:
+    """Values, and the gradients of what was assigned and of what was left."""
+    for layout in LAYOUTS:
+        for k, assign in enumerate(ASSIGNMENTS):
+
+            def assigned(t: Operands, assign: Any = assign) -> Any:
+                x = t.x * 2
+                assign(t, x)
+                return x
+
+            check(assigned, layout, f"assignment {k}")
+    check(lambda t: torch.where(t.mask)[0])
+    check(lambda t: torch.nonzero(t.m, as_tuple=True))
+    check(lambda t: torch.where(t.m.any(1)))
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_selections_are_kept(workers: Callable[[int], Workers], world_size: int) -> None:
+    workers(world_size).run(selections_are_kept)
+
+
+def selections_are_kept() -> None:
+    """A mask and a list are looked up once, and again when their values change, whoever changed them."""
+    t = Operands("tall", True)
+    assert t.x[t.mask]._rows is t.label[t.mask]._rows
+    assert t.x[[3, 0]]._rows is t.label[torch.tensor([3, 0])]._rows
+    mask = t.mask.clone()
+    before = t.x[mask]._rows
+    mask[0] = False
+    assert t.x[mask]._rows is not before
+    assert t.x[mask].shape[0] == before.size - 1
+    array = np.array([3, 0, 1])
+    index = torch.from_numpy(array)
+    full = Operands("tall", False).x.detach()
+    assert torch.equal(t.x[index].full_tensor(), full[[3, 0, 1]])
+    array[:] = 5  # behind torch's back: the version of the tensor stays
+    assert torch.equal(t.x[index].full_tensor(), full[[5, 5, 5]])
+    with torch.inference_mode():  # what is kept from evaluation serves training
+        assert torch.equal(t.x[t.mask.clone()].full_tensor(), full[[0, 2, 3, 5, 6]])
+        assert torch.equal(t.y[t.other_mask][[0, -1]].full_tensor(), t.y.full_tensor()[[2, 6]])
+    t.y[t.other_mask][[0, -1]].sum().backward()
+    assert t.y.grad.sum() == 6
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_unseeded_lists(workers: Callable[[int], Workers], world_size: int) -> None:
+    workers(world_size).run(unseeded_lists)
+
+
+def unseeded_lists() -> None:
+    t = Operands("tall", True)
+    with pytest.raises(AgreementError, match="Expected the same list of nodes on every rank") as caught:
+        t.x[[0, 1, 2 + node_rows().axis.rank]]
+    assert "\n" not in str(caught.value)
+
+
+TWO_LISTS = "would pair rows with columns"
+REFUSED: list[Refusal] = [
+    (
+        lambda t: t.x[torch.arange(7), t.label],
+        MixedRowsError,
+        "within rows by a distributed index is .gather(1, index)",
+    ),
+    (lambda t: t.x[torch.tensor([0, 1]), torch.tensor([0, 1])], MixedRowsError, TWO_LISTS),
+    (lambda t: t.x[t.mask, [0, 1]], MixedRowsError, TWO_LISTS),
+    (lambda t: t.x[None], MixedRowsError, "would move rows"),
+    (lambda t: t.x[..., 0, 0], MixedRowsError, "leaves no dimension for the rows"),
+    (lambda t: t.c.unsqueeze(1)[:, [0], :, [1]], MixedRowsError, "not neighbours"),
+    (lambda t: t.x[t.m], MixedRowsError, "use a one-dimensional bool mask"),
+    (lambda t: t.x[t.label], MixedRowsError, "use a one-dimensional bool mask, or index.full_tensor()"),
+    (lambda t: t.x[torch.zeros(2, 2, dtype=torch.int64)], DataError, "one-dimensional bool mask or list of ids (got"),
+    (lambda t: t.x[torch.zeros(7)], DataError, "use .bool() or .long()"),
+    (lambda t: t.x[torch.zeros(7, dtype=torch.uint8)], DataError, "use .bool() or .long()"),
+    (lambda t: t.x[torch.ones(5, dtype=torch.bool)], DataError, "Expected a mask over 7 nodes (got 5 entries)"),
+    (
+        lambda t: t.x[t.mask][t.mask],
+        LayoutMismatchError,
+        "Expected a mask over the same 5 nodes (got one over 7 nodes)",
+    ),
+    (lambda t: t.x[[0, 7]], IndexError, "index 7 is out of bounds for 7 nodes: expected -7 <= index < 7"),
+    (lambda t: t.x[[-8]], IndexError, "index -8 is out of bounds"),
+    (lambda t: t.x[9], IndexError, "index 9 is out of bounds"),
+    (lambda t: t.x[t.mask][[5]], IndexError, "index 5 is out of bounds for 5 nodes"),
+    (lambda t: t.x[::-1], ValueError, "step must be greater than zero"),
+    (lambda t: t.full[t.mask], MixedRowsError, "with a distributed mask: make the indexed tensor"),
+    (lambda t: t.full.__setitem__(t.mask, 0.0), MixedRowsError, "into a plain tensor would mix rows"),
+    (lambda t: t.full.detach().__setitem__(0, t.x), MixedRowsError, "into a plain tensor would mix rows"),
+    (
+        lambda t: t.y.detach().__setitem__(t.mask, t.x[t.other_mask]),
+        LayoutMismatchError,
+        "rows of a like selection of 5 nodes",
+    ),
+    (lambda t: t.y.detach().__setitem__(t.mask, t.full), LayoutMismatchError, "a plain operand with 1 or 5 rows"),
+    (lambda t: t.y.detach().__setitem__((0, [0, 1]), 1.0), MixedRowsError, "of one row and a list of columns"),
+    (lambda t: t.x.index_select(1, t.label), MixedRowsError, "by a distributed index would mix rows"),
+    (lambda t: t.full.index_select(0, t.label), MixedRowsError, "by a distributed index would mix rows"),
+    (lambda t: t.x.masked_select(t.m), MixedRowsError, "of more than one dimension would lose the rows"),
+    (lambda t: t.x[t.mask] + t.y[t.other_mask], LayoutMismatchError, "of another graph or selection"),
+    (lambda t: t.x[[0, 1]] + t.y[[1, 0]], LayoutMismatchError, "of another graph or selection"),
+]
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_refused(workers: Callable[[int], Workers], world_size: int) -> None:
+    workers(world_size).run(all_refused)
+
+
+def all_refused() -> None:
+    refuse_all(REFUSED)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_other_graphs(workers: Callable[[int], Workers], world_size: int) -> None:
+    workers(world_size).run(other_graphs)
+
+
+def other_graphs() -> None:
+    """Two graphs of one size are two graphs."""
+    from against_torch import graph
+
+    x = distribute(torch.ones(7, 2), node_rows())
+    graph.cache_clear()
+    twin = distribute(torch.ones(7, 2), node_rows())
+    for expression in (lambda: x + twin, lambda: x[twin[:, 0] > 0], lambda: torch.cat([x, twin], 1)):
+        with pytest.raises(LayoutMismatchError):
+            expression()
+    assert isinstance(x + twin.full_tensor(), NodeTensor)

@@ -1,0 +1,207 @@
+"""Tiles behave as the whole tensor: against torch on the gathered one, on several meshes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from random_graphs import random_graph
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from workers import Workers
+
+Pools = Callable[[int], Workers]
+MESHES = {1: [{}], 4: [{"x": 2, "y": 2}, {"y": 2, "z": 2}, {"x": 2, "z": 2}], 6: [{"x": 3, "y": 2}]}
+
+
+def whole(value: Any) -> Any:
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
+
+
+def both(data: Any, mesh_seed: int = 0) -> tuple[Any, Tensor]:
+    """A tile that learns, in a layout that a conv leaves, and its plain twin."""
+    full = torch.randn(47, 7, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    data.x = full
+    return data.x.detach().requires_grad_(), full.clone().requires_grad_()
+
+
+W = torch.linspace(-1, 1, 35, dtype=torch.float64).view(5, 7)
+V = torch.linspace(0.5, 2, 7, dtype=torch.float64)
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "relu": lambda x: x.relu(),
+    "add a number": lambda x: 2 - x * 3,
+    "add a row": lambda x: x + V,
+    "one number for all": lambda x: x * V.sum().sigmoid(),
+    "a row of ones": lambda x: x * V.view(1, 7),
+    "by rows": lambda x: x * torch.arange(47.0).double().view(47, 1),
+    "by everything": lambda x: x * torch.arange(47.0 * 7).double().view(47, 7),
+    "where": lambda x: torch.where(x > 0, x, -x * 2),
+    "square of itself": lambda x: x * x + x / (x.abs() + 1),
+    "linear": lambda x: F.linear(x, W, W[:, 0]),
+    "matmul": lambda x: x @ W.t(),
+    "layer_norm": lambda x: F.layer_norm(x, (7,), V, V - 1),
+    "layer_norm without weights": lambda x: F.layer_norm(x, (7,), eps=0.1),
+    "rms_norm": lambda x: F.rms_norm(x, (7,), V),
+    "rms_norm with eps": lambda x: F.rms_norm(input=x, normalized_shape=[7], eps=0.2),
+    "batch_norm": lambda x: F.batch_norm(x, None, None, V, V - 1, True),
+    "prelu": lambda x: F.prelu(x, V),
+    "log_softmax": lambda x: x.log_softmax(dim=-1),
+    "normalize": lambda x: F.normalize(x, dim=-1),
+    "column": lambda x: x[:, 2],
+    "columns": lambda x: x[:, 1:4],
+    "one row": lambda x: x[5],
+    "rows by ids": lambda x: x[torch.tensor([4, 0, 4, 46])],
+    "sum": lambda x: x.sum(),
+    "mean of columns": lambda x: x.mean(0),
+    "mean of rows": lambda x: x.mean(1),
+    "centred": lambda x: x - x.mean(0),
+    "norm": lambda x: x.norm(),
+    "cat": lambda x: torch.cat([x, x.tanh()], dim=-1),
+    "clone": lambda x: x.clone().detach(),
+    "float": lambda x: x.float().double(),
+    "masked_fill": lambda x: x.masked_fill(x > 0.3, 0.0),
+    "in place": lambda x: (x * 1).add_(1).mul_(2).relu_(),
+    "assignment": lambda x: assigned(x * 1),
+    "max": lambda x: x.max(dim=1).values,
+    "prod": lambda x: x.view(47, 7, 1).prod(1),
+    "like": lambda x: torch.zeros_like(x) + x.new_ones(7),
+}
+
+
+def assigned(x: Any) -> Any:
+    x[torch.tensor([1, 5])] = 3.0
+    x[:, 2] = -1.0
+    return x
+
+
+def functions(mesh: dict[str, int]) -> None:
+    import pyg_dist
+
+    data = pyg_dist.DistributedData(random_graph(47, 310, seed=1), layout="grid", mesh=mesh)
+    for name, function in FUNCTIONS.items():
+        x, plain = both(data)
+        out, want = function(x), function(plain)
+        assert out.shape == want.shape, name
+        torch.testing.assert_close(whole(out), want, rtol=1e-10, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+        if want.requires_grad:
+            weight = torch.linspace(-1, 1, want.numel(), dtype=torch.float64).view(want.shape)
+            (out * weight).sum().backward()
+            (want * weight).sum().backward()
+            torch.testing.assert_close(
+                whole(x.grad), plain.grad, rtol=1e-10, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}"
+            )
+
+
+@pytest.mark.parametrize("num_ranks", list(MESHES))
+def test_functions(workers: Pools, num_ranks: int) -> None:
+    for mesh in MESHES[num_ranks]:
+        workers(num_ranks).run(functions, mesh)
+
+
+def autograd(mesh: dict[str, int]) -> None:
+    import pyg_dist
+
+    data = pyg_dist.DistributedData(random_graph(47, 310, seed=1), layout="grid", mesh=mesh)
+    x, plain = both(data)
+    # Gradients of gradients, through a linear map and a sum over columns.
+    for of in (lambda x: (F.linear(x, W).tanh() ** 2).sum(), lambda x: F.layer_norm(x, (7,)).pow(3).sum()):
+        (g,) = torch.autograd.grad(of(x), x, create_graph=True)
+        (h,) = torch.autograd.grad(of(plain), plain, create_graph=True)
+        torch.testing.assert_close(whole(g), h, rtol=1e-10, atol=1e-10)
+        (g,) = torch.autograd.grad((g * g).sum(), x)
+        (h,) = torch.autograd.grad((h * h).sum(), plain)
+        torch.testing.assert_close(whole(g), h, rtol=1e-9, atol=1e-9)
+    seen = []
+    handle = x.register_hook(lambda g: seen.append(g.shape))
+    checkpoint(lambda t: F.dropout(t, 0.5).tanh(), x, use_reentrant=False).sum().backward()
+    handle.remove()
+    assert seen == [torch.Size((47, 7))]
+    twin = copy.deepcopy(x)
+    assert torch.equal(twin.full_tensor(), x.full_tensor())
+    assert torch.equal(twin.grad.full_tensor(), x.grad.full_tensor())
+    x.grad = None
+    x.grad = torch.ones(47, 7, dtype=torch.float64)
+    assert torch.equal(x.grad.full_tensor(), torch.ones(47, 7, dtype=torch.float64))
+    x.grad = (plain.detach() * 2).clone()
+    torch.testing.assert_close(x.grad.full_tensor(), plain.detach() * 2)
+    x.grad = data.y.view(-1, 1).double().expand(47, 7) * 1  # whole rows for a tile
+    assert x.grad.shape == (47, 7)
+    assert "NodeTensor(shape=[47, 7]" in repr(x)
+    assert isinstance(x, pyg_dist.NodeTensor)
+    assert x.numel() == 329
+    assert len(x) == 47
+    with pytest.raises(pyg_dist.errors.MixedRowsError, match="pickled"):
+        copy.copy(x)
+    with pytest.raises(IndexError, match="out of range"):
+        x.sum(5)
+
+
+@pytest.mark.parametrize("num_ranks", list(MESHES))
+def test_autograd(workers: Pools, num_ranks: int) -> None:
+    for mesh in MESHES[num_ranks]:
+        workers(num_ranks).run(autograd, mesh)
+
+
+def draws(layout: str, mesh: dict[str, int] | None) -> dict[str, Tensor]:
+    import pyg_dist
+    from pyg_dist.conv import DistributedGCNConv
+
+    graph = random_graph(47, 310, seed=1)
+    data = pyg_dist.DistributedData(graph, layout=layout, mesh=mesh, partition="random")
+    conv = DistributedGCNConv(5, 7).double()
+    with torch.no_grad():
+        for p in conv.parameters():
+            p.fill_(0.1)
+    torch.manual_seed(0)
+    h = conv(data.x, data.edge_index)
+    ones = h * 0 + 1
+    results = {
+        "input": F.dropout(data.x * 0 + 1, 0.3),
+        "hidden": F.dropout(ones, 0.3),
+        "in place": F.dropout(ones.clone(), 0.3, inplace=True),
+        "uniform": torch.rand_like(h),
+        "normal": torch.randn_like(h),
+        "bernoulli": torch.bernoulli(ones * 0.4),
+    }
+    return {name: value.detach().full_tensor() for name, value in results.items()}
+
+
+def test_masks_are_those_of_every_other_layout(workers: Pools) -> None:
+    expected = workers(1).run(draws, "halo", None)[0]
+    for num_ranks, meshes in MESHES.items():
+        for layout, mesh in [("halo", None), *(("grid", mesh) for mesh in meshes)]:
+            for got in workers(num_ranks).run(draws, layout, mesh):
+                for name, value in expected.items():
+                    assert torch.equal(got[name], value), (name, num_ranks, layout, mesh)
+
+
+def dropout_losses(layout: str, mesh: dict[str, int] | None) -> list[float]:
+    import pyg_dist
+    from pyg_dist.conv import DistributedSAGEConv
+
+    graph = random_graph(47, 310, seed=1)
+    data = pyg_dist.DistributedData(graph, layout=layout, mesh=mesh, partition="random")
+    torch.manual_seed(0)
+    first, second = DistributedSAGEConv(5, 11).double(), DistributedSAGEConv(11, 4).double()
+    optimizer = torch.optim.Adam([*first.parameters(), *second.parameters()], lr=0.05)
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        h = F.dropout(first(F.dropout(data.x, 0.2), data.edge_index).relu(), 0.5)
+        loss = F.cross_entropy(second(h, data.edge_index)[data.train_mask], data.y[data.train_mask])
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_dropout_trains_alike_on_every_layout(workers: Pools) -> None:
+    expected = torch.tensor(workers(1).run(dropout_losses, "halo", None)[0])
+    for num_ranks, meshes in MESHES.items():
+        for layout, mesh in [("halo", None), *(("grid", mesh) for mesh in meshes)]:
+            for got in workers(num_ranks).run(dropout_losses, layout, mesh):
+                torch.testing.assert_close(torch.tensor(got), expected, rtol=1e-10, atol=1e-10)

@@ -1,0 +1,86 @@
+"""``python -m pyg_dist``."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from graphs import load_npz
+from random_graphs import random_graph
+
+from pyg_dist.cli import main
+from pyg_dist.plan import Plan
+
+
+@pytest.fixture
+def graph_file(tmp_path: Path) -> Path:
+    graph = random_graph(40, 200)
+    path = tmp_path / "graph.npz"
+    np.savez(path, num_nodes=40, edge_index=graph.edge_index.numpy().astype(np.int32), undirected=False)
+    return path
+
+
+def test_plan_as_json(graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parts = torch.arange(40) % 3
+    np.save(tmp_path / "parts.npy", parts.numpy())
+    saved = tmp_path / "plan.json"
+    options = ["--partition", str(tmp_path / "parts.npy"), "--widths", "7", "3", "--json", "--save", str(saved)]
+    assert main(["plan", str(graph_file), "--ranks", "3", *options]) == 0
+    numbers = json.loads(capsys.readouterr().out)
+    plan = Plan.of(random_graph(40, 200).edge_index, parts, 3, partition="parts.npy")
+    assert numbers == plan.to_dict((7, 3))
+    assert Plan.load(saved, numbers["hash"]) == plan
+
+
+def test_plan_as_a_table(graph_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(graph_file), "--ranks", "2", "--exchange", "post", "--partition", "random"]) == 0
+    assert "random partition, post exchange" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["nothing.npz", "--ranks", "2"], "nothing.npz"),
+        (["{graph}", "--ranks", "0"], "at least one part"),
+        (["{graph}", "--ranks", "2", "--partition", "metiss"], "metiss"),
+        ([__file__, "--ranks", "2"], "num_nodes and edge_index"),
+    ],
+)
+def test_mistakes_are_one_line(
+    graph_file: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    assert main(["plan", *(o.format(graph=graph_file) for o in options)]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err
+    assert len(captured.err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["cora", "tolokers"])
+def test_reads_graphs_as_the_tests_do(shared_data: Any, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Undirected files hold one direction of each edge."""
+    path = shared_data / f"{name}.npz"
+    assert main(["plan", str(path), "--ranks", "2", "--partition", "random", "--json"]) == 0
+    assert sum(json.loads(capsys.readouterr().out)["edges"]) == load_npz(path).num_edges
+
+
+@pytest.mark.timeout(300)  # new Python processes, on a machine that may be busy
+def test_512_ranks(shared_data: Any) -> None:
+    path = shared_data / "soc_slashdot0902.npz"
+    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    command = [sys.executable, "-m", "pyg_dist", "plan", str(path), "--ranks", "512", "--json"]
+    output = subprocess.run(command, capture_output=True, text=True, check=True, env={"OMP_NUM_THREADS": "1"}).stdout
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert json.loads(output)["ranks"] == 512
+    assert sum(json.loads(output)["edges"]) == 948_464
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert seconds < 20, f"{seconds:.1f} s of processor time, {time.monotonic() - start:.1f} s in all"
+    assert after.ru_maxrss < 2 * 2**20, "KiB"
