@@ -95,7 +95,7 @@ class DistributedData(Data):  # type: ignore[misc]
         else:
             graph, plan = _in_parts(graph_input, options)
         release_free_memory()
-        keep_freed_memory()  # after the release, which would end what it begins, and before the first rows are stored
+        keep_freed_memory()  # if asked to; after the release, which would end it, and before the first rows are stored
         self._adopt(graph_input, graph, plan)
 
     def _adopt(self, graph_input: GraphInput, graph: Graph, plan: Plan | GridPlan) -> None:
