@@ -54,8 +54,8 @@ def aggregate_neighbours(
     rows = x.to_local()
     reduce = _EXTREMES.get(type(aggregation))
     if reduce is not None and weight is None and rows.dim() == 2 and rows.dtype in _DTYPES:
-        arrived = halo_rows(rows, graph.post)
-        sources = torch.cat([rows, arrived]) if arrived.shape[0] else rows
+        # Also on a rank where nothing arrives: its backward has to send what others wait for.
+        sources = torch.cat([rows, halo_rows(rows, graph.post)]) if graph.axis.size > 1 else rows
         return NodeTensor.from_local(extreme(sources, graph.whole, reduce), graph.node_rows)  # type: ignore[return-value]
     _require_node_by_node(aggregation)
     # One more target, with ones for messages, keeps alive what PyG's aggregations lean on: a first target that has

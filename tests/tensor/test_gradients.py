@@ -349,6 +349,22 @@ def gradients_changed_in_place(side: Side) -> Results:
     return gradients(net, x=x, factor=factor)
 
 
+def features_of_the_graph(side: Side) -> Results:
+    """``data.x`` itself wants a gradient, is moved along it in place, and is a constant again."""
+    net, x = Net(side), side.data.x
+    results: Results = {}
+    for step in range(5):
+        x.requires_grad_(step in (1, 2))
+        with torch.autograd.set_detect_anomaly(step == 2, check_nan=True):
+            side.loss(net(side.data.x, side.data.edge_index)).backward()
+        results |= named(f"{step}", gradients(net, x=x))
+        if x.requires_grad:
+            with torch.no_grad():
+                x.add_(0.1 * x.grad.sign())
+        x.grad = None
+    return results | {"x": x.detach()}
+
+
 # ---- Edge weights and selections -------------------------------------------------------------------------------------
 
 
@@ -388,7 +404,7 @@ SCRIPTS = [
     reparametrised_layer, shared_weights, several_losses, accumulation, retain_graph, penalty_on_parameters,
     frozen_parameters, unused_parameters, autograd_grad, backward_of_rows, create_graph, gradient_penalty,
     backward_create_graph, third_order, hooks_on_parameters, hooks_on_several, hooks_after_accumulation, hooks_on_rows,
-    hooks_on_modules, clipping, gradients_changed_in_place, edge_weights, selections,
+    hooks_on_modules, clipping, gradients_changed_in_place, features_of_the_graph, edge_weights, selections,
 ]  # fmt: skip
 
 
