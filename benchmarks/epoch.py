@@ -2,10 +2,12 @@
 
     python benchmarks/epoch.py                    # a few minutes
     python benchmarks/epoch.py --graph A          # 170,000 nodes, 2.3 million edges; within 12 GiB
+    python benchmarks/epoch.py --graph C --only adj_t "1 rank" "dense products"    # no room for a message per edge
 
 An epoch is forward, loss, backward and Adam's step. Stock PyG runs in one process with two threads, on ``edge_index``
 and on ``adj_t`` (a torch CSR tensor); pyg_dist on one rank with two threads and on two ranks with one thread each. GCN
-runs with ``cached=True`` everywhere, so that stock PyG does not compute its norm anew in each epoch. Turns that other
+runs with ``cached=True`` everywhere, so that stock PyG does not compute its norm anew in each epoch. "dense products"
+is the floor: the products of the linear maps and of their gradients alone, into memory that is there. Turns that other
 programs have disturbed are repeated. The table goes to the terminal, everything measured to a JSON file.
 """
 
@@ -34,6 +36,7 @@ from pyg_dist import DistributedData
 from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
 
 BASELINE = "stock PyG, edge_index"
+FLOOR = "dense products"
 NUM_CORES = 2
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -98,26 +101,48 @@ def training_epoch(graph: str, model_name: str, form: str) -> Epoch:
     return epoch
 
 
-def variants(graph: str, model_name: str) -> list[Variant]:
-    """The four ways to train that are compared; each has the same cores."""
+def dense_products(graph: str, model_name: str) -> Epoch:
+    """Return a function that multiplies as an epoch does: forward, and by weights and inputs backward."""
+    data = graphs.load(graph)
+    hidden, num_maps = {"sage": (256, 2), "gcn": (128, 1)}[model_name]
+    widths = (data.num_features, hidden, hidden, int(data.y.max()) + 1)
+    rows = [torch.randn(data.num_nodes, width) for width in widths]
+    weights = [torch.randn(a, b) for a, b in pairwise(widths)]
+    by_weights = [torch.empty_like(weight) for weight in weights]
+
+    def epoch() -> None:
+        for layer, (weight, by_weight) in enumerate(zip(weights, by_weights, strict=True)):
+            for _ in range(num_maps):
+                torch.mm(rows[layer], weight, out=rows[layer + 1])
+                torch.mm(rows[layer].t(), rows[layer + 1], out=by_weight)
+                if layer:  # the features want no gradient
+                    torch.mm(rows[layer + 1], weight.t(), out=rows[layer])
+
+    return epoch
+
+
+def variants(graph: str, model_name: str, only: list[str]) -> list[Variant]:
+    """The ways to train that are compared, and the floor; each has the same cores. ``only``: those with such names."""
 
     def variant(name: str, form: str, num_ranks: int) -> Variant:
         return Variant(name, training_epoch, (graph, model_name, form), num_ranks, num_threads=NUM_CORES // num_ranks)
 
-    return [
+    known = [
         variant(BASELINE, "edge_index", 1),
         variant("stock PyG, adj_t", "adj_t", 1),
         variant("pyg_dist, 1 rank", "distributed", 1),
         variant("pyg_dist, 2 ranks", "distributed", 2),
+        Variant(FLOOR, dense_products, (graph, model_name), num_threads=NUM_CORES),
     ]
+    return [v for v in known if not only or any(part in v.name for part in only)]
 
 
 def ratios(measured: dict[str, Measurement]) -> dict[str, dict[str, float]]:
-    """Return each variant's speed-up and memory against stock PyG's ``edge_index`` path.
+    """Return each variant's speed-up and memory against the first one, stock PyG's ``edge_index`` path by default.
 
     Times are medians; memory is the peak of the epochs above the imports, of the largest rank.
     """
-    base = measured[BASELINE]
+    base = next(iter(measured.values()))
     return {
         name: {
             "speed_up": round(base.median / m.median, 3),
@@ -147,6 +172,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--graph", default="small", help=f"{', '.join(graphs.SIZES)}, or a .npz file")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="NAME", help="variants with one of these in their name"
+    )
     parser.add_argument("--rounds", type=int, default=7, help="turns of each variant that count")
     parser.add_argument("--epochs", type=int, default=3, help="epochs in a turn")
     parser.add_argument("--warmup", type=int, default=1, help="turns that do not count")
@@ -164,7 +192,7 @@ def main() -> None:
     results = {}
     for model_name in args.models:
         bar = lambda turns, name=model_name: tqdm(turns, desc=name, unit="turn", disable=None)  # noqa: E731
-        results[model_name] = interleaved(variants(args.graph, model_name), schedule, bar)
+        results[model_name] = interleaved(variants(args.graph, model_name, args.only), schedule, bar)
     print(table(results))
     shares = [share for measured in results.values() for m in measured.values() for share in m.foreign]
     num_disturbed = sum(share > args.max_foreign for share in shares)

@@ -31,6 +31,8 @@ SIZES = {
     "tiny": PowerLaw(300, 3_000, 16, 4, seed=1),  # for the test of the benchmark itself
     "small": PowerLaw(20_000, 300_000, 128, 40, seed=2),
     "A": PowerLaw(170_000, 2_300_000, 128, 40, seed=11),  # the size of ogbn-arxiv with both directions
+    "B": PowerLaw(400_000, 12_000_000, 100, 47, seed=22),  # ogbn-products with a sixth of its nodes
+    "C": PowerLaw(58_000, 14_000_000, 256, 41, seed=33),  # Reddit with a quarter of its nodes
 }
 
 

@@ -17,7 +17,8 @@
 
 namespace pyg_dist {
 
-// x, y, g and d hold `element`, s its accumulator type; all are dense but x, whose rows are x_stride elements apart.
+// x, y, g and d hold `element`, s its accumulator type. Rows of x are x_stride elements apart, and rows that `grad`
+// gathers y_stride; all others are dense.
 struct ExtremeCsr {
   const int64_t* rowptr;  // of the pattern; for `grad` of its transpose
   const int32_t* col;
@@ -28,6 +29,7 @@ struct ExtremeCsr {
   int64_t num_edges;
   int64_t num_features;
   int64_t x_stride;
+  int64_t y_stride;
   Element element;
   bool largest;
 };

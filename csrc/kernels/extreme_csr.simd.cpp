@@ -104,7 +104,7 @@ void grads(const ExtremeCsr& p, int64_t row_begin, int64_t row_end) {
       for (int v = 0; v < V; ++v) value[v] = load<L>(x + column + v * L);
       for (int64_t e = p.rowptr[row]; e < p.rowptr[row + 1]; ++e) {
         const int64_t ahead = e + kPrefetchEdges < p.num_edges ? e + kPrefetchEdges : p.num_edges - 1;
-        const int64_t soon = p.col[ahead] * p.num_features + column, from = p.col[e] * p.num_features + column;
+        const int64_t soon = p.col[ahead] * p.y_stride + column, from = p.col[e] * p.y_stride + column;
         prefetch(y + soon, V * L * static_cast<int64_t>(sizeof(T)));
         prefetch(share + soon, V * L * static_cast<int64_t>(sizeof(A)));
 #pragma GCC unroll 4

@@ -1,6 +1,9 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "kernels/row_chunks.h"
 #include "kernels/table.h"
 #include "ops/allocate.h"
@@ -12,16 +15,47 @@ namespace {
 
 constexpr int64_t kWorkPerChunk = 1 << 18;  // as in spmm_csr
 
-// All rows, in chunks of equal work. A hub is done whole by the thread that has its first edge.
-void for_each_row(const ExtremeCsr& problem, int64_t num_rows,
+enum class Pass { extreme, shares, grad };
+
+// `width` columns of one row as a problem of its own, whose only row is 0.
+ExtremeCsr columns_of_row(const ExtremeCsr& problem, Pass pass, int64_t row, int64_t column, int64_t width) {
+  const int64_t element = problem.element == Element::f64 ? 8 : problem.element == Element::f32 ? 4 : 2;
+  const int64_t accumulator = problem.element == Element::f64 ? 8 : 4;
+  const auto at = [](const void* data, int64_t offset) {
+    return data == nullptr ? nullptr : static_cast<const char*>(data) + offset;
+  };
+  const int64_t own = row * problem.num_features + column;
+  const bool gathers_x = pass != Pass::grad;
+  ExtremeCsr piece = problem;
+  piece.rowptr += row;
+  piece.num_features = width;
+  piece.x = at(problem.x, (gathers_x ? column : row * problem.x_stride + column) * element);
+  piece.y = at(problem.y, (gathers_x ? own : column) * element);
+  piece.g = at(problem.g, gathers_x ? own * element : column * accumulator);
+  piece.out = static_cast<char*>(problem.out) + own * (pass == Pass::shares ? accumulator : element);
+  return piece;
+}
+
+// All rows, in chunks of equal work; hubs after that, by blocks of columns, which nobody has to put together.
+void for_each_row(const ExtremeCsr& problem, Pass pass, int64_t num_rows,
                   void (*rows)(const ExtremeCsr& problem, int64_t begin, int64_t end)) {
-  if (num_rows == 0 || problem.num_features == 0) return;
-  const RowChunks chunks(problem.rowptr, num_rows,
-                         std::clamp<int64_t>(kWorkPerChunk / problem.num_features, 256, 16384));
+  constexpr int64_t kHubColumns = 32;
+  const int64_t num_columns = problem.num_features;
+  if (num_rows == 0 || num_columns == 0) return;
+  const RowChunks chunks(problem.rowptr, num_rows, std::clamp<int64_t>(kWorkPerChunk / num_columns, 256, 16384));
+  std::vector<int64_t> hubs(static_cast<size_t>(chunks.size()), -1);
   for_each_chunk(chunks.size(), [&](int64_t k) {
     const RowChunks::Chunk chunk = chunks[k];
     if (chunk.row_begin < chunk.row_end) rows(problem, chunk.row_begin, chunk.row_end);
-    if (chunk.tail.row >= 0) rows(problem, chunk.tail.row, chunk.tail.row + 1);
+    hubs[static_cast<size_t>(k)] = chunk.tail.row;
+  });
+  std::erase(hubs, -1);
+  if (hubs.empty()) return;
+  const int64_t num_blocks = (num_columns + kHubColumns - 1) / kHubColumns;
+  for_each_chunk(static_cast<int64_t>(hubs.size()) * num_blocks, [&](int64_t k) {
+    const int64_t column = k % num_blocks * kHubColumns;
+    const int64_t width = std::min(kHubColumns, num_columns - column);
+    rows(columns_of_row(problem, pass, hubs[static_cast<size_t>(k / num_blocks)], column, width), 0, 1);
   });
 }
 
@@ -46,6 +80,7 @@ ExtremeCsr problem_of(const char* op, const Tensor& rowptr, const Tensor& col, c
       .num_edges = col.size(0),
       .num_features = x.size(1),
       .x_stride = x.stride(0),
+      .y_stride = x.size(1),
       .element = element_of(op, "x", x.scalar_type()),
       .largest = true,
   };
@@ -59,7 +94,7 @@ Tensor extreme_csr(Tensor rowptr, Tensor col, Tensor x, bool largest) {
   const Tensor y = in_huge_pages(torch::stable::new_empty(x, {num_rows, x.size(1)}));
   problem.out = y.mutable_data_ptr();
   problem.largest = largest;
-  for_each_row(problem, num_rows, kernels().extreme_rows);
+  for_each_row(problem, Pass::extreme, num_rows, kernels().extreme_rows);
   return y;
 }
 
@@ -74,7 +109,7 @@ Tensor extreme_csr_shares(Tensor rowptr, Tensor col, Tensor x, Tensor y, Tensor 
   problem.y = y.const_data_ptr();
   problem.g = grad.const_data_ptr();
   problem.out = shares.mutable_data_ptr();
-  for_each_row(problem, num_rows, kernels().extreme_share_rows);
+  for_each_row(problem, Pass::shares, num_rows, kernels().extreme_share_rows);
   return shares;
 }
 
@@ -89,7 +124,7 @@ Tensor extreme_csr_grad(Tensor rowptr, Tensor col, Tensor x, Tensor y, Tensor sh
   problem.y = y.const_data_ptr();
   problem.g = shares.const_data_ptr();
   problem.out = grad.mutable_data_ptr();
-  for_each_row(problem, x.size(0), kernels().extreme_grad_rows);
+  for_each_row(problem, Pass::grad, x.size(0), kernels().extreme_grad_rows);
   return grad;
 }
 

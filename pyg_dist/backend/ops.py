@@ -296,6 +296,40 @@ def row_epilogue_grad(
     return by_x, by_weight, by_bias
 
 
+def relu(x: Tensor, keeps_mask: bool) -> tuple[Tensor, Tensor]:
+    """``max(x, 0)``, a NaN kept, and for the backward where x passes.
+
+    Shapes:
+        - x: any shape, contiguous; float32, float64 or bfloat16
+        - output: as x, and ``[x.numel()]`` uint8, one where x is positive or NaN (empty without ``keeps_mask``)
+
+    Raises:
+        DataError: a dtype does not fit, or x is not contiguous.
+        UnsupportedError: x is not a dense CPU tensor.
+    """
+    return _call(_native.relu.default, x, keeps_mask)  # type: ignore[no-any-return]
+
+
+def relu_grad(grad: Tensor, passed: Tensor) -> Tensor:
+    """``grad`` where ``passed``, zero elsewhere: the derivative of :func:`relu`, which is its own.
+
+    Shapes:
+        - grad: any shape, float32, float64 or bfloat16; copied unless contiguous
+        - passed: ``[grad.numel()]`` uint8, of :func:`relu`
+        - output: as grad
+
+    Raises:
+        DataError: a shape or dtype does not fit.
+        UnsupportedError: a tensor is not a dense CPU tensor.
+    """
+    return _call(_native.relu_grad.default, grad.contiguous(), passed)  # type: ignore[no-any-return]
+
+
+def empty_rows(like: Tensor, num_rows: int, num_columns: int) -> Tensor:
+    """Uninitialised ``[num_rows, num_columns]`` of the dtype of ``like``, in huge pages if it is large."""
+    return _call(_native.empty_rows.default, like, num_rows, num_columns)  # type: ignore[no-any-return]
+
+
 def keyed_uniform(
     key: Tensor, num_columns: int, seed: int, column_offset: int = 0, dtype: torch.dtype = torch.float32
 ) -> Tensor:
@@ -493,6 +527,21 @@ def _(
     num_groups = min(max(x.numel() // 2**15, 1), 64)  # csrc/ops/row_epilogue_cpu.cpp
     sums = torch.float64 if x.dtype == torch.float64 else torch.float32
     return torch.empty_like(x), x.new_empty(num_groups, 3, x.shape[1], dtype=sums)
+
+
+@torch.library.register_fake("pyg_dist::relu")
+def _(x: Tensor, keeps_mask: bool) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), x.new_empty(x.numel() if keeps_mask else 0, dtype=torch.uint8)
+
+
+@torch.library.register_fake("pyg_dist::relu_grad")
+def _(grad: Tensor, passed: Tensor) -> Tensor:
+    return torch.empty_like(grad)
+
+
+@torch.library.register_fake("pyg_dist::empty_rows")
+def _(like: Tensor, num_rows: int, num_columns: int) -> Tensor:
+    return like.new_empty(num_rows, num_columns)
 
 
 @torch.library.register_fake("pyg_dist::keyed_dropout")

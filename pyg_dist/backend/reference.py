@@ -155,6 +155,16 @@ def row_epilogue(
     return z.to(x.dtype)
 
 
+def relu(x: Tensor, keeps_mask: bool) -> tuple[Tensor, Tensor]:
+    """``max(x, 0)`` and, if asked for, where x is positive or NaN."""
+    return x.relu(), (~(x <= 0)).to(torch.uint8).flatten()[: None if keeps_mask else 0]
+
+
+def relu_grad(grad: Tensor, passed: Tensor) -> Tensor:
+    """``grad`` where ``passed``."""
+    return grad * passed.view_as(grad)
+
+
 def keyed_uniform(
     key: Tensor, num_columns: int, seed: int, column_offset: int = 0, dtype: torch.dtype = torch.float32
 ) -> Tensor:

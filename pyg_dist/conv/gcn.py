@@ -10,6 +10,7 @@ from torch_geometric.nn import GCNConv
 from torch_geometric.nn.aggr import SumAggregation
 
 from pyg_dist.backend.aggregate import LinearOperator, aggregate_edges
+from pyg_dist.conv.accumulate import plus
 from pyg_dist.conv.grid import gcn_on_grid
 from pyg_dist.conv.inputs import edge_rows, is_distributed, node_rows
 from pyg_dist.conv.order import commutes, projects_first
@@ -81,7 +82,9 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
                 # PyG's norm has the dtype of the weights or of x, which autocast does not change, and promotes.
                 projected = projected.to(torch.promote_types(projected.dtype, dtype))
             out = self._aggregate(projected, graph, weight)
-        return out if self.bias is None else out + self.bias
+        if self.bias is None:
+            return out
+        return plus(out, self.bias) if commutes(self.lin) else out + self.bias
 
     def __prepare_scriptable__(self) -> GCNConv:
         return stock_twin(self, GCNConv)

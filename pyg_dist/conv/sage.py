@@ -9,6 +9,7 @@ from torch import Tensor
 from torch_geometric.nn import SAGEConv
 from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 
+from pyg_dist.conv.accumulate import plus
 from pyg_dist.conv.grid import sage_on_grid
 from pyg_dist.conv.inputs import edge_rows, is_distributed, node_rows
 from pyg_dist.conv.neighbours import aggregate_neighbours
@@ -58,7 +59,8 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
             source = self.lin(source).relu()
         out = self._neighbourhood(source, edge_index, graph)
         if self.root_weight and target is not None:
-            out = out + self.lin_r(node_rows(self, graph, target))
+            root = self.lin_r(node_rows(self, graph, target))
+            out = plus(out, root) if commutes(self.lin_l) else out + root
         return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
 
     def _neighbourhood(self, x: NodeTensor, edge_index: DistributedEdgeIndex, graph: HaloGraph) -> Tensor:
@@ -75,7 +77,9 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
             return self.lin_l(aggregate(x, operator))  # type: ignore[no-any-return]
         # The bias comes after: a mean keeps it, a sum or a node without neighbours would not.
         out = aggregate(F.linear(x, self.lin_l.weight), operator)  # type: ignore[arg-type]
-        return out if self.lin_l.bias is None else out + self.lin_l.bias.to(out.dtype)  # autocast narrows the product
+        return (
+            out if self.lin_l.bias is None else plus(out, self.lin_l.bias.to(out.dtype))
+        )  # autocast narrows the product
 
     def __prepare_scriptable__(self) -> SAGEConv:
         return stock_twin(self, SAGEConv)

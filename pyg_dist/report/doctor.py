@@ -54,7 +54,7 @@ def examine() -> dict[str, Any]:
         "environment": {
             name: value
             for name, value in sorted(os.environ.items())
-            if name.startswith(("PYG_DIST_", "OMP_", "MKL_", "GOMP_", "KMP_", "GLIBC_TUNABLES"))
+            if name.startswith(("PYG_DIST_", "OMP_", "MKL_", "GOMP_", "KMP_", "GLIBC_TUNABLES", "THP_MEM"))
         },
     }
     return facts | {"remarks": list(remarks(facts, _cpu_flags()))}
@@ -93,10 +93,11 @@ def remarks(facts: Mapping[str, Any], cpu_flags: frozenset[str]) -> Iterable[str
             f"set OMP_NUM_THREADS to the cores of a rank"
         )
     advises = "glibc.malloc.hugetlb=1" in environment.get("GLIBC_TUNABLES", "")
+    advises |= environment.get("THP_MEM_ALLOC_ENABLE") == "1"
     if facts["huge_pages"] == "madvise" and not advises and environment.get(KEEP_MEMORY) != "1":
         yield (
             "memory: torch's own large tensors are written in small pages, a fault each: "
-            "start with GLIBC_TUNABLES=glibc.malloc.hugetlb=1"
+            "start with GLIBC_TUNABLES=glibc.malloc.hugetlb=1 or THP_MEM_ALLOC_ENABLE=1"
         )
     if facts["huge_pages"] == "never":
         yield f"memory: small pages only, because {_HUGE_PAGES} says never: write madvise there"

@@ -7,14 +7,24 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
+from pyg_dist.backend import large_rows
 from pyg_dist.errors import MixedRowsError
 from pyg_dist.tensor.pointwise import as_operand
-from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, rows_of, wrap
+from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, on_rows, rows_of, wrap
 from pyg_dist.tensor.table import Function, bind, handles, public_name
 
 
-def with_parameters(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], num_operands: int = 1) -> Any:
-    """``function(operands, parameters)``: the first ``num_operands`` have rows, all other tensors are row-free."""
+def with_parameters(
+    function: Function,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    num_operands: int = 1,
+    run: Function | None = None,
+) -> Any:
+    """``function(operands, parameters)``: the first ``num_operands`` have rows, all other tensors are row-free.
+
+    ``run`` is called in place of ``function``, which messages name.
+    """
     operands, parameters = args[:num_operands], (*args[num_operands:], *kwargs.values())
     if not operands or not isinstance(operands[0], RowTensor) or any(isinstance(p, RowTensor) for p in parameters):
         raise MixedRowsError(
@@ -27,10 +37,22 @@ def with_parameters(function: Function, args: tuple[Any, ...], kwargs: dict[str,
         operands = tuple(as_operand(function, o, rows, operands[0].dim(), broadcasts=False) for o in operands)
         entered = (rows.enter(p) if isinstance(p, Tensor) else p for p in args[num_operands:])
         kwargs = {k: rows.enter(p) if isinstance(p, Tensor) else p for k, p in kwargs.items()}
-        return wrap(function(*operands, *entered, **kwargs), rows)
+        return wrap((run or function)(*operands, *entered, **kwargs), rows)
 
 
-@handles("linear", "group_norm", "prelu")
+@handles("linear")
+def linear(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """One operand with rows."""
+    return with_parameters(function, args, kwargs, run=large_rows.linear)
+
+
+@handles("relu")
+def relu(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Element by element."""
+    return on_rows(large_rows.relu, *args, **kwargs)
+
+
+@handles("group_norm", "prelu")
 def layer(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """One operand with rows."""
     return with_parameters(function, args, kwargs)

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.library import opcheck
 
 from pyg_dist.backend import library, ops, reference
-from pyg_dist.errors import DataError, PygDistError, UnsupportedError
+from pyg_dist.backend.csr import CSR
+from pyg_dist.errors import DataError, OptionError, PygDistError, UnsupportedError
 
 WIDTHS = [1, 2, 3, 7, 8, 16, 17, 47, 64, 100, 128, 129, 256, 602]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
@@ -328,6 +329,45 @@ def test_uniform_and_normal_distributions(dtype: torch.dtype) -> None:
         assert np.abs(correlation).max() < 0.09
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_relu_equals_its_reference(dtype: torch.dtype) -> None:
+    x = integers((7, 33), dtype)
+    x[0, 0] = float("nan")
+    for keeps_mask in (True, False):
+        for got, expected in zip(ops.relu(x, keeps_mask), reference.relu(x, keeps_mask), strict=True):
+            assert torch.equal(got.nan_to_num(9.0), expected.nan_to_num(9.0))
+    passed = ops.relu(x, True)[1]
+    assert torch.equal(ops.relu_grad(x.nan_to_num().t(), passed), reference.relu_grad(x.nan_to_num().t(), passed))
+
+
+def far_rows(num_rows: int, width: int) -> Tensor:
+    """Rows 2^30 + 5 floats apart: offsets overflow 32 bits from the third one on. Only what is touched takes memory."""
+    stride = 2**30 + 5
+    return torch.empty((num_rows - 1) * stride + width).as_strided((num_rows, width), (stride, 1))
+
+
+def test_offsets_beyond_32_bits() -> None:
+    near = integers((3, 20), torch.float32)
+    far, out = far_rows(3, 20), far_rows(3, 20)
+    far.copy_(near)
+    out.copy_(near)
+    rowptr, col = torch.tensor([0, 1, 1, 4]), torch.tensor([2, 0, 1, 2], dtype=torch.int32)
+    expected = near + reference.spmm_csr(rowptr, col, near)
+    assert torch.equal(ops.spmm_csr(rowptr, col, far, out=out), expected)
+    assert torch.equal(ops.sddmm_csr(rowptr, col, far, far), reference.sddmm_csr(rowptr, col, near, near))
+    assert torch.equal(ops.extreme_csr(rowptr, col, far, "max"), reference.extreme_csr(rowptr, col, near, "max"))
+    index = torch.tensor([2, 0, 2])
+    assert torch.equal(ops.gather_rows(far, index), near[index])
+    reference.scatter_add_rows(expected, index, near)
+    assert torch.equal(ops.scatter_add_rows(out, index, far), expected)
+
+
+def test_columns_beyond_32_bits_are_refused() -> None:
+    none = torch.zeros(0, dtype=torch.int64)
+    with pytest.raises(OptionError, match=r"at most 2\*\*31 - 1 columns .* use more ranks"):
+        CSR.from_edges(none, none, none, 1, 2**31)
+
+
 def test_dropout_derivatives() -> None:
     x, key = reals(6, 5, dtype=torch.float64).requires_grad_(), torch.arange(6)
     assert torch.autograd.gradcheck(lambda x: ops.keyed_dropout(x, key, 0.5, 3), (x,))
@@ -352,6 +392,8 @@ def test_opcheck() -> None:
     opcheck(native.gather_rows.default, (x, index))
     opcheck(native.gather_rows_into.default, (torch.zeros(3, 5), x, index))
     opcheck(native.scatter_add_rows.default, (x.clone(), index, g[:3]))
+    opcheck(native.relu.default, (x, True))
+    opcheck(native.relu_grad.default, (x, (x > 0).to(torch.uint8).flatten()))
     opcheck(native.keyed_dropout.default, (x, key, 0.5, 1, 0))
     opcheck(native.keyed_dropout.default, (x.clone().requires_grad_(), key, 0.5, 1, 2))
     opcheck(native.keyed_uniform.default, (key, 6, 1, 0, torch.bfloat16))

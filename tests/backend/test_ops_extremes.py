@@ -94,6 +94,20 @@ def test_gradcheck() -> None:
         first.sum().backward()
 
 
+@pytest.mark.parametrize("width", [1, 47, 256])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_hubs_among_sources(width: int, dtype: torch.dtype) -> None:
+    """The last pass adds up a hub's columns by blocks, as the first two take theirs."""
+    hubs = pattern(20_000)  # of the transposed pattern
+    csr, x = hubs.transposed, with_ties(width, dtype).repeat(2, 1)[:NUM_ROWS]
+    y = ops.extreme_csr(csr.rowptr, csr.col, x, "max")
+    shares = with_ties(width, torch.float64 if dtype == torch.float64 else torch.float32, seed=1)
+    got = ops.extreme_csr_grad(hubs.rowptr, hubs.col, x, y, shares)
+    expected = reference.extreme_csr_grad(hubs.rowptr, hubs.col, x, y, shares)
+    assert bool((expected != 0).any())
+    assert torch.equal(got, expected)  # sums of small integers
+
+
 def test_not_a_number_wins() -> None:
     csr, x = pattern(), with_ties(20, torch.float32)
     x[3, 5] = x[11, 6] = float("nan")

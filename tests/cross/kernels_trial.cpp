@@ -138,7 +138,8 @@ void try_width(int64_t width) {
                        .out_stride = width,
                        .x_element = kElement<T>,
                        .out_element = kElement<T>,
-                       .accumulate = true},
+                       .accumulate = true,
+                       .divide = false},
                       0, kRows);
   expect("spmm_rows", width, out, want);
 
@@ -176,8 +177,8 @@ void try_width(int64_t width) {
       if (e == static_cast<size_t>(p.rowptr[static_cast<size_t>(p.row[e])]) || value > best) best = value;
     }
   }
-  ExtremeCsr problem{p.rowptr.data(), p.col.data(), x.data(), nullptr,     nullptr, extreme.data(),
-                     num_edges,       width,        width,    kElement<T>, true};
+  ExtremeCsr problem{p.rowptr.data(), p.col.data(), x.data(), nullptr, nullptr,     extreme.data(),
+                     num_edges,       width,        width,    width,   kElement<T>, true};
   kernels().extreme_rows(problem, 0, kRows);
   expect("extreme_rows", width, extreme, want_extreme);
   for (size_t i = 0; i < ties.size(); ++i) ties[i] = want_extreme[i] == 0;
@@ -207,7 +208,7 @@ void try_width(int64_t width) {
   }
   kernels().extreme_grad_rows(
       {transposed.rowptr.data(), transposed.col.data(), x.data(), extreme.data(), shares.data(), by_x.data(),
-       static_cast<int64_t>(transposed.col.size()), width, width, kElement<T>, true},
+       static_cast<int64_t>(transposed.col.size()), width, width, width, kElement<T>, true},
       0, kSources);
   expect("extreme_grad_rows", width, by_x, want_by_x);
 

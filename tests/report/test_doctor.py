@@ -39,7 +39,11 @@ def test_reasons() -> None:
     assert "3 on 2 cores take turns" in only(doctor.remarks(facts(threads=3), AVX512))
     assert "says never" in only(doctor.remarks(facts(huge_pages="never"), AVX512))
     assert "start with GLIBC_TUNABLES" in only(doctor.remarks(facts(huge_pages="madvise"), AVX512))
-    for setting in ({"PYG_DIST_KEEP_MEMORY": "1"}, {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}):
+    for setting in (
+        {"PYG_DIST_KEEP_MEMORY": "1"},
+        {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
+        {"THP_MEM_ALLOC_ENABLE": "1"},
+    ):
         assert not list(doctor.remarks(facts(huge_pages="madvise", environment=setting), AVX512))
     misspelt = facts(environment={"PYG_DIST_THREADS": "2"})
     assert "PYG_DIST_THREADS is not a setting" in only(doctor.remarks(misspelt, AVX512))

@@ -1,0 +1,18 @@
+"""A layer's last additions, without a tensor for each."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from pyg_dist.tensor.row_tensor import LOCALLY
+
+
+def plus(out: Tensor, addend: Tensor) -> Tensor:
+    """``out + addend``, written into ``out`` where that changes nothing else.
+
+    To be called with an ``out`` that nobody has seen and no derivative needs, as the output of a linear map without
+    hooks is. A view is left alone, since autograd copies a view's gradients for functions in place.
+    """
+    with LOCALLY():
+        in_place = out.dtype == addend.dtype and not out._is_view()
+    return out.add_(addend) if in_place else out + addend

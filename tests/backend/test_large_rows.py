@@ -1,0 +1,78 @@
+"""``linear`` and ``relu`` for large tensors against torch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pyg_dist.backend import large_rows, ops
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16]
+Both = tuple[Callable[..., Tensor], Callable[..., Tensor]]
+
+
+def results(function: Callable[..., Tensor], *operands: Tensor) -> list[Tensor]:
+    """The output, and the gradient of every operand."""
+    leaves = [operand.detach().clone().requires_grad_() for operand in operands]
+    out = function(*leaves)
+    weight = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out).to(out.dtype)
+    (out * weight).sum().backward()
+    return [out.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+
+
+@pytest.fixture
+def num_rows() -> int:
+    """Enough for outputs of 37 columns to be large, in the narrowest dtype."""
+    return large_rows.LARGE // 2 // 37 + 5
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_linear_has_the_bits_of_torch(num_rows: int, dtype: torch.dtype, has_bias: bool) -> None:
+    x, weight = torch.randn(num_rows, 19).to(dtype), torch.randn(37, 19).to(dtype)
+    operands = (x, weight, torch.randn(37).to(dtype)) if has_bias else (x, weight)
+    got = results(large_rows.linear, *operands)
+    assert "_Linear" in large_rows.linear(x, weight.requires_grad_()).grad_fn.name()  # type: ignore[union-attr]
+    for mine, expected in zip(got, results(F.linear, *operands), strict=True):
+        assert torch.equal(mine, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_relu_has_the_bits_of_torch_and_keeps_a_byte_each(num_rows: int, dtype: torch.dtype) -> None:
+    x = torch.randn(num_rows, 37).to(dtype)
+    x[0, :5] = torch.tensor([0.0, -0.0, float("nan"), float("inf"), float("-inf")]).to(dtype)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):  # type: ignore[func-returns-value]
+        got = results(large_rows.relu, x)
+    assert [t.dtype for t in kept if t.numel() == x.numel()].count(torch.uint8) == 1
+    for mine, expected in zip(got, results(F.relu, x), strict=True):
+        assert torch.equal(mine.nan_to_num(7.0), expected.nan_to_num(7.0))
+    y, passed = ops.relu(x, False)
+    assert passed.numel() == 0
+    assert torch.equal(y.nan_to_num(7.0), x.relu().nan_to_num(7.0))
+
+
+def test_derivatives_of_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large_rows, "LARGE", 0)
+    x, weight, bias = (torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((5, 3), (4, 3), (4,)))
+    for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
+        assert check(large_rows.linear, (x, weight, bias))
+        assert check(lambda x: large_rows.relu(x) ** 2, (x,))
+
+
+def test_other_forms_are_torch_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large_rows, "LARGE", 0)
+    x, weight = torch.randn(5, 4, 3), torch.randn(2, 3)
+    assert torch.equal(large_rows.linear(x, weight), F.linear(x, weight))
+    assert torch.equal(large_rows.linear(x[0, 0], weight), F.linear(x[0, 0], weight))
+    assert torch.equal(large_rows.relu(x.transpose(0, 2)), x.transpose(0, 2).relu())
+    written = x.clone()
+    assert large_rows.relu(written, inplace=True) is written
+    with pytest.raises(RuntimeError, match="dtype"):
+        large_rows.linear(x[0], weight.double())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert large_rows.linear(x[0], weight).dtype == torch.bfloat16
