@@ -15,12 +15,12 @@ from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor
 from pyg_dist.tensor.edge_index import Graph
 
 
-def is_distributed(conv: MessagePassing, edge_index: Any, x: Any) -> bool:
-    """Whether ``conv`` has to run distributed, after checking that its inputs fit together.
+def require_edge_index(conv: MessagePassing, edge_index: Any, x: Any) -> bool:
+    """Whether ``edge_index`` is a distributed one, which features ``x`` and several ranks ask for.
 
     Raises:
         DataError: A plain ``edge_index`` at world size > 1, or with node tensors.
-        UnsupportedError: A flow other than ``source_to_target``, or somebody reckons with steps of the stock conv.
+        UnsupportedError: A flow other than ``source_to_target``.
     """
     name = type(conv).__name__
     features = x[0] if isinstance(x, (tuple, list)) else x
@@ -35,7 +35,20 @@ def is_distributed(conv: MessagePassing, edge_index: Any, x: Any) -> bool:
         raise UnsupportedError(
             f"{name} expected flow='source_to_target' (got {conv.flow!r}): flip edge_index before DistributedData"
         )
-    changed = "explain" if conv.explain else _overridden(type(conv)) or _hooked(conv)  # type: ignore[arg-type]
+    return True
+
+
+def is_distributed(conv: MessagePassing, edge_index: Any, x: Any) -> bool:
+    """Whether ``conv`` has to run distributed, after checking that its inputs fit together.
+
+    Raises:
+        DataError: See :func:`require_edge_index`.
+        UnsupportedError: So, too, or somebody reckons with steps of the stock conv.
+    """
+    if not require_edge_index(conv, edge_index, x):
+        return False
+    name = type(conv).__name__
+    changed = "explain" if conv.explain else _overridden(type(conv)) or hooked(conv)  # type: ignore[arg-type]
     if changed is not None:
         raise UnsupportedError(
             f"{name} got a change to {changed!r}, a step of the stock conv that no rank takes: change x, edge weights "
@@ -55,7 +68,7 @@ def _overridden(cls: type) -> str | None:
     return next((s for s in ("update", *_STEPS[1:]) if getattr(cls, s) is not getattr(stock, s)), None)
 
 
-def _hooked(conv: MessagePassing) -> str | None:
+def hooked(conv: MessagePassing) -> str | None:
     """The step that has hooks."""
     return next(
         (s for s in _STEPS if getattr(conv, f"_{s}_forward_pre_hooks") or getattr(conv, f"_{s}_forward_hooks")), None

@@ -31,6 +31,13 @@ def matmul(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     )
 
 
+@handles("addmm")
+def addmm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``beta x + alpha rows @ plain matrix``."""
+    x, rows, matrix = args[:3]
+    return kwargs.get("beta", 1) * x + kwargs.get("alpha", 1) * (rows @ matrix)
+
+
 @handles("dot", "vdot", "inner")
 def dot(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The sum over rows of one-dimensional products (collective)."""

@@ -152,3 +152,20 @@ def rows_of(function: Function, *operands: Any) -> Rows:
                 )
     assert rows is not None, "a handler is called only for row tensors"
     return rows
+
+
+def by_row_mask(rows: Rows, mask: RowTensor) -> Selection:
+    """The rows where ``mask`` holds; kept with the mask while it does not change (collective at its first use).
+
+    Raises:
+        LayoutMismatchError: It is a mask over other rows.
+    """
+    if not rows.is_like(mask._rows):
+        raise LayoutMismatchError(f"Expected a mask over the same {rows} (got one over {mask._rows}): select it alike")
+    with LOCALLY():
+        version = -1 if mask.is_inference() else mask._version
+        known: tuple[int, Rows, Selection] | None = getattr(mask, "_selection", None)
+        if known is None or known[0] != version or version < 0 or known[1] is not rows:
+            # Counting is collective; a mask is used for outputs and labels alike, every epoch.
+            known = mask._selection = (version, rows, rows.by_mask(mask))
+    return known[2]
