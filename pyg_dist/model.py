@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 from torch_geometric.nn import GraphNorm, InstanceNorm, MessagePassing
@@ -45,8 +45,9 @@ def distribute(model: M) -> M:
         if type(module) in _NORMS:
             swaps.append((module, _NORMS[type(module)]))
         elif isinstance(module, MessagePassing) and not getattr(module, "is_distributed", False):
+            stock: Any = type(module)
             try:
-                swaps.append((module, distributed_class(type(module))))
+                swaps.append((module, distributed_class(stock)))
             except UnsupportedError as error:
                 raise UnsupportedError(f"distribute stopped at {path or 'the model'!r}: {error.message}") from error
     for module, class_ in swaps:

@@ -66,7 +66,7 @@ def DistributedConv(conv: C) -> C:
 
     Calls of the conv are collective, forward and backward; this function is not.
     """
-    stock = type(conv)
+    stock: Any = type(conv)
     if not isinstance(conv, MessagePassing):
         raise UnsupportedError(
             f"DistributedConv expected a MessagePassing conv (got {stock.__name__}): pyg_dist.distribute(model) swaps "

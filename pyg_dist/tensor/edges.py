@@ -135,7 +135,7 @@ class Edges(Tensor):
                 with LOCALLY():
                     return func(*args, **(kwargs or {}))
             shape = torch.Size((2, edges.rows.size))
-            if func is Tensor.shape.__get__:  # type: ignore[attr-defined]
+            if func == Tensor.shape.__get__:  # type: ignore[attr-defined]
                 return shape
             if func is Tensor.size:
                 dim = (*args[1:], *(kwargs or {}).values(), None)[0]

@@ -12,7 +12,7 @@ from pyg_dist.tensor.layers import with_parameters
 from pyg_dist.tensor.pointwise import pointwise
 from pyg_dist.tensor.reductions import wide
 from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, rows_of, wrap
-from pyg_dist.tensor.table import Function, handles, public_name
+from pyg_dist.tensor.table import Function, bind, handles, public_name
 
 
 @handles("matmul", "mm", "mv", "bmm", "__matmul__", "__rmatmul__")
@@ -34,8 +34,8 @@ def matmul(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 @handles("addmm")
 def addmm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``beta x + alpha rows @ plain matrix``."""
-    x, rows, matrix = args[:3]
-    return kwargs.get("beta", 1) * x + kwargs.get("alpha", 1) * (rows @ matrix)
+    bound = {"beta": 1, "alpha": 1, **bind("x mat1 mat2", args, kwargs)}
+    return bound["beta"] * bound["x"] + bound["alpha"] * (bound["mat1"] @ bound["mat2"])
 
 
 @handles("dot", "vdot", "inner")
