@@ -3,8 +3,8 @@
     python examples/gat.py
     torchrun --standalone --nproc-per-node 4 examples/gat.py --model GraphSAGE
 
-Three lines differ from a script for stock PyG; they are marked. Dropout falls on attention weights and on features, with
-the same masks on any number of processes.
+Three lines differ from a script for stock PyG; they are marked. Dropout falls on attention weights and on features,
+with the same masks on any number of processes.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from functools import cache
 from inspect import Signature, signature
-from types import FunctionType
 from typing import Any, Literal, TypeVar
 
 from torch import Tensor
@@ -22,7 +21,7 @@ from pyg_dist.conv.gcn import DistributedGCNConv
 from pyg_dist.conv.graph_functions import SUBSTITUTES
 from pyg_dist.conv.inputs import hooked, node_rows, require_edge_index
 from pyg_dist.conv.neighbours import aggregate_messages
-from pyg_dist.conv.rebinding import rebound
+from pyg_dist.conv.rebinding import copy_of_classes
 from pyg_dist.conv.sage import DistributedSAGEConv
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, UnsupportedError
 from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor, RowTensor
@@ -92,40 +91,49 @@ def distributed_class(stock: Any) -> Any:
             f"before DistributedData, and use a conv that takes edge_index"
         )
     own = stock.__mro__[: stock.__mro__.index(MessagePassing)]
-    body: dict[str, Any] = {"stock": stock, "__module__": __name__, "__doc__": stock.__doc__}
-    for name in {name for base in own for name in vars(base)}:
-        function = getattr(stock, name)
-        if isinstance(function, FunctionType):
-            ours = rebound(function, SUBSTITUTES)
-            if ours is not function:
-                body[name] = ours
-    body["_run"] = body.pop("forward", stock.forward)
-    if stock.aggregate is MessagePassing.aggregate:
-        body["aggregate"] = _aggregate
-        body["_sums_rows"] = _sums_rows(stock)
-    return type(f"Distributed{stock.__name__}", (_OnEdges, stock), body)
+    for step in ("propagate", "edge_updater"):
+        if any(_is_custom(base, step) for base in own):
+            raise UnsupportedError(
+                f"{stock.__name__} has a {step!r} of its own, which no rank takes: write message, aggregate and update"
+            )
+    code = copy_of_classes(own, _Defaults, SUBSTITUTES)
+    body = {"stock": stock, "code": code, "sums_rows": _sums_rows(stock)}
+    body |= {"__module__": __name__, "__doc__": stock.__doc__}
+    return type(f"Distributed{stock.__name__}", (_OnEdges, code, stock), body)
+
+
+def _is_custom(base: type, step: str) -> bool:
+    """Whether a class wrote ``step`` itself; PyG writes one for every class, and keeps the original beside it."""
+    written = vars(base).get(step)
+    original = vars(base).get(f"_orig_{step}", written)
+    return written is original and written not in (None, getattr(MessagePassing, step))
 
 
 def _sums_rows(stock: type[MessagePassing]) -> bool:
-    """Whether messages without edge weights are the sources' rows: PyG's class multiplies a sparse matrix by them."""
+    """Whether messages without edge weights are the sources' rows, by which PyG's class multiplies a sparse matrix."""
+    if stock.update is not MessagePassing.update or stock.aggregate is not MessagePassing.aggregate:
+        return False
     owners = {
         next(base for base in stock.__mro__ if name in vars(base)) for name in ("message", "message_and_aggregate")
     }
     (owner, *others) = owners
     is_pygs = owner.__module__.startswith("torch_geometric.") and owner is not MessagePassing
-    return is_pygs and not others and stock.update is MessagePassing.update
+    return is_pygs and not others
 
 
-def _aggregate(self: MessagePassing, inputs: Any, index: Any, ptr: Any = None, dim_size: int | None = None) -> Any:
-    """PyG's default: the conv's aggregation module."""
-    if not isinstance(index, NodeIds):
-        return MessagePassing.aggregate(self, inputs, index, ptr, dim_size)
-    if self.node_dim % inputs.dim() != 0:
-        raise UnsupportedError(
-            f"{_name(self)} aggregates messages of shape {list(inputs.shape)} along dimension {self.node_dim}, and "
-            f"rows are in dimension 0: features are expected to be [N, F]"
-        )
-    return aggregate_messages(self.aggr_module, inputs, index.edges)
+class _Defaults(MessagePassing):  # type: ignore[misc]
+    """What a conv inherits from PyG where no class of its own says otherwise."""
+
+    def aggregate(self, inputs: Any, index: Any, ptr: Any = None, dim_size: int | None = None) -> Any:
+        """By the conv's aggregation module."""
+        if not isinstance(index, NodeIds):
+            return super().aggregate(inputs, index, ptr, dim_size)
+        if self.node_dim % inputs.dim() != 0:
+            raise UnsupportedError(
+                f"{_name(self)} aggregates messages of shape {list(inputs.shape)} along dimension {self.node_dim}, and "
+                f"rows are in dimension 0: features are expected to be [N, F]"
+            )
+        return aggregate_messages(self.aggr_module, inputs, index.edges)
 
 
 def _name(conv: MessagePassing) -> str:
@@ -137,8 +145,8 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
 
     is_distributed = True
     stock: Any
-    _run: Any
-    _sums_rows = False
+    code: Any
+    sums_rows: bool
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The stock forward; on distributed edges, its copy that calls our graph functions (collective)."""
@@ -149,12 +157,14 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
             if not require_edge_index(self, edge_index, next(iter(given.values()))):
                 return self.stock.forward(self, *args, **kwargs)
             edge_index = self._edges(edge_index)
+        if self.explain:
+            raise UnsupportedError(f"{_name(self)} cannot be explained on distributed data: use the plain Data")
         graph = edge_index.graph
         for name, value in given.items():
             bound.arguments[name] = self._rows(name, value, graph)
         with shared_halos():
             try:
-                return type(self)._run(*bound.args, **bound.kwargs)
+                return self.code.forward(*bound.args, **bound.kwargs)
             except (MixedRowsError, LayoutMismatchError, UnsupportedError) as error:
                 reason = error.message.split(": ")[0]  # what follows is advice to the author of the conv
                 raise UnsupportedError(
@@ -217,7 +227,7 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
         x = x[0] if isinstance(x, (tuple, list)) else x
         reduce = _LINEAR.get(type(self.aggr_module))
         is_plain = edges.rows is edges.graph.edge_rows and not any(v is not None for v in others.values())
-        is_stock = self.fuse and self._sums_rows and not self.explain and self.decomposed_layers == 1
+        is_stock = self.fuse and self.sums_rows and self.decomposed_layers == 1
         if not (is_plain and is_stock and isinstance(x, NodeTensor) and edges.graph.owns(x)) or hooked(self):
             return None
         if reduce is None or x.dim() != 2 or not x.is_floating_point():

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 from torch_geometric.nn import MessagePassing
 
 from pyg_dist.backend.world import world_size
 from pyg_dist.errors import DataError, LayoutMismatchError, UnsupportedError
 from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor
 from pyg_dist.tensor.edge_index import Graph
+from pyg_dist.tensor.rows import Rows
 
 
 def require_edge_index(conv: MessagePassing, edge_index: Any, x: Any) -> bool:
@@ -113,10 +116,23 @@ def edge_rows(conv: MessagePassing, edge_index: DistributedEdgeIndex, weight: Te
     if weight is None:
         return None
     if not isinstance(weight, EdgeTensor) and weight.shape[:1] == (rows.size,) and type(weight) is not NodeTensor:
-        weight = EdgeTensor.from_local(rows.slice(weight), rows)
+        weight = _derived(weight, rows, lambda w: EdgeTensor.from_local(rows.slice(w), rows))
     if not isinstance(weight, EdgeTensor) or weight._rows is not rows or weight.numel() != rows.size:
         raise DataError(
             f"{type(conv).__name__} expected edge weights with one value for each of the {rows.size} edges of this "
             f"graph (got {type(weight).__name__} of shape {list(weight.shape)}): pass data.edge_weight"
         )
-    return weight if weight.dim() == 1 else weight.view(-1)  # type: ignore[return-value]
+    return weight if weight.dim() == 1 else _derived(weight, rows, lambda w: w.view(-1).clone())  # type: ignore[return-value]
+
+
+_DERIVED = WeakIdKeyDictionary()
+
+
+def _derived(weight: Tensor, rows: Rows, derive: Callable[[Tensor], Tensor]) -> Tensor:
+    """``derive(weight)``, no view; for a constant the same as last time: operators go by the object's identity."""
+    if weight.requires_grad or weight.is_inference():
+        return derive(weight)
+    known = _DERIVED.get(weight)  # type: ignore[no-untyped-call]
+    if known is None or known[0] is not rows or known[1] != weight._version:
+        known = _DERIVED[weight] = (rows, weight._version, derive(weight))
+    return known[2]  # type: ignore[no-any-return]

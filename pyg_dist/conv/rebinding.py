@@ -1,42 +1,77 @@
 """PyG's own code with other functions behind some of its names.
 
 A conv's forward, message and update run as PyG wrote them, but ``softmax`` in them has to be the distributed one. So
-each function that needs it is copied with globals in which the name leads there. PyG's modules stay as they are.
+the functions of a class are copied with globals in which the name leads there. PyG's modules stay as they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import update_wrapper
-from types import CodeType, FunctionType
+from types import CellType, CodeType, FunctionType
 from typing import Any
 
 Functions = Mapping[Callable[..., Any], Callable[..., Any]]
 
 
-def rebound(function: FunctionType, substitutes: Functions) -> FunctionType:
-    """``function``, or a copy whose globals have ``substitutes``, also in the functions of PyG that it calls."""
-    return _rebound(function, substitutes, frozenset())
+def copy_of_classes(classes: tuple[type, ...], base: type, substitutes: Functions) -> type:
+    """A class with the methods of ``classes``, subclasses first as in an MRO, above ``base``.
+
+    Each has its own copy in the chain, so that ``super()`` in a method leads from copy to copy.
+    """
+    for original in reversed(classes):
+        own_class = CellType()
+        methods = {
+            name: rebound(function, substitutes, own_class)
+            for name, function in vars(original).items()
+            if isinstance(function, FunctionType)
+        }
+        base = type(original.__name__, (base,), {**methods, "__module__": original.__module__})
+        own_class.cell_contents = base
+    return base
 
 
-def _rebound(function: FunctionType, substitutes: Functions, callers: frozenset[FunctionType]) -> FunctionType:
-    changed: dict[str, Any] = {}
-    for name in _names(function.__code__):
-        called = function.__globals__.get(name)
-        if not isinstance(called, FunctionType) or called in callers:
-            continue
-        if called in substitutes:
-            changed[name] = substitutes[called]
-        elif called.__module__.startswith("torch_geometric.") or called.__module__ == function.__module__:
-            copy = _rebound(called, substitutes, callers | {function})
-            if copy is not called:
-                changed[name] = copy
-    if not changed:
-        return function
-    twin = FunctionType(
-        function.__code__, {**function.__globals__, **changed}, function.__name__, function.__defaults__,
-        function.__closure__,
-    )  # fmt: skip
+def rebound(function: FunctionType, substitutes: Functions, own_class: CellType | None = None) -> FunctionType:
+    """A copy whose globals have ``substitutes``, also in the functions that it calls, and whose class is another."""
+    names = _names(function.__code__)
+    changed = {name: other for name in names if (other := _other(function, name, substitutes, frozenset())) is not None}
+    return _copy(function, changed, own_class)
+
+
+def _other(
+    function: FunctionType, name: str, substitutes: Functions, callers: frozenset[FunctionType]
+) -> Callable[..., Any] | None:
+    """What the global ``name`` of ``function`` has to lead to, or None if to what it does."""
+    called = function.__globals__.get(name)
+    if not isinstance(called, FunctionType) or called in callers:
+        return None
+    if called in substitutes:
+        return substitutes[called]
+    if not (called.__module__.startswith("torch_geometric.") or called.__module__ == function.__module__):
+        return None
+    further = {n: _other(called, n, substitutes, callers | {function}) for n in _names(called.__code__)}
+    changed = {n: other for n, other in further.items() if other is not None}
+    return _copy(called, changed) if changed else None
+
+
+class _Globals(dict[str, Any]):
+    """Some names, and a module's own for all others: what the module assigns later is seen, too."""
+
+    def __init__(self, changed: dict[str, Any], module: dict[str, Any]) -> None:
+        super().__init__(changed)
+        self._module = module
+
+    def __missing__(self, name: str) -> Any:
+        return self._module[name]
+
+
+def _copy(function: FunctionType, changed: dict[str, Any], own_class: CellType | None = None) -> FunctionType:
+    closure = function.__closure__
+    if closure is not None and own_class is not None:
+        names = function.__code__.co_freevars
+        closure = tuple(own_class if n == "__class__" else c for n, c in zip(names, closure, strict=True))
+    names_of_module = _Globals(changed, function.__globals__) if changed else function.__globals__
+    twin = FunctionType(function.__code__, names_of_module, function.__name__, function.__defaults__, closure)
     twin.__kwdefaults__ = function.__kwdefaults__
     update_wrapper(twin, function)
     del twin.__dict__["__wrapped__"]  # it stands for the function, and does not call it

@@ -51,7 +51,8 @@ class Edges(Tensor):
     @staticmethod
     def of(graph: HaloGraph, rows: Rows, source: Tensor, target: Tensor) -> Edges:
         """See the class."""
-        edges = torch.empty(2, 0, dtype=torch.int64, device=graph.device).as_subclass(Edges)
+        # Of a device without memory, so that what torch does not dispatch (torch.tensor, DLPack) fails, too.
+        edges = torch.empty(2, rows.size, dtype=torch.int64, device="meta").as_subclass(Edges)
         edges.graph, edges.rows, edges.source, edges.target = graph, rows, source, target
         return edges
 
@@ -134,16 +135,8 @@ class Edges(Tensor):
             if func in _SAME:
                 with LOCALLY():
                     return func(*args, **(kwargs or {}))
-            shape = torch.Size((2, edges.rows.size))
-            if func == Tensor.shape.__get__:  # type: ignore[attr-defined]
-                return shape
-            if func is Tensor.size:
-                dim = (*args[1:], *(kwargs or {}).values(), None)[0]
-                return shape if dim is None else shape[dim]
-            if func is Tensor.numel:
-                return shape.numel()
-            if func is Tensor.__len__:
-                return 2
+            if func == Tensor.device.__get__:
+                return edges.graph.device
             if func is Tensor.unbind:
                 return edges._ends
             if func is Tensor.__getitem__:
@@ -158,12 +151,9 @@ class Edges(Tensor):
         )
 
 
-_PROPERTIES = "dtype device layout is_cuda is_sparse requires_grad ndim".split()
-_SAME = {getattr(Tensor, name).__get__ for name in _PROPERTIES} | {
-    Tensor.dim,
-    Tensor.is_floating_point,
-    Tensor.__hash__,
-}
+_PROPERTIES = "shape dtype layout is_sparse requires_grad ndim".split()
+_METHODS = (Tensor.size, Tensor.numel, Tensor.dim, Tensor.is_floating_point, Tensor.__len__, Tensor.__hash__)
+_SAME = {*(getattr(Tensor, name).__get__ for name in _PROPERTIES), *_METHODS}
 
 
 class _Selected(NamedTuple):

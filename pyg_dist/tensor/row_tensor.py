@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
 from pyg_dist.tensor.rows import Kind, Rows, Selection
-from pyg_dist.tensor.table import TABLE, Function, public_name
+from pyg_dist.tensor.table import TABLE, Function, Handler, public_name
 
 LOCALLY = torch._C.DisableTorchFunctionSubclass
 """Context in which row tensors are plain local tensors."""
@@ -83,12 +83,17 @@ class RowTensor(Tensor):
                 f"call it on .full_tensor() (all rows, collective) or .to_local() (this rank's rows)"
             )
         if kwargs:
-            if kwargs.get("out") is not None:
+            if kwargs.get("out") is not None and not takes_out(handler, kwargs["out"]):
                 raise MixedRowsError(f"{public_name(func)} of row tensors does not take 'out': assign the result")
             if not args and "input" in kwargs:  # handlers find the tensor in one place
                 args = (kwargs["input"],)
                 kwargs = {name: value for name, value in kwargs.items() if name != "input"}
         return handler(func, args, kwargs or {})
+
+
+def takes_out(handler: Handler, out: Any) -> bool:
+    """Whether a function can write to ``out``: a row tensor, where values stay in their rows (optimizers do that)."""
+    return isinstance(out, RowTensor) and getattr(handler, "keeps_rows", False)
 
 
 class NodeTensor(RowTensor):
