@@ -35,7 +35,16 @@ def rebound(function: FunctionType, substitutes: Functions, own_class: CellType 
     """A copy whose globals have ``substitutes``, also in the functions that it calls, and whose class is another."""
     names = _names(function.__code__)
     changed = {name: other for name in names if (other := _other(function, name, substitutes, frozenset())) is not None}
-    return _copy(function, changed, own_class)
+    closure = None
+    if function.__closure__ is not None:
+        decorated = getattr(function, "__wrapped__", None)  # under torch.no_grad(), for instance
+        closure = list(function.__closure__)
+        for k, name in enumerate(function.__code__.co_freevars):
+            if name == "__class__" and own_class is not None:
+                closure[k] = own_class
+            elif isinstance(decorated, FunctionType) and closure[k].cell_contents is decorated:
+                closure[k] = CellType(rebound(decorated, substitutes, own_class))
+    return _copy(function, changed, closure)
 
 
 def _other(
@@ -65,13 +74,10 @@ class _Globals(dict[str, Any]):
         return self._module[name]
 
 
-def _copy(function: FunctionType, changed: dict[str, Any], own_class: CellType | None = None) -> FunctionType:
-    closure = function.__closure__
-    if closure is not None and own_class is not None:
-        names = function.__code__.co_freevars
-        closure = tuple(own_class if n == "__class__" else c for n, c in zip(names, closure, strict=True))
-    names_of_module = _Globals(changed, function.__globals__) if changed else function.__globals__
-    twin = FunctionType(function.__code__, names_of_module, function.__name__, function.__defaults__, closure)
+def _copy(function: FunctionType, changed: dict[str, Any], closure: list[CellType] | None = None) -> FunctionType:
+    names = _Globals(changed, function.__globals__) if changed else function.__globals__
+    cells = function.__closure__ if closure is None else tuple(closure)
+    twin = FunctionType(function.__code__, names, function.__name__, function.__defaults__, cells)
     twin.__kwdefaults__ = function.__kwdefaults__
     update_wrapper(twin, function)
     del twin.__dict__["__wrapped__"]  # it stands for the function, and does not call it

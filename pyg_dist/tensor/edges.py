@@ -51,7 +51,7 @@ class Edges(Tensor):
     @staticmethod
     def of(graph: HaloGraph, rows: Rows, source: Tensor, target: Tensor) -> Edges:
         """See the class."""
-        # Of a device without memory, so that what torch does not dispatch (torch.tensor, DLPack) fails, too.
+        # Of a device without memory: what torch does not dispatch (torch.tensor, DLPack) fails, or finds no values.
         edges = torch.empty(2, rows.size, dtype=torch.int64, device="meta").as_subclass(Edges)
         edges.graph, edges.rows, edges.source, edges.target = graph, rows, source, target
         return edges

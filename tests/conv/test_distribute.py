@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from against_stock import Results, assert_same, gradients
 from random_graphs import random_graph, uneven_parts
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn as gnn
 from torch_geometric.data import Data
 from torch_geometric.nn import models
@@ -143,7 +144,8 @@ def attention() -> None:
 
     data = graph()
     ours = distributed(data)
-    for make in (gnn.GATConv, gnn.GATv2Conv, gnn.TransformerConv):
+    weights = {gnn.GATConv: "lin.weight", gnn.GATv2Conv: "lin_l.weight", gnn.TransformerConv: "lin_key.weight"}
+    for make, name in weights.items():
         torch.manual_seed(0)
         stock = make(FEATURES, CLASSES, heads=2).double()
         conv = pyg_dist.conv.DistributedConv(copy.deepcopy(stock))
@@ -152,19 +154,55 @@ def attention() -> None:
         assert edges.shape == edge_index.shape
         assert torch.equal(edges.full_tensor(), edge_index)
         assert_same({"alpha": ours_alpha.detach()}, {"alpha": alpha.detach()})
-        (stock_gradient,) = torch.autograd.grad(
-            alpha.square().sum(), stock.lin_key.weight if make is gnn.TransformerConv else next(stock.parameters())
-        )
-        (gradient,) = torch.autograd.grad(
-            ours_alpha.square().sum(), conv.lin_key.weight if make is gnn.TransformerConv else next(conv.parameters())
-        )
-        assert_same({"gradient": gradient}, {"gradient": stock_gradient})
+        weight, ours_weight = (dict(c.named_parameters())[name] for c in (stock, conv))
+        (expected,) = torch.autograd.grad(alpha.square().sum(), weight)
+        (gradient,) = torch.autograd.grad(ours_alpha.square().sum(), ours_weight)
+        assert_same({"gradient": gradient}, {"gradient": expected})
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_attention_weights(workers: Pools, world_size: int) -> None:
     """In PyG's order, self loops last."""
     workers(world_size).run(attention)
+
+
+def modes(conv: nn.Module, data: Any) -> Results:
+    """Gradients of gradients, both kinds of checkpoints, inference, and plain leaves with all rows."""
+    x, attr = data.x.detach().clone().requires_grad_(), data.edge_attr.detach().clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(conv(x, data.edge_index, attr).square().sum(), x, create_graph=True)
+    gradient.square().sum().backward()
+    results = gradients(conv, twice_x=x, twice_attr=attr)
+    for reentrant in (True, False):
+        conv.zero_grad()
+        x, attr = data.x.detach().clone().requires_grad_(), data.edge_attr.detach().clone().requires_grad_()
+        checkpoint(conv, x, data.edge_index, attr, use_reentrant=reentrant).square().sum().backward()
+        results |= {f"{reentrant} {name}": v for name, v in gradients(conv, x=x, attr=attr).items()}
+    conv.zero_grad()
+    whole, whole_attr = graph().x.requires_grad_(), graph().edge_attr.requires_grad_()
+    conv(whole, data.edge_index, whole_attr).square().sum().backward()
+    with torch.inference_mode():
+        results["inference"] = conv(data.x, data.edge_index, data.edge_attr)
+    return {**results, **gradients(conv, plain_x=whole, plain_attr=whole_attr)}
+
+
+def compare_modes() -> None:
+    import pyg_dist
+
+    data = graph()
+    for make in (gnn.GATv2Conv, gnn.ResGatedGraphConv):
+        torch.manual_seed(0)
+        stock = make(FEATURES, CLASSES, edge_dim=3).double()
+        conv = pyg_dist.distribute(copy.deepcopy(stock))
+        assert_same(modes(conv, distributed(data)), modes(stock, data))
+    propagation = gnn.LabelPropagation(3, 0.8)  # its forward is under torch.no_grad()
+    ours, expected = distributed(data), propagation(data.y, data.edge_index, data.train_mask)
+    got = pyg_dist.distribute(propagation)(ours.y, ours.edge_index, ours.train_mask)
+    assert_same({"labels": got}, {"labels": expected})
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_modes(workers: Pools, world_size: int) -> None:
+    workers(world_size).run(compare_modes)
 
 
 def what_stays() -> None:
