@@ -176,9 +176,9 @@ class HaloGraph:
         """``y_i = sum or mean over in-edges of w_ji x_j`` for constant weights in edge storage order."""
 
         def build(values: Tensor | None) -> LinearOperator:
-            scale = self.in_degree(dtype).clamp_(min=1).reciprocal_() if reduce == "mean" else None
+            degree = self.in_degree(dtype).clamp_(min=1) if reduce == "mean" else None
             local, halo = self._weighted(self.local, None if values is None else values.to(dtype))
-            return LinearOperator(local, halo, row_scale=scale)
+            return LinearOperator(local, halo, row_scale=degree, divides=True)
 
         return self._kept(("neighbourhood", reduce, dtype), weight, build)
 
