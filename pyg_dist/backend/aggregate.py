@@ -186,6 +186,12 @@ def halo_rows(x: Tensor, post: Halo) -> Tensor:
     return _HaloRows.apply(x, post, False)  # type: ignore[no-any-return, no-untyped-call]
 
 
+def halo_sums(rows: Tensor, post: Halo) -> Tensor:
+    """Send halo rows home, where they are summed: the transpose of :func:`halo_rows`. Shapes: ``[h, F] -> [n, F]``."""
+    _require_dtype(rows)
+    return _HaloRows.apply(rows, post, True)  # type: ignore[no-any-return, no-untyped-call]
+
+
 def aggregate_edges(x: Tensor, weight: Tensor, local: CSR, post: Halo) -> Tensor:
     """Weighted sum over in-edges, differentiable by x and by the weights; collective both ways.
 

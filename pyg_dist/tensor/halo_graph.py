@@ -18,6 +18,7 @@ from pyg_dist.backend.exchange import Exchange, Traffic
 from pyg_dist.backend.matrix import Matrix
 from pyg_dist.plan.halo import HaloShare
 from pyg_dist.plan.transfer import Transfer
+from pyg_dist.tensor.edges import Edges
 from pyg_dist.tensor.row_tensor import RowTensor
 from pyg_dist.tensor.rows import Rows, lasting
 
@@ -128,6 +129,14 @@ class HaloGraph:
         edge = torch.cat([self.local.edge, self.halo.edge])
         order = torch.argsort(self.edge_rows.key[edge])
         return CSR.from_edges(row[order], col[order], edge[order], self.num_local, self.num_local + self.halo.num_cols)
+
+    @cached_property
+    @lasting
+    def edges(self) -> Edges:
+        """All edges of this rank, in edge storage order, for code that makes a message of each."""
+        whole, ends = self.whole, torch.empty(2, self.edge_rows.num_local, dtype=torch.int64, device=self.device)
+        ends[0, whole.edge], ends[1, whole.edge] = whole.col.long(), whole.row()
+        return Edges.of(self, self.edge_rows, ends[0], ends[1])
 
     @cached_property
     @lasting
