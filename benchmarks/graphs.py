@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch_geometric.data import Data
+from torch_geometric.utils import to_undirected
 
 EXPONENT = 0.6
 
@@ -40,7 +41,8 @@ def load(name: str) -> Data:
     """Return the graph of that name, or the one in the archive ``name``.
 
     A generated graph has normal features, random labels, and half of the nodes in ``train_mask``. An archive has
-    ``edge_index`` ``[2, E]``, ``x`` ``[N, F]``, ``y`` ``[N]`` and ``train_mask`` (or ``train``) ``[N]``.
+    ``edge_index`` ``[2, E]``, ``x`` ``[N, F]``, ``y`` ``[N]`` and ``train_mask`` (or ``train``) ``[N]``. What it lacks
+    of the last three is random; with ``undirected`` its edges stand there in one direction.
     """
     return _read(Path(name)) if name.endswith(".npz") else generate(SIZES[name])
 
@@ -77,9 +79,17 @@ def _links(size: PowerLaw, rng: np.random.Generator) -> tuple[np.ndarray, np.nda
 def _read(path: Path) -> Data:
     with np.load(path, allow_pickle=False) as file:
         arrays = dict(file)
+    edge_index = torch.from_numpy(arrays["edge_index"].astype(np.int64))
+    num_nodes = int(arrays["num_nodes"]) if "num_nodes" in arrays else arrays["x"].shape[0]
+    if "undirected" in arrays and bool(arrays["undirected"]):
+        edge_index = to_undirected(edge_index, num_nodes=num_nodes)
+    rng = np.random.default_rng(0)
+    x = arrays["x"] if "x" in arrays else rng.standard_normal((num_nodes, 32), dtype=np.float32)
+    y = arrays["y"] if "y" in arrays else rng.integers(0, 8, num_nodes)
+    mask = next((arrays[name] for name in ("train_mask", "train") if name in arrays), rng.random(num_nodes) < 0.5)
     return Data(
-        x=torch.from_numpy(arrays["x"]).float(),
-        edge_index=torch.from_numpy(arrays["edge_index"].astype(np.int64)),
-        y=torch.from_numpy(arrays["y"].astype(np.int64)),
-        train_mask=torch.from_numpy(arrays["train_mask"] if "train_mask" in arrays else arrays["train"]),
+        x=torch.from_numpy(x).float(),
+        edge_index=edge_index,
+        y=torch.from_numpy(y.astype(np.int64)),
+        train_mask=torch.from_numpy(mask if mask.ndim == 1 else mask[0]),
     )

@@ -1,7 +1,7 @@
-"""``linear`` and ``relu`` for large CPU tensors: the same numbers as torch's, at less traffic and memory.
+"""``linear``, ``relu`` and ``layer_norm`` for large CPU tensors: torch's numbers at less traffic and memory.
 
-Their outputs and gradients lie in huge pages (``csrc/ops/allocate.h``), which for an operator that streams once through
-memory are most of its time (docs/performance.md), and ReLU keeps a byte per element for its backward, not its output.
+Their outputs and gradients lie in huge pages (``csrc/ops/allocate.h``): where an operator streams once through memory,
+page faults are most of its time (docs/performance.md). ReLU keeps a byte an element for its backward, not its output.
 Small tensors, and forms that these do not know, go to torch's own operators. No function is collective.
 
 Legend: N rows, F columns in, O columns out.
@@ -9,6 +9,7 @@ Legend: N rows, F columns in, O columns out.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -63,6 +64,66 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if same and x.shape[1] == weight.shape[1] and not torch.is_autocast_enabled("cpu"):
             return _Linear.apply(x.as_subclass(Tensor), weight, bias)  # type: ignore[no-any-return, no-untyped-call]
     return F.linear(x, weight, bias)
+
+
+class _LayerNorm(torch.autograd.Function):
+    """By blocks of rows, whose outputs torch takes from the heap, in the cache, and takes again for the next block.
+
+    A row's numbers depend on no other row, so the bits are torch's; the sums over all rows are taken in one call.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+        out, moments = ops.empty_rows(x, *x.shape), []
+        for x_block, out_block in zip(_blocks(x), _blocks(out), strict=True):
+            y, *of_rows = torch.native_layer_norm(x_block, x.shape[1:], weight, bias, eps)
+            out_block.copy_(y)
+            moments.append(of_rows)
+        mean, rstd = (torch.cat(blocks) for blocks in zip(*moments, strict=True))
+        ctx.save_for_backward(x, mean, rstd, weight, bias)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, mean, rstd, weight, bias = ctx.saved_tensors
+        of_x, of_weight, of_bias, _ = ctx.needs_input_grad
+        derivative = torch.ops.aten.native_layer_norm_backward
+        with _PLAINLY():
+            if torch.is_grad_enabled():  # with create_graph, torch differentiates again
+                needs = [of_x, of_weight, of_bias]
+                return *derivative(grad, x, x.shape[1:], mean, rstd, weight, bias, needs), None
+            needs = [False, of_weight, of_bias]
+            _, by_weight, by_bias = derivative(grad, x, x.shape[1:], mean, rstd, weight, bias, needs)
+            if not of_x:
+                return None, by_weight, by_bias, None
+            by_x = ops.empty_rows(x, *x.shape)
+            rows = (torch.split(tensor, _block_rows(x)) for tensor in (grad, x, mean, rstd, by_x))
+            for g, x_block, m, r, out in zip(*rows, strict=True):
+                out.copy_(derivative(g, x_block, x.shape[1:], m, r, weight, bias, [True, False, False])[0])
+        return by_x, by_weight, by_bias, None
+
+
+def _block_rows(x: Tensor) -> int:
+    return max((2 << 20) // (x.shape[1] * x.element_size()), 1)
+
+
+def _blocks(x: Tensor) -> Sequence[Tensor]:
+    return torch.split(x, _block_rows(x))
+
+
+def layer_norm(
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Tensor:
+    """``torch.layer_norm``. Shapes: ``[N, F], [F], [F] -> [N, F]``."""
+    same = all(p is None or p.dtype == x.dtype for p in (weight, bias)) and not torch.is_autocast_enabled("cpu")
+    if same and x.dim() == 2 and x.is_contiguous() and _is_large(x, x.numel()) and (*normalized_shape,) == x.shape[1:]:
+        return _LayerNorm.apply(x.as_subclass(Tensor), weight, bias, eps)  # type: ignore[no-any-return, no-untyped-call]
+    return torch.layer_norm(x, normalized_shape, weight, bias, eps, cudnn_enable)
 
 
 class _Relu(torch.autograd.Function):

@@ -63,7 +63,8 @@ def norm_of_each_row(function: Function, args: tuple[Any, ...], kwargs: dict[str
     """The normalised dimensions must not be all of them."""
     if len(bind("input normalized_shape", args, kwargs)["normalized_shape"]) >= args[0].dim():
         raise MixedRowsError(f"{public_name(function)} over all dimensions would mix rows: normalise x.shape[1:]")
-    return with_parameters(function, args, kwargs)
+    run = large_rows.layer_norm if function.__name__ == "layer_norm" else None
+    return with_parameters(function, args, kwargs, run=run)
 
 
 @handles("gru_cell", "lstm_cell", "rnn_tanh_cell", "rnn_relu_cell")

@@ -42,6 +42,17 @@ def test_linear_has_the_bits_of_torch(num_rows: int, dtype: torch.dtype, has_bia
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("is_affine", [True, False])
+def test_layer_norm_has_the_bits_of_torch(num_rows: int, dtype: torch.dtype, is_affine: bool) -> None:
+    x = torch.randn(num_rows, 37).to(dtype)
+    operands = (x, torch.randn(37).to(dtype), torch.randn(37).to(dtype)) if is_affine else (x,)
+    got = results(lambda x, *affine: large_rows.layer_norm(x, [37], *affine), *operands)
+    assert "_LayerNorm" in large_rows.layer_norm(x.requires_grad_(), (37,)).grad_fn.name()  # type: ignore[union-attr]
+    for mine, expected in zip(got, results(lambda x, *affine: F.layer_norm(x, [37], *affine), *operands), strict=True):
+        assert torch.equal(mine, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_relu_has_the_bits_of_torch_and_keeps_a_byte_each(num_rows: int, dtype: torch.dtype) -> None:
     x = torch.randn(num_rows, 37).to(dtype)
     x[0, :5] = torch.tensor([0.0, -0.0, float("nan"), float("inf"), float("-inf")]).to(dtype)
@@ -62,11 +73,14 @@ def test_derivatives_of_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
         assert check(large_rows.linear, (x, weight, bias))
         assert check(lambda x: large_rows.relu(x) ** 2, (x,))
+        assert check(lambda *operands: large_rows.layer_norm(operands[0], (3,), *operands[1:]), (x, *weight[:2]))
 
 
 def test_other_forms_are_torch_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(large_rows, "LARGE", 0)
     x, weight = torch.randn(5, 4, 3), torch.randn(2, 3)
+    assert torch.equal(large_rows.layer_norm(x, (4, 3)), F.layer_norm(x, (4, 3)))
+    assert torch.equal(large_rows.layer_norm(x[0].t(), (4,)), F.layer_norm(x[0].t(), (4,)))
     assert torch.equal(large_rows.linear(x, weight), F.linear(x, weight))
     assert torch.equal(large_rows.linear(x[0, 0], weight), F.linear(x[0, 0], weight))
     assert torch.equal(large_rows.relu(x.transpose(0, 2)), x.transpose(0, 2).relu())
