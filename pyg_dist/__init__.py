@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from pyg_dist.backend.session import init, is_main, rank, world_size
 from pyg_dist.data import DistributedData
+from pyg_dist.report.profile import Profile, profile
 from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor
 
 try:
@@ -21,9 +22,11 @@ __all__ = [
     "DistributedEdgeIndex",
     "EdgeTensor",
     "NodeTensor",
+    "Profile",
     "__version__",
     "init",
     "is_main",
+    "profile",
     "rank",
     "world_size",
 ]

@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--machine", type=Path, help="JSON with latency, bandwidth, aggregation (benchmarks/network.py)")
     plan.add_argument("--json", action="store_true", help="print plan.to_dict() instead of a table")
     plan.add_argument("--plot", type=Path, help="draw it: .png, .svg or .pdf")
-    plan.add_argument("--save", type=Path, help="write the plan, for Plan.load")
+    plan.add_argument("--save", type=Path, help="write the plan with its parts, for Plan.load")
     doctor.add_command(commands)
     return parser
 

@@ -21,6 +21,7 @@ from pyg_dist.backend import ops
 from pyg_dist.backend.csr import CSR
 from pyg_dist.backend.halo import Halo
 from pyg_dist.backend.matrix import Matrix
+from pyg_dist.backend.phases import phase
 from pyg_dist.errors import UnsupportedError
 
 
@@ -48,7 +49,8 @@ class LinearOperator:
     def multiply(self, x: Tensor) -> Tensor:
         """The product (collective, no autograd). Shapes: ``[n, F] -> [n, F]``."""
         flight = self.halo.start(x, self.col_scale)
-        out = self.local.multiply(x, self.row_scale, self.col_scale)
+        with phase("aggregate"):
+            out = self.local.multiply(x, self.row_scale, self.col_scale)
         return self.halo.finish(flight, out, self.row_scale)
 
 
@@ -73,8 +75,12 @@ class _HaloRows(torch.autograd.Function):
         ctx.post, ctx.transposed = post, transposed
         rows = rows.contiguous()
         if not transposed:
-            return post.exchange.start(post.outgoing.multiply(rows)).land()
-        return post.outgoing.transposed.multiply(post.exchange.transposed.start(rows).land())
+            with phase("pack"):
+                sent = post.outgoing.multiply(rows)
+            return post.exchange.start(sent).land()
+        received = post.exchange.transposed.start(rows).land()
+        with phase("unpack"):
+            return post.outgoing.transposed.multiply(received)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
@@ -88,7 +94,8 @@ class _EdgeProduct(torch.autograd.Function):
     def forward(ctx: Any, weight: Tensor, x: Tensor, csr: CSR) -> Tensor:
         ctx.csr = csr
         ctx.save_for_backward(weight, x)
-        return ops.spmm_csr(csr.rowptr, csr.col, x.contiguous(), weight[csr.edge])
+        with phase("aggregate"):
+            return ops.spmm_csr(csr.rowptr, csr.col, x.contiguous(), weight[csr.edge])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pyg_dist.backend.axis import Axis
 from pyg_dist.backend.buffers import Buffers
+from pyg_dist.backend.phases import phase
 
 
 @dataclass
@@ -39,8 +40,10 @@ class Flight:
 
     def land(self) -> Tensor:
         """Wait until all rows have arrived (and all sent ones have left)."""
-        for work in self.works:
-            work.wait()
+        if self.works:
+            with phase("exchange"):
+                while self.works:
+                    self.works.pop(0).wait()
         return self.received
 
 
@@ -94,7 +97,15 @@ class Exchange:
         self.traffic.num_bytes += rows.numel() * rows.element_size()
         self.traffic.num_rows += rows.shape[0]
         self.traffic.num_messages += sum(count > 0 for count in self.send_counts)
-        return Flight(received, rows, self._all_to_all(received, rows) if self.is_dense else self._send(received, rows))
+        with phase("exchange"):
+            works = self._all_to_all(received, rows) if self.is_dense else self._send(received, rows)
+        return Flight(received, rows, works)
+
+    def meet(self) -> None:
+        """Wait until every rank is here (collective)."""
+        if self.axis.size > 1:
+            with phase("wait"):
+                dist.barrier(self.axis.process_group)
 
     def _all_to_all(self, received: Tensor, rows: Tensor) -> list[dist.Work]:
         """One collective, whose cost does not depend on how many neighbours there are."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from pyg_dist.backend.codec import EXACT, Codec
 from pyg_dist.backend.exchange import Exchange, Flight
 from pyg_dist.backend.matrix import Matrix
+from pyg_dist.backend.phases import overlaps, phase
 
 
 @dataclass(frozen=True)
@@ -42,14 +43,21 @@ class Halo:
         sent = exchange.buffers.take(exchange.num_sent, row_bytes, x.device)
         received = exchange.buffers.take(exchange.num_received, row_bytes, x.device)
         if exchange.num_sent:
-            codec.pack(sent, self.outgoing, _last(x, k), _last(col_scale, k))
-        return exchange.start(sent, received)
+            with phase("pack"):
+                codec.pack(sent, self.outgoing, _last(x, k), _last(col_scale, k))
+        if overlaps():
+            return exchange.start(sent, received)
+        exchange.meet()  # what slower ranks are late is no part of the exchange
+        flight = exchange.start(sent, received)
+        flight.land()
+        return flight
 
     def finish(self, flight: Flight, out: Tensor, row_scale: Tensor | None = None) -> Tensor:
         """Add ``diag(row_scale) incoming`` times what has arrived to ``out`` (waits). Shapes: ``[n, F]``."""
         received, b = flight.land(), self.incoming.num_rows
         if self.exchange.num_received:
-            self.codecs[0].unpack_add(received, self.incoming, _last(out, b), _last(row_scale, b))
+            with phase("unpack"):
+                self.codecs[0].unpack_add(received, self.incoming, _last(out, b), _last(row_scale, b))
         self.exchange.buffers.give(flight.sent, received)
         return out
 
