@@ -54,12 +54,26 @@ class Halo:
 
     def finish(self, flight: Flight, out: Tensor, row_scale: Tensor | None = None) -> Tensor:
         """Add ``diag(row_scale) incoming`` times what has arrived to ``out`` (waits). Shapes: ``[n, F]``."""
-        received, b = flight.land(), self.incoming.num_rows
-        if self.exchange.num_received:
+        received, b = flight.received, self.incoming.num_rows
+        for sender, low, high, matrix in self._arrivals:
+            flight.land_from(sender)
             with phase("unpack"):
-                self.codecs[0].unpack_add(received, self.incoming, _last(out, b), _last(row_scale, b))
+                self.codecs[0].unpack_add(received[low:high], matrix, _last(out, b), _last(row_scale, b))
+        flight.land()
         self.exchange.buffers.give(flight.sent, received)
         return out
+
+    @cached_property
+    def _arrivals(self) -> tuple[tuple[int, int, int, Matrix], ...]:
+        """Sender, slots, and what is made of them, by message, in the order in which messages are sent.
+
+        Not in the order in which they happen to arrive: sums would differ from run to run. Where all arrives as one,
+        nothing is cut.
+        """
+        arrivals = self.exchange.arrivals
+        if len(arrivals) == 1:
+            return tuple((*arrival, self.incoming) for arrival in arrivals)
+        return tuple((p, low, high, self.incoming.columns(low, high)) for p, low, high in arrivals)
 
 
 T = TypeVar("T", Tensor, "Tensor | None")

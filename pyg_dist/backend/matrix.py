@@ -43,6 +43,10 @@ class Matrix:
         """The transpose; matrices of one pattern share the transposed pattern."""
         return Matrix(self.pattern.transposed, self.storage)
 
+    def columns(self, low: int, high: int) -> Matrix:
+        """The columns from ``low`` to ``high``, exclusive."""
+        return Matrix(self.pattern.columns(low, high), self.storage)
+
     def multiply(
         self,
         x: Tensor,
