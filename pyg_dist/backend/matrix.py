@@ -52,10 +52,13 @@ class Matrix:
         x: Tensor,
         row_scale: Tensor | None = None,
         col_scale: Tensor | None = None,
+        divide: bool = False,
         out: Tensor | None = None,
         accumulate: bool = True,
     ) -> Tensor:
         """``diag(row_scale) self diag(col_scale) x``, added to ``out`` if given, or written there.
+
+        With ``divide``: by the scales' inverses.
 
         Shapes: ``[num_cols, F] -> [num_rows, F]``.
         """
@@ -66,6 +69,7 @@ class Matrix:
             self.value,
             row_scale=row_scale,
             col_scale=col_scale,
+            divide=divide,
             out=out,
             accumulate=accumulate,
         )
