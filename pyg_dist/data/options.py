@@ -11,11 +11,12 @@ from torch import Tensor
 
 from pyg_dist.backend.agreement import digest
 from pyg_dist.errors import OptionError, UnsupportedError
+from pyg_dist.plan.model import Model
 from pyg_dist.plan.remote import EXCHANGES, Exchange
 from pyg_dist.tensor import remember
 
 _VALUES: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {  # name: (works, planned)
-    "layout": (("halo", "grid"), ("auto",)),
+    "layout": (("halo", "grid", "auto"), ()),
     "exchange": (EXCHANGES, ()),
     "bits": ((32,), (16, 8, 4, 2)),
     "comm_dtype": ((None, torch.bfloat16), ()),
@@ -35,6 +36,7 @@ class Options:
     mesh: dict[str, int] | None
     comm_dtype: torch.dtype | None
     seed: int
+    model: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         """Check each option by itself."""
@@ -47,6 +49,7 @@ class Options:
                 raise UnsupportedError(
                     f"{name} with layout='halo' is not in this version: leave it out, or layout='grid'"
                 )
+        Model.of_layers(1, 0, None, None, self.model)  # raises
         if isinstance(self.partition, str):
             _check("partition", self.partition, *_PARTITIONS)
         if not (isinstance(self.epsilon, (int, float)) and 0 < self.epsilon < 1):
@@ -61,7 +64,7 @@ class Options:
 
     def identity(self) -> dict[str, str]:
         """Name and value of each option, short enough to compare across ranks."""
-        given = {f"option {name}": str(getattr(self, name)) for name in (*_VALUES, "mesh", "epsilon", "seed")}
+        given = {f"option {name}": str(getattr(self, name)) for name in (*_VALUES, "mesh", "epsilon", "seed", "model")}
         given[f"setting {remember.SETTING}"] = str(remember.limit_bytes())
         return given | {
             "option partition": self.partition
