@@ -4,10 +4,10 @@
     python benchmarks/grid.py                      # all meshes of 4 and 8 ranks on two graphs, some minutes each
     python benchmarks/grid.py --ranks 4 --epochs 5 --graphs power_law
 
-A GCN of three layers, hidden 64, trains full batches; an epoch is forward, loss, backward and Adam's step. All variants
-take turns, epoch by epoch: a disturbance hits all of them. The shortest epoch of each counts, and its median is kept too.
-Variants: every mesh in both forms of the sums; on the chosen mesh, four row blocks and bfloat16 messages, and a GraphSAGE
-that waits for the neighbours' sum before the root's product, beside one that does not; and the halo layout. Results are
+A GCN of three layers, hidden 64, trains full batches; an epoch is forward, loss, backward and Adam's step. All
+variants take turns, epoch by epoch: a disturbance hits all of them. The shortest epoch of each counts, its median is
+kept too. Variants: every mesh in both forms of the sums; on the chosen mesh, four row blocks, bfloat16 messages, and
+GraphSAGE with and without waiting for the neighbours' sum before the root's product; and the halo layout. Results are
 added to ``benchmarks/results/grid.json``, by ranks and graph.
 """
 
@@ -103,7 +103,6 @@ class Variant:
         world_axis().every(True)
         self.seconds.append(time.perf_counter() - start)
         self.losses.append(loss.item())
-
 
     def wait(self) -> Variant:
         """Let every aggregation end before anything else starts."""
@@ -207,7 +206,14 @@ def main() -> None:
         for name in args.graphs:
             with tempfile.TemporaryDirectory() as folder:
                 output = Path(folder) / "report.json"
-                launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+                launcher = [
+                    sys.executable,
+                    "-m",
+                    "torch.distributed.run",
+                    "--standalone",
+                    "--nproc-per-node",
+                    str(ranks),
+                ]
                 rest = [__file__, "--worker", str(output), "--epochs", str(args.epochs), "--graphs", name]
                 subprocess.run([*launcher, *rest], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
                 reports[ranks, name] = json.loads(output.read_text())

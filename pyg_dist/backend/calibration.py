@@ -25,6 +25,9 @@ Values = np.ndarray[tuple[int], np.dtype[np.float64]]
 MESSAGE_BYTES = (64, 4096, 65_536, 262_144, 1 << 20, 1 << 22)
 """What a rank hands to one collective: the small ones show what a call costs, the large ones the bandwidth."""
 
+_CACHE_BYTES = 1 << 25
+"""More than a core's share of the last level of today's processors."""
+
 
 class SpmmFit(NamedTuple):
     """Coefficients of a model of sparse products, and how well it predicts what it has not seen.
@@ -57,16 +60,20 @@ class NetworkFit(NamedTuple):
 
 
 def best_seconds(function: Callable[[], object], repeats: int = 7) -> float:
-    """The shortest of several runs."""
+    """The shortest of several runs. Before each, other data goes through the caches, as in an epoch."""
     times = []
+    other = torch.zeros(_CACHE_BYTES // 4)
     for _ in range(repeats):
+        other.add_(1)
         start = time.perf_counter()
         function()
         times.append(time.perf_counter() - start)
     return min(times)
 
 
-def spmm_samples(seed: int = 0, sizes: Sequence[tuple[int, int]] = ((20_000, 8), (20_000, 30), (60_000, 16))) -> Samples:
+def spmm_samples(
+    seed: int = 0, sizes: Sequence[tuple[int, int]] = ((20_000, 8), (20_000, 30), (60_000, 16))
+) -> Samples:
     """Entries, rows, source rows, columns and seconds of sparse products, one a line (not collective).
 
     Tiles of random graphs with a few hubs, cut as meshes cut them: short and wide, tall and narrow.
@@ -119,13 +126,17 @@ def gemm_rate() -> float:
     return 2 * 20_000 * 64 * 64 / best_seconds(lambda: torch.nn.functional.linear(x, weight))
 
 
-def stream_rate(num_values: int = 1 << 20, num_tensors: int = 8) -> float:
+def stream_rate(sizes: Sequence[int] = (1 << 20, 1 << 22, 1 << 24)) -> float:
     """Bytes per second that an element-wise function reads and writes (not collective).
 
-    As in an epoch: tensors that no cache holds together, into memory that is kept to the end and then freed.
+    The mean over tensors of 1, 4 and 16 MiB, byte by byte: ranks have tensors of such sizes, and the largest of them come
+    from the system each time, with a fault for every page.
     """
-    tensors = [torch.randn(num_values) for _ in range(num_tensors)]
-    return 8 * num_values * num_tensors / best_seconds(lambda: [x.relu() for x in tensors], 15)
+    seconds = []
+    for num_bytes in sizes:
+        x = torch.randn(num_bytes // 4)
+        seconds.append(best_seconds(x.relu) / (2 * num_bytes))
+    return len(sizes) / sum(seconds)
 
 
 def machine_numbers(axis: Axis) -> list[int]:
@@ -192,7 +203,10 @@ def _fit(terms: Samples, seconds: Values) -> Values:
     scaled = terms / seconds[:, None]
     size = scaled.max(0)
     shares = 1e-4 * np.eye(terms.shape[1])
-    rows, wanted = np.concatenate([scaled / size, shares]), np.concatenate([np.ones(seconds.size), np.zeros(len(shares))])
+    rows, wanted = (
+        np.concatenate([scaled / size, shares]),
+        np.concatenate([np.ones(seconds.size), np.zeros(len(shares))]),
+    )
     return scipy.optimize.nnls(rows, wanted)[0] / size  # type: ignore[no-any-return]
 
 

@@ -47,9 +47,7 @@ def common_machine() -> Machine:
     return machine.with_ranks_per_node(int(on_each))
 
 
-def choose_layout(
-    graph_input: GraphInput, options: Options, parts: Tensor, model: Model, machine: Machine
-) -> Options:
+def choose_layout(graph_input: GraphInput, options: Options, parts: Tensor, model: Model, machine: Machine) -> Options:
     """The options with the cheapest layout in the place of "auto"; rank 0 prints why (collective)."""
     num_ranks = world_axis().size
 

@@ -46,7 +46,7 @@ class DistributedData(Data):  # type: ignore[misc]
         data: homogeneous ``Data`` with ``edge_index`` (tensor or ``EdgeIndex``) or a sparse ``adj_t``; directed or
             not, with self loops, duplicate edges and isolated nodes as it likes.
         layout: ``"halo"``: rows by part; ``"grid"``: tiles of rows and columns on a mesh, without a partition;
-            ``"auto"``: what a model of this machine (``python -m pyg_dist bench``) finds cheaper, printed with the reasons.
+            ``"auto"``: what the constants of ``python -m pyg_dist bench`` say is cheaper, printed with the reasons.
         partition: ``"metis"``, ``"random"``, or the owner of each node, a LongTensor ``[N]``.
         epsilon: how much heavier than the mean METIS may make a part.
         exchange: what sums send: ``"post"``, rows of sources; ``"pre"``, sums for targets; ``"hybrid"``, as few of both

@@ -55,8 +55,7 @@ def halo_candidates(
 
 def reasons(halo: Sequence[HaloCandidate], grid: Sequence[Candidate], model: Model, machine: Machine) -> str:
     """What layout="auto" takes, in one line: the cheapest of each layout, what they spend, and what was assumed."""
-    best = [halo[0], grid[0]] if halo[0].seconds <= grid[0].seconds else [grid[0], halo[0]]
-    return (
-        f"layout='auto': {best[0]}, {best[0].price} a step; the other layout's best, {best[1]}, {best[1].price}. "
-        f"Priced for a {model}; constants: {machine.source}"
-    )
+    best, other = f"{halo[0]}, {halo[0].price} a step", f"{grid[0]}, {grid[0].price} a step"
+    if grid[0].seconds < halo[0].seconds:
+        best, other = other, best
+    return f"layout='auto': {best}; the other layout's best: {other}. Priced for a {model}; constants: {machine.source}"

@@ -21,6 +21,7 @@ from pyg_dist.plan.halo_cost import reduction_seconds
 from pyg_dist.plan.machine import Machine
 from pyg_dist.plan.model import ACTIVATION_PASSES, Model, Price
 
+
 @dataclass
 class Work:
     """What one rank does in one step.

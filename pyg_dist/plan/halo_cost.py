@@ -123,7 +123,9 @@ def _price(model: Model, load: HaloLoad, machine: Machine, num_ranks: int, bits:
         flops += 2.0 * load.nodes * layer.wide * layer.width * model.num_matrices * (3 if layer.learns else 2)
         streams += ACTIVATION_PASSES * load.nodes * layer.width * model.element_size
     messages += reduction_seconds(model, machine, num_ranks)
-    return Price(turns * sparse, turns * flops / machine.gemm_rate, turns * streams / machine.stream_rate, messages, quantize)
+    return Price(
+        turns * sparse, turns * flops / machine.gemm_rate, turns * streams / machine.stream_rate, messages, quantize
+    )
 
 
 def reduction_seconds(model: Model, machine: Machine, num_ranks: int) -> float:

@@ -45,7 +45,7 @@ class Machine:
     cores: int = 2
 
     def turns(self, num_ranks: int) -> float:
-        """How many ranks share a core: products, and messages that no network card carries, take so many times as long."""
+        """Ranks by core: products, and messages that no network card carries, take so many times as long."""
         return max(1.0, min(num_ranks, self.ranks_per_node) / self.cores)
 
     def spmm_seconds(self, entries: float, rows: float, columns: int) -> float:
@@ -54,7 +54,7 @@ class Machine:
         return by_product * entries * columns + by_entry * entries + by_result * rows * columns
 
     def send_seconds(self, num_bytes: float, num_messages: float, num_ranks: int, is_inside: bool) -> float:
-        """Seconds of one rank's messages (SuperGCN, eq. 2); between machines, its ranks share the link (Plexus, 4.2)."""
+        """One rank's messages (SuperGCN, eq. 2); the ranks of a machine share its link to others (Plexus, 4.2)."""
         if is_inside:
             return num_bytes / self.intra_bandwidth + num_messages * self.intra_latency
         sharing = min(self.ranks_per_node, num_ranks)
@@ -63,7 +63,9 @@ class Machine:
     def with_ranks_per_node(self, ranks_per_node: int) -> Machine:
         """The same machine with another number of ranks on each node."""
         if ranks_per_node < 1:
-            raise OptionError(f"Expected at least one rank per node (got {ranks_per_node}): leave it out for the default")
+            raise OptionError(
+                f"Expected at least one rank per node (got {ranks_per_node}): leave it out for the default"
+            )
         return replace(self, ranks_per_node=ranks_per_node)
 
     def save(self, path: Path | None = None) -> Path:
@@ -92,7 +94,7 @@ class Machine:
             return Machine(**values)
         except (OSError, ValueError, TypeError) as error:
             raise OptionError(
-                f"Expected constants of a machine in {path} (got: {error}): measure them with `python -m pyg_dist bench`"
+                f"Expected a machine's constants in {path} (got: {error}): measure them with `python -m pyg_dist bench`"
             ) from error
 
 

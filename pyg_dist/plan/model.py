@@ -63,7 +63,7 @@ class Model:
         conv: Conv = "gcn",
         message_size: int = 4,
     ) -> Model:
-        """The model of ``layers`` = (number of layers, columns of the hidden ones); None is :data:`LAYERS`, :data:`WIDTH`.
+        """The model of ``layers`` = (number of layers, hidden columns); None is (:data:`LAYERS`, :data:`WIDTH`).
 
         Raises:
             OptionError: ``layers`` is not two positive integers.
@@ -71,7 +71,9 @@ class Model:
         given = (LAYERS, WIDTH) if layers is None else layers
         is_pair = isinstance(given, (tuple, list)) and len(given) == 2
         if not is_pair or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in given):
-            raise OptionError(f"Expected model to be (number of layers, hidden width), such as (3, 128) (got {layers!r})")
+            raise OptionError(
+                f"Expected model to be (number of layers, hidden width), such as (3, 128) (got {layers!r})"
+            )
         depth, hidden = given
         widths = (in_channels or hidden, *[hidden] * (depth - 1), out_channels or hidden)
         return Model(num_nodes, num_nodes + num_edges, widths, conv, message_size=message_size)

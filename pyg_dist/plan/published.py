@@ -23,8 +23,8 @@ HYBRID_SHARE = TABLE_5["hybrid"][0] / TABLE_5["post"][0]
 
 GROWTH = 0.40
 """Exponent of the rows sent with the number of ranks, of ``benchmarks/halo_growth.py`` on scientific graphs that one
-machine can partition, 8 to 256 parts: 0.41 on pubmed, 0.39 on coauthor_cs. (P, 7.1 prints 0.35 for products-14M: 18 to 22
-million owned and halo nodes from 32 to 256 ranks; denser graphs start steeper, amazon_computers with 0.57.)"""
+machine can partition, 8 to 256 parts: 0.41 on pubmed, 0.39 on coauthor_cs. (P, 7.1 prints 0.35 for products-14M: 18 to
+22 million owned and halo nodes from 32 to 256 ranks; denser graphs start steeper, amazon_computers with 0.57.)"""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class PublishedGraph:
         if num_ranks == 1:
             return 0.0
         fitted = self.halo_rows * (num_ranks / self.halo_ranks) ** self.growth
-        return min(fitted, self.num_edges * (1 - 1 / num_ranks))
+        return min(float(fitted), self.num_edges * (1 - 1 / num_ranks))
 
     def undirected(self) -> PublishedGraph:
         """With every edge in both directions, and as many times more rows to send."""
@@ -84,7 +84,7 @@ def fugaku() -> Machine:
     """A quarter of an A64FX per rank, four ranks on a node.
 
     Bandwidth and latency are the line through the two rows of S, Table 5 that differ in nothing but bytes, the data and
-    the parameters of int2; the bandwidth is that of the busiest rank's messages by the mean rank's bytes, so imbalance is in it.
+    the parameters of int2. The time is the busiest rank's and the bytes are the mean rank's: imbalance is in it.
     Products: half of the data sheet's 256 GB/s and 1.7 Tflop/s (float32) of a core group, assumed.
     """
     data, parameters = TABLE_5["int2 data"], TABLE_5["int2 parameters"]
@@ -111,9 +111,7 @@ def perlmutter() -> Machine:
 def _half_of(source: str, memory: float, flops: float, network: Machine) -> Machine:
     """Products that reach half of a memory's bandwidth (4 bytes by entry and column) and half of the peak."""
     rate = memory / 2
-    return replace(
-        network, source=source, spmm=(4 / rate, 12 / rate, 8 / rate), gemm_rate=flops / 2, stream_rate=rate
-    )
+    return replace(network, source=source, spmm=(4 / rate, 12 / rate, 8 / rate), gemm_rate=flops / 2, stream_rate=rate)
 
 
 MACHINES = {"fugaku": fugaku, "perlmutter": perlmutter}

@@ -68,7 +68,9 @@ def measure_rates(machine: Machine, remarks: list[str]) -> Machine:
     fit = calibration.fit_spmm(calibration.spmm_samples()) if measures else None
     dense, stream = (calibration.gemm_rate(), calibration.stream_rate()) if measures else (0.0, 0.0)
     if fit is not None:
-        remarks.append(f"sparse products: held-out R2 {fit.r2:.2f} over 70/30 splits (Plexus' terms {fit.r2_of_paper:.2f})")
+        remarks.append(
+            f"sparse products: held-out R2 {fit.r2:.2f} over 70/30 splits (Plexus' terms {fit.r2_of_paper:.2f})"
+        )
     numbers = torch.tensor([*(fit.coefficients if fit else (0.0,) * 3), dense, stream, float(measures)]).double()
     *sums, count = axis.reduce_(numbers).tolist()
     a, b, c, dense, stream = (value / count for value in sums)
@@ -92,9 +94,7 @@ def measure_network(machine: Machine, remarks: list[str]) -> Machine:
     if len(inside):
         fit = calibration.fit_network(inside, max(1.0, on_each / machine.cores))
         remarks.append(f"messages inside a machine: R2 {fit.r2:.2f} of {len(inside)} sizes")
-        machine = replace(
-            machine, call_seconds=fit.call, intra_latency=fit.latency, intra_bandwidth=fit.bandwidth
-        )
+        machine = replace(machine, call_seconds=fit.call, intra_latency=fit.latency, intra_bandwidth=fit.bandwidth)
     between = calibration.network_samples(axis, machine_of, is_inside=False)
     if not len(between):
         remarks.append("messages between machines: not measured, all ranks are on one; the constants are assumed")

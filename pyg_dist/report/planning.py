@@ -26,18 +26,26 @@ from pyg_dist.report.graph_file import GraphFile, read_npz, read_parts
 
 def add_command(commands: Any) -> None:
     """Add ``plan`` to the command line."""
-    parser = commands.add_parser("plan", help="what training on some number of ranks would send, multiply, hold and cost")
+    parser = commands.add_parser(
+        "plan", help="what training on some number of ranks would send, multiply, hold and cost"
+    )
     parser.set_defaults(run=run)
     parser.add_argument("graph", type=Path, help=".npz with num_nodes, edge_index [2, E] and, if each edge stands once "
                         "for both directions, undirected")  # fmt: skip
     parser.add_argument("--ranks", type=int, required=True)
-    parser.add_argument("--partition", default="metis", help=f"{', '.join(METHODS)}, or a .npy file with a part per node")
+    parser.add_argument(
+        "--partition", default="metis", help=f"{', '.join(METHODS)}, or a .npy file with a part per node"
+    )
     parser.add_argument("--layout", choices=["halo", "grid", "auto"], default="halo")
     parser.add_argument("--exchange", choices=EXCHANGES, default="hybrid")
-    parser.add_argument("--epsilon", type=float, default=0.03, help="how much heavier than the mean METIS may make a part")
+    parser.add_argument(
+        "--epsilon", type=float, default=0.03, help="how much heavier than the mean METIS may make a part"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--widths", type=int, nargs="+", default=[], metavar="F", help="columns to give bytes for")
-    parser.add_argument("--model", type=int, nargs=2, metavar=("LAYERS", "WIDTH"), help="the convs to price; default: 3 128")
+    parser.add_argument(
+        "--model", type=int, nargs=2, metavar=("LAYERS", "WIDTH"), help="the convs to price; default: 3 128"
+    )
     parser.add_argument("--conv", choices=["gcn", "sage"], default="gcn", help="their kind")
     parser.add_argument("--machine", type=Path, help="constants of `bench`; default: those measured here")
     parser.add_argument("--ranks-per-node", type=int, help="ranks on one machine; default: as the constants say")
@@ -73,9 +81,7 @@ def run(args: argparse.Namespace) -> None:
         plan: Plan | GridPlan
         if parts is None or (halo and grid[0].seconds < halo[0].seconds):
             best = grid[0]
-            plan, _ = GridPlan.of(
-                graph.edge_index, model, best.shape, best.sums, best.price, machine.source, args.seed
-            )
+            plan, _ = GridPlan.of(graph.edge_index, model, best.shape, best.sums, best.price, machine.source, args.seed)
             numbers, text = plan.to_dict(args.widths), plan.describe(args.widths)
         else:
             exchange = halo[0].exchange if halo else args.exchange
@@ -83,7 +89,7 @@ def run(args: argparse.Namespace) -> None:
             numbers, text = plan.to_dict(args.widths, machine, model), plan.describe(args.widths, machine, model)
         steps.update()
     if args.json:
-        candidates = [c.to_dict() for c in (*halo, *grid)]
+        candidates = [c.to_dict() for c in halo] + [c.to_dict() for c in grid]
         print(json.dumps(numbers | ({"candidates": candidates} if candidates else {})))
     else:
         print(*_notes(halo, grid, model, machine, args.ranks), text, sep="\n")

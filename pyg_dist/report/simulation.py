@@ -29,7 +29,9 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--bits", type=int, nargs="+", default=[32], choices=[32, 16, 8, 4, 2], help="of halo messages")
     parser.add_argument("--undirected", action="store_true", help="count every edge in both directions (papers100M)")
     parser.add_argument("--machine", default="fugaku", help=f"{', '.join(MACHINES)}, here, or a file of `bench`")
-    parser.add_argument("--batch", type=int, default=1 << 20, help="nodes of a mini-batch of ScaleGNN, not printed there")
+    parser.add_argument(
+        "--batch", type=int, default=1 << 20, help="nodes of a mini-batch of ScaleGNN, not printed there"
+    )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--plot", type=Path, help="draw the speedup of fewer bits by ranks (SuperGCN, Fig. 7)")
 
@@ -96,7 +98,11 @@ def _text(
     for model, epochs in results:
         halo = "".join(f"{f'halo int{b}' if b < 32 else 'halo':>12}" for b in bits)
         faster = "".join(f"{f'32/{b} bits':>11}{'eq. 8':>7}" for b in bits if b != 32)
-        lines += ["", str(model), f"{'ranks':>6}{'owned+halo':>14}{halo}{'grid':>12}  {'cheaper':<8}{faster}  grid mesh, sums"]
+        lines += [
+            "",
+            str(model),
+            f"{'ranks':>6}{'owned+halo':>14}{halo}{'grid':>12}  {'cheaper':<8}{faster}  grid mesh, sums",
+        ]
         for line in epochs:
             lines.append(_line(line, model, graph, machine, bits))
         ranks = crossover(epochs)
