@@ -100,9 +100,7 @@ def main() -> None:
             subprocess.run([*launcher, *rest], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
             report = reports[path.stem] = json.loads(output.read_text())
         means = f"float32 {mean(report['float32']):.2f}, bfloat16 {mean(report['bfloat16']):.2f}"
-        print(
-            f"{path.stem}: {means}, difference {report['mean_difference']:+.2f} +- {report['standard_error']:.2f} points"
-        )
+        print(f"{path.stem}: {means}, difference {report['mean_difference']:+.2f} +- {report['standard_error']:.2f}")
         RESULTS.write_text(json.dumps([reports[name] for name in sorted(reports)], indent=1) + "\n")
 
 

@@ -129,8 +129,8 @@ def gemm_rate() -> float:
 def stream_rate(sizes: Sequence[int] = (1 << 20, 1 << 22, 1 << 24)) -> float:
     """Bytes per second that an element-wise function reads and writes (not collective).
 
-    The mean over tensors of 1, 4 and 16 MiB, byte by byte: ranks have tensors of such sizes, and the largest of them come
-    from the system each time, with a fault for every page.
+    The mean over tensors of 1, 4 and 16 MiB, byte by byte: ranks have tensors of such sizes, and the largest of them
+    come from the system each time, with a fault for every page.
     """
     seconds = []
     for num_bytes in sizes:

