@@ -126,17 +126,13 @@ def gemm_rate() -> float:
     return 2 * 20_000 * 64 * 64 / best_seconds(lambda: torch.nn.functional.linear(x, weight))
 
 
-def stream_rate(sizes: Sequence[int] = (1 << 20, 1 << 22, 1 << 24)) -> float:
-    """Bytes per second that an element-wise function reads and writes (not collective).
+def stream_rate(num_bytes: int = 1 << 24) -> float:
+    """Bytes per second that an element-wise function reads and writes beyond the caches (not collective).
 
-    The mean over tensors of 1, 4 and 16 MiB, byte by byte: ranks have tensors of such sizes, and the largest of them
-    come from the system each time, with a fault for every page.
+    The tensors of an epoch do not fit in there, since all ranks of a machine share the last level.
     """
-    seconds = []
-    for num_bytes in sizes:
-        x = torch.randn(num_bytes // 4)
-        seconds.append(best_seconds(x.relu) / (2 * num_bytes))
-    return len(sizes) / sum(seconds)
+    x = torch.randn(num_bytes // 4)
+    return 2 * num_bytes / best_seconds(x.relu, 15)
 
 
 def machine_numbers(axis: Axis) -> list[int]:
