@@ -3,8 +3,9 @@
     python benchmarks/accuracy_bf16.py GRAPH.npz ...          # the format of examples/example_graphs.py
 
 Four ranks, mesh 2 x 1 x 2; a GCN of three layers, hidden 64, dropout 0.5, 150 epochs of Adam at 0.01. Both trainings of
-a seed start alike and draw the same dropout masks. Accuracy on the test nodes in percent, twice: of the epoch that is best
-on the validation nodes, and the mean of the last ten of the epochs looked at (every fifth), which jumps less. Results go to ``benchmarks/results/accuracy-bf16.json``.
+a seed start alike and draw the same dropout masks. Accuracy on the test nodes in percent, twice: of the epoch that is
+best on the validation nodes, and the mean of the last ten epochs looked at (every fifth), which jumps less. Results go
+to ``benchmarks/results/accuracy-bf16.json``.
 """
 
 from __future__ import annotations

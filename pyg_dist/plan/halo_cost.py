@@ -85,6 +85,13 @@ def quantize_seconds(load: HaloLoad, width: int, machine: Machine, num_ranks: in
     return machine.turns(num_ranks) * num_bytes / machine.stream_rate
 
 
+def pre_quantize_seconds(load: HaloLoad, width: int, machine: Machine, num_ranks: int, bits: int) -> float:
+    """The normalisation before a quantized exchange, one pass over the rank's own rows (SuperGCN, eq. 3)."""
+    if bits >= 16:
+        return 0.0
+    return machine.turns(num_ranks) * load.nodes * width * ELEMENT_BYTES / machine.stream_rate
+
+
 def halo_price(
     model: Model,
     loads: Sequence[HaloLoad],
@@ -120,6 +127,7 @@ def _price(model: Model, load: HaloLoad, machine: Machine, num_ranks: int, bits:
             sparse += machine.spmm_seconds(load.entries, load.nodes, aggregated)
             messages += exchange_seconds(load, aggregated, machine, num_ranks, direction)
             quantize += quantize_seconds(load, aggregated, machine, num_ranks, direction)
+            quantize += pre_quantize_seconds(load, aggregated, machine, num_ranks, direction)
         flops += 2.0 * load.nodes * layer.wide * layer.width * model.num_matrices * (3 if layer.learns else 2)
         streams += ACTIVATION_PASSES * load.nodes * layer.width * model.element_size
     messages += reduction_seconds(model, machine, num_ranks)

@@ -163,7 +163,7 @@ def test_auto_takes_the_cheaper_layout_and_says_so_once(workers: Pools, machine:
 
 
 def test_auto_takes_either(workers: Pools) -> None:
-    """Random parts have three partners each, and ranks on a 2 x 1 x 2 mesh one; but rows that are needed are fewer bytes."""
+    """Random parts have three partners, ranks on a 2 x 1 x 2 mesh one; but the rows that are needed are fewer bytes."""
     options = {"partition": "random", "model": (8, 16)}
     layouts = [workers(4).run(chosen, machine, options)[0][0] for machine in (SLOW_MESSAGES, SLOW_BYTES)]
     assert layouts == ["grid", "halo"]

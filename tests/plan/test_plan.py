@@ -15,7 +15,14 @@ from random_graphs import random_graph
 
 from pyg_dist.errors import AgreementError, DataError
 from pyg_dist.plan import Machine, Model, Plan, ShareSizes, halo_share
-from pyg_dist.plan.halo_cost import exchange_seconds, halo_price, loads_of, quantize_seconds, row_bytes
+from pyg_dist.plan.halo_cost import (
+    exchange_seconds,
+    halo_price,
+    loads_of,
+    pre_quantize_seconds,
+    quantize_seconds,
+    row_bytes,
+)
 from pyg_dist.plan.remote import EXCHANGES, Exchange
 
 
@@ -84,6 +91,11 @@ def test_fewer_bits() -> None:
     assert exchange_seconds(first, 256, BARE, 3, 2) == pytest.approx(40 * 68 / 4 + 1)
     assert quantize_seconds(first, 256, BARE, 3, 2) == pytest.approx(2 * 40 * (1024 + 68) / BARE.stream_rate)
     assert quantize_seconds(first, 256, BARE, 3, 32) == 0
+    assert pre_quantize_seconds(first, 256, BARE, 3, 2) == pytest.approx(1024 / BARE.stream_rate)
+    model, loads = Model(3, 30, (256, 256, 256)), [first]
+    full, low = halo_price(model, loads, BARE, 3), halo_price(model, loads, BARE, 3, (32, 2))
+    assert low.quantize == pytest.approx((2 * 40 * (1024 + 68) + 1024) / BARE.stream_rate)
+    assert full.messages - low.messages == pytest.approx(40 * (1024 - 68) / 4)
 
 
 def test_price_of_a_step() -> None:
