@@ -126,13 +126,22 @@ def gemm_rate() -> float:
     return 2 * 20_000 * 64 * 64 / best_seconds(lambda: torch.nn.functional.linear(x, weight))
 
 
-def stream_rate(num_bytes: int = 1 << 24) -> float:
-    """Bytes per second that an element-wise function reads and writes beyond the caches (not collective).
+def stream_rate(num_values: int = 1 << 21, depth: int = 8) -> float:
+    """Bytes per second that element-wise functions read and write, there and back (not collective).
 
-    The tensors of an epoch do not fit in there, since all ranks of a machine share the last level.
+    As an epoch has them: every result is kept until the way back frees it, so that no cache holds what is read and the
+    allocator asks the system for pages again and again, which costs more than the copies (docs/performance.md).
     """
-    x = torch.randn(num_bytes // 4)
-    return 2 * num_bytes / best_seconds(x.relu, 15)
+    x = torch.randn(num_values, requires_grad=True)
+
+    def there_and_back() -> None:
+        y: torch.Tensor = x
+        for _ in range(depth):
+            y = (y + 1.0).relu()
+        torch.autograd.grad(y, x, x.detach())
+
+    passes = depth * (2 + 2 + 3)  # the sum, ReLU, and ReLU's derivative, which reads the gradient and the result
+    return 4 * num_values * passes / best_seconds(there_and_back, 9)
 
 
 def machine_numbers(axis: Axis) -> list[int]:
