@@ -144,7 +144,6 @@ def worker(name: str, epochs: int, output: Path) -> None:
         key = _key(plan.shape, plan.sums)
         variants[key] = Variant(graph, plan.sums, layout="grid", mesh=mesh)
         predicted[key] = plan.seconds
-    meshes = list(predicted)
     best = grid_plans(model, ranks, constants)[0]
     chosen: dict[str, Any] = {"sums": best.sums, "layout": "grid", "mesh": {side: best.shape[side] for side in "xyz"}}
     variants["chosen, 4 blocks"] = Variant(graph, blocks=4, **chosen)
@@ -201,7 +200,8 @@ def _key(shape: Any, sums: str) -> str:
 
 
 def show(report: dict[str, Any]) -> None:
-    over = f"the choice, {report['choice']}, {report['choice_over_best']:.2f} x and the nearest cube {report['cube_over_best']:.2f} x"
+    over = f"{report['choice']}, the choice, {report['choice_over_best']:.2f} x, and the nearest cube "
+    over += f"{report['cube_over_best']:.2f} x"
     print(f"\n{report['ranks']} ranks, {report['graph']} (constants: {report['constants']['source']})")
     print(f"rank correlation {report['rank_correlation']:.2f}; {over} the best mesh's epoch")
     for key, v in sorted(report["variants"].items(), key=lambda item: item[1]["seconds"]):
