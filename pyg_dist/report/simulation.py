@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import textwrap
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -108,10 +109,13 @@ def _text(
         ranks = crossover(epochs)
         lines.append(f"the grid is cheaper from {ranks} ranks on" if ranks else "the halo is cheaper at the most ranks")
     lines += ["", "Beside what the papers print:"]
-    for c in printed:
-        lines.append(f"{c.what}: {c.predicted:.4g} {c.unit}, printed {c.printed:.4g}, ratio {c.ratio:.2f}")
-        why = "off by more than 2x: " if not 0.5 <= c.ratio <= 2 else ""
-        lines.append(textwrap.fill(why + c.note, 118, initial_indent="    ", subsequent_indent="    "))
+    for note, group in groupby(printed, key=lambda c: c.note):
+        is_off = False
+        for c in group:
+            lines.append(f"{c.what}: {c.predicted:.4g} {c.unit}, printed {c.printed:.4g}, ratio {c.ratio:.2f}")
+            is_off |= not 0.5 <= c.ratio <= 2
+        why = "off by more than 2x: " if is_off else ""
+        lines.append(textwrap.fill(why + note, 118, initial_indent="    ", subsequent_indent="    "))
     return "\n".join(lines)
 
 
