@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +67,8 @@ class Options:
         """Name and value of each option, short enough to compare across ranks."""
         given = {f"option {name}": str(getattr(self, name)) for name in (*_VALUES, "mesh", "epsilon", "seed", "model")}
         given[f"setting {remember.SETTING}"] = str(remember.limit_bytes())
+        for name in ("PYG_DIST_GRID_SUMS", "PYG_DIST_GRID_BLOCKS"):
+            given[f"setting {name}"] = os.environ.get(name, "")
         return given | {
             "option partition": self.partition
             if isinstance(self.partition, str)

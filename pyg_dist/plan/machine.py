@@ -33,12 +33,12 @@ class Machine:
     """
 
     source: str = "defaults: 2 cores of an AMD EPYC, gloo"
-    spmm: tuple[float, float, float] = (2.5e-10, 2.0e-9, 1.0e-9)
-    gemm_rate: float = 3.0e10
-    stream_rate: float = 6.0e9
+    spmm: tuple[float, float, float] = (1.9e-11, 1.4e-9, 2.6e-10)
+    gemm_rate: float = 6.7e10
+    stream_rate: float = 2.8e10
     call_seconds: float = 1.5e-4
-    intra_latency: float = 3.0e-5
-    intra_bandwidth: float = 8.0e8
+    intra_latency: float = 6.6e-5
+    intra_bandwidth: float = 2.5e9
     inter_latency: float = 5.0e-5
     inter_bandwidth: float = 1.2e9
     ranks_per_node: int = 8
