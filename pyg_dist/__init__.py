@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from pyg_dist.backend.session import init, is_main, rank, world_size
 from pyg_dist.data import DistributedData
+from pyg_dist.model import distribute
 from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor
 
 try:
@@ -22,6 +23,7 @@ __all__ = [
     "EdgeTensor",
     "NodeTensor",
     "__version__",
+    "distribute",
     "init",
     "is_main",
     "rank",

@@ -1,7 +1,7 @@
 """Aggregation over the halo layout, with autograd: a linear operator, its transpose, and its two derivatives.
 
-``y_i = r_i * sum_{(j -> i)} w_ji * c_j * x_j`` with optional row scale r, edge weight w and column scale c. A mean is
-r = 1 / in-degree; GCN's normalisation is r = c = degree^-1/2: no edge-sized floats are made for either.
+``y_i = r_i * sum_{(j -> i)} w_ji * c_j * x_j`` with optional row scale r, edge weight w and column scale c. GCN's
+normalisation is r = c = degree^-1/2; a mean *divides* by r = in-degree: no edge-sized floats are made for either.
 
 While r, w and c are constants (:class:`LinearOperator`), remote edges may be multiplied on either side of the exchange
 (:mod:`pyg_dist.plan.transfer`), and messages fly while local edges are multiplied. Weights that learn take
@@ -43,15 +43,15 @@ class Halo:
         """The way back."""
         return Halo(self.incoming.transposed, self.exchange.transposed, self.outgoing.transposed)
 
-    def start(self, x: Tensor, col_scale: Tensor | None = None) -> Flight:
+    def start(self, x: Tensor, col_scale: Tensor | None = None, divide: bool = False) -> Flight:
         """Multiply by ``outgoing diag(col_scale)`` and send (collective, does not wait). Shapes: ``[n, F]``."""
         k = self.outgoing.num_cols
-        return self.exchange.start(self.outgoing.multiply(_last(x, k), col_scale=_last(col_scale, k)))
+        return self.exchange.start(self.outgoing.multiply(_last(x, k), col_scale=_last(col_scale, k), divide=divide))
 
-    def finish(self, flight: Flight, out: Tensor, row_scale: Tensor | None = None) -> Tensor:
+    def finish(self, flight: Flight, out: Tensor, row_scale: Tensor | None = None, divide: bool = False) -> Tensor:
         """Add ``diag(row_scale) incoming`` times what has arrived to ``out`` (waits). Shapes: ``[n, F]``."""
         b = self.incoming.num_rows
-        self.incoming.multiply(flight.land(), row_scale=_last(row_scale, b), out=_last(out, b))
+        self.incoming.multiply(flight.land(), row_scale=_last(row_scale, b), divide=divide, out=_last(out, b))
         return out
 
 
@@ -71,23 +71,26 @@ class LinearOperator:
         halo: the others.
         row_scale: r, ``[n]``, or ``None`` for ones.
         col_scale: c, ``[n]``, or ``None`` for ones.
+        divides: whether r and c stand for their inverses: dividing rounds once where a factor 1 / r rounds twice, and
+            on one rank it gives PyG's means bit for bit.
     """
 
     local: Matrix
     halo: Halo
     row_scale: Tensor | None = None
     col_scale: Tensor | None = None
+    divides: bool = False
 
     @cached_property
     def transposed(self) -> LinearOperator:
         """The transposed matrix, whose traffic is the same backwards."""
-        return LinearOperator(self.local.transposed, self.halo.transposed, self.col_scale, self.row_scale)
+        return LinearOperator(self.local.transposed, self.halo.transposed, self.col_scale, self.row_scale, self.divides)
 
     def multiply(self, x: Tensor) -> Tensor:
         """The product (collective, no autograd). Shapes: ``[n, F] -> [n, F]``."""
-        flight = self.halo.start(x, self.col_scale)
-        out = self.local.multiply(x, self.row_scale, self.col_scale)
-        return self.halo.finish(flight, out, self.row_scale)
+        flight = self.halo.start(x, self.col_scale, self.divides)
+        out = self.local.multiply(x, self.row_scale, self.col_scale, self.divides)
+        return self.halo.finish(flight, out, self.row_scale, self.divides)
 
 
 class _Multiply(torch.autograd.Function):
@@ -181,6 +184,12 @@ def halo_rows(x: Tensor, post: Halo) -> Tensor:
     """The halo of x by a post exchange, differentiable; collective both ways. Shapes: ``[n, F] -> [h, F]``."""
     _require_dtype(x)
     return _HaloRows.apply(x, post, False)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def halo_sums(rows: Tensor, post: Halo) -> Tensor:
+    """Send halo rows home, where they are summed: the transpose of :func:`halo_rows`. Shapes: ``[h, F] -> [n, F]``."""
+    _require_dtype(rows)
+    return _HaloRows.apply(rows, post, True)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def aggregate_edges(x: Tensor, weight: Tensor, local: CSR, post: Halo) -> Tensor:

@@ -48,12 +48,20 @@ class Matrix:
         x: Tensor,
         row_scale: Tensor | None = None,
         col_scale: Tensor | None = None,
+        divide: bool = False,
         out: Tensor | None = None,
     ) -> Tensor:
-        """``diag(row_scale) self diag(col_scale) x``, added to ``out`` if given.
+        """``diag(row_scale) self diag(col_scale) x``, added to ``out`` if given; ``divide``: by the scales' inverses.
 
         Shapes: ``[num_cols, F] -> [num_rows, F]``.
         """
         return ops.spmm_csr(
-            self.pattern.rowptr, self.pattern.col, x, self.value, row_scale=row_scale, col_scale=col_scale, out=out
+            self.pattern.rowptr,
+            self.pattern.col,
+            x,
+            self.value,
+            row_scale=row_scale,
+            col_scale=col_scale,
+            divide=divide,
+            out=out,
         )

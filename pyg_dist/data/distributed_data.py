@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from pyg_dist.data.graph_input import GraphInput, read_graph
 from pyg_dist.data.on_grid import on_grid
 from pyg_dist.data.options import Options
 from pyg_dist.data.storage import DistributedStorage
-from pyg_dist.errors import PygDistError
+from pyg_dist.errors import MixedRowsError, PygDistError
 from pyg_dist.partition import partition as partition_nodes
 from pyg_dist.plan import Plan, ShareSizes, halo_share
 from pyg_dist.plan.grid_plan import GridPlan
@@ -152,6 +152,14 @@ class DistributedData(Data):  # type: ignore[misc]
     def validate(self, raise_on_error: bool = True) -> bool:
         """True: the graph was checked when it was distributed, and every assignment since."""
         return True
+
+    def edge_subgraph(self, subset: Tensor) -> NoReturn:
+        """Refused: the edges are fixed."""
+        raise MixedRowsError("edge_subgraph would change a distributed graph: apply it before DistributedData")
+
+    def sort(self, sort_by_row: bool = True) -> NoReturn:
+        """Refused: the order of the edges is fixed."""
+        raise MixedRowsError("sort would change the order of distributed edges: apply it before DistributedData")
 
     def has_isolated_nodes(self) -> bool:
         """Whether some node has no edge other than self loops (collective)."""

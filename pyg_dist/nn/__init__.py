@@ -1,6 +1,13 @@
 """Modules and functions for models on distributed or plain tensors."""
 
+from pyg_dist.nn.graph_norms import DistributedGraphNorm, DistributedInstanceNorm
 from pyg_dist.nn.node_embedding import NodeEmbedding
 from pyg_dist.nn.norm_relu_dropout import NormReLUDropout, norm_relu_dropout
 
-__all__ = ["NodeEmbedding", "NormReLUDropout", "norm_relu_dropout"]
+__all__ = [
+    "DistributedGraphNorm",
+    "DistributedInstanceNorm",
+    "NodeEmbedding",
+    "NormReLUDropout",
+    "norm_relu_dropout",
+]

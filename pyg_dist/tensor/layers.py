@@ -50,6 +50,27 @@ def cell(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     return with_parameters(function, args, kwargs, num_operands=2)
 
 
+@handles("lstm", "gru")
+def sequences(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """One sequence per row, ``batch_first``, from states of zero; the last states, whose rows come second, are None."""
+    x, states, weights, has_biases, num_layers, dropout, training, bidirectional, *batch_first = args
+    is_sequence = isinstance(x, RowTensor) and x.dim() == 3 and batch_first == [True]
+    states = states if isinstance(states, (tuple, list)) else (states,)
+    if not is_sequence or any(isinstance(s, RowTensor) or s.requires_grad or bool(s.any()) for s in states):
+        raise MixedRowsError(
+            f"{public_name(function)} is row-wise only for one sequence per row, batch_first=True and no initial state"
+        )
+    if dropout and training and num_layers > 1:
+        raise MixedRowsError(f"{public_name(function)} draws dropout for all rows: pass dropout=0, and use F.dropout")
+    with LOCALLY():
+        rows = x._rows
+        zeros = tuple(s.new_zeros(s.shape[0], rows.num_local, s.shape[2]) for s in states)
+        entered = [rows.enter(w) for w in weights]
+        rest = (has_biases, num_layers, dropout, training, bidirectional, True)
+        out, *last = function(x, zeros if len(zeros) > 1 else zeros[0], entered, *rest)
+        return (wrap(out, rows), *[None] * len(last))
+
+
 @handles("bilinear")
 def pair_layer(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Two operands with rows."""

@@ -84,6 +84,9 @@ def pointwise(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any])
     return wrap(out, rows)  # type: ignore[arg-type]
 
 
+pointwise.keeps_rows = True  # type: ignore[attr-defined]
+
+
 def pointwise_(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """In-place forms: what is written to must be the row tensor."""
     if not isinstance(args[0], RowTensor):

@@ -152,6 +152,8 @@ def transforms(world_size: int) -> None:
         lambda: data.edge_index[0],
         lambda: torch.cat([data.edge_index, data.edge_index], dim=1),
         lambda: data.subgraph(torch.arange(5)),
+        lambda: data.edge_subgraph(torch.arange(5)),
+        lambda: data.sort(),
         lambda: data.is_undirected(),
         lambda: tuple(data.edge_index),
     ):
