@@ -142,9 +142,7 @@ class Plan:
         }
 
     def describe(self, widths: Sequence[int] = (), machine: Machine | None = None, model: Model | None = None) -> str:
-        """A table for people: one line per rank (the first ones, where there are many), then the totals."""
-        machine = Machine.load() if machine is None else machine
-        model = self.assumed_model() if model is None else model
+        """A table for people: a line per rank (the first ones, where there are many), totals, the price of a ``model``."""
         columns = ("nodes", "inner", "edges", "halo_edges", "work", "rows_sent", "rows_received", "messages")
         header = ["rank", *(c.replace("_", " ") for c in columns)]
         shown = list(enumerate(self.sizes))[: 32 if self.ranks > 40 else None]
@@ -160,8 +158,10 @@ class Plan:
         traffic = [f"width {w}: {self.halo_bytes(w):,} bytes per aggregation" for w in widths]
         way = "an all-to-all-v" if self.is_dense else "a message per neighbour"
         total = [f"rows per aggregation: {by_kind}; by {way}"]
-        predicted = [f"predicted for a {model}: {self.price(model, machine)} a step; constants: {machine.source}"]
-        return "\n".join([title, *table, *total, *traffic, *predicted])
+        if model is not None:
+            machine = Machine.load() if machine is None else machine
+            total.append(f"predicted for a {model}: {self.price(model, machine)} a step; constants: {machine.source}")
+        return "\n".join([title, *table, *total, *traffic])
 
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON."""

@@ -58,7 +58,9 @@ def test_to_dict_and_describe() -> None:
     assert len(numbers["memory_bytes"]) == 4
     slow = Machine(intra_bandwidth=1e3)
     assert plan.to_dict((10, 3), slow)["predicted_seconds"] > 10 * numbers["predicted_seconds"] > 0
-    assert "predicted for a 3-layer GCN, columns 128 128 128 128: " in plan.describe()
+    assert "predicted" not in plan.describe()
+    priced = plan.describe(model=Model.of_layers(50, 300, 10, 3, (2, 8)))
+    assert "predicted for a 2-layer GCN, columns 10 8 3: " in priced
     assert f"{plan.rows['hybrid']:,}" in plan.describe()
     assert len(Plan.of(*example()[:2], 500).describe().splitlines()) < 50
 
