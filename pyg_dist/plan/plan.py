@@ -142,7 +142,7 @@ class Plan:
         }
 
     def describe(self, widths: Sequence[int] = (), machine: Machine | None = None, model: Model | None = None) -> str:
-        """A table for people: a line per rank (the first ones, where there are many), totals, the price of a ``model``."""
+        """A table for people: a line per rank (the first ones, where there are many), totals, a ``model``'s price."""
         columns = ("nodes", "inner", "edges", "halo_edges", "work", "rows_sent", "rows_received", "messages")
         header = ["rank", *(c.replace("_", " ") for c in columns)]
         shown = list(enumerate(self.sizes))[: 32 if self.ranks > 40 else None]
