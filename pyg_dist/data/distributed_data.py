@@ -197,7 +197,7 @@ def _agree(graph_input: GraphInput, options: Options) -> str:
     given = {f"data.{name}": digest(value) for name, value in graph_input.tensors()}
     given["the number of nodes"] = str(graph_input.num_nodes)
     given.update(options.identity())
-    require_equal(given, "give every rank the same graph and the same options")
+    require_equal(given, "give every rank the same graph and options, and seed what is drawn")
     return digest(repr(sorted(given.items())))
 
 

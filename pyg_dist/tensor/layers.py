@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyg_dist.errors import MixedRowsError
 from pyg_dist.tensor.pointwise import as_operand
-from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, rows_of, wrap
+from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, like_rows, wrap
 from pyg_dist.tensor.table import Function, bind, handles, public_name
 
 
@@ -23,7 +23,11 @@ def with_parameters(function: Function, args: tuple[Any, ...], kwargs: dict[str,
         )
     with LOCALLY():
         states = [s for o in operands for s in (o if isinstance(o, (tuple, list)) else [o])]
-        rows = rows_of(function, *states)
+        like, rows = like_rows(function, *states)
+        rest = iter(like)
+        operands = tuple(
+            type(o)(next(rest) for _ in o) if isinstance(o, (tuple, list)) else next(rest) for o in operands
+        )
         operands = tuple(as_operand(function, o, rows, operands[0].dim(), broadcasts=False) for o in operands)
         entered = (rows.enter(p) if isinstance(p, Tensor) else p for p in args[num_operands:])
         kwargs = {k: rows.enter(p) if isinstance(p, Tensor) else p for k, p in kwargs.items()}
