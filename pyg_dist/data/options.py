@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +13,12 @@ from torch import Tensor
 from pyg_dist.backend.agreement import digest
 from pyg_dist.errors import OptionError, UnsupportedError
 from pyg_dist.plan import Plan
+from pyg_dist.plan.model import Model
 from pyg_dist.plan.remote import EXCHANGES, Exchange
 from pyg_dist.tensor import remember
 
 _VALUES: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {  # name: (works, planned)
-    "layout": (("halo", "grid"), ("auto",)),
+    "layout": (("halo", "grid", "auto"), ()),
     "exchange": (EXCHANGES, ()),
     "bits": ((32,), (16, 8, 4, 2)),
     "comm_dtype": ((None, torch.bfloat16), ()),
@@ -36,6 +38,7 @@ class Options:
     mesh: dict[str, int] | None
     comm_dtype: torch.dtype | None
     seed: int
+    model: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         """Check each option by itself."""
@@ -48,6 +51,7 @@ class Options:
                 raise UnsupportedError(
                     f"{name} with layout='halo' is not in this version: leave it out, or layout='grid'"
                 )
+        Model.of_layers(1, 0, None, None, self.model)  # raises
         if isinstance(self.partition, str):
             _check("partition", self.partition, *_PARTITIONS)
         if isinstance(self.partition, Plan) and self.layout != self.partition.layout:
@@ -68,8 +72,10 @@ class Options:
 
     def identity(self) -> dict[str, str]:
         """Name and value of each option, short enough to compare across ranks."""
-        given = {f"option {name}": str(getattr(self, name)) for name in (*_VALUES, "mesh", "epsilon", "seed")}
+        given = {f"option {name}": str(getattr(self, name)) for name in (*_VALUES, "mesh", "epsilon", "seed", "model")}
         given[f"setting {remember.SETTING}"] = str(remember.limit_bytes())
+        for name in ("PYG_DIST_GRID_SUMS", "PYG_DIST_GRID_BLOCKS"):
+            given[f"setting {name}"] = os.environ.get(name, "")
         return given | {"option partition": self._partition_identity()}
 
     def _partition_identity(self) -> str:

@@ -16,14 +16,16 @@ from torch import Tensor
 
 from pyg_dist.backend.agreement import digest
 from pyg_dist.errors import AgreementError, DataError
-from pyg_dist.plan.cost import ELEMENT_BYTES, Machine, epoch_seconds, memory_bytes
+from pyg_dist.plan.halo_cost import ELEMENT_BYTES, halo_price, loads_of, memory_bytes
+from pyg_dist.plan.machine import Machine
+from pyg_dist.plan.model import Model, Price
 from pyg_dist.plan.remote import EXCHANGES, Exchange
 from pyg_dist.plan.sizes import ShareSizes, all_sizes
 
 _FORMAT = 2
 
 # Above this share of all pairs of ranks, one all-to-all-v replaces the messages: where all pairs of 4 or 8 ranks
-# exchange over gloo on one machine, messages take as long or longer (benchmarks/network.py; up to 1.4 times at 8).
+# exchange over gloo on one machine, messages take as long or longer (up to 1.4 times at 8).
 _DENSE = 0.75
 
 
@@ -96,24 +98,37 @@ class Plan:
         return self.rows[self.exchange] * width * element_size
 
     def memory_bytes(self, widths: Sequence[int] = ()) -> list[int]:
-        """See :func:`~pyg_dist.plan.cost.memory_bytes`; by rank."""
+        """See :func:`~pyg_dist.plan.halo_cost.memory_bytes`; by rank."""
         return [
             memory_bytes(s.nodes, s.edges, s.work + s.halo_edges, s.rows_sent + s.rows_received, widths)
             for s in self.sizes
         ]
 
-    def predicted_seconds(self, widths: Sequence[int], machine: Machine | None = None) -> float:
-        """An epoch's aggregations, forward and backward (see :func:`~pyg_dist.plan.cost.epoch_seconds`)."""
-        work = [s.work for s in self.sizes]
-        return epoch_seconds(self.rows_between(), work, widths, machine or Machine())
+    def assumed_model(self) -> Model:
+        """The model that is priced where none is named."""
+        return Model.of_layers(sum(s.nodes for s in self.sizes), sum(s.edges for s in self.sizes), None, None)
+
+    def price(self, model: Model | None = None, machine: Machine | None = None) -> Price:
+        """What a training step costs (see :func:`~pyg_dist.plan.halo_cost.halo_price`).
+
+        Args:
+            model: the convs; None: :meth:`assumed_model`.
+            machine: None: the constants measured here, else the defaults.
+        """
+        machine = Machine.load() if machine is None else machine
+        nodes, work = [s.nodes for s in self.sizes], [s.work for s in self.sizes]
+        loads = loads_of(nodes, work, self.rows_between(), machine.ranks_per_node)
+        return halo_price(self.assumed_model() if model is None else model, loads, machine, self.ranks)
 
     @staticmethod
     def imbalance(values: list[int]) -> float:
         """Largest over mean: 1.0 is even."""
         return max(values) * len(values) / sum(values) if sum(values) else 1.0
 
-    def to_dict(self, widths: Sequence[int] = (), machine: Machine | None = None) -> dict[str, Any]:
-        """Plain numbers for programs; ``bytes`` is by width, for float32."""
+    def to_dict(
+        self, widths: Sequence[int] = (), machine: Machine | None = None, model: Model | None = None
+    ) -> dict[str, Any]:
+        """Plain numbers for programs; ``bytes`` is by width, for float32; seconds are those of :meth:`price`."""
         uneven = ("nodes", "edges", "work", "rows_sent", "rows_received")
         return {
             "ranks": self.ranks,
@@ -127,12 +142,12 @@ class Plan:
             "all_to_all": self.is_dense,
             "bytes": {str(width): self.halo_bytes(width) for width in widths},
             "memory_bytes": self.memory_bytes(widths),
-            "predicted_seconds": self.predicted_seconds(widths, machine),
+            "predicted_seconds": self.price(model, machine).seconds,
             "imbalance": {name: self.imbalance([getattr(s, name) for s in self.sizes]) for name in uneven},
         }
 
-    def describe(self, widths: Sequence[int] = ()) -> str:
-        """A table for people: one line per rank (the first ones, where there are many), then the totals."""
+    def describe(self, widths: Sequence[int] = (), machine: Machine | None = None, model: Model | None = None) -> str:
+        """A table for people: a line per rank (the first ones, where there are many), totals, a ``model``'s price."""
         columns = ("nodes", "inner", "edges", "halo_edges", "work", "rows_sent", "rows_received", "messages")
         header = ["rank", *(c.replace("_", " ") for c in columns)]
         shown = list(enumerate(self.sizes))[: 32 if self.ranks > 40 else None]
@@ -148,6 +163,9 @@ class Plan:
         traffic = [f"width {w}: {self.halo_bytes(w):,} bytes per aggregation" for w in widths]
         way = "an all-to-all-v" if self.is_dense else "a message per neighbour"
         total = [f"rows per aggregation: {by_kind}; by {way}"]
+        if model is not None:
+            machine = Machine.load() if machine is None else machine
+            total.append(f"predicted for a {model}: {self.price(model, machine)} a step; constants: {machine.source}")
         return "\n".join([title, *table, *total, *traffic])
 
     def save(self, path: str | Path) -> None:
