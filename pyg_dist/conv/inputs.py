@@ -89,6 +89,9 @@ def node_rows(conv: MessagePassing, graph: Graph, x: Any) -> NodeTensor:
     name, rows = type(conv).__name__, graph.node_rows
     if isinstance(x, NodeTensor):
         if not graph.owns(x):
+            permuted = rows.pair(x.to_local(), x._rows)  # x[torch.randperm(N)], as contrastive methods have it
+            if permuted is not None:
+                return NodeTensor.from_local(permuted, rows)  # type: ignore[return-value]
             raise LayoutMismatchError(
                 f"{name} got node features and an edge_index of two different graphs ({x._rows.size} and {rows.size} "
                 f"nodes): take both from one DistributedData"

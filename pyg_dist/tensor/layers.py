@@ -10,7 +10,7 @@ from torch import Tensor
 from pyg_dist.backend import large_rows
 from pyg_dist.errors import MixedRowsError
 from pyg_dist.tensor.pointwise import as_operand
-from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, on_rows, rows_of, wrap
+from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, like_rows, on_rows, wrap
 from pyg_dist.tensor.table import Function, bind, handles, public_name
 
 
@@ -33,7 +33,11 @@ def with_parameters(
         )
     with LOCALLY():
         states = [s for o in operands for s in (o if isinstance(o, (tuple, list)) else [o])]
-        rows = rows_of(function, *states)
+        like, rows = like_rows(function, *states)
+        rest = iter(like)
+        operands = tuple(
+            type(o)(next(rest) for _ in o) if isinstance(o, (tuple, list)) else next(rest) for o in operands
+        )
         operands = tuple(as_operand(function, o, rows, operands[0].dim(), broadcasts=False) for o in operands)
         entered = (rows.enter(p) if isinstance(p, Tensor) else p for p in args[num_operands:])
         kwargs = {k: rows.enter(p) if isinstance(p, Tensor) else p for k, p in kwargs.items()}

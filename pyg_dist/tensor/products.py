@@ -11,7 +11,7 @@ from pyg_dist.errors import LayoutMismatchError, MixedRowsError
 from pyg_dist.tensor.layers import with_parameters
 from pyg_dist.tensor.pointwise import pointwise
 from pyg_dist.tensor.reductions import wide
-from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, rows_of, wrap
+from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, like_rows, wrap
 from pyg_dist.tensor.table import Function, bind, handles, public_name
 
 
@@ -76,7 +76,8 @@ def einsum(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             f"first wherever it stands (got {equation!r}): use .full_tensor()"
         )
     with LOCALLY():
-        rows = rows_of(function, *operands)
+        like, rows = like_rows(function, *operands)
+        operands = list(like)
         for k, (term, operand) in enumerate(pairs):
             if not isinstance(operand, RowTensor):
                 if term[:1] == letter and operand.shape[0] != rows.size:

@@ -139,24 +139,31 @@ def on_rows(function: Function, x: Any, *args: Any, **kwargs: Any) -> Any:
         return wrap(function(x, *args, **kwargs), x._rows)
 
 
-def rows_of(function: Function, *operands: Any) -> Rows:
-    """The distribution that all row tensors among ``operands`` share (collective where two masks made them).
+def like_rows(function: Function, *operands: Any) -> tuple[tuple[Any, ...], Rows]:
+    """The operands, with all row tensors distributed as the first one is, and their rows.
+
+    To be called :data:`LOCALLY`; collective where two masks, or lists, made the rows.
 
     Raises:
-        LayoutMismatchError: They do not share one.
+        LayoutMismatchError: Rows that do not pair with those of the first one.
     """
     rows: Rows | None = None
-    for operand in operands:
-        if isinstance(operand, RowTensor):
-            if rows is None:
-                rows = operand._rows
-            elif not rows.is_like(operand._rows):
-                raise LayoutMismatchError(
-                    f"{public_name(function)} expected operands with the same rows (got {rows} and {operand._rows}, "
-                    f"of another graph or selection): select both alike, or use .full_tensor()"
-                )
+    like = list(operands)
+    for k, operand in enumerate(operands):
+        if not isinstance(operand, RowTensor):
+            continue
+        rows = rows or operand._rows
+        if rows.is_like(operand._rows):
+            continue
+        local = rows.pair(operand.as_subclass(Tensor), operand._rows)
+        if local is None:
+            raise LayoutMismatchError(
+                f"{public_name(function)} expected operands with the same rows (got {rows} and {operand._rows}, "
+                f"of another graph or selection): select both alike, or use .full_tensor()"
+            )
+        like[k] = wrap(local, rows)
     assert rows is not None, "a handler is called only for row tensors"
-    return rows
+    return tuple(like), rows
 
 
 def by_row_mask(rows: Rows, mask: RowTensor) -> Selection:

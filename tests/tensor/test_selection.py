@@ -282,7 +282,6 @@ REFUSED: list[Refusal] = [
     (lambda t: t.table.index_select(1, t.label), MixedRowsError, "by a distributed index would mix rows"),
     (lambda t: t.x.masked_select(t.m), MixedRowsError, "of more than one dimension would lose the rows"),
     (lambda t: t.x[t.mask] + t.y[t.other_mask], LayoutMismatchError, "of another graph or selection"),
-    (lambda t: t.x[[0, 1]] + t.y[[1, 0]], LayoutMismatchError, "of another graph or selection"),
 ]
 
 
