@@ -9,6 +9,10 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
   // y[i] = row_scale[i] * sum_e weight[e] * col_scale[col[e]] * x[col[e]], e in [rowptr[i], rowptr[i + 1])
   m.def(
       "spmm_csr(Tensor rowptr, Tensor col, Tensor x, Tensor? weight, Tensor? row_scale, Tensor? col_scale) -> Tensor");
+  // out = the above
+  m.def(
+      "spmm_csr_into(Tensor(a!) out, Tensor rowptr, Tensor col, Tensor x, Tensor? weight, Tensor? row_scale, "
+      "Tensor? col_scale) -> ()");
   // out += the above
   m.def(
       "spmm_csr_add(Tensor(a!) out, Tensor rowptr, Tensor col, Tensor x, Tensor? weight, Tensor? row_scale, "

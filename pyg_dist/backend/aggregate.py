@@ -12,54 +12,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.csr import CSR
-from pyg_dist.backend.exchange import Exchange, Flight
+from pyg_dist.backend.halo import Halo
 from pyg_dist.backend.matrix import Matrix
 from pyg_dist.errors import UnsupportedError
-
-
-@dataclass(frozen=True)
-class Halo:
-    """How remote rows, or sums of them, reach the targets: ``incoming P outgoing``, P being the exchange.
-
-    Attributes:
-        outgoing: ``[s, k]``: makes the send buffer from the last k local rows.
-        exchange: moves s rows away and brings h.
-        incoming: ``[b, h]``: makes addends for the last b local rows from what has arrived.
-    """
-
-    outgoing: Matrix
-    exchange: Exchange
-    incoming: Matrix
-
-    @cached_property
-    def transposed(self) -> Halo:
-        """The way back."""
-        return Halo(self.incoming.transposed, self.exchange.transposed, self.outgoing.transposed)
-
-    def start(self, x: Tensor, col_scale: Tensor | None = None) -> Flight:
-        """Multiply by ``outgoing diag(col_scale)`` and send (collective, does not wait). Shapes: ``[n, F]``."""
-        k = self.outgoing.num_cols
-        return self.exchange.start(self.outgoing.multiply(_last(x, k), col_scale=_last(col_scale, k)))
-
-    def finish(self, flight: Flight, out: Tensor, row_scale: Tensor | None = None) -> Tensor:
-        """Add ``diag(row_scale) incoming`` times what has arrived to ``out`` (waits). Shapes: ``[n, F]``."""
-        b = self.incoming.num_rows
-        self.incoming.multiply(flight.land(), row_scale=_last(row_scale, b), out=_last(out, b))
-        return out
-
-
-T = TypeVar("T", Tensor, "Tensor | None")
-
-
-def _last(rows: T, count: int) -> T:
-    return rows if rows is None else rows.narrow(0, rows.shape[0] - count, count)
 
 
 @dataclass(frozen=True)

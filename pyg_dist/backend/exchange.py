@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pyg_dist.backend.axis import Axis
+from pyg_dist.backend.buffers import Buffers
 
 
 @dataclass
@@ -53,6 +54,7 @@ class Exchange:
         recv_counts: rows that arrive, by sender.
         traffic: counts what was really sent; shared by all exchanges of a graph.
         is_dense: whether to use one all-to-all-v, the same on every rank; else one non-blocking message per neighbour.
+        buffers: for rows on their way; shared like ``traffic``.
     """
 
     axis: Axis
@@ -60,8 +62,14 @@ class Exchange:
     recv_counts: tuple[int, ...]
     traffic: Traffic = field(default_factory=Traffic)
     is_dense: bool = False
+    buffers: Buffers = field(default_factory=Buffers)
 
-    @property
+    @cached_property
+    def num_sent(self) -> int:
+        """Number of rows that leave."""
+        return sum(self.send_counts)
+
+    @cached_property
     def num_received(self) -> int:
         """Number of rows that arrive."""
         return sum(self.recv_counts)
@@ -69,16 +77,17 @@ class Exchange:
     @cached_property
     def transposed(self) -> Exchange:
         """The way back: who received sends."""
-        return Exchange(self.axis, self.recv_counts, self.send_counts, self.traffic, self.is_dense)
+        return Exchange(self.axis, self.recv_counts, self.send_counts, self.traffic, self.is_dense, self.buffers)
 
-    def start(self, rows: Tensor) -> Flight:
+    def start(self, rows: Tensor, received: Tensor | None = None) -> Flight:
         """Send rows, grouped by receiver (collective, does not wait).
 
         Shapes:
-            - rows: ``[sum(send_counts), ...]``
-            - rows that land: ``[sum(recv_counts), ...]``, grouped by sender
+            - rows: ``[num_sent, ...]``
+            - received: ``[num_received, ...]``, where they will land, grouped by sender; a new tensor by default
         """
-        received = rows.new_empty((self.num_received, *rows.shape[1:]))
+        if received is None:
+            received = rows.new_empty((self.num_received, *rows.shape[1:]))
         width = rows.shape[1:].numel()
         if self.axis.size == 1 or width == 0:
             return Flight(received, rows, [])

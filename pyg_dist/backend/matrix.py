@@ -49,11 +49,19 @@ class Matrix:
         row_scale: Tensor | None = None,
         col_scale: Tensor | None = None,
         out: Tensor | None = None,
+        accumulate: bool = True,
     ) -> Tensor:
-        """``diag(row_scale) self diag(col_scale) x``, added to ``out`` if given.
+        """``diag(row_scale) self diag(col_scale) x``, added to ``out`` if given, or written there.
 
         Shapes: ``[num_cols, F] -> [num_rows, F]``.
         """
         return ops.spmm_csr(
-            self.pattern.rowptr, self.pattern.col, x, self.value, row_scale=row_scale, col_scale=col_scale, out=out
+            self.pattern.rowptr,
+            self.pattern.col,
+            x,
+            self.value,
+            row_scale=row_scale,
+            col_scale=col_scale,
+            out=out,
+            accumulate=accumulate,
         )

@@ -31,6 +31,7 @@ def spmm_csr(
     row_scale: Tensor | None = None,
     col_scale: Tensor | None = None,
     out: Tensor | None = None,
+    accumulate: bool = True,
 ) -> Tensor:
     r"""Sparse times dense: the sum over the in-edges of every row.
 
@@ -38,7 +39,8 @@ def spmm_csr(
         y_i = r_i \sum_{e=\mathrm{rowptr}_i}^{\mathrm{rowptr}_{i+1}-1} w_e \, c_{\mathrm{col}_e} \, x_{\mathrm{col}_e}
 
     where factors that are not given are one. The mean is ``row_scale=1/degree``; GCN's norm is two scales.
-    Exact up to rounding, and the same for every number of threads. With ``out``, y is *added* to it.
+    Exact up to rounding, and the same for every number of threads. With ``out``, y is *added* to it, or written into it
+    where ``accumulate`` is False.
 
     That ``rowptr`` does not decrease and that ``col`` lies in ``[0, M)`` is not checked (its ends are): a look at every
     edge would cost as much as a narrow product. A wrong pattern reads outside of x.
@@ -59,7 +61,8 @@ def spmm_csr(
     if out is None:
         y_NF = _call(_native.spmm_csr.default, rowptr, col, x_MF, *factors)
         return _like_rows(y_NF, x)
-    _call(_native.spmm_csr_add.default, _written_rows(out), rowptr, col, x_MF, *factors)
+    native = _native.spmm_csr_add if accumulate else _native.spmm_csr_into
+    _call(native.default, _written_rows(out), rowptr, col, x_MF, *factors)
     return out
 
 
@@ -479,6 +482,7 @@ def _(
     return x.new_empty(rowptr.shape[0] - 1, x.shape[1])
 
 
+@torch.library.register_fake("pyg_dist::spmm_csr_into")
 @torch.library.register_fake("pyg_dist::spmm_csr_add")
 def _(
     out: Tensor,

@@ -27,8 +27,9 @@ def spmm_csr(
     row_scale: Tensor | None = None,
     col_scale: Tensor | None = None,
     out: Tensor | None = None,
+    accumulate: bool = True,
 ) -> Tensor:
-    """``y[i] = row_scale[i] * sum_e weight[e] * col_scale[col[e]] * x[col[e]]``; added to ``out`` if given."""
+    """``y[i] = row_scale[i] * sum_e weight[e] * col_scale[col[e]] * x[col[e]]``, added to or written into ``out``."""
     sums = _sum_dtype(x)
     messages = x.to(sums)[col.long()]
     if weight is not None:
@@ -41,7 +42,7 @@ def spmm_csr(
         y = y * _column(row_scale, y)
     if out is None:
         return y.to(x.dtype)
-    return out.copy_(out.to(sums) + y)
+    return out.copy_(out.to(sums) + y if accumulate else y)
 
 
 def sddmm_csr(rowptr: Tensor, col: Tensor, a: Tensor, b: Tensor) -> Tensor:
