@@ -51,8 +51,9 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
   // rowptr[i + 1]), of weight[e] * col_scale[col[e]] * x[col[e]]; and out[i] += row_scale[i] * sum_e weight[e] * row
   // col[e]
   m.def(
-      "quantize_csr(Tensor rowptr, Tensor col, Tensor x, Tensor? weight, Tensor? col_scale, int bits, Tensor? key, int "
-      "seed) -> Tensor");
+      "quantize_csr_into(Tensor(a!) packed, Tensor rowptr, Tensor col, Tensor x, Tensor? weight, Tensor? col_scale, "
+      "int "
+      "bits, Tensor? key, int seed) -> ()");
   m.def(
       "dequantize_csr_add(Tensor(a!) out, Tensor rowptr, Tensor col, Tensor packed, Tensor? weight, Tensor? "
       "row_scale, int bits) -> ()");

@@ -46,7 +46,7 @@ PYG_DIST_INLINE Parameters parameters_of(float low, float high, bool finite, int
   const double range = static_cast<double>(high) - static_cast<double>(p.zero);
   p.scale = round_up(static_cast<float>(range * (1.0 / levels)));
   if (p.scale * static_cast<double>(levels) < range) p.scale = round_up(p.scale * 1.001f);
-  if (range > 0 && p.scale < kTiny) p.scale = kTiny;
+  if (p.scale < kTiny) p.scale = range > 0 ? kTiny : 0.0f;
   p.inverse = range > 0 ? 65536.0f / p.scale : 0.0f;
   p.finite = finite && is_finite(p.zero) && is_finite(high - p.zero) && is_finite(p.scale * static_cast<float>(levels));
   return p;

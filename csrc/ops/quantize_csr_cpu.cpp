@@ -8,7 +8,6 @@
 
 #include "kernels/packed_rows.h"
 #include "kernels/table.h"
-#include "ops/allocate.h"
 #include "ops/csr.h"
 #include "ops/parallel.h"
 
@@ -26,11 +25,6 @@ constexpr int64_t kSumBytes = 1 << 14;
 int64_t rows_per_chunk(int64_t num_rows, int64_t num_edges, int64_t num_columns) {
   const int64_t values_per_row = (num_edges / std::max<int64_t>(num_rows, 1) + 1) * std::max<int64_t>(num_columns, 1);
   return std::max<int64_t>(kValuesPerChunk / values_per_row, 1);
-}
-
-void check_bits(const char* op, int64_t bits) {
-  PYG_DIST_CHECK(bits == 2 || bits == 4 || bits == 8 || bits == 16, op, ": expected 'bits' to be 2, 4, 8 or 16, got ",
-                 bits);
 }
 
 const void* factor_data(const char* op, const char* name, const MaybeTensor& factor, Element element, int64_t size) {
@@ -77,20 +71,31 @@ int64_t quantize(const SpmmCsr& sums, const QuantizeRows& rows, int64_t row_begi
   return first_bad;
 }
 
-Tensor quantize_csr(Tensor rowptr, Tensor col, Tensor x, MaybeTensor weight, MaybeTensor col_scale, int64_t bits,
-                    MaybeTensor key, int64_t seed) {
+// Whole rows, one after another.
+void check_packed(const char* op, const Tensor& packed, int64_t num_columns, int64_t bits) {
+  PYG_DIST_CHECK(bits == 2 || bits == 4 || bits == 8 || bits == 16, op, ": expected 'bits' to be 2, 4, 8 or 16, got ",
+                 bits);
+  const int64_t row_bytes = num_columns == 0 ? 0 : packed_row_bytes(num_columns, static_cast<int>(bits));
+  PYG_DIST_CHECK(packed.dim() == 2 && packed.scalar_type() == ScalarType::Byte && packed.is_contiguous() &&
+                     packed.size(1) == row_bytes,
+                 op, ": expected 'packed' to be contiguous uint8 rows of ", row_bytes, " bytes, got shape ",
+                 shape_of(packed), ", dtype ", toString(packed.scalar_type()));
+}
+
+void quantize_csr_into(Tensor packed, Tensor rowptr, Tensor col, Tensor x, MaybeTensor weight, MaybeTensor col_scale,
+                       int64_t bits, MaybeTensor key, int64_t seed) {
   const char* op = "quantize_csr";
-  check_bits(op, bits);
   check_csr(op, rowptr, col);
   check_rows(op, "x", x);
+  check_packed(op, packed, x.size(1), bits);
   PYG_DIST_CHECK(x.size(0) > 0 || col.size(0) == 0, op, ": expected 'x' to have rows for ", col.size(0),
                  " edges, got none");
   const int64_t num_rows = rowptr.size(0) - 1, num_columns = x.size(1);
+  PYG_DIST_CHECK(packed.size(0) == num_rows, op, ": expected 'packed' to have ", num_rows, " rows, got ",
+                 packed.size(0));
   if (key) check_vector(op, "key", *key, ScalarType::Long, num_rows);
   const Element element = element_of(op, "x", x.scalar_type());
-  const Tensor packed = in_huge_pages(torch::stable::new_empty(
-      x, {num_rows, num_columns == 0 ? 0 : packed_row_bytes(num_columns, static_cast<int>(bits))}, ScalarType::Byte));
-  if (num_rows == 0 || num_columns == 0) return packed;
+  if (num_rows == 0 || num_columns == 0) return;
   const SpmmCsr sums{
       .rowptr = static_cast<const int64_t*>(rowptr.const_data_ptr()),
       .col = static_cast<const int32_t*>(col.const_data_ptr()),
@@ -126,22 +131,16 @@ Tensor quantize_csr(Tensor rowptr, Tensor col, Tensor x, MaybeTensor weight, May
   });
   PYG_DIST_CHECK(bad_row == kAllFinite, op, ": expected finite values whose range float32 holds, got others in row ",
                  bad_row.load());
-  return packed;
 }
 
 void dequantize_csr_add(Tensor out, Tensor rowptr, Tensor col, Tensor packed, MaybeTensor weight, MaybeTensor row_scale,
                         int64_t bits) {
   const char* op = "dequantize_csr_add";
-  check_bits(op, bits);
   check_csr(op, rowptr, col);
   check_written_rows(op, "out", out);
+  check_packed(op, packed, out.size(1), bits);
   const int64_t num_rows = rowptr.size(0) - 1, num_columns = out.size(1);
-  const int64_t row_bytes = num_columns == 0 ? 0 : packed_row_bytes(num_columns, static_cast<int>(bits));
   PYG_DIST_CHECK(out.size(0) == num_rows, op, ": expected 'out' to have ", num_rows, " rows, got ", out.size(0));
-  PYG_DIST_CHECK(packed.dim() == 2 && packed.scalar_type() == ScalarType::Byte && packed.is_contiguous() &&
-                     packed.size(1) == row_bytes,
-                 op, ": expected 'packed' to be contiguous uint8 rows of ", row_bytes, " bytes, got shape ",
-                 shape_of(packed), ", dtype ", toString(packed.scalar_type()));
   PYG_DIST_CHECK(packed.size(0) > 0 || col.size(0) == 0, op, ": expected 'packed' to have rows for ", col.size(0),
                  " edges, got none");
   const Element element = element_of(op, "out", out.scalar_type());
@@ -166,7 +165,7 @@ void dequantize_csr_add(Tensor out, Tensor rowptr, Tensor col, Tensor packed, Ma
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_dist, CPU, m) {
-  m.impl("quantize_csr", TORCH_BOX(&quantize_csr));
+  m.impl("quantize_csr_into", TORCH_BOX(&quantize_csr_into));
   m.impl("dequantize_csr_add", TORCH_BOX(&dequantize_csr_add));
 }
 

@@ -314,6 +314,7 @@ def quantize_csr(
     col_scale: Tensor | None = None,
     key: Tensor | None = None,
     seed: int = 0,
+    out: Tensor | None = None,
 ) -> Tensor:
     r"""Sparse times dense, quantized row by row and packed, in one pass over x.
 
@@ -333,14 +334,19 @@ def quantize_csr(
         - x: ``[M, F]`` float32, float64 or bfloat16; copied unless its rows are contiguous
         - weight: ``[E]``, col_scale: ``[M]``, in the sum dtype of x (or its dtype)
         - key: ``[R]`` int64
+        - out: as the output, contiguous, overwritten
         - output: uint8 ``[R, packed_row_bytes(F, bits)]``: Z and S, then the numbers
 
     Raises:
         DataError: a value is not finite or a range exceeds float32 (``bits < 16``); a shape or dtype does not fit.
         UnsupportedError: a tensor is not a dense CPU tensor.
     """
+    x_MF = _rows(x)
+    if out is None:
+        out = x.new_empty(rowptr.numel() - 1, packed_row_bytes(x_MF.shape[1], bits), dtype=torch.uint8)
     factors = (_factor(weight, x), _factor(col_scale, x))
-    return _call(_native.quantize_csr.default, rowptr, col, _rows(x), *factors, bits, key, _signed(seed))  # type: ignore[no-any-return]
+    _call(_native.quantize_csr_into.default, out, rowptr, col, x_MF, *factors, bits, key, _signed(seed))
+    return out
 
 
 def dequantize_csr_add(
@@ -569,8 +575,9 @@ def _(
     return torch.empty_like(x), x.new_empty(num_groups, 3, x.shape[1], dtype=sums)
 
 
-@torch.library.register_fake("pyg_dist::quantize_csr")
+@torch.library.register_fake("pyg_dist::quantize_csr_into")
 def _(
+    packed: Tensor,
     rowptr: Tensor,
     col: Tensor,
     x: Tensor,
@@ -579,8 +586,8 @@ def _(
     bits: int,
     key: Tensor | None,
     seed: int,
-) -> Tensor:
-    return x.new_empty(rowptr.shape[0] - 1, packed_row_bytes(x.shape[1], bits), dtype=torch.uint8)
+) -> None:
+    return None
 
 
 @torch.library.register_fake("pyg_dist::dequantize_csr_add")

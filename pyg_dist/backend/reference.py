@@ -188,7 +188,7 @@ def quantize_csr(
     scale = _bfloat16_bits((wide * (1 / levels)).astype(np.float32), upward=True)
     short = scale.astype(np.float64) * levels < wide
     scale = np.where(short, _bfloat16_bits(scale * np.float32(1.001), upward=True), scale)
-    scale = np.where((wide > 0) & (scale < _TINY), _TINY, scale).astype(np.float32)
+    scale = np.where(scale < _TINY, np.where(wide > 0, _TINY, np.float32(0)), scale).astype(np.float32)
     inverse = np.where(wide > 0, np.float32(65536) / np.where(wide > 0, scale, 1), 0).astype(np.float32)
     random = np.uint32(32768) if key is None else _rounding_bits(key, h.shape[1], seed)
     steps = ((h - zero[:, None]) * inverse[:, None]).astype(np.int32).astype(np.uint32)

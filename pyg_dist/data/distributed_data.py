@@ -36,7 +36,7 @@ class DistributedData(Data):  # type: ignore[misc]
     ``data.x``, ``data.y``, masks and every other attribute with a row per node are
     :class:`~pyg_dist.tensor.NodeTensor`; those with a row per edge are :class:`~pyg_dist.tensor.EdgeTensor`;
     ``data.edge_index`` is the :class:`~pyg_dist.tensor.DistributedEdgeIndex` that Distributed convs take. Everything is
-    exact: losses, metrics and gradients are those of one process with the whole graph.
+    exact, unless ``bits`` or ``comm_dtype`` ask otherwise: losses, metrics and gradients are those of one process.
 
     Every rank passes the same graph and options. One rank partitions it; each keeps its own rows and edges, and no
     reference to the input.
@@ -49,7 +49,10 @@ class DistributedData(Data):  # type: ignore[misc]
         epsilon: how much heavier than the mean METIS may make a part.
         exchange: what sums send: ``"post"``, rows of sources; ``"pre"``, sums for targets; ``"hybrid"``, as few of both
             as can be (SuperGCN, 5.2-5.3). What cannot be summed on the way (max, LSTM, learning weights) is post.
-        bits: 32: rows are sent as they are.
+        bits: of each value that halos send in training, 32, 16, 8, 4 or 2, or (forward, backward). 32: rows as they
+            are, exact; 16: bfloat16; fewer: rounded at random to steps of each row's range, approximate and unbiased
+            (SuperGCN, 2.4 and 6). Evaluation (``model.eval()``, ``no_grad``) and what is sent once and remembered
+            (sums of constant features) go as they are. Not with ``layout="grid"``.
         mesh: the grid's axes, ``{"x": 2, "y": 1, "z": 2}``; one left out is 1; None: the planner's choice.
         comm_dtype: ``torch.bfloat16``: the messages of the grid's two big sums, approximate; None: exact.
         seed: of the partitioner, or of the grid's node orders.
@@ -69,7 +72,7 @@ class DistributedData(Data):  # type: ignore[misc]
         partition: str | Tensor | np.ndarray[Any, Any] = "metis",
         epsilon: float = 0.03,
         exchange: Exchange = "hybrid",
-        bits: int = 32,
+        bits: int | tuple[int, int] = 32,
         mesh: dict[str, int] | None = None,
         comm_dtype: torch.dtype | None = None,
         seed: int = 0,
@@ -187,7 +190,8 @@ def _in_parts(graph_input: GraphInput, options: Options) -> tuple[HaloGraph, Pla
     parts = _parts(graph_input, options, axis)
     share = halo_share(graph_input.edge_index, parts, axis.rank, axis.size, options.exchange)
     plan = _plan(share, axis, options, plan_hash(graph_input.edge_index, parts, axis.size, options.exchange))
-    return HaloGraph(share, axis, graph_input.loop_rule, plan.is_dense), plan
+    graph = HaloGraph(share, axis, graph_input.loop_rule, plan.is_dense, bits=options.bits_by_direction)
+    return graph, plan
 
 
 def _parts(graph_input: GraphInput, options: Options, axis: Axis) -> Tensor:
@@ -214,4 +218,4 @@ def _plan(share: HaloShare, axis: Axis, options: Options, identity: str) -> Plan
     table = axis.gather_rows(torch.tensor([mine]), [1] * axis.size)
     sizes, rows = table[:, : -axis.size].tolist(), table[:, -axis.size :]
     shares = tuple(ShareSizes(*size) for size in sizes)
-    return Plan(options.layout, options.partition_name, options.exchange, shares, pairs_of(rows), identity)
+    return Plan(options.layout, options.partition_name, options.exchange, shares, pairs_of(rows), identity, options.bits_by_direction)

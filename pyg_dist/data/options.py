@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pyg_dist.backend.agreement import digest
+from pyg_dist.backend.quantized import Bits
 from pyg_dist.errors import OptionError, UnsupportedError
 from pyg_dist.plan.remote import EXCHANGES, Exchange
 from pyg_dist.tensor import remember
@@ -17,7 +18,6 @@ from pyg_dist.tensor import remember
 _VALUES: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {  # name: (works, planned)
     "layout": (("halo", "grid"), ("auto",)),
     "exchange": (EXCHANGES, ()),
-    "bits": ((32,), (16, 8, 4, 2)),
     "comm_dtype": ((None, torch.bfloat16), ()),
 }
 _PARTITIONS = (("metis", "random"), ("hypergraph", "stochastic", "cover"))
@@ -31,7 +31,7 @@ class Options:
     partition: str | Tensor | np.ndarray[Any, Any]
     epsilon: float
     exchange: Exchange
-    bits: int
+    bits: int | tuple[int, int]
     mesh: dict[str, int] | None
     comm_dtype: torch.dtype | None
     seed: int
@@ -42,6 +42,13 @@ class Options:
             _check(name, getattr(self, name), works, planned)
         if self.mesh is not None and not isinstance(self.mesh, dict):
             raise OptionError(f"Expected mesh to be a dict such as {{'x': 2, 'z': 2}} or None (got {self.mesh!r})")
+        if not all(any(type(b) is int and b == known for known in get_args(Bits)) for b in self.bits_by_direction):
+            allowed = ", ".join(map(str, get_args(Bits)))
+            raise OptionError(f"Expected bits to be one of {allowed}, or (forward, backward) of them (got {self.bits!r})")
+        if self.layout == "grid" and self.bits_by_direction != (32, 32):
+            raise UnsupportedError(
+                f"bits={self.bits!r} with layout='grid' is not in this version: use layout='halo', or comm_dtype=torch.bfloat16"
+            )
         for name in ("mesh", "comm_dtype"):
             if self.layout == "halo" and getattr(self, name) is not None:
                 raise UnsupportedError(
@@ -55,13 +62,19 @@ class Options:
             )
 
     @property
+    def bits_by_direction(self) -> tuple[Bits, Bits]:
+        """Of a value in a message: forward, backward."""
+        is_pair = isinstance(self.bits, (tuple, list)) and len(self.bits) == 2
+        return tuple(self.bits) if is_pair else (self.bits, self.bits)  # type: ignore[arg-type, return-value]
+
+    @property
     def partition_name(self) -> str:
         """What to call the partition in a plan."""
         return self.partition if isinstance(self.partition, str) else "given"
 
     def identity(self) -> dict[str, str]:
         """Name and value of each option, short enough to compare across ranks."""
-        given = {f"option {name}": str(getattr(self, name)) for name in (*_VALUES, "mesh", "epsilon", "seed")}
+        given = {f"option {name}": str(getattr(self, name)) for name in (*_VALUES, "bits_by_direction", "mesh", "epsilon", "seed")}
         given[f"setting {remember.SETTING}"] = str(remember.limit_bytes())
         return given | {
             "option partition": self.partition

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.agreement import digest
+from pyg_dist.backend.ops import packed_row_bytes
 from pyg_dist.errors import AgreementError, DataError
 from pyg_dist.plan.cost import ELEMENT_BYTES, Machine, epoch_seconds, memory_bytes
 from pyg_dist.plan.remote import EXCHANGES, Exchange
@@ -35,6 +36,7 @@ class Plan:
         sizes: each rank's numbers, by rank.
         pairs: (sender, receiver, rows) of each pair of ranks with traffic, for the chosen exchange.
         hash: see :func:`plan_hash`; equal plans have equal hashes.
+        bits: of a value in the messages of training, forward and backward.
     """
 
     layout: str
@@ -43,6 +45,7 @@ class Plan:
     sizes: tuple[ShareSizes, ...]
     pairs: tuple[tuple[int, int, int], ...]
     hash: str
+    bits: tuple[int, int] = (32, 32)
 
     @staticmethod
     def of(
@@ -86,9 +89,14 @@ class Plan:
             rows[sender, receiver] = count
         return rows
 
-    def halo_bytes(self, width: int, element_size: int = ELEMENT_BYTES) -> int:
-        """Bytes sent in one aggregation of ``width`` columns, all ranks together; the backward sends as many."""
-        return self.rows[self.exchange] * width * element_size
+    def halo_bytes(self, width: int, element_size: int = ELEMENT_BYTES, backward: bool = False) -> int:
+        """Bytes sent in one aggregation of ``width`` columns, all ranks together; as many backward, unless bits differ.
+
+        A row in fewer than 16 bits a value takes four bytes more, for its zero point and scale.
+        """
+        bits = self.bits[backward]
+        row_bytes = width * element_size if bits == 32 else packed_row_bytes(width, bits)
+        return self.rows[self.exchange] * row_bytes
 
     def memory_bytes(self, widths: Sequence[int] = ()) -> list[int]:
         """See :func:`~pyg_dist.plan.cost.memory_bytes`; by rank."""
@@ -108,7 +116,7 @@ class Plan:
         return max(values) * len(values) / sum(values) if sum(values) else 1.0
 
     def to_dict(self, widths: Sequence[int] = (), machine: Machine | None = None) -> dict[str, Any]:
-        """Plain numbers for programs; ``bytes`` is by width, for float32."""
+        """Plain numbers for programs; ``bytes`` is by width, for float32 where nothing is quantized."""
         uneven = ("nodes", "edges", "work", "rows_sent", "rows_received")
         return {
             "ranks": self.ranks,
@@ -120,7 +128,9 @@ class Plan:
             "rows": self.rows,
             "messages": self.messages,
             "all_to_all": self.is_dense,
+            "bits": list(self.bits),
             "bytes": {str(width): self.halo_bytes(width) for width in widths},
+            "backward_bytes": {str(width): self.halo_bytes(width, backward=True) for width in widths},
             "memory_bytes": self.memory_bytes(widths),
             "predicted_seconds": self.predicted_seconds(widths, machine),
             "imbalance": {name: self.imbalance([getattr(s, name) for s in self.sizes]) for name in uneven},
@@ -140,7 +150,12 @@ class Plan:
         table = ["  ".join(cell.rjust(w) for cell, w in zip(row, width_of, strict=True)) for row in [header, *lines]]
         title = f"{self.layout} layout, {self.partition} partition, {self.exchange} exchange, plan {self.hash[:12]}"
         by_kind = ", ".join(f"{kind} {count:,}" for kind, count in self.rows.items())
-        traffic = [f"width {w}: {self.halo_bytes(w):,} bytes per aggregation" for w in widths]
+        in_bits = "" if self.bits == (32, 32) else " in {} bits, {:,} backward in {}"
+        traffic = [
+            f"width {w}: {self.halo_bytes(w):,} bytes per aggregation"
+            + in_bits.format(self.bits[0], self.halo_bytes(w, backward=True), self.bits[1])
+            for w in widths
+        ]
         way = "an all-to-all-v" if self.is_dense else "a message per neighbour"
         total = [f"rows per aggregation: {by_kind}; by {way}"]
         return "\n".join([title, *table, *total, *traffic])
@@ -167,6 +182,7 @@ class Plan:
             if content.pop("format") != _FORMAT:
                 raise DataError(f"Expected a plan of format {_FORMAT} in {path}: plan again")
             content["sizes"] = tuple(ShareSizes(**size) for size in content["sizes"])
+            content["bits"] = tuple(content.get("bits", (32, 32)))
             content["pairs"] = tuple((int(p), int(q), int(n)) for p, q, n in content["pairs"])
             plan = Plan(**content)
         except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from pyg_dist.backend import aggregate as backend
 from pyg_dist.backend.aggregate import LinearOperator
+from pyg_dist.backend.codec import Codec
 from pyg_dist.errors import OptionError
 from pyg_dist.tensor.row_tensor import NodeTensor
 
@@ -35,16 +37,22 @@ class Remembered:
     result_version: int
 
 
-def aggregate(x: NodeTensor, operator: LinearOperator) -> NodeTensor:
-    """``operator`` times x; exact, differentiable (collective, unless it is remembered).
+def aggregate(
+    x: NodeTensor, operator: LinearOperator, codecs: Callable[[], tuple[Codec, Codec]] | None = None
+) -> NodeTensor:
+    """``operator`` times x; differentiable (collective, unless it is remembered).
+
+    Exact, unless the messages are coded otherwise: ``codecs`` is called where something is sent that is not kept.
 
     A result is kept if x needs no gradient and is lasting: an attribute of a ``DistributedData``, or a tensor that has
     been aggregated before. Every rank decides alike, by the object and its version.
     """
     result = _recall(x, operator)
     if result is None:
-        result = backend.aggregate(x.to_local(), operator)
-        if _is_kept(x):
+        is_kept = _is_kept(x)
+        sent_by = operator if is_kept or codecs is None else operator.coded(codecs())
+        result = backend.aggregate(x.to_local(), sent_by)
+        if is_kept:
             known = Remembered(weakref.ref(x), x._version, operator, result, result._version)
             others = [r for r in x._remembered if r.operator is not operator]
             x._remembered = (*others, known)[-_MAX_OPERATORS:]
