@@ -319,8 +319,8 @@ def quantize_csr(
     r"""Sparse times dense, quantized row by row and packed, in one pass over x.
 
     .. math::
-        h_i = \sum_{e=\mathrm{rowptr}_i}^{\mathrm{rowptr}_{i+1}-1} w_e \, c_{\mathrm{col}_e} \, x_{\mathrm{col}_e}, \qquad
-        q_{ic} = \min\Big(2^b - 1, \Big\lfloor \frac{h_{ic} - Z_i}{S_i} + u_{ic} \Big\rfloor\Big), \qquad
+        h_i = \sum_{e=\mathrm{rowptr}_i}^{\mathrm{rowptr}_{i+1}-1} w_e \, c_{\mathrm{col}_e} \, x_{\mathrm{col}_e} \\
+        q_{ic} = \min\Big(2^b - 1, \Big\lfloor \frac{h_{ic} - Z_i}{S_i} + u_{ic} \Big\rfloor\Big) \\
         h_{ic} \approx Z_i + S_i q_{ic}
 
     Source: SuperGCN, 2.4 and 7.3. Approximate: with a ``key``, u is uniform in [0, 1), a function of (seed, key of the

@@ -68,9 +68,7 @@ class Quantized:
     def unpack_add(self, message: Tensor, matrix: Matrix, out: Tensor, row_scale: Tensor | None = None) -> None:
         """See :class:`~pyg_dist.backend.codec.Codec`."""
         pattern = matrix.pattern
-        ops.dequantize_csr_add(
-            out, pattern.rowptr, pattern.col, message, self.bits, matrix.value, row_scale=row_scale
-        )
+        ops.dequantize_csr_add(out, pattern.rowptr, pattern.col, message, self.bits, matrix.value, row_scale=row_scale)
 
 
 def quantized(

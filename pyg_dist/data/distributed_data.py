@@ -218,4 +218,12 @@ def _plan(share: HaloShare, axis: Axis, options: Options, identity: str) -> Plan
     table = axis.gather_rows(torch.tensor([mine]), [1] * axis.size)
     sizes, rows = table[:, : -axis.size].tolist(), table[:, -axis.size :]
     shares = tuple(ShareSizes(*size) for size in sizes)
-    return Plan(options.layout, options.partition_name, options.exchange, shares, pairs_of(rows), identity, options.bits_by_direction)
+    return Plan(
+        options.layout,
+        options.partition_name,
+        options.exchange,
+        shares,
+        pairs_of(rows),
+        identity,
+        options.bits_by_direction,
+    )

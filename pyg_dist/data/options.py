@@ -44,10 +44,13 @@ class Options:
             raise OptionError(f"Expected mesh to be a dict such as {{'x': 2, 'z': 2}} or None (got {self.mesh!r})")
         if not all(any(type(b) is int and b == known for known in get_args(Bits)) for b in self.bits_by_direction):
             allowed = ", ".join(map(str, get_args(Bits)))
-            raise OptionError(f"Expected bits to be one of {allowed}, or (forward, backward) of them (got {self.bits!r})")
+            raise OptionError(
+                f"Expected bits to be one of {allowed}, or (forward, backward) of them (got {self.bits!r})"
+            )
         if self.layout == "grid" and self.bits_by_direction != (32, 32):
             raise UnsupportedError(
-                f"bits={self.bits!r} with layout='grid' is not in this version: use layout='halo', or comm_dtype=torch.bfloat16"
+                f"bits={self.bits!r} with layout='grid' is not in this version: use layout='halo', or "
+                f"comm_dtype=torch.bfloat16"
             )
         for name in ("mesh", "comm_dtype"):
             if self.layout == "halo" and getattr(self, name) is not None:
@@ -74,7 +77,10 @@ class Options:
 
     def identity(self) -> dict[str, str]:
         """Name and value of each option, short enough to compare across ranks."""
-        given = {f"option {name}": str(getattr(self, name)) for name in (*_VALUES, "bits_by_direction", "mesh", "epsilon", "seed")}
+        given = {
+            f"option {name}": str(getattr(self, name))
+            for name in (*_VALUES, "bits_by_direction", "mesh", "epsilon", "seed")
+        }
         given[f"setting {remember.SETTING}"] = str(remember.limit_bytes())
         return given | {
             "option partition": self.partition
