@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -114,7 +113,7 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
         """The normalised sum."""
         operator = self._operator(graph, weight, x.dtype)
         if operator is not None:
-            return aggregate(x, operator, partial(graph.codecs, self))
+            return aggregate(x, operator, graph.codecs(self))
         assert weight is not None
         local, values = x.to_local(), weight.to_local().to(x.dtype)
         post = graph.post.coded(graph.codecs(self, of_rows=True))

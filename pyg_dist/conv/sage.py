@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Literal
 
 import torch.nn.functional as F
@@ -70,7 +69,7 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
             values = None if weight is None else weight.to_local()
             return self.lin_l(aggregate_neighbours(self, graph, x, values))  # type: ignore[no-any-return]
         reduce: Literal["mean", "sum"] = "mean" if type(self.aggr_module) is MeanAggregation else "sum"
-        operator, codecs = graph.neighbourhood(reduce, weight, wide(x.dtype)), partial(graph.codecs, self)
+        operator, codecs = graph.neighbourhood(reduce, weight, wide(x.dtype)), graph.codecs(self)
         if not (commutes(self.lin_l) and projects_first(self.lin_l, x, operator)):
             return self.lin_l(aggregate(x, operator, codecs))  # type: ignore[no-any-return]
         # The bias comes after: a mean keeps it, a sum or a node without neighbours would not.

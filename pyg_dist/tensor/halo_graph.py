@@ -86,18 +86,23 @@ class HaloGraph:
     def codecs(self, layer: nn.Module, of_rows: bool = False) -> tuple[Codec, Codec]:
         """How the messages of one aggregation in ``layer`` are coded: forward, backward.
 
-        Exact unless ``bits`` says otherwise, the layer is training and gradients are on. Else one number is drawn, at
-        any world size: what is drawn later depends on the script alone.
+        Exact unless ``bits`` says otherwise, the layer is training and gradients are on. With ``bits``, each call in
+        training draws one number, whatever the world size and whether or not anything is sent: masks that are drawn
+        later depend on the script alone, and are drawn again alike when a checkpoint computes again what it had
+        computed without gradients.
 
         Args:
             layer: whose messages they are.
             of_rows: for :attr:`post`, not for the exchange of sums.
         """
-        if self.bits == (32, 32) or not (layer.training and torch.is_grad_enabled()):
+        if self.bits == (32, 32) or not layer.training:
+            return EXACT, EXACT
+        seed = draw_seed()
+        if not torch.is_grad_enabled():
             return EXACT, EXACT
         transfer = self.share.post if of_rows else self.share.sums
         keys = transfer.outgoing_key.to(self.device), transfer.incoming_key.to(self.device)
-        return quantized(self.bits, keys, draw_seed(), layer)
+        return quantized(self.bits, keys, seed, layer)
 
     def owns(self, x: RowTensor) -> bool:
         """Whether x has a row for every node of this graph."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from pyg_dist.backend import aggregate as backend
 from pyg_dist.backend.aggregate import LinearOperator
-from pyg_dist.backend.codec import Codec
+from pyg_dist.backend.codec import EXACT, Codec
 from pyg_dist.errors import OptionError
 from pyg_dist.tensor.row_tensor import NodeTensor
 
@@ -37,12 +36,10 @@ class Remembered:
     result_version: int
 
 
-def aggregate(
-    x: NodeTensor, operator: LinearOperator, codecs: Callable[[], tuple[Codec, Codec]] | None = None
-) -> NodeTensor:
+def aggregate(x: NodeTensor, operator: LinearOperator, codecs: tuple[Codec, Codec] = (EXACT, EXACT)) -> NodeTensor:
     """``operator`` times x; differentiable (collective, unless it is remembered).
 
-    Exact, unless the messages are coded otherwise: ``codecs`` is called where something is sent that is not kept.
+    Exact, unless ``codecs`` say otherwise and the result is not kept.
 
     A result is kept if x needs no gradient and is lasting: an attribute of a ``DistributedData``, or a tensor that has
     been aggregated before. Every rank decides alike, by the object and its version.
@@ -50,8 +47,7 @@ def aggregate(
     result = _recall(x, operator)
     if result is None:
         is_kept = _is_kept(x)
-        sent_by = operator if is_kept or codecs is None else operator.coded(codecs())
-        result = backend.aggregate(x.to_local(), sent_by)
+        result = backend.aggregate(x.to_local(), operator if is_kept else operator.coded(codecs))
         if is_kept:
             known = Remembered(weakref.ref(x), x._version, operator, result, result._version)
             others = [r for r in x._remembered if r.operator is not operator]
