@@ -77,10 +77,8 @@ class Options:
 
     def identity(self) -> dict[str, str]:
         """Name and value of each option, short enough to compare across ranks."""
-        given = {
-            f"option {name}": str(getattr(self, name))
-            for name in (*_VALUES, "bits_by_direction", "mesh", "epsilon", "seed")
-        }
+        given = {f"option {name}": str(getattr(self, name)) for name in (*_VALUES, "mesh", "epsilon", "seed")}
+        given["option bits"] = str(self.bits_by_direction)
         given[f"setting {remember.SETTING}"] = str(remember.limit_bytes())
         return given | {
             "option partition": self.partition
