@@ -153,15 +153,14 @@ def row_epilogue(
     return z.to(x.dtype)
 
 
-_Bytes = npt.NDArray[np.uint8]
 _TINY = np.float32(2.0**-100)
 
 
-def _bfloat16_bits(value: npt.NDArray[np.float32], upward: bool) -> npt.NDArray[np.float32]:
-    """bfloat16 towards plus or minus infinity, as float32; for values >= 0, or downward."""
-    bits = value.view(np.uint32)
+def _bfloat16(value: npt.NDArray[np.float32], upward: bool) -> npt.NDArray[np.float32]:
+    """bfloat16 towards plus (values >= 0 only) or minus infinity, as float32."""
     away = np.uint32(0xFFFF) * ((value >= 0) if upward else (value < 0))
-    return ((bits + away) & np.uint32(0xFFFF0000)).astype(np.uint32).view(np.float32)
+    bits: npt.NDArray[np.uint32] = (value.view(np.uint32) + away) & np.uint32(0xFFFF0000)
+    return bits.astype(np.uint32).view(np.float32)
 
 
 def quantize_csr(
@@ -183,11 +182,11 @@ def quantize_csr(
         return sums.to(torch.uint8)
     h, levels = sums.numpy(), 2**bits - 1
     low, high = h.min(1), h.max(1)
-    zero = np.where(np.abs(low) < _TINY, np.where(low < 0, -_TINY, np.float32(0)), _bfloat16_bits(low, upward=False))
+    zero = np.where(np.abs(low) < _TINY, np.where(low < 0, -_TINY, np.float32(0)), _bfloat16(low, upward=False))
     wide = high.astype(np.float64) - zero
-    scale = _bfloat16_bits((wide * (1 / levels)).astype(np.float32), upward=True)
+    scale = _bfloat16((wide * (1 / levels)).astype(np.float32), upward=True)
     short = scale.astype(np.float64) * levels < wide
-    scale = np.where(short, _bfloat16_bits(scale * np.float32(1.001), upward=True), scale)
+    scale = np.where(short, _bfloat16(scale * np.float32(1.001), upward=True), scale)
     scale = np.where(scale < _TINY, np.where(wide > 0, _TINY, np.float32(0)), scale).astype(np.float32)
     inverse = np.where(wide > 0, np.float32(65536) / np.where(wide > 0, scale, 1), 0).astype(np.float32)
     random = np.uint32(32768) if key is None else _rounding_bits(key, h.shape[1], seed)
@@ -205,7 +204,8 @@ def _rounding_bits(key: Tensor, num_columns: int, seed: int) -> npt.NDArray[np.u
     num_blocks = -(-(num_columns + 4) // 16)
     words = philox(seed, key, np.arange(num_blocks, dtype=np.uint64), _ROUNDING)
     drawn = words.astype("<u4").view(np.uint8).astype(np.uint32)
-    return drawn[:, 4 : 4 + num_columns] << 8 | drawn[:, :1]
+    bits: npt.NDArray[np.uint32] = drawn[:, 4 : 4 + num_columns] << np.uint32(8) | drawn[:, :1]
+    return bits
 
 
 def dequantize(packed: Tensor, num_columns: int, bits: int) -> Tensor:
@@ -215,7 +215,8 @@ def dequantize(packed: Tensor, num_columns: int, bits: int) -> Tensor:
     zero, scale = packed[:, :4].contiguous().view(torch.bfloat16).float().unbind(1)
     shifts = bits * torch.arange(8 // bits)
     q = (packed[:, 4:, None].int() >> shifts) & (2**bits - 1)
-    return zero[:, None] + scale[:, None] * q.flatten(1)[:, :num_columns]
+    rows: Tensor = zero[:, None] + scale[:, None] * q.flatten(1)[:, :num_columns]
+    return rows
 
 
 def dequantize_csr_add(

@@ -42,7 +42,8 @@ class Options:
             _check(name, getattr(self, name), works, planned)
         if self.mesh is not None and not isinstance(self.mesh, dict):
             raise OptionError(f"Expected mesh to be a dict such as {{'x': 2, 'z': 2}} or None (got {self.mesh!r})")
-        if not all(any(type(b) is int and b == known for known in get_args(Bits)) for b in self.bits_by_direction):
+        given: tuple[object, ...] = self.bits_by_direction
+        if not all(type(b) is int and b in get_args(Bits) for b in given):
             allowed = ", ".join(map(str, get_args(Bits)))
             raise OptionError(
                 f"Expected bits to be one of {allowed}, or (forward, backward) of them (got {self.bits!r})"

@@ -166,7 +166,7 @@ def test_evaluation_and_remembered_sums_are_exact(workers: Pools) -> None:
 
 def checkpointed(use_reentrant: bool) -> None:
     """Dropout behind a quantized layer is drawn again alike, although nothing is quantized without gradients."""
-    from torch.utils.checkpoint import checkpoint
+    from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
     from pyg_dist.conv import DistributedSAGEConv
 
@@ -181,7 +181,8 @@ def checkpointed(use_reentrant: bool) -> None:
             return out
 
         entered = x if x.requires_grad or not use_reentrant else (x * 1.0).requires_grad_()
-        checkpoint(block, entered, use_reentrant=use_reentrant).sum().backward()
+        with set_checkpoint_early_stop(False):
+            checkpoint(block, entered, use_reentrant=use_reentrant).sum().backward()
         assert len(masks) == 2
         assert torch.equal(*masks)
 
@@ -210,9 +211,9 @@ def expectation(exchange: str, kind: str, num_draws: int) -> None:
         return [out.to_local().detach(), x.grad.to_local(), *(p.grad.clone() for p in conv.parameters())]
 
     draws = [torch.stack(drawn) for drawn in zip(*(run(coarse) for _ in range(num_draws)), strict=True)]
+    assert min(float(drawn.std(0).max()) for drawn in draws[:2]) > 0
     for drawn, want in zip(draws, run(exact), strict=True):
         error, spread = (drawn.mean(0) - want).abs(), drawn.std(0) / num_draws**0.5
-        assert bool((spread > 0).any()) or want.shape == (5,)  # the bias's gradient does not depend on messages
         # A value close to a step is rarely rounded away from it, perhaps in none of the draws.
         assert bool((error <= 5 * spread.clamp(min=0.2 * float(spread.max())) + 1e-6).all()), (error / spread).max()
 
