@@ -1,12 +1,14 @@
 """The grid layout's meshes: predicted against measured epochs (Plexus, Fig. 5), and what each choice brings.
 
-    python benchmarks/grid.py                      # calibrates, then all meshes of 4 and 8 ranks on two graphs
+    python -m pyg_dist bench                       # first: this machine's constants, which the predictions rest on
+    python benchmarks/grid.py                      # all meshes of 4 and 8 ranks on two graphs, some minutes each
     python benchmarks/grid.py --ranks 4 --epochs 5 --graphs power_law
-    python benchmarks/grid.py --save               # and keeps the constants where the planner finds them
 
-A GCN of three layers, hidden 64, trains full batches; an epoch is forward, loss, backward and Adam's step. All variants
-take turns, epoch by epoch: a disturbance hits all of them. The shortest epoch of each counts. Variants: every
-mesh in both forms of the sums; on the chosen mesh, four row blocks and bfloat16 messages; and the halo layout.
+A GCN of three layers, hidden 64, trains full batches; an epoch is forward, loss, backward and Adam's step. All
+variants take turns, epoch by epoch: a disturbance hits all of them. The shortest epoch of each counts, its median is
+kept too. Variants: every mesh in both forms of the sums; on the chosen mesh, four row blocks, bfloat16 messages, and
+GraphSAGE with and without waiting for the neighbours' sum before the root's product; and the halo layout. Results are
+added to ``benchmarks/results/grid.json``, by ranks and graph.
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ import time
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+import machine
 import torch
 import torch.nn.functional as F
 from scipy.stats import spearmanr
@@ -66,9 +70,9 @@ GRAPHS = {"power_law": lambda: power_law(30_000, 900_000), "lattice": lambda: la
 class Variant:
     """One way to train; its data, model and optimizer live side by side with the others'."""
 
-    def __init__(self, graph: Data, sums: str = "", blocks: int = 1, **options: Any) -> None:
+    def __init__(self, graph: Data, sums: str = "", blocks: int = 1, conv: str = "gcn", **options: Any) -> None:
         from pyg_dist import DistributedData
-        from pyg_dist.conv import DistributedGCNConv
+        from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
 
         os.environ["PYG_DIST_GRID_BLOCKS"] = str(blocks)
         if sums:
@@ -76,8 +80,9 @@ class Variant:
         self.data = DistributedData(graph, **options)
         os.environ.pop("PYG_DIST_GRID_SUMS", None)
         torch.manual_seed(0)
+        kind = DistributedGCNConv if conv == "gcn" else DistributedSAGEConv
         widths = (graph.x.shape[1], HIDDEN, HIDDEN, int(graph.y.max()) + 1)
-        self.convs = torch.nn.ModuleList(DistributedGCNConv(a, b) for a, b in pairwise(widths))
+        self.convs = torch.nn.ModuleList(kind(a, b) for a, b in pairwise(widths))
         self.optimizer = torch.optim.Adam(self.convs.parameters(), lr=0.01)
         self.seconds: list[float] = []
         self.losses: list[float] = []
@@ -99,6 +104,17 @@ class Variant:
         self.seconds.append(time.perf_counter() - start)
         self.losses.append(loss.item())
 
+    def wait(self) -> Variant:
+        """Let every aggregation end before anything else starts."""
+        start = self.data.graph.start
+
+        def waiting(*args: Any) -> Any:
+            result = start(*args)()
+            return lambda: result
+
+        self.data.graph.start = waiting
+        return self
+
 
 def take_turns(variants: dict[str, Variant], epochs: int) -> dict[str, float]:
     """Seconds of the shortest epoch, the first one left out."""
@@ -108,75 +124,90 @@ def take_turns(variants: dict[str, Variant], epochs: int) -> dict[str, float]:
     return {name: min(variant.seconds[1:]) for name, variant in variants.items()}
 
 
-def worker(names: list[str], epochs: int, output: Path, save: bool) -> None:
+def worker(name: str, epochs: int, output: Path) -> None:
     """All ranks together."""
     import pyg_dist
-    from pyg_dist.backend import calibration
     from pyg_dist.backend.axis import world_axis
-    from pyg_dist.backend.mesh import nearest_cube
-    from pyg_dist.plan.grid_cost import Model, grid_plans
-    from pyg_dist.plan.machine import Machine
+    from pyg_dist.plan import Machine, Model
+    from pyg_dist.plan.grid_cost import grid_plans
 
     torch.set_num_threads(1)
     pyg_dist.init()
-    axis = world_axis()
-    fit = calibration.fit_spmm(calibration.spmm_samples()) if axis.rank == 0 else None
-    rate = calibration.gemm_rate()
-    link = calibration.link(axis)
-    numbers = torch.tensor([*(fit.coefficients if fit else (0.0,) * 3), rate, *link], dtype=torch.float64)
-    a, b, c, rate, bandwidth, latency = axis.broadcast_(numbers).tolist()
-    machine = Machine((a, b, c), rate, bandwidth, bandwidth, latency, axis.size, calibration.num_cores())
-    if save and pyg_dist.is_main():
-        machine.save()
-    report: dict[str, Any] = {"ranks": axis.size, "machine": asdict(machine), "fit": fit and fit._asdict()}
-    report["graphs"] = {}
-    for name in names:
-        graph = GRAPHS[name]()
-        model = Model(graph.num_nodes, graph.num_nodes + graph.num_edges, (64, HIDDEN, HIDDEN, 16))
-        plans = grid_plans(model, axis.size, machine)
-        variants, predicted = {}, {}
-        for plan in plans:
-            mesh = {side: plan.shape[side] for side in "xyz"}
-            key = f"{'x'.join(str(n) for n in mesh.values())} {plan.sums}"
-            variants[key] = Variant(graph, plan.sums, layout="grid", mesh=mesh)
-            predicted[key] = plan.seconds
-        best = plans[0]
-        mesh = {side: best.shape[side] for side in "xyz"}
-        variants["chosen, 4 blocks"] = Variant(graph, best.sums, 4, layout="grid", mesh=mesh)
-        variants["chosen, bfloat16"] = Variant(graph, best.sums, layout="grid", mesh=mesh, comm_dtype=torch.bfloat16)
-        variants["halo"] = Variant(graph, layout="halo", partition="metis")
-        measured = take_turns(variants, epochs)
-        pairs = [(predicted[key], measured[key]) for key in predicted]
-        cube = nearest_cube(axis.size)
-        cube_key = f"{cube.x}x{cube.y}x{cube.z} reduce_scatter"
-        report["graphs"][name] = {
-            "variants": {
-                key: {
-                    "seconds": seconds,
-                    "predicted": predicted.get(key),
-                    "loss": variants[key].losses[-1],
-                    "bytes": variants[key].data.traffic.num_bytes // (epochs + 1),
-                }
-                for key, seconds in measured.items()
-            },
-            "rank_correlation": float(spearmanr(*zip(*pairs, strict=True)).statistic),
-            "chosen_over_best": measured[next(iter(predicted))] / min(measured[key] for key in predicted),
-            "cube_over_best": measured[cube_key] / min(measured[key] for key in predicted),
-        }
+    ranks = world_axis().size
+    constants = Machine.load().with_ranks_per_node(ranks)
+    graph = GRAPHS[name]()
+    model = Model.of_layers(graph.num_nodes, graph.num_edges, 64, 16, (3, HIDDEN))
+    variants: dict[str, Variant] = {}
+    predicted: dict[str, float] = {}
+    for plan in grid_plans(model, ranks, constants):
+        mesh = {side: plan.shape[side] for side in "xyz"}
+        key = _key(plan.shape, plan.sums)
+        variants[key] = Variant(graph, plan.sums, layout="grid", mesh=mesh)
+        predicted[key] = plan.seconds
+    best = grid_plans(model, ranks, constants)[0]
+    chosen: dict[str, Any] = {"sums": best.sums, "layout": "grid", "mesh": {side: best.shape[side] for side in "xyz"}}
+    variants["chosen, 4 blocks"] = Variant(graph, blocks=4, **chosen)
+    variants["chosen, bfloat16"] = Variant(graph, comm_dtype=torch.bfloat16, **chosen)
+    variants["chosen, SAGE"] = Variant(graph, conv="sage", **chosen)
+    variants["chosen, SAGE, waiting"] = Variant(graph, conv="sage", **chosen).wait()
+    variants["halo"] = Variant(graph, layout="halo", partition="metis")
+    predicted["halo"] = variants["halo"].data.plan.price(model, constants).seconds
+    measured = take_turns(variants, epochs)
+    report = {
+        "ranks": ranks,
+        "graph": name,
+        "taken_on": machine.describe() if pyg_dist.is_main() else {},
+        "nodes_and_edges": [graph.num_nodes, graph.num_edges],
+        "variants": {
+            key: {
+                "seconds": round(seconds, 5),
+                "median": round(median(variants[key].seconds[1:]), 5),
+                "predicted": predicted.get(key),
+                "loss": variants[key].losses[-1],
+                "bytes": variants[key].data.traffic.num_bytes // (epochs + 1),
+            }
+            for key, seconds in measured.items()
+        },
+    }
     if pyg_dist.is_main():
         output.write_text(json.dumps(report))
 
 
+def price(report: dict[str, Any]) -> dict[str, Any]:
+    """The report with this machine's constants, and how well they tell the measured order."""
+    from pyg_dist.backend.mesh import nearest_cube
+    from pyg_dist.plan import Machine, Model
+    from pyg_dist.plan.grid_cost import grid_plans
+
+    ranks, (num_nodes, num_edges), variants = report["ranks"], report["nodes_and_edges"], report["variants"]
+    constants = Machine.load().with_ranks_per_node(ranks)
+    model = Model.of_layers(num_nodes, num_edges, 64, 16, (3, HIDDEN))
+    keys = [_key(plan.shape, plan.sums) for plan in grid_plans(model, ranks, constants)]
+    for plan in grid_plans(model, ranks, constants):
+        variants[_key(plan.shape, plan.sums)]["predicted"] = plan.seconds
+    measured = [variants[key]["seconds"] for key in keys]
+    return report | {
+        "constants": asdict(constants),
+        "rank_correlation": float(spearmanr([variants[key]["predicted"] for key in keys], measured).statistic),
+        "choice": keys[0],
+        "choice_over_best": measured[0] / min(measured),
+        "cube_over_best": variants[_key(nearest_cube(ranks), "reduce_scatter")]["seconds"] / min(measured),
+    }
+
+
+def _key(shape: Any, sums: str) -> str:
+    return f"{shape.x}x{shape.y}x{shape.z} {sums}"
+
+
 def show(report: dict[str, Any]) -> None:
-    fit = report["fit"]
-    quality = f"held-out R2 {fit['r2']:.2f} (Plexus' terms {fit['r2_of_paper']:.2f})"
-    print(f"\n{report['ranks']} ranks; sparse products: {quality}; load average {os.getloadavg()[0]:.1f}")
-    for name, result in report["graphs"].items():
-        over = f"the choice {result['chosen_over_best']:.2f} x and the nearest cube {result['cube_over_best']:.2f} x"
-        print(f"{name}: rank correlation {result['rank_correlation']:.2f}; {over} the best mesh's epoch")
-        for key, v in sorted(result["variants"].items(), key=lambda item: item[1]["seconds"]):
-            predicted = "" if v["predicted"] is None else f"{v['predicted'] * 1e3:10.1f} ms predicted"
-            print(f"  {key:<24} {v['seconds'] * 1e3:10.1f} ms {v['bytes'] / 1e6:8.2f} MB a rank {predicted}")
+    over = f"{report['choice']}, the choice, {report['choice_over_best']:.2f} x, and the nearest cube "
+    over += f"{report['cube_over_best']:.2f} x"
+    print(f"\n{report['ranks']} ranks, {report['graph']} (constants: {report['constants']['source']})")
+    print(f"rank correlation {report['rank_correlation']:.2f}; {over} the best mesh's epoch")
+    for key, v in sorted(report["variants"].items(), key=lambda item: item[1]["seconds"]):
+        predicted = "" if v["predicted"] is None else f"{v['predicted'] * 1e3:10.1f} ms predicted"
+        print(f"  {key:<24} {v['seconds'] * 1e3:10.1f} ms (median {v['median'] * 1e3:8.1f}) {v['bytes'] / 1e6:8.2f} MB"
+              f" a rank {predicted}")  # fmt: skip
 
 
 def main() -> None:
@@ -184,24 +215,31 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8])
     parser.add_argument("--graphs", nargs="+", choices=list(GRAPHS), default=list(GRAPHS))
     parser.add_argument("--epochs", type=int, default=7)
-    parser.add_argument("--save", action="store_true", help="keep the machine's constants for the planner")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        worker(args.graphs, args.epochs, args.worker, args.save)
+        worker(args.graphs[0], args.epochs, args.worker)
         return
-    reports = []
+    path = RESULTS / "grid.json"
+    reports = {(r["ranks"], r["graph"]): r for r in (json.loads(path.read_text()) if path.exists() else [])}
     for ranks in args.ranks:
-        with tempfile.TemporaryDirectory() as folder:
-            output = Path(folder) / "report.json"
-            launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-            rest = ["--worker", str(output), "--epochs", str(args.epochs), "--graphs", *args.graphs]
-            command = [*launcher, __file__, *rest, *(["--save"] if args.save else [])]
-            subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-            reports.append(json.loads(output.read_text()))
-        show(reports[-1])
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "grid.json").write_text(json.dumps(reports, indent=1) + "\n")
+        for name in args.graphs:
+            with tempfile.TemporaryDirectory() as folder:
+                output = Path(folder) / "report.json"
+                launcher = [
+                    sys.executable,
+                    "-m",
+                    "torch.distributed.run",
+                    "--standalone",
+                    "--nproc-per-node",
+                    str(ranks),
+                ]
+                rest = [__file__, "--worker", str(output), "--epochs", str(args.epochs), "--graphs", name]
+                subprocess.run([*launcher, *rest], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+                reports[ranks, name] = price(json.loads(output.read_text()))
+            show(reports[ranks, name])
+            RESULTS.mkdir(exist_ok=True)
+            path.write_text(json.dumps([reports[key] for key in sorted(reports)], indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -6,17 +6,19 @@
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(pyg_dist, m) {
-  // y[i] = row_scale[i] * sum_e weight[e] * col_scale[col[e]] * x[col[e]], e in [rowptr[i], rowptr[i + 1])
+  // y[i] = row_scale[i] * sum_e weight[e] * col_scale[col[e]] * x[col[e]], e in [rowptr[i], rowptr[i + 1]); with
+  // `divide` both scales divide instead
   m.def(
-      "spmm_csr(Tensor rowptr, Tensor col, Tensor x, Tensor? weight, Tensor? row_scale, Tensor? col_scale) -> Tensor");
+      "spmm_csr(Tensor rowptr, Tensor col, Tensor x, Tensor? weight, Tensor? row_scale, Tensor? col_scale, "
+      "bool divide) -> Tensor");
   // out = the above
   m.def(
       "spmm_csr_into(Tensor(a!) out, Tensor rowptr, Tensor col, Tensor x, Tensor? weight, Tensor? row_scale, "
-      "Tensor? col_scale) -> ()");
+      "Tensor? col_scale, bool divide) -> ()");
   // out += the above
   m.def(
       "spmm_csr_add(Tensor(a!) out, Tensor rowptr, Tensor col, Tensor x, Tensor? weight, Tensor? row_scale, "
-      "Tensor? col_scale) -> ()");
+      "Tensor? col_scale, bool divide) -> ()");
   // d[e] = <a[i], b[col[e]]>, e in [rowptr[i], rowptr[i + 1])
   m.def("sddmm_csr(Tensor rowptr, Tensor col, Tensor a, Tensor b) -> Tensor");
 

@@ -17,7 +17,7 @@ from graphs import load_npz
 from random_graphs import random_graph
 
 from pyg_dist.cli import main
-from pyg_dist.plan import Plan
+from pyg_dist.plan import Machine, Plan
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def graph_file(tmp_path: Path) -> Path:
 def test_plan_as_json(graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parts = torch.arange(40) % 3
     np.save(tmp_path / "parts.npy", parts.numpy())
-    saved = tmp_path / "plan.json"
+    saved = tmp_path / "plan.safetensors"
     options = ["--partition", str(tmp_path / "parts.npy"), "--widths", "7", "3", "--json", "--save", str(saved)]
     assert main(["plan", str(graph_file), "--ranks", "3", *options]) == 0
     numbers = json.loads(capsys.readouterr().out)
@@ -84,3 +84,56 @@ def test_512_ranks(shared_data: Any) -> None:
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     assert seconds < 20, f"{seconds:.1f} s of processor time, {time.monotonic() - start:.1f} s in all"
     assert after.ru_maxrss < 2 * 2**20, "KiB"
+
+
+@pytest.mark.parametrize("layout", ["grid", "auto"])
+def test_every_mesh_is_printed(graph_file: Path, layout: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--ranks", "4", "--layout", layout, "--partition", "random", "--model", "2", "16"]
+    assert main(["plan", str(graph_file), *options]) == 0
+    out = capsys.readouterr().out
+    assert sum("reduce_scatter" in line and "plan" not in line for line in out.splitlines()) >= 6
+    assert out.count("nearest cube") == 2
+    assert "2-layer GCN, columns 16 16 16" in out
+    assert "constants: " in out
+    assert ("layout='auto': " in out) == (layout == "auto")
+
+
+def test_grid_as_json(graph_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--ranks", "64", "--layout", "grid", "--widths", "8", "--json"]
+    assert main(["plan", str(graph_file), *options]) == 0
+    numbers = json.loads(capsys.readouterr().out)
+    assert numbers["ranks"] == len(numbers["edges"]) == len(numbers["memory_bytes"]) == 64
+    assert sum(numbers["nodes"]) >= 40
+    assert len(numbers["candidates"]) == 2 * 28
+    best = min(numbers["candidates"], key=lambda c: c["predicted_seconds"])
+    assert numbers["predicted_seconds"] == best["predicted_seconds"]
+    assert {k: v for k, v in numbers["mesh"].items() if k != "data"} == best["mesh"]
+
+
+def test_auto_takes_the_cheaper_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where messages cost and bytes do not: few partners on a mesh of 64 ranks, few messages to one neighbour."""
+    graph, machine = tmp_path / "graph.npz", Machine(intra_latency=1.0, call_seconds=0.0, ranks_per_node=64, cores=64)
+    np.savez(graph, num_nodes=600, edge_index=random_graph(600, 9000).edge_index.numpy(), undirected=False)
+    constants = machine.save(tmp_path / "machine.json")
+    for ranks, layout in ((2, "halo"), (64, "grid")):
+        options = ["--layout", "auto", "--partition", "random", "--machine", str(constants), "--json"]
+        assert main(["plan", str(graph), "--ranks", str(ranks), *options]) == 0
+        numbers = json.loads(capsys.readouterr().out)
+        best = min(numbers["candidates"], key=lambda c: c["predicted_seconds"])
+        assert numbers["layout"] == best["layout"] == layout
+        assert {c["layout"] for c in numbers["candidates"]} == {"halo", "grid"}
+
+
+def test_simulate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    options = ["--ranks", "16", "64", "--layers", "3", "--widths", "50", "--bits", "2"]
+    assert main(["simulate", "papers100M", *options, "--plot", str(tmp_path / "speedup.svg")]) == 0
+    out = capsys.readouterr().out
+    assert "halo int2" in out
+    assert "printed 2.163" in out
+    assert "off by more than 2x: " in out
+    assert (tmp_path / "speedup.svg").read_text().count("int2") >= 1
+    assert main(["simulate", "mag240M", *options, "--machine", "perlmutter", "--json"]) == 0
+    numbers = json.loads(capsys.readouterr().out)
+    assert [line["ranks"] for line in numbers["models"][0]["epochs"]] == [16, 64]
+    assert main(["simulate", "mag240M", "--ranks", "0"]) == 1
+    assert "positive numbers" in capsys.readouterr().err

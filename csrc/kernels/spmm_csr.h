@@ -1,8 +1,8 @@
 // Sparse (CSR) times dense:
 //   out[i, :] (+)= row_scale[i] * sum over e in [rowptr[i], rowptr[i + 1]) of
 //                    weight[e] * col_scale[col[e]] * x[col[e], :]
-// Each scale that is null counts as one. A row's edges are added in their order, each column on its own, so a row's sum
-// does not depend on which thread computes it.
+// Each scale that is null counts as one; with `divide` the sum is divided by row_scale[i] instead. A row's edges are
+// added in their order, each column on its own, so a row's sum does not depend on which thread computes it.
 #pragma once
 
 #include <cstdint>
@@ -27,6 +27,7 @@ struct SpmmCsr {
   Element x_element;
   Element out_element;  // x_element, or f32 when x is bf16
   bool accumulate;
+  bool divide;
 };
 
 PYG_DIST_AT_EVERY_LEVEL(void spmm_rows(const SpmmCsr& problem, int64_t row_begin, int64_t row_end))

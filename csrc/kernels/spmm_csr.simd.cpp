@@ -49,7 +49,7 @@ void rows_of_width(const SpmmCsr& p, int64_t row_begin, int64_t row_end, int64_t
     Out* to = static_cast<Out*>(p.out) + row * p.out_stride + column;
     if (row_scale != nullptr) {
 #pragma GCC unroll 16
-      for (int v = 0; v < V; ++v) sum[v] *= row_scale[row];
+      for (int v = 0; v < V; ++v) sum[v] = p.divide ? sum[v] / row_scale[row] : sum[v] * row_scale[row];
     }
     if (p.accumulate) {  // all loads come before the first store, as the last two vectors may overlap
 #pragma GCC unroll 16

@@ -111,6 +111,7 @@ void quantize_csr_into(Tensor packed, Tensor rowptr, Tensor col, Tensor x, Maybe
       .x_element = element,
       .out_element = element == Element::f64 ? Element::f64 : Element::f32,
       .accumulate = false,
+      .divide = false,
   };
   const QuantizeRows rows{
       .key = key ? static_cast<const int64_t*>(key->const_data_ptr()) : nullptr,

@@ -50,10 +50,11 @@ void finish_hub(const SpmmCsr& problem, int64_t row, const accumulator_t<T>* sum
   const A scale = problem.row_scale == nullptr ? A{1} : static_cast<const A*>(problem.row_scale)[row];
   T* out = static_cast<T*>(problem.out) + row * problem.out_stride;
   for (int64_t c = 0; c < problem.num_features; ++c) {
+    const A sum = problem.divide ? sums[c] / scale : scale * sums[c];
     if constexpr (std::is_same_v<T, BFloat16>) {
-      out[c] = narrow((problem.accumulate ? widen(out[c]) : A{0}) + scale * sums[c]);
+      out[c] = narrow((problem.accumulate ? widen(out[c]) : A{0}) + sum);
     } else {
-      out[c] = (problem.accumulate ? out[c] : A{0}) + scale * sums[c];
+      out[c] = (problem.accumulate ? out[c] : A{0}) + sum;
     }
   }
 }
@@ -99,28 +100,41 @@ struct ColumnBlocks {
 
   int64_t num_features, line_features, num_lines, size;
 
-  ColumnBlocks(int64_t num_features, int64_t element_bytes)
+  ColumnBlocks(int64_t num_features, int64_t element_bytes, int64_t num_rows, int64_t num_source_rows,
+               int64_t num_edges)
       : num_features(num_features),
         line_features(kLine / element_bytes),
-        num_lines((num_features + line_features - 1) / line_features),
-        size(num_lines / 2) {}
-
-  bool pay(int64_t num_rows, int64_t num_source_rows, int64_t num_edges) const {
-    return size >= kMinBlocks && num_source_rows * num_lines * kLine >= kMinSourceBytes &&
-           num_edges >= kMinReuse * (num_rows + num_source_rows);
+        num_lines((num_features + line_features - 1) / line_features) {
+    const bool pay = num_lines / 2 >= kMinBlocks && num_source_rows * num_lines * kLine >= kMinSourceBytes &&
+                     num_edges >= kMinReuse * (num_rows + num_source_rows);
+    size = pay ? num_lines / 2 : 1;
   }
   int64_t begin(int64_t block) const { return std::min(block * num_lines / size * line_features, num_features); }
   int64_t widest() const { return (num_lines + size - 1) / size * line_features; }
 };
 
+// Copies elements, each divided by `divisor` unless that is null; rounded to T, as if a tensor of quotients came in.
 template <class T>
-void run(const SpmmCsr& problem, int64_t num_rows, const Tensor& x) {
-  const ColumnBlocks blocks(problem.num_features, sizeof(T));
-  if (!blocks.pay(num_rows, x.size(0), problem.num_edges)) {
+void copy_divided(const T* from, int64_t count, const accumulator_t<T>* divisor, T* to) {
+  if (divisor == nullptr) {
+    std::copy_n(from, count, to);
+  } else if constexpr (std::is_same_v<T, BFloat16>) {
+    for (int64_t c = 0; c < count; ++c) to[c] = narrow(widen(from[c]) / *divisor);
+  } else {
+    for (int64_t c = 0; c < count; ++c) to[c] = from[c] / *divisor;
+  }
+}
+
+// A row's divisor is met once per row of x, in the copy, and not once per edge: it needs a copy even without blocks.
+template <class T>
+void run(const SpmmCsr& problem, int64_t num_rows, const Tensor& x, const void* col_divisor) {
+  const ColumnBlocks blocks(problem.num_features, sizeof(T), num_rows, x.size(0), problem.num_edges);
+  if (blocks.size == 1 && col_divisor == nullptr) {
     run_columns<T>(problem, num_rows);
     return;
   }
   constexpr int64_t kRowsPerChunk = 2048;
+  const auto* divisor = static_cast<const accumulator_t<T>*>(col_divisor);
   const Tensor packed = in_huge_pages(torch::stable::new_empty(x, {x.size(0), blocks.widest()}));
   auto* to = static_cast<T*>(packed.mutable_data_ptr());
   for (int64_t block = 0; block < blocks.size; ++block) {
@@ -128,7 +142,8 @@ void run(const SpmmCsr& problem, int64_t num_rows, const Tensor& x) {
     const T* from = static_cast<const T*>(problem.x) + column;
     for_each_range(x.size(0), kRowsPerChunk, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
-        std::copy_n(from + row * problem.x_stride, width, to + row * blocks.widest());
+        copy_divided(from + row * problem.x_stride, width, divisor == nullptr ? nullptr : divisor + row,
+                     to + row * blocks.widest());
       }
     });
     SpmmCsr columns = problem;
@@ -147,16 +162,17 @@ const void* scale_data(const char* name, const MaybeTensor& scale, Element eleme
 }
 
 void multiply(const Tensor& out, bool accumulate, const Tensor& rowptr, const Tensor& col, const Tensor& x,
-              const MaybeTensor& weight, const MaybeTensor& row_scale, const MaybeTensor& col_scale) {
+              const MaybeTensor& weight, const MaybeTensor& row_scale, const MaybeTensor& col_scale, bool divide) {
   const Element element = element_of("spmm_csr", "x", x.scalar_type());
   const int64_t num_rows = rowptr.size(0) - 1;
+  const void* of_columns = scale_data("col_scale", col_scale, element, x.size(0));
   const SpmmCsr problem{
       .rowptr = static_cast<const int64_t*>(rowptr.const_data_ptr()),
       .col = static_cast<const int32_t*>(col.const_data_ptr()),
       .x = x.const_data_ptr(),
       .weight = scale_data("weight", weight, element, col.size(0)),
       .row_scale = scale_data("row_scale", row_scale, element, num_rows),
-      .col_scale = scale_data("col_scale", col_scale, element, x.size(0)),
+      .col_scale = divide ? nullptr : of_columns,
       .out = out.mutable_data_ptr(),
       .num_edges = col.size(0),
       .num_features = x.size(1),
@@ -165,15 +181,17 @@ void multiply(const Tensor& out, bool accumulate, const Tensor& rowptr, const Te
       .x_element = element,
       .out_element = element,
       .accumulate = accumulate,
+      .divide = divide,
   };
+  const void* col_divisor = divide ? of_columns : nullptr;
   if (num_rows == 0 || problem.num_features == 0) return;
   switch (element) {
     case Element::f32:
-      return run<float>(problem, num_rows, x);
+      return run<float>(problem, num_rows, x, col_divisor);
     case Element::f64:
-      return run<double>(problem, num_rows, x);
+      return run<double>(problem, num_rows, x, col_divisor);
     case Element::bf16:
-      return run<BFloat16>(problem, num_rows, x);
+      return run<BFloat16>(problem, num_rows, x, col_divisor);
   }
 }
 
@@ -184,10 +202,11 @@ void check(const Tensor& rowptr, const Tensor& col, const Tensor& x) {
                  " edges, got none");
 }
 
-Tensor spmm_csr(Tensor rowptr, Tensor col, Tensor x, MaybeTensor weight, MaybeTensor row_scale, MaybeTensor col_scale) {
+Tensor spmm_csr(Tensor rowptr, Tensor col, Tensor x, MaybeTensor weight, MaybeTensor row_scale, MaybeTensor col_scale,
+                bool divide) {
   check(rowptr, col, x);
   const Tensor out = in_huge_pages(torch::stable::new_empty(x, {rowptr.size(0) - 1, x.size(1)}));
-  multiply(out, false, rowptr, col, x, weight, row_scale, col_scale);
+  multiply(out, false, rowptr, col, x, weight, row_scale, col_scale, divide);
   return out;
 }
 
@@ -201,15 +220,15 @@ void check_out(const Tensor& out, const Tensor& rowptr, const Tensor& col, const
 }
 
 void spmm_csr_into(Tensor out, Tensor rowptr, Tensor col, Tensor x, MaybeTensor weight, MaybeTensor row_scale,
-                   MaybeTensor col_scale) {
+                   MaybeTensor col_scale, bool divide) {
   check_out(out, rowptr, col, x);
-  multiply(out, false, rowptr, col, x, weight, row_scale, col_scale);
+  multiply(out, false, rowptr, col, x, weight, row_scale, col_scale, divide);
 }
 
 void spmm_csr_add(Tensor out, Tensor rowptr, Tensor col, Tensor x, MaybeTensor weight, MaybeTensor row_scale,
-                  MaybeTensor col_scale) {
+                  MaybeTensor col_scale, bool divide) {
   check_out(out, rowptr, col, x);
-  multiply(out, true, rowptr, col, x, weight, row_scale, col_scale);
+  multiply(out, true, rowptr, col, x, weight, row_scale, col_scale, divide);
 }
 
 }  // namespace

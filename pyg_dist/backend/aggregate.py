@@ -1,7 +1,7 @@
 """Aggregation over the halo layout, with autograd: a linear operator, its transpose, and its two derivatives.
 
-``y_i = r_i * sum_{(j -> i)} w_ji * c_j * x_j`` with optional row scale r, edge weight w and column scale c. A mean is
-r = 1 / in-degree; GCN's normalisation is r = c = degree^-1/2: no edge-sized floats are made for either.
+``y_i = r_i * sum_{(j -> i)} w_ji * c_j * x_j`` with optional row scale r, edge weight w and column scale c. GCN's
+normalisation is r = c = degree^-1/2; a mean *divides* by r = in-degree: no edge-sized floats are made for either.
 
 While r, w and c are constants (:class:`LinearOperator`), remote edges may be multiplied on either side of the exchange
 (:mod:`pyg_dist.plan.transfer`), and messages fly while local edges are multiplied. Weights that learn take
@@ -22,6 +22,7 @@ from pyg_dist.backend.codec import EXACT, Codec
 from pyg_dist.backend.csr import CSR
 from pyg_dist.backend.halo import Halo
 from pyg_dist.backend.matrix import Matrix
+from pyg_dist.backend.phases import phase
 from pyg_dist.errors import UnsupportedError
 
 
@@ -34,17 +35,20 @@ class LinearOperator:
         halo: the others.
         row_scale: r, ``[n]``, or ``None`` for ones.
         col_scale: c, ``[n]``, or ``None`` for ones.
+        divides: whether r and c stand for their inverses: dividing rounds once where a factor 1 / r rounds twice, and
+            on one rank it gives PyG's means bit for bit.
     """
 
     local: Matrix
     halo: Halo
     row_scale: Tensor | None = None
     col_scale: Tensor | None = None
+    divides: bool = False
 
     @cached_property
     def transposed(self) -> LinearOperator:
         """The transposed matrix, whose traffic is the same backwards."""
-        return LinearOperator(self.local.transposed, self.halo.transposed, self.col_scale, self.row_scale)
+        return LinearOperator(self.local.transposed, self.halo.transposed, self.col_scale, self.row_scale, self.divides)
 
     def coded(self, codecs: tuple[Codec, Codec]) -> LinearOperator:
         """The same matrix, whose messages are coded in this way, and in that way on the way back."""
@@ -53,9 +57,10 @@ class LinearOperator:
 
     def multiply(self, x: Tensor) -> Tensor:
         """The product (collective, no autograd). Shapes: ``[n, F] -> [n, F]``."""
-        flight = self.halo.start(x, self.col_scale)
-        out = self.local.multiply(x, self.row_scale, self.col_scale)
-        return self.halo.finish(flight, out, self.row_scale)
+        flight = self.halo.start(x, self.col_scale, self.divides)
+        with phase("aggregate"):
+            out = self.local.multiply(x, self.row_scale, self.col_scale, self.divides)
+        return self.halo.finish(flight, out, self.row_scale, self.divides)
 
 
 class _Multiply(torch.autograd.Function):
@@ -85,8 +90,12 @@ class _HaloRows(torch.autograd.Function):
             num_rows = post.outgoing.num_cols if transposed else post.exchange.num_received
             return halo.finish(halo.start(rows), rows.new_zeros(num_rows, rows.shape[1]))
         if not transposed:
-            return post.exchange.start(post.outgoing.multiply(rows)).land()
-        return post.outgoing.transposed.multiply(post.exchange.transposed.start(rows).land())
+            with phase("pack"):
+                sent = post.outgoing.multiply(rows)
+            return post.exchange.start(sent).land()
+        received = post.exchange.transposed.start(rows).land()
+        with phase("unpack"):
+            return post.outgoing.transposed.multiply(received)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
@@ -100,7 +109,8 @@ class _EdgeProduct(torch.autograd.Function):
     def forward(ctx: Any, weight: Tensor, x: Tensor, csr: CSR) -> Tensor:
         ctx.csr = csr
         ctx.save_for_backward(weight, x)
-        return ops.spmm_csr(csr.rowptr, csr.col, x.contiguous(), weight[csr.edge])
+        with phase("aggregate"):
+            return ops.spmm_csr(csr.rowptr, csr.col, x.contiguous(), weight[csr.edge])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
@@ -155,6 +165,12 @@ def halo_rows(x: Tensor, post: Halo) -> Tensor:
     """The halo of x by a post exchange, differentiable; collective both ways. Shapes: ``[n, F] -> [h, F]``."""
     _require_dtype(x)
     return _HaloRows.apply(x, post, False)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def halo_sums(rows: Tensor, post: Halo) -> Tensor:
+    """Send halo rows home, where they are summed: the transpose of :func:`halo_rows`. Shapes: ``[h, F] -> [n, F]``."""
+    _require_dtype(rows)
+    return _HaloRows.apply(rows, post, True)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def aggregate_edges(x: Tensor, weight: Tensor, local: CSR, post: Halo) -> Tensor:

@@ -1,10 +1,12 @@
-"""Measures this machine for the cost models: sparse and dense products, bandwidth and latency of messages."""
+"""Measures this machine for the cost models: products, copies, and messages by size and by number of partners."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
+from platform import node
 from typing import NamedTuple
 
 import numpy as np
@@ -15,8 +17,16 @@ import torch.distributed as dist
 from pyg_dist.backend import ops
 from pyg_dist.backend.axis import Axis
 from pyg_dist.backend.csr import CSR
+from pyg_dist.errors import OptionError
 
 Samples = np.ndarray[tuple[int, int], np.dtype[np.float64]]
+Values = np.ndarray[tuple[int], np.dtype[np.float64]]
+
+MESSAGE_BYTES = (64, 4096, 65_536, 262_144, 1 << 20, 1 << 22)
+"""What a rank hands to one collective: the small ones show what a call costs, the large ones the bandwidth."""
+
+_CACHE_BYTES = 1 << 25
+"""More than a core's share of the last level of today's processors."""
 
 
 class SpmmFit(NamedTuple):
@@ -33,24 +43,48 @@ class SpmmFit(NamedTuple):
     r2_of_paper: float
 
 
+class NetworkFit(NamedTuple):
+    """Seconds of an all-to-all: ``call + latency x partners + bytes / bandwidth``, on a rank that has a core to itself.
+
+    Attributes:
+        call: whatever is sent.
+        latency: by partner.
+        bandwidth: bytes per second that a rank sends.
+        r2: of log seconds, of the samples themselves.
+    """
+
+    call: float
+    latency: float
+    bandwidth: float
+    r2: float
+
+
 def best_seconds(function: Callable[[], object], repeats: int = 7) -> float:
-    """The shortest of several runs."""
+    """The shortest of several runs. Before each, other data goes through the caches, as in an epoch."""
     times = []
+    other = torch.zeros(_CACHE_BYTES // 4)
     for _ in range(repeats):
+        other.add_(1)
         start = time.perf_counter()
         function()
         times.append(time.perf_counter() - start)
     return min(times)
 
 
-def spmm_samples(seed: int = 0) -> Samples:
+def spmm_samples(
+    seed: int = 0, sizes: Sequence[tuple[int, int]] = ((20_000, 8), (20_000, 30), (60_000, 16))
+) -> Samples:
     """Entries, rows, source rows, columns and seconds of sparse products, one a line (not collective).
 
     Tiles of random graphs with a few hubs, cut as meshes cut them: short and wide, tall and narrow.
+
+    Args:
+        seed: of the graphs.
+        sizes: nodes and mean degree of each graph.
     """
     rng = np.random.default_rng(seed)
     samples = []
-    for num_nodes, degree in ((20_000, 8), (20_000, 30), (60_000, 6), (60_000, 16)):
+    for num_nodes, degree in sizes:
         source = (rng.pareto(1.5, num_nodes * degree) * 40).astype(np.int64) % num_nodes
         source = rng.permutation(num_nodes)[source]
         target = rng.integers(0, num_nodes, source.size)
@@ -59,7 +93,7 @@ def spmm_samples(seed: int = 0) -> Samples:
                 here = (source < num_nodes // x) & (target < num_nodes // z)
                 row, column = torch.from_numpy(target[here]), torch.from_numpy(source[here])
                 csr = CSR.from_edges(row, column, torch.arange(row.numel()), num_nodes // z, num_nodes // x)
-                for columns in (8, 32, 128):
+                for columns in (8, 16, 32, 64, 128):
                     dense = torch.randn(num_nodes // x, columns)
                     seconds = best_seconds(lambda c=csr, d=dense: ops.spmm_csr(c.rowptr, c.col, d))  # type: ignore[misc]
                     samples.append((csr.num_entries, csr.num_rows, csr.num_cols, columns, seconds))
@@ -73,23 +107,17 @@ def fit_spmm(samples: Samples, num_splits: int = 200) -> SpmmFit:
     root = np.sqrt(entries * columns)
     paper = np.stack([root, root * sources / columns, root * rows / columns], 1)
 
-    def fit(terms: Samples, chosen: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Samples:
-        scaled = terms[chosen] / seconds[chosen, None]
-        size = scaled.max(0)
-        return scipy.optimize.nnls(scaled / size, np.ones(chosen.size))[0] / size  # type: ignore[no-any-return]
-
     def held_out(terms: Samples) -> float:
         values = []
         for seed in range(num_splits):
             shuffled = np.random.default_rng(seed).permutation(seconds.size)
             train, test = np.split(shuffled, [int(0.7 * seconds.size)])
-            wanted = np.log(seconds[test])
-            error = np.log(terms[test] @ fit(terms, train) + 1e-12) - wanted
-            values.append(1 - (error**2).sum() / ((wanted - wanted.mean()) ** 2).sum())
+            fitted = _fit(terms[train], seconds[train])
+            values.append(_r2(terms[test] @ fitted, seconds[test]))
         return float(np.mean(values))
 
-    a, b, c = fit(ours, np.arange(seconds.size))
-    return SpmmFit((float(a), float(b), float(c)), held_out(ours), held_out(paper))
+    a, b, c = _fit(ours, seconds).tolist()
+    return SpmmFit((a, b, c), held_out(ours), held_out(paper))
 
 
 def gemm_rate() -> float:
@@ -98,30 +126,125 @@ def gemm_rate() -> float:
     return 2 * 20_000 * 64 * 64 / best_seconds(lambda: torch.nn.functional.linear(x, weight))
 
 
-class Link(NamedTuple):
-    """Bytes per second that each rank sends while all send, and seconds of a collective without content."""
+def stream_rate(num_values: int = 1 << 21, depth: int = 8) -> float:
+    """Bytes per second that element-wise functions read and write, there and back (not collective).
 
-    bandwidth: float
-    latency: float
+    As an epoch has them: every result is kept until the way back frees it, so that no cache holds what is read and the
+    allocator asks the system for pages again and again, which costs more than the copies (docs/performance.md).
+    """
+    x = torch.randn(num_values, requires_grad=True)
+
+    def there_and_back() -> None:
+        y: torch.Tensor = x
+        for _ in range(depth):
+            y = (y + 1.0).relu()
+        torch.autograd.grad(y, x, x.detach())
+
+    passes = depth * (2 + 2 + 3)  # the sum, ReLU, and ReLU's derivative, which reads the gradient and the result
+    return 4 * num_values * passes / best_seconds(there_and_back, 9)
 
 
-def link(axis: Axis, num_bytes: int = 4 << 20) -> Link:
-    """Measure the all-to-all among the ranks of an axis of at least two (collective)."""
-    piece = num_bytes // 4 // axis.size
-    content, arrived = torch.zeros(piece * axis.size), torch.empty(piece * axis.size)
-    little, there = torch.zeros(axis.size), torch.empty(axis.size)
+def machine_numbers(axis: Axis) -> list[int]:
+    """Which machine each rank runs on: equal numbers for equal host names (collective)."""
+    return axis.gather_counts(zlib.crc32(node().encode()) & 0x7FFFFFFF)
 
-    def seconds(out: torch.Tensor, given: torch.Tensor) -> float:
-        mine = best_seconds(lambda: dist.all_to_all_single(out, given, group=axis.process_group))
-        return float(axis.reduce_(torch.tensor([mine], dtype=torch.float64), "max"))
 
-    latency = seconds(there, little)
-    sent = piece * (axis.size - 1) * 4
-    # Ranks beyond the cores have taken turns, which the model counts once more.
-    turns = max(1.0, axis.size / num_cores())
-    return Link(sent * turns / max(seconds(arrived, content) - latency, 1e-9), latency / turns)
+def network_samples(axis: Axis, machine_of: Sequence[int], is_inside: bool, repeats: int = 6) -> Samples:
+    """Partners, bytes sent by a rank, and seconds of all-to-alls, one a line; all ranks take part at once (collective).
+
+    Inside machines, groups of neighbouring ranks: 2, 4, 8 ... and all of a machine. Between machines, one rank of each.
+
+    Args:
+        axis: all ranks.
+        machine_of: each rank's machine.
+        is_inside: which of the two.
+        repeats: of which the shortest counts, of the slowest rank.
+    """
+    machines = [[r for r in range(axis.size) if machine_of[r] == m] for m in dict.fromkeys(machine_of)]
+    smallest = min(len(ranks) for ranks in machines)
+    if is_inside:
+        sizes = sorted({2**k for k in range(1, 20) if 2**k <= smallest} | ({smallest} if smallest > 1 else set()))
+        groupings = [[r[k : k + n] for r in machines for k in range(0, len(r) - n + 1, n)] for n in sizes]
+    else:
+        groupings = [[[r[k] for r in machines] for k in range(smallest)]] if len(machines) > 1 else []
+    samples = []
+    for groups in groupings:
+        group = _open(groups, axis.rank)
+        for num_bytes in MESSAGE_BYTES:
+            seconds = _all_to_all_seconds(group, num_bytes, axis, repeats)
+            partners = len(groups[0]) - 1
+            samples.append((partners, _piece(num_bytes, partners + 1) * 4 * partners, seconds))
+    return np.array(samples).reshape(-1, 3)
+
+
+def fit_network(samples: Samples, turns: float = 1.0) -> NetworkFit:
+    """Fit by least squares of relative errors (pure).
+
+    Args:
+        samples: of :func:`network_samples`.
+        turns: ranks by core while they were taken, which is what each sample took longer.
+
+    Raises:
+        OptionError: Large messages took no longer than small ones: there was other work on the machine.
+    """
+    partners, num_bytes, seconds = samples.T
+    fitted = _fit(np.stack([np.ones(seconds.size), partners, num_bytes], 1), seconds / turns)
+    if not fitted[2] > 0:
+        raise OptionError(
+            f"Expected larger messages to take longer (got {seconds.tolist()} s for {num_bytes.tolist()} bytes): "
+            f"measure again on a quiet machine"
+        )
+    predicted = np.stack([np.ones(seconds.size), partners, num_bytes], 1) @ fitted
+    return NetworkFit(float(fitted[0]), float(fitted[1]), float(1 / fitted[2]), _r2(predicted, seconds / turns))
 
 
 def num_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _fit(terms: Samples, seconds: Values) -> Values:
+    """Coefficients that are not negative; what the samples cannot tell apart gets equal shares."""
+    scaled = terms / seconds[:, None]
+    size = scaled.max(0)
+    shares = 1e-4 * np.eye(terms.shape[1])
+    rows, wanted = (
+        np.concatenate([scaled / size, shares]),
+        np.concatenate([np.ones(seconds.size), np.zeros(len(shares))]),
+    )
+    return scipy.optimize.nnls(rows, wanted)[0] / size  # type: ignore[no-any-return]
+
+
+def _r2(predicted: Values, seconds: Values) -> float:
+    wanted = np.log(seconds)
+    error = np.log(predicted + 1e-12) - wanted
+    return float(1 - (error**2).sum() / ((wanted - wanted.mean()) ** 2).sum())
+
+
+def _open(groups: list[list[int]], rank: int) -> Axis:
+    """This rank's group; torch wants every rank to open every group, in one order (collective)."""
+    mine = Axis()
+    for ranks in groups:
+        opened = dist.new_group(ranks)
+        if rank in ranks:
+            mine = Axis(opened)
+    return mine
+
+
+def _piece(num_bytes: int, num_ranks: int) -> int:
+    return max(num_bytes // 4 // num_ranks, 1)
+
+
+def _all_to_all_seconds(group: Axis, num_bytes: int, axis: Axis, repeats: int, in_a_row: int = 8) -> float:
+    """Of one all-to-all among several in a row, as an epoch has them."""
+    piece = _piece(num_bytes, group.size)
+    content, arrived = torch.zeros(piece * group.size), torch.empty(piece * group.size)
+    best = float("inf")
+    for _ in range(repeats):
+        axis.every(True)
+        start = time.perf_counter()
+        for _ in range(in_a_row if group.size > 1 else 0):
+            dist.all_to_all_single(arrived, content, group=group.process_group)
+        taken = torch.tensor([(time.perf_counter() - start) / in_a_row], dtype=torch.float64)
+        best = min(best, float(axis.reduce_(taken, "max")))
+    return best

@@ -43,15 +43,28 @@ class Matrix:
         """The transpose; matrices of one pattern share the transposed pattern."""
         return Matrix(self.pattern.transposed, self.storage)
 
+    def columns(self, low: int, high: int) -> Matrix:
+        """The columns from ``low`` to ``high``, exclusive. Kept: a product cuts its matrix alike every time."""
+        if (low, high) not in self._pieces:
+            self._pieces[low, high] = Matrix(self.pattern.columns(low, high), self.storage)
+        return self._pieces[low, high]
+
+    @cached_property
+    def _pieces(self) -> dict[tuple[int, int], Matrix]:
+        return {}
+
     def multiply(
         self,
         x: Tensor,
         row_scale: Tensor | None = None,
         col_scale: Tensor | None = None,
+        divide: bool = False,
         out: Tensor | None = None,
         accumulate: bool = True,
     ) -> Tensor:
         """``diag(row_scale) self diag(col_scale) x``, added to ``out`` if given, or written there.
+
+        With ``divide``: by the scales' inverses.
 
         Shapes: ``[num_cols, F] -> [num_rows, F]``.
         """
@@ -62,6 +75,7 @@ class Matrix:
             self.value,
             row_scale=row_scale,
             col_scale=col_scale,
+            divide=divide,
             out=out,
             accumulate=accumulate,
         )

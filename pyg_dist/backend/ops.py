@@ -30,6 +30,7 @@ def spmm_csr(
     *,
     row_scale: Tensor | None = None,
     col_scale: Tensor | None = None,
+    divide: bool = False,
     out: Tensor | None = None,
     accumulate: bool = True,
 ) -> Tensor:
@@ -38,9 +39,10 @@ def spmm_csr(
     .. math::
         y_i = r_i \sum_{e=\mathrm{rowptr}_i}^{\mathrm{rowptr}_{i+1}-1} w_e \, c_{\mathrm{col}_e} \, x_{\mathrm{col}_e}
 
-    where factors that are not given are one. The mean is ``row_scale=1/degree``; GCN's norm is two scales.
-    Exact up to rounding, and the same for every number of threads. With ``out``, y is *added* to it, or written into it
-    where ``accumulate`` is False.
+    where factors that are not given are one. GCN's norm is two scales. With ``divide``, r and c divide: a mean is the
+    sum divided by the degree, and its transpose takes rows divided by it (and rounded to x's dtype), bit for bit as
+    PyG has both. Exact up to rounding, and the same for every number of threads. With ``out``, y is *added* to it, or
+    written into it where ``accumulate`` is False.
 
     That ``rowptr`` does not decrease and that ``col`` lies in ``[0, M)`` is not checked (its ends are): a look at every
     edge would cost as much as a narrow product. A wrong pattern reads outside of x.
@@ -59,10 +61,10 @@ def spmm_csr(
     x_MF = _rows(x)
     factors = (_factor(weight, x), _factor(row_scale, x), _factor(col_scale, x))
     if out is None:
-        y_NF = _call(_native.spmm_csr.default, rowptr, col, x_MF, *factors)
+        y_NF = _call(_native.spmm_csr.default, rowptr, col, x_MF, *factors, divide)
         return _like_rows(y_NF, x)
     native = _native.spmm_csr_add if accumulate else _native.spmm_csr_into
-    _call(native.default, _written_rows(out), rowptr, col, x_MF, *factors)
+    _call(native.default, _written_rows(out), rowptr, col, x_MF, *factors, divide)
     return out
 
 
@@ -483,7 +485,13 @@ def _signed(seed: int) -> int:
 
 @torch.library.register_fake("pyg_dist::spmm_csr")
 def _(
-    rowptr: Tensor, col: Tensor, x: Tensor, weight: Tensor | None, row_scale: Tensor | None, col_scale: Tensor | None
+    rowptr: Tensor,
+    col: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+    divide: bool,
 ) -> Tensor:
     return x.new_empty(rowptr.shape[0] - 1, x.shape[1])
 
@@ -498,6 +506,7 @@ def _(
     weight: Tensor | None,
     row_scale: Tensor | None,
     col_scale: Tensor | None,
+    divide: bool,
 ) -> None:
     return None
 

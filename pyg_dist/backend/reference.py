@@ -26,11 +26,14 @@ def spmm_csr(
     *,
     row_scale: Tensor | None = None,
     col_scale: Tensor | None = None,
+    divide: bool = False,
     out: Tensor | None = None,
     accumulate: bool = True,
 ) -> Tensor:
     """``y[i] = row_scale[i] * sum_e weight[e] * col_scale[col[e]] * x[col[e]]``, added to or written into ``out``."""
     sums = _sum_dtype(x)
+    if divide and col_scale is not None:
+        x, col_scale = (x.to(sums) / _column(col_scale, x.to(sums))).to(x.dtype), None
     messages = x.to(sums)[col.long()]
     if weight is not None:
         messages = messages * _column(weight, messages)
@@ -39,7 +42,7 @@ def spmm_csr(
     num_rows = rowptr.numel() - 1
     y = messages.new_zeros(num_rows, *x.shape[1:]).index_add_(0, _row_of_edge(rowptr), messages)
     if row_scale is not None:
-        y = y * _column(row_scale, y)
+        y = y / _column(row_scale, y) if divide else y * _column(row_scale, y)
     if out is None:
         return y.to(x.dtype)
     return out.copy_(out.to(sums) + y if accumulate else y)

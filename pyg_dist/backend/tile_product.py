@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.csr import CSR
+from pyg_dist.backend.phases import phase
 from pyg_dist.backend.shards import SumFlight, Wire, gather_pieces
 
 
@@ -23,12 +24,14 @@ class TileOperator:
         weight: by edge storage of the pattern, or ``None`` for ones.
         row_scale: r, or ``None`` for ones.
         col_scale: c, or ``None`` for ones.
+        divides: whether r and c stand for their inverses, as in :class:`~pyg_dist.backend.aggregate.LinearOperator`.
     """
 
     csr: CSR
     weight: Tensor | None = None
     row_scale: Tensor | None = None
     col_scale: Tensor | None = None
+    divides: bool = False
 
     @cached_property
     def _values(self) -> Tensor | None:
@@ -37,7 +40,7 @@ class TileOperator:
     @cached_property
     def transposed(self) -> TileOperator:
         """The transposed matrix; a directed graph's backward needs it."""
-        return TileOperator(self.csr.transposed, self.weight, self.col_scale, self.row_scale)
+        return TileOperator(self.csr.transposed, self.weight, self.col_scale, self.row_scale, self.divides)
 
     def multiply(self, x: Tensor, low: int = 0, high: int | None = None) -> Tensor:
         """Rows ``low`` to ``high`` of the product, local, without autograd. Shapes: ``[m, F] -> [high - low, F]``."""
@@ -50,7 +53,8 @@ class TileOperator:
             rowptr, col = rowptr - first, self.csr.col[first:last]
             values = None if self._values is None else self._values[first:last]
             scale = None if self.row_scale is None else self.row_scale[low:high]
-        return ops.spmm_csr(rowptr, col, x, values, row_scale=scale, col_scale=self.col_scale)
+        with phase("aggregate"):
+            return ops.spmm_csr(rowptr, col, x, values, row_scale=scale, col_scale=self.col_scale, divide=self.divides)
 
 
 @dataclass(frozen=True)

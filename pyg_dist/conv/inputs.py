@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 from torch_geometric.nn import MessagePassing
 
 from pyg_dist.backend.world import world_size
 from pyg_dist.errors import DataError, LayoutMismatchError, UnsupportedError
 from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor
 from pyg_dist.tensor.edge_index import Graph
+from pyg_dist.tensor.rows import Rows
 
 
-def is_distributed(conv: MessagePassing, edge_index: Any, x: Any) -> bool:
-    """Whether ``conv`` has to run distributed, after checking that its inputs fit together.
+def require_edge_index(conv: MessagePassing, edge_index: Any, x: Any) -> bool:
+    """Whether ``edge_index`` is a distributed one, which features ``x`` and several ranks ask for.
 
     Raises:
         DataError: A plain ``edge_index`` at world size > 1, or with node tensors.
-        UnsupportedError: A flow other than ``source_to_target``, or somebody reckons with steps of the stock conv.
+        UnsupportedError: A flow other than ``source_to_target``.
     """
     name = type(conv).__name__
     features = x[0] if isinstance(x, (tuple, list)) else x
@@ -35,7 +38,20 @@ def is_distributed(conv: MessagePassing, edge_index: Any, x: Any) -> bool:
         raise UnsupportedError(
             f"{name} expected flow='source_to_target' (got {conv.flow!r}): flip edge_index before DistributedData"
         )
-    changed = "explain" if conv.explain else _overridden(type(conv)) or _hooked(conv)  # type: ignore[arg-type]
+    return True
+
+
+def is_distributed(conv: MessagePassing, edge_index: Any, x: Any) -> bool:
+    """Whether ``conv`` has to run distributed, after checking that its inputs fit together.
+
+    Raises:
+        DataError: See :func:`require_edge_index`.
+        UnsupportedError: So, too, or somebody reckons with steps of the stock conv.
+    """
+    if not require_edge_index(conv, edge_index, x):
+        return False
+    name = type(conv).__name__
+    changed = "explain" if conv.explain else _overridden(type(conv)) or hooked(conv)  # type: ignore[arg-type]
     if changed is not None:
         raise UnsupportedError(
             f"{name} got a change to {changed!r}, a step of the stock conv that no rank takes: change x, edge weights "
@@ -55,7 +71,7 @@ def _overridden(cls: type) -> str | None:
     return next((s for s in ("update", *_STEPS[1:]) if getattr(cls, s) is not getattr(stock, s)), None)
 
 
-def _hooked(conv: MessagePassing) -> str | None:
+def hooked(conv: MessagePassing) -> str | None:
     """The step that has hooks."""
     return next(
         (s for s in _STEPS if getattr(conv, f"_{s}_forward_pre_hooks") or getattr(conv, f"_{s}_forward_hooks")), None
@@ -73,6 +89,9 @@ def node_rows(conv: MessagePassing, graph: Graph, x: Any) -> NodeTensor:
     name, rows = type(conv).__name__, graph.node_rows
     if isinstance(x, NodeTensor):
         if not graph.owns(x):
+            permuted = rows.pair(x.to_local(), x._rows)  # x[torch.randperm(N)], as contrastive methods have it
+            if permuted is not None:
+                return NodeTensor.from_local(permuted, rows)  # type: ignore[return-value]
             raise LayoutMismatchError(
                 f"{name} got node features and an edge_index of two different graphs ({x._rows.size} and {rows.size} "
                 f"nodes): take both from one DistributedData"
@@ -100,10 +119,23 @@ def edge_rows(conv: MessagePassing, edge_index: DistributedEdgeIndex, weight: Te
     if weight is None:
         return None
     if not isinstance(weight, EdgeTensor) and weight.shape[:1] == (rows.size,) and type(weight) is not NodeTensor:
-        weight = EdgeTensor.from_local(rows.slice(weight), rows)
+        weight = _derived(weight, rows, lambda w: EdgeTensor.from_local(rows.slice(w), rows))
     if not isinstance(weight, EdgeTensor) or weight._rows is not rows or weight.numel() != rows.size:
         raise DataError(
             f"{type(conv).__name__} expected edge weights with one value for each of the {rows.size} edges of this "
             f"graph (got {type(weight).__name__} of shape {list(weight.shape)}): pass data.edge_weight"
         )
-    return weight if weight.dim() == 1 else weight.view(-1)  # type: ignore[return-value]
+    return weight if weight.dim() == 1 else _derived(weight, rows, lambda w: w.view(-1).clone())  # type: ignore[return-value]
+
+
+_DERIVED = WeakIdKeyDictionary()
+
+
+def _derived(weight: Tensor, rows: Rows, derive: Callable[[Tensor], Tensor]) -> Tensor:
+    """``derive(weight)``, no view; for a constant the same as last time: operators go by the object's identity."""
+    if weight.requires_grad or weight.is_inference():
+        return derive(weight)
+    known = _DERIVED.get(weight)  # type: ignore[no-untyped-call]
+    if known is None or known[0] is not rows or known[1] != weight._version:
+        known = _DERIVED[weight] = (rows, weight._version, derive(weight))
+    return known[2]  # type: ignore[no-any-return]

@@ -11,13 +11,15 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch_geometric.nn import MessagePassing, norm
+from torch_geometric.nn import MessagePassing, aggr, norm
 from torch_geometric.nn.aggr import Aggregation, EquilibriumAggregation, MaxAggregation, MinAggregation
+from torch_geometric.utils import scatter
 
 from pyg_dist.backend.aggregate import halo_rows
 from pyg_dist.backend.extremes import extreme
 from pyg_dist.errors import UnsupportedError
 from pyg_dist.tensor import NodeTensor
+from pyg_dist.tensor.edges import Edges, local_values
 from pyg_dist.tensor.halo_graph import HaloGraph
 from pyg_dist.tensor.random import own_randomness
 
@@ -28,6 +30,10 @@ _MIXES_NODES = (
 )  # fmt: skip
 
 _EXTREMES: dict[type[Aggregation], Literal["max", "min"]] = {MaxAggregation: "max", MinAggregation: "min"}
+_REDUCTIONS: dict[type[Aggregation], str] = {
+    aggr.SumAggregation: "sum", aggr.MeanAggregation: "mean", aggr.MulAggregation: "mul",
+    MaxAggregation: "max", MinAggregation: "min",
+}  # fmt: skip
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
@@ -66,10 +72,38 @@ def aggregate_neighbours(
     messages = torch.cat([rows, halo_rows(rows, post), rows.new_ones(1, rows.shape[1])]).index_select(0, source)
     if weight is not None:
         messages = messages * torch.cat([weight.new_ones(num_padding), weight[graph.whole.edge]]).view(-1, 1)
+    return _aggregate_padded(aggregation, graph, messages, target)
+
+
+def aggregate_messages(aggregation: Aggregation, messages: Tensor, edges: Edges) -> NodeTensor:
+    """Apply a PyG aggregation to the messages of each node's in-edges, in PyG's order. Exact; not collective.
+
+    Shapes:
+        - messages: ``[E, ...]``, an edge tensor of ``edges``
+        - output: ``[N, ...]``
+
+    Raises:
+        UnsupportedError: See :func:`aggregate_neighbours`.
+    """
+    graph, local = edges.graph, local_values(messages, edges.rows)
+    reduce = _REDUCTIONS.get(type(aggregation))
+    if reduce is not None:
+        out = scatter(local, edges.target, 0, graph.num_local, reduce)
+        return NodeTensor.from_local(out, graph.node_rows)  # type: ignore[return-value]
+    _require_node_by_node(aggregation)
+    num_padding = edges.max_in_degree if _pads(aggregation) else 2
+    padding = local.new_ones(num_padding, *local.shape[1:])
+    target = torch.cat([edges.target.new_zeros(num_padding), edges.target[edges.by_target] + 1])
+    return _aggregate_padded(aggregation, graph, torch.cat([padding, local[edges.by_target]]), target)
+
+
+def _aggregate_padded(aggregation: Aggregation, graph: HaloGraph, messages: Tensor, target: Tensor) -> NodeTensor:
+    """Aggregate local messages, of which the first are those of the padding, target 0."""
     entered = {name: graph.node_rows.enter(p) for name, p in aggregation.named_parameters()}
     num_targets = graph.num_local + 1
+    dim = 0 if messages.dim() != 2 else -2
     with own_randomness(graph.axis.rank):
-        out = functional_call(aggregation, entered, (messages, target), {"dim_size": num_targets, "dim": -2})
+        out = functional_call(aggregation, entered, (messages, target), {"dim_size": num_targets, "dim": dim})
     return NodeTensor.from_local(out[1:], graph.node_rows)  # type: ignore[return-value]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -14,11 +14,12 @@ from pyg_dist.backend.agreement import digest, on_main, raise_together, require_
 from pyg_dist.backend.axis import Axis, world_axis
 from pyg_dist.backend.exchange import Traffic
 from pyg_dist.backend.memory import keep_freed_memory, release_free_memory
+from pyg_dist.data.choice import choose_layout, common_machine, model_of
 from pyg_dist.data.graph_input import GraphInput, read_graph
 from pyg_dist.data.on_grid import on_grid
 from pyg_dist.data.options import Options
 from pyg_dist.data.storage import DistributedStorage
-from pyg_dist.errors import PygDistError
+from pyg_dist.errors import MixedRowsError, PygDistError
 from pyg_dist.partition import partition as partition_nodes
 from pyg_dist.plan import Plan, ShareSizes, halo_share
 from pyg_dist.plan.grid_plan import GridPlan
@@ -44,23 +45,30 @@ class DistributedData(Data):  # type: ignore[misc]
     Args:
         data: homogeneous ``Data`` with ``edge_index`` (tensor or ``EdgeIndex``) or a sparse ``adj_t``; directed or
             not, with self loops, duplicate edges and isolated nodes as it likes.
-        layout: ``"halo"``: rows by part; ``"grid"``: tiles of rows and columns on a mesh, without a partition.
-        partition: ``"metis"``, ``"random"``, or the owner of each node, a LongTensor ``[N]``.
+        layout: ``"halo"``: rows by part; ``"grid"``: tiles of rows and columns on a mesh, without a partition;
+            ``"auto"``: what the constants of ``python -m pyg_dist bench`` say is cheaper, printed with the reasons.
+        partition: ``"metis"``, ``"random"``, the owner of each node, a LongTensor ``[N]``, or a
+            :class:`~pyg_dist.plan.Plan` that was saved, whose parts are used again.
         epsilon: how much heavier than the mean METIS may make a part.
         exchange: what sums send: ``"post"``, rows of sources; ``"pre"``, sums for targets; ``"hybrid"``, as few of both
             as can be (SuperGCN, 5.2-5.3). What cannot be summed on the way (max, LSTM, learning weights) is post.
         bits: of each value that halos send in training, 32, 16, 8, 4 or 2, or (forward, backward). 32: rows as they
             are, exact; 16: bfloat16; fewer: rounded at random to steps of each row's range, approximate and unbiased
             (SuperGCN, 2.4 and 6). Evaluation (``model.eval()``, ``no_grad``) and what is sent once and remembered
-            (sums of constant features) go as they are. Not with ``layout="grid"``.
+            (sums of constant features) go as they are, and so does what stock convs read edge by edge (attention ...).
+            Not with ``layout="grid"``.
         mesh: the grid's axes, ``{"x": 2, "y": 1, "z": 2}``; one left out is 1; None: the planner's choice.
         comm_dtype: ``torch.bfloat16``: the messages of the grid's two big sums, approximate; None: exact.
         seed: of the partitioner, or of the grid's node orders.
         allow_nan: accept NaN features without a warning.
+        model: (layers, hidden width) of the GCN that ``mesh=None`` and ``layout="auto"`` choose for; None: (3, 128).
+
+    With ``layout="auto"``, ``mesh`` and ``comm_dtype`` hold if the choice is the grid, ``exchange`` is chosen too.
 
     Raises:
         DataError: The graph is not valid.
-        AgreementError: The ranks were given different graphs, options or package versions.
+        AgreementError: The ranks were given different graphs, options or package versions; or a plan that was made for
+            another graph, exchange or number of ranks.
         OptionError: An option is not one of the values above.
         UnsupportedError: A heterogeneous graph, a batch, or an option whose feature does not exist yet.
     """
@@ -69,7 +77,7 @@ class DistributedData(Data):  # type: ignore[misc]
         self,
         data: Data,
         layout: str = "halo",
-        partition: str | Tensor | np.ndarray[Any, Any] = "metis",
+        partition: str | Tensor | np.ndarray[Any, Any] | Plan = "metis",
         epsilon: float = 0.03,
         exchange: Exchange = "hybrid",
         bits: int | tuple[int, int] = 32,
@@ -77,13 +85,14 @@ class DistributedData(Data):  # type: ignore[misc]
         comm_dtype: torch.dtype | None = None,
         seed: int = 0,
         allow_nan: bool = False,
+        model: tuple[int, int] | None = None,
     ) -> None:
         session.init()
         first_values.install()
         axis = world_axis()
         options, graph_input, error = None, None, None
         try:
-            options = Options(layout, partition, epsilon, exchange, bits, mesh, comm_dtype, seed)
+            options = Options(layout, partition, epsilon, exchange, bits, mesh, comm_dtype, seed, model)
             graph_input = read_graph(data, allow_nan, warn=axis.rank == 0)
         except (PygDistError, ImportError) as caught:
             error = caught
@@ -93,10 +102,16 @@ class DistributedData(Data):  # type: ignore[misc]
         identity = _agree(graph_input, options)
         graph: Graph
         plan: Plan | GridPlan
+        parts = None if options.layout == "grid" else _parts(graph_input, options, axis)
+        if options.layout != "halo":
+            priced, machine = model_of(graph_input, options), common_machine()
+            if parts is not None:
+                options = choose_layout(graph_input, options, parts, priced, machine)
         if options.layout == "grid":
-            graph, plan = on_grid(graph_input, options, identity)
+            graph, plan = on_grid(graph_input, options, priced, machine, identity)
         else:
-            graph, plan = _in_parts(graph_input, options)
+            assert parts is not None
+            graph, plan = _in_parts(graph_input, options, parts)
         release_free_memory()
         keep_freed_memory()  # if asked to; after the release, which would end it, and before the first rows are stored
         self._adopt(graph_input, graph, plan)
@@ -144,6 +159,14 @@ class DistributedData(Data):  # type: ignore[misc]
         """True: the graph was checked when it was distributed, and every assignment since."""
         return True
 
+    def edge_subgraph(self, subset: Tensor) -> NoReturn:
+        """Refused: the edges are fixed."""
+        raise MixedRowsError("edge_subgraph would change a distributed graph: apply it before DistributedData")
+
+    def sort(self, sort_by_row: bool = True) -> NoReturn:
+        """Refused: the order of the edges is fixed."""
+        raise MixedRowsError("sort would change the order of distributed edges: apply it before DistributedData")
+
     def has_isolated_nodes(self) -> bool:
         """Whether some node has no edge other than self loops (collective)."""
         return self.graph.has_isolated_nodes()  # type: ignore[no-any-return]
@@ -180,22 +203,24 @@ def _agree(graph_input: GraphInput, options: Options) -> str:
     given = {f"data.{name}": digest(value) for name, value in graph_input.tensors()}
     given["the number of nodes"] = str(graph_input.num_nodes)
     given.update(options.identity())
-    require_equal(given, "give every rank the same graph and the same options")
+    require_equal(given, "give every rank the same graph and options, and seed what is drawn")
     return digest(repr(sorted(given.items())))
 
 
-def _in_parts(graph_input: GraphInput, options: Options) -> tuple[HaloGraph, Plan]:
-    """The halo layout: partition, share, plan (collective)."""
+def _in_parts(graph_input: GraphInput, options: Options, parts: Tensor) -> tuple[HaloGraph, Plan]:
+    """The halo layout: share and plan (collective)."""
     axis = world_axis()
-    parts = _parts(graph_input, options, axis)
     share = halo_share(graph_input.edge_index, parts, axis.rank, axis.size, options.exchange)
-    plan = _plan(share, axis, options, plan_hash(graph_input.edge_index, parts, axis.size, options.exchange))
+    plan = _plan(share, axis, options, parts, plan_hash(graph_input.edge_index, parts, axis.size, options.exchange))
     graph = HaloGraph(share, axis, graph_input.loop_rule, plan.is_dense, bits=options.bits_by_direction)
     return graph, plan
 
 
 def _parts(graph_input: GraphInput, options: Options, axis: Axis) -> Tensor:
     """The owner of each node: computed on one rank, since solvers differ from run to run, and sent to all."""
+    method = options.partition
+    if isinstance(method, Plan):  # all ranks have the same one, and find the same fault in it
+        return method.parts_for(graph_input.edge_index, axis.size, options.exchange)
     train_mask = graph_input.node_attributes.get("train_mask")
     if train_mask is not None and (train_mask.dtype != torch.bool or train_mask.dim() != 1):
         train_mask = None
@@ -204,7 +229,7 @@ def _parts(graph_input: GraphInput, options: Options, axis: Axis) -> Tensor:
             graph_input.edge_index,
             graph_input.num_nodes,
             axis.size,
-            options.partition,
+            method,
             train_mask=train_mask,
             epsilon=options.epsilon,
             seed=options.seed,
@@ -212,18 +237,11 @@ def _parts(graph_input: GraphInput, options: Options, axis: Axis) -> Tensor:
     )
 
 
-def _plan(share: HaloShare, axis: Axis, options: Options, identity: str) -> Plan:
+def _plan(share: HaloShare, axis: Axis, options: Options, parts: Tensor, identity: str) -> Plan:
     """The plan, from every rank's numbers (collective)."""
     mine = [*vars(ShareSizes.of(share)).values(), *share.sums.send_counts]
     table = axis.gather_rows(torch.tensor([mine]), [1] * axis.size)
     sizes, rows = table[:, : -axis.size].tolist(), table[:, -axis.size :]
     shares = tuple(ShareSizes(*size) for size in sizes)
-    return Plan(
-        options.layout,
-        options.partition_name,
-        options.exchange,
-        shares,
-        pairs_of(rows),
-        identity,
-        options.bits_by_direction,
-    )
+    kept, bits = parts.to(torch.int32) if axis.rank == 0 else None, options.bits_by_direction
+    return Plan(options.layout, options.partition_name, options.exchange, shares, pairs_of(rows), identity, bits, kept)

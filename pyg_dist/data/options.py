@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -12,11 +13,13 @@ from torch import Tensor
 from pyg_dist.backend.agreement import digest
 from pyg_dist.backend.quantized import Bits
 from pyg_dist.errors import OptionError, UnsupportedError
+from pyg_dist.plan import Plan
+from pyg_dist.plan.model import Model
 from pyg_dist.plan.remote import EXCHANGES, Exchange
 from pyg_dist.tensor import remember
 
 _VALUES: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {  # name: (works, planned)
-    "layout": (("halo", "grid"), ("auto",)),
+    "layout": (("halo", "grid", "auto"), ()),
     "exchange": (EXCHANGES, ()),
     "comm_dtype": ((None, torch.bfloat16), ()),
 }
@@ -28,13 +31,14 @@ class Options:
     """See :class:`pyg_dist.DistributedData`."""
 
     layout: str
-    partition: str | Tensor | np.ndarray[Any, Any]
+    partition: str | Tensor | np.ndarray[Any, Any] | Plan
     epsilon: float
     exchange: Exchange
     bits: int | tuple[int, int]
     mesh: dict[str, int] | None
     comm_dtype: torch.dtype | None
     seed: int
+    model: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         """Check each option by itself."""
@@ -48,9 +52,9 @@ class Options:
             raise OptionError(
                 f"Expected bits to be one of {allowed}, or (forward, backward) of them (got {self.bits!r})"
             )
-        if self.layout == "grid" and self.bits_by_direction != (32, 32):
+        if self.layout != "halo" and self.bits_by_direction != (32, 32):
             raise UnsupportedError(
-                f"bits={self.bits!r} with layout='grid' is not in this version: use layout='halo', or "
+                f"bits={self.bits!r} with layout={self.layout!r} is not in this version: use layout='halo', or "
                 f"comm_dtype=torch.bfloat16"
             )
         for name in ("mesh", "comm_dtype"):
@@ -58,8 +62,13 @@ class Options:
                 raise UnsupportedError(
                     f"{name} with layout='halo' is not in this version: leave it out, or layout='grid'"
                 )
+        Model.of_layers(1, 0, None, None, self.model)  # raises
         if isinstance(self.partition, str):
             _check("partition", self.partition, *_PARTITIONS)
+        if isinstance(self.partition, Plan) and self.layout != self.partition.layout:
+            raise OptionError(
+                f"Expected a plan of the {self.layout} layout (got one of the {self.partition.layout} layout)"
+            )
         if not (isinstance(self.epsilon, (int, float)) and 0 < self.epsilon < 1):
             raise OptionError(
                 f"Expected 0 < epsilon < 1, the share by which a part may be too heavy (got {self.epsilon})"
@@ -74,18 +83,25 @@ class Options:
     @property
     def partition_name(self) -> str:
         """What to call the partition in a plan."""
+        if isinstance(self.partition, Plan):
+            return self.partition.partition
         return self.partition if isinstance(self.partition, str) else "given"
 
     def identity(self) -> dict[str, str]:
         """Name and value of each option, short enough to compare across ranks."""
-        given = {f"option {name}": str(getattr(self, name)) for name in (*_VALUES, "mesh", "epsilon", "seed")}
+        given = {f"option {name}": str(getattr(self, name)) for name in (*_VALUES, "mesh", "epsilon", "seed", "model")}
         given["option bits"] = str(self.bits_by_direction)
         given[f"setting {remember.SETTING}"] = str(remember.limit_bytes())
-        return given | {
-            "option partition": self.partition
-            if isinstance(self.partition, str)
-            else digest(np.asarray(self.partition))
-        }
+        for name in ("PYG_DIST_GRID_SUMS", "PYG_DIST_GRID_BLOCKS"):
+            given[f"setting {name}"] = os.environ.get(name, "")
+        return given | {"option partition": self._partition_identity()}
+
+    def _partition_identity(self) -> str:
+        if isinstance(self.partition, str):
+            return self.partition
+        if isinstance(self.partition, Plan):
+            return self.partition.hash + ("" if self.partition.parts is None else digest(self.partition.parts))
+        return digest(np.asarray(self.partition))
 
 
 def _check(name: str, value: Any, works: tuple[Any, ...], planned: tuple[Any, ...]) -> None:

@@ -77,18 +77,19 @@ def nested_index(axes: Sequence[str], shape: MeshShape, coordinates: Mapping[str
 
 def row_range(num_nodes: int, layout: Layout, shape: MeshShape, coordinates: Mapping[str, int]) -> range:
     """The positions held at ``coordinates``."""
-    bounds = nested_split(num_nodes, shape.sizes(*layout.rows))
-    index = nested_index(layout.rows, shape, coordinates)
-    return range(bounds[index], bounds[index + 1])
+    low, high = 0, num_nodes  # of :func:`nested_split`, without the bounds of all others
+    for axis in layout.rows:
+        size, index, parts = high - low, coordinates[axis], shape[axis]
+        low, high = low + size * index // parts, low + size * (index + 1) // parts
+    return range(low, high)
 
 
 def column_range(num_columns: int, layout: Layout, shape: MeshShape, coordinates: Mapping[str, int]) -> range:
     """The columns held at ``coordinates``."""
     if layout.columns is None:
         return range(num_columns)
-    bounds = split(num_columns, shape[layout.columns])
-    index = coordinates[layout.columns]
-    return range(bounds[index], bounds[index + 1])
+    index, parts = coordinates[layout.columns], shape[layout.columns]
+    return range(num_columns * index // parts, num_columns * (index + 1) // parts)
 
 
 @dataclass(frozen=True)

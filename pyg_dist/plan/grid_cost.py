@@ -2,7 +2,7 @@
 
 Messages follow the layouts as the tensors do, layer by layer, so the numbers are exact for stacks of one conv
 (element-wise functions between them move nothing). Seconds: sparse products by Plexus, 4.1; messages by Plexus, 4.2,
-with a latency for each, which counts on CPUs.
+with latencies, and copies, which both count on CPUs.
 
 Legend: *work* is what one rank does in one step, forward and backward.
 """
@@ -12,39 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 from pyg_dist.backend.mesh import GRID_AXES, RANK_ORDER, MeshShape, meshes, nearest_cube
+from pyg_dist.errors import OptionError
 from pyg_dist.plan.grid import INPUT, WHOLE_ROWS, Layout, Sums, column_range, row_range, tilings
+from pyg_dist.plan.halo_cost import reduction_seconds
 from pyg_dist.plan.machine import Machine
-
-Conv = Literal["gcn", "sage"]
-
-
-@dataclass(frozen=True)
-class Model:
-    """A stack of convs on a graph, as far as costs go.
-
-    Attributes:
-        num_nodes: N.
-        num_entries: stored entries of the adjacency matrix, self loops included.
-        widths: columns of the input, of every hidden layer, and of the output.
-        conv: the kind of all layers.
-        element_size: bytes of a number.
-        message_size: bytes of a number in the messages of the two big sums.
-        input_learns: whether the input is an embedding.
-        num_orders: node orders, 1 or 2.
-    """
-
-    num_nodes: int
-    num_entries: int
-    widths: tuple[int, ...]
-    conv: Conv = "gcn"
-    element_size: int = 4
-    message_size: int = 4
-    input_learns: bool = False
-    num_orders: int = 2
+from pyg_dist.plan.model import ACTIVATION_PASSES, Model, Price
 
 
 @dataclass
@@ -54,15 +29,17 @@ class Work:
     Attributes:
         sent: bytes sent to other ranks, by product of axes.
         messages: how many collectives there are, by product of axes.
-        spmm: for each sparse product: entries, rows, columns of the sparse tile, and columns of the dense one.
+        spmm: for each sparse product: entries and rows of the sparse tile, and columns of the dense one.
         gemm_flops: of the dense products.
+        copied: numbers read and written beside the products: packing, sums of what arrived, element-wise functions.
         peak_numbers: numbers kept for the backward, and the largest temporary ones.
     """
 
     sent: dict[tuple[str, ...], int] = field(default_factory=dict)
     messages: dict[tuple[str, ...], int] = field(default_factory=dict)
-    spmm: list[tuple[float, int, int, int]] = field(default_factory=list)
+    spmm: list[tuple[float, int, int]] = field(default_factory=list)
     gemm_flops: float = 0.0
+    copied: int = 0
     peak_numbers: int = 0
 
     @property
@@ -99,6 +76,12 @@ class _Walk:
         own = numbers * (mine + 1) // parts - numbers * mine // parts
         self.send(numbers - own, axis)
         self.send(own * (parts - 1), axis)
+        self.copy(axis, 2 * numbers + 2 * own * parts)
+
+    def copy(self, axis: str, numbers: int) -> None:
+        """What a collective reads and writes beside its messages; on an axis of one rank there is none."""
+        if self.shape[axis] > 1:
+            self.work.copied += numbers
 
     def aggregate(self) -> None:
         before, model = self.layout, self.model
@@ -112,9 +95,11 @@ class _Walk:
 
         def gather(piece: int, axis: str) -> None:
             self.send(piece * wide * (self.shape[axis] - 1), axis)
+            self.copy(axis, 2 * piece * wide * self.shape[axis])
 
         def sum_up(whole: int, piece: int, axis: str, to_all: bool) -> None:
             self.send((whole - piece) * wide, axis)
+            self.copy(axis, (whole + piece) * wide)
             if to_all:
                 gather(piece, axis)
 
@@ -122,12 +107,12 @@ class _Walk:
         if scattered:
             gather(source, free)
         sum_up(all_target, target, row, not scatters)
-        self.work.spmm.append((tile, all_target, all_source, wide))
+        self.work.spmm.append((tile, all_target, wide))
         if self.learns:
             if scatters:
                 gather(target, row)
             sum_up(all_source, source, free, not scattered)
-            self.work.spmm.append((tile, all_source, all_target, wide))
+            self.work.spmm.append((tile, all_source, wide))
         self.work.peak_numbers = max(self.work.peak_numbers, (all_source + all_target) * wide)
         self.layout = Layout((free, row) if scatters else (free,), column, order)
 
@@ -146,6 +131,7 @@ class _Walk:
             out, mine = width, self.columns(width)
             self.send(rows * (width - mine), column)
             self.send(rows * mine * (self.shape[column] - 1), column)  # of the gradient
+            self.copy(column, 3 * rows * width + rows * mine * (1 + 2 * self.shape[column]) + 2 * rows * width)
         self.work.gemm_flops += 2.0 * rows * wide * out * pairs * (3 if self.learns else 2)
         self.width, self.learns = width, True
 
@@ -161,6 +147,7 @@ class _Walk:
             if axis not in after.replicas:
                 share *= self.shape[axis]
         self.send(numbers * copies // share, *GRID_AXES, size=self.model.element_size)
+        self.work.copied += 4 * numbers * copies // share
 
     def layer(self, width: int) -> None:
         """One conv, with the order of its products that the conv itself chooses."""
@@ -182,6 +169,7 @@ class _Walk:
                 self.move(before, self.layout, wide, learns=learned)
             self.linear(width, 1 if is_gcn else 2)
         self.work.peak_numbers += self.rows() * self.columns(width)
+        self.work.copied += ACTIVATION_PASSES * self.rows() * self.columns(width)
 
     def move(self, before: Layout, after: Layout, width: int, learns: bool) -> None:
         """There, and the gradient back."""
@@ -209,18 +197,6 @@ def aggregation_bytes(model: Model, shape: MeshShape, sums: Sums, width: int) ->
     return total
 
 
-def num_weights(model: Model) -> int:
-    """Numbers in the parameters, which every rank holds."""
-    matrices = 1 if model.conv == "gcn" else 2
-    return sum(b * (matrices * a + 1) for a, b in pairwise(model.widths))
-
-
-def gradient_bytes(model: Model, shape: MeshShape) -> int:
-    """Bytes that a rank sends in the sum of the weights' gradients, by a ring (Plexus, 4.2)."""
-    ranks = shape.x * shape.y * shape.z
-    return 2 * (ranks - 1) * num_weights(model) * model.element_size // ranks
-
-
 def bandwidth(shape: MeshShape, axes: tuple[str, ...], machine: Machine) -> float:
     """Bytes per second and rank along a product of axes (Plexus, 4.2): its slowest axis, with contention."""
     slowest = max(axes, key=RANK_ORDER.index)
@@ -230,23 +206,33 @@ def bandwidth(shape: MeshShape, axes: tuple[str, ...], machine: Machine) -> floa
     return machine.inter_bandwidth / min(machine.ranks_per_node, inside)
 
 
-def seconds_of(model: Model, shape: MeshShape, sums: Sums, machine: Machine) -> float:
+def is_inside(shape: MeshShape, axes: tuple[str, ...], machine: Machine) -> bool:
+    """Whether the ranks along a product of axes lie on one machine: y is innermost, then x, then z."""
+    slowest = max(axes, key=RANK_ORDER.index)
+    return math.prod(shape[a] for a in RANK_ORDER[: RANK_ORDER.index(slowest) + 1]) <= machine.ranks_per_node
+
+
+def price_of(model: Model, shape: MeshShape, sums: Sums, machine: Machine) -> Price:
     """Predicted seconds of a training step: those of the slower of the first and the last rank."""
+    prices = [_price(model, shape, sums, machine, rank) for rank in sorted({0, shape.size - 1})]
+    return max(prices, key=lambda price: price.seconds)
+
+
+def _price(model: Model, shape: MeshShape, sums: Sums, machine: Machine, rank: int) -> Price:
     # Ranks beyond the cores take turns, in products and, where no network card works for them, in messages.
-    turns = max(1.0, min(shape.size, machine.ranks_per_node) / machine.cores)
-    slowest = 0.0
-    for rank in {0, shape.size - 1}:
-        work = work_of(model, shape, sums, rank)
-        products = sum(machine.spmm_seconds(*product) for product in work.spmm) + work.gemm_flops / machine.gemm_rate
-        messages = sum(
-            num_bytes / bandwidth(shape, axes, machine) + work.messages[axes] * machine.latency
-            for axes, num_bytes in work.sent.items()
-        )
-        gradients = gradient_bytes(model, shape)
-        if gradients:
-            messages += gradients / bandwidth(shape, GRID_AXES, machine) + machine.latency
-        slowest = max(slowest, turns * (products + messages))
-    return slowest
+    turns, work = machine.turns(shape.size), work_of(model, shape, sums, rank)
+    sparse = sum(machine.spmm_seconds(*product) for product in work.spmm)
+    streams = work.copied * model.element_size + model.update_bytes
+    messages = reduction_seconds(model, machine, shape.size)
+    for axes, num_bytes in work.sent.items():
+        peers = math.prod(shape.sizes(*axes)) - 1
+        inside = is_inside(shape, axes, machine)
+        latency = machine.call_seconds + peers * (machine.intra_latency if inside else machine.inter_latency)
+        seconds = num_bytes / bandwidth(shape, axes, machine) + work.messages[axes] * latency
+        messages += (turns if inside else 1.0) * seconds
+    return Price(
+        turns * sparse, turns * work.gemm_flops / machine.gemm_rate, turns * streams / machine.stream_rate, messages
+    )
 
 
 def memory_of(model: Model, shape: MeshShape, sums: Sums, rank: int) -> int:
@@ -258,7 +244,7 @@ def memory_of(model: Model, shape: MeshShape, sums: Sums, rank: int) -> int:
     input_columns = len(column_range(model.widths[0], INPUT, shape, shape.coordinates(rank)))
     copies = 4 if model.input_learns else 1
     numbers = (
-        work_of(model, shape, sums, rank).peak_numbers + copies * input_rows * input_columns + 4 * num_weights(model)
+        work_of(model, shape, sums, rank).peak_numbers + copies * input_rows * input_columns + 4 * model.num_weights
     )
     return entries + orders + numbers * model.element_size
 
@@ -270,22 +256,30 @@ class Candidate:
     Attributes:
         shape: the mesh.
         sums: the form.
-        seconds: predicted, for a step.
+        price: predicted, for a step.
         num_bytes: sent in a step by all ranks together, without the weights' gradients.
         memory: bytes on the rank that needs most.
     """
 
     shape: MeshShape
     sums: Sums
-    seconds: float
+    price: Price
     num_bytes: int
     memory: int
 
+    @property
+    def seconds(self) -> float:
+        """Predicted, for a step."""
+        return self.price.seconds
+
+    def __str__(self) -> str:
+        return f"grid {self.shape}, sums by {self.sums}"
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        mesh = {axis: self.shape[axis] for axis in GRID_AXES}
         return {
-            "mesh": mesh,
+            "layout": "grid",
+            "mesh": {axis: self.shape[axis] for axis in GRID_AXES},
             "sums": self.sums,
             "predicted_seconds": self.seconds,
             "bytes": self.num_bytes,
@@ -293,31 +287,35 @@ class Candidate:
         }
 
 
+FORMS: tuple[Sums, ...] = ("reduce_scatter", "all_reduce")
+
+
 def grid_plans(model: Model, num_ranks: int, machine: Machine) -> list[Candidate]:
     """Every mesh of ``num_ranks`` ranks in both forms of the sums, the cheapest first (not collective)."""
-    forms: tuple[Sums, ...] = ("reduce_scatter", "all_reduce")
+    if num_ranks < 1:
+        raise OptionError(f"Expected at least one rank (got {num_ranks}): give --ranks a positive integer")
     candidates = []
     for shape in meshes(num_ranks):
         ranks = sorted({0, num_ranks // 2, num_ranks - 1})
-        for sums in forms:
+        for sums in FORMS:
             works = [work_of(model, shape, sums, rank) for rank in ranks]
             num_bytes = sum(work.num_bytes for work in works) * num_ranks // len(ranks)
             memory = max(memory_of(model, shape, sums, rank) for rank in ranks)
-            candidates.append(Candidate(shape, sums, seconds_of(model, shape, sums, machine), num_bytes, memory))
+            candidates.append(Candidate(shape, sums, price_of(model, shape, sums, machine), num_bytes, memory))
     # Equal prices (a mesh of one rank has but one form) fall to the nearest cube, then to the first in the list.
     cube = nearest_cube(num_ranks)
     return sorted(candidates, key=lambda c: (c.seconds, c.shape != cube))
 
 
 def grid_table(candidates: Sequence[Candidate], num_ranks: int) -> str:
-    """The candidates as a table for people; ``cube`` marks the baseline."""
+    """The candidates as a table for people; the first one is marked as chosen, and the baseline as nearest cube."""
     cube = nearest_cube(num_ranks)
     lines = [f"{'x':>4} {'y':>4} {'z':>4}  {'sums':<14} {'seconds':>11} {'MB sent':>10} {'MB a rank':>10}"]
     for candidate in candidates:
         sides = " ".join(f"{candidate.shape[axis]:>4}" for axis in GRID_AXES)
-        mark = "  nearest cube" if candidate.shape == cube else ""
+        marks = ["chosen"] * (candidate is candidates[0]) + ["nearest cube"] * (candidate.shape == cube)
         lines.append(
             f"{sides}  {candidate.sums:<14} {candidate.seconds:>11.4g} {candidate.num_bytes / 1e6:>10.2f} "
-            f"{candidate.memory / 1e6:>10.2f}{mark}"
+            f"{candidate.memory / 1e6:>10.2f}  {', '.join(marks)}".rstrip()
         )
     return "\n".join(lines)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
+from pyg_dist.backend.agreement import digest
 from pyg_dist.backend.mesh import GRID_AXES, RANK_ORDER, MeshShape
-from pyg_dist.plan.grid import INPUT, Balance, Sums, row_range
-from pyg_dist.plan.grid_cost import Model, aggregation_bytes, memory_of, work_of
+from pyg_dist.plan.grid import INPUT, Balance, NodeOrder, Sums, choose_orders, row_range, tile_counts
+from pyg_dist.plan.grid_cost import aggregation_bytes, memory_of, work_of
+from pyg_dist.plan.model import Model, Price
 
 
 @dataclass(frozen=True)
@@ -21,7 +26,8 @@ class GridPlan:
         edges: edges of each rank's tile in the first layer, by rank.
         tries: node orders that were tried, and how even their tiles are; the last one is used.
         model: the convs that the mesh was chosen for.
-        seconds: predicted for a training step of them.
+        price: predicted for a training step of them.
+        constants: the machine's that it was priced with.
         hash: digest of graph, mesh and options; equal plans have equal hashes.
     """
 
@@ -31,9 +37,42 @@ class GridPlan:
     edges: tuple[int, ...]
     tries: tuple[Balance, ...]
     model: Model
-    seconds: float
+    price: Price
+    constants: str
     hash: str
     layout: str = "grid"
+
+    @staticmethod
+    def of(
+        edge_index: Tensor,
+        model: Model,
+        shape: MeshShape,
+        sums: Sums,
+        price: Price,
+        constants: str,
+        seed: int,
+        identity: str | None = None,
+    ) -> tuple[GridPlan, tuple[NodeOrder, ...]]:
+        """The plan of a mesh, and its node orders (not collective).
+
+        Args:
+            edge_index: int64 ``[2, E]``.
+            model: the convs; it has the number of nodes.
+            shape: the mesh.
+            sums: the form of the two big sums.
+            price: of a step.
+            constants: that it was priced with.
+            seed: of the node orders.
+            identity: digest of graph and options; None: of the edges and the seed.
+        """
+        orders, tries = choose_orders(edge_index, model.num_nodes, shape, seed, sums)
+        source, target = edge_index
+        counts = tile_counts(target, source, orders[-1], orders[0], shape.z, shape.x)
+        places = [shape.coordinates(rank) for rank in range(shape.size)]
+        edges = tuple(int(counts[place["z"], place["x"]]) for place in places)
+        identity = digest(repr((digest(edge_index), seed))) if identity is None else identity
+        name = digest(identity + repr((shape, sums)))
+        return GridPlan(shape, sums, model.num_nodes, edges, tries, model, price, constants, name), orders
 
     @property
     def ranks(self) -> int:
@@ -48,7 +87,7 @@ class GridPlan:
             for rank in range(self.ranks)
         ]
 
-    def to_dict(self, widths: tuple[int, ...] = ()) -> dict[str, Any]:
+    def to_dict(self, widths: Sequence[int] = ()) -> dict[str, Any]:
         """Plain numbers for programs; ``bytes`` is by width, for float32, of one aggregation.
 
         Messages, ``step_bytes``, memory and seconds are of a training step of the model that the mesh was chosen for.
@@ -69,11 +108,12 @@ class GridPlan:
             "bytes": {str(w): aggregation_bytes(self.model, self.shape, self.sums, w) for w in widths},
             "step_bytes": sum(work.num_bytes for work in works),
             "memory_bytes": [memory_of(self.model, self.shape, self.sums, rank) for rank in range(self.ranks)],
-            "predicted_seconds": self.seconds,
+            "model": str(self.model),
+            "predicted_seconds": self.price.seconds,
             "imbalance": {balance.method: balance.imbalance for balance in self.tries},
         }
 
-    def describe(self, widths: tuple[int, ...] = ()) -> str:
+    def describe(self, widths: Sequence[int] = ()) -> str:
         """A few lines for people."""
         tried = ", ".join(f"{b.method} {b.imbalance:.3f}" for b in self.tries)
         sides = " x ".join(str(self.shape[axis]) for axis in GRID_AXES)
@@ -82,7 +122,7 @@ class GridPlan:
                 f"grid layout, mesh {self.shape} ({sides}), sums by {self.sums}, plan {self.hash[:12]}",
                 f"node orders: {self.tries[-1].method} (max/mean of tiles: {tried})",
                 f"edges by rank: {min(self.edges):,} to {max(self.edges):,}",
-                f"predicted for GCN {' '.join(str(w) for w in self.model.widths)}: {self.seconds:.3g} s a step",
+                f"predicted for a {self.model}: {self.price} a step; constants: {self.constants}",
                 *(
                     f"width {w}: {aggregation_bytes(self.model, self.shape, self.sums, w):,} bytes per aggregation"
                     for w in widths

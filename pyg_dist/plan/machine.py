@@ -1,10 +1,10 @@
-"""What the cost models know of a machine: constants, measured by :mod:`pyg_dist.backend.calibration`, in a file."""
+"""What the cost models know of a machine: the constants that both layouts are priced with, measured or assumed."""
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,31 +13,60 @@ from pyg_dist.errors import OptionError
 
 @dataclass(frozen=True)
 class Machine:
-    """Constants of one kind of machine. The defaults are rough guesses for two cores of an x86-64 server with gloo;
-    ``benchmarks/grid.py --save`` measures them.
+    """Constants of one kind of machine; ``python -m pyg_dist bench`` measures and stores them.
+
+    The defaults were measured so, on two cores of an AMD EPYC (Zen 4) with gloo over loopback; what lies between
+    machines is not measured there, and is that of an Ethernet of 10 Gbit/s.
 
     Attributes:
+        source: where the constants come from, and when they were measured.
         spmm: seconds of a sparse product by entry x column, by entry, and by row x column of the result.
         gemm_rate: flops per second of a dense product.
+        stream_rate: bytes per second that copies and element-wise functions read and write.
+        call_seconds: of a collective or a round of messages, whatever it sends, in Python and torch.
+        intra_latency: seconds per message within a machine.
         intra_bandwidth: bytes per second that a rank sends within a machine.
-        inter_bandwidth: the same between machines.
-        latency: seconds of a collective without content.
+        inter_latency: seconds per message between machines.
+        inter_bandwidth: bytes per second that a machine sends to others, all its ranks together.
         ranks_per_node: ranks on one machine.
         cores: ranks that really run at a time there.
     """
 
-    spmm: tuple[float, float, float] = (2.5e-10, 2.0e-9, 1.0e-9)
-    gemm_rate: float = 3.0e10
-    intra_bandwidth: float = 5.0e8
-    inter_bandwidth: float = 1.0e9
-    latency: float = 3.0e-4
+    source: str = "defaults: 2 cores of an AMD EPYC, gloo"
+    spmm: tuple[float, float, float] = (1.9e-11, 1.4e-9, 2.6e-10)
+    gemm_rate: float = 6.7e10
+    stream_rate: float = 2.8e10
+    call_seconds: float = 1.5e-4
+    intra_latency: float = 6.6e-5
+    intra_bandwidth: float = 2.5e9
+    inter_latency: float = 5.0e-5
+    inter_bandwidth: float = 1.2e9
     ranks_per_node: int = 8
     cores: int = 2
 
-    def spmm_seconds(self, entries: float, rows: int, source_rows: int, columns: int) -> float:
-        """Seconds of ``[rows, source_rows]`` times ``[source_rows, columns]``."""
+    def turns(self, num_ranks: int) -> float:
+        """Ranks by core: products, and messages that no network card carries, take so many times as long."""
+        return max(1.0, min(num_ranks, self.ranks_per_node) / self.cores)
+
+    def spmm_seconds(self, entries: float, rows: float, columns: int) -> float:
+        """Seconds of a sparse matrix of so many entries and rows times a dense one of so many columns."""
         by_product, by_entry, by_result = self.spmm
         return by_product * entries * columns + by_entry * entries + by_result * rows * columns
+
+    def send_seconds(self, num_bytes: float, num_messages: float, num_ranks: int, is_inside: bool) -> float:
+        """One rank's messages (SuperGCN, eq. 2); the ranks of a machine share its link to others (Plexus, 4.2)."""
+        if is_inside:
+            return num_bytes / self.intra_bandwidth + num_messages * self.intra_latency
+        sharing = min(self.ranks_per_node, num_ranks)
+        return num_bytes * sharing / self.inter_bandwidth + num_messages * self.inter_latency
+
+    def with_ranks_per_node(self, ranks_per_node: int) -> Machine:
+        """The same machine with another number of ranks on each node."""
+        if ranks_per_node < 1:
+            raise OptionError(
+                f"Expected at least one rank per node (got {ranks_per_node}): leave it out for the default"
+            )
+        return replace(self, ranks_per_node=ranks_per_node)
 
     def save(self, path: Path | None = None) -> Path:
         """Write the constants; :meth:`load` finds them."""
@@ -48,13 +77,13 @@ class Machine:
 
     @staticmethod
     def load(path: Path | None = None) -> Machine:
-        """The constants measured here, else the defaults.
+        """The constants in ``path``, else those measured here, else the defaults.
 
         Raises:
-            OptionError: The file is not of :meth:`save`.
+            OptionError: The file is not of :meth:`save`, or ``path`` does not exist.
         """
-        path = machine_file() if path is None else path
-        if not path.exists():
+        given, path = path, machine_file() if path is None else path
+        if given is None and not path.exists():
             return Machine()
         try:
             values: dict[str, Any] = json.loads(path.read_text())
@@ -63,8 +92,10 @@ class Machine:
                 raise ValueError(f"it has {sorted(values)}")
             values["spmm"] = tuple(values["spmm"])
             return Machine(**values)
-        except (ValueError, TypeError) as error:
-            raise OptionError(f"Expected constants of a machine in {path} ({error}): measure them again") from error
+        except (OSError, ValueError, TypeError) as error:
+            raise OptionError(
+                f"Expected a machine's constants in {path} (got: {error}): measure them with `python -m pyg_dist bench`"
+            ) from error
 
 
 def machine_file() -> Path:

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import safetensors
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from pyg_dist.backend.agreement import digest
-from pyg_dist.backend.ops import packed_row_bytes
 from pyg_dist.errors import AgreementError, DataError
-from pyg_dist.plan.cost import ELEMENT_BYTES, Machine, epoch_seconds, memory_bytes
+from pyg_dist.plan.halo_cost import ELEMENT_BYTES, halo_price, loads_of, memory_bytes, row_bytes
+from pyg_dist.plan.machine import Machine
+from pyg_dist.plan.model import Model, Price
 from pyg_dist.plan.remote import EXCHANGES, Exchange
 from pyg_dist.plan.sizes import ShareSizes, all_sizes
 
-_FORMAT = 1
+_FORMAT = 2
 
 # Above this share of all pairs of ranks, one all-to-all-v replaces the messages: where all pairs of 4 or 8 ranks
-# exchange over gloo on one machine, messages take as long or longer (benchmarks/network.py; up to 1.4 times at 8).
+# exchange over gloo on one machine, messages take as long or longer (up to 1.4 times at 8).
 _DENSE = 0.75
 
 
@@ -37,6 +41,7 @@ class Plan:
         pairs: (sender, receiver, rows) of each pair of ranks with traffic, for the chosen exchange.
         hash: see :func:`plan_hash`; equal plans have equal hashes.
         bits: of a value in the messages of training, forward and backward.
+        parts: the owner of each node, ``[N]`` integers; of a ``data.plan``, on rank 0 alone.
     """
 
     layout: str
@@ -46,6 +51,7 @@ class Plan:
     pairs: tuple[tuple[int, int, int], ...]
     hash: str
     bits: tuple[int, int] = (32, 32)
+    parts: Tensor | None = field(default=None, compare=False, repr=False)
 
     @staticmethod
     def of(
@@ -59,7 +65,7 @@ class Plan:
         """
         sizes, rows = all_sizes(edge_index, parts, num_ranks, exchange)
         identity = plan_hash(edge_index, parts, num_ranks, exchange)
-        return Plan("halo", partition, exchange, sizes, pairs_of(rows), identity)
+        return Plan("halo", partition, exchange, sizes, pairs_of(rows), identity, parts)
 
     @property
     def ranks(self) -> int:
@@ -95,28 +101,40 @@ class Plan:
         A row in fewer than 16 bits a value takes four bytes more, for its zero point and scale.
         """
         bits = self.bits[backward]
-        row_bytes = width * element_size if bits == 32 else packed_row_bytes(width, bits)
-        return self.rows[self.exchange] * row_bytes
+        return self.rows[self.exchange] * (width * element_size if bits == 32 else row_bytes(width, bits))
 
     def memory_bytes(self, widths: Sequence[int] = ()) -> list[int]:
-        """See :func:`~pyg_dist.plan.cost.memory_bytes`; by rank."""
+        """See :func:`~pyg_dist.plan.halo_cost.memory_bytes`; by rank."""
         return [
             memory_bytes(s.nodes, s.edges, s.work + s.halo_edges, s.rows_sent + s.rows_received, widths)
             for s in self.sizes
         ]
 
-    def predicted_seconds(self, widths: Sequence[int], machine: Machine | None = None) -> float:
-        """An epoch's aggregations, forward and backward (see :func:`~pyg_dist.plan.cost.epoch_seconds`)."""
-        work = [s.work for s in self.sizes]
-        return epoch_seconds(self.rows_between(), work, widths, machine or Machine())
+    def assumed_model(self) -> Model:
+        """The model that is priced where none is named."""
+        return Model.of_layers(sum(s.nodes for s in self.sizes), sum(s.edges for s in self.sizes), None, None)
+
+    def price(self, model: Model | None = None, machine: Machine | None = None) -> Price:
+        """What a training step costs (see :func:`~pyg_dist.plan.halo_cost.halo_price`).
+
+        Args:
+            model: the convs; None: :meth:`assumed_model`.
+            machine: None: the constants measured here, else the defaults.
+        """
+        machine = Machine.load() if machine is None else machine
+        nodes, work = [s.nodes for s in self.sizes], [s.work for s in self.sizes]
+        loads = loads_of(nodes, work, self.rows_between(), machine.ranks_per_node)
+        return halo_price(self.assumed_model() if model is None else model, loads, machine, self.ranks, self.bits)
 
     @staticmethod
     def imbalance(values: list[int]) -> float:
         """Largest over mean: 1.0 is even."""
         return max(values) * len(values) / sum(values) if sum(values) else 1.0
 
-    def to_dict(self, widths: Sequence[int] = (), machine: Machine | None = None) -> dict[str, Any]:
-        """Plain numbers for programs; ``bytes`` is by width, for float32 where nothing is quantized."""
+    def to_dict(
+        self, widths: Sequence[int] = (), machine: Machine | None = None, model: Model | None = None
+    ) -> dict[str, Any]:
+        """Plain numbers for programs; ``bytes`` is by width, for float32 or ``bits``; seconds are those of :meth:`price`."""
         uneven = ("nodes", "edges", "work", "rows_sent", "rows_received")
         return {
             "ranks": self.ranks,
@@ -132,12 +150,12 @@ class Plan:
             "bytes": {str(width): self.halo_bytes(width) for width in widths},
             "backward_bytes": {str(width): self.halo_bytes(width, backward=True) for width in widths},
             "memory_bytes": self.memory_bytes(widths),
-            "predicted_seconds": self.predicted_seconds(widths, machine),
+            "predicted_seconds": self.price(model, machine).seconds,
             "imbalance": {name: self.imbalance([getattr(s, name) for s in self.sizes]) for name in uneven},
         }
 
-    def describe(self, widths: Sequence[int] = ()) -> str:
-        """A table for people: one line per rank (the first ones, where there are many), then the totals."""
+    def describe(self, widths: Sequence[int] = (), machine: Machine | None = None, model: Model | None = None) -> str:
+        """A table for people: a line per rank (the first ones, where there are many), totals, a ``model``'s price."""
         columns = ("nodes", "inner", "edges", "halo_edges", "work", "rows_sent", "rows_received", "messages")
         header = ["rank", *(c.replace("_", " ") for c in columns)]
         shown = list(enumerate(self.sizes))[: 32 if self.ranks > 40 else None]
@@ -158,16 +176,27 @@ class Plan:
         ]
         way = "an all-to-all-v" if self.is_dense else "a message per neighbour"
         total = [f"rows per aggregation: {by_kind}; by {way}"]
+        if model is not None:
+            machine = Machine.load() if machine is None else machine
+            total.append(f"predicted for a {model}: {self.price(model, machine)} a step; constants: {machine.source}")
         return "\n".join([title, *table, *total, *traffic])
 
     def save(self, path: str | Path) -> None:
-        """Write the plan as JSON."""
-        content = {"format": _FORMAT, **asdict(self)}
-        Path(path).write_text(json.dumps(content))
+        """Write the plan and its parts, as safetensors with the rest as JSON in the header.
+
+        Raises:
+            DataError: A rank other than 0 has no parts to write.
+        """
+        if self.parts is None:
+            raise DataError("Expected a plan with its parts, which rank 0 has: save it there, under is_main()")
+        content = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("parts", "sizes")}
+        content |= {"format": _FORMAT, "sizes": [asdict(size) for size in self.sizes]}
+        narrow = self.parts.to("cpu", torch.from_numpy(np.empty(0, np.min_scalar_type(-self.ranks))).dtype)
+        save_file({"parts": narrow.contiguous()}, path, metadata={"plan": json.dumps(content)})
 
     @staticmethod
     def load(path: str | Path, expected_hash: str | None = None) -> Plan:
-        """Read a plan that :meth:`save` wrote.
+        """Read a plan that :meth:`save` wrote; ``DistributedData(data, partition=plan)`` uses it again.
 
         Args:
             path: the file.
@@ -178,14 +207,15 @@ class Plan:
             AgreementError: It was made for another graph, other parts or other options.
         """
         try:
-            content = json.loads(Path(path).read_text())
+            with safetensors.safe_open(path, "pt") as file:
+                content, parts = json.loads(file.metadata()["plan"]), file.get_tensor("parts")
             if content.pop("format") != _FORMAT:
                 raise DataError(f"Expected a plan of format {_FORMAT} in {path}: plan again")
             content["sizes"] = tuple(ShareSizes(**size) for size in content["sizes"])
             content["bits"] = tuple(content.get("bits", (32, 32)))
             content["pairs"] = tuple((int(p), int(q), int(n)) for p, q, n in content["pairs"])
-            plan = Plan(**content)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            plan = Plan(**content, parts=parts)
+        except (ValueError, KeyError, TypeError, AttributeError, safetensors.SafetensorError) as error:
             if isinstance(error, DataError):
                 raise
             raise DataError(f"Expected a plan in {path} (got {type(error).__name__}: {error}): plan again") from error
@@ -195,6 +225,24 @@ class Plan:
                 f"they are {expected_hash[:12]}): plan again"
             )
         return plan
+
+    def parts_for(self, edge_index: Tensor, num_ranks: int, exchange: Exchange) -> Tensor:
+        """The parts, if the plan was made for just this: int64 ``[N]``. Not collective.
+
+        Raises:
+            AgreementError: It was made for other ranks, another exchange, or another graph.
+            DataError: It has no parts.
+        """
+        if self.parts is None:
+            raise DataError("Expected a plan with its parts (got one without): Plan.load(path) has them")
+        for name, made_for, wanted in (("ranks", self.ranks, num_ranks), ("exchange", self.exchange, exchange)):
+            if made_for != wanted:
+                raise AgreementError(f"Expected a plan with {name} {wanted} (got {made_for}): plan again")
+        if plan_hash(edge_index, self.parts, num_ranks, exchange) != self.hash:
+            raise AgreementError(
+                f"Expected a plan for this graph (got plan {self.hash[:12]} of another one): plan again"
+            )
+        return self.parts.long()
 
     def plot(self, path: str | Path, width: int = 256) -> None:
         """Draw bytes between ranks and each rank's work and bytes (needs matplotlib). See :mod:`pyg_dist.plan.plot`."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyg_dist.errors import MissingPackageError
-from pyg_dist.plan.cost import ELEMENT_BYTES
+from pyg_dist.plan.halo_cost import ELEMENT_BYTES
 
 if TYPE_CHECKING:
     from pyg_dist.plan.plan import Plan

@@ -41,6 +41,11 @@ class DistributedEdgeIndex:
         return self._graph
 
     @property
+    def is_sparse(self) -> bool:
+        """Whether it stands for ``adj_t``."""
+        return self._sparse
+
+    @property
     def shape(self) -> torch.Size:
         """``[2, E]``, or ``[N, N]`` for ``adj_t``, of the whole graph."""
         nodes, edges = self._graph.node_rows.size, self._graph.edge_rows.size

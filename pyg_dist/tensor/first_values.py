@@ -39,8 +39,8 @@ def _before_forward(module: nn.Module, args: tuple[Any, ...]) -> None:
         return
     if _is_stock_conv(module):
         raise UnsupportedError(
-            f"{type(module).__name__} is a stock conv and got tensors or edges of a DistributedData: use "
-            f"pyg_dist.conv.Distributed{type(module).__name__} where it exists, or the plain Data"
+            f"{type(module).__name__} is a stock conv and got tensors or edges of a DistributedData: call "
+            f"pyg_dist.distribute(model), or use the plain Data"
         )
     settle(module)
 

@@ -226,7 +226,7 @@ class GridGraph:
             if reduce == "sum":
                 return TileOperator(tile.csr, values)
             degree = self._row_sums(tile, tile.csr, None, dtype)
-            return TileOperator(tile.csr, values, row_scale=degree.clamp_(min=1).reciprocal_())
+            return TileOperator(tile.csr, values, row_scale=degree.clamp_(min=1), divides=True)
 
         return self._operator(("neighbourhood", reduce, dtype), weight, dtype, build)
 

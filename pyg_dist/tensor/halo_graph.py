@@ -22,6 +22,7 @@ from pyg_dist.backend.matrix import Matrix
 from pyg_dist.backend.quantized import Bits, quantized
 from pyg_dist.plan.halo import HaloShare
 from pyg_dist.plan.transfer import Transfer
+from pyg_dist.tensor.edges import Edges
 from pyg_dist.tensor.random import draw_seed
 from pyg_dist.tensor.row_tensor import RowTensor
 from pyg_dist.tensor.rows import Rows, lasting
@@ -162,6 +163,14 @@ class HaloGraph:
 
     @cached_property
     @lasting
+    def edges(self) -> Edges:
+        """All edges of this rank, in edge storage order, for code that makes a message of each."""
+        whole, ends = self.whole, torch.empty(2, self.edge_rows.num_local, dtype=torch.int64, device=self.device)
+        ends[0, whole.edge], ends[1, whole.edge] = whole.col.long(), whole.row()
+        return Edges.of(self, self.edge_rows, ends[0], ends[1])
+
+    @cached_property
+    @lasting
     def max_in_degree(self) -> int:
         """Largest in-degree of the whole graph (collective at the first use)."""
         degree = self.whole.rowptr.diff()
@@ -198,9 +207,9 @@ class HaloGraph:
         """``y_i = sum or mean over in-edges of w_ji x_j`` for constant weights in edge storage order."""
 
         def build(values: Tensor | None) -> LinearOperator:
-            scale = self.in_degree(dtype).clamp_(min=1).reciprocal_() if reduce == "mean" else None
+            degree = self.in_degree(dtype).clamp_(min=1) if reduce == "mean" else None
             local, halo = self._weighted(self.local, None if values is None else values.to(dtype))
-            return LinearOperator(local, halo, row_scale=scale)
+            return LinearOperator(local, halo, row_scale=degree, divides=True)
 
         return self._kept(("neighbourhood", reduce, dtype), weight, build)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyg_dist.errors import MixedRowsError
 from pyg_dist.tensor.pointwise import as_operand
-from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, rows_of, wrap
+from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, like_rows, wrap
 from pyg_dist.tensor.table import Function, bind, handles, public_name
 
 
@@ -23,7 +23,11 @@ def with_parameters(function: Function, args: tuple[Any, ...], kwargs: dict[str,
         )
     with LOCALLY():
         states = [s for o in operands for s in (o if isinstance(o, (tuple, list)) else [o])]
-        rows = rows_of(function, *states)
+        like, rows = like_rows(function, *states)
+        rest = iter(like)
+        operands = tuple(
+            type(o)(next(rest) for _ in o) if isinstance(o, (tuple, list)) else next(rest) for o in operands
+        )
         operands = tuple(as_operand(function, o, rows, operands[0].dim(), broadcasts=False) for o in operands)
         entered = (rows.enter(p) if isinstance(p, Tensor) else p for p in args[num_operands:])
         kwargs = {k: rows.enter(p) if isinstance(p, Tensor) else p for k, p in kwargs.items()}
@@ -48,6 +52,27 @@ def norm_of_each_row(function: Function, args: tuple[Any, ...], kwargs: dict[str
 def cell(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Input and state have rows: one step for every row."""
     return with_parameters(function, args, kwargs, num_operands=2)
+
+
+@handles("lstm", "gru")
+def sequences(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """One sequence per row, ``batch_first``, from states of zero; the last states, whose rows come second, are None."""
+    x, states, weights, has_biases, num_layers, dropout, training, bidirectional, *batch_first = args
+    is_sequence = isinstance(x, RowTensor) and x.dim() == 3 and batch_first == [True]
+    states = states if isinstance(states, (tuple, list)) else (states,)
+    if not is_sequence or any(isinstance(s, RowTensor) or s.requires_grad or bool(s.any()) for s in states):
+        raise MixedRowsError(
+            f"{public_name(function)} is row-wise only for one sequence per row, batch_first=True and no initial state"
+        )
+    if dropout and training and num_layers > 1:
+        raise MixedRowsError(f"{public_name(function)} draws dropout for all rows: pass dropout=0, and use F.dropout")
+    with LOCALLY():
+        rows = x._rows
+        zeros = tuple(s.new_zeros(s.shape[0], rows.num_local, s.shape[2]) for s in states)
+        entered = [rows.enter(w) for w in weights]
+        rest = (has_biases, num_layers, dropout, training, bidirectional, True)
+        out, *last = function(x, zeros if len(zeros) > 1 else zeros[0], entered, *rest)
+        return (wrap(out, rows), *[None] * len(last))
 
 
 @handles("bilinear")

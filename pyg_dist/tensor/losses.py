@@ -13,7 +13,7 @@ from torch import Tensor
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError, UnsupportedError
 from pyg_dist.tensor.pointwise import as_operand
 from pyg_dist.tensor.reductions import wide
-from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, rows_of, wrap
+from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, like_rows, wrap
 from pyg_dist.tensor.rows import Rows
 from pyg_dist.tensor.table import Function, handles, public_name
 
@@ -41,7 +41,8 @@ def _call(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         raise UnsupportedError(f"{name} got size_average or reduce, which torch has deprecated: use reduction=")
     if reduction not in ("none", "mean", "sum", "batchmean"):
         raise ValueError(f"{reduction} is not a valid value for reduction")
-    rows = rows_of(function, *given.values())
+    operands, rows = like_rows(function, *given.values())
+    given.update(zip(given, operands, strict=True))
     num_dims = max(value.dim() for key, value in given.items() if key in _PER_ROW and isinstance(value, Tensor))
     for key, value in given.items():
         if key in _PER_ROW and isinstance(value, Tensor) and not isinstance(value, RowTensor):

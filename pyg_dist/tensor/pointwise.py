@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
-from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, rows_of, wrap
+from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, like_rows, wrap
 from pyg_dist.tensor.rows import Rows
 from pyg_dist.tensor.table import NAMESPACES, Function, handles, public_name, register
 
@@ -57,11 +57,10 @@ def aligned(
     function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], broadcasts: bool = True
 ) -> tuple[tuple[Any, ...], dict[str, Any], Rows]:
     """The arguments with every operand as :func:`as_operand` has it, and their rows; to be called :data:`LOCALLY`."""
-    operands = (*args, *kwargs.values())
-    rows = rows_of(function, *operands)
+    operands, rows = like_rows(function, *args, *kwargs.values())
     num_dims = max(operand.dim() for operand in operands if isinstance(operand, RowTensor))
-    args = tuple(as_operand(function, arg, rows, num_dims, broadcasts) for arg in args)
-    return args, {k: as_operand(function, v, rows, num_dims, broadcasts) for k, v in kwargs.items()}, rows
+    operands = tuple(as_operand(function, operand, rows, num_dims, broadcasts) for operand in operands)
+    return operands[: len(args)], dict(zip(kwargs, operands[len(args) :], strict=True)), rows
 
 
 def pointwise(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -82,6 +81,9 @@ def pointwise(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any])
             args, kwargs, rows = aligned(function, args, kwargs)
         out = function(*args, **kwargs)
     return wrap(out, rows)  # type: ignore[arg-type]
+
+
+pointwise.keeps_rows = True  # type: ignore[attr-defined]
 
 
 def pointwise_(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

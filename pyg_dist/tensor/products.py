@@ -11,8 +11,8 @@ from pyg_dist.errors import LayoutMismatchError, MixedRowsError
 from pyg_dist.tensor.layers import with_parameters
 from pyg_dist.tensor.pointwise import pointwise
 from pyg_dist.tensor.reductions import wide
-from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, rows_of, wrap
-from pyg_dist.tensor.table import Function, handles, public_name
+from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, like_rows, wrap
+from pyg_dist.tensor.table import Function, bind, handles, public_name
 
 
 @handles("matmul", "mm", "mv", "bmm", "__matmul__", "__rmatmul__")
@@ -29,6 +29,13 @@ def matmul(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         f"{public_name(function)} of row tensors is row-wise only as rows @ plain matrix: for a product over rows, "
         f"x.T @ y, use torch.einsum('nf,ng->fg', x, y), else .full_tensor()"
     )
+
+
+@handles("addmm")
+def addmm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``beta x + alpha rows @ plain matrix``."""
+    bound = {"beta": 1, "alpha": 1, **bind("x mat1 mat2", args, kwargs)}
+    return bound["beta"] * bound["x"] + bound["alpha"] * (bound["mat1"] @ bound["mat2"])
 
 
 @handles("dot", "vdot", "inner")
@@ -69,7 +76,8 @@ def einsum(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             f"first wherever it stands (got {equation!r}): use .full_tensor()"
         )
     with LOCALLY():
-        rows = rows_of(function, *operands)
+        like, rows = like_rows(function, *operands)
+        operands = list(like)
         for k, (term, operand) in enumerate(pairs):
             if not isinstance(operand, RowTensor):
                 if term[:1] == letter and operand.shape[0] != rows.size:

@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
 from pyg_dist.tensor.rows import Kind, Rows, Selection
-from pyg_dist.tensor.table import TABLE, Function, public_name
+from pyg_dist.tensor.table import TABLE, Function, Handler, public_name
 
 LOCALLY = torch._C.DisableTorchFunctionSubclass
 """Context in which row tensors are plain local tensors."""
@@ -83,12 +83,17 @@ class RowTensor(Tensor):
                 f"call it on .full_tensor() (all rows, collective) or .to_local() (this rank's rows)"
             )
         if kwargs:
-            if kwargs.get("out") is not None:
+            if kwargs.get("out") is not None and not takes_out(handler, kwargs["out"]):
                 raise MixedRowsError(f"{public_name(func)} of row tensors does not take 'out': assign the result")
             if not args and "input" in kwargs:  # handlers find the tensor in one place
                 args = (kwargs["input"],)
                 kwargs = {name: value for name, value in kwargs.items() if name != "input"}
         return handler(func, args, kwargs or {})
+
+
+def takes_out(handler: Handler, out: Any) -> bool:
+    """Whether a function can write to ``out``: a row tensor, where values stay in their rows (optimizers do that)."""
+    return isinstance(out, RowTensor) and getattr(handler, "keeps_rows", False)
 
 
 class NodeTensor(RowTensor):
@@ -134,21 +139,45 @@ def on_rows(function: Function, x: Any, *args: Any, **kwargs: Any) -> Any:
         return wrap(function(x, *args, **kwargs), x._rows)
 
 
-def rows_of(function: Function, *operands: Any) -> Rows:
-    """The distribution that all row tensors among ``operands`` share (collective where two masks made them).
+def like_rows(function: Function, *operands: Any) -> tuple[tuple[Any, ...], Rows]:
+    """The operands, with all row tensors distributed as the first one is, and their rows.
+
+    To be called :data:`LOCALLY`; collective where two masks, or lists, made the rows.
 
     Raises:
-        LayoutMismatchError: They do not share one.
+        LayoutMismatchError: Rows that do not pair with those of the first one.
     """
     rows: Rows | None = None
-    for operand in operands:
-        if isinstance(operand, RowTensor):
-            if rows is None:
-                rows = operand._rows
-            elif not rows.is_like(operand._rows):
-                raise LayoutMismatchError(
-                    f"{public_name(function)} expected operands with the same rows (got {rows} and {operand._rows}, "
-                    f"of another graph or selection): select both alike, or use .full_tensor()"
-                )
+    like = list(operands)
+    for k, operand in enumerate(operands):
+        if not isinstance(operand, RowTensor):
+            continue
+        rows = rows or operand._rows
+        if rows.is_like(operand._rows):
+            continue
+        local = rows.pair(operand.as_subclass(Tensor), operand._rows)
+        if local is None:
+            raise LayoutMismatchError(
+                f"{public_name(function)} expected operands with the same rows (got {rows} and {operand._rows}, "
+                f"of another graph or selection): select both alike, or use .full_tensor()"
+            )
+        like[k] = wrap(local, rows)
     assert rows is not None, "a handler is called only for row tensors"
-    return rows
+    return tuple(like), rows
+
+
+def by_row_mask(rows: Rows, mask: RowTensor) -> Selection:
+    """The rows where ``mask`` holds; kept with the mask while it does not change (collective at its first use).
+
+    Raises:
+        LayoutMismatchError: It is a mask over other rows.
+    """
+    if not rows.is_like(mask._rows):
+        raise LayoutMismatchError(f"Expected a mask over the same {rows} (got one over {mask._rows}): select it alike")
+    with LOCALLY():
+        version = -1 if mask.is_inference() else mask._version
+        known: tuple[int, Rows, Selection] | None = getattr(mask, "_selection", None)
+        if known is None or known[0] != version or version < 0 or known[1] is not rows:
+            # Counting is collective; a mask is used for outputs and labels alike, every epoch.
+            known = mask._selection = (version, rows, rows.by_mask(mask))
+    return known[2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from functools import cached_property
 from typing import Literal, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from pyg_dist.backend import adjoint
 from pyg_dist.backend.agreement import digest
 from pyg_dist.backend.axis import Axis
+from pyg_dist.backend.move import Move, move_rows
 from pyg_dist.errors import AgreementError
 
 # What is remembered under inference mode serves training, too.
@@ -41,6 +43,7 @@ class Rows:
         self.key = key
         # A script has a few splits, and uses them for outputs and labels alike, every epoch.
         self._listed: deque[Selection] = deque(maxlen=8)
+        self._moves: WeakKeyDictionary[Rows, Move] = WeakKeyDictionary()
 
     def __deepcopy__(self, memo: object) -> Rows:
         return self  # immutable
@@ -153,7 +156,27 @@ class Rows:
 
     def take(self, local: Tensor, before: Rows) -> Tensor | None:
         """The local piece of a tensor distributed as ``before``; ``None`` if it has other rows (may be collective)."""
-        return local if self.is_like(before) else before.give(local, self)
+        if self.is_like(before):
+            return local
+        paired = self.pair(local, before)
+        return before.give(local, self) if paired is None else paired
+
+    def pair(self, local: Tensor, other: Rows) -> Tensor | None:
+        """Rows of ``other`` beside these, by position; ``None`` unless one of them is a list (collective).
+
+        The two ends of edges are such lists: ``z[source] * z[target]``. Differentiable.
+        """
+        if not self._pairs_with(other):
+            return None
+        if other not in self._moves:
+            everyone = (torch.split(r._gathered_position, r.counts) for r in (other, self))
+            self._moves[other] = Move.by_position(self.axis, *everyone)
+        return move_rows(local, self._moves[other])
+
+    def _pairs_with(self, other: Rows) -> bool:
+        is_listed = isinstance(self, _Listed) or isinstance(other, _Listed)
+        are_whole = "tile" not in (self.kind, other.kind)
+        return is_listed and are_whole and self.size == other.size and self.axis is other.axis
 
     def give(self, local: Tensor, after: Rows) -> Tensor | None:
         """:meth:`take` from the other side, for distributions of more than rows."""

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
+from pyg_dist.tensor.edges import NodeIds, lift
 from pyg_dist.tensor.layers import with_parameters
 from pyg_dist.tensor.pointwise import as_operand
-from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, wrap
+from pyg_dist.tensor.row_tensor import LOCALLY, NodeTensor, RowTensor, by_row_mask, wrap
 from pyg_dist.tensor.rows import Rows, Selection
 from pyg_dist.tensor.shapes import dims_of, refuse
 from pyg_dist.tensor.table import Function, bind, handles
@@ -26,7 +27,7 @@ def select_rows(rows: Rows, index: Any) -> Selection:
         return rows.by_index(torch.arange(rows.size)[index])
     if isinstance(index, RowTensor):
         if index.dtype == torch.bool and index.dim() == 1:
-            return _by_row_mask(rows, index)
+            return by_row_mask(rows, index)
         raise MixedRowsError(
             f"Indexing rows with a {type(index).__name__} of {index.dtype} and {index.dim()} dimensions would mix "
             f"rows: use a one-dimensional bool mask, or index.full_tensor()"
@@ -47,18 +48,6 @@ def select_rows(rows: Rows, index: Any) -> Selection:
             f"or .to_local() rows with a local mask"
         )
     return rows.by_mask(index.index_select(0, rows.position.to(index.device)))
-
-
-def _by_row_mask(rows: Rows, mask: RowTensor) -> Selection:
-    if not rows.is_like(mask._rows):
-        raise LayoutMismatchError(f"Expected a mask over the same {rows} (got one over {mask._rows}): select it alike")
-    with LOCALLY():
-        version = -1 if mask.is_inference() else mask._version
-        known: tuple[int, Rows, Selection] | None = getattr(mask, "_selection", None)
-        if known is None or known[0] != version or version < 0 or known[1] is not rows:
-            # Counting is collective; a mask is used for outputs and labels alike, every epoch.
-            known = mask._selection = (version, rows, rows.by_mask(mask))
-    return known[2]
 
 
 def _split(x: RowTensor, index: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -109,10 +98,12 @@ def _num_dims_used(index: Any) -> int:
 
 @handles("__getitem__")
 def getitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Select rows, then index within them; or look up the rows of a plain table, one for each row of an index."""
+    """Select rows, then index within them; look up a row for each edge; or of a plain table, one for each index."""
     x, index = args
     if not isinstance(x, RowTensor):
         return _look_up(x, index)
+    if isinstance(index, NodeIds) and isinstance(x, NodeTensor):
+        return lift(x, index)
     first, rest = _split(x, index)
     if isinstance(first, int):
         row = _one_row(x, first)
@@ -170,6 +161,10 @@ def index_select(function: Function, args: tuple[Any, ...], kwargs: dict[str, An
     """Rows (dimension 0), or columns; by list, or one."""
     bound = bind("x dim index", args, kwargs)
     x, index = bound["x"], bound["index"]
+    if isinstance(index, NodeIds) and isinstance(x, NodeTensor) and dims_of(bound["dim"], x.dim()) == (0,):
+        return lift(x, index)
+    if not isinstance(x, RowTensor) and dims_of(bound["dim"], x.dim()) == (0,):
+        return x[index]
     if not isinstance(x, RowTensor) or isinstance(index, RowTensor):
         raise refuse(function, "by a distributed index would mix rows")
     columns = (*[_ALL] * dims_of(bound["dim"], x.dim())[0], index)

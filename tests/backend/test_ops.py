@@ -80,6 +80,22 @@ def test_spmm_equals_the_reference(width: int, dtype: torch.dtype, factors: tupl
     assert torch.equal(whole, expected_whole)
 
 
+@pytest.mark.parametrize("width", [1, 7, 47, 256])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_spmm_divides(width: int, dtype: torch.dtype) -> None:
+    """Sums are exact, so a quotient is rounded once: a factor 1 / r would be off in the last bit of thirds."""
+    rowptr, col = pattern(width)
+    x = integers((NUM_SOURCES, width), dtype)
+    degree = rowptr.diff().clamp(min=1).to(sum_dtype(dtype))
+    powers = 2.0 ** integers((NUM_SOURCES,), sum_dtype(dtype))
+    expected = reference.spmm_csr(rowptr, col, x, row_scale=degree, col_scale=powers, divide=True)
+    assert torch.equal(ops.spmm_csr(rowptr, col, x, row_scale=degree, col_scale=powers, divide=True), expected)
+    out, expected_out = (integers((NUM_ROWS, width), dtype, seed=9) for _ in range(2))
+    reference.spmm_csr(rowptr, col, x, row_scale=degree, divide=True, out=expected_out)
+    ops.spmm_csr(rowptr, col, x, row_scale=degree, divide=True, out=out)
+    assert torch.equal(out, expected_out)
+
+
 @pytest.mark.parametrize("width", [47, 64, 100, 130])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_spmm_by_column_blocks(width: int, dtype: torch.dtype) -> None:
@@ -94,6 +110,9 @@ def test_spmm_by_column_blocks(width: int, dtype: torch.dtype) -> None:
     scales = [integers((n,), sum_dtype(dtype), seed=n) for n in (num_edges, NUM_ROWS, num_sources)]
     expected = reference.spmm_csr(rowptr, col, x, scales[0], row_scale=scales[1], col_scale=scales[2])
     assert torch.equal(ops.spmm_csr(rowptr, col, x, scales[0], row_scale=scales[1], col_scale=scales[2]), expected)
+    powers = 2.0 ** scales[2]
+    expected = reference.spmm_csr(rowptr, col, x, col_scale=powers, divide=True)
+    assert torch.equal(ops.spmm_csr(rowptr, col, x, col_scale=powers, divide=True), expected)
     whole = integers((NUM_ROWS + 2, width + 2), dtype, seed=9)
     expected_whole = whole.clone()
     reference.spmm_csr(rowptr, col, x, out=expected_whole[1:-1, 1:-1])
@@ -329,10 +348,10 @@ def test_opcheck() -> None:
     x, g = reals(NUM_SOURCES, 5), reals(NUM_ROWS, 5)
     weight, row_scale, col_scale = reals(col.numel()), reals(NUM_ROWS), reals(NUM_SOURCES)
     index, key = torch.tensor([3, 1, 3]), torch.arange(NUM_SOURCES)
-    opcheck(native.spmm_csr.default, (rowptr, col, x, weight, row_scale, None))
-    opcheck(native.spmm_csr.default, (rowptr, col, x.bfloat16(), None, None, col_scale))
-    opcheck(native.spmm_csr_add.default, (g.clone(), rowptr, col, x, None, row_scale, col_scale))
-    opcheck(native.spmm_csr_into.default, (g.clone(), rowptr, col, x, weight, None, col_scale))
+    opcheck(native.spmm_csr.default, (rowptr, col, x, weight, row_scale, None, False))
+    opcheck(native.spmm_csr.default, (rowptr, col, x.bfloat16(), None, None, col_scale, True))
+    opcheck(native.spmm_csr_add.default, (g.clone(), rowptr, col, x, None, row_scale, col_scale, True))
+    opcheck(native.spmm_csr_into.default, (g.clone(), rowptr, col, x, weight, None, col_scale, False))
     opcheck(native.sddmm_csr.default, (rowptr, col, g, x))
     opcheck(native.sddmm_csr.default, (rowptr, col, g.bfloat16(), x.bfloat16()))
     opcheck(native.gather_rows.default, (x, index))

@@ -14,6 +14,7 @@ from random_graphs import random_graph, uneven_parts
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, SAGEConv
+from torch_geometric.utils import coalesce
 from workers import Workers
 
 WORLD_SIZES = [1, 2, 3, 4]
@@ -124,6 +125,31 @@ def test_every_option_in_float64(workers: Pools, world_size: int, exchange: str)
 def test_every_option_in_float32(workers: Pools, world_size: int, partition: str, exchange: str) -> None:
     graph = random_graph(60, 400, seed=2, dtype=torch.float32)
     workers(world_size).run(compare, graph, partition, all_cases(), exchange, timeout=200)
+
+
+def mean_bits() -> None:
+    """A SAGE layer's output and gradients at world size 1 have the bits of stock PyG's on a graph without hubs."""
+    import pyg_dist
+    from pyg_dist.conv import DistributedSAGEConv
+
+    for num_nodes, width in ((300, 33), (9_000, 240)):  # the second by column blocks
+        edge_index = coalesce(torch.randint(0, num_nodes, (2, 12 * num_nodes)))
+        graph = Data(x=torch.randn(num_nodes, width), edge_index=edge_index)
+        found = []
+        for conv, data in ((SAGEConv, graph), (DistributedSAGEConv, pyg_dist.DistributedData(graph))):
+            torch.manual_seed(0)
+            layer = conv(width, width)
+            x = data.x.detach().clone().requires_grad_()
+            out = layer(x, data.edge_index)
+            (out * torch.linspace(-1, 1, width)).square().sum().backward()
+            found.append([t.full_tensor() if hasattr(t, "full_tensor") else t for t in (out.detach(), x.grad)])
+            found[-1] += [p.grad for p in layer.parameters()]
+        for expected, got in zip(*found, strict=True):
+            assert torch.equal(got, expected)
+
+
+def test_means_have_the_bits_of_stock_pyg(workers: Pools) -> None:
+    workers(1).run(mean_bits, timeout=60)
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

@@ -56,7 +56,8 @@ def count(
     import pyg_dist
     from pyg_dist import conv as ours
     from pyg_dist.backend.mesh import MeshShape
-    from pyg_dist.plan.grid_cost import Model, work_of
+    from pyg_dist.plan.grid_cost import work_of
+    from pyg_dist.plan.model import Model
 
     graph = random_graph(97, 600, WIDTHS[0], WIDTHS[-1], seed=1, dtype=torch.float32)
     conv = ours.DistributedGCNConv if kind == "gcn" else ours.DistributedSAGEConv

@@ -282,6 +282,8 @@ def refusals() -> None:
             distributed(bits)
     with pytest.raises(UnsupportedError, match=r"bits=2 with layout='grid'.*use layout='halo'"):
         distributed(2, layout="grid")
+    with pytest.raises(UnsupportedError, match=r"bits=\(32, 8\) with layout='auto'"):
+        distributed((32, 8), layout="auto")
     plan = distributed((2, 8)).plan
     assert plan.bits == (2, 8)
     rows = plan.rows["hybrid"]

@@ -41,7 +41,7 @@ class Pair:
         """
         x, want = (self.data.x, self.graph.x) if x is None else (x, want)
         before = self.data.traffic.num_bytes
-        stock_weight = [w.full_tensor() for w in weight]
+        stock_weight = [(w.full_tensor() if hasattr(w, "full_tensor") else w).view(-1) for w in weight]
         with torch.set_grad_enabled(grad):
             out = self.ours(x, self.data.edge_index, *weight)
             expected = self.stock(want, self.graph.edge_index, *stock_weight)
@@ -118,6 +118,9 @@ def other_cases(world_size: int) -> None:
     weight.mul_(2.0)  # another operator
     assert pair.columns(None, None, weight) > 0
     assert pair.columns(None, None, weight) == 0
+    for constant in (pair.graph.edge_weight, weight.view(-1, 1)):  # of all edges; of this rank's, as a column
+        assert pair.columns(None, None, constant) > 0
+        assert pair.columns(None, None, constant) == 0
     learning = weight.detach().clone().requires_grad_()
     for _ in range(2):
         assert pair.columns(None, None, learning) > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -115,3 +116,73 @@ def equal_to_stock(mesh: dict[str, int], sparse: bool) -> None:
 @pytest.mark.parametrize("mesh", [{"data": 2, "x": 2}, {"data": 4}, {"data": 2, "y": 2}, {"x": 2, "z": 2}])
 def test_data_groups_count_once(workers: Pools, mesh: dict[str, int], sparse: bool) -> None:
     workers(4).run(equal_to_stock, mesh, sparse)
+
+
+def chosen(machine: dict[str, float], options: dict[str, Any]) -> tuple[str, str, list[float]]:
+    import contextlib
+    import io
+    import json
+    import tempfile
+    from dataclasses import replace
+
+    import pyg_dist
+    from pyg_dist.conv import DistributedGCNConv
+    from pyg_dist.plan import Machine
+
+    graph = random_graph(47, 310, seed=1)
+    with tempfile.TemporaryDirectory() as folder:
+        # Ranks other than the first have other constants: the first one's hold.
+        constants = replace(Machine(), **(machine if pyg_dist.rank() == 0 else {"gemm_rate": 1.0}))  # type: ignore[arg-type]
+        os.environ["PYG_DIST_MACHINE"] = str(constants.save(Path(folder) / "machine.json"))
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            data = pyg_dist.DistributedData(graph, layout="auto", **options)
+        del os.environ["PYG_DIST_MACHINE"]
+    torch.manual_seed(0)
+    out = DistributedGCNConv(5, 4).double()(data.x, data.edge_index).full_tensor()
+    torch.manual_seed(0)
+    torch.testing.assert_close(out, GCNConv(5, 4).double()(graph.x, graph.edge_index), rtol=1e-10, atol=1e-10)
+    assert json.loads(json.dumps(data.plan.to_dict()))["layout"] == data.plan.layout
+    return data.plan.layout, said.getvalue(), data.plan.hash
+
+
+SLOW_MESSAGES = {"intra_latency": 1.0, "call_seconds": 0.0, "cores": 4}
+SLOW_BYTES = {"intra_latency": 0.0, "call_seconds": 0.0, "intra_bandwidth": 1.0, "cores": 4}
+
+
+@pytest.mark.parametrize("machine", [SLOW_MESSAGES, SLOW_BYTES])
+def test_auto_takes_the_cheaper_layout_and_says_so_once(workers: Pools, machine: dict[str, float]) -> None:
+    found = workers(4).run(chosen, machine, {"partition": "random", "model": (2, 16), "seed": 3})
+    layouts, lines, hashes = zip(*found, strict=True)
+    assert len(set(layouts)) == len(set(hashes)) == 1
+    assert lines[1:] == ("", "", "")
+    assert lines[0].count("\n") == 1
+    other = "halo" if layouts[0] == "grid" else "grid"
+    assert lines[0].startswith(f"pyg_dist: layout='auto': {layouts[0]}")
+    assert f"the other layout's best: {other}" in lines[0]
+    assert "Priced for a 2-layer GCN, columns 5 16 4; constants: " in lines[0]
+
+
+def test_auto_takes_either(workers: Pools) -> None:
+    """Random parts have three partners, ranks on a 2 x 1 x 2 mesh one; but the rows that are needed are fewer bytes."""
+    options = {"partition": "random", "model": (8, 16)}
+    layouts = [workers(4).run(chosen, machine, options)[0][0] for machine in (SLOW_MESSAGES, SLOW_BYTES)]
+    assert layouts == ["grid", "halo"]
+
+
+def test_auto_keeps_to_a_given_mesh(workers: Pools) -> None:
+    fast = {"intra_latency": 0.0, "call_seconds": 0.0}
+    _, line, _ = workers(4).run(chosen, fast, {"mesh": {"x": 4}, "comm_dtype": None})[0]
+    assert "grid x=4 x y=1 x z=1" in line
+
+
+def wrong_model() -> None:
+    import pyg_dist
+    from pyg_dist.errors import OptionError
+
+    for model in ((0, 3), (3,), "large", (2, 1.5), (True, 4)):
+        with pytest.raises(OptionError, match="Expected model to be"):
+            pyg_dist.DistributedData(random_graph(47, 310, seed=1), layout="grid", model=model)  # type: ignore[arg-type]
+
+
+def test_models_that_are_none(workers: Pools) -> None:
+    workers(1).run(wrong_model)

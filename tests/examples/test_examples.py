@@ -96,6 +96,10 @@ def test_edge_weights_alone() -> None:
     assert true_edges > noise + 0.1
 
 
+def test_gat() -> None:
+    assert _numbers(_printed("torchrun", 2, "gat"))[-1] > 0.85
+
+
 @pytest.mark.parametrize("launcher", TOGETHER)
 @pytest.mark.parametrize("name", ["full_batch_gcn", "edge_weights"])
 def test_two_ranks_print_the_same_as_one(name: str, launcher: str) -> None:

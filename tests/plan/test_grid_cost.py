@@ -12,8 +12,9 @@ import pytest
 from pyg_dist.backend.calibration import fit_spmm
 from pyg_dist.backend.mesh import MeshShape, nearest_cube
 from pyg_dist.errors import OptionError
-from pyg_dist.plan.grid_cost import Model, bandwidth, grid_plans, grid_table, memory_of, seconds_of, work_of
+from pyg_dist.plan.grid_cost import bandwidth, grid_plans, grid_table, memory_of, price_of, work_of
 from pyg_dist.plan.machine import Machine
+from pyg_dist.plan.model import Model
 
 MODEL = Model(num_nodes=64_000, num_entries=640_000, widths=(128, 128, 128, 128), input_learns=True)
 
@@ -59,6 +60,9 @@ def test_every_mesh_is_priced() -> None:
     table = grid_table(candidates, 8)
     assert len(table.splitlines()) == 21
     assert table.count("nearest cube") == 2
+    assert [("chosen" in line) for line in table.splitlines()] == [False, True, *[False] * 19]
+    with pytest.raises(OptionError, match="at least one rank"):
+        grid_plans(MODEL, 0, Machine())
     assert json.loads(json.dumps(candidates[0].to_dict()))["mesh"].keys() == {"x", "y", "z"}
 
 
@@ -67,7 +71,7 @@ def test_a_slow_link_moves_the_choice() -> None:
     slow = replace(fast, ranks_per_node=2, inter_bandwidth=1e6)
     best_fast, best_slow = grid_plans(MODEL, 8, fast)[0], grid_plans(MODEL, 8, slow)[0]
     assert best_slow.seconds > 10 * best_fast.seconds
-    assert best_slow.seconds <= seconds_of(MODEL, nearest_cube(8), "reduce_scatter", slow)
+    assert best_slow.seconds <= price_of(MODEL, nearest_cube(8), "reduce_scatter", slow).seconds
 
 
 def test_memory_shrinks_with_ranks() -> None:
@@ -76,13 +80,17 @@ def test_memory_shrinks_with_ranks() -> None:
     assert sizes[0] > 2 * sizes[1] > 2 * sizes[2]
 
 
-def test_machine_file(tmp_path: Path) -> None:
+def test_machine_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "machine.json"
-    assert Machine.load(path) == Machine()
+    with pytest.raises(OptionError, match="pyg_dist bench"):
+        Machine.load(path)
+    monkeypatch.setenv("PYG_DIST_MACHINE", str(path))
+    assert Machine.load() == Machine()
     machine = replace(Machine(), spmm=(1.0, 2.0, 3.0), cores=7)
-    assert Machine.load(machine.save(path)) == machine
+    assert machine.save() == path
+    assert Machine.load() == machine == Machine.load(path)
     path.write_text('{"cores": 3}')
-    with pytest.raises(OptionError, match="measure them again"):
+    with pytest.raises(OptionError, match="measure them"):
         Machine.load(path)
 
 

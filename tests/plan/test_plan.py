@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_graphs import random_graph
+from safetensors.torch import save_file
 
 from pyg_dist.errors import AgreementError, DataError
-from pyg_dist.plan import Machine, Plan, ShareSizes, halo_share
-from pyg_dist.plan.cost import exchange_seconds
+from pyg_dist.plan import Machine, Model, Plan, ShareSizes, halo_share
+from pyg_dist.plan.halo_cost import (
+    exchange_seconds,
+    halo_price,
+    loads_of,
+    pre_quantize_seconds,
+    quantize_seconds,
+    row_bytes,
+)
 from pyg_dist.plan.remote import EXCHANGES, Exchange
 
 
@@ -48,24 +57,76 @@ def test_to_dict_and_describe() -> None:
     assert numbers["messages"] == 12
     assert numbers["all_to_all"]
     assert len(numbers["memory_bytes"]) == 4
-    assert plan.to_dict((10, 3), Machine(bandwidth=1e6))["predicted_seconds"] > numbers["predicted_seconds"] > 0
+    slow = Machine(intra_bandwidth=1e3)
+    assert plan.to_dict((10, 3), slow)["predicted_seconds"] > 10 * numbers["predicted_seconds"] > 0
+    assert "predicted" not in plan.describe()
+    priced = plan.describe(model=Model.of_layers(50, 300, 10, 3, (2, 8)))
+    assert "predicted for a 2-layer GCN, columns 10 8 3: " in priced
     assert f"{plan.rows['hybrid']:,}" in plan.describe()
     assert len(Plan.of(*example()[:2], 500).describe().splitlines()) < 50
 
 
+ROWS = torch.tensor([[0, 30, 10], [35, 0, 0], [0, 0, 0]])
+BARE = Machine(call_seconds=0.0, intra_latency=0.5, intra_bandwidth=4.0, ranks_per_node=4, cores=4)
+
+
 def test_eq_2() -> None:
     """Rank 0 sends two messages of 30 and 10 rows, 1 column; rank 2 none."""
-    rows = torch.tensor([[0, 30, 10], [35, 0, 0], [0, 0, 0]])
-    machine = Machine(latency=0.5, bandwidth=4.0)
-    assert exchange_seconds(rows, 1, machine) == pytest.approx(30 + 10 + 2 * 0.5)
-    assert exchange_seconds(rows, 2, Machine(latency=0.0, bandwidth=4.0)) == pytest.approx(80)
-    assert exchange_seconds(rows, 1, Machine(latency=0.0, bandwidth=4.0)) == 40
+    first, second, third = loads_of((1, 1, 1), (0, 0, 0), ROWS, 4)
+    assert exchange_seconds(first, 1, BARE, 3) == pytest.approx(30 + 10 + 2 * 0.5)
+    assert exchange_seconds(second, 2, BARE, 3) == pytest.approx(70 + 0.5)
+    assert exchange_seconds(third, 2, BARE, 3) == 0
+
+
+def test_eq_2_between_machines() -> None:
+    """Two ranks on a machine share its link; ranks beyond the cores take turns, and a network card does not."""
+    machine = replace(BARE, ranks_per_node=2, cores=1, inter_bandwidth=1.0, inter_latency=7.0)
+    first = loads_of((1, 1, 1), (0, 0, 0), ROWS, 2)[0]
+    assert first[2:] == (30, 10, 1, 1)
+    assert exchange_seconds(first, 1, machine, 3) == pytest.approx(2 * (30 + 0.5) + 2 * 4 * 10 + 7)
+
+
+def test_fewer_bits() -> None:
+    """SuperGCN, eq. 4 and 5: data, four bytes of parameters a row, and the time to quantize."""
+    assert [row_bytes(256, bits) for bits in (32, 16, 8, 4, 2)] == [1024, 512, 260, 132, 68]
+    assert row_bytes(5, 2) == 2 + 4
+    first = loads_of((1, 1, 1), (0, 0, 0), ROWS, 4)[0]
+    assert exchange_seconds(first, 256, BARE, 3, 2) == pytest.approx(40 * 68 / 4 + 1)
+    assert quantize_seconds(first, 256, BARE, 3, 2) == pytest.approx(2 * 40 * (1024 + 68) / BARE.stream_rate)
+    assert quantize_seconds(first, 256, BARE, 3, 32) == 0
+    assert pre_quantize_seconds(first, 256, BARE, 3, 2) == pytest.approx(1024 / BARE.stream_rate)
+    model, loads = Model(3, 30, (256, 256, 256)), [first]
+    full, low = halo_price(model, loads, BARE, 3), halo_price(model, loads, BARE, 3, (32, 2))
+    assert low.quantize == pytest.approx((2 * 40 * (1024 + 68) + 1024) / BARE.stream_rate)
+    assert full.messages - low.messages == pytest.approx(40 * (1024 - 68) / 4)
+
+
+def test_price_of_a_step() -> None:
+    """Two layers: the first one's sums are remembered, the second narrows and is aggregated there and back."""
+    model, loads = Model(3, 30, (8, 16, 4)), loads_of((1, 1, 1), (10, 10, 10), ROWS, 4)
+    price = halo_price(model, loads, BARE, 3)
+    assert price.sparse == pytest.approx(2 * BARE.spmm_seconds(10, 1, 4))
+    assert price.dense == pytest.approx(2 * (2 * 8 * 16 + 3 * 16 * 4) / BARE.gemm_rate)
+    gradients = model.gradient_bytes(3) / 4.0 + 2 * 2 * 2 * 0.5
+    assert price.messages == pytest.approx(2 * exchange_seconds(loads[0], 4, BARE, 3) + gradients)
+    published = halo_price(model, loads, BARE, 3, saves=False)
+    wide = exchange_seconds(loads[0], 8, BARE, 3) + 2 * exchange_seconds(loads[0], 16, BARE, 3)
+    assert published.messages == pytest.approx(wide + gradients)
 
 
 def test_saved_and_stale(tmp_path: Path) -> None:
     edge_index, parts, plan = example()
-    plan.save(tmp_path / "plan.json")
-    assert Plan.load(tmp_path / "plan.json", plan.hash) == plan
+    plan.save(tmp_path / "plan.safetensors")
+    loaded = Plan.load(tmp_path / "plan.safetensors", plan.hash)
+    assert loaded == plan
+    assert torch.equal(loaded.parts_for(edge_index, 4, "hybrid"), parts)
+    for inputs, stale in (
+        ((edge_index.flip(1), 4, "hybrid"), "for this graph"),
+        ((edge_index, 5, "hybrid"), "ranks 5 .got 4"),
+        ((edge_index, 4, "post"), "exchange post .got hybrid"),
+    ):
+        with pytest.raises(AgreementError, match=stale):
+            loaded.parts_for(*inputs)
     others = [
         Plan.of(edge_index.flip(1), parts, 4),
         Plan.of(edge_index, parts.flip(0), 4),
@@ -74,11 +135,13 @@ def test_saved_and_stale(tmp_path: Path) -> None:
     ]
     for other in others:
         with pytest.raises(AgreementError, match="plan again"):
-            Plan.load(tmp_path / "plan.json", other.hash)
-    for content in ("{}", "[]", "nothing", '{"format": 0}', '{"format": 1, "sizes": 3}'):
-        (tmp_path / "plan.json").write_text(content)
+            Plan.load(tmp_path / "plan.safetensors", other.hash)
+    save_file({"parts": parts}, tmp_path / "old.safetensors", metadata={"plan": '{"format": 1}'})
+    save_file({"parts": parts}, tmp_path / "other.safetensors")
+    (tmp_path / "text.safetensors").write_text("{}")
+    for name in ("old", "other", "text"):
         with pytest.raises(DataError, match="plan again"):
-            Plan.load(tmp_path / "plan.json")
+            Plan.load(tmp_path / f"{name}.safetensors")
 
 
 def test_plot(tmp_path: Path) -> None:
@@ -106,3 +169,33 @@ def test_planned_without_a_launch_as_with_one(workers: Any, exchange: Exchange) 
     for digest, plan in workers(3).run(run_plan, 3, exchange):
         assert digest == expected.hash
         assert plan == expected
+
+
+def run_again(world_size: int, folder: str) -> None:
+    """A saved plan brings its parts; everyone refuses a stale one."""
+    import pyg_dist
+    from pyg_dist import DistributedData
+
+    graph, path = random_graph(50, 300, seed=4), Path(folder) / "plan.safetensors"
+    first = DistributedData(graph, partition="random", seed=7)
+    if pyg_dist.is_main():
+        first.plan.save(path)
+    else:
+        with pytest.raises(DataError, match="is_main"):
+            first.plan.save(path)
+    first.graph.axis.reduce_(torch.zeros(1))
+    loaded = Plan.load(path)
+    again = DistributedData(graph, partition=loaded)
+    assert again.plan == first.plan == loaded
+    assert torch.equal(again.graph.node_rows.key, first.graph.node_rows.key)
+    other = random_graph(50, 300, seed=5)
+    for stale, options in ((other, {}), (graph, {"exchange": "post"})):
+        with pytest.raises(AgreementError, match="plan again"):
+            DistributedData(stale, partition=loaded, **options)
+    if not pyg_dist.is_main():
+        with pytest.raises(DataError, match="plan with its parts"):
+            first.plan.parts_for(graph.edge_index, world_size, "hybrid")
+
+
+def test_used_again(workers: Any, tmp_path: Path) -> None:
+    workers(2).run(run_again, 2, str(tmp_path))

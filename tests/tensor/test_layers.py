@@ -25,7 +25,21 @@ def cells(gates: int) -> list[Form]:
     return [lambda f, t: call(f, t, True), lambda f, t: call(f, t, False), lambda f, t: call(f, t, True, True)]
 
 
+def sequences(gates: int) -> list[Form]:
+    """Two steps of a recurrent layer for every row."""
+
+    def call(f: Callable[..., tuple[object, ...]], t: Operands, has_bias: bool) -> object:
+        size, zeros = gates * t.F, torch.zeros(1, t.N, t.F, dtype=t.gates.dtype)
+        weights = [t.gates[:size], t.more_gates[:size], *[t.gate_bias[:size], t.gate_bias[:size] * 2][: 2 * has_bias]]
+        state = (zeros, zeros) if gates == 4 else zeros
+        return f(t.c, state, weights, has_bias, 1, 0.0, True, False, True)[0]
+
+    return [lambda f, t: call(f, t, True), lambda f, t: call(f, t, False)]
+
+
 FORMS: dict[str, Sequence[Form]] = {
+    "gru": sequences(3),
+    "lstm": sequences(4),
     "linear": [
         lambda f, t: f(t.x, t.weight), lambda f, t: f(t.x, t.weight, t.matrix[0]),
         lambda f, t: f(t.c, weight=t.weight, bias=t.matrix[0]),
@@ -123,6 +137,16 @@ REFUSED: list[Refusal] = [
         lambda t: F.embedding(t.label, t.table, max_norm=1.0),
         MixedRowsError,
         "embedding with max_norm needs the indices",
+    ),
+    (
+        lambda t: torch.gru(t.c, t.c[:, :1], [t.gates, t.gates], False, 1, 0.0, True, False, False),
+        MixedRowsError,
+        "row-wise only for one sequence per row, batch_first=True and no initial state",
+    ),
+    (
+        lambda t: torch.gru(t.c, torch.zeros(2, t.N, t.F), [t.gates] * 4, False, 2, 0.5, True, False, True),
+        MixedRowsError,
+        "draws dropout for all rows",
     ),
     (lambda t: F.bilinear(t.x, t.v, t.gates), MixedRowsError, "would align the rows"),
 ]

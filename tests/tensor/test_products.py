@@ -27,6 +27,10 @@ FORMS: dict[str, Sequence[Form]] = {
     "mm": MATRIX,
     "mv": VECTOR,
     "bmm": BATCHED,
+    "addmm": [
+        lambda f, t: f(t.c[:, 0], t.x, t.matrix), lambda f, t: f(t.matrix[0], t.x, t.matrix, beta=0.3, alpha=-2),
+        lambda f, t: f(t.full, t.x, mat2=t.weight.mT),
+    ],
     **each("dot vdot inner", [
         lambda f, t: f(t.v, t.u), lambda f, t: f(t.v, t.full_v), lambda f, t: f(t.full_v, t.u),
         lambda f, t: f(t.label, t.position),
@@ -95,7 +99,7 @@ REFUSED: list[Refusal] = [
     (lambda t: torch.einsum("...f->f", t.x), MixedRowsError, EQUATION),
     (lambda t: torch.einsum("nn->n", t.x[:, :1].expand(-1, 7)), MixedRowsError, EQUATION),
     (lambda t: torch.einsum("nf,ng->fg", t.x, t.weight), LayoutMismatchError, "operand 1 to have 7 rows (got shape"),
-    (lambda t: torch.addmm(t.x, t.x, t.matrix), MixedRowsError, "torch.addmm has no distributed form"),
+    (lambda t: torch.addmm(t.x, t.weight, t.x), MixedRowsError, ROW_WISE),
 ]
 
 

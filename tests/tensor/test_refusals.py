@@ -52,7 +52,7 @@ REFUSED: list[Refusal] = [
     (lambda t: torch.ops.aten.sum(t.x), MixedRowsError, "has no distributed form"),
     # Written elsewhere.
     (lambda t: torch.add(t.x, 1, out=torch.empty(7, 3)), MixedRowsError, "of row tensors does not take 'out': assign"),
-    (lambda t: torch.add(t.full, 1, out=t.x), MixedRowsError, "of row tensors does not take 'out': assign"),
+    (lambda t: torch.cumsum(t.x, 1, out=t.y), MixedRowsError, "of row tensors does not take 'out': assign"),
     (lambda t: t.full.detach().add_(t.x), MixedRowsError, "would write distributed rows into a plain tensor"),
     # Row by row.
     (lambda t: list(t.x), MixedRowsError, "Iterating over the rows of a NodeTensor would talk once a row"),

@@ -176,7 +176,7 @@ FORMS: dict[str, Sequence[Form]] = {
     "__getitem__": [lambda f, t: f(t.x, t.mask), lambda f, t: f(t.x, [1, 0]), lambda f, t: f(t.table, t.label)],
     "index_select": [
         lambda f, t: f(t.x, 0, torch.tensor([3, 0, 3])), lambda f, t: f(t.x, dim=1, index=torch.tensor([1, 0])),
-        lambda f, t: f(t.c, -1, torch.tensor([0])),
+        lambda f, t: f(t.c, -1, torch.tensor([0])), lambda f, t: f(t.table, 0, t.label),
     ],
     "select": [lambda f, t: f(t.x, 1, 0), lambda f, t: f(t.x, 0, 2), lambda f, t: f(t.c, dim=-1, index=-1)],
     "masked_select": [lambda f, t: f(t.v, t.mask), lambda f, t: f(t.v, mask=torch.arange(t.N) > 1)],
@@ -279,10 +279,9 @@ REFUSED: list[Refusal] = [
     (lambda t: t.x[::-1], ValueError, "step must be greater than zero"),
     (lambda t: t.full[t.mask], MixedRowsError, "with a distributed mask: make the indexed tensor"),
     (lambda t: t.x.index_select(1, t.label), MixedRowsError, "by a distributed index would mix rows"),
-    (lambda t: t.full.index_select(0, t.label), MixedRowsError, "by a distributed index would mix rows"),
+    (lambda t: t.table.index_select(1, t.label), MixedRowsError, "by a distributed index would mix rows"),
     (lambda t: t.x.masked_select(t.m), MixedRowsError, "of more than one dimension would lose the rows"),
     (lambda t: t.x[t.mask] + t.y[t.other_mask], LayoutMismatchError, "of another graph or selection"),
-    (lambda t: t.x[[0, 1]] + t.y[[1, 0]], LayoutMismatchError, "of another graph or selection"),
 ]
 
 

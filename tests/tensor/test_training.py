@@ -55,6 +55,8 @@ def adam_on_rows(side: Side) -> Results:
     for kind, options in (
         (torch.optim.Adam, {"weight_decay": 0.01, "eps": EPS}),
         (torch.optim.AdamW, {"eps": EPS}),
+        (torch.optim.Adam, {"amsgrad": True, "eps": EPS}),
+        (torch.optim.Adamax, {"eps": EPS}),
         (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
         (torch.optim.RMSprop, {"centered": True, "eps": EPS}),
     ):
@@ -69,7 +71,7 @@ def adam_on_rows(side: Side) -> Results:
         optimizer.load_state_dict(kept[1])
         losses += [step(side, net, optimizer, net.x, net.weight) for _ in range(2)]
         named = {**dict(net.named_parameters()), **{f"loss {k}": loss for k, loss in enumerate(losses)}}
-        results |= {f"{kind.__name__} {name}": value.detach() for name, value in named.items()}
+        results |= {f"{kind.__name__} {list(options)} {name}": value.detach() for name, value in named.items()}
     return results
 
 

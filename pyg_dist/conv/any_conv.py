@@ -1,0 +1,276 @@
+"""``DistributedConv``: any message-passing conv of PyG, or of a script, on distributed data.
+
+The conv's own code runs, on the global view: its forward sees node tensors, its messages are edge tensors, parameters
+enter where they meet rows. What it does with edges goes through three doors: :func:`~pyg_dist.tensor.edges.lift`
+brings nodes' rows to edges (the only exchange, post), an aggregation brings messages to their targets, and PyG's graph
+functions (``softmax``, ``add_self_loops`` ...) are ours. So nothing is assumed about a conv: what it does is
+distributed, or raises.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from inspect import Signature, signature
+from typing import Any, Literal, TypeVar
+
+from torch import Tensor
+from torch_geometric.nn import GCNConv, MessagePassing, SAGEConv
+from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
+
+from pyg_dist.conv.gcn import DistributedGCNConv
+from pyg_dist.conv.graph_functions import SUBSTITUTES
+from pyg_dist.conv.inputs import hooked, node_rows, require_edge_index
+from pyg_dist.conv.neighbours import aggregate_messages
+from pyg_dist.conv.rebinding import copy_of_classes
+from pyg_dist.conv.sage import DistributedSAGEConv
+from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, UnsupportedError
+from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor, RowTensor
+from pyg_dist.tensor.edges import Edges, NodeIds, lift, shared_halos
+from pyg_dist.tensor.halo_graph import HaloGraph
+from pyg_dist.tensor.reductions import wide
+from pyg_dist.tensor.remember import aggregate
+
+C = TypeVar("C", bound=MessagePassing)
+
+_LINEAR: dict[type, Literal["sum", "mean"]] = {SumAggregation: "sum", MeanAggregation: "mean"}
+_OWN: dict[type, type] = {SAGEConv: DistributedSAGEConv, GCNConv: DistributedGCNConv}
+
+
+def DistributedConv(conv: C) -> C:
+    """Let a stock conv take the ``edge_index`` of a :class:`~pyg_dist.DistributedData`, with the same numbers (exact).
+
+    The conv is changed in place and returned: its class becomes a subclass of the stock one. Parameters, buffers,
+    hooks, options and ``state_dict`` stay. ``SAGEConv`` and ``GCNConv`` become
+    :class:`~pyg_dist.conv.DistributedSAGEConv` and :class:`~pyg_dist.conv.DistributedGCNConv`; every other conv runs
+    its own code on the halo layout: messages, attention, self loops, norms, multi-layer perceptrons and batch norm
+    inside of it. Rows of sources travel (post exchange), once for each tensor that a call needs at its edges; plain
+    sums and means of rows (``GINConv`` ...) go by the chosen exchange and the native product. Dropout is keyed by edge
+    or node: its masks do not depend on the world size. On a plain ``edge_index`` the conv is the stock conv.
+
+    Args:
+        conv: any :class:`torch_geometric.nn.MessagePassing`.
+
+    Shapes:
+        - what the stock conv takes and gives: ``[N, ...]`` node tensors, ``[E, ...]`` edge tensors for edge attributes
+          and weights; attention weights come back as ``(edges, alpha)``, both with ``full_tensor()`` in PyG's order
+
+    Raises:
+        UnsupportedError: ``conv`` is no message-passing conv, or takes no ``edge_index``. When called: on
+            ``layout="grid"``, with ``adj_t``, with ``flow="target_to_source"``, or where the conv's code looks at edges
+            in a way that a rank cannot follow (negative sampling, ``edge_index.flip`` ...).
+
+    Example:
+        >>> from torch_geometric.nn import GATConv
+        >>> conv = DistributedConv(GATConv(16, 8, heads=2))
+
+    Calls of the conv are collective, forward and backward; this function is not.
+    """
+    stock: Any = type(conv)
+    if not isinstance(conv, MessagePassing):
+        raise UnsupportedError(
+            f"DistributedConv expected a MessagePassing conv (got {stock.__name__}): pyg_dist.distribute(model) swaps "
+            f"the convs inside of a model"
+        )
+    if not getattr(stock, "is_distributed", False):
+        conv.__class__ = distributed_class(stock)
+    return conv
+
+
+@cache
+def distributed_class(stock: Any) -> Any:
+    """The distributed subclass of ``stock``: its code, with our functions behind the names of PyG's.
+
+    Raises:
+        UnsupportedError: ``stock`` takes no ``edge_index``: it makes a graph of its own, or one of several kinds.
+    """
+    if stock in _OWN:
+        return _OWN[stock]
+    if "edge_index" not in signature(stock.forward).parameters:
+        raise UnsupportedError(
+            f"{stock.__name__} takes no 'edge_index', and only convs that do can be distributed: compute its graph "
+            f"before DistributedData, and use a conv that takes edge_index"
+        )
+    own = stock.__mro__[: stock.__mro__.index(MessagePassing)]
+    for step in ("propagate", "edge_updater"):
+        if any(_is_custom(base, step) for base in own):
+            raise UnsupportedError(
+                f"{stock.__name__} has a {step!r} of its own, which no rank takes: write message, aggregate and update"
+            )
+    code = copy_of_classes(own, _Defaults, SUBSTITUTES)
+    body = {"stock": stock, "code": code, "sums_rows": _sums_rows(stock)}
+    body |= {"__module__": __name__, "__doc__": stock.__doc__}
+    return type(f"Distributed{stock.__name__}", (_OnEdges, code, stock), body)
+
+
+def _is_custom(base: type, step: str) -> bool:
+    """Whether a class wrote ``step`` itself; PyG writes one for every class, and keeps the original beside it."""
+    written = vars(base).get(step)
+    original = vars(base).get(f"_orig_{step}", written)
+    return written is original and written not in (None, getattr(MessagePassing, step))
+
+
+def _sums_rows(stock: type[MessagePassing]) -> bool:
+    """Whether messages without edge weights are the sources' rows, by which PyG's class multiplies a sparse matrix."""
+    if stock.update is not MessagePassing.update or stock.aggregate is not MessagePassing.aggregate:
+        return False
+    owners = {
+        next(base for base in stock.__mro__ if name in vars(base)) for name in ("message", "message_and_aggregate")
+    }
+    (owner, *others) = owners
+    is_pygs = owner.__module__.startswith("torch_geometric.") and owner is not MessagePassing
+    return is_pygs and not others
+
+
+class _Defaults(MessagePassing):  # type: ignore[misc]
+    """What a conv inherits from PyG where no class of its own says otherwise."""
+
+    def aggregate(self, inputs: Any, index: Any, ptr: Any = None, dim_size: int | None = None) -> Any:
+        """By the conv's aggregation module."""
+        if not isinstance(index, NodeIds):
+            return super().aggregate(inputs, index, ptr, dim_size)
+        if self.node_dim % inputs.dim() != 0:
+            raise UnsupportedError(
+                f"{_name(self)} aggregates messages of shape {list(inputs.shape)} along dimension {self.node_dim}, and "
+                f"rows are in dimension 0: features are expected to be [N, F]"
+            )
+        return aggregate_messages(self.aggr_module, inputs, index.edges)
+
+
+def _name(conv: MessagePassing) -> str:
+    return str(getattr(conv, "stock", type(conv)).__name__)
+
+
+class _OnEdges(MessagePassing):  # type: ignore[misc]
+    """What every class of :func:`distributed_class` has before the stock conv's own."""
+
+    is_distributed = True
+    stock: Any
+    code: Any
+    sums_rows: bool
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The stock forward; on distributed edges, its copy that calls our graph functions (collective)."""
+        bound = _signature(self.stock).bind(self, *args, **kwargs)
+        given = dict(list(bound.arguments.items())[1:])
+        edge_index = given.get("edge_index")
+        if not isinstance(edge_index, Edges):
+            if not require_edge_index(self, edge_index, next(iter(given.values()))):
+                return self.stock.forward(self, *args, **kwargs)
+            edge_index = self._edges(edge_index)
+        if self.explain:
+            raise UnsupportedError(f"{_name(self)} cannot be explained on distributed data: use the plain Data")
+        graph = edge_index.graph
+        for name, value in given.items():
+            bound.arguments[name] = self._rows(name, value, graph)
+        with shared_halos():
+            try:
+                return self.code.forward(*bound.args, **bound.kwargs)
+            except (MixedRowsError, LayoutMismatchError, UnsupportedError) as error:
+                reason = error.message.split(": ")[0]  # what follows is advice to the author of the conv
+                raise UnsupportedError(
+                    f"{_name(self)} cannot be distributed as it is called here ({reason}): use the plain Data"
+                ) from error
+
+    def _edges(self, edge_index: Any) -> Edges:
+        """The edges of a handle (a :class:`DistributedEdgeIndex`)."""
+        graph = edge_index.graph
+        if not isinstance(graph, HaloGraph):
+            raise UnsupportedError(
+                f"{_name(self)} expected layout='halo' (got 'grid', for sums and means in GCNConv and SAGEConv only): "
+                f"DistributedData(data, layout='halo')"
+            )
+        if edge_index.is_sparse:
+            raise UnsupportedError(
+                f"{_name(self)} expected data.edge_index (got adj_t, on which PyG's convs have rules of their own): "
+                f"give the input an edge_index, and pass its values as edge weights or attributes"
+            )
+        return graph.edges
+
+    def _rows(self, name: str, value: Any, graph: HaloGraph) -> Any:
+        """An argument of the stock conv as it meets the graph: plain tensors with a row per node or edge are sliced."""
+        if isinstance(value, (tuple, list)) and name != "size":
+            return type(value)(self._rows(name, item, graph) for item in value)
+        if isinstance(value, DistributedEdgeIndex):
+            return self._edges(value)
+        if not isinstance(value, Tensor) or isinstance(value, Edges) or value.dim() == 0:
+            return value
+        if name in ("x", "h"):
+            return node_rows(self, graph, value)
+        if name.startswith("edge_"):
+            return self._edge_rows(name, value, graph)
+        if not isinstance(value, RowTensor) and value.shape[0] == graph.node_rows.size:
+            return RowTensor.from_local(graph.node_rows.slice(value), graph.node_rows)
+        return value
+
+    def _edge_rows(self, name: str, value: Tensor, graph: HaloGraph) -> EdgeTensor:
+        rows = graph.edge_rows
+        if not isinstance(value, RowTensor) and value.shape[0] == rows.size:
+            value = RowTensor.from_local(rows.slice(value), rows)
+        if not isinstance(value, EdgeTensor):
+            raise DataError(
+                f"{_name(self)} expected '{name}' with a row for each of the {rows.size} edges of this graph (got "
+                f"{type(value).__name__} of shape {list(value.shape)}): pass data.{name}"
+            )
+        return value
+
+    def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
+        """PyG's generic code, hooks included; on plain edges, the code that it writes for the stock class."""
+        if isinstance(edge_index, Edges):
+            sums = self._sum_of_rows(edge_index, **kwargs)
+            if sums is not None:
+                return sums
+        code = MessagePassing if isinstance(edge_index, Edges) or self.decomposed_layers > 1 else self.stock
+        return code.propagate(self, edge_index, size=size, **kwargs)
+
+    def _sum_of_rows(self, edges: Edges, x: Any = None, **others: Any) -> NodeTensor | None:
+        """Where PyG would multiply by a sparse matrix without values: our product, by the chosen exchange."""
+        x = x[0] if isinstance(x, (tuple, list)) else x
+        reduce = _LINEAR.get(type(self.aggr_module))
+        is_plain = edges.rows is edges.graph.edge_rows and not any(v is not None for v in others.values())
+        is_stock = self.fuse and self.sums_rows and self.decomposed_layers == 1
+        if not (is_plain and is_stock and isinstance(x, NodeTensor) and edges.graph.owns(x)) or hooked(self):
+            return None
+        if reduce is None or x.dim() != 2 or not x.is_floating_point():
+            return None
+        return aggregate(x, edges.graph.neighbourhood(reduce, None, wide(x.dtype)), edges.graph.codecs(self))
+
+    def edge_updater(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
+        """As :meth:`propagate`."""
+        code = MessagePassing if isinstance(edge_index, Edges) else self.stock
+        return code.edge_updater(self, edge_index, size=size, **kwargs)
+
+    def _lift(self, src: Tensor, edge_index: Any, dim: int) -> Tensor:
+        if not isinstance(edge_index, Edges):
+            return super()._lift(src, edge_index, dim)  # type: ignore[no-any-return]
+        if self.node_dim % src.dim() != 0:
+            raise UnsupportedError(
+                f"{_name(self)} got features of shape {list(src.shape)}, and rows are in dimension 0: features are "
+                f"expected to be [N, F]"
+            )
+        if not isinstance(src, NodeTensor):
+            src = node_rows(self, edge_index.graph, src)
+        return lift(src, edge_index.end(dim))  # type: ignore[arg-type]
+
+    def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
+        pass  # the stock class has its templates since its first conv was made
+
+    def __prepare_scriptable__(self) -> MessagePassing:
+        twin = self.stock.__new__(self.stock)
+        twin.__dict__.update(self.__dict__)
+        return twin
+
+    def __reduce_ex__(self, protocol: Any) -> Any:  # the class has no name that pickle could find
+        return _restore, (self.stock,), self.__dict__
+
+    def __repr__(self) -> str:
+        return str(super().__repr__()).removeprefix("Distributed")  # a script prints the model that it names
+
+
+def _restore(stock: Any) -> Any:
+    cls = distributed_class(stock)
+    return cls.__new__(cls)
+
+
+@cache
+def _signature(stock: Any) -> Signature:
+    return signature(stock.forward)

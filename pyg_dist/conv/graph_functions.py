@@ -1,0 +1,199 @@
+"""PyG's graph functions that convs call, for distributed edges.
+
+The code of a conv runs as PyG wrote it; the names ``softmax``, ``add_self_loops`` ... in it lead here
+(:mod:`pyg_dist.conv.rebinding`). Given plain tensors, each function is PyG's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+import torch_geometric.utils as pyg
+from torch import Tensor
+from torch_geometric.nn.conv import gcn_conv
+
+from pyg_dist.errors import UnsupportedError
+from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
+from pyg_dist.tensor import edges as tensor_edges
+from pyg_dist.tensor.edges import Edges, NodeIds
+from pyg_dist.tensor.edges import local_values as _local
+from pyg_dist.tensor.halo_graph import inverse_sqrt
+
+SUBSTITUTES: dict[Callable[..., Any], Callable[..., Any]] = {}
+"""Ours for PyG's."""
+
+
+def _stands_for(stock: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register the decorated function, which takes ``stock``'s arguments, for calls with distributed edges."""
+
+    def decorate(ours: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(stock)
+        def either(*args: Any, **kwargs: Any) -> Any:
+            is_ours = any(isinstance(a, (Edges, RowTensor)) for a in (*args, *kwargs.values()))
+            return ours(*args, **kwargs) if is_ours else stock(*args, **kwargs)
+
+        SUBSTITUTES[stock] = either
+        return ours
+
+    return decorate
+
+
+def _require_ids(name: str, index: Any) -> NodeIds:
+    if isinstance(index, NodeIds):
+        return index
+    raise UnsupportedError(
+        f"{name} expected edge_index[0] or edge_index[1] as its index (got a {type(index).__name__}): other indices "
+        f"are not known to name nodes"
+    )
+
+
+def _require_rows(name: str, src: Tensor, dim: int) -> None:
+    if dim % src.dim() != 0:
+        raise UnsupportedError(f"{name} of distributed edges expected dim=0 (got {dim}): edges are in dimension 0")
+
+
+def _require_all_nodes(name: str, edges: Edges, num_nodes: Any) -> None:
+    size = edges.graph.node_rows.size
+    if num_nodes not in (None, size, (size, size), [size, size]):
+        raise UnsupportedError(f"{name} expected all {size} nodes (got num_nodes={num_nodes}): leave 'size' out")
+
+
+@_stands_for(pyg.softmax)
+def softmax(src: Tensor, index: Any = None, ptr: Any = None, num_nodes: int | None = None, dim: int = 0) -> EdgeTensor:
+    """Softmax over the edges of each target, all of which are on its rank."""
+    ids = _require_ids("softmax", index)
+    _require_rows("softmax", src, dim)
+    if ids.end != 1:
+        raise UnsupportedError("softmax over the edges of a source, which lie on several ranks: flip edge_index")
+    edges = ids.edges
+    return edges.tensor(pyg.softmax(_local(src, edges.rows), edges.target, num_nodes=edges.graph.num_local))
+
+
+@_stands_for(pyg.scatter)
+def scatter(src: Tensor, index: Any, dim: int = 0, dim_size: int | None = None, reduce: str = "sum") -> Tensor:
+    """Reduce by the nodes at one end; or sum by another index, such as a type, into a plain tensor (collective)."""
+    if isinstance(index, RowTensor) and not isinstance(index, NodeIds) and dim_size is not None and reduce == "sum":
+        rows = index._rows
+        return rows.leave(pyg.scatter(_local(src, rows), index.to_local(), dim, dim_size, reduce))
+    ids = _require_ids("scatter", index)
+    _require_rows("scatter", src, dim)
+    _require_all_nodes("scatter", ids.edges, dim_size)
+    return tensor_edges.scatter(src, ids, reduce)  # type: ignore[arg-type]
+
+
+@_stands_for(pyg.degree)
+def degree(index: Any, num_nodes: int | None = None, dtype: torch.dtype | None = None) -> NodeTensor:
+    """Number of edges at each node."""
+    ids = _require_ids("degree", index)
+    _require_all_nodes("degree", ids.edges, num_nodes)
+    return tensor_edges.scatter(_ones(ids.edges, dtype or torch.get_default_dtype()), ids)
+
+
+def _ones(edges: Edges, dtype: torch.dtype) -> EdgeTensor:
+    return edges.tensor(torch.ones(edges.rows.num_local, dtype=dtype, device=edges.source.device))
+
+
+@_stands_for(pyg.remove_self_loops)
+def remove_self_loops(edge_index: Edges, edge_attr: Tensor | None = None) -> tuple[Edges, EdgeTensor | None]:
+    """The other edges, and their values (collective at the first use)."""
+    edges, places = edge_index.without_loops
+    if edge_attr is None:
+        return edges, None
+    return edges, edges.tensor(_local(edge_attr, edge_index.rows).index_select(0, places))
+
+
+@_stands_for(pyg.contains_self_loops)
+def contains_self_loops(edge_index: Edges) -> bool:
+    """Whether there is one on any rank (collective at the first use)."""
+    return edge_index.without_loops.edges.rows.size < edge_index.rows.size
+
+
+@_stands_for(pyg.add_self_loops)
+def add_self_loops(
+    edge_index: Edges, edge_attr: Tensor | None = None, fill_value: Any = None, num_nodes: Any = None
+) -> tuple[Edges, EdgeTensor | None]:
+    """A loop for each node, behind the edges; its value is given, or reduced from those of the node's in-edges."""
+    _require_all_nodes("add_self_loops", edge_index, num_nodes)
+    edges, graph = edge_index.with_loops, edge_index.graph
+    if edge_attr is None:
+        return edges, None
+    values = _local(edge_attr, edge_index.rows)
+    if isinstance(fill_value, str):
+        filled = pyg.scatter(values, edge_index.target, 0, graph.num_local, fill_value)
+    else:
+        filled = _filled(values, fill_value, graph.num_local, edge_index)
+    return edges, edges.tensor(torch.cat([values, filled]))
+
+
+def _filled(values: Tensor, fill_value: Any, num_nodes: int, edges: Edges) -> Tensor:
+    """The value of ``num_nodes`` loops: a number, one for all of them, ones for None."""
+    shape = (num_nodes, *values.shape[1:])
+    if isinstance(fill_value, Tensor):
+        value = edges.rows.enter(fill_value).to(values.dtype)
+        return (value if value.dim() == values.dim() else value.unsqueeze(0)).expand(shape)
+    return values.new_full(shape, 1.0 if fill_value is None else fill_value)
+
+
+@_stands_for(pyg.add_remaining_self_loops)
+def add_remaining_self_loops(
+    edge_index: Edges, edge_attr: Tensor | None = None, fill_value: Any = None, num_nodes: Any = None
+) -> tuple[Edges, EdgeTensor | None]:
+    """One loop for each node, behind the other edges; a node that has one keeps its value."""
+    _require_all_nodes("add_remaining_self_loops", edge_index, num_nodes)
+    (others, places), graph = edge_index.without_loops, edge_index.graph
+    edges = others.with_loops
+    if edge_attr is None:
+        return edges, None
+    values = _local(edge_attr, edge_index.rows)
+    kept = values.index_select(0, places)
+    if isinstance(fill_value, str):
+        filled = pyg.scatter(values, edge_index.target, 0, graph.num_local, fill_value)
+    else:
+        filled = _filled(values, fill_value, graph.num_local, edge_index)
+    loops = edge_index.loops
+    # Of several loops the last one counts, and the gradient goes to all: index_put in PyG does both.
+    filled = filled.index_put((edge_index.target[loops],), values[loops])
+    return edges, edges.tensor(torch.cat([kept, filled]))
+
+
+@_stands_for(gcn_conv.gcn_norm)
+def gcn_norm(
+    edge_index: Edges,
+    edge_weight: Tensor | None = None,
+    num_nodes: int | None = None,
+    improved: bool = False,
+    add_self_loops: bool = True,
+    flow: str = "source_to_target",
+    dtype: torch.dtype | None = None,
+) -> tuple[Edges, Tensor]:
+    """``d_j^-1/2 w_ji d_i^-1/2`` (collective)."""
+    if add_self_loops:
+        fill_value = 2.0 if improved else 1.0
+        edge_index, edge_weight = add_remaining_self_loops(edge_index, edge_weight, fill_value, num_nodes)
+    source, target = edge_index.end(0), edge_index.end(1)
+    weight = _ones(edge_index, dtype or torch.get_default_dtype()) if edge_weight is None else edge_weight
+    scale = inverse_sqrt(tensor_edges.scatter(weight, target))  # type: ignore[arg-type]
+    return edge_index, scale[source] * weight * scale[target]
+
+
+def _refuse_samples(name: str) -> Callable[..., Any]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise UnsupportedError(
+            f"{name} draws from all edges, and each rank has its own only: draw before DistributedData, or use .eval()"
+        )
+
+    return refuse
+
+
+for _function in (pyg.negative_sampling, pyg.batched_negative_sampling):
+    _stands_for(_function)(_refuse_samples(_function.__name__))
+
+
+@_stands_for(pyg.one_hot)
+def one_hot(index: RowTensor, num_classes: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """Row by row."""
+    classes = int(index.max()) + 1 if num_classes is None else num_classes
+    return RowTensor.from_local(pyg.one_hot(index.to_local(), classes, dtype), index._rows)

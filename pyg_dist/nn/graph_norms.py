@@ -1,0 +1,72 @@
+"""Norms over a graph whose code in PyG looks at all rows at once; PyG's other norms work as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric.nn import GraphNorm, InstanceNorm
+
+from pyg_dist.errors import UnsupportedError
+from pyg_dist.tensor import RowTensor
+
+
+def _require_one_graph(name: str, batch: Any) -> None:
+    if batch is not None:
+        raise UnsupportedError(f"{name} of distributed rows normalises one graph (got 'batch'): leave 'batch' out")
+
+
+class DistributedGraphNorm(GraphNorm):  # type: ignore[misc]
+    r"""PyG's :class:`~torch_geometric.nn.GraphNorm` on plain or distributed rows, with the same numbers (exact).
+
+    .. math::
+        \mathbf{x}^{\prime}_i = \frac{\mathbf{x} - \alpha \odot \textrm{E}[\mathbf{x}]}
+        {\sqrt{\textrm{Var}[\mathbf{x} - \alpha \odot \textrm{E}[\mathbf{x}]] + \epsilon}} \odot \gamma + \beta
+
+    Source: "GraphNorm: A Principled Approach to Accelerating Graph Neural Network Training" (Cai et al., 2021).
+    Constructor, parameters and ``state_dict`` are the stock norm's. Collective on distributed rows.
+
+    Shapes:
+        - x: ``[N, F]``, one graph; output the same
+
+    Raises:
+        UnsupportedError: Distributed rows with ``batch``.
+    """
+
+    def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
+        """See the class."""
+        if not isinstance(x, RowTensor):
+            return super().forward(x, batch, batch_size)  # type: ignore[no-any-return]
+        _require_one_graph("GraphNorm", batch)
+        out = x - x.mean(0, keepdim=True) * self.mean_scale
+        std = (out.pow(2).mean(0, keepdim=True) + self.eps).sqrt()
+        return self.weight * out / std + self.bias  # type: ignore[no-any-return]
+
+
+class DistributedInstanceNorm(InstanceNorm):  # type: ignore[misc]
+    r"""PyG's :class:`~torch_geometric.nn.InstanceNorm` on plain or distributed rows, with the same numbers (exact).
+
+    .. math::
+        \mathbf{x}^{\prime}_i = \frac{\mathbf{x} - \textrm{E}[\mathbf{x}]}{\sqrt{\textrm{Var}[\mathbf{x}] + \epsilon}}
+        \odot \gamma + \beta
+
+    Source: "Instance Normalization: The Missing Ingredient for Fast Stylization" (Ulyanov et al., 2016). Constructor,
+    parameters and ``state_dict`` are the stock norm's. Collective on distributed rows.
+
+    Shapes:
+        - x: ``[N, F]``, one graph; output the same
+
+    Raises:
+        UnsupportedError: Distributed rows with ``batch``.
+    """
+
+    def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
+        """See the class."""
+        if not isinstance(x, RowTensor):
+            return super().forward(x, batch, batch_size)  # type: ignore[no-any-return]
+        _require_one_graph("InstanceNorm", batch)
+        # Of one graph it is batch norm, which counts its batches on the way and uses them where it tracks them.
+        of_batch = self.training or not self.track_running_stats
+        statistics = (self.running_mean, self.running_var, self.weight, self.bias)
+        return F.batch_norm(x, *statistics, of_batch, self.momentum, self.eps)

@@ -1,0 +1,139 @@
+"""The convs that a plan is priced for, and what a price is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+from pyg_dist.errors import OptionError
+
+Conv = Literal["gcn", "sage"]
+
+LAYERS, WIDTH = 3, 128
+"""What is assumed where nobody says: the data does not tell, and this is the model of Plexus' experiments (6.2)."""
+
+
+class Layer(NamedTuple):
+    """One conv.
+
+    Attributes:
+        wide: columns that come in.
+        width: columns that go out.
+        learns: whether the input needs a gradient.
+    """
+
+    wide: int
+    width: int
+    learns: bool
+
+
+@dataclass(frozen=True)
+class Model:
+    """A stack of convs on a graph, as far as costs go.
+
+    Attributes:
+        num_nodes: N.
+        num_entries: stored entries of the adjacency matrix, self loops included.
+        widths: columns of the input, of every hidden layer, and of the output.
+        conv: the kind of all layers.
+        element_size: bytes of a number.
+        message_size: bytes of a number in the messages of the grid's two big sums.
+        input_learns: whether the input is an embedding.
+        num_orders: node orders of the grid, 1 or 2.
+    """
+
+    num_nodes: int
+    num_entries: int
+    widths: tuple[int, ...]
+    conv: Conv = "gcn"
+    element_size: int = 4
+    message_size: int = 4
+    input_learns: bool = False
+    num_orders: int = 2
+
+    @staticmethod
+    def of_layers(
+        num_nodes: int,
+        num_edges: int,
+        in_channels: int | None,
+        out_channels: int | None,
+        layers: tuple[int, int] | None = None,
+        conv: Conv = "gcn",
+        message_size: int = 4,
+    ) -> Model:
+        """The model of ``layers`` = (number of layers, hidden columns); None is (:data:`LAYERS`, :data:`WIDTH`).
+
+        Raises:
+            OptionError: ``layers`` is not two positive integers.
+        """
+        given = (LAYERS, WIDTH) if layers is None else layers
+        is_pair = isinstance(given, (tuple, list)) and len(given) == 2
+        if not is_pair or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in given):
+            raise OptionError(
+                f"Expected model to be (number of layers, hidden width), such as (3, 128) (got {layers!r})"
+            )
+        depth, hidden = given
+        widths = (in_channels or hidden, *[hidden] * (depth - 1), out_channels or hidden)
+        return Model(num_nodes, num_nodes + num_edges, widths, conv, message_size=message_size)
+
+    def __str__(self) -> str:
+        name = {"gcn": "GCN", "sage": "GraphSAGE"}[self.conv]
+        return f"{len(self.widths) - 1}-layer {name}, columns {' '.join(str(width) for width in self.widths)}"
+
+    def layers(self) -> Iterator[Layer]:
+        """Each conv in turn."""
+        for number, (wide, width) in enumerate(pairwise(self.widths)):
+            yield Layer(wide, width, self.input_learns or number > 0)
+
+    @property
+    def num_matrices(self) -> int:
+        """Weight matrices of a layer."""
+        return 1 if self.conv == "gcn" else 2
+
+    @property
+    def num_weights(self) -> int:
+        """Numbers in the parameters, which every rank holds."""
+        return sum(b * (self.num_matrices * a + 1) for a, b in pairwise(self.widths))
+
+    @property
+    def update_bytes(self) -> int:
+        """Bytes that Adam reads and writes: weight, gradient and two moments, each there and back, and temporaries."""
+        return 12 * self.num_weights * self.element_size
+
+    def gradient_bytes(self, num_ranks: int) -> int:
+        """Bytes that a rank sends in the sum of the weights' gradients, by a ring (Plexus, 4.2)."""
+        return 2 * (num_ranks - 1) * self.num_weights * self.element_size // num_ranks
+
+
+ACTIVATION_PASSES = 8
+"""How often a layer's output is read or written beside its products: bias, ReLU, and their way back."""
+
+
+@dataclass(frozen=True)
+class Price:
+    """Seconds of a training step on the slowest rank, by what they go to.
+
+    Attributes:
+        sparse: products with the adjacency matrix.
+        dense: products with weights.
+        streams: copies, element-wise functions, the optimizer.
+        messages: between ranks.
+        quantize: to fewer bits and back.
+    """
+
+    sparse: float
+    dense: float
+    streams: float
+    messages: float
+    quantize: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return self.sparse + self.dense + self.streams + self.messages + self.quantize
+
+    def __str__(self) -> str:
+        share = {name: value / self.seconds for name, value in vars(self).items() if value > 0.005 * self.seconds}
+        return f"{self.seconds:.3g} s ({', '.join(f'{name} {part:.0%}' for name, part in share.items())})"

@@ -1,0 +1,115 @@
+"""``python -m pyg_dist bench``: measure this machine's constants and store them for the planner.
+
+Alone it starts a few loopback ranks for the network; under torchrun or mpirun it measures among those. Collective.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pyg_dist.backend import calibration, session
+from pyg_dist.backend.axis import world_axis
+from pyg_dist.errors import LaunchError
+from pyg_dist.plan.machine import Machine, machine_file
+
+LOOPBACK_RANKS = 4
+"""With fewer there is one size of groups only, and what a call costs cannot be told from what each partner costs."""
+
+
+def add_command(commands: Any) -> None:
+    """Add ``bench`` to the command line."""
+    parser = commands.add_parser("bench", help="measure this machine's constants for plan, simulate and layout='auto'")
+    parser.set_defaults(run=run)
+    parser.add_argument("what", nargs="?", choices=["all", "rates", "network"], default="all",
+                        help="rates: products and copies, one process; network: messages between ranks")  # fmt: skip
+    parser.add_argument("--output", type=Path, help=f"where to keep them; default: {machine_file()}")
+    parser.add_argument("--json", action="store_true", help="print the constants as JSON")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure, merge with what was known, store, and print on rank 0."""
+    if session.world_size() == 1 and args.what != "rates":
+        _start_loopback_ranks(args)
+        return
+    session.init()
+    torch.set_num_threads(1)  # what the constants are of: one core of each rank
+    path = machine_file() if args.output is None else args.output
+    machine = Machine.load(path) if path.exists() else Machine()
+    remarks: list[str] = []
+    if args.what != "network":
+        machine = measure_rates(machine, remarks)
+    if args.what != "rates":
+        machine = measure_network(machine, remarks)
+    day = datetime.now(timezone.utc).date().isoformat()
+    machine = replace(machine, source=f"measured {day}, {args.what}, {machine.cores} cores, {world_axis().size} ranks")
+    if session.is_main():
+        machine.save(path)
+        if args.json:
+            print(json.dumps(asdict(machine)))
+        else:
+            print(*remarks, *(f"{name:<16} {value}" for name, value in asdict(machine).items()), sep="\n")
+            print(f"stored in {path}")
+
+
+def measure_rates(machine: Machine, remarks: list[str]) -> Machine:
+    """Products and copies of one rank, while as many ranks as there are cores do the same (collective)."""
+    axis, cores = world_axis(), calibration.num_cores()
+    measures = session.local_rank() < cores
+    fit = calibration.fit_spmm(calibration.spmm_samples()) if measures else None
+    dense, stream = (calibration.gemm_rate(), calibration.stream_rate()) if measures else (0.0, 0.0)
+    if fit is not None:
+        remarks.append(
+            f"sparse products: held-out R2 {fit.r2:.2f} over 70/30 splits (Plexus' terms {fit.r2_of_paper:.2f})"
+        )
+    numbers = torch.tensor([*(fit.coefficients if fit else (0.0,) * 3), dense, stream, float(measures)]).double()
+    *sums, count = axis.reduce_(numbers).tolist()
+    a, b, c, dense, stream = (value / count for value in sums)
+    return replace(machine, spmm=(a, b, c), gemm_rate=dense, stream_rate=stream, cores=cores)
+
+
+def measure_network(machine: Machine, remarks: list[str]) -> Machine:
+    """Messages inside and between the machines of a launch of two ranks or more (collective).
+
+    Raises:
+        LaunchError: One rank alone.
+        OptionError: Other work disturbed it.
+    """
+    axis = world_axis()
+    if axis.size < 2:
+        raise LaunchError("Expected two ranks or more (got 1): torchrun --nproc-per-node 4 -m pyg_dist bench network")
+    machine_of = calibration.machine_numbers(axis)
+    on_each = machine_of.count(machine_of[0])
+    machine = replace(machine, ranks_per_node=max(on_each, machine.ranks_per_node), cores=calibration.num_cores())
+    inside = calibration.network_samples(axis, machine_of, is_inside=True)
+    if len(inside):
+        fit = calibration.fit_network(inside, max(1.0, on_each / machine.cores))
+        remarks.append(f"messages inside a machine: R2 {fit.r2:.2f} of {len(inside)} sizes")
+        machine = replace(machine, call_seconds=fit.call, intra_latency=fit.latency, intra_bandwidth=fit.bandwidth)
+    between = calibration.network_samples(axis, machine_of, is_inside=False)
+    if not len(between):
+        remarks.append("messages between machines: not measured, all ranks are on one; the constants are assumed")
+        return machine
+    fit = calibration.fit_network(between)
+    remarks.append(f"messages between machines: R2 {fit.r2:.2f} of {len(between)} sizes")
+    return replace(machine, inter_latency=fit.latency, inter_bandwidth=fit.bandwidth * on_each)
+
+
+def _start_loopback_ranks(args: argparse.Namespace) -> None:
+    again = [args.what, *(["--output", str(args.output)] if args.output else []), *(["--json"] if args.json else [])]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(LOOPBACK_RANKS)]
+    ended = subprocess.run(
+        [*launcher, "-m", "pyg_dist", "bench", *again], env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False
+    )
+    if ended.returncode:
+        raise LaunchError(f"Expected {LOOPBACK_RANKS} loopback ranks to measure the network (they ended with status "
+                          f"{ended.returncode}): their message stands above")  # fmt: skip

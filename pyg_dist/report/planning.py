@@ -1,0 +1,117 @@
+"""``python -m pyg_dist plan GRAPH --ranks P``: what training on P ranks would send, multiply, hold and cost.
+
+One process, no launch, nothing collective.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from tqdm import tqdm
+
+from pyg_dist.errors import OptionError
+from pyg_dist.partition import METHODS, partition
+from pyg_dist.plan import Machine, Model, Plan
+from pyg_dist.plan.auto import HaloCandidate, halo_candidates, reasons
+from pyg_dist.plan.grid_cost import Candidate, grid_plans, grid_table
+from pyg_dist.plan.grid_plan import GridPlan
+from pyg_dist.plan.remote import EXCHANGES
+from pyg_dist.report.graph_file import GraphFile, read_npz, read_parts
+
+
+def add_command(commands: Any) -> None:
+    """Add ``plan`` to the command line."""
+    parser = commands.add_parser(
+        "plan", help="what training on some number of ranks would send, multiply, hold and cost"
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("graph", type=Path, help=".npz with num_nodes, edge_index [2, E] and, if each edge stands once "
+                        "for both directions, undirected")  # fmt: skip
+    parser.add_argument("--ranks", type=int, required=True)
+    parser.add_argument(
+        "--partition", default="metis", help=f"{', '.join(METHODS)}, or a .npy file with a part per node"
+    )
+    parser.add_argument("--layout", choices=["halo", "grid", "auto"], default="halo")
+    parser.add_argument("--exchange", choices=EXCHANGES, default="hybrid")
+    parser.add_argument(
+        "--epsilon", type=float, default=0.03, help="how much heavier than the mean METIS may make a part"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--widths", type=int, nargs="+", default=[], metavar="F", help="columns to give bytes for")
+    parser.add_argument(
+        "--model", type=int, nargs=2, metavar=("LAYERS", "WIDTH"), help="the convs to price; default: 3 128"
+    )
+    parser.add_argument("--conv", choices=["gcn", "sage"], default="gcn", help="their kind")
+    parser.add_argument("--machine", type=Path, help="constants of `bench`; default: those measured here")
+    parser.add_argument("--ranks-per-node", type=int, help="ranks on one machine; default: as the constants say")
+    parser.add_argument("--json", action="store_true", help="print plan.to_dict() instead of tables")
+    parser.add_argument("--plot", type=Path, help="draw the halo plan: .png, .svg or .pdf")
+    parser.add_argument("--save", type=Path, help="write the halo plan with its parts, for Plan.load")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Read, partition where the layout asks for it, price, count and print."""
+    if args.layout == "grid" and (args.plot or args.save):
+        raise OptionError("Expected --plot and --save with the halo layout (got --layout grid): leave them out")
+    machine = Machine.load(args.machine)
+    if args.ranks_per_node is not None:
+        machine = machine.with_ranks_per_node(args.ranks_per_node)
+    with tqdm(total=4, desc=f"plan {args.graph.name}", leave=False, disable=None, unit="step") as steps:
+        steps.set_postfix_str("reading")
+        graph = read_npz(args.graph)
+        layers = None if args.model is None else tuple(args.model)
+        num_edges = graph.edge_index.shape[1]
+        model = Model.of_layers(graph.num_nodes, num_edges, graph.num_features, graph.num_classes, layers, args.conv)
+        steps.update()
+        steps.set_postfix_str("partitioning")
+        parts = None if args.layout == "grid" else _parts_of(graph, args)
+        steps.update()
+        steps.set_postfix_str("pricing")
+        grid = [] if args.layout == "halo" else grid_plans(model, args.ranks, machine)
+        halo: list[HaloCandidate] = []
+        if args.layout == "auto" and parts is not None:
+            halo = halo_candidates(graph.edge_index, parts, args.ranks, model, machine)
+        steps.update()
+        steps.set_postfix_str("counting")
+        plan: Plan | GridPlan
+        if parts is None or (halo and grid[0].seconds < halo[0].seconds):
+            best = grid[0]
+            plan, _ = GridPlan.of(graph.edge_index, model, best.shape, best.sums, best.price, machine.source, args.seed)
+            numbers, text = plan.to_dict(args.widths), plan.describe(args.widths)
+        else:
+            exchange = halo[0].exchange if halo else args.exchange
+            plan = Plan.of(graph.edge_index, parts, args.ranks, exchange, Path(args.partition).name)
+            numbers, text = plan.to_dict(args.widths, machine, model), plan.describe(args.widths, machine, model)
+        steps.update()
+    if args.json:
+        candidates = [c.to_dict() for c in halo] + [c.to_dict() for c in grid]
+        print(json.dumps(numbers | ({"candidates": candidates} if candidates else {})))
+    else:
+        print(*_notes(halo, grid, model, machine, args.ranks), text, sep="\n")
+    if isinstance(plan, Plan):
+        if args.plot:
+            plan.plot(args.plot, max(args.widths, default=256))
+        if args.save:
+            plan.save(args.save)
+
+
+def _parts_of(graph: GraphFile, args: argparse.Namespace) -> Tensor:
+    method = read_parts(args.partition) if args.partition.endswith(".npy") else args.partition
+    return partition(
+        graph.edge_index, graph.num_nodes, args.ranks, method,
+        train_mask=graph.train_mask, epsilon=args.epsilon, seed=args.seed,
+    )  # fmt: skip
+
+
+def _notes(
+    halo: Sequence[HaloCandidate], grid: Sequence[Candidate], model: Model, machine: Machine, num_ranks: int
+) -> list[str]:
+    """What was compared: every mesh, every exchange, and why one was taken."""
+    notes = [grid_table(grid, num_ranks)] if grid else []
+    notes += [f"{candidate}: {candidate.price} a step" for candidate in halo]
+    return [*notes, reasons(halo, grid, model, machine)] if halo else notes

@@ -1,0 +1,296 @@
+"""``Edges``: a graph's edges as the code of a conv may look at them, each on the rank that owns its target.
+
+A conv's messages are edge tensors, and its nodes' features are node tensors. Two functions lead from one to the other,
+each the transpose of the other: :func:`lift` gives each edge the row of one of its ends, :func:`scatter` reduces the
+values of the edges that meet in a node. Both take a :class:`NodeIds`, which stands for ``edge_index[0]`` (sources,
+whose rows arrive by a post exchange) or ``edge_index[1]`` (targets, which are local).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+
+import torch
+import torch_geometric.utils
+from torch import Tensor
+
+from pyg_dist.backend.aggregate import halo_rows, halo_sums
+from pyg_dist.errors import LayoutMismatchError, MixedRowsError, UnsupportedError
+from pyg_dist.tensor.row_tensor import LOCALLY, EdgeTensor, NodeTensor, RowTensor, by_row_mask, wrap
+from pyg_dist.tensor.rows import Rows, lasting
+from pyg_dist.tensor.table import public_name
+
+if TYPE_CHECKING:
+    from pyg_dist.tensor.halo_graph import HaloGraph
+
+End = Literal[0, 1]
+"""0: sources, 1: targets."""
+
+
+class Edges(Tensor):
+    """The edges of a graph, or some of them, or with self loops added: ``[2, E]`` for whoever asks.
+
+    It is a tensor because convs test ``isinstance(edge_index, Tensor)``. What is not in the short list below raises:
+    a rank has its own edges only, and numbers nodes in its own way.
+
+    Attributes:
+        graph: the graph.
+        rows: which edges are here; edge tensors with these rows belong to them.
+        source: int64 ``[e]``: local rows, then halo slots.
+        target: int64 ``[e]``: local rows.
+    """
+
+    graph: HaloGraph
+    rows: Rows
+    source: Tensor
+    target: Tensor
+
+    @staticmethod
+    def of(graph: HaloGraph, rows: Rows, source: Tensor, target: Tensor) -> Edges:
+        """See the class."""
+        # Of a device without memory: what torch does not dispatch (torch.tensor, DLPack) fails, or finds no values.
+        edges = torch.empty(2, rows.size, dtype=torch.int64, device="meta").as_subclass(Edges)
+        edges.graph, edges.rows, edges.source, edges.target = graph, rows, source, target
+        return edges
+
+    def end(self, end: End) -> NodeIds:
+        """Global ids of the sources (0) or targets (1), an edge tensor."""
+        return self._ends[end]
+
+    def full_tensor(self) -> Tensor:
+        """The plain ``[2, E]`` tensor of global ids, in the order of PyG's, on every rank (collective)."""
+        return torch.stack([self.end(0).full_tensor(), self.end(1).full_tensor()])
+
+    @cached_property
+    @lasting
+    def _ends(self) -> tuple[NodeIds, NodeIds]:
+        with LOCALLY():
+            node_id, halo_id = self.graph.node_rows.key, self.graph.share.halo_id.to(self.graph.device)
+            sources, targets = torch.cat([node_id, halo_id])[self.source], node_id[self.target]
+            return NodeIds.of(sources, self, 0), NodeIds.of(targets, self, 1)
+
+    @cached_property
+    @lasting
+    def by_target(self) -> Tensor:
+        """The order by target in which one target's edges keep PyG's order, int64 ``[e]``."""
+        order = torch.argsort(self.rows.key)
+        return order[torch.argsort(self.target[order], stable=True)]
+
+    @cached_property
+    @lasting
+    def max_in_degree(self) -> int:
+        """Largest number of edges with one target (collective at the first use)."""
+        degree = torch.bincount(self.target)
+        return max(self.rows.axis.gather_counts(int(degree.max()) if degree.numel() else 0))
+
+    @cached_property
+    @lasting
+    def loops(self) -> Tensor:
+        """Places of the self loops, in PyG's order."""
+        place = (self.source == self.target).nonzero().view(-1)
+        return place[torch.argsort(self.rows.key[place])]
+
+    @cached_property
+    @lasting
+    def without_loops(self) -> _Selected:
+        """The edges that are not self loops (collective at the first use)."""
+        rows, picked = self.rows.by_mask(self.source != self.target)
+        return _Selected(Edges.of(self.graph, rows, self.source[picked], self.target[picked]), picked)
+
+    def selected(self, mask: RowTensor) -> Edges:
+        """The edges where ``mask`` holds; their values are ``value[mask]`` (collective at the mask's first use)."""
+        rows, picked = by_row_mask(self.rows, mask)
+        return Edges.of(self.graph, rows, self.source[picked], self.target[picked])
+
+    @cached_property
+    @lasting
+    def with_loops(self) -> Edges:
+        """These edges, then a self loop for every node."""
+        node = torch.arange(self.graph.num_local, device=self.source.device)
+        rows = _AndLoops(self.rows, self.graph)
+        return Edges.of(self.graph, rows, torch.cat([self.source, node]), torch.cat([self.target, node]))
+
+    def tensor(self, local: Tensor) -> EdgeTensor:
+        """The edge tensor with these local values, a fresh plain tensor."""
+        return cast(EdgeTensor, wrap(local, self.rows))  # not from_local: code of a conv may write to it in place
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self._ends)
+
+    def __deepcopy__(self, memo: object) -> Edges:
+        return self  # immutable
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"Edges([2, {self.rows.size}], {self.rows.num_local} on rank {self.rows.axis.rank})"
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        edges = args[0] if args else None
+        if isinstance(edges, Edges):
+            if func in _SAME:
+                with LOCALLY():
+                    return func(*args, **(kwargs or {}))
+            if func == Tensor.device.__get__:
+                return edges.graph.device
+            if func is Tensor.unbind:
+                return edges._ends
+            if func is Tensor.__getitem__:
+                index = args[1]
+                if isinstance(index, int) and -2 <= index < 2:
+                    return edges._ends[index]
+                if isinstance(index, tuple) and index[:-1] == (slice(None),) and isinstance(index[1], RowTensor):
+                    return edges.selected(index[1])
+        raise MixedRowsError(
+            f"{public_name(func)} of a distributed edge_index needs all edges, and each rank has its own only: "
+            f"run it on the plain Data"
+        )
+
+
+_PROPERTIES = "shape dtype layout is_sparse requires_grad ndim".split()
+_METHODS = (Tensor.size, Tensor.numel, Tensor.dim, Tensor.is_floating_point, Tensor.__len__, Tensor.__hash__)
+_SAME = {*(getattr(Tensor, name).__get__ for name in _PROPERTIES), *_METHODS}
+
+
+class _Selected(NamedTuple):
+    edges: Edges
+    places: Tensor  # of these edges among those that they were selected from
+
+
+class _AndLoops(Rows):
+    """Edges, and behind them a self loop for each node: the places and numbers that PyG gives them."""
+
+    def __init__(self, edges: Rows, graph: HaloGraph) -> None:
+        loops = graph.node_rows
+        super().__init__(edges.axis, "edge", edges.size + loops.size, torch.cat([edges.key, _first(graph) + loops.key]))
+        self._edges, self._loops = edges, loops
+
+    @cached_property
+    @lasting
+    def _position(self) -> Tensor:
+        return torch.cat([self._edges.position, self._edges.size + self._loops.position])
+
+    @property
+    def position(self) -> Tensor:
+        return self._position
+
+
+def _first(graph: HaloGraph) -> int:
+    """The key of the first node's self loop, behind those of all edges."""
+    return graph.edge_rows.size
+
+
+class NodeIds(EdgeTensor):
+    """The global id of each edge's source or target; indexing a node tensor with it is :func:`lift`."""
+
+    edges: Edges
+    end: End
+
+    @staticmethod
+    def of(local: Tensor, edges: Edges, end: End) -> NodeIds:
+        """See the class."""
+        ids: Any = local.as_subclass(Tensor)
+        ids.__class__ = NodeIds
+        ids._rows, ids.edges, ids.end = edges.rows, edges, end
+        return ids  # type: ignore[no-any-return]
+
+
+_halos: dict[int, tuple[NodeTensor, tuple[int, bool], Tensor]] | None = None
+
+
+@contextmanager
+def shared_halos() -> Iterator[None]:
+    """Within it, several lifts of one node tensor share one exchange."""
+    global _halos
+    outer, _halos = _halos, {}
+    try:
+        yield
+    finally:
+        _halos = outer
+
+
+def lift(x: NodeTensor, ids: NodeIds) -> EdgeTensor:
+    """Each edge's row of ``x``: its source's or its target's. Exact, differentiable, collective for sources.
+
+    Shapes:
+        - x: ``[N, ...]``; floating types travel as they are, integers and bools as int64
+        - output: ``[E, ...]``
+    """
+    edges = ids.edges
+    if not edges.graph.owns(x):
+        raise LayoutMismatchError(
+            f"Expected a row for each of {edges.graph.node_rows} (got {x._rows}): take both from one DistributedData"
+        )
+    rows = x.to_local() if ids.end == 1 else _with_halo(x, edges.graph)
+    return edges.tensor(rows.index_select(0, edges.target if ids.end == 1 else edges.source))
+
+
+def _with_halo(x: NodeTensor, graph: HaloGraph) -> Tensor:
+    """Local rows, then halo slots (collective)."""
+    local = x.to_local()
+    if graph.axis.size == 1:
+        return local
+    shared = None if local.is_inference() else _halos  # which have no version
+    state = (0 if shared is None else local._version, torch.is_grad_enabled())
+    if shared is not None and id(x) in shared and shared[id(x)][1] == state:
+        return shared[id(x)][2]
+    flat = local.reshape(local.shape[0], local.shape[1:].numel())
+    if local.dtype.is_floating_point:
+        halo = halo_rows(flat, graph.post)
+    else:
+        outgoing = graph.post.outgoing.pattern
+        sent = flat[flat.shape[0] - outgoing.num_cols :][outgoing.col.long()]
+        halo = graph.post.exchange.start(sent.long()).land().to(local.dtype)
+    rows = torch.cat([local, halo.view(halo.shape[0], *local.shape[1:])])
+    if shared is not None:
+        shared[id(x)] = (x, state, rows)
+    return rows
+
+
+def scatter(values: EdgeTensor, ids: NodeIds, reduce: str = "sum") -> NodeTensor:
+    """Reduce the values of the edges that share a target (or, sums only, a source). Exact, differentiable.
+
+    Collective for sources.
+
+    Shapes:
+        - values: ``[E, ...]``
+        - output: ``[N, ...]``
+
+    Raises:
+        UnsupportedError: Another reduction than a sum over edges with a common source, which lie on several ranks.
+    """
+    edges, graph = ids.edges, ids.edges.graph
+    local = local_values(values, edges.rows)
+    if ids.end == 1:
+        out = torch_geometric.utils.scatter(local, edges.target, 0, graph.num_local, reduce)
+        return cast(NodeTensor, wrap(out, graph.node_rows))
+    if reduce not in ("sum", "add"):
+        raise UnsupportedError(
+            f"Reducing by source nodes is distributed for sums (got {reduce!r}): reduce by target, or flip edge_index "
+            f"before DistributedData"
+        )
+    sums = torch_geometric.utils.scatter(local, edges.source, 0, graph.num_local + graph.halo.num_cols, "sum")
+    if graph.axis.size > 1:
+        own, halo = sums.split([graph.num_local, graph.halo.num_cols])
+        sums = own + halo_sums(halo.reshape(halo.shape[0], halo.shape[1:].numel()), graph.post).view_as(own)
+    return cast(NodeTensor, wrap(sums, graph.node_rows))
+
+
+def local_values(values: Tensor, rows: Rows) -> Tensor:
+    """This rank's part of a value per edge: an edge tensor with ``rows``, or a plain ``[E, ...]`` tensor.
+
+    Raises:
+        LayoutMismatchError: It belongs to other edges.
+    """
+    if isinstance(values, RowTensor) and values._rows is rows:
+        return values.to_local()
+    if not isinstance(values, RowTensor) and values.shape[:1] == (rows.size,):
+        return rows.slice(values)
+    raise LayoutMismatchError(
+        f"Expected a value for each of {rows} (got {type(values).__name__} of shape {list(values.shape)}): pass an "
+        f"edge attribute of the same DistributedData"
+    )

@@ -1,0 +1,280 @@
+"""Every conv of PyG, stock and through ``distribute``: outputs, losses and every gradient, or a refusal by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch_geometric
+from against_stock import Results, assert_same, gradients
+from random_graphs import random_graph, uneven_parts
+from torch import Tensor, nn
+from torch_geometric import nn as gnn
+from torch_geometric.data import Data
+from torch_geometric.utils import add_remaining_self_loops, scatter, softmax
+from workers import Workers
+
+Pools = Callable[[int], Workers]
+F, G, NUM_NODES, NUM_EDGES = 6, 4, 47, 310
+
+
+class Case(NamedTuple):
+    make: Callable[[], nn.Module]
+    inputs: str = "XE"  # what it is given, by letter: see `arguments`
+
+
+def mlp(in_channels: int, out_channels: int) -> nn.Module:
+    """With batch norm: statistics over all nodes, or all edges, that it is applied to."""
+    parts = (nn.Linear(in_channels, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, out_channels))
+    return nn.Sequential(*parts)
+
+
+def degrees() -> Tensor:
+    return torch.bincount(torch.bincount(graph().edge_index[1]))
+
+
+class Scripts(gnn.MessagePassing):
+    """As a script may write one: helper functions, messages with an attention of its own, an update, two ends."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr=["sum", "max"], node_dim=0)
+        self.lin = nn.Linear(F, G)
+        self.temperature = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor) -> Tensor:
+        edge_index, edge_weight = add_remaining_self_loops(edge_index, edge_weight, 0.5, x.size(0))
+        source, target = edge_index
+        out_degree = scatter(edge_weight, source, dim=0, dim_size=x.size(0), reduce="sum")
+        x = torch.cat([x, out_degree.view(-1, 1)], dim=-1)[:, :F]
+        difference = (x[target] - x.index_select(0, source)).norm(dim=-1)
+        return self.propagate(edge_index, x=x, weight=edge_weight + difference)
+
+    def message(self, x_j: Tensor, weight: Tensor, index: Tensor, size_i: int) -> Tensor:
+        attention = softmax(weight * self.temperature, index, num_nodes=size_i)
+        return attention.view(-1, 1) * self.lin(x_j) / len(weight) ** 0.5
+
+    def update(self, inputs: Tensor, x: Tensor) -> Tensor:
+        return torch.cat([inputs, x], dim=-1)
+
+
+SHARPNESS = 1.0
+
+
+def sharpened(alpha: Tensor, index: Tensor, size: int) -> Tensor:
+    return softmax(SHARPNESS * alpha, index, num_nodes=size)
+
+
+class Heads(gnn.GATConv):
+    """A subclass that goes on where PyG's class ends, in two methods."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out, (_, alpha) = super().forward(x, edge_index, return_attention_weights=True)
+        return out * out.tanh() + alpha.mean()
+
+    def message(self, x_j: Tensor, alpha: Tensor, index: Tensor, size_i: int) -> Tensor:
+        return super().message(x_j, sharpened(alpha, index, size_i))
+
+    def aggregate(self, inputs: Tensor, index: Tensor, ptr: Any = None, dim_size: int | None = None) -> Tensor:
+        return 2 * super().aggregate(inputs, index, ptr, dim_size)
+
+
+class Propagates(gnn.SimpleConv):
+    def propagate(self, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
+        return 2 * super().propagate(edge_index, size, **kwargs)
+
+
+class LooksUp(gnn.SimpleConv):
+    """Calls a function of PyG by a path that is not followed: refused, and not run on one rank's edges."""
+
+    def message(self, x_j: Tensor, index: Tensor, size_i: int) -> Tensor:
+        return torch_geometric.utils.softmax(x_j, index, num_nodes=size_i)
+
+
+CASES: dict[str, Case] = {
+    "GAT": Case(lambda: gnn.GATConv(F, G, heads=2)),
+    "GAT with edges": Case(lambda: gnn.GATConv(F, G, 2, concat=False, edge_dim=3, residual=True), "XEA"),
+    "GAT without loops": Case(lambda: gnn.GATConv((F, F), G, add_self_loops=False), "PE"),
+    "GATv2": Case(lambda: gnn.GATv2Conv(F, G, heads=2, edge_dim=3, fill_value="max"), "XEA"),
+    "GATv2 shared": Case(lambda: gnn.GATv2Conv(F, G, share_weights=True, edge_dim=1, fill_value=0.5), "XEW"),
+    "GAT lazy": Case(lambda: gnn.GATConv(-1, G)),
+    "GIN": Case(lambda: gnn.GINConv(mlp(F, G), train_eps=True)),
+    "GIN max": Case(lambda: gnn.GINConv(mlp(F, G), aggr="max")),
+    "GINE": Case(lambda: gnn.GINEConv(mlp(F, G), edge_dim=3), "XEA"),
+    "Transformer": Case(lambda: gnn.TransformerConv(F, G, heads=2, edge_dim=3, beta=True), "XEA"),
+    "Graph": Case(lambda: gnn.GraphConv(F, G), "XEW"),
+    "Graph mean": Case(lambda: gnn.GraphConv(F, G, aggr="mean")),
+    "Graph lstm": Case(lambda: gnn.GraphConv(F, G, aggr=gnn.aggr.LSTMAggregation(F, F)), "XEW"),
+    "SAGE": Case(lambda: gnn.SAGEConv(F, G)),
+    "SAGE lstm": Case(lambda: gnn.SAGEConv(F, G, aggr="lstm")),
+    "SAGE softmax": Case(lambda: gnn.SAGEConv(F, G, aggr="softmax", aggr_kwargs={"learn": True})),
+    "GCN": Case(lambda: gnn.GCNConv(F, G), "XEW"),
+    "gated": Case(lambda: gnn.ResGatedGraphConv(F, G, edge_dim=3), "XEA"),
+    "TAG": Case(lambda: gnn.TAGConv(F, G), "XEW"),
+    "SG": Case(lambda: gnn.SGConv(F, G, K=2)),
+    "SG cached": Case(lambda: gnn.SGConv(F, G, K=2, cached=True), "XEW"),
+    "SSG": Case(lambda: gnn.SSGConv(F, G, alpha=0.1, K=2), "XEW"),
+    "Cheb": Case(lambda: gnn.ChebConv(F, G, K=3)),
+    "Cheb weighted": Case(lambda: gnn.ChebConv(F, G, K=3, normalization="rw"), "XEW"),
+    "APPNP": Case(lambda: gnn.APPNP(3, 0.1), "XEW"),
+    "AGNN": Case(lambda: gnn.AGNNConv()),
+    "Edge": Case(lambda: gnn.EdgeConv(mlp(2 * F, G))),
+    "PNA": Case(
+        lambda: gnn.PNAConv(
+            F, G, ["mean", "max", "std"], ["identity", "amplification"], degrees(), 3, towers=2, divide_input=True
+        ),
+        "XEA",
+    ),
+    "GEN": Case(lambda: gnn.GENConv(F, G, "softmax", learn_t=True, edge_dim=3, msg_norm=True), "XEA"),
+    "NN": Case(lambda: gnn.NNConv(F, G, mlp(3, F * G)), "XEA"),
+    "CG": Case(lambda: gnn.CGConv(F, 3, batch_norm=True), "XEA"),
+    "FiLM": Case(lambda: gnn.FiLMConv(F, G)),
+    "GatedGraph": Case(lambda: gnn.GatedGraphConv(F, 2), "XEW"),
+    "General": Case(lambda: gnn.GeneralConv(F, G, 3, attention=True), "XEA"),
+    "LE": Case(lambda: gnn.LEConv(F, G), "XEW"),
+    "FeaSt": Case(lambda: gnn.FeaStConv(F, G, heads=2)),
+    "EG": Case(lambda: gnn.EGConv(F, 8, ["symnorm", "max", "mean"], num_heads=2, num_bases=2)),
+    "GCN2": Case(lambda: gnn.GCN2Conv(F, 0.1), "XXE"),
+    "LG": Case(lambda: gnn.LGConv(), "XEW"),
+    "LG by layers": Case(lambda: gnn.LGConv(decomposed_layers=2)),
+    "FA": Case(lambda: gnn.FAConv(F), "XXE"),
+    "MixHop": Case(lambda: gnn.MixHopConv(F, G), "XEW"),
+    "PDN": Case(lambda: gnn.PDNConv(F, G, 3, 5), "XEA"),
+    "Simple": Case(lambda: gnn.SimpleConv(combine_root="sum"), "XEW"),
+    "WL": Case(lambda: gnn.WLConvContinuous(), "XEW"),
+    "GMM": Case(lambda: gnn.GMMConv(F, G, 3, 2), "XEA"),
+    "RGCN": Case(lambda: gnn.RGCNConv(F, G, 3, num_bases=2), "XET"),
+    "RGCN fast": Case(lambda: gnn.FastRGCNConv(F, G, 3), "XET"),
+    "RGAT": Case(lambda: gnn.RGATConv(F, G, 3), "XET"),
+    "DNA": Case(lambda: gnn.DNAConv(F, heads=2), "SE"),
+    "PointNet": Case(lambda: gnn.PointNetConv(mlp(F + 3, G)), "XQE"),
+    "PointTransformer": Case(lambda: gnn.PointTransformerConv(F, G), "XQE"),
+    "AntiSymmetric": Case(lambda: gnn.AntiSymmetricConv(F)),
+    "of a script": Case(Scripts, "XEW"),
+    "subclass": Case(lambda: Heads(F, G, heads=2)),
+}  # fmt: skip
+
+
+# What the others are like, at every world size.
+EVERYWHERE = [
+    "GAT", "GAT with edges", "GATv2", "GIN", "GINE", "Transformer", "Graph", "SAGE lstm", "SAGE softmax", "gated",
+    "TAG", "SG", "Cheb", "PNA", "GCN", "of a script", "subclass",
+]  # fmt: skip
+
+
+def graph(dtype: torch.dtype = torch.float64, num_edges: int = NUM_EDGES) -> Data:
+    """Directed, with self loops, duplicate edges and isolated nodes; edges by target, as PyG's LSTM wants."""
+    data = random_graph(NUM_NODES, num_edges, F, seed=1, dtype=dtype)
+    rng = torch.Generator().manual_seed(2)
+    data.edge_type = torch.randint(0, 3, (num_edges,), generator=rng)
+    data.position = torch.randn(NUM_NODES, 3, generator=rng, dtype=dtype)
+    order = data.edge_index[1].argsort(stable=True)
+    for key in ("edge_index", "edge_weight", "edge_attr", "edge_type"):
+        data[key] = data[key].index_select(-1 if key == "edge_index" else 0, order)
+    return data
+
+
+def arguments(data: Any, inputs: str) -> tuple[list[Any], dict[str, Tensor]]:
+    """Positional arguments by letter, and the leaves among them that want gradients."""
+    names = {"X": "x", "W": "edge_weight", "A": "edge_attr", "Q": "position"}
+    leaves = {name: data[name].detach().clone().requires_grad_() for name in names.values()}
+    x = leaves["x"]
+    values: dict[str, Any] = {letter: leaves[name] for letter, name in names.items()}
+    values |= {"E": data.edge_index, "T": data.edge_type, "P": (x, x.tanh()), "S": torch.stack([x, x.tanh()], 1)}
+    return [values[letter] for letter in inputs], leaves
+
+
+def step(data: Any, case: Case, is_ours: bool) -> Results:
+    import pyg_dist
+
+    torch.manual_seed(0)
+    model = case.make().to(data.x.dtype)
+    if is_ours:
+        assert pyg_dist.distribute(model) is model
+    given, leaves = arguments(data, case.inputs)
+    out = model(*given)
+    loss = (out.tanh() * (out.sigmoid() + 1)).square().mean() + 0.1 * out[data.train_mask].mean()
+    loss.backward()
+    return {"out": out.detach(), "loss": loss.detach(), **gradients(model, **leaves)}
+
+
+def compare(names: list[str], dtype: torch.dtype = torch.float64, num_edges: int = NUM_EDGES) -> None:
+    import pyg_dist
+
+    data = graph(dtype, num_edges)
+    ours = pyg_dist.DistributedData(data, partition=uneven_parts(NUM_NODES, pyg_dist.world_size()))
+    for name in names:
+        expected, got = step(data, CASES[name], False), step(ours, CASES[name], True)
+        try:
+            assert_same(got, expected)
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from None
+
+
+def test_every_conv_in_float64(workers: Pools) -> None:
+    workers(3).run(compare, list(CASES), timeout=100)
+
+
+def test_every_conv_in_float32(workers: Pools) -> None:
+    workers(2).run(compare, list(CASES), torch.float32, timeout=100)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_world_sizes(workers: Pools, world_size: int) -> None:
+    workers(world_size).run(compare, EVERYWHERE, timeout=100)
+
+
+def with_another_global() -> None:
+    global SHARPNESS
+    compare(["subclass"])
+    SHARPNESS = 3.0  # the distributed class exists by now
+    try:
+        compare(["subclass"])
+    finally:
+        SHARPNESS = 1.0
+
+
+def test_globals_stay_alive(workers: Pools) -> None:
+    workers(2).run(with_another_global)
+
+
+def test_no_edges(workers: Pools) -> None:
+    """All nodes are isolated: attention is of self loops alone, sums are zero."""
+    workers(2).run(compare, ["GAT", "GATv2", "GIN", "Graph", "Transformer", "TAG", "Cheb"], num_edges=0)
+
+
+REFUSED: dict[str, tuple[Case, str]] = {
+    "ARMA": (Case(lambda: gnn.ARMAConv(F, G), "XEW"), "ARMAConv cannot be distributed as it is called here (torch"),
+    "MF": (Case(lambda: gnn.MFConv(F, G)), "MFConv cannot be distributed as it is called here (torch"),
+    "ClusterGCN": (Case(lambda: gnn.ClusterGCNConv(F, G)), "ClusterGCNConv cannot be distributed as it is called"),
+    "SuperGAT": (Case(lambda: gnn.SuperGATConv(F, G)), "SuperGATConv cannot be distributed as it is called here"),
+    "by path": (Case(LooksUp), "LooksUp cannot be distributed as it is called here (torch.Tensor.scatter_reduce_"),
+    "propagate": (Case(Propagates), "Propagates has a 'propagate' of its own, which no rank takes"),
+    "hypergraph": (Case(lambda: gnn.HypergraphConv(F, G)), "HypergraphConv takes no 'edge_index'"),
+    "both ways": (Case(lambda: gnn.DirGNNConv(gnn.GraphConv(F, G))), "edge_index.flip needs all edges"),
+    "flow": (Case(lambda: gnn.GINConv(mlp(F, G), flow="target_to_source")), "expected flow='source_to_target'"),
+    "static": (Case(lambda: gnn.GATConv(F, G), "SE"), "Static graphs not supported"),
+    "edges": (Case(lambda: gnn.GATConv(F, G, edge_dim=F), "XEX"), "expected 'edge_attr' with a row for each of"),
+    "nodes": (Case(lambda: gnn.GATConv(3, G), "AE"), "expected node features with 47 rows"),
+}  # fmt: skip
+
+
+def refusals() -> dict[str, str]:
+    import pyg_dist
+
+    found = {}
+    data = graph()
+    ours = pyg_dist.DistributedData(data, partition=uneven_parts(NUM_NODES, pyg_dist.world_size()))
+    for name, (case, _) in REFUSED.items():
+        with pytest.raises((pyg_dist.errors.PygDistError, AssertionError)) as caught:
+            step(ours, case, True)
+        found[name] = str(caught.value)
+    return found
+
+
+def test_refusals_name_the_conv(workers: Pools) -> None:
+    for found in workers(3).run(refusals):
+        for name, message in found.items():
+            assert REFUSED[name][1] in message
+            assert "\n" not in message

@@ -1,0 +1,98 @@
+"""PyG's graph functions on distributed edges: values, gradients, and the order of what they return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch_geometric.utils as pyg
+from against_stock import Results, assert_same
+from random_graphs import random_graph, uneven_parts
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from workers import Workers
+
+Pools = Callable[[int], Workers]
+NUM_NODES, NUM_EDGES = 31, 170
+FILL = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
+
+# A call of the function with edges e, their attributes a [E, 3] and weights w [E].
+CASES: dict[str, tuple[Any, Callable[[Any, Any, Any, Any], Any]]] = {
+    "remove_self_loops": (pyg.remove_self_loops, lambda f, e, a, w: f(e, a)),
+    "add_self_loops": (pyg.add_self_loops, lambda f, e, a, w: f(e, a, num_nodes=NUM_NODES)),
+    "add_self_loops 0.5": (pyg.add_self_loops, lambda f, e, a, w: f(e, w, 0.5, NUM_NODES)),
+    "add_self_loops tensor": (pyg.add_self_loops, lambda f, e, a, w: f(e, a, FILL, (NUM_NODES, NUM_NODES))),
+    "add_self_loops mean": (pyg.add_self_loops, lambda f, e, a, w: f(e, a, "mean", NUM_NODES)),
+    "remaining": (pyg.add_remaining_self_loops, lambda f, e, a, w: f(e, w, 2.0, NUM_NODES)),
+    "remaining mean": (pyg.add_remaining_self_loops, lambda f, e, a, w: f(e, a, "mean", NUM_NODES)),
+    "remaining ones": (pyg.add_remaining_self_loops, lambda f, e, a, w: f(e, a, None, NUM_NODES)),
+    "softmax": (pyg.softmax, lambda f, e, a, w: f(a, e[1], num_nodes=NUM_NODES)),
+    "scatter": (pyg.scatter, lambda f, e, a, w: f(a, e[1], 0, NUM_NODES, "mean")),
+    "scatter to sources": (pyg.scatter, lambda f, e, a, w: f(a, e[0], dim_size=NUM_NODES)),
+    "degree": (pyg.degree, lambda f, e, a, w: (f(e[1], NUM_NODES), f(e[0], NUM_NODES, torch.float64), w)),
+    "contains": (pyg.contains_self_loops, lambda f, e, a, w: (f(e), w)),
+    "gcn_norm": (gcn_norm, lambda f, e, a, w: f(e, w, NUM_NODES)),
+    "gcn_norm improved": (gcn_norm, lambda f, e, a, w: f(e, w, NUM_NODES, True)),
+    "gcn_norm alone": (gcn_norm, lambda f, e, a, w: f(e, None, NUM_NODES, False, False, dtype=torch.float64)[1] * w),
+}  # fmt: skip
+
+
+def call(name: str, function: Any, edges: Any, data: Any) -> Results:
+    attr, weight = (data[key].detach().clone().requires_grad_() for key in ("edge_attr", "edge_weight"))
+    out = CASES[name][1](function, edges, attr, weight)
+    results: Results = {str(k): v for k, v in enumerate(out if isinstance(out, tuple) else (out,))}
+    parts = [v for v in results.values() if isinstance(v, torch.Tensor) and v.is_floating_point() and v.requires_grad]
+    sum((part.tanh() * part.sigmoid()).sum() for part in parts).backward()  # type: ignore[union-attr]
+    plain = {k: v.detach() if getattr(v, "requires_grad", False) else v for k, v in results.items()}
+    return {**plain, "attr": attr.grad, "weight": weight.grad}
+
+
+def compare(names: list[str]) -> None:
+    import pyg_dist
+    from pyg_dist.conv.graph_functions import SUBSTITUTES
+
+    data = random_graph(NUM_NODES, NUM_EDGES, seed=4)
+    ours = pyg_dist.DistributedData(data, partition=uneven_parts(NUM_NODES, pyg_dist.world_size()))
+    for name in names:
+        stock = CASES[name][0]
+        expected = call(name, stock, data.edge_index, data)
+        assert_same(call(name, SUBSTITUTES[stock], data.edge_index, data), expected)
+        assert_same(call(name, SUBSTITUTES[stock], ours.graph.edges, ours), expected)
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_same_as_pyg(workers: Pools, world_size: int) -> None:
+    workers(world_size).run(compare, list(CASES))
+
+
+def refusals() -> list[str]:
+    import pyg_dist
+    from pyg_dist.conv.graph_functions import SUBSTITUTES
+
+    data = pyg_dist.DistributedData(random_graph(NUM_NODES, NUM_EDGES, seed=4))
+    edges, attr = data.graph.edges, data.edge_attr
+    calls: list[Callable[[], Any]] = [
+        lambda: SUBSTITUTES[pyg.softmax](attr, edges[0]),
+        lambda: SUBSTITUTES[pyg.softmax](attr, data.y),
+        lambda: SUBSTITUTES[pyg.softmax](attr, edges[1], dim=1),
+        lambda: SUBSTITUTES[pyg.scatter](attr, edges[1], 0, 5),
+        lambda: SUBSTITUTES[pyg.scatter](data.x, edges[1]),
+        lambda: SUBSTITUTES[pyg.negative_sampling](edges),
+    ]
+    found = []
+    for refused in calls:
+        with pytest.raises(pyg_dist.errors.PygDistError) as caught:
+            refused()
+        found.append(caught.value.message)
+    return found
+
+
+def test_refusals(workers: Pools) -> None:
+    expected = [
+        "softmax over the edges of a source", "softmax expected edge_index[0] or edge_index[1] as its index",
+        "softmax of distributed edges expected dim=0 (got 1)", "scatter expected all 31 nodes (got num_nodes=5)",
+        "Expected a value for each of 170 edges", "negative_sampling draws from all edges",
+    ]  # fmt: skip
+    for found in workers(2).run(refusals):
+        assert all(message.startswith(start) for message, start in zip(found, expected, strict=True)), found

@@ -1,0 +1,113 @@
+"""Code with other functions behind some of its names: where they are found, and what stays as it is."""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import Any
+
+from pyg_dist.conv.rebinding import copy_of_classes, rebound
+
+FACTOR = 1
+
+
+def stock(x: int) -> int:
+    return x
+
+
+def ours(x: int) -> int:
+    return 100 * x
+
+
+def calls_it(x: int) -> int:
+    return stock(x) + FACTOR
+
+
+def calls_itself(x: int) -> int:
+    return stock(x) if x < 2 else calls_itself(x - 1)
+
+
+def direct(x: int, y: int = 1, *, z: int = 0) -> int:
+    """Doc."""
+    return stock(x) + y + z
+
+
+def through(x: int) -> int:
+    return calls_it(x)
+
+
+def within(x: int) -> list[int]:
+    return [stock(k) for k in range(x)]
+
+
+def untouched(x: int) -> int:
+    return x + FACTOR
+
+
+def decorated(function: Any) -> Any:
+    @wraps(function)
+    def twice(*args: Any) -> Any:
+        return 2 * function(*args)
+
+    return twice
+
+
+@decorated
+def beneath(x: int) -> int:
+    return stock(x)
+
+
+SUBSTITUTES = {stock: ours}
+
+
+def test_where_names_are_found() -> None:
+    assert rebound(direct, SUBSTITUTES)(2) == 201
+    assert rebound(direct, SUBSTITUTES)(2, 3, z=4) == 207
+    assert rebound(through, SUBSTITUTES)(2) == 201
+    assert rebound(within, SUBSTITUTES)(3) == [0, 100, 200]
+    assert rebound(beneath, SUBSTITUTES)(2) == 400
+    assert rebound(calls_itself, SUBSTITUTES)(1) == 100
+    assert rebound(untouched, SUBSTITUTES)(2) == 3
+
+
+def test_the_originals_stay() -> None:
+    twin = rebound(direct, SUBSTITUTES)
+    assert (twin.__name__, twin.__doc__, twin.__module__) == ("direct", "Doc.", __name__)
+    assert [direct(2), through(2), beneath(2)] == [3, 3, 4]
+
+
+def test_globals_are_read_when_they_are_used() -> None:
+    global FACTOR
+    twin = rebound(through, SUBSTITUTES)
+    FACTOR = 5
+    try:
+        assert twin(2) == 205
+    finally:
+        FACTOR = 1
+
+
+class Root:
+    def value(self) -> int:
+        return 1
+
+
+class First(Root):
+    def value(self) -> int:
+        return stock(2) + super().value()
+
+    def named(self) -> str:
+        return "first"
+
+
+class Second(First):
+    def value(self) -> int:
+        return 10 * super().value()
+
+    def named(self) -> str:
+        return "second"
+
+
+def test_super_leads_from_copy_to_copy() -> None:
+    twin: Any = copy_of_classes((Second, First), Root, SUBSTITUTES)()
+    assert twin.value() == 10 * (200 + 1)
+    assert twin.named() == "second"
+    assert Second().value() == 30

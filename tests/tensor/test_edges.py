@@ -1,0 +1,131 @@
+"""Rows of nodes at their edges, values of edges at their nodes, and the edges as a conv sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from against_stock import assert_same
+from random_graphs import random_graph, uneven_parts
+from torch_geometric.utils import scatter as scatter_of_pyg
+from workers import Workers
+
+Pools = Callable[[int], Workers]
+NUM_NODES, NUM_EDGES = 31, 170
+
+
+def pair() -> tuple[Any, Any]:
+    import pyg_dist
+
+    data = random_graph(NUM_NODES, NUM_EDGES, seed=4)
+    return data, pyg_dist.DistributedData(data, partition=uneven_parts(NUM_NODES, pyg_dist.world_size()))
+
+
+def lifted_and_scattered() -> None:
+    from pyg_dist.errors import UnsupportedError
+    from pyg_dist.tensor.edges import lift, scatter
+
+    data, ours = pair()
+    edges, cube = ours.graph.edges, torch.stack([data.x, data.x.tanh()], 1)
+    for end in (0, 1):
+        ids, plain_ids = edges.end(end), data.edge_index[end]
+        assert torch.equal(ids.full_tensor(), plain_ids)
+        for x in (data.x, cube, data.y, data.train_mask, data.x[:, 0]):
+            at_edges = lift(as_nodes(x, ours), ids)
+            assert at_edges.shape == (NUM_EDGES, *x.shape[1:])
+            assert torch.equal(at_edges.full_tensor(), x[plain_ids])
+        x, want = ours.x.detach().clone().requires_grad_(), data.x.clone().requires_grad_()
+        at_edges, expected = x[ids], want[plain_ids]
+        (at_edges * ours.edge_attr[:, :1]).square().sum().backward()
+        (expected * data.edge_attr[:, :1]).square().sum().backward()
+        assert_same({"x.grad": x.grad}, {"x.grad": want.grad})
+        # The sum of edges is the transpose of the lift.
+        values, plain_values = ours.edge_attr.detach().clone().requires_grad_(), data.edge_attr.clone().requires_grad_()
+        sums, plain_sums = scatter(values, ids), scatter_of_pyg(plain_values, plain_ids, 0, NUM_NODES)
+        (sums * ours.x[:, :3]).sum().backward()
+        (plain_sums * data.x[:, :3]).sum().backward()
+        assert_same({"sums": sums, "values.grad": values.grad}, {"sums": plain_sums, "values.grad": plain_values.grad})
+    for reduce in ("mean", "max", "mul"):
+        expected = scatter_of_pyg(data.edge_attr, data.edge_index[1], 0, NUM_NODES, reduce)
+        assert_same({reduce: scatter(ours.edge_attr, edges.end(1), reduce)}, {reduce: expected})
+    with pytest.raises(UnsupportedError, match="Reducing by source nodes is distributed for sums"):
+        scatter(ours.edge_attr, edges.end(0), "max")
+
+
+def as_nodes(x: torch.Tensor, ours: Any) -> Any:
+    from pyg_dist import NodeTensor
+
+    return NodeTensor.from_local(ours.graph.node_rows.slice(x), ours.graph.node_rows)
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_lift_and_scatter(workers: Pools, world_size: int) -> None:
+    workers(world_size).run(lifted_and_scattered)
+
+
+def exchanges() -> list[int]:
+    from pyg_dist.tensor.edges import lift, shared_halos
+
+    _, ours = pair()
+    sources, sent = ours.graph.edges.end(0), []
+
+    def count(x: Any, rows_before: int) -> None:
+        lift(x, sources)
+        sent.append(ours.traffic.num_rows - rows_before)
+
+    x = ours.x.clone()
+    with torch.no_grad(), shared_halos():
+        count(x, ours.traffic.num_rows)
+        count(x, ours.traffic.num_rows)
+        x.mul_(2.0)
+        count(x, ours.traffic.num_rows)
+    count(x, ours.traffic.num_rows)
+    return sent
+
+
+def test_lifts_of_one_tensor_share_an_exchange(workers: Pools) -> None:
+    """Until it changes, and within one call of a conv."""
+    ranks = workers(3).run(exchanges)
+    first, second, changed, outside = (sum(sent) for sent in zip(*ranks, strict=True))
+    assert first > 0
+    assert (second, changed, outside) == (0, first, first)
+
+
+def views() -> None:
+    from pyg_dist.errors import LayoutMismatchError, MixedRowsError
+    from pyg_dist.tensor.edges import lift
+
+    data, ours = pair()
+    edges = ours.graph.edges
+    assert (edges.shape, edges.size(1), len(edges), edges.numel()) == ((2, NUM_EDGES), NUM_EDGES, 2, 2 * NUM_EDGES)
+    assert (edges.dtype, edges.device, edges.layout) == (torch.int64, torch.device("cpu"), torch.strided)
+    assert torch.equal(edges.full_tensor(), data.edge_index)
+    mask = ours.edge_attr[:, 0] > 0
+    plain_mask = data.edge_attr[:, 0] > 0
+    some = edges[:, mask]
+    assert torch.equal(some.full_tensor(), data.edge_index[:, plain_mask])
+    values = ours.edge_attr[mask]
+    assert values._rows is some.rows
+    others, places = edges.without_loops
+    loop = data.edge_index[0] == data.edge_index[1]
+    assert torch.equal(others.full_tensor(), data.edge_index[:, ~loop])
+    assert others.rows.num_local == places.numel()
+    every = torch.arange(NUM_NODES).repeat(2, 1)
+    assert torch.equal(others.with_loops.full_tensor(), torch.cat([data.edge_index[:, ~loop], every], 1))
+    keys = others.with_loops.rows
+    assert torch.equal(keys.gather(keys.key)[-NUM_NODES:], NUM_EDGES + torch.arange(NUM_NODES))
+    source, target = edges
+    assert torch.equal((source == target).full_tensor(), loop)
+    for refused in (lambda: edges + 1, lambda: edges.max(), lambda: torch.cat([edges, edges], 1), lambda: edges[:, 0]):
+        with pytest.raises(MixedRowsError, match="of a distributed edge_index needs all edges"):
+            refused()
+    other = pair()[1]
+    with pytest.raises(LayoutMismatchError, match="take both from one DistributedData"):
+        lift(other.x, source)
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_edges(workers: Pools, world_size: int) -> None:
+    workers(world_size).run(views)
