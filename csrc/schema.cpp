@@ -56,6 +56,17 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
   // Uninitialised, in huge pages if it is large
   m.def("empty_rows(Tensor like, int num_rows, int num_columns) -> Tensor");
 
+  // Rows of messages in 2, 4, 8 or 16 bits a value: kernels/packed_rows.h. Row i is the sum, over e in [rowptr[i],
+  // rowptr[i + 1]), of weight[e] * col_scale[col[e]] * x[col[e]]; and out[i] += row_scale[i] * sum_e weight[e] * row
+  // col[e]
+  m.def(
+      "quantize_csr_into(Tensor(a!) packed, Tensor rowptr, Tensor col, Tensor x, Tensor? weight, Tensor? col_scale, "
+      "int "
+      "bits, Tensor? key, int seed) -> ()");
+  m.def(
+      "dequantize_csr_add(Tensor(a!) out, Tensor rowptr, Tensor col, Tensor packed, Tensor? weight, Tensor? "
+      "row_scale, int bits) -> ()");
+
   // The instruction set in use, and how the library was built
   m.def("isa() -> str");
   m.def("build_info() -> str");

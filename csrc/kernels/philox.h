@@ -10,6 +10,7 @@
 //   one 32-bit word:    block = c / 4, word c % 4                             dropout, float32 and bfloat16 uniforms
 //   two 32-bit words:   block = c / 2, words 2 (c % 2) and 2 (c % 2) + 1      float64 uniforms (low word first)
 //   normals, by pairs of uniforms (Box-Muller): see keyed_normal.h
+//   one byte:           see packed_rows.h                                    rounding
 //
 // So a value depends on (seed, row_key, column, stream) only: not on ranks, threads, the order or number of rows, or
 // the instruction set.
@@ -20,7 +21,7 @@
 namespace pyg_dist {
 
 // The last counter word: one stream per use, so that a mask and a noise drawn with one seed are independent.
-enum class Stream : uint32_t { dropout = 0, uniform = 1, normal = 2 };
+enum class Stream : uint32_t { dropout = 0, uniform = 1, normal = 2, rounding = 3 };
 
 struct Philox {
   static constexpr int kRounds = 10;

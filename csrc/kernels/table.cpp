@@ -18,7 +18,8 @@ namespace {
     .extreme_rows = level::extreme_rows, .extreme_share_rows = level::extreme_share_rows,                            \
     .extreme_grad_rows = level::extreme_grad_rows, .scatter_add_owned = level::scatter_add_owned,                    \
     .dropout_rows = level::dropout_rows, .uniform_rows = level::uniform_rows, .epilogue_rows = level::epilogue_rows, \
-    .epilogue_grad_rows = level::epilogue_grad_rows                                                                  \
+    .epilogue_grad_rows = level::epilogue_grad_rows, .quantize_rows = level::quantize_rows,                          \
+    .dequantize_add_rows = level::dequantize_add_rows                                                                \
   }
 
 #if defined(PYG_DIST_SVE_LEVELS)

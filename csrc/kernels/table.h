@@ -3,8 +3,10 @@
 
 #include <cstdint>
 
+#include "kernels/dequantize_csr.h"
 #include "kernels/extreme_csr.h"
 #include "kernels/keyed.h"
+#include "kernels/quantize_rows.h"
 #include "kernels/row_epilogue.h"
 #include "kernels/scatter_add_rows.h"
 #include "kernels/sddmm_csr.h"
@@ -24,6 +26,8 @@ struct Kernels {
   decltype(&baseline::uniform_rows) uniform_rows;
   decltype(&baseline::epilogue_rows) epilogue_rows;
   decltype(&baseline::epilogue_grad_rows) epilogue_grad_rows;
+  decltype(&baseline::quantize_rows) quantize_rows;
+  decltype(&baseline::dequantize_add_rows) dequantize_add_rows;
 };
 
 // Chosen at the first call: PYG_DIST_ISA if set, else the best level of this machine. Throws std::runtime_error when

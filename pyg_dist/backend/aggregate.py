@@ -10,7 +10,7 @@ While r, w and c are constants (:class:`LinearOperator`), remote edges may be mu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend import ops
+from pyg_dist.backend.codec import EXACT, Codec
 from pyg_dist.backend.csr import CSR
 from pyg_dist.backend.halo import Halo
 from pyg_dist.backend.matrix import Matrix
@@ -49,6 +50,11 @@ class LinearOperator:
         """The transposed matrix, whose traffic is the same backwards."""
         return LinearOperator(self.local.transposed, self.halo.transposed, self.col_scale, self.row_scale, self.divides)
 
+    def coded(self, codecs: tuple[Codec, Codec]) -> LinearOperator:
+        """The same matrix, whose messages are coded in this way, and in that way on the way back."""
+        halo = self.halo.coded(codecs)
+        return self if halo is self.halo else replace(self, halo=halo)
+
     def multiply(self, x: Tensor) -> Tensor:
         """The product (collective, no autograd). Shapes: ``[n, F] -> [n, F]``."""
         flight = self.halo.start(x, self.col_scale, self.divides)
@@ -77,6 +83,12 @@ class _HaloRows(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, post: Halo, transposed: bool) -> Tensor:
         ctx.post, ctx.transposed = post, transposed
         rows = rows.contiguous()
+        if post.codecs[transposed] is not EXACT:
+            slots = Matrix(CSR.identity(post.exchange.num_received, rows.device))
+            halo = Halo(post.outgoing, post.exchange, slots, post.codecs)
+            halo = halo.transposed if transposed else halo
+            num_rows = post.outgoing.num_cols if transposed else post.exchange.num_received
+            return halo.finish(halo.start(rows), rows.new_zeros(num_rows, rows.shape[1]))
         if not transposed:
             with phase("pack"):
                 sent = post.outgoing.multiply(rows)

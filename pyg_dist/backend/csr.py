@@ -51,6 +51,12 @@ class CSR:
         torch.cumsum(torch.bincount(row, minlength=num_rows), 0, out=rowptr[1:])
         return CSR(rowptr, col[order].to(torch.int32), edge[order], num_cols)
 
+    @staticmethod
+    def identity(size: int, device: torch.device | str = "cpu") -> CSR:
+        """One entry in every row, on the diagonal."""
+        place = torch.arange(size + 1, device=device)
+        return CSR(place, place[:-1].to(torch.int32), place[:-1], size)
+
     def row(self) -> Tensor:
         """The row of each entry, int64 ``[num_entries]``."""
         return torch.repeat_interleave(torch.arange(self.num_rows, device=self.rowptr.device), self.rowptr.diff())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from torch import Tensor
@@ -34,6 +34,10 @@ class Halo:
         """The way back."""
         outgoing, incoming = self.incoming.transposed, self.outgoing.transposed
         return Halo(outgoing, self.exchange.transposed, incoming, self.codecs[::-1])
+
+    def coded(self, codecs: tuple[Codec, Codec]) -> Halo:
+        """The same, with other codecs. Everything that is kept, is kept by the parts."""
+        return self if codecs == self.codecs else replace(self, codecs=codecs)
 
     def start(self, x: Tensor, col_scale: Tensor | None = None, divide: bool = False) -> Flight:
         """Multiply by ``outgoing diag(col_scale)`` and send (collective, does not wait). Shapes: ``[n, F]``.

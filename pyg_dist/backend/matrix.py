@@ -44,8 +44,14 @@ class Matrix:
         return Matrix(self.pattern.transposed, self.storage)
 
     def columns(self, low: int, high: int) -> Matrix:
-        """The columns from ``low`` to ``high``, exclusive."""
-        return Matrix(self.pattern.columns(low, high), self.storage)
+        """The columns from ``low`` to ``high``, exclusive. Kept: a product cuts its matrix alike every time."""
+        if (low, high) not in self._pieces:
+            self._pieces[low, high] = Matrix(self.pattern.columns(low, high), self.storage)
+        return self._pieces[low, high]
+
+    @cached_property
+    def _pieces(self) -> dict[tuple[int, int], Matrix]:
+        return {}
 
     def multiply(
         self,

@@ -15,7 +15,7 @@ _Words = npt.NDArray[np.uint64]  # 32-bit numbers; the products of two of them f
 
 _MASK = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)
-_DROPOUT, _UNIFORM, _NORMAL = 0, 1, 2  # streams
+_DROPOUT, _UNIFORM, _NORMAL, _ROUNDING = 0, 1, 2, 3  # streams
 
 
 def spmm_csr(
@@ -164,6 +164,87 @@ def relu(x: Tensor, keeps_mask: bool) -> tuple[Tensor, Tensor]:
 def relu_grad(grad: Tensor, passed: Tensor) -> Tensor:
     """``grad`` where ``passed``."""
     return grad * passed.view_as(grad)
+
+
+_TINY = np.float32(2.0**-100)
+
+
+def _bfloat16(value: npt.NDArray[np.float32], upward: bool) -> npt.NDArray[np.float32]:
+    """bfloat16 towards plus (values >= 0 only) or minus infinity, as float32."""
+    away = np.uint32(0xFFFF) * ((value >= 0) if upward else (value < 0))
+    bits: npt.NDArray[np.uint32] = (value.view(np.uint32) + away) & np.uint32(0xFFFF0000)
+    return bits.astype(np.uint32).view(np.float32)
+
+
+def quantize_csr(
+    rowptr: Tensor,
+    col: Tensor,
+    x: Tensor,
+    bits: int,
+    weight: Tensor | None = None,
+    *,
+    col_scale: Tensor | None = None,
+    key: Tensor | None = None,
+    seed: int = 0,
+) -> Tensor:
+    """The steps of ``csrc/kernels/packed_rows.h``, for finite rows."""
+    sums = spmm_csr(rowptr, col, x.to(_sum_dtype(x)), weight, col_scale=col_scale).float()
+    if bits == 16:
+        return sums.bfloat16().view(torch.uint8)
+    if sums.shape[1] == 0:
+        return sums.to(torch.uint8)
+    h, levels = sums.numpy(), 2**bits - 1
+    low, high = h.min(1), h.max(1)
+    zero = np.where(np.abs(low) < _TINY, np.where(low < 0, -_TINY, np.float32(0)), _bfloat16(low, upward=False))
+    wide = high.astype(np.float64) - zero
+    scale = _bfloat16((wide * (1 / levels)).astype(np.float32), upward=True)
+    short = scale.astype(np.float64) * levels < wide
+    scale = np.where(short, _bfloat16(scale * np.float32(1.001), upward=True), scale)
+    scale = np.where(scale < _TINY, np.where(wide > 0, _TINY, np.float32(0)), scale).astype(np.float32)
+    inverse = np.where(wide > 0, np.float32(65536) / np.where(wide > 0, scale, 1), 0).astype(np.float32)
+    random = np.uint32(32768) if key is None else _rounding_bits(key, h.shape[1], seed)
+    steps = ((h - zero[:, None]) * inverse[:, None]).astype(np.int32).astype(np.uint32)
+    q = np.minimum((steps + random) >> 16, levels).astype(np.uint8)
+    per_byte = 8 // bits
+    padded = np.pad(q, ((0, 0), (0, -q.shape[1] % per_byte))).reshape(q.shape[0], -1, per_byte)
+    packed = (padded << (bits * np.arange(per_byte, dtype=np.uint8))).sum(2, dtype=np.uint8)
+    parameters = np.stack([zero, scale], 1).astype(np.float32).view(np.uint32) >> 16
+    return torch.from_numpy(np.concatenate([parameters.astype("<u2").view(np.uint8), packed], 1))
+
+
+def _rounding_bits(key: Tensor, num_columns: int, seed: int) -> npt.NDArray[np.uint32]:
+    """16 bits a column: a byte of its own over one for the whole row."""
+    num_blocks = -(-(num_columns + 4) // 16)
+    words = philox(seed, key, np.arange(num_blocks, dtype=np.uint64), _ROUNDING)
+    drawn = words.astype("<u4").view(np.uint8).astype(np.uint32)
+    bits: npt.NDArray[np.uint32] = drawn[:, 4 : 4 + num_columns] << np.uint32(8) | drawn[:, :1]
+    return bits
+
+
+def dequantize(packed: Tensor, num_columns: int, bits: int) -> Tensor:
+    """``Z + S q``, float32 ``[M, F]``."""
+    if bits == 16 or num_columns == 0:
+        return packed.contiguous().view(torch.bfloat16).float().view(packed.shape[0], num_columns)
+    zero, scale = packed[:, :4].contiguous().view(torch.bfloat16).float().unbind(1)
+    shifts = bits * torch.arange(8 // bits)
+    q = (packed[:, 4:, None].int() >> shifts) & (2**bits - 1)
+    rows: Tensor = zero[:, None] + scale[:, None] * q.flatten(1)[:, :num_columns]
+    return rows
+
+
+def dequantize_csr_add(
+    out: Tensor,
+    rowptr: Tensor,
+    col: Tensor,
+    packed: Tensor,
+    bits: int,
+    weight: Tensor | None = None,
+    *,
+    row_scale: Tensor | None = None,
+) -> Tensor:
+    """``out[i] += row_scale[i] * sum_e weight[e] * (Z + S q)[col[e]]``."""
+    rows = dequantize(packed, out.shape[1], bits).to(_sum_dtype(out))
+    return spmm_csr(rowptr, col, rows, weight, row_scale=row_scale, out=out)
 
 
 def keyed_uniform(

@@ -232,7 +232,7 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
             return None
         if reduce is None or x.dim() != 2 or not x.is_floating_point():
             return None
-        return aggregate(x, edges.graph.neighbourhood(reduce, None, wide(x.dtype)))
+        return aggregate(x, edges.graph.neighbourhood(reduce, None, wide(x.dtype)), edges.graph.codecs(self))
 
     def edge_updater(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
         """As :meth:`propagate`."""

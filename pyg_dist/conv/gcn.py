@@ -116,13 +116,14 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
         """The normalised sum."""
         operator = self._operator(graph, weight, x.dtype)
         if operator is not None:
-            return aggregate(x, operator)
+            return aggregate(x, operator, graph.codecs(self))
         assert weight is not None
         local, values = x.to_local(), weight.to_local().to(x.dtype)
+        post = graph.post.coded(graph.codecs(self, of_rows=True))
         if self.normalize:
-            out = graph.symmetric_norm_product(local, values, self.add_self_loops, self._loop_value(weight))
+            out = graph.symmetric_norm_product(local, values, self.add_self_loops, self._loop_value(weight), post)
         else:
-            out = aggregate_edges(local, values, graph.local, graph.post)
+            out = aggregate_edges(local, values, graph.local, post)
         return NodeTensor.from_local(out, graph.node_rows)  # type: ignore[return-value]
 
     def _loop_value(self, weight: EdgeTensor | None) -> float:

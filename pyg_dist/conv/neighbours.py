@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch_geometric.nn import aggr, norm
+from torch_geometric.nn import MessagePassing, aggr, norm
 from torch_geometric.nn.aggr import Aggregation, EquilibriumAggregation, MaxAggregation, MinAggregation
 from torch_geometric.utils import scatter
 
@@ -38,15 +38,15 @@ _DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
 def aggregate_neighbours(
-    aggregation: Aggregation, graph: HaloGraph, x: NodeTensor, weight: Tensor | None = None
+    conv: MessagePassing, graph: HaloGraph, x: NodeTensor, weight: Tensor | None = None
 ) -> NodeTensor:
-    """Apply a PyG aggregation to the (weighted) rows of each node's in-neighbours, in input order of the edges.
+    """Apply a conv's aggregation to the (weighted) rows of each node's in-neighbours, in input order of the edges.
 
     Exact: all in-edges of a node are executed on its rank. Parameters of the aggregation enter, since it runs on
     local rows. Dropout inside of it draws other masks on each rank. Collective.
 
     Args:
-        aggregation: any ``torch_geometric.nn.aggr`` module.
+        conv: its ``aggr_module`` is any ``torch_geometric.nn.aggr`` module.
         graph: the graph.
         x: ``[N, F]``.
         weight: edge weights in edge storage order, ``[e]``, or ``None``.
@@ -57,18 +57,19 @@ def aggregate_neighbours(
     Raises:
         UnsupportedError: A part of the aggregation looks at several nodes, as batch norm does.
     """
-    rows = x.to_local()
+    rows, aggregation = x.to_local(), conv.aggr_module
+    post = graph.post.coded(graph.codecs(conv, of_rows=True))
     reduce = _EXTREMES.get(type(aggregation))
     if reduce is not None and weight is None and rows.dim() == 2 and rows.dtype in _DTYPES:
         # Also on a rank where nothing arrives: its backward has to send what others wait for.
-        sources = torch.cat([rows, halo_rows(rows, graph.post)]) if graph.axis.size > 1 else rows
+        sources = torch.cat([rows, halo_rows(rows, post)]) if graph.axis.size > 1 else rows
         return NodeTensor.from_local(extreme(sources, graph.whole, reduce), graph.node_rows)  # type: ignore[return-value]
     _require_node_by_node(aggregation)
     # One more target, with ones for messages, keeps alive what PyG's aggregations lean on: a first target that has
     # messages, two at least (quantiles); and, where sequences are padded (LSTM reads the last place), one length.
     num_padding = graph.max_in_degree if _pads(aggregation) else 2
     source, target = graph.neighbour_lists(num_padding)
-    messages = torch.cat([rows, halo_rows(rows, graph.post), rows.new_ones(1, rows.shape[1])]).index_select(0, source)
+    messages = torch.cat([rows, halo_rows(rows, post), rows.new_ones(1, rows.shape[1])]).index_select(0, source)
     if weight is not None:
         messages = messages * torch.cat([weight.new_ones(num_padding), weight[graph.whole.edge]]).view(-1, 1)
     return _aggregate_padded(aggregation, graph, messages, target)

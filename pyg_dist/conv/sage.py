@@ -69,17 +69,15 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
         weight = edge_rows(self, edge_index, None) if self.fuse and graph.loop_rule == "add" else None
         if type(self.aggr_module) not in (MeanAggregation, SumAggregation):
             values = None if weight is None else weight.to_local()
-            return self.lin_l(aggregate_neighbours(self.aggr_module, graph, x, values))  # type: ignore[no-any-return]
+            return self.lin_l(aggregate_neighbours(self, graph, x, values))  # type: ignore[no-any-return]
         reduce: Literal["mean", "sum"] = "mean" if type(self.aggr_module) is MeanAggregation else "sum"
-        operator = graph.neighbourhood(reduce, weight, wide(x.dtype))
-
+        operator, codecs = graph.neighbourhood(reduce, weight, wide(x.dtype)), graph.codecs(self)
         if not (commutes(self.lin_l) and projects_first(self.lin_l, x, operator)):
-            return self.lin_l(aggregate(x, operator))  # type: ignore[no-any-return]
+            return self.lin_l(aggregate(x, operator, codecs))  # type: ignore[no-any-return]
         # The bias comes after: a mean keeps it, a sum or a node without neighbours would not.
-        out = aggregate(F.linear(x, self.lin_l.weight), operator)  # type: ignore[arg-type]
-        return (
-            out if self.lin_l.bias is None else plus(out, self.lin_l.bias.to(out.dtype))
-        )  # autocast narrows the product
+        out = aggregate(F.linear(x, self.lin_l.weight), operator, codecs)  # type: ignore[arg-type]
+        # Autocast narrows the product.
+        return out if self.lin_l.bias is None else plus(out, self.lin_l.bias.to(out.dtype))
 
     def __prepare_scriptable__(self) -> SAGEConv:
         return stock_twin(self, SAGEConv)

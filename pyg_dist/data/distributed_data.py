@@ -37,7 +37,7 @@ class DistributedData(Data):  # type: ignore[misc]
     ``data.x``, ``data.y``, masks and every other attribute with a row per node are
     :class:`~pyg_dist.tensor.NodeTensor`; those with a row per edge are :class:`~pyg_dist.tensor.EdgeTensor`;
     ``data.edge_index`` is the :class:`~pyg_dist.tensor.DistributedEdgeIndex` that Distributed convs take. Everything is
-    exact: losses, metrics and gradients are those of one process with the whole graph.
+    exact, unless ``bits`` or ``comm_dtype`` ask otherwise: losses, metrics and gradients are those of one process.
 
     Every rank passes the same graph and options. One rank partitions it; each keeps its own rows and edges, and no
     reference to the input.
@@ -52,7 +52,11 @@ class DistributedData(Data):  # type: ignore[misc]
         epsilon: how much heavier than the mean METIS may make a part.
         exchange: what sums send: ``"post"``, rows of sources; ``"pre"``, sums for targets; ``"hybrid"``, as few of both
             as can be (SuperGCN, 5.2-5.3). What cannot be summed on the way (max, LSTM, learning weights) is post.
-        bits: 32: rows are sent as they are.
+        bits: of each value that halos send in training, 32, 16, 8, 4 or 2, or (forward, backward). 32: rows as they
+            are, exact; 16: bfloat16; fewer: rounded at random to steps of each row's range, approximate and unbiased
+            (SuperGCN, 2.4 and 6). Evaluation (``model.eval()``, ``no_grad``) and what is sent once and remembered
+            (sums of constant features) go as they are, and so does what stock convs read edge by edge (attention ...).
+            Not with ``layout="grid"``.
         mesh: the grid's axes, ``{"x": 2, "y": 1, "z": 2}``; one left out is 1; None: the planner's choice.
         comm_dtype: ``torch.bfloat16``: the messages of the grid's two big sums, approximate; None: exact.
         seed: of the partitioner, or of the grid's node orders.
@@ -76,7 +80,7 @@ class DistributedData(Data):  # type: ignore[misc]
         partition: str | Tensor | np.ndarray[Any, Any] | Plan = "metis",
         epsilon: float = 0.03,
         exchange: Exchange = "hybrid",
-        bits: int = 32,
+        bits: int | tuple[int, int] = 32,
         mesh: dict[str, int] | None = None,
         comm_dtype: torch.dtype | None = None,
         seed: int = 0,
@@ -208,7 +212,8 @@ def _in_parts(graph_input: GraphInput, options: Options, parts: Tensor) -> tuple
     axis = world_axis()
     share = halo_share(graph_input.edge_index, parts, axis.rank, axis.size, options.exchange)
     plan = _plan(share, axis, options, parts, plan_hash(graph_input.edge_index, parts, axis.size, options.exchange))
-    return HaloGraph(share, axis, graph_input.loop_rule, plan.is_dense), plan
+    graph = HaloGraph(share, axis, graph_input.loop_rule, plan.is_dense, bits=options.bits_by_direction)
+    return graph, plan
 
 
 def _parts(graph_input: GraphInput, options: Options, axis: Axis) -> Tensor:
@@ -238,5 +243,5 @@ def _plan(share: HaloShare, axis: Axis, options: Options, parts: Tensor, identit
     table = axis.gather_rows(torch.tensor([mine]), [1] * axis.size)
     sizes, rows = table[:, : -axis.size].tolist(), table[:, -axis.size :]
     shares = tuple(ShareSizes(*size) for size in sizes)
-    kept = parts.to(torch.int32) if axis.rank == 0 else None
-    return Plan(options.layout, options.partition_name, options.exchange, shares, pairs_of(rows), identity, kept)
+    kept, bits = parts.to(torch.int32) if axis.rank == 0 else None, options.bits_by_direction
+    return Plan(options.layout, options.partition_name, options.exchange, shares, pairs_of(rows), identity, bits, kept)

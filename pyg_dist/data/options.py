@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pyg_dist.backend.agreement import digest
+from pyg_dist.backend.quantized import Bits
 from pyg_dist.errors import OptionError, UnsupportedError
 from pyg_dist.plan import Plan
 from pyg_dist.plan.model import Model
@@ -20,7 +21,6 @@ from pyg_dist.tensor import remember
 _VALUES: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {  # name: (works, planned)
     "layout": (("halo", "grid", "auto"), ()),
     "exchange": (EXCHANGES, ()),
-    "bits": ((32,), (16, 8, 4, 2)),
     "comm_dtype": ((None, torch.bfloat16), ()),
 }
 _PARTITIONS = (("metis", "random"), ("hypergraph", "stochastic", "cover"))
@@ -34,7 +34,7 @@ class Options:
     partition: str | Tensor | np.ndarray[Any, Any] | Plan
     epsilon: float
     exchange: Exchange
-    bits: int
+    bits: int | tuple[int, int]
     mesh: dict[str, int] | None
     comm_dtype: torch.dtype | None
     seed: int
@@ -46,6 +46,17 @@ class Options:
             _check(name, getattr(self, name), works, planned)
         if self.mesh is not None and not isinstance(self.mesh, dict):
             raise OptionError(f"Expected mesh to be a dict such as {{'x': 2, 'z': 2}} or None (got {self.mesh!r})")
+        given: tuple[object, ...] = self.bits_by_direction
+        if not all(type(b) is int and b in get_args(Bits) for b in given):
+            allowed = ", ".join(map(str, get_args(Bits)))
+            raise OptionError(
+                f"Expected bits to be one of {allowed}, or (forward, backward) of them (got {self.bits!r})"
+            )
+        if self.layout != "halo" and self.bits_by_direction != (32, 32):
+            raise UnsupportedError(
+                f"bits={self.bits!r} with layout={self.layout!r} is not in this version: use layout='halo', or "
+                f"comm_dtype=torch.bfloat16"
+            )
         for name in ("mesh", "comm_dtype"):
             if self.layout == "halo" and getattr(self, name) is not None:
                 raise UnsupportedError(
@@ -64,6 +75,12 @@ class Options:
             )
 
     @property
+    def bits_by_direction(self) -> tuple[Bits, Bits]:
+        """Of a value in a message: forward, backward."""
+        is_pair = isinstance(self.bits, (tuple, list)) and len(self.bits) == 2
+        return tuple(self.bits) if is_pair else (self.bits, self.bits)  # type: ignore[arg-type, return-value]
+
+    @property
     def partition_name(self) -> str:
         """What to call the partition in a plan."""
         if isinstance(self.partition, Plan):
@@ -73,6 +90,7 @@ class Options:
     def identity(self) -> dict[str, str]:
         """Name and value of each option, short enough to compare across ranks."""
         given = {f"option {name}": str(getattr(self, name)) for name in (*_VALUES, "mesh", "epsilon", "seed", "model")}
+        given["option bits"] = str(self.bits_by_direction)
         given[f"setting {remember.SETTING}"] = str(remember.limit_bytes())
         for name in ("PYG_DIST_GRID_SUMS", "PYG_DIST_GRID_BLOCKS"):
             given[f"setting {name}"] = os.environ.get(name, "")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pyg_dist.backend.agreement import digest
 from pyg_dist.errors import AgreementError, DataError
-from pyg_dist.plan.halo_cost import ELEMENT_BYTES, halo_price, loads_of, memory_bytes
+from pyg_dist.plan.halo_cost import ELEMENT_BYTES, halo_price, loads_of, memory_bytes, row_bytes
 from pyg_dist.plan.machine import Machine
 from pyg_dist.plan.model import Model, Price
 from pyg_dist.plan.remote import EXCHANGES, Exchange
@@ -40,6 +40,7 @@ class Plan:
         sizes: each rank's numbers, by rank.
         pairs: (sender, receiver, rows) of each pair of ranks with traffic, for the chosen exchange.
         hash: see :func:`plan_hash`; equal plans have equal hashes.
+        bits: of a value in the messages of training, forward and backward.
         parts: the owner of each node, ``[N]`` integers; of a ``data.plan``, on rank 0 alone.
     """
 
@@ -49,6 +50,7 @@ class Plan:
     sizes: tuple[ShareSizes, ...]
     pairs: tuple[tuple[int, int, int], ...]
     hash: str
+    bits: tuple[int, int] = (32, 32)
     parts: Tensor | None = field(default=None, compare=False, repr=False)
 
     @staticmethod
@@ -63,7 +65,7 @@ class Plan:
         """
         sizes, rows = all_sizes(edge_index, parts, num_ranks, exchange)
         identity = plan_hash(edge_index, parts, num_ranks, exchange)
-        return Plan("halo", partition, exchange, sizes, pairs_of(rows), identity, parts)
+        return Plan("halo", partition, exchange, sizes, pairs_of(rows), identity, parts=parts)
 
     @property
     def ranks(self) -> int:
@@ -93,9 +95,13 @@ class Plan:
             rows[sender, receiver] = count
         return rows
 
-    def halo_bytes(self, width: int, element_size: int = ELEMENT_BYTES) -> int:
-        """Bytes sent in one aggregation of ``width`` columns, all ranks together; the backward sends as many."""
-        return self.rows[self.exchange] * width * element_size
+    def halo_bytes(self, width: int, element_size: int = ELEMENT_BYTES, backward: bool = False) -> int:
+        """Bytes sent in one aggregation of ``width`` columns, all ranks together; as many backward, unless bits differ.
+
+        A row in fewer than 16 bits a value takes four bytes more, for its zero point and scale.
+        """
+        bits = self.bits[backward]
+        return self.rows[self.exchange] * (width * element_size if bits == 32 else row_bytes(width, bits))
 
     def memory_bytes(self, widths: Sequence[int] = ()) -> list[int]:
         """See :func:`~pyg_dist.plan.halo_cost.memory_bytes`; by rank."""
@@ -118,7 +124,7 @@ class Plan:
         machine = Machine.load() if machine is None else machine
         nodes, work = [s.nodes for s in self.sizes], [s.work for s in self.sizes]
         loads = loads_of(nodes, work, self.rows_between(), machine.ranks_per_node)
-        return halo_price(self.assumed_model() if model is None else model, loads, machine, self.ranks)
+        return halo_price(self.assumed_model() if model is None else model, loads, machine, self.ranks, self.bits)
 
     @staticmethod
     def imbalance(values: list[int]) -> float:
@@ -128,7 +134,7 @@ class Plan:
     def to_dict(
         self, widths: Sequence[int] = (), machine: Machine | None = None, model: Model | None = None
     ) -> dict[str, Any]:
-        """Plain numbers for programs; ``bytes`` is by width, for float32; seconds are those of :meth:`price`."""
+        """Plain numbers for programs; ``bytes`` is by width, for float32 or ``bits``; :meth:`price` has the seconds."""
         uneven = ("nodes", "edges", "work", "rows_sent", "rows_received")
         return {
             "ranks": self.ranks,
@@ -140,7 +146,9 @@ class Plan:
             "rows": self.rows,
             "messages": self.messages,
             "all_to_all": self.is_dense,
+            "bits": list(self.bits),
             "bytes": {str(width): self.halo_bytes(width) for width in widths},
+            "backward_bytes": {str(width): self.halo_bytes(width, backward=True) for width in widths},
             "memory_bytes": self.memory_bytes(widths),
             "predicted_seconds": self.price(model, machine).seconds,
             "imbalance": {name: self.imbalance([getattr(s, name) for s in self.sizes]) for name in uneven},
@@ -160,7 +168,12 @@ class Plan:
         table = ["  ".join(cell.rjust(w) for cell, w in zip(row, width_of, strict=True)) for row in [header, *lines]]
         title = f"{self.layout} layout, {self.partition} partition, {self.exchange} exchange, plan {self.hash[:12]}"
         by_kind = ", ".join(f"{kind} {count:,}" for kind, count in self.rows.items())
-        traffic = [f"width {w}: {self.halo_bytes(w):,} bytes per aggregation" for w in widths]
+        in_bits = "" if self.bits == (32, 32) else " in {} bits, {:,} backward in {}"
+        traffic = [
+            f"width {w}: {self.halo_bytes(w):,} bytes per aggregation"
+            + in_bits.format(self.bits[0], self.halo_bytes(w, backward=True), self.bits[1])
+            for w in widths
+        ]
         way = "an all-to-all-v" if self.is_dense else "a message per neighbour"
         total = [f"rows per aggregation: {by_kind}; by {way}"]
         if model is not None:
@@ -199,6 +212,7 @@ class Plan:
             if content.pop("format") != _FORMAT:
                 raise DataError(f"Expected a plan of format {_FORMAT} in {path}: plan again")
             content["sizes"] = tuple(ShareSizes(**size) for size in content["sizes"])
+            content["bits"] = tuple(content.get("bits", (32, 32)))
             content["pairs"] = tuple((int(p), int(q), int(n)) for p, q, n in content["pairs"])
             plan = Plan(**content, parts=parts)
         except (ValueError, KeyError, TypeError, AttributeError, safetensors.SafetensorError) as error:

@@ -17,6 +17,9 @@ from pyg_dist.backend.csr import CSR
 from pyg_dist.plan.cover import Cover
 from pyg_dist.plan.remote import RemoteEdges
 
+SUM_KEY = 1 << 40
+"""A sum's key is its node's global id plus this times (its maker's rank + 1)."""
+
 UNIT = -1
 """In place of an edge: an entry whose value is one, whatever the edges' weights are."""
 
@@ -35,6 +38,9 @@ class Transfer:
             into this rank that are summed at their source.
         lend_counts: ``lent`` by borrower, ``[P]``.
         borrow_counts: values to borrow, by lender, ``[P]``.
+        outgoing_key: int64 ``[s]``, what stands for each slot where its values are rounded at random: the global id of
+            a row's node; a sum, of which every rank may make another, adds :data:`SUM_KEY`.
+        incoming_key: int64 ``[h]``, the same for the way back, on which the gradients of rows are sums.
     """
 
     outgoing: CSR
@@ -44,6 +50,8 @@ class Transfer:
     lent: Tensor
     lend_counts: tuple[int, ...]
     borrow_counts: tuple[int, ...]
+    outgoing_key: Tensor
+    incoming_key: Tensor
 
 
 @dataclass(frozen=True)
@@ -89,6 +97,9 @@ def transfer(remote: RemoteEdges, cover: Cover, edge_index: Tensor, places: Plac
         places.num_local,
     )
 
+    summed_here = SUM_KEY * (rank + 1)
+    outgoing_key = _keys(row_slot, rows.node, sum_slot, sums.node + summed_here)
+
     row_slot, sum_slot, recv_counts = _slots(
         num_ranks, cover.left & (rows.receiver == rank), rows.sender, cover.right & (sums.receiver == rank), sums.sender
     )
@@ -104,7 +115,10 @@ def transfer(remote: RemoteEdges, cover: Cover, edge_index: Tensor, places: Plac
     )
     order, lend_counts = _by_peer(sums.sender[remote.sum[summed]], num_ranks)
     lent = places.remote_edge[~is_post][order]
-    return Transfer(outgoing, incoming, send_counts, recv_counts, lent, lend_counts, borrow_counts)
+    incoming_key = _keys(row_slot, rows.node + summed_here, sum_slot, sums.node)
+    return Transfer(
+        outgoing, incoming, send_counts, recv_counts, lent, lend_counts, borrow_counts, outgoing_key, incoming_key
+    )
 
 
 def _slots(
@@ -117,6 +131,13 @@ def _slots(
     slot = _inverse(order)
     row_slot[row], sum_slot[total] = slot[: row.numel()], slot[row.numel() :]
     return row_slot, sum_slot, counts
+
+
+def _keys(row_slot: Tensor, row_key: Tensor, sum_slot: Tensor, sum_key: Tensor) -> Tensor:
+    """The keys by slot."""
+    slot, key = torch.cat([row_slot, sum_slot]), torch.cat([row_key, sum_key])
+    used = slot >= 0
+    return torch.empty_like(key[used]).scatter_(0, slot[used], key[used])
 
 
 def _by_peer(peer: Tensor, num_ranks: int) -> tuple[Tensor, tuple[int, ...]]:

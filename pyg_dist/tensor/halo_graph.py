@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.aggregate import LinearOperator, aggregate_edges
@@ -19,9 +19,11 @@ from pyg_dist.backend.csr import CSR
 from pyg_dist.backend.exchange import Exchange, Traffic
 from pyg_dist.backend.halo import Halo
 from pyg_dist.backend.matrix import Matrix
+from pyg_dist.backend.quantized import Bits, quantized
 from pyg_dist.plan.halo import HaloShare
 from pyg_dist.plan.transfer import Transfer
 from pyg_dist.tensor.edges import Edges
+from pyg_dist.tensor.random import draw_seed
 from pyg_dist.tensor.row_tensor import RowTensor
 from pyg_dist.tensor.rows import Rows, lasting
 
@@ -39,7 +41,7 @@ class HaloGraph:
         loop_rule: how GCN's self loops meet existing ones; it follows from the form of the input.
         is_dense: see :class:`~pyg_dist.backend.exchange.Exchange`.
         device: where the rows live.
-        codecs: how the rows and sums of aggregations with constant weights travel, forward and backward.
+        bits: of a value in a message, forward and backward; 32: values as they are.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class HaloGraph:
         loop_rule: LoopRule,
         is_dense: bool = False,
         device: torch.device | str = "cpu",
-        codecs: tuple[Codec, Codec] = (EXACT, EXACT),
+        bits: tuple[Bits, Bits] = (32, 32),
     ) -> None:
         self.share = share
         self.is_dense = is_dense
@@ -60,9 +62,10 @@ class HaloGraph:
         self.edge_rows = Rows(axis, "edge", share.num_edges, share.edge_id.to(device))
         self.local = share.local.to(device)
         self.traffic = Traffic()
+        self.bits = bits
         self._buffers = Buffers()
         self.post = self._halo(share.post)
-        self._sums = replace(self.post if share.sums is share.post else self._halo(share.sums), codecs=codecs)
+        self._sums = self.post if share.sums is share.post else self._halo(share.sums)
         self._operators: dict[Hashable, _Kept] = {}
         self._neighbour_lists: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -79,7 +82,28 @@ class HaloGraph:
         """The same graph on another device."""
         if torch.device(device) == self.device:
             return self
-        return HaloGraph(self.share, self.axis, self.loop_rule, self.is_dense, device, self._sums.codecs)
+        return HaloGraph(self.share, self.axis, self.loop_rule, self.is_dense, device, self.bits)
+
+    def codecs(self, layer: nn.Module, of_rows: bool = False) -> tuple[Codec, Codec]:
+        """How the messages of one aggregation in ``layer`` are coded: forward, backward.
+
+        Exact unless ``bits`` says otherwise, the layer is training and gradients are on. With ``bits``, each call in
+        training draws one number, whatever the world size and whether or not anything is sent: masks that are drawn
+        later depend on the script alone, and are drawn again alike when a checkpoint computes again what it had
+        computed without gradients.
+
+        Args:
+            layer: whose messages they are.
+            of_rows: for :attr:`post`, not for the exchange of sums.
+        """
+        if self.bits == (32, 32) or not layer.training:
+            return EXACT, EXACT
+        seed = draw_seed()
+        if not torch.is_grad_enabled():
+            return EXACT, EXACT
+        transfer = self.share.post if of_rows else self.share.sums
+        keys = transfer.outgoing_key.to(self.device), transfer.incoming_key.to(self.device)
+        return quantized(self.bits, keys, seed, layer)
 
     def owns(self, x: RowTensor) -> bool:
         """Whether x has a row for every node of this graph."""
@@ -218,7 +242,6 @@ class HaloGraph:
             Matrix(self._sums.outgoing.pattern, torch.cat([borrowed, one])),
             self._sums.exchange,
             Matrix(self._sums.incoming.pattern, storage),
-            self._sums.codecs,
         )
         return Matrix(local, storage), halo
 
@@ -231,7 +254,9 @@ class HaloGraph:
             ops.spmm_csr(csr.rowptr, csr.col, ones[: csr.num_cols], values, out=out)
         return inverse_sqrt(degree.view(-1))
 
-    def symmetric_norm_product(self, x: Tensor, weight: Tensor, add_self_loops: bool, loop_value: float) -> Tensor:
+    def symmetric_norm_product(
+        self, x: Tensor, weight: Tensor, add_self_loops: bool, loop_value: float, post: Halo
+    ) -> Tensor:
         """GCN's aggregation with weights that learn; differentiable by x and by the weights (collective).
 
         ``y = s * (A_w (s * x) + l * s * x)`` with ``s = degree^-1/2`` and the loops' weights l: the degree depends
@@ -243,7 +268,7 @@ class HaloGraph:
         degree = aggregate_edges(ones, weight, local, self.post)
         scale = inverse_sqrt((degree if loops is None else degree + loops).view(-1)).view(-1, 1)
         scaled = scale * x
-        out = aggregate_edges(scaled, weight, local, self.post)
+        out = aggregate_edges(scaled, weight, local, post)
         return scale * (out if loops is None else out + loops * scaled)
 
     def loop_weight(self, weight: Tensor, loop_value: float) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pyg_dist.backend import aggregate as backend
 from pyg_dist.backend.aggregate import LinearOperator
+from pyg_dist.backend.codec import EXACT, Codec
 from pyg_dist.errors import OptionError
 from pyg_dist.tensor.row_tensor import NodeTensor
 
@@ -35,16 +36,19 @@ class Remembered:
     result_version: int
 
 
-def aggregate(x: NodeTensor, operator: LinearOperator) -> NodeTensor:
-    """``operator`` times x; exact, differentiable (collective, unless it is remembered).
+def aggregate(x: NodeTensor, operator: LinearOperator, codecs: tuple[Codec, Codec] = (EXACT, EXACT)) -> NodeTensor:
+    """``operator`` times x; differentiable (collective, unless it is remembered).
+
+    Exact, unless ``codecs`` say otherwise and the result is not kept.
 
     A result is kept if x needs no gradient and is lasting: an attribute of a ``DistributedData``, or a tensor that has
     been aggregated before. Every rank decides alike, by the object and its version.
     """
     result = _recall(x, operator)
     if result is None:
-        result = backend.aggregate(x.to_local(), operator)
-        if _is_kept(x):
+        is_kept = _is_kept(x)
+        result = backend.aggregate(x.to_local(), operator if is_kept else operator.coded(codecs))
+        if is_kept:
             known = Remembered(weakref.ref(x), x._version, operator, result, result._version)
             others = [r for r in x._remembered if r.operator is not operator]
             x._remembered = (*others, known)[-_MAX_OPERATORS:]

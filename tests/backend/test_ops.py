@@ -6,6 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -502,6 +503,7 @@ def test_every_instruction_set(isa: str) -> None:
         pytest.skip(f"this machine has no {isa}")
     if isa == library.isa():
         return  # this very run
-    kernels = "spmm or sddmm or rows or keyed or isa_and"
-    result = run_with_isa(isa, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", kernels, __file__)
+    kernels = "spmm or sddmm or rows or keyed or quantize or isa_and"
+    files = __file__, str(Path(__file__).with_name("test_quantize.py"))
+    result = run_with_isa(isa, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", kernels, *files)
     assert result.returncode == 0, result.stdout[-3000:]

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/bfloat16.h"
+#include "kernels/packed_rows.h"
 #include "kernels/table.h"
 
 namespace pyg_dist {
@@ -236,6 +237,37 @@ void try_width(int64_t width) {
       want_uniform[i] = (philox_word(keyed.seed, row, column, Stream::uniform) >> 8) * 0x1p-24;
     }
     expect("uniform_rows", width, uniform, want_uniform);
+  }
+
+  // Packed rows, at random and to nearest, brought back: within a step of what they were, which bfloat16 holds exactly.
+  const auto twice = integers<T>(kSources * F);
+  std::vector<int32_t> from(kRows);
+  std::vector<int64_t> each(kRows + 1);
+  for (size_t r = 0; r < kRows; ++r) {
+    from[r] = draw(kSources);
+    each[r + 1] = static_cast<int64_t>(r + 1);
+  }
+  std::vector<int32_t> own(kRows);
+  for (size_t r = 0; r < kRows; ++r) own[r] = static_cast<int32_t>(r);
+  for (const int bits : {2, 4, 8, 16}) {
+    for (const bool stochastic : {false, true}) {
+      std::vector<uint8_t> packed(static_cast<size_t>(kRows * packed_row_bytes(width, bits)));
+      const QuantizeRows rows{key.data(), from.data(),        twice.data(), packed.data(), width,
+                              width,      0x123456789abcdefu, bits,         stochastic,    kElement<T>};
+      if (kernels().quantize_rows(rows, 0, kRows) != kAllFinite) ++failures;
+      std::vector<T> back(kRows * F);
+      kernels().dequantize_add_rows({each.data(), own.data(), packed.data(), nullptr, nullptr, back.data(), kRows,
+                                     width, width, bits, kElement<T>},
+                                    0, kRows);
+      const double step = bits == 16 ? 0 : 6.1 / ((1 << bits) - 1);  // the largest range is 6
+      for (size_t i = 0; i < back.size(); ++i) {
+        const double want = to_double(twice[static_cast<size_t>(from[i / F]) * F + i % F]);
+        if (!(std::abs(to_double(back[i]) - want) <= step) && ++failures <= 20) {
+          std::printf("quantize_rows, width %lld, %d bits: entry %zu: expected %g, got %g\n",
+                      static_cast<long long>(width), bits, i, want, to_double(back[i]));
+        }
+      }
+    }
   }
 
   // Norm, ReLU and dropout with the mask above.

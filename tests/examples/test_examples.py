@@ -107,6 +107,19 @@ def test_two_ranks_print_the_same_as_one(name: str, launcher: str) -> None:
     np.testing.assert_allclose(_numbers(_printed(launcher, 2, name)), _numbers(_printed_alone(name)), atol=2e-3)
 
 
+@pytest.mark.parametrize(("launcher", "num_ranks"), [("python", 1), ("torchrun", 2)])
+def test_full_batch_int2(launcher: str, num_ranks: int, tmp_path: Path) -> None:
+    picture = tmp_path / "curves.png"
+    printed = _printed(launcher, num_ranks, "full_batch_int2", "--picture", str(picture))
+    lines = re.findall(r"(.*): accuracy (\S+), rank 0 sent ([\d,]+) bytes", printed)
+    assert [name for name, _, _ in lines] == ["fp32", "int2", "int2 + labels"]
+    assert min(float(accuracy) for _, accuracy, _ in lines) > 0.85
+    sent = [int(num_bytes.replace(",", "")) for _, _, num_bytes in lines]
+    assert (min(sent) > 0) == (num_ranks > 1)
+    assert sent[1] < sent[0] or num_ranks == 1  # evaluation, every epoch here, goes in full precision
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
 def test_read_npz(tmp_path: Path) -> None:
     read_npz = _module("example_graphs").read_npz
     links, y = np.array([[0, 1], [1, 2]], np.int32), np.array([0, 1, 0, -1, 1, 1], np.int8)

@@ -1,0 +1,258 @@
+"""What quantized messages cost in accuracy: SuperGCN, Table 3, with emulated ranks, in one process.
+
+    python benchmarks/accuracy.py ../shared/data/pubmed.npz --parts metis8 random64 --seeds 10
+    python benchmarks/accuracy.py --report
+
+A 3-layer SAGE, hidden width 256, LayerNorm and dropout 0.5, Adam with lr 0.01, 250 epochs (SuperGCN, Table 2). Every
+aggregation is exchanged in every epoch, the first layer's, too: nothing is remembered. Each run is appended to
+``benchmarks/results/accuracy.json`` when it ends; runs that are there already are passed over, so that an interrupted
+study goes on. A run's score is the test score of the epoch with the best validation score, in percent: accuracy, or
+ROC-AUC where there are two classes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from sklearn.metrics import roc_auc_score
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+import example_graphs
+from emulated import EmulatedMean
+from torch_geometric.data import Data
+
+from pyg_dist.backend.aggregate import _EdgeProduct, aggregate
+from pyg_dist.backend.codec import EXACT, Codec
+from pyg_dist.backend.csr import CSR
+from pyg_dist.backend.quantized import quantized
+from pyg_dist.nn import MaskedLabelPropagation, NormReLUDropout
+from pyg_dist.partition import partition
+from pyg_dist.tensor.random import draw_seed
+
+HIDDEN, DROPOUT, LEARNING_RATE, LABEL_RATE = 256, 0.5, 0.01, 0.5
+RESULTS = Path(__file__).parent / "results" / "accuracy.json"
+
+
+class Setting(NamedTuple):
+    """One line of the table."""
+
+    bits: int
+    is_stochastic: bool = True
+    has_labels: bool = False
+
+
+SETTINGS = {
+    "fp32": Setting(32),
+    "int8": Setting(8),
+    "int4": Setting(4),
+    "int2": Setting(2),
+    "int2 nearest": Setting(2, is_stochastic=False),
+    "fp32 + LP": Setting(32, has_labels=True),
+    "int2 + LP": Setting(2, has_labels=True),
+}
+
+
+class SparseFeatures:
+    """Constant features that are mostly zeros: ``linear`` costs as much as they have entries."""
+
+    def __init__(self, x: Tensor) -> None:
+        row, col = x.nonzero(as_tuple=True)
+        self.csr = CSR.from_edges(row, col, torch.arange(row.numel()), *x.shape)
+        self.value = x[row, col]
+
+    def linear(self, weight: Tensor) -> Tensor:
+        """``x weight^T``."""
+        return _EdgeProduct.apply(self.value, weight.t().contiguous(), self.csr)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class SAGE(nn.Module):
+    """Means over neighbours by emulated ranks; the narrower side of a layer is exchanged, as in the package's convs."""
+
+    def __init__(self, features: SparseFeatures, channels: int, num_classes: int, mean: EmulatedMean) -> None:
+        super().__init__()
+        self.features, self.mean = features, mean
+        widths = [channels, HIDDEN, HIDDEN, num_classes]
+        pairs = list(pairwise(widths))
+        self.neighbours = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in pairs)
+        self.roots = nn.ModuleList(nn.Linear(a, b) for a, b in pairs)
+        self.norms = nn.ModuleList(NormReLUDropout(HIDDEN, "layer", p=DROPOUT) for _ in pairs[1:])
+
+    def forward(self, labels: tuple[Tensor, Tensor] | None, code: Callable[[], tuple[Codec, Codec]]) -> Tensor:
+        """``labels``: rows of the features that an embedding is added to, and what is added."""
+        x = torch.empty(0)
+        for k, (neighbour, root) in enumerate(zip(self.neighbours, self.roots, strict=True)):
+            if k == 0:
+                left, right = (self._first(linear.weight, labels) for linear in (neighbour, root))
+            else:
+                x = self.norms[k - 1](x)
+                left, right = neighbour(x), F.linear(x, root.weight)
+            x = aggregate(left, self.mean.operator.coded(code())) + right + root.bias
+        return x
+
+    def _first(self, weight: Tensor, labels: tuple[Tensor, Tensor] | None) -> Tensor:
+        out = self.features.linear(weight)
+        return out if labels is None else out.index_add(0, labels[0], F.linear(labels[1], weight))
+
+
+def train(data: Data, mean: EmulatedMean, setting: Setting, seed: int, num_epochs: int) -> dict[str, Any]:
+    """One run: scores by epoch, and the score that counts."""
+    torch.manual_seed(seed)
+    num_classes = int(data.y.max()) + 1
+    model = SAGE(SparseFeatures(data.x), data.num_features, num_classes, mean)
+    propagation = MaskedLabelPropagation(num_classes, data.num_features, LABEL_RATE)
+    parameters = [*model.parameters(), *(propagation.parameters() if setting.has_labels else ())]
+    optimizer = torch.optim.Adam(parameters, lr=LEARNING_RATE)
+    zeros = torch.zeros(data.num_nodes, 1)
+
+    def code() -> tuple[Codec, Codec]:
+        if setting.bits == 32 or not torch.is_grad_enabled():
+            return EXACT, EXACT
+        keys = mean.keys if setting.is_stochastic else (None, None)
+        return quantized((setting.bits, setting.bits), keys, draw_seed(), model)  # type: ignore[arg-type]
+
+    def labels() -> tuple[tuple[Tensor, Tensor] | None, Tensor]:
+        if not setting.has_labels:
+            return None, data.train_mask
+        # The module's own draw, on a column of zeros, so that no dense features are made.
+        propagation.train(model.training)
+        _, loss_mask = _Masks.of(propagation, zeros, data)
+        embedded = (data.train_mask & ~loss_mask) if model.training else data.train_mask
+        nodes = embedded.nonzero().view(-1)
+        return (nodes, F.embedding(data.y[nodes], propagation.weight)), loss_mask
+
+    history = []
+    for _ in range(num_epochs):
+        model.train()
+        optimizer.zero_grad()
+        given, loss_mask = labels()
+        F.cross_entropy(model(given, code)[loss_mask], data.y[loss_mask]).backward()
+        optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            out = model(labels()[0], code)
+        history.append([round(_score(out, data, data[name]), 3) for name in ("val_mask", "test_mask")])
+    best = max(range(num_epochs), key=lambda epoch: history[epoch][0])
+    return {"score": history[best][1], "curve": [test for _, test in history]}
+
+
+class _Masks:
+    """The loss mask of a label propagation, without its features."""
+
+    @staticmethod
+    def of(propagation: MaskedLabelPropagation, zeros: Tensor, data: Data) -> tuple[Tensor, Tensor]:
+        narrow = MaskedLabelPropagation(propagation.num_classes, 1, propagation.rate)
+        narrow.train(propagation.training)
+        return narrow(zeros, data.y, data.train_mask)  # type: ignore[no-any-return]
+
+
+def _score(out: Tensor, data: Data, mask: Tensor) -> float:
+    y = data.y[mask]
+    if int(data.y.max()) == 1:
+        return 100 * float(roc_auc_score(y, (out[:, 1] - out[:, 0])[mask]))
+    return 100 * float((out[mask].argmax(-1) == y).float().mean())
+
+
+def read(path: str) -> Data:
+    """The graph; of several splits, the first."""
+    data = example_graphs.read_npz(path)
+    for name in ("train_mask", "val_mask", "test_mask"):
+        data[name] = data[name] if data[name].dim() == 1 else data[name][0]
+    return data
+
+
+def parts_of(data: Data, name: str) -> tuple[Tensor, int]:
+    """``metis8``: eight parts by METIS; ``random64``: 64 random ones."""
+    method, num_ranks = name.rstrip("0123456789"), int(name.lstrip("abcdefghijklmnopqrstuvwxyz"))
+    return partition(data.edge_index, data.num_nodes, num_ranks, method, train_mask=data.train_mask), num_ranks
+
+
+def report(runs: list[dict[str, Any]]) -> str:
+    """Mean and spread by graph, parts and setting; differences to full precision are paired by seed."""
+    lines = ["| graph | parts | setting | seeds | score | difference to fp32 | its standard error |", "|" + "---|" * 7]
+    for graph, parts in sorted({(run["graph"], run["parts"]) for run in runs}):
+        scores = {
+            name: {run["seed"]: run["score"] for run in runs if (run["graph"], run["parts"], run["setting"]) == key}
+            for name in SETTINGS
+            for key in [(graph, parts, name)]
+        }
+        for name, by_seed in scores.items():
+            if not by_seed:
+                continue
+            values = torch.tensor(list(by_seed.values()), dtype=torch.float64)
+            base = scores["fp32 + LP" if SETTINGS[name].has_labels else "fp32"]
+            paired = torch.tensor([by_seed[s] - base[s] for s in by_seed if s in base], dtype=torch.float64)
+            spread = f" ± {values.std():.2f}" if values.numel() > 1 else ""
+            difference = f"{paired.mean():+.2f}" if paired.numel() and by_seed is not base else ""
+            error = f"{paired.std() / math.sqrt(paired.numel()):.2f}" if difference and paired.numel() > 1 else ""
+            line = [graph, parts, name, str(len(by_seed)), f"{values.mean():.2f}{spread}", difference, error]
+            lines.append("| " + " | ".join(line) + " |")
+    return "\n".join(lines)
+
+
+def draw(runs: list[dict[str, Any]], path: Path) -> None:
+    """The mean test score by epoch (needs matplotlib)."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    places = sorted({(run["graph"], run["parts"]) for run in runs})
+    figure, axes = plt.subplots(1, len(places), figsize=(4.5 * len(places), 3.5), squeeze=False, layout="constrained")
+    for axis, place in zip(axes[0], places, strict=True):
+        for name in SETTINGS:
+            curves = [r["curve"] for r in runs if (r["graph"], r["parts"], r["setting"]) == (*place, name)]
+            if curves:
+                axis.plot(torch.tensor(curves).mean(0), label=name, linewidth=0.9)
+        axis.set(title=" · ".join(place), xlabel="epoch", ylabel="test score, %")
+        top = max(max(r["curve"]) for r in runs if (r["graph"], r["parts"]) == place)
+        axis.set_ylim(top - 15, top + 1)
+    axes[0][0].legend(fontsize=7)
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> None:
+    """Run what is missing, then report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("graphs", nargs="*", metavar="FILE.npz")
+    parser.add_argument("--parts", nargs="+", default=["metis8", "random64"], help="metisP or randomP")
+    parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=250)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--report", action="store_true", help="print the table and draw the curves of what is there")
+    args = parser.parse_args()
+    runs: list[dict[str, Any]] = json.loads(args.results.read_text()) if args.results.exists() else []
+    done = {(r["graph"], r["parts"], r["setting"], r["seed"]) for r in runs}
+    for path in args.graphs:
+        data, graph = read(path), Path(path).stem
+        means = {name: EmulatedMean(data.edge_index, *parts_of(data, name)) for name in args.parts}
+        for seed in range(args.seeds):
+            for parts, mean in means.items():
+                for setting in args.settings:
+                    if (graph, parts, setting, seed) in done:
+                        continue
+                    start = time.perf_counter()
+                    run = train(data, mean, SETTINGS[setting], seed, args.epochs)
+                    runs.append({"graph": graph, "parts": parts, "setting": setting, "seed": seed, **run})
+                    args.results.parent.mkdir(exist_ok=True)
+                    args.results.write_text("[\n" + ",\n".join(json.dumps(r) for r in runs) + "\n]\n")
+                    seconds = time.perf_counter() - start
+                    print(f"{graph} {parts} {setting} seed {seed}: {run['score']:.2f} ({seconds:.0f} s)", flush=True)
+    print(report(runs))
+    if args.report and runs:
+        draw(runs, args.results.with_suffix(".svg"))
+
+
+if __name__ == "__main__":
+    main()

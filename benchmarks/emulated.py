@@ -1,0 +1,92 @@
+"""The quantized exchange of any number of ranks in one process: every rank's product of three, side by side.
+
+The matrices of all ranks' shares are laid into one matrix each, over all nodes and all slots, and a permutation stands
+for the exchange. Kernels, slots, keys and codecs are those of the distributed run, so the values are, too.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from pyg_dist.backend.aggregate import LinearOperator
+from pyg_dist.backend.buffers import Buffers
+from pyg_dist.backend.csr import CSR
+from pyg_dist.backend.exchange import Flight
+from pyg_dist.backend.halo import Halo
+from pyg_dist.backend.matrix import Matrix
+from pyg_dist.plan import halo_share
+from pyg_dist.plan.halo import HaloShare
+
+
+class EmulatedExchange:
+    """Moves rows from the send slots of all ranks to their receive slots."""
+
+    def __init__(self, order: Tensor) -> None:
+        self.order = order
+        self.num_sent = self.num_received = order.numel()
+        self.buffers = Buffers()
+
+    @cached_property
+    def transposed(self) -> EmulatedExchange:
+        """The way back."""
+        return EmulatedExchange(torch.argsort(self.order))
+
+    def start(self, rows: Tensor, received: Tensor) -> Flight:
+        """See :class:`pyg_dist.backend.exchange.Exchange`."""
+        torch.index_select(rows, 0, self.order, out=received)
+        return Flight(received, rows, [])
+
+
+class EmulatedMean:
+    """The mean over in-neighbours as so many ranks compute it, and the keys of its slots.
+
+    Attributes:
+        operator: exact until its messages are ``coded``.
+        keys: by direction.
+    """
+
+    def __init__(self, edge_index: Tensor, parts: Tensor, num_ranks: int) -> None:
+        shares = [halo_share(edge_index, parts, rank, num_ranks) for rank in range(num_ranks)]
+        num_nodes = parts.numel()
+        sent = [0, *accumulate(sum(share.sums.send_counts) for share in shares)]
+        received = [0, *accumulate(sum(share.sums.recv_counts) for share in shares)]
+        local = _joined([_placed(s.local, s.node_id, s.node_id) for s in shares], num_nodes, num_nodes)
+        outgoing = [
+            _placed(s.sums.outgoing, torch.arange(sent[r], sent[r + 1]), s.node_id) for r, s in enumerate(shares)
+        ]
+        incoming = [
+            _placed(s.sums.incoming, s.node_id[s.num_inner :], torch.arange(received[r], received[r + 1]))
+            for r, s in enumerate(shares)
+        ]
+        degree = torch.bincount(edge_index[1], minlength=num_nodes).clamp_(min=1)
+        halo = Halo(
+            Matrix(_joined(outgoing, sent[-1], num_nodes)),
+            EmulatedExchange(_order(shares, sent)),  # type: ignore[arg-type]
+            Matrix(_joined(incoming, num_nodes, received[-1])),
+        )
+        self.operator = LinearOperator(Matrix(local), halo, row_scale=degree.float().reciprocal())
+        self.keys = (
+            torch.cat([share.sums.outgoing_key for share in shares]),
+            torch.cat([share.sums.incoming_key for share in shares]),
+        )
+
+
+def _placed(csr: CSR, row: Tensor, col: Tensor) -> tuple[Tensor, Tensor]:
+    """The entries of one rank's matrix in the rows and columns of the whole."""
+    return row[csr.row()], col[csr.col.long()]
+
+
+def _joined(pieces: list[tuple[Tensor, Tensor]], num_rows: int, num_cols: int) -> CSR:
+    row, col = (torch.cat(side) for side in zip(*pieces, strict=True))
+    return CSR.from_edges(row, col, torch.arange(row.numel()), num_rows, num_cols)
+
+
+def _order(shares: list[HaloShare], sent: list[int]) -> Tensor:
+    """The send slot that each receive slot gets its row from."""
+    starts = [[begin, *(begin + n for n in accumulate(s.sums.send_counts))] for begin, s in zip(sent, shares)]  # noqa: B905
+    pieces = [torch.arange(start[q], start[q + 1]) for q in range(len(shares)) for start in starts]
+    return torch.cat(pieces)

@@ -1,0 +1,201 @@
+"""Quantized rows against the reference, and as random variables: every instruction set by ``test_ops.py``."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.library import opcheck
+
+from pyg_dist.backend import ops, reference
+from pyg_dist.errors import DataError
+
+BITS = [2, 4, 8, 16]
+WIDTHS = [1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 47, 64, 100, 129, 256, 602, 20_000]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16]
+NUM_SOURCES, NUM_ROWS = 40, 30
+
+native = torch.ops.pyg_dist
+
+
+def pattern(seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Ten rows of one entry each, then rows of none to three."""
+    generator = torch.Generator().manual_seed(seed)
+    degree = torch.randint(0, 4, (NUM_ROWS,), generator=generator)
+    degree[:10] = 1
+    rowptr = torch.zeros(NUM_ROWS + 1, dtype=torch.int64)
+    torch.cumsum(degree, 0, out=rowptr[1:])
+    return rowptr, torch.randint(0, NUM_SOURCES, (int(rowptr[-1]),), generator=generator, dtype=torch.int32)
+
+
+def quarters(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 1) -> Tensor:
+    """Multiples of 1/4, whose sums are exact in any order; some rows constant, some zero."""
+    values = torch.randint(-40, 41, shape, generator=torch.Generator().manual_seed(seed)).to(dtype) / 4
+    values[3:5] = torch.tensor([[0.0], [2.5]]).to(dtype)
+    return values + 0.0  # no negative zeros: a sum that starts from zero has none
+
+
+def identity(num_rows: int) -> tuple[Tensor, Tensor]:
+    return torch.arange(num_rows + 1), torch.arange(num_rows, dtype=torch.int32)
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_quantize_equals_the_reference(bits: int, dtype: torch.dtype) -> None:
+    """Bit for bit, gathered or summed, with factors and without, at random and to nearest, and so does the way back."""
+    rowptr, col = pattern()
+    sums = torch.float64 if dtype == torch.float64 else torch.float32
+    weight = torch.randint(1, 4, (col.numel(),), generator=torch.Generator().manual_seed(2)).to(sums)
+    scale = torch.randint(1, 3, (NUM_SOURCES,), generator=torch.Generator().manual_seed(3)).to(sums)
+    key = torch.randint(-(2**62), 2**62, (NUM_ROWS,), generator=torch.Generator().manual_seed(4))
+    back, back_col = pattern(5)
+    back_col = back_col % NUM_ROWS
+    for width in WIDTHS:
+        x = quarters(NUM_SOURCES, width + 3, dtype=dtype)[:, 1:-2]
+        for factors in ({}, {"weight": weight}, {"col_scale": scale}):
+            for keyed in (None, key):
+                options = {"key": keyed, "seed": 2**63 + 12345, **factors}
+                packed = ops.quantize_csr(rowptr, col, x, bits, **options)  # type: ignore[arg-type]
+                assert packed.shape == (NUM_ROWS, ops.packed_row_bytes(width, bits))
+                assert torch.equal(packed, reference.quantize_csr(rowptr, col, x, bits, **options)), (width, options)  # type: ignore[arg-type]
+        for factors in ({}, {"weight": weight.new_ones(back_col.numel()) * 2, "row_scale": scale[:NUM_ROWS]}):
+            whole = quarters(NUM_ROWS + 2, width + 2, dtype=dtype, seed=9)
+            expected = whole.double()
+            reference.dequantize_csr_add(expected[1:-1, 1:-1], back, back_col, packed, bits, **factors)  # type: ignore[arg-type]
+            out = whole[1:-1, 1:-1]
+            assert ops.dequantize_csr_add(out, back, back_col, packed, bits, **factors) is out  # type: ignore[arg-type]
+            tolerance = 2**-7 if dtype == torch.bfloat16 else 1e-5
+            torch.testing.assert_close(whole.double(), expected, rtol=tolerance, atol=1e-5 * expected.abs().max())
+            whole[1:-1, 1:-1] = expected[1:-1, 1:-1].to(dtype)
+            assert torch.equal(whole, expected.to(dtype))  # nothing beside it was touched
+
+
+def test_numbers_depend_on_seed_key_and_column_only() -> None:
+    x = torch.randn(50, 77, generator=torch.Generator().manual_seed(0))
+    rowptr, col = identity(50)
+    key = torch.randperm(1000, generator=torch.Generator().manual_seed(1))[:50]
+    whole = ops.quantize_csr(rowptr, col, x, 2, key=key, seed=5)
+    few = torch.tensor([40, 3, 17])
+    assert torch.equal(ops.quantize_csr(*identity(3), x[few], 2, key=key[few], seed=5), whole[few])
+    assert not torch.equal(ops.quantize_csr(rowptr, col, x, 2, key=key, seed=6), whole)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        many = torch.randint(0, 50, (20_000,), generator=torch.Generator().manual_seed(2))
+        again = ops.quantize_csr(torch.arange(20_001), many.int(), x, 2, key=key[many], seed=5)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(again, whole[many])
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_unbiased_and_within_one_step(bits: int) -> None:
+    """10,000 draws of each value: the mean is the value within five standard errors, each draw within a step."""
+    num_draws, width = 10_000, 61
+    x = torch.randn(5, width, generator=torch.Generator().manual_seed(0)) * torch.tensor(
+        [[1], [1e-20], [1e20], [3], [1]]
+    )
+    x[3], x[4] = 0.7, torch.linspace(-1000, -999, width)
+    for row in x:
+        packed = ops.quantize_csr(
+            torch.arange(num_draws + 1), torch.zeros(num_draws, dtype=torch.int32), row[None], bits,
+            key=torch.arange(num_draws), seed=3,
+        )  # fmt: skip
+        draws = reference.dequantize(packed, width, bits).double()
+        step = packed[0, 2:4].view(torch.bfloat16).double()
+        rounding = 2**-23 * row.double().abs()  # of Z + S q, in float32
+        assert bool(((draws - row).abs() <= step + rounding).all())
+        error = (draws.mean(0) - row).abs()
+        spread = draws.std(0) / num_draws**0.5
+        assert bool((error <= 5 * spread + 2**-16 * step + rounding).all())
+        # All columns together: the shared byte of packed_rows.h does not tie them.
+        total = (draws.sum(1) - row.double().sum()) / step
+        expected = (draws.var(0).sum() / step**2).sqrt()
+        assert bool(((total.std() - expected).abs() <= 0.06 * expected + 1e-6).all())
+
+
+def test_nearest_is_within_half_a_step() -> None:
+    x = torch.randn(100, 50, generator=torch.Generator().manual_seed(0))
+    for bits in (2, 4, 8):
+        packed = ops.quantize_csr(*identity(100), x, bits)
+        step = packed[:, 2:4].contiguous().view(torch.bfloat16).double()
+        assert bool(((reference.dequantize(packed, 50, bits) - x).abs() <= 0.5001 * step).all())
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_extreme_rows(bits: int) -> None:
+    """Constant rows come back rounded outward at most; tiny, huge and negative ones within a step."""
+    rows = [0.0, -0.0, 2.5, -2.5, 1e-44, -1e-44, 1e-36, 3e38, -3e38]
+    x = torch.tensor(rows)[:, None].expand(-1, 9).contiguous()
+    x = torch.cat(
+        [x, torch.tensor([[1e-44, 2e-44], [-1.6e38, 1.6e38], [1.0, 1.0 + 2**-23]]).repeat_interleave(9, 1)[:, 4:13]]
+    )
+    packed = ops.quantize_csr(*identity(len(x)), x, bits, key=torch.arange(len(x)), seed=1)
+    assert torch.equal(packed, reference.quantize_csr(*identity(len(x)), x, bits, key=torch.arange(len(x)), seed=1))
+    step = packed[:, 2:4].contiguous().view(torch.bfloat16).double()
+    back = reference.dequantize(packed, 9, bits).double()
+    assert bool(((back - x.double()).abs() <= step).all())
+    assert torch.equal(back[:4], x[:4].double())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 3.4e38])
+def test_what_is_not_finite_is_refused(value: float) -> None:
+    for width in (1, 9, 100):
+        x = torch.ones(4, width)
+        x[2, width - 1] = value
+        if value == 3.4e38:
+            x[2, 0] = -value  # each is finite, their distance is not
+        for key in (None, torch.arange(4)):
+            with pytest.raises(DataError, match=r"expected finite values .* row 2") as caught:
+                ops.quantize_csr(*identity(4), x, 2, key=key)
+            assert "\n" not in str(caught.value)
+        packed = ops.quantize_csr(*identity(4), x, 16)
+        assert torch.equal(packed.view(torch.bfloat16), x.bfloat16()) or value != value
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_zero_sizes(bits: int) -> None:
+    none = torch.zeros(0, dtype=torch.int32)
+    for num_rows, width in ((0, 5), (4, 0), (0, 0)):
+        packed = ops.quantize_csr(torch.zeros(num_rows + 1, dtype=torch.int64), none, torch.ones(3, width), bits)
+        assert packed.shape == (num_rows, ops.packed_row_bytes(width, bits))
+    empty = ops.quantize_csr(torch.zeros(3, dtype=torch.int64), none, torch.ones(3, 5), bits)
+    assert not empty.any()  # sums of nothing
+    out = torch.ones(2, 5)
+    assert torch.equal(
+        ops.dequantize_csr_add(out, torch.zeros(3, dtype=torch.int64), none, empty, bits), torch.ones(2, 5)
+    )
+
+
+def test_row_bytes_at_width_256() -> None:
+    assert [1024 / ops.packed_row_bytes(256, bits) for bits in (16, 8, 4, 2)] == [2, 1024 / 260, 1024 / 132, 1024 / 68]
+
+
+X = torch.ones(3, 8)
+PACKED = ops.quantize_csr(*identity(3), X, 4)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: ops.quantize_csr(*identity(3), X, 3), "'bits' to be 2, 4, 8 or 16, got 3"),
+        (lambda: ops.quantize_csr(*identity(3), X, 4, key=torch.arange(2)), "'key' to have 3 entries, got 2"),
+        (lambda: ops.quantize_csr(*identity(3), X.int(), 4), "'x' to be float32.*got Int"),
+        (lambda: ops.quantize_csr(*identity(3), X, 4, out=PACKED[:, 1:]), "uint8 rows of 8 bytes"),
+        (lambda: ops.quantize_csr(*identity(3), X, 4, out=PACKED[:2]), "'packed' to have 3 rows, got 2"),
+        (lambda: ops.dequantize_csr_add(torch.ones(3, 9), *identity(3), PACKED, 4), "rows of 9 bytes, got shape"),
+        (lambda: ops.dequantize_csr_add(torch.ones(2, 8), *identity(3), PACKED, 4), "'out' to have 3 rows, got 2"),
+        (lambda: ops.dequantize_csr_add(torch.ones(3, 8), *identity(3), PACKED, 8), "rows of 12 bytes"),
+    ],
+)
+def test_errors_are_one_line(call: object, words: str) -> None:
+    with pytest.raises(DataError, match=words) as caught:
+        call()  # type: ignore[operator]
+    assert "\n" not in str(caught.value)
+
+
+def test_opcheck() -> None:
+    rowptr, col = identity(3)
+    weight = torch.ones(3)
+    opcheck(native.quantize_csr_into.default, (PACKED.clone(), rowptr, col, X, weight, None, 4, torch.arange(3), 1))
+    opcheck(native.dequantize_csr_add.default, (X.clone(), rowptr, col, PACKED, weight, None, 4))

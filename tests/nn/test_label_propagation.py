@@ -1,0 +1,109 @@
+"""Masked label propagation: no leak, one draw for every world size, all labels in evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from random_graphs import random_graph
+from torch import Tensor, nn
+from torch_geometric.nn import SAGEConv
+from workers import Workers
+
+from pyg_dist.errors import DataError, OptionError
+from pyg_dist.nn import MaskedLabelPropagation
+
+Pools = Callable[[int], Workers]
+CLASSES = 4
+
+
+def graph_with_masks() -> Any:
+    graph = random_graph(90, 600, num_features=6, seed=5)
+    generator = torch.Generator().manual_seed(0)
+    graph.y = torch.randint(0, CLASSES, (90,), generator=generator)
+    graph.train_mask = torch.rand(90, generator=generator) < 0.7
+    graph.y[~graph.train_mask] = -1  # unlabelled: never looked up
+    return graph
+
+
+def step(graph: Any, conv: nn.Module, propagation: MaskedLabelPropagation) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """The loss mask, the loss and all gradients."""
+    torch.manual_seed(7)
+    x, mask = propagation(graph.x, graph.y, graph.train_mask)
+    loss = F.cross_entropy(conv(x, graph.edge_index)[mask], graph.y[mask])
+    return mask, loss, list(torch.autograd.grad(loss, [propagation.weight, *conv.parameters()]))
+
+
+def on_ranks() -> None:
+    """The draw, the loss and its gradients are those of a plain ``Data`` in one process."""
+    from pyg_dist import DistributedData
+    from pyg_dist.conv import DistributedSAGEConv
+
+    graph = graph_with_masks()
+    data = DistributedData(graph, partition="random")
+    torch.manual_seed(0)
+    stock, ours = SAGEConv(6, CLASSES).double(), DistributedSAGEConv(6, CLASSES).double()
+    ours.load_state_dict(stock.state_dict())
+    propagation = MaskedLabelPropagation(CLASSES, 6, 0.4).double()
+    mask, loss, gradients = step(data, ours, propagation)
+    expected_mask, expected_loss, expected = step(graph, stock, propagation)
+    assert torch.equal(mask.full_tensor(), expected_mask)  # type: ignore[attr-defined]
+    torch.testing.assert_close(loss, expected_loss)
+    for got, want in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_the_draw_does_not_depend_on_the_world_size(workers: Pools, world_size: int) -> None:
+    workers(world_size).run(on_ranks)
+
+
+def test_a_label_never_reaches_its_own_loss() -> None:
+    """Whatever the labels of the loss's nodes are, the model sees the same features; those of others do change them."""
+    graph = graph_with_masks()
+    propagation = MaskedLabelPropagation(CLASSES, 6, 0.5).double()
+    for seed in range(20):
+        torch.manual_seed(seed)
+        x, mask = propagation(graph.x, graph.y, graph.train_mask)
+        embedded = graph.train_mask & ~mask
+        assert not (mask & ~graph.train_mask).any()
+        assert (x != graph.x).any(1).equal(embedded)  # every training node serves once
+        other = torch.where(mask, (graph.y + 1) % CLASSES, graph.y)
+        torch.manual_seed(seed)
+        assert torch.equal(propagation(graph.x, other, graph.train_mask)[0], x)
+        other = torch.where(embedded, (graph.y + 1) % CLASSES, graph.y)
+        torch.manual_seed(seed)
+        assert not torch.equal(propagation(graph.x, other, graph.train_mask)[0], x)
+
+
+def test_evaluation_embeds_all_training_labels() -> None:
+    graph = graph_with_masks()
+    propagation = MaskedLabelPropagation(CLASSES, 6, 0.5).double().eval()
+    state = torch.get_rng_state()
+    x, mask = propagation(graph.x, graph.y, graph.train_mask)
+    assert torch.equal(state, torch.get_rng_state())
+    assert torch.equal(mask, graph.train_mask)
+    added = F.embedding(graph.y.clamp(min=0), propagation.weight) * graph.train_mask[:, None]
+    assert torch.equal(x, graph.x + added)
+
+
+def test_rate() -> None:
+    num_nodes = 20_000
+    x, y = torch.zeros(num_nodes, 3), torch.zeros(num_nodes, dtype=torch.int64)
+    every = torch.ones(num_nodes, dtype=torch.bool)
+    for rate in (0.0, 0.3, 0.9):
+        _, mask = MaskedLabelPropagation(1, 3, rate)(x, y, every)
+        assert float((~mask).float().mean()) == pytest.approx(rate, abs=0.02)
+    propagation = MaskedLabelPropagation(1, 3, 0.5)
+    assert not torch.equal(propagation(x, y, every)[1], propagation(x, y, every)[1])
+
+
+def test_errors() -> None:
+    for rate in (-0.1, 1.0):
+        with pytest.raises(OptionError, match="0 <= rate < 1"):
+            MaskedLabelPropagation(2, 3, rate)
+    with pytest.raises(DataError, match=r"x \[N, F\], y \[N\] and a bool mask"):
+        MaskedLabelPropagation(2, 3)(torch.ones(4, 3), torch.zeros(4).long(), torch.ones(4))
