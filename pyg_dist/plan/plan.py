@@ -134,7 +134,7 @@ class Plan:
     def to_dict(
         self, widths: Sequence[int] = (), machine: Machine | None = None, model: Model | None = None
     ) -> dict[str, Any]:
-        """Plain numbers for programs; ``bytes`` is by width, for float32 or ``bits``; seconds are those of :meth:`price`."""
+        """Plain numbers for programs; ``bytes`` is by width, of float32 or ``bits``; seconds are :meth:`price`'s."""
         uneven = ("nodes", "edges", "work", "rows_sent", "rows_received")
         return {
             "ranks": self.ranks,
