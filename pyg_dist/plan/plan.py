@@ -65,7 +65,7 @@ class Plan:
         """
         sizes, rows = all_sizes(edge_index, parts, num_ranks, exchange)
         identity = plan_hash(edge_index, parts, num_ranks, exchange)
-        return Plan("halo", partition, exchange, sizes, pairs_of(rows), identity, parts=parts)
+        return Plan("halo", partition, exchange, sizes, pairs_of(rows), identity, parts)
 
     @property
     def ranks(self) -> int:
@@ -134,7 +134,7 @@ class Plan:
     def to_dict(
         self, widths: Sequence[int] = (), machine: Machine | None = None, model: Model | None = None
     ) -> dict[str, Any]:
-        """Plain numbers for programs; ``bytes`` is by width, for float32 or ``bits``; :meth:`price` has the seconds."""
+        """Plain numbers for programs; ``bytes`` is by width, of float32 or ``bits``; seconds are :meth:`price`'s."""
         uneven = ("nodes", "edges", "work", "rows_sent", "rows_received")
         return {
             "ranks": self.ranks,
