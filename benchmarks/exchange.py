@@ -1,23 +1,29 @@
-"""What each exact saving of the halo traffic brings: the same training with them switched on one after another.
+"""What each exact saving of the halo traffic brings, switched on one after another, and what overlap hides of the rest.
 
     torchrun --standalone --nproc-per-node 2 benchmarks/exchange.py --graph A --model sage
 
 Three layers of width 256 (SAGE) or 128 (GCN). All variants have one partition and live in the same processes; they take
-turns, and medians of the slowest rank count. ``MB sent`` is the largest over the ranks, for one epoch (10^6 bytes).
+turns. The least of the rounds counts, each as long as its slowest rank: other programs on the machine only add to it.
+``MB sent`` is the largest over the ranks, for one epoch (10^6 bytes).
+Then the last variant runs under ``pyg_dist.profile()``: the time of its exchanges that nothing hides, with overlap, and
+all of it, without (with the waiting for slower ranks apart).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from statistics import median
+from pathlib import Path
 from typing import Any
 
 import graphs
+import machine
 import torch
 import torch.nn.functional as F
 from epoch import MODELS
@@ -26,11 +32,13 @@ from tqdm import tqdm
 import pyg_dist
 from pyg_dist.backend.agreement import on_main
 from pyg_dist.backend.axis import world_axis
+from pyg_dist.backend.memory import KEEP_MEMORY
 from pyg_dist.conv import gcn, sage
 from pyg_dist.partition import partition
 from pyg_dist.plan import Plan
 from pyg_dist.tensor.remember import SETTING
 
+RESULTS = Path(__file__).resolve().parent / "results"
 STOCK_ORDER = {"sage": False, "gcn": True}  # whether stock PyG applies the linear map first
 
 
@@ -78,12 +86,32 @@ def training(data: Any, model_name: str) -> Callable[[], float]:
     return epoch
 
 
+def exposed(variant: Variant, model_name: str, rounds: int) -> dict[str, dict[str, float]]:
+    """Milliseconds of an epoch, its exchanges and its waiting (the slowest rank's; the fastest epoch), by overlap."""
+    assert variant.epoch is not None
+    taken: dict[bool, list[tuple[float, float, float]]] = {True: [], False: []}
+    for _ in range(rounds):
+        for overlap, found in taken.items():
+            with switched(variant, model_name), pyg_dist.profile(overlap=overlap) as profiled:
+                variant.epoch()
+            tables = [profiled.table(rank) for rank in range(len(profiled.seconds))]
+            parts = [max(sum(row[p] for row in table) for table in tables) for p in ("exchange", "wait")]
+            found.append((max(profiled.seconds), *parts))
+    return {
+        "with overlap" if overlap else "without overlap": {
+            name: 1000 * value for name, value in zip(("epoch", "exchange", "wait"), min(found), strict=True)
+        }
+        for overlap, found in taken.items()
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--graph", default="small", help=f"{', '.join(graphs.SIZES)}, or a .npz file")
     parser.add_argument("--model", choices=MODELS, default="sage")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=1, help="partitions to try; the one with the fewest rows is taken")
+    parser.add_argument("--output", type=Path, help="the JSON file (default: benchmarks/results/exchange-GRAPH-...)")
     args = parser.parse_args()
 
     pyg_dist.init()
@@ -119,15 +147,36 @@ def main() -> None:
                 variant.seconds.append(slowest)
         if turn == 0 and max(losses) - min(losses) > 1e-4:
             raise SystemExit(f"the variants train differently: losses {losses}")
-    if axis.rank == 0:
-        base = variants[0]
-        print(f"{'':20}{'epoch':>12}{'ratio':>8}{'MB sent':>10}{'ratio':>8}")
-        for variant in variants:
-            taken = median(variant.seconds)
-            print(
-                f"{variant.name:20}{1000 * taken:>9.0f} ms{median(base.seconds) / taken:>8.2f}"
-                f"{variant.num_bytes / 1e6:>10.1f}{base.num_bytes / max(variant.num_bytes, 1):>8.2f}"
-            )
+    overlap = exposed(variants[-1], args.model, args.rounds)
+    if axis.rank != 0:
+        return
+    base = variants[0]
+    results = {}
+    print(f"{'':20}{'epoch':>12}{'ratio':>8}{'MB sent':>10}{'ratio':>8}")
+    for variant in variants:
+        taken = min(variant.seconds)
+        speed_up, less = min(base.seconds) / taken, base.num_bytes / max(variant.num_bytes, 1)
+        print(f"{variant.name:20}{1000 * taken:>9.0f} ms{speed_up:>8.2f}{variant.num_bytes / 1e6:>10.1f}{less:>8.2f}")
+        results[variant.name] = {
+            "seconds": variant.seconds,
+            "least": taken,
+            "speed_up": round(speed_up, 3),
+            "bytes_sent": variant.num_bytes,
+        }
+    for name, parts in overlap.items():
+        print(f"{name:20}" + ", ".join(f"{part} {value:.1f} ms" for part, value in parts.items()))
+    output = args.output or RESULTS / f"exchange-{Path(args.graph).stem}-{args.model}-{axis.size}ranks.json"
+    words = [Path(word).name if os.sep in word else word for word in sys.argv[1:]]
+    content = {
+        "command": " ".join([f"torchrun --nproc-per-node {axis.size} benchmarks/exchange.py", *words]),
+        "machine": machine.describe(),
+        "threads": torch.get_num_threads(),
+        "environment": {name: os.environ[name] for name in ("GLIBC_TUNABLES", KEEP_MEMORY) if name in os.environ},
+        "rows": variants[-1].data.plan.rows,
+        "variants": results,
+        "overlap_ms": overlap,
+    }
+    output.write_text(json.dumps(content, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""Time and memory of planning, by number of edges: R-MAT graphs, random parts (nearly every edge is remote).
+"""Time and memory of planning: by number of edges, or of a graph in a file.
 
     python benchmarks/plan.py                                       # up to 4 million edges, a minute
     python benchmarks/plan.py --edges 1000000 10000000 50000000     # within 12 GiB
+    python benchmarks/plan.py --graph GRAPH.npz --ranks 512         # METIS, counted in the seconds
 
-Each size runs in a process of its own, since memory is measured per process.
+Edges are those of R-MAT graphs with random parts, so that nearly every edge is remote: the worst case for a plan. Each
+size runs in a process of its own, since memory is measured per process.
 """
 
 from __future__ import annotations
@@ -13,8 +15,10 @@ import json
 import multiprocessing
 import resource
 import time
+from pathlib import Path
 from typing import Any
 
+import machine
 import numpy as np
 import torch
 
@@ -35,20 +39,29 @@ def r_mat(num_nodes_log2: int, num_edges: int, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(edge_index)
 
 
-def measure(num_edges: int, num_ranks: int) -> dict[str, Any]:
+def measure(num_edges: int, num_ranks: int, path: Path | None = None) -> dict[str, Any]:
     """Plan once; the peak is of the whole process, the graph included."""
+    from pyg_dist.cli import read_npz
     from pyg_dist.partition import partition
     from pyg_dist.plan import Plan
 
-    num_nodes_log2 = max(4, (num_edges // 16).bit_length())
-    edge_index = r_mat(num_nodes_log2, num_edges)
-    parts = partition(edge_index, 2**num_nodes_log2, num_ranks, "random")
+    if path is None:
+        num_nodes = 2 ** max(4, (num_edges // 16).bit_length())
+        edge_index = r_mat(num_nodes.bit_length() - 1, num_edges)
+        parts = partition(edge_index, num_nodes, num_ranks, "random")
+    else:
+        edge_index, num_nodes, _ = read_npz(path)
     graph_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     start, start_cpu = time.perf_counter(), time.process_time()
+    if path is not None:
+        parts = partition(edge_index, num_nodes, num_ranks, "metis")
     plan = Plan.of(edge_index, parts, num_ranks)
     return {
-        "edges": num_edges,
-        "nodes": 2**num_nodes_log2,
+        "graph": "R-MAT" if path is None else path.stem,
+        "partition": "random" if path is None else "metis",
+        "ranks": num_ranks,
+        "edges": edge_index.shape[1],
+        "nodes": num_nodes,
         "seconds": time.perf_counter() - start,
         "cpu_seconds": time.process_time() - start_cpu,
         "graph_mib": graph_mib,
@@ -61,24 +74,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--edges", type=int, nargs="+", default=[250_000, 1_000_000, 4_000_000])
     parser.add_argument("--ranks", type=int, default=64)
+    parser.add_argument("--graph", type=Path, help="plan this .npz instead")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--output", type=Path, help="add the results to this JSON file")
     args = parser.parse_args()
     if not args.json:
         print(
             f"{'edges':>12}{'nodes':>12}{'seconds':>10}{'us/edge':>10}{'peak MiB':>10}{'B/edge':>9}{'hybrid/post':>13}"
         )
-    for num_edges in args.edges:
+    results = []
+    for num_edges in [0] if args.graph else args.edges:
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            m = pool.apply(measure, (num_edges, args.ranks))
+            m = pool.apply(measure, (num_edges, args.ranks, args.graph))
+        results.append(m)
         if args.json:
             print(json.dumps(m))
             continue
         print(
-            f"{m['edges']:>12,}{m['nodes']:>12,}{m['seconds']:>10.1f}{1e6 * m['seconds'] / num_edges:>10.2f}"
-            f"{m['peak_mib']:>10.0f}{m['peak_mib'] * 2**20 / num_edges:>9.0f}"
+            f"{m['edges']:>12,}{m['nodes']:>12,}{m['seconds']:>10.1f}{1e6 * m['seconds'] / m['edges']:>10.2f}"
+            f"{m['peak_mib']:>10.0f}{m['peak_mib'] * 2**20 / m['edges']:>9.0f}"
             f"{m['rows']['hybrid'] / m['rows']['post']:>13.2f}",
             flush=True,
         )
+    if args.output:
+        content = json.loads(args.output.read_text()) if args.output.exists() else {"results": []}
+        content["machine"] = machine.describe()
+        content["results"] += results
+        args.output.write_text(json.dumps(content, indent=2) + "\n")
 
 
 if __name__ == "__main__":

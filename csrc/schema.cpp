@@ -11,6 +11,10 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
   m.def(
       "spmm_csr(Tensor rowptr, Tensor col, Tensor x, Tensor? weight, Tensor? row_scale, Tensor? col_scale, "
       "bool divide) -> Tensor");
+  // out = the above
+  m.def(
+      "spmm_csr_into(Tensor(a!) out, Tensor rowptr, Tensor col, Tensor x, Tensor? weight, Tensor? row_scale, "
+      "Tensor? col_scale, bool divide) -> ()");
   // out += the above
   m.def(
       "spmm_csr_add(Tensor(a!) out, Tensor rowptr, Tensor col, Tensor x, Tensor? weight, Tensor? row_scale, "

@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pyg_dist.backend.session import init, is_main, rank, world_size
 from pyg_dist.data import DistributedData
 from pyg_dist.model import distribute
+from pyg_dist.report.profile import Profile, profile
 from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor
 
 try:
@@ -22,10 +23,12 @@ __all__ = [
     "DistributedEdgeIndex",
     "EdgeTensor",
     "NodeTensor",
+    "Profile",
     "__version__",
     "distribute",
     "init",
     "is_main",
+    "profile",
     "rank",
     "world_size",
 ]

@@ -31,7 +31,7 @@ def graph_file(tmp_path: Path) -> Path:
 def test_plan_as_json(graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parts = torch.arange(40) % 3
     np.save(tmp_path / "parts.npy", parts.numpy())
-    saved = tmp_path / "plan.json"
+    saved = tmp_path / "plan.safetensors"
     options = ["--partition", str(tmp_path / "parts.npy"), "--widths", "7", "3", "--json", "--save", str(saved)]
     assert main(["plan", str(graph_file), "--ranks", "3", *options]) == 0
     numbers = json.loads(capsys.readouterr().out)

@@ -210,14 +210,24 @@ Tensor spmm_csr(Tensor rowptr, Tensor col, Tensor x, MaybeTensor weight, MaybeTe
   return out;
 }
 
-void spmm_csr_add(Tensor out, Tensor rowptr, Tensor col, Tensor x, MaybeTensor weight, MaybeTensor row_scale,
-                  MaybeTensor col_scale, bool divide) {
+void check_out(const Tensor& out, const Tensor& rowptr, const Tensor& col, const Tensor& x) {
   check(rowptr, col, x);
   check_written_rows("spmm_csr", "out", out);
   check_same_dtype("spmm_csr", "out", out, "x", x);
   PYG_DIST_CHECK(out.size(0) == rowptr.size(0) - 1 && out.size(1) == x.size(1),
                  "spmm_csr: expected 'out' to have shape [", rowptr.size(0) - 1, ", ", x.size(1), "], got ",
                  shape_of(out));
+}
+
+void spmm_csr_into(Tensor out, Tensor rowptr, Tensor col, Tensor x, MaybeTensor weight, MaybeTensor row_scale,
+                   MaybeTensor col_scale, bool divide) {
+  check_out(out, rowptr, col, x);
+  multiply(out, false, rowptr, col, x, weight, row_scale, col_scale, divide);
+}
+
+void spmm_csr_add(Tensor out, Tensor rowptr, Tensor col, Tensor x, MaybeTensor weight, MaybeTensor row_scale,
+                  MaybeTensor col_scale, bool divide) {
+  check_out(out, rowptr, col, x);
   multiply(out, true, rowptr, col, x, weight, row_scale, col_scale, divide);
 }
 
@@ -225,6 +235,7 @@ void spmm_csr_add(Tensor out, Tensor rowptr, Tensor col, Tensor x, MaybeTensor w
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_dist, CPU, m) {
   m.impl("spmm_csr", TORCH_BOX(&spmm_csr));
+  m.impl("spmm_csr_into", TORCH_BOX(&spmm_csr_into));
   m.impl("spmm_csr_add", TORCH_BOX(&spmm_csr_add));
 }
 

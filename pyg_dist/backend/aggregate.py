@@ -12,54 +12,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.csr import CSR
-from pyg_dist.backend.exchange import Exchange, Flight
+from pyg_dist.backend.halo import Halo
 from pyg_dist.backend.matrix import Matrix
+from pyg_dist.backend.phases import phase
 from pyg_dist.errors import UnsupportedError
-
-
-@dataclass(frozen=True)
-class Halo:
-    """How remote rows, or sums of them, reach the targets: ``incoming P outgoing``, P being the exchange.
-
-    Attributes:
-        outgoing: ``[s, k]``: makes the send buffer from the last k local rows.
-        exchange: moves s rows away and brings h.
-        incoming: ``[b, h]``: makes addends for the last b local rows from what has arrived.
-    """
-
-    outgoing: Matrix
-    exchange: Exchange
-    incoming: Matrix
-
-    @cached_property
-    def transposed(self) -> Halo:
-        """The way back."""
-        return Halo(self.incoming.transposed, self.exchange.transposed, self.outgoing.transposed)
-
-    def start(self, x: Tensor, col_scale: Tensor | None = None, divide: bool = False) -> Flight:
-        """Multiply by ``outgoing diag(col_scale)`` and send (collective, does not wait). Shapes: ``[n, F]``."""
-        k = self.outgoing.num_cols
-        return self.exchange.start(self.outgoing.multiply(_last(x, k), col_scale=_last(col_scale, k), divide=divide))
-
-    def finish(self, flight: Flight, out: Tensor, row_scale: Tensor | None = None, divide: bool = False) -> Tensor:
-        """Add ``diag(row_scale) incoming`` times what has arrived to ``out`` (waits). Shapes: ``[n, F]``."""
-        b = self.incoming.num_rows
-        self.incoming.multiply(flight.land(), row_scale=_last(row_scale, b), divide=divide, out=_last(out, b))
-        return out
-
-
-T = TypeVar("T", Tensor, "Tensor | None")
-
-
-def _last(rows: T, count: int) -> T:
-    return rows if rows is None else rows.narrow(0, rows.shape[0] - count, count)
 
 
 @dataclass(frozen=True)
@@ -89,7 +52,8 @@ class LinearOperator:
     def multiply(self, x: Tensor) -> Tensor:
         """The product (collective, no autograd). Shapes: ``[n, F] -> [n, F]``."""
         flight = self.halo.start(x, self.col_scale, self.divides)
-        out = self.local.multiply(x, self.row_scale, self.col_scale, self.divides)
+        with phase("aggregate"):
+            out = self.local.multiply(x, self.row_scale, self.col_scale, self.divides)
         return self.halo.finish(flight, out, self.row_scale, self.divides)
 
 
@@ -114,8 +78,12 @@ class _HaloRows(torch.autograd.Function):
         ctx.post, ctx.transposed = post, transposed
         rows = rows.contiguous()
         if not transposed:
-            return post.exchange.start(post.outgoing.multiply(rows)).land()
-        return post.outgoing.transposed.multiply(post.exchange.transposed.start(rows).land())
+            with phase("pack"):
+                sent = post.outgoing.multiply(rows)
+            return post.exchange.start(sent).land()
+        received = post.exchange.transposed.start(rows).land()
+        with phase("unpack"):
+            return post.outgoing.transposed.multiply(received)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
@@ -129,7 +97,8 @@ class _EdgeProduct(torch.autograd.Function):
     def forward(ctx: Any, weight: Tensor, x: Tensor, csr: CSR) -> Tensor:
         ctx.csr = csr
         ctx.save_for_backward(weight, x)
-        return ops.spmm_csr(csr.rowptr, csr.col, x.contiguous(), weight[csr.edge])
+        with phase("aggregate"):
+            return ops.spmm_csr(csr.rowptr, csr.col, x.contiguous(), weight[csr.edge])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:

@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pyg_dist.backend.phases import phase
+
 _REDUCE = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 # What gloo and nccl do not carry, as what they do. Of bytes, "max" is `any` and "min" is `all`.
 _WIRE_DTYPE = {torch.bool: torch.uint8, torch.int16: torch.int32}
@@ -55,7 +57,8 @@ class Axis:
         if self.size == 1:
             return tensor
         wire = _to_wire(tensor)
-        dist.all_reduce(wire, op=_REDUCE[op], group=self.process_group)
+        with phase("sums"):
+            dist.all_reduce(wire, op=_REDUCE[op], group=self.process_group)
         return _from_wire(wire, tensor.dtype)
 
     def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:

@@ -60,6 +60,13 @@ class CSR:
         """The pattern of the transposed matrix; ``edge`` still names the same values. Computed once and kept."""
         return CSR.from_edges(self.col, self.row(), self.edge, self.num_cols, self.num_rows)
 
+    def columns(self, low: int, high: int) -> CSR:
+        """The pattern of the columns from ``low`` to ``high``, exclusive."""
+        chosen = (self.col >= low) & (self.col < high)
+        before = torch.zeros(self.num_entries + 1, dtype=torch.int64, device=self.col.device)
+        torch.cumsum(chosen, 0, out=before[1:])
+        return CSR(before[self.rowptr], self.col[chosen] - low, self.edge[chosen], high - low)
+
     def to(self, device: torch.device | str) -> CSR:
         """The same pattern on ``device``."""
         return CSR(self.rowptr.to(device), self.col.to(device), self.edge.to(device), self.num_cols)

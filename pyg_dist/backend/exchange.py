@@ -17,6 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pyg_dist.backend.axis import Axis
+from pyg_dist.backend.buffers import Buffers
+from pyg_dist.backend.phases import phase
 
 
 @dataclass
@@ -34,12 +36,24 @@ class Flight:
 
     received: Tensor
     sent: Tensor  # must stay alive until the messages have left
-    works: list[dist.Work]
+    works: list[dist.Work] = field(default_factory=list)
+    arrivals: dict[int, dist.Work] = field(default_factory=dict)  # by sender, where messages can be told apart
+
+    def land_from(self, sender: int) -> None:
+        """Wait until the rows of ``sender`` have arrived."""
+        if sender not in self.arrivals:
+            self.land()
+            return
+        with phase("exchange"):
+            self.arrivals.pop(sender).wait()
 
     def land(self) -> Tensor:
         """Wait until all rows have arrived (and all sent ones have left)."""
-        for work in self.works:
-            work.wait()
+        if self.works or self.arrivals:
+            with phase("exchange"):
+                for work in (*self.arrivals.values(), *self.works):
+                    work.wait()
+            self.works, self.arrivals = [], {}
         return self.received
 
 
@@ -53,6 +67,7 @@ class Exchange:
         recv_counts: rows that arrive, by sender.
         traffic: counts what was really sent; shared by all exchanges of a graph.
         is_dense: whether to use one all-to-all-v, the same on every rank; else one non-blocking message per neighbour.
+        buffers: for rows on their way; shared like ``traffic``.
     """
 
     axis: Axis
@@ -60,8 +75,14 @@ class Exchange:
     recv_counts: tuple[int, ...]
     traffic: Traffic = field(default_factory=Traffic)
     is_dense: bool = False
+    buffers: Buffers = field(default_factory=Buffers)
 
-    @property
+    @cached_property
+    def num_sent(self) -> int:
+        """Number of rows that leave."""
+        return sum(self.send_counts)
+
+    @cached_property
     def num_received(self) -> int:
         """Number of rows that arrive."""
         return sum(self.recv_counts)
@@ -69,43 +90,68 @@ class Exchange:
     @cached_property
     def transposed(self) -> Exchange:
         """The way back: who received sends."""
-        return Exchange(self.axis, self.recv_counts, self.send_counts, self.traffic, self.is_dense)
+        return Exchange(self.axis, self.recv_counts, self.send_counts, self.traffic, self.is_dense, self.buffers)
 
-    def start(self, rows: Tensor) -> Flight:
+    @cached_property
+    def arrivals(self) -> tuple[tuple[int, int, int], ...]:
+        """Sender, first slot and last slot, exclusive, of each message, in the order in which they are sent.
+
+        An all-to-all-v arrives as one, of no sender (-1).
+        """
+        if self.is_dense:
+            return ((-1, 0, self.num_received),) if self.num_received else ()
+        bounds = [0, *accumulate(self.recv_counts)]
+        senders = [(self.axis.rank - offset) % self.axis.size for offset in range(1, self.axis.size)]
+        return tuple((p, bounds[p], bounds[p + 1]) for p in senders if self.recv_counts[p])
+
+    def start(self, rows: Tensor, received: Tensor | None = None) -> Flight:
         """Send rows, grouped by receiver (collective, does not wait).
 
         Shapes:
-            - rows: ``[sum(send_counts), ...]``
-            - rows that land: ``[sum(recv_counts), ...]``, grouped by sender
+            - rows: ``[num_sent, ...]``
+            - received: ``[num_received, ...]``, where they will land, grouped by sender; a new tensor by default
         """
-        received = rows.new_empty((self.num_received, *rows.shape[1:]))
+        if received is None:
+            received = rows.new_empty((self.num_received, *rows.shape[1:]))
         width = rows.shape[1:].numel()
         if self.axis.size == 1 or width == 0:
-            return Flight(received, rows, [])
+            return Flight(received, rows)
         self.traffic.num_bytes += rows.numel() * rows.element_size()
         self.traffic.num_rows += rows.shape[0]
         self.traffic.num_messages += sum(count > 0 for count in self.send_counts)
-        return Flight(received, rows, self._all_to_all(received, rows) if self.is_dense else self._send(received, rows))
+        with phase("exchange"):
+            return self._all_to_all(received, rows) if self.is_dense else self._send(received, rows)
 
-    def _all_to_all(self, received: Tensor, rows: Tensor) -> list[dist.Work]:
+    def meet(self) -> None:
+        """Wait until every rank is here (collective)."""
+        if self.axis.size > 1:
+            with phase("wait"):
+                dist.barrier(self.axis.process_group)
+
+    def _all_to_all(self, received: Tensor, rows: Tensor) -> Flight:
         """One collective, whose cost does not depend on how many neighbours there are."""
         counts = list(self.recv_counts), list(self.send_counts)
-        return [dist.all_to_all_single(received, rows, *counts, group=self.axis.process_group, async_op=True)]
+        work = dist.all_to_all_single(received, rows, *counts, group=self.axis.process_group, async_op=True)
+        return Flight(received, rows, [work])
 
-    def _send(self, received: Tensor, rows: Tensor) -> list[dist.Work]:
+    def _send(self, received: Tensor, rows: Tensor) -> Flight:
         """One message per neighbour."""
-        messages = []
-        incoming = [0, *accumulate(self.recv_counts)]
-        outgoing = [0, *accumulate(self.send_counts)]
+        messages, senders = [], []
+        bounds = [0, *accumulate(self.send_counts)]
+        slots = {sender: (low, high) for sender, low, high in self.arrivals}
         for offset in range(1, self.axis.size):  # each rank starts with its successor, so no rank is everyone's first
             sender, receiver = (self.axis.rank - offset) % self.axis.size, (self.axis.rank + offset) % self.axis.size
-            if self.recv_counts[sender]:
-                piece = received[incoming[sender] : incoming[sender + 1]]
-                messages.append(self._message(dist.irecv, piece, sender))
+            if sender in slots:
+                messages.append(self._message(dist.irecv, received[slice(*slots[sender])], sender))
+                senders.append(sender)
             if self.send_counts[receiver]:
-                piece = rows[outgoing[receiver] : outgoing[receiver + 1]]
-                messages.append(self._message(dist.isend, piece, receiver))
-        return dist.batch_isend_irecv(messages) if messages else []
+                messages.append(self._message(dist.isend, rows[bounds[receiver] : bounds[receiver + 1]], receiver))
+                senders.append(-1)
+        works = dist.batch_isend_irecv(messages) if messages else []
+        if len(works) != len(messages):  # nccl makes one of them
+            return Flight(received, rows, works)
+        by_sender = list(zip(senders, works, strict=True))
+        return Flight(received, rows, [w for p, w in by_sender if p < 0], {p: w for p, w in by_sender if p >= 0})
 
     def _message(self, direction: Callable[..., Any], piece: Tensor, peer: int) -> dist.P2POp:
         return dist.P2POp(direction, piece, self.axis.global_rank(peer), self.axis.process_group)

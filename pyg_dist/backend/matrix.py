@@ -43,6 +43,10 @@ class Matrix:
         """The transpose; matrices of one pattern share the transposed pattern."""
         return Matrix(self.pattern.transposed, self.storage)
 
+    def columns(self, low: int, high: int) -> Matrix:
+        """The columns from ``low`` to ``high``, exclusive."""
+        return Matrix(self.pattern.columns(low, high), self.storage)
+
     def multiply(
         self,
         x: Tensor,
@@ -50,8 +54,11 @@ class Matrix:
         col_scale: Tensor | None = None,
         divide: bool = False,
         out: Tensor | None = None,
+        accumulate: bool = True,
     ) -> Tensor:
-        """``diag(row_scale) self diag(col_scale) x``, added to ``out`` if given; ``divide``: by the scales' inverses.
+        """``diag(row_scale) self diag(col_scale) x``, added to ``out`` if given, or written there.
+
+        With ``divide``: by the scales' inverses.
 
         Shapes: ``[num_cols, F] -> [num_rows, F]``.
         """
@@ -64,4 +71,5 @@ class Matrix:
             col_scale=col_scale,
             divide=divide,
             out=out,
+            accumulate=accumulate,
         )

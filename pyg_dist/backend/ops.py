@@ -32,6 +32,7 @@ def spmm_csr(
     col_scale: Tensor | None = None,
     divide: bool = False,
     out: Tensor | None = None,
+    accumulate: bool = True,
 ) -> Tensor:
     r"""Sparse times dense: the sum over the in-edges of every row.
 
@@ -40,7 +41,8 @@ def spmm_csr(
 
     where factors that are not given are one. GCN's norm is two scales. With ``divide``, r and c divide: a mean is the
     sum divided by the degree, and its transpose takes rows divided by it (and rounded to x's dtype), bit for bit as
-    PyG has both. Exact up to rounding, and the same for every number of threads. With ``out``, y is *added* to it.
+    PyG has both. Exact up to rounding, and the same for every number of threads. With ``out``, y is *added* to it, or
+    written into it where ``accumulate`` is False.
 
     That ``rowptr`` does not decrease and that ``col`` lies in ``[0, M)`` is not checked (its ends are): a look at every
     edge would cost as much as a narrow product. A wrong pattern reads outside of x.
@@ -61,7 +63,8 @@ def spmm_csr(
     if out is None:
         y_NF = _call(_native.spmm_csr.default, rowptr, col, x_MF, *factors, divide)
         return _like_rows(y_NF, x)
-    _call(_native.spmm_csr_add.default, _written_rows(out), rowptr, col, x_MF, *factors, divide)
+    native = _native.spmm_csr_add if accumulate else _native.spmm_csr_into
+    _call(native.default, _written_rows(out), rowptr, col, x_MF, *factors, divide)
     return out
 
 
@@ -408,6 +411,7 @@ def _(
     return x.new_empty(rowptr.shape[0] - 1, x.shape[1])
 
 
+@torch.library.register_fake("pyg_dist::spmm_csr_into")
 @torch.library.register_fake("pyg_dist::spmm_csr_add")
 def _(
     out: Tensor,

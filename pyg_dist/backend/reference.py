@@ -28,8 +28,9 @@ def spmm_csr(
     col_scale: Tensor | None = None,
     divide: bool = False,
     out: Tensor | None = None,
+    accumulate: bool = True,
 ) -> Tensor:
-    """``y[i] = row_scale[i] * sum_e weight[e] * col_scale[col[e]] * x[col[e]]``; added to ``out`` if given."""
+    """``y[i] = row_scale[i] * sum_e weight[e] * col_scale[col[e]] * x[col[e]]``, added to or written into ``out``."""
     sums = _sum_dtype(x)
     if divide and col_scale is not None:
         x, col_scale = (x.to(sums) / _column(col_scale, x.to(sums))).to(x.dtype), None
@@ -44,7 +45,7 @@ def spmm_csr(
         y = y / _column(row_scale, y) if divide else y * _column(row_scale, y)
     if out is None:
         return y.to(x.dtype)
-    return out.copy_(out.to(sums) + y)
+    return out.copy_(out.to(sums) + y if accumulate else y)
 
 
 def sddmm_csr(rowptr: Tensor, col: Tensor, a: Tensor, b: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from pyg_dist.backend.axis import Axis
 from pyg_dist.backend.exchange import Traffic
+from pyg_dist.backend.phases import phase
 
 
 @dataclass(frozen=True)
@@ -59,13 +60,15 @@ class Flight:
         self.incoming = outgoing.new_empty(sum(received))
         wire.traffic.num_bytes += (sum(sent) - sent[axis.rank]) * outgoing.element_size()
         wire.traffic.num_messages += sum(n > 0 for r, n in enumerate(sent) if r != axis.rank)
-        self._work = dist.all_to_all_single(
-            self.incoming, outgoing, list(received), list(sent), group=axis.process_group, async_op=True
-        )
+        with phase("exchange"):
+            self._work = dist.all_to_all_single(
+                self.incoming, outgoing, list(received), list(sent), group=axis.process_group, async_op=True
+            )
 
     def land(self) -> Tensor:
         """What has arrived, by sender."""
-        self._work.wait()
+        with phase("exchange"):
+            self._work.wait()
         return self.incoming
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.csr import CSR
+from pyg_dist.backend.phases import phase
 from pyg_dist.backend.shards import SumFlight, Wire, gather_pieces
 
 
@@ -52,7 +53,8 @@ class TileOperator:
             rowptr, col = rowptr - first, self.csr.col[first:last]
             values = None if self._values is None else self._values[first:last]
             scale = None if self.row_scale is None else self.row_scale[low:high]
-        return ops.spmm_csr(rowptr, col, x, values, row_scale=scale, col_scale=self.col_scale, divide=self.divides)
+        with phase("aggregate"):
+            return ops.spmm_csr(rowptr, col, x, values, row_scale=scale, col_scale=self.col_scale, divide=self.divides)
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,8 @@ class DistributedData(Data):  # type: ignore[misc]
             not, with self loops, duplicate edges and isolated nodes as it likes.
         layout: ``"halo"``: rows by part; ``"grid"``: tiles of rows and columns on a mesh, without a partition;
             ``"auto"``: what the constants of ``python -m pyg_dist bench`` say is cheaper, printed with the reasons.
-        partition: ``"metis"``, ``"random"``, or the owner of each node, a LongTensor ``[N]``.
+        partition: ``"metis"``, ``"random"``, the owner of each node, a LongTensor ``[N]``, or a
+            :class:`~pyg_dist.plan.Plan` that was saved, whose parts are used again.
         epsilon: how much heavier than the mean METIS may make a part.
         exchange: what sums send: ``"post"``, rows of sources; ``"pre"``, sums for targets; ``"hybrid"``, as few of both
             as can be (SuperGCN, 5.2-5.3). What cannot be summed on the way (max, LSTM, learning weights) is post.
@@ -62,7 +63,8 @@ class DistributedData(Data):  # type: ignore[misc]
 
     Raises:
         DataError: The graph is not valid.
-        AgreementError: The ranks were given different graphs, options or package versions.
+        AgreementError: The ranks were given different graphs, options or package versions; or a plan that was made for
+            another graph, exchange or number of ranks.
         OptionError: An option is not one of the values above.
         UnsupportedError: A heterogeneous graph, a batch, or an option whose feature does not exist yet.
     """
@@ -71,7 +73,7 @@ class DistributedData(Data):  # type: ignore[misc]
         self,
         data: Data,
         layout: str = "halo",
-        partition: str | Tensor | np.ndarray[Any, Any] = "metis",
+        partition: str | Tensor | np.ndarray[Any, Any] | Plan = "metis",
         epsilon: float = 0.03,
         exchange: Exchange = "hybrid",
         bits: int = 32,
@@ -205,12 +207,15 @@ def _in_parts(graph_input: GraphInput, options: Options, parts: Tensor) -> tuple
     """The halo layout: share and plan (collective)."""
     axis = world_axis()
     share = halo_share(graph_input.edge_index, parts, axis.rank, axis.size, options.exchange)
-    plan = _plan(share, axis, options, plan_hash(graph_input.edge_index, parts, axis.size, options.exchange))
+    plan = _plan(share, axis, options, parts, plan_hash(graph_input.edge_index, parts, axis.size, options.exchange))
     return HaloGraph(share, axis, graph_input.loop_rule, plan.is_dense), plan
 
 
 def _parts(graph_input: GraphInput, options: Options, axis: Axis) -> Tensor:
     """The owner of each node: computed on one rank, since solvers differ from run to run, and sent to all."""
+    method = options.partition
+    if isinstance(method, Plan):  # all ranks have the same one, and find the same fault in it
+        return method.parts_for(graph_input.edge_index, axis.size, options.exchange)
     train_mask = graph_input.node_attributes.get("train_mask")
     if train_mask is not None and (train_mask.dtype != torch.bool or train_mask.dim() != 1):
         train_mask = None
@@ -219,7 +224,7 @@ def _parts(graph_input: GraphInput, options: Options, axis: Axis) -> Tensor:
             graph_input.edge_index,
             graph_input.num_nodes,
             axis.size,
-            options.partition,
+            method,
             train_mask=train_mask,
             epsilon=options.epsilon,
             seed=options.seed,
@@ -227,10 +232,11 @@ def _parts(graph_input: GraphInput, options: Options, axis: Axis) -> Tensor:
     )
 
 
-def _plan(share: HaloShare, axis: Axis, options: Options, identity: str) -> Plan:
+def _plan(share: HaloShare, axis: Axis, options: Options, parts: Tensor, identity: str) -> Plan:
     """The plan, from every rank's numbers (collective)."""
     mine = [*vars(ShareSizes.of(share)).values(), *share.sums.send_counts]
     table = axis.gather_rows(torch.tensor([mine]), [1] * axis.size)
     sizes, rows = table[:, : -axis.size].tolist(), table[:, -axis.size :]
     shares = tuple(ShareSizes(*size) for size in sizes)
-    return Plan(options.layout, options.partition_name, options.exchange, shares, pairs_of(rows), identity)
+    kept = parts.to(torch.int32) if axis.rank == 0 else None
+    return Plan(options.layout, options.partition_name, options.exchange, shares, pairs_of(rows), identity, kept)

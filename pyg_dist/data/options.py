@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyg_dist.backend.agreement import digest
 from pyg_dist.errors import OptionError, UnsupportedError
+from pyg_dist.plan import Plan
 from pyg_dist.plan.model import Model
 from pyg_dist.plan.remote import EXCHANGES, Exchange
 from pyg_dist.tensor import remember
@@ -30,7 +31,7 @@ class Options:
     """See :class:`pyg_dist.DistributedData`."""
 
     layout: str
-    partition: str | Tensor | np.ndarray[Any, Any]
+    partition: str | Tensor | np.ndarray[Any, Any] | Plan
     epsilon: float
     exchange: Exchange
     bits: int
@@ -53,6 +54,10 @@ class Options:
         Model.of_layers(1, 0, None, None, self.model)  # raises
         if isinstance(self.partition, str):
             _check("partition", self.partition, *_PARTITIONS)
+        if isinstance(self.partition, Plan) and self.layout != self.partition.layout:
+            raise OptionError(
+                f"Expected a plan of the {self.layout} layout (got one of the {self.partition.layout} layout)"
+            )
         if not (isinstance(self.epsilon, (int, float)) and 0 < self.epsilon < 1):
             raise OptionError(
                 f"Expected 0 < epsilon < 1, the share by which a part may be too heavy (got {self.epsilon})"
@@ -61,6 +66,8 @@ class Options:
     @property
     def partition_name(self) -> str:
         """What to call the partition in a plan."""
+        if isinstance(self.partition, Plan):
+            return self.partition.partition
         return self.partition if isinstance(self.partition, str) else "given"
 
     def identity(self) -> dict[str, str]:
@@ -69,11 +76,14 @@ class Options:
         given[f"setting {remember.SETTING}"] = str(remember.limit_bytes())
         for name in ("PYG_DIST_GRID_SUMS", "PYG_DIST_GRID_BLOCKS"):
             given[f"setting {name}"] = os.environ.get(name, "")
-        return given | {
-            "option partition": self.partition
-            if isinstance(self.partition, str)
-            else digest(np.asarray(self.partition))
-        }
+        return given | {"option partition": self._partition_identity()}
+
+    def _partition_identity(self) -> str:
+        if isinstance(self.partition, str):
+            return self.partition
+        if isinstance(self.partition, Plan):
+            return self.partition.hash + ("" if self.partition.parts is None else digest(self.partition.parts))
+        return digest(np.asarray(self.partition))
 
 
 def _check(name: str, value: Any, works: tuple[Any, ...], planned: tuple[Any, ...]) -> None:

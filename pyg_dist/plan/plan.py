@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import safetensors
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from pyg_dist.backend.agreement import digest
@@ -19,7 +22,7 @@ from pyg_dist.plan.model import Model, Price
 from pyg_dist.plan.remote import EXCHANGES, Exchange
 from pyg_dist.plan.sizes import ShareSizes, all_sizes
 
-_FORMAT = 1
+_FORMAT = 2
 
 # Above this share of all pairs of ranks, one all-to-all-v replaces the messages: where all pairs of 4 or 8 ranks
 # exchange over gloo on one machine, messages take as long or longer (up to 1.4 times at 8).
@@ -37,6 +40,7 @@ class Plan:
         sizes: each rank's numbers, by rank.
         pairs: (sender, receiver, rows) of each pair of ranks with traffic, for the chosen exchange.
         hash: see :func:`plan_hash`; equal plans have equal hashes.
+        parts: the owner of each node, ``[N]`` integers; of a ``data.plan``, on rank 0 alone.
     """
 
     layout: str
@@ -45,6 +49,7 @@ class Plan:
     sizes: tuple[ShareSizes, ...]
     pairs: tuple[tuple[int, int, int], ...]
     hash: str
+    parts: Tensor | None = field(default=None, compare=False, repr=False)
 
     @staticmethod
     def of(
@@ -58,7 +63,7 @@ class Plan:
         """
         sizes, rows = all_sizes(edge_index, parts, num_ranks, exchange)
         identity = plan_hash(edge_index, parts, num_ranks, exchange)
-        return Plan("halo", partition, exchange, sizes, pairs_of(rows), identity)
+        return Plan("halo", partition, exchange, sizes, pairs_of(rows), identity, parts)
 
     @property
     def ranks(self) -> int:
@@ -164,13 +169,21 @@ class Plan:
         return "\n".join([title, *table, *total, *traffic])
 
     def save(self, path: str | Path) -> None:
-        """Write the plan as JSON."""
-        content = {"format": _FORMAT, **asdict(self)}
-        Path(path).write_text(json.dumps(content))
+        """Write the plan and its parts, as safetensors with the rest as JSON in the header.
+
+        Raises:
+            DataError: A rank other than 0 has no parts to write.
+        """
+        if self.parts is None:
+            raise DataError("Expected a plan with its parts, which rank 0 has: save it there, under is_main()")
+        content = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("parts", "sizes")}
+        content |= {"format": _FORMAT, "sizes": [asdict(size) for size in self.sizes]}
+        narrow = self.parts.to("cpu", torch.from_numpy(np.empty(0, np.min_scalar_type(-self.ranks))).dtype)
+        save_file({"parts": narrow.contiguous()}, path, metadata={"plan": json.dumps(content)})
 
     @staticmethod
     def load(path: str | Path, expected_hash: str | None = None) -> Plan:
-        """Read a plan that :meth:`save` wrote.
+        """Read a plan that :meth:`save` wrote; ``DistributedData(data, partition=plan)`` uses it again.
 
         Args:
             path: the file.
@@ -181,13 +194,14 @@ class Plan:
             AgreementError: It was made for another graph, other parts or other options.
         """
         try:
-            content = json.loads(Path(path).read_text())
+            with safetensors.safe_open(path, "pt") as file:
+                content, parts = json.loads(file.metadata()["plan"]), file.get_tensor("parts")
             if content.pop("format") != _FORMAT:
                 raise DataError(f"Expected a plan of format {_FORMAT} in {path}: plan again")
             content["sizes"] = tuple(ShareSizes(**size) for size in content["sizes"])
             content["pairs"] = tuple((int(p), int(q), int(n)) for p, q, n in content["pairs"])
-            plan = Plan(**content)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            plan = Plan(**content, parts=parts)
+        except (ValueError, KeyError, TypeError, AttributeError, safetensors.SafetensorError) as error:
             if isinstance(error, DataError):
                 raise
             raise DataError(f"Expected a plan in {path} (got {type(error).__name__}: {error}): plan again") from error
@@ -197,6 +211,24 @@ class Plan:
                 f"they are {expected_hash[:12]}): plan again"
             )
         return plan
+
+    def parts_for(self, edge_index: Tensor, num_ranks: int, exchange: Exchange) -> Tensor:
+        """The parts, if the plan was made for just this: int64 ``[N]``. Not collective.
+
+        Raises:
+            AgreementError: It was made for other ranks, another exchange, or another graph.
+            DataError: It has no parts.
+        """
+        if self.parts is None:
+            raise DataError("Expected a plan with its parts (got one without): Plan.load(path) has them")
+        for name, made_for, wanted in (("ranks", self.ranks, num_ranks), ("exchange", self.exchange, exchange)):
+            if made_for != wanted:
+                raise AgreementError(f"Expected a plan with {name} {wanted} (got {made_for}): plan again")
+        if plan_hash(edge_index, self.parts, num_ranks, exchange) != self.hash:
+            raise AgreementError(
+                f"Expected a plan for this graph (got plan {self.hash[:12]} of another one): plan again"
+            )
+        return self.parts.long()
 
     def plot(self, path: str | Path, width: int = 256) -> None:
         """Draw bytes between ranks and each rank's work and bytes (needs matplotlib). See :mod:`pyg_dist.plan.plot`."""

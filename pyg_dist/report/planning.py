@@ -51,7 +51,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--ranks-per-node", type=int, help="ranks on one machine; default: as the constants say")
     parser.add_argument("--json", action="store_true", help="print plan.to_dict() instead of tables")
     parser.add_argument("--plot", type=Path, help="draw the halo plan: .png, .svg or .pdf")
-    parser.add_argument("--save", type=Path, help="write the halo plan, for Plan.load")
+    parser.add_argument("--save", type=Path, help="write the halo plan with its parts, for Plan.load")
 
 
 def run(args: argparse.Namespace) -> None:

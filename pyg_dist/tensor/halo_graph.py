@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.aggregate import Halo, LinearOperator, aggregate_edges
+from pyg_dist.backend.aggregate import LinearOperator, aggregate_edges
 from pyg_dist.backend.axis import Axis
+from pyg_dist.backend.buffers import Buffers
+from pyg_dist.backend.codec import EXACT, Codec
 from pyg_dist.backend.csr import CSR
 from pyg_dist.backend.exchange import Exchange, Traffic
+from pyg_dist.backend.halo import Halo
 from pyg_dist.backend.matrix import Matrix
 from pyg_dist.plan.halo import HaloShare
 from pyg_dist.plan.transfer import Transfer
@@ -36,6 +39,7 @@ class HaloGraph:
         loop_rule: how GCN's self loops meet existing ones; it follows from the form of the input.
         is_dense: see :class:`~pyg_dist.backend.exchange.Exchange`.
         device: where the rows live.
+        codecs: how the rows and sums of aggregations with constant weights travel, forward and backward.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class HaloGraph:
         loop_rule: LoopRule,
         is_dense: bool = False,
         device: torch.device | str = "cpu",
+        codecs: tuple[Codec, Codec] = (EXACT, EXACT),
     ) -> None:
         self.share = share
         self.is_dense = is_dense
@@ -55,8 +60,9 @@ class HaloGraph:
         self.edge_rows = Rows(axis, "edge", share.num_edges, share.edge_id.to(device))
         self.local = share.local.to(device)
         self.traffic = Traffic()
+        self._buffers = Buffers()
         self.post = self._halo(share.post)
-        self._sums = self.post if share.sums is share.post else self._halo(share.sums)
+        self._sums = replace(self.post if share.sums is share.post else self._halo(share.sums), codecs=codecs)
         self._operators: dict[Hashable, _Kept] = {}
         self._neighbour_lists: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -65,14 +71,15 @@ class HaloGraph:
 
     def _halo(self, transfer: Transfer) -> Halo:
         """The runtime form of a transfer, all values one."""
-        exchange = Exchange(self.axis, transfer.send_counts, transfer.recv_counts, self.traffic, self.is_dense)
+        counts = transfer.send_counts, transfer.recv_counts
+        exchange = Exchange(self.axis, *counts, self.traffic, self.is_dense, self._buffers)
         return Halo(Matrix(transfer.outgoing.to(self.device)), exchange, Matrix(transfer.incoming.to(self.device)))
 
     def to(self, device: torch.device | str) -> HaloGraph:
         """The same graph on another device."""
         if torch.device(device) == self.device:
             return self
-        return HaloGraph(self.share, self.axis, self.loop_rule, self.is_dense, device)
+        return HaloGraph(self.share, self.axis, self.loop_rule, self.is_dense, device, self._sums.codecs)
 
     def owns(self, x: RowTensor) -> bool:
         """Whether x has a row for every node of this graph."""
@@ -211,6 +218,7 @@ class HaloGraph:
             Matrix(self._sums.outgoing.pattern, torch.cat([borrowed, one])),
             self._sums.exchange,
             Matrix(self._sums.incoming.pattern, storage),
+            self._sums.codecs,
         )
         return Matrix(local, storage), halo
 

@@ -74,6 +74,9 @@ def test_spmm_equals_the_reference(width: int, dtype: torch.dtype, factors: tupl
     out = whole[1:-1, 1:-1]
     assert ops.spmm_csr(rowptr, col, x, weight, row_scale=row_scale, col_scale=col_scale, out=out) is out
     assert torch.equal(whole, expected_whole)
+    expected_whole[1:-1, 1:-1] = expected
+    ops.spmm_csr(rowptr, col, x, weight, row_scale=row_scale, col_scale=col_scale, out=out, accumulate=False)
+    assert torch.equal(whole, expected_whole)
 
 
 @pytest.mark.parametrize("width", [1, 7, 47, 256])
@@ -347,6 +350,7 @@ def test_opcheck() -> None:
     opcheck(native.spmm_csr.default, (rowptr, col, x, weight, row_scale, None, False))
     opcheck(native.spmm_csr.default, (rowptr, col, x.bfloat16(), None, None, col_scale, True))
     opcheck(native.spmm_csr_add.default, (g.clone(), rowptr, col, x, None, row_scale, col_scale, True))
+    opcheck(native.spmm_csr_into.default, (g.clone(), rowptr, col, x, weight, None, col_scale, False))
     opcheck(native.sddmm_csr.default, (rowptr, col, g, x))
     opcheck(native.sddmm_csr.default, (rowptr, col, g.bfloat16(), x.bfloat16()))
     opcheck(native.gather_rows.default, (x, index))

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_graphs import random_graph
+from safetensors.torch import save_file
 
 from pyg_dist.errors import AgreementError, DataError
 from pyg_dist.plan import Machine, Model, Plan, ShareSizes, halo_share
@@ -115,8 +116,17 @@ def test_price_of_a_step() -> None:
 
 def test_saved_and_stale(tmp_path: Path) -> None:
     edge_index, parts, plan = example()
-    plan.save(tmp_path / "plan.json")
-    assert Plan.load(tmp_path / "plan.json", plan.hash) == plan
+    plan.save(tmp_path / "plan.safetensors")
+    loaded = Plan.load(tmp_path / "plan.safetensors", plan.hash)
+    assert loaded == plan
+    assert torch.equal(loaded.parts_for(edge_index, 4, "hybrid"), parts)
+    for inputs, stale in (
+        ((edge_index.flip(1), 4, "hybrid"), "for this graph"),
+        ((edge_index, 5, "hybrid"), "ranks 5 .got 4"),
+        ((edge_index, 4, "post"), "exchange post .got hybrid"),
+    ):
+        with pytest.raises(AgreementError, match=stale):
+            loaded.parts_for(*inputs)
     others = [
         Plan.of(edge_index.flip(1), parts, 4),
         Plan.of(edge_index, parts.flip(0), 4),
@@ -125,11 +135,13 @@ def test_saved_and_stale(tmp_path: Path) -> None:
     ]
     for other in others:
         with pytest.raises(AgreementError, match="plan again"):
-            Plan.load(tmp_path / "plan.json", other.hash)
-    for content in ("{}", "[]", "nothing", '{"format": 0}', '{"format": 1, "sizes": 3}'):
-        (tmp_path / "plan.json").write_text(content)
+            Plan.load(tmp_path / "plan.safetensors", other.hash)
+    save_file({"parts": parts}, tmp_path / "old.safetensors", metadata={"plan": '{"format": 1}'})
+    save_file({"parts": parts}, tmp_path / "other.safetensors")
+    (tmp_path / "text.safetensors").write_text("{}")
+    for name in ("old", "other", "text"):
         with pytest.raises(DataError, match="plan again"):
-            Plan.load(tmp_path / "plan.json")
+            Plan.load(tmp_path / f"{name}.safetensors")
 
 
 def test_plot(tmp_path: Path) -> None:
@@ -157,3 +169,33 @@ def test_planned_without_a_launch_as_with_one(workers: Any, exchange: Exchange) 
     for digest, plan in workers(3).run(run_plan, 3, exchange):
         assert digest == expected.hash
         assert plan == expected
+
+
+def run_again(world_size: int, folder: str) -> None:
+    """A saved plan brings its parts; everyone refuses a stale one."""
+    import pyg_dist
+    from pyg_dist import DistributedData
+
+    graph, path = random_graph(50, 300, seed=4), Path(folder) / "plan.safetensors"
+    first = DistributedData(graph, partition="random", seed=7)
+    if pyg_dist.is_main():
+        first.plan.save(path)
+    else:
+        with pytest.raises(DataError, match="is_main"):
+            first.plan.save(path)
+    first.graph.axis.reduce_(torch.zeros(1))
+    loaded = Plan.load(path)
+    again = DistributedData(graph, partition=loaded)
+    assert again.plan == first.plan == loaded
+    assert torch.equal(again.graph.node_rows.key, first.graph.node_rows.key)
+    other = random_graph(50, 300, seed=5)
+    for stale, options in ((other, {}), (graph, {"exchange": "post"})):
+        with pytest.raises(AgreementError, match="plan again"):
+            DistributedData(stale, partition=loaded, **options)
+    if not pyg_dist.is_main():
+        with pytest.raises(DataError, match="plan with its parts"):
+            first.plan.parts_for(graph.edge_index, world_size, "hybrid")
+
+
+def test_used_again(workers: Any, tmp_path: Path) -> None:
+    workers(2).run(run_again, 2, str(tmp_path))

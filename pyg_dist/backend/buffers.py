@@ -1,0 +1,44 @@
+"""Message buffers that are used again: every fresh block of memory costs a page fault for each 4 KiB written to it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Buffers:
+    """Blocks of bytes for the messages of one graph on one device. Not collective.
+
+    A block that has been taken belongs to its messages alone until it is given back. Layers, models and directions
+    whose messages fly at the same time so have blocks of their own, and there are as many blocks as ever flew together,
+    each as large as the widest rows needed. Messages that an exception has cut off give nothing back: the process group
+    may still write into their blocks, which are freed when it lets go of them.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[Tensor] = []
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that nobody has taken."""
+        return sum(block.numel() for block in self._free)
+
+    @torch.inference_mode(False)  # else a block from evaluation could not be written to in training
+    def take(self, num_rows: int, row_bytes: int, device: torch.device) -> Tensor:
+        """Return a block of its own, uint8 ``[num_rows, row_bytes]``, with any content."""
+        size = num_rows * row_bytes
+        fitting = [k for k, block in enumerate(self._free) if block.numel() >= size]
+        if fitting and size:
+            block = self._free.pop(min(fitting, key=lambda k: self._free[k].numel()))
+        else:
+            if size and self._free:  # it grows instead of staying beside a larger one
+                self._free.pop(min(range(len(self._free)), key=lambda k: self._free[k].numel()))
+            block = torch.empty(size, dtype=torch.uint8, device=device)
+        return block[:size].view(num_rows, row_bytes)
+
+    def give(self, *messages: Tensor) -> None:
+        """Take back what :meth:`take` returned; nobody may read or write it any more."""
+        for message in messages:
+            block = message._base
+            if block is not None and block.numel():
+                self._free.append(block)

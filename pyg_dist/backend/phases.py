@@ -1,0 +1,130 @@
+"""What the time of a rank goes into: named stretches of the code, recorded while somebody asks for a profile.
+
+=============  =======================================================================================
+aggregate      products of local edges
+pack           rows and partial sums written into messages
+quantize       the part of packing and unpacking that narrows and widens values
+exchange       handing messages over and waiting for those of others, as far as nothing hides it
+wait           waiting for slower ranks before an exchange (only without overlap)
+unpack         what has arrived, multiplied and added
+sums           sums over all ranks: losses, metrics, gradients of parameters
+dense          products with weights
+other          everything else
+=============  =======================================================================================
+
+While nobody records, a phase costs a function call. Its name also labels a stretch of torch's own profiler.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import NamedTuple
+
+import torch
+
+PHASES = ("aggregate", "pack", "quantize", "exchange", "wait", "unpack", "sums", "dense", "other")
+
+OUTSIDE = 0
+"""The layer of everything that belongs to no layer."""
+
+
+class Span(NamedTuple):
+    """One stretch of time; ``own`` leaves out the stretches inside of it."""
+
+    phase: int
+    layer: int
+    begin: float
+    seconds: float
+    own: float
+
+
+class Recorder:
+    """Collects spans on one rank. Not collective.
+
+    Args:
+        overlaps: whether messages fly while local edges are multiplied, as they do when nobody looks.
+
+    A stretch of a forward pass belongs to the layer that is running; one of a backward pass to the layer that ran when
+    autograd numbered the node whose derivative it is.
+    """
+
+    def __init__(self, overlaps: bool) -> None:
+        self.overlaps = overlaps
+        self.spans: list[Span] = []
+        self._inner = [0.0]  # seconds of the spans inside of each open one
+        self._layer = OUTSIDE
+        self._numbered: list[tuple[int, int, int]] = []  # layer, first and last number of its nodes, exclusive
+
+    def begin_layer(self, layer: int) -> tuple[int, int]:
+        """A layer's forward begins; returns what :meth:`end_layer` takes."""
+        before, self._layer = self._layer, layer
+        return before, torch._C._autograd._get_sequence_nr()
+
+    def end_layer(self, begun: tuple[int, int]) -> None:
+        """The layer's forward has ended."""
+        self._numbered.append((self._layer, begun[1], torch._C._autograd._get_sequence_nr()))
+        self._layer = begun[0]
+
+    @property
+    def layer(self) -> int:
+        """The layer that time belongs to now."""
+        node = torch._C._current_autograd_node()
+        if node is None or self._layer != OUTSIDE:  # a checkpoint runs its layer again inside of a backward pass
+            return self._layer
+        number = node._sequence_nr()
+        return next((layer for layer, low, high in reversed(self._numbered) if low <= number < high), OUTSIDE)
+
+
+class _Phase:
+    """An open phase of a recorder."""
+
+    def __init__(self, name: str, recorder: Recorder) -> None:
+        self._name, self._recorder = name, recorder
+        self._label = torch.profiler.record_function(f"pyg_dist: {name}")
+
+    def __enter__(self) -> None:
+        self._layer = self._recorder.layer
+        self._label.__enter__()  # type: ignore[no-untyped-call]
+        self._recorder._inner.append(0.0)
+        self._begin = time.perf_counter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        seconds = time.perf_counter() - self._begin
+        recorder = self._recorder
+        own = seconds - recorder._inner.pop()
+        recorder._inner[-1] += seconds
+        recorder.spans.append(Span(PHASES.index(self._name), self._layer, self._begin, seconds, own))
+        self._label.__exit__(kind, error, trace)
+
+
+_recorder: Recorder | None = None
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+def record(recorder: Recorder | None) -> None:
+    """Make ``recorder`` the one that phases report to; None ends it."""
+    global _recorder
+    _recorder = recorder
+
+
+def is_recording() -> bool:
+    """Whether somebody asks."""
+    return _recorder is not None
+
+
+def phase(name: str) -> AbstractContextManager[None]:
+    """What runs inside is ``name``, one of ``PHASES``."""
+    if _recorder is not None:
+        return _Phase(name, _recorder)
+    if torch.autograd._profiler_enabled():
+        return torch.profiler.record_function(f"pyg_dist: {name}")
+    return _NOTHING
+
+
+def overlaps() -> bool:
+    """Whether messages may fly while something else is done."""
+    return _recorder is None or _recorder.overlaps

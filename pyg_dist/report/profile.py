@@ -1,0 +1,171 @@
+"""``pyg_dist.profile()``: where the time of every rank goes, by layer and phase."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pyg_dist.backend import phases, session
+from pyg_dist.backend.axis import world_axis
+from pyg_dist.backend.phases import OUTSIDE, PHASES, Recorder, Span, phase
+from pyg_dist.errors import OptionError
+
+_aten = torch.ops.aten
+_DENSE = {_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm, _aten.linear}
+
+
+class Profile:
+    """What :func:`profile` has recorded; complete, and equal on every rank, once its block has ended.
+
+    Attributes:
+        layers: what the layers are called, by number; number 0 is everything outside of them.
+        seconds: how long the block took, by rank.
+        spans: what was recorded, by rank, in the order in which it ended. Times count from the block's begin.
+    """
+
+    def __init__(self) -> None:
+        self.layers = ["(outside)"]
+        self.seconds: list[float] = []
+        self.spans: list[list[Span]] = []
+
+    def table(self, rank: int) -> list[dict[str, float]]:
+        """Seconds by layer and phase of one rank; together they are the seconds of the block."""
+        rows = [dict.fromkeys(PHASES, 0.0) for _ in self.layers]
+        for span in self.spans[rank]:
+            rows[span.layer][PHASES[span.phase]] += span.own
+        # Layers run inside of spans of their own; outside of them, what no span covers remains.
+        rows[OUTSIDE]["other"] += self.seconds[rank] - sum(span.own for span in self.spans[rank])
+        return rows
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers for programs, in seconds."""
+        return {
+            "ranks": [
+                {"seconds": seconds, "layers": dict(zip(self.layers, self.table(rank), strict=True))}
+                for rank, seconds in enumerate(self.seconds)
+            ]
+        }
+
+    def describe(self) -> str:
+        """A table for people, in milliseconds: a line per rank and layer; phases that never came are left out."""
+        tables = [self.table(rank) for rank in range(len(self.seconds))]
+        shown = [p for p in PHASES if any(row[p] for table in tables for row in table)]
+        lines = [["rank", "layer", *shown, "all"]]
+
+        def add(rank: str, layer: str, row: dict[str, float]) -> None:
+            lines.append([rank, layer, *(f"{1000 * row[p]:.1f}" for p in shown), f"{1000 * sum(row.values()):.1f}"])
+
+        for rank, table in enumerate(tables):
+            for layer in [*range(1, len(table)), OUTSIDE]:
+                add(str(rank), self.layers[layer], table[layer])
+            add(str(rank), "all", {p: sum(row[p] for row in table) for p in PHASES})
+        widths = [max(len(line[k]) for line in lines) for k in range(len(lines[0]))]
+        return "\n".join(
+            "  ".join(c.ljust(w) if k == 1 else c.rjust(w) for k, (c, w) in enumerate(zip(line, widths, strict=True)))
+            for line in lines
+        )
+
+    def export_chrome_trace(self, path: str | Path) -> None:
+        """Write the spans of all ranks for chrome://tracing or Perfetto. Not collective: call it on one rank.
+
+        The ranks' clocks are set to zero by a barrier.
+        """
+        events: list[dict[str, Any]] = []
+        for rank, spans in enumerate(self.spans):
+            events.append({"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}})
+            for span in spans:
+                times = {"ts": 1e6 * span.begin, "dur": 1e6 * span.seconds}
+                where = {"pid": rank, "tid": 0, "args": {"layer": self.layers[span.layer]}}
+                events.append({"name": PHASES[span.phase], "cat": "pyg_dist", "ph": "X", **times, **where})
+        Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+
+
+@contextmanager
+def profile(overlap: bool = True) -> Iterator[Profile]:
+    """Record what the block's time goes into, by rank, layer and phase. Collective: every rank runs the block.
+
+    A *layer* is a Distributed conv, numbered when it first runs; a backward pass counts to the layer whose derivative
+    it is. The phases are those of :mod:`pyg_dist.backend.phases`. A block of a few epochs is long enough; the first one
+    also plans, so let it pass before. Recording costs some microseconds a phase, and as much per torch operator. A
+    profiler of torch's around the block shows the same phases as labels ``pyg_dist: ...``, and without this block too.
+
+    Args:
+        overlap: True: as it runs unobserved; ``exchange`` is what overlap does not hide, and includes the waiting for
+            slower ranks. False (as in SuperGCN, 8.6): every exchange starts when all ranks have come to it and ends
+            before anything else begins, so that ``wait`` is imbalance and ``exchange`` all of the communication. Halo
+            layout only; the grid's sums are timed as they run.
+
+    Raises:
+        OptionError: Inside of another ``profile()``.
+
+    Example:
+        >>> with pyg_dist.profile() as profiled:  # doctest: +SKIP
+        ...     train_one_epoch()
+        >>> print(profiled.describe())  # doctest: +SKIP
+    """
+    if phases.is_recording():
+        raise OptionError("Expected one pyg_dist.profile() at a time (got one inside of another): end the first one")
+    session.init()
+    axis, recorder, result = world_axis(), Recorder(overlap), Profile()
+    axis.reduce_(torch.zeros(1))
+    begin = time.perf_counter()
+    phases.record(recorder)
+    try:
+        with _layers(recorder, result.layers), _TimeDense():  # type: ignore[no-untyped-call]
+            yield result
+    finally:
+        phases.record(None)
+    seconds = time.perf_counter() - begin
+    columns = len(Span._fields)
+    mine = torch.tensor(recorder.spans, dtype=torch.float64).view(-1, columns)
+    mine[:, Span._fields.index("begin")] -= begin
+    counts = axis.gather_counts(mine.shape[0])
+    gathered = torch.split(axis.gather_rows(mine, counts), counts)
+    result.seconds = axis.gather_rows(torch.tensor([seconds], dtype=torch.float64), [1] * axis.size).tolist()
+    result.spans = [[Span(int(a), int(b), *rest) for a, b, *rest in rows.tolist()] for rows in gathered]
+
+
+@contextmanager
+def _layers(recorder: Recorder, names: list[str]) -> Iterator[None]:
+    """Tell the recorder which Distributed conv runs."""
+    number: dict[nn.Module, int] = {}
+    running: list[tuple[nn.Module, ExitStack]] = []
+
+    def before(module: nn.Module, inputs: Any) -> None:
+        if not getattr(module, "is_distributed", False):
+            return
+        if module not in number:
+            number[module] = len(names)
+            names.append(f"{len(names)}: {module}".splitlines()[0])
+        stack = ExitStack()
+        stack.callback(recorder.end_layer, recorder.begin_layer(number[module]))
+        stack.enter_context(phase("other"))
+        running.append((module, stack))
+
+    def after(module: nn.Module, inputs: Any, output: Any) -> None:
+        if running and running[-1][0] is module:
+            running.pop()[1].close()
+
+    with ExitStack() as hooks:
+        for hook in (register_module_forward_pre_hook(before), register_module_forward_hook(after, always_call=True)):
+            hooks.callback(hook.remove)
+        yield
+
+
+class _TimeDense(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Times dense products, forward and backward, wherever they are called."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket not in _DENSE:
+            return func(*args, **(kwargs or {}))
+        with phase("dense"):
+            return func(*args, **(kwargs or {}))

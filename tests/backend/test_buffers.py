@@ -1,0 +1,167 @@
+"""Buffers are used again, and never by two messages at once: layers, models, passes and exceptions in every mix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from against_stock import NUM_FEATURES, NUM_NODES
+from random_graphs import random_graph
+from torch import Tensor
+from torch_geometric.nn import GCNConv, SAGEConv
+from workers import Workers
+
+from pyg_dist.backend.buffers import Buffers
+
+Pools = Callable[[int], Workers]
+
+CPU = torch.device("cpu")
+
+
+def test_a_block_is_used_again_and_grows() -> None:
+    buffers = Buffers()
+    first, second = buffers.take(3, 8, CPU), buffers.take(3, 8, CPU)
+    assert first.shape == (3, 8)
+    assert first.data_ptr() != second.data_ptr()
+    buffers.give(first, second)
+    assert buffers.num_bytes == 48
+    again = buffers.take(2, 8, CPU)
+    assert again.data_ptr() in (first.data_ptr(), second.data_ptr())
+    wide = buffers.take(10, 8, CPU)  # in place of the block that is too small
+    buffers.give(again, wide)
+    assert buffers.num_bytes == 24 + 80
+    assert buffers.take(3, 8, CPU).data_ptr() == again.data_ptr(), "the smallest that fits"
+    assert buffers.take(0, 8, CPU).shape == (0, 8)
+    assert buffers.num_bytes == 80
+    with torch.inference_mode():
+        evaluated = buffers.take(20, 8, CPU)
+    assert not evaluated.is_inference()
+
+
+class Models:
+    """Two models on one graph, ours and PyG's, with the same weights."""
+
+    def __init__(self, world_size: int) -> None:
+        from pyg_dist import DistributedData
+        from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
+
+        self.graph = random_graph(NUM_NODES, 6 * NUM_NODES, seed=3)
+        self.graph.x = torch.randn(NUM_NODES, NUM_FEATURES, generator=torch.Generator().manual_seed(1)).double()
+        parts = torch.randint(0, world_size, (NUM_NODES,), generator=torch.Generator().manual_seed(2))
+        self.data = DistributedData(self.graph, partition=parts)
+        self.stock = [[SAGEConv(NUM_FEATURES, 7), SAGEConv(7, 7)], [GCNConv(NUM_FEATURES, 7), GCNConv(7, 3)]]
+        self.ours = [
+            [DistributedSAGEConv(NUM_FEATURES, 7), DistributedSAGEConv(7, 7)],
+            [DistributedGCNConv(NUM_FEATURES, 7), DistributedGCNConv(7, 3)],
+        ]
+        for stock, ours in zip(self.stock, self.ours, strict=True):
+            for a, b in zip(stock, ours, strict=True):
+                a.double().load_state_dict(b.double().state_dict())
+
+    def run(self, pattern: Any) -> None:
+        """The gradients of a pattern of passes are the same on both sides."""
+        stock, ours = (pattern(models, data) for models, data in ((self.stock, self.graph), (self.ours, self.data)))
+        for a, b in zip(stock, ours, strict=True):
+            torch.testing.assert_close(b, a, rtol=0, atol=1e-10)
+
+
+def out(model: list[Any], data: Any) -> Tensor:
+    x = data.x.detach().clone().requires_grad_()
+    for conv in model:
+        x = conv(x, data.edge_index).tanh()
+    return x
+
+
+def gradients(models: list[list[Any]]) -> list[Tensor]:
+    parameters = [p for model in models for conv in model for p in conv.parameters()]
+    found = [p.grad.clone() for p in parameters]
+    for p in parameters:
+        p.grad = None
+    return found
+
+
+def interleaved(models: list[list[Any]], data: Any) -> list[Tensor]:
+    outs = [out(model, data) for model in (*models, *models)]
+    for result in reversed(outs):
+        result.square().sum().backward()
+    return gradients(models)
+
+
+def retained(models: list[list[Any]], data: Any) -> list[Tensor]:
+    first, second = (out(model, data).square().sum() for model in models)
+    first.backward(retain_graph=True)
+    second.backward()
+    with torch.inference_mode():
+        out(models[0], data)
+    first.backward()
+    return gradients(models)
+
+
+def second_order(models: list[list[Any]], data: Any) -> list[Tensor]:
+    total = sum(out(model, data).square().sum() for model in models)
+    weights = [conv.lin_l.weight for conv in models[0]] + [conv.lin.weight for conv in models[1]]
+    slopes = torch.autograd.grad(total, weights, create_graph=True)
+    sum(slope.square().sum() for slope in slopes).backward()
+    return gradients(models)
+
+
+def passes(world_size: int, exception: bool) -> None:
+    models = Models(world_size)
+    if exception:
+        from pyg_dist.backend.matrix import Matrix
+
+        multiply, calls = Matrix.multiply, iter(range(100))
+
+        def failing(*args: Any, **kwargs: Any) -> Tensor:
+            if next(calls) == 3:  # while messages fly
+                raise MemoryError("too little")
+            return multiply(*args, **kwargs)
+
+        Matrix.multiply = failing  # type: ignore[method-assign]
+        try:
+            with pytest.raises(MemoryError):
+                models.run(interleaved)
+        finally:
+            Matrix.multiply = multiply  # type: ignore[method-assign]
+        models.data.x.to_local()  # all ranks failed at the same call, so their messages still match
+    for _ in range(2):
+        for pattern in (interleaved, retained, second_order):
+            models.run(pattern)
+    held = models.data.graph._buffers.num_bytes
+    models.run(interleaved)
+    assert models.data.graph._buffers.num_bytes == held > 0
+
+
+@pytest.mark.parametrize("exception", [False, True])
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_passes_in_any_order(workers: Pools, world_size: int, exception: bool) -> None:
+    workers(world_size).run(passes, world_size, exception)
+
+
+def sums_in_bfloat16(world_size: int) -> None:
+    """Partial sums of bfloat16 rows are made in float32 and rounded once, into the message."""
+    from pyg_dist import DistributedData
+
+    parts = torch.arange(NUM_NODES) % world_size
+    data = DistributedData(random_graph(NUM_NODES, 20 * NUM_NODES, seed=3), partition=parts, exchange="pre")
+    float32, graph = torch.float32, data.graph
+    for operator in (graph.neighbourhood("sum", None, float32), graph.symmetric_norm(True, 1.0, None, float32)):
+        outgoing, scale = operator.halo.outgoing, operator.col_scale
+        assert int(outgoing.pattern.rowptr.diff().max()) > 2, "no partial sums to round"
+        x = (torch.randn(graph.num_local, 33) * 100).bfloat16()
+        message = graph._buffers.take(outgoing.num_rows, 66, CPU)
+        operator.halo.codecs[0].pack(message, outgoing, x, scale)
+        exact = outgoing.multiply(x.float(), col_scale=scale).bfloat16()
+        assert torch.equal(message.view(torch.bfloat16), exact)
+        by_steps, factor = torch.zeros_like(exact), 1.0 if scale is None else scale.bfloat16().view(-1, 1)
+        scaled = x * factor
+        for row, col in zip(outgoing.pattern.row().tolist(), outgoing.pattern.col.tolist(), strict=True):
+            by_steps[row] += scaled[col]
+        assert not torch.equal(by_steps, exact), "rounding at every step would go unnoticed"
+        graph._buffers.give(message)
+
+
+def test_partial_sums_are_rounded_once(workers: Pools) -> None:
+    workers(2).run(sums_in_bfloat16, 2)

@@ -1,0 +1,138 @@
+"""A profile's parts add up, belong to the right layers, and leave the numbers of the training alone."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from random_graphs import random_graph
+from workers import Workers
+
+Pools = Callable[[int], Workers]
+
+
+class Trained:
+    """Two convs on one graph, and an epoch."""
+
+    def __init__(self, world_size: int, **options: Any) -> None:
+        from pyg_dist import DistributedData
+        from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
+
+        torch.manual_seed(0)
+        graph = random_graph(60, 600, seed=1)
+        graph.x = torch.randn(60, 5)
+        if not options:
+            options["partition"] = torch.arange(60) % world_size
+        self.data = DistributedData(graph, **options)
+        self.convs = [DistributedSAGEConv(5, 40), DistributedGCNConv(40, 30)]
+        self.x = self.data.x.clone().requires_grad_()
+
+    def epoch(self) -> list[torch.Tensor]:
+        x = self.x
+        for conv in self.convs:
+            x = conv(x, self.data.edge_index).relu()
+        x.square().mean().backward()
+        parameters = [p for conv in self.convs for p in conv.parameters()]
+        gradients = [p.grad.clone() for p in parameters]
+        for p in parameters:
+            p.grad = None
+        return gradients
+
+
+def profiled(world_size: int, folder: str, overlap: bool) -> None:
+    import pyg_dist
+
+    trained = Trained(world_size)
+    expected = trained.epoch()
+    with pyg_dist.profile(overlap=overlap) as found:
+        gradients = trained.epoch()
+        if pyg_dist.rank() == 0:
+            time.sleep(0.2)  # everyone else waits in the second epoch
+        trained.epoch()
+    for a, b in zip(gradients, expected, strict=True):
+        assert torch.equal(a, b)
+
+    assert len(found.layers) == 3
+    assert found.layers[1].startswith("1: SAGEConv(5, 40")
+    assert len(found.seconds) == world_size
+    for rank in range(world_size):
+        table = found.table(rank)
+        assert sum(sum(row.values()) for row in table) == pytest.approx(found.seconds[rank])
+        for layer in (1, 2):
+            named = {"aggregate", "pack", "exchange", "unpack", "dense"} | (set() if overlap else {"wait"})
+            assert all(table[layer][p] > 0 for p in named), (layer, table[layer])
+        assert table[0]["sums"] > 0
+        assert table[0]["aggregate"] == table[0]["pack"] == 0, "the backward pass belongs to layers, too"
+    waits = [sum(row["wait"] for row in found.table(rank)) for rank in range(world_size)]
+    exchanges = [sum(row["exchange"] for row in found.table(rank)) for rank in range(world_size)]
+    assert min(exchanges[1:] if overlap else waits[1:]) > 0.15
+    assert max(waits if overlap else exchanges) < 0.15
+
+    # Twice two layers, forward and backward.
+    aggregations = [s for s in found.spans[0] if pyg_dist.backend.phases.PHASES[s.phase] == "aggregate"]
+    assert [s.layer for s in aggregations] == 2 * [1, 2, 2, 1]
+    assert [len(line.split()) > 5 for line in found.describe().splitlines()] == [True] * (1 + 4 * world_size)
+    assert found.to_dict()["ranks"][0]["layers"][found.layers[1]]["dense"] > 0
+
+    if pyg_dist.is_main():
+        path = Path(folder) / "trace.json"
+        found.export_chrome_trace(path)
+        events = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]
+        assert {e["pid"] for e in events} == set(range(world_size))
+        assert all(0 <= e["ts"] <= e["ts"] + e["dur"] <= 1e6 * max(found.seconds) for e in events)
+    with pyg_dist.profile(), pytest.raises(pyg_dist.errors.OptionError, match="at a time"), pyg_dist.profile():
+        pass
+    assert not pyg_dist.backend.phases.is_recording()
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_parts_and_layers(workers: Pools, tmp_path: Path, world_size: int, overlap: bool) -> None:
+    workers(world_size).run(profiled, world_size, str(tmp_path), overlap)
+
+
+def on_grid(world_size: int) -> None:
+    import pyg_dist
+
+    trained = Trained(world_size, layout="grid")
+    trained.epoch()
+    with pyg_dist.profile() as found:
+        trained.epoch()
+    whole = {p: sum(row[p] for row in found.table(0)) for p in pyg_dist.backend.phases.PHASES}
+    assert all(whole[p] > 0 for p in ("aggregate", "exchange", "dense", "other"))
+
+
+def test_on_the_grid(workers: Pools) -> None:
+    workers(2).run(on_grid, 2)
+
+
+def labelled(world_size: int) -> None:
+    trained = Trained(world_size)
+    trained.epoch()
+    with torch.profiler.profile() as found:
+        trained.epoch()
+    names = {event.key for event in found.key_averages()}
+    assert {f"pyg_dist: {p}" for p in ("aggregate", "pack", "exchange", "unpack", "sums")} <= names
+
+
+def test_labels_for_the_profiler_of_torch(workers: Pools) -> None:
+    workers(2).run(labelled, 2)
+
+
+def alone() -> None:
+    import pyg_dist
+
+    trained = Trained(1)
+    with pyg_dist.profile() as found:
+        trained.epoch()
+    assert "aggregate" in found.describe()
+    assert "exchange" not in found.describe()
+
+
+def test_on_one_rank(workers: Pools) -> None:
+    workers(1).run(alone)
