@@ -185,12 +185,15 @@ def price(report: dict[str, Any]) -> dict[str, Any]:
     keys = [_key(plan.shape, plan.sums) for plan in grid_plans(model, ranks, constants)]
     for plan in grid_plans(model, ranks, constants):
         variants[_key(plan.shape, plan.sums)]["predicted"] = plan.seconds
-    measured = [variants[key]["seconds"] for key in keys]
+    measured, medians = ([variants[key][kind] for key in keys] for kind in ("seconds", "median"))
+    order = [variants[key]["predicted"] for key in keys]
     return report | {
         "constants": asdict(constants),
-        "rank_correlation": float(spearmanr([variants[key]["predicted"] for key in keys], measured).statistic),
+        "rank_correlation": float(spearmanr(order, measured).statistic),
+        "rank_correlation_of_medians": float(spearmanr(order, medians).statistic),
         "choice": keys[0],
         "choice_over_best": measured[0] / min(measured),
+        "choice_over_best_of_medians": medians[0] / min(medians),
         "cube_over_best": variants[_key(nearest_cube(ranks), "reduce_scatter")]["seconds"] / min(measured),
     }
 
@@ -204,6 +207,8 @@ def show(report: dict[str, Any]) -> None:
     over += f"{report['cube_over_best']:.2f} x"
     print(f"\n{report['ranks']} ranks, {report['graph']} (constants: {report['constants']['source']})")
     print(f"rank correlation {report['rank_correlation']:.2f}; {over} the best mesh's epoch")
+    median_choice = f"the choice {report['choice_over_best_of_medians']:.2f} x the best"
+    print(f"by the medians: rank correlation {report['rank_correlation_of_medians']:.2f}, {median_choice}")
     for key, v in sorted(report["variants"].items(), key=lambda item: item[1]["seconds"]):
         predicted = "" if v["predicted"] is None else f"{v['predicted'] * 1e3:10.1f} ms predicted"
         print(f"  {key:<24} {v['seconds'] * 1e3:10.1f} ms (median {v['median'] * 1e3:8.1f}) {v['bytes'] / 1e6:8.2f} MB"
