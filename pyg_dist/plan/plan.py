@@ -65,7 +65,7 @@ class Plan:
         """
         sizes, rows = all_sizes(edge_index, parts, num_ranks, exchange)
         identity = plan_hash(edge_index, parts, num_ranks, exchange)
-        return Plan("halo", partition, exchange, sizes, pairs_of(rows), identity, parts)
+        return Plan("halo", partition, exchange, sizes, pairs_of(rows), identity, parts=parts)
 
     @property
     def ranks(self) -> int:
