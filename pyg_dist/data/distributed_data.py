@@ -244,4 +244,4 @@ def _plan(share: HaloShare, axis: Axis, options: Options, parts: Tensor, identit
     sizes, rows = table[:, : -axis.size].tolist(), table[:, -axis.size :]
     shares = tuple(ShareSizes(*size) for size in sizes)
     kept, bits = parts.to(torch.int32) if axis.rank == 0 else None, options.bits_by_direction
-    return Plan(options.layout, options.partition_name, options.exchange, shares, pairs_of(rows), identity, bits, kept)
+    return Plan(options.layout, options.partition_name, options.exchange, shares, pairs_of(rows), identity, kept, bits)

@@ -40,8 +40,8 @@ class Plan:
         sizes: each rank's numbers, by rank.
         pairs: (sender, receiver, rows) of each pair of ranks with traffic, for the chosen exchange.
         hash: see :func:`plan_hash`; equal plans have equal hashes.
-        bits: of a value in the messages of training, forward and backward.
         parts: the owner of each node, ``[N]`` integers; of a ``data.plan``, on rank 0 alone.
+        bits: of a value in the messages of training, forward and backward.
     """
 
     layout: str
@@ -50,8 +50,8 @@ class Plan:
     sizes: tuple[ShareSizes, ...]
     pairs: tuple[tuple[int, int, int], ...]
     hash: str
-    bits: tuple[int, int] = (32, 32)
     parts: Tensor | None = field(default=None, compare=False, repr=False)
+    bits: tuple[int, int] = (32, 32)
 
     @staticmethod
     def of(
