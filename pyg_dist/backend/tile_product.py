@@ -10,18 +10,27 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend import ops
+from pyg_dist.backend.aggregate import edge_product
 from pyg_dist.backend.csr import CSR
 from pyg_dist.backend.phases import phase
-from pyg_dist.backend.shards import SumFlight, Wire, gather_pieces
+from pyg_dist.backend.shards import (
+    SumFlight,
+    Wire,
+    enter_replicas,
+    gather_enter,
+    gather_pieces,
+    leave_replicas,
+    leave_scatter,
+)
 
 
 @dataclass(frozen=True)
 class TileOperator:
-    """A constant sparse matrix ``diag(r) W diag(c)`` on one rank, and its transpose.
+    """A sparse matrix ``diag(r) W diag(c)`` on one rank, and its transpose; a constant, or else without scales.
 
     Attributes:
         csr: the pattern.
-        weight: by edge storage of the pattern, or ``None`` for ones.
+        weight: by edge storage of the pattern, or ``None`` for ones. Where it requires grad, it learns.
         row_scale: r, or ``None`` for ones.
         col_scale: c, or ``None`` for ones.
         divides: whether r and c stand for their inverses, as in :class:`~pyg_dist.backend.aggregate.LinearOperator`.
@@ -32,6 +41,11 @@ class TileOperator:
     row_scale: Tensor | None = None
     col_scale: Tensor | None = None
     divides: bool = False
+
+    @property
+    def learns(self) -> bool:
+        """Whether products are to be differentiated by the weights."""
+        return self.weight is not None and self.weight.requires_grad
 
     @cached_property
     def _values(self) -> Tensor | None:
@@ -159,15 +173,33 @@ class _Multiply(torch.autograd.Function):
 
 
 def multiply(x: Tensor, product: TileProduct, flight: ProductFlight | None = None) -> Tensor:
-    """The product, differentiable by x (collective).
+    """The product, differentiable by x, and by weights that learn (collective).
 
     Args:
         x: ``[m, F]``: this rank's piece of the source's rows, or all of them.
         product: the matrix.
-        flight: the same, where it has been started.
+        flight: the same, where it has been started; not with weights that learn.
 
     Shapes:
         - output: ``[n, F]``: this rank's piece of the target's rows, or all of them
     """
+    if product.operator.learns:
+        return _multiply_edges(x, product)
     out: Tensor = _Multiply.apply(x, product, flight)  # type: ignore[no-untyped-call]
     return out
+
+
+def _multiply_edges(x: Tensor, product: TileProduct) -> Tensor:
+    """The product with weights that learn, in one block.
+
+    Their derivative on a rank is a dot product of its columns for each of the tile's edges, a part of the whole: the
+    sum over the column axis is made where the weights come from, by :func:`~pyg_dist.backend.shards.copy_out`.
+    """
+    operator, source, target = product.operator, product.source, product.target
+    assert operator.weight is not None
+    assert operator.row_scale is None
+    assert operator.col_scale is None
+    scattered = source.is_scattered
+    x = gather_enter(x, source.wire, source.sizes) if scattered else enter_replicas(x, source.wire)
+    out = edge_product(operator.weight, x, operator.csr)
+    return leave_scatter(out, target.wire, target.sizes) if target.is_scattered else leave_replicas(out, target.wire)

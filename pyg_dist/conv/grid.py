@@ -7,37 +7,46 @@ from typing import Any, Literal
 
 import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.nn import GCNConv, MessagePassing, SAGEConv
+from torch_geometric.nn import GCNConv, SAGEConv
 from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
+from torch_geometric.nn.dense import Linear
 
 from pyg_dist.backend.tile_product import TileOperator
 from pyg_dist.conv.inputs import edge_rows, node_rows
 from pyg_dist.conv.order import commutes
 from pyg_dist.errors import UnsupportedError
 from pyg_dist.plan.grid import Layout
-from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor
-from pyg_dist.tensor.grid_graph import GridGraph
+from pyg_dist.tensor import DistributedEdgeIndex
+from pyg_dist.tensor.grid_graph import GridGraph, learns
 from pyg_dist.tensor.reductions import wide
 from pyg_dist.tensor.tile_functions import linear_sum
-from pyg_dist.tensor.tile_tensor import TileTensor, as_tile
+from pyg_dist.tensor.tile_tensor import TileTensor
 
 
 def gcn_on_grid(conv: GCNConv, x: Any, edge_index: DistributedEdgeIndex, edge_weight: Tensor | None) -> Tensor:
     """GCN over tiles; the linear map comes first where that narrows the rows to sum (collective)."""
     graph: GridGraph = edge_index.graph  # type: ignore[assignment]
     x = node_rows(conv, graph, x)
-    weight = _constant(conv, edge_rows(conv, edge_index, edge_weight))
+    weight = edge_rows(conv, edge_index, edge_weight)
     # PyG gives all edges of an edge_index, loops included, weight one when there are no weights, `improved` or not.
     loop_value = 2.0 if conv.improved and not (weight is None and graph.loop_rule == "remaining") else 1.0
     dtype = wide(x.dtype)
-    if conv.normalize:
-        operator = graph.symmetric_norm(conv.add_self_loops, loop_value, weight, dtype)
-    else:
+    operator = None
+    if not conv.normalize:
         operator = graph.neighbourhood("sum", weight, dtype)
+    elif weight is None or not learns(weight):
+        operator = graph.symmetric_norm(conv.add_self_loops, loop_value, weight, dtype)
+
+    def aggregate(tiles: TileTensor) -> TileTensor:
+        if operator is not None:
+            return graph.aggregate(tiles, operator)
+        assert weight is not None
+        return graph.symmetric_norm_product(tiles, conv.add_self_loops, loop_value, weight, dtype)
+
     tiles = graph.tiled(x)
-    if commutes(conv.lin) and conv.lin.out_channels > conv.lin.in_channels:
-        return linear_sum([(graph.aggregate(tiles, operator), conv.lin.weight)], conv.bias)
-    out = graph.aggregate(graph.tiled(conv.lin(tiles)), operator)
+    if commutes(conv.lin) and not _projects_first(conv.lin, graph, tiles, None if learns(weight) else operator, True):
+        return linear_sum([(aggregate(tiles), conv.lin.weight)], conv.bias)
+    out = aggregate(graph.tiled(conv.lin(tiles)))
     return out if conv.bias is None else out + conv.bias
 
 
@@ -46,7 +55,7 @@ def sage_on_grid(conv: SAGEConv, x: Any, edge_index: DistributedEdgeIndex) -> Te
     graph: GridGraph = edge_index.graph  # type: ignore[assignment]
     # PyG reads the values of a torch.sparse adj_t where it multiplies by it, and ignores edge weights otherwise.
     has_weight = conv.fuse and graph.loop_rule == "add"
-    weight = _constant(conv, edge_rows(conv, edge_index, None)) if has_weight else None
+    weight = edge_rows(conv, edge_index, None) if has_weight else None
     if type(conv.aggr_module) not in (MeanAggregation, SumAggregation):
         raise UnsupportedError(
             f"{type(conv).__name__} with aggr={conv.aggr!r} needs every neighbour's row in one place, and the grid "
@@ -60,7 +69,7 @@ def sage_on_grid(conv: SAGEConv, x: Any, edge_index: DistributedEdgeIndex) -> Te
     source = graph.tiled(source)
     operator = graph.neighbourhood(reduce, weight, wide(source.dtype))
     root = graph.tiled(node_rows(conv, graph, target)) if conv.root_weight and target is not None else None
-    out = _combine(conv, graph, source, root, operator)
+    out = _combine(conv, graph, source, root, operator, learns(weight))
     return F.normalize(out, p=2.0, dim=-1) if conv.normalize else out
 
 
@@ -70,12 +79,13 @@ def _combine(
     source: TileTensor,
     root: TileTensor | None,
     operator: Callable[[Layout], TileOperator],
+    learning: bool,
 ) -> Tensor:
     plain = commutes(conv.lin_l) and (root is None or commutes(conv.lin_r))
     if not plain:
         out: Tensor = conv.lin_l(graph.aggregate(source, operator))
         return out if root is None else out + conv.lin_r(root)
-    if conv.lin_l.out_channels < conv.lin_l.in_channels:
+    if _projects_first(conv.lin_l, graph, source, None if learning else operator, False):
         # Means and sums commute with linear maps: fewer columns to send and to add.
         out = graph.aggregate(linear_sum([(source, conv.lin_l.weight)]), operator)
         if root is not None:
@@ -85,14 +95,25 @@ def _combine(
         return linear_sum([(graph.aggregate(source, operator), conv.lin_l.weight)], conv.lin_l.bias)
     neighbours = graph.start(source, operator)
     # The root's way into the product's layout, and its own product, hide behind the neighbours' sum.
-    moved = as_tile(root, graph.product_rows(source, root.shape[1]))
+    moved = graph.beside(root, source)
     return linear_sum([(moved, conv.lin_r.weight), (neighbours, conv.lin_l.weight)], conv.lin_l.bias)
 
 
-def _constant(conv: MessagePassing, weight: EdgeTensor | None) -> EdgeTensor | None:
-    if weight is not None and weight.requires_grad:
-        raise UnsupportedError(
-            f"{type(conv).__name__} got edge weights that require grad, and the grid layout has constant ones: "
-            f"use layout='halo', or edge_weight.detach()"
-        )
-    return weight
+def _projects_first(
+    lin: Linear, graph: GridGraph, x: TileTensor, operator: Callable[[Layout], TileOperator] | None, if_equal: bool
+) -> bool:
+    """Whether the linear map comes first: where that narrows the rows to sum, unless the sums are remembered.
+
+    Args:
+        lin: the map.
+        graph: of the operator.
+        x: what is to be mapped and summed.
+        operator: the matrix, or ``None`` if its values learn.
+        if_equal: the answer where the width stays.
+    """
+    if operator is not None and graph.is_remembered(x, operator):
+        return False
+    first = lin.out_channels < lin.in_channels or (if_equal and lin.out_channels == lin.in_channels)
+    if first:
+        x._is_lasting = True  # if it comes again, its sums are worth remembering
+    return first

@@ -34,7 +34,7 @@ def projects_first(lin: Linear, x: Tensor, operator: LinearOperator | None) -> b
         x: ``[N, F_in]``.
         operator: A, or None if its values learn.
     """
-    if operator is not None and isinstance(x, NodeTensor) and is_remembered(x, operator):
+    if operator is not None and isinstance(x, NodeTensor) and is_remembered(x, lambda: operator, x._rows):
         return False
     backward = torch.is_grad_enabled()
     first = lin.in_channels * (1 + (backward and x.requires_grad))

@@ -14,13 +14,14 @@ from pyg_dist.backend.axis import Axis
 from pyg_dist.backend.csr import CSR
 from pyg_dist.backend.exchange import Traffic
 from pyg_dist.backend.mesh import GRID_AXES
-from pyg_dist.backend.shards import Dispatch, sum_all
+from pyg_dist.backend.shards import Dispatch, copy_out, sum_all
 from pyg_dist.backend.tile_product import ProductFlight, Side, TileOperator, TileProduct, multiply
 from pyg_dist.errors import LayoutMismatchError
 from pyg_dist.plan.grid import INPUT, Layout, Sums, edge_blocks, split
+from pyg_dist.tensor import remember
 from pyg_dist.tensor.halo_graph import LoopRule, inverse_sqrt
-from pyg_dist.tensor.row_tensor import LOCALLY, NodeTensor, RowTensor, wrap
-from pyg_dist.tensor.rows import Rows
+from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor
+from pyg_dist.tensor.rows import Rows, lasting
 from pyg_dist.tensor.tile import Grid, Tile
 from pyg_dist.tensor.tile_tensor import TileTensor, as_tile
 
@@ -62,8 +63,18 @@ class AdjacencyTile:
         """Which edges are self loops, bool ``[e]``."""
         return self.row_id[self.row] == self.column_id[self.column]
 
+    @cached_property
+    def _with_loops(self) -> dict[LoopRule, CSR]:
+        return {}
+
     def with_loops(self, rule: LoopRule) -> CSR:
-        """The edges and a loop for every node; the loops' values stand behind those of the edges."""
+        """The edges and a loop for every node; the loops' values stand behind those of the edges. Made once."""
+        known = self._with_loops.get(rule)
+        if known is None:
+            known = self._with_loops[rule] = self._make_loops(rule)
+        return known
+
+    def _make_loops(self, rule: LoopRule) -> CSR:
         edge = torch.arange(self.row.numel())
         if rule != "add":
             edge = edge[~self.is_loop]
@@ -75,15 +86,22 @@ class AdjacencyTile:
         )
 
     def loop_weight(self, weight: Tensor, loop_value: float, rule: LoopRule) -> Tensor:
-        """The weights of the loops that :meth:`with_loops` adds; of several loops of a node, the last one counts."""
+        """The weights of the loops that :meth:`with_loops` adds; differentiable.
+
+        Of several loops of a node the last one counts, and the gradient goes to all: ``index_put`` in PyG does both.
+        """
         filled = weight.new_full(self.loop_row.shape, loop_value)
-        if rule != "remaining":
+        if rule != "remaining" or weight.numel() == 0:
             return filled
         loop = self.is_loop.nonzero().view(-1)
         loop_of_row = torch.full((self.row_id.numel(),), -1)
         loop_of_row[self.loop_row] = torch.arange(self.loop_row.numel())
         last = torch.full(self.loop_row.shape, -1).scatter_reduce_(0, loop_of_row[self.row[loop]], loop, "amax")
-        return torch.where(last >= 0, weight[last], filled) if weight.numel() else filled
+        value = torch.where(last >= 0, weight.detach()[last], filled)
+        if not weight.requires_grad:
+            return value
+        own = weight[loop]
+        return value.index_add(0, loop_of_row[self.row[loop]], own - own.detach())
 
     def _csr(self, row: Tensor, column: Tensor, edge: Tensor) -> CSR:
         return CSR.from_edges(row, column, edge, self.row_id.numel(), self.column_id.numel())
@@ -172,7 +190,7 @@ class GridGraph:
         """Whether some edge is a self loop (collective)."""
         return not self.axis.every(not bool((self.edge_index[0] == self.edge_index[1]).any()))
 
-    def aggregate(self, x: TileTensor, operator: Callable[[Layout], TileOperator]) -> TileTensor:
+    def aggregate(self, x: TileTensor, operator: Callable[[Layout], TileOperator], exact: bool = False) -> TileTensor:
         """A matrix over the graph's edges times x (collective): Plexus, Alg. 1, lines 2-4, for any layout of x.
 
         With x over rows r and columns c, and k the third axis, the matrix' tile has rows over k and columns over r. The
@@ -181,34 +199,63 @@ class GridGraph:
         Args:
             x: ``[N, F]``.
             operator: the matrix' tile for a layout of x.
+            exact: no messages narrower than x.
         """
-        return self.start(x, operator)()
+        return self.start(x, operator, exact)()
 
-    def start(self, x: TileTensor, operator: Callable[[Layout], TileOperator]) -> Callable[[], TileTensor]:
-        """:meth:`aggregate` up to its last sum; what it returns waits for that and gives the result."""
+    def start(
+        self, x: TileTensor, operator: Callable[[Layout], TileOperator], exact: bool = False
+    ) -> Callable[[], TileTensor]:
+        """:meth:`aggregate` up to its last sum; what it returns waits for that and gives the result.
+
+        What is remembered (:mod:`pyg_dist.tensor.remember`) is there at once, and nothing is sent.
+        """
         grid, layout = self.grid, x._rows.layout
         row, column, free = layout.rows[0], layout.columns, layout.free_axis()
         after = self.product_rows(x, x._rows.width)
+        matrix = operator(layout)
+        known = remember.recall(x, matrix)
+        if known is not None:
+            result = known
+            return lambda: TileTensor.from_local(result, after)  # type: ignore[return-value]
+        kept = not matrix.learns and remember.is_kept(x, after)
         pieces = Layout((free, row), column, after.layout.order)
         product = TileProduct(
-            operator(layout),
+            matrix,
             Side(
-                grid.wire(free),
+                grid.wire(free, exact=exact),
                 tuple(grid.row_sizes(Layout((row, free), column, layout.order), free)),
                 len(layout.rows) == 2,
             ),
-            Side(grid.wire(row), tuple(grid.row_sizes(pieces, row)), self.sums == "reduce_scatter"),
+            Side(grid.wire(row, exact=exact), tuple(grid.row_sizes(pieces, row)), self.sums == "reduce_scatter"),
             self.num_blocks,
         )
-        with LOCALLY():
-            local = x.as_subclass(Tensor)
-            flight = ProductFlight(local, product)
+        local = x.to_local()
+        flight = None if matrix.learns else ProductFlight(local, product)
 
         def land() -> TileTensor:
-            with LOCALLY():
-                return wrap(multiply(local, product, flight), after)  # type: ignore[return-value]
+            out = multiply(local, product, flight)
+            if kept:
+                remember.keep(x, matrix, out)
+            x._is_lasting = True
+            return TileTensor.from_local(out, after)  # type: ignore[return-value]
 
         return land
+
+    def is_remembered(self, x: TileTensor, operator: Callable[[Layout], TileOperator]) -> bool:
+        """Whether :meth:`aggregate` knows the result, or would keep it (collective where it builds the operator)."""
+        return remember.is_remembered(x, lambda: operator(x._rows.layout), self.product_rows(x, x._rows.width))
+
+    def beside(self, x: TileTensor, product_of: TileTensor) -> TileTensor:
+        """X as a product of ``product_of`` lies (collective, unless it is remembered or lies so)."""
+        rows = self.product_rows(product_of, x._rows.width)
+        known = remember.recall(x, rows)
+        if known is not None:
+            return TileTensor.from_local(known, rows)  # type: ignore[return-value]
+        out = as_tile(x, rows)
+        if out is not x and remember.is_kept(x, rows):
+            remember.keep(x, rows, out.to_local())
+        return out
 
     def product_rows(self, x: TileTensor, width: int) -> Tile:
         """How a product of x, or anything beside it, of ``width`` columns lies."""
@@ -220,13 +267,15 @@ class GridGraph:
     def neighbourhood(
         self, reduce: Literal["sum", "mean"], weight: RowTensor | None, dtype: torch.dtype
     ) -> Callable[[Layout], TileOperator]:
-        """``y_i = sum or mean over in-edges of w_ji x_j`` for constant weights."""
+        """``y_i = sum or mean over in-edges of w_ji x_j``."""
 
         def build(tile: AdjacencyTile, values: Tensor | None) -> TileOperator:
             if reduce == "sum":
                 return TileOperator(tile.csr, values)
-            degree = self._row_sums(tile, tile.csr, None, dtype)
-            return TileOperator(tile.csr, values, row_scale=degree.clamp_(min=1), divides=True)
+            degree = self._row_sums(tile, tile.csr, None, dtype).clamp_(min=1)
+            if values is not None and values.requires_grad:
+                return TileOperator(tile.csr, values / degree[tile.row])
+            return TileOperator(tile.csr, values, row_scale=degree, divides=True)
 
         return self._operator(("neighbourhood", reduce, dtype), weight, dtype, build)
 
@@ -249,6 +298,29 @@ class GridGraph:
 
         return self._operator(("symmetric", add_self_loops, loop_value, dtype), weight, dtype, build)
 
+    def symmetric_norm_product(
+        self, x: TileTensor, add_self_loops: bool, loop_value: float, weight: RowTensor, dtype: torch.dtype
+    ) -> TileTensor:
+        """GCN's aggregation with weights that learn; differentiable by x and by the weights (collective).
+
+        ``y = s * A_w (s * x)`` with ``s = degree^-1/2``, which depends on the weights, too: the degree is the product
+        of ``A_w``, loops included, and ones.
+        """
+
+        def build(tile: AdjacencyTile, values: Tensor | None) -> TileOperator:
+            if not add_self_loops:
+                return TileOperator(tile.csr, values)
+            assert values is not None
+            loops = tile.loop_weight(values, loop_value, self.loop_rule)
+            return TileOperator(tile.with_loops(self.loop_rule), torch.cat([values, loops]))
+
+        operator = self._operator(("with loops", add_self_loops, loop_value, dtype), weight, dtype, build)
+        rows = x._rows.with_width(1)
+        ones: Any = TileTensor.from_local(torch.ones(rows.local_shape(1), dtype=dtype), rows)
+        scale: Any = inverse_sqrt(self.aggregate(ones, operator, exact=True)).to(x.dtype)
+        return self.aggregate(x * scale, operator) * scale  # type: ignore[no-any-return]
+
+    @lasting
     def adjacency(self, layout: Layout) -> AdjacencyTile:
         """The edges that meet an x of this layout (collective at the first use of its axes and order)."""
         key = (layout.free_axis(), layout.rows[0], layout.order)
@@ -296,13 +368,20 @@ class GridGraph:
     ) -> Callable[[Layout], TileOperator]:
         """The operator by layout of x, built anew for other weights or weights changed in place.
 
-        It falls by the identity of the weights and their version, alike on every rank: building is collective.
+        It falls by the identity of the weights and their version, alike on every rank: building is collective. With
+        weights that learn it holds for one graph of autograd, and what is returned is to be used in one forward pass.
         """
         version = None if weight is None or weight.is_inference() else weight._version
+        learning: dict[Hashable, TileOperator] = {}
 
         def of(layout: Layout) -> TileOperator:
             tile = self.adjacency(layout)
             whole_key = (key, tile.row_axis, tile.column_axis, tile.column_order, weight is None)
+            if weight is not None and learns(weight):
+                if whole_key not in learning:
+                    values = copy_out(weight.to_local().to(dtype), tile.dispatch)
+                    learning[whole_key] = build(tile, values)
+                return learning[whole_key]
             known = self._operators.get(whole_key)
             if (
                 known is None
@@ -310,10 +389,13 @@ class GridGraph:
                 or known[1] != version
                 or (weight is not None and version is None)
             ):
-                values: Any = None
-                if weight is not None:
-                    values = tile.dispatch.bring(weight.to_local().detach().to(dtype))
-                known = self._operators[whole_key] = (weight, version, build(tile, values))
+                given: Any = None if weight is None else tile.dispatch.bring(weight.to_local().detach().to(dtype))
+                known = self._operators[whole_key] = (weight, version, build(tile, given))
             return known[2]
 
         return of
+
+
+def learns(weight: Tensor | None) -> bool:
+    """Whether products are to be differentiated by ``weight``."""
+    return weight is not None and weight.requires_grad and torch.is_grad_enabled()

@@ -1,13 +1,18 @@
 """Aggregations of constant inputs are computed once: layer 1 of full-batch training reads ``data.x`` in every epoch.
 
 What is kept hangs on the tensor itself, so it goes when the tensor goes. It holds for one operator, which changes with
-the edge weights, and for one version of the tensor, which torch counts up at every change in place.
+the edge weights, and for one version of the tensor, which torch counts up at every change in place. In the grid layout
+a change of layout is such an operator, too: a root's features go where its neighbours' sum is.
+
+A result is kept if its input needs no gradient and is lasting: an attribute of a ``DistributedData``, or a tensor that
+has been aggregated before. Every rank decides alike, by the object and its version.
 """
 
 from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +23,7 @@ from pyg_dist.backend.aggregate import LinearOperator
 from pyg_dist.backend.codec import EXACT, Codec
 from pyg_dist.errors import OptionError
 from pyg_dist.tensor.row_tensor import NodeTensor
+from pyg_dist.tensor.rows import Rows
 
 SETTING = "PYG_DIST_REMEMBER_MIB"
 
@@ -31,7 +37,7 @@ class Remembered:
 
     owner: weakref.ref[NodeTensor]  # a copy of a tensor may carry its attributes along
     version: int
-    operator: LinearOperator
+    operator: object
     result: Tensor
     result_version: int
 
@@ -40,27 +46,28 @@ def aggregate(x: NodeTensor, operator: LinearOperator, codecs: tuple[Codec, Code
     """``operator`` times x; differentiable (collective, unless it is remembered).
 
     Exact, unless ``codecs`` say otherwise and the result is not kept.
-
-    A result is kept if x needs no gradient and is lasting: an attribute of a ``DistributedData``, or a tensor that has
-    been aggregated before. Every rank decides alike, by the object and its version.
     """
-    result = _recall(x, operator)
+    result = recall(x, operator)
     if result is None:
-        is_kept = _is_kept(x)
-        result = backend.aggregate(x.to_local(), operator if is_kept else operator.coded(codecs))
-        if is_kept:
-            known = Remembered(weakref.ref(x), x._version, operator, result, result._version)
-            others = [r for r in x._remembered if r.operator is not operator]
-            x._remembered = (*others, known)[-_MAX_OPERATORS:]
+        kept = is_kept(x, x._rows)
+        result = backend.aggregate(x.to_local(), operator if kept else operator.coded(codecs))
+        if kept:
+            keep(x, operator, result)
         x._is_lasting = True
     return NodeTensor.from_local(result, x._rows)  # type: ignore[return-value]
 
 
-def is_remembered(x: NodeTensor, operator: LinearOperator) -> bool:
-    """Whether :func:`aggregate` knows the result, or would keep it for the next time. Not collective."""
+def is_remembered(x: NodeTensor, operator: Callable[[], object], rows: Rows) -> bool:
+    """Whether the result is known, or would be kept for the next time. Not collective, apart from ``operator``.
+
+    Args:
+        x: what is aggregated.
+        operator: gives the operator; called only where x has some results.
+        rows: of the result.
+    """
     if not x._is_attribute and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         return False  # a checkpoint: what is computed again must take the same way, whatever was remembered meanwhile
-    return _is_kept(x) or _recall(x, operator) is not None
+    return is_kept(x, rows) or (bool(x._remembered) and recall(x, operator()) is not None)
 
 
 def limit_bytes() -> float:
@@ -75,7 +82,8 @@ def limit_bytes() -> float:
     return limit * 2**20
 
 
-def _recall(x: NodeTensor, operator: LinearOperator) -> Tensor | None:
+def recall(x: NodeTensor, operator: object) -> Tensor | None:
+    """The local rows of what ``operator`` made of x, if they are still right."""
     for known in x._remembered:
         if known.operator is operator and known.owner() is x:
             is_valid = _is_constant(x) and known.version == x._version and known.result_version == known.result._version
@@ -83,11 +91,20 @@ def _recall(x: NodeTensor, operator: LinearOperator) -> Tensor | None:
     return None
 
 
-def _is_kept(x: NodeTensor) -> bool:
+def is_kept(x: NodeTensor, rows: Rows) -> bool:
+    """Whether a result of x with these rows is worth keeping."""
     # Autograd refuses tensors made in inference mode, later.
     if not (_is_constant(x) and (x._is_attribute or x._is_lasting)) or torch.is_inference_mode_enabled():
         return False
-    return x.numel() * x.element_size() <= limit_bytes() * x._rows.axis.size
+    return x.numel() * x.element_size() <= limit_bytes() * rows.axis.size
+
+
+def keep(x: NodeTensor, operator: object, result: Tensor) -> None:
+    """Remember the local rows of what ``operator`` made of x."""
+    known = Remembered(weakref.ref(x), x._version, operator, result, result._version)
+    alike = [r for r in x._remembered if type(r.operator) is type(operator) and r.operator is not operator]
+    others = [r for r in x._remembered if type(r.operator) is not type(operator)]
+    x._remembered = (*others, *(*alike, known)[-_MAX_OPERATORS:])
 
 
 def _is_constant(x: NodeTensor) -> bool:

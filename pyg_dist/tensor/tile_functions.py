@@ -23,8 +23,11 @@ from pyg_dist.tensor.tile_tensor import TILES, TileTensor, as_tile, on_tiles
 def _as_operand(operand: Any, tile: Tile) -> Any:
     """An operand as it meets the local tile; ``NotImplemented`` where only whole rows would do."""
     if isinstance(operand, RowTensor):
-        fits = operand._rows is tile or (operand.shape == (tile.size, tile.width) and _is_whole(operand, tile))
-        return as_tile(operand, tile) if fits else NotImplemented
+        if operand._rows is tile:
+            return operand
+        if operand.dim() != 2 or operand.shape[1] not in (1, tile.width) or not _is_whole(operand, tile):
+            return NotImplemented
+        return as_tile(operand, tile) if operand.shape[1] == tile.width else _one_column(operand, tile)
     if not isinstance(operand, Tensor):
         return NotImplemented if isinstance(operand, (tuple, list)) else operand
     rows, columns = (1, 1, *operand.shape)[-2:]
@@ -34,6 +37,14 @@ def _as_operand(operand: Any, tile: Tile) -> Any:
         return enter(operand, tile.axis) if columns == 1 else tile.columns_of(operand)
     # One column beside a tile, or one for each of the tile's: a matrix of one column has both readings, alike.
     return tile.slice(operand) if columns == tile.width else enter(operand, tile.axis).index_select(0, tile.key)
+
+
+def _one_column(x: RowTensor, tile: Tile) -> Tensor:
+    """One number for each of the tile's rows, on every rank of the column axis (collective)."""
+    layout, grid = tile.layout, tile.grid
+    local = as_tile(x, grid.tile(Layout(layout.rows, None, layout.order), 1)).to_local()
+    with LOCALLY():
+        return local if layout.columns is None else enter_replicas(local, grid.wire(layout.columns, exact=True))
 
 
 def _is_whole(x: RowTensor, tile: Tile) -> bool:
