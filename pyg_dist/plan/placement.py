@@ -40,8 +40,8 @@ def rank_of_part(rows: Tensor, ranks_per_node: int) -> Tensor:
     """A rank for every part such that few rows go between nodes: never more than with the parts' own order.
 
     Approximate: nodes are grown greedily, then parts change places while that helps (Kernighan and Lin's exchange, one
-    pair at a time); the parts' own order is improved likewise, and the better of the two is taken. METIS is no way:
-    each node gets exactly its number of parts. Deterministic, O(P^2) time a pass.
+    pair at a time); the parts' own order is improved likewise, and the better of the two is taken. METIS would not give
+    every node exactly its number of parts. Deterministic, O(P^2) time a pass.
 
     Shapes:
         - rows: int64 ``[P, P]``, sender by receiver

@@ -208,10 +208,8 @@ class Plan:
         title = f"{self.layout} layout, {self.partition} partition, {self.exchange} exchange, plan {self.hash[:12]}"
         by_kind = ", ".join(f"{kind} {count:,}" for kind, count in self.rows.items())
         machine = self._machine(machine)
-        between, is_spread = (
-            rows_between_nodes(self.rows_between(), machine.ranks_per_node),
-            self.ranks > machine.ranks_per_node,
-        )
+        between = rows_between_nodes(self.rows_between(), machine.ranks_per_node)
+        is_spread = self.ranks > machine.ranks_per_node
         in_bits = "" if self.bits == (32, 32) else " in {} bits, {:,} backward in {}"
         traffic = [
             f"width {w}: {self.halo_bytes(w):,} bytes per aggregation"
