@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from pyg_dist.tensor.row_tensor import LOCALLY
@@ -11,8 +12,9 @@ def plus(out: Tensor, addend: Tensor) -> Tensor:
     """``out + addend``, written into ``out`` where that changes nothing else.
 
     To be called with an ``out`` that nobody has seen and no derivative needs, as the output of a linear map without
-    hooks is. A view is left alone, since autograd copies a view's gradients for functions in place.
+    hooks is. A view is left alone, since autograd copies a view's gradients for functions in place; and so is what a
+    dispatch mode looks at, since selective checkpointing keeps outputs of linear maps.
     """
     with LOCALLY():
-        in_place = out.dtype == addend.dtype and not out._is_view()
+        in_place = out.dtype == addend.dtype and not out._is_view() and not torch._C._len_torch_dispatch_stack()
     return out.add_(addend) if in_place else out + addend

@@ -254,6 +254,6 @@ def _plan(share: HaloShare, axis: Axis, options: Options, parts: Tensor, identit
     shares = tuple(ShareSizes(*size) for size in sizes)
     kept, bits = parts.to(torch.int32) if axis.rank == 0 else None, options.bits_by_direction
     return Plan(
-        options.layout, options.partition_name, options.exchange, shares, pairs_of(rows), identity, bits, kept,
+        options.layout, options.partition_name, options.exchange, shares, pairs_of(rows), identity, kept, bits,
         ranks_per_node(),
     )  # fmt: skip

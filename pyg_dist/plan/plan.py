@@ -41,8 +41,8 @@ class Plan:
         sizes: each rank's numbers, by rank.
         pairs: (sender, receiver, rows) of each pair of ranks with traffic, for the chosen exchange.
         hash: see :func:`plan_hash`; equal plans have equal hashes.
-        bits: of a value in the messages of training, forward and backward.
         parts: the owner of each node, ``[N]`` integers; of a ``data.plan``, on rank 0 alone.
+        bits: of a value in the messages of training, forward and backward.
         ranks_per_node: ranks on each machine, one after another; None: as the constants say that it is priced with.
     """
 
@@ -52,8 +52,8 @@ class Plan:
     sizes: tuple[ShareSizes, ...]
     pairs: tuple[tuple[int, int, int], ...]
     hash: str
-    bits: tuple[int, int] = (32, 32)
     parts: Tensor | None = field(default=None, compare=False, repr=False)
+    bits: tuple[int, int] = (32, 32)
     ranks_per_node: int | None = field(default=None, compare=False)
 
     @staticmethod

@@ -12,6 +12,7 @@ from pyg_dist.backend.adjoint import enter
 from pyg_dist.backend.mesh import GRID_AXES
 from pyg_dist.backend.shards import enter_replicas, leave_replicas, leave_scatter
 from pyg_dist.plan.grid import Layout
+from pyg_dist.tensor.layers import relu
 from pyg_dist.tensor.pointwise import cast, new, pointwise, pointwise_
 from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, wrap
 from pyg_dist.tensor.table import TABLE, Function, bind
@@ -56,7 +57,7 @@ def elementwise_(function: Function, args: tuple[Any, ...], kwargs: dict[str, An
     return elementwise(function, args, kwargs) if isinstance(args[0], TileTensor) else NotImplemented
 
 
-TILES.update({function: elementwise for function, handler in TABLE.items() if handler is pointwise})
+TILES.update({function: elementwise for function, handler in TABLE.items() if handler in (pointwise, relu)})
 TILES.update({function: elementwise_ for function, handler in TABLE.items() if handler is pointwise_})
 TILES.update({function: handler for function, handler in TABLE.items() if handler in (cast, new)})
 

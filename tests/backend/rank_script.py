@@ -68,6 +68,7 @@ elif case == "exits":
         sys.exit(3)
 elif case == "is interrupted":
     if is_concerned:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(10.0)
 else:

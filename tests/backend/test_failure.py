@@ -41,7 +41,9 @@ def test_a_killed_rank_ends_the_others(launcher: str, killed: int) -> None:
     assert 0 not in ended.codes
     assert ended.seconds < MAX_SECONDS
     if launcher == "by hand":  # the launchers kill the others themselves, maybe before they have noticed
-        assert [code for code in ended.codes if code != 1] == [-9]
+        assert ended.codes[killed] == -9
+        # gloo aborts (-6) where its own thread is the first to notice, as happens on a busy machine.
+        assert all(code in (1, -6) for rank, code in enumerate(ended.codes) if rank != killed)
         assert "closed by peer" in ended.stderr or "reset by peer" in ended.stderr or "is gone" in ended.stderr
 
 
