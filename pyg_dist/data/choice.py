@@ -36,15 +36,24 @@ def model_of(graph_input: GraphInput, options: Options) -> Model:
 
 def common_machine() -> Machine:
     """Rank 0's constants, with the ranks that really run on each machine (collective)."""
-    axis = world_axis()
 
     def constants() -> Tensor:
         return torch.tensor(list(json.dumps(asdict(Machine.load())).encode()), dtype=torch.uint8)
 
     values = json.loads(bytes(on_main(constants).tolist()))
     machine = Machine(**(values | {"spmm": tuple(values["spmm"])}))
-    on_each = axis.reduce_(torch.tensor([session.local_rank() + 1]), "max")
-    return machine.with_ranks_per_node(int(on_each))
+    on_each = ranks_per_node()
+    return machine if on_each is None else machine.with_ranks_per_node(on_each)
+
+
+def ranks_per_node() -> int | None:
+    """Ranks on each machine, or None where they do not lie there one after another, in equal numbers (collective).
+
+    The last machine may have fewer. Where a launcher does not say which ranks share a machine, all do.
+    """
+    local = world_axis().gather_counts(session.local_rank())
+    most = max(local) + 1
+    return most if local == [rank % most for rank in range(len(local))] else None
 
 
 def choose_layout(graph_input: GraphInput, options: Options, parts: Tensor, model: Model, machine: Machine) -> Options:

@@ -14,7 +14,7 @@ from pyg_dist.backend.agreement import digest, on_main, raise_together, require_
 from pyg_dist.backend.axis import Axis, world_axis
 from pyg_dist.backend.exchange import Traffic
 from pyg_dist.backend.memory import keep_freed_memory, release_free_memory
-from pyg_dist.data.choice import choose_layout, common_machine, model_of
+from pyg_dist.data.choice import choose_layout, common_machine, model_of, ranks_per_node
 from pyg_dist.data.graph_input import GraphInput, read_graph
 from pyg_dist.data.on_grid import on_grid
 from pyg_dist.data.options import Options
@@ -24,6 +24,7 @@ from pyg_dist.partition import partition as partition_nodes
 from pyg_dist.plan import Plan, ShareSizes, halo_share
 from pyg_dist.plan.grid_plan import GridPlan
 from pyg_dist.plan.halo import HaloShare
+from pyg_dist.plan.placement import place
 from pyg_dist.plan.plan import pairs_of, plan_hash
 from pyg_dist.plan.remote import Exchange
 from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor, RowTensor, first_values
@@ -48,7 +49,8 @@ class DistributedData(Data):  # type: ignore[misc]
         layout: ``"halo"``: rows by part; ``"grid"``: tiles of rows and columns on a mesh, without a partition;
             ``"auto"``: what the constants of ``python -m pyg_dist bench`` say is cheaper, printed with the reasons.
         partition: ``"metis"``, ``"random"``, the owner of each node, a LongTensor ``[N]``, or a
-            :class:`~pyg_dist.plan.Plan` that was saved, whose parts are used again.
+            :class:`~pyg_dist.plan.Plan` that was saved, whose parts are used again. METIS' and random parts are put
+            on ranks such that few rows leave a machine, where there are several; given ones stay as they are.
         epsilon: how much heavier than the mean METIS may make a part.
         exchange: what sums send: ``"post"``, rows of sources; ``"pre"``, sums for targets; ``"hybrid"``, as few of both
             as can be (SuperGCN, 5.2-5.3). What cannot be summed on the way (max, LSTM, learning weights) is post.
@@ -224,9 +226,12 @@ def _parts(graph_input: GraphInput, options: Options, axis: Axis) -> Tensor:
     train_mask = graph_input.node_attributes.get("train_mask")
     if train_mask is not None and (train_mask.dtype != torch.bool or train_mask.dim() != 1):
         train_mask = None
-    return on_main(
-        lambda: partition_nodes(
-            graph_input.edge_index,
+    on_each = ranks_per_node()
+
+    def parts() -> Tensor:
+        edge_index = graph_input.edge_index
+        found = partition_nodes(
+            edge_index,
             graph_input.num_nodes,
             axis.size,
             method,
@@ -234,7 +239,11 @@ def _parts(graph_input: GraphInput, options: Options, axis: Axis) -> Tensor:
             epsilon=options.epsilon,
             seed=options.seed,
         )
-    )
+        if not isinstance(method, str) or on_each is None:
+            return found
+        return place(edge_index, found, axis.size, on_each, options.exchange)
+
+    return on_main(parts)
 
 
 def _plan(share: HaloShare, axis: Axis, options: Options, parts: Tensor, identity: str) -> Plan:
@@ -244,4 +253,7 @@ def _plan(share: HaloShare, axis: Axis, options: Options, parts: Tensor, identit
     sizes, rows = table[:, : -axis.size].tolist(), table[:, -axis.size :]
     shares = tuple(ShareSizes(*size) for size in sizes)
     kept, bits = parts.to(torch.int32) if axis.rank == 0 else None, options.bits_by_direction
-    return Plan(options.layout, options.partition_name, options.exchange, shares, pairs_of(rows), identity, kept, bits)
+    return Plan(
+        options.layout, options.partition_name, options.exchange, shares, pairs_of(rows), identity, kept, bits,
+        ranks_per_node(),
+    )  # fmt: skip

@@ -6,17 +6,17 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from pyg_dist.plan.machine import Machine
 from pyg_dist.plan.model import ACTIVATION_PASSES, Model, Price
+from pyg_dist.plan.placement import node_of_rank
 
 ELEMENT_BYTES = 4  # float32
 PARAMETER_BYTES = 4  # of a quantized row: zero point and scale, bfloat16 each
 
-# An entry of a pattern: int32 column and int64 edge, in the pattern and in its transpose.
-_ENTRY_BYTES = 2 * (4 + 8)
+_ENTRY_BYTES = 4 + 8  # of a pattern: int32 column and int64 edge
+_ROW_BYTES = 8  # of a pattern: where the row begins
 
 
 class HaloLoad(NamedTuple):
@@ -45,7 +45,7 @@ def loads_of(nodes: Sequence[int], entries: Sequence[int], rows: Tensor, ranks_p
     Shapes:
         - rows: int64 ``[P, P]``, rows sent, sender by receiver
     """
-    machine_of = torch.arange(len(nodes)) // ranks_per_node
+    machine_of = node_of_rank(len(nodes), ranks_per_node)
     is_inside = machine_of[:, None] == machine_of
     columns = (rows * is_inside, rows * ~is_inside, (rows > 0) & is_inside, (rows > 0) & ~is_inside)
     return [
@@ -146,10 +146,13 @@ def reduction_seconds(model: Model, machine: Machine, num_ranks: int) -> float:
     return (machine.turns(num_ranks) if is_inside else 1.0) * (seconds + 2 * machine.call_seconds)
 
 
-def memory_bytes(nodes: int, edges: int, entries: int, slots: int, widths: Sequence[int]) -> int:
+def memory_bytes(
+    nodes: int, edges: int, entries: int, slots: int, widths: Sequence[int], cut_entries: int = 0, cut_rows: int = 0
+) -> int:
     """An estimate of what one rank holds in training, parameters and the optimizer's state aside.
 
-    The patterns and their transposes, a row and its gradient per node and width, and the largest buffers.
+    The patterns and their transposes, what is cut out of them for each neighbour's message, a row and its gradient per
+    node and width, and the largest buffers.
 
     Args:
         nodes: nodes owned.
@@ -157,6 +160,8 @@ def memory_bytes(nodes: int, edges: int, entries: int, slots: int, widths: Seque
         entries: entries of all patterns.
         slots: rows sent and received in one aggregation.
         widths: columns of each layer's input.
+        cut_entries: entries of all pieces that messages are added by.
+        cut_rows: rows of all these pieces.
     """
-    patterns = entries * _ENTRY_BYTES + 2 * 8 * nodes + 8 * (nodes + edges)
+    patterns = (2 * entries + cut_entries) * _ENTRY_BYTES + (2 * nodes + cut_rows) * _ROW_BYTES + 8 * (nodes + edges)
     return patterns + 2 * ELEMENT_BYTES * nodes * sum(widths) + ELEMENT_BYTES * slots * max(widths, default=0)

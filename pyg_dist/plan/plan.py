@@ -19,6 +19,7 @@ from pyg_dist.errors import AgreementError, DataError
 from pyg_dist.plan.halo_cost import ELEMENT_BYTES, halo_price, loads_of, memory_bytes, row_bytes
 from pyg_dist.plan.machine import Machine
 from pyg_dist.plan.model import Model, Price
+from pyg_dist.plan.placement import rows_between_nodes
 from pyg_dist.plan.remote import EXCHANGES, Exchange
 from pyg_dist.plan.sizes import ShareSizes, all_sizes
 
@@ -42,6 +43,7 @@ class Plan:
         hash: see :func:`plan_hash`; equal plans have equal hashes.
         parts: the owner of each node, ``[N]`` integers; of a ``data.plan``, on rank 0 alone.
         bits: of a value in the messages of training, forward and backward.
+        ranks_per_node: ranks on each machine, one after another; None: as the constants say that it is priced with.
     """
 
     layout: str
@@ -52,10 +54,16 @@ class Plan:
     hash: str
     parts: Tensor | None = field(default=None, compare=False, repr=False)
     bits: tuple[int, int] = (32, 32)
+    ranks_per_node: int | None = field(default=None, compare=False)
 
     @staticmethod
     def of(
-        edge_index: Tensor, parts: Tensor, num_ranks: int, exchange: Exchange = "hybrid", partition: str = "given"
+        edge_index: Tensor,
+        parts: Tensor,
+        num_ranks: int,
+        exchange: Exchange = "hybrid",
+        partition: str = "given",
+        ranks_per_node: int | None = None,
     ) -> Plan:
         """The plan for any number of ranks, in this process. Not collective, O(E log E) time.
 
@@ -65,7 +73,9 @@ class Plan:
         """
         sizes, rows = all_sizes(edge_index, parts, num_ranks, exchange)
         identity = plan_hash(edge_index, parts, num_ranks, exchange)
-        return Plan("halo", partition, exchange, sizes, pairs_of(rows), identity, parts=parts)
+        return Plan(
+            "halo", partition, exchange, sizes, pairs_of(rows), identity, parts=parts, ranks_per_node=ranks_per_node
+        )
 
     @property
     def ranks(self) -> int:
@@ -100,15 +110,30 @@ class Plan:
 
         A row in fewer than 16 bits a value takes four bytes more, for its zero point and scale.
         """
+        return self.rows[self.exchange] * self._row_bytes(width, element_size, backward)
+
+    def _row_bytes(self, width: int, element_size: int = ELEMENT_BYTES, backward: bool = False) -> int:
         bits = self.bits[backward]
-        return self.rows[self.exchange] * (width * element_size if bits == 32 else row_bytes(width, bits))
+        return width * element_size if bits == 32 else row_bytes(width, bits)
 
     def memory_bytes(self, widths: Sequence[int] = ()) -> list[int]:
         """See :func:`~pyg_dist.plan.halo_cost.memory_bytes`; by rank."""
+        received = [0] * self.ranks
+        for _, receiver, _ in self.pairs:
+            received[receiver] += 1
         return [
-            memory_bytes(s.nodes, s.edges, s.work + s.halo_edges, s.rows_sent + s.rows_received, widths)
-            for s in self.sizes
+            memory_bytes(
+                s.nodes, s.edges, s.work + s.halo_edges, s.rows_sent + s.rows_received, widths, *self._cut(s, messages)
+            )
+            for s, messages in zip(self.sizes, received, strict=True)
         ]
+
+    def _cut(self, sizes: ShareSizes, received: int) -> tuple[int, int]:
+        """Entries and rows of the pieces for one message each; what arrives as one is not cut. Forward and backward."""
+        if self.is_dense or max(sizes.messages, received) < 2:
+            return 0, 0
+        boundary = sizes.nodes - sizes.inner
+        return sizes.work - (sizes.edges - sizes.halo_edges), received * boundary + sizes.messages * sizes.nodes
 
     def assumed_model(self) -> Model:
         """The model that is priced where none is named."""
@@ -119,12 +144,18 @@ class Plan:
 
         Args:
             model: the convs; None: :meth:`assumed_model`.
-            machine: None: the constants measured here, else the defaults.
+            machine: None: the constants measured here, else the defaults, with the plan's ``ranks_per_node``.
         """
-        machine = Machine.load() if machine is None else machine
+        machine = self._machine(machine)
         nodes, work = [s.nodes for s in self.sizes], [s.work for s in self.sizes]
         loads = loads_of(nodes, work, self.rows_between(), machine.ranks_per_node)
         return halo_price(self.assumed_model() if model is None else model, loads, machine, self.ranks, self.bits)
+
+    def _machine(self, machine: Machine | None) -> Machine:
+        if machine is not None:
+            return machine
+        machine = Machine.load()
+        return machine if self.ranks_per_node is None else machine.with_ranks_per_node(self.ranks_per_node)
 
     @staticmethod
     def imbalance(values: list[int]) -> float:
@@ -134,7 +165,12 @@ class Plan:
     def to_dict(
         self, widths: Sequence[int] = (), machine: Machine | None = None, model: Model | None = None
     ) -> dict[str, Any]:
-        """Plain numbers for programs; ``bytes`` is by width, of float32 or ``bits``; seconds are :meth:`price`'s."""
+        """Plain numbers for programs; ``bytes`` is by width, of float32 or ``bits``; seconds are :meth:`price`'s.
+
+        A node, in ``..._between_nodes``, is one of the machine's ``ranks_per_node`` ranks.
+        """
+        machine = self._machine(machine)
+        between = rows_between_nodes(self.rows_between(), machine.ranks_per_node)
         uneven = ("nodes", "edges", "work", "rows_sent", "rows_received")
         return {
             "ranks": self.ranks,
@@ -149,6 +185,9 @@ class Plan:
             "bits": list(self.bits),
             "bytes": {str(width): self.halo_bytes(width) for width in widths},
             "backward_bytes": {str(width): self.halo_bytes(width, backward=True) for width in widths},
+            "ranks_per_node": machine.ranks_per_node,
+            "rows_between_nodes": between,
+            "bytes_between_nodes": {str(width): between * self._row_bytes(width) for width in widths},
             "memory_bytes": self.memory_bytes(widths),
             "predicted_seconds": self.price(model, machine).seconds,
             "imbalance": {name: self.imbalance([getattr(s, name) for s in self.sizes]) for name in uneven},
@@ -168,16 +207,22 @@ class Plan:
         table = ["  ".join(cell.rjust(w) for cell, w in zip(row, width_of, strict=True)) for row in [header, *lines]]
         title = f"{self.layout} layout, {self.partition} partition, {self.exchange} exchange, plan {self.hash[:12]}"
         by_kind = ", ".join(f"{kind} {count:,}" for kind, count in self.rows.items())
+        machine = self._machine(machine)
+        between = rows_between_nodes(self.rows_between(), machine.ranks_per_node)
+        is_spread = self.ranks > machine.ranks_per_node
         in_bits = "" if self.bits == (32, 32) else " in {} bits, {:,} backward in {}"
         traffic = [
             f"width {w}: {self.halo_bytes(w):,} bytes per aggregation"
             + in_bits.format(self.bits[0], self.halo_bytes(w, backward=True), self.bits[1])
+            + (f"; {between * self._row_bytes(w):,} forward leave their node" if is_spread else "")
             for w in widths
         ]
         way = "an all-to-all-v" if self.is_dense else "a message per neighbour"
         total = [f"rows per aggregation: {by_kind}; by {way}"]
+        if is_spread:
+            inside = self.rows[self.exchange] - between
+            total.append(f"on nodes of {machine.ranks_per_node} ranks: {inside:,} rows stay inside, {between:,} leave")
         if model is not None:
-            machine = Machine.load() if machine is None else machine
             total.append(f"predicted for a {model}: {self.price(model, machine)} a step; constants: {machine.source}")
         return "\n".join([title, *table, *total, *traffic])
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pyg_dist.plan.cover import Cover
 from pyg_dist.plan.halo import HaloShare
 from pyg_dist.plan.remote import EXCHANGES, Candidates, Exchange, RemoteEdges
 
@@ -74,15 +75,8 @@ def all_sizes(
     def count(ranks: Tensor) -> Tensor:
         return torch.bincount(ranks, minlength=num_ranks)
 
-    def sent(rows: Tensor, sums: Tensor) -> Tensor:
-        pairs = [
-            kind.sender[chosen] * num_ranks + kind.receiver[chosen]
-            for kind, chosen in ((remote.rows, rows), (remote.sums, sums))
-        ]
-        return torch.bincount(torch.cat(pairs), minlength=num_ranks**2).view(num_ranks, num_ranks)
-
     covers = {kind: remote.cover(kind) for kind in EXCHANGES}
-    between = {kind: sent(*cover) for kind, cover in covers.items()}
+    between = {kind: rows_between(remote, cover) for kind, cover in covers.items()}
     chosen, cover = between[exchange], covers[exchange]
     is_post = cover.left[remote.row]
     halo_edges = count(remote.rows.receiver[remote.row])
@@ -102,6 +96,16 @@ def all_sizes(
     }
     by_rank = zip(*(column.tolist() for column in columns.values()), strict=True)
     return tuple(ShareSizes(**dict(zip(columns, values, strict=True))) for values in by_rank), chosen
+
+
+def rows_between(remote: RemoteEdges, cover: Cover) -> Tensor:
+    """Rows and sums that a cover sends, int64 ``[P, P]``, sender by receiver."""
+    num_ranks = remote.num_ranks
+    pairs = [
+        kind.sender[chosen] * num_ranks + kind.receiver[chosen]
+        for kind, chosen in ((remote.rows, cover.left), (remote.sums, cover.right))
+    ]
+    return torch.bincount(torch.cat(pairs), minlength=num_ranks**2).view(num_ranks, num_ranks)
 
 
 def _distinct_nodes(candidates: Candidates, num_nodes: int) -> Tensor:

@@ -20,6 +20,7 @@ from pyg_dist.plan import Machine, Model, Plan
 from pyg_dist.plan.auto import HaloCandidate, halo_candidates, reasons
 from pyg_dist.plan.grid_cost import Candidate, grid_plans, grid_table
 from pyg_dist.plan.grid_plan import GridPlan
+from pyg_dist.plan.placement import place
 from pyg_dist.plan.remote import EXCHANGES
 from pyg_dist.report.graph_file import GraphFile, read_npz, read_parts
 
@@ -48,7 +49,8 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument("--conv", choices=["gcn", "sage"], default="gcn", help="their kind")
     parser.add_argument("--machine", type=Path, help="constants of `bench`; default: those measured here")
-    parser.add_argument("--ranks-per-node", type=int, help="ranks on one machine; default: as the constants say")
+    parser.add_argument("--ranks-per-node", type=int, help="ranks on one machine; parts with much traffic are put "
+                        "on one; default: as the constants say")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print plan.to_dict() instead of tables")
     parser.add_argument("--plot", type=Path, help="draw the halo plan: .png, .svg or .pdf")
     parser.add_argument("--save", type=Path, help="write the halo plan with its parts, for Plan.load")
@@ -69,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
         model = Model.of_layers(graph.num_nodes, num_edges, graph.num_features, graph.num_classes, layers, args.conv)
         steps.update()
         steps.set_postfix_str("partitioning")
-        parts = None if args.layout == "grid" else _parts_of(graph, args)
+        parts = None if args.layout == "grid" else _parts_of(graph, args, machine.ranks_per_node)
         steps.update()
         steps.set_postfix_str("pricing")
         grid = [] if args.layout == "halo" else grid_plans(model, args.ranks, machine)
@@ -85,7 +87,8 @@ def run(args: argparse.Namespace) -> None:
             numbers, text = plan.to_dict(args.widths), plan.describe(args.widths)
         else:
             exchange = halo[0].exchange if halo else args.exchange
-            plan = Plan.of(graph.edge_index, parts, args.ranks, exchange, Path(args.partition).name)
+            name = Path(args.partition).name
+            plan = Plan.of(graph.edge_index, parts, args.ranks, exchange, name, machine.ranks_per_node)
             numbers, text = plan.to_dict(args.widths, machine, model), plan.describe(args.widths, machine, model)
         steps.update()
     if args.json:
@@ -100,12 +103,14 @@ def run(args: argparse.Namespace) -> None:
             plan.save(args.save)
 
 
-def _parts_of(graph: GraphFile, args: argparse.Namespace) -> Tensor:
+def _parts_of(graph: GraphFile, args: argparse.Namespace, ranks_per_node: int) -> Tensor:
     method = read_parts(args.partition) if args.partition.endswith(".npy") else args.partition
-    return partition(
+    parts = partition(
         graph.edge_index, graph.num_nodes, args.ranks, method,
         train_mask=graph.train_mask, epsilon=args.epsilon, seed=args.seed,
     )  # fmt: skip
+    is_ours = isinstance(method, str)
+    return place(graph.edge_index, parts, args.ranks, ranks_per_node, args.exchange) if is_ours else parts
 
 
 def _notes(

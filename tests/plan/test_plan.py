@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from pyg_dist.plan.halo_cost import (
     exchange_seconds,
     halo_price,
     loads_of,
+    memory_bytes,
     pre_quantize_seconds,
     quantize_seconds,
     row_bytes,
@@ -64,6 +66,37 @@ def test_to_dict_and_describe() -> None:
     assert "predicted for a 2-layer GCN, columns 10 8 3: " in priced
     assert f"{plan.rows['hybrid']:,}" in plan.describe()
     assert len(Plan.of(*example()[:2], 500).describe().splitlines()) < 50
+
+
+def test_memory_counts_a_piece_for_each_message() -> None:
+    """Eight parts in a ring, two neighbours each: what the pieces of both directions hold, they are predicted with."""
+    rng = torch.Generator().manual_seed(0)
+    parts = torch.arange(8).repeat_interleave(9)
+    source = torch.arange(72).repeat(5)
+    step = torch.randint(-1, 2, source.shape, generator=rng)
+    target = (parts[source] + step) % 8 * 9 + torch.randint(9, source.shape, generator=rng)
+    edge_index = torch.stack([source, target])
+    plan = Plan.of(edge_index, parts, 8)
+    assert not plan.is_dense
+    for rank, sizes in enumerate(plan.sizes):
+        sums = halo_share(edge_index, parts, rank, 8).sums
+        held = 0
+        for matrix, counts in ((sums.incoming, sums.recv_counts), (sums.outgoing.transposed, sums.send_counts)):
+            bounds = [0, *accumulate(counts)]
+            for low, high in pairwise(bounds):
+                piece = matrix.columns(low, high)
+                tensors = (piece.rowptr[:-1], piece.col, piece.edge) if high > low else ()
+                held += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        slots = sizes.rows_sent + sizes.rows_received
+        uncut = memory_bytes(sizes.nodes, sizes.edges, sizes.work + sizes.halo_edges, slots, (10,))
+        assert plan.memory_bytes((10,))[rank] == uncut + held
+        assert held > 0
+    *_, dense = example()
+    assert dense.is_dense  # all arrives as one
+    sizes = dense.sizes[0]
+    slots = sizes.rows_sent + sizes.rows_received
+    expected = memory_bytes(sizes.nodes, sizes.edges, sizes.work + sizes.halo_edges, slots, ())
+    assert dense.memory_bytes()[0] == expected
 
 
 ROWS = torch.tensor([[0, 30, 10], [35, 0, 0], [0, 0, 0]])
