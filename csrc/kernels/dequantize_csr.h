@@ -14,6 +14,7 @@ struct DequantizeCsr {
   const int64_t* rowptr;  // [num_rows + 1]
   const int32_t* col;     // [num_edges]
   const uint8_t* packed;  // rows of packed_row_bytes(num_columns, bits), one after another
+  const uint8_t* packed_end;
   const void* weight;     // [num_edges] accumulator type of out, or null
   const void* row_scale;  // [num_rows] accumulator type of out, or null
   void* out;              // rows of num_columns, out_stride elements apart

@@ -9,51 +9,37 @@ namespace {
 constexpr int L = kLanes<float>;
 constexpr int64_t kPrefetchEdges = 16;
 
-// Bytes of L columns.
-template <int kBits>
-constexpr int64_t kVectorPacked = L * kBits / 8;
+// Vectors of a quarter of a block, and of a block.
+constexpr int kInQuarter = kQuarter / L, kInBlock = 4 * kInQuarter;
+static_assert(kQuarter % L == 0);
 
-// Where a vector's numbers are still shifted within their lanes, what they have to be multiplied by: lane l holds
-// q 2^(bits l), which is as exact in float32 as q.
-template <int kBits>
-constexpr bool kShifted = kBits < 8 && L * kBits <= 32;
+// Blocks whose sums are in registers at once.
+constexpr int kBlocksAtOnce = kMaxVectors > kInBlock ? kMaxVectors / kInBlock : 1;
 
+// Numbers stay where they are in their bytes: those of stretch k are q 2^(bits k), as exact in float32 as q, and what
+// they are multiplied by makes up for it.
 template <int kBits>
-PYG_DIST_INLINE Vec<float, L> unshift() {
-  Vec<float, L> factor = Vec<float, L>{} + 1.0f;
-  if constexpr (kShifted<kBits>) {
-    for (int lane = 1; lane < L; ++lane) factor[lane] = factor[lane - 1] * (1.0f / (1 << kBits));
-  }
-  return factor;
-}
+constexpr int kStretches = kBits < 8 ? 8 / kBits : 1;
 
-// The numbers of L columns from p on, times what unshift() takes back.
+// Adds a block, or what lies in a block's bytes, to its sums: vector v has columns v L ... of a whole block.
 template <int kBits>
-PYG_DIST_INLINE Vec<float, L> unpack(const uint8_t* p) {
+PYG_DIST_INLINE void add_block(const uint8_t* from, const Vec<float, L>* factors, Vec<float, L>* sums) {
   if constexpr (kBits == 16) {
-    return load<L>(reinterpret_cast<const BFloat16*>(p));
-  } else if constexpr (kBits == 8) {
-    Vec<uint8_t, L> bytes;
-    __builtin_memcpy(&bytes, p, sizeof(bytes));
-    return convert<float, L, int32_t>(convert<int32_t, L, uint8_t>(bytes));
-  } else if constexpr (kShifted<kBits>) {
-    uint32_t word = 0;
-    __builtin_memcpy(&word, p, kVectorPacked<kBits>);
-    Vec<uint32_t, L> mask;
-    for (int lane = 0; lane < L; ++lane) mask[lane] = ((1u << kBits) - 1) << (kBits * lane);
-    const Vec<uint32_t, L> lanes = (Vec<uint32_t, L>{} + word) & mask;
-    if constexpr (L * kBits == 32) {
-      return convert<float, L, uint32_t>(lanes);
-    } else {
-      return convert<float, L, int32_t>(bit_cast<Vec<int32_t, L>>(lanes));
+#pragma GCC unroll 16
+    for (int v = 0; v < kInBlock; ++v) {
+      sums[v] += load<L>(reinterpret_cast<const BFloat16*>(from) + v * L) * factors[0];
     }
-  } else {  // 4 bits, L / 2 bytes: one in each 64-bit lane, whose halves take one number each
-    static_assert(kBits == 4);
-    Vec<uint8_t, L / 2> bytes;
-    __builtin_memcpy(&bytes, p, sizeof(bytes));
-    const auto wide = convert<uint64_t, L / 2, uint8_t>(bytes);
-    const Vec<uint64_t, L / 2> halves = (wide | (wide << 28)) & uint64_t{0x0000000f0000000f};
-    return convert<float, L, int32_t>(bit_cast<Vec<int32_t, L>>(halves));
+  } else {
+    constexpr int kVectors = kInBlock / kStretches<kBits>;  // of bytes
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) {
+      const Vec<int32_t, L> lanes = load_bytes<L>(from + v * L);
+#pragma GCC unroll 4
+      for (int k = 0; k < kStretches<kBits>; ++k) {
+        const auto q = kBits == 8 ? lanes : lanes & (((1 << kBits) - 1) << (kBits * k));
+        sums[k * kVectors + v] += convert<float, L, int32_t>(q) * factors[k];
+      }
+    }
   }
 }
 
@@ -90,64 +76,68 @@ PYG_DIST_INLINE void add_to(T* out, Vec<float, L> sum) {
   }
 }
 
-// V vectors of columns from `column` on; kTail: the last one has `tail` columns only, and so many bytes are read.
-template <int kBits, int V, bool kTail, class T>
-void columns_of(const DequantizeCsr& p, int64_t row_begin, int64_t row_end, int64_t column, int tail) {
+// The sums of blocks_at_once blocks of a row, from `block` on; kTail: of the last columns, which fill no block.
+template <int kBits, int kBlocks, bool kTail, class T>
+PYG_DIST_INLINE void blocks_of_row(const DequantizeCsr& p, int64_t row, int64_t block) {
   constexpr int64_t kHeader = kBits == 16 ? 0 : kParameterBytes;
-  constexpr int64_t kBytes = kVectorPacked<kBits>;
-  const int64_t row_bytes = packed_row_bytes(p.num_columns, kBits), offset = kHeader + column * kBits / 8;
-  const int64_t tail_bytes = (tail * kBits + 7) / 8;
-  const Vec<float, L> shift_back = unshift<kBits>();
-  for (int64_t row = row_begin; row < row_end; ++row) {
-    const int64_t end = p.rowptr[row + 1];
-    if (p.rowptr[row] == end) continue;
-    Vec<float, L> sum[V] = {};
-    float zeros = 0;
-    for (int64_t e = p.rowptr[row]; e < end; ++e) {
-      const int64_t ahead = e + kPrefetchEdges < p.num_edges ? e + kPrefetchEdges : p.num_edges - 1;
-      prefetch(p.packed + p.col[ahead] * row_bytes + offset, V * kBytes);
-      const uint8_t* from = p.packed + p.col[e] * row_bytes;
-      const Parameters parameters = parameters_of<kBits>(from);
-      const float weight = factor_of<T>(p.weight, e);
-      zeros += weight * parameters.zero;
-      const Vec<float, L> factor = shift_back * (weight * parameters.scale);
-      from += offset;
-#pragma GCC unroll 16
-      for (int v = 0; v < V; ++v) {
-        if (kTail && v == V - 1) {
-          uint8_t rest[L * 2] = {};
-          for (int64_t byte = 0; byte < tail_bytes; ++byte) rest[byte] = from[v * kBytes + byte];
-          sum[v] += unpack<kBits>(rest) * factor;
-        } else {
-          sum[v] += unpack<kBits>(from + v * kBytes) * factor;
-        }
+  constexpr int64_t kBytes = kBlock * kBits / 8;
+  const int64_t row_bytes = packed_row_bytes(p.num_columns, kBits), offset = kHeader + block * kBytes;
+  Vec<float, L> sums[kBlocks * kInBlock] = {};
+  float zeros = 0;
+  for (int64_t e = p.rowptr[row]; e < p.rowptr[row + 1]; ++e) {
+    const uint8_t* from = p.packed + p.col[e] * row_bytes;
+    const Parameters parameters = parameters_of<kBits>(from);
+    const float weight = factor_of<T>(p.weight, e);
+    zeros += weight * parameters.zero;
+    Vec<float, L> factors[kStretches<kBits>];
+    for (int k = 0; k < kStretches<kBits>; ++k) {
+      factors[k] = Vec<float, L>{} + weight * parameters.scale * (1.0f / static_cast<float>(1 << (kBits % 8 * k)));
+    }
+    from += offset;
+    uint8_t last[kBytes];
+    if constexpr (kTail) {
+      if (from + kBytes > p.packed_end) {
+        __builtin_memcpy(last, from, static_cast<size_t>(row_bytes - offset));
+        from = last;
       }
     }
-    const float scale = factor_of<T>(p.row_scale, row);
-    T* to = static_cast<T*>(p.out) + row * p.out_stride + column;
+#pragma GCC unroll 4
+    for (int b = 0; b < kBlocks; ++b) add_block<kBits>(from + b * kBytes, factors, sums + b * kInBlock);
+  }
+  const float scale = factor_of<T>(p.row_scale, row);
+  T* to = static_cast<T*>(p.out) + row * p.out_stride + block * kBlock;
+  if constexpr (kTail) {
+    constexpr int64_t kStretch = kBlock / kStretches<kBits>;
+    const int64_t n = p.num_columns - block * kBlock, stretch = (n + kStretches<kBits> - 1) / kStretches<kBits>;
+    float scaled[kBlock];
 #pragma GCC unroll 16
-    for (int v = 0; v < V; ++v) {
-      const Vec<float, L> scaled = (sum[v] + zeros) * scale;
-      if (kTail && v == V - 1) {
-        for (int lane = 0; lane < tail; ++lane) {
-          store<1>(to + v * L + lane, load<1>(to + v * L + lane) + static_cast<accumulator_t<T>>(scaled[lane]));
-        }
-      } else {
-        add_to(to + v * L, scaled);
+    for (int v = 0; v < kInBlock; ++v) store<L>(scaled + v * L, (sums[v] + zeros) * scale);
+    for (int64_t k = 0, c = 0; k < kStretches<kBits>; ++k) {
+      const int64_t end = c + stretch < n ? c + stretch : n;
+      for (const float* s = scaled + k * kStretch; c < end; ++c, ++s) {
+        store<1>(to + c, load<1>(to + c) + static_cast<accumulator_t<T>>(*s));
       }
     }
+  } else {
+#pragma GCC unroll 16
+    for (int v = 0; v < kBlocks * kInBlock; ++v) add_to(to + v * L, (sums[v] + zeros) * scale);
   }
 }
 
-// As many vectors at once as there are registers, then half as many, ...
-template <int kBits, int V, class T>
-void blocks_of(const DequantizeCsr& p, int64_t row_begin, int64_t row_end, int64_t column) {
-  for (; column + V * L <= p.num_columns; column += V * L)
-    columns_of<kBits, V, false, T>(p, row_begin, row_end, column, 0);
-  if constexpr (V > 1) {
-    blocks_of<kBits, V / 2, T>(p, row_begin, row_end, column);
-  } else if (column < p.num_columns) {
-    columns_of<kBits, 1, true, T>(p, row_begin, row_end, column, static_cast<int>(p.num_columns - column));
+template <class T, int kBits>
+void add_rows_of(const DequantizeCsr& p, int64_t row_begin, int64_t row_end) {
+  const int64_t row_bytes = packed_row_bytes(p.num_columns, kBits), num_blocks = p.num_columns / kBlock;
+  for (int64_t row = row_begin; row < row_end; ++row) {
+    if (p.rowptr[row] == p.rowptr[row + 1]) continue;
+    for (int64_t e = p.rowptr[row]; e < p.rowptr[row + 1]; ++e) {
+      if (e + kPrefetchEdges < p.num_edges) prefetch(p.packed + p.col[e + kPrefetchEdges] * row_bytes, row_bytes);
+    }
+    int64_t block = 0;
+    for (; block + kBlocksAtOnce <= num_blocks; block += kBlocksAtOnce) {
+      blocks_of_row<kBits, kBlocksAtOnce, false, T>(p, row, block);
+    }
+    for (; block < num_blocks; ++block) blocks_of_row<kBits, 1, false, T>(p, row, block);
+    if (block * kBlock < p.num_columns) blocks_of_row<kBits, 1, true, T>(p, row, block);
   }
 }
 
@@ -155,13 +145,13 @@ template <class T>
 void add_rows(const DequantizeCsr& p, int64_t row_begin, int64_t row_end) {
   switch (p.bits) {
     case 2:
-      return blocks_of<2, kMaxVectors, T>(p, row_begin, row_end, 0);
+      return add_rows_of<T, 2>(p, row_begin, row_end);
     case 4:
-      return blocks_of<4, kMaxVectors, T>(p, row_begin, row_end, 0);
+      return add_rows_of<T, 4>(p, row_begin, row_end);
     case 8:
-      return blocks_of<8, kMaxVectors, T>(p, row_begin, row_end, 0);
+      return add_rows_of<T, 8>(p, row_begin, row_end);
     default:
-      return blocks_of<16, kMaxVectors, T>(p, row_begin, row_end, 0);
+      return add_rows_of<T, 16>(p, row_begin, row_end);
   }
 }
 

@@ -8,37 +8,50 @@
 namespace pyg_dist::PYG_DIST_LEVEL {
 namespace {
 
-// Counters in one batch: their words, 16 KiB, stay in the first-level cache.
-constexpr int64_t kBatch = 1024;
-
-constexpr int kPhiloxLanes = kVectorBytes / 4;
-using Words = Vec<uint32_t, kPhiloxLanes>;
+constexpr int64_t kBatch = 512;  // counters; their words, 8 KiB, stay in the first-level cache
 
 struct Batch {
-  alignas(64) uint32_t key_low[kBatch];
-  alignas(64) uint32_t key_high[kBatch];
-  alignas(64) uint32_t block[kBatch];
-  alignas(64) uint32_t words[4 * kBatch];
+  static constexpr int L = kLanes<uint64_t>;
+  alignas(64) uint64_t key[kBatch + L];
+  alignas(64) uint64_t block[kBatch + L];
+  alignas(64) uint32_t words[4 * (kBatch + L)];
 
-  // words[4 l + w] = word w of counter l, for the first n counters (rounded up to whole vectors).
+  // Counters [at, at + count): consecutive blocks of a row. Those behind them are overwritten, too.
+  PYG_DIST_INLINE void set(int64_t at, int64_t count, int64_t row_key, int64_t first_block) {
+    using Lanes = Vec<uint64_t, L>;
+    const Lanes keys = Lanes{} + static_cast<uint64_t>(row_key);
+    Lanes blocks = Lanes{} + static_cast<uint64_t>(first_block);
+    for (int lane = 0; lane < L; ++lane) blocks[lane] += static_cast<uint64_t>(lane);
+    for (int64_t b = 0; b < count; b += L) {
+      store<L>(key + at + b, keys);
+      store<L>(block + at + b, blocks);
+      blocks += static_cast<uint64_t>(L);
+    }
+  }
+
+  // words[4 l + w] = word w of counter l, for the first n counters (rounded up to whole vectors). A 64-bit lane has one
+  // number of a counter in its lower half, and anything in its upper one.
+  template <int kRounds>
   void draw(int64_t n, uint64_t seed, Stream stream) {
-    for (int64_t l = 0; l < n; l += kPhiloxLanes) {
-      Words c0 = load<kPhiloxLanes>(key_low + l), c1 = load<kPhiloxLanes>(key_high + l);
-      Words c2 = load<kPhiloxLanes>(block + l), c3 = Words{} + static_cast<uint32_t>(stream);
+    using Lanes = Vec<uint64_t, L>;
+    for (int64_t l = 0; l < n; l += L) {
+      Lanes c0 = load<L>(key + l), c1 = c0 >> 32;
+      Lanes c2 = load<L>(block + l), c3 = Lanes{} + static_cast<uint32_t>(stream);
       auto k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
 #pragma GCC unroll 10
-      for (int round = 0; round < Philox::kRounds; ++round) {
-        Words high0, low0, high1, low1;
-        multiply_wide<kPhiloxLanes>(c0, Philox::kMultiplier0, high0, low0);
-        multiply_wide<kPhiloxLanes>(c2, Philox::kMultiplier1, high1, low1);
-        c0 = high1 ^ c1 ^ k0;
-        c1 = low1;
-        c2 = high0 ^ c3 ^ k1;
-        c3 = low0;
+      for (int round = 0; round < kRounds; ++round) {
+        const Lanes p0 = multiply_lower<L>(c0, Philox::kMultiplier0), p1 = multiply_lower<L>(c2, Philox::kMultiplier1);
+        c0 = (p1 >> 32) ^ c1 ^ k0;
+        c1 = p1;
+        c2 = (p0 >> 32) ^ c3 ^ k1;
+        c3 = p0;
         k0 += Philox::kWeyl0;
         k1 += Philox::kWeyl1;
       }
-      store_interleaved<kPhiloxLanes>(words + 4 * l, c0, c1, c2, c3);
+      uint64_t pairs[2 * L];
+      constexpr uint64_t kLower = 0xffffffffu;
+      store_interleaved<L>(pairs, (c0 & kLower) | (c1 << 32), (c2 & kLower) | (c3 << 32));  // little-endian
+      __builtin_memcpy(words + 4 * l, pairs, sizeof(pairs));
     }
   }
 };
@@ -60,14 +73,9 @@ PYG_DIST_INLINE void for_each_run(const Keyed& keyed, Stream stream, int words_e
     for (int64_t block = 0; block < num_blocks; block += blocks_at_once) {
       const int64_t blocks = blocks_at_once < num_blocks - block ? blocks_at_once : num_blocks - block;
       for (int64_t r = 0; r < rows; ++r) {
-        const auto key = static_cast<uint64_t>(keyed.key[row + r]);
-        for (int64_t b = 0; b < blocks; ++b) {
-          batch.key_low[r * blocks + b] = static_cast<uint32_t>(key);
-          batch.key_high[r * blocks + b] = static_cast<uint32_t>(key >> 32);
-          batch.block[r * blocks + b] = static_cast<uint32_t>(first_block + block + b);
-        }
+        batch.set(r * blocks, blocks, keyed.key[row + r], first_block + block);
       }
-      batch.draw(rows * blocks, keyed.seed, stream);
+      batch.draw<Philox::kRounds>(rows * blocks, keyed.seed, stream);
       // The first block may start before the first column, the last one end after the last.
       const int64_t begin = (first_block + block) * per_block - keyed.column_offset;
       const int64_t end = begin + blocks * per_block;

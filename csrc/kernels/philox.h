@@ -10,7 +10,7 @@
 //   one 32-bit word:    block = c / 4, word c % 4                             dropout, float32 and bfloat16 uniforms
 //   two 32-bit words:   block = c / 2, words 2 (c % 2) and 2 (c % 2) + 1      float64 uniforms (low word first)
 //   normals, by pairs of uniforms (Box-Muller): see keyed_normal.h
-//   one byte:           see packed_rows.h                                    rounding
+//   two bytes:          see packed_rows.h                                    rounding, with seven rounds instead of ten
 //
 // So a value depends on (seed, row_key, column, stream) only: not on ranks, threads, the order or number of rows, or
 // the instruction set.
@@ -25,6 +25,7 @@ enum class Stream : uint32_t { dropout = 0, uniform = 1, normal = 2, rounding = 
 
 struct Philox {
   static constexpr int kRounds = 10;
+  static constexpr int kRoundingRounds = 7;  // packed_rows.h
   static constexpr uint32_t kMultiplier0 = 0xD2511F53, kMultiplier1 = 0xCD9E8D57;
   static constexpr uint32_t kWeyl0 = 0x9E3779B9, kWeyl1 = 0xBB67AE85;
 };

@@ -8,8 +8,10 @@ namespace {
 
 constexpr int L = kLanes<float>;
 
-// Rows that are asked for while the random words of the rows before them are drawn: what one batch of words serves.
-constexpr int64_t kBytesAhead = 1 << 15;
+// Rows of x whose numbers are made together: from the second-level cache, where they have been asked for, they come
+// into the first one, and stay there until their range is known. Their parameters do not wait for each other.
+constexpr int64_t kBytesAtOnce = 1 << 13;
+constexpr int64_t kRowsAtOnce = 32;
 
 constexpr float kTiny = 0x1p-100f;  // below it, 65536 / S would overflow
 
@@ -27,53 +29,27 @@ PYG_DIST_INLINE Vec<float, M> load_float(const T* p) {
   }
 }
 
+// Of the rows that are made together.
+struct Ranges {
+  float low[kRowsAtOnce], high[kRowsAtOnce];
+  float bad[kRowsAtOnce];  // NaN if the row has a value that is not finite, else zero
+};
 struct Parameters {
-  float zero, scale, inverse;  // Z, S, 65536 / S
-  bool finite;
+  float zero[kRowsAtOnce], scale[kRowsAtOnce], inverse[kRowsAtOnce];  // Z, S, 65536 / S
+  int32_t is_finite[kRowsAtOnce];
 };
 
-PYG_DIST_INLINE bool is_finite(float value) { return value * 0.0f == 0.0f; }
-
-PYG_DIST_INLINE float round_down(float value) {
-  if (value < kTiny && value > -kTiny) return value < 0 ? -kTiny : 0.0f;
-  auto bits = bit_cast<uint32_t>(value);
-  if (value < 0) bits += 0xffffu;
-  return bit_cast<float>(bits & 0xffff0000u);
-}
-
-PYG_DIST_INLINE float round_up(float value) {
-  return bit_cast<float>((bit_cast<uint32_t>(value) + 0xffffu) & 0xffff0000u);
-}
-
-PYG_DIST_INLINE Parameters parameters_of(float low, float high, bool finite, int levels) {
-  Parameters p;
-  p.zero = round_down(low);
-  const double range = static_cast<double>(high) - static_cast<double>(p.zero);
-  p.scale = round_up(static_cast<float>(range * (1.0 / levels)));
-  if (p.scale * static_cast<double>(levels) < range) p.scale = round_up(p.scale * 1.001f);
-  if (p.scale < kTiny) p.scale = range > 0 ? kTiny : 0.0f;
-  p.inverse = range > 0 ? 65536.0f / p.scale : 0.0f;
-  p.finite = finite && is_finite(p.zero) && is_finite(high - p.zero) && is_finite(p.scale * static_cast<float>(levels));
-  return p;
-}
-
 template <class T>
-PYG_DIST_INLINE Parameters parameters_of_row(const T* x, int64_t n, int levels) {
+PYG_DIST_INLINE void range_of_row(const T* x, int64_t n, Ranges& ranges, int64_t r) {
   float low = load_float<1>(x), high = low, bad = 0;
   int64_t c = 0;
-  const auto scalar = [&] {
-    const float v = load_float<1>(x + c++);
-    low = v < low ? v : low;
-    high = v > high ? v : high;
-    bad += v * 0.0f;  // NaN if v is not finite; comparisons pass over NaN
-  };
   if (n >= L) {
     const Vec<float, L> first = load_float<L>(x);
     Vec<float, L> lows[2] = {first, first}, highs[2] = {first, first}, bads[2] = {};
     const auto widen_range = [&](int k, int64_t column) {
       const Vec<float, L> v = load_float<L>(x + column);
-      lows[k] = v < lows[k] ? v : lows[k];
-      highs[k] = v > highs[k] ? v : highs[k];
+      lows[k] = lesser<L, float>(v, lows[k]);
+      highs[k] = greater<L, float>(v, highs[k]);
       bads[k] += v * 0.0f;
     };
     for (; c + 2 * L <= n; c += 2 * L) {
@@ -81,85 +57,122 @@ PYG_DIST_INLINE Parameters parameters_of_row(const T* x, int64_t n, int levels) 
       widen_range(1, c + L);
     }
     if (c + L <= n) widen_range(0, c), c += L;
-    lows[0] = lows[1] < lows[0] ? lows[1] : lows[0];
-    highs[0] = highs[1] > highs[0] ? highs[1] : highs[0];
-    for (int lane = 0; lane < L; ++lane) {
-      low = lows[0][lane] < low ? lows[0][lane] : low;
-      high = lows[0][lane] > high ? lows[0][lane] : high;
-      high = highs[0][lane] > high ? highs[0][lane] : high;
-    }
-    bad = horizontal_sum<L, float>(bads[0] + bads[1]);
+    low = reduce<L, float>(lesser<L, float>(lows[1], lows[0]), [](auto a, auto b) { return a < b ? a : b; });
+    high = reduce<L, float>(greater<L, float>(highs[1], highs[0]), [](auto a, auto b) { return a > b ? a : b; });
+    bad = reduce<L, float>(bads[0] + bads[1], [](auto a, auto b) { return a + b; });
   }
-  while (c < n) scalar();
-  return parameters_of(low, high, bad == 0.0f, levels);
+  for (; c < n; ++c) {
+    const float v = load_float<1>(x + c);
+    low = v < low ? v : low;
+    high = v > high ? v : high;
+    bad += v * 0.0f;
+  }
+  ranges.low[r] = low;
+  ranges.high[r] = high;
+  ranges.bad[r] = bad;
 }
 
-// The random bits of a row.
-struct Bits {
-  const uint8_t* upper;  // of the first column at hand, or null: nearest
-  uint32_t lower;
+constexpr int D = kLanes<double>;
 
-  PYG_DIST_INLINE Bits from(int64_t column) const { return {upper == nullptr ? nullptr : upper + column, lower}; }
+PYG_DIST_INLINE Vec<float, D> round_down(Vec<float, D> value) {
+  const auto bits = bit_cast<Vec<uint32_t, D>>(value);
+  const Vec<float, D> zeros = {}, down = bit_cast<Vec<float, D>>((value < 0 ? bits + 0xffffu : bits) & 0xffff0000u);
+  return (value < kTiny) & (value > -kTiny) ? (value < 0 ? zeros - kTiny : zeros) : down;
+}
+
+PYG_DIST_INLINE Vec<float, D> round_up(Vec<float, D> value) {
+  return bit_cast<Vec<float, D>>((bit_cast<Vec<uint32_t, D>>(value) + 0xffffu) & 0xffff0000u);
+}
+
+PYG_DIST_INLINE void parameters_of(const Ranges& ranges, int64_t num_rows, double levels, Parameters& p) {
+  using Lanes = Vec<float, D>;
+  const Lanes zeros = {};
+  for (int64_t r = 0; r < num_rows; r += D) {
+    const Lanes high = load<D>(ranges.high + r), zero = round_down(load<D>(ranges.low + r));
+    const Vec<double, D> range = convert<double, D, float>(high) - convert<double, D, float>(zero);
+    Lanes scale = round_up(convert<float, D, double>(range * (1.0 / levels)));
+    const auto is_short = convert<int32_t, D, int64_t>(convert<double, D, float>(scale) * levels < range);
+    scale = is_short ? round_up(scale * 1.001f) : scale;
+    const auto is_wide = convert<int32_t, D, int64_t>(range > 0);
+    scale = scale < kTiny ? (is_wide ? zeros + kTiny : zeros) : scale;
+    store<D>(p.zero + r, zero);
+    store<D>(p.scale + r, scale);
+    store<D>(p.inverse + r, is_wide ? 65536.0f / scale : zeros);
+    // None of these is finite unless all that it is made of are.
+    const Lanes all =
+        load<D>(ranges.bad + r) + zero * 0.0f + (high - zero) * 0.0f + scale * static_cast<float>(levels) * 0.0f;
+    store<D>(p.is_finite + r, all == 0.0f);
+  }
+}
+
+// The two of a word's bytes that quarter k of a block takes.
+template <int k>
+PYG_DIST_INLINE Vec<uint32_t, L> random_bits(Vec<uint32_t, L> words) {
+  if constexpr (k == 0) return words >> 16;
+  if constexpr (k == 1) return (words >> 8) & 0xffffu;
+  if constexpr (k == 2) return words & 0xffffu;
+  if constexpr (k == 3) return ((words << 8) | (words >> 24)) & 0xffffu;
+}
+
+struct Steps {
+  float zero, inverse;
+  uint32_t levels;
 };
 
-constexpr int64_t kBytesBefore = 4;  // the columns', that is
-
-// q of M columns as bytes.
-template <int M, class T>
-PYG_DIST_INLINE Vec<uint8_t, M> numbers(const T* x, const Parameters& p, Bits random, uint32_t levels) {
-  const Vec<float, M> steps = (load_float<M>(x) - p.zero) * p.inverse;
-  auto q = bit_cast<Vec<uint32_t, M>>(convert<int32_t, M, float>(steps)) + random.lower;
-  if (random.upper != nullptr) {
-    Vec<uint8_t, M> upper;
-    __builtin_memcpy(&upper, random.upper, sizeof(upper));
-    q += convert<uint32_t, M, uint8_t>(upper) << 8;
-  }
-  q >>= 16;
-  const Vec<uint32_t, M> most = Vec<uint32_t, M>{} + levels;
-  return convert<uint8_t, M, uint32_t>(q < most ? q : most);
+// q of columns [16 k + v L, 16 k + (v + 1) L) of a block; words: those of lanes [v L, (v + 1) L), or null: nearest.
+template <int k, class T>
+PYG_DIST_INLINE Vec<uint32_t, L> numbers(const T* x, const Steps& s, const uint32_t* words) {
+  const Vec<float, L> steps = (load_float<L>(x) - s.zero) * s.inverse;
+  const auto t = bit_cast<Vec<uint32_t, L>>(convert<int32_t, L, float>(steps));
+  const Vec<uint32_t, L> random = words == nullptr ? Vec<uint32_t, L>{} + 32768u : random_bits<k>(load<L>(words));
+  return lesser<L, uint32_t>((t + random) >> 16, Vec<uint32_t, L>{} + s.levels);
 }
 
-// 8 / kBits bytes each holding a number, joined to one.
-template <int kBits, int M>
-PYG_DIST_INLINE void pack(const uint8_t* numbers, uint8_t* packed) {
-  if constexpr (kBits == 2) {
-    Vec<uint32_t, M> w;
-    __builtin_memcpy(&w, numbers, sizeof(w));
-    const Vec<uint8_t, M> bytes = convert<uint8_t, M, uint32_t>((w | w >> 6 | w >> 12 | w >> 18) & 0xffu);
-    __builtin_memcpy(packed, &bytes, sizeof(bytes));
-  } else {
-    Vec<uint16_t, M> w;
-    __builtin_memcpy(&w, numbers, sizeof(w));
-    const auto joined = static_cast<Vec<uint16_t, M>>((w | w >> 4) & static_cast<uint16_t>(0xff));
-    const Vec<uint8_t, M> bytes = convert<uint8_t, M, uint16_t>(joined);
-    __builtin_memcpy(packed, &bytes, sizeof(bytes));
-  }
-}
-
-// `count` columns of a row; `packed` is where the first of them lies, at the start of a byte.
-template <int kBits, class T>
-PYG_DIST_INLINE void quantize_run(const T* x, int64_t count, const Parameters& p, Bits random, uint8_t* packed) {
-  constexpr uint32_t kLevels = (1u << kBits) - 1;
-  constexpr int64_t kPerByte = 8 / kBits;
-  constexpr int64_t kBlock = 256;  // columns; their numbers stay in the first-level cache
-  alignas(64) uint8_t own[kBlock];
-  for (int64_t begin = 0; begin < count; begin += kBlock) {
-    const int64_t n = count - begin < kBlock ? count - begin : kBlock;
-    uint8_t* bytes = kBits == 8 ? packed + begin : own;
-    const auto quantize = [&]<int M>(int64_t c) {
-      const auto q = numbers<M>(x + begin + c, p, random.from(begin + c), kLevels);
-      __builtin_memcpy(bytes + c, &q, sizeof(q));
-    };
-    int64_t c = 0;
-    for (; c + L <= n; c += L) quantize.template operator()<L>(c);
-    for (; c < n; ++c) quantize.template operator()<1>(c);
-    if constexpr (kBits < 8) {
-      for (; c % kPerByte != 0; ++c) own[c] = 0;
-      uint8_t* to = packed + begin / kPerByte;
-      int64_t byte = 0;
-      for (; (byte + L) * kPerByte <= c; byte += L) pack<kBits, L>(own + byte * kPerByte, to + byte);
-      for (; byte * kPerByte < c; ++byte) pack<kBits, 1>(own + byte * kPerByte, to + byte);
+// A whole block; kLayout: the bits that a number takes among the bytes, 8 for one byte each.
+template <int kLayout, class T>
+PYG_DIST_INLINE void quantize_block(const T* x, const Steps& s, const uint32_t* words, uint8_t* bytes) {
+#pragma GCC unroll 4
+  for (int v = 0; v < kQuarter; v += L) {
+    const uint32_t* lane_words = words == nullptr ? nullptr : words + v;
+    const auto q0 = numbers<0>(x + v, s, lane_words);
+    const auto q1 = numbers<1>(x + v + kQuarter, s, lane_words);
+    const auto q2 = numbers<2>(x + v + 2 * kQuarter, s, lane_words);
+    const auto q3 = numbers<3>(x + v + 3 * kQuarter, s, lane_words);
+    if constexpr (kLayout == 2) {
+      store_bytes<L>(bytes + v, (q0 | q1 << 2) | (q2 << 4 | q3 << 6));
+    } else if constexpr (kLayout == 4) {
+      store_bytes<L>(bytes + v, q0 | q2 << 4);
+      store_bytes<L>(bytes + v + kQuarter, q1 | q3 << 4);
+    } else {
+      store_bytes<L>(bytes + v, q0);
+      store_bytes<L>(bytes + v + kQuarter, q1);
+      store_bytes<L>(bytes + v + 2 * kQuarter, q2);
+      store_bytes<L>(bytes + v + 3 * kQuarter, q3);
     }
+  }
+}
+
+// The last n < 64 columns of a row, by way of a block that is filled up.
+template <int kBits, class T>
+void quantize_tail(const T* x, int64_t n, const Steps& s, const uint32_t* words, uint8_t* packed) {
+  T filled[kBlock];
+  for (int64_t c = 0; c < kBlock; ++c) filled[c] = x[0];
+  __builtin_memcpy(filled, x, static_cast<size_t>(n) * sizeof(T));
+  uint8_t q[2 * kBlock] = {};
+  quantize_block<8>(filled, s, words, q);
+  if constexpr (kBits == 8) {
+    __builtin_memcpy(packed, q, static_cast<size_t>(n));
+  } else {
+    for (int64_t c = n; c < kBlock; ++c) q[c] = 0;
+    constexpr int64_t kPerByte = 8 / kBits, kMost = kBlock / kPerByte;
+    const int64_t num_bytes = (n + kPerByte - 1) / kPerByte;
+    uint64_t joined[kMost / 8] = {};  // numbers do not leave their bytes
+    for (int64_t k = 0; k < kPerByte; ++k) {
+      uint64_t eights[kMost / 8];
+      __builtin_memcpy(eights, q + k * num_bytes, sizeof(eights));
+      for (int64_t i = 0; i < kMost / 8; ++i) joined[i] |= eights[i] << (kBits * k);
+    }
+    __builtin_memcpy(packed, joined, static_cast<size_t>(num_bytes));
   }
 }
 
@@ -169,52 +182,61 @@ PYG_DIST_INLINE const T* row_of(const QuantizeRows& p, int64_t row) {
 }
 
 template <class T>
-PYG_DIST_INLINE void ask_for_rows(const QuantizeRows& p, int64_t row_begin, int64_t row_end) {
-  for (int64_t row = row_begin; row < row_end; ++row) {
-    prefetch(row_of<T>(p, row), p.num_columns * static_cast<int64_t>(sizeof(T)));
-  }
+PYG_DIST_INLINE void ask_for_row(const QuantizeRows& p, int64_t row) {
+  prefetch(row_of<T>(p, row), p.num_columns * static_cast<int64_t>(sizeof(T)));
 }
 
 template <int kBits, class T>
 int64_t quantize_of(const QuantizeRows& p, int64_t row_begin, int64_t row_end) {
-  const int64_t n = p.num_columns, row_bytes = packed_row_bytes(n, kBits);
+  constexpr uint32_t kLevels = (1u << kBits) - 1;
+  constexpr int64_t kBlocksAtOnce = kBatch / 4;  // a block takes the words of four counters
+  const int64_t n = p.num_columns, row_bytes = packed_row_bytes(n, kBits), num_blocks = (n + kBlock - 1) / kBlock;
+  const int64_t fitting = kBytesAtOnce / (n * static_cast<int64_t>(sizeof(T))), drawn = kBlocksAtOnce / num_blocks;
+  const int64_t most = fitting < drawn ? fitting : drawn;
+  const int64_t rows_at_once = most < 1 ? 1 : most < kRowsAtOnce ? most : kRowsAtOnce;
   int64_t first_bad = kAllFinite;
+  Ranges ranges = {};
   Parameters parameters;
-  const auto use = [&](int64_t row, int64_t column, int64_t count, Bits random) {
-    const T* x = row_of<T>(p, row);
-    uint8_t* packed = p.packed + row * row_bytes;
-    if (column == 0) {
-      parameters = parameters_of_row(x, n, (1 << kBits) - 1);
-      const auto zero = static_cast<uint16_t>(bit_cast<uint32_t>(parameters.zero) >> 16);
-      const auto scale = static_cast<uint16_t>(bit_cast<uint32_t>(parameters.scale) >> 16);
-      __builtin_memcpy(packed, &zero, 2);
-      __builtin_memcpy(packed + 2, &scale, 2);
-      if (!parameters.finite && first_bad == kAllFinite) first_bad = row;
+  Batch batch;
+  for (int64_t row = row_begin; row < row_end && row < row_begin + rows_at_once; ++row) ask_for_row<T>(p, row);
+  for (int64_t begin = row_begin; begin < row_end; begin += rows_at_once) {
+    const int64_t rows = row_end - begin < rows_at_once ? row_end - begin : rows_at_once;
+    for (int64_t r = 0; r < rows; ++r) {
+      range_of_row(row_of<T>(p, begin + r), n, ranges, r);
     }
-    quantize_run<kBits>(x + column, count, parameters, random, packed + kParameterBytes + column * kBits / 8);
-  };
-  const int64_t ahead = kBytesAhead / (n * static_cast<int64_t>(sizeof(T))) + 1;
-  // One 32-bit word for four columns.
-  const Keyed words_of_rows{
-      .key = p.key, .num_columns = (kBytesBefore + n + 3) / 4, .column_offset = 0, .seed = p.seed};
-  uint32_t lower = 32768;
-  const auto end_of = [&](int64_t row) { return row + ahead < row_end ? row + ahead : row_end; };
-  ask_for_rows<T>(p, row_begin, end_of(row_begin));
-  for (int64_t begin = row_begin; begin < row_end; begin += ahead) {
-    const int64_t end = end_of(begin);
-    ask_for_rows<T>(p, end, end_of(end));
-    if (p.stochastic) {
-      for_each_run(words_of_rows, Stream::rounding, 1, begin, end,
-                   [&](int64_t row, int64_t word, int64_t count, const uint32_t* words) {
-                     const auto* bytes = reinterpret_cast<const uint8_t*>(words);  // little-endian
-                     const int64_t skipped = word == 0 ? kBytesBefore : 0;
-                     const int64_t column = 4 * word + skipped - kBytesBefore;
-                     if (word == 0) lower = bytes[0];
-                     const int64_t rest = n - column, drawn = 4 * count - skipped;
-                     use(row, column, drawn < rest ? drawn : rest, {bytes + skipped, lower});
-                   });
-    } else {
-      for (int64_t row = begin; row < end; ++row) use(row, 0, n, {nullptr, lower});
+    parameters_of(ranges, rows, kLevels, parameters);
+    for (int64_t first = 0; first < num_blocks; first += kBlocksAtOnce) {
+      const int64_t blocks = num_blocks - first < kBlocksAtOnce ? num_blocks - first : kBlocksAtOnce;
+      if (p.stochastic) {
+        for (int64_t r = 0; r < rows; ++r) batch.set(4 * r * blocks, 4 * blocks, p.key[begin + r], 4 * first);
+        batch.draw<Philox::kRoundingRounds>(4 * rows * blocks, p.seed, Stream::rounding);
+      }
+      for (int64_t r = 0; r < rows; ++r) {
+        const T* x = row_of<T>(p, begin + r) + first * kBlock;
+        uint8_t* packed = p.packed + (begin + r) * row_bytes;
+        if (first == 0) {
+          if (begin + r + rows_at_once < row_end) ask_for_row<T>(p, begin + r + rows_at_once);
+          const auto zero = static_cast<uint16_t>(bit_cast<uint32_t>(parameters.zero[r]) >> 16);
+          const auto scale = static_cast<uint16_t>(bit_cast<uint32_t>(parameters.scale[r]) >> 16);
+          __builtin_memcpy(packed, &zero, 2);
+          __builtin_memcpy(packed + 2, &scale, 2);
+          if (!parameters.is_finite[r] && first_bad == kAllFinite) first_bad = begin + r;
+        }
+        packed += kParameterBytes + first * kBlock * kBits / 8;
+        const Steps steps{parameters.zero[r], parameters.inverse[r], kLevels};
+        const uint32_t* words = p.stochastic ? batch.words + kQuarter * r * blocks : nullptr;
+        int64_t rest = n - first * kBlock;
+        for (int64_t b = 0; b < blocks; ++b, rest -= kBlock) {
+          if (rest >= kBlock) {
+            quantize_block<kBits>(x, steps, words, packed);
+          } else {
+            quantize_tail<kBits>(x, rest, steps, words, packed);
+          }
+          x += kBlock;
+          packed += kBlock * kBits / 8;
+          if (words != nullptr) words += kQuarter;
+        }
+      }
     }
   }
   return first_bad;
@@ -224,8 +246,7 @@ template <class T>
 void round_to_bfloat16(const QuantizeRows& p, int64_t row_begin, int64_t row_end) {
   const int64_t n = p.num_columns, ahead = 8;
   for (int64_t row = row_begin; row < row_end; ++row) {
-    ask_for_rows<T>(p, row + ahead < row_end ? row + ahead : row_end - 1,
-                    row + ahead < row_end ? row + ahead + 1 : row_end);
+    if (row + ahead < row_end) ask_for_row<T>(p, row + ahead);
     const T* x = row_of<T>(p, row);
     auto* packed = reinterpret_cast<BFloat16*>(p.packed + row * packed_row_bytes(n, 16));
     int64_t c = 0;

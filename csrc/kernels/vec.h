@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 #include "kernels/element.h"
@@ -120,37 +121,108 @@ PYG_DIST_INLINE A horizontal_sum(Vec<A, L> v) {
   }
 }
 
-// The upper and the lower halves of v * m, lane by lane. Even and odd lanes are multiplied apart, since x86 multiplies
-// 32 x 32 -> 64 bits in every other lane, which the compilers do not find out from the plain product.
+// Bytes from p on in 32-bit lanes. For a conversion by four times the width GCC 12 writes a dozen shuffles.
 template <int L>
-PYG_DIST_INLINE void multiply_wide(Vec<uint32_t, L> v, uint32_t m, Vec<uint32_t, L>& high, Vec<uint32_t, L>& low) {
-  using Wide = Vec<uint64_t, L / 2>;
-  const auto multiply_even = [m](Wide lanes) {
+PYG_DIST_INLINE Vec<int32_t, L> load_bytes(const uint8_t* p) {
+  Vec<uint8_t, L> bytes;
+  __builtin_memcpy(&bytes, p, sizeof(bytes));
 #if defined(__AVX512F__)
-    constexpr __mmask8 kAll = 0xff;  // the form without a mask trips -Wmaybe-uninitialized inside GCC 12's own header
-    const __m512i factors = _mm512_set1_epi32(static_cast<int>(m));
-    return bit_cast<Wide>(_mm512_maskz_mul_epu32(kAll, bit_cast<__m512i>(lanes), factors));
+  constexpr __mmask16 kAll = 0xffff;
+  return bit_cast<Vec<int32_t, L>>(_mm512_maskz_cvtepu8_epi32(kAll, bit_cast<__m128i>(bytes)));
 #elif defined(__AVX2__)
-    return bit_cast<Wide>(_mm256_mul_epu32(bit_cast<__m256i>(lanes), _mm256_set1_epi32(static_cast<int>(m))));
-#elif defined(__x86_64__)
-    return bit_cast<Wide>(_mm_mul_epu32(bit_cast<__m128i>(lanes), _mm_set1_epi32(static_cast<int>(m))));
+  return bit_cast<Vec<int32_t, L>>(_mm256_cvtepu8_epi32(_mm_loadu_si64(&bytes)));
 #else
-    return (lanes & 0xffffffffu) * m;
+  return convert<int32_t, L, uint8_t>(bytes);
 #endif
-  };
-  const auto lanes = bit_cast<Wide>(v);
-  const Wide even = multiply_even(lanes), odd = multiply_even(lanes >> 32);
-  constexpr uint64_t kHigh = 0xffffffff00000000u;
-  high = bit_cast<Vec<uint32_t, L>>((even >> 32) | (odd & kHigh));
-  low = bit_cast<Vec<uint32_t, L>>((even & ~kHigh) | (odd << 32));
 }
 
-// Stores a[0] b[0] c[0] d[0] a[1] b[1] ...
+// The lowest bytes of 32-bit lanes.
+template <int L>
+PYG_DIST_INLINE void store_bytes(uint8_t* p, Vec<uint32_t, L> lanes) {
+#if defined(__AVX512F__)
+  constexpr __mmask16 kAll = 0xffff;
+  const __m128i bytes = _mm512_maskz_cvtepi32_epi8(kAll, bit_cast<__m512i>(lanes));
+#else
+  const Vec<uint8_t, L> bytes = convert<uint8_t, L, uint32_t>(lanes);
+#endif
+  __builtin_memcpy(p, &bytes, sizeof(bytes));
+}
+
+// The products of the lower halves of 64-bit lanes with m, which x86 makes in one instruction; the compilers do not
+// find that out from the plain product.
+template <int L>
+PYG_DIST_INLINE Vec<uint64_t, L> multiply_lower(Vec<uint64_t, L> lanes, uint32_t m) {
+#if defined(__AVX512F__)
+  constexpr __mmask8 kAll = 0xff;  // the form without a mask trips -Wmaybe-uninitialized inside GCC 12's own header
+  const __m512i factors = _mm512_set1_epi32(static_cast<int>(m));
+  return bit_cast<Vec<uint64_t, L>>(_mm512_maskz_mul_epu32(kAll, bit_cast<__m512i>(lanes), factors));
+#elif defined(__AVX2__)
+  return bit_cast<Vec<uint64_t, L>>(_mm256_mul_epu32(bit_cast<__m256i>(lanes), _mm256_set1_epi32(static_cast<int>(m))));
+#elif defined(__x86_64__)
+  return bit_cast<Vec<uint64_t, L>>(_mm_mul_epu32(bit_cast<__m128i>(lanes), _mm_set1_epi32(static_cast<int>(m))));
+#else
+  return (lanes & 0xffffffffu) * m;
+#endif
+}
+
+// Stores a[0] b[0] a[1] b[1] ...
 template <int L, class A>
-PYG_DIST_INLINE void store_interleaved(A* p, Vec<A, L> a, Vec<A, L> b, Vec<A, L> c, Vec<A, L> d) {
-  const Vec<A, L> columns[4] = {a, b, c, d};
-#pragma GCC unroll 64
-  for (int i = 0; i < 4 * L; ++i) p[i] = columns[i % 4][i / 4];
+PYG_DIST_INLINE void store_interleaved(A* p, Vec<A, L> a, Vec<A, L> b) {
+  [&]<int... I>(std::integer_sequence<int, I...>) {
+#if __has_builtin(__builtin_shufflevector)
+    store<L>(p, __builtin_shufflevector(a, b, (I / 2 + I % 2 * L)...));
+    store<L>(p + L, __builtin_shufflevector(a, b, (L / 2 + I / 2 + I % 2 * L)...));
+#else
+    ((p[2 * I] = a[I], p[2 * I + 1] = b[I]), ...);
+#endif
+  }(std::make_integer_sequence<int, L>{});
+}
+
+// a < b ? a : b and a > b ? a : b, lane by lane: b where one is NaN. The compilers make two instructions of these.
+template <int L, class A>
+PYG_DIST_INLINE Vec<A, L> lesser(Vec<A, L> a, Vec<A, L> b) {
+#if defined(__AVX512F__)
+  constexpr __mmask16 kAll = 0xffff;
+  if constexpr (sizeof(a) == 64 && std::is_same_v<A, float>) {
+    return bit_cast<Vec<A, L>>(_mm512_maskz_min_ps(kAll, bit_cast<__m512>(a), bit_cast<__m512>(b)));
+  } else if constexpr (sizeof(a) == 64 && std::is_same_v<A, uint32_t>) {
+    return bit_cast<Vec<A, L>>(_mm512_maskz_min_epu32(kAll, bit_cast<__m512i>(a), bit_cast<__m512i>(b)));
+  }
+#elif defined(__AVX2__)
+  if constexpr (sizeof(a) == 32 && std::is_same_v<A, float>) {
+    return bit_cast<Vec<A, L>>(_mm256_min_ps(bit_cast<__m256>(a), bit_cast<__m256>(b)));
+  } else if constexpr (sizeof(a) == 32 && std::is_same_v<A, uint32_t>) {
+    return bit_cast<Vec<A, L>>(_mm256_min_epu32(bit_cast<__m256i>(a), bit_cast<__m256i>(b)));
+  }
+#endif
+  return a < b ? a : b;
+}
+
+template <int L, class A>
+PYG_DIST_INLINE Vec<A, L> greater(Vec<A, L> a, Vec<A, L> b) {
+#if defined(__AVX512F__)
+  constexpr __mmask16 kAll = 0xffff;
+  if constexpr (sizeof(a) == 64 && std::is_same_v<A, float>) {
+    return bit_cast<Vec<A, L>>(_mm512_maskz_max_ps(kAll, bit_cast<__m512>(a), bit_cast<__m512>(b)));
+  }
+#elif defined(__AVX2__)
+  if constexpr (sizeof(a) == 32 && std::is_same_v<A, float>) {
+    return bit_cast<Vec<A, L>>(_mm256_max_ps(bit_cast<__m256>(a), bit_cast<__m256>(b)));
+  }
+#endif
+  return a > b ? a : b;
+}
+
+// All lanes joined to one, half with half; `join` takes two vectors, in the end two lanes.
+template <int L, class A, class Join>
+PYG_DIST_INLINE A reduce(Vec<A, L> v, const Join& join) {
+  if constexpr (L == 1) {
+    return v;
+  } else {
+    Vec<A, L / 2> halves[2];
+    __builtin_memcpy(halves, &v, sizeof(v));
+    return reduce<L / 2, A>(join(halves[0], halves[1]), join);
+  }
 }
 
 // Asks for the cache lines of `num_bytes` from p; never faults. Into the second-level cache: the first level has too

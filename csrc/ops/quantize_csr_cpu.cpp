@@ -149,6 +149,7 @@ void dequantize_csr_add(Tensor out, Tensor rowptr, Tensor col, Tensor packed, Ma
       .rowptr = static_cast<const int64_t*>(rowptr.const_data_ptr()),
       .col = static_cast<const int32_t*>(col.const_data_ptr()),
       .packed = static_cast<const uint8_t*>(packed.const_data_ptr()),
+      .packed_end = static_cast<const uint8_t*>(packed.const_data_ptr()) + packed.numel(),
       .weight = factor_data(op, "weight", weight, element, col.size(0)),
       .row_scale = factor_data(op, "row_scale", row_scale, element, num_rows),
       .out = out.mutable_data_ptr(),

@@ -89,14 +89,14 @@ def scatter_add_rows(out: Tensor, index: Tensor, rows: Tensor) -> Tensor:
     return out
 
 
-def philox(seed: int, row_key: Tensor, block: _Words, stream: int) -> _Words:
-    """Philox-4x32-10: ``[N]`` keys and ``[B]`` blocks give words ``[N, 4 B]``, those of one block side by side."""
+def philox(seed: int, row_key: Tensor, block: _Words, stream: int, num_rounds: int = 10) -> _Words:
+    """Philox-4x32: ``[N]`` keys and ``[B]`` blocks give words ``[N, 4 B]``, those of one block side by side."""
     key = row_key.numpy().astype(np.uint64)[:, None]
     shape = (key.shape[0], block.size)
     c0, c1 = np.broadcast_to(key & _MASK, shape), np.broadcast_to(key >> _SHIFT, shape)
     c2, c3 = np.broadcast_to(block[None, :], shape), np.full(shape, stream, np.uint64)
     k0, k1 = seed % 2**32, (seed >> 32) % 2**32
-    for _ in range(10):
+    for _ in range(num_rounds):
         p0, p1 = np.uint64(0xD2511F53) * c0, np.uint64(0xCD9E8D57) * c2
         c0, c1 = (p1 >> _SHIFT) ^ c1 ^ np.uint64(k0), p1 & _MASK
         c2, c3 = (p0 >> _SHIFT) ^ c3 ^ np.uint64(k1), p0 & _MASK
@@ -205,19 +205,31 @@ def quantize_csr(
     random = np.uint32(32768) if key is None else _rounding_bits(key, h.shape[1], seed)
     steps = ((h - zero[:, None]) * inverse[:, None]).astype(np.int32).astype(np.uint32)
     q = np.minimum((steps + random) >> 16, levels).astype(np.uint8)
-    per_byte = 8 // bits
-    padded = np.pad(q, ((0, 0), (0, -q.shape[1] % per_byte))).reshape(q.shape[0], -1, per_byte)
-    packed = (padded << (bits * np.arange(per_byte, dtype=np.uint8))).sum(2, dtype=np.uint8)
+    packed = np.zeros((q.shape[0], -(-q.shape[1] * bits // 8)), np.uint8)
+    for column, (byte, shift) in enumerate(_places(q.shape[1], bits)):
+        packed[:, byte] |= q[:, column] << shift
     parameters = np.stack([zero, scale], 1).astype(np.float32).view(np.uint32) >> 16
     return torch.from_numpy(np.concatenate([parameters.astype("<u2").view(np.uint8), packed], 1))
 
 
+def _places(num_columns: int, bits: int) -> list[tuple[int, int]]:
+    """The byte, behind the parameters, and the lowest bit there of each column's number."""
+    places = []
+    for column in range(num_columns):
+        begin = column // 64 * 64
+        num_bytes = -(-min(num_columns - begin, 64) * bits // 8)
+        stretch, byte = divmod(column - begin, num_bytes)
+        places.append((begin * bits // 8 + byte, bits * stretch))
+    return places
+
+
 def _rounding_bits(key: Tensor, num_columns: int, seed: int) -> npt.NDArray[np.uint32]:
-    """16 bits a column: a byte of its own over one for the whole row."""
-    num_blocks = -(-(num_columns + 4) // 16)
-    words = philox(seed, key, np.arange(num_blocks, dtype=np.uint64), _ROUNDING)
-    drawn = words.astype("<u4").view(np.uint8).astype(np.uint32)
-    bits: npt.NDArray[np.uint32] = drawn[:, 4 : 4 + num_columns] << np.uint32(8) | drawn[:, :1]
+    """16 bits a column: two bytes of a word that four columns of its block share."""
+    column = np.arange(num_columns)
+    words = philox(seed, key, np.arange(4 * -(-num_columns // 64), dtype=np.uint64), _ROUNDING, num_rounds=7)
+    shared, quarter = words.astype(np.uint32)[:, 16 * (column // 64) + column % 16], column % 64 // 16
+    turned = shared << (8 * quarter).astype(np.uint32) | shared >> ((32 - 8 * quarter) % 32).astype(np.uint32)
+    bits: npt.NDArray[np.uint32] = turned >> np.uint32(16)
     return bits
 
 
@@ -226,9 +238,9 @@ def dequantize(packed: Tensor, num_columns: int, bits: int) -> Tensor:
     if bits == 16 or num_columns == 0:
         return packed.contiguous().view(torch.bfloat16).float().view(packed.shape[0], num_columns)
     zero, scale = packed[:, :4].contiguous().view(torch.bfloat16).float().unbind(1)
-    shifts = bits * torch.arange(8 // bits)
-    q = (packed[:, 4:, None].int() >> shifts) & (2**bits - 1)
-    rows: Tensor = zero[:, None] + scale[:, None] * q.flatten(1)[:, :num_columns]
+    byte, shift = torch.tensor(_places(num_columns, bits)).unbind(1)
+    q = (packed[:, 4:].int()[:, byte] >> shift) & (2**bits - 1)
+    rows: Tensor = zero[:, None] + scale[:, None] * q
     return rows
 
 

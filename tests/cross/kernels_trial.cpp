@@ -256,8 +256,8 @@ void try_width(int64_t width) {
                               width,      0x123456789abcdefu, bits,         stochastic,    kElement<T>};
       if (kernels().quantize_rows(rows, 0, kRows) != kAllFinite) ++failures;
       std::vector<T> back(kRows * F);
-      kernels().dequantize_add_rows({each.data(), own.data(), packed.data(), nullptr, nullptr, back.data(), kRows,
-                                     width, width, bits, kElement<T>},
+      kernels().dequantize_add_rows({each.data(), own.data(), packed.data(), packed.data() + packed.size(), nullptr,
+                                     nullptr, back.data(), kRows, width, width, bits, kElement<T>},
                                     0, kRows);
       const double step = bits == 16 ? 0 : 6.1 / ((1 << bits) - 1);  // the largest range is 6
       for (size_t i = 0; i < back.size(); ++i) {
