@@ -97,7 +97,7 @@ PYG_DIST_INLINE void blocks_of_row(const DequantizeCsr& p, int64_t row, int64_t 
     uint8_t last[kBytes];
     if constexpr (kTail) {
       if (from + kBytes > p.packed_end) {
-        __builtin_memcpy(last, from, static_cast<size_t>(row_bytes - offset));
+        __builtin_memcpy(last, from, static_cast<std::size_t>(row_bytes - offset));
         from = last;
       }
     }

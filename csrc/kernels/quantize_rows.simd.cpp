@@ -157,11 +157,11 @@ template <int kBits, class T>
 void quantize_tail(const T* x, int64_t n, const Steps& s, const uint32_t* words, uint8_t* packed) {
   T filled[kBlock];
   for (int64_t c = 0; c < kBlock; ++c) filled[c] = x[0];
-  __builtin_memcpy(filled, x, static_cast<size_t>(n) * sizeof(T));
+  __builtin_memcpy(filled, x, static_cast<std::size_t>(n) * sizeof(T));
   uint8_t q[2 * kBlock] = {};
   quantize_block<8>(filled, s, words, q);
   if constexpr (kBits == 8) {
-    __builtin_memcpy(packed, q, static_cast<size_t>(n));
+    __builtin_memcpy(packed, q, static_cast<std::size_t>(n));
   } else {
     for (int64_t c = n; c < kBlock; ++c) q[c] = 0;
     constexpr int64_t kPerByte = 8 / kBits, kMost = kBlock / kPerByte;
@@ -172,7 +172,7 @@ void quantize_tail(const T* x, int64_t n, const Steps& s, const uint32_t* words,
       __builtin_memcpy(eights, q + k * num_bytes, sizeof(eights));
       for (int64_t i = 0; i < kMost / 8; ++i) joined[i] |= eights[i] << (kBits * k);
     }
-    __builtin_memcpy(packed, joined, static_cast<size_t>(num_bytes));
+    __builtin_memcpy(packed, joined, static_cast<std::size_t>(num_bytes));
   }
 }
 

@@ -4,6 +4,7 @@
 // bfloat16 to float, store(p, v) rounds to nearest even. No alignment is asked for.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 #include <utility>

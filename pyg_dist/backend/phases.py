@@ -3,7 +3,7 @@
 =============  =======================================================================================
 aggregate      products of local edges
 pack           rows and partial sums written into messages
-quantize       the part of packing and unpacking that narrows and widens values
+quantize       packing into and adding from messages of fewer bits, sums included: it is one pass
 exchange       handing messages over and waiting for those of others, as far as nothing hides it
 wait           waiting for slower ranks before an exchange (only without overlap)
 unpack         what has arrived, multiplied and added

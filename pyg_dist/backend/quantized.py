@@ -5,6 +5,7 @@ The parameters of a row, its zero point and its scale, travel in front of its nu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from pyg_dist.backend import ops
 from pyg_dist.backend.codec import EXACT, Codec
 from pyg_dist.backend.matrix import Matrix
+from pyg_dist.backend.phases import phase
 from pyg_dist.errors import DataError
 
 Bits = Literal[32, 16, 8, 4, 2]
@@ -32,13 +34,13 @@ class Quantized:
         bits: 2, 4, 8, or 16 (bfloat16, rounded to nearest).
         key: int64 ``[R]``, what stands for each row that this rank sends; None: rounded to nearest.
         seed: of this aggregation and direction.
-        layer: its ``repr`` names the layer in errors.
+        layer: names the layer, for errors.
     """
 
     bits: int
     key: Tensor | None
     seed: int
-    layer: object
+    layer: Callable[[], str]
 
     def row_bytes(self, num_features: int, dtype: torch.dtype) -> int:
         """See :class:`~pyg_dist.backend.codec.Codec`."""
@@ -52,27 +54,31 @@ class Quantized:
         """
         pattern = matrix.pattern
         try:
-            ops.quantize_csr(
-                pattern.rowptr, pattern.col, x, self.bits, matrix.value,
-                col_scale=col_scale, key=self.key, seed=self.seed, out=message,
-            )  # fmt: skip
+            with phase("quantize"):
+                ops.quantize_csr(
+                    pattern.rowptr, pattern.col, x, self.bits, matrix.value,
+                    col_scale=col_scale, key=self.key, seed=self.seed, out=message,
+                )  # fmt: skip
         except DataError as error:
             if "expected finite" not in error.message:
                 raise
             what = "gradients" if self.seed & _BACKWARD else "features"
             raise DataError(
-                f"Expected finite {what} in the messages of {self.layer!r}, which go in {self.bits} bits "
+                f"Expected finite {what} in the messages of {self.layer()}, which go in {self.bits} bits "
                 f"({error.message.partition('got ')[2]} of the message): look for the NaN or infinity, or use bits=32"
             ) from None
 
     def unpack_add(self, message: Tensor, matrix: Matrix, out: Tensor, row_scale: Tensor | None = None) -> None:
         """See :class:`~pyg_dist.backend.codec.Codec`."""
         pattern = matrix.pattern
-        ops.dequantize_csr_add(out, pattern.rowptr, pattern.col, message, self.bits, matrix.value, row_scale=row_scale)
+        with phase("quantize"):
+            ops.dequantize_csr_add(
+                out, pattern.rowptr, pattern.col, message, self.bits, matrix.value, row_scale=row_scale
+            )
 
 
 def quantized(
-    bits: tuple[Bits, Bits], keys: tuple[Tensor | None, Tensor | None], seed: int, layer: object
+    bits: tuple[Bits, Bits], keys: tuple[Tensor | None, Tensor | None], seed: int, layer: Callable[[], str]
 ) -> tuple[Codec, Codec]:
     """The codecs of one aggregation: forward and backward, which round independently.
 
@@ -80,7 +86,7 @@ def quantized(
         bits: by direction.
         keys: what stands for each row that this rank sends, by direction; None: rounded to nearest.
         seed: below 2^63, a new one for every aggregation.
-        layer: for errors.
+        layer: names it, for errors.
     """
     seeds = seed, seed | _BACKWARD
     forward, backward = (

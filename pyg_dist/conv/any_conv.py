@@ -45,7 +45,9 @@ def DistributedConv(conv: C) -> C:
     its own code on the halo layout: messages, attention, self loops, norms, multi-layer perceptrons and batch norm
     inside of it. Rows of sources travel (post exchange), once for each tensor that a call needs at its edges; plain
     sums and means of rows (``GINConv`` ...) go by the chosen exchange and the native product. Dropout is keyed by edge
-    or node: its masks do not depend on the world size. On a plain ``edge_index`` the conv is the stock conv.
+    or node: its masks do not depend on the world size. On a plain ``edge_index`` the conv is the stock conv. With
+    ``bits``, rows of 16 columns or more and their gradients travel in few bits while training, unbiased; narrower ones
+    (logits of attention, degrees, positions) as they are.
 
     Args:
         conv: any :class:`torch_geometric.nn.MessagePassing`.
@@ -162,7 +164,7 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
         graph = edge_index.graph
         for name, value in given.items():
             bound.arguments[name] = self._rows(name, value, graph)
-        with shared_halos():
+        with shared_halos(self):
             try:
                 return self.code.forward(*bound.args, **bound.kwargs)
             except (MixedRowsError, LayoutMismatchError, UnsupportedError) as error:

@@ -20,6 +20,7 @@ from pyg_dist.backend.axis import world_axis
 from pyg_dist.errors import UnsupportedError
 from pyg_dist.tensor.grid_graph import GridGraph
 from pyg_dist.tensor.halo_graph import HaloGraph
+from pyg_dist.tensor.layer_names import remember_model
 from pyg_dist.tensor.row_tensor import RowTensor
 
 _settled: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -42,6 +43,7 @@ def _before_forward(module: nn.Module, args: tuple[Any, ...]) -> None:
             f"{type(module).__name__} is a stock conv and got tensors or edges of a DistributedData: call "
             f"pyg_dist.distribute(model), or use the plain Data"
         )
+    remember_model(module)
     settle(module)
 
 

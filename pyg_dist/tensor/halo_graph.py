@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal
 
 import torch
@@ -23,6 +23,7 @@ from pyg_dist.backend.quantized import Bits, quantized
 from pyg_dist.plan.halo import HaloShare
 from pyg_dist.plan.transfer import Transfer
 from pyg_dist.tensor.edges import Edges
+from pyg_dist.tensor.layer_names import name_of
 from pyg_dist.tensor.random import draw_seed
 from pyg_dist.tensor.row_tensor import RowTensor
 from pyg_dist.tensor.rows import Rows, lasting
@@ -103,7 +104,7 @@ class HaloGraph:
             return EXACT, EXACT
         transfer = self.share.post if of_rows else self.share.sums
         keys = transfer.outgoing_key.to(self.device), transfer.incoming_key.to(self.device)
-        return quantized(self.bits, keys, seed, layer)
+        return quantized(self.bits, keys, seed, partial(name_of, layer))
 
     def owns(self, x: RowTensor) -> bool:
         """Whether x has a row for every node of this graph."""

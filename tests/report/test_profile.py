@@ -90,6 +90,25 @@ def profiled(world_size: int, folder: str, overlap: bool) -> None:
     assert not pyg_dist.backend.phases.is_recording()
 
 
+def profiled_in_two_bits() -> None:
+    """Narrowing and widening are told apart, in both directions, and exact messages have none."""
+    import pyg_dist
+
+    for bits in (2, 32):
+        trained = Trained(2, partition=torch.arange(60) % 2, bits=bits)
+        with pyg_dist.profile() as found:
+            trained.epoch()
+        spans = [s for s in found.spans[pyg_dist.rank()] if pyg_dist.backend.phases.PHASES[s.phase] == "quantize"]
+        # Packed and unpacked, by the forward passes of both layers and the backward passes in the opposite order.
+        assert [s.layer for s in spans] == ([1, 1, 2, 2, 2, 2, 1, 1] if bits == 2 else [])
+        assert all(found.table(rank)[layer]["quantize"] > 0 for rank in range(2) for layer in (1, 2)) == (bits == 2)
+        assert ("quantize" in found.describe().splitlines()[0].split()) == (bits == 2)
+
+
+def test_quantized_messages(workers: Pools) -> None:
+    workers(2).run(profiled_in_two_bits)
+
+
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_parts_and_layers(workers: Pools, tmp_path: Path, world_size: int, overlap: bool) -> None:
