@@ -2,9 +2,8 @@
 //
 //   bits = 16    F bfloat16 values, rounded to nearest even
 //   bits < 16    zero point Z and scale S, two bfloat16; then F numbers q of `bits` bits, in blocks of 64 columns, the
-//   last
-//                one of what is left. A block of n columns takes B = ceil(n bits / 8) bytes, and its column c lies in
-//                the bits (c div B) bits ... of byte c mod B; unused bits are zero
+//                last one of what is left. A block of n columns takes B = ceil(n bits / 8) bytes, and its column c lies
+//                in the bits (c div B) bits ... of byte c mod B; unused bits are zero
 //
 // So columns that lie side by side are packed, and unpacked, in the same lanes of vectors side by side.
 //
@@ -29,13 +28,12 @@
 //
 //   bias         each r is uniform in [0, 2^16), so the mean of q is t / 65536: low by less than 2^-16 (float32's
 //                rounding of (x - Z) / S adds 2^-23 (x - Z) / S). 10,000 draws have a standard error of up to 2^-7.6
-//   dependence   whether one of two columns that share a byte is rounded up depends on the shared lower byte in one
-//   case
-//                of 256 only, so the covariance of their q is at most 2^-10, beside variances of up to 1/4, and that of
-//                any other two columns or rows is zero
+//   dependence   of two columns that share a byte, whether the one is rounded up depends on it in one case of 256
+//                only, so the covariance of their q is at most 2^-10, beside variances of up to 1/4; that of any other
+//                two columns or rows is zero
 //
 // Seven rounds are the fewest with which Philox-4x32 passes all tests of BigCrush (Salmon et al., Table 2); ten take
-// 1.15 times as long to round and pack.
+// 1.13 times as long to round and pack.
 #pragma once
 
 #include <cstdint>

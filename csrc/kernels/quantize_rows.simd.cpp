@@ -31,8 +31,8 @@ PYG_DIST_INLINE Vec<float, M> load_float(const T* p) {
 
 // Of the rows that are made together.
 struct Ranges {
-  float low[kRowsAtOnce], high[kRowsAtOnce];
-  float bad[kRowsAtOnce];  // NaN if the row has a value that is not finite, else zero
+  float low[kRowsAtOnce], high[kRowsAtOnce];  // NaN counts for neither
+  float bad[kRowsAtOnce];                     // NaN if the row has a value that is not finite, else zero
 };
 struct Parameters {
   float zero[kRowsAtOnce], scale[kRowsAtOnce], inverse[kRowsAtOnce];  // Z, S, 65536 / S
@@ -77,7 +77,7 @@ constexpr int D = kLanes<double>;
 PYG_DIST_INLINE Vec<float, D> round_down(Vec<float, D> value) {
   const auto bits = bit_cast<Vec<uint32_t, D>>(value);
   const Vec<float, D> zeros = {}, down = bit_cast<Vec<float, D>>((value < 0 ? bits + 0xffffu : bits) & 0xffff0000u);
-  return (value < kTiny) & (value > -kTiny) ? (value < 0 ? zeros - kTiny : zeros) : down;
+  return ((value < kTiny) & (value > -kTiny)) ? (value < 0 ? zeros - kTiny : zeros) : down;
 }
 
 PYG_DIST_INLINE Vec<float, D> round_up(Vec<float, D> value) {
