@@ -183,9 +183,9 @@ def main() -> None:
                     Variant(f"{bits} bits, width {width}, {num_ranks} ranks", make_exchange, (bits, width), num_ranks)
                     for bits in (32, 2)
                 ]
-                found["exchange"] |= compared(variants, schedule)
-        for name, line in found["exchange"].items():
-            print(name, line["seconds"])
+                measured = compared(variants, schedule)
+                found["exchange"] |= measured
+                print({name: line["seconds"] for name, line in measured.items()}, flush=True)
     if args.epoch:
         variants = [Variant(f"{bits} bits", make_epoch, (bits, args.graph), 2) for bits in (32, 2)]
         found["epoch"] = {"graph": args.graph, "ranks": 2, **compared(variants, schedule)}

@@ -65,14 +65,14 @@ PYG_DIST_INLINE float factor_of(const void* factors, int64_t i) {
 }
 
 template <class T>
-PYG_DIST_INLINE void add_to(T* out, Vec<float, L> sum) {
+PYG_DIST_INLINE void add_to(T* out, Vec<float, L> sum, int64_t count = L) {
   if constexpr (sizeof(T) == 8) {
     // Lane by lane: a vector of L doubles is wider than the registers.
     float lanes[L];
     __builtin_memcpy(lanes, &sum, sizeof(lanes));
-    for (int lane = 0; lane < L; ++lane) out[lane] += lanes[lane];
+    for (int64_t lane = 0; lane < count; ++lane) out[lane] += lanes[lane];
   } else {
-    store<L>(out, load<L>(out) + sum);
+    count == L ? store<L>(out, load<L>(out) + sum) : store_first<L>(out, load_first<L>(out, count) + sum, count);
   }
 }
 
@@ -107,17 +107,15 @@ PYG_DIST_INLINE void blocks_of_row(const DequantizeCsr& p, int64_t row, int64_t 
   const float scale = factor_of<T>(p.row_scale, row);
   T* to = static_cast<T*>(p.out) + row * p.out_stride + block * kBlock;
   if constexpr (kTail) {
-    constexpr int64_t kStretch = kBlock / kStretches<kBits>;
+    constexpr int kInStretch = kInBlock / kStretches<kBits>;  // vectors
     const int64_t n = p.num_columns - block * kBlock, stretch = (n + kStretches<kBits> - 1) / kStretches<kBits>;
-    float scaled[kBlock];
+    float scaled[kBlock + L];  // a stretch overwrites what the lanes behind the one before hold
 #pragma GCC unroll 16
-    for (int v = 0; v < kInBlock; ++v) store<L>(scaled + v * L, (sums[v] + zeros) * scale);
-    for (int64_t k = 0, c = 0; k < kStretches<kBits>; ++k) {
-      const int64_t end = c + stretch < n ? c + stretch : n;
-      for (const float* s = scaled + k * kStretch; c < end; ++c, ++s) {
-        store<1>(to + c, load<1>(to + c) + static_cast<accumulator_t<T>>(*s));
-      }
+    for (int v = 0; v < kInBlock; ++v) {
+      const int64_t first = v % kInStretch * L;
+      if (first < stretch) store<L>(scaled + v / kInStretch * stretch + first, (sums[v] + zeros) * scale);
     }
+    for (int64_t c = 0; c < n; c += L) add_to(to + c, load<L>(scaled + c), n - c < L ? n - c : L);
   } else {
 #pragma GCC unroll 16
     for (int v = 0; v < kBlocks * kInBlock; ++v) add_to(to + v * L, (sums[v] + zeros) * scale);

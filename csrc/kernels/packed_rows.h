@@ -21,10 +21,10 @@
 // with r = 32768 for nearest, else 16 random bits. No product is added to anything, so that fused multiply-adds change
 // nothing.
 //
-// Random bits: a block takes 16 words, and four of its columns share one. Column c of block b has word 16 b + c mod 16
-// of its row (word w mod 4 of philox.h's block w div 4; stream `rounding`, seven rounds), and r is its bytes 3 - k and
-// 2 - k (mod 4, byte 0 the lowest), k = c div 16. Each byte is thus the upper one of one column and the lower one of
-// another. What follows:
+// Random bits: a block takes 16 words, and four of its columns share one. What goes into byte i has word 16 b + i mod
+// 16 of the row, b being the block (word w mod 4 of philox.h's block w div 4; stream `rounding`, seven rounds), and r
+// is its bytes 3 - k and 2 - k (mod 4, byte 0 the lowest), k = i div 16 + (c div B) (bits / 2). In whole blocks that is
+// word c mod 16, k = c div 16. Each byte is the upper one of one column and the lower one of another. What follows:
 //
 //   bias         each r is uniform in [0, 2^16), so the mean of q is t / 65536: low by less than 2^-16 (float32's
 //                rounding of (x - Z) / S adds 2^-23 (x - Z) / S). 10,000 draws have a standard error of up to 2^-7.6

@@ -29,6 +29,17 @@ PYG_DIST_INLINE Vec<float, M> load_float(const T* p) {
   }
 }
 
+template <class T>
+PYG_DIST_INLINE Vec<float, L> load_float_first(const T* p, int64_t count) {
+  if constexpr (sizeof(T) == 8) {
+    float lanes[L] = {};
+    for (int64_t lane = 0; lane < count; ++lane) lanes[lane] = static_cast<float>(p[lane]);
+    return load<L>(lanes);
+  } else {
+    return load_first<L>(p, count);
+  }
+}
+
 // Of the rows that are made together.
 struct Ranges {
   float low[kRowsAtOnce], high[kRowsAtOnce];  // NaN counts for neither
@@ -119,61 +130,65 @@ struct Steps {
   uint32_t levels;
 };
 
-// q of columns [16 k + v L, 16 k + (v + 1) L) of a block; words: those of lanes [v L, (v + 1) L), or null: nearest.
-template <int k, class T>
-PYG_DIST_INLINE Vec<uint32_t, L> numbers(const T* x, const Steps& s, const uint32_t* words) {
-  const Vec<float, L> steps = (load_float<L>(x) - s.zero) * s.inverse;
+// q of L columns of quarter k; words: those of their lanes, or null: nearest.
+template <int k>
+PYG_DIST_INLINE Vec<uint32_t, L> numbers(Vec<float, L> x, const Steps& s, const uint32_t* words) {
+  const Vec<float, L> steps = (x - s.zero) * s.inverse;
   const auto t = bit_cast<Vec<uint32_t, L>>(convert<int32_t, L, float>(steps));
   const Vec<uint32_t, L> random = words == nullptr ? Vec<uint32_t, L>{} + 32768u : random_bits<k>(load<L>(words));
   return lesser<L, uint32_t>((t + random) >> 16, Vec<uint32_t, L>{} + s.levels);
 }
 
-// A whole block; kLayout: the bits that a number takes among the bytes, 8 for one byte each.
-template <int kLayout, class T>
-PYG_DIST_INLINE void quantize_block(const T* x, const Steps& s, const uint32_t* words, uint8_t* bytes) {
+// A block, whose bytes have room for a whole one. columns(k, lane): those of quarter k from `lane` on, L of them;
+// kept(k, lane, q): their numbers, zero where there is no column.
+template <int kBits, class Columns, class Kept>
+PYG_DIST_INLINE void quantize_quarters(const Steps& s, const uint32_t* words, uint8_t* bytes, const Columns& columns,
+                                       const Kept& kept) {
 #pragma GCC unroll 4
-  for (int v = 0; v < kQuarter; v += L) {
-    const uint32_t* lane_words = words == nullptr ? nullptr : words + v;
-    const auto q0 = numbers<0>(x + v, s, lane_words);
-    const auto q1 = numbers<1>(x + v + kQuarter, s, lane_words);
-    const auto q2 = numbers<2>(x + v + 2 * kQuarter, s, lane_words);
-    const auto q3 = numbers<3>(x + v + 3 * kQuarter, s, lane_words);
-    if constexpr (kLayout == 2) {
-      store_bytes<L>(bytes + v, (q0 | q1 << 2) | (q2 << 4 | q3 << 6));
-    } else if constexpr (kLayout == 4) {
-      store_bytes<L>(bytes + v, q0 | q2 << 4);
-      store_bytes<L>(bytes + v + kQuarter, q1 | q3 << 4);
+  for (int lane = 0; lane < kQuarter; lane += L) {
+    const uint32_t* lane_words = words == nullptr ? nullptr : words + lane;
+    const auto q0 = kept(0, lane, numbers<0>(columns(0, lane), s, lane_words));
+    const auto q1 = kept(1, lane, numbers<1>(columns(1, lane), s, lane_words));
+    const auto q2 = kept(2, lane, numbers<2>(columns(2, lane), s, lane_words));
+    const auto q3 = kept(3, lane, numbers<3>(columns(3, lane), s, lane_words));
+    if constexpr (kBits == 2) {
+      store_bytes<L>(bytes + lane, (q0 | q1 << 2) | (q2 << 4 | q3 << 6));
+    } else if constexpr (kBits == 4) {
+      store_bytes<L>(bytes + lane, q0 | q2 << 4);
+      store_bytes<L>(bytes + lane + kQuarter, q1 | q3 << 4);
     } else {
-      store_bytes<L>(bytes + v, q0);
-      store_bytes<L>(bytes + v + kQuarter, q1);
-      store_bytes<L>(bytes + v + 2 * kQuarter, q2);
-      store_bytes<L>(bytes + v + 3 * kQuarter, q3);
+      store_bytes<L>(bytes + lane, q0);
+      store_bytes<L>(bytes + lane + kQuarter, q1);
+      store_bytes<L>(bytes + lane + 2 * kQuarter, q2);
+      store_bytes<L>(bytes + lane + 3 * kQuarter, q3);
     }
   }
 }
 
-// The last n < 64 columns of a row, by way of a block that is filled up.
 template <int kBits, class T>
-void quantize_tail(const T* x, int64_t n, const Steps& s, const uint32_t* words, uint8_t* packed) {
-  T filled[kBlock];
-  for (int64_t c = 0; c < kBlock; ++c) filled[c] = x[0];
-  __builtin_memcpy(filled, x, static_cast<std::size_t>(n) * sizeof(T));
-  uint8_t q[2 * kBlock] = {};
-  quantize_block<8>(filled, s, words, q);
-  if constexpr (kBits == 8) {
-    __builtin_memcpy(packed, q, static_cast<std::size_t>(n));
-  } else {
-    for (int64_t c = n; c < kBlock; ++c) q[c] = 0;
-    constexpr int64_t kPerByte = 8 / kBits, kMost = kBlock / kPerByte;
-    const int64_t num_bytes = (n + kPerByte - 1) / kPerByte;
-    uint64_t joined[kMost / 8] = {};  // numbers do not leave their bytes
-    for (int64_t k = 0; k < kPerByte; ++k) {
-      uint64_t eights[kMost / 8];
-      __builtin_memcpy(eights, q + k * num_bytes, sizeof(eights));
-      for (int64_t i = 0; i < kMost / 8; ++i) joined[i] |= eights[i] << (kBits * k);
-    }
-    __builtin_memcpy(packed, joined, static_cast<std::size_t>(num_bytes));
-  }
+PYG_DIST_INLINE void quantize_block(const T* x, const Steps& s, const uint32_t* words, uint8_t* packed) {
+  quantize_quarters<kBits>(
+      s, words, packed, [x](int k, int lane) { return load_float<L>(x + k * kQuarter + lane); },
+      [](int, int, Vec<uint32_t, L> q) { return q; });
+}
+
+// The last n < 64 columns of a row, stretch by stretch as they lie in the bytes.
+template <int kBits, class T>
+PYG_DIST_INLINE void quantize_tail(const T* x, int64_t n, const Steps& s, const uint32_t* words, uint8_t* packed) {
+  constexpr int kInStretch = kBits / 2;  // quarters
+  const int64_t num_bytes = (n * kBits + 7) / 8;
+  const auto begin = [&](int k, int lane) { return k / kInStretch * num_bytes + k % kInStretch * kQuarter + lane; };
+  const auto count = [&](int k, int lane) {
+    const int64_t end = (k / kInStretch + 1) * num_bytes, rest = (end < n ? end : n) - begin(k, lane);
+    return rest < 0 ? 0 : rest < L ? rest : L;
+  };
+  uint8_t bytes[kBlock];
+  quantize_quarters<kBits>(
+      s, words, bytes, [&](int k, int lane) { return load_float_first(x + begin(k, lane), count(k, lane)); },
+      [&](int k, int lane, Vec<uint32_t, L> q) {
+        return q & bit_cast<Vec<uint32_t, L>>(first_lanes<L>(count(k, lane)));
+      });
+  __builtin_memcpy(packed, bytes, static_cast<std::size_t>(num_bytes));
 }
 
 template <class T>

@@ -111,6 +111,41 @@ PYG_DIST_INLINE void store(T* p, Vec<accumulator_t<T>, L> v) {
   }
 }
 
+// The lanes below `count`.
+template <int L>
+PYG_DIST_INLINE Vec<int32_t, L> first_lanes(int64_t count) {
+  Vec<int32_t, L> lane = {};
+  for (int i = 0; i < L; ++i) lane[i] = i;
+  return lane < static_cast<int32_t>(count);
+}
+
+// The first `count` values from p on, in [0, L], and nothing behind them is read; the other lanes are zero.
+template <int L, class T>
+PYG_DIST_INLINE Vec<accumulator_t<T>, L> load_first(const T* p, int64_t count) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4 && L == 16) {
+    return bit_cast<Vec<accumulator_t<T>, L>>(_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), p));
+  }
+#endif
+  T values[L] = {};
+  for (int64_t i = 0; i < count; ++i) values[i] = p[i];
+  return load<L>(values);
+}
+
+// Writes the first `count` lanes.
+template <int L, class T>
+PYG_DIST_INLINE void store_first(T* p, Vec<accumulator_t<T>, L> v, int64_t count) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4 && L == 16) {
+    _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << count) - 1), bit_cast<__m512>(v));
+    return;
+  }
+#endif
+  T values[L];
+  store<L>(values, v);
+  for (int64_t i = 0; i < count; ++i) p[i] = values[i];
+}
+
 template <int L, class A>
 PYG_DIST_INLINE A horizontal_sum(Vec<A, L> v) {
   if constexpr (L == 1) {

@@ -202,7 +202,7 @@ def quantize_csr(
     scale = np.where(short, _bfloat16(scale * np.float32(1.001), upward=True), scale)
     scale = np.where(scale < _TINY, np.where(wide > 0, _TINY, np.float32(0)), scale).astype(np.float32)
     inverse = np.where(wide > 0, np.float32(65536) / np.where(wide > 0, scale, 1), 0).astype(np.float32)
-    random = np.uint32(32768) if key is None else _rounding_bits(key, h.shape[1], seed)
+    random = np.uint32(32768) if key is None else _rounding_bits(key, h.shape[1], bits, seed)
     steps = ((h - zero[:, None]) * inverse[:, None]).astype(np.int32).astype(np.uint32)
     q = np.minimum((steps + random) >> 16, levels).astype(np.uint8)
     packed = np.zeros((q.shape[0], -(-q.shape[1] * bits // 8)), np.uint8)
@@ -223,14 +223,15 @@ def _places(num_columns: int, bits: int) -> list[tuple[int, int]]:
     return places
 
 
-def _rounding_bits(key: Tensor, num_columns: int, seed: int) -> npt.NDArray[np.uint32]:
+def _rounding_bits(key: Tensor, num_columns: int, bits: int, seed: int) -> npt.NDArray[np.uint32]:
     """16 bits a column: two bytes of a word that four columns of its block share."""
-    column = np.arange(num_columns)
+    byte, shift = np.array(_places(num_columns, bits)).T
+    block, byte = np.arange(num_columns) // 64, byte - np.arange(num_columns) // 64 * (8 * bits)
     words = philox(seed, key, np.arange(4 * -(-num_columns // 64), dtype=np.uint64), _ROUNDING, num_rounds=7)
-    shared, quarter = words.astype(np.uint32)[:, 16 * (column // 64) + column % 16], column % 64 // 16
+    shared, quarter = words.astype(np.uint32)[:, 16 * block + byte % 16], byte // 16 + shift // 2
     turned = shared << (8 * quarter).astype(np.uint32) | shared >> ((32 - 8 * quarter) % 32).astype(np.uint32)
-    bits: npt.NDArray[np.uint32] = turned >> np.uint32(16)
-    return bits
+    upper: npt.NDArray[np.uint32] = turned >> np.uint32(16)
+    return upper
 
 
 def dequantize(packed: Tensor, num_columns: int, bits: int) -> Tensor:
