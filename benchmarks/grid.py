@@ -129,7 +129,7 @@ def worker(name: str, epochs: int, output: Path) -> None:
     import pyg_dist
     from pyg_dist.backend.axis import world_axis
     from pyg_dist.plan import Machine, Model
-    from pyg_dist.plan.grid_cost import grid_plans
+    from pyg_dist.plan.grid_candidates import grid_plans
 
     torch.set_num_threads(1)
     pyg_dist.init()
@@ -177,7 +177,7 @@ def price(report: dict[str, Any]) -> dict[str, Any]:
     """The report with this machine's constants, and how well they tell the measured order."""
     from pyg_dist.backend.mesh import nearest_cube
     from pyg_dist.plan import Machine, Model
-    from pyg_dist.plan.grid_cost import grid_plans
+    from pyg_dist.plan.grid_candidates import grid_plans
 
     ranks, (num_nodes, num_edges), variants = report["ranks"], report["nodes_and_edges"], report["variants"]
     constants = Machine.load().with_ranks_per_node(ranks)
