@@ -122,8 +122,10 @@ class DistributedData(Data):  # type: ignore[misc]
         """Fill this object with the local rows of every attribute."""
         super().__init__()
         self.__dict__.update(graph=graph, plan=plan, _store=DistributedStorage(_parent=self))
-        values = graph_input.adj_values
-        weight = None if values is None else EdgeTensor.from_local(values[graph.edge_rows.key], graph.edge_rows)
+        values, weight = graph_input.adj_values, None
+        if values is not None:
+            weight = EdgeTensor.from_local(values.detach()[graph.edge_rows.key], graph.edge_rows)
+            weight.requires_grad_(values.requires_grad)
         self[graph_input.graph_key] = DistributedEdgeIndex(graph, graph_input.graph_key == "adj_t", weight)
         for attributes in (graph_input.node_attributes, graph_input.edge_attributes):
             for name, value in attributes.items():

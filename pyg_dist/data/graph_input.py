@@ -29,7 +29,7 @@ class GraphInput:
         num_nodes: N.
         graph_key: ``"edge_index"`` or ``"adj_t"``, where the script will look for the graph.
         loop_rule: see :data:`~pyg_dist.tensor.halo_graph.LoopRule`.
-        adj_values: the values of ``adj_t``, ``[E]``, unless they are absent or all one.
+        adj_values: the values of ``adj_t``, ``[E]``, unless they are absent, or all one and constant.
         node_attributes: tensors ``[N, ...]`` by name.
         edge_attributes: tensors ``[E, ...]`` by name.
         other_attributes: everything else, kept as it is on every rank.
@@ -103,16 +103,19 @@ def _edges(data: Data) -> tuple[Tensor, str, LoopRule, Tensor | None]:
     adj_t = data.get("adj_t")
     if isinstance(adj_t, SparseTensor):
         target, source, values = adj_t.coo()
-        return torch.stack([source, target]).cpu(), "adj_t", "replace", _values(values)
+        learns = values is not None and values.requires_grad
+        return torch.stack([source, target]).cpu(), "adj_t", "replace", _values(values, learns)
     if adj_t is not None and is_torch_sparse_tensor(adj_t):
         coo = adj_t.detach().cpu().to_sparse_coo().coalesce()
         target, source = coo.indices()
-        return torch.stack([source, target]), "adj_t", "add", _values(coo.values())
+        return torch.stack([source, target]), "adj_t", "add", _values(coo.values(), adj_t.requires_grad)
     raise DataError(f"Expected 'edge_index' or a sparse 'adj_t' in data (got only {list(data.keys())}): set edge_index")
 
 
-def _values(values: Tensor | None) -> Tensor | None:
-    return None if values is None or bool((values == 1).all()) else values.detach().cpu()
+def _values(values: Tensor | None, learns: bool) -> Tensor | None:
+    if values is None or (bool((values == 1).all()) and not learns):
+        return None
+    return values.detach().cpu().requires_grad_(learns)
 
 
 def _num_nodes(data: Data, edge_index: Tensor) -> int:

@@ -17,16 +17,14 @@ from pyg_dist.plan.grid import (
     INPUT,
     WHOLE_ROWS,
     Layout,
-    NodeOrder,
-    choose_orders,
     column_range,
-    columns_between,
     nested_split,
-    route,
     row_range,
     split,
     tilings,
 )
+from pyg_dist.plan.node_order import NodeOrder, choose_orders
+from pyg_dist.plan.route import columns_between, route
 
 LAYOUTS = [
     INPUT,
