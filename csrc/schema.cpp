@@ -1,5 +1,5 @@
 // The whole native API, one page. Every op is documented, with shapes and errors, by its wrapper in
-// pyg_dist/backend/ops.py; fakes and derivatives live in Python, kernels per device in ops/<op>_<device>.cpp.
+// pyg_dist/backend/ops/; fakes and derivatives live in Python, kernels per device in ops/<op>_<device>.cpp.
 //
 // Ops that write into an argument return nothing, so that torch.compile can functionalize them.
 

@@ -1,0 +1,30 @@
+"""The native ops: each wrapper documents its op, views rows as two-dimensional and raises the package's own errors.
+
+CPU only for now. Nothing here is differentiable except :func:`keyed_dropout`: the derivatives of the others need
+transposes and exchanges, which stand in the modules that use them. Every op has a readable twin in
+:mod:`pyg_dist.backend.reference`. No function is collective. After the wrappers of a file stands what torch.compile and
+FakeTensor see instead of the kernels.
+
+Legend: N rows, M source rows, E edges, F columns, R selected rows. The *sum dtype* of float64 is float64; of float32
+and bfloat16, float32.
+"""
+
+from pyg_dist.backend.ops.keyed import keyed_dropout as keyed_dropout
+from pyg_dist.backend.ops.keyed import keyed_normal as keyed_normal
+from pyg_dist.backend.ops.keyed import keyed_uniform as keyed_uniform
+from pyg_dist.backend.ops.quantize import dequantize_csr_add as dequantize_csr_add
+from pyg_dist.backend.ops.quantize import packed_row_bytes as packed_row_bytes
+from pyg_dist.backend.ops.quantize import quantize_csr as quantize_csr
+from pyg_dist.backend.ops.rows import Norm as Norm
+from pyg_dist.backend.ops.rows import empty_rows as empty_rows
+from pyg_dist.backend.ops.rows import gather_rows as gather_rows
+from pyg_dist.backend.ops.rows import relu as relu
+from pyg_dist.backend.ops.rows import relu_grad as relu_grad
+from pyg_dist.backend.ops.rows import row_epilogue as row_epilogue
+from pyg_dist.backend.ops.rows import row_epilogue_grad as row_epilogue_grad
+from pyg_dist.backend.ops.rows import scatter_add_rows as scatter_add_rows
+from pyg_dist.backend.ops.sparse import extreme_csr as extreme_csr
+from pyg_dist.backend.ops.sparse import extreme_csr_grad as extreme_csr_grad
+from pyg_dist.backend.ops.sparse import extreme_csr_shares as extreme_csr_shares
+from pyg_dist.backend.ops.sparse import sddmm_csr as sddmm_csr
+from pyg_dist.backend.ops.sparse import spmm_csr as spmm_csr

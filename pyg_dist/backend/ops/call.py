@@ -1,0 +1,72 @@
+"""How a wrapper calls its op: rows as two-dimensional, factors in the sum dtype, errors in one line."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_dist.backend import library as library  # importing it registers the ops
+from pyg_dist.errors import DataError, UnsupportedError
+
+native = torch.ops.pyg_dist
+
+
+def call(op: Any, *args: Any) -> Any:
+    """Call a native op; its errors are one line that starts with the op's name (``csrc/ops/check.h``)."""
+    try:
+        return op(*args)
+    except NotImplementedError:  # the dispatcher found no kernel; its own text lists all backends of torch
+        for arg in args:
+            if isinstance(arg, Tensor) and (arg.device.type != "cpu" or arg.layout is not torch.strided):
+                name = op.__name__.removesuffix(".default")
+                raise UnsupportedError(
+                    f"{name}: expected dense tensors on cpu, got one on {arg.device} ({arg.layout}); "
+                    "move it with .cpu() or .to_dense()"
+                ) from None
+        raise
+    except RuntimeError as error:
+        message = str(error)
+        if ": expected" not in message:
+            raise
+        raise DataError(message.splitlines()[0]) from None
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """View x as ``[N, F]`` with contiguous rows, or copy it there."""
+    if x.ndim != 2:
+        if x.ndim == 0:
+            raise DataError("expected a tensor with rows, got one without dimensions")
+        x = x.reshape(x.shape[0], math.prod(x.shape[1:]))
+    return x if x.layout is not torch.strided or x.stride(1) == 1 or x.shape[1] <= 1 else x.contiguous()
+
+
+def written_rows(out: Tensor) -> Tensor:
+    """View ``out`` as ``[N, F]``; never a copy, since the op writes into it."""
+    if out.ndim == 2:
+        return out
+    try:
+        return out.view(out.shape[0], math.prod(out.shape[1:]))
+    except (IndexError, RuntimeError):
+        raise DataError(
+            f"expected 'out' to have contiguous rows, got shape {list(out.shape)}, strides {list(out.stride())}"
+        ) from None
+
+
+def like_rows(y: Tensor, x: Tensor) -> Tensor:
+    """Rows of an op's output in the shape that the rows of x have."""
+    return y if x.ndim == 2 else y.view(y.shape[0], *x.shape[1:])
+
+
+def factor_of(factor: Tensor | None, x: Tensor) -> Tensor | None:
+    """A weight or scale in the sum dtype: bfloat16 ones are widened."""
+    if factor is None:
+        return None
+    return factor.float() if x.dtype == factor.dtype == torch.bfloat16 else factor.contiguous()
+
+
+def signed(seed: int) -> int:
+    """The seed modulo 2^64 as the signed integer that a schema can carry."""
+    return (seed + 2**63) % 2**64 - 2**63

@@ -1,0 +1,106 @@
+"""Random numbers that are functions of (seed, key of the row, column) alone, and dropout by them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_dist.backend.ops.call import as_rows, call, like_rows, native, signed
+
+
+def keyed_dropout(x: Tensor, key: Tensor, p: float, seed: int, column_offset: int = 0) -> Tensor:
+    r"""Dropout whose mask is a function of (seed, key of the row, column) alone; differentiable to any order.
+
+    .. math::
+        y_{ic} = \frac{x_{ic}}{1 - p} \, [\, \mathrm{word}(\mathrm{seed}, \mathrm{key}_i, c + \mathrm{offset})
+        \ge p \, 2^{32} \,]
+
+    The words come from Philox-4x32-10 (``csrc/kernels/philox.h``): the mask depends neither on ranks, threads and
+    instruction sets nor on which other rows there are. Columns of ``x[i]`` are counted over its trailing dimensions.
+
+    Shapes:
+        - x: ``[N, ...]`` float32, float64 or bfloat16; copied unless contiguous
+        - key: ``[N]`` int64, for instance global node ids
+        - output: as x
+
+    Args:
+        x: The rows.
+        key: What stands for each row.
+        p: The probability of zero, in ``[0, 1]``; taken as a multiple of 2^-32.
+        seed: Any integer modulo 2^64.
+        column_offset: The number of the first column, where x is a block of the columns of a larger tensor.
+
+    Raises:
+        DataError: a shape, dtype or value does not fit.
+        UnsupportedError: a tensor is not a dense CPU tensor.
+    """
+    rows = as_rows(x).contiguous()
+    y = call(native.keyed_dropout.default, rows, key.contiguous(), p, signed(seed), column_offset)
+    return like_rows(y, x)
+
+
+def keyed_uniform(
+    key: Tensor, num_columns: int, seed: int, column_offset: int = 0, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Uniform numbers in [0, 1), a function of (seed, key of the row, column) alone, as in :func:`keyed_dropout`.
+
+    They are multiples of 2^-24 (float32), 2^-53 (float64) or 2^-8 (bfloat16); bfloat16 is float32 rounded down.
+
+    Shapes:
+        - key: ``[N]`` int64
+        - output: ``[N, num_columns]`` of ``dtype``
+
+    Raises:
+        DataError: a shape, dtype or value does not fit.
+        UnsupportedError: ``key`` is not a dense CPU tensor.
+    """
+    args = (key.contiguous(), num_columns, signed(seed), column_offset, dtype)
+    return call(native.keyed_uniform.default, *args)  # type: ignore[no-any-return]
+
+
+def keyed_normal(
+    key: Tensor, num_columns: int, seed: int, column_offset: int = 0, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Standard normal numbers, a function of (seed, key of the row, column) alone, as in :func:`keyed_dropout`.
+
+    Box-Muller in double precision (``csrc/kernels/keyed_normal.h``), then rounded; equal between machines up to the
+    last bit of the C library's logarithm, sine and cosine.
+
+    Shapes:
+        - key: ``[N]`` int64
+        - output: ``[N, num_columns]`` of ``dtype`` (float32, float64 or bfloat16)
+
+    Raises:
+        DataError: a shape, dtype or value does not fit.
+        UnsupportedError: ``key`` is not a dense CPU tensor.
+    """
+    args = (key.contiguous(), num_columns, signed(seed), column_offset, dtype)
+    return call(native.keyed_normal.default, *args)  # type: ignore[no-any-return]
+
+
+@torch.library.register_fake("pyg_dist::keyed_dropout")
+def _(x: Tensor, key: Tensor, p: float, seed: int, column_offset: int) -> Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.register_fake("pyg_dist::keyed_uniform")
+@torch.library.register_fake("pyg_dist::keyed_normal")
+def _(key: Tensor, num_columns: int, seed: int, column_offset: int, dtype: torch.dtype) -> Tensor:
+    return key.new_empty(key.shape[0], num_columns, dtype=dtype)
+
+
+def _setup_dropout(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, key, ctx.p, ctx.seed, ctx.column_offset = inputs
+    ctx.save_for_backward(key)
+
+
+def _dropout_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """The map is linear and diagonal, so it is its own transpose."""
+    (key,) = ctx.saved_tensors
+    by_x = native.keyed_dropout.default(grad.contiguous(), key, ctx.p, ctx.seed, ctx.column_offset)
+    return by_x, None, None, None, None
+
+
+torch.library.register_autograd("pyg_dist::keyed_dropout", _dropout_backward, setup_context=_setup_dropout)

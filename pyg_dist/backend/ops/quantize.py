@@ -1,0 +1,121 @@
+"""Rows in a few bits: quantized and packed, unpacked and added."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pyg_dist.backend.ops.call import as_rows, call, factor_of, native, signed, written_rows
+
+
+def packed_row_bytes(num_columns: int, bits: int) -> int:
+    """Bytes of a row of :func:`quantize_csr`: ``4 + ceil(F bits / 8)``, or ``2 F`` for 16 bits."""
+    if num_columns == 0:
+        return 0
+    return 2 * num_columns if bits == 16 else 4 + -(-num_columns * bits // 8)
+
+
+def quantize_csr(
+    rowptr: Tensor,
+    col: Tensor,
+    x: Tensor,
+    bits: int,
+    weight: Tensor | None = None,
+    *,
+    col_scale: Tensor | None = None,
+    key: Tensor | None = None,
+    seed: int = 0,
+    out: Tensor | None = None,
+) -> Tensor:
+    r"""Sparse times dense, quantized row by row and packed, in one pass over x.
+
+    .. math::
+        h_i = \sum_{e=\mathrm{rowptr}_i}^{\mathrm{rowptr}_{i+1}-1} w_e \, c_{\mathrm{col}_e} \, x_{\mathrm{col}_e} \\
+        q_{ic} = \min\Big(2^b - 1, \Big\lfloor \frac{h_{ic} - Z_i}{S_i} + u_{ic} \Big\rfloor\Big) \\
+        h_{ic} \approx Z_i + S_i q_{ic}
+
+    Source: SuperGCN, 2.4 and 7.3. Approximate: with a ``key``, u is uniform in [0, 1), a function of (seed, key of the
+    row, column) alone, and the mean of ``Z + S q`` is h up to ``2^-16 S``, each value within S of h; without one, u is
+    1/2 and each value within S / 2. Z and S are the row's smallest value and a step of ``2^b - 1`` to its largest,
+    rounded to bfloat16 outward (``csrc/kernels/packed_rows.h`` has every step). ``bits=16`` rounds to bfloat16.
+    A pattern with one entry a row gathers rows, and reads them where they lie.
+
+    Shapes:
+        - rowptr: ``[R + 1]`` int64, col: ``[E]`` int32
+        - x: ``[M, F]`` float32, float64 or bfloat16; copied unless its rows are contiguous
+        - weight: ``[E]``, col_scale: ``[M]``, in the sum dtype of x (or its dtype)
+        - key: ``[R]`` int64
+        - out: as the output, contiguous, overwritten
+        - output: uint8 ``[R, packed_row_bytes(F, bits)]``: Z and S, then the numbers
+
+    Raises:
+        DataError: a value is not finite or a range exceeds float32 (``bits < 16``); a shape or dtype does not fit.
+        UnsupportedError: a tensor is not a dense CPU tensor.
+    """
+    x_MF = as_rows(x)
+    if out is None:
+        out = x.new_empty(rowptr.numel() - 1, packed_row_bytes(x_MF.shape[1], bits), dtype=torch.uint8)
+    factors = (factor_of(weight, x), factor_of(col_scale, x))
+    call(native.quantize_csr_into.default, out, rowptr, col, x_MF, *factors, bits, key, signed(seed))
+    return out
+
+
+def dequantize_csr_add(
+    out: Tensor,
+    rowptr: Tensor,
+    col: Tensor,
+    packed: Tensor,
+    bits: int,
+    weight: Tensor | None = None,
+    *,
+    row_scale: Tensor | None = None,
+) -> Tensor:
+    r"""Sparse times the rows of :func:`quantize_csr`, unpacked in registers, added to ``out``, which is returned.
+
+    .. math::
+        y_i \mathrel{+}= r_i \sum_{e=\mathrm{rowptr}_i}^{\mathrm{rowptr}_{i+1}-1} w_e \,
+        (Z_{\mathrm{col}_e} + S_{\mathrm{col}_e} q_{\mathrm{col}_e})
+
+    Exact up to rounding; sums are kept in float32 (also where ``out`` is float64) and do not depend on the threads.
+
+    Shapes:
+        - out: ``[N, F]`` float32, float64 or bfloat16; its rows may be apart
+        - rowptr: ``[N + 1]`` int64, col: ``[E]`` int32
+        - packed: uint8 ``[M, packed_row_bytes(F, bits)]``
+        - weight: ``[E]``, row_scale: ``[N]``, in the sum dtype of ``out`` (or its dtype)
+
+    Raises:
+        DataError: a shape or dtype does not fit.
+        UnsupportedError: a tensor is not a dense CPU tensor.
+    """
+    factors = (factor_of(weight, out), factor_of(row_scale, out))
+    call(native.dequantize_csr_add.default, written_rows(out), rowptr, col, packed, *factors, bits)
+    return out
+
+
+@torch.library.register_fake("pyg_dist::quantize_csr_into")
+def _(
+    packed: Tensor,
+    rowptr: Tensor,
+    col: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    col_scale: Tensor | None,
+    bits: int,
+    key: Tensor | None,
+    seed: int,
+) -> None:
+    return None
+
+
+@torch.library.register_fake("pyg_dist::dequantize_csr_add")
+def _(
+    out: Tensor,
+    rowptr: Tensor,
+    col: Tensor,
+    packed: Tensor,
+    weight: Tensor | None,
+    row_scale: Tensor | None,
+    bits: int,
+) -> None:
+    return None

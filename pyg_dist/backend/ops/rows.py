@@ -1,0 +1,231 @@
+"""Rows: picked, added, made, and what follows a linear map, row by row."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pyg_dist.backend.ops.call import as_rows, call, like_rows, native, signed, written_rows
+
+
+def empty_rows(like: Tensor, num_rows: int, num_columns: int) -> Tensor:
+    """Uninitialised ``[num_rows, num_columns]`` of the dtype of ``like``, in huge pages if it is large."""
+    return call(native.empty_rows.default, like, num_rows, num_columns)  # type: ignore[no-any-return]
+
+
+def gather_rows(x: Tensor, index: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Pick rows: ``y[r] = x[index[r]]``. Every index is checked.
+
+    Shapes:
+        - x: ``[N, ...]``, any dtype
+        - index: ``[R]`` int64, repetitions allowed
+        - out: as the output, overwritten; it may be rows of a larger tensor
+        - output: ``[R, ...]``
+
+    Raises:
+        DataError: an index is outside of ``[0, N)`` (``out`` may then be half written), or a shape or dtype is wrong.
+        UnsupportedError: a tensor is not a dense CPU tensor.
+    """
+    if out is None:
+        return like_rows(call(native.gather_rows.default, as_rows(x), index.contiguous()), x)
+    call(native.gather_rows_into.default, written_rows(out), as_rows(x), index.contiguous())
+    return out
+
+
+def scatter_add_rows(out: Tensor, index: Tensor, rows: Tensor) -> Tensor:
+    """Add rows in place, ``out[index[r]] += rows[r]`` in the order of r, and return ``out``. Every index is checked.
+
+    Repeated indices always add up in the same order, for any number of threads; bfloat16 rounds after each addition.
+
+    Shapes:
+        - out: ``[N, ...]`` float32, float64 or bfloat16; it may be rows of a larger tensor
+        - index: ``[R]`` int64, repetitions allowed
+        - rows: ``[R, ...]``, dtype of ``out``
+
+    Raises:
+        DataError: an index is outside of ``[0, N)`` (``out`` is then untouched), or a shape or dtype does not fit.
+        UnsupportedError: a tensor is not a dense CPU tensor.
+    """
+    call(native.scatter_add_rows.default, written_rows(out), index.contiguous(), as_rows(rows))
+    return out
+
+
+def relu(x: Tensor, keeps_mask: bool) -> tuple[Tensor, Tensor]:
+    """``max(x, 0)``, a NaN kept, and for the backward where x passes.
+
+    Shapes:
+        - x: any shape, contiguous; float32, float64 or bfloat16
+        - output: as x, and ``[x.numel()]`` uint8, one where x is positive or NaN (empty without ``keeps_mask``)
+
+    Raises:
+        DataError: a dtype does not fit, or x is not contiguous.
+        UnsupportedError: x is not a dense CPU tensor.
+    """
+    return call(native.relu.default, x, keeps_mask)  # type: ignore[no-any-return]
+
+
+def relu_grad(grad: Tensor, passed: Tensor) -> Tensor:
+    """``grad`` where ``passed``, zero elsewhere: the derivative of :func:`relu`, which is its own.
+
+    Shapes:
+        - grad: any shape, float32, float64 or bfloat16; copied unless contiguous
+        - passed: ``[grad.numel()]`` uint8, of :func:`relu`
+        - output: as grad
+
+    Raises:
+        DataError: a shape or dtype does not fit.
+        UnsupportedError: a tensor is not a dense CPU tensor.
+    """
+    return call(native.relu_grad.default, grad.contiguous(), passed)  # type: ignore[no-any-return]
+
+
+Norm = Literal["layer", "rms"]
+_NORM_NUMBER: dict[Norm | None, int] = {None: 0, "layer": 1, "rms": 2}
+
+
+def row_epilogue(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    key: Tensor | None,
+    norm: Norm | None,
+    eps: float,
+    relu: bool,
+    p: float,
+    seed: int,
+    column_offset: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""What follows a layer's linear map, in one pass over its rows.
+
+    .. math::
+        y_i = \mathrm{dropout}(\mathrm{relu}(\mathrm{norm}(x_i) \odot w + b))
+
+    Exact up to rounding; the mask is :func:`keyed_dropout`'s. :func:`row_epilogue_grad` is the derivative.
+
+    Shapes:
+        - x: ``[N, F]`` float32, float64 or bfloat16; copied unless contiguous
+        - weight, bias: ``[F]`` in the sum dtype of x, or ``None`` for ones and zeros
+        - key: ``[N]`` int64, or ``None``: no dropout
+        - output: y ``[N, F]``; the rows' means ``[N]`` (empty unless ``norm="layer"``) and one over their deviations
+          ``[N]`` (empty without a norm), in the sum dtype
+
+    Args:
+        x: The rows.
+        weight: Factor of each column.
+        bias: Summand of each column.
+        key: What stands for each row.
+        norm: ``"layer"``, ``"rms"`` or ``None``.
+        eps: Added to the variance, or to the mean square.
+        relu: Whether negative values become zero.
+        p: The probability of zero, in ``[0, 1)``.
+        seed: Any integer modulo 2^64.
+        column_offset: The number of the first column for the mask.
+
+    Raises:
+        DataError: a shape, dtype or value does not fit.
+        UnsupportedError: a tensor is not a dense CPU tensor.
+    """
+    args = (weight, bias, key, _NORM_NUMBER[norm], eps, relu, p, signed(seed), column_offset)
+    return call(native.row_epilogue.default, x.contiguous(), *args)  # type: ignore[no-any-return]
+
+
+def row_epilogue_grad(
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    key: Tensor | None,
+    norm: Norm | None,
+    relu: bool,
+    p: float,
+    seed: int,
+    column_offset: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of :func:`row_epilogue` by x, weight and bias, in one pass over grad and x.
+
+    Everything else, the mask included, is computed again. The sums over rows do not depend on the threads.
+
+    Shapes:
+        - grad: ``[N, F]``, dtype of x; mean, rstd: of :func:`row_epilogue`; all others: its arguments
+        - output: ``[N, F]`` in the dtype of x, ``[F]`` and ``[F]`` in the sum dtype
+
+    Raises:
+        DataError: a shape, dtype or value does not fit.
+        UnsupportedError: a tensor is not a dense CPU tensor.
+    """
+    args = (mean, rstd, weight, bias, key, _NORM_NUMBER[norm], relu, p, signed(seed), column_offset)
+    by_x, sums = call(native.row_epilogue_grad.default, grad.contiguous(), x.contiguous(), *args)
+    by_weight, by_bias, _ = sums.sum(0)
+    return by_x, by_weight, by_bias
+
+
+@torch.library.register_fake("pyg_dist::empty_rows")
+def _(like: Tensor, num_rows: int, num_columns: int) -> Tensor:
+    return like.new_empty(num_rows, num_columns)
+
+
+@torch.library.register_fake("pyg_dist::gather_rows")
+def _(x: Tensor, index: Tensor) -> Tensor:
+    return x.new_empty(index.shape[0], x.shape[1])
+
+
+@torch.library.register_fake("pyg_dist::gather_rows_into")
+def _(out: Tensor, x: Tensor, index: Tensor) -> None:
+    return None
+
+
+@torch.library.register_fake("pyg_dist::scatter_add_rows")
+def _(out: Tensor, index: Tensor, rows: Tensor) -> None:
+    return None
+
+
+@torch.library.register_fake("pyg_dist::relu")
+def _(x: Tensor, keeps_mask: bool) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), x.new_empty(x.numel() if keeps_mask else 0, dtype=torch.uint8)
+
+
+@torch.library.register_fake("pyg_dist::relu_grad")
+def _(grad: Tensor, passed: Tensor) -> Tensor:
+    return torch.empty_like(grad)
+
+
+@torch.library.register_fake("pyg_dist::row_epilogue")
+def _(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    key: Tensor | None,
+    norm: int,
+    eps: float,
+    relu: bool,
+    p: float,
+    seed: int,
+    column_offset: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    sums = torch.float64 if x.dtype == torch.float64 else torch.float32
+    mean, rstd = (x.new_empty(x.shape[0] if given else 0, dtype=sums) for given in (norm == 1, norm != 0))
+    return torch.empty_like(x), mean, rstd
+
+
+@torch.library.register_fake("pyg_dist::row_epilogue_grad")
+def _(
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    key: Tensor | None,
+    norm: int,
+    relu: bool,
+    p: float,
+    seed: int,
+    column_offset: int,
+) -> tuple[Tensor, Tensor]:
+    num_groups = min(max(x.numel() // 2**15, 1), 64)  # csrc/ops/row_epilogue_cpu.cpp
+    sums = torch.float64 if x.dtype == torch.float64 else torch.float32
+    return torch.empty_like(x), x.new_empty(num_groups, 3, x.shape[1], dtype=sums)

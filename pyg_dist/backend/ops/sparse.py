@@ -1,0 +1,185 @@
+"""Products of sparse matrices with rows: sums, dot products and extremes over the edges."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pyg_dist.backend.ops.call import as_rows, call, factor_of, like_rows, native, written_rows
+
+
+def spmm_csr(
+    rowptr: Tensor,
+    col: Tensor,
+    x: Tensor,
+    weight: Tensor | None = None,
+    *,
+    row_scale: Tensor | None = None,
+    col_scale: Tensor | None = None,
+    divide: bool = False,
+    out: Tensor | None = None,
+    accumulate: bool = True,
+) -> Tensor:
+    r"""Sparse times dense: the sum over the in-edges of every row.
+
+    .. math::
+        y_i = r_i \sum_{e=\mathrm{rowptr}_i}^{\mathrm{rowptr}_{i+1}-1} w_e \, c_{\mathrm{col}_e} \, x_{\mathrm{col}_e}
+
+    where factors that are not given are one. GCN's norm is two scales. With ``divide``, r and c divide: a mean is the
+    sum divided by the degree, and its transpose takes rows divided by it (and rounded to x's dtype), bit for bit as
+    PyG has both. Exact up to rounding, and the same for every number of threads. With ``out``, y is *added* to it, or
+    written into it where ``accumulate`` is False.
+
+    That ``rowptr`` does not decrease and that ``col`` lies in ``[0, M)`` is not checked (its ends are): a look at every
+    edge would cost as much as a narrow product. A wrong pattern reads outside of x.
+
+    Shapes:
+        - rowptr: ``[N + 1]`` int64, col: ``[E]`` int32
+        - x: ``[M, F]`` or ``[M]``, float32, float64 or bfloat16; copied unless its rows are contiguous
+        - weight: ``[E]``, row_scale: ``[N]``, col_scale: ``[M]``, in the sum dtype of x (or its dtype)
+        - out: as the output; its rows may be apart (a slice of a larger tensor)
+        - output: ``[N, F]``, or ``[N]`` if x is ``[M]``
+
+    Raises:
+        DataError: a shape, dtype or the ends of ``rowptr`` do not fit.
+        UnsupportedError: a tensor is not a dense CPU tensor.
+    """
+    x_MF = as_rows(x)
+    factors = (factor_of(weight, x), factor_of(row_scale, x), factor_of(col_scale, x))
+    if out is None:
+        y_NF = call(native.spmm_csr.default, rowptr, col, x_MF, *factors, divide)
+        return like_rows(y_NF, x)
+    op = native.spmm_csr_add if accumulate else native.spmm_csr_into
+    call(op.default, written_rows(out), rowptr, col, x_MF, *factors, divide)
+    return out
+
+
+def sddmm_csr(rowptr: Tensor, col: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    r"""One dot product per edge: the derivative of :func:`spmm_csr` by its weights.
+
+    .. math::
+        d_e = \langle a_i, b_{\mathrm{col}_e} \rangle \quad\text{for } \mathrm{rowptr}_i \le e < \mathrm{rowptr}_{i+1}
+
+    As in :func:`spmm_csr`, only the ends of ``rowptr`` are checked.
+
+    Shapes:
+        - rowptr: ``[N + 1]`` int64, col: ``[E]`` int32
+        - a: ``[N, F]`` or ``[N]``, b: ``[M, F]`` or ``[M]``; float32, float64 or bfloat16, the same for both
+        - output: ``[E]`` in the sum dtype
+
+    Raises:
+        DataError: a shape, dtype or the ends of ``rowptr`` do not fit.
+        UnsupportedError: a tensor is not a dense CPU tensor.
+    """
+    return call(native.sddmm_csr.default, rowptr, col, as_rows(a), as_rows(b))  # type: ignore[no-any-return]
+
+
+def extreme_csr(rowptr: Tensor, col: Tensor, x: Tensor, reduce: Literal["max", "min"]) -> Tensor:
+    r"""Largest or smallest value among the in-edges of every row, column by column.
+
+    .. math::
+        y_i = \max_{\mathrm{rowptr}_i \le e < \mathrm{rowptr}_{i+1}} x_{\mathrm{col}_e}
+
+    Exact: zero for a row without edges, and a NaN wins, as in ``Tensor.scatter_reduce`` from zeros without them. As in
+    :func:`spmm_csr`, only the ends of ``rowptr`` are checked. :func:`extreme_csr_grad` is the derivative.
+
+    Shapes:
+        - rowptr: ``[N + 1]`` int64, col: ``[E]`` int32
+        - x: ``[M, F]`` float32, float64 or bfloat16
+        - output: ``[N, F]``
+
+    Raises:
+        DataError: a shape, dtype or the ends of ``rowptr`` do not fit.
+        UnsupportedError: a tensor is not a dense CPU tensor.
+    """
+    return call(native.extreme_csr.default, rowptr, col, as_rows(x), reduce == "max")  # type: ignore[no-any-return]
+
+
+def extreme_csr_shares(rowptr: Tensor, col: Tensor, x: Tensor, y: Tensor, grad: Tensor) -> Tensor:
+    r"""The gradient of each extreme divided by its number of ties: the first half of :func:`extreme_csr`'s backward.
+
+    .. math::
+        s_i = g_i \, / \, \big( |\{e : x_{\mathrm{col}_e} = y_i\}| + [y_i = 0] \big)
+
+    The zero that torch's ``scatter_reduce`` starts from counts as one of the ties, and its share is lost; so here.
+
+    Shapes:
+        - rowptr, col, x, y: the arguments and the output of :func:`extreme_csr`
+        - grad: ``[N, F]``, dtype of x
+        - output: ``[N, F]`` in the sum dtype
+
+    Raises:
+        DataError: a shape, dtype or the ends of ``rowptr`` do not fit.
+        UnsupportedError: a tensor is not a dense CPU tensor.
+    """
+    return call(native.extreme_csr_shares.default, rowptr, col, as_rows(x), y, grad.contiguous())  # type: ignore[no-any-return]
+
+
+def extreme_csr_grad(rowptr: Tensor, col: Tensor, x: Tensor, y: Tensor, shares: Tensor) -> Tensor:
+    r"""The shares brought back to every source that ties: the second half of :func:`extreme_csr`'s backward.
+
+    .. math::
+        d_j = \sum_{\mathrm{rowptr}_j \le e < \mathrm{rowptr}_{j+1}} s_{\mathrm{col}_e} \, [x_j = y_{\mathrm{col}_e}]
+
+    Added up in the order of the edges, without atomics: the same for every number of threads.
+
+    Shapes:
+        - rowptr: ``[M + 1]`` int64, col: ``[E]`` int32, the *transposed* pattern
+        - x: ``[M, F]``, y: ``[N, F]``, shares: ``[N, F]``, of :func:`extreme_csr` and :func:`extreme_csr_shares`
+        - output: ``[M, F]``, dtype of x
+
+    Raises:
+        DataError: a shape, dtype or the ends of ``rowptr`` do not fit.
+        UnsupportedError: a tensor is not a dense CPU tensor.
+    """
+    return call(native.extreme_csr_grad.default, rowptr, col, as_rows(x), y, shares)  # type: ignore[no-any-return]
+
+
+@torch.library.register_fake("pyg_dist::spmm_csr")
+def _(
+    rowptr: Tensor,
+    col: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+    divide: bool,
+) -> Tensor:
+    return x.new_empty(rowptr.shape[0] - 1, x.shape[1])
+
+
+@torch.library.register_fake("pyg_dist::spmm_csr_into")
+@torch.library.register_fake("pyg_dist::spmm_csr_add")
+def _(
+    out: Tensor,
+    rowptr: Tensor,
+    col: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+    divide: bool,
+) -> None:
+    return None
+
+
+@torch.library.register_fake("pyg_dist::sddmm_csr")
+def _(rowptr: Tensor, col: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return a.new_empty(col.shape[0], dtype=torch.float64 if a.dtype == torch.float64 else torch.float32)
+
+
+@torch.library.register_fake("pyg_dist::extreme_csr")
+def _(rowptr: Tensor, col: Tensor, x: Tensor, largest: bool) -> Tensor:
+    return x.new_empty(rowptr.shape[0] - 1, x.shape[1])
+
+
+@torch.library.register_fake("pyg_dist::extreme_csr_shares")
+def _(rowptr: Tensor, col: Tensor, x: Tensor, y: Tensor, grad: Tensor) -> Tensor:
+    return torch.empty_like(y, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
+
+
+@torch.library.register_fake("pyg_dist::extreme_csr_grad")
+def _(rowptr: Tensor, col: Tensor, x: Tensor, y: Tensor, shares: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
