@@ -31,7 +31,7 @@ class BlockBytes(NamedTuple):
 
 def has_pool() -> bool:
     """Whether large outputs of the native ops come out of the pool. Not collective."""
-    return sys.platform == "linux" and torch.__version__ >= (2, 11)
+    return sys.platform == "linux" and torch.__version__ >= "2.11"
 
 
 def block_bytes() -> BlockBytes:
