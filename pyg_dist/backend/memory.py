@@ -40,12 +40,17 @@ def block_bytes() -> BlockBytes:
 
 
 def release_free_memory() -> None:
-    """Return blocks that wait, and freed heap pages (glibc), to the system. Not collective.
+    """Return blocks that wait, and :func:`trim_heap`. Not collective."""
+    native.release_blocks()
+    trim_heap()
+
+
+def trim_heap() -> None:
+    """Return freed pages of the C library's heap to the system (glibc; elsewhere nothing happens). Not collective.
 
     Planning sorts edges through temporaries of a few megabytes each. glibc keeps such blocks in its heap when they are
     freed: on Amazon Computers at four ranks that was a third of what a rank held.
     """
-    native.release_blocks()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
