@@ -27,7 +27,6 @@ from typing import Any
 import graphs
 import machine
 import torch
-from torch import Tensor
 from torch_geometric.utils import scatter
 from tqdm import tqdm
 
@@ -109,16 +108,11 @@ def variants_of(pattern: CSR, width: int) -> dict[str, Callable[[], Any]]:
         gathered = torch.empty(pattern.num_entries, width)
         chosen["gather"] = lambda: torch.index_select(x, 0, index, out=gathered)
         chosen["PyG, edge_index"] = lambda: scatter(x.index_select(0, index), target, dim_size=shape[0], reduce="sum")
-    assert_equal(chosen, x)
+    # A fast wrong product is no result. MKL's own sums over C's largest hub, 34,049 edges, are off by 2.3e-3, ours by
+    # 1.0e-3.
+    torch.testing.assert_close(chosen["pyg_dist float32"](), sparse @ x, rtol=1e-4, atol=1e-2)
+    torch.testing.assert_close(chosen["pyg_dist bfloat16"]().float(), sparse @ x_bf16.float(), rtol=1e-2, atol=1e-2)
     return chosen
-
-
-def assert_equal(variants: dict[str, Callable[[], Any]], x: Tensor) -> None:
-    """A fast wrong product is no result."""
-    expected = variants[BASELINE]()
-    # MKL's own sums over C's largest hub, 34,049 edges, are off by 2.3e-3, ours by 1.0e-3.
-    torch.testing.assert_close(variants["pyg_dist float32"](), expected, rtol=1e-4, atol=1e-2)
-    torch.testing.assert_close(variants["pyg_dist bfloat16"]().float(), expected, rtol=0.05, atol=0.5)
 
 
 def report(pattern: CSR, width: int, samples: dict[str, Samples]) -> list[str]:

@@ -76,6 +76,10 @@ class MeshShape:
         """The sizes of some axes."""
         return tuple(self[axis] for axis in axes)
 
+    def stride(self, axis: str) -> int:
+        """How far apart the numbers of two ranks are that are neighbours along ``axis``."""
+        return math.prod(self.sizes(*RANK_ORDER[: RANK_ORDER.index(axis)]))
+
     def coordinates(self, rank: int) -> dict[str, int]:
         """Where ``rank`` stands, by axis."""
         place = {}

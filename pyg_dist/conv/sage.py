@@ -17,7 +17,7 @@ from pyg_dist.conv.order import commutes, projects_first
 from pyg_dist.conv.scripting import stock_twin
 from pyg_dist.tensor import DistributedEdgeIndex, NodeTensor
 from pyg_dist.tensor.edge_index import Graph
-from pyg_dist.tensor.grid_graph import GridGraph
+from pyg_dist.tensor.grid_graph import GridGraph, learns
 from pyg_dist.tensor.halo_graph import HaloGraph
 from pyg_dist.tensor.reductions import wide
 from pyg_dist.tensor.remember import aggregate
@@ -71,11 +71,22 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
             values = None if weight is None else weight.to_local()
             return self.lin_l(aggregate_neighbours(self, graph, x, values))  # type: ignore[no-any-return]
         reduce: Literal["mean", "sum"] = "mean" if type(self.aggr_module) is MeanAggregation else "sum"
-        operator, codecs = graph.neighbourhood(reduce, weight, wide(x.dtype)), graph.codecs(self)
+        learning = learns(weight)
+        operator = None if learning else graph.neighbourhood(reduce, weight, wide(x.dtype))
+        codecs = graph.codecs(self, of_rows=learning)
+
+        def summed(rows: NodeTensor) -> NodeTensor:
+            if operator is not None:
+                return aggregate(rows, operator, codecs)
+            assert weight is not None
+            local, values = rows.to_local(), weight.to_local().to(rows.dtype)
+            out = graph.neighbourhood_product(local, values, reduce, graph.post.coded(codecs))
+            return NodeTensor.from_local(out, graph.node_rows)  # type: ignore[return-value]
+
         if not (commutes(self.lin_l) and projects_first(self.lin_l, x, operator)):
-            return self.lin_l(aggregate(x, operator, codecs))  # type: ignore[no-any-return]
+            return self.lin_l(summed(x))  # type: ignore[no-any-return]
         # The bias comes after: a mean keeps it, a sum or a node without neighbours would not.
-        out = aggregate(F.linear(x, self.lin_l.weight), operator, codecs)  # type: ignore[arg-type]
+        out = summed(F.linear(x, self.lin_l.weight))  # type: ignore[arg-type]
         # Autocast narrows the product.
         return out if self.lin_l.bias is None else plus(out, self.lin_l.bias.to(out.dtype))
 

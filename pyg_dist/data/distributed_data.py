@@ -121,8 +121,10 @@ class DistributedData(Data):  # type: ignore[misc]
         """Fill this object with the local rows of every attribute."""
         super().__init__()
         self.__dict__.update(graph=graph, plan=plan, _store=DistributedStorage(_parent=self))
-        values = graph_input.adj_values
-        weight = None if values is None else EdgeTensor.from_local(values[graph.edge_rows.key], graph.edge_rows)
+        values, weight = graph_input.adj_values, None
+        if values is not None:
+            weight = EdgeTensor.from_local(values.detach()[graph.edge_rows.key], graph.edge_rows)
+            weight.requires_grad_(values.requires_grad)
         self[graph_input.graph_key] = DistributedEdgeIndex(graph, graph_input.graph_key == "adj_t", weight)
         for attributes in (graph_input.node_attributes, graph_input.edge_attributes):
             for name, value in attributes.items():
@@ -220,8 +222,10 @@ def _in_parts(graph_input: GraphInput, options: Options, parts: Tensor) -> tuple
 def _parts(graph_input: GraphInput, options: Options, axis: Axis) -> Tensor:
     """The owner of each node: computed on one rank, since solvers differ from run to run, and sent to all."""
     method = options.partition
-    if isinstance(method, Plan):  # all ranks have the same one, and find the same fault in it
-        return method.parts_for(graph_input.edge_index, axis.size, options.exchange)
+    if isinstance(method, Plan):  # a data.plan has its parts on rank 0 alone
+        return on_main(
+            lambda: method.parts_for(graph_input.edge_index, graph_input.num_nodes, axis.size, options.exchange)
+        )
     train_mask = graph_input.node_attributes.get("train_mask")
     if train_mask is not None and (train_mask.dtype != torch.bool or train_mask.dim() != 1):
         train_mask = None

@@ -15,6 +15,7 @@ from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
 from pyg_dist.errors import DataError, UnsupportedError
+from pyg_dist.tensor import DistributedEdgeIndex
 from pyg_dist.tensor.halo_graph import LoopRule
 
 _GRAPH_KEYS = ("edge_index", "adj_t")
@@ -29,7 +30,7 @@ class GraphInput:
         num_nodes: N.
         graph_key: ``"edge_index"`` or ``"adj_t"``, where the script will look for the graph.
         loop_rule: see :data:`~pyg_dist.tensor.halo_graph.LoopRule`.
-        adj_values: the values of ``adj_t``, ``[E]``, unless they are absent or all one.
+        adj_values: the values of ``adj_t``, ``[E]``, unless they are absent, or all one and constant.
         node_attributes: tensors ``[N, ...]`` by name.
         edge_attributes: tensors ``[E, ...]`` by name.
         other_attributes: everything else, kept as it is on every rank.
@@ -75,6 +76,8 @@ def read_graph(data: Data, allow_nan: bool, warn: bool) -> GraphInput:
             f"Expected a homogeneous torch_geometric.data.Data (got {type(data).__name__}): "
             f"convert it first, e.g. HeteroData.to_homogeneous()"
         )
+    if any(isinstance(data.get(key), DistributedEdgeIndex) for key in _GRAPH_KEYS):
+        raise UnsupportedError("Expected a graph of one process (got one that is distributed already): use it as it is")
     edge_index, graph_key, loop_rule, values = _edges(data)
     num_nodes = _num_nodes(data, edge_index)
     _check_edges(edge_index, num_nodes, graph_key)
@@ -103,16 +106,19 @@ def _edges(data: Data) -> tuple[Tensor, str, LoopRule, Tensor | None]:
     adj_t = data.get("adj_t")
     if isinstance(adj_t, SparseTensor):
         target, source, values = adj_t.coo()
-        return torch.stack([source, target]).cpu(), "adj_t", "replace", _values(values)
+        learns = values is not None and values.requires_grad
+        return torch.stack([source, target]).cpu(), "adj_t", "replace", _values(values, learns)
     if adj_t is not None and is_torch_sparse_tensor(adj_t):
         coo = adj_t.detach().cpu().to_sparse_coo().coalesce()
         target, source = coo.indices()
-        return torch.stack([source, target]), "adj_t", "add", _values(coo.values())
+        return torch.stack([source, target]), "adj_t", "add", _values(coo.values(), adj_t.requires_grad)
     raise DataError(f"Expected 'edge_index' or a sparse 'adj_t' in data (got only {list(data.keys())}): set edge_index")
 
 
-def _values(values: Tensor | None) -> Tensor | None:
-    return None if values is None or bool((values == 1).all()) else values.detach().cpu()
+def _values(values: Tensor | None, learns: bool) -> Tensor | None:
+    if values is None or (bool((values == 1).all()) and not learns):
+        return None
+    return values.detach().cpu().requires_grad_(learns)
 
 
 def _num_nodes(data: Data, edge_index: Tensor) -> int:

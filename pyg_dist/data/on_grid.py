@@ -10,7 +10,7 @@ from pyg_dist.data.graph_input import GraphInput
 from pyg_dist.data.options import Options
 from pyg_dist.errors import OptionError
 from pyg_dist.plan.grid import Sums, split
-from pyg_dist.plan.grid_cost import FORMS, Candidate, grid_plans
+from pyg_dist.plan.grid_candidates import FORMS, Candidate, grid_plans
 from pyg_dist.plan.grid_plan import GridPlan
 from pyg_dist.plan.machine import Machine
 from pyg_dist.plan.model import Model

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pyg_dist.plan.grid_cost import Candidate
+from pyg_dist.plan.grid_candidates import Candidate
 from pyg_dist.plan.halo_cost import halo_price, loads_of
 from pyg_dist.plan.machine import Machine
 from pyg_dist.plan.model import Model, Price

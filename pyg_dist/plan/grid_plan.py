@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from pyg_dist.backend.agreement import digest
 from pyg_dist.backend.mesh import GRID_AXES, RANK_ORDER, MeshShape
-from pyg_dist.plan.grid import INPUT, Balance, NodeOrder, Sums, choose_orders, row_range, tile_counts
-from pyg_dist.plan.grid_cost import aggregation_bytes, memory_of, work_of
+from pyg_dist.plan.grid import INPUT, Sums, row_range
+from pyg_dist.plan.grid_cost import memory_of
+from pyg_dist.plan.grid_work import aggregation_bytes, work_of
 from pyg_dist.plan.model import Model, Price
+from pyg_dist.plan.node_order import Balance, NodeOrder, choose_orders, tile_counts
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ class GridPlan:
             "edges": list(self.edges),
             # No row goes to a rank for itself alone: collectives along axes carry blocks of rows.
             "rows": {},
-            "messages": sum(sum(work.messages.values()) for work in works),
+            "messages": sum(work.num_messages(self.shape) for work in works),
             "bytes": {str(w): aggregation_bytes(self.model, self.shape, self.sums, w) for w in widths},
             "step_bytes": sum(work.num_bytes for work in works),
             "memory_bytes": [memory_of(self.model, self.shape, self.sums, rank) for rank in range(self.ranks)],
@@ -129,3 +132,9 @@ class GridPlan:
                 ),
             ]
         )
+
+    def plot(self, path: str | Path) -> None:
+        """Draw edges by tile, and each rank's bytes (needs matplotlib). See :func:`pyg_dist.plan.plot.plot_grid`."""
+        from pyg_dist.plan.plot import plot_grid
+
+        plot_grid(self, path)

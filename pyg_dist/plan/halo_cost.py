@@ -102,7 +102,7 @@ def halo_price(
 ) -> Price:
     """A training step, forward and backward, on the rank that it takes longest.
 
-    The narrower side of a layer is aggregated, and the sums of a constant input are remembered: they cost nothing.
+    The narrower side of a layer is aggregated; a constant input is, whatever its width, and its sums are remembered.
 
     Args:
         model: the convs.
@@ -121,8 +121,8 @@ def _price(model: Model, load: HaloLoad, machine: Machine, num_ranks: int, bits:
     sparse = flops = messages = quantize = 0.0
     streams = float(model.update_bytes)
     for layer in model.layers():
-        directions = bits if layer.learns else () if saves else bits[:1]
-        aggregated = min(layer.wide, layer.width) if saves else layer.wide
+        directions = bits if layer.learns else () if saves and layer.is_remembered else bits[:1]
+        aggregated = min(layer.wide, layer.width) if saves and layer.learns else layer.wide
         for direction in directions:
             sparse += machine.spmm_seconds(load.entries, load.nodes, aggregated)
             messages += exchange_seconds(load, aggregated, machine, num_ranks, direction)

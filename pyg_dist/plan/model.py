@@ -10,6 +10,9 @@ from typing import Literal, NamedTuple
 from pyg_dist.errors import OptionError
 
 Conv = Literal["gcn", "sage"]
+Input = Literal["remembered", "new", "learns"]
+"""What the first layer reads: a constant whose sums are kept from an earlier step, as in all epochs of full-batch
+training but the first; one that has to be summed, as in the first epoch, or a mini-batch; an embedding."""
 
 LAYERS, WIDTH = 3, 128
 """What is assumed where nobody says: the data does not tell, and this is the model of Plexus' experiments (6.2)."""
@@ -22,11 +25,13 @@ class Layer(NamedTuple):
         wide: columns that come in.
         width: columns that go out.
         learns: whether the input needs a gradient.
+        is_remembered: whether the sums of its neighbours are known.
     """
 
     wide: int
     width: int
     learns: bool
+    is_remembered: bool
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ class Model:
         conv: the kind of all layers.
         element_size: bytes of a number.
         message_size: bytes of a number in the messages of the grid's two big sums.
-        input_learns: whether the input is an embedding.
+        input: what the first layer reads.
         num_orders: node orders of the grid, 1 or 2.
     """
 
@@ -50,7 +55,7 @@ class Model:
     conv: Conv = "gcn"
     element_size: int = 4
     message_size: int = 4
-    input_learns: bool = False
+    input: Input = "remembered"
     num_orders: int = 2
 
     @staticmethod
@@ -85,7 +90,9 @@ class Model:
     def layers(self) -> Iterator[Layer]:
         """Each conv in turn."""
         for number, (wide, width) in enumerate(pairwise(self.widths)):
-            yield Layer(wide, width, self.input_learns or number > 0)
+            is_first = number == 0
+            learns, is_remembered = not is_first or self.input == "learns", is_first and self.input == "remembered"
+            yield Layer(wide, width, learns, is_remembered)
 
     @property
     def num_matrices(self) -> int:

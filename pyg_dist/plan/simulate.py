@@ -7,13 +7,14 @@ with the rows that :class:`~pyg_dist.plan.published.PublishedGraph` fits; the gr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from pyg_dist.backend.mesh import MeshShape, meshes, nearest_cube
 from pyg_dist.plan import published
 from pyg_dist.plan.grid import Sums
-from pyg_dist.plan.grid_cost import FORMS, price_of
+from pyg_dist.plan.grid_candidates import FORMS
+from pyg_dist.plan.grid_cost import price_of
 from pyg_dist.plan.halo_cost import HaloLoad, exchange_seconds, halo_price, quantize_seconds, row_bytes
 from pyg_dist.plan.machine import Machine
 from pyg_dist.plan.model import Conv, Model, Price
@@ -176,7 +177,7 @@ def _plexus() -> list[Comparison]:
     model = model_of(products, 3, 128, "gcn")
     priced = []
     for ranks in (2**k for k in range(2, 11)):
-        line = epoch(products, model, ranks, machine)
+        line = epoch(products, replace(model, input="learns"), ranks, machine)
         load = even_load(products, ranks, machine.ranks_per_node, is_hybrid=False)
         priced.append(line._replace(halo={32: halo_price(model, [load], machine, ranks, saves=False)}))
     return [
@@ -187,7 +188,8 @@ def _plexus() -> list[Comparison]:
         Comparison(
             "P, 7.1: products-14M, ranks from which the grid is faster than the halo",
             float(crossover(priced) or 0), 64.0, "ranks (0: never)",
-            "post exchange, nothing remembered, as P's halo system BNS-GCN. Its local computation grows with the ranks "
+            "post exchange, nothing remembered, as P's halo system BNS-GCN; on the grid features that learn, as P's. "
+            "BNS-GCN's local computation grows with the ranks "
             "and its all-to-all stops scaling at 64 (P, 7.1 and Fig. 10), and P asked its authors about high times"
             "; messages of this model cost what their bytes and latencies cost",
         ),
@@ -197,8 +199,11 @@ def _plexus() -> list[Comparison]:
 def _scalegnn(batch: int) -> list[Comparison]:
     papers, machine = published.GRAPHS["papers100M"], published.perlmutter()
     share = batch / papers.num_nodes
-    sampled = Model.of_layers(
-        batch, int(papers.num_edges * share * share), papers.num_features, papers.num_classes, (3, 128), message_size=2
+    sampled = replace(
+        Model.of_layers(
+            batch, int(papers.num_edges * share**2), papers.num_features, papers.num_classes, (3, 128), message_size=2
+        ),
+        input="new",
     )
     cube, found = nearest_cube(64), []
     for groups, printed in ((1, 4095.0), (32, 189.0)):

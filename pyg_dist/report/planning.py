@@ -18,7 +18,7 @@ from pyg_dist.errors import OptionError
 from pyg_dist.partition import METHODS, partition
 from pyg_dist.plan import Machine, Model, Plan
 from pyg_dist.plan.auto import HaloCandidate, halo_candidates, reasons
-from pyg_dist.plan.grid_cost import Candidate, grid_plans, grid_table
+from pyg_dist.plan.grid_candidates import Candidate, grid_plans, grid_table
 from pyg_dist.plan.grid_plan import GridPlan
 from pyg_dist.plan.placement import place
 from pyg_dist.plan.remote import EXCHANGES

@@ -254,6 +254,13 @@ class HaloGraph:
             ops.spmm_csr(csr.rowptr, csr.col, ones[: csr.num_cols], values, out=out)
         return inverse_sqrt(degree.view(-1))
 
+    def neighbourhood_product(self, x: Tensor, weight: Tensor, reduce: Literal["sum", "mean"], post: Halo) -> Tensor:
+        """:meth:`neighbourhood` with weights that learn; differentiable by x and by the weights (collective)."""
+        out = aggregate_edges(x, weight, self.local, post)
+        if reduce == "sum":
+            return out
+        return out / self.in_degree(x.dtype).clamp_(min=1).view(-1, 1)
+
     def symmetric_norm_product(
         self, x: Tensor, weight: Tensor, add_self_loops: bool, loop_value: float, post: Halo
     ) -> Tensor:

@@ -15,14 +15,12 @@ from pyg_dist.backend.shards import Rerouting, Wire, reroute
 from pyg_dist.plan.grid import (
     WHOLE_ROWS,
     Layout,
-    NodeOrder,
-    Route,
     column_range,
-    columns_between,
     nested_split,
-    route,
     row_range,
 )
+from pyg_dist.plan.node_order import NodeOrder
+from pyg_dist.plan.route import Route, columns_between, route
 from pyg_dist.tensor.rows import Rows
 
 

@@ -1,4 +1,4 @@
-"""Edge weights that learn, in the grid layout: every gradient, to second order, against stock PyG and dense algebra."""
+"""Edge weights that learn, in the grid layout: every gradient, to second order, against stock PyG."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from random_graphs import random_graph
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
-from torch_geometric.transforms import ToSparseTensor
 from workers import Workers
 
 Pools = Callable[[int], Workers]
@@ -75,10 +74,10 @@ def compare(graph: Data, meshes: list[dict[str, int]], stride: int) -> None:
 
     expected = [train_once(GCNConv, graph, case) for case in CASES]
     for turn, mesh in enumerate(meshes):
-        for sums in ("reduce_scatter", "all_reduce"):
+        for form, sums in enumerate(("reduce_scatter", "all_reduce")):
             os.environ["PYG_DIST_GRID_SUMS"] = sums
             data = pyg_dist.DistributedData(graph, layout="grid", mesh=mesh)
-            for number in range((turn + (sums == "all_reduce")) % stride, len(CASES), stride):
+            for number in range((2 * turn + form) % stride, len(CASES), stride):
                 got = train_once(DistributedGCNConv, data, CASES[number])
                 for name, want in expected[number].items():
                     message = f"{mesh} {sums} {CASES[number]}: {name}"
@@ -89,51 +88,4 @@ def compare(graph: Data, meshes: list[dict[str, int]], stride: int) -> None:
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 6])
 def test_every_gradient_on_every_mesh(workers: Pools, num_ranks: int) -> None:
     graph = random_graph(47, 310, seed=1)
-    workers(num_ranks).run(compare, graph, shapes(num_ranks), 1 if num_ranks < 4 else 3, timeout=115)
-
-
-def of_adj_t(meshes: list[dict[str, int]]) -> None:
-    """PyG differentiates by the values of no sparse tensor, so dense matrices say what is right."""
-    import pyg_dist
-    from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
-
-    graph = random_graph(47, 310, seed=1)
-    del graph.edge_attr
-    graph = ToSparseTensor(attr="edge_weight", layout=torch.sparse_csr)(graph.coalesce())
-    ones = graph.adj_t.to_sparse_coo().coalesce()
-    target, source = ones.indices()
-
-    def dense(kind: str, weight: Tensor) -> Tensor:
-        matrix = torch.zeros(47, 47, dtype=weight.dtype).index_put((target, source), weight)
-        if kind == "gcn":
-            matrix = matrix + torch.eye(47, dtype=weight.dtype)
-            scale = matrix.sum(1).pow(-0.5)
-            return scale.view(-1, 1) * matrix * scale
-        return matrix / torch.bincount(target, minlength=47).clamp(min=1).view(-1, 1) if kind == "mean" else matrix
-
-    for mesh in meshes:
-        data = pyg_dist.DistributedData(graph, layout="grid", mesh=mesh)
-        values = data.adj_t.weight
-        assert torch.equal(values.full_tensor(), ones.values())
-        for kind in ("gcn", "mean", "sum"):
-            torch.manual_seed(0)
-            ours: Any = DistributedGCNConv(5, 3) if kind == "gcn" else DistributedSAGEConv(5, 3, aggr=kind)
-            ours.double()
-            x, want_x = (t.detach().clone().requires_grad_() for t in (data.x, graph.x))
-            weight, want_weight = (t.detach().clone().requires_grad_() for t in (values, ones.values()))
-            data.adj_t.weight = weight
-            out = ours(x, data.adj_t)
-            first = ours.lin if kind == "gcn" else ours.lin_l
-            want = dense(kind, want_weight) @ want_x @ first.weight.t()
-            want = want + (ours.bias if kind == "gcn" else ours.lin_l.bias + want_x @ ours.lin_r.weight.t())
-            torch.testing.assert_close(out.full_tensor(), want, rtol=0, atol=1e-10)
-            got = torch.autograd.grad(out.tanh().square().sum(), (x, weight, first.weight))
-            expected = torch.autograd.grad(want.tanh().square().sum(), (want_x, want_weight, first.weight))
-            for a, b in zip(got, expected, strict=True):
-                a = a.full_tensor() if hasattr(a, "full_tensor") else a
-                torch.testing.assert_close(a, b, rtol=0, atol=1e-10, msg=f"{mesh} {kind}")
-
-
-@pytest.mark.parametrize("num_ranks", [1, 4, 6])
-def test_values_of_adj_t(workers: Pools, num_ranks: int) -> None:
-    workers(num_ranks).run(of_adj_t, shapes(num_ranks), timeout=115)
+    workers(num_ranks).run(compare, graph, shapes(num_ranks), min(num_ranks, 5), timeout=115)

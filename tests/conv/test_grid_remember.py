@@ -103,7 +103,7 @@ def epochs(meshes: list[dict[str, int]], kind: str, channels: tuple[int, int]) -
 
 @pytest.mark.parametrize("kind", ["sage", "gcn"])
 @pytest.mark.parametrize("channels", [(6, 8), (8, 3)])
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", [4])
 def test_an_attribute_is_aggregated_once_per_version(
     workers: Pools, num_ranks: int, kind: str, channels: tuple[int, int]
 ) -> None:

@@ -12,17 +12,20 @@ import pytest
 from pyg_dist.backend.calibration import fit_spmm
 from pyg_dist.backend.mesh import MeshShape, nearest_cube
 from pyg_dist.errors import OptionError
-from pyg_dist.plan.grid_cost import bandwidth, grid_plans, grid_table, memory_of, price_of, work_of
+from pyg_dist.plan.grid_candidates import grid_plans, grid_table
+from pyg_dist.plan.grid_cost import all_to_all_seconds, memory_of, price_of
+from pyg_dist.plan.grid_work import work_of
 from pyg_dist.plan.machine import Machine
 from pyg_dist.plan.model import Model
 
-MODEL = Model(num_nodes=64_000, num_entries=640_000, widths=(128, 128, 128, 128), input_learns=True)
+MODEL = Model(num_nodes=64_000, num_entries=640_000, widths=(128, 128, 128, 128), input="learns")
 
 
 def test_one_layer_by_hand() -> None:
     """Plexus, Alg. 1: 60 nodes, 8 columns in, 12 out, on 2 x 3 x 2; the aggregation comes first."""
-    model = Model(60, 300, (8, 12), num_orders=1)
-    sent = work_of(model, MeshShape(2, 3, 2), "all_reduce", rank=0).sent
+    model = Model(60, 300, (8, 12), input="new", num_orders=1)
+    shape = MeshShape(2, 3, 2)
+    sent = work_of(model, shape, "all_reduce", rank=0).sent
     rows_z, columns_y = 60 // 2, 8 // 3
     gathered = 60 // 4 * columns_y * 4  # this rank's piece of x over z, to one other
     assert sent["z",] == gathered
@@ -30,6 +33,8 @@ def test_one_layer_by_hand() -> None:
     assert sent["x",] == aggregated
     product = rows_z * 12 // 2  # Q over z and x, summed over y
     assert sent["y",] == (product - product // 3 + product // 3 * 2) * 4
+    later = work_of(replace(model, input="remembered"), shape, "all_reduce", rank=0)
+    assert (later.spmm, later.sent) == ([], {axes: n for axes, n in sent.items() if axes not in (("x",), ("z",))})
 
 
 @pytest.mark.parametrize("side", [2, 4])
@@ -43,14 +48,40 @@ def test_scattered_sums_send_less(side: int) -> None:
     assert 0.7 < scattered / to_all < 0.83
 
 
-def test_bandwidth_of_axes() -> None:
-    """Plexus, 4.2: y, then x, then z are within a machine; beyond, those inside share the link."""
-    machine = Machine(intra_bandwidth=100.0, inter_bandwidth=10.0, ranks_per_node=4)
-    shape = MeshShape(x=2, y=2, z=4)
-    assert bandwidth(shape, ("y",), machine) == 100
-    assert bandwidth(shape, ("x",), machine) == 100
-    assert bandwidth(shape, ("z",), machine) == 2.5
-    assert bandwidth(MeshShape(x=8, y=2), ("x",), machine) == 5
+MACHINE = replace(
+    Machine(), call_seconds=1.0, intra_latency=0.1, intra_bandwidth=100.0, inter_latency=10.0, inter_bandwidth=7.0,
+    ranks_per_node=4, cores=2,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "rank", "inside", "outside", "sharing"),
+    [
+        # Plexus, 4.2: y, then x, then z lie within a machine; beyond it, those inside share the link.
+        (MeshShape(x=2, y=2, z=2), "y", 0, 1, 0, 0),
+        (MeshShape(x=2, y=2, z=2), "x", 5, 1, 0, 0),
+        (MeshShape(x=2, y=2, z=2), "z", 3, 0, 1, 4),
+        (MeshShape(x=4, y=2, z=1), "x", 2, 1, 2, 4),
+        (MeshShape(x=1, y=8, z=1), "y", 6, 3, 4, 4),
+        # Groups of three on machines of four: ranks 0, 1, 2 stay on theirs, 3 is alone, 4 and 5 share the second one.
+        (MeshShape(x=2, y=3, z=1), "y", 0, 2, 0, 0),
+        (MeshShape(x=2, y=3, z=1), "y", 3, 0, 2, 1),
+        (MeshShape(x=2, y=3, z=1), "y", 5, 1, 1, 2),
+        (MeshShape(x=8, y=1, z=1), "z", 0, 0, 0, 0),
+    ],
+)
+def test_all_to_alls_by_hand(shape: MeshShape, axis: str, rank: int, inside: int, outside: int, sharing: int) -> None:
+    partners = inside + outside
+    turns = min(shape.size, 4) / 2
+    near = turns * (3 * 1.0 + 3 * inside * 0.1 + 420.0 * inside / max(partners, 1) / 100.0)
+    far = 3 * outside * 10.0 + 420.0 * outside / max(partners, 1) * sharing / 7.0
+    expected = near + far if partners else 0.0
+    assert all_to_all_seconds(shape, (axis,), rank, 420.0, 3, MACHINE) == pytest.approx(expected)
+
+
+def test_all_to_alls_of_all_ranks_by_hand() -> None:
+    found = all_to_all_seconds(MeshShape(x=2, y=3, z=2), ("x", "y", "z"), 7, 110.0, 1, MACHINE)
+    assert found == pytest.approx(2 * (1.0 + 3 * 0.1 + 30.0 / 100.0) + 8 * 10.0 + 80.0 * 4 / 7.0)
 
 
 def test_every_mesh_is_priced() -> None:

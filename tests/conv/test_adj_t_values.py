@@ -1,0 +1,89 @@
+"""Values of a sparse ``adj_t`` that require grad: every gradient against stock PyG, on both layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from random_graphs import random_graph, uneven_parts
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn import GCNConv, SAGEConv
+from torch_geometric.transforms import ToSparseTensor
+from workers import Workers
+
+Pools = Callable[[int], Workers]
+
+CONVS: list[tuple[str, dict[str, Any]]] = [
+    ("gcn", {"out_channels": 3}),
+    ("gcn", {"out_channels": 7, "normalize": False}),
+    ("sage", {"out_channels": 3}),
+    ("sage", {"out_channels": 7}),
+    ("sage", {"out_channels": 3, "aggr": "sum", "bias": False}),
+    ("sage", {"out_channels": 7, "aggr": "sum", "root_weight": False}),
+    ("sage", {"out_channels": 3, "aggr": "max"}),
+]
+
+
+def sparse_graph(ones: bool) -> Data:
+    graph = random_graph(47, 310, seed=1)
+    del graph.edge_attr
+    graph = graph.coalesce()
+    if ones:
+        graph.edge_weight = torch.ones_like(graph.edge_weight)
+    graph = ToSparseTensor(attr="edge_weight", layout=torch.sparse_csr)(graph)
+    graph.adj_t.requires_grad_()
+    graph.x.requires_grad_()
+    return graph
+
+
+def train(conv: Any, data: Any, values: Any) -> dict[str, Tensor]:
+    """Two steps, the second one with other values."""
+    results: dict[str, Tensor] = {}
+    for step in range(2):
+        conv.zero_grad()
+        data.x.grad = values.grad = None
+        out = conv(data.x, data.adj_t)
+        (out.tanh() * torch.arange(1, out.shape[1] + 1)).square().mean().backward()
+        grad = values.grad
+        named = {"out": out, "x": data.x.grad, "values": grad.values() if grad.layout != torch.strided else grad}
+        named |= {name: parameter.grad for name, parameter in conv.named_parameters()}
+        for name, tensor in named.items():
+            whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+            results[f"{name}, step {step}"] = whole.detach().clone()
+        with torch.no_grad():
+            (values.values() if values.layout != torch.strided else values).mul_(1.5)
+    return results
+
+
+def compare(layouts: list[dict[str, Any]], ones: bool) -> None:
+    import pyg_dist
+    from pyg_dist import conv as ours
+
+    pairs = {"gcn": (GCNConv, ours.DistributedGCNConv), "sage": (SAGEConv, ours.DistributedSAGEConv)}
+    for kind, options in CONVS:
+        stock, distributed = (cls(5, **options).double() for cls in pairs[kind])
+        distributed.load_state_dict(stock.state_dict())
+        graph = sparse_graph(ones)
+        expected = train(stock, graph, graph.adj_t)
+        for layout in layouts:
+            if layout["layout"] == "grid" and options.get("aggr") == "max":
+                continue
+            data: Any = pyg_dist.DistributedData(sparse_graph(ones), **layout)
+            assert data.adj_t.weight.requires_grad
+            got = train(distributed, data, data.adj_t.weight)
+            assert got.keys() == expected.keys()
+            for name, want in expected.items():
+                torch.testing.assert_close(
+                    got[name], want, rtol=0, atol=1e-10, msg=f"{kind} {options} {layout}: {name}"
+                )
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3, 4])
+def test_values_learn_as_in_stock(workers: Pools, num_ranks: int) -> None:
+    layouts: list[dict[str, Any]] = [{"layout": "halo", "partition": uneven_parts(47, num_ranks)}]
+    for mesh in {1: [{}], 3: [{"y": 3}], 4: [{"x": 2, "z": 2}, {"x": 2, "y": 2}]}[num_ranks]:
+        layouts.append({"layout": "grid", "mesh": mesh})
+    workers(num_ranks).run(compare, layouts, num_ranks == 3)
