@@ -34,7 +34,6 @@ from tqdm import tqdm
 import pyg_dist
 from pyg_dist.backend.agreement import on_main
 from pyg_dist.backend.axis import world_axis
-from pyg_dist.backend.memory import KEEP_MEMORY
 from pyg_dist.conv import gcn, sage
 from pyg_dist.partition import partition
 from pyg_dist.tensor.remember import SETTING
@@ -168,7 +167,7 @@ def main() -> None:
         "command": " ".join([f"torchrun --nproc-per-node {axis.size} benchmarks/exchange.py", *words]),
         "machine": machine.describe(),
         "threads": torch.get_num_threads(),
-        "environment": {name: os.environ[name] for name in ("GLIBC_TUNABLES", KEEP_MEMORY) if name in os.environ},
+        "environment": {name: os.environ[name] for name in ("GLIBC_TUNABLES",) if name in os.environ},
         "rows": variants[-1].data.plan.rows,
         "variants": results,
         "overlap_ms": overlap,

@@ -53,8 +53,11 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
   m.def("relu(Tensor x, bool keeps_mask) -> (Tensor, Tensor)");
   m.def("relu_grad(Tensor grad, Tensor passed) -> Tensor");
 
-  // Uninitialised, in huge pages if it is large
+  // Uninitialised, where outputs of ops lie: ops/allocate.h. The bytes of large outputs, in use and waiting to be used
+  // again; and these given back to the system
   m.def("empty_rows(Tensor like, int num_rows, int num_columns) -> Tensor");
+  m.def("block_bytes() -> (int, int)");
+  m.def("release_blocks() -> ()");
 
   // Rows of messages in 2, 4, 8 or 16 bits a value: kernels/packed_rows.h. Row i is the sum, over e in [rowptr[i],
   // rowptr[i + 1]), of weight[e] * col_scale[col[e]] * x[col[e]]; and out[i] += row_scale[i] * sum_e weight[e] * row

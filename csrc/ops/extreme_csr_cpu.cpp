@@ -91,7 +91,7 @@ Tensor extreme_csr(Tensor rowptr, Tensor col, Tensor x, bool largest) {
   PYG_DIST_CHECK(x.size(0) > 0 || col.size(0) == 0, "extreme_csr: expected 'x' to have rows for ", col.size(0),
                  " edges, got none");
   const int64_t num_rows = rowptr.size(0) - 1;
-  const Tensor y = in_huge_pages(torch::stable::new_empty(x, {num_rows, x.size(1)}));
+  const Tensor y = new_output(x, {num_rows, x.size(1)});
   problem.out = y.mutable_data_ptr();
   problem.largest = largest;
   for_each_row(problem, Pass::extreme, num_rows, kernels().extreme_rows);
@@ -104,8 +104,7 @@ Tensor extreme_csr_shares(Tensor rowptr, Tensor col, Tensor x, Tensor y, Tensor 
   const int64_t num_rows = rowptr.size(0) - 1;
   check_dense(op, "y", y, num_rows, x.size(1), x.scalar_type());
   check_dense(op, "grad", grad, num_rows, x.size(1), x.scalar_type());
-  const Tensor shares =
-      in_huge_pages(torch::stable::new_empty(x, {num_rows, x.size(1)}, accumulator_dtype(problem.element)));
+  const Tensor shares = new_output(x, {num_rows, x.size(1)}, accumulator_dtype(problem.element));
   problem.y = y.const_data_ptr();
   problem.g = grad.const_data_ptr();
   problem.out = shares.mutable_data_ptr();
@@ -120,7 +119,7 @@ Tensor extreme_csr_grad(Tensor rowptr, Tensor col, Tensor x, Tensor y, Tensor sh
                  " rows of the transposed pattern, got ", x.size(0));
   check_dense(op, "y", y, y.size(0), x.size(1), x.scalar_type());
   check_dense(op, "shares", shares, y.size(0), x.size(1), accumulator_dtype(problem.element));
-  const Tensor grad = in_huge_pages(torch::stable::new_empty(x, {x.size(0), x.size(1)}));
+  const Tensor grad = new_output(x, {x.size(0), x.size(1)});
   problem.y = y.const_data_ptr();
   problem.g = shares.const_data_ptr();
   problem.out = grad.mutable_data_ptr();

@@ -36,7 +36,7 @@ void gather(const Tensor& x, const Tensor& index, const Tensor& out) {
 Tensor gather_rows_new(Tensor x, Tensor index) {
   check_rows("gather_rows", "x", x);
   check_vector("gather_rows", "index", index, ScalarType::Long);
-  const Tensor out = in_huge_pages(torch::stable::new_empty(x, {index.size(0), x.size(1)}));
+  const Tensor out = new_output(x, {index.size(0), x.size(1)});
   gather(x, index, out);
   return out;
 }

@@ -33,7 +33,7 @@ Tensor keyed_dropout(Tensor x, Tensor key, double p, int64_t seed, int64_t colum
   const Element element = element_of("keyed_dropout", "x", x.scalar_type());
   const double threshold = std::nearbyint(std::ldexp(p, 32));
   if (threshold >= 0x1p32) return torch::stable::new_zeros(x, x.sizes());
-  const Tensor y = in_huge_pages(torch::stable::empty_like(x));
+  const Tensor y = new_output_like(x);
   const KeyedDropout problem{
       .keyed = keyed,
       .x = x.const_data_ptr(),
@@ -49,7 +49,7 @@ Tensor keyed_dropout(Tensor x, Tensor key, double p, int64_t seed, int64_t colum
 Tensor keyed_uniform(Tensor key, int64_t num_columns, int64_t seed, int64_t column_offset, ScalarType dtype) {
   const Keyed keyed = keyed_of("keyed_uniform", key, num_columns, seed, column_offset);
   const Element element = element_of("keyed_uniform", "dtype", dtype);
-  const Tensor y = in_huge_pages(torch::stable::new_empty(key, {key.size(0), num_columns}, dtype));
+  const Tensor y = new_output(key, {key.size(0), num_columns}, dtype);
   for_each_row(KeyedUniform{keyed, y.mutable_data_ptr(), element}, key.size(0), kernels().uniform_rows);
   return y;
 }
@@ -57,7 +57,7 @@ Tensor keyed_uniform(Tensor key, int64_t num_columns, int64_t seed, int64_t colu
 Tensor keyed_normal(Tensor key, int64_t num_columns, int64_t seed, int64_t column_offset, ScalarType dtype) {
   const Keyed keyed = keyed_of("keyed_normal", key, num_columns, seed, column_offset);
   const Element element = element_of("keyed_normal", "dtype", dtype);
-  const Tensor y = in_huge_pages(torch::stable::new_empty(key, {key.size(0), num_columns}, dtype));
+  const Tensor y = new_output(key, {key.size(0), num_columns}, dtype);
   for_each_row(KeyedNormal{keyed, y.mutable_data_ptr(), element}, key.size(0), normal_rows);
   return y;
 }

@@ -53,8 +53,8 @@ void check_contiguous(const char* op, const char* name, const Tensor& tensor) {
 std::tuple<Tensor, Tensor> relu(Tensor x, bool keeps_mask) {
   check_contiguous("relu", "x", x);
   const Element element = element_of("relu", "x", x.scalar_type());
-  const Tensor y = in_huge_pages(torch::stable::empty_like(x));
-  const Tensor passed = in_huge_pages(torch::stable::new_empty(x, {keeps_mask ? x.numel() : 0}, ScalarType::Byte));
+  const Tensor y = new_output_like(x);
+  const Tensor passed = new_output(x, {keeps_mask ? x.numel() : 0}, ScalarType::Byte);
   switch (element) {
     case Element::f32:
       forward<float>(x, y, passed);
@@ -73,7 +73,7 @@ Tensor relu_grad(Tensor grad, Tensor passed) {
   check_contiguous("relu_grad", "grad", grad);
   check_vector("relu_grad", "passed", passed, ScalarType::Byte, grad.numel());
   const Element element = element_of("relu_grad", "grad", grad.scalar_type());
-  const Tensor out = in_huge_pages(torch::stable::empty_like(grad));
+  const Tensor out = new_output_like(grad);
   switch (element) {
     case Element::f32:
       backward<float>(grad, passed, out);
@@ -88,16 +88,11 @@ Tensor relu_grad(Tensor grad, Tensor passed) {
   return out;
 }
 
-Tensor empty_rows(Tensor like, int64_t num_rows, int64_t num_columns) {
-  return in_huge_pages(torch::stable::new_empty(like, {num_rows, num_columns}));
-}
-
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_dist, CPU, m) {
   m.impl("relu", TORCH_BOX(&relu));
   m.impl("relu_grad", TORCH_BOX(&relu_grad));
-  m.impl("empty_rows", TORCH_BOX(&empty_rows));
 }
 
 }  // namespace pyg_dist

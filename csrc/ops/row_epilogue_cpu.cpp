@@ -70,7 +70,7 @@ std::tuple<Tensor, Tensor, Tensor> row_epilogue(Tensor x, MaybeTensor weight, Ma
                                                 int64_t column_offset) {
   RowEpilogue problem = problem_of("row_epilogue", x, weight, bias, key, norm, relu, p, seed, column_offset);
   const ScalarType dtype = accumulator_dtype(problem.element);
-  const Tensor y = in_huge_pages(torch::stable::empty_like(x));
+  const Tensor y = new_output_like(x);
   const Tensor mean = torch::stable::new_empty(x, {norm == 1 ? x.size(0) : 0}, dtype);
   const Tensor rstd = torch::stable::new_empty(x, {norm != 0 ? x.size(0) : 0}, dtype);
   problem.mean = mean.mutable_data_ptr();
@@ -97,7 +97,7 @@ std::tuple<Tensor, Tensor> row_epilogue_grad(Tensor grad, Tensor x, Tensor mean,
   problem.rstd = rstd.mutable_data_ptr();
   const int64_t num_rows = x.size(0), num_columns = x.size(1);
   const int64_t num_groups = std::clamp<int64_t>(x.numel() / kElementsPerChunk, 1, kRowGroups);
-  const Tensor grad_x = in_huge_pages(torch::stable::empty_like(x));
+  const Tensor grad_x = new_output_like(x);
   const Tensor sums = torch::stable::new_zeros(x, {num_groups, 3, num_columns}, dtype);  // weight, bias, scratch
   const auto element_bytes = static_cast<int64_t>(sums.element_size());
   if (x.numel() > 0) {

@@ -135,7 +135,7 @@ void run(const SpmmCsr& problem, int64_t num_rows, const Tensor& x, const void* 
   }
   constexpr int64_t kRowsPerChunk = 2048;
   const auto* divisor = static_cast<const accumulator_t<T>*>(col_divisor);
-  const Tensor packed = in_huge_pages(torch::stable::new_empty(x, {x.size(0), blocks.widest()}));
+  const Tensor packed = new_output(x, {x.size(0), blocks.widest()});
   auto* to = static_cast<T*>(packed.mutable_data_ptr());
   for (int64_t block = 0; block < blocks.size; ++block) {
     const int64_t column = blocks.begin(block), width = blocks.begin(block + 1) - column;
@@ -205,7 +205,7 @@ void check(const Tensor& rowptr, const Tensor& col, const Tensor& x) {
 Tensor spmm_csr(Tensor rowptr, Tensor col, Tensor x, MaybeTensor weight, MaybeTensor row_scale, MaybeTensor col_scale,
                 bool divide) {
   check(rowptr, col, x);
-  const Tensor out = in_huge_pages(torch::stable::new_empty(x, {rowptr.size(0) - 1, x.size(1)}));
+  const Tensor out = new_output(x, {rowptr.size(0) - 1, x.size(1)});
   multiply(out, false, rowptr, col, x, weight, row_scale, col_scale, divide);
   return out;
 }

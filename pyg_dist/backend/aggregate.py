@@ -69,7 +69,9 @@ class _Multiply(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, operator: LinearOperator, transposed: bool) -> Tensor:
         ctx.operator, ctx.transposed = operator, transposed
-        return (operator.transposed if transposed else operator).multiply(x.contiguous())
+        if transposed or ctx.needs_input_grad[0]:
+            turned = operator.transposed  # sorted now, not in the backward pass on top of all activations
+        return (turned if transposed else operator).multiply(x.contiguous())
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:

@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from pyg_dist.backend.memory import trim_heap
 from pyg_dist.errors import OptionError
 
 
@@ -64,7 +65,9 @@ class CSR:
     @cached_property
     def transposed(self) -> CSR:
         """The pattern of the transposed matrix; ``edge`` still names the same values. Computed once and kept."""
-        return CSR.from_edges(self.col, self.row(), self.edge, self.num_cols, self.num_rows)
+        turned = CSR.from_edges(self.col, self.row(), self.edge, self.num_cols, self.num_rows)
+        trim_heap()  # of what sorting has left
+        return turned
 
     def columns(self, low: int, high: int) -> CSR:
         """The pattern of the columns from ``low`` to ``high``, exclusive."""

@@ -1,8 +1,9 @@
-"""``linear``, ``relu`` and ``layer_norm`` for large CPU tensors: torch's numbers at less traffic and memory.
+"""Some of torch's functions of rows for large CPU tensors: the same numbers at less traffic and memory.
 
-Their outputs and gradients lie in huge pages (``csrc/ops/allocate.h``): where an operator streams once through memory,
-page faults are most of its time (docs/performance.md). ReLU keeps a byte an element for its backward, not its output.
-Small tensors, and forms that these do not know, go to torch's own operators. No function is collective.
+Their outputs and gradients lie in memory that is used again (:mod:`pyg_dist.backend.memory`): where an operator streams
+once through memory, page faults are most of its time (docs/performance.md). ReLU keeps a byte an element for its
+backward, not its output. Small tensors, and forms that these do not know, go to torch's own operators. No function is
+collective.
 
 Legend: N rows, F columns in, O columns out.
 """
@@ -19,7 +20,7 @@ from torch import Tensor
 from pyg_dist.backend import ops
 
 LARGE = 8 << 20
-"""Bytes from which on an output is worth huge pages; ``kWorthIt`` of ``csrc/ops/allocate.h``."""
+"""Bytes from which on an output is worth a block; ``kWorthIt`` of ``csrc/ops/block_pool.h``."""
 
 _PLAINLY = torch._C.DisableTorchFunctionSubclass
 """Reentrant checkpointing hands the gradients of node tensors over as node tensors."""
@@ -52,8 +53,10 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         product = torch.mm if torch.is_grad_enabled() else _product  # with create_graph, torch differentiates again
         with _PLAINLY():
-            by_x = product(grad, weight) if ctx.needs_input_grad[0] else None
             by_weight = product(grad.t(), x) if ctx.needs_input_grad[1] else None
+            del x  # if nobody else holds it, its memory is free for the gradient by it
+            ctx.maybe_clear_saved_tensors()
+            by_x = product(grad, weight) if ctx.needs_input_grad[0] else None
             return by_x, by_weight, grad.sum(0) if ctx.needs_input_grad[2] else None
 
 
@@ -162,3 +165,58 @@ def relu(x: Tensor, inplace: bool = False) -> Tensor:
     if inplace or not x.is_contiguous() or not _is_large(x, x.numel()):
         return F.relu(x, inplace)
     return _Relu.apply(x.as_subclass(Tensor))  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _LogSoftmax(torch.autograd.Function):
+    """Within rows, as torch has it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = torch.log_softmax(x, 1, out=ops.empty_rows(x, *x.shape))
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        derivative = torch.ops.aten._log_softmax_backward_data
+        with _PLAINLY():
+            if torch.is_grad_enabled():  # with create_graph, torch differentiates again
+                return derivative(grad, y, 1, y.dtype)  # type: ignore[no-any-return]
+            return derivative.out(grad, y, 1, y.dtype, out=ops.empty_rows(y, *y.shape))  # type: ignore[no-any-return]
+
+
+def log_softmax(x: Tensor) -> Tensor:
+    """``torch.nn.functional.log_softmax`` of every row. Shapes: ``[N, F] -> [N, F]``."""
+    if x.dim() == 2 and _is_large(x, x.numel()):
+        return _LogSoftmax.apply(x.as_subclass(Tensor))  # type: ignore[no-any-return, no-untyped-call]
+    return F.log_softmax(x, 1)
+
+
+class _Select(torch.autograd.Function):
+    """Rows, and their gradients brought back, added in the order of the index."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.num_rows = x.shape[0]
+        return ops.gather_rows(x, index)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (index,) = ctx.saved_tensors
+        with _PLAINLY():
+            if torch.is_grad_enabled():  # with create_graph, torch differentiates again
+                return grad.new_zeros(ctx.num_rows, grad.shape[1]).index_add(0, index, grad), None
+            by_x = ops.empty_rows(grad, ctx.num_rows, grad.shape[1]).zero_()
+            return ops.scatter_add_rows(by_x, index, grad.contiguous()), None
+
+
+def select(x: Tensor, index: Tensor) -> Tensor:
+    """``x.index_select(0, index)`` of any shape."""
+    is_large = (
+        x.dim() == 2 and _is_large(x, x.numel()) and x.dtype != torch.bfloat16
+    )  # whose sums torch rounds each time
+    if is_large and x.is_contiguous() and index.dtype == torch.int64:
+        return _Select.apply(x.as_subclass(Tensor), index)  # type: ignore[no-any-return, no-untyped-call]
+    return x.index_select(0, index)

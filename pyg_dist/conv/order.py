@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedParameter
@@ -10,6 +12,8 @@ from torch_geometric.nn.dense import Linear
 from pyg_dist.backend.aggregate import LinearOperator
 from pyg_dist.tensor import NodeTensor
 from pyg_dist.tensor.remember import is_remembered
+
+SETTING = "PYG_DIST_PROJECT_FIRST"
 
 
 def commutes(lin: torch.nn.Module) -> bool:
@@ -33,13 +37,17 @@ def projects_first(lin: Linear, x: Tensor, operator: LinearOperator | None) -> b
         lin: W.
         x: ``[N, F_in]``.
         operator: A, or None if its values learn.
+
+    Where both orders cost the same the sum goes first, as in PyG's SAGE, whose bits one rank then has. But ``W`` needs
+    ``A x`` for its derivative, and SAGE's root keeps x anyhow. ``PYG_DIST_PROJECT_FIRST=1`` lets the linear map go
+    first: ``dW = x^T (A^T G)`` needs x, and what the derivative by x computes (hypergraph-gcn, eq. 4).
     """
     if operator is not None and isinstance(x, NodeTensor) and is_remembered(x, lambda: operator, x._rows):
         return False
     backward = torch.is_grad_enabled()
     first = lin.in_channels * (1 + (backward and x.requires_grad))
     second = lin.out_channels * (1 + (backward and (x.requires_grad or lin.weight.requires_grad)))
-    if second >= first:
+    if second > first or (second == first and os.environ.get(SETTING) != "1"):
         return False
     if isinstance(x, NodeTensor):
         x._is_lasting = True  # if it comes again, its sums are worth remembering

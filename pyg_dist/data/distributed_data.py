@@ -13,7 +13,7 @@ from pyg_dist.backend import session
 from pyg_dist.backend.agreement import digest, on_main, raise_together, require_equal
 from pyg_dist.backend.axis import Axis, world_axis
 from pyg_dist.backend.exchange import Traffic
-from pyg_dist.backend.memory import keep_freed_memory, release_free_memory
+from pyg_dist.backend.memory import release_free_memory
 from pyg_dist.data.choice import choose_layout, common_machine, model_of, ranks_per_node
 from pyg_dist.data.graph_input import GraphInput, read_graph
 from pyg_dist.data.on_grid import on_grid
@@ -115,7 +115,6 @@ class DistributedData(Data):  # type: ignore[misc]
             assert parts is not None
             graph, plan = _in_parts(graph_input, options, parts)
         release_free_memory()
-        keep_freed_memory()  # if asked to; after the release, which would end it, and before the first rows are stored
         self._adopt(graph_input, graph, plan)
 
     def _adopt(self, graph_input: GraphInput, graph: Graph, plan: Plan | GridPlan) -> None:

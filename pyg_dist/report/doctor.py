@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from pyg_dist.backend import library
-from pyg_dist.backend.memory import KEEP_MEMORY
+from pyg_dist.backend.memory import has_pool
 
 # What csrc/kernels/table.cpp asks of a machine, by level, best first; names as in /proc/cpuinfo.
 _NEEDED: dict[str, tuple[str, ...]] = {
@@ -26,7 +26,7 @@ _NEEDED: dict[str, tuple[str, ...]] = {
 }
 _SETTINGS = (  # the table of docs/architecture.md
     "PYG_DIST_ISA",
-    KEEP_MEMORY,
+    "PYG_DIST_PROJECT_FIRST",
     "PYG_DIST_REMEMBER_MIB",
     "PYG_DIST_GRID_SUMS",
     "PYG_DIST_GRID_BLOCKS",
@@ -49,6 +49,7 @@ def examine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "system": f"{platform.system()} {platform.machine()}",
         "huge_pages": _huge_pages(),
+        "memory_is_used_again": has_pool(),
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in _PACKAGES},
         "environment": {
@@ -94,10 +95,15 @@ def remarks(facts: Mapping[str, Any], cpu_flags: frozenset[str]) -> Iterable[str
         )
     advises = "glibc.malloc.hugetlb=1" in environment.get("GLIBC_TUNABLES", "")
     advises |= environment.get("THP_MEM_ALLOC_ENABLE") == "1"
-    if facts["huge_pages"] == "madvise" and not advises and environment.get(KEEP_MEMORY) != "1":
+    if facts["huge_pages"] == "madvise" and not advises:
         yield (
             "memory: torch's own large tensors are written in small pages, a fault each: "
             "start with GLIBC_TUNABLES=glibc.malloc.hugetlb=1 or THP_MEM_ALLOC_ENABLE=1"
+        )
+    if not facts["memory_is_used_again"] and facts["system"].startswith("Linux"):
+        yield (
+            f"memory: large outputs of the kernels lie in fresh pages each time, because torch {torch.__version__} "
+            f"takes no memory of others: upgrade to 2.11 or later"
         )
     if facts["huge_pages"] == "never":
         yield f"memory: small pages only, because {_HUGE_PAGES} says never: write madvise there"

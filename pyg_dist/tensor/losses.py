@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pyg_dist.backend import large_rows
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError, UnsupportedError
 from pyg_dist.tensor.pointwise import as_operand
 from pyg_dist.tensor.reductions import wide
@@ -97,7 +98,7 @@ def class_loss(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
             raise MixedRowsError(f"{public_name(function)} expected scores of shape [rows, classes] (got 1 dimension)")
         if call.reduction == "none":
             return wrap(function(**call.operands, reduction="none"), call.rows)
-        total = function(**call.operands, reduction="sum")
+        total = _total(function, call.operands)
         if call.reduction == "sum":
             return call.rows.leave(total)
         number = _weight_of_targets(target, call.operands["weight"], call.operands["ignore_index"], scores.shape[1])
@@ -105,6 +106,16 @@ def class_loss(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
         pair = torch.stack([total.to(wide(total.dtype)), number.to(wide(total.dtype))])
         total_of_all, number_of_all = call.rows.leave(pair).unbind()
         return (total_of_all / number_of_all.detach()).to(total.dtype)
+
+
+def _total(function: Function, operands: dict[str, Any]) -> Tensor:
+    """The sum over this rank's rows."""
+    scores, target = operands["input"], operands["target"]
+    plain = function is F.cross_entropy and scores.dim() == 2 and target.dim() == 1 and not operands["label_smoothing"]
+    if not plain or torch.is_autocast_enabled(scores.device.type):
+        return function(**operands, reduction="sum")  # type: ignore[no-any-return]
+    weight, ignored = operands["weight"], operands["ignore_index"]
+    return F.nll_loss(large_rows.log_softmax(scores), target, weight, ignore_index=ignored, reduction="sum")
 
 
 def _weight_of_targets(target: Tensor, weight: Tensor | None, ignore_index: int, num_classes: int) -> Tensor:

@@ -22,7 +22,7 @@ from pyg_dist.backend import aggregate as backend
 from pyg_dist.backend.aggregate import LinearOperator
 from pyg_dist.backend.codec import EXACT, Codec
 from pyg_dist.errors import OptionError
-from pyg_dist.tensor.row_tensor import NodeTensor
+from pyg_dist.tensor.row_tensor import NodeTensor, wrap
 from pyg_dist.tensor.rows import Rows
 
 SETTING = "PYG_DIST_REMEMBER_MIB"
@@ -51,9 +51,10 @@ def aggregate(x: NodeTensor, operator: LinearOperator, codecs: tuple[Codec, Code
     if result is None:
         kept = is_kept(x, x._rows)
         result = backend.aggregate(x.to_local(), operator if kept else operator.coded(codecs))
-        if kept:
-            keep(x, operator, result)
         x._is_lasting = True
+        if not kept:
+            return wrap(result, x._rows)  # type: ignore[return-value]
+        keep(x, operator, result)
     return NodeTensor.from_local(result, x._rows)  # type: ignore[return-value]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_dist.backend import large_rows
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
 from pyg_dist.tensor.edges import NodeIds, lift
 from pyg_dist.tensor.layers import with_parameters
@@ -112,7 +113,7 @@ def getitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         rows, local = x._rows, x.as_subclass(Tensor)
         if first is not _ALL:
             rows, local_index = select_rows(rows, first)
-            local = local.index_select(0, local_index)
+            local = large_rows.select(local, local_index)
         index = (_ALL, *rest)
         return wrap(local[index] if rest else local, rows)
 

@@ -1,4 +1,4 @@
-"""``linear`` and ``relu`` for large tensors against torch's own."""
+"""Functions of large tensors against torch's own."""
 
 from __future__ import annotations
 
@@ -42,6 +42,19 @@ def test_linear_has_the_bits_of_torch(num_rows: int, dtype: torch.dtype, has_bia
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_log_softmax_and_select_have_the_bits_of_torch(num_rows: int, dtype: torch.dtype) -> None:
+    x = torch.randn(num_rows, 37).to(dtype)
+    index = torch.randint(num_rows, (num_rows,))
+    assert "_LogSoftmax" in large_rows.log_softmax(x.clone().requires_grad_()).grad_fn.name()  # type: ignore[union-attr]
+    for mine, stock in (
+        (large_rows.log_softmax, lambda x: F.log_softmax(x, 1)),
+        (lambda x: large_rows.select(x, index), lambda x: x.index_select(0, index)),
+    ):
+        for got, expected in zip(results(mine, x), results(stock, x), strict=True):
+            assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("is_affine", [True, False])
 def test_layer_norm_has_the_bits_of_torch(num_rows: int, dtype: torch.dtype, is_affine: bool) -> None:
     x = torch.randn(num_rows, 37).to(dtype)
@@ -72,6 +85,8 @@ def test_derivatives_of_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, bias = (torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((5, 3), (4, 3), (4,)))
     for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
         assert check(large_rows.linear, (x, weight, bias))
+        assert check(large_rows.log_softmax, (x,))
+        assert check(lambda x: large_rows.select(x, torch.tensor([2, 0, 2])) ** 2, (x,))
         assert check(lambda x: large_rows.relu(x) ** 2, (x,))
         assert check(lambda *operands: large_rows.layer_norm(operands[0], (3,), *operands[1:]), (x, *weight[:2]))
 

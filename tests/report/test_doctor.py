@@ -17,7 +17,14 @@ AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma"
 def facts(**changes: Any) -> dict[str, Any]:
     built = ["baseline", "avx2", "avx512"]
     whole = {"instruction_set": "avx512", "instruction_sets_built": built, "threads": 2, "cores": 2}
-    return {**whole, "huge_pages": "always", "built_for_torch": "2.10.0", "environment": {}, **changes}
+    return {
+        **whole,
+        "huge_pages": "always",
+        "memory_is_used_again": True,
+        "built_for_torch": "2.10.0",
+        "environment": {},
+        **changes,
+    }
 
 
 def only(remarks: Any) -> str:
@@ -38,9 +45,10 @@ def test_reasons() -> None:
     assert "1 of 2 cores, because of OMP_NUM_THREADS=1" in only(doctor.remarks(one, AVX512))
     assert "3 on 2 cores take turns" in only(doctor.remarks(facts(threads=3), AVX512))
     assert "says never" in only(doctor.remarks(facts(huge_pages="never"), AVX512))
+    old = facts(memory_is_used_again=False, system="Linux x86_64")
+    assert "fresh pages each time" in only(doctor.remarks(old, AVX512))
     assert "start with GLIBC_TUNABLES" in only(doctor.remarks(facts(huge_pages="madvise"), AVX512))
     for setting in (
-        {"PYG_DIST_KEEP_MEMORY": "1"},
         {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
         {"THP_MEM_ALLOC_ENABLE": "1"},
     ):

@@ -11,7 +11,10 @@ from pyg_dist.backend.ops.call import as_rows, call, like_rows, native, signed, 
 
 
 def empty_rows(like: Tensor, num_rows: int, num_columns: int) -> Tensor:
-    """Uninitialised ``[num_rows, num_columns]`` of the dtype of ``like``, in huge pages if it is large."""
+    """Uninitialised ``[num_rows, num_columns]`` of the dtype of ``like``, where outputs of the native ops lie.
+
+    A large one (:mod:`pyg_dist.backend.memory`) cannot be resized.
+    """
     return call(native.empty_rows.default, like, num_rows, num_columns)  # type: ignore[no-any-return]
 
 
