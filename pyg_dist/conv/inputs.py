@@ -15,6 +15,7 @@ from pyg_dist.backend.world import world_size
 from pyg_dist.errors import DataError, LayoutMismatchError, UnsupportedError
 from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor
 from pyg_dist.tensor.edge_index import Graph
+from pyg_dist.tensor.row_tensor import version_of
 from pyg_dist.tensor.rows import Rows
 
 
@@ -133,9 +134,10 @@ _DERIVED = WeakIdKeyDictionary()
 
 def _derived(weight: Tensor, rows: Rows, derive: Callable[[Tensor], Tensor]) -> Tensor:
     """``derive(weight)``, no view; for a constant the same as last time: operators go by the object's identity."""
-    if weight.requires_grad or weight.is_inference():
+    version = version_of(weight)
+    if weight.requires_grad or version is None:
         return derive(weight)
     known = _DERIVED.get(weight)  # type: ignore[no-untyped-call]
-    if known is None or known[0] is not rows or known[1] != weight._version:
-        known = _DERIVED[weight] = (rows, weight._version, derive(weight))
+    if known is None or known[0] is not rows or known[1] != version:
+        known = _DERIVED[weight] = (rows, version, derive(weight))
     return known[2]  # type: ignore[no-any-return]

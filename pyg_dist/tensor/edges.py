@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pyg_dist.backend.aggregate import halo_rows, halo_sums
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError, UnsupportedError
-from pyg_dist.tensor.row_tensor import LOCALLY, EdgeTensor, NodeTensor, RowTensor, by_row_mask, wrap
+from pyg_dist.tensor.row_tensor import LOCALLY, EdgeTensor, NodeTensor, RowTensor, by_row_mask, version_of, wrap
 from pyg_dist.tensor.rows import Rows, lasting
 from pyg_dist.tensor.table import public_name
 
@@ -199,7 +199,7 @@ class NodeIds(EdgeTensor):
         return ids  # type: ignore[no-any-return]
 
 
-_halos: dict[int, tuple[NodeTensor, tuple[int, bool], Tensor]] | None = None
+_halos: dict[int, tuple[NodeTensor, tuple[int | None, bool], Tensor]] | None = None
 
 
 @contextmanager
@@ -234,8 +234,9 @@ def _with_halo(x: NodeTensor, graph: HaloGraph) -> Tensor:
     local = x.to_local()
     if graph.axis.size == 1:
         return local
-    shared = None if local.is_inference() else _halos  # which have no version
-    state = (0 if shared is None else local._version, torch.is_grad_enabled())
+    version = version_of(x)
+    shared = None if version is None else _halos
+    state = (version, x.requires_grad and torch.is_grad_enabled())
     if shared is not None and id(x) in shared and shared[id(x)][1] == state:
         return shared[id(x)][2]
     flat = local.reshape(local.shape[0], local.shape[1:].numel())

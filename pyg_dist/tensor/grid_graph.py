@@ -19,7 +19,7 @@ from pyg_dist.plan.grid import INPUT, Layout, Sums, split
 from pyg_dist.tensor import remember
 from pyg_dist.tensor.adjacency_tile import AdjacencyTile
 from pyg_dist.tensor.halo_graph import LoopRule, inverse_sqrt
-from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor
+from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor, version_of
 from pyg_dist.tensor.rows import Rows, lasting
 from pyg_dist.tensor.tile import Grid, Tile
 from pyg_dist.tensor.tile_tensor import TileTensor, as_tile
@@ -263,7 +263,7 @@ class GridGraph:
         It falls by the identity of the weights and their version, alike on every rank: building is collective. With
         weights that learn it holds for one graph of autograd, and what is returned is to be used in one forward pass.
         """
-        version = None if weight is None or weight.is_inference() else weight._version
+        version = None if weight is None else version_of(weight)
         learning: dict[Hashable, TileOperator] = {}
 
         def of(layout: Layout) -> TileOperator:

@@ -24,7 +24,7 @@ from pyg_dist.plan.halo import HaloShare
 from pyg_dist.plan.transfer import Transfer
 from pyg_dist.tensor.edges import Edges
 from pyg_dist.tensor.random import draw_seed
-from pyg_dist.tensor.row_tensor import RowTensor
+from pyg_dist.tensor.row_tensor import RowTensor, version_of
 from pyg_dist.tensor.rows import Rows, lasting
 
 LoopRule = Literal["remaining", "add", "replace"]
@@ -325,7 +325,7 @@ class HaloGraph:
         Building may be collective, so the decision must fall alike on every rank: by the identity of the tensor
         object and its version, never by addresses, which are all zero on a rank without edges.
         """
-        version = None if weight is None or weight.is_inference() else weight._version
+        version = None if weight is None else version_of(weight)
         known = self._operators.get((key, weight is None))
         if (
             known is None
