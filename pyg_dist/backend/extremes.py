@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.csr import CSR
+from pyg_dist.backend.function import LocalFunction
 
 
-class _Extreme(torch.autograd.Function):
+class _Extreme(LocalFunction):
     """The gradient goes to the sources that tie, in equal shares: two passes over the edges, the second transposed."""
 
     @staticmethod
