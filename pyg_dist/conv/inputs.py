@@ -109,6 +109,24 @@ def node_rows(conv: MessagePassing, graph: Graph, x: Any) -> NodeTensor:
     raise DataError(f"{name} expected node features with {rows.size} rows (got {shape}): pass data.x")
 
 
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+
+
+def features(conv: MessagePassing, graph: Graph, x: Any) -> NodeTensor:
+    """:func:`node_rows` of a matrix in a dtype that the kernels know.
+
+    Raises:
+        DataError: Also for another number of dimensions, or another dtype.
+    """
+    rows = node_rows(conv, graph, x)
+    if rows.dim() != 2 or rows.dtype not in _DTYPES:
+        raise DataError(
+            f"{type(conv).__name__} expected features [N, F] in float32, float64 or bfloat16 (got shape "
+            f"{list(rows.shape)} in {rows.dtype}): reshape or convert data.x"
+        )
+    return rows
+
+
 def edge_rows(conv: MessagePassing, edge_index: DistributedEdgeIndex, weight: Tensor | None) -> EdgeTensor | None:
     """The edge weights as an edge tensor: those given, else those of ``adj_t``.
 

@@ -34,3 +34,52 @@ def wrong_widths() -> None:
 
 def test_features_of_the_wrong_width_are_refused_on_every_rank(workers: Pools) -> None:
     workers(4).run(wrong_widths)
+
+
+def no_features(layout: dict[str, object]) -> None:
+    from pyg_dist import DistributedData
+    from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
+    from pyg_dist.errors import DataError
+
+    data = DistributedData(random_graph(23, 90), **layout)
+    wrong = [data.x.to(dtype) for dtype in (torch.float16, torch.int64, torch.bool)]
+    wrong += [data.y.double(), data.x[:, 0], data.x.view(23, 5, 1)]
+    for conv in (DistributedGCNConv(5, 4).double(), DistributedSAGEConv(5, 4).double()):
+        for x in wrong:
+            with pytest.raises(DataError, match=r"expected features \[N, F\] in float32, float64 or bfloat16 \(got"):
+                conv(x, data.edge_index)
+
+
+@pytest.mark.parametrize("layout", [{}, {"layout": "grid", "mesh": {"x": 2}}], ids=str)
+def test_what_is_no_matrix_of_floats_is_refused(workers: Pools, layout: dict[str, object]) -> None:
+    workers(2).run(no_features, layout)
+
+
+def dtypes() -> None:
+    """Edge weights promote, and autocast does not narrow sums, on both layouts as in stock PyG."""
+    from torch_geometric.nn import GCNConv
+
+    from pyg_dist import DistributedData
+    from pyg_dist.conv import DistributedGCNConv
+
+    graph = random_graph(23, 90, dtype=torch.float32)
+    for layout in ({}, {"layout": "grid", "mesh": {"x": 2}}):
+        data = DistributedData(graph.clone(), **layout)
+        for normalize in (True, False):
+            ours = DistributedGCNConv(5, 3, normalize=normalize)
+            stock = GCNConv(5, 3, normalize=normalize)
+            stock.load_state_dict(ours.state_dict())
+            for dtype in (torch.float64, torch.float32, torch.bfloat16):
+                for learn in (True, False):
+                    weight = graph.edge_weight.to(dtype).requires_grad_(learn)
+                    expected = stock(graph.x, graph.edge_index, weight)
+                    out = ours(data.x, data.edge_index, weight)
+                    assert out.dtype == expected.dtype
+                    error = 3e-2 if dtype == torch.bfloat16 else 1e-5  # PyG's norm has the dtype of the weights
+                    torch.testing.assert_close(out.full_tensor(), expected, rtol=error, atol=error)
+            with torch.autocast("cpu", torch.bfloat16):
+                assert ours(data.x, data.edge_index).dtype == stock(graph.x, graph.edge_index).dtype
+
+
+def test_results_have_the_dtype_of_stock_pyg(workers: Pools) -> None:
+    workers(2).run(dtypes)
