@@ -225,7 +225,8 @@ class HaloGraph:
                 if values is not None:
                     values = torch.cat([values, self.loop_weight(values, loop_value)])
             scale = self.inverse_sqrt_degree(local, values, dtype)
-            return LinearOperator(*self._weighted(local, values), scale, scale)
+            of_sources = at_sources(scale, local.col, self.post.outgoing.pattern.col)
+            return LinearOperator(*self._weighted(local, values), scale, of_sources)
 
         return self._kept(("symmetric", add_self_loops, loop_value, dtype), weight, build)
 
@@ -274,7 +275,8 @@ class HaloGraph:
         ones = x.new_ones(self.num_local, 1)
         degree = aggregate_edges(ones, weight, local, self.post)
         scale = inverse_sqrt((degree if loops is None else degree + loops).view(-1)).view(-1, 1)
-        scaled = scale * x
+        of_sources = scale if add_self_loops else at_sources(scale, local.col, self.post.outgoing.pattern.col)
+        scaled = of_sources * x
         out = aggregate_edges(scaled, weight, local, post)
         return scale * (out if loops is None else out + loops * scaled)
 
@@ -349,3 +351,20 @@ def inverse_sqrt(degree: Tensor) -> Tensor:
     """``degree^-1/2``, zero where the degree is zero, as PyG's ``gcn_norm`` has it."""
     scale = degree.pow(-0.5)
     return scale.masked_fill(scale == float("inf"), 0.0)
+
+
+def at_sources(scale: Tensor, *columns: Tensor) -> Tensor:
+    """``scale``, zero for nodes that are no source: no sum needs theirs, and NaN there would be their gradient.
+
+    Degrees are negative where weights are, and their roots NaN.
+
+    Args:
+        scale: ``[n, ...]``.
+        columns: the sources of some edges each.
+    """
+    if not bool(scale.isnan().any()):
+        return scale
+    is_source = torch.zeros(scale.shape[0], dtype=torch.bool, device=scale.device)
+    for column in columns:
+        is_source[column.long()] = True
+    return scale.masked_fill(~is_source.view(-1, *[1] * (scale.dim() - 1)), 0.0)

@@ -83,3 +83,32 @@ def dtypes() -> None:
 
 def test_results_have_the_dtype_of_stock_pyg(workers: Pools) -> None:
     workers(2).run(dtypes)
+
+
+def negative_weights() -> None:
+    """The root of a negative degree is NaN, which reaches the gradients of sources only, as in stock PyG."""
+    from torch_geometric.nn import GCNConv
+
+    from pyg_dist import DistributedData
+    from pyg_dist.conv import DistributedGCNConv
+
+    graph = random_graph(23, 60)
+    graph.edge_weight = graph.edge_weight - 0.6
+    stock, ours = (kind(5, 3, add_self_loops=False).double() for kind in (GCNConv, DistributedGCNConv))
+    ours.load_state_dict(stock.state_dict())
+    x = graph.x.clone().requires_grad_()
+    stock(x, graph.edge_index, graph.edge_weight).sum().backward()
+    assert x.grad is not None
+    silent = torch.ones(23, dtype=torch.bool)
+    silent[graph.edge_index[0]] = False
+    degree = torch.zeros(23).double().index_add_(0, graph.edge_index[1], graph.edge_weight)
+    assert bool((silent & (degree < 0)).any())
+    for layout in ({}, {"layout": "grid", "mesh": {"x": 2}}, {"layout": "grid", "mesh": {"y": 2}}):
+        data = DistributedData(graph.clone(), **layout)
+        data.x.requires_grad_()
+        ours(data.x, data.edge_index, data.edge_weight).sum().backward()
+        torch.testing.assert_close(data.x.grad.full_tensor(), x.grad, rtol=0, atol=1e-10, equal_nan=True)
+
+
+def test_negative_degrees(workers: Pools) -> None:
+    workers(2).run(negative_weights)
