@@ -223,8 +223,10 @@ def _in_parts(graph_input: GraphInput, options: Options, parts: Tensor) -> tuple
 def _parts(graph_input: GraphInput, options: Options, axis: Axis) -> Tensor:
     """The owner of each node: computed on one rank, since solvers differ from run to run, and sent to all."""
     method = options.partition
-    if isinstance(method, Plan):  # all ranks have the same one, and find the same fault in it
-        return method.parts_for(graph_input.edge_index, axis.size, options.exchange)
+    if isinstance(method, Plan):  # a data.plan has its parts on rank 0 alone
+        return on_main(
+            lambda: method.parts_for(graph_input.edge_index, graph_input.num_nodes, axis.size, options.exchange)
+        )
     train_mask = graph_input.node_attributes.get("train_mask")
     if train_mask is not None and (train_mask.dtype != torch.bool or train_mask.dim() != 1):
         train_mask = None

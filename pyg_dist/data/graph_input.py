@@ -15,6 +15,7 @@ from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
 from pyg_dist.errors import DataError, UnsupportedError
+from pyg_dist.tensor import DistributedEdgeIndex
 from pyg_dist.tensor.halo_graph import LoopRule
 
 _GRAPH_KEYS = ("edge_index", "adj_t")
@@ -75,6 +76,8 @@ def read_graph(data: Data, allow_nan: bool, warn: bool) -> GraphInput:
             f"Expected a homogeneous torch_geometric.data.Data (got {type(data).__name__}): "
             f"convert it first, e.g. HeteroData.to_homogeneous()"
         )
+    if any(isinstance(data.get(key), DistributedEdgeIndex) for key in _GRAPH_KEYS):
+        raise UnsupportedError("Expected a graph of one process (got one that is distributed already): use it as it is")
     edge_index, graph_key, loop_rule, values = _edges(data)
     num_nodes = _num_nodes(data, edge_index)
     _check_edges(edge_index, num_nodes, graph_key)

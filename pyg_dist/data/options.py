@@ -65,9 +65,21 @@ class Options:
         Model.of_layers(1, 0, None, None, self.model)  # raises
         if isinstance(self.partition, str):
             _check("partition", self.partition, *_PARTITIONS)
-        if isinstance(self.partition, Plan) and self.layout != self.partition.layout:
+        elif not isinstance(self.partition, (Tensor, np.ndarray, list, tuple, Plan)):
             raise OptionError(
-                f"Expected a plan of the {self.layout} layout (got one of the {self.partition.layout} layout)"
+                f"Expected partition to be {' or '.join(map(repr, _PARTITIONS[0]))}, the owner of each node, or a Plan "
+                f"(got {self.partition!r})"
+            )
+        if self.layout != "halo" and isinstance(self.partition, Plan):
+            raise OptionError(f"Expected layout='halo' with a plan, which was made for it (got {self.layout!r})")
+        if self.layout == "grid" and not isinstance(self.partition, str):
+            raise OptionError("Expected no partition with layout='grid', which has none (got the owner of each node)")
+        if not isinstance(self.seed, (int, np.integer)) or isinstance(self.seed, bool):
+            raise OptionError(f"Expected seed to be an integer (got {self.seed!r})")
+        if self.layout == "auto" and self.mesh is not None and self.mesh.get("data", 1) != 1:
+            raise OptionError(
+                f"Expected a mesh without data groups with layout='auto', which prices one copy of the graph (got "
+                f"{self.mesh}): choose layout='grid'"
             )
         if not (isinstance(self.epsilon, (int, float)) and 0 < self.epsilon < 1):
             raise OptionError(
@@ -100,7 +112,7 @@ class Options:
         if isinstance(self.partition, str):
             return self.partition
         if isinstance(self.partition, Plan):
-            return self.partition.hash + ("" if self.partition.parts is None else digest(self.partition.parts))
+            return self.partition.hash  # of its parts, too
         return digest(np.asarray(self.partition))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -131,3 +132,9 @@ class GridPlan:
                 ),
             ]
         )
+
+    def plot(self, path: str | Path) -> None:
+        """Draw edges by tile, and each rank's bytes (needs matplotlib). See :func:`pyg_dist.plan.plot.plot_grid`."""
+        from pyg_dist.plan.plot import plot_grid
+
+        plot_grid(self, path)

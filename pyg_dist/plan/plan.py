@@ -271,7 +271,7 @@ class Plan:
             )
         return plan
 
-    def parts_for(self, edge_index: Tensor, num_ranks: int, exchange: Exchange) -> Tensor:
+    def parts_for(self, edge_index: Tensor, num_nodes: int, num_ranks: int, exchange: Exchange) -> Tensor:
         """The parts, if the plan was made for just this: int64 ``[N]``. Not collective.
 
         Raises:
@@ -280,7 +280,11 @@ class Plan:
         """
         if self.parts is None:
             raise DataError("Expected a plan with its parts (got one without): Plan.load(path) has them")
-        for name, made_for, wanted in (("ranks", self.ranks, num_ranks), ("exchange", self.exchange, exchange)):
+        for name, made_for, wanted in (
+            ("ranks", self.ranks, num_ranks),
+            ("exchange", self.exchange, exchange),
+            ("nodes", self.parts.numel(), num_nodes),
+        ):
             if made_for != wanted:
                 raise AgreementError(f"Expected a plan with {name} {wanted} (got {made_for}): plan again")
         if plan_hash(edge_index, self.parts, num_ranks, exchange) != self.hash:

@@ -1,4 +1,4 @@
-"""A picture of a plan: a heat map of the bytes between ranks, and bars of each rank's work and bytes."""
+"""A picture of a plan: a heat map, and bars of each rank's work and bytes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyg_dist.errors import MissingPackageError
+from pyg_dist.plan.grid_cost import memory_of
+from pyg_dist.plan.grid_work import work_of
 from pyg_dist.plan.halo_cost import ELEMENT_BYTES
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from pyg_dist.plan.grid_plan import GridPlan
     from pyg_dist.plan.plan import Plan
 
 
@@ -23,16 +28,8 @@ def plot(plan: Plan, path: str | Path, width: int) -> None:
     Raises:
         MissingPackageError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingPackageError(
-            f"Expected matplotlib for plan.plot (got: {error}); pip install 'pyg-dist[plot]'"
-        ) from error
     mebibyte = width * ELEMENT_BYTES / 2**20
-    figure = Figure(
-        figsize=(13, 4.2), layout="constrained"
-    )  # not through pyplot, which keeps figures and opens windows
+    figure = _figure()
     between, work, traffic = figure.subplots(1, 3)
     image = between.imshow((plan.rows_between() * mebibyte).numpy(), cmap="viridis")
     figure.colorbar(image, ax=between, label="MiB")
@@ -46,3 +43,39 @@ def plot(plan: Plan, path: str | Path, width: int) -> None:
     traffic.legend()
     figure.suptitle(f"{plan.partition} partition, {plan.exchange} exchange, plan {plan.hash[:12]}")
     figure.savefig(path)
+
+
+def plot_grid(plan: GridPlan, path: str | Path) -> None:
+    """Write the picture of a grid's ``plan``: edges by tile, and what each rank sends and holds in a training step.
+
+    Args:
+        plan: the plan.
+        path: where to; the suffix (.png, .svg, .pdf) chooses the format.
+
+    Raises:
+        MissingPackageError: matplotlib is not installed.
+    """
+    figure, shape = _figure(), plan.shape
+    tiles, traffic, memory = figure.subplots(1, 3)
+    edges = {(p["z"], p["x"]): n for p, n in zip(map(shape.coordinates, range(plan.ranks)), plan.edges, strict=True)}
+    image = tiles.imshow([[edges[z, x] for x in range(shape.x)] for z in range(shape.z)], cmap="viridis")
+    figure.colorbar(image, ax=tiles, label="edges")
+    tiles.set(title=f"edges of a tile, {plan.tries[-1].method} order", xlabel="x: sources", ylabel="z: targets")
+    ranks = range(plan.ranks)
+    traffic.bar(ranks, [work_of(plan.model, shape, plan.sums, rank).num_bytes / 2**20 for rank in ranks])
+    traffic.set(title="sent in a step", xlabel="rank", ylabel="MiB")
+    memory.bar(ranks, [memory_of(plan.model, shape, plan.sums, rank) / 2**20 for rank in ranks])
+    memory.set(title="memory", xlabel="rank", ylabel="MiB")
+    figure.suptitle(f"mesh {shape}, {plan.model}, plan {plan.hash[:12]}")
+    figure.savefig(path)
+
+
+def _figure() -> Figure:
+    """Not through pyplot, which keeps figures and opens windows."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingPackageError(
+            f"Expected matplotlib for plan.plot (got: {error}); pip install 'pyg-dist[plot]'"
+        ) from error
+    return Figure(figsize=(13, 4.2), layout="constrained")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,8 @@ from pyg_dist.plan.grid import (
     split,
     tilings,
 )
+from pyg_dist.plan.grid_plan import GridPlan
+from pyg_dist.plan.model import Model, Price
 from pyg_dist.plan.node_order import NodeOrder, choose_orders
 from pyg_dist.plan.route import columns_between, route
 
@@ -136,6 +139,14 @@ def test_orders_are_a_function_of_the_seed() -> None:
     assert tries[-1].imbalance == min(t.imbalance for t in tries)
     assert torch.equal(first[0].node_id, again[0].node_id)
     assert not torch.equal(first[0].node_id, other[0].node_id)
+
+
+def test_plot(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    edge_index, shape = torch.randint(0, 50, (2, 300)), MeshShape(x=2, y=1, z=3)
+    plan, _ = GridPlan.of(edge_index, Model.of_layers(50, 300, 8, 3), shape, "all_reduce", Price(0, 0, 0, 0), "none", 0)
+    plan.plot(tmp_path / "plan.svg")
+    assert (tmp_path / "plan.svg").read_text().count("<image") >= 1, "no heat map"
 
 
 def test_scattered_sums_use_two_tilings_and_the_paper_three() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from random_graphs import random_graph
 from safetensors.torch import save_file
 
-from pyg_dist.errors import AgreementError, DataError
+from pyg_dist.errors import AgreementError, DataError, UnsupportedError
 from pyg_dist.plan import Machine, Model, Plan, ShareSizes, halo_share
 from pyg_dist.plan.halo_cost import (
     exchange_seconds,
@@ -152,11 +152,12 @@ def test_saved_and_stale(tmp_path: Path) -> None:
     plan.save(tmp_path / "plan.safetensors")
     loaded = Plan.load(tmp_path / "plan.safetensors", plan.hash)
     assert loaded == plan
-    assert torch.equal(loaded.parts_for(edge_index, 4, "hybrid"), parts)
+    assert torch.equal(loaded.parts_for(edge_index, 50, 4, "hybrid"), parts)
     for inputs, stale in (
-        ((edge_index.flip(1), 4, "hybrid"), "for this graph"),
-        ((edge_index, 5, "hybrid"), "ranks 5 .got 4"),
-        ((edge_index, 4, "post"), "exchange post .got hybrid"),
+        ((edge_index.flip(1), 50, 4, "hybrid"), "for this graph"),
+        ((edge_index, 53, 4, "hybrid"), "nodes 53 .got 50"),  # three without edges more
+        ((edge_index, 50, 5, "hybrid"), "ranks 5 .got 4"),
+        ((edge_index, 50, 4, "post"), "exchange post .got hybrid"),
     ):
         with pytest.raises(AgreementError, match=stale):
             loaded.parts_for(*inputs)
@@ -227,7 +228,10 @@ def run_again(world_size: int, folder: str) -> None:
             DistributedData(stale, partition=loaded, **options)
     if not pyg_dist.is_main():
         with pytest.raises(DataError, match="plan with its parts"):
-            first.plan.parts_for(graph.edge_index, world_size, "hybrid")
+            first.plan.parts_for(graph.edge_index, 50, world_size, "hybrid")
+    assert DistributedData(graph, partition=first.plan).plan == first.plan  # its parts are on rank 0
+    with pytest.raises(UnsupportedError, match="distributed already"):
+        DistributedData(first)
 
 
 def test_used_again(workers: Any, tmp_path: Path) -> None:
