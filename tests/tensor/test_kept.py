@@ -43,8 +43,7 @@ def copies() -> None:
 
     data = DistributedData(random_graph(23, 90), layout="grid", mesh={"x": 2})
     embedding = NodeEmbedding(data, 6, dtype=torch.float64)
-    with torch.no_grad():
-        F.normalize(embedding())
+    F.normalize(embedding())
     twin, values = copy.deepcopy(embedding), torch.arange(23 * 6.0).double().view(23, 6)
     twin.load_state_dict({"weight": values})
     near(F.normalize(twin()), F.normalize(values))
@@ -131,12 +130,12 @@ def sgd_by_hand(layout: str) -> None:
     data = DistributedData(random_graph(23, 90), **LAYOUTS[layout])
     embedding = NodeEmbedding(data, 6, dtype=torch.float64)
     ours, stock = embedding.weight, embedding.weight.full_tensor().detach().clone().requires_grad_()
+    slope = torch.linspace(-1, 1, 6, dtype=torch.float64)
     for _ in range(3):
         losses = []
         for weight in (ours, stock):
             weight.grad = None
-            loss = (F.normalize(weight) * weight.data).sum()
-            loss = loss + (weight * weight).sum()
+            loss = (F.normalize(weight) * slope + weight.data).sum()
             loss.backward()
             weight.data.add_(weight.grad, alpha=-0.1)
             assert not weight.data.requires_grad
