@@ -24,12 +24,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pyg_dist.backend import bucket, replicas
 from pyg_dist.backend.axis import Axis, world_axis
+from pyg_dist.backend.function import LocalFunction
 from pyg_dist.errors import UnsupportedError
 
 _order = itertools.count()  # every rank runs the same calls, so the numbers agree
 
 
-class _Enter(torch.autograd.Function):
+class _Enter(LocalFunction):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, axis: Axis) -> Tensor:
         ctx.axis = axis
@@ -50,7 +51,7 @@ class _Enter(torch.autograd.Function):
         return leave(grad, ctx.axis), None
 
 
-class _Leave(torch.autograd.Function):
+class _Leave(LocalFunction):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, axis: Axis) -> Tensor:
         ctx.axis = axis
@@ -61,7 +62,7 @@ class _Leave(torch.autograd.Function):
         return enter(grad, ctx.axis), None
 
 
-class _Gather(torch.autograd.Function):
+class _Gather(LocalFunction):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, axis: Axis, counts: list[int], order: Tensor, mine: Tensor) -> Tensor:
         ctx.axis = axis

@@ -20,6 +20,7 @@ from torch import Tensor
 from pyg_dist.backend import ops
 from pyg_dist.backend.codec import EXACT, Codec
 from pyg_dist.backend.csr import CSR
+from pyg_dist.backend.function import LocalFunction
 from pyg_dist.backend.halo import Halo
 from pyg_dist.backend.matrix import Matrix
 from pyg_dist.backend.phases import phase
@@ -63,7 +64,7 @@ class LinearOperator:
         return self.halo.finish(flight, out, self.row_scale, self.divides)
 
 
-class _Multiply(torch.autograd.Function):
+class _Multiply(LocalFunction):
     """Multiply by an operator or by its transpose: each is the other's backward, to any order."""
 
     @staticmethod
@@ -78,7 +79,7 @@ class _Multiply(torch.autograd.Function):
         return _Multiply.apply(grad, ctx.operator, not ctx.transposed), None, None  # type: ignore[no-untyped-call]
 
 
-class _HaloRows(torch.autograd.Function):
+class _HaloRows(LocalFunction):
     """Bring the halo, or add halo rows to their owners': each is the other's backward."""
 
     @staticmethod
@@ -104,7 +105,7 @@ class _HaloRows(torch.autograd.Function):
         return _HaloRows.apply(grad, ctx.post, not ctx.transposed), None, None  # type: ignore[no-untyped-call]
 
 
-class _EdgeProduct(torch.autograd.Function):
+class _EdgeProduct(LocalFunction):
     """``y_i = sum_e w_e x_col(e)``, by rows, of one rank's pattern; linear in w and in x."""
 
     @staticmethod
@@ -122,7 +123,7 @@ class _EdgeProduct(torch.autograd.Function):
         return by_weight, by_x, None
 
 
-class _EdgeDot(torch.autograd.Function):
+class _EdgeDot(LocalFunction):
     """``d_e = <a_row(e), b_col(e)>`` in edge storage order (zero for edges that the pattern lacks)."""
 
     @staticmethod

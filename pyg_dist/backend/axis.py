@@ -5,6 +5,8 @@ Nothing here knows of autograd; :mod:`pyg_dist.backend.adjoint` builds on it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -108,12 +110,34 @@ class Axis:
         return tensor
 
 
-_world_axes: list[Axis] = []
+_Groups = tuple[tuple[int, ...], ...]
+_axes: dict[_Groups, Axis] = {}
+_world: list[Axis] = []
 
 
 def world_axis() -> Axis:
     """The axis of all ranks: one object per process group, so that gradients of several graphs share a bucket."""
     group = dist.group.WORLD if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 else None
-    if not _world_axes or _world_axes[0].process_group is not group:
-        _world_axes[:] = [Axis(group)]
-    return _world_axes[0]
+    if not _world or _world[0].process_group is not group:
+        _axes.clear()
+        _world[:] = [Axis(group)]
+    return _world[0]
+
+
+def axis_within(groups: Sequence[Sequence[int]]) -> Axis:
+    """The axis of this rank's group (collective over all ranks at the first use of ``groups``).
+
+    One object for the same groups, whoever asks: torch never gives back a process group's connections and threads.
+
+    Args:
+        groups: all ranks in disjoint groups, alike on every rank.
+    """
+    world = world_axis()
+    if len(groups) == 1:
+        return world
+    key = tuple(tuple(ranks) for ranks in groups)
+    if key not in _axes:
+        # Torch wants every rank to open every group, in one order.
+        opened = [dist.new_group(list(ranks)) for ranks in key]
+        _axes[key] = next(Axis(group) for group, ranks in zip(opened, key, strict=True) if world.rank in ranks)
+    return _axes[key]

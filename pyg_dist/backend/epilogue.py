@@ -9,10 +9,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pyg_dist.backend import ops
+from pyg_dist.backend.function import LocalFunction
 from pyg_dist.backend.ops import Norm
 
 
-class _RowEpilogue(torch.autograd.Function):
+class _RowEpilogue(LocalFunction):
     """One pass forward, one back; two floats a row are kept beside x."""
 
     @staticmethod

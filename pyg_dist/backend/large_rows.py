@@ -18,12 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_dist.backend import ops
+from pyg_dist.backend.function import LocalFunction
 
 LARGE = 8 << 20
 """Bytes from which on an output is worth a block; ``kWorthIt`` of ``csrc/ops/block_pool.h``."""
-
-_PLAINLY = torch._C.DisableTorchFunctionSubclass
-"""Reentrant checkpointing hands the gradients of node tensors over as node tensors."""
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
@@ -39,7 +37,7 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     return torch.mm(a, b, out=ops.empty_rows(a, a.shape[0], b.shape[1]))
 
 
-class _Linear(torch.autograd.Function):
+class _Linear(LocalFunction):
     """The formulas are torch's own, product by product, so that the bits are."""
 
     @staticmethod
@@ -52,12 +50,11 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         product = torch.mm if torch.is_grad_enabled() else _product  # with create_graph, torch differentiates again
-        with _PLAINLY():
-            by_weight = product(grad.t(), x) if ctx.needs_input_grad[1] else None
-            del x  # if nobody else holds it, its memory is free for the gradient by it
-            ctx.maybe_clear_saved_tensors()
-            by_x = product(grad, weight) if ctx.needs_input_grad[0] else None
-            return by_x, by_weight, grad.sum(0) if ctx.needs_input_grad[2] else None
+        by_weight = product(grad.t(), x) if ctx.needs_input_grad[1] else None
+        del x  # if nobody else holds it, its memory is free for the gradient by it
+        ctx.maybe_clear_saved_tensors()
+        by_x = product(grad, weight) if ctx.needs_input_grad[0] else None
+        return by_x, by_weight, grad.sum(0) if ctx.needs_input_grad[2] else None
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -69,7 +66,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
-class _LayerNorm(torch.autograd.Function):
+class _LayerNorm(LocalFunction):
     """By blocks of rows, whose outputs torch takes from the heap, in the cache, and takes again for the next block.
 
     A row's numbers depend on no other row, so the bits are torch's; the sums over all rows are taken in one call.
@@ -91,18 +88,17 @@ class _LayerNorm(torch.autograd.Function):
         x, mean, rstd, weight, bias = ctx.saved_tensors
         of_x, of_weight, of_bias, _ = ctx.needs_input_grad
         derivative = torch.ops.aten.native_layer_norm_backward
-        with _PLAINLY():
-            if torch.is_grad_enabled():  # with create_graph, torch differentiates again
-                needs = [of_x, of_weight, of_bias]
-                return *derivative(grad, x, x.shape[1:], mean, rstd, weight, bias, needs), None
-            needs = [False, of_weight, of_bias]
-            _, by_weight, by_bias = derivative(grad, x, x.shape[1:], mean, rstd, weight, bias, needs)
-            if not of_x:
-                return None, by_weight, by_bias, None
-            by_x = ops.empty_rows(x, *x.shape)
-            rows = (torch.split(tensor, _block_rows(x)) for tensor in (grad, x, mean, rstd, by_x))
-            for g, x_block, m, r, out in zip(*rows, strict=True):
-                out.copy_(derivative(g, x_block, x.shape[1:], m, r, weight, bias, [True, False, False])[0])
+        if torch.is_grad_enabled():  # with create_graph, torch differentiates again
+            needs = [of_x, of_weight, of_bias]
+            return *derivative(grad, x, x.shape[1:], mean, rstd, weight, bias, needs), None
+        needs = [False, of_weight, of_bias]
+        _, by_weight, by_bias = derivative(grad, x, x.shape[1:], mean, rstd, weight, bias, needs)
+        if not of_x:
+            return None, by_weight, by_bias, None
+        by_x = ops.empty_rows(x, *x.shape)
+        rows = (torch.split(tensor, _block_rows(x)) for tensor in (grad, x, mean, rstd, by_x))
+        for g, x_block, m, r, out in zip(*rows, strict=True):
+            out.copy_(derivative(g, x_block, x.shape[1:], m, r, weight, bias, [True, False, False])[0])
         return by_x, by_weight, by_bias, None
 
 
@@ -129,7 +125,7 @@ def layer_norm(
     return torch.layer_norm(x, normalized_shape, weight, bias, eps, cudnn_enable)
 
 
-class _Relu(torch.autograd.Function):
+class _Relu(LocalFunction):
     """Where values pass is all that the derivative needs."""
 
     @staticmethod
@@ -141,11 +137,10 @@ class _Relu(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (passed,) = ctx.saved_tensors
-        with _PLAINLY():
-            return _Passed.apply(grad, passed)  # type: ignore[no-any-return, no-untyped-call]
+        return _Passed.apply(grad, passed)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class _Passed(torch.autograd.Function):
+class _Passed(LocalFunction):
     """Zero where a mask says so: its own derivative."""
 
     @staticmethod
@@ -156,8 +151,7 @@ class _Passed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (passed,) = ctx.saved_tensors
-        with _PLAINLY():
-            return _Passed.apply(grad, passed), None  # type: ignore[no-untyped-call]
+        return _Passed.apply(grad, passed), None  # type: ignore[no-untyped-call]
 
 
 def relu(x: Tensor, inplace: bool = False) -> Tensor:
@@ -167,7 +161,7 @@ def relu(x: Tensor, inplace: bool = False) -> Tensor:
     return _Relu.apply(x.as_subclass(Tensor))  # type: ignore[no-any-return, no-untyped-call]
 
 
-class _LogSoftmax(torch.autograd.Function):
+class _LogSoftmax(LocalFunction):
     """Within rows, as torch has it."""
 
     @staticmethod
@@ -180,10 +174,9 @@ class _LogSoftmax(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (y,) = ctx.saved_tensors
         derivative = torch.ops.aten._log_softmax_backward_data
-        with _PLAINLY():
-            if torch.is_grad_enabled():  # with create_graph, torch differentiates again
-                return derivative(grad, y, 1, y.dtype)  # type: ignore[no-any-return]
-            return derivative.out(grad, y, 1, y.dtype, out=ops.empty_rows(y, *y.shape))  # type: ignore[no-any-return]
+        if torch.is_grad_enabled():  # with create_graph, torch differentiates again
+            return derivative(grad, y, 1, y.dtype)  # type: ignore[no-any-return]
+        return derivative.out(grad, y, 1, y.dtype, out=ops.empty_rows(y, *y.shape))  # type: ignore[no-any-return]
 
 
 def log_softmax(x: Tensor) -> Tensor:
@@ -193,7 +186,7 @@ def log_softmax(x: Tensor) -> Tensor:
     return F.log_softmax(x, 1)
 
 
-class _Select(torch.autograd.Function):
+class _Select(LocalFunction):
     """Rows, and their gradients brought back, added in the order of the index."""
 
     @staticmethod
@@ -205,11 +198,10 @@ class _Select(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (index,) = ctx.saved_tensors
-        with _PLAINLY():
-            if torch.is_grad_enabled():  # with create_graph, torch differentiates again
-                return grad.new_zeros(ctx.num_rows, grad.shape[1]).index_add(0, index, grad), None
-            by_x = ops.empty_rows(grad, ctx.num_rows, grad.shape[1]).zero_()
-            return ops.scatter_add_rows(by_x, index, grad.contiguous()), None
+        if torch.is_grad_enabled():  # with create_graph, torch differentiates again
+            return grad.new_zeros(ctx.num_rows, grad.shape[1]).index_add(0, index, grad), None
+        by_x = ops.empty_rows(grad, ctx.num_rows, grad.shape[1]).zero_()
+        return ops.scatter_add_rows(by_x, index, grad.contiguous()), None
 
 
 def select(x: Tensor, index: Tensor) -> Tensor:

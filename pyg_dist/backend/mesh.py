@@ -10,9 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch.distributed as dist
-
-from pyg_dist.backend.axis import Axis, world_axis
+from pyg_dist.backend.axis import Axis, axis_within, world_axis
 from pyg_dist.backend.exchange import Traffic
 from pyg_dist.errors import OptionError
 
@@ -121,11 +119,11 @@ class Mesh:
     def axis(self, *names: str) -> Axis:
         """The ranks that differ from this one in the axes ``names`` only (collective over all ranks at the first use).
 
-        One object per set of axes, so that gradients share buckets. Its ranks are numbered in rank order.
+        One object per set of ranks, so that gradients share buckets. Its ranks are numbered in rank order.
         """
         key = frozenset(name for name in names if self.shape[name] > 1)
         if key not in self._axes:
-            self._axes[key] = self._open(key)
+            self._axes[key] = axis_within(self.groups(*key)) if key else Axis()
         return self._axes[key]
 
     def traffic_of(self, *names: str) -> Traffic:
@@ -140,19 +138,6 @@ class Mesh:
             place = self.shape.coordinates(rank)
             groups.setdefault(tuple(place[axis] for axis in fixed), []).append(rank)
         return list(groups.values())
-
-    def _open(self, names: frozenset[str]) -> Axis:
-        if not names:
-            return Axis()
-        groups = self.groups(*names)
-        if len(groups) == 1:
-            return world_axis()
-        mine = None
-        for ranks in groups:  # torch wants every rank to open every group, in one order
-            opened = dist.new_group(ranks)
-            if world_axis().rank in ranks:
-                mine = opened
-        return Axis(mine)
 
 
 def meshes(num_ranks: int) -> list[MeshShape]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pyg_dist.backend.axis import Axis
 from pyg_dist.backend.exchange import Exchange
+from pyg_dist.backend.function import LocalFunction
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def _by_rank(position: Tensor, owner: Tensor, num_ranks: int) -> tuple[Tensor, t
     return order[torch.argsort(rank, stable=True)], tuple(torch.bincount(rank, minlength=num_ranks).tolist())
 
 
-class _Move(torch.autograd.Function):
+class _Move(LocalFunction):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, move: Move) -> Tensor:
         ctx.move = move

@@ -34,6 +34,7 @@ from torch import Tensor
 
 from pyg_dist.backend.axis import Axis
 from pyg_dist.backend.exchange import Traffic
+from pyg_dist.backend.function import LocalFunction
 from pyg_dist.backend.phases import phase
 
 
@@ -135,7 +136,7 @@ def near_equal(size: int, num_parts: int) -> list[int]:
     return [high - low for low, high in pairwise(bounds)]
 
 
-class _GatherEnter(torch.autograd.Function):
+class _GatherEnter(LocalFunction):
     @staticmethod
     def forward(ctx: Any, piece: Tensor, wire: Wire, sizes: Sequence[int], dim: int) -> Tensor:
         ctx.rest = (wire, sizes, dim)
@@ -146,7 +147,7 @@ class _GatherEnter(torch.autograd.Function):
         return leave_scatter(grad, *ctx.rest), None, None, None
 
 
-class _LeaveScatter(torch.autograd.Function):
+class _LeaveScatter(LocalFunction):
     @staticmethod
     def forward(ctx: Any, whole: Tensor, wire: Wire, sizes: Sequence[int], dim: int) -> Tensor:
         ctx.rest = (wire, sizes, dim)
@@ -157,7 +158,7 @@ class _LeaveScatter(torch.autograd.Function):
         return gather_enter(grad, *ctx.rest), None, None, None
 
 
-class _EnterReplicas(torch.autograd.Function):
+class _EnterReplicas(LocalFunction):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, wire: Wire) -> Tensor:
         ctx.wire = wire
@@ -168,7 +169,7 @@ class _EnterReplicas(torch.autograd.Function):
         return leave_replicas(grad, ctx.wire), None
 
 
-class _LeaveReplicas(torch.autograd.Function):
+class _LeaveReplicas(LocalFunction):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, wire: Wire) -> Tensor:
         ctx.wire = wire
@@ -251,7 +252,7 @@ class Rerouting:
         return out
 
 
-class _Reroute(torch.autograd.Function):
+class _Reroute(LocalFunction):
     @staticmethod
     def forward(ctx: Any, x: Tensor, rerouting: Rerouting) -> Tensor:
         ctx.rerouting = rerouting
@@ -338,7 +339,7 @@ class Dispatch:
         return Flight(self.wire, outgoing.contiguous().view(-1), *sizes).land().view(sum(received), *shape)
 
 
-class _CopyOut(torch.autograd.Function):
+class _CopyOut(LocalFunction):
     """Copies of rows, or their sums: each is the other's backward."""
 
     @staticmethod

@@ -12,6 +12,7 @@ from torch import Tensor
 from pyg_dist.backend import ops
 from pyg_dist.backend.aggregate import edge_product
 from pyg_dist.backend.csr import CSR
+from pyg_dist.backend.function import LocalFunction
 from pyg_dist.backend.phases import phase
 from pyg_dist.backend.shards import (
     SumFlight,
@@ -159,7 +160,7 @@ class ProductFlight:
         return torch.cat(parts)
 
 
-class _Multiply(torch.autograd.Function):
+class _Multiply(LocalFunction):
     """The product; the derivative is the transposed one, to any order."""
 
     @staticmethod

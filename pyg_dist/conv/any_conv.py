@@ -169,8 +169,10 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
                 return self.code.forward(*bound.args, **bound.kwargs)
             except (MixedRowsError, LayoutMismatchError, UnsupportedError) as error:
                 reason = error.message.split(": ")[0]  # what follows is advice to the author of the conv
+                is_own = not self.stock.__module__.startswith("torch_geometric.") and isinstance(error, MixedRowsError)
+                remedy = "import PyG's functions at the top of the module, and call them by name, or " if is_own else ""
                 raise UnsupportedError(
-                    f"{_name(self)} cannot be distributed as it is called here ({reason}): use the plain Data"
+                    f"{_name(self)} cannot be distributed as it is called here ({reason}): {remedy}use the plain Data"
                 ) from error
 
     def _edges(self, edge_index: Any) -> Edges:

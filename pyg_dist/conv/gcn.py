@@ -12,8 +12,8 @@ from torch_geometric.nn.aggr import SumAggregation
 from pyg_dist.backend.aggregate import LinearOperator, aggregate_edges
 from pyg_dist.conv.accumulate import plus
 from pyg_dist.conv.grid import gcn_on_grid
-from pyg_dist.conv.inputs import edge_rows, is_distributed, node_rows
-from pyg_dist.conv.order import commutes, projects_first
+from pyg_dist.conv.inputs import edge_rows, features, is_distributed
+from pyg_dist.conv.order import can_wait, commutes, projects_first
 from pyg_dist.conv.scripting import stock_twin
 from pyg_dist.errors import DataError, UnsupportedError
 from pyg_dist.tensor import EdgeTensor, NodeTensor
@@ -66,15 +66,14 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
             edge_weight = None
         if isinstance(graph, GridGraph):
             return gcn_on_grid(self, x, edge_index, edge_weight)
-        x = node_rows(self, graph, x)
+        x = features(self, graph, x)
         weight = edge_rows(self, edge_index, edge_weight)
         if weight is None and self.improved and graph.loop_rule != "remaining":  # an adj_t always has values, here ones
             ones = torch.ones(graph.edge_rows.num_local, dtype=x.dtype, device=x.device)
             weight = edge_index.weight = EdgeTensor.from_local(ones, graph.edge_rows)  # type: ignore[assignment]
         dtype = torch.promote_types(x.dtype, (x if weight is None else weight).dtype)
-        # Only where the stock order, linear map first, gives the dtype of x throughout.
-        can_wait = commutes(self.lin) and dtype == x.dtype and not torch.is_autocast_enabled(x.device.type)
-        if can_wait and not projects_first(self.lin, x, self._operator(graph, weight, x.dtype)):
+        waits = can_wait(self.lin, x, dtype)
+        if waits and not projects_first(self.lin, x, self._operator(graph, weight, x.dtype)):
             out: Tensor = self.lin(self._aggregate(x, graph, weight))
         else:
             projected = self.lin(x)

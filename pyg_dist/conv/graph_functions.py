@@ -89,7 +89,9 @@ def degree(index: Any, num_nodes: int | None = None, dtype: torch.dtype | None =
     """Number of edges at each node."""
     ids = _require_ids("degree", index)
     _require_all_nodes("degree", ids.edges, num_nodes)
-    return tensor_edges.scatter(_ones(ids.edges, dtype or torch.get_default_dtype()), ids)
+    dtype = dtype or torch.get_default_dtype()
+    counted = dtype if dtype.is_floating_point else torch.float64  # sources' sums travel as floats
+    return tensor_edges.scatter(_ones(ids.edges, counted), ids).to(dtype)  # type: ignore[return-value]
 
 
 def _ones(edges: Edges, dtype: torch.dtype) -> EdgeTensor:

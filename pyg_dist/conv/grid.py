@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import GCNConv, SAGEConv
@@ -12,8 +13,8 @@ from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 from torch_geometric.nn.dense import Linear
 
 from pyg_dist.backend.tile_product import TileOperator
-from pyg_dist.conv.inputs import edge_rows, node_rows
-from pyg_dist.conv.order import commutes
+from pyg_dist.conv.inputs import edge_rows, features
+from pyg_dist.conv.order import can_wait, commutes
 from pyg_dist.errors import UnsupportedError
 from pyg_dist.plan.grid import Layout
 from pyg_dist.tensor import DistributedEdgeIndex
@@ -26,27 +27,36 @@ from pyg_dist.tensor.tile_tensor import TileTensor
 def gcn_on_grid(conv: GCNConv, x: Any, edge_index: DistributedEdgeIndex, edge_weight: Tensor | None) -> Tensor:
     """GCN over tiles; the linear map comes first where that narrows the rows to sum (collective)."""
     graph: GridGraph = edge_index.graph  # type: ignore[assignment]
-    x = node_rows(conv, graph, x)
+    x = features(conv, graph, x)
     weight = edge_rows(conv, edge_index, edge_weight)
     # PyG gives all edges of an edge_index, loops included, weight one when there are no weights, `improved` or not.
     loop_value = 2.0 if conv.improved and not (weight is None and graph.loop_rule == "remaining") else 1.0
-    dtype = wide(x.dtype)
-    operator = None
-    if not conv.normalize:
-        operator = graph.neighbourhood("sum", weight, dtype)
-    elif weight is None or not learns(weight):
-        operator = graph.symmetric_norm(conv.add_self_loops, loop_value, weight, dtype)
+
+    def operator(dtype: torch.dtype) -> Callable[[Layout], TileOperator] | None:
+        if not conv.normalize:
+            return graph.neighbourhood("sum", weight, wide(dtype))
+        if learns(weight):
+            return None
+        return graph.symmetric_norm(conv.add_self_loops, loop_value, weight, wide(dtype))
 
     def aggregate(tiles: TileTensor) -> TileTensor:
-        if operator is not None:
-            return graph.aggregate(tiles, operator)
+        matrix = operator(tiles.dtype)
+        if matrix is not None:
+            return graph.aggregate(tiles, matrix)
         assert weight is not None
-        return graph.symmetric_norm_product(tiles, conv.add_self_loops, loop_value, weight, dtype)
+        return graph.symmetric_norm_product(tiles, conv.add_self_loops, loop_value, weight, wide(tiles.dtype))
 
     tiles = graph.tiled(x)
-    if commutes(conv.lin) and not _projects_first(conv.lin, graph, tiles, None if learns(weight) else operator, True):
-        return linear_sum([(aggregate(tiles), conv.lin.weight)], conv.bias)
-    out = aggregate(graph.tiled(conv.lin(tiles)))
+    dtype = torch.promote_types(x.dtype, (x if weight is None else weight).dtype)
+    if can_wait(conv.lin, x, dtype):
+        known = None if learns(weight) else operator(x.dtype)
+        if not _projects_first(conv.lin, graph, tiles, known, True):
+            return linear_sum([(aggregate(tiles), conv.lin.weight)], conv.bias)
+    projected = conv.lin(tiles)
+    if conv.normalize or weight is not None:
+        # PyG's norm has the dtype of the weights or of x, which autocast does not change, and promotes.
+        projected = projected.to(torch.promote_types(projected.dtype, dtype))
+    out = aggregate(graph.tiled(projected))
     return out if conv.bias is None else out + conv.bias
 
 
@@ -63,12 +73,12 @@ def sage_on_grid(conv: SAGEConv, x: Any, edge_index: DistributedEdgeIndex) -> Te
         )
     reduce: Literal["mean", "sum"] = "mean" if type(conv.aggr_module) is MeanAggregation else "sum"
     source, target = x if isinstance(x, (tuple, list)) else (x, x)
-    source = node_rows(conv, graph, source)
+    source = features(conv, graph, source)
     if conv.project:
         source = graph.tiled(conv.lin(graph.tiled(source)).relu())
     source = graph.tiled(source)
     operator = graph.neighbourhood(reduce, weight, wide(source.dtype))
-    root = graph.tiled(node_rows(conv, graph, target)) if conv.root_weight and target is not None else None
+    root = graph.tiled(features(conv, graph, target)) if conv.root_weight and target is not None else None
     out = _combine(conv, graph, source, root, operator, learns(weight))
     return F.normalize(out, p=2.0, dim=-1) if conv.normalize else out
 

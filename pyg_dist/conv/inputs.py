@@ -15,6 +15,7 @@ from pyg_dist.backend.world import world_size
 from pyg_dist.errors import DataError, LayoutMismatchError, UnsupportedError
 from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor
 from pyg_dist.tensor.edge_index import Graph
+from pyg_dist.tensor.row_tensor import version_of
 from pyg_dist.tensor.rows import Rows
 
 
@@ -108,6 +109,24 @@ def node_rows(conv: MessagePassing, graph: Graph, x: Any) -> NodeTensor:
     raise DataError(f"{name} expected node features with {rows.size} rows (got {shape}): pass data.x")
 
 
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+
+
+def features(conv: MessagePassing, graph: Graph, x: Any) -> NodeTensor:
+    """:func:`node_rows` of a matrix in a dtype that the kernels know.
+
+    Raises:
+        DataError: Also for another number of dimensions, or another dtype.
+    """
+    rows = node_rows(conv, graph, x)
+    if rows.dim() != 2 or rows.dtype not in _DTYPES:
+        raise DataError(
+            f"{type(conv).__name__} expected features [N, F] in float32, float64 or bfloat16 (got shape "
+            f"{list(rows.shape)} in {rows.dtype}): reshape or convert data.x"
+        )
+    return rows
+
+
 def edge_rows(conv: MessagePassing, edge_index: DistributedEdgeIndex, weight: Tensor | None) -> EdgeTensor | None:
     """The edge weights as an edge tensor: those given, else those of ``adj_t``.
 
@@ -133,9 +152,10 @@ _DERIVED = WeakIdKeyDictionary()
 
 def _derived(weight: Tensor, rows: Rows, derive: Callable[[Tensor], Tensor]) -> Tensor:
     """``derive(weight)``, no view; for a constant the same as last time: operators go by the object's identity."""
-    if weight.requires_grad or weight.is_inference():
+    version = version_of(weight)
+    if weight.requires_grad or version is None:
         return derive(weight)
     known = _DERIVED.get(weight)  # type: ignore[no-untyped-call]
-    if known is None or known[0] is not rows or known[1] != weight._version:
-        known = _DERIVED[weight] = (rows, weight._version, derive(weight))
+    if known is None or known[0] is not rows or known[1] != version:
+        known = _DERIVED[weight] = (rows, version, derive(weight))
     return known[2]  # type: ignore[no-any-return]

@@ -25,6 +25,11 @@ def commutes(lin: torch.nn.Module) -> bool:
     )
 
 
+def can_wait(lin: torch.nn.Module, x: Tensor, dtype: torch.dtype) -> bool:
+    """Whether the map may come after a normalised sum in ``dtype``: where the stock order has that of x throughout."""
+    return commutes(lin) and dtype == x.dtype and not torch.is_autocast_enabled(x.device.type)
+
+
 def projects_first(lin: Linear, x: Tensor, operator: LinearOperator | None) -> bool:
     """Whether ``A (x W)`` costs less than ``(A x) W``.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import update_wrapper
-from types import CellType, CodeType, FunctionType
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 Functions = Mapping[Callable[..., Any], Callable[..., Any]]
@@ -22,45 +22,97 @@ def copy_of_classes(classes: tuple[type, ...], base: type, substitutes: Function
     for original in reversed(classes):
         own_class = CellType()
         methods = {
-            name: rebound(function, substitutes, own_class)
-            for name, function in vars(original).items()
-            if isinstance(function, FunctionType)
+            name: twin
+            for name, member in vars(original).items()
+            if (twin := _method(member, substitutes, own_class)) is not None
         }
         base = type(original.__name__, (base,), {**methods, "__module__": original.__module__})
         own_class.cell_contents = base
     return base
 
 
+def _method(member: Any, substitutes: Functions, own_class: CellType) -> Any:
+    """A copy of a class's method, static and class methods and properties included; ``None`` of anything else."""
+    if isinstance(member, FunctionType):
+        return rebound(member, substitutes, own_class)
+    if isinstance(member, (staticmethod, classmethod)) and isinstance(member.__func__, FunctionType):
+        return type(member)(rebound(member.__func__, substitutes, own_class))
+    if isinstance(member, property):
+        parts = (member.fget, member.fset, member.fdel)
+        return property(*(None if part is None else _method(part, substitutes, own_class) for part in parts))
+    return None
+
+
 def rebound(function: FunctionType, substitutes: Functions, own_class: CellType | None = None) -> FunctionType:
-    """A copy whose globals have ``substitutes``, also in the functions that it calls, and whose class is another."""
-    names = _names(function.__code__)
-    changed = {name: other for name in names if (other := _other(function, name, substitutes, frozenset())) is not None}
-    closure = None
-    if function.__closure__ is not None:
-        decorated = getattr(function, "__wrapped__", None)  # under torch.no_grad(), for instance
-        closure = list(function.__closure__)
-        for k, name in enumerate(function.__code__.co_freevars):
-            if name == "__class__" and own_class is not None:
-                closure[k] = own_class
-            elif isinstance(decorated, FunctionType) and closure[k].cell_contents is decorated:
-                closure[k] = CellType(rebound(decorated, substitutes, own_class))
+    """A copy, of another class, that has ``substitutes`` in place of what it calls.
+
+    They are looked for behind its globals, the attributes of PyG's modules and the names of its enclosing function, and
+    in the functions that it calls.
+    """
+    twin = _twin(function, substitutes, frozenset(), own_class)
+    return _copy(function, {}) if twin is None else twin
+
+
+def _twin(
+    function: FunctionType, substitutes: Functions, callers: frozenset[Any], own_class: CellType | None = None
+) -> FunctionType | None:
+    """A copy of ``function`` in which something is another, or ``None`` if nothing would be."""
+    names, seen = _names(function.__code__), callers | {function}
+    others = {name: _other(function.__globals__.get(name), names, function, substitutes, seen) for name in names}
+    changed = {name: other for name, other in others.items() if other is not None}
+    closure = list(function.__closure__ or ())
+    decorated = getattr(function, "__wrapped__", None)  # under torch.no_grad(), for instance
+    for k, name in enumerate(function.__code__.co_freevars):
+        if name == "__class__" and own_class is not None:
+            closure[k] = own_class
+            continue
+        value = _contents(closure[k])
+        if isinstance(decorated, FunctionType) and value is decorated:
+            other: Any = rebound(decorated, substitutes, own_class)
+        else:
+            other = _other(value, names, function, substitutes, seen)
+        if other is not None:
+            closure[k] = CellType(other)
+    if not changed and all(a is b for a, b in zip(closure, function.__closure__ or (), strict=True)):
+        return None
     return _copy(function, changed, closure)
 
 
-def _other(
-    function: FunctionType, name: str, substitutes: Functions, callers: frozenset[FunctionType]
-) -> Callable[..., Any] | None:
-    """What the global ``name`` of ``function`` has to lead to, or None if to what it does."""
-    called = function.__globals__.get(name)
-    if not isinstance(called, FunctionType) or called in callers:
+def _other(value: Any, names: set[str], caller: FunctionType, substitutes: Functions, callers: frozenset[Any]) -> Any:
+    """What has to stand for ``value``, which ``caller`` reads, in its copy; ``None`` if nothing else."""
+    if isinstance(value, ModuleType) and value not in callers and _is_pygs(value.__name__):
+        inner = {n: _other(vars(value).get(n), names, caller, substitutes, callers | {value}) for n in names}
+        changed = {n: other for n, other in inner.items() if other is not None}
+        return _Module(value, changed) if changed else None
+    if not isinstance(value, FunctionType) or value in callers:
         return None
-    if called in substitutes:
-        return substitutes[called]
-    if not (called.__module__.startswith("torch_geometric.") or called.__module__ == function.__module__):
+    if value in substitutes:
+        return substitutes[value]
+    if not (_is_pygs(value.__module__) or value.__module__ == caller.__module__):
         return None
-    further = {n: _other(called, n, substitutes, callers | {function}) for n in _names(called.__code__)}
-    changed = {n: other for n, other in further.items() if other is not None}
-    return _copy(called, changed) if changed else None
+    return _twin(value, substitutes, callers)
+
+
+def _is_pygs(module: str) -> bool:
+    return module.split(".")[0] == "torch_geometric"
+
+
+def _contents(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not yet assigned
+        return None
+
+
+class _Module:
+    """A module in which some names lead elsewhere."""
+
+    def __init__(self, module: ModuleType, changed: dict[str, Any]) -> None:
+        self.__dict__.update(changed)
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
 
 
 class _Globals(dict[str, Any]):

@@ -11,7 +11,7 @@ from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 
 from pyg_dist.conv.accumulate import plus
 from pyg_dist.conv.grid import sage_on_grid
-from pyg_dist.conv.inputs import edge_rows, is_distributed, node_rows
+from pyg_dist.conv.inputs import edge_rows, features, is_distributed
 from pyg_dist.conv.neighbours import aggregate_neighbours
 from pyg_dist.conv.order import commutes, projects_first
 from pyg_dist.conv.scripting import stock_twin
@@ -54,12 +54,12 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
         if isinstance(graph, GridGraph):
             return sage_on_grid(self, x, edge_index)
         source, target = x if isinstance(x, (tuple, list)) else (x, x)
-        source = node_rows(self, graph, source)
+        source = features(self, graph, source)
         if self.project:
             source = self.lin(source).relu()
         out = self._neighbourhood(source, edge_index, graph)
         if self.root_weight and target is not None:
-            root = self.lin_r(node_rows(self, graph, target))
+            root = self.lin_r(features(self, graph, target))
             out = plus(out, root) if commutes(self.lin_l) else out + root
         return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
 

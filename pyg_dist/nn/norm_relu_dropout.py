@@ -11,6 +11,7 @@ from pyg_dist.backend.ops import Norm
 from pyg_dist.errors import DataError, OptionError
 from pyg_dist.tensor import NodeTensor
 from pyg_dist.tensor.random import draw_seed
+from pyg_dist.tensor.tile_tensor import TileTensor, as_tile
 
 _NORMS = ("layer", "rms", None)
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16)
@@ -35,7 +36,8 @@ def norm_relu_dropout(
     Exact: equal to torch's three functions up to rounding, with the masks that node tensors have anyway (a function
     of one draw of torch's CPU generator, the node's global id and the column); rows of a plain tensor are numbered.
     Where the three keep three tensors of x's size for the backward pass, this keeps x: normed values and masks are
-    computed again. Differentiable once. Not collective, except that parameters enter (their gradients are summed).
+    computed again. Differentiable once. Not collective, except that parameters enter (their gradients are summed), and
+    that tiles of the grid layout with split columns are brought to whole rows and back.
 
     Shapes:
         - x: ``[N, F]`` node tensor or plain CPU tensor (float32, float64 or bfloat16)
@@ -60,6 +62,9 @@ def norm_relu_dropout(
         raise OptionError(f"Expected 'norm' to be one of {_NORMS} (got {norm!r})")
     if not 0.0 <= p <= 1.0:
         raise OptionError(f"Expected 'p' to lie in [0, 1] (got {p})")
+    if isinstance(x, TileTensor) and x._rows.column_axis.size > 1:
+        y = norm_relu_dropout(x.to_rows(), weight, bias, norm=norm, eps=eps, relu=relu, p=p, training=training)
+        return as_tile(y, x._rows)  # type: ignore[arg-type]
     rows = x._rows if isinstance(x, NodeTensor) else None
     local = x.to_local() if isinstance(x, NodeTensor) else x
     if local.dim() != 2 or local.dtype not in _DTYPES:

@@ -17,7 +17,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from pyg_dist.errors import LayoutMismatchError, UnsupportedError
-from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, wrap
+from pyg_dist.tensor.row_tensor import KEPT, LOCALLY, RowTensor, version_of, wrap
 from pyg_dist.tensor.rows import Rows
 from pyg_dist.tensor.shapes import metadata
 from pyg_dist.tensor.table import TABLE, Function, bind, handles
@@ -37,16 +37,42 @@ def _stored(value: Any, rows: Rows) -> Any:
     return rows.slice(value)
 
 
-@handles("grad.__get__", "data.__get__")
+@handles("data.__get__")
+def data(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The rows without history. Changes of them count for :func:`version_of`, and not for autograd, as in torch."""
+    x: RowTensor = args[0]
+    with LOCALLY(), torch.inference_mode(False):
+        if x.is_inference():
+            return wrap(function(x), x._rows)
+        if not x._counters:
+            x._counters = (x.detach(), function(x))
+        out = wrap(x._counters[1].detach(), x._rows)
+        out._counters = x._counters  # type: ignore[attr-defined]
+        return out
+
+
+@handles("data.__set__")
+def replace_data(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Replace the values, which torch counts as no change."""
+    x = args[0]
+    version = version_of(x)
+    store(function, args, kwargs)
+    x._counters = ()
+    if version is not None:
+        with LOCALLY():
+            x._uncounted = version + 1 - x._version
+
+
+@handles("grad.__get__")
 def stored(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The gradient, or the rows without history: distributed like the tensor."""
+    """The gradient: distributed like the tensor."""
     with LOCALLY():
         return wrap(function(*args), args[0]._rows)
 
 
-@handles("grad.__set__", "data.__set__")
+@handles("grad.__set__")
 def store(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Replace the gradient, or the values."""
+    """Replace the gradient."""
     x, value = args
     value = _stored(value, x._rows)
     with LOCALLY():
@@ -217,7 +243,7 @@ def deepcopy(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         )
     twin = x.detach().clone().requires_grad_(x.requires_grad)
     memo[id(x)] = twin
-    twin.__dict__.update({k: v for k, v in x.__dict__.items() if k not in ("_selection", "_rows")})
+    twin.__dict__.update({k: v for k, v in x.__dict__.items() if k not in KEPT})
     if x.grad is not None and not isinstance(x, nn.Parameter):  # torch copies parameters without
         twin.grad = copy.deepcopy(x.grad, memo)
     return twin

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from pyg_dist.backend.aggregate import halo_rows, halo_sums
 from pyg_dist.backend.halo import Halo
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError, UnsupportedError
-from pyg_dist.tensor.row_tensor import LOCALLY, EdgeTensor, NodeTensor, RowTensor, by_row_mask, wrap
+from pyg_dist.tensor.row_tensor import LOCALLY, EdgeTensor, NodeTensor, RowTensor, by_row_mask, version_of, wrap
 from pyg_dist.tensor.rows import Rows, lasting
 from pyg_dist.tensor.table import public_name
 
@@ -211,7 +211,7 @@ class _Call:
     """A layer that runs, and the rows that it has lifted: by tensor, its state and its rows with the halo's."""
 
     layer: nn.Module
-    lifted: dict[int, tuple[NodeTensor, tuple[int, bool], Tensor]] = field(default_factory=dict)
+    lifted: dict[int, tuple[NodeTensor, tuple[int | None, bool], Tensor]] = field(default_factory=dict)
 
 
 _call: _Call | None = None
@@ -250,8 +250,9 @@ def lift(x: NodeTensor, ids: NodeIds) -> EdgeTensor:
 def _with_halo(x: NodeTensor, graph: HaloGraph) -> Tensor:
     """Local rows, then halo slots (collective)."""
     local = x.to_local()
-    call = None if local.is_inference() else _call  # which have no version
-    state = (0 if call is None else local._version, torch.is_grad_enabled())
+    version = version_of(x)
+    call = None if version is None else _call
+    state = (version, x.requires_grad and torch.is_grad_enabled())
     if call is not None and id(x) in call.lifted and call.lifted[id(x)][1] == state:
         return call.lifted[id(x)][2]
     flat = local.reshape(local.shape[0], local.shape[1:].numel())

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend import adjoint
+from pyg_dist.backend.function import LocalFunction
 from pyg_dist.tensor.pointwise import pointwise
 from pyg_dist.tensor.reductions import Dims, count, reduction
 from pyg_dist.tensor.row_tensor import LOCALLY, on_rows
@@ -34,7 +35,7 @@ def extreme(x: Tensor, dims: Dims, keepdim: bool, rows: Rows, op: str, nan_ties:
     return kept if keepdim else kept.squeeze(dims)
 
 
-class _Extreme(torch.autograd.Function):
+class _Extreme(LocalFunction):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dims: Dims, rows: Rows, op: str, nan_ties: bool) -> Tensor:
         if x.shape[0]:

@@ -18,8 +18,8 @@ from pyg_dist.errors import LayoutMismatchError
 from pyg_dist.plan.grid import INPUT, Layout, Sums, split
 from pyg_dist.tensor import remember
 from pyg_dist.tensor.adjacency_tile import AdjacencyTile
-from pyg_dist.tensor.halo_graph import LoopRule, inverse_sqrt
-from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor
+from pyg_dist.tensor.halo_graph import LoopRule, at_sources, inverse_sqrt
+from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor, version_of
 from pyg_dist.tensor.rows import Rows, lasting
 from pyg_dist.tensor.tile import Grid, Tile
 from pyg_dist.tensor.tile_tensor import TileTensor, as_tile
@@ -214,7 +214,7 @@ class GridGraph:
             there = self.grid.tile(Layout((tile.row_axis,), None, tile.row_order), 1)
             here = self.grid.tile(Layout((tile.column_axis,), None, tile.column_order), 1)
             of_sources = self.grid.rerouting(there, here).move(scale.view(-1, 1)).view(-1)
-            return TileOperator(csr, values, scale, of_sources)
+            return TileOperator(csr, values, scale, at_sources(of_sources, csr.col))
 
         return self._operator(("symmetric", add_self_loops, loop_value, dtype), weight, dtype, build)
 
@@ -263,7 +263,7 @@ class GridGraph:
         It falls by the identity of the weights and their version, alike on every rank: building is collective. With
         weights that learn it holds for one graph of autograd, and what is returned is to be used in one forward pass.
         """
-        version = None if weight is None or weight.is_inference() else weight._version
+        version = None if weight is None else version_of(weight)
         learning: dict[Hashable, TileOperator] = {}
 
         def of(layout: Layout) -> TileOperator:

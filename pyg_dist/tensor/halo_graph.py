@@ -25,7 +25,7 @@ from pyg_dist.plan.transfer import Transfer
 from pyg_dist.tensor.edges import Edges
 from pyg_dist.tensor.layer_names import name_of
 from pyg_dist.tensor.random import draw_seed
-from pyg_dist.tensor.row_tensor import RowTensor
+from pyg_dist.tensor.row_tensor import RowTensor, version_of
 from pyg_dist.tensor.rows import Rows, lasting
 
 LoopRule = Literal["remaining", "add", "replace"]
@@ -226,7 +226,8 @@ class HaloGraph:
                 if values is not None:
                     values = torch.cat([values, self.loop_weight(values, loop_value)])
             scale = self.inverse_sqrt_degree(local, values, dtype)
-            return LinearOperator(*self._weighted(local, values), scale, scale)
+            of_sources = at_sources(scale, local.col, self.post.outgoing.pattern.col)
+            return LinearOperator(*self._weighted(local, values), scale, of_sources)
 
         return self._kept(("symmetric", add_self_loops, loop_value, dtype), weight, build)
 
@@ -275,7 +276,8 @@ class HaloGraph:
         ones = x.new_ones(self.num_local, 1)
         degree = aggregate_edges(ones, weight, local, self.post)
         scale = inverse_sqrt((degree if loops is None else degree + loops).view(-1)).view(-1, 1)
-        scaled = scale * x
+        of_sources = scale if add_self_loops else at_sources(scale, local.col, self.post.outgoing.pattern.col)
+        scaled = of_sources * x
         out = aggregate_edges(scaled, weight, local, post)
         return scale * (out if loops is None else out + loops * scaled)
 
@@ -326,7 +328,7 @@ class HaloGraph:
         Building may be collective, so the decision must fall alike on every rank: by the identity of the tensor
         object and its version, never by addresses, which are all zero on a rank without edges.
         """
-        version = None if weight is None or weight.is_inference() else weight._version
+        version = None if weight is None else version_of(weight)
         known = self._operators.get((key, weight is None))
         if (
             known is None
@@ -350,3 +352,20 @@ def inverse_sqrt(degree: Tensor) -> Tensor:
     """``degree^-1/2``, zero where the degree is zero, as PyG's ``gcn_norm`` has it."""
     scale = degree.pow(-0.5)
     return scale.masked_fill(scale == float("inf"), 0.0)
+
+
+def at_sources(scale: Tensor, *columns: Tensor) -> Tensor:
+    """``scale``, zero for nodes that are no source: no sum needs theirs, and NaN there would be their gradient.
+
+    Degrees are negative where weights are, and their roots NaN.
+
+    Args:
+        scale: ``[n, ...]``.
+        columns: the sources of some edges each.
+    """
+    if not bool(scale.isnan().any()):
+        return scale
+    is_source = torch.zeros(scale.shape[0], dtype=torch.bool, device=scale.device)
+    for column in columns:
+        is_source[column.long()] = True
+    return scale.masked_fill(~is_source.view(-1, *[1] * (scale.dim() - 1)), 0.0)

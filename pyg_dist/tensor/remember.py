@@ -22,7 +22,7 @@ from pyg_dist.backend import aggregate as backend
 from pyg_dist.backend.aggregate import LinearOperator
 from pyg_dist.backend.codec import EXACT, Codec
 from pyg_dist.errors import OptionError
-from pyg_dist.tensor.row_tensor import NodeTensor, wrap
+from pyg_dist.tensor.row_tensor import NodeTensor, version_of, wrap
 from pyg_dist.tensor.rows import Rows
 
 SETTING = "PYG_DIST_REMEMBER_MIB"
@@ -36,7 +36,7 @@ class Remembered:
     """``result`` is ``operator`` times ``owner``, at their versions."""
 
     owner: weakref.ref[NodeTensor]  # a copy of a tensor may carry its attributes along
-    version: int
+    version: int | None
     operator: object
     result: Tensor
     result_version: int
@@ -87,7 +87,9 @@ def recall(x: NodeTensor, operator: object) -> Tensor | None:
     """The local rows of what ``operator`` made of x, if they are still right."""
     for known in x._remembered:
         if known.operator is operator and known.owner() is x:
-            is_valid = _is_constant(x) and known.version == x._version and known.result_version == known.result._version
+            is_valid = (
+                _is_constant(x) and known.version == version_of(x) and known.result_version == known.result._version
+            )
             return known.result if is_valid else None
     return None
 
@@ -102,7 +104,7 @@ def is_kept(x: NodeTensor, rows: Rows) -> bool:
 
 def keep(x: NodeTensor, operator: object, result: Tensor) -> None:
     """Remember the local rows of what ``operator`` made of x."""
-    known = Remembered(weakref.ref(x), x._version, operator, result, result._version)
+    known = Remembered(weakref.ref(x), version_of(x), operator, result, result._version)
     alike = [r for r in x._remembered if type(r.operator) is type(operator) and r.operator is not operator]
     others = [r for r in x._remembered if type(r.operator) is not type(operator)]
     x._remembered = (*others, *(*alike, known)[-_MAX_OPERATORS:])

@@ -32,10 +32,15 @@ class RowTensor(Tensor):
 
     kind: Kind
     _rows: Rows
-    _selection: tuple[int, Rows, Selection]  # what a mask selected, at which version and of which rows
-    _is_attribute: bool = False  # of a DistributedData; this and what follows is for pyg_dist.tensor.remember
+    _is_attribute: bool = False  # of a DistributedData; this and the next are for pyg_dist.tensor.remember
     _is_lasting: bool = False
+    # What is kept with the tensor (KEPT): it holds for this object at one version, and never has a graph over a leaf,
+    # which would hold the leaf in turn.
+    _selection: tuple[int, Rows, Selection] | None = None  # what a mask selected: version, rows, selection
     _remembered: tuple[Any, ...] = ()
+    _as_rows: tuple[Any, NodeTensor] | None = None  # a tile's whole rows
+    _counters: tuple[Tensor, ...] = ()  # this memory under torch's two counters of changes: its own and that of `.data`
+    _uncounted: int = 0  # changes that neither has counted
 
     @staticmethod
     def from_local(local: Tensor, rows: Rows) -> RowTensor:
@@ -94,6 +99,23 @@ class RowTensor(Tensor):
 def takes_out(handler: Handler, out: Any) -> bool:
     """Whether a function can write to ``out``: a row tensor, where values stay in their rows (optimizers do that)."""
     return isinstance(out, RowTensor) and getattr(handler, "keeps_rows", False)
+
+
+KEPT = frozenset({"_rows", "_selection", "_remembered", "_as_rows", "_counters", "_uncounted"})
+"""Attributes of a row tensor that a copy of it does not get."""
+
+
+def version_of(x: Tensor) -> int | None:
+    """How often ``x`` has changed in place, through ``x.data``, too.
+
+    ``None`` where torch does not count: nothing is kept for such a tensor.
+    """
+    with LOCALLY():
+        if x.is_inference():
+            return None
+        if not isinstance(x, RowTensor):
+            return x._version
+        return x._uncounted + sum(counter._version for counter in x._counters or (x,))
 
 
 class NodeTensor(RowTensor):
@@ -175,9 +197,10 @@ def by_row_mask(rows: Rows, mask: RowTensor) -> Selection:
     if not rows.is_like(mask._rows):
         raise LayoutMismatchError(f"Expected a mask over the same {rows} (got one over {mask._rows}): select it alike")
     with LOCALLY():
-        version = -1 if mask.is_inference() else mask._version
-        known: tuple[int, Rows, Selection] | None = getattr(mask, "_selection", None)
-        if known is None or known[0] != version or version < 0 or known[1] is not rows:
-            # Counting is collective; a mask is used for outputs and labels alike, every epoch.
-            known = mask._selection = (version, rows, rows.by_mask(mask))
-    return known[2]
+        version, known = version_of(mask), mask._selection
+        if known is not None and known[0] == version and known[1] is rows:
+            return known[2]
+        # Counting is collective; a mask is used for outputs and labels alike, every epoch.
+        selection = rows.by_mask(mask)
+        mask._selection = None if version is None else (version, rows, selection)
+    return selection

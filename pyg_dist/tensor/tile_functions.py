@@ -91,6 +91,9 @@ def linear_sum(
     Shapes:
         - X_k: ``[N, F_k]``; W_k: ``[G, F_k]``; bias: ``[G]``
         - output: ``[N, G]``
+
+    Raises:
+        RuntimeError: torch's own, on every rank: an X_k and its W_k have another number of columns.
     """
     first = pairs[0][0] if isinstance(pairs[0][0], TileTensor) else pairs[0][0]()
     pairs = [(first, pairs[0][1]), *pairs[1:]]
@@ -104,6 +107,7 @@ def linear_sum(
         total: Tensor | None = None
         for given, weight in pairs:
             x = given if isinstance(given, TileTensor) else given()
+            _require_width(x._rows, weight)
             columns = x._rows.columns
             part = enter(weight, grid.mesh.axis(*GRID_AXES))[:, columns.start : columns.stop]
             local = x.as_subclass(Tensor)
@@ -120,6 +124,15 @@ def linear_sum(
         if bias is not None:
             out = out + after.columns_of(bias)
         return wrap(out.as_subclass(Tensor), after)  # type: ignore[return-value]
+
+
+def _require_width(tile: Tile, weight: Tensor) -> None:
+    # A slice of the weight's columns would fit, or not fit on some ranks only.
+    if weight.shape[1] != tile.width:
+        outputs, inputs = weight.shape
+        raise RuntimeError(
+            f"mat1 and mat2 shapes cannot be multiplied ({tile.size}x{tile.width} and {inputs}x{outputs})"
+        )
 
 
 def _is_linear_here(x: Any, weight: Any) -> bool:

@@ -19,17 +19,19 @@ from pyg_dist.tensor import row_tensor
 from pyg_dist.tensor.autograd import (
     backward,
     backward_of_one,
+    data,
     deepcopy,
     grad,
     grad_fn,
     register_hook,
+    replace_data,
     store,
     stored,
     unchanged,
 )
 from pyg_dist.tensor.random import dropout, initialise, normal_, random_like, uniform_
 from pyg_dist.tensor.refusals import pickle, trace
-from pyg_dist.tensor.row_tensor import LOCALLY, NodeTensor, RowTensor, wrap
+from pyg_dist.tensor.row_tensor import LOCALLY, NodeTensor, RowTensor, version_of, wrap
 from pyg_dist.tensor.shapes import length, metadata, numel, shape
 from pyg_dist.tensor.table import NAMESPACES, TABLE, Function, Handler, functions, public_name
 from pyg_dist.tensor.tile import Tile
@@ -75,16 +77,21 @@ class TileTensor(NodeTensor):
         return func(*_in_rows(args), **_in_rows(kwargs))
 
     def to_rows(self) -> NodeTensor:
-        """The same values as whole rows, spread over all ranks; kept for the next call (collective at the first)."""
+        """The same values as whole rows, spread over all ranks (collective, unless they are kept).
+
+        They are kept while they do not change; but not for a leaf that learns, as :class:`RowTensor` explains.
+        """
         with LOCALLY():
-            version = -1 if self.is_inference() else self._version
-            state = (version, torch.is_grad_enabled())
-            known = getattr(self, "_as_rows", None)
-            if known is None or known[0] != state or version < 0:
-                tile, grid = self._rows, self._rows.grid
-                local = tile.to(self.as_subclass(Tensor), grid.tile(WHOLE_ROWS, tile.width))
-                known = self._as_rows = (state, wrap(local.as_subclass(Tensor), grid.node_rows))
-            return cast(NodeTensor, known[1])
+            version = version_of(self)
+            records = self.requires_grad and torch.is_grad_enabled()
+            state = (version, records, torch.is_inference_mode_enabled())
+            if self._as_rows is not None and self._as_rows[0] == state:
+                return self._as_rows[1]
+            tile, grid = self._rows, self._rows.grid
+            local = tile.to(self.as_subclass(Tensor), grid.tile(WHOLE_ROWS, tile.width))
+            rows: Any = wrap(local.as_subclass(Tensor), grid.node_rows)
+            self._as_rows = None if version is None or (records and self.is_leaf) else (state, rows)
+            return cast(NodeTensor, rows)
 
 
 row_tensor.register_class("tile", TileTensor)
@@ -136,8 +143,8 @@ def _write_rows(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 _SAME_FOR_TILES = (
-    metadata, shape, numel, length, stored, store, unchanged, register_hook, backward_of_one, backward, grad, deepcopy,
-    grad_fn, trace, pickle, dropout, random_like, uniform_, normal_, initialise,
+    metadata, shape, numel, length, stored, store, data, replace_data, unchanged, register_hook, backward_of_one,
+    backward, grad, deepcopy, grad_fn, trace, pickle, dropout, random_like, uniform_, normal_, initialise,
 )  # fmt: skip
 TILES.update({function: handler for function, handler in TABLE.items() if handler in _SAME_FOR_TILES})
 

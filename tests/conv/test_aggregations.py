@@ -87,6 +87,28 @@ def test_aggregations(workers: Pools, name: str) -> None:
     workers(3).run(compare, name)
 
 
+def compare_penalties() -> None:
+    """A penalty on the gradient of the features, which is differentiated again."""
+    import pyg_dist
+    from pyg_dist.conv import DistributedSAGEConv
+
+    data = graph()
+    stock = SAGEConv(F, NUM_CLASSES, aggr="max").double()
+    ours = DistributedSAGEConv(F, NUM_CLASSES, aggr="max").double()
+    ours.load_state_dict(stock.state_dict())
+    results = []
+    for side, conv in ((data, stock), (pyg_dist.DistributedData(data), ours)):
+        x = side.x.detach().clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(conv(x, side.edge_index).tanh().sum(), x, create_graph=True)
+        gradient.square().sum().backward()
+        results.append(gradients(conv, x=x))
+    assert_same(results[1], results[0])
+
+
+def test_gradients_of_the_largest_are_differentiable(workers: Pools) -> None:
+    workers(3).run(compare_penalties)
+
+
 REFUSED: dict[str, Callable[[], Any]] = {
     "BatchNorm1d": lambda: aggr.MLPAggregation(F, F, 20, hidden_channels=4, num_layers=2),  # the default of its MLP
     "InstanceNorm": lambda: aggr.DeepSetsAggregation(norm.InstanceNorm(F)),

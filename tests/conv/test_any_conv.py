@@ -89,7 +89,33 @@ class LooksUp(gnn.SimpleConv):
     """Calls a function of PyG by a path that is not followed: refused, and not run on one rank's edges."""
 
     def message(self, x_j: Tensor, index: Tensor, size_i: int) -> Tensor:
-        return torch_geometric.utils.softmax(x_j, index, num_nodes=size_i)
+        from torch_geometric.utils import softmax as imported_here
+
+        return imported_here(x_j, index, num_nodes=size_i)
+
+
+def enclosed() -> nn.Module:
+    """As a notebook's function may have it: names of the function, a module's attributes, methods of other kinds."""
+    from torch_geometric import utils
+    from torch_geometric.utils import degree
+
+    class Enclosed(gnn.SimpleConv):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            out_degree = degree(edge_index[0], x.size(0), dtype=torch.long)
+            return super().forward(x / (1 + out_degree).view(-1, 1), edge_index) * self.scale
+
+        def message(self, x_j: Tensor, index: Tensor, size_i: int) -> Tensor:
+            return self.attention(x_j, index, size_i) * torch_geometric.utils.softmax(x_j, index, num_nodes=size_i)
+
+        @staticmethod
+        def attention(x_j: Tensor, index: Tensor, size: int) -> Tensor:
+            return utils.softmax(x_j, index, num_nodes=size)
+
+        @property
+        def scale(self) -> float:
+            return 2.0
+
+    return Enclosed()
 
 
 CASES: dict[str, Case] = {
@@ -98,6 +124,7 @@ CASES: dict[str, Case] = {
     "GAT without loops": Case(lambda: gnn.GATConv((F, F), G, add_self_loops=False), "PE"),
     "GATv2": Case(lambda: gnn.GATv2Conv(F, G, heads=2, edge_dim=3, fill_value="max"), "XEA"),
     "GATv2 shared": Case(lambda: gnn.GATv2Conv(F, G, share_weights=True, edge_dim=1, fill_value=0.5), "XEW"),
+    "enclosed": Case(enclosed),
     "GAT lazy": Case(lambda: gnn.GATConv(-1, G)),
     "GIN": Case(lambda: gnn.GINConv(mlp(F, G), train_eps=True)),
     "GIN max": Case(lambda: gnn.GINConv(mlp(F, G), aggr="max")),

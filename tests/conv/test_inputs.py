@@ -90,7 +90,7 @@ EXPECTED = {
     "message": "UnsupportedError: OwnMessage got a change to 'message', a step of the stock conv",
     "hook on a step": "UnsupportedError: DistributedSAGEConv got a change to 'message'",
     "explainer": "UnsupportedError: DistributedGCNConv got a change to 'explain'",
-    "half precision": "UnsupportedError",
+    "half precision": "DataError: DistributedSAGEConv expected features [N, F] in float32, float64 or bfloat16 (got",
     "none": "no error",
 }
 

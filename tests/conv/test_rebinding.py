@@ -5,6 +5,9 @@ from __future__ import annotations
 from functools import wraps
 from typing import Any
 
+import torch_geometric.utils
+import torch_geometric.utils as U
+
 from pyg_dist.conv.rebinding import copy_of_classes, rebound
 
 FACTOR = 1
@@ -85,6 +88,36 @@ def test_globals_are_read_when_they_are_used() -> None:
         FACTOR = 1
 
 
+def test_names_of_the_enclosing_function() -> None:
+    inner, factor = stock, 3
+
+    def encloses(x: int) -> int:
+        return inner(x) * factor
+
+    def encloses_that(x: int) -> int:
+        return encloses(x)
+
+    assert rebound(encloses_that, SUBSTITUTES)(2) == 600
+    assert encloses_that(2) == 6
+    factor = 4
+    assert rebound(encloses, SUBSTITUTES)(2) == 800
+
+
+def by_alias(x: Any) -> Any:
+    return U.softmax(x, x), U.degree
+
+
+def by_full_name(x: Any) -> Any:
+    return torch_geometric.utils.softmax(x, x), torch_geometric.utils.degree
+
+
+def test_attributes_of_pygs_modules() -> None:
+    substitutes = {U.softmax: lambda x, index: ("ours", x)}
+    for function in (by_alias, by_full_name):
+        assert rebound(function, substitutes)(1) == (("ours", 1), U.degree)
+    assert U.softmax is torch_geometric.utils.softmax
+
+
 class Root:
     def value(self) -> int:
         return 1
@@ -104,6 +137,28 @@ class Second(First):
 
     def named(self) -> str:
         return "second"
+
+
+class Kinds(Root):
+    @staticmethod
+    def static(x: int) -> int:
+        return stock(x)
+
+    @classmethod
+    def of_class(cls, x: int) -> tuple[type, int]:
+        return cls, stock(x)
+
+    @property
+    def prop(self) -> int:
+        return stock(super().value())
+
+
+def test_static_and_class_methods_and_properties() -> None:
+    twin: Any = copy_of_classes((Kinds,), Root, SUBSTITUTES)
+    assert twin.static(2) == twin().static(2) == 200
+    assert twin().of_class(2) == (twin, 200)
+    assert twin().prop == 100
+    assert (Kinds.static(2), Kinds().prop) == (2, 1)
 
 
 def test_super_leads_from_copy_to_copy() -> None:

@@ -121,11 +121,11 @@ def test_wrong_arguments_are_refused() -> None:
         norm_relu_dropout(torch.ones(2, 2), torch.ones(3))
 
 
-def compare_with_three_functions() -> float:
+def compare_with_three_functions(**layout: Any) -> float:
     """On every rank: the same draw gives the same mask, so the fused pass equals the three functions."""
     import pyg_dist
 
-    data = pyg_dist.DistributedData(random_graph(47, 310, seed=1), partition="random")
+    data = pyg_dist.DistributedData(random_graph(47, 310, seed=1), **(layout or {"partition": "random"}))
     results = []
     for fused in (True, False):
         torch.manual_seed(4)
@@ -143,3 +143,27 @@ def compare_with_three_functions() -> float:
 def test_ranks_agree_with_torch(workers: Any, world_size: int) -> None:
     for error in workers(world_size).run(compare_with_three_functions):
         assert error < 1e-10
+
+
+@pytest.mark.parametrize("mesh", [{"y": 2}, {"x": 2}], ids=str)
+def test_tiles_agree_with_torch(workers: Any, mesh: dict[str, int]) -> None:
+    for error in workers(2).run(compare_with_three_functions, layout="grid", mesh=mesh):
+        assert error < 1e-10
+
+
+def masks(**layout: Any) -> list[Tensor]:
+    """Results do not depend on the layout, whichever the norm."""
+    import pyg_dist
+
+    data = pyg_dist.DistributedData(random_graph(47, 310, seed=1), **layout)
+    results = []
+    for norm in NORMS:
+        torch.manual_seed(4)
+        results.append(norm_relu_dropout(data.x, norm=norm, p=0.5).full_tensor())
+    return results
+
+
+def test_tiles_have_the_masks_of_rows(workers: Any) -> None:
+    of_rows, of_tiles = (workers(2).run(masks, **layout)[0] for layout in ({}, {"layout": "grid", "mesh": {"y": 2}}))
+    for ours, other in zip(of_rows, of_tiles, strict=True):
+        torch.testing.assert_close(ours, other, rtol=0, atol=1e-10)

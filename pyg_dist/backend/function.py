@@ -1,0 +1,38 @@
+"""The base of the package's autograd functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class LocalFunction(torch.autograd.Function):
+    """An autograd function whose backward gets local rows, as plain tensors.
+
+    The engine passes tensors as they come: reentrant checkpointing hands it the gradients of node tensors as node
+    tensors, on which torch's functions would speak of the global ones.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "backward" in vars(cls):
+            cls.backward = staticmethod(_of_local_rows(cls.backward))  # type: ignore[method-assign]
+
+
+def _of_local_rows(backward: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(backward)
+    def local_backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        return backward(ctx, *(_local(g) for g in gradients))
+
+    return local_backward
+
+
+def _local(gradient: Tensor | None) -> Tensor | None:
+    if gradient is None or type(gradient) is Tensor:
+        return gradient
+    with torch._C.DisableTorchFunctionSubclass():
+        return gradient.as_subclass(Tensor)
