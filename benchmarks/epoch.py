@@ -22,8 +22,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import graphs
 import machine
+import power_law
 import torch
 import torch.nn.functional as F
 from measure import Epoch, Measurement, Schedule, Variant, interleaved
@@ -74,12 +74,12 @@ def training_epoch(graph: str, model_name: str, form: str) -> Epoch:
     """Return a function that trains for one epoch.
 
     Args:
-        graph: name or path, see :func:`graphs.load`.
+        graph: name or path, see :func:`power_law.load`.
         model_name: key of ``MODELS``.
         form: "edge_index" or "adj_t" for stock PyG, "distributed".
     """
     torch.manual_seed(0)
-    data = graphs.load(graph)
+    data = power_law.load(graph)
     num_classes = int(data.y.max()) + 1
     if form == "adj_t":
         data = ToSparseTensor(layout=torch.sparse_csr)(data)
@@ -103,7 +103,7 @@ def training_epoch(graph: str, model_name: str, form: str) -> Epoch:
 
 def dense_products(graph: str, model_name: str) -> Epoch:
     """Return a function that multiplies as an epoch does: forward, and by weights and inputs backward."""
-    data = graphs.load(graph)
+    data = power_law.load(graph)
     hidden, num_maps = {"sage": (256, 2), "gcn": (128, 1)}[model_name]
     widths = (data.num_features, hidden, hidden, int(data.y.max()) + 1)
     rows = [torch.randn(data.num_nodes, width) for width in widths]
@@ -170,7 +170,7 @@ def table(results: dict[str, dict[str, Measurement]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--graph", default="small", help=f"{', '.join(graphs.SIZES)}, or a .npz file")
+    parser.add_argument("--graph", default="small", help=f"{', '.join(power_law.SIZES)}, or a .npz file")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="NAME", help="variants with one of these in their name"

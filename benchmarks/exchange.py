@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import graphs
 import machine
+import power_law
 import torch
 import torch.nn.functional as F
 from epoch import MODELS
@@ -108,7 +108,7 @@ def exposed(variant: Variant, model_name: str, rounds: int) -> dict[str, dict[st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--graph", default="small", help=f"{', '.join(graphs.SIZES)}, or a .npz file")
+    parser.add_argument("--graph", default="small", help=f"{', '.join(power_law.SIZES)}, or a .npz file")
     parser.add_argument("--model", choices=MODELS, default="sage")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0, help="of the partition")
@@ -116,7 +116,7 @@ def main() -> None:
     args = parser.parse_args()
 
     pyg_dist.init()
-    axis, graph = world_axis(), graphs.load(args.graph)
+    axis, graph = world_axis(), power_law.load(args.graph)
 
     parts = on_main(lambda: partition(graph.edge_index, graph.num_nodes, axis.size, seed=args.seed)).long()
     variants = [

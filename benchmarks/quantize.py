@@ -18,8 +18,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import graphs
 import machine
+import power_law
 import torch
 import torch.nn.functional as F
 from measure import Schedule, Variant, interleaved
@@ -104,7 +104,7 @@ def _line(kernel: str, width: int, bits: int, rounding: str, copy: float, own: f
 
 def make_exchange(bits: int, width: int) -> Callable[[], object]:
     """One aggregation of what needs a gradient, forward and backward, without local edges worth mentioning."""
-    data = DistributedData(graphs.load("small"), partition="random", bits=bits)
+    data = DistributedData(power_law.load("small"), partition="random", bits=bits)
     layer = torch.nn.Identity().train()
     operator = data.graph.neighbourhood("mean", None, torch.float32)
     x = torch.randn(data.graph.num_local, width)
@@ -136,7 +136,7 @@ class SAGE(torch.nn.Module):
 def make_epoch(bits: int, graph: str) -> Callable[[], object]:
     """A training epoch; the first layer's sums are remembered."""
     torch.manual_seed(0)
-    data = DistributedData(graphs.load(graph), bits=bits)
+    data = DistributedData(power_law.load(graph), bits=bits)
     model = SAGE(data.num_features, int(data.y.max()) + 1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 

@@ -16,8 +16,8 @@ import statistics
 import time
 from pathlib import Path
 
-import graphs
 import matplotlib
+import power_law
 import torch
 
 matplotlib.use("Agg")
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--graph", help="the graph of the results, if not the one in the file's name")
     args = parser.parse_args()
     results = json.loads(args.results.read_text())["results"]
-    data = graphs.load(args.graph or args.results.stem.removeprefix("spmm-"))
+    data = power_law.load(args.graph or args.results.stem.removeprefix("spmm-"))
     num_nodes, num_edges = data.num_nodes, data.edge_index.shape[1]
 
     num_threads = results[0]["threads"]

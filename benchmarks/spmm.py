@@ -24,8 +24,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import graphs
 import machine
+import power_law
 import torch
 from torch_geometric.utils import scatter
 from tqdm import tqdm
@@ -131,7 +131,7 @@ def report(pattern: CSR, width: int, samples: dict[str, Samples]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--graph", default="small", help=f"{', '.join(graphs.SIZES)}, or a .npz file")
+    parser.add_argument("--graph", default="small", help=f"{', '.join(power_law.SIZES)}, or a .npz file")
     parser.add_argument("--widths", type=int, nargs="+", default=[16, 47, 64, 100, 128, 256, 602])
     parser.add_argument("--threads", type=int, nargs="+", default=[torch.get_num_threads()])
     parser.add_argument("--transposed", action="store_true", help="multiply by the transpose, as the backward does")
@@ -144,7 +144,7 @@ def main() -> None:
 
     warnings.filterwarnings("ignore", message="Sparse")
     description = machine.describe()
-    data = graphs.load(args.graph)
+    data = power_law.load(args.graph)
     source, target = data.edge_index
     pattern = CSR.from_edges(target, source, torch.arange(target.numel()), data.num_nodes, data.num_nodes)
     pattern = pattern.transposed if args.transposed else pattern

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import torch
+from emulated import EmulatedMean
 
 from pyg_dist.backend.aggregate import aggregate
 from pyg_dist.backend.quantized import quantized
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-from emulated import EmulatedMean
 
 
 def test_means_of_emulated_ranks() -> None:

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
 
+import foreign_load
+import measure
 import numpy as np
+import power_law
 import pytest
+import resident_memory
 import torch
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
-
-def _module(name: str) -> ModuleType:
-    if str(BENCHMARKS) not in sys.path:  # they import one another
-        sys.path.append(str(BENCHMARKS))
-    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", BENCHMARKS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look their annotations up
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.timeout(300)  # it starts six Python processes, on a machine that may be busy
@@ -54,7 +44,6 @@ def test_epoch(tmp_path: Path) -> None:
 
 
 def test_disturbed_turns_are_repeated() -> None:
-    measure = _module("measure")
     schedule = measure.Schedule(max_foreign=0.1, num_retakes=2, pause_seconds=0.0)
 
     def counted(*shares: float) -> tuple[float, int]:
@@ -71,7 +60,6 @@ def test_disturbed_turns_are_repeated() -> None:
 
 
 def test_foreign_load() -> None:
-    foreign_load = _module("foreign_load")
     if foreign_load._busy_seconds() is None:
         pytest.skip("needs /proc/stat")
     with foreign_load.watched() as load:
@@ -87,19 +75,17 @@ def test_foreign_load() -> None:
 
 
 def test_resident_memory() -> None:
-    memory = _module("resident_memory")
     block = np.ones(8 << 20)  # 64 MiB
-    assert memory.peak_mib() >= memory.current_mib() > 64
+    assert resident_memory.peak_mib() >= resident_memory.current_mib() > 64
     del block
-    assert memory.peak_mib() > memory.current_mib() + 60
-    memory.forget_peak()
+    assert resident_memory.peak_mib() > resident_memory.current_mib() + 60
+    resident_memory.forget_peak()
     if Path("/proc/self/clear_refs").exists():
-        assert memory.peak_mib() < memory.current_mib() + 4
+        assert resident_memory.peak_mib() < resident_memory.current_mib() + 4
 
 
 def test_power_law() -> None:
-    graphs = _module("graphs")
-    size, data = graphs.SIZES["small"], graphs.load("small")
+    size, data = power_law.SIZES["small"], power_law.load("small")
     assert (data.num_nodes, data.num_edges, data.num_features) == (size.num_nodes, size.num_edges, size.num_features)
     assert data.is_undirected()
     assert not data.has_self_loops()
@@ -108,4 +94,4 @@ def test_power_law() -> None:
     # The expected degree of rank r is about c r^-0.6: a hundredth of the nodes hold (1/100)^0.4 of the ends.
     share = degree[: size.num_nodes // 100].sum() / degree.sum()
     assert 0.6 * 0.01**0.4 < share < 1.3 * 0.01**0.4
-    assert torch.equal(graphs.load("small").edge_index, data.edge_index)
+    assert torch.equal(power_law.load("small").edge_index, data.edge_index)
