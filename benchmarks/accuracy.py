@@ -34,15 +34,16 @@ import example_graphs
 from emulated import EmulatedMean
 from torch_geometric.data import Data
 
-from pyg_dist.backend.aggregate import _EdgeProduct, aggregate
+from pyg_dist.backend.aggregate import aggregate
 from pyg_dist.backend.codec import EXACT, Codec
 from pyg_dist.backend.csr import CSR
+from pyg_dist.backend.matrix import Matrix
 from pyg_dist.backend.quantized import quantized
 from pyg_dist.nn import MaskedLabelPropagation, NormReLUDropout
 from pyg_dist.partition import partition
 from pyg_dist.tensor.random import draw_seed
 
-HIDDEN, DROPOUT, LEARNING_RATE, LABEL_RATE, EVALUATE_EVERY = 256, 0.5, 0.01, 0.5, 5
+HIDDEN, NUM_LAYERS, DROPOUT, LEARNING_RATE, LABEL_RATE, EVALUATE_EVERY = 256, 3, 0.5, 0.01, 0.5, 5
 RESULTS = Path(__file__).parent / "results" / "accuracy.json"
 
 
@@ -70,87 +71,131 @@ SETTINGS = {
 }
 
 
-class SparseFeatures:
-    """Constant features that are mostly zeros: ``linear`` costs as much as they have entries."""
+class Features:
+    """Constant features; where they are mostly zeros, ``linear`` costs as much as they have entries."""
 
     def __init__(self, x: Tensor) -> None:
         row, col = x.nonzero(as_tuple=True)
-        self.csr = CSR.from_edges(row, col, torch.arange(row.numel()), *x.shape)
-        self.value = x[row, col]
+        self.x = x if row.numel() > 0.15 * x.numel() else None
+        self.entries = Matrix(CSR.from_edges(row, col, torch.arange(row.numel()), *x.shape), x[row, col])
 
     def linear(self, weight: Tensor) -> Tensor:
         """``x weight^T``."""
-        return _EdgeProduct.apply(self.value, weight.t().contiguous(), self.csr)  # type: ignore[no-any-return, no-untyped-call]
+        return _Multiply.apply(weight.t(), self.entries) if self.x is None else F.linear(self.x, weight)
+
+
+class _Multiply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, entries: Matrix) -> Tensor:
+        ctx.entries = entries
+        return entries.multiply(rows.contiguous())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.entries.transposed.multiply(grad.contiguous()), None
+
+
+class Step(NamedTuple):
+    """A layer's means, and where its input has the rows of its output (None: they are the same)."""
+
+    mean: EmulatedMean
+    own: Tensor | None = None
+
+
+class Pass(NamedTuple):
+    """What is computed: three layers' rows, from the rows of the first one's input."""
+
+    steps: list[Step]
+    nodes: Tensor
+    features: Features
+
+    @classmethod
+    def whole(cls, data: Data, mean: EmulatedMean) -> Pass:
+        """All nodes."""
+        return cls([Step(mean)] * NUM_LAYERS, torch.arange(data.num_nodes), Features(data.x))
+
+    @classmethod
+    def towards(cls, data: Data, mean: EmulatedMean, nodes: Tensor) -> Pass:
+        """What the outputs of some nodes are made of: for them it is the same, and so are the losses' gradients."""
+        steps: list[Step] = []
+        for _ in range(NUM_LAYERS):
+            restricted, inputs = mean.for_rows(nodes)
+            steps.insert(0, Step(restricted, torch.searchsorted(inputs, nodes)))
+            nodes = inputs
+        return cls(steps, nodes, Features(data.x[nodes]))
 
 
 class SAGE(nn.Module):
     """Means over neighbours by emulated ranks; the narrower side of a layer is exchanged, as in the package's convs."""
 
-    def __init__(self, features: SparseFeatures, channels: int, num_classes: int, mean: EmulatedMean) -> None:
+    def __init__(self, channels: int, num_classes: int) -> None:
         super().__init__()
-        self.features, self.mean = features, mean
-        widths = [channels, HIDDEN, HIDDEN, num_classes]
+        widths = [channels, *[HIDDEN] * (NUM_LAYERS - 1), num_classes]
         pairs = list(pairwise(widths))
         self.neighbours = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in pairs)
         self.roots = nn.ModuleList(nn.Linear(a, b) for a, b in pairs)
         self.norms = nn.ModuleList(NormReLUDropout(HIDDEN, "layer", p=DROPOUT) for _ in pairs[1:])
 
-    def forward(self, labels: tuple[Tensor, Tensor] | None, code: Callable[[], tuple[Codec, Codec]]) -> Tensor:
+    def forward(
+        self, over: Pass, labels: tuple[Tensor, Tensor] | None, code: Callable[[EmulatedMean], tuple[Codec, Codec]]
+    ) -> Tensor:
         """``labels``: rows of the features that an embedding is added to, and what is added."""
         x = torch.empty(0)
         for k, (neighbour, root) in enumerate(zip(self.neighbours, self.roots, strict=True)):
+            mean, own = over.steps[k]
             if k == 0:
-                both = self._first(torch.cat([neighbour.weight, root.weight]), labels)
+                weight = torch.cat([neighbour.weight, root.weight])
+                both = over.features.linear(weight)
+                if labels is not None:
+                    both = both.index_add(0, labels[0], F.linear(labels[1], weight))
                 left, right = both.split(HIDDEN, 1)
+                right = right if own is None else right[own]
             else:
                 x = self.norms[k - 1](x)
-                left, right = neighbour(x), F.linear(x, root.weight)
-            x = aggregate(left, self.mean.operator.coded(code())) + right + root.bias
+                left, right = neighbour(x), F.linear(x if own is None else x[own], root.weight)
+            x = aggregate(left, mean.operator.coded(code(mean))) + right + root.bias
         return x
 
-    def _first(self, weight: Tensor, labels: tuple[Tensor, Tensor] | None) -> Tensor:
-        out = self.features.linear(weight)
-        return out if labels is None else out.index_add(0, labels[0], F.linear(labels[1], weight))
 
-
-def train(data: Data, mean: EmulatedMean, setting: Setting, seed: int, num_epochs: int) -> dict[str, Any]:
+def train(data: Data, training: Pass, whole: Pass, setting: Setting, seed: int, num_epochs: int) -> dict[str, Any]:
     """One run: scores by epoch, and the score that counts."""
     torch.manual_seed(seed)
     num_classes = int(data.y.max()) + 1
-    model = SAGE(SparseFeatures(data.x), data.num_features, num_classes, mean)
+    model = SAGE(data.num_features, num_classes)
     propagation = MaskedLabelPropagation(num_classes, data.num_features, LABEL_RATE)
     parameters = [*model.parameters(), *(propagation.parameters() if setting.has_labels else ())]
     optimizer = torch.optim.Adam(parameters, lr=LEARNING_RATE)
     zeros = torch.zeros(data.num_nodes, 1)
 
-    def code() -> tuple[Codec, Codec]:
+    def code(mean: EmulatedMean) -> tuple[Codec, Codec]:
         if setting.is_exact or not torch.is_grad_enabled():
             return EXACT, EXACT
         keys = mean.keys if setting.is_stochastic else (None, None)
         return quantized((setting.bits, setting.bits), keys, draw_seed(), lambda: "SAGE")  # type: ignore[arg-type]
 
-    def labels() -> tuple[tuple[Tensor, Tensor] | None, Tensor]:
+    def labels(over: Pass) -> tuple[tuple[Tensor, Tensor] | None, Tensor]:
         if not setting.has_labels:
             return None, data.train_mask
         # The module's own draw, on a column of zeros, so that no dense features are made.
         propagation.train(model.training)
         _, loss_mask = _Masks.of(propagation, zeros, data)
         embedded = (data.train_mask & ~loss_mask) if model.training else data.train_mask
-        nodes = embedded.nonzero().view(-1)
-        return (nodes, F.embedding(data.y[nodes], propagation.weight)), loss_mask
+        rows = embedded[over.nodes].nonzero().view(-1)
+        return (rows, F.embedding(data.y[over.nodes[rows]], propagation.weight)), loss_mask
 
     history = []
     for epoch in range(1, num_epochs + 1):
         model.train()
         optimizer.zero_grad()
-        given, loss_mask = labels()
-        F.cross_entropy(model(given, code)[loss_mask], data.y[loss_mask]).backward()
+        given, loss_mask = labels(training)
+        out = model(training, given, code)
+        F.cross_entropy(out[loss_mask[data.train_mask]], data.y[loss_mask]).backward()
         optimizer.step()
         if epoch % EVALUATE_EVERY:
             continue
         model.eval()
         with torch.no_grad():
-            out = model(labels()[0], code)
+            out = model(whole, labels(whole)[0], code)
         history.append([round(_score(out, data, data[name]), 3) for name in ("val_mask", "test_mask")])
     best = max(history, key=lambda scores: scores[0])  # the first of equals
     return {"score": best[1], "curve": [test for _, test in history]}
@@ -188,9 +233,11 @@ def parts_of(data: Data, name: str) -> tuple[Tensor, int]:
 
 
 @cache
-def _prepared(path: str, parts: str) -> tuple[Data, EmulatedMean]:
+def prepared(path: str, parts: str) -> tuple[Data, Pass, Pass]:
+    """The graph, what its losses need, and everything."""
     data = read(path)
-    return data, EmulatedMean(data.edge_index, *parts_of(data, parts))
+    mean = EmulatedMean.of(data.edge_index, *parts_of(data, parts))
+    return data, Pass.towards(data, mean, data.train_mask.nonzero().view(-1)), Pass.whole(data, mean)
 
 
 def report(runs: list[dict[str, Any]]) -> str:
@@ -262,7 +309,7 @@ def main() -> None:
         if (graph, place, setting, seed) in done:
             continue
         start = time.perf_counter()
-        run = train(*_prepared(path, parts), SETTINGS[setting], seed, args.epochs)
+        run = train(*prepared(path, parts), SETTINGS[setting], seed, args.epochs)
         runs.append({"graph": graph, "parts": place, "setting": setting, "seed": seed, **run})
         done.add((graph, place, setting, seed))
         args.results.parent.mkdir(exist_ok=True)

@@ -21,6 +21,8 @@ from pyg_dist.backend.matrix import Matrix
 from pyg_dist.plan import halo_share
 from pyg_dist.plan.halo import HaloShare
 
+Keys = tuple[Tensor, Tensor]
+
 
 class EmulatedExchange:
     """Moves rows from the send slots of all ranks to their receive slots."""
@@ -54,12 +56,19 @@ class EmulatedMean:
         keys: by direction.
     """
 
-    def __init__(self, edge_index: Tensor, parts: Tensor, num_ranks: int) -> None:
+    def __init__(self, local: CSR, outgoing: CSR, order: Tensor, incoming: CSR, degree: Tensor, keys: Keys) -> None:
+        halo = Halo(Matrix(outgoing), EmulatedExchange(order), Matrix(incoming))  # type: ignore[arg-type]
+        self.operator = LinearOperator(Matrix(local), halo, row_scale=degree.float().reciprocal())
+        self.degree, self.keys = degree, keys
+
+    @classmethod
+    def of(cls, edge_index: Tensor, parts: Tensor, num_ranks: int) -> EmulatedMean:
+        """All nodes' means, with the slots that the package's plan has."""
         shares = [halo_share(edge_index, parts, rank, num_ranks) for rank in range(num_ranks)]
         num_nodes = parts.numel()
         sent = [0, *accumulate(sum(share.sums.send_counts) for share in shares)]
         received = [0, *accumulate(sum(share.sums.recv_counts) for share in shares)]
-        local = _joined([_placed(s.local, s.node_id, s.node_id) for s in shares], num_nodes, num_nodes)
+        local = [_placed(s.local, s.node_id, s.node_id) for s in shares]
         outgoing = [
             _placed(s.sums.outgoing, torch.arange(sent[r], sent[r + 1]), s.node_id) for r, s in enumerate(shares)
         ]
@@ -67,17 +76,46 @@ class EmulatedMean:
             _placed(s.sums.incoming, s.node_id[s.num_inner :], torch.arange(received[r], received[r + 1]))
             for r, s in enumerate(shares)
         ]
-        degree = torch.bincount(edge_index[1], minlength=num_nodes).clamp_(min=1)
-        halo = Halo(
-            Matrix(_joined(outgoing, sent[-1], num_nodes)),
-            EmulatedExchange(_order(shares, sent)),  # type: ignore[arg-type]
-            Matrix(_joined(incoming, num_nodes, received[-1])),
-        )
-        self.operator = LinearOperator(Matrix(local), halo, row_scale=degree.float().reciprocal())
-        self.keys = (
+        keys = (
             torch.cat([share.sums.outgoing_key for share in shares]),
             torch.cat([share.sums.incoming_key for share in shares]),
         )
+        return cls(
+            _joined(local, num_nodes, num_nodes),
+            _joined(outgoing, sent[-1], num_nodes),
+            _order(shares, sent),
+            _joined(incoming, num_nodes, received[-1]),
+            torch.bincount(edge_index[1], minlength=num_nodes).clamp_(min=1),
+            keys,
+        )
+
+    def for_rows(self, rows: Tensor) -> tuple[EmulatedMean, Tensor]:
+        """The means of some rows, with the same messages, from the rows that they and their means are made of."""
+        halo = self.operator.halo
+        incoming = _entries(halo.incoming.pattern, rows)
+        received = incoming[1].unique()
+        outgoing = _entries(halo.outgoing.pattern, halo.exchange.order[received])  # type: ignore[attr-defined]
+        local = _entries(self.operator.local.pattern, rows)
+        inputs = torch.cat([rows, local[1], outgoing[1]]).unique()
+        num_slots = received.numel()
+        keys = self.keys[0][halo.exchange.order[received]], self.keys[1][received]  # type: ignore[attr-defined]
+        means = EmulatedMean(
+            _joined([(local[0], torch.searchsorted(inputs, local[1]))], rows.numel(), inputs.numel()),
+            _joined([(outgoing[0], torch.searchsorted(inputs, outgoing[1]))], num_slots, inputs.numel()),
+            torch.arange(num_slots),
+            _joined([(incoming[0], torch.searchsorted(received, incoming[1]))], rows.numel(), num_slots),
+            self.degree[rows],
+            keys,
+        )
+        return means, inputs
+
+
+def _entries(matrix: CSR, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The entries of some rows: which of the rows, and the column."""
+    count = matrix.rowptr[rows + 1] - matrix.rowptr[rows]
+    start = matrix.rowptr[rows] - count.cumsum(0) + count
+    row = torch.arange(rows.numel()).repeat_interleave(count)
+    return row, matrix.col[torch.arange(row.numel()) + start[row]].long()
 
 
 def _placed(csr: CSR, row: Tensor, col: Tensor) -> tuple[Tensor, Tensor]:
