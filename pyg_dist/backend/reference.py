@@ -157,13 +157,15 @@ def row_epilogue(
 
 
 def relu(x: Tensor, keeps_mask: bool) -> tuple[Tensor, Tensor]:
-    """``max(x, 0)`` and, if asked for, where x is positive or NaN."""
-    return x.relu(), (~(x <= 0)).to(torch.uint8).flatten()[: None if keeps_mask else 0]
+    """``max(x, 0)`` and, if asked for, the bits of where x is positive or NaN."""
+    bits = np.packbits((~(x <= 0)).numpy(), bitorder="little")
+    return x.relu(), torch.from_numpy(bits)[: None if keeps_mask else 0]
 
 
 def relu_grad(grad: Tensor, passed: Tensor) -> Tensor:
     """``grad`` where ``passed``."""
-    return grad * passed.view_as(grad)
+    bits = np.unpackbits(passed.numpy(), count=grad.numel(), bitorder="little")
+    return grad * torch.from_numpy(bits).view_as(grad)
 
 
 _TINY = np.float32(2.0**-100)

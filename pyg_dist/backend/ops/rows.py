@@ -60,7 +60,8 @@ def relu(x: Tensor, keeps_mask: bool) -> tuple[Tensor, Tensor]:
 
     Shapes:
         - x: any shape, contiguous; float32, float64 or bfloat16
-        - output: as x, and ``[x.numel()]`` uint8, one where x is positive or NaN (empty without ``keeps_mask``)
+        - output: as x, and ``[ceil(x.numel() / 8)]`` uint8, whose bits, lowest first, are one where x is positive or NaN
+          (empty without ``keeps_mask``)
 
     Raises:
         DataError: a dtype does not fit, or x is not contiguous.
@@ -74,7 +75,7 @@ def relu_grad(grad: Tensor, passed: Tensor) -> Tensor:
 
     Shapes:
         - grad: any shape, float32, float64 or bfloat16; copied unless contiguous
-        - passed: ``[grad.numel()]`` uint8, of :func:`relu`
+        - passed: ``[ceil(grad.numel() / 8)]`` uint8, of :func:`relu`
         - output: as grad
 
     Raises:
@@ -188,7 +189,7 @@ def _(out: Tensor, index: Tensor, rows: Tensor) -> None:
 
 @torch.library.register_fake("pyg_dist::relu")
 def _(x: Tensor, keeps_mask: bool) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), x.new_empty(x.numel() if keeps_mask else 0, dtype=torch.uint8)
+    return torch.empty_like(x), x.new_empty((x.numel() + 7) // 8 if keeps_mask else 0, dtype=torch.uint8)
 
 
 @torch.library.register_fake("pyg_dist::relu_grad")
