@@ -29,7 +29,8 @@ bool is_positive_or_nan(T value) {
 int64_t num_bytes(int64_t num_bits) { return (num_bits + 7) / 8; }
 
 // Eight flags of 0 or 1 to a byte, the first one lowest: flag i is shifted by 56 - 7 i, to bit 56 + i.
-void pack(const uint8_t* flags, int64_t count, uint8_t* bits) {
+void pack(uint8_t* flags, int64_t count, uint8_t* bits) {
+  for (int64_t i = count; i % 8 != 0; ++i) flags[i] = 0;
   for (int64_t i = 0; i < count; i += 8) {
     uint64_t word;
     std::memcpy(&word, flags + i, 8);
@@ -66,7 +67,7 @@ void forward(const Tensor& x, const Tensor& y, const Tensor& passed) {
   auto* to = static_cast<T*>(y.mutable_data_ptr());
   auto* bits = passed.numel() == 0 ? nullptr : static_cast<uint8_t*>(passed.mutable_data_ptr());
   for_each_range(x.numel(), kElementsPerChunk, [&](int64_t first, int64_t last) {
-    uint8_t flags[kBlock] = {};
+    uint8_t flags[kBlock];
     for (int64_t begin = first; begin < last; begin += kBlock) {
       const int64_t count = std::min(kBlock, last - begin);
       for (int64_t i = 0; i < count; ++i) flags[i] = is_positive_or_nan(from[begin + i]);

@@ -60,8 +60,8 @@ def relu(x: Tensor, keeps_mask: bool) -> tuple[Tensor, Tensor]:
 
     Shapes:
         - x: any shape, contiguous; float32, float64 or bfloat16
-        - output: as x, and ``[ceil(x.numel() / 8)]`` uint8, whose bits, lowest first, are one where x is positive or NaN
-          (empty without ``keeps_mask``)
+        - output: as x, and ``[ceil(x.numel() / 8)]`` uint8, whose bits, lowest first, are one where x is positive or
+          NaN (empty without ``keeps_mask``)
 
     Raises:
         DataError: a dtype does not fit, or x is not contiguous.
