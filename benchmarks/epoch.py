@@ -6,9 +6,10 @@
 
 An epoch is forward, loss, backward and Adam's step. Stock PyG runs in one process with two threads, on ``edge_index``
 and on ``adj_t`` (a torch CSR tensor); pyg_dist on one rank with two threads and on two ranks with one thread each. GCN
-runs with ``cached=True`` everywhere, so that stock PyG does not compute its norm anew in each epoch. "dense products"
-is the floor: the products of the linear maps and of their gradients alone, into memory that is there. Turns that other
-programs have disturbed are repeated. The table goes to the terminal, everything measured to a JSON file.
+runs with ``cached=True`` everywhere, so that stock PyG does not compute its norm anew in each epoch. pyg_dist runs the
+stock script after the swap; with norm, ReLU and dropout in one module; and with nothing remembered from epoch to epoch.
+"dense products" is the floor: the products of the linear maps and of their gradients alone, into memory that is there.
+Turns that other programs have disturbed are repeated. The table goes to the terminal, all measurements to a JSON file.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from tqdm import tqdm
 
 from pyg_dist import DistributedData
 from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
+from pyg_dist.nn import NormReLUDropout
+from pyg_dist.tensor.remember import SETTING as REMEMBERING
 
 BASELINE = "stock PyG, edge_index"
 FLOOR = "dense products"
@@ -41,30 +44,44 @@ NUM_CORES = 2
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
-class Model(torch.nn.Module):
-    def __init__(self, convs: list[torch.nn.Module], norms: list[torch.nn.Module], dropout: float) -> None:
+class NormThenReLUThenDropout(torch.nn.Module):
+    """As a stock script writes it."""
+
+    def __init__(self, norm: torch.nn.Module) -> None:
         super().__init__()
-        self.convs, self.norms, self.dropout = torch.nn.ModuleList(convs), torch.nn.ModuleList(norms), dropout
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(self.norm(x).relu(), p=0.5, training=self.training)
+
+
+class Model(torch.nn.Module):
+    """Convs, and what stands between them."""
+
+    def __init__(self, convs: list[torch.nn.Module], between: list[torch.nn.Module]) -> None:
+        super().__init__()
+        self.convs, self.between = torch.nn.ModuleList(convs), torch.nn.ModuleList(between)
 
     def forward(self, x: Tensor, edges: Any) -> Tensor:
-        for conv, norm in zip(self.convs, self.norms, strict=False):
-            x = norm(conv(x, edges)).relu()
-            x = F.dropout(x, p=self.dropout, training=self.training)
+        for conv, after in zip(self.convs, self.between, strict=False):
+            x = after(conv(x, edges))
         return self.convs[-1](x, edges)
 
 
-def sage(in_channels: int, out_channels: int, conv: type) -> Model:
+def sage(in_channels: int, out_channels: int, conv: type, is_fused: bool) -> Model:
     """GraphSAGE, hidden 256, LayerNorm, ReLU, dropout 0.5."""
-    widths = (in_channels, 256, 256, out_channels)
-    convs = [conv(a, b) for a, b in pairwise(widths)]
-    return Model(convs, [torch.nn.LayerNorm(256) for _ in range(2)], dropout=0.5)
+    convs = [conv(a, b) for a, b in pairwise((in_channels, 256, 256, out_channels))]
+    if is_fused:
+        return Model(convs, [NormReLUDropout(256, "layer", p=0.5) for _ in range(2)])
+    return Model(convs, [NormThenReLUThenDropout(torch.nn.LayerNorm(256)) for _ in range(2)])
 
 
-def gcn(in_channels: int, out_channels: int, conv: type) -> Model:
+def gcn(in_channels: int, out_channels: int, conv: type, is_fused: bool) -> Model:
     """GCN, hidden 128, ReLU, dropout 0.5."""
-    widths = (in_channels, 128, 128, out_channels)
-    convs = [conv(a, b, cached=True) for a, b in pairwise(widths)]
-    return Model(convs, [torch.nn.Identity() for _ in range(2)], dropout=0.5)
+    convs = [conv(a, b, cached=True) for a, b in pairwise((in_channels, 128, 128, out_channels))]
+    if is_fused:
+        return Model(convs, [NormReLUDropout(128, None, p=0.5) for _ in range(2)])
+    return Model(convs, [NormThenReLUThenDropout(torch.nn.Identity()) for _ in range(2)])
 
 
 MODELS = {"sage": (sage, SAGEConv, DistributedSAGEConv), "gcn": (gcn, GCNConv, DistributedGCNConv)}
@@ -76,17 +93,20 @@ def training_epoch(graph: str, model_name: str, form: str) -> Epoch:
     Args:
         graph: name or path, see :func:`power_law.load`.
         model_name: key of ``MODELS``.
-        form: "edge_index" or "adj_t" for stock PyG, "distributed".
+        form: "edge_index" or "adj_t" for stock PyG; "swapped", the stock script; "fused", with ``NormReLUDropout``;
+            "forgetful", where nothing is remembered from epoch to epoch.
     """
+    is_stock = form in ("edge_index", "adj_t")
+    os.environ[REMEMBERING] = "0" if form == "forgetful" else "inf"
     torch.manual_seed(0)
     data = power_law.load(graph)
     num_classes = int(data.y.max()) + 1
     if form == "adj_t":
         data = ToSparseTensor(layout=torch.sparse_csr)(data)
-    elif form == "distributed":
+    elif not is_stock:
         data = DistributedData(data)
     make, stock_conv, distributed_conv = MODELS[model_name]
-    model = make(data.num_features, num_classes, distributed_conv if form == "distributed" else stock_conv)
+    model = make(data.num_features, num_classes, stock_conv if is_stock else distributed_conv, form == "fused")
     optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
     edges = data.adj_t if form == "adj_t" else data.edge_index
 
@@ -122,7 +142,7 @@ def dense_products(graph: str, model_name: str) -> Epoch:
 
 
 def variants(graph: str, model_name: str, only: list[str]) -> list[Variant]:
-    """The ways to train that are compared, and the floor; each has the same cores. ``only``: those with such names."""
+    """The ways to train that are compared, and the floor; each has the same cores. ``only``: those whose names end so."""
 
     def variant(name: str, form: str, num_ranks: int) -> Variant:
         return Variant(name, training_epoch, (graph, model_name, form), num_ranks, num_threads=NUM_CORES // num_ranks)
@@ -130,11 +150,13 @@ def variants(graph: str, model_name: str, only: list[str]) -> list[Variant]:
     known = [
         variant(BASELINE, "edge_index", 1),
         variant("stock PyG, adj_t", "adj_t", 1),
-        variant("pyg_dist, 1 rank", "distributed", 1),
-        variant("pyg_dist, 2 ranks", "distributed", 2),
+        variant("pyg_dist, 1 rank", "swapped", 1),
+        variant("pyg_dist, 1 rank, fused modules", "fused", 1),
+        variant("pyg_dist, 1 rank, nothing remembered", "forgetful", 1),
+        variant("pyg_dist, 2 ranks", "swapped", 2),
         Variant(FLOOR, dense_products, (graph, model_name), num_threads=NUM_CORES),
     ]
-    return [v for v in known if not only or any(part in v.name for part in only)]
+    return [v for v in known if not only or v.name.endswith(tuple(only))]
 
 
 def ratios(measured: dict[str, Measurement]) -> dict[str, dict[str, float]]:
@@ -154,7 +176,7 @@ def ratios(measured: dict[str, Measurement]) -> dict[str, dict[str, float]]:
 
 def table(results: dict[str, dict[str, Measurement]]) -> str:
     """Return the results for people."""
-    lines = [f"{'':30}{'epoch':>10}{'(min .. max)':>20}{'speed-up':>10}{'MiB by rank':>16}{'memory':>9}{'foreign':>9}"]
+    lines = [f"{'':43}{'epoch':>10}{'(min .. max)':>20}{'speed-up':>10}{'MiB by rank':>16}{'memory':>9}{'foreign':>9}"]
     for model_name, measured in results.items():
         against_stock = ratios(measured)
         for name, m in measured.items():
@@ -162,7 +184,7 @@ def table(results: dict[str, dict[str, Measurement]]) -> str:
             used = " + ".join(f"{mib:.0f}" for mib in m.used_mib)
             ratio = against_stock[name]
             lines.append(
-                f"{model_name + ': ' + name:30}{1000 * m.median:>7.1f} ms{spread:>20}{ratio['speed_up']:>9.2f}x"
+                f"{model_name + ': ' + name:43}{1000 * m.median:>7.1f} ms{spread:>20}{ratio['speed_up']:>9.2f}x"
                 f"{used:>16}{ratio['memory']:>8.2f}x{max(m.foreign):>9.0%}"
             )
     return "\n".join(lines)
@@ -173,7 +195,7 @@ def main() -> None:
     parser.add_argument("--graph", default="small", help=f"{', '.join(power_law.SIZES)}, or a .npz file")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument(
-        "--only", nargs="+", default=[], metavar="NAME", help="variants with one of these in their name"
+        "--only", nargs="+", default=[], metavar="NAME", help="variants whose names end with one of these"
     )
     parser.add_argument("--rounds", type=int, default=7, help="turns of each variant that count")
     parser.add_argument("--epochs", type=int, default=3, help="epochs in a turn")
