@@ -142,7 +142,7 @@ def dense_products(graph: str, model_name: str) -> Epoch:
 
 
 def variants(graph: str, model_name: str, only: list[str]) -> list[Variant]:
-    """The ways to train that are compared, and the floor; each has the same cores. ``only``: those whose names end so."""
+    """The ways to train that are compared, and the floor, on the same cores. ``only``: those whose names end so."""
 
     def variant(name: str, form: str, num_ranks: int) -> Variant:
         return Variant(name, training_epoch, (graph, model_name, form), num_ranks, num_threads=NUM_CORES // num_ranks)
