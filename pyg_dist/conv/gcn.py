@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cache
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from pyg_dist.conv.scripting import stock_twin
 from pyg_dist.errors import DataError, UnsupportedError
 from pyg_dist.tensor import EdgeTensor, NodeTensor
 from pyg_dist.tensor.edge_index import Graph
-from pyg_dist.tensor.grid_graph import GridGraph
+from pyg_dist.tensor.grid_graph import GridGraph, TileOperators
 from pyg_dist.tensor.halo_graph import HaloGraph
 from pyg_dist.tensor.reductions import wide
 from pyg_dist.tensor.remember import aggregate
@@ -46,7 +47,7 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
     """
 
     is_distributed = True
-    _cached_operator: tuple[HaloGraph, LinearOperator] | None = None
+    _cached_operator: tuple[Graph, LinearOperator | TileOperators] | None = None
 
     def reset_parameters(self) -> None:
         """Draw the parameters anew and forget the cached norm."""
@@ -64,13 +65,14 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
         graph: Graph = edge_index.graph
         if graph.loop_rule != "remaining":  # PyG does not look at edge_weight beside a sparse adj_t, which has values
             edge_weight = None
-        if isinstance(graph, GridGraph):
-            return gcn_on_grid(self, x, edge_index, edge_weight)
         x = features(self, graph, x)
         weight = edge_rows(self, edge_index, edge_weight)
         if weight is None and self.improved and graph.loop_rule != "remaining":  # an adj_t always has values, here ones
             ones = torch.ones(graph.edge_rows.num_local, dtype=x.dtype, device=x.device)
             weight = edge_index.weight = EdgeTensor.from_local(ones, graph.edge_rows)  # type: ignore[assignment]
+        loop_value = self._loop_value(weight)
+        if isinstance(graph, GridGraph):
+            return gcn_on_grid(self, x, graph, weight, lambda dtype: self._operator(graph, weight, dtype), loop_value)
         dtype = torch.promote_types(x.dtype, (x if weight is None else weight).dtype)
         waits = can_wait(self.lin, x, dtype)
         if waits and not projects_first(self.lin, x, self._operator(graph, weight, x.dtype)):
@@ -95,8 +97,16 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
         # The operator belongs to this run: a saved or copied model makes it anew.
         return {**self.__dict__, "_cached_operator": None}
 
-    def _operator(self, graph: HaloGraph, weight: EdgeTensor | None, dtype: torch.dtype) -> LinearOperator | None:
-        """The normalised adjacency matrix, or None if its values learn (collective when built)."""
+    @overload
+    def _operator(self, graph: HaloGraph, weight: EdgeTensor | None, dtype: torch.dtype) -> LinearOperator | None: ...
+    @overload
+    def _operator(self, graph: GridGraph, weight: EdgeTensor | None, dtype: torch.dtype) -> TileOperators | None: ...
+    def _operator(self, graph: Graph, weight: EdgeTensor | None, dtype: torch.dtype) -> Any:
+        """The normalised adjacency matrix, or None if its values learn (collective when built).
+
+        Raises:
+            DataError: ``cached=True``, and the matrix is another graph's.
+        """
         if self.cached and self._cached_operator is not None:
             cached_graph, operator = self._cached_operator
             if cached_graph is not graph:
@@ -106,8 +116,11 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
             return None
         if not self.normalize:
             return graph.neighbourhood("sum", weight, wide(dtype))
+        if self.cached and isinstance(graph, GridGraph) and weight is not None:
+            weight = weight.detach().clone()  # type: ignore[assignment]  # tiles are made later, of the weights of now
         operator = graph.symmetric_norm(self.add_self_loops, self._loop_value(weight), weight, wide(dtype))
         if self.cached:
+            operator = operator if isinstance(operator, LinearOperator) else cache(operator)
             self._cached_operator = graph, operator
         return operator
 

@@ -12,46 +12,49 @@ from torch_geometric.nn import GCNConv, SAGEConv
 from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 from torch_geometric.nn.dense import Linear
 
-from pyg_dist.backend.tile_product import TileOperator
 from pyg_dist.conv.inputs import edge_rows, features
 from pyg_dist.conv.order import can_wait, commutes
 from pyg_dist.errors import UnsupportedError
-from pyg_dist.plan.grid import Layout
-from pyg_dist.tensor import DistributedEdgeIndex
-from pyg_dist.tensor.grid_graph import GridGraph, learns
+from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor
+from pyg_dist.tensor.grid_graph import GridGraph, TileOperators, learns
 from pyg_dist.tensor.reductions import wide
 from pyg_dist.tensor.tile_functions import linear_sum
 from pyg_dist.tensor.tile_tensor import TileTensor
 
 
-def gcn_on_grid(conv: GCNConv, x: Any, edge_index: DistributedEdgeIndex, edge_weight: Tensor | None) -> Tensor:
-    """GCN over tiles; the linear map comes first where that narrows the rows to sum (collective)."""
-    graph: GridGraph = edge_index.graph  # type: ignore[assignment]
-    x = features(conv, graph, x)
-    weight = edge_rows(conv, edge_index, edge_weight)
-    # PyG gives all edges of an edge_index, loops included, weight one when there are no weights, `improved` or not.
-    loop_value = 2.0 if conv.improved and not (weight is None and graph.loop_rule == "remaining") else 1.0
+def gcn_on_grid(
+    conv: GCNConv,
+    x: NodeTensor,
+    graph: GridGraph,
+    weight: EdgeTensor | None,
+    operator: Callable[[torch.dtype], TileOperators | None],
+    loop_value: float,
+) -> Tensor:
+    """GCN over tiles; the linear map comes first where that narrows the rows to sum (collective).
 
-    def operator(dtype: torch.dtype) -> Callable[[Layout], TileOperator] | None:
-        if not conv.normalize:
-            return graph.neighbourhood("sum", weight, wide(dtype))
-        if learns(weight):
-            return None
-        return graph.symmetric_norm(conv.add_self_loops, loop_value, weight, wide(dtype))
+    Args:
+        conv: the conv.
+        x: ``[N, F_in]``.
+        graph: what it runs over.
+        weight: of the edges.
+        operator: the matrix for x of a dtype, or ``None`` if its values learn.
+        loop_value: the weight of the self loops that it adds.
+    """
 
     def aggregate(tiles: TileTensor) -> TileTensor:
         matrix = operator(tiles.dtype)
         if matrix is not None:
             return graph.aggregate(tiles, matrix)
         assert weight is not None
+        if not conv.normalize:
+            return graph.aggregate(tiles, graph.neighbourhood("sum", weight, wide(tiles.dtype)))
         return graph.symmetric_norm_product(tiles, conv.add_self_loops, loop_value, weight, wide(tiles.dtype))
 
     tiles = graph.tiled(x)
     dtype = torch.promote_types(x.dtype, (x if weight is None else weight).dtype)
-    if can_wait(conv.lin, x, dtype):
-        known = None if learns(weight) else operator(x.dtype)
-        if not _projects_first(conv.lin, graph, tiles, known, True):
-            return linear_sum([(aggregate(tiles), conv.lin.weight)], conv.bias)
+    waits = can_wait(conv.lin, x, dtype)
+    if waits and not _projects_first(conv.lin, graph, tiles, operator(x.dtype), True):
+        return linear_sum([(aggregate(tiles), conv.lin.weight)], conv.bias)
     projected = conv.lin(tiles)
     if conv.normalize or weight is not None:
         # PyG's norm has the dtype of the weights or of x, which autocast does not change, and promotes.
@@ -88,7 +91,7 @@ def _combine(
     graph: GridGraph,
     source: TileTensor,
     root: TileTensor | None,
-    operator: Callable[[Layout], TileOperator],
+    operator: TileOperators,
     learning: bool,
 ) -> Tensor:
     plain = commutes(conv.lin_l) and (root is None or commutes(conv.lin_r))
@@ -110,7 +113,7 @@ def _combine(
 
 
 def _projects_first(
-    lin: Linear, graph: GridGraph, x: TileTensor, operator: Callable[[Layout], TileOperator] | None, if_equal: bool
+    lin: Linear, graph: GridGraph, x: TileTensor, operator: TileOperators | None, if_equal: bool
 ) -> bool:
     """Whether the linear map comes first: where that narrows the rows to sum, unless the sums are remembered.
 

@@ -25,6 +25,8 @@ from pyg_dist.tensor.tile import Grid, Tile
 from pyg_dist.tensor.tile_tensor import TileTensor, as_tile
 
 Build = Callable[[AdjacencyTile, Tensor | None], TileOperator]
+TileOperators = Callable[[Layout], TileOperator]
+"""A matrix: its tile on this rank for each layout of what it multiplies."""
 
 
 class GridGraph:
@@ -110,7 +112,7 @@ class GridGraph:
         """Whether some edge is a self loop (collective)."""
         return not self.axis.every(not bool((self.edge_index[0] == self.edge_index[1]).any()))
 
-    def aggregate(self, x: TileTensor, operator: Callable[[Layout], TileOperator], exact: bool = False) -> TileTensor:
+    def aggregate(self, x: TileTensor, operator: TileOperators, exact: bool = False) -> TileTensor:
         """A matrix over the graph's edges times x (collective): Plexus, Alg. 1, lines 2-4, for any layout of x.
 
         With x over rows r and columns c, and k the third axis, the matrix' tile has rows over k and columns over r. The
@@ -123,9 +125,7 @@ class GridGraph:
         """
         return self.start(x, operator, exact)()
 
-    def start(
-        self, x: TileTensor, operator: Callable[[Layout], TileOperator], exact: bool = False
-    ) -> Callable[[], TileTensor]:
+    def start(self, x: TileTensor, operator: TileOperators, exact: bool = False) -> Callable[[], TileTensor]:
         """:meth:`aggregate` up to its last sum; what it returns waits for that and gives the result.
 
         What is remembered (:mod:`pyg_dist.tensor.remember`) is there at once, and nothing is sent.
@@ -162,7 +162,7 @@ class GridGraph:
 
         return land
 
-    def is_remembered(self, x: TileTensor, operator: Callable[[Layout], TileOperator]) -> bool:
+    def is_remembered(self, x: TileTensor, operator: TileOperators) -> bool:
         """Whether :meth:`aggregate` knows the result, or would keep it (collective where it builds the operator)."""
         return remember.is_remembered(x, lambda: operator(x._rows.layout), self.product_rows(x, x._rows.width))
 
@@ -186,7 +186,7 @@ class GridGraph:
 
     def neighbourhood(
         self, reduce: Literal["sum", "mean"], weight: RowTensor | None, dtype: torch.dtype
-    ) -> Callable[[Layout], TileOperator]:
+    ) -> TileOperators:
         """``y_i = sum or mean over in-edges of w_ji x_j``."""
 
         def build(tile: AdjacencyTile, values: Tensor | None) -> TileOperator:
@@ -201,7 +201,7 @@ class GridGraph:
 
     def symmetric_norm(
         self, add_self_loops: bool, loop_value: float, weight: RowTensor | None, dtype: torch.dtype
-    ) -> Callable[[Layout], TileOperator]:
+    ) -> TileOperators:
         """GCN's ``D^-1/2 (A + loops) D^-1/2`` for constant weights."""
 
         def build(tile: AdjacencyTile, values: Tensor | None) -> TileOperator:
@@ -255,9 +255,7 @@ class GridGraph:
         sums = torch.zeros(csr.num_rows, dtype=dtype).index_add_(0, csr.row(), entries)
         return sum_all(sums, self.grid.wire(tile.column_axis, exact=True))
 
-    def _operator(
-        self, key: Hashable, weight: RowTensor | None, dtype: torch.dtype, build: Build
-    ) -> Callable[[Layout], TileOperator]:
+    def _operator(self, key: Hashable, weight: RowTensor | None, dtype: torch.dtype, build: Build) -> TileOperators:
         """The operator by layout of x, built anew for other weights or weights changed in place.
 
         It falls by the identity of the weights and their version, alike on every rank: building is collective. With

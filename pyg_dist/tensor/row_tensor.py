@@ -83,9 +83,12 @@ class RowTensor(Tensor):
             if isinstance(func, OpOverload):  # below autograd (dispatch modes, backward formulas) all is local
                 with LOCALLY():
                     return func(*args, **(kwargs or {}))
+            name = public_name(func)
+            way_out = "call it on .full_tensor() (all rows, collective) or .to_local() (this rank's rows)"
+            if name.startswith(("_foreach_", "_fused_")):  # an optimizer calls it, or a function that clips gradients
+                way_out = "pass foreach=False, and fused=False, to what called it"
             raise MixedRowsError(
-                f"{public_name(func)} has no distributed form for a {cls.__name__}, whose rows lie on several ranks: "
-                f"call it on .full_tensor() (all rows, collective) or .to_local() (this rank's rows)"
+                f"{name} has no distributed form for a {cls.__name__}, whose rows lie on several ranks: {way_out}"
             )
         if kwargs:
             if kwargs.get("out") is not None and not takes_out(handler, kwargs["out"]):

@@ -12,6 +12,7 @@ from pyg_dist.backend.adjoint import enter
 from pyg_dist.backend.axis import Axis
 from pyg_dist.backend.mesh import GRID_AXES, Mesh
 from pyg_dist.backend.shards import Rerouting, Wire, reroute
+from pyg_dist.errors import DataError
 from pyg_dist.plan.grid import (
     WHOLE_ROWS,
     Layout,
@@ -81,7 +82,16 @@ class Tile(Rows):
         return self.grid.tile(self.layout, width)
 
     def columns_of(self, tensor: Tensor) -> Tensor:
-        """The local columns (last dimension) of a replicated tensor; differentiable."""
+        """The local columns (last dimension) of a replicated tensor; differentiable.
+
+        Raises:
+            DataError: Another number of columns than the whole matrix has, on every rank: some could take their slice.
+        """
+        if tensor.shape[-1:] != (self.width,):
+            raise DataError(
+                f"Expected a value for each of {self.width} columns (got shape {list(tensor.shape)}): "
+                f"make the layer with {self.width} features"
+            )
         return enter(tensor, self.axis)[..., self.columns.start : self.columns.stop]
 
     def slice(self, full: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from pyg_dist.backend.adjoint import enter
 from pyg_dist.backend.mesh import GRID_AXES
 from pyg_dist.backend.shards import enter_replicas, leave_replicas, leave_scatter
+from pyg_dist.errors import DataError
 from pyg_dist.plan.grid import Layout
 from pyg_dist.tensor.layers import relu
 from pyg_dist.tensor.pointwise import cast, new, pointwise, pointwise_
@@ -89,11 +90,12 @@ def linear_sum(
     way is given as the function that waits for it: the products before it do not wait (ScaleGNN, V-D).
 
     Shapes:
-        - X_k: ``[N, F_k]``; W_k: ``[G, F_k]``; bias: ``[G]``
+        - X_k: ``[N, F_k]``; W_k: ``[G, F_k]``; bias: ``[G]``, or what else torch adds to ``[N, G]``, such as ``[1]``
         - output: ``[N, G]``
 
     Raises:
         RuntimeError: torch's own, on every rank: an X_k and its W_k have another number of columns.
+        DataError: On every rank: the bias does not fit the result.
     """
     first = pairs[0][0] if isinstance(pairs[0][0], TileTensor) else pairs[0][0]()
     pairs = [(first, pairs[0][1]), *pairs[1:]]
@@ -103,6 +105,12 @@ def linear_sum(
     column_wire = grid.wire(layout.columns)
     replicas = layout.replicas
     after = grid.tile(Layout(layout.rows, replicas[0] if replicas else layout.columns, layout.order), width)
+    addend = None if bias is None else _as_operand(bias, after)
+    if addend is NotImplemented:
+        assert bias is not None
+        raise DataError(
+            f"Expected a bias of {width} values, or of one (got shape {list(bias.shape)}): one for each output column"
+        )
     with LOCALLY():
         total: Tensor | None = None
         for given, weight in pairs:
@@ -121,8 +129,8 @@ def linear_sum(
             out = leave_replicas(total, column_wire)
         else:
             out = leave_scatter(total, column_wire, after.column_sizes, 1)
-        if bias is not None:
-            out = out + after.columns_of(bias)
+        if addend is not None:
+            out = out + addend
         return wrap(out.as_subclass(Tensor), after)  # type: ignore[return-value]
 
 

@@ -33,6 +33,7 @@ def norm_of_each_row(function: Function, args: tuple[Any, ...], kwargs: dict[str
     if tuple(shape or ()) != (tile.width,):
         return NotImplemented
     with LOCALLY():
+        weight, bias = (None if p is None else tile.columns_of(p) for p in parameters)
         local = x.to(wide(x.dtype))
         axis = tile.column_axis
         if centres:
@@ -40,7 +41,6 @@ def norm_of_each_row(function: Function, args: tuple[Any, ...], kwargs: dict[str
         mean_square = leave(local.square().sum(1, keepdim=True), axis) / tile.width
         eps = torch.finfo(x.dtype).eps if bound["eps"] is None else bound["eps"]
         out = local * enter(torch.rsqrt(mean_square + eps), axis)
-        weight, bias = (None if p is None else tile.columns_of(p) for p in parameters)
         out = out if weight is None else out * weight
         out = out if bias is None else out + bias
         return wrap(out.to(x.dtype).as_subclass(Tensor), tile)
@@ -55,14 +55,16 @@ def batch_norm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     if not isinstance(x, TileTensor) or any(isinstance(c, RowTensor) for c in channels):
         return NotImplemented
     tile = x._rows
-    here = slice(tile.columns.start, tile.columns.stop)
     with LOCALLY():
-        weight, bias = (None if p is None else tile.columns_of(p) for p in channels[2:])
+        # All four, and before the sums: where one does not fit, no rank may go on.
+        mean, var, weight, bias = (None if c is None else tile.columns_of(c) for c in channels)
         if bound["training"]:
             normal = _normalise(x, tile, channels[:2], bound["momentum"], bound["eps"])
         else:  # torch's own form does not take a rank without columns
-            mean, var = (b[here].to(wide(x.dtype)) for b in channels[:2])
-            normal = (x - mean) * torch.rsqrt(var + bound["eps"])
+            if mean is None or var is None:
+                raise DataError("Expected running_mean and running_var in evaluation (got None): use training=True")
+            dtype = wide(x.dtype)
+            normal = (x - mean.to(dtype)) * torch.rsqrt(var.to(dtype) + bound["eps"])
         out = normal if weight is None else normal * weight
         out = out if bias is None else out + bias
         return wrap(out.to(x.dtype).as_subclass(Tensor), tile)

@@ -174,3 +174,35 @@ def test_real_graphs(workers: Pools, shared_data: Any, name: str, world_size: in
     graph.edge_weight = torch.rand(graph.num_edges, generator=torch.Generator().manual_seed(0)) + 0.1
     cases = [("sage", {}, "none"), ("gcn", {}, "learned")]
     workers(world_size).run(compare, graph, partition, cases, timeout=120)
+
+
+def cached_norms(layout: str) -> None:
+    """``cached=True`` keeps the norm of the first weights, whatever becomes of them; on the grid, of every tile."""
+    from pyg_dist import DistributedData
+    from pyg_dist.conv import DistributedGCNConv
+    from pyg_dist.errors import DataError
+
+    def run(conv: Any, data: Any) -> list[Tensor]:
+        weight = data.edge_weight.detach().clone()
+        first = conv(data.x, data.edge_index, weight)
+        weight.mul_(weight)
+        again = conv(first, data.edge_index, weight * 3)
+        return [first, again, conv(again, data.edge_index), conv(data.x, data.edge_index, weight.requires_grad_())]
+
+    graph = random_graph(31, 160, seed=2)
+    for options in ({}, {"add_self_loops": False}):
+        ours, stock = (kind(5, 5, cached=True, **options).double() for kind in (DistributedGCNConv, GCNConv))
+        stock.load_state_dict(ours.state_dict())
+        got = run(ours, DistributedData(graph.clone(), layout=layout, partition="random"))
+        for out, want in zip(got, run(stock, graph), strict=True):
+            torch.testing.assert_close(out.full_tensor(), want, rtol=0, atol=1e-11)
+        other = DistributedData(graph.clone(), layout=layout, partition="random")
+        with pytest.raises(DataError, match="second graph"):
+            ours(other.x, other.edge_index)
+        ours.reset_parameters()
+        ours(other.x, other.edge_index)
+
+
+@pytest.mark.parametrize("layout", ["halo", "grid"])
+def test_cached_norms(workers: Pools, layout: str) -> None:
+    workers(4).run(cached_norms, layout)

@@ -81,3 +81,25 @@ def bad_arguments() -> None:
 
 def test_bad_arguments(workers: Pools) -> None:
     workers(1).run(bad_arguments)
+
+
+def lists_of_tensors() -> None:
+    """Functions of many tensors at once are called by optimizers: the way out is an argument of theirs."""
+    import pyg_dist
+    from pyg_dist.nn import NodeEmbedding
+
+    weight = NodeEmbedding(pyg_dist.DistributedData(random_graph(10, 30), layout="grid"), 3).weight
+    weight.square().sum().backward()
+    calls: list[Callable[[], Any]] = [
+        lambda: torch.optim.AdamW([weight], foreach=True).step(),
+        lambda: torch.optim.AdamW([weight], fused=True).step(),
+        lambda: nn.utils.clip_grad_norm_([weight], 0.1, foreach=True),
+        lambda: nn.utils.clip_grad_value_([weight], 0.1, foreach=True),
+    ]
+    for call in calls:
+        with pytest.raises(pyg_dist.errors.MixedRowsError, match="pass foreach=False, and fused=False"):
+            call()
+
+
+def test_lists_of_tensors(workers: Pools) -> None:
+    workers(1).run(lists_of_tensors)

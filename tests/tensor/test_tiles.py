@@ -42,6 +42,8 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "where": lambda x: torch.where(x > 0, x, -x * 2),
     "square of itself": lambda x: x * x + x / (x.abs() + 1),
     "linear": lambda x: F.linear(x, W, W[:, 0]),
+    "linear with one bias": lambda x: F.linear(x, W, W[0, :1]),
+    "linear with a bias by rows": lambda x: F.linear(x, W, torch.arange(47.0).double().view(47, 1)),
     "matmul": lambda x: x @ W.t(),
     "layer_norm": lambda x: F.layer_norm(x, (7,), V, V - 1),
     "layer_norm without weights": lambda x: F.layer_norm(x, (7,), eps=0.1),
@@ -94,6 +96,40 @@ def functions(mesh: dict[str, int]) -> None:
             torch.testing.assert_close(
                 whole(x.grad), plain.grad, rtol=1e-10, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}"
             )
+
+
+def wrong_widths(mesh: dict[str, int]) -> None:
+    """Every rank raises, before it sends anything: a slice on some ranks, or on all of them, would fit."""
+    import pyg_dist
+    from pyg_dist.conv import DistributedGCNConv
+
+    data = pyg_dist.DistributedData(random_graph(47, 310, seed=1), layout="grid", mesh=mesh)
+    x, _ = both(data)
+    conv = DistributedGCNConv(7, 12).double()
+
+    def refused(function: Callable[..., Any], *args: Any) -> None:
+        with pytest.raises(pyg_dist.errors.DataError, match="Expected"):
+            function(*args)
+
+    sent = data.traffic.num_bytes
+    for width in (3, 9, 1):
+        v, fits = torch.ones(width, dtype=torch.float64), torch.ones(7, dtype=torch.float64)
+        for channels in ((v, fits), (fits, v), (fits, fits, v), (fits, fits, None, v)):
+            refused(F.batch_norm, x, *channels)
+            refused(F.batch_norm, x, *(*channels, None, None)[:4], True)
+        assert torch.equal(fits, torch.ones_like(fits))
+        refused(F.layer_norm, x, (7,), v)
+        refused(F.layer_norm, x, (7,), None, v)
+        refused(F.rms_norm, x, (7,), v)
+    refused(F.batch_norm, x, None, None)
+    refused(F.linear, x, W, W[0])
+    assert data.traffic.num_bytes == sent
+    conv.bias = torch.nn.Parameter(torch.ones(14, dtype=torch.float64))
+    refused(conv, x, data.edge_index)
+
+
+def test_parameters_of_another_width(workers: Pools) -> None:
+    workers(4).run(wrong_widths, {"x": 2, "y": 2})
 
 
 @pytest.mark.parametrize("num_ranks", list(MESHES))
