@@ -23,8 +23,9 @@ class Candidate:
         shape: the mesh.
         sums: the form.
         price: predicted, for a step.
-        num_bytes: sent in a step by all ranks together, without the weights' gradients.
-        memory: bytes on the rank that needs most.
+        num_bytes: sent in a step by all ranks together, without the weights' gradients; an estimate, from what the
+            first, the middle and the last rank send (:meth:`GridPlan.to_dict` has the sum over all ranks).
+        memory: bytes on that of these three ranks that needs most.
     """
 
     shape: MeshShape
@@ -76,7 +77,7 @@ def grid_plans(model: Model, num_ranks: int, machine: Machine) -> list[Candidate
 def grid_table(candidates: Sequence[Candidate], num_ranks: int) -> str:
     """The candidates as a table for people; the first one is marked as chosen, and the baseline as nearest cube."""
     cube = nearest_cube(num_ranks)
-    lines = [f"{'x':>4} {'y':>4} {'z':>4}  {'sums':<14} {'seconds':>11} {'MB sent':>10} {'MB a rank':>10}"]
+    lines = [f"{'x':>4} {'y':>4} {'z':>4}  {'sums':<14} {'seconds':>11} {'MB, about':>10} {'MB a rank':>10}"]
     for candidate in candidates:
         sides = " ".join(f"{candidate.shape[axis]:>4}" for axis in GRID_AXES)
         marks = ["chosen"] * (candidate is candidates[0]) + ["nearest cube"] * (candidate.shape == cube)

@@ -1,7 +1,8 @@
 """What one rank of the grid does in a training step: messages to the byte, products, copies.
 
 Messages follow the layouts as the tensors do, layer by layer, so the numbers are exact for stacks of one conv
-(element-wise functions between them move nothing).
+(element-wise functions between them move nothing), but for a change of layout from one random node order to another,
+whose bytes are those to be expected.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pyg_dist.backend.mesh import GRID_AXES, MeshShape
 from pyg_dist.plan.grid import INPUT, WHOLE_ROWS, Layout, Sums, column_range, row_range
 from pyg_dist.plan.model import ACTIVATION_PASSES, Layer, Model
+from pyg_dist.plan.route import columns_between
 
 
 @dataclass
@@ -46,6 +48,12 @@ class Work:
         return sum(count * (math.prod(shape.sizes(*axes)) - 1) for axes, count in self.collectives.items())
 
 
+def _part(whole: range, index: int, num_parts: int) -> range:
+    """A part of a near-even split, as :func:`~pyg_dist.plan.grid.split` makes it."""
+    size = len(whole)
+    return range(whole.start + size * index // num_parts, whole.start + size * (index + 1) // num_parts)
+
+
 class _Walk:
     """One rank's way through a step."""
 
@@ -54,6 +62,7 @@ class _Walk:
         self.place = shape.coordinates(rank)
         self.rank = rank
         self.layout, self.width = INPUT, model.widths[0]
+        self.at_input = True
         self.learns = model.input == "learns"
         self.work = Work()
 
@@ -92,28 +101,32 @@ class _Walk:
         wide = self.columns(self.width)
         scattered, scatters = len(before.rows) == 2, self.sums == "reduce_scatter"
         self.layout = Layout((free, row) if scatters else (free,), column, order)
+        at_input, self.at_input = self.at_input, False
         if is_remembered:
             return
+        # The gather of an input, and its derivative, are not narrow: they are no half of a big sum.
+        of_input = scattered and (at_input or not scatters)
+        source_size = model.element_size if of_input else model.message_size
 
-        def gather(piece: int, axis: str) -> None:
-            self.send(piece * wide * (self.shape[axis] - 1), axis)
+        def gather(piece: int, axis: str, size: int = 0) -> None:
+            self.send(piece * wide * (self.shape[axis] - 1), axis, size=size)
             self.copy(axis, 2 * piece * wide * self.shape[axis])
 
-        def sum_up(whole: int, piece: int, axis: str, to_all: bool) -> None:
-            self.send((whole - piece) * wide, axis)
+        def sum_up(whole: int, piece: int, axis: str, to_all: bool, size: int = 0) -> None:
+            self.send((whole - piece) * wide, axis, size=size)
             self.copy(axis, (whole + piece) * wide)
             if to_all:
-                gather(piece, axis)
+                gather(piece, axis, size)
 
         tile = model.num_entries / (self.shape[row] * self.shape[free])
         if scattered:
-            gather(source, free)
+            gather(source, free, source_size)
         sum_up(all_target, target, row, not scatters)
         self.work.spmm.append((tile, all_target, wide))
         if self.learns:
             if scatters:
                 gather(target, row)
-            sum_up(all_source, source, free, not scattered)
+            sum_up(all_source, source, free, not scattered, source_size)
             self.work.spmm.append((tile, all_source, wide))
         self.work.passing_numbers = max(self.work.passing_numbers, (all_source + all_target) * wide)
 
@@ -121,6 +134,7 @@ class _Walk:
         """A product with weights, over ``pairs`` matrices side by side."""
         before, rows, wide = self.layout, self.rows(), self.columns(self.width)
         column = before.columns or ""
+        self.at_input = False
         if before.replicas:
             self.layout = Layout(before.rows, before.replicas[0], before.order)
             out = self.columns(width)
@@ -137,18 +151,34 @@ class _Walk:
         self.width, self.learns = width, True
 
     def reroute(self, before: Layout, after: Layout, width: int) -> None:
-        """A change of layout; only numbers that come from or go to other ranks count."""
-        numbers = self.rows(before) * self.columns(width, before)
-        copies = 1
-        for axis in after.replicas:
-            if axis not in before.replicas:
-                copies *= self.shape[axis]
-        share = 1
-        for axis in before.replicas:
-            if axis not in after.replicas:
-                share *= self.shape[axis]
-        self.send(numbers * copies // share, *GRID_AXES, size=self.model.element_size)
-        self.work.copied += 4 * numbers * copies // share
+        """A change of layout, as :func:`~pyg_dist.plan.route.route` makes it; what stays on the rank is not sent.
+
+        Exact within one node order. Across two random ones it is what is to be expected: two ranges of positions share
+        rows in proportion to the length of both.
+        """
+        packed, stays = self.shared(before, after, width, False), self.shared(before, after, width, True)
+        self.send(round(packed - stays), *GRID_AXES, size=self.model.element_size)
+        self.work.copied += round(2 * packed) + 2 * self.rows(after) * self.columns(width, after)
+
+    def shared(self, before: Layout, after: Layout, width: int, here: bool) -> float:
+        """Numbers held before that this rank has afterwards, too, or that all its receivers have, itself included."""
+        fixed = GRID_AXES if here else before.replicas
+        held = row_range(self.model.num_nodes, before, self.shape, self.place)
+        chosen = column_range(width, before, self.shape, self.place)
+        copies = math.prod(self.shape[axis] for axis in after.replicas if axis not in fixed)
+        if after.columns in fixed:
+            chosen = columns_between(chosen, column_range(width, after, self.shape, self.place))
+        wanted = [range(self.model.num_nodes)]
+        for number, axis in enumerate(after.rows):
+            if not any(a in fixed for a in after.rows[number:]):
+                break  # receivers split what is left among themselves
+            places = [self.place[axis]] if axis in fixed else range(self.shape[axis])
+            wanted = [_part(rows, place, self.shape[axis]) for rows in wanted for place in places]
+        if before.order == after.order:
+            rows: float = sum(len(columns_between(held, other)) for other in wanted)
+        else:
+            rows = len(held) * sum(map(len, wanted)) / self.model.num_nodes
+        return rows * len(chosen) * copies
 
     def layer(self, layer: Layer) -> None:
         """One conv, with the order of its products that the conv itself chooses."""

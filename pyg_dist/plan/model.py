@@ -44,7 +44,8 @@ class Model:
         widths: columns of the input, of every hidden layer, and of the output.
         conv: the kind of all layers.
         element_size: bytes of a number.
-        message_size: bytes of a number in the messages of the grid's two big sums.
+        message_size: bytes of a number in the messages of the grid's two big sums (sums that are kept are never narrow,
+            which is not counted).
         input: what the first layer reads.
         num_orders: node orders of the grid, 1 or 2.
     """

@@ -139,15 +139,19 @@ class GridGraph:
             result = known
             return lambda: TileTensor.from_local(result, after)  # type: ignore[return-value]
         kept = not matrix.learns and remember.is_kept(x, after)
+        exact = exact or kept  # rounded once, it would be wrong in every epoch
+        scatters, is_scattered = self.sums == "reduce_scatter", len(layout.rows) == 2
+        # A gather is the second half of a big sum where a scattered one has made x; else it brings an input together.
+        of_input = is_scattered and (x.is_leaf or not scatters)
         pieces = Layout((free, row), column, after.layout.order)
         product = TileProduct(
             matrix,
             Side(
-                grid.wire(free, exact=exact),
+                grid.wire(free, exact=exact or of_input),
                 tuple(grid.row_sizes(Layout((row, free), column, layout.order), free)),
-                len(layout.rows) == 2,
+                is_scattered,
             ),
-            Side(grid.wire(row, exact=exact), tuple(grid.row_sizes(pieces, row)), self.sums == "reduce_scatter"),
+            Side(grid.wire(row, exact=exact), tuple(grid.row_sizes(pieces, row)), scatters),
             self.num_blocks,
         )
         local = x.to_local()
