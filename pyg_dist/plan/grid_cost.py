@@ -6,11 +6,12 @@ place of its rings, with latencies; and copies, which both count on CPUs.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
-from pyg_dist.backend.mesh import MeshShape
-from pyg_dist.plan.grid import INPUT, Sums, column_range, row_range, tilings
-from pyg_dist.plan.grid_work import work_of
+from pyg_dist.backend.mesh import GRID_AXES, MeshShape
+from pyg_dist.plan.grid import INPUT, Sums, column_range, row_range
+from pyg_dist.plan.grid_work import Work, work_of
 from pyg_dist.plan.halo_cost import reduction_seconds
 from pyg_dist.plan.machine import Machine
 from pyg_dist.plan.model import Model, Price
@@ -75,14 +76,40 @@ def _price(model: Model, shape: MeshShape, sums: Sums, machine: Machine, rank: i
 
 
 def memory_of(model: Model, shape: MeshShape, sums: Sums, rank: int) -> int:
-    """Bytes on one rank: adjacency tiles with transposes, node orders, kept activations, weights with Adam's state."""
-    tiles = min(len(tilings(sums)) // (2 if model.num_orders == 1 else 1) or 1, len(model.widths) - 1)
-    entries = sum(2 * model.num_entries // (shape[a] * shape[b]) * (4 + 8) for a, b in tilings(sums)[: max(tiles, 1)])
-    orders = 2 * model.num_orders * model.num_nodes * 8
+    """Bytes on one rank: :func:`graph_bytes`, kept activations, weights with Adam's state."""
     input_rows = len(row_range(model.num_nodes, INPUT, shape, shape.coordinates(rank)))
     input_columns = len(column_range(model.widths[0], INPUT, shape, shape.coordinates(rank)))
     copies = 4 if model.input == "learns" else 1
-    # What is remembered is made in the first step.
-    work = work_of(replace(model, input="new") if model.input == "remembered" else model, shape, sums, rank)
+    work = _first_work(model, shape, sums, rank)
     numbers = work.kept_numbers + work.passing_numbers + copies * input_rows * input_columns + 4 * model.num_weights
-    return entries + orders + numbers * model.element_size
+    return graph_bytes(model, shape, sums, rank) + numbers * model.element_size
+
+
+def graph_bytes(model: Model, shape: MeshShape, sums: Sums, rank: int) -> int:
+    """Bytes that one rank keeps of a graph without edge weights, once every layer has run; means over ranks.
+
+    Its share of the edges; the node orders; of every adjacency tile the edges, the matrix and its transpose, which GCN
+    has with self loops, and scales; of every change of layout the rows to send and to receive, there and back.
+    """
+    nodes, num_ranks = model.num_nodes, math.prod(shape.sizes(*GRID_AXES))
+    edges, work = model.num_entries - nodes, _first_work(model, shape, sums, rank)
+    is_gcn = model.conv == "gcn"
+    total = 24.0 * edges / num_ranks  # two ends and a number, int64
+    total += 2 * model.num_orders * nodes * 8
+    for axis, other, _ in work.tiles:
+        part, lines = shape[axis] * shape[other], nodes / shape[axis] + nodes / shape[other]
+        total += 8 * edges / part  # row and column, int32
+        total += 2 * 12 * (model.num_entries if is_gcn else edges) / part + 8 * lines  # int32, int64, and pointers
+        if is_gcn:
+            total += 16 * nodes / part + (16 + model.element_size) * lines  # loops' places; scales, and their routes
+        else:
+            total += model.element_size * nodes / shape[axis]
+    for layouts in work.routes:
+        ends = [len(row_range(nodes, layout, shape, shape.coordinates(rank))) for layout in layouts]
+        total += 2 * 8 * sum(ends)
+    return round(total)
+
+
+def _first_work(model: Model, shape: MeshShape, sums: Sums, rank: int) -> Work:
+    """A step's in which nothing is remembered yet: what is then kept was made in it."""
+    return work_of(replace(model, input="new") if model.input == "remembered" else model, shape, sums, rank)

@@ -28,6 +28,8 @@ class Work:
         copied: numbers read and written beside the products: packing, sums of what arrived, element-wise functions.
         kept_numbers: kept for the backward.
         passing_numbers: the largest temporary ones.
+        tiles: row axis, column axis and source order of the adjacency tiles that it multiplies by.
+        routes: changes of layout, each with its way back.
     """
 
     sent: dict[tuple[str, ...], int] = field(default_factory=dict)
@@ -37,6 +39,8 @@ class Work:
     copied: int = 0
     kept_numbers: int = 0
     passing_numbers: int = 0
+    tiles: set[tuple[str, str, int]] = field(default_factory=set)
+    routes: set[frozenset[Layout]] = field(default_factory=set)
 
     @property
     def num_bytes(self) -> int:
@@ -101,6 +105,7 @@ class _Walk:
         wide = self.columns(self.width)
         scattered, scatters = len(before.rows) == 2, self.sums == "reduce_scatter"
         self.layout = Layout((free, row) if scatters else (free,), column, order)
+        self.work.tiles.add((free, row, before.order))
         at_input, self.at_input = self.at_input, False
         if is_remembered:
             return
@@ -156,6 +161,7 @@ class _Walk:
         Exact within one node order. Across two random ones it is what is to be expected: two ranges of positions share
         rows in proportion to the length of both.
         """
+        self.work.routes.add(frozenset((before, after)))
         packed, stays = self.shared(before, after, width, False), self.shared(before, after, width, True)
         self.send(round(packed - stays), *GRID_AXES, size=self.model.element_size)
         self.work.copied += round(2 * packed) + 2 * self.rows(after) * self.columns(width, after)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from pyg_dist.backend.shards import Dispatch
 from pyg_dist.plan.grid import split
 from pyg_dist.plan.node_order import edge_blocks
 from pyg_dist.tensor.halo_graph import LoopRule
+from pyg_dist.tensor.rows import lasting
 from pyg_dist.tensor.tile import Grid
 
 
@@ -24,10 +26,10 @@ class AdjacencyTile:
     Attributes:
         row_axis: splits the targets, in node order ``row_order``.
         column_axis: splits the sources, in node order ``column_order``.
-        row, column: of each edge, from the blocks' first positions, int64 ``[e]``; edges by ascending id.
+        row, column: of each edge, from the blocks' first positions, int32 ``[e]``; edges by ascending id.
         row_id, column_id: global ids of the blocks' nodes.
         loop_row, loop_column: where each node stands that is in both blocks.
-        dispatch: brings values of edges here.
+        make_dispatch: makes :attr:`dispatch` (collective).
     """
 
     row_axis: str
@@ -40,7 +42,7 @@ class AdjacencyTile:
     column_id: Tensor
     loop_row: Tensor
     loop_column: Tensor
-    dispatch: Dispatch
+    make_dispatch: Callable[[], Dispatch]
 
     @staticmethod
     def of(
@@ -59,13 +61,8 @@ class AdjacencyTile:
         shape, column_order = grid.mesh.grid_shape, order
         row_order = grid.other_order(order)
         rows, columns = grid.orders[row_order], grid.orders[column_order]
-        at_row, at_column = edge_blocks(edge_index, rows, columns, shape, row_axis, column_axis)
-        (third,) = (axis for axis in GRID_AXES if axis not in (row_axis, column_axis))
-        first = at_row * shape.stride(row_axis) + at_column * shape.stride(column_axis)
-        receiver = torch.cat([first + replica * shape.stride(third) for replica in range(shape[third])])
-        edge = torch.arange(first.numel()).repeat(shape[third])
-        dispatch = Dispatch.by_rank(grid.wire(*GRID_AXES, exact=True), receiver, edge, edge_id)
-        source, target = dispatch.bring(edge_index.t()).unbind(1)
+        make_dispatch = partial(_dispatch, grid, edge_index, edge_id, row_axis, column_axis, order)
+        source, target = make_dispatch().bring(edge_index.t()).unbind(1)
 
         def block(axis: str) -> tuple[int, int]:
             bounds = split(grid.num_nodes, shape[axis])
@@ -78,8 +75,8 @@ class AdjacencyTile:
         loop_row = ((as_column >= column_low) & (as_column < column_high)).nonzero().view(-1)
         return AdjacencyTile(
             row_axis, column_axis, row_order, column_order,
-            rows.position[target] - row_low, columns.position[source] - column_low,
-            row_id, column_id, loop_row, as_column[loop_row] - column_low, dispatch,
+            (rows.position[target] - row_low).int(), (columns.position[source] - column_low).int(),
+            row_id, column_id, loop_row, as_column[loop_row] - column_low, make_dispatch,
         )  # fmt: skip
 
     @cached_property
@@ -88,9 +85,16 @@ class AdjacencyTile:
         return self._csr(self.row, self.column, torch.arange(self.row.numel()))
 
     @cached_property
-    def is_loop(self) -> Tensor:
-        """Which edges are self loops, bool ``[e]``."""
-        return self.row_id[self.row] == self.column_id[self.column]
+    @lasting
+    def dispatch(self) -> Dispatch:
+        """Brings values of edges here; a graph without edge weights needs none (collective at the first use)."""
+        return self.make_dispatch()
+
+    @cached_property
+    @lasting
+    def loop(self) -> Tensor:
+        """Which edges are self loops, int64 ``[l]``, ascending."""
+        return (self.row_id[self.row] == self.column_id[self.column]).nonzero().view(-1)
 
     @cached_property
     def _with_loops(self) -> dict[LoopRule, CSR]:
@@ -106,7 +110,7 @@ class AdjacencyTile:
     def _make_loops(self, rule: LoopRule) -> CSR:
         edge = torch.arange(self.row.numel())
         if rule != "add":
-            edge = edge[~self.is_loop]
+            edge = edge[torch.ones_like(edge, dtype=torch.bool).index_fill_(0, self.loop, False)]
         loop = torch.arange(self.loop_row.numel()) + self.row.numel()
         return self._csr(
             torch.cat([self.row[edge], self.loop_row]),
@@ -122,7 +126,7 @@ class AdjacencyTile:
         filled = weight.new_full(self.loop_row.shape, loop_value)
         if rule != "remaining" or weight.numel() == 0:
             return filled
-        loop = self.is_loop.nonzero().view(-1)
+        loop = self.loop
         loop_of_row = torch.full((self.row_id.numel(),), -1)
         loop_of_row[self.loop_row] = torch.arange(self.loop_row.numel())
         last = torch.full(self.loop_row.shape, -1).scatter_reduce_(0, loop_of_row[self.row[loop]], loop, "amax")
@@ -134,3 +138,15 @@ class AdjacencyTile:
 
     def _csr(self, row: Tensor, column: Tensor, edge: Tensor) -> CSR:
         return CSR.from_edges(row, column, edge, self.row_id.numel(), self.column_id.numel())
+
+
+def _dispatch(grid: Grid, edge_index: Tensor, edge_id: Tensor, row_axis: str, column_axis: str, order: int) -> Dispatch:
+    """What brings values from where the edges are stored to their tiles (collective). See :meth:`AdjacencyTile.of`."""
+    shape = grid.mesh.grid_shape
+    rows, columns = grid.orders[grid.other_order(order)], grid.orders[order]
+    at_row, at_column = edge_blocks(edge_index, rows, columns, shape, row_axis, column_axis)
+    (third,) = (axis for axis in GRID_AXES if axis not in (row_axis, column_axis))
+    first = at_row * shape.stride(row_axis) + at_column * shape.stride(column_axis)
+    receiver = torch.cat([first + replica * shape.stride(third) for replica in range(shape[third])])
+    edge = torch.arange(first.numel()).repeat(shape[third])
+    return Dispatch.by_rank(grid.wire(*GRID_AXES, exact=True), receiver, edge, edge_id)

@@ -209,11 +209,9 @@ class GridGraph:
         """GCN's ``D^-1/2 (A + loops) D^-1/2`` for constant weights."""
 
         def build(tile: AdjacencyTile, values: Tensor | None) -> TileOperator:
-            csr = tile.csr
-            if add_self_loops:
-                csr = tile.with_loops(self.loop_rule)
-                if values is not None:
-                    values = torch.cat([values, tile.loop_weight(values, loop_value, self.loop_rule)])
+            csr = tile.with_loops(self.loop_rule) if add_self_loops else tile.csr
+            if add_self_loops and values is not None:
+                values = torch.cat([values, tile.loop_weight(values, loop_value, self.loop_rule)])
             scale = inverse_sqrt(self._row_sums(tile, csr, values, dtype))
             there = self.grid.tile(Layout((tile.row_axis,), None, tile.row_order), 1)
             here = self.grid.tile(Layout((tile.column_axis,), None, tile.column_order), 1)

@@ -207,3 +207,54 @@ def exact_beside_narrow() -> None:
 
 def test_inputs_and_kept_sums_are_not_narrow(workers: Pools) -> None:
     workers(4).run(exact_beside_narrow)
+
+
+def stored_bytes(value: Any, seen: set[int]) -> int:
+    """Of all tensors that hang on a graph; storages count once."""
+    if id(value) in seen:
+        return 0
+    seen.add(id(value))
+    if isinstance(value, torch.Tensor):
+        storage = value.untyped_storage()
+        known, _ = storage.data_ptr() in seen, seen.add(storage.data_ptr())
+        return 0 if known else storage.nbytes()
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (tuple, list)):
+        return sum(stored_bytes(part, seen) for part in value)
+    ours = type(value).__module__.startswith("pyg_dist.") and not type(value).__module__.endswith("mesh")
+    return stored_bytes(vars(value), seen) if ours and hasattr(value, "__dict__") else 0
+
+
+def kept(sizes: list[tuple[int, int]], mesh: dict[str, int]) -> list[tuple[int, int, Any]]:
+    """Bytes of a graph as they are stored and by the model."""
+    import pyg_dist
+    from pyg_dist import conv as ours
+    from pyg_dist.backend.mesh import MeshShape
+    from pyg_dist.plan.grid_cost import graph_bytes
+    from pyg_dist.plan.model import Model
+
+    found = []
+    for nodes, edges in sizes:
+        graph = random_graph(nodes, edges, WIDTHS[0], WIDTHS[-1], seed=1, dtype=torch.float32)
+        source = torch.arange(edges) % nodes  # tiles are to be even, and GCN replaces self loops
+        step = torch.randint(1, nodes, (edges,), generator=torch.Generator().manual_seed(0))
+        graph.edge_index = torch.stack([source, (source + step) % nodes])
+        for sums in ("reduce_scatter", "all_reduce"):
+            os.environ["PYG_DIST_GRID_SUMS"] = sums
+            for kind, conv in (("gcn", ours.DistributedGCNConv), ("sage", ours.DistributedSAGEConv)):
+                data: Any = pyg_dist.DistributedData(graph, layout="grid", mesh=mesh)
+                data.x.requires_grad_()
+                one_step(data, conv)
+                grid = data.graph.grid
+                model = Model(nodes, nodes + edges, WIDTHS, kind, input="learns", num_orders=len(grid.orders))  # type: ignore[arg-type]
+                modelled = graph_bytes(model, MeshShape(**mesh), sums, pyg_dist.rank())  # type: ignore[arg-type]
+                found.append((stored_bytes(data.graph, set()), modelled, (nodes, edges, sums, kind)))
+    return found
+
+
+def test_stored_bytes_of_a_graph(workers: Pools) -> None:
+    """Where edges outnumber nodes, and the other way round."""
+    for results in workers(4).run(kept, [(97, 6000), (900, 1000)], {"x": 2, "y": 2}):
+        for stored, modelled, case in results:
+            assert 0.8 * stored <= modelled <= 1.2 * stored, (stored, modelled, case)
