@@ -110,8 +110,8 @@ struct ColumnBlocks {
       : num_features(num_features),
         line_features(kLine / element_bytes),
         num_lines((num_features + line_features - 1) / line_features) {
-    const bool pay = num_source_rows * num_lines * kLine >= kMinSourceBytes &&
-                     num_edges >= kMinReuse * (num_rows + num_source_rows);
+    const bool pay =
+        num_source_rows * num_lines * kLine >= kMinSourceBytes && num_edges >= kMinReuse * (num_rows + num_source_rows);
     size = pay && num_lines / 2 >= kMinBlocks ? num_lines / 2 : 1;
     copies = size > 1 || (pay && is_smaller_in_whole_lines(num_features * element_bytes, stride * element_bytes));
   }
