@@ -70,8 +70,8 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
         if weight is None and self.improved and graph.loop_rule != "remaining":  # an adj_t always has values, here ones
             ones = torch.ones(graph.edge_rows.num_local, dtype=x.dtype, device=x.device)
             weight = edge_index.weight = EdgeTensor.from_local(ones, graph.edge_rows)  # type: ignore[assignment]
-        loop_value = self._loop_value(weight)
         if isinstance(graph, GridGraph):
+            loop_value = self._loop_value(weight)
             return gcn_on_grid(self, x, graph, weight, lambda dtype: self._operator(graph, weight, dtype), loop_value)
         dtype = torch.promote_types(x.dtype, (x if weight is None else weight).dtype)
         waits = can_wait(self.lin, x, dtype)
