@@ -27,6 +27,7 @@ from torch import Tensor
 
 from pyg_dist import DistributedData
 from pyg_dist.backend import library, ops
+from pyg_dist.backend.packed_rows import packed_row_bytes
 from pyg_dist.conv import DistributedSAGEConv
 
 RESULTS = Path(__file__).resolve().parent / "results" / "quantize.json"
@@ -74,7 +75,7 @@ def kernels(rounds: int) -> list[dict[str, Any]]:
         y = torch.zeros_like(x)
         copy = least(lambda x=x, y=y: y.copy_(x), rounds)  # type: ignore[misc]
         for bits in BITS:
-            out = torch.empty(NUM_ROWS, ops.packed_row_bytes(width, bits), dtype=torch.uint8)
+            out = torch.empty(NUM_ROWS, packed_row_bytes(width, bits), dtype=torch.uint8)
             for name, keys in (("stochastic", key), ("nearest", None)):
                 call = lambda: ops.quantize_csr(rowptr, col, x, bits, key=keys, seed=1, out=out)  # noqa: E731, B023
                 reference = lambda: by_torch(x, bits, keys is not None)  # noqa: E731, B023

@@ -60,12 +60,11 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
   m.def("release_blocks() -> ()");
 
   // Rows of messages in 2, 4, 8 or 16 bits a value: kernels/packed_rows.h. Row i is the sum, over e in [rowptr[i],
-  // rowptr[i + 1]), of weight[e] * col_scale[col[e]] * x[col[e]]; and out[i] += row_scale[i] * sum_e weight[e] * row
-  // col[e]
+  // rowptr[i + 1]), of weight[e] * col_scale[col[e]] * x[col[e]], and bad_row[0] the first one that is not finite, or
+  // -1; and out[i] += row_scale[i] * sum_e weight[e] * row col[e]
   m.def(
-      "quantize_csr_into(Tensor(a!) packed, Tensor rowptr, Tensor col, Tensor x, Tensor? weight, Tensor? col_scale, "
-      "int "
-      "bits, Tensor? key, int seed) -> ()");
+      "quantize_csr_into(Tensor(a!) packed, Tensor(b!) bad_row, Tensor rowptr, Tensor col, Tensor x, Tensor? weight, "
+      "Tensor? col_scale, int bits, Tensor? key, int seed) -> ()");
   m.def(
       "dequantize_csr_add(Tensor(a!) out, Tensor rowptr, Tensor col, Tensor packed, Tensor? weight, Tensor? "
       "row_scale, int bits) -> ()");

@@ -4,9 +4,11 @@
     torchrun --standalone --nproc-per-node 4 examples/full_batch_int2.py --data cora.npz
 
 Trains three times, in full precision, in two bits, and in two bits with label propagation, and draws the accuracies by
-epoch. A layer's input is normalised right before it is sent: outliers would stretch the steps of their row. Gradients
-go in two bits, too; what is sent once and remembered, and evaluation, go as they are. With one process nothing is
-sent, and the first two trainings are the same but for what dropout draws.
+epoch. A layer's input is normalised right before it is sent: outliers would stretch the steps of their row. (A layer
+that projects first, because its output is narrower, sends lin(norm(x)).) Features alone are constant: their sums are
+sent once, as they are, and remembered; with labels they change every step, and are normalised, too. Gradients go in two
+bits, and evaluation as it is. With one process nothing is sent, and the first two trainings are the same but for what
+dropout draws.
 """
 
 from __future__ import annotations
@@ -27,15 +29,17 @@ from pyg_dist.nn import MaskedLabelPropagation
 
 
 class SAGE(torch.nn.Module):
-    def __init__(self, in_channels: int, hidden: int, out_channels: int, dropout: float) -> None:
+    def __init__(self, in_channels: int, hidden: int, out_channels: int, dropout: float, is_sent: bool) -> None:
+        """``is_sent``: whether the input changes, and so is sent in every step."""
         super().__init__()
         widths = [in_channels, hidden, hidden, out_channels]
+        self.enter = torch.nn.LayerNorm(in_channels) if is_sent else torch.nn.Identity()
         self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(width) for width in widths[1:-1])
         self.convs = torch.nn.ModuleList(SAGEConv(a, b) for a, b in pairwise(widths))
         self.dropout = dropout
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        x = self.convs[0](x, edge_index)
+        x = self.convs[0](self.enter(x), edge_index)
         for norm, conv in zip(self.norms, self.convs[1:], strict=True):
             x = F.dropout(x.relu(), self.dropout, self.training)
             x = conv(norm(x), edge_index)
@@ -45,7 +49,7 @@ class SAGE(torch.nn.Module):
 def train(data: Data, num_classes: int, has_labels: bool, args: argparse.Namespace) -> list[float]:
     """The test accuracy by epoch."""
     torch.manual_seed(0)
-    model = SAGE(data.num_features, args.hidden, num_classes, args.dropout)
+    model = SAGE(data.num_features, args.hidden, num_classes, args.dropout, is_sent=has_labels)
     propagation = MaskedLabelPropagation(num_classes, data.num_features, args.rate)
     parameters = [*model.parameters(), *(propagation.parameters() if has_labels else ())]
     optimizer = torch.optim.Adam(parameters, lr=args.lr)

@@ -44,6 +44,21 @@ class DataError(PygDistError):
     """The input graph, its attributes, a mask, an index or a partition vector is not valid."""
 
 
+class NotFiniteError(DataError):
+    """A row that was to be packed holds NaN, an infinity or a range that its format does not.
+
+    Attributes:
+        row: its number among the rows to pack.
+        got: what it holds, in words.
+        is_finite: whether all its values are: they lie too far apart.
+    """
+
+    def __init__(self, message: str, row: int = -1, got: str = "", is_finite: bool = False) -> None:
+        """Take the one-line ``message`` and the attributes."""
+        super().__init__(message)
+        self.row, self.got, self.is_finite = row, got, is_finite
+
+
 class AgreementError(PygDistError):
     """The ranks were given different data, options or versions; raised on every rank."""
 

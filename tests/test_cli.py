@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -135,5 +136,10 @@ def test_simulate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["simulate", "mag240M", *options, "--machine", "perlmutter", "--json"]) == 0
     numbers = json.loads(capsys.readouterr().out)
     assert [line["ranks"] for line in numbers["models"][0]["epochs"]] == [16, 64]
+    assert all(line["exchange_speedup"]["2"]["model"] > 1 for line in numbers["models"][0]["epochs"])
+    assert main(["simulate", "papers100M", "--ranks", "1", "16", *options[3:]]) == 0
+    table = capsys.readouterr().out.split(" ranks ")[1].splitlines()
+    ends = [[match.end() for match in re.finditer(r"\S+", line)][:8] for line in table[1:3]]
+    assert ends[0] == ends[1]  # one rank has no exchange, but the columns
     assert main(["simulate", "mag240M", "--ranks", "0"]) == 1
     assert "positive numbers" in capsys.readouterr().err

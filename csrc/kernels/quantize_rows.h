@@ -25,8 +25,8 @@ struct QuantizeRows {
 
 constexpr int64_t kAllFinite = -1;
 
-// Returns the first row with a NaN, an infinity or a range beyond float32 (what is written of it means nothing), or
-// kAllFinite. With 16 bits these are values like others.
+// Returns the first row with a NaN, an infinity or a range beyond float32 (with 16 bits: a value beyond bfloat16), or
+// kAllFinite. What is written of such a row means nothing.
 PYG_DIST_AT_EVERY_LEVEL(int64_t quantize_rows(const QuantizeRows& problem, int64_t row_begin, int64_t row_end))
 
 }  // namespace pyg_dist

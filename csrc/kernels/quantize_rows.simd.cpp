@@ -258,16 +258,28 @@ int64_t quantize_of(const QuantizeRows& p, int64_t row_begin, int64_t row_end) {
 }
 
 template <class T>
-void round_to_bfloat16(const QuantizeRows& p, int64_t row_begin, int64_t row_end) {
+int64_t round_to_bfloat16(const QuantizeRows& p, int64_t row_begin, int64_t row_end) {
   const int64_t n = p.num_columns, ahead = 8;
+  int64_t first_bad = kAllFinite;
   for (int64_t row = row_begin; row < row_end; ++row) {
     if (row + ahead < row_end) ask_for_row<T>(p, row + ahead);
     const T* x = row_of<T>(p, row);
     auto* packed = reinterpret_cast<BFloat16*>(p.packed + row * packed_row_bytes(n, 16));
     int64_t c = 0;
-    for (; c + L <= n; c += L) store<L>(packed + c, load_float<L>(x + c));
-    for (; c < n; ++c) store<1>(packed + c, load_float<1>(x + c));
+    // Of what is written, not of x: the largest values round to infinities.
+    Vec<float, L> bads = {};
+    for (; c + L <= n; c += L) {
+      store<L>(packed + c, load_float<L>(x + c));
+      bads += load<L>(packed + c) * 0.0f;
+    }
+    float bad = reduce<L, float>(bads, [](auto a, auto b) { return a + b; });
+    for (; c < n; ++c) {
+      store<1>(packed + c, load_float<1>(x + c));
+      bad += load<1>(packed + c) * 0.0f;
+    }
+    if (bad != 0.0f && first_bad == kAllFinite) first_bad = row;
   }
+  return first_bad;
 }
 
 template <class T>
@@ -280,8 +292,7 @@ int64_t quantize_of_type(const QuantizeRows& p, int64_t row_begin, int64_t row_e
     case 8:
       return quantize_of<8, T>(p, row_begin, row_end);
     default:
-      round_to_bfloat16<T>(p, row_begin, row_end);
-      return kAllFinite;
+      return round_to_bfloat16<T>(p, row_begin, row_end);
   }
 }
 

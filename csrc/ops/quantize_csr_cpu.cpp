@@ -82,12 +82,15 @@ void check_packed(const char* op, const Tensor& packed, int64_t num_columns, int
                  shape_of(packed), ", dtype ", toString(packed.scalar_type()));
 }
 
-void quantize_csr_into(Tensor packed, Tensor rowptr, Tensor col, Tensor x, MaybeTensor weight, MaybeTensor col_scale,
-                       int64_t bits, MaybeTensor key, int64_t seed) {
+void quantize_csr_into(Tensor packed, Tensor bad_row, Tensor rowptr, Tensor col, Tensor x, MaybeTensor weight,
+                       MaybeTensor col_scale, int64_t bits, MaybeTensor key, int64_t seed) {
   const char* op = "quantize_csr";
   check_csr(op, rowptr, col);
   check_rows(op, "x", x);
   check_packed(op, packed, x.size(1), bits);
+  check_vector(op, "bad_row", bad_row, ScalarType::Long, 1);
+  auto* first_bad = static_cast<int64_t*>(bad_row.mutable_data_ptr());
+  *first_bad = kAllFinite;
   PYG_DIST_CHECK(x.size(0) > 0 || col.size(0) == 0, op, ": expected 'x' to have rows for ", col.size(0),
                  " edges, got none");
   const int64_t num_rows = rowptr.size(0) - 1, num_columns = x.size(1);
@@ -125,13 +128,15 @@ void quantize_csr_into(Tensor packed, Tensor rowptr, Tensor col, Tensor x, Maybe
       .stochastic = key.has_value(),
       .element = element,
   };
-  std::atomic<int64_t> bad_row{kAllFinite};
+  std::atomic<int64_t> found{kAllFinite};
   for_each_range(num_rows, rows_per_chunk(num_rows, col.size(0), num_columns), [&](int64_t begin, int64_t end) {
     const int64_t bad = quantize(sums, rows, begin, end);
-    if (bad != kAllFinite) bad_row.store(bad, std::memory_order_relaxed);
+    if (bad == kAllFinite) return;
+    int64_t first = found.load();
+    while ((first == kAllFinite || bad < first) && !found.compare_exchange_weak(first, bad)) {
+    }
   });
-  PYG_DIST_CHECK(bad_row == kAllFinite, op, ": expected finite values whose range float32 holds, got others in row ",
-                 bad_row.load());
+  *first_bad = found;
 }
 
 void dequantize_csr_add(Tensor out, Tensor rowptr, Tensor col, Tensor packed, MaybeTensor weight, MaybeTensor row_scale,

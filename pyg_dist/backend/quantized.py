@@ -15,8 +15,9 @@ from torch import Tensor
 from pyg_dist.backend import ops
 from pyg_dist.backend.codec import EXACT, Codec
 from pyg_dist.backend.matrix import Matrix
+from pyg_dist.backend.packed_rows import SUM_KEY, is_packed, node_of, row_bytes
 from pyg_dist.backend.phases import phase
-from pyg_dist.errors import DataError
+from pyg_dist.errors import DataError, NotFiniteError
 
 Bits = Literal[32, 16, 8, 4, 2]
 """Of a value in a message; 32 stands for values as they are, whatever their dtype."""
@@ -29,10 +30,16 @@ class Quantized:
     """The codec of one aggregation's messages in one direction: see :func:`~pyg_dist.backend.ops.quantize_csr`.
 
     Sums are in full precision and rounded once. Approximate: with keys, the mean over seeds is exact (SuperGCN, 2.4).
+    Rows that packing would not shorten go as they are (:func:`~pyg_dist.backend.packed_rows.row_bytes`).
+
+    One object serves one aggregation, and rounds alike whenever it is used: a second backward pass through it
+    (``retain_graph``) repeats the first one's rounding, and the messages of a derivative of the gradient, which go the
+    way of the forward ones, repeat theirs. Each is unbiased; what is made of two of them is not independent.
 
     Attributes:
         bits: 2, 4, 8, or 16 (bfloat16, rounded to nearest).
-        key: int64 ``[R]``, what stands for each row that this rank sends; None: rounded to nearest.
+        key: int64 ``[R]``, what stands for each row that this rank sends
+            (:data:`~pyg_dist.backend.packed_rows.SUM_KEY`); None: rounded to nearest.
         seed: of this aggregation and direction.
         layer: names the layer, for errors.
     """
@@ -44,14 +51,17 @@ class Quantized:
 
     def row_bytes(self, num_features: int, dtype: torch.dtype) -> int:
         """See :class:`~pyg_dist.backend.codec.Codec`."""
-        return ops.packed_row_bytes(num_features, self.bits)
+        return row_bytes(num_features, dtype.itemsize, self.bits)
 
     def pack(self, message: Tensor, matrix: Matrix, x: Tensor, col_scale: Tensor | None = None) -> None:
         """See :class:`~pyg_dist.backend.codec.Codec`.
 
         Raises:
-            DataError: A value is not finite (16 bits hold it, fewer do not).
+            DataError: A value is not finite, or a row's range too wide.
         """
+        if not self._packs(x):
+            EXACT.pack(message, matrix, x, col_scale)
+            return
         pattern = matrix.pattern
         try:
             with phase("quantize"):
@@ -59,22 +69,38 @@ class Quantized:
                     pattern.rowptr, pattern.col, x, self.bits, matrix.value,
                     col_scale=col_scale, key=self.key, seed=self.seed, out=message,
                 )  # fmt: skip
-        except DataError as error:
-            if "expected finite" not in error.message:
-                raise
-            what = "gradients" if self.seed & _BACKWARD else "features"
-            raise DataError(
-                f"Expected finite {what} in the messages of {self.layer()}, which go in {self.bits} bits "
-                f"({error.message.partition('got ')[2]} of the message): look for the NaN or infinity, or use bits=32"
-            ) from None
+        except NotFiniteError as error:
+            raise DataError(self._refusal(error)) from None
 
     def unpack_add(self, message: Tensor, matrix: Matrix, out: Tensor, row_scale: Tensor | None = None) -> None:
         """See :class:`~pyg_dist.backend.codec.Codec`."""
+        if not self._packs(out):
+            EXACT.unpack_add(message, matrix, out, row_scale)
+            return
         pattern = matrix.pattern
         with phase("quantize"):
             ops.dequantize_csr_add(
                 out, pattern.rowptr, pattern.col, message, self.bits, matrix.value, row_scale=row_scale
             )
+
+    def _packs(self, rows: Tensor) -> bool:
+        return is_packed(rows.shape[1], rows.dtype.itemsize, self.bits)
+
+    def _refusal(self, error: NotFiniteError) -> str:
+        what = "gradients" if self.seed & _BACKWARD else "features"
+        where = f"row {error.row} of the message"
+        if self.key is not None:
+            key = int(self.key[error.row])
+            where = f"{'a sum for ' if key >= SUM_KEY else ''}node {node_of(key)}"
+        if error.is_finite:
+            held = "bfloat16 holds up to 3.39e+38" if self.bits == 16 else "float32 holds a range of 3.4e+38"
+            expected, remedy = f"{what} that {held}", "scale them down, or use bits=32"
+        else:
+            expected, remedy = f"finite {what}", "look for where it comes from, or use bits=32"
+        return (
+            f"Expected {expected} in the messages of {self.layer()}, which go in {self.bits} bits (got {error.got} at "
+            f"{where}): {remedy}"
+        )
 
 
 def quantized(

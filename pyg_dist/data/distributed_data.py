@@ -56,9 +56,13 @@ class DistributedData(Data):  # type: ignore[misc]
             as can be (SuperGCN, 5.2-5.3). What cannot be summed on the way (max, LSTM, learning weights) is post.
         bits: of each value that halos send in training, 32, 16, 8, 4 or 2, or (forward, backward). 32: rows as they
             are, exact; 16: bfloat16; fewer: rounded at random to steps of each row's range, approximate and unbiased
-            (SuperGCN, 2.4 and 6). Evaluation (``model.eval()``, ``no_grad``) and what is sent once and remembered
-            (sums of constant features) go as they are, and so does what stock convs read edge by edge (attention ...).
-            Not with ``layout="grid"``.
+            (SuperGCN, 2.4 and 6). Exact all the same: evaluation (``model.eval()``, ``no_grad``); what is sent once
+            and remembered (sums of constant features); rows that packing would not shorten (one column of float32);
+            rows of fewer than 16 columns that stock convs read edge by edge (logits of attention). With
+            ``checkpoint(..., use_reentrant=True)`` the first pass, under ``no_grad``, is exact, and the one that is
+            computed again and differentiated is rounded; without it both are rounded alike. A value that the format
+            does not hold (NaN, an infinity, in bfloat16 3.4e38) is an error that names the layer, the node and the
+            rank. Not with ``layout="grid"``.
         mesh: the grid's axes, ``{"x": 2, "y": 1, "z": 2}``; one left out is 1; None: the planner's choice.
         comm_dtype: ``torch.bfloat16``: the messages of the grid's two big sums, approximate; None: exact.
         seed: of the partitioner, or of the grid's node orders.

@@ -47,7 +47,7 @@ class Options:
         if self.mesh is not None and not isinstance(self.mesh, dict):
             raise OptionError(f"Expected mesh to be a dict such as {{'x': 2, 'z': 2}} or None (got {self.mesh!r})")
         given: tuple[object, ...] = self.bits_by_direction
-        if not all(type(b) is int and b in get_args(Bits) for b in given):
+        if not all(type(b) is int and b in get_args(Bits) for b in given):  # not bool
             allowed = ", ".join(map(str, get_args(Bits)))
             raise OptionError(
                 f"Expected bits to be one of {allowed}, or (forward, backward) of them (got {self.bits!r})"
@@ -90,7 +90,8 @@ class Options:
     def bits_by_direction(self) -> tuple[Bits, Bits]:
         """Of a value in a message: forward, backward."""
         is_pair = isinstance(self.bits, (tuple, list)) and len(self.bits) == 2
-        return tuple(self.bits) if is_pair else (self.bits, self.bits)  # type: ignore[arg-type, return-value]
+        given: Any = self.bits if is_pair else (self.bits, self.bits)
+        return tuple(int(bits) if isinstance(bits, np.integer) else bits for bits in given)  # type: ignore[return-value]
 
     @property
     def partition_name(self) -> str:

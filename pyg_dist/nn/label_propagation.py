@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import numbers
+import weakref
+from collections.abc import MutableMapping
+from typing import Any, NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from pyg_dist.backend import ops
-from pyg_dist.errors import DataError, OptionError
-from pyg_dist.tensor import NodeTensor
+from pyg_dist.errors import DataError, LayoutMismatchError, OptionError
+from pyg_dist.tensor import NodeTensor, RowTensor
 from pyg_dist.tensor.random import draw_seed
+from pyg_dist.tensor.row_tensor import version_of
+from pyg_dist.tensor.rows import Rows
+
+# So many training nodes that all of them are embedded about never: 0.9^256 is 2e-12.
+_NUM_FIRST = 256
 
 
 class MaskedLabelPropagation(nn.Module):
@@ -24,9 +35,11 @@ class MaskedLabelPropagation(nn.Module):
     into its own loss. In evaluation the labels of all training nodes are embedded, and the mask is theirs.
 
     The draw is a function of one number of torch's CPU generator and the node's global id, the same for every world
-    size and layout, and for a plain ``Data``. E begins with normal values of variance 1 / channels, so that an
-    embedded label is about as long as a row-normalised feature vector. Exact; not collective, except that E enters
-    (its gradient is summed).
+    size and layout, and for a plain ``Data``. A node for the loss is always left: where the first 256 training nodes
+    (or all, if they are fewer) were all drawn, the one with the largest number stays. E begins with normal values of
+    variance 1 / channels, so that an embedded label is about as long as a row-normalised feature vector. Exact; not
+    collective, except that E enters (its gradient is summed), and that labels and mask are checked the first time that
+    they come, or come changed.
 
     Args:
         num_classes: labels are ``0 ... num_classes - 1``; others may stand outside of the mask.
@@ -40,8 +53,10 @@ class MaskedLabelPropagation(nn.Module):
         - output: ``[N, channels]``, and the nodes of the loss, bool ``[N]``; node tensors if x is one
 
     Raises:
-        OptionError: ``rate`` lies outside of ``[0, 1)``.
-        DataError: x, y and ``train_mask`` do not fit together, or x is a tile of the grid layout.
+        OptionError: ``rate`` is no number in ``[0, 1)``.
+        LayoutMismatchError: x, y and ``train_mask`` are not all plain, or not all distributed alike.
+        DataError: their shapes or dtypes do not fit, a training label is out of range (on every rank, naming the node
+            and its rank), or x is a tile of the grid layout.
 
     Example:
         >>> x, loss_mask = label_propagation(data.x, data.y, data.train_mask)
@@ -51,8 +66,9 @@ class MaskedLabelPropagation(nn.Module):
 
     def __init__(self, num_classes: int, channels: int, rate: float = 0.5) -> None:
         super().__init__()
-        if not 0.0 <= rate < 1.0:
-            raise OptionError(f"Expected 0 <= rate < 1, the share of training labels to embed (got {rate})")
+        given: Any = rate
+        if type(given) is bool or not isinstance(given, numbers.Real) or not 0.0 <= rate < 1.0:
+            raise OptionError(f"Expected 0 <= rate < 1, the share of training labels to embed (got {rate!r})")
         self.num_classes, self.channels, self.rate = num_classes, channels, rate
         self.weight = nn.Parameter(torch.empty(num_classes, channels))
         self.reset_parameters()
@@ -63,21 +79,23 @@ class MaskedLabelPropagation(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor, train_mask: Tensor) -> tuple[Tensor, Tensor]:
         """See the class."""
-        rows = x._rows if isinstance(x, NodeTensor) else None
-        if rows is not None and rows.kind == "tile":
-            raise DataError("MaskedLabelPropagation expected rows (got tiles): use layout='halo'")
-        local, labels, mask = (t.to_local() if isinstance(t, NodeTensor) else t for t in (x, y, train_mask))
-        if not (local.dim() == 2 and mask.dtype == torch.bool and labels.shape == mask.shape == local.shape[:1]):
+        rows = _rows_of(x, y, train_mask)
+        if x.dim() != 2 or x.shape[1] != self.channels or not y.shape == train_mask.shape == x.shape[:1]:
             raise DataError(
-                f"MaskedLabelPropagation expected x [N, F], y [N] and a bool mask [N] that lie alike (got "
-                f"{list(x.shape)}, {list(y.shape)} and {list(train_mask.shape)} of {train_mask.dtype})"
+                f"MaskedLabelPropagation expected x [N, {self.channels}], y [N] and a mask [N] (got {list(x.shape)}, "
+                f"{list(y.shape)} and {list(train_mask.shape)}): check its channels, and y.view(-1)"
             )
+        if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool or train_mask.dtype != torch.bool:
+            raise DataError(
+                f"MaskedLabelPropagation expected integer labels and a bool mask (got {y.dtype} and "
+                f"{train_mask.dtype}): y.long()"
+            )
+        first_nodes = _checked(y, train_mask, self.num_classes, rows)
+        local, labels, mask = (t.to_local() if isinstance(t, RowTensor) else t for t in (x, y, train_mask))
         weight = self.weight if rows is None else rows.enter(self.weight)
         embedded = mask
         if self.training:
-            key = torch.arange(local.shape[0]) if rows is None else rows.key
-            drawn = ops.keyed_uniform(key, 1, draw_seed()).view(-1).to(mask.device)
-            embedded = mask & (drawn < self.rate)
+            embedded = mask & self._draw(_key_of(local, rows), first_nodes).to(mask.device)
             mask = mask & ~embedded
         nodes = embedded.nonzero().view(-1)
         added = F.embedding(labels[nodes].long(), weight).to(local.dtype)
@@ -86,6 +104,87 @@ class MaskedLabelPropagation(nn.Module):
             return out, mask
         return NodeTensor.from_local(out, rows), NodeTensor.from_local(mask, rows)
 
+    def _draw(self, key: Tensor, first_nodes: Tensor) -> Tensor:
+        """Which of the nodes ``key`` are embedded if they are training nodes, of which ``first_nodes`` are the first.
+
+        Every rank draws the first ones' numbers for itself.
+        """
+        seed = draw_seed()
+        drawn = ops.keyed_uniform(key, 1, seed).view(-1) < self.rate
+        if first_nodes.numel():
+            numbers_of_first = ops.keyed_uniform(first_nodes, 1, seed).view(-1)
+            if numbers_of_first.max() < self.rate:
+                drawn &= key != first_nodes[numbers_of_first.argmax()]
+        return drawn
+
     def extra_repr(self) -> str:
         """The options."""
         return f"{self.num_classes}, {self.channels}, rate={self.rate}"
+
+
+def _rows_of(x: Tensor, y: Tensor, train_mask: Tensor) -> Rows | None:
+    """The distribution that all three share; None: plain tensors."""
+    rows = x._rows if isinstance(x, RowTensor) else None
+    if rows is not None and rows.kind == "tile":
+        raise DataError("MaskedLabelPropagation expected rows (got tiles): use layout='halo'")
+    for name, t in (("y", y), ("train_mask", train_mask)):
+        other = t._rows if isinstance(t, RowTensor) else None
+        if (rows is None) != (other is None) or not (rows is None or other is None or rows.is_like(other)):
+            raise LayoutMismatchError(
+                f"MaskedLabelPropagation expected x, y and train_mask of one DistributedData, or all plain (got "
+                f"{type(x).__name__} x and {type(t).__name__} {name}{', spread otherwise' if rows and other else ''}): "
+                f"take them from the same data"
+            )
+    return rows
+
+
+def _key_of(local: Tensor, rows: Rows | None) -> Tensor:
+    return torch.arange(local.shape[0]) if rows is None else rows.key
+
+
+class _Checked(NamedTuple):
+    """What was found right, and its first training nodes, int64, ascending; by mask, whose object and version count."""
+
+    mask_version: int
+    labels: weakref.ref[Tensor]
+    labels_version: int
+    num_classes: int
+    first_nodes: Tensor
+
+
+_known: MutableMapping[Tensor, _Checked] = WeakIdKeyDictionary()
+
+
+def _checked(y: Tensor, train_mask: Tensor, num_classes: int, rows: Rows | None) -> Tensor:
+    """The first training nodes of all ranks, if all training labels are in range (collective, unless known).
+
+    Raises:
+        DataError: One is not; on every rank.
+    """
+    versions = version_of(train_mask), version_of(y)
+    known = _known.get(train_mask)
+    if known is not None and known.labels() is y and known[:1] + known[2:4] == (*versions, num_classes):
+        return known.first_nodes
+    labels, mask = (t.to_local() if isinstance(t, RowTensor) else t for t in (y, train_mask))
+    key = _key_of(labels, rows).to(mask.device)
+    is_bad = mask & ((labels < 0) | (labels >= num_classes))
+    # A node out of range and its label, then the first training nodes; -1: none.
+    found = torch.full((1, 2 + _NUM_FIRST), -1, device=mask.device)
+    if is_bad.any():
+        found[0, 0], found[0, 1] = key[is_bad][0], labels[is_bad][0]
+    first = key[mask].sort().values[:_NUM_FIRST]
+    found[0, 2 : 2 + first.numel()] = first
+    found = found if rows is None else rows.axis.gather_rows(found, [1] * rows.axis.size)
+    found = found.cpu()
+    for rank, (node, label) in enumerate(found[:, :2].tolist()):
+        if node >= 0:
+            raise DataError(
+                f"MaskedLabelPropagation expected training labels 0 ... {num_classes - 1} (got {label} at node {node}"
+                f"{'' if rows is None else f' of rank {rank}'}): check num_classes, and take unlabelled nodes out of "
+                f"the mask"
+            )
+    first = found[:, 2:].flatten()
+    first = first[first >= 0].sort().values[:_NUM_FIRST]
+    if versions[0] is not None and versions[1] is not None:
+        _known[train_mask] = _Checked(versions[0], weakref.ref(y), versions[1], num_classes, first)
+    return first

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from pyg_dist.backend.packed_rows import is_packed, row_bytes
 from pyg_dist.plan.machine import Machine
 from pyg_dist.plan.model import ACTIVATION_PASSES, Model, Price
 from pyg_dist.plan.placement import node_of_rank
 
 ELEMENT_BYTES = 4  # float32
-PARAMETER_BYTES = 4  # of a quantized row: zero point and scale, bfloat16 each
 
 _ENTRY_BYTES = 4 + 8  # of a pattern: int32 column and int64 edge
 _ROW_BYTES = 8  # of a pattern: where the row begins
@@ -54,11 +54,6 @@ def loads_of(nodes: Sequence[int], entries: Sequence[int], rows: Tensor, ranks_p
     ]
 
 
-def row_bytes(width: int, bits: int) -> int:
-    """Bytes of one row on its way: numbers of 32 or 16 bits, or fewer bits and the row's parameters."""
-    return width * bits // 8 if bits >= 16 else -(-width * bits // 8) + PARAMETER_BYTES
-
-
 def exchange_seconds(load: HaloLoad, width: int, machine: Machine, num_ranks: int, bits: int = 32) -> float:
     r"""The messages of one aggregation of ``width`` columns on one rank, one after another, without overlap.
 
@@ -70,24 +65,24 @@ def exchange_seconds(load: HaloLoad, width: int, machine: Machine, num_ranks: in
     """
     if not load.messages_inside + load.messages_between:
         return 0.0
-    size = row_bytes(width, bits)
+    size = row_bytes(width, ELEMENT_BYTES, bits)
     inside = machine.send_seconds(load.rows_inside * size, load.messages_inside, num_ranks, True)
     between = machine.send_seconds(load.rows_between * size, load.messages_between, num_ranks, False)
     return machine.turns(num_ranks) * (machine.call_seconds + inside) + between
 
 
 def quantize_seconds(load: HaloLoad, width: int, machine: Machine, num_ranks: int, bits: int) -> float:
-    """Quantizing what is sent and dequantizing as much, one pass each (SuperGCN, eq. 4); nothing for 32 bits."""
-    if bits == 32:
+    """Quantizing what is sent and dequantizing as much, one pass each (SuperGCN, eq. 4); rows as they are cost none."""
+    if not is_packed(width, ELEMENT_BYTES, bits):
         return 0.0
     rows = load.rows_inside + load.rows_between
-    num_bytes = 2 * rows * (width * ELEMENT_BYTES + row_bytes(width, bits))
+    num_bytes = 2 * rows * (width * ELEMENT_BYTES + row_bytes(width, ELEMENT_BYTES, bits))
     return machine.turns(num_ranks) * num_bytes / machine.stream_rate
 
 
 def pre_quantize_seconds(load: HaloLoad, width: int, machine: Machine, num_ranks: int, bits: int) -> float:
-    """The normalisation before a quantized exchange, one pass over the rank's own rows (SuperGCN, eq. 3)."""
-    if bits >= 16:
+    """The normalisation before a quantized exchange, if there is one: a pass over the rank's rows (SuperGCN, eq. 3)."""
+    if bits >= 16 or not load.messages_inside + load.messages_between:
         return 0.0
     return machine.turns(num_ranks) * load.nodes * width * ELEMENT_BYTES / machine.stream_rate
 

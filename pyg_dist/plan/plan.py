@@ -15,8 +15,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pyg_dist.backend.agreement import digest
+from pyg_dist.backend.packed_rows import row_bytes
 from pyg_dist.errors import AgreementError, DataError
-from pyg_dist.plan.halo_cost import ELEMENT_BYTES, halo_price, loads_of, memory_bytes, row_bytes
+from pyg_dist.plan.halo_cost import ELEMENT_BYTES, halo_price, loads_of, memory_bytes
 from pyg_dist.plan.machine import Machine
 from pyg_dist.plan.model import Model, Price
 from pyg_dist.plan.placement import rows_between_nodes
@@ -108,13 +109,13 @@ class Plan:
     def halo_bytes(self, width: int, element_size: int = ELEMENT_BYTES, backward: bool = False) -> int:
         """Bytes sent in one aggregation of ``width`` columns, all ranks together; as many backward, unless bits differ.
 
-        A row in fewer than 16 bits a value takes four bytes more, for its zero point and scale.
+        A row in fewer than 16 bits a value takes four bytes more, for its zero point and scale, and goes as it is
+        where that is shorter.
         """
         return self.rows[self.exchange] * self._row_bytes(width, element_size, backward)
 
     def _row_bytes(self, width: int, element_size: int = ELEMENT_BYTES, backward: bool = False) -> int:
-        bits = self.bits[backward]
-        return width * element_size if bits == 32 else row_bytes(width, bits)
+        return row_bytes(width, element_size, self.bits[backward])
 
     def memory_bytes(self, widths: Sequence[int] = ()) -> list[int]:
         """See :func:`~pyg_dist.plan.halo_cost.memory_bytes`; by rank."""

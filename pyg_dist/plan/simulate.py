@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from pyg_dist.backend.mesh import MeshShape, meshes, nearest_cube
+from pyg_dist.backend.packed_rows import row_bytes
 from pyg_dist.plan import published
 from pyg_dist.plan.grid import Sums
 from pyg_dist.plan.grid_candidates import FORMS
 from pyg_dist.plan.grid_cost import price_of
-from pyg_dist.plan.halo_cost import HaloLoad, exchange_seconds, halo_price, quantize_seconds, row_bytes
+from pyg_dist.plan.halo_cost import ELEMENT_BYTES, HaloLoad, exchange_seconds, halo_price, quantize_seconds
 from pyg_dist.plan.machine import Machine
 from pyg_dist.plan.model import Conv, Model, Price
 from pyg_dist.plan.published import HYBRID_SHARE, PublishedGraph
@@ -136,7 +137,7 @@ def _table_5() -> list[Comparison]:
             f"S, Table 5: mag240M, 2,048 ranks, one layer, {name}", 1e3 * seconds, published.TABLE_5[name][1], "ms",
             "volume as printed; bandwidth and latency from the int2 rows of the same table",
         ))  # fmt: skip
-    volume = ranks * (load.rows_inside + load.rows_between) * row_bytes(width, 2) / 1e9
+    volume = ranks * (load.rows_inside + load.rows_between) * row_bytes(width, ELEMENT_BYTES, 2) / 1e9
     printed = published.TABLE_5["int2 data"][0] + published.TABLE_5["int2 parameters"][0]
     found.append(
         Comparison("S, Table 5: the same, int2 data and parameters", volume, printed, "GB", "by the hybrid rows")

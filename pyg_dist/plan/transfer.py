@@ -14,11 +14,9 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.csr import CSR
+from pyg_dist.backend.packed_rows import SUM_KEY
 from pyg_dist.plan.cover import Cover
 from pyg_dist.plan.remote import RemoteEdges
-
-SUM_KEY = 1 << 40
-"""A sum's key is its node's global id plus this times (its maker's rank + 1)."""
 
 UNIT = -1
 """In place of an edge: an entry whose value is one, whatever the edges' weights are."""
@@ -39,7 +37,8 @@ class Transfer:
         lend_counts: ``lent`` by borrower, ``[P]``.
         borrow_counts: values to borrow, by lender, ``[P]``.
         outgoing_key: int64 ``[s]``, what stands for each slot where its values are rounded at random: the global id of
-            a row's node; a sum, of which every rank may make another, adds :data:`SUM_KEY`.
+            a row's node; a sum, of which every rank may make another, adds its maker's multiple of
+            :data:`~pyg_dist.backend.packed_rows.SUM_KEY`.
         incoming_key: int64 ``[h]``, the same for the way back, on which the gradients of rows are sums.
     """
 

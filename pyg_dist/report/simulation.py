@@ -122,13 +122,19 @@ def _text(
 def _line(line: Epoch, model: Model, graph: PublishedGraph, machine: Machine, bits: list[int]) -> str:
     halo = "".join(f"{line.halo[b].seconds:>12.4g}" for b in bits)
     cheaper = "grid" if line.grid.seconds < line.halo[32].seconds else "halo"
-    load, width = even_load(graph, line.ranks, machine.ranks_per_node), max(model.widths[1:])
-    faster = ""
-    for b in (b for b in bits if b != 32 and line.ranks > 1):
-        ours, eq_8 = speedup(load, width, machine, line.ranks, b)
-        faster += f"{ours:>11.2f}{eq_8:>7.2f}"
+    speedups, faster = _speedups(line, model, graph, machine), ""
+    for b in (b for b in bits if b != 32):
+        faster += "{:>11.2f}{:>7.2f}".format(*speedups[b]) if speedups else f"{'-':>11}{'-':>7}"
     return (f"{line.ranks:>6}{line.halo_nodes:>14,.0f}{halo}{line.grid.seconds:>12.4g}  {cheaper:<8}{faster}  "
             f"{line.shape}, {line.sums}")  # fmt: skip
+
+
+def _speedups(line: Epoch, model: Model, graph: PublishedGraph, machine: Machine) -> dict[int, tuple[float, float]]:
+    """By bits, what an exchange of the widest layer gains, by the price model and by eq. 8; empty for one rank."""
+    if line.ranks == 1:
+        return {}
+    load, width = even_load(graph, line.ranks, machine.ranks_per_node), max(model.widths[1:])
+    return {b: speedup(load, width, machine, line.ranks, b) for b in line.halo if b != 32}
 
 
 def _to_dict(
@@ -152,6 +158,10 @@ def _to_dict(
                         "ranks": line.ranks,
                         "owned_and_halo_nodes": round(line.halo_nodes),
                         "halo_seconds": {str(b): price.seconds for b, price in line.halo.items()},
+                        "exchange_speedup": {
+                            str(b): {"model": ours, "eq_8": eq_8}
+                            for b, (ours, eq_8) in _speedups(line, model, graph, machine).items()
+                        },
                         "grid_seconds": line.grid.seconds,
                         "mesh": {axis: line.shape[axis] for axis in "xyz"},
                         "sums": line.sums,

@@ -202,8 +202,9 @@ class NodeIds(EdgeTensor):
 
 
 _FEW_COLUMNS = 16
-"""Narrower rows travel as they are: logits of attention, degrees, positions. A column of these has a meaning and a
-range of its own, and what follows is no sum; in two bits 15 columns would be 8 bytes instead of 60."""
+"""Narrower rows travel as they are here, also where packing would shorten them: logits of attention, degrees,
+positions. A column of these has a meaning and a range of its own, and what follows is no sum (a softmax of rounded
+logits is biased); in two bits 15 columns would be 8 bytes instead of 60."""
 
 
 @dataclass

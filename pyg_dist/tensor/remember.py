@@ -4,8 +4,8 @@ What is kept hangs on the tensor itself, so it goes when the tensor goes. It hol
 the edge weights, and for one version of the tensor, which torch counts up at every change in place. In the grid layout
 a change of layout is such an operator, too: a root's features go where its neighbours' sum is.
 
-A result is kept if its input needs no gradient and is lasting: an attribute of a ``DistributedData``, or a tensor that
-has been aggregated before. Every rank decides alike, by the object and its version.
+A result is kept if its input needs no gradient and is lasting: an attribute of a ``DistributedData``, or, outside of
+checkpoints, a tensor that has been aggregated before. Every rank decides alike, by the object and its version.
 """
 
 from __future__ import annotations
@@ -66,8 +66,6 @@ def is_remembered(x: NodeTensor, operator: Callable[[], object], rows: Rows) -> 
         operator: gives the operator; called only where x has some results.
         rows: of the result.
     """
-    if not x._is_attribute and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
-        return False  # a checkpoint: what is computed again must take the same way, whatever was remembered meanwhile
     return is_kept(x, rows) or (bool(x._remembered) and recall(x, operator()) is not None)
 
 
@@ -88,7 +86,7 @@ def recall(x: NodeTensor, operator: object) -> Tensor | None:
     for known in x._remembered:
         if known.operator is operator and known.owner() is x:
             is_valid = (
-                _is_constant(x) and known.version == version_of(x) and known.result_version == known.result._version
+                _may_be_known(x) and known.version == version_of(x) and known.result_version == known.result._version
             )
             return known.result if is_valid else None
     return None
@@ -97,7 +95,7 @@ def recall(x: NodeTensor, operator: object) -> Tensor | None:
 def is_kept(x: NodeTensor, rows: Rows) -> bool:
     """Whether a result of x with these rows is worth keeping."""
     # Autograd refuses tensors made in inference mode, later.
-    if not (_is_constant(x) and (x._is_attribute or x._is_lasting)) or torch.is_inference_mode_enabled():
+    if not (_may_be_known(x) and (x._is_attribute or x._is_lasting)) or torch.is_inference_mode_enabled():
         return False
     return x.numel() * x.element_size() <= limit_bytes() * rows.axis.size
 
@@ -110,5 +108,10 @@ def keep(x: NodeTensor, operator: object, result: Tensor) -> None:
     x._remembered = (*others, *(*alike, known)[-_MAX_OPERATORS:])
 
 
-def _is_constant(x: NodeTensor) -> bool:
-    return not x.requires_grad and not x.is_inference()
+def _may_be_known(x: NodeTensor) -> bool:
+    """Whether results of x may be remembered, and what is remembered may stand for them, here and now."""
+    if x.requires_grad or x.is_inference():
+        return False
+    # In a checkpoint, what is computed again must take the same way, whatever was remembered meanwhile: an attribute
+    # is remembered from its first time on, another tensor would be from its second one.
+    return x._is_attribute or torch._C._autograd._top_saved_tensors_default_hooks(True) is None

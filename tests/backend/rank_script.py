@@ -59,6 +59,24 @@ elif case == "raises while rank 0 computes":
     if is_concerned:
         raise RuntimeError(f"the fault of rank {concerned}")
     agreement.on_main(lambda: time.sleep(60.0) or torch.ones(1))
+elif case == "sends NaN in two bits":
+    from pyg_dist.backend.axis import world_axis
+    from pyg_dist.backend.exchange import Exchange, Traffic
+    from pyg_dist.backend.halo import Halo
+    from pyg_dist.backend.matrix import Matrix
+    from pyg_dist.backend.quantized import quantized
+    from pyg_dist.plan import halo_share
+
+    node = torch.arange(30)  # a ring, of which every rank has each third node
+    lists = halo_share(torch.stack([node, node.roll(1)]), node % 3, session.rank(), 3, "post").post
+    exchange = Exchange(world_axis(), lists.send_counts, lists.recv_counts, Traffic())
+    halo = Halo(Matrix(lists.outgoing), exchange, Matrix(lists.incoming))
+    halo = halo.coded(quantized((2, 2), (lists.outgoing_key, lists.incoming_key), 1, lambda: "the layer"))
+    x = torch.ones(10, 8)
+    for step in range(3):
+        if is_concerned and step == 1:
+            x[4] = float("nan")
+        halo.finish(halo.start(x), torch.zeros(10, 8))
 elif case == "is killed":
     if is_concerned:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,14 @@ def test_it_matters_not_what_the_others_wait_for(case: str, failing: int) -> Non
     assert ended.codes == [1, 1, 1]
     assert ended.seconds < MAX_SECONDS
     assert ended.stderr.count(f"pyg_dist: rank {failing} failed: RuntimeError: the fault of rank {failing};") == 2
+
+
+def test_every_rank_ends_with_the_line_of_the_one_that_has_a_nan() -> None:
+    ended = run_script("by hand", RANKS, SCRIPT, "sends NaN in two bits", "1")
+    assert ended.codes == [1, 1, 1]
+    told = "rank 1 failed: DataError: Expected finite features in the messages of the layer, which go in 2 bits (got"
+    for rank in (0, 2):
+        assert re.search(rf"{re.escape(told)} NaN at node 13\).*; ending rank {rank} of 3", ended.stderr), ended.stderr
 
 
 @pytest.mark.parametrize(("launcher", "killed"), [("by hand", 0), ("by hand", 2), ("torchrun", 2), ("mpirun", 0)])

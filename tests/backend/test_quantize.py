@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.library import opcheck
 
 from pyg_dist.backend import ops, reference
-from pyg_dist.errors import DataError
+from pyg_dist.backend.packed_rows import packed_row_bytes
+from pyg_dist.errors import DataError, NotFiniteError
 
 BITS = [2, 4, 8, 16]
 WIDTHS = [1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 47, 64, 100, 129, 256, 602, 20_000]
@@ -56,7 +57,7 @@ def test_quantize_equals_the_reference(bits: int, dtype: torch.dtype) -> None:
             for keyed in (None, key):
                 options = {"key": keyed, "seed": 2**63 + 12345, **factors}
                 packed = ops.quantize_csr(rowptr, col, x, bits, **options)  # type: ignore[arg-type]
-                assert packed.shape == (NUM_ROWS, ops.packed_row_bytes(width, bits))
+                assert packed.shape == (NUM_ROWS, packed_row_bytes(width, bits))
                 assert torch.equal(packed, reference.quantize_csr(rowptr, col, x, bits, **options)), (width, options)  # type: ignore[arg-type]
         for factors in ({}, {"weight": weight.new_ones(back_col.numel()) * 2, "row_scale": scale[:NUM_ROWS]}):
             whole = quarters(NUM_ROWS + 2, width + 2, dtype=dtype, seed=9)
@@ -149,8 +150,28 @@ def test_what_is_not_finite_is_refused(value: float) -> None:
             with pytest.raises(DataError, match=r"expected finite values .* row 2") as caught:
                 ops.quantize_csr(*identity(4), x, 2, key=key)
             assert "\n" not in str(caught.value)
-        packed = ops.quantize_csr(*identity(4), x, 16)
-        assert torch.equal(packed.view(torch.bfloat16), x.bfloat16()) or value != value
+        with pytest.raises(NotFiniteError, match=r"row 2: bfloat16 holds 3.39e\+38"):
+            ops.quantize_csr(*identity(4), x, 16)  # 3.4e38 rounds to infinity
+
+
+def test_what_is_refused_is_told_apart() -> None:
+    """The first row in question, what it holds, and whether that is finite."""
+    wide = torch.tensor([[1e39, -1e39]], dtype=torch.float64)
+    for x, bits, got, is_finite in (
+        (torch.tensor([[1.0, float("nan")]]), 2, "NaN", False),
+        (torch.tensor([[1.0, -float("inf")]]), 8, "an infinity", False),
+        (torch.tensor([[2e38, -2e38]]), 4, "values from -2e+38 to 2e+38", True),
+        (wide, 2, "values from -1e+39 to 1e+39", True),
+        (wide, 16, "values from -1e+39 to 1e+39", True),
+        (torch.tensor([[3.39e38, -3.4e38]]), 16, "values from -3.4e+38 to 3.39e+38", True),
+    ):
+        rows = torch.cat([torch.zeros(9, 2), x, torch.zeros(9, 2), x])
+        with pytest.raises(NotFiniteError) as caught:
+            ops.quantize_csr(*identity(len(rows)), rows, bits)
+        assert (caught.value.row, caught.value.got, caught.value.is_finite) == (9, got, is_finite)
+    sums, half = (torch.tensor([0, 0, 2]), torch.tensor([0, 0], dtype=torch.int32)), torch.full((2,), 0.5).double()
+    with pytest.raises(NotFiniteError, match=r"values from -2e[+]39 to 2e[+]39 in row 1"):
+        ops.quantize_csr(*sums, wide, 2, half, col_scale=torch.tensor([2.0]).double())
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -158,7 +179,7 @@ def test_zero_sizes(bits: int) -> None:
     none = torch.zeros(0, dtype=torch.int32)
     for num_rows, width in ((0, 5), (4, 0), (0, 0)):
         packed = ops.quantize_csr(torch.zeros(num_rows + 1, dtype=torch.int64), none, torch.ones(3, width), bits)
-        assert packed.shape == (num_rows, ops.packed_row_bytes(width, bits))
+        assert packed.shape == (num_rows, packed_row_bytes(width, bits))
     empty = ops.quantize_csr(torch.zeros(3, dtype=torch.int64), none, torch.ones(3, 5), bits)
     assert not empty.any()  # sums of nothing
     out = torch.ones(2, 5)
@@ -168,7 +189,7 @@ def test_zero_sizes(bits: int) -> None:
 
 
 def test_row_bytes_at_width_256() -> None:
-    assert [1024 / ops.packed_row_bytes(256, bits) for bits in (16, 8, 4, 2)] == [2, 1024 / 260, 1024 / 132, 1024 / 68]
+    assert [1024 / packed_row_bytes(256, bits) for bits in (16, 8, 4, 2)] == [2, 1024 / 260, 1024 / 132, 1024 / 68]
 
 
 X = torch.ones(3, 8)
@@ -197,5 +218,7 @@ def test_errors_are_one_line(call: object, words: str) -> None:
 def test_opcheck() -> None:
     rowptr, col = identity(3)
     weight = torch.ones(3)
-    opcheck(native.quantize_csr_into.default, (PACKED.clone(), rowptr, col, X, weight, None, 4, torch.arange(3), 1))
+    packed, bad_row = PACKED.clone(), torch.zeros(1, dtype=torch.int64)
+    key = torch.arange(3)
+    opcheck(native.quantize_csr_into.default, (packed, bad_row, rowptr, col, X, weight, None, 4, key, 1))
     opcheck(native.dequantize_csr_add.default, (X.clone(), rowptr, col, PACKED, weight, None, 4))

@@ -74,6 +74,34 @@ def test_bytes_on_the_wire(workers: Pools, world_size: int) -> None:
     assert totals[2, 8] == (totals[2][0], totals[8][1])
 
 
+def bytes_of_a_column() -> list[tuple[float, int, int, bool]]:
+    """One logit a node: what is sent forward, what the plan says, what a row takes, whether it is exact."""
+    from pyg_dist.conv import DistributedSAGEConv
+
+    found, exact = [], None
+    for bits in (32, 16, 8, 2):
+        for dtype in (torch.float32, torch.float64):
+            data = distributed(bits)
+            torch.manual_seed(0)
+            conv, before = DistributedSAGEConv(1, 1).to(dtype), data.traffic.num_bytes
+            x = (data.x[:, :1] * 0.1).to(dtype).requires_grad_()
+            out = conv(x, data.edge_index).detach().to_local()
+            exact = {**(exact or {}), dtype: out} if bits == 32 else exact
+            planned = data.plan.halo_bytes(1, dtype.itemsize)
+            size = planned // data.plan.rows["hybrid"]
+            found.append((data.traffic.num_bytes - before, planned, size, torch.equal(out, exact[dtype])))
+    return found
+
+
+def test_rows_that_packing_would_lengthen_go_as_they_are(workers: Pools) -> None:
+    ranks = workers(2).run(bytes_of_a_column)
+    cases = [(4, True), (8, True), (2, False), (2, False), (4, True), (5, False), (4, True), (5, False)]
+    for (size, is_exact), here, there in zip(cases, *ranks, strict=True):
+        assert here[0] + there[0] == here[1]
+        assert here[2] == size
+        assert here[3] == there[3] == is_exact
+
+
 def test_bytes_of_attention(workers: Pools) -> None:
     """Rows in two bits; one logit a row as it is."""
     totals = {bits: [0, 0] for bits in (32, 2, (8, 32))}
@@ -179,6 +207,37 @@ def evaluation() -> None:
 
 def test_evaluation_and_remembered_sums_are_exact(workers: Pools) -> None:
     workers(2).run(evaluation)
+
+
+def recomputed() -> None:
+    """Features that are no attribute, e.g. dropped out: what is computed again has the first pass's rounding.
+
+    They are aggregated for the first time within the checkpoint, and would be remembered from the second time on.
+    """
+    from torch.utils.checkpoint import checkpoint
+
+    from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
+
+    data = distributed(2)
+    for make in (DistributedSAGEConv, DistributedGCNConv):
+        torch.manual_seed(0)
+        conv, results = make(7, 9).double(), []
+        for is_checkpointed in (False, True):
+            torch.manual_seed(1)
+            conv.zero_grad()
+            x = F.dropout(data.x, 0.3)
+
+            def block(x: Tensor, conv: nn.Module = conv) -> Any:
+                return conv(x, data.edge_index).exp()
+
+            out = checkpoint(block, x, use_reentrant=False) if is_checkpointed else block(x)
+            out.square().sum().backward()
+            results.append([out.detach().to_local(), *(p.grad.clone() for p in conv.parameters())])
+        assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+
+
+def test_a_checkpoint_rounds_alike(workers: Pools) -> None:
+    workers(2).run(recomputed)
 
 
 def checkpointed(use_reentrant: bool) -> None:
@@ -368,6 +427,37 @@ class Nested(nn.Module):
         return x * factors[-1]
 
 
+def out_of_range(bits: int) -> list[str]:
+    """What each of three ranks cannot send, at its own node."""
+    from pyg_dist import DistributedData
+    from pyg_dist.conv import DistributedSAGEConv
+    from pyg_dist.errors import DataError
+
+    graph, lines = random_graph(61, 400, num_features=7, seed=3), []
+    data = DistributedData(graph, partition=torch.arange(61) % 3, bits=bits, exchange="post")
+    conv = DistributedSAGEConv(7, 9).double()
+    for value in (float("nan"), float("inf"), 1e39):
+        x = data.x * 1.0
+        is_bad = (data.graph.node_rows.key >= 15) & (data.graph.node_rows.key < 18)
+        x.to_local()[is_bad] = torch.tensor([-value, value, 0, 0, 0, 0, value], dtype=torch.float64)
+        with pytest.raises(DataError) as caught:
+            conv(x, data.edge_index)
+        lines.append(str(caught.value))
+    return lines
+
+
+@pytest.mark.parametrize("bits", [2, 16])
+def test_what_cannot_be_sent_is_told_with_its_node(workers: Pools, bits: int) -> None:
+    held = "bfloat16 holds up to 3.39e+38" if bits == 16 else "float32 holds a range of 3.4e+38"
+    finite, wide = "finite features", "values from -1e+39 to 1e+39"
+    cases = (finite, "NaN"), (finite, "an infinity"), (f"features that {held}", wide)
+    for rank, lines in enumerate(workers(3).run(out_of_range, bits)):
+        for line, (expected, got) in zip(lines, cases, strict=True):
+            layer = f"SAGEConv(7, 9, aggr=mean), which go in {bits} bits"
+            assert line.startswith(f"Expected {expected} in the messages of {layer} (got {got} at node {15 + rank}): ")
+            assert line.endswith(f"[rank {rank} of 3]")
+
+
 def not_finite() -> list[str]:
     from pyg_dist.conv import DistributedSAGEConv
     from pyg_dist.errors import DataError
@@ -415,7 +505,9 @@ def refusals() -> None:
         distributed(2, layout="grid")
     with pytest.raises(UnsupportedError, match=r"bits=\(32, 8\) with layout='auto'"):
         distributed((32, 8), layout="auto")
-    plan = distributed((2, 8)).plan
+    import numpy as np
+
+    plan = distributed((np.int64(2), np.int32(8))).plan
     assert plan.bits == (2, 8)
     rows = plan.rows["hybrid"]
     assert plan.to_dict((100,))["bytes"] == {"100": rows * 29}

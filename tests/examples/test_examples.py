@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import re
 import sys
+from argparse import Namespace
 from pathlib import Path
 from types import ModuleType
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from launching import run_script
+from random_graphs import random_graph
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 # Launchers that start two ranks.
@@ -105,6 +107,27 @@ def test_gat() -> None:
 def test_two_ranks_print_the_same_as_one(name: str, launcher: str) -> None:
     """The GCN drops out: equal losses mean equal masks. Each line stands there once: the other rank is silent."""
     np.testing.assert_allclose(_numbers(_printed(launcher, 2, name)), _numbers(_printed_alone(name)), atol=2e-3)
+
+
+@pytest.mark.parametrize("has_labels", [False, True])
+def test_int2_normalises_what_it_sends(has_labels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every layer's input, but for constant features, whose sums are sent once."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    module, entered = _module("full_batch_int2"), []
+
+    class Conv(module.SAGEConv):
+        def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+            entered.append(x.detach())
+            return super().forward(x, edge_index)
+
+    monkeypatch.setattr(module, "SAGEConv", Conv)
+    graph = random_graph(40, 200, num_features=7, seed=3)
+    graph.x, graph.y = 5 + graph.x.float(), torch.arange(40) % 3
+    graph.train_mask = graph.test_mask = torch.arange(40) % 2 == 0
+    module.train(graph, 3, has_labels, Namespace(hidden=8, dropout=0.5, rate=0.5, lr=0.01, epochs=1))
+    is_normal = [float(x.mean(1).abs().max()) < 1e-5 for x in entered[:3]]
+    assert is_normal == [has_labels, True, True]
+    assert has_labels or torch.equal(entered[0], graph.x)
 
 
 @pytest.mark.parametrize(("launcher", "num_ranks"), [("python", 1), ("torchrun", 2)])

@@ -101,9 +101,80 @@ def test_rate() -> None:
     assert not torch.equal(propagation(x, y, every)[1], propagation(x, y, every)[1])
 
 
+def masks_of_few(rate: float) -> list[list[int]]:
+    """The nodes of the loss in 40 steps with three training nodes, all on one rank where there are three."""
+    from pyg_dist import DistributedData, world_size
+
+    graph = graph_with_masks()
+    graph.train_mask = torch.zeros(90, dtype=torch.bool)
+    graph.train_mask[[5, 17, 33]] = True
+    graph.y[[5, 17, 33]] = torch.tensor([1, 2, 3])
+    data = DistributedData(graph, partition=torch.arange(90).add(1).mul(world_size()).div(91, rounding_mode="floor"))
+    propagation = MaskedLabelPropagation(CLASSES, 6, rate).double()
+    torch.manual_seed(0)
+    steps = (propagation(data.x, data.y, data.train_mask) for _ in range(40))
+    return [mask.full_tensor().nonzero().view(-1).tolist() for _, mask in steps]
+
+
+def test_a_node_for_the_loss_is_left(workers: Pools) -> None:
+    """Of three nodes at a rate of 0.9 none would be left in 29 of 40 steps; every node has its turn."""
+    (alone,) = workers(1).run(masks_of_few, 0.9)
+    assert all(alone)
+    assert sum(len(left) == 1 for left in alone) > 25
+    assert {node for left in alone for node in left} == {5, 17, 33}
+    assert workers(3).run(masks_of_few, 0.9) == [alone] * 3
+    x, mask = torch.zeros(2000, 3), torch.ones(2000, dtype=torch.bool)
+    _, left = MaskedLabelPropagation(1, 3, 1 - 1e-9)(x, torch.zeros(2000).long(), mask)
+    assert int(left.sum()) == 1  # one of the first
+    assert int(left.nonzero()) < 256
+
+
+def mismatches() -> list[str]:
+    """Every rank gets the same line for a label that one rank has; nothing hangs."""
+    from pyg_dist import DistributedData, world_size
+    from pyg_dist.errors import LayoutMismatchError
+
+    graph, lines = graph_with_masks(), []
+    data, other = (
+        DistributedData(graph.clone(), partition=parts)
+        for parts in (torch.arange(90) % world_size(), torch.arange(90) // 30 % world_size())
+    )
+    propagation = MaskedLabelPropagation(CLASSES, 6).double()
+    for x, y, mask, words in (
+        (data.x, graph.y, data.train_mask, "NodeTensor x and Tensor y"),
+        (graph.x, graph.y, data.train_mask, "Tensor x and NodeTensor train_mask"),
+        *([(data.x, other.y, data.train_mask, "NodeTensor y, spread otherwise")] if world_size() > 1 else []),
+    ):
+        with pytest.raises(LayoutMismatchError, match=words):
+            propagation(x, y, mask)
+    propagation(data.x, data.y, data.train_mask)
+    node = int(graph.train_mask.nonzero()[1])
+    for k, label in enumerate((7, -3)):
+        data.y[torch.tensor([node])] = label  # the same object, changed
+        with pytest.raises(DataError) as caught:
+            propagation(data.x, data.y, data.train_mask)
+        lines.append(caught.value.message)
+        assert f"labels 0 ... 3 (got {label} at node {node} of rank {node % world_size()})" in lines[k]
+    return lines
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_mismatches_and_labels_out_of_range(workers: Pools, world_size: int) -> None:
+    lines = workers(world_size).run(mismatches)
+    assert lines == lines[:1] * world_size
+
+
 def test_errors() -> None:
-    for rate in (-0.1, 1.0):
+    for rate in (-0.1, 1.0, float("nan"), "0.5", True):
         with pytest.raises(OptionError, match="0 <= rate < 1"):
-            MaskedLabelPropagation(2, 3, rate)
-    with pytest.raises(DataError, match=r"x \[N, F\], y \[N\] and a bool mask"):
-        MaskedLabelPropagation(2, 3)(torch.ones(4, 3), torch.zeros(4).long(), torch.ones(4))
+            MaskedLabelPropagation(2, 3, rate)  # type: ignore[arg-type]
+    propagation, x, y, mask = MaskedLabelPropagation(2, 3), torch.ones(4, 3), torch.zeros(4).long(), torch.ones(4) > 0
+    for given, words in (
+        ((x, y, mask.float()), "integer labels and a bool mask .*torch.float32"),
+        ((x, y + 0.5, mask), "integer labels and a bool mask .*torch.float32"),
+        ((x[:, :2], y, mask), r"x \[N, 3\], .*got \[4, 2\]"),
+        ((x, y[:, None], mask), r"y \[N\] .*\[4, 1\]"),
+        ((x, y + 2, mask), r"labels 0 ... 1 \(got 2 at node 0\)"),
+    ):
+        with pytest.raises(DataError, match=words):
+            propagation(*given)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from random_graphs import random_graph
 from safetensors.torch import save_file
 
+from pyg_dist.backend.packed_rows import row_bytes
 from pyg_dist.errors import AgreementError, DataError, UnsupportedError
 from pyg_dist.plan import Machine, Model, Plan, ShareSizes, halo_share
 from pyg_dist.plan.halo_cost import (
@@ -24,7 +25,6 @@ from pyg_dist.plan.halo_cost import (
     memory_bytes,
     pre_quantize_seconds,
     quantize_seconds,
-    row_bytes,
 )
 from pyg_dist.plan.remote import EXCHANGES, Exchange
 
@@ -121,13 +121,18 @@ def test_eq_2_between_machines() -> None:
 
 def test_fewer_bits() -> None:
     """SuperGCN, eq. 4 and 5: data, four bytes of parameters a row, and the time to quantize."""
-    assert [row_bytes(256, bits) for bits in (32, 16, 8, 4, 2)] == [1024, 512, 260, 132, 68]
-    assert row_bytes(5, 2) == 2 + 4
+    assert [row_bytes(256, 4, bits) for bits in (32, 16, 8, 4, 2)] == [1024, 512, 260, 132, 68]
+    assert row_bytes(5, 4, 2) == 2 + 4
     first = loads_of((1, 1, 1), (0, 0, 0), ROWS, 4)[0]
     assert exchange_seconds(first, 256, BARE, 3, 2) == pytest.approx(40 * 68 / 4 + 1)
     assert quantize_seconds(first, 256, BARE, 3, 2) == pytest.approx(2 * 40 * (1024 + 68) / BARE.stream_rate)
     assert quantize_seconds(first, 256, BARE, 3, 32) == 0
     assert pre_quantize_seconds(first, 256, BARE, 3, 2) == pytest.approx(1024 / BARE.stream_rate)
+    silent = loads_of((1,), (0,), torch.zeros(1, 1), 4)[0]
+    assert pre_quantize_seconds(silent, 256, BARE, 1, 2) == 0
+    assert halo_price(Model(3, 30, (256, 256)), [silent], BARE, 1, (2, 2)).quantize == 0
+    assert quantize_seconds(first, 1, BARE, 3, 8) == 0  # a column goes as it is
+    assert exchange_seconds(first, 1, BARE, 3, 8) == exchange_seconds(first, 1, BARE, 3)
     model, loads = Model(3, 30, (256, 256, 256)), [first]
     full, low = halo_price(model, loads, BARE, 3), halo_price(model, loads, BARE, 3, (32, 2))
     assert low.quantize == pytest.approx((2 * 40 * (1024 + 68) + 1024) / BARE.stream_rate)

@@ -15,6 +15,8 @@ from scipy.sparse.csgraph import maximum_bipartite_matching
 from torch import Tensor
 
 from pyg_dist.backend.csr import CSR
+from pyg_dist.backend.ops import quantize_csr
+from pyg_dist.backend.packed_rows import SUM_KEY
 from pyg_dist.partition import partition
 from pyg_dist.plan import HaloShare, halo_share
 from pyg_dist.plan.remote import EXCHANGES, Exchange, RemoteEdges
@@ -88,6 +90,62 @@ def test_a_sum_takes_one_value_of_each_edge() -> None:
     assert here.sums.outgoing.col.tolist() == [0, 0, 1]
     assert here.sums.borrow_counts == (0, 3)
     assert there.edge_id[there.sums.lent].tolist() == [0, 1, 2]
+
+
+def keyed_shares(parts: Tensor, exchange: Exchange = "hybrid") -> list[HaloShare]:
+    graph = random_graph(40, 200, seed=7)
+    return [halo_share(graph.edge_index, parts, rank, 3, exchange) for rank in range(3)]
+
+
+def parts_of(seed: int) -> Tensor:
+    return torch.randint(0, 3, (40,), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_keys(exchange: Exchange) -> None:
+    """A row's is its node's id, a sum's adds a multiple that its maker has to itself, and on the way back rows sum."""
+    num_rows = num_sums = 0
+    makers: dict[int, set[int]] = {}
+    shares = keyed_shares(parts_of(0), exchange)
+    for rank, share in enumerate(shares):
+        lists, own = share.sums, SUM_KEY * (rank + 1)
+        row, local = lists.outgoing.row(), share.node_id[lists.outgoing.col.long()]
+        is_row = lists.outgoing.edge == UNIT
+        assert torch.equal(lists.outgoing_key[row[is_row]], local[is_row])
+        of_sum = lists.outgoing_key[row[~is_row].unique()]
+        assert bool((of_sum // SUM_KEY == rank + 1).all())
+        slot, target = lists.incoming.col.long(), share.node_id[share.num_inner + lists.incoming.row()]
+        is_sum = lists.incoming.edge == UNIT
+        assert torch.equal(lists.incoming_key[slot[is_sum]], target[is_sum])
+        of_row = lists.incoming_key[slot[~is_sum].unique()]
+        assert bool((of_row // SUM_KEY == rank + 1).all())
+        for key in of_sum.tolist():
+            makers.setdefault(key % SUM_KEY, set()).add(key)
+        num_rows, num_sums = num_rows + of_row.numel(), num_sums + of_sum.numel()
+        # Both ends of a message name a slot alike, up to who makes the sum.
+        for peer, other in enumerate(shares):
+            sent = lists.outgoing_key.split(lists.send_counts)[peer]
+            received = other.sums.incoming_key.split(other.sums.recv_counts)[rank]
+            assert torch.equal(sent % SUM_KEY, received % SUM_KEY)
+            assert torch.equal(sent >= SUM_KEY, received < SUM_KEY)
+            assert set((sent - sent % SUM_KEY).tolist()) <= {0, own}
+    assert (num_rows > 0, num_sums > 0) == (exchange != "pre", exchange != "post")
+    if num_sums:  # some node has sums from two ranks, which round independently
+        assert max(map(len, makers.values())) == 2
+
+
+def test_a_row_is_packed_alike_under_any_partition() -> None:
+    x, found = random_graph(40, 200, num_features=20, seed=7).x, []
+    for seed in (0, 1):
+        packed = {}
+        for share in keyed_shares(parts_of(seed), "post"):
+            sent, lists = share.sums.outgoing, share.sums
+            rows = quantize_csr(sent.rowptr, sent.col, x[share.node_id], 2, key=lists.outgoing_key, seed=3)
+            packed.update(zip(share.node_id[sent.col.long()].tolist(), rows.tolist(), strict=True))
+        found.append(packed)
+    both = found[0].keys() & found[1].keys()
+    assert len(both) > 20
+    assert [found[0][node] for node in both] == [found[1][node] for node in both]
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)

@@ -13,7 +13,6 @@ from pyg_dist.backend.ops.keyed import keyed_dropout as keyed_dropout
 from pyg_dist.backend.ops.keyed import keyed_normal as keyed_normal
 from pyg_dist.backend.ops.keyed import keyed_uniform as keyed_uniform
 from pyg_dist.backend.ops.quantize import dequantize_csr_add as dequantize_csr_add
-from pyg_dist.backend.ops.quantize import packed_row_bytes as packed_row_bytes
 from pyg_dist.backend.ops.quantize import quantize_csr as quantize_csr
 from pyg_dist.backend.ops.rows import Norm as Norm
 from pyg_dist.backend.ops.rows import empty_rows as empty_rows

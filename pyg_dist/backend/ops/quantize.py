@@ -6,13 +6,8 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.ops.call import as_rows, call, factor_of, native, signed, written_rows
-
-
-def packed_row_bytes(num_columns: int, bits: int) -> int:
-    """Bytes of a row of :func:`quantize_csr`: ``4 + ceil(F bits / 8)``, or ``2 F`` for 16 bits."""
-    if num_columns == 0:
-        return 0
-    return 2 * num_columns if bits == 16 else 4 + -(-num_columns * bits // 8)
+from pyg_dist.backend.packed_rows import packed_row_bytes
+from pyg_dist.errors import NotFiniteError
 
 
 def quantize_csr(
@@ -53,15 +48,40 @@ def quantize_csr(
         - output: uint8 ``[R, packed_row_bytes(F, bits)]``: Z and S, then the numbers
 
     Raises:
-        DataError: a value is not finite or a range exceeds float32 (``bits < 16``); a shape or dtype does not fit.
+        NotFiniteError: a value is not finite, or a row's range exceeds float32 (16 bits: a value exceeds bfloat16).
+        DataError: a shape or dtype does not fit.
         UnsupportedError: a tensor is not a dense CPU tensor.
     """
     x_MF = as_rows(x)
     if out is None:
         out = x.new_empty(rowptr.numel() - 1, packed_row_bytes(x_MF.shape[1], bits), dtype=torch.uint8)
-    factors = (factor_of(weight, x), factor_of(col_scale, x))
-    call(native.quantize_csr_into.default, out, rowptr, col, x_MF, *factors, bits, key, signed(seed))
+    factors, bad_row = (factor_of(weight, x), factor_of(col_scale, x)), rowptr.new_empty(1)
+    call(native.quantize_csr_into.default, out, bad_row, rowptr, col, x_MF, *factors, bits, key, signed(seed))
+    row = int(bad_row)
+    if row >= 0:
+        raise _refusal(row, rowptr, col, x_MF, bits, *factors)
     return out
+
+
+def _refusal(
+    row: int, rowptr: Tensor, col: Tensor, x: Tensor, bits: int, weight: Tensor | None, col_scale: Tensor | None
+) -> NotFiniteError:
+    """What to raise for a row that cannot be packed."""
+    edges = slice(int(rowptr[row]), int(rowptr[row + 1]))
+    source = col[edges].long()
+    values = x[source].to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+    for factor in (None if weight is None else weight[edges], None if col_scale is None else col_scale[source]):
+        if factor is not None:
+            values = values * factor[:, None]
+    h = values.sum(0)
+    is_finite = bool(h.isfinite().all())
+    got = "NaN" if h.isnan().any() else "an infinity"
+    if is_finite:
+        got = f"values from {float(h.min()):.3g} to {float(h.max()):.3g}"
+    limit = "bfloat16 holds 3.39e+38" if bits == 16 else "float32 holds a range of 3.4e+38"
+    return NotFiniteError(
+        f"quantize_csr: expected finite values in range, got {got} in row {row}: {limit}", row, got, is_finite
+    )
 
 
 def dequantize_csr_add(
@@ -100,6 +120,7 @@ def dequantize_csr_add(
 @torch.library.register_fake("pyg_dist::quantize_csr_into")
 def _(
     packed: Tensor,
+    bad_row: Tensor,
     rowptr: Tensor,
     col: Tensor,
     x: Tensor,
