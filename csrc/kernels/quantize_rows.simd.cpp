@@ -257,6 +257,9 @@ int64_t quantize_of(const QuantizeRows& p, int64_t row_begin, int64_t row_end) {
   return first_bad;
 }
 
+constexpr int32_t kRoundsToInfinity =
+    0x7f7f8000;  // from this magnitude on, or NaN: half a step over the largest bfloat16
+
 template <class T>
 int64_t round_to_bfloat16(const QuantizeRows& p, int64_t row_begin, int64_t row_end) {
   const int64_t n = p.num_columns, ahead = 8;
@@ -266,18 +269,21 @@ int64_t round_to_bfloat16(const QuantizeRows& p, int64_t row_begin, int64_t row_
     const T* x = row_of<T>(p, row);
     auto* packed = reinterpret_cast<BFloat16*>(p.packed + row * packed_row_bytes(n, 16));
     int64_t c = 0;
-    // Of what is written, not of x: the largest values round to infinities.
-    Vec<float, L> bads = {};
+    Vec<int32_t, L> largest = {};
     for (; c + L <= n; c += L) {
-      store<L>(packed + c, load_float<L>(x + c));
-      bads += load<L>(packed + c) * 0.0f;
+      const Vec<float, L> v = load_float<L>(x + c);
+      store<L>(packed + c, v);
+      const auto magnitude = bit_cast<Vec<int32_t, L>>(v) & 0x7fffffff;
+      largest = magnitude > largest ? magnitude : largest;
     }
-    float bad = reduce<L, float>(bads, [](auto a, auto b) { return a + b; });
+    int32_t bad = reduce<L, int32_t>(largest, [](auto a, auto b) { return a > b ? a : b; });
     for (; c < n; ++c) {
-      store<1>(packed + c, load_float<1>(x + c));
-      bad += load<1>(packed + c) * 0.0f;
+      const float v = load_float<1>(x + c);
+      store<1>(packed + c, v);
+      const int32_t magnitude = bit_cast<int32_t>(v) & 0x7fffffff;
+      bad = magnitude > bad ? magnitude : bad;
     }
-    if (bad != 0.0f && first_bad == kAllFinite) first_bad = row;
+    if (bad >= kRoundsToInfinity && first_bad == kAllFinite) first_bad = row;
   }
   return first_bad;
 }
