@@ -271,6 +271,20 @@ def test_no_edges(workers: Pools) -> None:
     workers(2).run(compare, ["GAT", "GATv2", "GIN", "Graph", "Transformer", "TAG", "Cheb"], num_edges=0)
 
 
+class Calls(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor, edge_index: Any) -> Any:
+        return self.layer(x, edge_index)
+
+
+class Turns(Calls):
+    def forward(self, x: Tensor, edge_index: Any) -> Any:
+        return self.layer(x, edge_index.flip(0))
+
+
 REFUSED: dict[str, tuple[Case, str]] = {
     "ARMA": (Case(lambda: gnn.ARMAConv(F, G), "XEW"), "ARMAConv cannot be distributed as it is called here (torch"),
     "MF": (Case(lambda: gnn.MFConv(F, G)), "MFConv cannot be distributed as it is called here (torch"),
@@ -279,7 +293,14 @@ REFUSED: dict[str, tuple[Case, str]] = {
     "by path": (Case(LooksUp), "LooksUp cannot be distributed as it is called here (torch.Tensor.scatter_reduce_"),
     "propagate": (Case(Propagates), "Propagates has a 'propagate' of its own, which no rank takes"),
     "hypergraph": (Case(lambda: gnn.HypergraphConv(F, G)), "HypergraphConv takes no 'edge_index'"),
-    "both ways": (Case(lambda: gnn.DirGNNConv(gnn.GraphConv(F, G))), "edge_index.flip needs all edges"),
+    "both ways": (Case(lambda: gnn.DirGNNConv(gnn.GraphConv(F, G))), "'the model': DirGNNConv turns edge_index around"),
+    "no conv": (Case(lambda: Turns(nn.Identity())), "edge_index.flip needs all edges, and each rank holds only its own"),
+    "its name": (Case(lambda: Turns(nn.Identity())), "(in Turns)"),
+    "its path": (Case(lambda: Calls(Turns(gnn.GraphConv(F, G)))), "(in 'layer' (Turns) of Calls)"),
+    "pool": (Case(lambda: Calls(gnn.TopKPooling(F))), "distribute stopped at 'layer': TopKPooling chooses nodes"),
+    "reversible": (Case(lambda: gnn.GroupAddRev(gnn.GraphConv(2, 2), num_groups=2)), "GroupAddRev frees the memory"),
+    "columns": (Case(lambda: Calls(gnn.GATConv(F + 1, G))), f"expected rows with {F + 1} columns, got shape [47, {F}]"),
+    "layer": (Case(lambda: Calls(gnn.GATConv(F + 1, G))), f"(in 'layer.lin' (Linear({F + 1}, {G}, bias=False)) of Calls)"),
     "flow": (Case(lambda: gnn.GINConv(mlp(F, G), flow="target_to_source")), "expected flow='source_to_target'"),
     "static": (Case(lambda: gnn.GATConv(F, G), "SE"), "Static graphs not supported"),
     "edges": (Case(lambda: gnn.GATConv(F, G, edge_dim=F), "XEX"), "expected 'edge_attr' with a row for each of"),
