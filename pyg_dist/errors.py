@@ -81,6 +81,10 @@ class RankFailedError(PygDistError):
     """Another rank failed; the message names that rank and carries its error."""
 
 
+class ConnectionLostError(RankFailedError):
+    """The connection to another rank is gone, which was killed or has crashed; the message names it where known."""
+
+
 class MissingPackageError(PygDistError, ImportError):
     """An optional package is needed and not installed; the message has the pip command."""
 
