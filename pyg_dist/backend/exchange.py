@@ -126,9 +126,8 @@ class Exchange:
     def meet(self) -> None:
         """Wait until every rank is here (collective)."""
         if self.axis.size > 1:
-            with phase("wait"):
-                with connected():
-                    dist.barrier(self.axis.process_group)
+            with phase("wait"), connected():
+                dist.barrier(self.axis.process_group)
 
     def _all_to_all(self, received: Tensor, rows: Tensor) -> Flight:
         """One collective, whose cost does not depend on how many neighbours there are."""

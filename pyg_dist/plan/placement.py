@@ -8,7 +8,6 @@ from torch import Tensor
 from pyg_dist.plan.remote import Exchange, RemoteEdges
 from pyg_dist.plan.sizes import rows_between
 
-
 _PASSES = 8
 """Over all parts, at most: with many parts the last ones gain next to nothing, and each takes O(P^2) time."""
 

@@ -45,8 +45,8 @@ def add_command(commands: Any) -> None:
         "--epsilon", type=float, default=0.03, help="how much heavier than the mean METIS may make a part"
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--bits", type=int, nargs="+", default=[32], choices=[32, 16, 8, 4, 2], help="of halo messages: "
-                        "forward and, if not the same, backward")  # fmt: skip
+    parser.add_argument("--bits", type=int, nargs="+", default=[32], choices=[32, 16, 8, 4, 2],
+                        help="of halo messages: forward and, if not the same, backward")  # fmt: skip
     parser.add_argument("--widths", type=int, nargs="+", default=[], metavar="F", help="columns to give bytes for")
     parser.add_argument(
         "--model", type=int, nargs=2, metavar=("LAYERS", "WIDTH"), help="the convs to price; default: 3 128"
@@ -70,7 +70,9 @@ def run(args: argparse.Namespace) -> None:
         steps.set_postfix_str("reading")
         graph = read_npz(args.graph)
         if args.layout != "grid" and args.ranks > graph.num_nodes:  # the grid pads
-            raise OptionError(f"Expected at most a rank for each of {graph.num_nodes:,} nodes (got {args.ranks:,} ranks)")
+            raise OptionError(
+                f"Expected at most a rank for each of {graph.num_nodes:,} nodes (got {args.ranks:,} ranks)"
+            )
         layers = None if args.model is None else tuple(args.model)
         num_edges = graph.edge_index.shape[1]
         model = Model.of_layers(graph.num_nodes, num_edges, graph.num_features, graph.num_classes, layers, args.conv)

@@ -53,8 +53,8 @@ def quantize_csr(
         - output: uint8 ``[R, packed_row_bytes(F, bits)]``: Z and S, then the numbers
 
     Raises:
-        DataError: a value is not finite or a range exceeds float32 (``bits < 16``); a shape, a dtype or the pattern does
-            not fit.
+        DataError: a value is not finite or a range exceeds float32 (``bits < 16``); a shape, a dtype or the pattern
+            does not fit, or ``out`` shares memory with another argument.
         UnsupportedError: a tensor is not a dense CPU tensor.
     """
     x_MF = as_rows(x)

@@ -80,7 +80,8 @@ def extreme_csr(rowptr: Tensor, col: Tensor, x: Tensor, reduce: Literal["max", "
     .. math::
         y_i = \max_{\mathrm{rowptr}_i \le e < \mathrm{rowptr}_{i+1}} x_{\mathrm{col}_e}
 
-    Exact: zero for a row without edges, and a NaN wins, as in ``Tensor.scatter_reduce`` from zeros without them. :func:`extreme_csr_grad` is the derivative.
+    Exact: zero for a row without edges, and a NaN wins, as in ``Tensor.scatter_reduce`` from zeros without them.
+    :func:`extreme_csr_grad` is the derivative.
 
     Shapes:
         - rowptr: ``[N + 1]`` int64, col: ``[E]`` int32
