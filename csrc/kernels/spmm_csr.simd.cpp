@@ -25,13 +25,16 @@ void rows_of_width(const SpmmCsr& p, int64_t row_begin, int64_t row_end, int64_t
   const auto offset = [last = width - L](int v) { return v < V - 1 ? int64_t{v} * L : last; };
 
   constexpr int64_t kAhead = kPrefetchEdges<X, V * L>;
+  const bool straddles = p.x_stride * static_cast<int64_t>(sizeof(X)) % kCacheLine != 0;
   for (int64_t row = row_begin; row < row_end; ++row) {
     const int64_t end = p.rowptr[row + 1];
     if (p.accumulate && p.rowptr[row] == end) continue;  // most rows, where few of many get an addend
     Vec<A, L> sum[V] = {};
     for (int64_t e = p.rowptr[row]; e < end; ++e) {
       const int64_t ahead = e + kAhead < p.num_edges ? e + kAhead : p.num_edges - 1;
-      prefetch(x + p.col[ahead] * p.x_stride, V * L * static_cast<int64_t>(sizeof(X)));
+      const X* next = x + p.col[ahead] * p.x_stride;
+      prefetch(next, V * L * static_cast<int64_t>(sizeof(X)));
+      if (straddles) prefetch(next + width - 1, 1);  // the line that its end reaches into
       const int64_t source = p.col[e];
       const X* from = x + source * p.x_stride;
       [[maybe_unused]] A factor = 1;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <vector>
 
@@ -92,6 +93,9 @@ void run_columns(const SpmmCsr& problem, int64_t num_rows) {
 // of x are read once for each of their edges: a block of all of them stays in a cache that whole rows overflow, and
 // dense, it uses every set of that cache. Each column's sum is the same as without blocks. Zen 4, one thread: 1.5 times
 // as fast on 170k nodes, 2.3M edges, width 256; 2.2 times on 58k nodes, 14M edges, width 256.
+//
+// Rows of two or three lines are copied where that puts them into whole lines: 400k nodes, 12M edges, width 47, 188
+// bytes: a row lies across 3.9 lines on average, and across three in the copy.
 struct ColumnBlocks {
   static constexpr int64_t kLine = 64;
   static constexpr int64_t kMinBlocks = 2;
@@ -99,18 +103,27 @@ struct ColumnBlocks {
   static constexpr int64_t kMinReuse = 4;              // edges for each row copied and each row begun
 
   int64_t num_features, line_features, num_lines, size;
+  bool copies;
 
-  ColumnBlocks(int64_t num_features, int64_t element_bytes, int64_t num_rows, int64_t num_source_rows,
+  ColumnBlocks(int64_t num_features, int64_t element_bytes, int64_t stride, int64_t num_rows, int64_t num_source_rows,
                int64_t num_edges)
       : num_features(num_features),
         line_features(kLine / element_bytes),
         num_lines((num_features + line_features - 1) / line_features) {
-    const bool pay = num_lines / 2 >= kMinBlocks && num_source_rows * num_lines * kLine >= kMinSourceBytes &&
-                     num_edges >= kMinReuse * (num_rows + num_source_rows);
-    size = pay ? num_lines / 2 : 1;
+    const bool pay =
+        num_source_rows * num_lines * kLine >= kMinSourceBytes && num_edges >= kMinReuse * (num_rows + num_source_rows);
+    size = pay && num_lines / 2 >= kMinBlocks ? num_lines / 2 : 1;
+    copies = size > 1 || (pay && is_smaller_in_whole_lines(num_features * element_bytes, stride * element_bytes));
   }
   int64_t begin(int64_t block) const { return std::min(block * num_lines / size * line_features, num_features); }
   int64_t widest() const { return (num_lines + size - 1) / size * line_features; }
+
+ private:
+  // Whether whole lines save a fifth of the lines that are met, and take at most an eighth more memory.
+  bool is_smaller_in_whole_lines(int64_t row_bytes, int64_t stride_bytes) const {
+    const int64_t step = std::gcd(stride_bytes, kLine);  // rows begin at multiples of it within a line, all alike often
+    return 4 * (kLine + row_bytes - step) >= 5 * num_lines * kLine && 8 * num_lines * kLine <= 9 * row_bytes;
+  }
 };
 
 // Copies elements, each divided by `divisor` unless that is null; rounded to T, as if a tensor of quotients came in.
@@ -128,8 +141,8 @@ void copy_divided(const T* from, int64_t count, const accumulator_t<T>* divisor,
 // A row's divisor is met once per row of x, in the copy, and not once per edge: it needs a copy even without blocks.
 template <class T>
 void run(const SpmmCsr& problem, int64_t num_rows, const Tensor& x, const void* col_divisor) {
-  const ColumnBlocks blocks(problem.num_features, sizeof(T), num_rows, x.size(0), problem.num_edges);
-  if (blocks.size == 1 && col_divisor == nullptr) {
+  const ColumnBlocks blocks(problem.num_features, sizeof(T), problem.x_stride, num_rows, x.size(0), problem.num_edges);
+  if (!blocks.copies && col_divisor == nullptr) {
     run_columns<T>(problem, num_rows);
     return;
   }
