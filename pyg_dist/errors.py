@@ -6,13 +6,22 @@ room and imports nothing; :mod:`pyg_dist.backend.session` tells it which rank it
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 _suffix = ""
+_where: Callable[[], str] = str
 
 
 def set_rank(rank: int, world_size: int) -> None:
     """State which rank the errors created from now on belong to; ``world_size=1`` leaves them bare. Not collective."""
     global _suffix
     _suffix = f" [rank {rank} of {world_size}]" if world_size > 1 else ""
+
+
+def set_locator(where: Callable[[], str]) -> None:
+    """Let ``where()`` say in which layer errors about row tensors are made: a clause, or nothing. Not collective."""
+    global _where
+    _where = where
 
 
 class PygDistError(ValueError):
@@ -63,11 +72,19 @@ class AgreementError(PygDistError):
     """The ranks were given different data, options or versions; raised on every rank."""
 
 
-class MixedRowsError(PygDistError):
+class _LayerError(PygDistError):
+    """An error that the code of a layer runs into, and that ends with the layer's name."""
+
+    def __init__(self, message: str) -> None:
+        """Take the one-line ``message``, without the layer and the rank."""
+        super().__init__(message + _where())
+
+
+class MixedRowsError(_LayerError):
     """A function would have mixed rows of a tensor whose rows lie on several ranks."""
 
 
-class LayoutMismatchError(PygDistError):
+class LayoutMismatchError(_LayerError):
     """Two distributed tensors that should lie alike do not: other graph, other selection or other layout."""
 
 
@@ -77,6 +94,10 @@ class UnsupportedError(PygDistError):
 
 class RankFailedError(PygDistError):
     """Another rank failed; the message names that rank and carries its error."""
+
+
+class ConnectionLostError(RankFailedError):
+    """The connection to another rank is gone, which was killed or has crashed; the message names it where known."""
 
 
 class MissingPackageError(PygDistError, ImportError):

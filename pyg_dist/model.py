@@ -5,7 +5,24 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from torch import nn
-from torch_geometric.nn import GraphNorm, InstanceNorm, MessagePassing
+from torch_geometric.nn import (
+    ASAPooling,
+    AttentiveFP,
+    ClusterPooling,
+    DirGNNConv,
+    EdgePooling,
+    GPSConv,
+    GraphNorm,
+    GraphUNet,
+    InstanceNorm,
+    MessagePassing,
+    MetaLayer,
+    PANPooling,
+    SAGPooling,
+    TopKPooling,
+    WLConv,
+)
+from torch_geometric.nn.models.rev_gnn import InvertibleModule
 
 from pyg_dist.conv.any_conv import distributed_class
 from pyg_dist.errors import OptionError, UnsupportedError
@@ -14,6 +31,16 @@ from pyg_dist.nn.graph_norms import DistributedGraphNorm, DistributedInstanceNor
 M = TypeVar("M", bound=nn.Module)
 
 _NORMS: dict[type, type] = {GraphNorm: DistributedGraphNorm, InstanceNorm: DistributedInstanceNorm}
+_POOLS = (ASAPooling, ClusterPooling, EdgePooling, GraphUNet, PANPooling, SAGPooling, TopKPooling)
+_REFUSED: dict[type, str] = {
+    AttentiveFP: "adds nodes that stand for graphs, and edges to them",
+    DirGNNConv: "turns edge_index around",
+    GPSConv: "attends from each node to all nodes",
+    MetaLayer: "indexes by the numbers in edge_index",
+    WLConv: "sorts all edges",
+    **dict.fromkeys(_POOLS, "chooses nodes among all, and makes another graph of them"),
+}
+"""PyG's modules that are no convs, take ``edge_index`` and do with it what no rank can. Others raise when called."""
 
 
 def distribute(model: M) -> M:
@@ -32,7 +59,8 @@ def distribute(model: M) -> M:
         ``model`` itself.
 
     Raises:
-        UnsupportedError: A conv of it cannot be distributed; no conv has been swapped then.
+        UnsupportedError: A conv of it, or another of PyG's modules that need the whole graph, cannot be distributed; no
+            conv has been swapped then.
 
     Example:
         >>> from torch_geometric.nn.models import GAT
@@ -42,6 +70,7 @@ def distribute(model: M) -> M:
         raise OptionError(f"distribute expected a model (got {type(model).__name__}): pass an nn.Module")
     swaps: list[tuple[nn.Module, type]] = []
     for path, module in model.named_modules():
+        _require_supported(module, path)
         if type(module) in _NORMS:
             swaps.append((module, _NORMS[type(module)]))
         elif isinstance(module, MessagePassing) and not getattr(module, "is_distributed", False):
@@ -53,3 +82,18 @@ def distribute(model: M) -> M:
     for module, class_ in swaps:
         module.__class__ = class_
     return model
+
+
+def _require_supported(module: nn.Module, path: str) -> None:
+    """Refuse, by path, what would fail at its first call."""
+    name = type(module).__name__
+    if type(module) in _REFUSED:
+        raise UnsupportedError(
+            f"distribute stopped at {path or 'the model'!r}: {name} {_REFUSED[type(module)]}, which no rank has: use "
+            f"the plain Data"
+        )
+    if isinstance(module, InvertibleModule) and not module.disable:
+        raise UnsupportedError(
+            f"distribute stopped at {path or 'the model'!r}: {name} frees the memory of rows that lie on several "
+            f"ranks, to compute them again: pass disable=True"
+        )

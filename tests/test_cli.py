@@ -34,6 +34,8 @@ def test_plan_as_json(graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFi
     np.save(tmp_path / "parts.npy", parts.numpy())
     saved = tmp_path / "plan.safetensors"
     options = ["--partition", str(tmp_path / "parts.npy"), "--widths", "7", "3", "--json", "--save", str(saved)]
+    assert main(["plan", str(graph_file), "--ranks", "3", *options, "--bits", "4", "32"]) == 0
+    assert Plan.load(saved).bits == tuple(json.loads(capsys.readouterr().out)["bits"]) == (4, 32)
     assert main(["plan", str(graph_file), "--ranks", "3", *options]) == 0
     numbers = json.loads(capsys.readouterr().out)
     plan = Plan.of(random_graph(40, 200).edge_index, parts, 3, partition="parts.npy")
@@ -53,6 +55,12 @@ def test_plan_as_a_table(graph_file: Path, capsys: pytest.CaptureFixture[str]) -
         (["{graph}", "--ranks", "0"], "at least one part"),
         (["{graph}", "--ranks", "2", "--partition", "metiss"], "metiss"),
         ([__file__, "--ranks", "2"], "num_nodes and edge_index"),
+        (["{graph}", "--ranks", "41"], "at most a rank for each of 40 nodes (got 41 ranks)"),
+        (["nothing.npz", "--ranks", "2", "--plot", "g.xyz"], "ends in .png, .svg, .pdf (got 'g.xyz')"),
+        (["nothing.npz", "--ranks", "2", "--plot", "nowhere/g.svg"], "in a folder that exists (got nowhere)"),
+        (["nothing.npz", "--ranks", "2", "--widths", "8", "0"], "of one column or more (got 0)"),
+        (["nothing.npz", "--ranks", "2", "--layout", "grid", "--bits", "4"], "--bits with the halo layout"),
+        (["nothing.npz", "--ranks", "2", "--bits", "4", "4", "4"], "one number or two"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -143,3 +151,5 @@ def test_simulate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert ends[0] == ends[1]  # one rank has no exchange, but the columns
     assert main(["simulate", "mag240M", "--ranks", "0"]) == 1
     assert "positive numbers" in capsys.readouterr().err
+    assert main(["simulate", "mag240M", "--plot", str(tmp_path / "speedup.xyz")]) == 1
+    assert "ends in .png, .svg, .pdf (got 'speedup.xyz')" in capsys.readouterr().err

@@ -5,9 +5,11 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "kernels/element.h"
 
@@ -62,6 +64,40 @@ inline void check_written_rows(const char* op, const char* name, const Tensor& t
   check_rows(op, name, tensor);
   PYG_DIST_CHECK(tensor.size(0) <= 1 || tensor.stride(0) >= tensor.size(1), op, ": expected the rows of '", name,
                  "' not to overlap, got strides [", tensor.stride(0), ", ", tensor.stride(1), "]");
+}
+
+// The bytes from the first element of `tensor` to its last.
+inline std::pair<uintptr_t, uintptr_t> byte_range(const Tensor& tensor) {
+  const auto begin = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+  int64_t last = 0;
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) last += (tensor.size(dim) - 1) * tensor.stride(dim);
+  return {begin, begin + static_cast<uintptr_t>((last + 1) * static_cast<int64_t>(tensor.element_size()))};
+}
+
+// Whether both are slices of columns of one larger matrix, and different columns.
+inline bool are_columns_apart(const Tensor& a, const Tensor& b) {
+  if (a.dim() != 2 || b.dim() != 2 || a.stride(0) * a.element_size() != b.stride(0) * b.element_size()) return false;
+  const auto row = static_cast<uintptr_t>(a.stride(0)) * a.element_size();
+  if (row == 0) return false;
+  const uintptr_t a_begin = byte_range(a).first, b_begin = byte_range(b).first;
+  const uintptr_t from = (row + b_begin % row - a_begin % row) % row;  // of b's columns, counted from a's
+  return from >= static_cast<uintptr_t>(a.size(1)) * a.element_size() &&
+         from + static_cast<uintptr_t>(b.size(1)) * b.element_size() <= row;
+}
+
+// An op reads its inputs while it writes: they must not share memory with what is written.
+inline void check_apart(const char* op, const char* name, const Tensor& written, const char* read_name,
+                        const Tensor& read) {
+  if (written.numel() == 0 || read.numel() == 0) return;
+  const auto [begin, end] = byte_range(written);
+  const auto [read_begin, read_end] = byte_range(read);
+  PYG_DIST_CHECK(end <= read_begin || read_end <= begin || are_columns_apart(written, read), op, ": expected '", name,
+                 "' to share no memory with '", read_name, "': pass another tensor or a clone");
+}
+
+inline void check_apart(const char* op, const char* name, const Tensor& written, const char* read_name,
+                        const std::optional<Tensor>& read) {
+  if (read) check_apart(op, name, written, read_name, *read);
 }
 
 inline void check_same_dtype(const char* op, const char* name, const Tensor& tensor, const char* model_name,

@@ -49,6 +49,8 @@ void gather_rows_into(Tensor out, Tensor x, Tensor index) {
   PYG_DIST_CHECK(out.size(0) == index.size(0) && out.size(1) == x.size(1),
                  "gather_rows: expected 'out' to have shape [", index.size(0), ", ", x.size(1), "], got ",
                  shape_of(out));
+  check_apart("gather_rows", "out", out, "x", x);
+  check_apart("gather_rows", "out", out, "index", index);
   gather(x, index, out);
 }
 

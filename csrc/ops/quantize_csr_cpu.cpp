@@ -97,6 +97,12 @@ void quantize_csr_into(Tensor packed, Tensor bad_row, Tensor rowptr, Tensor col,
   PYG_DIST_CHECK(packed.size(0) == num_rows, op, ": expected 'packed' to have ", num_rows, " rows, got ",
                  packed.size(0));
   if (key) check_vector(op, "key", *key, ScalarType::Long, num_rows);
+  check_apart(op, "packed", packed, "rowptr", rowptr);
+  check_apart(op, "packed", packed, "col", col);
+  check_apart(op, "packed", packed, "x", x);
+  check_apart(op, "packed", packed, "weight", weight);
+  check_apart(op, "packed", packed, "col_scale", col_scale);
+  check_apart(op, "packed", packed, "key", key);
   const Element element = element_of(op, "x", x.scalar_type());
   if (num_rows == 0 || num_columns == 0) return;
   const SpmmCsr sums{
@@ -149,6 +155,11 @@ void dequantize_csr_add(Tensor out, Tensor rowptr, Tensor col, Tensor packed, Ma
   PYG_DIST_CHECK(out.size(0) == num_rows, op, ": expected 'out' to have ", num_rows, " rows, got ", out.size(0));
   PYG_DIST_CHECK(packed.size(0) > 0 || col.size(0) == 0, op, ": expected 'packed' to have rows for ", col.size(0),
                  " edges, got none");
+  check_apart(op, "out", out, "rowptr", rowptr);
+  check_apart(op, "out", out, "col", col);
+  check_apart(op, "out", out, "packed", packed);
+  check_apart(op, "out", out, "weight", weight);
+  check_apart(op, "out", out, "row_scale", row_scale);
   const Element element = element_of(op, "out", out.scalar_type());
   const DequantizeCsr problem{
       .rowptr = static_cast<const int64_t*>(rowptr.const_data_ptr()),

@@ -22,6 +22,8 @@ void scatter_add_rows(Tensor out, Tensor index, Tensor rows) {
   PYG_DIST_CHECK(rows.size(0) == index.size(0) && rows.size(1) == out.size(1),
                  "scatter_add_rows: expected 'rows' to have shape [", index.size(0), ", ", out.size(1), "], got ",
                  shape_of(rows));
+  check_apart("scatter_add_rows", "out", out, "index", index);
+  check_apart("scatter_add_rows", "out", out, "rows", rows);
   const auto* begin = static_cast<const int64_t*>(index.const_data_ptr());
   const auto in_range = [size = out.size(0)](int64_t i) { return i >= 0 && i < size; };
   if (!std::all_of(begin, begin + index.size(0), in_range)) {

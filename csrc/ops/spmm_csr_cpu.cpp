@@ -223,24 +223,31 @@ Tensor spmm_csr(Tensor rowptr, Tensor col, Tensor x, MaybeTensor weight, MaybeTe
   return out;
 }
 
-void check_out(const Tensor& out, const Tensor& rowptr, const Tensor& col, const Tensor& x) {
+void check_out(const Tensor& out, const Tensor& rowptr, const Tensor& col, const Tensor& x, const MaybeTensor& weight,
+               const MaybeTensor& row_scale, const MaybeTensor& col_scale) {
   check(rowptr, col, x);
   check_written_rows("spmm_csr", "out", out);
   check_same_dtype("spmm_csr", "out", out, "x", x);
   PYG_DIST_CHECK(out.size(0) == rowptr.size(0) - 1 && out.size(1) == x.size(1),
                  "spmm_csr: expected 'out' to have shape [", rowptr.size(0) - 1, ", ", x.size(1), "], got ",
                  shape_of(out));
+  check_apart("spmm_csr", "out", out, "rowptr", rowptr);
+  check_apart("spmm_csr", "out", out, "col", col);
+  check_apart("spmm_csr", "out", out, "x", x);
+  check_apart("spmm_csr", "out", out, "weight", weight);
+  check_apart("spmm_csr", "out", out, "row_scale", row_scale);
+  check_apart("spmm_csr", "out", out, "col_scale", col_scale);
 }
 
 void spmm_csr_into(Tensor out, Tensor rowptr, Tensor col, Tensor x, MaybeTensor weight, MaybeTensor row_scale,
                    MaybeTensor col_scale, bool divide) {
-  check_out(out, rowptr, col, x);
+  check_out(out, rowptr, col, x, weight, row_scale, col_scale);
   multiply(out, false, rowptr, col, x, weight, row_scale, col_scale, divide);
 }
 
 void spmm_csr_add(Tensor out, Tensor rowptr, Tensor col, Tensor x, MaybeTensor weight, MaybeTensor row_scale,
                   MaybeTensor col_scale, bool divide) {
-  check_out(out, rowptr, col, x);
+  check_out(out, rowptr, col, x, weight, row_scale, col_scale);
   multiply(out, true, rowptr, col, x, weight, row_scale, col_scale, divide);
 }
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.memory import trim_heap
-from pyg_dist.errors import OptionError
+from pyg_dist.errors import DataError, OptionError
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,14 @@ class CSR:
 
         Shapes:
             - row, col, edge: ``[num_entries]`` integers
+
+        Raises:
+            DataError: an entry lies outside of the matrix.
         """
         if num_cols > torch.iinfo(torch.int32).max:
             raise OptionError(f"Expected at most 2**31 - 1 columns on one rank (got {num_cols}): use more ranks")
+        if not (_all_below(row, num_rows) and _all_below(col, num_cols)):
+            raise DataError(f"Expected entries with rows in [0, {num_rows}) and columns in [0, {num_cols}), got others")
         order = torch.argsort(row, stable=True)
         rowptr = torch.zeros(num_rows + 1, dtype=torch.int64)
         torch.cumsum(torch.bincount(row, minlength=num_rows), 0, out=rowptr[1:])
@@ -79,3 +84,11 @@ class CSR:
     def to(self, device: torch.device | str) -> CSR:
         """The same pattern on ``device``."""
         return CSR(self.rowptr.to(device), self.col.to(device), self.edge.to(device), self.num_cols)
+
+
+def _all_below(numbers: Tensor, limit: int) -> bool:
+    """Whether all numbers lie in ``[0, limit)``."""
+    if numbers.numel() == 0:
+        return True
+    least, most = torch.aminmax(numbers)
+    return int(least) >= 0 and int(most) < limit

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pyg_dist.backend.axis import Axis
 from pyg_dist.backend.buffers import Buffers
+from pyg_dist.backend.failure import connected, wait
 from pyg_dist.backend.phases import phase
 
 
@@ -36,8 +37,8 @@ class Flight:
 
     received: Tensor
     sent: Tensor  # must stay alive until the messages have left
-    works: list[dist.Work] = field(default_factory=list)
-    arrivals: dict[int, dist.Work] = field(default_factory=dict)  # by sender, where messages can be told apart
+    works: list[tuple[dist.Work, int | None]] = field(default_factory=list)  # with the other rank, if it is one
+    arrivals: dict[int, tuple[dist.Work, int]] = field(default_factory=dict)  # by sender, if messages can be told apart
 
     def land_from(self, sender: int) -> None:
         """Wait until the rows of ``sender`` have arrived."""
@@ -45,14 +46,14 @@ class Flight:
             self.land()
             return
         with phase("exchange"):
-            self.arrivals.pop(sender).wait()
+            wait(*self.arrivals.pop(sender))
 
     def land(self) -> Tensor:
         """Wait until all rows have arrived (and all sent ones have left)."""
         if self.works or self.arrivals:
             with phase("exchange"):
                 for work in (*self.arrivals.values(), *self.works):
-                    work.wait()
+                    wait(*work)
             self.works, self.arrivals = [], {}
         return self.received
 
@@ -125,18 +126,20 @@ class Exchange:
     def meet(self) -> None:
         """Wait until every rank is here (collective)."""
         if self.axis.size > 1:
-            with phase("wait"):
+            with phase("wait"), connected():
                 dist.barrier(self.axis.process_group)
 
     def _all_to_all(self, received: Tensor, rows: Tensor) -> Flight:
         """One collective, whose cost does not depend on how many neighbours there are."""
         counts = list(self.recv_counts), list(self.send_counts)
-        work = dist.all_to_all_single(received, rows, *counts, group=self.axis.process_group, async_op=True)
-        return Flight(received, rows, [work])
+        with connected():
+            work = dist.all_to_all_single(received, rows, *counts, group=self.axis.process_group, async_op=True)
+        return Flight(received, rows, [(work, None)])
 
     def _send(self, received: Tensor, rows: Tensor) -> Flight:
         """One message per neighbour."""
-        messages, senders = [], []
+        messages: list[dist.P2POp] = []
+        senders: list[int] = []  # of each message; -1: this rank
         bounds = [0, *accumulate(self.send_counts)]
         slots = {sender: (low, high) for sender, low, high in self.arrivals}
         for offset in range(1, self.axis.size):  # each rank starts with its successor, so no rank is everyone's first
@@ -147,11 +150,17 @@ class Exchange:
             if self.send_counts[receiver]:
                 messages.append(self._message(dist.isend, rows[bounds[receiver] : bounds[receiver + 1]], receiver))
                 senders.append(-1)
-        works = dist.batch_isend_irecv(messages) if messages else []
+        with connected():
+            works = dist.batch_isend_irecv(messages) if messages else []
         if len(works) != len(messages):  # nccl makes one of them
-            return Flight(received, rows, works)
-        by_sender = list(zip(senders, works, strict=True))
-        return Flight(received, rows, [w for p, w in by_sender if p < 0], {p: w for p, w in by_sender if p >= 0})
+            return Flight(received, rows, [(work, None) for work in works])
+        flight = Flight(received, rows)
+        for sender, message, work in zip(senders, messages, works, strict=True):
+            if sender < 0:
+                flight.works.append((work, message.peer))
+            else:
+                flight.arrivals[sender] = work, message.peer
+        return flight
 
     def _message(self, direction: Callable[..., Any], piece: Tensor, peer: int) -> dist.P2POp:
         return dist.P2POp(direction, piece, self.axis.global_rank(peer), self.axis.process_group)

@@ -11,7 +11,9 @@ Three orderings matter:
 * a rank that ends normally wakes its own thread first: a daemon thread in a C++ wait can crash a dying interpreter;
 * only the first failure is spread. Later ones are usually its consequences, such as closed connections.
 
-A rank that is killed leaves no message: its closed connections raise in its partners, which then spread the word.
+A rank that is killed leaves no message: its closed connections raise in its partners, which then spread the word. What
+the transport says of that names no rank, and whoever is first to notice would get the blame: :func:`wait` and the hook
+say it in words of ours.
 Background threads are left alone: an exception there does not end a plain Python process either.
 """
 
@@ -23,13 +25,14 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from types import TracebackType
 
 import torch.distributed as dist
 
 from pyg_dist.backend.agreement import LONGEST_WAIT, one_line
+from pyg_dist.errors import ConnectionLostError
 
 logger = logging.getLogger("pyg_dist")
 
@@ -101,7 +104,7 @@ class FailureWatch:
                 self._thread.join(_LEAVE_SECONDS)  # prints the first failure's line and ends the process
                 return
             self._is_ending = True
-            self._write_to_all(f"rank {self._rank} failed: {one_line(error)}")
+            self._write_to_all(_what_happened(self._rank, error))
             self._store.set(f"read/{self._rank}", "")
             self._wait_until_read(self._store)
         except dist.DistError:
@@ -150,6 +153,43 @@ class FailureWatch:
     def _leave_later(self) -> None:
         time.sleep(_LEAVE_SECONDS)
         self._leave()
+
+
+def wait(work: dist.Work, peer: int | None = None) -> None:
+    """``work.wait()``; ``peer`` is the only other rank that takes part in it, if there is one.
+
+    Raises:
+        ConnectionLostError: The connection to a rank is gone.
+    """
+    with connected(peer):
+        work.wait()
+
+
+@contextlib.contextmanager
+def connected(peer: int | None = None) -> Iterator[None]:
+    """Within it, the transport's errors about closed connections become ours. See :func:`wait`."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not _is_lost_connection(error):
+            raise
+        raise ConnectionLostError(_lost(dist.get_rank(), peer)) from error
+
+
+def _is_lost_connection(error: BaseException) -> bool:
+    return any(words in str(error) for words in ("closed by peer", "reset by peer", "Broken pipe"))
+
+
+def _lost(rank: int, peer: int | None) -> str:
+    other, its = ("another rank", "the others' logs") if peer is None else (f"rank {peer}", "that rank's log")
+    return f"rank {rank} lost its connection to {other}, which was killed or has crashed: see {its}"
+
+
+def _what_happened(rank: int, error: BaseException) -> str:
+    """What ``rank`` tells the others of its ``error``."""
+    if isinstance(error, ConnectionLostError):
+        return error.message
+    return _lost(rank, None) if _is_lost_connection(error) else f"rank {rank} failed: {one_line(error)}"
 
 
 def _report(line: str) -> None:

@@ -74,7 +74,7 @@ class DistributedData(Data):  # type: ignore[misc]
     Raises:
         DataError: The graph is not valid.
         AgreementError: The ranks were given different graphs, options or package versions; or a plan that was made for
-            another graph, exchange or number of ranks.
+            another graph, exchange, number of bits or of ranks.
         OptionError: An option is not one of the values above.
         UnsupportedError: A heterogeneous graph, a batch, or an option whose feature does not exist yet.
     """
@@ -228,7 +228,9 @@ def _parts(graph_input: GraphInput, options: Options, axis: Axis) -> Tensor:
     method = options.partition
     if isinstance(method, Plan):  # a data.plan has its parts on rank 0 alone
         return on_main(
-            lambda: method.parts_for(graph_input.edge_index, graph_input.num_nodes, axis.size, options.exchange)
+            lambda: method.parts_for(
+                graph_input.edge_index, graph_input.num_nodes, axis.size, options.exchange, options.bits_by_direction
+            )
         )
     train_mask = graph_input.node_attributes.get("train_mask")
     if train_mask is not None and (train_mask.dtype != torch.bool or train_mask.dim() != 1):

@@ -8,6 +8,9 @@ from torch import Tensor
 from pyg_dist.plan.remote import Exchange, RemoteEdges
 from pyg_dist.plan.sizes import rows_between
 
+_PASSES = 8
+"""Over all parts, at most: with many parts the last ones gain next to nothing, and each takes O(P^2) time."""
+
 
 def place(edge_index: Tensor, parts: Tensor, num_ranks: int, ranks_per_node: int, exchange: Exchange) -> Tensor:
     """The same parts, renumbered by :func:`rank_of_part` of the rows that ``exchange`` sends. O(E log E) time.
@@ -71,18 +74,20 @@ def _grown(traffic: Tensor, node: Tensor) -> Tensor:
 
 
 def _improved(traffic: Tensor, node: Tensor) -> Tensor:
-    """``node`` after exchanges of two parts, the best one for each part in turn, until none helps."""
-    node, num_parts = node.clone(), node.numel()
-    towards = traffic.new_zeros(num_parts, int(node.max()) + 1).index_add_(1, node, traffic)  # rows, part by node
-    last, part = 0, 0
-    while part - last < num_parts:
-        a, part = part % num_parts, part + 1
+    """``node`` after exchanges of two parts, the best one for each part in turn, until none helps or time is up."""
+    node = node.clone()
+    parts = traffic.any(1).nonzero().view(-1).tolist()  # an exchange helps one that has traffic
+    towards = traffic.new_zeros(node.numel(), int(node.max()) + 1).index_add_(1, node, traffic)  # rows, part by node
+    last = 0
+    for turn, a in enumerate(parts * _PASSES):
+        if turn - last >= len(parts):
+            break
         at_home = towards.gather(1, node[:, None]).view(-1)
         gain = towards[a, node] - at_home[a] + towards[:, node[a]] - at_home - 2 * traffic[a]
         b = int(gain.argmax())
         if gain[b] <= 0:
             continue
-        last = part - 1
+        last = turn
         moved = traffic[:, b] - traffic[:, a]
         towards[:, node[a]] += moved
         towards[:, node[b]] -= moved

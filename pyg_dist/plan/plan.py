@@ -272,11 +272,13 @@ class Plan:
             )
         return plan
 
-    def parts_for(self, edge_index: Tensor, num_nodes: int, num_ranks: int, exchange: Exchange) -> Tensor:
+    def parts_for(
+        self, edge_index: Tensor, num_nodes: int, num_ranks: int, exchange: Exchange, bits: tuple[int, int] = (32, 32)
+    ) -> Tensor:
         """The parts, if the plan was made for just this: int64 ``[N]``. Not collective.
 
         Raises:
-            AgreementError: It was made for other ranks, another exchange, or another graph.
+            AgreementError: It was made for other ranks, another exchange, other bits, or another graph.
             DataError: It has no parts.
         """
         if self.parts is None:
@@ -284,6 +286,7 @@ class Plan:
         for name, made_for, wanted in (
             ("ranks", self.ranks, num_ranks),
             ("exchange", self.exchange, exchange),
+            ("bits", self.bits, bits),
             ("nodes", self.parts.numel(), num_nodes),
         ):
             if made_for != wanted:

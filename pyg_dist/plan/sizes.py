@@ -76,8 +76,8 @@ def all_sizes(
         return torch.bincount(ranks, minlength=num_ranks)
 
     covers = {kind: remote.cover(kind) for kind in EXCHANGES}
-    between = {kind: rows_between(remote, cover) for kind, cover in covers.items()}
-    chosen, cover = between[exchange], covers[exchange]
+    cover = covers[exchange]
+    chosen = rows_between(remote, cover)
     is_post = cover.left[remote.row]
     halo_edges = count(remote.rows.receiver[remote.row])
     multiplied = count(remote.rows.receiver[remote.row[is_post]]) + count(remote.rows.sender[remote.row[~is_post]])
@@ -92,7 +92,7 @@ def all_sizes(
         "rows_sent": chosen.sum(1),
         "rows_received": chosen.sum(0),
         "messages": (chosen > 0).sum(1),
-        **{kind: rows.sum(1) for kind, rows in between.items()},
+        **{kind: count(remote.rows.sender[c.left]) + count(remote.sums.sender[c.right]) for kind, c in covers.items()},
     }
     by_rank = zip(*(column.tolist() for column in columns.values()), strict=True)
     return tuple(ShareSizes(**dict(zip(columns, values, strict=True))) for values in by_rank), chosen

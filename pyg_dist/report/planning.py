@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from pyg_dist.plan.grid_candidates import Candidate, grid_plans, grid_table
 from pyg_dist.plan.grid_plan import GridPlan
 from pyg_dist.plan.placement import place
 from pyg_dist.plan.remote import EXCHANGES
+from pyg_dist.report.figure_file import require_drawable
 from pyg_dist.report.graph_file import GraphFile, read_npz, read_parts
 
 
@@ -43,6 +45,8 @@ def add_command(commands: Any) -> None:
         "--epsilon", type=float, default=0.03, help="how much heavier than the mean METIS may make a part"
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--bits", type=int, nargs="+", default=[32], choices=[32, 16, 8, 4, 2],
+                        help="of halo messages: forward and, if not the same, backward")  # fmt: skip
     parser.add_argument("--widths", type=int, nargs="+", default=[], metavar="F", help="columns to give bytes for")
     parser.add_argument(
         "--model", type=int, nargs=2, metavar=("LAYERS", "WIDTH"), help="the convs to price; default: 3 128"
@@ -58,14 +62,17 @@ def add_command(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Read, partition where the layout asks for it, price, count and print."""
-    if args.layout == "grid" and (args.plot or args.save):
-        raise OptionError("Expected --plot and --save with the halo layout (got --layout grid): leave them out")
+    _check(args)
     machine = Machine.load(args.machine)
     if args.ranks_per_node is not None:
         machine = machine.with_ranks_per_node(args.ranks_per_node)
     with tqdm(total=4, desc=f"plan {args.graph.name}", leave=False, disable=None, unit="step") as steps:
         steps.set_postfix_str("reading")
         graph = read_npz(args.graph)
+        if args.layout != "grid" and args.ranks > graph.num_nodes:  # the grid pads
+            raise OptionError(
+                f"Expected at most a rank for each of {graph.num_nodes:,} nodes (got {args.ranks:,} ranks)"
+            )
         layers = None if args.model is None else tuple(args.model)
         num_edges = graph.edge_index.shape[1]
         model = Model.of_layers(graph.num_nodes, num_edges, graph.num_features, graph.num_classes, layers, args.conv)
@@ -89,6 +96,7 @@ def run(args: argparse.Namespace) -> None:
             exchange = halo[0].exchange if halo else args.exchange
             name = Path(args.partition).name
             plan = Plan.of(graph.edge_index, parts, args.ranks, exchange, name, machine.ranks_per_node)
+            plan = replace(plan, bits=(args.bits[0], args.bits[-1]))
             numbers, text = plan.to_dict(args.widths, machine, model), plan.describe(args.widths, machine, model)
         steps.update()
     if args.json:
@@ -101,6 +109,19 @@ def run(args: argparse.Namespace) -> None:
             plan.plot(args.plot, max(args.widths, default=256))
         if args.save:
             plan.save(args.save)
+
+
+def _check(args: argparse.Namespace) -> None:
+    """What can be known before the work begins."""
+    if args.layout == "grid" and (args.plot or args.save):
+        raise OptionError("Expected --plot and --save with the halo layout (got --layout grid): leave them out")
+    if args.layout != "halo" and args.bits != [32]:
+        raise OptionError(f"Expected --bits with the halo layout (got --layout {args.layout}): leave it out")
+    if len(args.bits) > 2:
+        raise OptionError(f"Expected --bits with one number or two, forward and backward (got {len(args.bits)})")
+    if min(args.widths, default=1) < 1:
+        raise OptionError(f"Expected --widths of one column or more (got {min(args.widths)})")
+    require_drawable(args.plot)
 
 
 def _parts_of(graph: GraphFile, args: argparse.Namespace, ranks_per_node: int) -> Tensor:

@@ -14,6 +14,7 @@ from pyg_dist.plan.machine import Machine
 from pyg_dist.plan.model import Model
 from pyg_dist.plan.published import GRAPHS, MACHINES, PublishedGraph
 from pyg_dist.plan.simulate import Comparison, Epoch, comparisons, crossover, epoch, even_load, model_of, speedup
+from pyg_dist.report.figure_file import require_drawable
 
 RANKS = [2**k for k in range(4, 14)]
 
@@ -34,13 +35,15 @@ def add_command(commands: Any) -> None:
         "--batch", type=int, default=1 << 20, help="nodes of a mini-batch of ScaleGNN, not printed there"
     )
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--plot", type=Path, help="draw the speedup of fewer bits by ranks (SuperGCN, Fig. 7)")
+    parser.add_argument("--plot", type=Path, help="draw the speedup of fewer bits by ranks (SuperGCN, Fig. 7): "
+                        ".png, .svg or .pdf")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> None:
     """Price every number of ranks, layers and widths; print tables, crossovers and the papers' numbers."""
     if min((*args.ranks, *args.layers, *args.widths, args.batch)) < 1:
         raise OptionError("Expected positive numbers of ranks, layers, columns and nodes (got 0 or less)")
+    require_drawable(args.plot)
     graph = GRAPHS[args.graph].undirected() if args.undirected else GRAPHS[args.graph]
     machine = MACHINES[args.machine]() if args.machine in MACHINES else _stored(args.machine)
     bits = list(dict.fromkeys([32, *args.bits]))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
+from collections.abc import Iterator
 
 from torch import nn
 
@@ -24,3 +26,25 @@ def name_of(layer: nn.Module) -> str:
     kind = text if "\n" not in text else type(layer).__name__.removeprefix("Distributed")
     paths = [path for model in list(_models) for path, part in model.named_modules() if part is layer and path]
     return f"{max(paths, key=lambda path: path.count('.'))!r} ({kind})" if paths else kind
+
+
+def running_layer() -> str:
+    """Where the caller is, for the end of an error: ``" (in 'attn' (MultiheadAttention(...)) of GPSConv)"``.
+
+    The innermost module whose forward runs, and the outermost; nothing outside of modules. Nothing is recorded for it:
+    the stack is searched when an error is made. Not collective.
+    """
+    layers = list(_running())
+    if not layers:
+        return ""
+    of = f" of {type(layers[-1]).__name__}" if layers[-1] is not layers[0] else ""
+    return f" (in {name_of(layers[0])}{of})"
+
+
+def _running() -> Iterator[nn.Module]:
+    """The modules that are being called, innermost first."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is nn.Module._call_impl.__code__:
+            yield frame.f_locals["self"]
+        frame = frame.f_back  # type: ignore[assignment]

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_dist.backend import large_rows
-from pyg_dist.errors import MixedRowsError
+from pyg_dist.errors import DataError, MixedRowsError
+from pyg_dist.tensor.layer_names import running_layer
 from pyg_dist.tensor.pointwise import as_operand
 from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, like_rows, on_rows, wrap
 from pyg_dist.tensor.table import Function, bind, handles, public_name
@@ -46,7 +47,14 @@ def with_parameters(
 
 @handles("linear")
 def linear(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """One operand with rows."""
+    """One operand with rows; torch would name the shape of a rank's share, were its columns too many or too few."""
+    bound = bind("input weight", args, kwargs)
+    x, weight = bound["input"], bound["weight"]
+    if isinstance(x, RowTensor) and x.shape[-1] != weight.shape[-1]:
+        raise DataError(
+            f"{public_name(function)} expected rows with {weight.shape[-1]} columns, got shape {list(x.shape)}: make "
+            f"the layer with in_channels={x.shape[-1]}{running_layer()}"
+        )
     return with_parameters(function, args, kwargs, run=large_rows.linear)
 
 

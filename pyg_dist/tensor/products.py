@@ -12,6 +12,7 @@ from pyg_dist.tensor.layers import with_parameters
 from pyg_dist.tensor.pointwise import pointwise
 from pyg_dist.tensor.reductions import wide
 from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, like_rows, wrap
+from pyg_dist.tensor.shapes import dims_of, refuse
 from pyg_dist.tensor.table import Function, bind, handles, public_name
 
 
@@ -47,6 +48,19 @@ def dot(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
             f"{public_name(function)} of row tensors expected one dimension (got {x.dim()}): use torch.einsum"
         )
     return (x * other).sum()
+
+
+@handles("cross")
+def cross(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Of the three columns of each row."""
+    bound = bind("x other dim", args, kwargs)
+    x, other, dim = bound["x"], bound["other"], bound.get("dim")
+    if dim is None and function is not torch.linalg.cross:
+        raise MixedRowsError(f"{public_name(function)} without 'dim' may take the rows for vectors: pass dim=-1")
+    dim = -1 if dim is None else dim
+    if 0 in (*dims_of(dim, x.dim()), *dims_of(dim, other.dim())):
+        raise refuse(function, f"along {dim} would mix rows")
+    return pointwise(torch.linalg.cross, (x, other), {"dim": dim})
 
 
 @handles("dist")

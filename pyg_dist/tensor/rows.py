@@ -162,9 +162,10 @@ class Rows:
         return before.give(local, self) if paired is None else paired
 
     def pair(self, local: Tensor, other: Rows) -> Tensor | None:
-        """Rows of ``other`` beside these, by position; ``None`` unless one of them is a list (collective).
+        """Rows of ``other`` beside these, by position (collective); ``None`` where that is likely a mistake.
 
-        The two ends of edges are such lists: ``z[source] * z[target]``. Differentiable.
+        One of them has to be a list, as the two ends of edges are, ``z[source] * z[target]``, or nodes stand beside
+        edges that a mask selects, such as the self loops (``ClusterGCNConv``). Differentiable.
         """
         if not self._pairs_with(other):
             return None
@@ -174,9 +175,10 @@ class Rows:
         return move_rows(local, self._moves[other])
 
     def _pairs_with(self, other: Rows) -> bool:
-        is_listed = isinstance(self, _Listed) or isinstance(other, _Listed)
+        picked = _Listed if self.kind == other.kind else (_Listed, _Subset)
+        is_picked = isinstance(self, picked) or isinstance(other, picked)
         are_whole = "tile" not in (self.kind, other.kind)
-        return is_listed and are_whole and self.size == other.size and self.axis is other.axis
+        return is_picked and are_whole and self.size == other.size and self.axis is other.axis
 
     def give(self, local: Tensor, after: Rows) -> Tensor | None:
         """:meth:`take` from the other side, for distributions of more than rows."""

@@ -17,6 +17,8 @@ assert spec is not None
 sys.modules["pyg_dist"] = importlib.util.module_from_spec(spec)
 
 from pyg_dist.backend import agreement, session  # noqa: E402
+from pyg_dist.backend.axis import Axis  # noqa: E402
+from pyg_dist.backend.exchange import Exchange  # noqa: E402
 
 
 def say(line: str) -> None:
@@ -81,6 +83,13 @@ elif case == "is killed":
     if is_concerned:
         os.kill(os.getpid(), signal.SIGKILL)
     all_reduce()
+elif case == "is killed in an exchange":
+    counts = tuple(0 if r == session.rank() else 4 for r in range(3))
+    exchange = Exchange(Axis(dist.group.WORLD), counts, counts, is_dense="all-to-all" in sys.argv)
+    if is_concerned:
+        time.sleep(1.0)  # the others wait for its message by then
+        os.kill(os.getpid(), signal.SIGKILL)
+    exchange.start(torch.ones(8, 5)).land()
 elif case == "exits":
     if is_concerned:
         sys.exit(3)

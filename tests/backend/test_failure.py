@@ -53,7 +53,19 @@ def test_a_killed_rank_ends_the_others(launcher: str, killed: int) -> None:
         assert ended.codes[killed] == -9
         # gloo aborts (-6) where its own thread is the first to notice, as happens on a busy machine.
         assert all(code in (1, -6) for rank, code in enumerate(ended.codes) if rank != killed)
-        assert "closed by peer" in ended.stderr or "reset by peer" in ended.stderr or "is gone" in ended.stderr
+        assert re.search(r"pyg_dist: rank \d lost its connection to another rank|is gone|gloo", ended.stderr)
+        assert not re.search(r"pyg_dist: rank \d failed", ended.stderr), "a rank that noticed is blamed"
+
+
+@pytest.mark.parametrize(("killed", "way", "other"), [(1, "messages", "rank 1"), (2, "all-to-all", "another rank")])
+def test_who_waits_for_a_killed_rank_says_so(killed: int, way: str, other: str) -> None:
+    ended = run_script("by hand", RANKS, SCRIPT, "is killed in an exchange", str(killed), way)
+    assert ended.codes[killed] == -9
+    assert ended.seconds < MAX_SECONDS
+    lost = f"lost its connection to {other}, which was killed or has crashed: see "
+    assert re.search(rf"pyg_dist: rank \d {lost}.*; ending rank \d of 3", ended.stderr)
+    assert re.search(rf"ConnectionLostError: rank \d {lost}.* \[rank \d of 3\]", ended.stderr)
+    assert not re.search(r"pyg_dist: rank \d failed", ended.stderr)
 
 
 @pytest.mark.parametrize(("launcher", "early"), [("by hand", 0), ("by hand", 2), ("torchrun", 0), ("mpirun", 0)])

@@ -407,7 +407,7 @@ def test_opcheck() -> None:
 
 
 ROWPTR, COL, X = torch.tensor([0, 1, 2]), torch.tensor([0, 1], dtype=torch.int32), torch.ones(3, 4)
-INDEX = torch.tensor([0, 2])
+INDEX, FALLING, FLAT = torch.tensor([0, 2]), torch.tensor([0, 3, 2]), torch.ones(8)
 
 
 @pytest.mark.parametrize(
@@ -419,6 +419,16 @@ INDEX = torch.tensor([0, 2])
         (lambda: ops.spmm_csr(ROWPTR[:2], COL, X), "from 0 to the 2 entries.*got 0 to 1"),
         (lambda: ops.spmm_csr(ROWPTR[1:], COL, X), "got 1 to 2"),
         (lambda: ops.spmm_csr(ROWPTR, COL, X[:0]), "'x' to have rows for 2 edges"),
+        (lambda: ops.spmm_csr(FALLING, COL, X), "'rowptr' not to decrease, got 2 after 3 at position 2"),
+        (lambda: ops.sddmm_csr(FALLING, COL, X[:2], X), "sddmm_csr: expected 'rowptr' not to decrease"),
+        (lambda: ops.extreme_csr(FALLING, COL, X, "max"), "extreme_csr: expected 'rowptr' not to decrease"),
+        (lambda: ops.quantize_csr(FALLING, COL, X, 4), "quantize_csr: expected 'rowptr' not to decrease"),
+        (lambda: ops.spmm_csr(ROWPTR, COL, X, out=X[:2]), "'out' to share no memory with 'x'"),
+        (lambda: ops.spmm_csr(ROWPTR, COL, X, FLAT[:2], out=FLAT.view(2, 4)), "'out' to share no memory with 'weight'"),
+        (lambda: ops.spmm_csr(ROWPTR, COL, X, row_scale=FLAT[6:], out=FLAT.view(2, 4)), "memory with 'row_scale'"),
+        (lambda: ops.gather_rows(X, INDEX, out=X[1:]), "'out' to share no memory with 'x'"),
+        (lambda: ops.scatter_add_rows(X, INDEX, X[1:]), "'out' to share no memory with 'rows'"),
+        (lambda: ops.quantize_csr(ROWPTR, COL, X, 8, out=X.view(torch.uint8).view(6, 8)[:2]), "with 'x'"),
         (lambda: ops.spmm_csr(ROWPTR, COL, X.half()), "'x' to be float32, float64 or bfloat16, got Half"),
         (lambda: ops.spmm_csr(ROWPTR, COL, X, torch.ones(3)), "'weight' to have 2 entries, got 3"),
         (lambda: ops.spmm_csr(ROWPTR, COL, X, torch.ones(2).double()), "'weight'.*Float.*Double"),
@@ -452,6 +462,21 @@ def test_errors_are_one_line(call: object, words: str) -> None:
     with pytest.raises(DataError, match=words) as caught:
         call()  # type: ignore[operator]
     assert "\n" not in str(caught.value)
+
+
+def test_other_columns_of_one_matrix_may_be_written() -> None:
+    wide = torch.arange(24.0).view(3, 8)
+    ops.spmm_csr(torch.tensor([0, 1, 2, 2]), COL, wide[:, 4:], out=wide[:, :4], accumulate=False)
+    assert torch.equal(wide[:2, :4], wide[:2, 4:])
+    assert not wide[2, :4].any()
+    with pytest.raises(DataError, match="share no memory"):
+        ops.spmm_csr(torch.tensor([0, 1, 2, 2]), COL, wide[:, 3:7], out=wide[:, :4])
+
+
+@pytest.mark.parametrize(("row", "col"), [([0, 2], [0, 0]), ([0, -1], [0, 0]), ([0, 1], [3, 0]), ([0, 1], [0, -1])])
+def test_a_pattern_has_its_entries_in_range(row: list[int], col: list[int]) -> None:
+    with pytest.raises(DataError, match=r"rows in \[0, 2\) and columns in \[0, 3\)"):
+        CSR.from_edges(torch.tensor(row), torch.tensor(col), torch.arange(2), 2, 3)
 
 
 def test_a_failed_scatter_leaves_out_alone() -> None:

@@ -94,6 +94,17 @@ class LooksUp(gnn.SimpleConv):
         return imported_here(x_j, index, num_nodes=size_i)
 
 
+class Normals(nn.Module):
+    """Without gradients of positions: at a self loop they are NaN."""
+
+    def __init__(self, conv: nn.Module) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x: Tensor, position: Tensor, edge_index: Tensor) -> Any:
+        return self.conv(x, position.detach(), position.detach().tanh(), edge_index)
+
+
 def enclosed() -> nn.Module:
     """As a notebook's function may have it: names of the function, a module's attributes, methods of other kinds."""
     from torch_geometric import utils
@@ -178,6 +189,8 @@ CASES: dict[str, Case] = {
     "PointNet": Case(lambda: gnn.PointNetConv(mlp(F + 3, G)), "XQE"),
     "PointTransformer": Case(lambda: gnn.PointTransformerConv(F, G), "XQE"),
     "AntiSymmetric": Case(lambda: gnn.AntiSymmetricConv(F)),
+    "PPF": Case(lambda: Normals(gnn.PPFConv(mlp(F + 4, G))), "XQE"),
+    "ClusterGCN": Case(lambda: gnn.ClusterGCNConv(F, G, diag_lambda=0.3)),
     "of a script": Case(Scripts, "XEW"),
     "subclass": Case(lambda: Heads(F, G, heads=2)),
 }  # fmt: skip
@@ -271,15 +284,35 @@ def test_no_edges(workers: Pools) -> None:
     workers(2).run(compare, ["GAT", "GATv2", "GIN", "Graph", "Transformer", "TAG", "Cheb"], num_edges=0)
 
 
+class Calls(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor, edge_index: Any) -> Any:
+        return self.layer(x, edge_index)
+
+
+class Turns(Calls):
+    def forward(self, x: Tensor, edge_index: Any) -> Any:
+        return self.layer(x, edge_index.flip(0))
+
+
 REFUSED: dict[str, tuple[Case, str]] = {
     "ARMA": (Case(lambda: gnn.ARMAConv(F, G), "XEW"), "ARMAConv cannot be distributed as it is called here (torch"),
     "MF": (Case(lambda: gnn.MFConv(F, G)), "MFConv cannot be distributed as it is called here (torch"),
-    "ClusterGCN": (Case(lambda: gnn.ClusterGCNConv(F, G)), "ClusterGCNConv cannot be distributed as it is called"),
     "SuperGAT": (Case(lambda: gnn.SuperGATConv(F, G)), "SuperGATConv cannot be distributed as it is called here"),
     "by path": (Case(LooksUp), "LooksUp cannot be distributed as it is called here (torch.Tensor.scatter_reduce_"),
     "propagate": (Case(Propagates), "Propagates has a 'propagate' of its own, which no rank takes"),
     "hypergraph": (Case(lambda: gnn.HypergraphConv(F, G)), "HypergraphConv takes no 'edge_index'"),
-    "both ways": (Case(lambda: gnn.DirGNNConv(gnn.GraphConv(F, G))), "edge_index.flip needs all edges"),
+    "both ways": (Case(lambda: gnn.DirGNNConv(gnn.GraphConv(F, G))), "'the model': DirGNNConv turns edge_index around"),
+    "no conv": (Case(lambda: Turns(nn.Identity())), "edge_index.flip needs all edges, and each rank"),
+    "its name": (Case(lambda: Turns(nn.Identity())), "(in Turns)"),
+    "its path": (Case(lambda: Calls(Turns(gnn.GraphConv(F, G)))), "(in 'layer' (Turns) of Calls)"),
+    "pool": (Case(lambda: Calls(gnn.TopKPooling(F))), "distribute stopped at 'layer': TopKPooling chooses nodes"),
+    "reversible": (Case(lambda: gnn.GroupAddRev(gnn.GraphConv(2, 2), num_groups=2)), "GroupAddRev frees the memory"),
+    "columns": (Case(lambda: Calls(gnn.GATConv(F + 1, G))), f"expected rows with {F + 1} columns, got shape [47, {F}]"),
+    "layer": (Case(lambda: Calls(gnn.GATConv(F + 1, G))), f"(in 'layer.lin' (Linear({F + 1}, {G}, bias=False)) of"),
     "flow": (Case(lambda: gnn.GINConv(mlp(F, G), flow="target_to_source")), "expected flow='source_to_target'"),
     "static": (Case(lambda: gnn.GATConv(F, G), "SE"), "Static graphs not supported"),
     "edges": (Case(lambda: gnn.GATConv(F, G, edge_dim=F), "XEX"), "expected 'edge_attr' with a row for each of"),

@@ -72,6 +72,23 @@ def test_hidden_communities_are_found(num_ranks: int, ranks_per_node: int) -> No
     assert rows_between_nodes(found, ranks_per_node) == rows_between_nodes(rows, ranks_per_node)
 
 
+def test_many_parts_take_few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every exchange costs O(P), and on random traffic some exchange helps for very long."""
+    rows = torch.randint(0, 2, (400, 400), generator=torch.Generator().manual_seed(1)).fill_diagonal_(0)
+    rows[:100], rows[:, :100] = 0, 0
+    asked = 0
+
+    def argmax(gain: Tensor) -> Tensor:
+        nonlocal asked
+        asked += gain.dtype == torch.int64
+        return torch.argmax(gain)
+
+    monkeypatch.setattr(Tensor, "argmax", argmax)
+    rank = rank_of_part(rows, 4)
+    assert asked <= 400 + 2 * 8 * 300  # _grown's, and eight passes from two starts over the parts with traffic
+    assert rows_between_nodes(by_rank(rows, rank), 4) < rows_between_nodes(rows, 4)
+
+
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_the_plan_is_renumbered(exchange: Exchange) -> None:
     """Rows between two parts do not depend on their numbers, so what was counted for the choice is what is planned."""

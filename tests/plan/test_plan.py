@@ -163,6 +163,7 @@ def test_saved_and_stale(tmp_path: Path) -> None:
         ((edge_index, 53, 4, "hybrid"), "nodes 53 .got 50"),  # three without edges more
         ((edge_index, 50, 5, "hybrid"), "ranks 5 .got 4"),
         ((edge_index, 50, 4, "post"), "exchange post .got hybrid"),
+        ((edge_index, 50, 4, "hybrid", (4, 4)), r"bits \(4, 4\) .got \(32, 32\)"),
     ):
         with pytest.raises(AgreementError, match=stale):
             loaded.parts_for(*inputs)
@@ -228,7 +229,7 @@ def run_again(world_size: int, folder: str) -> None:
     assert again.plan == first.plan == loaded
     assert torch.equal(again.graph.node_rows.key, first.graph.node_rows.key)
     other = random_graph(50, 300, seed=5)
-    for stale, options in ((other, {}), (graph, {"exchange": "post"})):
+    for stale, options in ((other, {}), (graph, {"exchange": "post"}), (graph, {"bits": 4})):
         with pytest.raises(AgreementError, match="plan again"):
             DistributedData(stale, partition=loaded, **options)
     if not pyg_dist.is_main():

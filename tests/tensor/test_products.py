@@ -11,6 +11,11 @@ from workers import Workers
 
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
 
+
+def three(t: Operands) -> torch.Tensor:
+    return torch.stack([t.v, t.u, t.v * t.u], 1)
+
+
 MATRIX: list[Form] = [lambda f, t: f(t.x, t.matrix)]
 BATCHED: list[Form] = [
     lambda f, t: f(t.c, t.d.transpose(1, 2)),
@@ -35,6 +40,9 @@ FORMS: dict[str, Sequence[Form]] = {
         lambda f, t: f(t.v, t.u), lambda f, t: f(t.v, t.full_v), lambda f, t: f(t.full_v, t.u),
         lambda f, t: f(t.label, t.position),
     ]),
+    "cross": [
+        lambda f, t: f(three(t), three(t).sin(), dim=1), lambda f, t: f(three(t), t.vector[:1].expand(1, 3), dim=-1),
+    ],
     "einsum": [
         lambda f, t: f("nf,ng->fg", t.x, t.y), lambda f, t: f("nf,fg->ng", t.x, t.matrix), lambda f, t: f("nf->f", t.x),
         lambda f, t: f("nf->", t.x), lambda f, t: f("nhf,nhf->nh", t.c, t.d), lambda f, t: f("nf,nf->n", t.x, t.full),
@@ -80,6 +88,8 @@ def linear_attention() -> None:
 ROW_WISE = "of row tensors is row-wise only as rows @ plain matrix"
 EQUATION = "expected an equation like 'nf,ng->fg'"
 REFUSED: list[Refusal] = [
+    (lambda t: torch.cross(three(t), three(t)), MixedRowsError, "torch.cross without 'dim' may take the rows"),
+    (lambda t: torch.linalg.cross(three(t), three(t), dim=0), MixedRowsError, "cross along 0 would mix rows"),
     (lambda t: t.weight @ t.x, MixedRowsError, ROW_WISE),
     (lambda t: t.full @ t.x, MixedRowsError, ROW_WISE),
     (lambda t: t.x @ t.y, MixedRowsError, ROW_WISE),

@@ -79,10 +79,19 @@ REFUSED: list[Refusal] = [
     (of_weights(torch.func.hessian, "vector"), UnsupportedError, "use torch.autograd.grad"),
     (of_weights(torch.vmap, "weight"), UnsupportedError, "do not reach the rows of other ranks"),
 ]  # fmt: skip
-COMPILED: list[Callable[[Operands], object]] = [
-    lambda t: compiled(scaled)(t.x),
-    lambda t: compiled(lambda w: (t.x * w).sum())(t.vector),
-    lambda t: compiled(torch.nn.Linear(t.F, 2).double())(t.x),
+
+
+def inside(layer: torch.nn.Module) -> torch.nn.Module:
+    layer.compile(backend="eager")
+    return torch.nn.Sequential(layer)
+
+
+COMPILED: list[tuple[Callable[[Operands], object], str]] = [
+    (lambda t: compiled(scaled)(t.x), TRACED),
+    (lambda t: compiled(lambda w: (t.x * w).sum())(t.vector), TRACED),
+    (lambda t: compiled(torch.nn.Linear(t.F, 2).double())(t.x), "^torch.compile of Linear cannot trace"),
+    (lambda t: compiled(torch.nn.Sequential(torch.nn.Linear(t.F, 2).double()))(t.x), "^torch.compile of Sequential"),
+    (lambda t: inside(torch.nn.Linear(t.F, 2).double())(t.x), TRACED),
 ]
 
 
@@ -100,10 +109,13 @@ def test_compiled(workers: Callable[[int], Workers]) -> None:
 
 
 def all_compiled() -> None:
-    """The error comes in one of torch's own."""
-    for expression in COMPILED:
-        with pytest.raises(Exception, match=TRACED):
+    """Of functions, and of modules inside of others, the error comes in one of torch's own."""
+    for expression, message in COMPILED:
+        with pytest.raises(Exception, match=message):
             expression(Operands("tall", True))
+    plain = torch.nn.Linear(3, 2)
+    plain.compile(backend="eager", fullgraph=True)
+    assert plain(torch.ones(4, 3)).shape == (4, 2)
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

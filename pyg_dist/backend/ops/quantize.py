@@ -49,7 +49,7 @@ def quantize_csr(
 
     Raises:
         NotFiniteError: a value is not finite, or a row's range exceeds float32 (16 bits: a value exceeds bfloat16).
-        DataError: a shape or dtype does not fit.
+        DataError: a shape, a dtype or the pattern does not fit, or ``out`` shares memory with another argument.
         UnsupportedError: a tensor is not a dense CPU tensor.
     """
     x_MF = as_rows(x)
@@ -109,7 +109,7 @@ def dequantize_csr_add(
         - weight: ``[E]``, row_scale: ``[N]``, in the sum dtype of ``out`` (or its dtype)
 
     Raises:
-        DataError: a shape or dtype does not fit.
+        DataError: a shape, a dtype or the pattern does not fit, or ``out`` shares memory with another argument.
         UnsupportedError: a tensor is not a dense CPU tensor.
     """
     factors = (factor_of(weight, out), factor_of(row_scale, out))

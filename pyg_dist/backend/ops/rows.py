@@ -28,7 +28,8 @@ def gather_rows(x: Tensor, index: Tensor, *, out: Tensor | None = None) -> Tenso
         - output: ``[R, ...]``
 
     Raises:
-        DataError: an index is outside of ``[0, N)`` (``out`` may then be half written), or a shape or dtype is wrong.
+        DataError: an index is outside of ``[0, N)`` (``out`` may then be half written), a shape or dtype is wrong, or
+            ``out`` shares memory with another argument.
         UnsupportedError: a tensor is not a dense CPU tensor.
     """
     if out is None:
@@ -48,7 +49,8 @@ def scatter_add_rows(out: Tensor, index: Tensor, rows: Tensor) -> Tensor:
         - rows: ``[R, ...]``, dtype of ``out``
 
     Raises:
-        DataError: an index is outside of ``[0, N)`` (``out`` is then untouched), or a shape or dtype does not fit.
+        DataError: an index is outside of ``[0, N)`` (``out`` is then untouched), a shape or dtype does not fit, or
+            ``out`` shares memory with another argument.
         UnsupportedError: a tensor is not a dense CPU tensor.
     """
     call(native.scatter_add_rows.default, written_rows(out), index.contiguous(), as_rows(rows))

@@ -32,8 +32,8 @@ def spmm_csr(
     PyG has both. Exact up to rounding, and the same for every number of threads. With ``out``, y is *added* to it, or
     written into it where ``accumulate`` is False.
 
-    That ``rowptr`` does not decrease and that ``col`` lies in ``[0, M)`` is not checked (its ends are): a look at every
-    edge would cost as much as a narrow product. A wrong pattern reads outside of x.
+    That ``col`` lies in ``[0, M)`` is not checked here, but once for every pattern (:meth:`~pyg_dist.backend.csr.CSR.
+    from_edges`): a look at every edge takes up to a seventh of a narrow product. A wrong ``col`` reads outside of x.
 
     Shapes:
         - rowptr: ``[N + 1]`` int64, col: ``[E]`` int32
@@ -43,7 +43,7 @@ def spmm_csr(
         - output: ``[N, F]``, or ``[N]`` if x is ``[M]``
 
     Raises:
-        DataError: a shape, dtype or the ends of ``rowptr`` do not fit.
+        DataError: a shape, a dtype or the pattern does not fit, or ``out`` shares memory with another argument.
         UnsupportedError: a tensor is not a dense CPU tensor.
     """
     x_MF = as_rows(x)
@@ -62,15 +62,13 @@ def sddmm_csr(rowptr: Tensor, col: Tensor, a: Tensor, b: Tensor) -> Tensor:
     .. math::
         d_e = \langle a_i, b_{\mathrm{col}_e} \rangle \quad\text{for } \mathrm{rowptr}_i \le e < \mathrm{rowptr}_{i+1}
 
-    As in :func:`spmm_csr`, only the ends of ``rowptr`` are checked.
-
     Shapes:
         - rowptr: ``[N + 1]`` int64, col: ``[E]`` int32
         - a: ``[N, F]`` or ``[N]``, b: ``[M, F]`` or ``[M]``; float32, float64 or bfloat16, the same for both
         - output: ``[E]`` in the sum dtype
 
     Raises:
-        DataError: a shape, dtype or the ends of ``rowptr`` do not fit.
+        DataError: a shape, a dtype or the pattern does not fit.
         UnsupportedError: a tensor is not a dense CPU tensor.
     """
     return call(native.sddmm_csr.default, rowptr, col, as_rows(a), as_rows(b))  # type: ignore[no-any-return]
@@ -82,8 +80,8 @@ def extreme_csr(rowptr: Tensor, col: Tensor, x: Tensor, reduce: Literal["max", "
     .. math::
         y_i = \max_{\mathrm{rowptr}_i \le e < \mathrm{rowptr}_{i+1}} x_{\mathrm{col}_e}
 
-    Exact: zero for a row without edges, and a NaN wins, as in ``Tensor.scatter_reduce`` from zeros without them. As in
-    :func:`spmm_csr`, only the ends of ``rowptr`` are checked. :func:`extreme_csr_grad` is the derivative.
+    Exact: zero for a row without edges, and a NaN wins, as in ``Tensor.scatter_reduce`` from zeros without them.
+    :func:`extreme_csr_grad` is the derivative.
 
     Shapes:
         - rowptr: ``[N + 1]`` int64, col: ``[E]`` int32
@@ -91,7 +89,7 @@ def extreme_csr(rowptr: Tensor, col: Tensor, x: Tensor, reduce: Literal["max", "
         - output: ``[N, F]``
 
     Raises:
-        DataError: a shape, dtype or the ends of ``rowptr`` do not fit.
+        DataError: a shape, a dtype or the pattern does not fit.
         UnsupportedError: a tensor is not a dense CPU tensor.
     """
     return call(native.extreme_csr.default, rowptr, col, as_rows(x), reduce == "max")  # type: ignore[no-any-return]
@@ -111,7 +109,7 @@ def extreme_csr_shares(rowptr: Tensor, col: Tensor, x: Tensor, y: Tensor, grad: 
         - output: ``[N, F]`` in the sum dtype
 
     Raises:
-        DataError: a shape, dtype or the ends of ``rowptr`` do not fit.
+        DataError: a shape, a dtype or the pattern does not fit.
         UnsupportedError: a tensor is not a dense CPU tensor.
     """
     return call(native.extreme_csr_shares.default, rowptr, col, as_rows(x), y, grad.contiguous())  # type: ignore[no-any-return]
@@ -131,7 +129,7 @@ def extreme_csr_grad(rowptr: Tensor, col: Tensor, x: Tensor, y: Tensor, shares: 
         - output: ``[M, F]``, dtype of x
 
     Raises:
-        DataError: a shape, dtype or the ends of ``rowptr`` do not fit.
+        DataError: a shape, a dtype or the pattern does not fit.
         UnsupportedError: a tensor is not a dense CPU tensor.
     """
     return call(native.extreme_csr_grad.default, rowptr, col, as_rows(x), y, shares)  # type: ignore[no-any-return]
