@@ -68,7 +68,7 @@ class Model(torch.nn.Module):
         return self.convs[-1](x, edges)
 
 
-def sage(in_channels: int, out_channels: int, conv: type, is_fused: bool) -> Model:
+def sage(in_channels: int, out_channels: int, conv: type, is_fused: bool = False) -> Model:
     """GraphSAGE, hidden 256, LayerNorm, ReLU, dropout 0.5."""
     convs = [conv(a, b) for a, b in pairwise((in_channels, 256, 256, out_channels))]
     if is_fused:
@@ -76,7 +76,7 @@ def sage(in_channels: int, out_channels: int, conv: type, is_fused: bool) -> Mod
     return Model(convs, [NormThenReLUThenDropout(torch.nn.LayerNorm(256)) for _ in range(2)])
 
 
-def gcn(in_channels: int, out_channels: int, conv: type, is_fused: bool) -> Model:
+def gcn(in_channels: int, out_channels: int, conv: type, is_fused: bool = False) -> Model:
     """GCN, hidden 128, ReLU, dropout 0.5."""
     convs = [conv(a, b, cached=True) for a, b in pairwise((in_channels, 128, 128, out_channels))]
     if is_fused:
