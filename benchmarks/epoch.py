@@ -19,6 +19,7 @@ import json
 import os
 import sys
 from dataclasses import asdict
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -44,44 +45,34 @@ NUM_CORES = 2
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
-class NormThenReLUThenDropout(torch.nn.Module):
-    """As a stock script writes it."""
-
-    def __init__(self, norm: torch.nn.Module) -> None:
-        super().__init__()
-        self.norm = norm
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.dropout(self.norm(x).relu(), p=0.5, training=self.training)
-
-
 class Model(torch.nn.Module):
-    """Convs, and what stands between them."""
+    """Norm, ReLU and dropout between convs: as a stock script writes them, or ``norms`` that do all three."""
 
-    def __init__(self, convs: list[torch.nn.Module], between: list[torch.nn.Module]) -> None:
+    def __init__(self, convs: list[torch.nn.Module], norms: list[torch.nn.Module], is_fused: bool) -> None:
         super().__init__()
-        self.convs, self.between = torch.nn.ModuleList(convs), torch.nn.ModuleList(between)
+        self.convs, self.norms, self.is_fused = torch.nn.ModuleList(convs), torch.nn.ModuleList(norms), is_fused
 
     def forward(self, x: Tensor, edges: Any) -> Tensor:
-        for conv, after in zip(self.convs, self.between, strict=False):
-            x = after(conv(x, edges))
+        for conv, norm in zip(self.convs, self.norms, strict=False):
+            x = norm(conv(x, edges))
+            if not self.is_fused:
+                x = x.relu()
+                x = F.dropout(x, p=0.5, training=self.training)
         return self.convs[-1](x, edges)
 
 
 def sage(in_channels: int, out_channels: int, conv: type, is_fused: bool = False) -> Model:
     """GraphSAGE, hidden 256, LayerNorm, ReLU, dropout 0.5."""
     convs = [conv(a, b) for a, b in pairwise((in_channels, 256, 256, out_channels))]
-    if is_fused:
-        return Model(convs, [NormReLUDropout(256, "layer", p=0.5) for _ in range(2)])
-    return Model(convs, [NormThenReLUThenDropout(torch.nn.LayerNorm(256)) for _ in range(2)])
+    make = partial(NormReLUDropout, 256, "layer", p=0.5) if is_fused else partial(torch.nn.LayerNorm, 256)
+    return Model(convs, [make() for _ in range(2)], is_fused)
 
 
 def gcn(in_channels: int, out_channels: int, conv: type, is_fused: bool = False) -> Model:
     """GCN, hidden 128, ReLU, dropout 0.5."""
     convs = [conv(a, b, cached=True) for a, b in pairwise((in_channels, 128, 128, out_channels))]
-    if is_fused:
-        return Model(convs, [NormReLUDropout(128, None, p=0.5) for _ in range(2)])
-    return Model(convs, [NormThenReLUThenDropout(torch.nn.Identity()) for _ in range(2)])
+    make = partial(NormReLUDropout, 128, None, p=0.5) if is_fused else torch.nn.Identity
+    return Model(convs, [make() for _ in range(2)], is_fused)
 
 
 MODELS = {"sage": (sage, SAGEConv, DistributedSAGEConv), "gcn": (gcn, GCNConv, DistributedGCNConv)}
