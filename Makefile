@@ -7,10 +7,12 @@
 #   PYTHON       the interpreter that .venv is made from (>= 3.10)
 #   TORCH_INDEX  a package index to take torch from, for instance https://download.pytorch.org/whl/cpu
 #   ARGS         more arguments for pytest, for instance ARGS="-k spmm"
+#   TESTS        how many files of tests run at once (2)
 
 PYTHON ?= python3
 TORCH_INDEX ?=
 ARGS ?=
+TESTS ?= 2
 
 SHELL := /bin/bash
 BIN := .venv/bin
@@ -29,7 +31,7 @@ demo: .venv/.ready
 	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 2 examples/digits.py
 
 test: .venv/.ready
-	@$(BIN)/pytest $(ARGS)
+	@$(BIN)/pytest -n $(TESTS) --dist loadfile $(ARGS)
 
 check: .venv/.ready
 	$(BIN)/ruff check
