@@ -8,7 +8,7 @@ wait.
 Three orderings matter:
 
 * the store may live in rank 0's process: rank 0 leaves last, after waiting (a few seconds at most) until all have read;
-* a rank that ends normally wakes its own thread first: a daemon thread in a C++ wait can crash a dying interpreter;
+* a rank wakes its own thread and waits for it before its interpreter ends: a daemon thread in a C++ wait can crash it;
 * only the first failure is spread. Later ones are usually its consequences, such as closed connections.
 
 A rank that is killed leaves no message: its closed connections raise in its partners, which then spread the word. What
@@ -109,6 +109,7 @@ class FailureWatch:
             self._wait_until_read(self._store)
         except dist.DistError:
             _report(f"rank {self._rank} of {self._world_size} cannot reach the other ranks to report its failure")
+        self._thread.join(_READ_SECONDS)
 
     def _listen(self, store: dist.Store) -> None:
         try:
