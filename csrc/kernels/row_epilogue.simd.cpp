@@ -158,6 +158,10 @@ void backward(const RowEpilogueGrad& g, int64_t row_begin, int64_t row_end) {
               static_cast<A>(num_columns);
     }
     T* by_x = static_cast<T*>(g.grad_x) + row * num_columns;
+    if (p.norm == RowNorm::none) {  // not 0 * n, which is NaN where x is infinite
+      for_columns<L>(0, num_columns, [&]<int M>(int64_t c) { store<M>(by_x + c, load<M>(by_normed + c)); });
+      return;
+    }
     for_columns<L>(0, num_columns, [&]<int M>(int64_t c) {
       store<M>(by_x + c, (load<M>(by_normed + c) - mean - r.template normed<M>(c) * slope) * r.rstd);
     });

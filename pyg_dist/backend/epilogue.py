@@ -1,4 +1,4 @@
-"""Norm, ReLU and dropout as one function of rows, with autograd: x is all that the backward pass keeps."""
+"""Norm, ReLU and dropout as one function of rows, with autograd: the backward pass keeps one tensor of rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from pyg_dist.backend.ops import Norm
 
 
 class _RowEpilogue(LocalFunction):
-    """One pass forward, one back; two floats a row are kept beside x."""
+    """One pass forward, one back; two floats a row are kept beside x.
+
+    Without a norm y takes x's place: what follows keeps it anyway, and its zeros are all that the gradient asks for.
+    """
 
     @staticmethod
     def forward(
@@ -33,7 +36,11 @@ class _RowEpilogue(LocalFunction):
         sums = torch.float64 if x.dtype == torch.float64 else torch.float32
         w, b = (None if factor is None else factor.to(sums) for factor in (weight, bias))
         y, mean, rstd = ops.row_epilogue(x, w, b, key, norm, eps, relu, p, seed, column_offset)
-        ctx.save_for_backward(x, mean, rstd, weight, bias, key)
+        ctx.is_told_by_output = norm is None and weight is None and relu
+        if ctx.is_told_by_output:
+            ctx.save_for_backward(y, mean, rstd, None, bias, None)
+        else:
+            ctx.save_for_backward(x, mean, rstd, weight, bias, key)
         ctx.options = norm, relu, p, seed, column_offset
         return y
 
@@ -42,7 +49,8 @@ class _RowEpilogue(LocalFunction):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, mean, rstd, weight, bias, key = ctx.saved_tensors
         sums = torch.float64 if x.dtype == torch.float64 else torch.float32
-        w, b = (None if factor is None else factor.to(sums) for factor in (weight, bias))
+        w = None if weight is None else weight.to(sums)
+        b = None if bias is None or ctx.is_told_by_output else bias.to(sums)
         by_x, by_w, by_b = ops.row_epilogue_grad(grad, x, mean, rstd, w, b, key, *ctx.options)
         by_weight = None if weight is None else by_w.to(weight.dtype)
         by_bias = None if bias is None else by_b.to(bias.dtype)

@@ -36,8 +36,9 @@ def norm_relu_dropout(
     Exact: equal to torch's three functions up to rounding, with the masks that node tensors have anyway (a function
     of one draw of torch's CPU generator, the node's global id and the column); rows of a plain tensor are numbered.
     Where the three keep three tensors of x's size for the backward pass, this keeps x: normed values and masks are
-    computed again. Differentiable once. Not collective, except that parameters enter (their gradients are summed), and
-    that tiles of the grid layout with split columns are brought to whole rows and back.
+    computed again. With ``norm=None`` and no weight it keeps its output, whose zeros are the mask.
+    Differentiable once. Not collective, except that parameters enter (their gradients are summed), and that tiles of
+    the grid layout with split columns are brought to whole rows and back.
 
     Shapes:
         - x: ``[N, F]`` node tensor or plain CPU tensor (float32, float64 or bfloat16)

@@ -1,4 +1,4 @@
-"""Quantized rows against the reference, and as random variables: every instruction set by ``test_ops.py``."""
+"""Quantized rows against the reference, and as random variables: every instruction set by ``test_ops_isa.py``."""
 
 from __future__ import annotations
 

@@ -58,6 +58,24 @@ def test_gradcheck(norm: Any) -> None:
     x, weight, bias = (reals(*s, seed=k).requires_grad_() for k, s in enumerate([(13, 6), (6,), (6,)]))
     call = lambda x, w, b: row_epilogue(x, w, b, KEY, norm, 1e-5, True, 0.4, 3)  # noqa: E731
     assert torch.autograd.gradcheck(call, (x, weight, bias))
+    assert torch.autograd.gradcheck(lambda x, b: call(x, None, b), (x, bias))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_without_a_norm_the_output_tells_the_gradient(dtype: torch.dtype) -> None:
+    x, bias = (reals(*shape, dtype=dtype).requires_grad_() for shape in ((13, 47), (47,)))
+    x.data[3, 5:7] = torch.tensor([float("nan"), float("inf")])
+    y = row_epilogue(x, None, bias, KEY, None, 1e-5, True, 0.4, 3)
+    grad = reals(13, 47, dtype=dtype, seed=4)
+    by_x, by_bias = torch.autograd.grad(y, (x, bias), grad, retain_graph=True)
+    kept = ~(y <= 0)
+    expected = torch.where(kept, grad.float() / 0.6, 0)
+    torch.testing.assert_close(by_x, expected.to(dtype))
+    torch.testing.assert_close(by_bias, expected.sum(0).to(dtype))
+    with torch.no_grad():
+        y.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward(grad)
 
 
 @pytest.mark.parametrize("norm", NORMS)

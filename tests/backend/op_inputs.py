@@ -1,0 +1,35 @@
+"""What the native ops are tried on."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+WIDTHS = [1, 2, 3, 7, 8, 16, 17, 47, 64, 100, 128, 129, 256, 602]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16]
+NUM_ROWS, NUM_SOURCES = 60, 50
+
+
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def integers(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
+    """Small integers: every order of summation gives the same bits, so a kernel must equal its reference exactly."""
+    return torch.randint(-4, 5, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def reals(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def pattern(width: int, seed: int = 0, num_sources: int = NUM_SOURCES) -> tuple[Tensor, Tensor]:
+    """Rows of 0 to 12 edges, empty ones at both ends and in runs, and two hubs that are cut into several pieces."""
+    generator = torch.Generator().manual_seed(seed)
+    degree = torch.randint(0, 13, (NUM_ROWS,), generator=generator)
+    degree[:2] = degree[20:25] = degree[-1] = 0
+    chunk = min(max(2**18 // width, 256), 16384)  # chunk_work of csrc/ops/spmm_csr_cpu.cpp
+    degree[7], degree[8] = 3 * chunk + 5, chunk + 1
+    rowptr = torch.zeros(NUM_ROWS + 1, dtype=torch.int64)
+    torch.cumsum(degree, 0, out=rowptr[1:])
+    return rowptr, torch.randint(0, num_sources, (int(rowptr[-1]),), generator=generator, dtype=torch.int32)

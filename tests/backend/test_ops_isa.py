@@ -1,0 +1,61 @@
+"""Every instruction set of this machine passes the tests of the kernels."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pyg_dist.backend import library
+
+LEVEL = os.environ.get("PYG_DIST_ISA")
+KERNELS = {
+    "test_ops.py": "spmm or sddmm or rows or relu",
+    "test_ops_keyed.py": "keyed",
+    "test_ops_extremes.py": "kernels or torch",
+    "test_quantize.py": "quantize",
+}
+
+
+def run_with_isa(isa: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Threads sleep while they wait: tests may share the machine with others."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, "PYG_DIST_ISA": isa, "OMP_WAIT_POLICY": "passive"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def test_isa_and_build_info() -> None:
+    info = library.build_info()
+    assert set(info) == {"version", "torch", "compiler", "levels"}
+    assert library.isa() in info["levels"].split(",")
+    assert LEVEL is None or library.isa() == LEVEL
+
+
+def test_unknown_isa_is_refused() -> None:
+    result = run_with_isa("avx1024", "-c", "from pyg_dist.backend import ops")
+    assert result.returncode != 0
+    last = result.stderr.strip().splitlines()[-1]
+    assert "OptionError: PYG_DIST_ISA: expected an instruction set of this machine" in last
+    assert "got 'avx1024'" in last
+
+
+@pytest.mark.skipif(LEVEL is not None, reason="one is forced")
+@pytest.mark.parametrize("file", KERNELS)
+@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512", "sve"])
+def test_every_instruction_set(isa: str, file: str) -> None:
+    if isa == library.isa():
+        return  # this very run
+    if run_with_isa(isa, "-c", "from pyg_dist.backend import ops").returncode != 0:
+        pytest.skip(f"this build or machine has no {isa}")
+    tests = str(Path(__file__).with_name(file))
+    result = run_with_isa(isa, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", KERNELS[file], tests)
+    assert result.returncode == 0, result.stdout[-3000:]
+    assert " passed" in result.stdout
