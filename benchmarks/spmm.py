@@ -67,12 +67,15 @@ def waited_seconds() -> float:
 
 
 def measure(variants: dict[str, Callable[[], Any]], rounds: int, retries: int, max_waited: float) -> dict[str, Samples]:
-    """Take ``rounds`` samples of each variant in turns; of a sample's ``retries``, the least disturbed one counts."""
+    """Take ``rounds`` samples of each variant in turns; of a sample's ``retries``, the least disturbed one counts.
+
+    A call that does not count comes before them: what a training epoch repeats finds its memory as its last call left
+    it, which in these turns would be another variant's.
+    """
     samples = {name: Samples() for name in variants}
-    for run in variants.values():
-        run()
     for _ in range(rounds):
         for name, run in variants.items():
+            run()
             tries = []
             for _ in range(retries):
                 waited, cpu, start = waited_seconds(), time.process_time(), time.perf_counter()

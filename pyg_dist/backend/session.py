@@ -11,8 +11,11 @@ import importlib.metadata
 import itertools
 import logging
 import os
+import random
 from datetime import timedelta
+from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -77,9 +80,7 @@ def init(backend: str = DEFAULT_BACKEND, timeout: timedelta = DEFAULT_TIMEOUT) -
     except errors.AgreementError:
         shutdown()
         raise
-    state = torch.get_rng_state()
-    dist.broadcast(state, src=0, group=found.control_group)
-    torch.set_rng_state(state)
+    _share_generators(found.control_group)
     logger.info("rank %d of %d, started by %s", found.rank, found.world_size, found.launcher)
 
 
@@ -107,6 +108,18 @@ def _check_same_options(backend: str, timeout: timedelta) -> None:
             raise LaunchError(
                 f"Expected '{name}' as in the first init (got {value}, it was {current}); call init once, at the top"
             )
+
+
+def _share_generators(group: dist.ProcessGroup | None) -> None:
+    """Give every rank the states of rank 0's generators: torch's (CPU), numpy's and Python's; PyG draws from all three.
+
+    What the ranks draw from here on, splits, negative samples, initial weights, is the same everywhere.
+    """
+    states: list[Any] = [torch.get_rng_state(), np.random.get_state(), random.getstate()]
+    dist.broadcast_object_list(states, src=0, group=group, device=torch.device("cpu"))
+    torch.set_rng_state(states[0])
+    np.random.set_state(states[1])
+    random.setstate(states[2])
 
 
 def _adopt_group(backend: str, timeout: timedelta) -> World:

@@ -51,6 +51,7 @@ class DistributedStorage(GlobalStorage):  # type: ignore[misc]
             return graph.stored(key, NodeTensor.from_local(graph.node_rows.slice(value), graph.node_rows))
         if key in ("x", "y", "edge_attr", "edge_weight") or key.endswith("mask"):
             raise DataError(
-                f"Expected '{key}' to have {nodes} rows (nodes) or {edges} (edges) (got shape {list(value.shape)})"
+                f"Expected '{key}' to have {nodes} rows (nodes) or {edges} (edges) (got shape {list(value.shape)}): "
+                f"give it a row for each of this graph's, or another name, under which it stays a plain tensor"
             )
         return value

@@ -1,15 +1,21 @@
-"""Functions along a dimension, and functions that join or extend columns: row-wise along any dimension but 0."""
+"""Functions along a dimension, and functions that join or extend columns: row-wise along any dimension but 0.
+
+Along dimension 0 rows can be put one after another, and such lists be cut: no row leaves its rank.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from pyg_dist.errors import LayoutMismatchError
 from pyg_dist.tensor.pointwise import aligned, pointwise
 from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, on_rows, wrap
+from pyg_dist.tensor.rows import Joined
 from pyg_dist.tensor.shapes import dims_of, flat_sizes, refuse
-from pyg_dist.tensor.table import Function, bind, handles
+from pyg_dist.tensor.table import Function, bind, handles, public_name
 
 # The parameters before `dim`, and its default; None where torch's default is dimension 0 or a flattened tensor.
 _ALONG: dict[str, tuple[str, int | None]] = {
@@ -21,6 +27,7 @@ _ALONG: dict[str, tuple[str, int | None]] = {
     "chunk": ("chunks", 0), "split": ("split_size", 0), "tensor_split": ("indices_or_sections", 0),
     "diff": ("n", -1), "cosine_similarity": ("x2", 1), "repeat_interleave": ("repeats", None),
 }  # fmt: skip
+_CUTS = ("narrow", "chunk", "split", "tensor_split")
 _BROADCASTS = ("take_along_dim", "cosine_similarity", "repeat_interleave")
 
 
@@ -31,6 +38,9 @@ def along(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     before, default = _ALONG[name]
     bound = bind(f"x {before} dim", args, kwargs)
     x, dim = args[0] if args else None, bound.get("dim", bound.get("dims", default))
+    if name in _CUTS and isinstance(x, RowTensor) and 0 in dims_of(dim, x.dim()):
+        pieces = function(torch.arange(x.shape[0]), *args[1:], **kwargs)
+        return x[pieces] if isinstance(pieces, Tensor) else tuple(x[piece] for piece in pieces)
     if not isinstance(x, RowTensor) or dim is None or 0 in dims_of(dim, x.dim()):
         raise refuse(function, "along dimension 0, or of a plain tensor, would mix rows")
     with LOCALLY():
@@ -47,9 +57,9 @@ def flip(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     return on_rows(torch.flip, args[0], dims)
 
 
-@handles("cat", "concat", "concatenate", "hstack", "column_stack", "stack")
+@handles("cat", "concat", "concatenate", "hstack", "vstack", "row_stack", "column_stack", "stack")
 def join(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Concatenate columns, or stack along a new dimension within rows."""
+    """Concatenate columns, stack along a new dimension within rows, or append rows."""
     bound = bind("tensors dim", args, kwargs)
     tensors = tuple(bound["tensors"])
     if function is torch.column_stack:
@@ -58,11 +68,34 @@ def join(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     dim = bound.get("dim", 0)
     if function in (torch.hstack, torch.column_stack):
         function, dim = torch.cat, 1 if num_dims > 1 else 0
+    stacks = function is torch.stack or (function in (torch.vstack, torch.row_stack) and num_dims < 2)
     if 0 in dims_of(dim, num_dims + (function is torch.stack)):
-        raise refuse(function, "along dimension 0 would append or move rows")
+        if stacks:
+            raise refuse(function, "along dimension 0 would move rows")
+        return _append(function, tensors)
     with LOCALLY():
         tensors, _, rows = aligned(function, tensors, {}, broadcasts=False)
         return wrap(function(tensors, dim), rows)
+
+
+def _append(function: Function, tensors: tuple[Tensor, ...]) -> RowTensor:
+    """Rows one after another (collective at the first use of a mask's rows); those of plain tensors are dealt out."""
+    with LOCALLY():
+        first = next(t for t in tensors if isinstance(t, RowTensor))
+        # torch passes over flat empty tensors, too
+        tensors = tuple(t for t in tensors if isinstance(t, RowTensor) or t.shape != (0,) or first.dim() == 1)
+        parts = tuple(t._rows if isinstance(t, RowTensor) else first._rows.deal(t.shape[0]) for t in tensors)
+        for part in parts:
+            if part.axis is not first._rows.axis or part.kind != first.kind:
+                raise LayoutMismatchError(
+                    f"{public_name(function)} along dimension 0 expected rows of one kind over the same ranks "
+                    f"(got {first._rows} and {part}): use .full_tensor() on them"
+                )
+        local = [
+            t.as_subclass(Tensor) if isinstance(t, RowTensor) else part.slice(t)
+            for t, part in zip(tensors, parts, strict=True)
+        ]
+        return wrap(torch.cat(local), parts[0] if len(parts) == 1 else Joined(parts))  # type: ignore[return-value]
 
 
 @handles("one_hot")

@@ -99,6 +99,12 @@ def _all(x: Tensor, dims: Dims, keepdim: bool, rows: Rows, bound: dict[str, Any]
     return rows.axis.reduce_(torch.all(x, dims, keepdim), "min")
 
 
+@handles("_is_all_true", "_is_any_true")
+def is_true(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """``all`` and ``any`` as ``torch.distributions`` asks for them (collective)."""
+    return (Tensor.all if "all" in function.__name__ else Tensor.any)(args[0])
+
+
 @reduction("prod", "dim keepdim dtype")
 def _prod(x: Tensor, dims: Dims, keepdim: bool, rows: Rows, bound: dict[str, Any]) -> Tensor:
     dtype = bound.get("dtype")

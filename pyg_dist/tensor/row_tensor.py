@@ -87,6 +87,8 @@ class RowTensor(Tensor):
             way_out = "call it on .full_tensor() (all rows, collective) or .to_local() (this rank's rows)"
             if name.startswith(("_foreach_", "_fused_")):  # an optimizer calls it, or a function that clips gradients
                 way_out = "pass foreach=False, and fused=False, to what called it"
+            elif isinstance(func, (torch.jit.ScriptFunction, torch._C.ScriptMethod)):
+                name, way_out = f"torch.jit's {name}", "call the module itself, which torch.jit has not compiled"
             raise MixedRowsError(
                 f"{name} has no distributed form for a {cls.__name__}, whose rows lie on several ranks: {way_out}"
             )
@@ -194,16 +196,23 @@ def like_rows(function: Function, *operands: Any) -> tuple[tuple[Any, ...], Rows
 def by_row_mask(rows: Rows, mask: RowTensor) -> Selection:
     """The rows where ``mask`` holds; kept with the mask while it does not change (collective at its first use).
 
+    A mask over other rows counts by position where a list is among the two, such as pairs by a mask over their edges.
+
     Raises:
         LayoutMismatchError: It is a mask over other rows.
     """
-    if not rows.is_like(mask._rows):
-        raise LayoutMismatchError(f"Expected a mask over the same {rows} (got one over {mask._rows}): select it alike")
     with LOCALLY():
         version, known = version_of(mask), mask._selection
         if known is not None and known[0] == version and known[1] is rows:
             return known[2]
+        local: Tensor | None = mask.as_subclass(Tensor)
+        if not rows.is_like(mask._rows):
+            local = rows.pair(mask.as_subclass(Tensor), mask._rows)
+        if local is None:
+            raise LayoutMismatchError(
+                f"Expected a mask over the same {rows} (got one over {mask._rows}): select it alike"
+            )
         # Counting is collective; a mask is used for outputs and labels alike, every epoch.
-        selection = rows.by_mask(mask)
+        selection = rows.by_mask(local)
         mask._selection = None if version is None else (version, rows, selection)
     return selection

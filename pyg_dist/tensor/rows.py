@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from functools import cached_property
+from itertools import accumulate
 from typing import Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -175,10 +176,15 @@ class Rows:
         return move_rows(local, self._moves[other])
 
     def _pairs_with(self, other: Rows) -> bool:
-        picked = _Listed if self.kind == other.kind else (_Listed, _Subset)
+        picked = (_Listed, Joined) if self.kind == other.kind else (_Listed, Joined, _Subset)
         is_picked = isinstance(self, picked) or isinstance(other, picked)
         are_whole = "tile" not in (self.kind, other.kind)
         return is_picked and are_whole and self.size == other.size and self.axis is other.axis
+
+    def deal(self, size: int) -> Rows:
+        """As many rows of the same kind, in runs of equal length by rank."""
+        first, last = (size * (self.axis.rank + k) // self.axis.size for k in (0, 1))
+        return Rows(self.axis, self.kind, size, torch.arange(first, last))
 
     def give(self, local: Tensor, after: Rows) -> Tensor | None:
         """:meth:`take` from the other side, for distributions of more than rows."""
@@ -232,6 +238,24 @@ class _Listed(Rows):
         if not isinstance(other, _Listed) or not self._parent.is_like(other._parent):
             return False
         return torch.equal(self._index, other._index)
+
+
+class Joined(Rows):
+    """The rows of several distributions over one axis, one after another; each stays where it is.
+
+    Collective at the first use of a mask's rows.
+    """
+
+    def __init__(self, parts: tuple[Rows, ...]) -> None:
+        starts = [0, *accumulate(part.size for part in parts)]
+        position = torch.cat([part.position + start for part, start in zip(parts, starts, strict=False)])
+        super().__init__(parts[0].axis, parts[0].kind, starts[-1], position)
+        self._parts = parts
+
+    def _equals(self, other: Rows) -> bool:
+        if not isinstance(other, Joined) or len(self._parts) != len(other._parts):
+            return False
+        return all(mine.is_like(its) for mine, its in zip(self._parts, other._parts, strict=True))
 
 
 class Selection(NamedTuple):

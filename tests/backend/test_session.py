@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -81,14 +83,16 @@ def test_options_of_the_first_init_stay(workers: Pools, world_size: int) -> None
 
 def _random_numbers() -> list[float]:
     session.shutdown()
-    torch.manual_seed(session.rank())
+    for seed in (torch.manual_seed, np.random.seed, random.seed):
+        seed(session.rank())
     session.init()
-    return torch.rand(3).tolist()
+    return [*torch.rand(3).tolist(), np.random.random(), random.random()]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_every_rank_draws_as_rank_0(workers: Pools, world_size: int) -> None:
     expected = torch.rand(3, generator=torch.Generator().manual_seed(0)).tolist()
+    expected += [np.random.RandomState(0).random_sample(), random.Random(0).random()]
     assert workers(world_size).run(_random_numbers) == [expected] * world_size
 
 

@@ -53,6 +53,9 @@ FORMS: dict[str, Sequence[Form]] = {
         lambda f, t: f(t.x > 9),
         lambda f, t: f(t.x > -9),
     ]),
+    **each("_is_any_true _is_all_true", [
+        lambda f, t: f(t.m), lambda f, t: f(t.only), lambda f, t: f(t.x > 9), lambda f, t: f(t.x > -9),
+    ]),
     "prod": [
         *DIMS, lambda f, t: f(t.i), lambda f, t: f(t.m, 0), lambda f, t: f(t.x, dtype=torch.float32),
         lambda f, t: f(t.ties, 0),

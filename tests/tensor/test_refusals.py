@@ -40,16 +40,20 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, backend="eager")
 
 
+def scripted_linear() -> torch.nn.Module:
+    return torch.jit.script(torch.nn.Linear(3, 2).double())  # type: ignore[no-any-return]
+
+
 REFUSED: list[Refusal] = [
     # Not in the table.
     (lambda t: torch.cov(t.x), MixedRowsError, f"torch.cov {NO_FORM} (all rows, collective) or .to_local()"),
-    (lambda t: torch.vstack([t.x, t.y]), MixedRowsError, f"vstack {NO_FORM}"),
     (lambda t: torch.cdist(t.x, t.y), MixedRowsError, f"cdist {NO_FORM}"),
     (lambda t: t.x.as_strided((2, 2), (1, 1)), MixedRowsError, f"as_strided {NO_FORM}"),
     (lambda t: t.x.untyped_storage(), MixedRowsError, f"untyped_storage {NO_FORM}"),
     (lambda t: torch.eye(t.N).double().to_sparse() @ t.x, MixedRowsError, "is row-wise only as rows @ plain matrix"),
     (lambda t: t.full.detach().index_add_(0, torch.arange(t.N), t.x), MixedRowsError, f"index_add_ {NO_FORM}"),
     (lambda t: torch.ops.aten.sum(t.x), MixedRowsError, "has no distributed form"),
+    (lambda t: scripted_linear()(t.x), MixedRowsError, "torch.jit's forward has no distributed form"),
     # Written elsewhere.
     (lambda t: torch.add(t.x, 1, out=torch.empty(7, 3)), MixedRowsError, "of row tensors does not take 'out': assign"),
     (lambda t: torch.cumsum(t.x, 1, out=t.y), MixedRowsError, "of row tensors does not take 'out': assign"),
