@@ -174,6 +174,20 @@ class DistributedData(Data):  # type: ignore[misc]
         """Refused: the order of the edges is fixed."""
         raise MixedRowsError("sort would change the order of distributed edges: apply it before DistributedData")
 
+    def is_undirected(self) -> bool:
+        """Whether each edge has its reverse, with equal ``edge_attr`` (collective: gathers all edges)."""
+        return bool(self._whole_edges().is_undirected())
+
+    def is_coalesced(self) -> bool:
+        """Whether the edges are sorted and none stands twice (collective: gathers all edges)."""
+        return bool(self._whole_edges().is_coalesced())
+
+    def _whole_edges(self) -> Data:
+        whole = Data(edge_index=self.graph.full_edge_index(), num_nodes=self.num_nodes)
+        if "edge_attr" in self:
+            whole.edge_attr = self.edge_attr.full_tensor()
+        return whole
+
     def has_isolated_nodes(self) -> bool:
         """Whether some node has no edge other than self loops (collective)."""
         return self.graph.has_isolated_nodes()  # type: ignore[no-any-return]

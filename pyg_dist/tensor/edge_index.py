@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
 
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
 from pyg_dist.tensor.grid_graph import GridGraph
@@ -73,6 +74,12 @@ class DistributedEdgeIndex:
         """Where this rank's edges lie."""
         return self._graph.device
 
+    def full_tensor(self) -> Tensor:
+        """All edges in the input's order, int64 ``[2, E]``, on every rank, for code that looks at them (collective)."""
+        if self._sparse:
+            self._refuse("adj_t.full_tensor()")
+        return self._graph.full_edge_index()
+
     def to(self, device: Any, *args: Any, **kwargs: Any) -> DistributedEdgeIndex:
         """Itself: a graph moves together with its node tensors, through ``data.to(device)``."""
         if isinstance(device, (str, torch.device)) and torch.device(device) != self.device:
@@ -95,6 +102,7 @@ class DistributedEdgeIndex:
     def _refuse(self, what: str) -> NoReturn:
         raise MixedRowsError(
             f"{what} needs all edges, and each rank holds only its own: apply it to the graph before DistributedData"
+            + ("" if self._sparse else ", or to edge_index.full_tensor() (all edges, collective)")
         )
 
     def __getitem__(self, index: Any) -> NoReturn:

@@ -108,6 +108,10 @@ class GridGraph:
         linked[self.edge_index[:, self.edge_index[0] != self.edge_index[1]].view(-1)] = True
         return not bool(self.axis.reduce_(linked, "max").all())
 
+    def full_edge_index(self) -> Tensor:
+        """All edges by global ids in the input's order, int64 ``[2, E]``, on every rank (collective)."""
+        return self.edge_rows.gather(self.edge_index.t()).t().contiguous()
+
     def has_self_loops(self) -> bool:
         """Whether some edge is a self loop (collective)."""
         return not self.axis.every(not bool((self.edge_index[0] == self.edge_index[1]).any()))

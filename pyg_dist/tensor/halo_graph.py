@@ -170,6 +170,10 @@ class HaloGraph:
         ends[0, whole.edge], ends[1, whole.edge] = whole.col.long(), whole.row()
         return Edges.of(self, self.edge_rows, ends[0], ends[1])
 
+    def full_edge_index(self) -> Tensor:
+        """All edges by global ids in the input's order, int64 ``[2, E]``, on every rank (collective)."""
+        return self.edges.full_tensor()
+
     @cached_property
     @lasting
     def max_in_degree(self) -> int:

@@ -70,6 +70,8 @@ def like_data(world_size: int) -> tuple[int, int]:
     assert torch.equal(data.label, graph.label)
     assert data.validate()
     assert data.has_self_loops() == graph.has_self_loops()
+    assert torch.equal(data.edge_index.full_tensor(), graph.edge_index)
+    assert (data.is_undirected(), data.is_coalesced()) == (graph.is_undirected(), graph.is_coalesced())
     assert data.has_isolated_nodes() == graph.has_isolated_nodes()
     assert data.to("cpu") is data
     assert data.cpu() is data
@@ -154,7 +156,6 @@ def transforms(world_size: int) -> None:
         lambda: data.subgraph(torch.arange(5)),
         lambda: data.edge_subgraph(torch.arange(5)),
         lambda: data.sort(),
-        lambda: data.is_undirected(),
         lambda: tuple(data.edge_index),
     ):
         message = message_of(structural)
@@ -165,6 +166,35 @@ def transforms(world_size: int) -> None:
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_transforms(workers: Pools, world_size: int) -> None:
     workers(world_size).run(transforms, world_size)
+
+
+def whole_edges() -> None:
+    from torch_geometric.transforms import ToSparseTensor
+
+    from pyg_dist import DistributedData
+    from pyg_dist.errors import MixedRowsError
+
+    graph = random_graph(31, 130)
+    both = to_undirected(graph.edge_index, num_nodes=31)
+    attr = (both[0] + both[1]).double().view(-1, 1)
+    shuffled = both[:, torch.randperm(both.shape[1], generator=torch.Generator().manual_seed(0))]
+    for layout in ("halo", "grid"):
+        for edge_index, edge_attr in ((both, None), (both, attr), (both, both[:1].t()), (shuffled, None)):
+            plain = Data(edge_index=edge_index, edge_attr=edge_attr, num_nodes=31, x=graph.x)
+            data = DistributedData(plain, layout=layout)
+            assert torch.equal(data.edge_index.full_tensor(), edge_index)
+            assert data.is_undirected() == plain.is_undirected() == (not data.is_directed())
+            assert data.is_coalesced() == plain.is_coalesced()
+    sparse = ToSparseTensor(layout=torch.sparse_csr)(Data(edge_index=both, num_nodes=31, x=graph.x))
+    data = DistributedData(sparse)
+    assert data.is_undirected()
+    with pytest.raises(MixedRowsError, match="apply it to the graph before DistributedData"):
+        data.adj_t.full_tensor()
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_edges_as_a_whole(workers: Pools, world_size: int) -> None:
+    workers(world_size).run(whole_edges)
 
 
 def mistakes(world_size: int) -> dict[str, str]:

@@ -38,6 +38,8 @@ def attributes() -> None:
     data.extra = graph.x[:, :2]
     assert not isinstance(data.extra, TileTensor)
     assert data.has_self_loops() == graph.has_self_loops()
+    assert torch.equal(data.edge_index.full_tensor(), graph.edge_index)
+    assert (data.is_undirected(), data.is_coalesced()) == (graph.is_undirected(), graph.is_coalesced())
     assert data.has_isolated_nodes() == graph.has_isolated_nodes()
     assert "310 edges" not in repr(data.edge_index)
     plan = data.plan.to_dict()
