@@ -9,7 +9,6 @@ from torch_geometric.nn import (
     ASAPooling,
     AttentiveFP,
     ClusterPooling,
-    DirGNNConv,
     EdgePooling,
     GPSConv,
     GraphNorm,
@@ -34,7 +33,6 @@ _NORMS: dict[type, type] = {GraphNorm: DistributedGraphNorm, InstanceNorm: Distr
 _POOLS = (ASAPooling, ClusterPooling, EdgePooling, GraphUNet, PANPooling, SAGPooling, TopKPooling)
 _REFUSED: dict[type, str] = {
     AttentiveFP: "adds nodes that stand for graphs, and edges to them",
-    DirGNNConv: "turns edge_index around",
     GPSConv: "attends from each node to all nodes",
     MetaLayer: "indexes by the numbers in edge_index",
     WLConv: "sorts all edges",

@@ -19,12 +19,12 @@ from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 
 from pyg_dist.conv.gcn import DistributedGCNConv
 from pyg_dist.conv.graph_functions import SUBSTITUTES
-from pyg_dist.conv.inputs import hooked, node_rows, require_edge_index
+from pyg_dist.conv.inputs import edge_handle, edge_values, hooked, node_rows
 from pyg_dist.conv.neighbours import aggregate_messages
 from pyg_dist.conv.rebinding import copy_of_classes
 from pyg_dist.conv.sage import DistributedSAGEConv
-from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, UnsupportedError
-from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor, RowTensor
+from pyg_dist.errors import LayoutMismatchError, MixedRowsError, UnsupportedError
+from pyg_dist.tensor import NodeTensor, RowTensor
 from pyg_dist.tensor.edges import Edges, NodeIds, lift, shared_halos
 from pyg_dist.tensor.halo_graph import HaloGraph
 from pyg_dist.tensor.reductions import wide
@@ -59,7 +59,7 @@ def DistributedConv(conv: C) -> C:
     Raises:
         UnsupportedError: ``conv`` is no message-passing conv, or takes no ``edge_index``. When called: on
             ``layout="grid"``, with ``adj_t``, with ``flow="target_to_source"``, or where the conv's code looks at edges
-            in a way that a rank cannot follow (negative sampling, ``edge_index.flip`` ...).
+            in a way that a rank cannot follow (negative sampling ...).
 
     Example:
         >>> from torch_geometric.nn import GATConv
@@ -87,7 +87,7 @@ def distributed_class(stock: Any) -> Any:
     """
     if stock in _OWN:
         return _OWN[stock]
-    if "edge_index" not in signature(stock.forward).parameters:
+    if not any(map(_is_edge_index, signature(stock.forward).parameters)):
         raise UnsupportedError(
             f"{stock.__name__} takes no 'edge_index', and only convs that do can be distributed: compute its graph "
             f"before DistributedData, and use a conv that takes edge_index"
@@ -102,6 +102,11 @@ def distributed_class(stock: Any) -> Any:
     body = {"stock": stock, "code": code, "sums_rows": _sums_rows(stock)}
     body |= {"__module__": __name__, "__doc__": stock.__doc__}
     return type(f"Distributed{stock.__name__}", (_OnEdges, code, stock), body)
+
+
+def _is_edge_index(name: str) -> bool:
+    """Whether an argument of a conv has edges: ``edge_index``, ``pos_edge_index`` ..."""
+    return name.endswith("edge_index")
 
 
 def _is_custom(base: type, step: str) -> bool:
@@ -154,14 +159,17 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
         """The stock forward; on distributed edges, its copy that calls our graph functions (collective)."""
         bound = _signature(self.stock).bind(self, *args, **kwargs)
         given = dict(list(bound.arguments.items())[1:])
-        edge_index = given.get("edge_index")
-        if not isinstance(edge_index, Edges):
-            if not require_edge_index(self, edge_index, next(iter(given.values()))):
-                return self.stock.forward(self, *args, **kwargs)
-            edge_index = self._edges(edge_index)
+        first, *others = (name for name in _signature(self.stock).parameters if _is_edge_index(name))
+        features = next(iter(given.values()))
+        for name in (first, *(name for name in others if given.get(name) is not None)):
+            if not isinstance(given.get(name), Edges):
+                handle = edge_handle(self, given.get(name), features, runs_steps=True)
+                if handle is None:
+                    return self.stock.forward(self, *args, **kwargs)
+                given[name] = self._edges(handle)
         if self.explain:
             raise UnsupportedError(f"{_name(self)} cannot be explained on distributed data: use the plain Data")
-        graph = edge_index.graph
+        graph = given[first].graph
         for name, value in given.items():
             bound.arguments[name] = self._rows(name, value, graph)
         with shared_halos(self):
@@ -194,27 +202,14 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
         """An argument of the stock conv as it meets the graph: plain tensors with a row per node or edge are sliced."""
         if isinstance(value, (tuple, list)) and name != "size":
             return type(value)(self._rows(name, item, graph) for item in value)
-        if isinstance(value, DistributedEdgeIndex):
-            return self._edges(value)
         if not isinstance(value, Tensor) or isinstance(value, Edges) or value.dim() == 0:
             return value
         if name in ("x", "h"):
             return node_rows(self, graph, value)
         if name.startswith("edge_"):
-            return self._edge_rows(name, value, graph)
+            return edge_values(self, name, value, graph.edge_rows)
         if not isinstance(value, RowTensor) and value.shape[0] == graph.node_rows.size:
             return RowTensor.from_local(graph.node_rows.slice(value), graph.node_rows)
-        return value
-
-    def _edge_rows(self, name: str, value: Tensor, graph: HaloGraph) -> EdgeTensor:
-        rows = graph.edge_rows
-        if not isinstance(value, RowTensor) and value.shape[0] == rows.size:
-            value = RowTensor.from_local(rows.slice(value), rows)
-        if not isinstance(value, EdgeTensor):
-            raise DataError(
-                f"{_name(self)} expected '{name}' with a row for each of the {rows.size} edges of this graph (got "
-                f"{type(value).__name__} of shape {list(value.shape)}): pass data.{name}"
-            )
         return value
 
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:

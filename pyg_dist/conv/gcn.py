@@ -13,12 +13,12 @@ from torch_geometric.nn.aggr import SumAggregation
 from pyg_dist.backend.aggregate import LinearOperator, aggregate_edges
 from pyg_dist.conv.accumulate import plus
 from pyg_dist.conv.grid import gcn_on_grid
-from pyg_dist.conv.inputs import edge_rows, features, is_distributed
+from pyg_dist.conv.inputs import edge_handle, edge_rows, features
 from pyg_dist.conv.order import can_wait, commutes, projects_first
 from pyg_dist.conv.scripting import stock_twin
 from pyg_dist.errors import DataError, UnsupportedError
 from pyg_dist.tensor import EdgeTensor, NodeTensor
-from pyg_dist.tensor.edge_index import Graph
+from pyg_dist.tensor.edge_sets import Graph
 from pyg_dist.tensor.grid_graph import GridGraph, TileOperators
 from pyg_dist.tensor.halo_graph import HaloGraph
 from pyg_dist.tensor.reductions import wide
@@ -56,13 +56,14 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
 
     def forward(self, x: Any, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
         """See the class."""
-        if isinstance(x, (tuple, list)) or not is_distributed(self, edge_index, x):
+        handle = None if isinstance(x, (tuple, list)) else edge_handle(self, edge_index, x, runs_steps=False)
+        if handle is None:
             return super().forward(x, edge_index, edge_weight)  # type: ignore[no-any-return]
         if type(self.aggr_module) is not SumAggregation:
             raise UnsupportedError(
                 f"DistributedGCNConv expected aggr='add' (got {self.aggr!r}): the norm is defined for sums"
             )
-        graph: Graph = edge_index.graph
+        edge_index, graph = handle, handle.graph
         if graph.loop_rule != "remaining":  # PyG does not look at edge_weight beside a sparse adj_t, which has values
             edge_weight = None
         x = features(self, graph, x)

@@ -13,52 +13,58 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_dist.backend.world import world_size
 from pyg_dist.errors import DataError, LayoutMismatchError, UnsupportedError
-from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor
-from pyg_dist.tensor.edge_index import Graph
+from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor, RowTensor
+from pyg_dist.tensor.edge_sets import Graph, lay_out
 from pyg_dist.tensor.row_tensor import version_of
 from pyg_dist.tensor.rows import Rows
 
 
-def require_edge_index(conv: MessagePassing, edge_index: Any, x: Any) -> bool:
-    """Whether ``edge_index`` is a distributed one, which features ``x`` and several ranks ask for.
+def edge_handle(conv: MessagePassing, edge_index: Any, x: Any, runs_steps: bool) -> DistributedEdgeIndex | None:
+    """The edges that ``conv`` runs over; ``None`` where all that it got is plain, in one process: as the stock conv.
+
+    A plain ``edge_index`` beside node tensors is laid out over their nodes (collective).
+
+    Args:
+        conv: the conv.
+        edge_index: as it was given.
+        x: features, or a pair of them.
+        runs_steps: whether the stock conv's ``message``, ``aggregate`` and ``update`` are called; where not, nobody may
+            have changed them.
 
     Raises:
-        DataError: A plain ``edge_index`` at world size > 1, or with node tensors.
-        UnsupportedError: A flow other than ``source_to_target``.
+        AgreementError: The ranks have different plain edges.
+        DataError: Edges that do not go with the features; a plain ``edge_index`` and features at world size > 1.
+        UnsupportedError: A flow other than ``source_to_target``, or somebody reckons with steps that are not taken.
     """
     name = type(conv).__name__
     features = x[0] if isinstance(x, (tuple, list)) else x
-    if not isinstance(edge_index, DistributedEdgeIndex):
-        if world_size() > 1 or isinstance(features, NodeTensor):
-            raise DataError(
-                f"{name} expected the edge_index of a DistributedData (got a plain {type(edge_index).__name__} at "
-                f"world size {world_size()}): wrap the graph, data = DistributedData(data), and pass data.edge_index"
-            )
-        return False
+    handle: DistributedEdgeIndex
+    if isinstance(edge_index, DistributedEdgeIndex):
+        handle = edge_index
+    else:
+        is_plain = isinstance(edge_index, Tensor) and edge_index.layout == torch.strided
+        graph = lay_out(edge_index, features._rows.whole) if is_plain and isinstance(features, NodeTensor) else None
+        if graph is None:
+            if world_size() > 1 or isinstance(features, NodeTensor):
+                raise DataError(
+                    f"{name} expected features and edge_index of a DistributedData (got {type(features).__name__} and "
+                    f"a plain {type(edge_index).__name__} at world size {world_size()}): wrap the graph, "
+                    f"data = DistributedData(data), and pass data.x and data.edge_index"
+                )
+            return None
+        handle = DistributedEdgeIndex(graph)
     if conv.flow != "source_to_target":
         raise UnsupportedError(
-            f"{name} expected flow='source_to_target' (got {conv.flow!r}): flip edge_index before DistributedData"
+            f"{name} expected flow='source_to_target' (got {conv.flow!r}): pass edge_index.flip(0) with that flow"
         )
-    return True
-
-
-def is_distributed(conv: MessagePassing, edge_index: Any, x: Any) -> bool:
-    """Whether ``conv`` has to run distributed, after checking that its inputs fit together.
-
-    Raises:
-        DataError: See :func:`require_edge_index`.
-        UnsupportedError: So, too, or somebody reckons with steps of the stock conv.
-    """
-    if not require_edge_index(conv, edge_index, x):
-        return False
-    name = type(conv).__name__
-    changed = "explain" if conv.explain else _overridden(type(conv)) or hooked(conv)  # type: ignore[arg-type]
-    if changed is not None:
-        raise UnsupportedError(
-            f"{name} got a change to {changed!r}, a step of the stock conv that no rank takes: change x, edge weights "
-            f"or the output instead, or use the plain Data"
-        )
-    return True
+    if not runs_steps:
+        changed = "explain" if conv.explain else _overridden(type(conv)) or hooked(conv)  # type: ignore[arg-type]
+        if changed is not None:
+            raise UnsupportedError(
+                f"{name} got a change to {changed!r}, a step of the stock conv that no rank takes: change x, edge "
+                f"weights or the output instead, or use the plain Data"
+            )
+    return handle
 
 
 _STEPS = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
@@ -128,23 +134,47 @@ def features(conv: MessagePassing, graph: Graph, x: Any) -> NodeTensor:
 
 
 def edge_rows(conv: MessagePassing, edge_index: DistributedEdgeIndex, weight: Tensor | None) -> EdgeTensor | None:
-    """The edge weights as an edge tensor: those given, else those of ``adj_t``.
+    """The edge weights as an edge tensor ``[E]``: those given, else those of ``adj_t``.
 
     Raises:
-        DataError: The weights are neither an edge tensor of this graph nor a plain ``[E]`` tensor.
+        DataError: See :func:`edge_values`.
     """
     weight = edge_index.weight if weight is None else weight
     rows = edge_index.graph.edge_rows
     if weight is None:
         return None
-    if not isinstance(weight, EdgeTensor) and weight.shape[:1] == (rows.size,) and type(weight) is not NodeTensor:
-        weight = _derived(weight, rows, lambda w: EdgeTensor.from_local(rows.slice(w), rows))
-    if not isinstance(weight, EdgeTensor) or weight._rows is not rows or weight.numel() != rows.size:
+    values = edge_values(conv, "edge_weight", weight, rows)
+    if values.numel() != rows.size:
         raise DataError(
-            f"{type(conv).__name__} expected edge weights with one value for each of the {rows.size} edges of this "
-            f"graph (got {type(weight).__name__} of shape {list(weight.shape)}): pass data.edge_weight"
+            f"{type(conv).__name__} expected 'edge_weight' with one value for each of the {rows.size} edges (got shape "
+            f"{list(values.shape)}): pass data.edge_weight"
         )
-    return weight if weight.dim() == 1 else _derived(weight, rows, lambda w: w.view(-1).clone())  # type: ignore[return-value]
+    return values if values.dim() == 1 else _derived(values, rows, lambda w: w.view(-1).clone())  # type: ignore[return-value]
+
+
+def edge_values(conv: MessagePassing, name: str, value: Tensor, rows: Rows) -> EdgeTensor:
+    """``value`` as an edge tensor with these rows: a plain one is sliced, values of a list are moved (collective).
+
+    Raises:
+        DataError: It has no row for each edge.
+    """
+    if isinstance(value, EdgeTensor) and value._rows is rows:
+        return value
+    if value.shape[:1] == (rows.size,):
+        if not isinstance(value, RowTensor):
+            return _derived(value, rows, lambda w: EdgeTensor.from_local(rows.slice(w), rows))  # type: ignore[return-value]
+        moved = _derived(value, rows, lambda w: _moved(w, rows))  # type: ignore[arg-type,return-value]
+        if moved is not None:
+            return moved  # type: ignore[return-value]
+    raise DataError(
+        f"{type(conv).__name__} expected '{name}' with a row for each of the {rows.size} edges of this graph (got "
+        f"{type(value).__name__} of shape {list(value.shape)}): pass data.{name}"
+    )
+
+
+def _moved(value: RowTensor, rows: Rows) -> EdgeTensor | None:
+    local = rows.take(value.to_local(), value._rows)
+    return None if local is None else EdgeTensor.from_local(local, rows)  # type: ignore[return-value]
 
 
 _DERIVED = WeakIdKeyDictionary()

@@ -11,12 +11,11 @@ from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 
 from pyg_dist.conv.accumulate import plus
 from pyg_dist.conv.grid import sage_on_grid
-from pyg_dist.conv.inputs import edge_rows, features, is_distributed
+from pyg_dist.conv.inputs import edge_handle, edge_rows, features
 from pyg_dist.conv.neighbours import aggregate_neighbours
 from pyg_dist.conv.order import commutes, projects_first
 from pyg_dist.conv.scripting import stock_twin
 from pyg_dist.tensor import DistributedEdgeIndex, NodeTensor
-from pyg_dist.tensor.edge_index import Graph
 from pyg_dist.tensor.grid_graph import GridGraph, learns
 from pyg_dist.tensor.halo_graph import HaloGraph
 from pyg_dist.tensor.reductions import wide
@@ -48,9 +47,10 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
 
     def forward(self, x: Any, edge_index: Any, size: Any = None) -> Tensor:
         """See the class."""
-        if not is_distributed(self, edge_index, x):
+        handle = edge_handle(self, edge_index, x, runs_steps=False)
+        if handle is None:
             return super().forward(x, edge_index, size)  # type: ignore[no-any-return]
-        graph: Graph = edge_index.graph
+        edge_index, graph = handle, handle.graph
         if isinstance(graph, GridGraph):
             return sage_on_grid(self, x, edge_index)
         source, target = x if isinstance(x, (tuple, list)) else (x, x)

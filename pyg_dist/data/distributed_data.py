@@ -28,8 +28,9 @@ from pyg_dist.plan.placement import place
 from pyg_dist.plan.plan import pairs_of, plan_hash
 from pyg_dist.plan.remote import Exchange
 from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor, RowTensor, first_values
-from pyg_dist.tensor.edge_index import Graph
+from pyg_dist.tensor.edge_sets import Graph
 from pyg_dist.tensor.halo_graph import HaloGraph
+from pyg_dist.tensor.halo_nodes import HaloNodes
 
 
 class DistributedData(Data):  # type: ignore[misc]
@@ -233,7 +234,8 @@ def _in_parts(graph_input: GraphInput, options: Options, parts: Tensor) -> tuple
     axis = world_axis()
     share = halo_share(graph_input.edge_index, parts, axis.rank, axis.size, options.exchange)
     plan = _plan(share, axis, options, parts, plan_hash(graph_input.edge_index, parts, axis.size, options.exchange))
-    graph = HaloGraph(share, axis, graph_input.loop_rule, plan.is_dense, bits=options.bits_by_direction)
+    nodes = HaloNodes(axis, share.node_id, share.num_nodes, options.exchange, options.bits_by_direction)
+    graph = HaloGraph(share, nodes, graph_input.loop_rule, plan.is_dense)
     return graph, plan
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch, Data
 from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
 from pyg_dist.errors import DataError, UnsupportedError
 from pyg_dist.tensor import DistributedEdgeIndex
+from pyg_dist.tensor.edge_sets import as_edges, check_ends
 from pyg_dist.tensor.halo_graph import LoopRule
 
 _GRAPH_KEYS = ("edge_index", "adj_t")
@@ -80,7 +80,7 @@ def read_graph(data: Data, allow_nan: bool, warn: bool) -> GraphInput:
         raise UnsupportedError("Expected a graph of one process (got one that is distributed already): use it as it is")
     edge_index, graph_key, loop_rule, values = _edges(data)
     num_nodes = _num_nodes(data, edge_index)
-    _check_edges(edge_index, num_nodes, graph_key)
+    check_ends(edge_index, num_nodes, graph_key)
     graph = GraphInput(edge_index, num_nodes, graph_key, loop_rule, values)
     for name, value in data.to_dict().items():
         if name not in _GRAPH_KEYS and name != "num_nodes":
@@ -94,15 +94,7 @@ def read_graph(data: Data, allow_nan: bool, warn: bool) -> GraphInput:
 def _edges(data: Data) -> tuple[Tensor, str, LoopRule, Tensor | None]:
     """Edges as (sources, targets); where they came from; what that says of self loops; their values."""
     if data.get("edge_index") is not None:
-        edge_index = data.edge_index
-        if isinstance(edge_index, EdgeIndex):
-            edge_index = edge_index.as_tensor()
-        if not isinstance(edge_index, Tensor) or edge_index.dim() != 2 or edge_index.shape[0] != 2:
-            shape = list(edge_index.shape) if isinstance(edge_index, Tensor) else type(edge_index).__name__
-            raise DataError(f"Expected 'edge_index' of shape [2, num_edges] (got {shape}): transpose or stack it")
-        if edge_index.dtype.is_floating_point or edge_index.dtype == torch.bool:
-            raise DataError(f"Expected 'edge_index' to hold integer node ids (got {edge_index.dtype}): use .long()")
-        return edge_index.detach().to("cpu", torch.int64), "edge_index", "remaining", None
+        return as_edges(data.edge_index), "edge_index", "remaining", None
     adj_t = data.get("adj_t")
     if isinstance(adj_t, SparseTensor):
         target, source, values = adj_t.coo()
@@ -131,18 +123,6 @@ def _num_nodes(data: Data, edge_index: Tensor) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyG warns where it has to guess from edge_index
         return int(data.num_nodes or 0)
-
-
-def _check_edges(edge_index: Tensor, num_nodes: int, name: str) -> None:
-    if edge_index.numel() == 0:
-        return
-    low, high = edge_index.aminmax()
-    if low < 0:
-        raise DataError(f"Expected '{name}' to hold node ids from 0 (got {int(low)}): drop edges to missing nodes")
-    if high >= num_nodes:
-        raise DataError(
-            f"Expected '{name}' to hold node ids below num_nodes={num_nodes} (got {int(high)}): one row of x per node"
-        )
 
 
 def _sort_attribute(graph: GraphInput, name: str, value: Any) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 
 from pyg_dist.backend.axis import world_axis
-from pyg_dist.backend.mesh import GRID_AXES, Mesh, MeshShape
+from pyg_dist.backend.mesh import Mesh, MeshShape
 from pyg_dist.data.graph_input import GraphInput
 from pyg_dist.data.options import Options
 from pyg_dist.errors import OptionError
-from pyg_dist.plan.grid import Sums, split
+from pyg_dist.plan.grid import Sums
 from pyg_dist.plan.grid_candidates import FORMS, Candidate, grid_plans
 from pyg_dist.plan.grid_plan import GridPlan
 from pyg_dist.plan.machine import Machine
@@ -29,13 +29,8 @@ def on_grid(
     plan, orders = GridPlan.of(
         graph_input.edge_index, model, shape, best.sums, best.price, machine.source, options.seed, identity
     )
-    mesh = Mesh(shape)
-    grid = Grid(mesh, orders, options.comm_dtype)
-    axis = mesh.axis(*GRID_AXES)
-    num_edges = graph_input.edge_index.shape[1]
-    bounds = split(num_edges, axis.size)
-    own = graph_input.edge_index[:, bounds[axis.rank] : bounds[axis.rank + 1]].clone()
-    return GridGraph(grid, own, num_edges, graph_input.loop_rule, best.sums, _num_blocks()), plan
+    grid = Grid(Mesh(shape), orders, best.sums, _num_blocks(), options.comm_dtype)
+    return GridGraph.of(grid, graph_input.edge_index, graph_input.loop_rule), plan
 
 
 def candidates(model: Model, num_ranks: int, options: Options, machine: Machine) -> list[Candidate]:

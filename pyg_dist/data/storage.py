@@ -9,7 +9,7 @@ from torch_geometric.data.storage import GlobalStorage
 
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
 from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor, RowTensor
-from pyg_dist.tensor.edge_index import Graph
+from pyg_dist.tensor.edge_sets import Graph
 
 
 class DistributedStorage(GlobalStorage):  # type: ignore[misc]

@@ -7,7 +7,7 @@ id* its row on its rank, *slot* a halo row's place in the receive buffer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -28,13 +28,14 @@ class HaloShare:
         num_edges: edges of the whole graph, E.
         node_id: global ids of the local rows, int64 ``[n]``: first the *inner* nodes, all of whose sources are
             local, then the *boundary* nodes, each in ascending order of global id (input order is often local).
-        num_inner: number of inner nodes. Their rows are finished before any message arrives.
+        num_inner: local rows before the first boundary node. They are finished before any message arrives.
         edge_id: global ids of the edges of this rank, int64 ``[e]``: local edges by target, then halo edges by
             target; edges of one target keep their input order. This is the order of edge storage.
         local: rows are local ids, columns local ids; entries are ``edge_id[:local.num_entries]``.
         post: brings the halo's rows themselves, for whatever cannot be summed on the way.
         sums: brings sums with constant weights by the chosen exchange; with ``"post"``, the same object as ``post``.
         halo_id: global id by receive slot of ``post``, int64 ``[h]``, ascending within each owner.
+        exchange: the chosen exchange.
         rows_sent: rows that this rank sends in one aggregation, by exchange.
     """
 
@@ -49,11 +50,29 @@ class HaloShare:
     post: Transfer
     sums: Transfer
     halo_id: Tensor
+    exchange: Exchange
     rows_sent: dict[Exchange, int]
+
+    def selected(self, picked: Tensor) -> HaloShare:
+        """The share of some of the edges, over the same rows (not collective; no rank has to ask another).
+
+        The halo's rows are sent as before, those that no edge needs any more included, for sums, too.
+
+        Args:
+            picked: places in edge storage, int64 ``[k]``; edge storage of the result is in their order.
+        """
+        local, incoming = (_picked(csr, picked, self.edge_id.numel()) for csr in (self.local, self.post.incoming))
+        post = replace(self.post, incoming=incoming)
+        return replace(self, edge_id=self.edge_id[picked], local=local, post=post, sums=post, exchange="post")
 
 
 def halo_share(
-    edge_index: Tensor, parts: Tensor, rank: int, num_ranks: int, exchange: Exchange = "hybrid"
+    edge_index: Tensor,
+    parts: Tensor,
+    rank: int,
+    num_ranks: int,
+    exchange: Exchange = "hybrid",
+    node_id: Tensor | None = None,
 ) -> HaloShare:
     """What ``rank`` owns, executes, sends and receives. Not collective; O(E) time, O(own edges + N) extra memory.
 
@@ -63,6 +82,7 @@ def halo_share(
         rank: whose share.
         num_ranks: number of ranks.
         exchange: what to send for sums, see :meth:`~pyg_dist.plan.remote.RemoteEdges.cover`.
+        node_id: the order of the rank's rows, where they lie already; boundary nodes may then lie anywhere.
 
     Example:
         >>> share = halo_share(torch.tensor([[0, 1], [1, 0]]), torch.tensor([0, 1]), rank=0, num_ranks=2)
@@ -75,10 +95,12 @@ def halo_share(
 
     on_boundary = torch.zeros(num_nodes, dtype=torch.bool)
     on_boundary[target[executed[parts[source[executed]] != rank]]] = True
-    owned = (parts == rank).nonzero().view(-1)
-    inner = ~on_boundary[owned]
-    node_id = torch.cat([owned[inner], owned[~inner]])
-    num_local, num_inner = node_id.numel(), int(inner.sum())
+    if node_id is None:
+        owned = (parts == rank).nonzero().view(-1)
+        inner = ~on_boundary[owned]
+        node_id = torch.cat([owned[inner], owned[~inner]])
+    boundary, num_local = on_boundary[node_id].nonzero(), node_id.numel()
+    num_inner = int(boundary[0]) if boundary.numel() else num_local
     local_id = torch.empty(num_nodes, dtype=torch.int64)
     local_id[node_id] = torch.arange(num_local)
 
@@ -109,8 +131,17 @@ def halo_share(
         post=post,
         sums=sums,
         halo_id=remote.rows.node[remote.rows.receiver == rank],
+        exchange=exchange,
         rows_sent={
             kind: int((cover.left & row_is_sent).sum() + (cover.right & sum_is_sent).sum())
             for kind, cover in covers.items()
         },
     )
+
+
+def _picked(csr: CSR, picked: Tensor, num_edges: int) -> CSR:
+    """The entries of some edges, whose values lie in the order of ``picked``."""
+    entry = torch.full((num_edges,), -1).scatter_(0, csr.edge, torch.arange(csr.num_entries))[picked]
+    place = (entry >= 0).nonzero().view(-1)
+    entry = entry[place]
+    return CSR.from_edges(csr.row()[entry], csr.col[entry], place, csr.num_rows, csr.num_cols)

@@ -96,7 +96,7 @@ class Plan:
     @property
     def is_dense(self) -> bool:
         """Whether so many pairs of ranks exchange that an all-to-all-v is cheaper than a message for each."""
-        return self.ranks > 2 and self.messages >= _DENSE * self.ranks * (self.ranks - 1)
+        return is_dense(self.messages, self.ranks)
 
     def rows_between(self) -> Tensor:
         """Rows sent in one aggregation, int64 ``[P, P]``, sender by receiver."""
@@ -302,6 +302,11 @@ class Plan:
         from pyg_dist.plan.plot import plot
 
         plot(self, path, width)
+
+
+def is_dense(messages: int, ranks: int) -> bool:
+    """See :attr:`Plan.is_dense`; of ``messages`` pairs of ranks that exchange."""
+    return ranks > 2 and messages >= _DENSE * ranks * (ranks - 1)
 
 
 def plan_hash(edge_index: Tensor, parts: Tensor, num_ranks: int, exchange: Exchange) -> str:

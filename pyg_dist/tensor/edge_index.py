@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor
 
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
-from pyg_dist.tensor.grid_graph import GridGraph
+from pyg_dist.tensor.edge_sets import Graph, lay_out
 from pyg_dist.tensor.halo_graph import HaloGraph
-from pyg_dist.tensor.row_tensor import RowTensor
-
-Graph = HaloGraph | GridGraph
-"""The runtime form of a graph, in one layout or the other."""
+from pyg_dist.tensor.row_tensor import EdgeTensor, RowTensor
+from pyg_dist.tensor.selection import select_rows
 
 
 class DistributedEdgeIndex:
     """A graph whose edges lie on several ranks; Distributed convs take it where they take ``edge_index``.
 
-    It is not a tensor, on purpose: code that looks at edges itself (indexing, unpacking, structural transforms,
-    stock convs) would see one rank's edges, and gets an error instead.
+    It is not a tensor, on purpose: code that looks at edges itself (structural transforms, stock convs) would see one
+    rank's edges, and gets an error instead. What a script does most is answered: ``row, col = edge_index`` are
+    :class:`~pyg_dist.tensor.EdgeTensor` of global ids, ``x[row]`` is a row for each edge (halo layout),
+    ``edge_index[:, mask]`` and ``edge_index.flip(0)`` are graphs again, over the same nodes.
 
     Args:
         graph: this rank's runtime form.
@@ -99,17 +101,62 @@ class DistributedEdgeIndex:
         rows = self._graph.edge_rows
         return f"{type(self).__name__}({list(self.shape)}, {rows.num_local} edges on rank {rows.axis.rank})"
 
+    def clone(self, *args: Any, **kwargs: Any) -> DistributedEdgeIndex:
+        """Itself: it is immutable."""
+        return self
+
+    contiguous = detach = long = clone
+
+    def new_ones(self, *size: Any, dtype: torch.dtype = torch.int64, **kwargs: Any) -> Tensor:
+        """Like ``Tensor.new_ones``: a plain tensor."""
+        return torch.ones(*size, dtype=dtype, device=self.device, **kwargs)
+
+    @cached_property
+    def reversed(self) -> DistributedEdgeIndex:
+        """The same edges from targets to sources, made once (collective: gathers all edges)."""
+        graph = lay_out(self.full_tensor().flip(0), self._graph.node_rows, self._graph.loop_rule)
+        assert graph is not None
+        turned = DistributedEdgeIndex(graph)
+        turned.__dict__["reversed"] = self
+        return turned
+
+    def flip(self, *dims: Any) -> DistributedEdgeIndex:
+        """Like ``Tensor.flip`` along dimension 0; see :attr:`reversed`."""
+        if self._sparse or (dims[0] if len(dims) == 1 else dims) not in (0, -2, [0], (0,), [-2], (-2,)):
+            self._refuse(f"edge_index.flip{dims}")
+        return self.reversed
+
+    def unbind(self, dim: int = 0) -> tuple[EdgeTensor, EdgeTensor]:
+        """Sources and targets, global ids."""
+        if self._sparse or dim not in (0, -2):
+            self._refuse(f"edge_index.unbind({dim})")
+        if isinstance(self._graph, HaloGraph):
+            return self._graph.edges.end(0), self._graph.edges.end(1)
+        of_rows = (EdgeTensor.from_local(ids.clone(), self._graph.edge_rows) for ids in self._graph.edge_index)
+        return cast("tuple[EdgeTensor, EdgeTensor]", tuple(of_rows))
+
+    def __iter__(self) -> Iterator[EdgeTensor]:
+        return iter(self.unbind())
+
+    def __getitem__(self, index: Any) -> Any:
+        """``edge_index[0]``: one end of all edges; ``edge_index[:, mask]``: some edges, a graph (may be collective)."""
+        first, *rest = index if isinstance(index, tuple) else (index,)
+        if self._sparse or len(rest) > 1:
+            self._refuse("Indexing edge_index like this")
+        if isinstance(first, int) and -2 <= first < 2:
+            end = self.unbind()[first]
+            return end[rest[0]] if rest else end
+        if isinstance(first, (list, Tensor)) and len(first) == 2 and not rest and list(first) == [1, 0]:
+            return self.reversed
+        if not rest or not (first is Ellipsis or (isinstance(first, slice) and first == slice(None))):
+            self._refuse("Indexing edge_index like this")
+        return DistributedEdgeIndex(self._graph.selected(select_rows(self._graph.edge_rows, rest[0])))
+
     def _refuse(self, what: str) -> NoReturn:
         raise MixedRowsError(
             f"{what} needs all edges, and each rank holds only its own: apply it to the graph before DistributedData"
-            + ("" if self._sparse else ", or to edge_index.full_tensor() (all edges, collective)")
+            + ("" if self._sparse else ", or to edge_index.full_tensor(), all edges, which convs take as well")
         )
-
-    def __getitem__(self, index: Any) -> NoReturn:
-        self._refuse("Indexing edge_index")
-
-    def __iter__(self) -> NoReturn:
-        self._refuse("Unpacking edge_index")
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -128,9 +175,11 @@ class DistributedEdgeIndex:
         self._refuse(f"edge_index.{name}")
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> NoReturn:
+    def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", str(func))
+        if func in (torch.flip, torch.unbind) and isinstance(args[0], DistributedEdgeIndex):
+            return getattr(args[0], name)(*args[1:], **(kwargs or {}))
         raise MixedRowsError(
-            f"torch's {name} on an edge_index needs all edges, and each rank holds only its own: "
-            f"apply it to the graph before DistributedData"
+            f"torch's {name} on an edge_index needs all edges, and each rank holds only its own: apply it to the graph "
+            f"before DistributedData, or to edge_index.full_tensor(), all edges, which convs take as well"
         )

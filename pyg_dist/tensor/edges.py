@@ -183,7 +183,7 @@ class _AndLoops(Rows):
 
 def _first(graph: HaloGraph) -> int:
     """The key of the first node's self loop, behind those of all edges."""
-    return graph.edge_rows.size
+    return graph.edge_rows.num_keys
 
 
 class NodeIds(EdgeTensor):

@@ -15,12 +15,12 @@ from pyg_dist.backend.mesh import GRID_AXES
 from pyg_dist.backend.shards import copy_out, sum_all
 from pyg_dist.backend.tile_product import ProductFlight, Side, TileOperator, TileProduct, multiply
 from pyg_dist.errors import LayoutMismatchError
-from pyg_dist.plan.grid import INPUT, Layout, Sums, split
+from pyg_dist.plan.grid import INPUT, Layout, split
 from pyg_dist.tensor import remember
 from pyg_dist.tensor.adjacency_tile import AdjacencyTile
 from pyg_dist.tensor.halo_graph import LoopRule, at_sources, inverse_sqrt
 from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor, version_of
-from pyg_dist.tensor.rows import Rows, lasting
+from pyg_dist.tensor.rows import Rows, Selection, lasting
 from pyg_dist.tensor.tile import Grid, Tile
 from pyg_dist.tensor.tile_tensor import TileTensor, as_tile
 
@@ -34,28 +34,44 @@ class GridGraph:
 
     Args:
         grid: the mesh and the node orders.
-        edge_index: int64 ``[2, E / P]``, this rank's edges.
-        num_edges: E.
+        edge_index: int64 ``[2, e]``, this rank's edges.
+        edge_rows: which they are, by ascending key.
         loop_rule: how GCN's self loops meet existing ones.
-        sums: the form of the two big sums.
-        num_blocks: row blocks of an aggregation (Plexus, 5.2).
     """
 
-    def __init__(
-        self, grid: Grid, edge_index: Tensor, num_edges: int, loop_rule: LoopRule, sums: Sums, num_blocks: int = 1
-    ) -> None:
+    def __init__(self, grid: Grid, edge_index: Tensor, edge_rows: Rows, loop_rule: LoopRule) -> None:
         self.grid = grid
         self.edge_index = edge_index
+        self.edge_rows = edge_rows
         self.loop_rule: LoopRule = loop_rule
-        self.sums: Sums = sums
-        self.num_blocks = num_blocks
         self.axis: Axis = grid.mesh.axis(*GRID_AXES)
         self.node_rows = grid.node_rows
-        low = split(num_edges, self.axis.size)[self.axis.rank]
-        self.edge_rows = Rows(self.axis, "edge", num_edges, torch.arange(low, low + edge_index.shape[1]))
         self.device = edge_index.device
         self._adjacency: dict[tuple[str, str, int], AdjacencyTile] = {}
         self._operators: dict[Hashable, tuple[RowTensor | None, int | None, TileOperator]] = {}
+
+    @staticmethod
+    def of(grid: Grid, edge_index: Tensor, loop_rule: LoopRule, rows: type[Rows] = Rows) -> GridGraph:
+        """The graph with the edges ``[2, E]``, of which each rank keeps as many (not collective).
+
+        Args:
+            grid: the mesh and the node orders.
+            edge_index: all edges.
+            loop_rule: how GCN's self loops meet existing ones.
+            rows: the class of their rows.
+        """
+        axis, num_edges = grid.mesh.axis(*GRID_AXES), edge_index.shape[1]
+        low, high = split(num_edges, axis.size)[axis.rank : axis.rank + 2]
+        edge_rows = rows(axis, "edge", num_edges, torch.arange(low, high))
+        return GridGraph(grid, edge_index[:, low:high].clone(), edge_rows, loop_rule)
+
+    def selected(self, chosen: Selection) -> GridGraph:
+        """The graph of some of the edges, over the same nodes.
+
+        Args:
+            chosen: of :attr:`edge_rows`.
+        """
+        return GridGraph(self.grid, self.edge_index[:, chosen.local_index], chosen.rows, self.loop_rule)
 
     def __deepcopy__(self, memo: object) -> GridGraph:
         return self  # immutable, apart from caches
@@ -144,7 +160,7 @@ class GridGraph:
             return lambda: TileTensor.from_local(result, after)  # type: ignore[return-value]
         kept = not matrix.learns and remember.is_kept(x, after)
         exact = exact or kept  # rounded once, it would be wrong in every epoch
-        scatters, is_scattered = self.sums == "reduce_scatter", len(layout.rows) == 2
+        scatters, is_scattered = self.grid.sums == "reduce_scatter", len(layout.rows) == 2
         # A gather is the second half of a big sum where a scattered one has made x; else it brings an input together.
         of_input = is_scattered and (x.is_leaf or not scatters)
         pieces = Layout((free, row), column, after.layout.order)
@@ -156,7 +172,7 @@ class GridGraph:
                 is_scattered,
             ),
             Side(grid.wire(row, exact=exact), tuple(grid.row_sizes(pieces, row)), scatters),
-            self.num_blocks,
+            grid.num_blocks,
         )
         local = x.to_local()
         flight = None if matrix.learns else ProductFlight(local, product)
@@ -189,7 +205,7 @@ class GridGraph:
         """How a product of x, or anything beside it, of ``width`` columns lies."""
         layout = x._rows.layout
         row, free = layout.rows[0], layout.free_axis()
-        rows = (free, row) if self.sums == "reduce_scatter" else (free,)
+        rows = (free, row) if self.grid.sums == "reduce_scatter" else (free,)
         return self.grid.tile(Layout(rows, layout.columns, self.grid.other_order(layout.order)), width)
 
     def neighbourhood(

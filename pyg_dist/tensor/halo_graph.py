@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.aggregate import LinearOperator, aggregate_edges
-from pyg_dist.backend.axis import Axis
-from pyg_dist.backend.buffers import Buffers
 from pyg_dist.backend.codec import EXACT, Codec
 from pyg_dist.backend.csr import CSR
 from pyg_dist.backend.exchange import Exchange, Traffic
@@ -23,10 +21,11 @@ from pyg_dist.backend.quantized import Bits, quantized
 from pyg_dist.plan.halo import HaloShare
 from pyg_dist.plan.transfer import Transfer
 from pyg_dist.tensor.edges import Edges
+from pyg_dist.tensor.halo_nodes import HaloNodes
 from pyg_dist.tensor.layer_names import name_of
 from pyg_dist.tensor.random import draw_seed
 from pyg_dist.tensor.row_tensor import RowTensor, version_of
-from pyg_dist.tensor.rows import Rows, lasting
+from pyg_dist.tensor.rows import Rows, Selection, lasting
 
 LoopRule = Literal["remaining", "add", "replace"]
 """What adding self loops means for loops that exist: kept in place of the new one (PyG on ``edge_index``), kept
@@ -38,33 +37,29 @@ class HaloGraph:
 
     Args:
         share: this rank's part.
-        axis: the ranks.
+        nodes: the share's rows, where they lie.
         loop_rule: how GCN's self loops meet existing ones; it follows from the form of the input.
         is_dense: see :class:`~pyg_dist.backend.exchange.Exchange`.
-        device: where the rows live.
-        bits: of a value in a message, forward and backward; 32: values as they are.
+        edge_rows: the share's edges; ``None``: all those of a graph.
     """
 
     def __init__(
         self,
         share: HaloShare,
-        axis: Axis,
+        nodes: HaloNodes,
         loop_rule: LoopRule,
         is_dense: bool = False,
-        device: torch.device | str = "cpu",
-        bits: tuple[Bits, Bits] = (32, 32),
+        edge_rows: Rows | None = None,
     ) -> None:
         self.share = share
-        self.is_dense = is_dense
-        self.axis = axis
+        self.node_rows = nodes
         self.loop_rule: LoopRule = loop_rule
-        self.device = torch.device(device)
-        self.node_rows = Rows(axis, "node", share.num_nodes, share.node_id.to(device))
-        self.edge_rows = Rows(axis, "edge", share.num_edges, share.edge_id.to(device))
-        self.local = share.local.to(device)
-        self.traffic = Traffic()
-        self.bits = bits
-        self._buffers = Buffers()
+        self.is_dense = is_dense
+        self.axis = nodes.axis
+        self.device = nodes.key.device
+        edge_id = share.edge_id.to(self.device)
+        self.edge_rows = Rows(self.axis, "edge", share.num_edges, edge_id) if edge_rows is None else edge_rows
+        self.local = share.local.to(self.device)
         self.post = self._halo(share.post)
         self._sums = self.post if share.sums is share.post else self._halo(share.sums)
         self._operators: dict[Hashable, _Kept] = {}
@@ -76,14 +71,33 @@ class HaloGraph:
     def _halo(self, transfer: Transfer) -> Halo:
         """The runtime form of a transfer, all values one."""
         counts = transfer.send_counts, transfer.recv_counts
-        exchange = Exchange(self.axis, *counts, self.traffic, self.is_dense, self._buffers)
+        exchange = Exchange(self.axis, *counts, self.traffic, self.is_dense, self.node_rows.buffers)
         return Halo(Matrix(transfer.outgoing.to(self.device)), exchange, Matrix(transfer.incoming.to(self.device)))
 
     def to(self, device: torch.device | str) -> HaloGraph:
         """The same graph on another device."""
         if torch.device(device) == self.device:
             return self
-        return HaloGraph(self.share, self.axis, self.loop_rule, self.is_dense, device, self.bits)
+        return HaloGraph(self.share, self.node_rows.to(device), self.loop_rule, self.is_dense)
+
+    def selected(self, chosen: Selection) -> HaloGraph:
+        """The graph of some of the edges, over the same nodes: nothing is asked of other ranks.
+
+        Args:
+            chosen: of :attr:`edge_rows`.
+        """
+        share = self.share.selected(chosen.local_index.cpu())
+        return HaloGraph(share, self.node_rows, self.loop_rule, self.is_dense, chosen.rows)
+
+    @property
+    def traffic(self) -> Traffic:
+        """What this rank has sent so far, for all graphs over these nodes."""
+        return self.node_rows.traffic
+
+    @property
+    def bits(self) -> tuple[Bits, Bits]:
+        """Of a value in a message, forward and backward."""
+        return self.node_rows.bits
 
     def codecs(self, layer: nn.Module, of_rows: bool = False) -> tuple[Codec, Codec]:
         """How the messages of one aggregation in ``layer`` are coded: forward, backward.

@@ -36,6 +36,9 @@ class Rows:
             size and partition: the global id, or the position in a list of ids.
     """
 
+    is_list = False
+    """Whether a list of the script's says which rows these are: others then pair with them by position."""
+
     def __init__(self, axis: Axis, kind: Kind, size: int, key: Tensor) -> None:
         self.axis = axis
         self.kind: Kind = kind
@@ -56,6 +59,16 @@ class Rows:
     def position(self) -> Tensor:
         """Where each local row stands in the global order, int64 ``[num_local]`` (may be collective)."""
         return self.key
+
+    @property
+    def num_keys(self) -> int:
+        """A number that no key reaches."""
+        return self.size
+
+    @property
+    def whole(self) -> Rows:
+        """The rows that these were selected from."""
+        return self
 
     @property
     def first_column(self) -> int:
@@ -145,15 +158,8 @@ class Rows:
 
     def _require_equal(self, index: Tensor) -> None:
         """An unseeded permutation makes each rank select other rows, and nothing else would notice (collective)."""
-        if self.axis.size == 1:
-            return
-        digests = self.axis.gather_counts(int(digest(index)[:15], 16))
-        if len(set(digests)) > 1:
-            ranks = [rank for rank, other in enumerate(digests) if other != digests[self.axis.rank]]
-            raise AgreementError(
-                f"Expected the same list of {self.kind}s on every rank (ranks {ranks} have another): seed the "
-                f"generator that draws it, or draw it after pyg_dist.init()"
-            )
+        if self.axis.size > 1:
+            require_same(self.axis, digest(index), f"list of {self.kind}s")
 
     def take(self, local: Tensor, before: Rows) -> Tensor | None:
         """The local piece of a tensor distributed as ``before``; ``None`` if it has other rows (may be collective)."""
@@ -176,8 +182,7 @@ class Rows:
         return move_rows(local, self._moves[other])
 
     def _pairs_with(self, other: Rows) -> bool:
-        picked = (_Listed, Joined) if self.kind == other.kind else (_Listed, Joined, _Subset)
-        is_picked = isinstance(self, picked) or isinstance(other, picked)
+        is_picked = any(r.is_list or (isinstance(r, _Subset) and self.kind != other.kind) for r in (self, other))
         are_whole = "tile" not in (self.kind, other.kind)
         return is_picked and are_whole and self.size == other.size and self.axis is other.axis
 
@@ -209,6 +214,14 @@ class _Subset(Rows):
         self._picked = picked
 
     @property
+    def num_keys(self) -> int:
+        return self._parent.num_keys
+
+    @property
+    def whole(self) -> Rows:
+        return self._parent.whole
+
+    @property
     def position(self) -> Tensor:
         return self._position
 
@@ -229,10 +242,16 @@ class _Subset(Rows):
 class _Listed(Rows):
     """Rows picked by a list of positions, which is the same on every rank."""
 
+    is_list = True
+
     def __init__(self, parent: Rows, position: Tensor, index: Tensor) -> None:
         super().__init__(parent.axis, parent.kind, index.numel(), position)
         self._parent = parent
         self._index = index
+
+    @property
+    def whole(self) -> Rows:
+        return self._parent.whole
 
     def _equals(self, other: Rows) -> bool:
         if not isinstance(other, _Listed) or not self._parent.is_like(other._parent):
@@ -245,6 +264,8 @@ class Joined(Rows):
 
     Collective at the first use of a mask's rows.
     """
+
+    is_list = True
 
     def __init__(self, parts: tuple[Rows, ...]) -> None:
         starts = [0, *accumulate(part.size for part in parts)]
@@ -263,3 +284,23 @@ class Selection(NamedTuple):
 
     rows: Rows
     local_index: Tensor
+
+
+def require_same(axis: Axis, mine: str, what: str) -> None:
+    """Check that every rank has the same of what a script may draw (collective).
+
+    Args:
+        axis: the ranks.
+        mine: its digest on this rank.
+        what: its name.
+
+    Raises:
+        AgreementError: On every rank.
+    """
+    digests = axis.gather_counts(int(mine[:15], 16))  # of 60 bits
+    if len(set(digests)) > 1:
+        ranks = [rank for rank, other in enumerate(digests) if other != digests[axis.rank]]
+        raise AgreementError(
+            f"Expected the same {what} on every rank (ranks {ranks} have another): seed the generator that draws it, "
+            f"or draw it after pyg_dist.init()"
+        )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from pyg_dist.errors import DataError
 from pyg_dist.plan.grid import (
     WHOLE_ROWS,
     Layout,
+    Sums,
     column_range,
     nested_split,
     row_range,
@@ -23,6 +25,9 @@ from pyg_dist.plan.grid import (
 from pyg_dist.plan.node_order import NodeOrder
 from pyg_dist.plan.route import Route, columns_between, route
 from pyg_dist.tensor.rows import Rows
+
+if TYPE_CHECKING:
+    from pyg_dist.tensor.grid_graph import GridGraph
 
 
 class Tile(Rows):
@@ -44,6 +49,11 @@ class Tile(Rows):
         self.layout = layout
         self.width = width
         self.columns = column_range(width, layout, grid.mesh.grid_shape, grid.mesh.coordinates)
+
+    @property
+    def whole(self) -> Rows:
+        """The grid's nodes."""
+        return self.grid.node_rows
 
     def __repr__(self) -> str:
         rows = "·".join(self.layout.rows)
@@ -119,21 +129,46 @@ class Tile(Rows):
         return local if other is self else reroute(local, self.grid.rerouting(self, other))
 
 
+class GridNodes(Rows):
+    """A grid's nodes, whole rows of which lie on every rank.
+
+    Attributes:
+        grid: the grid.
+        edge_sets: the graphs over them that are made of a script's own edges, see :mod:`pyg_dist.tensor.edge_sets`.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        super().__init__(grid.mesh.axis(*GRID_AXES), "node", grid.num_nodes, grid.node_ids(WHOLE_ROWS))
+        self.grid = grid
+        self.edge_sets: OrderedDict[str, GridGraph] = OrderedDict()
+
+
 class Grid:
-    """The mesh, the node orders, and every distribution over them, each made once.
+    """The mesh, the node orders, how products are summed, and every distribution over them, each made once.
 
     Args:
         mesh: the ranks.
         orders: one or two node orders.
+        sums: the form of the two big sums.
+        num_blocks: row blocks of an aggregation (Plexus, 5.2).
         comm_dtype: of the messages of the two big sums, or ``None``.
     """
 
-    def __init__(self, mesh: Mesh, orders: tuple[NodeOrder, ...], comm_dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        mesh: Mesh,
+        orders: tuple[NodeOrder, ...],
+        sums: Sums,
+        num_blocks: int = 1,
+        comm_dtype: torch.dtype | None = None,
+    ) -> None:
         self.mesh = mesh
         self.orders = orders
+        self.sums: Sums = sums
+        self.num_blocks = num_blocks
         self.comm_dtype = comm_dtype
         self.num_nodes = orders[0].node_id.numel()
-        self.node_rows = Rows(mesh.axis(*GRID_AXES), "node", self.num_nodes, self.node_ids(WHOLE_ROWS))
+        self.node_rows = GridNodes(self)
         self._tiles: dict[tuple[Layout, int], Tile] = {}
         self._routes: dict[tuple[Layout, Layout], Route] = {}
         self._reroutings: dict[tuple[Tile, Tile], Rerouting] = {}

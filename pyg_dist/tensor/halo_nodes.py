@@ -1,0 +1,51 @@
+"""Nodes in the halo layout: which are here, and what all graphs over them have in common."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from pyg_dist.backend.axis import Axis
+from pyg_dist.backend.buffers import Buffers
+from pyg_dist.backend.exchange import Traffic
+from pyg_dist.backend.quantized import Bits
+from pyg_dist.plan.remote import Exchange
+from pyg_dist.tensor.rows import Rows, lasting
+
+if TYPE_CHECKING:
+    from pyg_dist.tensor.halo_graph import HaloGraph
+
+
+class HaloNodes(Rows):
+    """Nodes by part, and what the graphs over them have in common.
+
+    Attributes:
+        exchange: what sums send.
+        bits: of a value in a message, forward and backward; 32: values as they are.
+        traffic: counts what all of their graphs send.
+        buffers: of all of their messages.
+        edge_sets: the graphs over them that are made of a script's own edges, see :mod:`pyg_dist.tensor.edge_sets`.
+    """
+
+    def __init__(
+        self, axis: Axis, node_id: Tensor, num_nodes: int, exchange: Exchange, bits: tuple[Bits, Bits] = (32, 32)
+    ) -> None:
+        super().__init__(axis, "node", num_nodes, node_id)
+        self.exchange: Exchange = exchange
+        self.bits = bits
+        self.traffic = Traffic()
+        self.buffers = Buffers()
+        self.edge_sets: OrderedDict[str, HaloGraph] = OrderedDict()
+
+    def to(self, device: torch.device | str) -> HaloNodes:
+        """The same nodes on another device."""
+        return HaloNodes(self.axis, self.key.to(device), self.size, self.exchange, self.bits)
+
+    @lasting
+    def parts(self) -> Tensor:
+        """The owner of every node, int64 ``[N]`` (collective)."""
+        owner = torch.repeat_interleave(torch.arange(self.axis.size), torch.tensor(self.counts))
+        return torch.empty_like(owner).scatter_(0, self.axis.gather_rows(self.key, self.counts).cpu(), owner)
