@@ -45,7 +45,7 @@ def DistributedConv(conv: C) -> C:
     its own code on the halo layout: messages, attention, self loops, norms, multi-layer perceptrons and batch norm
     inside of it. Rows of sources travel (post exchange), once for each tensor that a call needs at its edges; plain
     sums and means of rows (``GINConv`` ...) go by the chosen exchange and the native product. Dropout is keyed by edge
-    or node: its masks do not depend on the world size. On a plain ``edge_index`` the conv is the stock conv. With
+    or node: its masks do not depend on the world size. On plain tensors the conv is the stock conv. With
     ``bits``, rows of 16 columns or more and their gradients travel in few bits while training, unbiased; narrower ones
     (logits of attention, degrees, positions) as they are.
 
@@ -106,7 +106,7 @@ def distributed_class(stock: Any) -> Any:
 
 def _is_edge_index(name: str) -> bool:
     """Whether an argument of a conv has edges: ``edge_index``, ``pos_edge_index`` ..."""
-    return name.endswith("edge_index")
+    return name == "edge_index" or name.endswith("_edge_index")  # not hyperedge_index
 
 
 def _is_custom(base: type, step: str) -> bool:

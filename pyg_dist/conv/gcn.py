@@ -34,12 +34,12 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
 
     Source: "Semi-supervised Classification with Graph Convolutional Networks" (Kipf and Welling, 2017). Constructor,
     parameters and ``state_dict`` are the stock conv's. Without edge weights no edge-sized floats are made: the norm is
-    two scales per node. Weights that require gradients learn, through the degrees too. With a plain ``edge_index`` it
-    *is* the stock conv.
+    two scales per node. Weights that require gradients learn, through the degrees too. On plain tensors it *is* the
+    stock conv.
 
     Shapes:
         - x: ``[N, F_in]`` node tensor (float32, float64 or bfloat16)
-        - edge_index: a :class:`~pyg_dist.tensor.DistributedEdgeIndex`
+        - edge_index: a :class:`~pyg_dist.tensor.DistributedEdgeIndex`, or plain edges ``[2, E]``, equal on every rank
         - edge_weight: ``[E]`` edge tensor or ``None``
         - output: ``[N, F_out]`` node tensor
 

@@ -34,7 +34,8 @@ def edge_handle(conv: MessagePassing, edge_index: Any, x: Any, runs_steps: bool)
     Raises:
         AgreementError: The ranks have different plain edges.
         DataError: Edges that do not go with the features; a plain ``edge_index`` and features at world size > 1.
-        UnsupportedError: A flow other than ``source_to_target``, or somebody reckons with steps that are not taken.
+        UnsupportedError: Steps that run have a flow other than ``source_to_target``, or somebody reckons with steps
+            that are not taken.
     """
     name = type(conv).__name__
     features = x[0] if isinstance(x, (tuple, list)) else x
@@ -54,9 +55,11 @@ def edge_handle(conv: MessagePassing, edge_index: Any, x: Any, runs_steps: bool)
             return None
         handle = DistributedEdgeIndex(graph)
     if conv.flow != "source_to_target":
-        raise UnsupportedError(
-            f"{name} expected flow='source_to_target' (got {conv.flow!r}): pass edge_index.flip(0) with that flow"
-        )
+        if runs_steps:
+            raise UnsupportedError(
+                f"{name} expected flow='source_to_target' (got {conv.flow!r}): make it so, and pass edge_index.flip(0)"
+            )
+        handle = handle.reversed
     if not runs_steps:
         changed = "explain" if conv.explain else _overridden(type(conv)) or hooked(conv)  # type: ignore[arg-type]
         if changed is not None:

@@ -33,11 +33,11 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
     ``state_dict`` are the stock conv's. With the ``edge_index`` of a
     :class:`~pyg_dist.DistributedData`, aggregation runs over all ranks: ``mean`` and ``sum`` by the native kernel while
     messages fly, every other ``aggr`` on the neighbours' rows. Means and sums are taken after ``lin_l`` where that
-    is cheaper, and those of constant features only once. With a plain ``edge_index`` it *is* the stock conv.
+    is cheaper, and those of constant features only once. On plain tensors it *is* the stock conv.
 
     Shapes:
         - x: ``[N, F_in]`` node tensor (float32, float64 or bfloat16), or a pair of them (source, target or ``None``)
-        - edge_index: a :class:`~pyg_dist.tensor.DistributedEdgeIndex`
+        - edge_index: a :class:`~pyg_dist.tensor.DistributedEdgeIndex`, or plain edges ``[2, E]``, equal on every rank
         - output: ``[N, F_out]`` node tensor
 
     Collective, forward and backward.

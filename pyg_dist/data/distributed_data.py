@@ -38,8 +38,9 @@ class DistributedData(Data):  # type: ignore[misc]
 
     ``data.x``, ``data.y``, masks and every other attribute with a row per node are
     :class:`~pyg_dist.tensor.NodeTensor`; those with a row per edge are :class:`~pyg_dist.tensor.EdgeTensor`;
-    ``data.edge_index`` is the :class:`~pyg_dist.tensor.DistributedEdgeIndex` that Distributed convs take. Everything is
-    exact, unless ``bits`` or ``comm_dtype`` ask otherwise: losses, metrics and gradients are those of one process.
+    ``data.edge_index`` is the :class:`~pyg_dist.tensor.DistributedEdgeIndex` that Distributed convs take; further edge
+    sets (``data.neg_edge_index``) stay plain, and convs take them beside node tensors. Everything is exact, unless
+    ``bits`` or ``comm_dtype`` ask otherwise: losses, metrics and gradients are those of one process.
 
     Every rank passes the same graph and options. One rank partitions it; each keeps its own rows and edges, and no
     reference to the input.

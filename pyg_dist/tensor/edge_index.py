@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, NoReturn, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -148,7 +149,8 @@ class DistributedEdgeIndex:
             return end[rest[0]] if rest else end
         if isinstance(first, (list, Tensor)) and len(first) == 2 and not rest and list(first) == [1, 0]:
             return self.reversed
-        if not rest or not (first is Ellipsis or (isinstance(first, slice) and first == slice(None))):
+        has_all_ends = first is Ellipsis or (isinstance(first, slice) and first == slice(None))
+        if not (rest and has_all_ends and isinstance(rest[0], (Tensor, np.ndarray, slice, list, range))):
             self._refuse("Indexing edge_index like this")
         return DistributedEdgeIndex(self._graph.selected(select_rows(self._graph.edge_rows, rest[0])))
 

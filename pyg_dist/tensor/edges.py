@@ -207,12 +207,15 @@ positions. A column of these has a meaning and a range of its own, and what foll
 logits is biased); in two bits 15 columns would be 8 bytes instead of 60."""
 
 
+_Lifted = tuple[NodeTensor, tuple[int | None, bool], Tensor]
+
+
 @dataclass
 class _Call:
-    """A layer that runs, and the rows that it has lifted: by tensor, its state and its rows with the halo's."""
+    """A layer that runs, and the rows that it has lifted: by tensor and graph, its state, its rows and the halo's."""
 
     layer: nn.Module
-    lifted: dict[int, tuple[NodeTensor, tuple[int | None, bool], Tensor]] = field(default_factory=dict)
+    lifted: dict[tuple[int, HaloGraph], _Lifted] = field(default_factory=dict)
 
 
 _call: _Call | None = None
@@ -254,8 +257,9 @@ def _with_halo(x: NodeTensor, graph: HaloGraph) -> Tensor:
     version = version_of(x)
     call = None if version is None else _call
     state = (version, x.requires_grad and torch.is_grad_enabled())
-    if call is not None and id(x) in call.lifted and call.lifted[id(x)][1] == state:
-        return call.lifted[id(x)][2]
+    known = None if call is None else call.lifted.get((id(x), graph))
+    if known is not None and known[1] == state:
+        return known[2]
     flat = local.reshape(local.shape[0], local.shape[1:].numel())
     post = graph.post
     if call is not None and local.dtype.is_floating_point and flat.shape[1] >= _FEW_COLUMNS:
@@ -265,7 +269,7 @@ def _with_halo(x: NodeTensor, graph: HaloGraph) -> Tensor:
         halo = _halo(flat, post)
         rows = torch.cat([local, halo.view(halo.shape[0], *local.shape[1:])])
     if call is not None:
-        call.lifted[id(x)] = (x, state, rows)
+        call.lifted[id(x), graph] = (x, state, rows)
     return rows
 
 

@@ -312,7 +312,7 @@ def refusals() -> list[str]:
         (PygDistError, lambda: edges[:, :2]),
         (PygDistError, lambda: edges.flip([0])),
         (PygDistError, lambda: edges + 1),
-        (PygDistError, lambda: conv(data.x, plain.edge_index)),
+        (PygDistError, lambda: conv(plain.x, plain.edge_index)),
     ]
     found = []
     for error, call in calls:
@@ -336,6 +336,6 @@ def test_refusals(workers: Pools) -> None:
             "of a distributed edge_index needs all edges",
             "flip of a distributed edge_index needs all edges",
             "of a distributed edge_index needs all edges",
-            "expected the edge_index of a DistributedData (got a plain Tensor",
+            "expected features and edge_index of a DistributedData (got Tensor and a plain Tensor",
         ], strict=True):  # fmt: skip
             assert expected in message

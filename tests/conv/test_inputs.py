@@ -36,8 +36,8 @@ def explained(conv: Any) -> Any:
 
 
 def mistakes(world_size: int) -> dict[str, str]:
-    from pyg_dist import DistributedData
-    from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
+    from pyg_dist import DistributedData, rank
+    from pyg_dist.conv import DistributedConv, DistributedGCNConv, DistributedSAGEConv
 
     class OwnMessage(DistributedSAGEConv):
         def message(self, x_j: torch.Tensor) -> torch.Tensor:
@@ -49,14 +49,18 @@ def mistakes(world_size: int) -> dict[str, str]:
     sage, gcn = DistributedSAGEConv(5, 3).double(), DistributedGCNConv(5, 3).double()
     return {
         "plain edge_index": message_of(lambda: sage(graph.x, graph.edge_index)),
-        "plain edge_index with node tensors": message_of(lambda: gcn(data.x, graph.edge_index)),
+        "edges of a larger graph": message_of(lambda: gcn(data.x, graph.edge_index + 1)),
+        "edges as pairs": message_of(lambda: gcn(data.x, graph.edge_index.t())),
+        "edges of floats": message_of(lambda: gcn(data.x, graph.edge_index.double())),
+        "edges that differ": message_of(lambda: gcn(data.x, graph.edge_index[:, rank() :])),
+        "edges as a list": message_of(lambda: gcn(data.x, graph.edge_index.tolist())),
         "two graphs": message_of(lambda: sage(data.x, other.edge_index)),
         "rows": message_of(lambda: sage(torch.randn(7, 5, dtype=torch.float64), data.edge_index)),
         "edge weight rows": message_of(lambda: gcn(data.x, data.edge_index, torch.rand(7))),
         "edge weight of another graph": message_of(lambda: gcn(data.x, data.edge_index, other.edge_weight)),
         "node tensor as weight": message_of(lambda: gcn(data.x, data.edge_index, data.y.double())),
         "flow": message_of(
-            lambda: DistributedSAGEConv(5, 3, flow="target_to_source").double()(data.x, data.edge_index)
+            lambda: DistributedConv(GATConv(5, 3, flow="target_to_source").double())(data.x, data.edge_index)
         ),
         "stock sage": message_of(lambda: SAGEConv(5, 3).double()(data.x, data.edge_index)),
         "stock gcn": message_of(lambda: GCNConv(5, 3).double()(data.x, data.edge_index)),
@@ -73,14 +77,18 @@ def mistakes(world_size: int) -> dict[str, str]:
 
 
 EXPECTED = {
-    "plain edge_index": "DataError: DistributedSAGEConv expected the edge_index of a DistributedData",
-    "plain edge_index with node tensors": "DataError: DistributedGCNConv expected the edge_index of a DistributedData",
+    "plain edge_index": "DataError: DistributedSAGEConv expected features and edge_index of a DistributedData",
+    "edges of a larger graph": "DataError: Expected 'edge_index' to hold node ids below num_nodes=30 (got 30)",
+    "edges as pairs": "DataError: Expected 'edge_index' of shape [2, num_edges] (got [120, 2])",
+    "edges of floats": "DataError: Expected 'edge_index' to hold integer node ids",
+    "edges that differ": "AgreementError: Expected the same edge_index on every rank",
+    "edges as a list": "DataError: DistributedGCNConv expected features and edge_index of a DistributedData",
     "two graphs": "LayoutMismatchError",
     "rows": "DataError: DistributedSAGEConv expected node features with 30 rows",
-    "edge weight rows": "DataError: DistributedGCNConv expected edge weights",
-    "edge weight of another graph": "DataError: DistributedGCNConv expected edge weights",
-    "node tensor as weight": "DataError: DistributedGCNConv expected edge weights",
-    "flow": "UnsupportedError: DistributedSAGEConv expected flow='source_to_target'",
+    "edge weight rows": "DataError: DistributedGCNConv expected 'edge_weight' with",
+    "edge weight of another graph": "DataError: DistributedGCNConv expected 'edge_weight' with",
+    "node tensor as weight": "DataError: DistributedGCNConv expected 'edge_weight' with",
+    "flow": "UnsupportedError: DistributedGATConv expected flow='source_to_target'",
     "stock sage": "UnsupportedError: SAGEConv is a stock conv",
     "stock gcn": "UnsupportedError: GCNConv is a stock conv",
     "stock gat": "UnsupportedError: GATConv is a stock conv",

@@ -1,0 +1,228 @@
+"""Several edge sets over one graph's nodes: a script's own, reversed, selected and drawn ones."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from against_stock import NUM_CLASSES, NUM_FEATURES, NUM_NODES, Results, Side, assert_same, compare, gradients, sides
+from torch import Tensor, nn
+from torch_geometric import nn as gnn
+from torch_geometric.utils import dropout_edge
+from workers import Workers
+
+Pools = Callable[[int], Workers]
+WORLD_SIZES = [1, 2, 3, 4]
+SHAPE = NUM_FEATURES, NUM_CLASSES
+
+OTHER = torch.randint(0, NUM_NODES, (2, 90), generator=torch.Generator().manual_seed(2))
+LONELY = torch.tensor([[5, 5, 5], [5, 8, 8]])
+NO_EDGES = torch.empty(2, 0, dtype=torch.int64)
+
+
+def products(x: Tensor, ends: Any) -> Tensor:
+    """A weight for each edge that learns with the features."""
+    return (x[ends[0]] * x[ends[1]]).sum(-1).sigmoid()
+
+
+Edges = Callable[[Any, Tensor], tuple[Any, ...]]
+
+EDGES: dict[str, Edges] = {  # the edges and weights that a script makes of its data and features
+    "other": lambda d, x: (OTHER,),
+    "three edges": lambda d, x: (LONELY,),
+    "no edges": lambda d, x: (NO_EDGES,),
+    "the same edges": lambda d, x: (d.edge_index if isinstance(d.edge_index, Tensor) else d.edge_index.full_tensor(),),
+    "int32": lambda d, x: (OTHER.long() if isinstance(d.edge_index, Tensor) else OTHER.int(),),
+    "reversed": lambda d, x: (d.edge_index.flip([0]),),
+    "reversed by torch": lambda d, x: (torch.flip(d.edge_index, (0,)),),
+    "reversed by a list": lambda d, x: (d.edge_index[[1, 0]],),
+    "reversed twice": lambda d, x: (d.edge_index.flip(0).flip(0),),
+    "mask over edges": lambda d, x: (d.edge_index[:, d.edge_weight > 0.5],),
+    "plain mask": lambda d, x: (d.edge_index[:, torch.arange(310) % 3 > 0],),
+    "list": lambda d, x: (d.edge_index[:, torch.randperm(310)[:50]],),
+    "slice": lambda d, x: (d.edge_index[..., 7:70],),
+    "of ends": lambda d, x: (d.edge_index[:, d.edge_index[0] > d.edge_index[1]],),
+    "none": lambda d, x: (d.edge_index[:, d.edge_weight > 5],),
+    "selected twice": lambda d, x: (d.edge_index[:, d.edge_weight > 0.2][:, 10:100],),
+    "selected and reversed": lambda d, x: (d.edge_index[:, d.edge_weight > 0.5].flip(0),),
+    "dropout": lambda d, x: (dropout_edge(d.edge_index, 0.4)[0],),
+    "no dropout": lambda d, x: (dropout_edge(d.edge_index.clone(), 0.4, training=False)[0],),
+    "weights of others": lambda d, x: (OTHER, torch.linspace(0.1, 1, 90).to(x.dtype)),
+    "weights of the reversed": lambda d, x: (d.edge_index.flip(0), d.edge_weight),
+    "weights of some": lambda d, x: (d.edge_index[:, d.edge_weight > 0.5], d.edge_weight[d.edge_weight > 0.5]),
+    "learning weights": lambda d, x: (OTHER, products(x, OTHER)),
+    "learning weights of all": lambda d, x: (d.edge_index, products(x, d.edge_index)),
+    "learning weights of some": lambda d, x: (lambda some: (some, products(x, some)))(d.edge_index[:, 5:60]),
+}
+
+CONVS: dict[str, Callable[[], nn.Module]] = {
+    "sage": lambda: gnn.SAGEConv(*SHAPE),
+    "gcn": lambda: gnn.GCNConv(*SHAPE),
+    "max": lambda: gnn.SAGEConv(*SHAPE, aggr="max"),
+    "gat": lambda: gnn.GATConv(*SHAPE),
+    "graph": lambda: gnn.GraphConv(*SHAPE),
+}
+WEIGHTED = ("gcn", "graph")
+
+
+def script(edges: Edges, make: Callable[[], nn.Module]) -> Callable[[Side], Results]:
+    """Two layers of one conv: over the edges and over the whole graph, forward and backward."""
+
+    def run(side: Side) -> Results:
+        from pyg_dist import distribute
+
+        conv = make().double()
+        conv = conv if side.is_stock else distribute(conv)
+        x = side.features()
+        out = conv(x, *edges(side.data, x)) + conv(x, side.data.edge_index).tanh()
+        loss = side.loss(out)
+        loss.backward()
+        return {"out": out, "loss": loss, **gradients(conv, x=x)}
+
+    return run
+
+
+def all_edges(name: str) -> None:
+    for kind, edges in EDGES.items():
+        if name in WEIGHTED or "weights" not in kind:
+            compare(script(edges, CONVS[name]))
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("name", CONVS)
+def test_edges(workers: Pools, name: str, world_size: int) -> None:
+    workers(world_size).run(all_edges, name)
+
+
+class TwoKinds(gnn.MessagePassing):
+    """Reads one node tensor over two edge sets in one call."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr="max")
+        self.lin = nn.Linear(2 * NUM_FEATURES, NUM_CLASSES)
+
+    def forward(self, x: Tensor, edge_index: Tensor, far_edge_index: Tensor | None = None) -> Tensor:
+        both = [self.propagate(edges, x=x) for edges in (edge_index, far_edge_index) if edges is not None]
+        return self.lin(torch.cat(both + both[: 2 - len(both)], dim=-1))  # type: ignore[no-any-return]
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j.tanh()
+
+
+def models() -> None:
+    """PyG's modules that take two edge sets, or turn one around."""
+    for make in (
+        lambda: gnn.DirGNNConv(gnn.SAGEConv(*SHAPE)),
+        lambda: gnn.DirGNNConv(gnn.GATConv(*SHAPE)),
+        lambda: gnn.SAGEConv(*SHAPE, flow="target_to_source"),
+        lambda: gnn.GCNConv(*SHAPE, flow="target_to_source"),
+        TwoKinds,
+    ):
+        compare(script(lambda d, x: (OTHER,), make))
+    compare(script(lambda d, x: (d.edge_index, OTHER), TwoKinds))
+    stock, ours = sides()
+    found = []
+    for side in (stock, ours):
+        from pyg_dist import distribute
+
+        torch.manual_seed(3)
+        model = nn.ModuleList([gnn.SignedConv(*SHAPE, True), gnn.SignedConv(NUM_CLASSES, 3, False)]).double()
+        first, second = model if side.is_stock else distribute(model)
+        x = side.features()
+        out = second(first(x, side.data.edge_index, OTHER).tanh(), side.data.edge_index, OTHER)
+        side.loss(out).backward()
+        found.append({"out": out, **gradients(model, x=x)})
+    assert_same(found[1], found[0])
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_models(workers: Pools, world_size: int) -> None:
+    workers(world_size).run(models)
+
+
+def on_the_grid(mesh: dict[str, int]) -> None:
+    from against_stock import graph
+
+    from pyg_dist import DistributedData, distribute
+
+    data = graph()
+    tiles = DistributedData(data, layout="grid", mesh=mesh)
+    for name in ("sage", "gcn"):
+        for kind, edges in EDGES.items():
+            if "weights of all" in kind or kind == "learning weights of some" or (name == "sage" and "weights" in kind):
+                continue  # a row for each edge is the halo layout's
+            found = []
+            for given in (data, tiles):
+                torch.manual_seed(1)
+                conv = CONVS[name]().double()
+                conv = conv if given is data else distribute(conv)
+                x = given.x.detach().clone().requires_grad_()
+                out = conv(x, *edges(given, x)) + conv(x, given.edge_index).tanh()
+                out.sin().sum().backward()
+                found.append({"out": out, **gradients(conv, x=x)})
+            assert_same(found[1], found[0])
+
+
+@pytest.mark.parametrize("mesh", [{}, {"x": 2}, {"x": 2, "y": 2}], ids=str)
+def test_grid(workers: Pools, mesh: dict[str, int]) -> None:
+    workers(max(1, 2 * len(mesh))).run(on_the_grid, mesh)
+
+
+def what_is_kept() -> None:
+    """A conv knows edges again by their values; of edges that change the latest are kept."""
+    _, ours = sides()
+    conv = ours.SAGEConv(*SHAPE).double()
+    kept = ours.data.x._rows.edge_sets
+    for _ in range(3):
+        conv(ours.data.x, OTHER.clone())
+    assert len(kept) == 1
+    (laid_out,) = kept.values()
+    assert laid_out.node_rows is ours.data.graph.node_rows
+    for k in range(6):
+        conv(ours.data.x, OTHER[:, k:])
+        conv(ours.data.x, OTHER)
+    assert len(kept) == 4
+    assert laid_out in kept.values()
+    selected = weakref.ref(ours.data.edge_index[:, 5:].graph)
+    gc.collect()
+    assert selected() is None, "what is drawn goes with the handle"
+    nodes, x = weakref.ref(ours.data.x._rows), ours.data.x
+    edges = ours.data.edge_index.flip(0)
+    ours.data.clear()
+    del edges, laid_out, kept, ours
+    assert conv(x, OTHER).shape == (NUM_NODES, NUM_CLASSES), "the nodes are all that it takes"
+    del x
+    gc.collect()
+    assert nodes() is None
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_what_is_kept(workers: Pools, world_size: int) -> None:
+    workers(world_size).run(what_is_kept)
+
+
+def ends() -> None:
+    stock, ours = sides()
+    edge_index, x = ours.data.edge_index, ours.data.x
+    row, col = edge_index
+    assert torch.equal(torch.stack([row.full_tensor(), col.full_tensor()]), stock.data.edge_index)
+    assert torch.equal(edge_index[-1].full_tensor(), stock.data.edge_index[1])
+    assert torch.equal(edge_index[0, ours.data.edge_weight > 0.5].full_tensor(), stock.data.edge_index[0][
+        stock.data.edge_weight > 0.5
+    ])  # fmt: skip
+    assert torch.equal((x[row] - x[col]).full_tensor(), stock.data.x[stock.data.edge_index[0]] - stock.data.x[
+        stock.data.edge_index[1]
+    ])  # fmt: skip
+    some = edge_index[:, 3:9]
+    assert some.shape == (2, 6)
+    assert torch.equal(some.full_tensor(), stock.data.edge_index[:, 3:9])
+    assert torch.equal(edge_index.flip(0).full_tensor(), stock.data.edge_index.flip(0))
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_ends(workers: Pools, world_size: int) -> None:
+    workers(world_size).run(ends)
