@@ -20,7 +20,7 @@ from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor import edges as tensor_edges
 from pyg_dist.tensor.edges import Edges, NodeIds
 from pyg_dist.tensor.edges import local_values as _local
-from pyg_dist.tensor.halo_graph import inverse_sqrt
+from pyg_dist.tensor.halo_graph import LoopRule, inverse_sqrt
 
 SUBSTITUTES: dict[Callable[..., Any], Callable[..., Any]] = {}
 """Ours for PyG's."""
@@ -144,6 +144,13 @@ def add_remaining_self_loops(
     edge_index: Edges, edge_attr: Tensor | None = None, fill_value: Any = None, num_nodes: Any = None
 ) -> tuple[Edges, EdgeTensor | None]:
     """One loop for each node, behind the other edges; a node that has one keeps its value."""
+    return _one_loop_each(edge_index, edge_attr, fill_value, num_nodes, "remaining")
+
+
+def _one_loop_each(
+    edge_index: Edges, edge_attr: Tensor | None, fill_value: Any, num_nodes: Any, rule: LoopRule
+) -> tuple[Edges, EdgeTensor | None]:
+    """One loop for each node, behind the other edges; what it has of those that were there is up to ``rule``."""
     _require_all_nodes("add_remaining_self_loops", edge_index, num_nodes)
     (others, places), graph = edge_index.without_loops, edge_index.graph
     edges = others.with_loops
@@ -156,8 +163,9 @@ def add_remaining_self_loops(
     else:
         filled = _filled(values, fill_value, graph.num_local, edge_index)
     loops = edge_index.loops
-    # Of several loops the last one counts, and the gradient goes to all: index_put in PyG does both.
-    filled = filled.index_put((edge_index.target[loops],), values[loops])
+    if rule != "replace":
+        # Of several loops the last one counts, and the gradient goes to all: index_put in PyG does both.
+        filled = filled.index_put((edge_index.target[loops],), values[loops], accumulate=rule == "add")
     return edges, edges.tensor(torch.cat([kept, filled]))
 
 
@@ -174,7 +182,10 @@ def gcn_norm(
     """``d_j^-1/2 w_ji d_i^-1/2`` (collective)."""
     if add_self_loops:
         fill_value = 2.0 if improved else 1.0
-        edge_index, edge_weight = add_remaining_self_loops(edge_index, edge_weight, fill_value, num_nodes)
+        rule = edge_index.graph.loop_rule
+        if edge_weight is None and rule == "add":  # one and one are two
+            edge_weight = _ones(edge_index, dtype or torch.get_default_dtype())
+        edge_index, edge_weight = _one_loop_each(edge_index, edge_weight, fill_value, num_nodes, rule)
     source, target = edge_index.end(0), edge_index.end(1)
     weight = _ones(edge_index, dtype or torch.get_default_dtype()) if edge_weight is None else edge_weight
     scale = inverse_sqrt(tensor_edges.scatter(weight, target))  # type: ignore[arg-type]

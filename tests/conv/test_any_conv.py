@@ -295,7 +295,7 @@ class Calls(nn.Module):
 
 class Turns(Calls):
     def forward(self, x: Tensor, edge_index: Any) -> Any:
-        return self.layer(x, edge_index.flip(0))
+        return self.layer(x, edge_index.t())
 
 
 REFUSED: dict[str, tuple[Case, str]] = {
@@ -305,8 +305,7 @@ REFUSED: dict[str, tuple[Case, str]] = {
     "by path": (Case(LooksUp), "LooksUp cannot be distributed as it is called here (torch.Tensor.scatter_reduce_"),
     "propagate": (Case(Propagates), "Propagates has a 'propagate' of its own, which no rank takes"),
     "hypergraph": (Case(lambda: gnn.HypergraphConv(F, G)), "HypergraphConv takes no 'edge_index'"),
-    "both ways": (Case(lambda: gnn.DirGNNConv(gnn.GraphConv(F, G))), "'the model': DirGNNConv turns edge_index around"),
-    "no conv": (Case(lambda: Turns(nn.Identity())), "edge_index.flip needs all edges, and each rank"),
+    "no conv": (Case(lambda: Turns(nn.Identity())), "edge_index.t needs all edges, and each rank"),
     "its name": (Case(lambda: Turns(nn.Identity())), "(in Turns)"),
     "its path": (Case(lambda: Calls(Turns(gnn.GraphConv(F, G)))), "(in 'layer' (Turns) of Calls)"),
     "pool": (Case(lambda: Calls(gnn.TopKPooling(F))), "distribute stopped at 'layer': TopKPooling chooses nodes"),
