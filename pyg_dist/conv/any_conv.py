@@ -24,7 +24,7 @@ from pyg_dist.conv.neighbours import aggregate_messages
 from pyg_dist.conv.rebinding import copy_of_classes
 from pyg_dist.conv.sage import DistributedSAGEConv
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError, UnsupportedError
-from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor, RowTensor
+from pyg_dist.tensor import DistributedEdgeIndex, NodeTensor, RowTensor
 from pyg_dist.tensor.edges import Edges, NodeIds, lift, shared_halos
 from pyg_dist.tensor.halo_graph import HaloGraph
 from pyg_dist.tensor.reductions import wide
@@ -167,8 +167,7 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
                 handle = edge_handle(self, given.get(name), features, runs_steps=True)
                 if handle is None:
                     return self.stock.forward(self, *args, **kwargs)
-                given |= self._values_of(handle, given.get("edge_attr"))
-                given[name] = self._edges(handle)
+                given[name] = self._edges(handle, given.get("edge_attr"))
         if self.explain:
             raise UnsupportedError(f"{_name(self)} cannot be explained on distributed data: use the plain Data")
         graph = given[first].graph
@@ -185,32 +184,26 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
                     f"{_name(self)} cannot be distributed as it is called here ({reason}): {remedy}use the plain Data"
                 ) from error
 
-    def _edges(self, edge_index: DistributedEdgeIndex) -> Edges:
-        """The edges of a handle (a :class:`DistributedEdgeIndex`)."""
-        graph = edge_index.graph
-        if not isinstance(graph, HaloGraph):
+    def _edges(self, edge_index: DistributedEdgeIndex, edge_attr: Any) -> Edges:
+        """The edges of a handle.
+
+        Raises:
+            UnsupportedError: The grid, or an ``adj_t`` whose values PyG would not take for weights of the messages.
+        """
+        if not isinstance(edge_index.graph, HaloGraph):
             raise UnsupportedError(
                 f"{_name(self)} expected layout='halo' (got 'grid', for sums and means in GCNConv and SAGEConv only): "
                 f"DistributedData(data, layout='halo')"
             )
-        return graph.edges
-
-    def _values_of(self, adj_t: DistributedEdgeIndex, edge_attr: Any) -> dict[str, EdgeTensor]:
-        """The arguments that PyG fills with the values of a sparse adjacency matrix.
-
-        Raises:
-            UnsupportedError: It does something else with them.
-        """
-        if not adj_t.is_sparse:
-            return {}
         parameters = _signature(self.stock).parameters
         reads_attributes = "edge_attr" in parameters and getattr(self, "edge_dim", ...) is not None
-        if edge_attr is not None or reads_attributes or (adj_t.weight is not None and "edge_weight" not in parameters):
+        is_weighted = edge_index.weight is not None and "edge_weight" not in parameters
+        if edge_index.is_sparse and (edge_attr is not None or reads_attributes or is_weighted):
             raise UnsupportedError(
                 f"{_name(self)} expected data.edge_index (got adj_t, whose values it reads otherwise than as weights): "
                 f"give the input an edge_index, and pass its values as edge weights or attributes"
             )
-        return {} if adj_t.weight is None else {"edge_weight": adj_t.weight}  # type: ignore[dict-item]
+        return edge_index.edges
 
     def _rows(self, name: str, value: Any, graph: HaloGraph) -> Any:
         """An argument of the stock conv as it meets the graph: plain tensors with a row per node or edge are sliced."""
@@ -229,6 +222,8 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
         """PyG's generic code, hooks included; on plain edges, the code that it writes for the stock class."""
         if isinstance(edge_index, Edges):
+            if edge_index.weight is not None and kwargs.get("edge_weight") is None:
+                kwargs["edge_weight"] = edge_index.weight
             sums = self._sum_of_rows(edge_index, **kwargs)
             if sums is not None:
                 return sums

@@ -61,6 +61,11 @@ def _require_all_nodes(name: str, edges: Edges, num_nodes: Any) -> None:
         raise UnsupportedError(f"{name} expected all {size} nodes (got num_nodes={num_nodes}): leave 'size' out")
 
 
+def _require_no_values(name: str, edges: Edges) -> None:
+    if edges.weight is not None:
+        raise UnsupportedError(f"{name} of an adj_t with values: pass edge_index and edge_weight")
+
+
 @_stands_for(pyg.softmax)
 def softmax(src: Tensor, index: Any = None, ptr: Any = None, num_nodes: int | None = None, dim: int = 0) -> EdgeTensor:
     """Softmax over the edges of each target, all of which are on its rank."""
@@ -101,6 +106,7 @@ def _ones(edges: Edges, dtype: torch.dtype) -> EdgeTensor:
 @_stands_for(pyg.remove_self_loops)
 def remove_self_loops(edge_index: Edges, edge_attr: Tensor | None = None) -> tuple[Edges, EdgeTensor | None]:
     """The other edges, and their values (collective at the first use)."""
+    _require_no_values("remove_self_loops", edge_index)
     edges, places = edge_index.without_loops
     if edge_attr is None:
         return edges, None
@@ -118,6 +124,7 @@ def add_self_loops(
     edge_index: Edges, edge_attr: Tensor | None = None, fill_value: Any = None, num_nodes: Any = None
 ) -> tuple[Edges, EdgeTensor | None]:
     """A loop for each node, behind the edges; its value is given, or reduced from those of the node's in-edges."""
+    _require_no_values("add_self_loops", edge_index)
     _require_all_nodes("add_self_loops", edge_index, num_nodes)
     edges, graph = edge_index.with_loops, edge_index.graph
     if edge_attr is None:
@@ -144,6 +151,7 @@ def add_remaining_self_loops(
     edge_index: Edges, edge_attr: Tensor | None = None, fill_value: Any = None, num_nodes: Any = None
 ) -> tuple[Edges, EdgeTensor | None]:
     """One loop for each node, behind the other edges; a node that has one keeps its value."""
+    _require_no_values("add_remaining_self_loops", edge_index)
     return _one_loop_each(edge_index, edge_attr, fill_value, num_nodes, "remaining")
 
 
@@ -180,6 +188,8 @@ def gcn_norm(
     dtype: torch.dtype | None = None,
 ) -> tuple[Edges, Tensor]:
     """``d_j^-1/2 w_ji d_i^-1/2`` (collective)."""
+    if edge_index.weight is not None:  # PyG does not look at others beside it
+        edge_weight = edge_index.weight
     if add_self_loops:
         fill_value = 2.0 if improved else 1.0
         rule = edge_index.graph.loop_rule

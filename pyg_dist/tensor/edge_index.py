@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
 from pyg_dist.tensor.edge_sets import Graph, lay_out
+from pyg_dist.tensor.edges import Edges
 from pyg_dist.tensor.halo_graph import HaloGraph
 from pyg_dist.tensor.row_tensor import EdgeTensor, RowTensor
 from pyg_dist.tensor.selection import select_rows
@@ -35,6 +36,7 @@ class DistributedEdgeIndex:
         self._graph = graph
         self._sparse = sparse
         self.weight = weight
+        self._weighted: Edges | None = None
 
     def __deepcopy__(self, memo: object) -> DistributedEdgeIndex:
         return self  # immutable
@@ -111,6 +113,18 @@ class DistributedEdgeIndex:
     def new_ones(self, *size: Any, dtype: torch.dtype = torch.int64, **kwargs: Any) -> Tensor:
         """Like ``Tensor.new_ones``: a plain tensor."""
         return torch.ones(*size, dtype=dtype, device=self.device, **kwargs)
+
+    @property
+    def edges(self) -> Edges:
+        """The edges as the code of a conv may look at them (halo layout)."""
+        assert isinstance(self._graph, HaloGraph)
+        if self.weight is None:
+            return self._graph.edges
+        if self._weighted is None or self._weighted.weight is not self.weight:
+            whole = self._graph.edges
+            weight = cast(EdgeTensor, self.weight)
+            self._weighted = Edges.of(self._graph, whole.rows, whole.source, whole.target, weight)
+        return self._weighted
 
     @cached_property
     def reversed(self) -> DistributedEdgeIndex:

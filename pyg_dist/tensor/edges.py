@@ -43,19 +43,21 @@ class Edges(Tensor):
         rows: which edges are here; edge tensors with these rows belong to them.
         source: int64 ``[e]``: local rows, then halo slots.
         target: int64 ``[e]``: local rows.
+        weight: the values of an ``adj_t``: what weighs its edges where a conv has no other weights.
     """
 
     graph: HaloGraph
     rows: Rows
     source: Tensor
     target: Tensor
+    weight: EdgeTensor | None
 
     @staticmethod
-    def of(graph: HaloGraph, rows: Rows, source: Tensor, target: Tensor) -> Edges:
+    def of(graph: HaloGraph, rows: Rows, source: Tensor, target: Tensor, weight: EdgeTensor | None = None) -> Edges:
         """See the class."""
         # Of a device without memory: what torch does not dispatch (torch.tensor, DLPack) fails, or finds no values.
         edges = torch.empty(2, rows.size, dtype=torch.int64, device="meta").as_subclass(Edges)
-        edges.graph, edges.rows, edges.source, edges.target = graph, rows, source, target
+        edges.graph, edges.rows, edges.source, edges.target, edges.weight = graph, rows, source, target, weight
         return edges
 
     def end(self, end: End) -> NodeIds:

@@ -31,6 +31,7 @@ WEIGHTED: dict[str, Callable[[], nn.Module]] = {
     "LE": lambda: gnn.LEConv(F, G),
     "LG": lambda: gnn.LGConv(),
     "MixHop": lambda: gnn.MixHopConv(F, G),
+    "FA": lambda: gnn.FAConv(F),
 }
 CONVS = WEIGHTED | {
     "GAT": lambda: gnn.GATConv(F, G, heads=2),
@@ -60,7 +61,7 @@ def step(data: Any, make: Callable[[], nn.Module], is_ours: bool) -> Results:
     if is_ours:
         pyg_dist.distribute(model)
     x = data.x.detach().clone().requires_grad_()
-    given = (x, x.tanh()) if isinstance(model, gnn.GCN2Conv) else (x,)
+    given = (x, x.tanh()) if isinstance(model, (gnn.GCN2Conv, gnn.FAConv)) else (x,)
     out = model(*given, data.adj_t)
     loss = (out.tanh() * (out.sigmoid() + 1)).square().mean()
     loss.backward()
