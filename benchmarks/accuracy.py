@@ -125,6 +125,14 @@ class Pass(NamedTuple):
         return cls(steps, nodes, Features(data.x[nodes]))
 
 
+class Labels(NamedTuple):
+    """Rows of the features that an embedding is added to, their classes, and the embeddings of all classes."""
+
+    rows: Tensor
+    classes: Tensor
+    embeddings: Tensor
+
+
 class SAGE(nn.Module):
     """Means over neighbours by emulated ranks; the narrower side of a layer is exchanged, as in the package's convs."""
 
@@ -136,10 +144,8 @@ class SAGE(nn.Module):
         self.roots = nn.ModuleList(nn.Linear(a, b) for a, b in pairs)
         self.norms = nn.ModuleList(NormReLUDropout(HIDDEN, "layer", p=DROPOUT) for _ in pairs[1:])
 
-    def forward(
-        self, over: Pass, labels: tuple[Tensor, Tensor] | None, code: Callable[[EmulatedMean], tuple[Codec, Codec]]
-    ) -> Tensor:
-        """``labels``: rows of the features that an embedding is added to, and what is added."""
+    def forward(self, over: Pass, labels: Labels | None, code: Callable[[EmulatedMean], tuple[Codec, Codec]]) -> Tensor:
+        """All layers over one pass, with embeddings of ``labels`` added to the features."""
         x = torch.empty(0)
         for k, (neighbour, root) in enumerate(zip(self.neighbours, self.roots, strict=True)):
             mean, own = over.steps[k]
@@ -147,7 +153,8 @@ class SAGE(nn.Module):
                 weight = torch.cat([neighbour.weight, root.weight])
                 both = over.features.linear(weight)
                 if labels is not None:
-                    both = both.index_add(0, labels[0], F.linear(labels[1], weight))
+                    added = F.embedding(labels.classes, F.linear(labels.embeddings, weight))
+                    both = both.index_add(0, labels.rows, added)
                 left, right = both.split(HIDDEN, 1)
                 right = right if own is None else right[own]
             else:
@@ -173,7 +180,7 @@ def train(data: Data, training: Pass, whole: Pass, setting: Setting, seed: int, 
         keys = mean.keys if setting.is_stochastic else (None, None)
         return quantized((setting.bits, setting.bits), keys, draw_seed(), lambda: "SAGE")  # type: ignore[arg-type]
 
-    def labels(over: Pass) -> tuple[tuple[Tensor, Tensor] | None, Tensor]:
+    def labels(over: Pass) -> tuple[Labels | None, Tensor]:
         if not setting.has_labels:
             return None, data.train_mask
         # The module's own draw, on a column of zeros, so that no dense features are made.
@@ -181,7 +188,7 @@ def train(data: Data, training: Pass, whole: Pass, setting: Setting, seed: int, 
         _, loss_mask = _Masks.of(propagation, zeros, data)
         embedded = (data.train_mask & ~loss_mask) if model.training else data.train_mask
         rows = embedded[over.nodes].nonzero().view(-1)
-        return (rows, F.embedding(data.y[over.nodes[rows]], propagation.weight)), loss_mask
+        return Labels(rows, data.y[over.nodes[rows]], propagation.weight), loss_mask
 
     history = []
     for epoch in range(1, num_epochs + 1):

@@ -19,6 +19,7 @@ from pyg_dist.tensor import (
     shapes,
     tile_functions,
     tile_norms,
+    transposed,
 )
 from pyg_dist.tensor.edge_index import DistributedEdgeIndex
 from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor
@@ -47,4 +48,5 @@ __all__ = [
     "shapes",
     "tile_functions",
     "tile_norms",
+    "transposed",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from pyg_dist.errors import MixedRowsError
-from pyg_dist.tensor.table import Function, handles, public_name
+from pyg_dist.tensor.table import Function, handles
 
 
 @handles("__reduce_ex__")
@@ -35,13 +35,4 @@ def export(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     """Another library would take one rank's rows for all."""
     raise MixedRowsError(
         f"A {type(args[0]).__name__} cannot be exported: use .full_tensor() (all rows, collective) or .to_local()"
-    )
-
-
-@handles("t", "T.__get__", "H.__get__", "mH.__get__")
-def transpose(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
-    """Rows stay in dimension 0."""
-    raise MixedRowsError(
-        f"{public_name(function)} of a {type(args[0]).__name__} would move rows out of dimension 0: for a product "
-        f"x.T @ y use torch.einsum('nf,ng->fg', x, y), else .full_tensor() first"
     )

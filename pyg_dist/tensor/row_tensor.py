@@ -27,6 +27,10 @@ LOCALLY = torch._C.DisableTorchFunctionSubclass
 T = TypeVar("T")
 
 
+class OverRows(Tensor):
+    """What is made of row tensors and is none: its class answers for functions of both."""
+
+
 class RowTensor(Tensor):
     """A global tensor of which this rank holds some rows (dimension 0 is distributed, the others are whole)."""
 
@@ -78,6 +82,8 @@ class RowTensor(Tensor):
     def __torch_function__(
         cls, func: Function, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if len(types) > 1 and any(issubclass(type_, OverRows) for type_ in types):
+            return NotImplemented
         handler = TABLE.get(func)
         if handler is None:
             if isinstance(func, OpOverload):  # below autograd (dispatch modes, backward formulas) all is local

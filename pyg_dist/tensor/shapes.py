@@ -168,16 +168,6 @@ def unflatten(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any])
     return on_rows(function, args[0], bound["dim"], bound["sizes"])
 
 
-@handles("transpose", "swapaxes", "swapdims")
-def transpose(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Swap dimensions within rows."""
-    x, *dims = (*args, *kwargs.values())
-    first, second = dims_of(dims, x.dim())
-    if 0 in (first, second) and first != second:
-        raise refuse(function, f"of dimensions {dims[0]} and {dims[1]} would move rows")
-    return on_rows(function, x, first, second)
-
-
 @handles("movedim", "moveaxis")
 def movedim(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Move dimensions within rows."""
@@ -185,12 +175,6 @@ def movedim(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if any(0 in dims_of(d, x.dim()) for d in dims):
         raise refuse(function, f"of dimensions {dims[0]} to {dims[1]} would move rows")
     return on_rows(function, x, *dims)
-
-
-@handles("mT.__get__")
-def matrix_transpose(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Swap the last two dimensions."""
-    return args[0].transpose(-2, -1)
 
 
 @handles("permute")

@@ -31,7 +31,7 @@ from pyg_dist.tensor.autograd import (
 )
 from pyg_dist.tensor.random import dropout, initialise, normal_, random_like, uniform_
 from pyg_dist.tensor.refusals import pickle, trace
-from pyg_dist.tensor.row_tensor import LOCALLY, NodeTensor, RowTensor, version_of, wrap
+from pyg_dist.tensor.row_tensor import LOCALLY, NodeTensor, OverRows, RowTensor, version_of, wrap
 from pyg_dist.tensor.shapes import length, metadata, numel, shape
 from pyg_dist.tensor.table import NAMESPACES, TABLE, Function, Handler, functions, public_name
 from pyg_dist.tensor.tile import Tile
@@ -60,6 +60,8 @@ class TileTensor(NodeTensor):
     def __torch_function__(
         cls, func: Function, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if len(types) > 1 and any(issubclass(type_, OverRows) for type_ in types):
+            return NotImplemented
         kwargs = kwargs or {}
         handler = TILES.get(func)
         if handler is not None:

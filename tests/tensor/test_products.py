@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from against_torch import WORLD_SIZES, Form, Operands, Refusal, agree, check, each, refuse_all
+from against_torch import LAYOUTS, WORLD_SIZES, Expression, Form, Operands, Refusal, agree, check, each, refuse_all
 from workers import Workers
 
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
@@ -63,6 +63,43 @@ def test_products(workers: Callable[[int], Workers], world_size: int, name: str)
 
 def values_and_gradients(name: str) -> None:
     agree(name, FORMS[name])
+
+
+TRANSPOSED: dict[str, Expression] = {
+    "Gram matrix": lambda t: t.x.T @ t.x,
+    "of two": lambda t: torch.mm(t.x.t(), t.y),
+    "of a mean": lambda t: (t.x.t() / t.N) @ (t.y - t.y.mean(0)),
+    "of numbers": lambda t: -2 * t.x.mT.detach() @ t.y + (t.x.T - t.y.T) @ t.x,
+    "with a vector": lambda t: t.x.T @ t.v,
+    "with plain rows": lambda t: t.x.transpose(1, 0) @ t.full,
+    "of a selection": lambda t: t.x[t.mask].T @ t.y[t.mask],
+    "of edges": lambda t: torch.matmul(t.x[t.only].swapaxes(0, -1), t.y[t.only]),
+    "all pairs": lambda t: (t.x @ t.y.t()).sigmoid(),
+    "all pairs of lists": lambda t: t.c @ t.x.T,
+    "pairs of all with some": lambda t: torch.matmul(t.x, t.y[t.mask].T),
+    "plain with all": lambda t: (t.weight @ t.x.T).T * t.N,
+    "there and back": lambda t: t.x.T.T + t.x.t().transpose(0, 0).t(),
+    "vector with all": lambda t: t.vector @ t.x.T,
+    "added": lambda t: torch.addmm(t.matrix[:1, :1], t.x.T, t.y, alpha=0.5),
+    "whole": lambda t: t.x.T.full_tensor() if hasattr(t.x, "full_tensor") else t.x.T,
+    "of a list": lambda t: t.v.t() * t.v.T,
+    "shapes": lambda t: t.x * (t.x.T.shape[1] + len(t.x.T) + t.x.T.numel() + t.x.t().dim()) / t.N,
+    "correlation": lambda t: (lambda a, b: a.T @ b / t.N)(
+        *((x - x.mean(0)) / (x.std(0) + 1) for x in (t.x, t.y))
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_transposed(workers: Callable[[int], Workers], world_size: int) -> None:
+    workers(world_size).run(transposed)
+
+
+def transposed() -> None:
+    """Contrastive methods' correlations of columns, decoders of all pairs."""
+    for name, expression in TRANSPOSED.items():
+        for layout in LAYOUTS:
+            check(expression, layout, name)
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)

@@ -64,8 +64,13 @@ REFUSED: list[Refusal] = [
     (lambda t: max(t.v), MixedRowsError, "use .full_tensor() or .tolist()"),
     (lambda t: dict(zip(t.label, t.v, strict=True)), MixedRowsError, "use .full_tensor() or .tolist()"),
     # Rows out of dimension 0.
-    (lambda t: t.x.t(), MixedRowsError, "t of a NodeTensor would move rows out of dimension 0: for a product x.T"),
-    (lambda t: t.x.T, MixedRowsError, "would move rows out of dimension 0"),
+    (lambda t: t.x.t().sum(0), MixedRowsError, "torch.Tensor.sum of transposed rows would mix rows"),
+    (lambda t: t.x.T + t.x, MixedRowsError, "torch.Tensor.add of transposed rows would mix rows"),
+    (lambda t: t.x - t.x.T, MixedRowsError, "torch.Tensor.sub of transposed rows would mix rows"),
+    (lambda t: t.x.T[0], MixedRowsError, "torch.Tensor.__getitem__ of transposed rows would mix rows"),
+    (lambda t: t.x.T @ t.y.T, MixedRowsError, "A product of transposed rows with a Transposed of shape"),
+    (lambda t: t.x.T @ t.c, MixedRowsError, "A product of transposed rows with a NodeTensor of shape"),
+    (lambda t: t.c.T, MixedRowsError, "of 3 dimensions would move rows"),
     (lambda t: t.x.H, MixedRowsError, "would move rows out of dimension 0"),
     (lambda t: t.x.mH, MixedRowsError, "would move rows out of dimension 0"),
     # Files and other libraries.
