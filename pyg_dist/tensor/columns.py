@@ -16,6 +16,7 @@ from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, on_rows, wrap
 from pyg_dist.tensor.rows import Joined
 from pyg_dist.tensor.shapes import dims_of, flat_sizes, refuse
 from pyg_dist.tensor.table import Function, bind, handles, public_name
+from pyg_dist.tensor.writes import write
 
 # The parameters before `dim`, and its default; None where torch's default is dimension 0 or a flattened tensor.
 _ALONG: dict[str, tuple[str, int | None]] = {
@@ -41,6 +42,8 @@ def along(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     if name in _CUTS and isinstance(x, RowTensor) and 0 in dims_of(dim, x.dim()):
         pieces = function(torch.arange(x.shape[0]), *args[1:], **kwargs)
         return x[pieces] if isinstance(pieces, Tensor) else tuple(x[piece] for piece in pieces)
+    if name.startswith("scatter") and x is not None and not isinstance(x, RowTensor):
+        return write(function, args, kwargs)
     if not isinstance(x, RowTensor) or dim is None or 0 in dims_of(dim, x.dim()):
         raise refuse(function, "along dimension 0, or of a plain tensor, would mix rows")
     with LOCALLY():

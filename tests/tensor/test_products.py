@@ -72,6 +72,7 @@ TRANSPOSED: dict[str, Expression] = {
     "of numbers": lambda t: -2 * t.x.mT.detach() @ t.y + (t.x.T - t.y.T) @ t.x,
     "with a vector": lambda t: t.x.T @ t.v,
     "with plain rows": lambda t: t.x.transpose(1, 0) @ t.full,
+    "Hermitian": lambda t: t.x.H @ t.y + t.x.mH @ t.y,
     "of a selection": lambda t: t.x[t.mask].T @ t.y[t.mask],
     "of edges": lambda t: torch.matmul(t.x[t.only].swapaxes(0, -1), t.y[t.only]),
     "all pairs": lambda t: (t.x @ t.y.t()).sigmoid(),

@@ -51,7 +51,7 @@ REFUSED: list[Refusal] = [
     (lambda t: t.x.as_strided((2, 2), (1, 1)), MixedRowsError, f"as_strided {NO_FORM}"),
     (lambda t: t.x.untyped_storage(), MixedRowsError, f"untyped_storage {NO_FORM}"),
     (lambda t: torch.eye(t.N).double().to_sparse() @ t.x, MixedRowsError, "is row-wise only as rows @ plain matrix"),
-    (lambda t: t.full.detach().index_add_(0, torch.arange(t.N), t.x), MixedRowsError, f"index_add_ {NO_FORM}"),
+    (lambda t: t.x.detach().index_add_(0, torch.arange(t.N), t.x), MixedRowsError, "along dimension 0 would mix"),
     (lambda t: torch.ops.aten.sum(t.x), MixedRowsError, "has no distributed form"),
     (lambda t: scripted_linear()(t.x), MixedRowsError, "torch.jit's forward has no distributed form"),
     # Written elsewhere.
@@ -70,9 +70,7 @@ REFUSED: list[Refusal] = [
     (lambda t: t.x.T[0], MixedRowsError, "torch.Tensor.__getitem__ of transposed rows would mix rows"),
     (lambda t: t.x.T @ t.y.T, MixedRowsError, "A product of transposed rows with a Transposed of shape"),
     (lambda t: t.x.T @ t.c, MixedRowsError, "A product of transposed rows with a NodeTensor of shape"),
-    (lambda t: t.c.T, MixedRowsError, "of 3 dimensions would move rows"),
-    (lambda t: t.x.H, MixedRowsError, "would move rows out of dimension 0"),
-    (lambda t: t.x.mH, MixedRowsError, "would move rows out of dimension 0"),
+    (lambda t: t.c.T, MixedRowsError, "of 3 dimensions in torch.float64 would move rows"),
     # Files and other libraries.
     (lambda t: pickle.dumps(t.x), MixedRowsError, "cannot be pickled or copied by copy.copy: each rank holds some"),
     (lambda t: torch.save({"x": t.x}, io.BytesIO()), MixedRowsError, "save .full_tensor(), or use copy.deepcopy"),

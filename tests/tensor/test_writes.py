@@ -1,0 +1,58 @@
+"""Rows written into plain tensors: sums by class, PyG's ``scatter`` and ``one_hot``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch_geometric.utils as pyg
+from against_torch import LAYOUTS, WORLD_SIZES, Expression, Operands, check
+from torch import Tensor
+from torch_geometric.nn import global_max_pool, global_mean_pool
+from workers import Workers
+
+CLASSES = 9
+
+
+def zeros(t: Operands, *columns: int) -> Tensor:
+    return torch.zeros(CLASSES, *columns).to(t.x.dtype)
+
+
+def centroids(t: Operands) -> Tensor:
+    return pyg.scatter(t.x, t.label, dim=0, dim_size=CLASSES, reduce="mean")
+
+
+def column(t: Operands) -> Tensor:
+    return t.label.view(-1, 1).expand(-1, t.F)
+
+
+EXPRESSIONS: dict[str, Expression] = {
+    "sums": lambda t: zeros(t, t.F).scatter_add_(0, column(t), t.x),
+    "added to what is there": lambda t: t.weight[:1].expand(CLASSES, -1).scatter_add(0, column(t), t.x.sin()),
+    "reduced": lambda t: zeros(t, t.F).scatter_reduce_(0, column(t), t.x, "sum"),
+    "of plain rows": lambda t: zeros(t, t.F).scatter_add_(0, column(t), t.full),
+    "counts": lambda t: zeros(t).scatter_add_(0, t.label, torch.ones(t.N).to(t.x.dtype)) * t.v.sum(),
+    "largest": lambda t: zeros(t, t.F).scatter_reduce(0, column(t), t.x, "amax"),
+    "into columns": lambda t: t.full.scatter(1, t.order, t.y),
+    "index_add": lambda t: zeros(t, t.F).index_add_(0, t.label, t.x, alpha=0.5),
+    "index_add of a plain list": lambda t: t.full.index_add(0, torch.arange(t.N).flip(0), t.x),
+    "index_add of columns": lambda t: t.x.index_add(1, torch.tensor([0, 0]), t.y[:, :2], alpha=2),
+    "PyG's sum": lambda t: pyg.scatter(t.x, t.label, dim=0, dim_size=CLASSES),
+    "PyG's mean of some": lambda t: pyg.scatter(t.x[t.mask], t.label[t.mask], dim=0, dim_size=CLASSES, reduce="mean"),
+    "PyG's max": lambda t: pyg.scatter(t.x, t.label, dim=0, dim_size=CLASSES, reduce="max"),
+    "one_hot": lambda t: pyg.one_hot(t.label, CLASSES) @ torch.ones(CLASSES, 2) * t.x[:, :1],
+    "pools": lambda t: global_mean_pool(t.x, t.label, CLASSES) - global_max_pool(t.x, t.label, CLASSES),
+    "centroids": lambda t: (t.x - centroids(t)[t.label]).square().sum(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_writes(workers: Callable[[int], Workers], name: str, world_size: int) -> None:
+    workers(world_size).run(values_and_gradients, name)
+
+
+def values_and_gradients(name: str) -> None:
+    for layout in LAYOUTS:
+        check(EXPRESSIONS[name], layout, name)
