@@ -20,7 +20,8 @@ from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor import edges as tensor_edges
 from pyg_dist.tensor.edges import Edges, NodeIds
 from pyg_dist.tensor.edges import local_values as _local
-from pyg_dist.tensor.halo_graph import LoopRule, inverse_sqrt
+from pyg_dist.tensor.scales import inverse_sqrt
+from pyg_dist.tensor.self_loops import LoopRule
 
 SUBSTITUTES: dict[Callable[..., Any], Callable[..., Any]] = {}
 """Ours for PyG's."""

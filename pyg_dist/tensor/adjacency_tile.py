@@ -14,8 +14,8 @@ from pyg_dist.backend.mesh import GRID_AXES
 from pyg_dist.backend.shards import Dispatch
 from pyg_dist.plan.grid import split
 from pyg_dist.plan.node_order import edge_blocks
-from pyg_dist.tensor.halo_graph import LoopRule
 from pyg_dist.tensor.rows import lasting
+from pyg_dist.tensor.self_loops import LoopRule
 from pyg_dist.tensor.tile import Grid
 
 

@@ -18,9 +18,10 @@ from pyg_dist.errors import DataError
 from pyg_dist.plan import halo_share
 from pyg_dist.plan.plan import is_dense
 from pyg_dist.tensor.grid_graph import GridGraph
-from pyg_dist.tensor.halo_graph import HaloGraph, LoopRule
+from pyg_dist.tensor.halo_graph import HaloGraph
 from pyg_dist.tensor.halo_nodes import HaloNodes
 from pyg_dist.tensor.rows import Rows, lasting, require_same
+from pyg_dist.tensor.self_loops import LoopRule
 from pyg_dist.tensor.tile import GridNodes
 
 Graph = HaloGraph | GridGraph
@@ -44,7 +45,7 @@ def lay_out(edge_index: Tensor, nodes: Rows, loop_rule: LoopRule = "remaining") 
     Args:
         edge_index: int64 ``[2, E]``, equal on every rank.
         nodes: the nodes; ``None`` is returned for other rows.
-        loop_rule: see :data:`~pyg_dist.tensor.halo_graph.LoopRule`.
+        loop_rule: see :data:`~pyg_dist.tensor.self_loops.LoopRule`.
 
     Raises:
         AgreementError: The ranks have different edges.

@@ -18,9 +18,10 @@ from pyg_dist.errors import LayoutMismatchError
 from pyg_dist.plan.grid import INPUT, Layout, split
 from pyg_dist.tensor import remember
 from pyg_dist.tensor.adjacency_tile import AdjacencyTile
-from pyg_dist.tensor.halo_graph import LoopRule, at_sources, inverse_sqrt
 from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor, version_of
 from pyg_dist.tensor.rows import Rows, Selection, lasting
+from pyg_dist.tensor.scales import at_sources, inverse_sqrt
+from pyg_dist.tensor.self_loops import LoopRule
 from pyg_dist.tensor.tile import Grid, Tile
 from pyg_dist.tensor.tile_tensor import TileTensor, as_tile
 

@@ -26,10 +26,8 @@ from pyg_dist.tensor.layer_names import name_of
 from pyg_dist.tensor.random import draw_seed
 from pyg_dist.tensor.row_tensor import RowTensor, version_of
 from pyg_dist.tensor.rows import Rows, Selection, lasting
-
-LoopRule = Literal["remaining", "add", "replace"]
-"""What adding self loops means for loops that exist: kept in place of the new one (PyG on ``edge_index``), kept
-beside it (PyG on sparse tensors), or replaced by it (``SparseTensor``)."""
+from pyg_dist.tensor.scales import at_sources, inverse_sqrt
+from pyg_dist.tensor.self_loops import LoopRule, SelfLoops
 
 
 class HaloGraph:
@@ -60,6 +58,7 @@ class HaloGraph:
         edge_id = share.edge_id.to(self.device)
         self.edge_rows = Rows(self.axis, "edge", share.num_edges, edge_id) if edge_rows is None else edge_rows
         self.local = share.local.to(self.device)
+        self._loops = SelfLoops(self.local, loop_rule, self.edge_rows.num_local)
         self.post = self._halo(share.post)
         self._sums = self.post if share.sums is share.post else self._halo(share.sums)
         self._operators: dict[Hashable, _Kept] = {}
@@ -240,9 +239,9 @@ class HaloGraph:
         def build(values: Tensor | None) -> LinearOperator:
             local, values = self.local, None if values is None else values.to(dtype)
             if add_self_loops:
-                local = self._local_with_loops
+                local = self._loops.added
                 if values is not None:
-                    values = torch.cat([values, self.loop_weight(values, loop_value)])
+                    values = torch.cat([values, self._loops.weight(values, loop_value)])
             scale = self.inverse_sqrt_degree(local, values, dtype)
             of_sources = at_sources(scale, local.col, self.post.outgoing.pattern.col)
             return LinearOperator(*self._weighted(local, values), scale, of_sources)
@@ -289,8 +288,8 @@ class HaloGraph:
         ``y = s * (A_w (s * x) + l * s * x)`` with ``s = degree^-1/2`` and the loops' weights l: the degree depends
         on the weights, too.
         """
-        local = self._local_without_loops if add_self_loops and self.loop_rule != "add" else self.local
-        loops = self.loop_weight(weight, loop_value).view(-1, 1) if add_self_loops else None
+        local = self._loops.others if add_self_loops else self.local
+        loops = self._loops.weight(weight, loop_value).view(-1, 1) if add_self_loops else None
         ones = x.new_ones(self.num_local, 1)
         degree = aggregate_edges(ones, weight, local, self.post)
         scale = inverse_sqrt((degree if loops is None else degree + loops).view(-1)).view(-1, 1)
@@ -298,44 +297,6 @@ class HaloGraph:
         scaled = of_sources * x
         out = aggregate_edges(scaled, weight, local, post)
         return scale * (out if loops is None else out + loops * scaled)
-
-    def loop_weight(self, weight: Tensor, loop_value: float) -> Tensor:
-        """Weight of each local node's loop: its own where the rule keeps one, else the value."""
-        filled = weight.new_full((self.num_local,), loop_value)
-        if self.loop_rule != "remaining":
-            return filled
-        # Of several loops the last one counts, and the gradient goes to all: index_put in PyG does both.
-        node, edge = self._loops
-        return filled.index_put((node,), weight[edge])
-
-    @cached_property
-    @lasting
-    def _loops(self) -> tuple[Tensor, Tensor]:
-        """Node and place in edge storage of every self loop; one node's loops in input order."""
-        row = self.local.row()
-        entry = (row == self.local.col).nonzero().view(-1)
-        return row[entry], self.local.edge[entry]
-
-    @cached_property
-    @lasting
-    def _local_without_loops(self) -> CSR:
-        row = self.local.row()
-        kept = (row != self.local.col).nonzero().view(-1)
-        return CSR.from_edges(row[kept], self.local.col[kept], self.local.edge[kept], self.num_local, self.num_local)
-
-    @cached_property
-    @lasting
-    def _local_with_loops(self) -> CSR:
-        """One loop per node; its value lies behind edge storage, at e + node."""
-        base = self.local if self.loop_rule == "add" else self._local_without_loops
-        node = torch.arange(self.num_local, device=self.device)
-        return CSR.from_edges(
-            torch.cat([base.row(), node]),
-            torch.cat([base.col, node.to(torch.int32)]),
-            torch.cat([base.edge, node + self.edge_rows.num_local]),
-            self.num_local,
-            self.num_local,
-        )
 
     @lasting
     def _kept(
@@ -364,26 +325,3 @@ class _Kept:
     weight: RowTensor | None  # kept alive: its identity is the key
     version: int | None
     operator: LinearOperator
-
-
-def inverse_sqrt(degree: Tensor) -> Tensor:
-    """``degree^-1/2``, zero where the degree is zero, as PyG's ``gcn_norm`` has it."""
-    scale = degree.pow(-0.5)
-    return scale.masked_fill(scale == float("inf"), 0.0)
-
-
-def at_sources(scale: Tensor, *columns: Tensor) -> Tensor:
-    """``scale``, zero for nodes that are no source: no sum needs theirs, and NaN there would be their gradient.
-
-    Degrees are negative where weights are, and their roots NaN.
-
-    Args:
-        scale: ``[n, ...]``.
-        columns: the sources of some edges each.
-    """
-    if not bool(scale.isnan().any()):
-        return scale
-    is_source = torch.zeros(scale.shape[0], dtype=torch.bool, device=scale.device)
-    for column in columns:
-        is_source[column.long()] = True
-    return scale.masked_fill(~is_source.view(-1, *[1] * (scale.dim() - 1)), 0.0)
