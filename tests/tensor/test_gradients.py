@@ -6,7 +6,6 @@ See :mod:`against_stock` for how the rows lie. What a script returns is compared
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -243,83 +242,6 @@ def third_order(side: Side) -> Results:
     return results | gradients(conv, x=x)
 
 
-# ---- Hooks -----------------------------------------------------------------------------------------------------------
-
-
-def hooks_on_parameters(side: Side) -> Results:
-    """They see the whole gradient, once, and what they return counts; shared and removed ones, too."""
-    net, seen = Net(side), {}
-
-    def hook(gradient: Tensor) -> Tensor:
-        seen["weight"] = gradient.clone()
-        return gradient / gradient.norm()
-
-    calls = []
-    net.first.lin_l.weight.register_hook(hook)
-    net.first.lin_r.weight.register_hook(lambda gradient: calls.append(1)).remove()
-    net.norm.weight.register_hook(lambda gradient: calls.append(2))
-    hidden = net.first(side.data.x, side.data.edge_index)
-    out = net.second(net.norm(net.norm(hidden)), side.data.edge_index)
-    side.loss(out).backward()
-    return {**gradients(net), "seen": seen["weight"], "calls": calls}
-
-
-def hooks_on_several(side: Side) -> Results:
-    """One hook for several gradients, of parameters and rows."""
-    net, x, seen = Net(side), side.features(), []
-    watched = [net.first.lin_l.weight, x, net.second.bias]
-    torch.autograd.graph.register_multi_grad_hook(watched, lambda found: seen.extend(g.abs().sum() for g in found))
-    torch.autograd.graph.register_multi_grad_hook(watched, lambda g: seen.append(g.square().sum()), mode="any")
-    side.loss(net(x, side.data.edge_index)).backward()
-    return {**gradients(net, x=x), **{f"seen {k}": value for k, value in enumerate(seen)}}
-
-
-def hooks_after_accumulation(side: Side) -> Results:
-    """They find the finished sum in ``.grad``, as the optimizer-in-backward recipe needs."""
-    net, x, seen = Net(side), side.features(), {}
-
-    def step(p: Tensor) -> None:
-        seen[p] = p.grad.clone()
-        p.data.sub_(0.1 * p.grad)
-        p.grad = None
-
-    for p in net.parameters():
-        p.register_post_accumulate_grad_hook(step)
-    x.register_post_accumulate_grad_hook(step)
-    loss = side.loss(net(x, side.data.edge_index)) + 0.1 * sum(p.square().sum() for p in net.parameters())
-    loss.backward()
-    named = {**dict(net.named_parameters()), "x": x}
-    return {**{n: p.detach() for n, p in named.items()}, **{f"seen {n}": seen[p] for n, p in named.items()}}
-
-
-def hooks_on_rows(side: Side) -> Results:
-    """On features and on what is computed from them: a norm in a hook is global."""
-    net, x, seen = Net(side), side.features(), {}
-    hidden = net.norm(net.first(x, side.data.edge_index))
-    hidden.retain_grad()
-    hidden.register_hook(lambda gradient: gradient / gradient.norm())
-    x.register_hook(lambda gradient: seen.update(x=gradient.clone(), total=gradient.abs().sum()))
-    side.loss(net.second(hidden.tanh(), side.data.edge_index)).backward()
-    return {**gradients(net, x=x), **seen, "hidden.grad": hidden.grad}
-
-
-def hooks_on_modules(side: Side) -> Results:
-    """Backward hooks of modules see rows as well, and what they return counts."""
-    net, x, seen = Net(side), side.features(), {}
-
-    def clip(module: nn.Module, by_input: Any, by_output: Any) -> Any:
-        seen["total"] = by_output[0].sum().clone()
-        return tuple(g / g.norm() for g in by_input)
-
-    net.norm.register_full_backward_hook(clip)
-    net.first.register_full_backward_hook(lambda module, i, o: seen.update(first=i[0].clone(), rows=len(i[0])))
-    net.second.register_full_backward_pre_hook(lambda module, o: (o[0] / o[0].norm(),))
-    net.first.lin_l.register_full_backward_hook(lambda module, i, o: seen.update(lin_l=o[0].abs().sum()))
-    net.register_forward_hook(lambda module, i, o: seen.update(out=o.detach().mean()) or o * 2)
-    side.loss(net(x, side.data.edge_index)).backward()
-    return {**gradients(net, x=x), **seen}
-
-
 # ---- Between backward and step ---------------------------------------------------------------------------------------
 
 
@@ -403,8 +325,8 @@ SCRIPTS = [
     centred_features, gated_features, batch_statistics, readout_that_returns, plain_rows_that_learn,
     reparametrised_layer, shared_weights, several_losses, accumulation, retain_graph, penalty_on_parameters,
     frozen_parameters, unused_parameters, autograd_grad, backward_of_rows, create_graph, gradient_penalty,
-    backward_create_graph, third_order, hooks_on_parameters, hooks_on_several, hooks_after_accumulation, hooks_on_rows,
-    hooks_on_modules, clipping, gradients_changed_in_place, features_of_the_graph, edge_weights, selections,
+    backward_create_graph, third_order, clipping, gradients_changed_in_place, features_of_the_graph, edge_weights,
+    selections,
 ]  # fmt: skip
 
 

@@ -1,0 +1,172 @@
+"""The data is really distributed: no rank sees all rows, what is planned is sent, memory shrinks with ranks."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from graphs import load_npz
+from random_graphs import random_graph, uneven_parts
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch_geometric.data import Data
+from workers import Workers
+
+Pools = Callable[[int], Workers]
+
+
+def distribute(graph: Data, world_size: int) -> Any:
+    from pyg_dist import DistributedData
+
+    return DistributedData(graph, partition=uneven_parts(graph.num_nodes, world_size))
+
+
+class Largest(TorchDispatchMode):
+    """Keeps the shape of the largest result of all calls that reach the kernels, backward and optimizer included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shape = torch.Size([0])
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(tensor, torch.Tensor) and tensor.numel() > self.shape.numel():
+                self.shape = tensor.shape
+        return out
+
+
+RING = 400  # nodes
+
+
+def ring() -> Data:
+    """Each node and its two neighbours on either side: the halo is small, as it is on large graphs."""
+    node = torch.arange(RING)
+    edge_index = torch.cat([torch.stack([node, (node + k) % RING]) for k in (-2, -1, 1, 2)], dim=1)
+    rng = torch.Generator().manual_seed(0)
+    x, y = torch.randn(RING, 6, generator=rng), torch.randint(0, 5, (RING,), generator=rng)
+    return Data(x=x, y=y, edge_index=edge_index, edge_weight=torch.rand(4 * RING, generator=rng), train_mask=y > 1)
+
+
+def epochs(conv_name: str) -> dict[str, Any]:
+    from pyg_dist import DistributedData
+    from pyg_dist import conv as ours
+
+    data = DistributedData(ring(), exchange="post")
+    conv = getattr(ours, conv_name)
+    weights = [data.edge_weight.requires_grad_()] if conv_name == "DistributedGCNConv" else []
+    first, norm, second = conv(6, 7), torch.nn.BatchNorm1d(7), conv(7, 5)
+    model = torch.nn.ModuleList([first, norm, second])
+    optimizer = torch.optim.Adam([*model.parameters(), *weights])
+    with Largest() as largest:
+        for _ in range(2):
+            optimizer.zero_grad()
+            out = second(F.dropout(norm(first(data.x, data.edge_index)).relu()), data.edge_index, *weights)
+            F.cross_entropy(out[data.train_mask], data.y[data.train_mask]).backward()
+            optimizer.step()
+            accuracy = (out.argmax(dim=-1)[data.train_mask] == data.y[data.train_mask]).float().mean()
+    assert 0 <= float(accuracy) <= 1
+    traffic = data.traffic
+    return {
+        "largest": largest.shape, "bytes": traffic.num_bytes, "rows": traffic.num_rows,
+        "messages": traffic.num_messages, "plan": data.plan.to_dict(),
+    }  # fmt: skip
+
+
+class Wire:
+    """Counts the bytes that the process group is given to send to other ranks, apart from all-reduces."""
+
+    def __enter__(self) -> Wire:
+        self.num_bytes, self.num_collectives = 0, 0
+        self._send, self._all_to_all = dist.batch_isend_irecv, dist.all_to_all_single
+        dist.batch_isend_irecv, dist.all_to_all_single = self._count_messages, self._count_all_to_all
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        dist.batch_isend_irecv, dist.all_to_all_single = self._send, self._all_to_all
+
+    def _count_messages(self, messages: list[Any]) -> Any:
+        self.num_bytes += sum(m.tensor.numel() * m.tensor.element_size() for m in messages if m.op is dist.isend)
+        return self._send(messages)
+
+    def _count_all_to_all(self, output: Any, rows: Any, in_counts: Any, out_counts: Any, **options: Any) -> Any:
+        self.num_collectives += 1
+        assert out_counts[dist.get_rank()] == 0 == in_counts[dist.get_rank()], "own rows need no message"
+        self.num_bytes += rows[: sum(out_counts)].numel() * rows.element_size()
+        return self._all_to_all(output, rows, in_counts, out_counts, **options)
+
+
+def epoch(world_size: int, conv_name: str, exchange: Any) -> dict[str, int]:
+    from pyg_dist import DistributedData
+    from pyg_dist import conv as ours
+
+    graph = random_graph(211, 900, num_features=6)
+    # Of uneven_parts, the last of three ranks has no node: a third of the pairs exchange. At random, all do.
+    partition = uneven_parts(211, world_size) if world_size < 4 else "random"
+    data = DistributedData(graph, partition=partition, exchange=exchange)
+    conv = getattr(ours, conv_name)
+    first, norm, second = conv(6, 8).double(), torch.nn.BatchNorm1d(8).double(), conv(8, 4).double()
+    with Wire() as wire:
+        out = second(F.dropout(norm(first(data.x, data.edge_index)).relu()), data.edge_index)
+        F.cross_entropy(out[data.train_mask], data.y[data.train_mask]).backward()
+        accuracy = (out.argmax(dim=-1)[data.train_mask] == data.y[data.train_mask]).float().mean()
+    assert 0 <= float(accuracy) <= 1
+    assert wire.num_bytes == data.traffic.num_bytes
+    assert (wire.num_collectives > 0) == data.plan.is_dense
+    return {"bytes": data.traffic.num_bytes, "planned": data.plan.rows[exchange], "dense": data.plan.is_dense}
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("conv_name", ["DistributedSAGEConv", "DistributedGCNConv"])
+def test_no_rank_sees_all_rows(workers: Pools, world_size: int, conv_name: str) -> None:
+    """All that training makes is smaller than [N, 5], the narrowest features; and what is sent is what was planned."""
+    ranks = workers(world_size).run(epochs, conv_name)
+    for rank in ranks:
+        assert (rank["largest"].numel() >= 5 * RING) == (world_size == 1), rank["largest"]
+    plan = ranks[0]["plan"]
+    assert (plan["rows"]["post"] > 0) == (world_size > 1)
+    assert sum(rank["bytes"] for rank in ranks) > 0 or world_size == 1
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("conv_name", ["DistributedSAGEConv", "DistributedGCNConv"])
+@pytest.mark.parametrize("exchange", ["post", "pre", "hybrid"])
+def test_bytes_are_as_planned_and_counted(workers: Pools, world_size: int, conv_name: str, exchange: str) -> None:
+    ranks = workers(world_size).run(epoch, world_size, conv_name, exchange)
+    columns = 6 + 4 + 4  # the input needs no gradient; the second layer projects first, forward and backward
+    assert sum(r["bytes"] for r in ranks) == ranks[0]["planned"] * columns * 8
+    assert ranks[0]["dense"] == (world_size == 4)
+    assert (ranks[0]["planned"] > 0) == (world_size > 1)
+
+
+def resident_bytes() -> int:
+    gc.collect()
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmRSS"))
+
+
+def memory_of(path: str) -> int:
+    """What this rank keeps of the graph, in bytes, when the input is gone and an epoch has run."""
+    from pyg_dist import DistributedData
+    from pyg_dist.conv import DistributedSAGEConv
+
+    warm = distribute(random_graph(50, 100, dtype=torch.float32), 1)
+    conv = DistributedSAGEConv(5, 3)
+    conv(warm.x, warm.edge_index).sum().backward()
+    del warm, conv
+    before = resident_bytes()
+    data = DistributedData(load_npz(path))
+    conv = DistributedSAGEConv(data.num_features, 16)
+    conv(data.x, data.edge_index).sum().backward()
+    return resident_bytes() - before
+
+
+def test_memory_shrinks_with_ranks(workers: Pools, shared_data: Any) -> None:
+    path = str(shared_data / "amazon_computers.npz")
+    (alone,) = workers(1).run(memory_of, path)
+    shares = workers(4).run(memory_of, path)
+    assert max(shares) <= 0.45 * alone, (alone, shares)
