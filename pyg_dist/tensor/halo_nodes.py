@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,9 +14,6 @@ from pyg_dist.backend.exchange import Traffic
 from pyg_dist.backend.quantized import Bits
 from pyg_dist.plan.remote import Exchange
 from pyg_dist.tensor.rows import Rows, lasting
-
-if TYPE_CHECKING:
-    from pyg_dist.tensor.halo_graph import HaloGraph
 
 
 class HaloNodes(Rows):
@@ -38,7 +35,7 @@ class HaloNodes(Rows):
         self.bits = bits
         self.traffic = Traffic()
         self.buffers = Buffers()
-        self.edge_sets: OrderedDict[str, HaloGraph] = OrderedDict()
+        self.edge_sets: OrderedDict[str, Any] = OrderedDict()  # of graphs, which know their nodes
 
     def to(self, device: torch.device | str) -> HaloNodes:
         """The same nodes on another device."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,9 +25,6 @@ from pyg_dist.plan.grid import (
 from pyg_dist.plan.node_order import NodeOrder
 from pyg_dist.plan.route import Route, columns_between, route
 from pyg_dist.tensor.rows import Rows
-
-if TYPE_CHECKING:
-    from pyg_dist.tensor.grid_graph import GridGraph
 
 
 class Tile(Rows):
@@ -140,7 +137,7 @@ class GridNodes(Rows):
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid.mesh.axis(*GRID_AXES), "node", grid.num_nodes, grid.node_ids(WHOLE_ROWS))
         self.grid = grid
-        self.edge_sets: OrderedDict[str, GridGraph] = OrderedDict()
+        self.edge_sets: OrderedDict[str, Any] = OrderedDict()  # of graphs, which know their nodes
 
 
 class Grid:
