@@ -195,6 +195,9 @@ class DistributedEdgeIndex:
         name = getattr(func, "__name__", str(func))
         if func in (torch.flip, torch.unbind) and isinstance(args[0], DistributedEdgeIndex):
             return getattr(args[0], name)(*args[1:], **(kwargs or {}))
+        if func in (torch.cat, torch.concat) and (*args[1:], *(kwargs or {}).values()) in ((1,), (-1,)):
+            # Further edges, such as self loops: a plain tensor, which convs lay out.
+            return torch.cat([e.full_tensor() if isinstance(e, DistributedEdgeIndex) else e for e in args[0]], dim=1)
         raise MixedRowsError(
             f"torch's {name} on an edge_index needs all edges, and each rank holds only its own: apply it to the graph "
             f"before DistributedData, or to edge_index.full_tensor(), all edges, which convs take as well"

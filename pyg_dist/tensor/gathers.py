@@ -21,9 +21,13 @@ from pyg_dist.tensor.table import Function, bind, handles
 )  # fmt: skip
 def gathered(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Apply the function to all rows, in the original order."""
-    args = tuple(a.full_tensor() if isinstance(a, RowTensor) else a for a in args)
-    kwargs = {k: v.full_tensor() if isinstance(v, RowTensor) else v for k, v in kwargs.items()}
-    return function(*args, **kwargs)
+    return function(*map(_full, args), **{name: _full(value) for name, value in kwargs.items()})
+
+
+def _full(value: Any) -> Any:
+    if isinstance(value, RowTensor):
+        return value.full_tensor()
+    return tuple(map(_full, value)) if type(value) is tuple else value  # x[rows, 0] has a tuple for an index
 
 
 @handles("median", "nanmedian", "quantile", "nanquantile")

@@ -12,6 +12,7 @@ from torch import Tensor
 from pyg_dist.backend import large_rows
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
 from pyg_dist.tensor.edges import NodeIds, lift
+from pyg_dist.tensor.gathers import gathered
 from pyg_dist.tensor.layers import with_parameters
 from pyg_dist.tensor.pointwise import as_operand
 from pyg_dist.tensor.row_tensor import LOCALLY, NodeTensor, RowTensor, by_row_mask, wrap
@@ -136,10 +137,14 @@ def _one_row(x: RowTensor, position: int) -> Tensor:
 
 @handles("__setitem__")
 def setitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Assign to selected rows: a number, a row-free tensor, one row per selected row, or a like selection."""
+    """Assign to selected rows: a number, a row-free tensor, one row per selected row, or a like selection.
+
+    Into a plain tensor by a distributed mask, or of distributed rows, all of them (collective).
+    """
     x, index, value = args
-    if not isinstance(x, RowTensor):
-        raise MixedRowsError("Assigning distributed rows into a plain tensor would mix rows: use .full_tensor()")
+    if not isinstance(x, RowTensor):  # it stays plain
+        gathered(function, args, kwargs)
+        return
     if isinstance(index, RowTensor) and index.dtype == torch.bool and index.dim() == x.dim() > 1:
         x.masked_fill_(index, value)
         return

@@ -12,7 +12,7 @@ import torch
 from against_stock import NUM_CLASSES, NUM_FEATURES, NUM_NODES, Results, Side, assert_same, compare, gradients, sides
 from torch import Tensor, nn
 from torch_geometric import nn as gnn
-from torch_geometric.utils import dropout_edge
+from torch_geometric.utils import add_self_loops, dropout_edge
 from workers import Workers
 
 Pools = Callable[[int], Workers]
@@ -50,6 +50,8 @@ EDGES: dict[str, Edges] = {  # the edges and weights that a script makes of its 
     "selected twice": lambda d, x: (d.edge_index[:, d.edge_weight > 0.2][:, 10:100],),
     "selected and reversed": lambda d, x: (d.edge_index[:, d.edge_weight > 0.5].flip(0),),
     "dropout": lambda d, x: (dropout_edge(d.edge_index, 0.4)[0],),
+    "dropout of pairs": lambda d, x: (dropout_edge(d.edge_index, 0.4, force_undirected=True)[0],),
+    "self loops": lambda d, x: (add_self_loops(d.edge_index, num_nodes=NUM_NODES)[0],),
     "no dropout": lambda d, x: (dropout_edge(d.edge_index.clone(), 0.4, training=False)[0],),
     "weights of others": lambda d, x: (OTHER, torch.linspace(0.1, 1, 90).to(x.dtype)),
     "weights of the reversed": lambda d, x: (d.edge_index.flip(0), d.edge_weight),

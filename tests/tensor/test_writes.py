@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,12 @@ CLASSES = 9
 
 def zeros(t: Operands, *columns: int) -> Tensor:
     return torch.zeros(CLASSES, *columns).to(t.x.dtype)
+
+
+def assigned(t: Operands, index: Any) -> Tensor:
+    plain = t.full.detach().clone()
+    plain[index] = 0.5
+    return plain + t.x
 
 
 def centroids(t: Operands) -> Tensor:
@@ -43,6 +50,8 @@ EXPRESSIONS: dict[str, Expression] = {
     "PyG's max": lambda t: pyg.scatter(t.x, t.label, dim=0, dim_size=CLASSES, reduce="max"),
     "one_hot": lambda t: pyg.one_hot(t.label, CLASSES) @ torch.ones(CLASSES, 2) * t.x[:, :1],
     "pools": lambda t: global_mean_pool(t.x, t.label, CLASSES) - global_max_pool(t.x, t.label, CLASSES),
+    "assigned by a mask": lambda t: assigned(t, t.mask),
+    "assigned by two": lambda t: assigned(t, (t.mask, 0)),
     "centroids": lambda t: (t.x - centroids(t)[t.label]).square().sum(),
 }  # fmt: skip
 
