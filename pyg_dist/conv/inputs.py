@@ -14,7 +14,7 @@ from torch_geometric.nn import MessagePassing
 from pyg_dist.backend.world import world_size
 from pyg_dist.errors import DataError, LayoutMismatchError, UnsupportedError
 from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor, RowTensor
-from pyg_dist.tensor.edge_sets import Graph, lay_out
+from pyg_dist.tensor.edge_sets import Graph
 from pyg_dist.tensor.row_tensor import version_of
 from pyg_dist.tensor.rows import Rows
 
@@ -44,8 +44,10 @@ def edge_handle(conv: MessagePassing, edge_index: Any, x: Any, runs_steps: bool)
         handle = edge_index
     else:
         is_plain = isinstance(edge_index, Tensor) and edge_index.layout == torch.strided
-        graph = lay_out(edge_index, features._rows.whole) if is_plain and isinstance(features, NodeTensor) else None
-        if graph is None:
+        laid_out = None
+        if is_plain and isinstance(features, NodeTensor):
+            laid_out = DistributedEdgeIndex.over(edge_index, features._rows.whole)
+        if laid_out is None:
             if world_size() > 1 or isinstance(features, NodeTensor):
                 raise DataError(
                     f"{name} expected features and edge_index of a DistributedData (got {type(features).__name__} and "
@@ -53,7 +55,7 @@ def edge_handle(conv: MessagePassing, edge_index: Any, x: Any, runs_steps: bool)
                     f"data = DistributedData(data), and pass data.x and data.edge_index"
                 )
             return None
-        handle = DistributedEdgeIndex(graph)
+        handle = laid_out
     if conv.flow != "source_to_target":
         if runs_steps:
             raise UnsupportedError(

@@ -10,12 +10,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_dist.backend.agreement import digest
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
-from pyg_dist.tensor.edge_sets import Graph, lay_out
+from pyg_dist.tensor.edge_sets import Graph, as_edges, graph_over
 from pyg_dist.tensor.edges import Edges
 from pyg_dist.tensor.halo_graph import HaloGraph
+from pyg_dist.tensor.halo_nodes import HaloNodes
 from pyg_dist.tensor.row_tensor import EdgeTensor, RowTensor
+from pyg_dist.tensor.rows import Rows, require_same
 from pyg_dist.tensor.selection import select_rows
+from pyg_dist.tensor.self_loops import LoopRule
+from pyg_dist.tensor.tile import GridNodes
+
+_NUM_KEPT = 4  # of edges that are drawn in each step all but the last would be kept in vain
 
 
 class DistributedEdgeIndex:
@@ -36,7 +43,7 @@ class DistributedEdgeIndex:
         self._graph = graph
         self._sparse = sparse
         self.weight = weight
-        self._weighted: Edges | None = None
+        self._edges: Edges | None = None
 
     def __deepcopy__(self, memo: object) -> DistributedEdgeIndex:
         return self  # immutable
@@ -114,25 +121,50 @@ class DistributedEdgeIndex:
         """Like ``Tensor.new_ones``: a plain tensor."""
         return torch.ones(*size, dtype=dtype, device=self.device, **kwargs)
 
+    @staticmethod
+    def over(edge_index: Tensor, nodes: Rows, loop_rule: LoopRule = "remaining") -> DistributedEdgeIndex | None:
+        """A script's own edges, laid out over nodes of a ``DistributedData``; ``None`` for other rows.
+
+        They are known again by their values, of the latest few sets, so that it does not matter whether a script keeps
+        the tensor or makes it anew in each forward. Collective: digests are compared, and new edges planned.
+
+        Args:
+            edge_index: integers ``[2, E]``, equal on every rank.
+            nodes: the nodes.
+            loop_rule: see :data:`~pyg_dist.tensor.self_loops.LoopRule`.
+
+        Raises:
+            AgreementError: The ranks have different edges.
+            DataError: They are no edges between these nodes.
+        """
+        if not isinstance(nodes, (HaloNodes, GridNodes)):
+            return None
+        edge_index = as_edges(edge_index)
+        identity = digest(edge_index)
+        require_same(nodes.axis, identity, "edge_index")
+        name, known = f"{identity} {loop_rule}", nodes.edge_sets
+        handle: DistributedEdgeIndex | None = known.pop(name, None)
+        if handle is None:
+            handle = DistributedEdgeIndex(graph_over(edge_index, nodes, loop_rule))
+        known[name] = handle
+        if len(known) > _NUM_KEPT:
+            known.popitem(last=False)
+        return handle
+
     @property
     def edges(self) -> Edges:
         """The edges as the code of a conv may look at them (halo layout)."""
+        # Kept here, not with the graph, which they know: drawn edges are freed with their handle, and not later.
         assert isinstance(self._graph, HaloGraph)
-        if self.weight is None:
-            return self._graph.edges
-        if self._weighted is None or self._weighted.weight is not self.weight:
-            whole = self._graph.edges
-            weight = cast(EdgeTensor, self.weight)
-            self._weighted = Edges.of(self._graph, whole.rows, whole.source, whole.target, weight)
-        return self._weighted
+        if self._edges is None or self._edges.weight is not self.weight:
+            self._edges = self._graph.edges(cast("EdgeTensor | None", self.weight))
+        return self._edges
 
     @cached_property
     def reversed(self) -> DistributedEdgeIndex:
         """The same edges from targets to sources, made once (collective: gathers all edges)."""
-        graph = lay_out(self.full_tensor().flip(0), self._graph.node_rows, self._graph.loop_rule)
-        assert graph is not None
-        turned = DistributedEdgeIndex(graph)
-        turned.__dict__["reversed"] = self
+        turned = self.over(self.full_tensor().flip(0), self._graph.node_rows, self._graph.loop_rule)
+        assert turned is not None
         return turned
 
     def flip(self, *dims: Any) -> DistributedEdgeIndex:
@@ -146,7 +178,7 @@ class DistributedEdgeIndex:
         if self._sparse or dim not in (0, -2):
             self._refuse(f"edge_index.unbind({dim})")
         if isinstance(self._graph, HaloGraph):
-            return self._graph.edges.end(0), self._graph.edges.end(1)
+            return self.edges.end(0), self.edges.end(1)
         of_rows = (EdgeTensor.from_local(ids.clone(), self._graph.edge_rows) for ids in self._graph.edge_index)
         return cast("tuple[EdgeTensor, EdgeTensor]", tuple(of_rows))
 

@@ -1,8 +1,7 @@
 """Edges of a script's own between nodes that are distributed already: further edge sets, reversed ones, drawn ones.
 
 A script has such edges as a plain ``[2, E]`` tensor, the same on every rank. The first conv that gets them lays them
-out over the nodes of its features; they are known again by their values, so that it does not matter whether a script
-keeps the tensor or makes it anew in each forward.
+out over the nodes of its features.
 """
 
 from __future__ import annotations
@@ -13,21 +12,18 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from pyg_dist.backend.agreement import digest
 from pyg_dist.errors import DataError
 from pyg_dist.plan import halo_share
 from pyg_dist.plan.plan import is_dense
 from pyg_dist.tensor.grid_graph import GridGraph
 from pyg_dist.tensor.halo_graph import HaloGraph
 from pyg_dist.tensor.halo_nodes import HaloNodes
-from pyg_dist.tensor.rows import Rows, lasting, require_same
+from pyg_dist.tensor.rows import Rows, lasting
 from pyg_dist.tensor.self_loops import LoopRule
 from pyg_dist.tensor.tile import GridNodes
 
 Graph = HaloGraph | GridGraph
 """The runtime form of a graph, in one layout or the other."""
-
-_NUM_KEPT = 4  # of edges that are drawn in each step all but the last would be kept in vain
 
 
 class ListedEdges(Rows):
@@ -37,40 +33,20 @@ class ListedEdges(Rows):
 
 
 @lasting
-def lay_out(edge_index: Tensor, nodes: Rows, loop_rule: LoopRule = "remaining") -> Graph | None:
-    """The graph with these edges over nodes of a ``DistributedData``, whose layout it has; the latest are kept.
-
-    Collective: the edges' digests are compared, and an exchange is planned where the edges are new.
+def graph_over(edge_index: Tensor, nodes: HaloNodes | GridNodes, loop_rule: LoopRule) -> Graph:
+    """The graph with these edges over nodes of a ``DistributedData``, whose layout it has (collective).
 
     Args:
         edge_index: int64 ``[2, E]``, equal on every rank.
-        nodes: the nodes; ``None`` is returned for other rows.
+        nodes: the nodes.
         loop_rule: see :data:`~pyg_dist.tensor.self_loops.LoopRule`.
 
     Raises:
-        AgreementError: The ranks have different edges.
         DataError: They are no edges between these nodes.
     """
-    if not isinstance(nodes, (HaloNodes, GridNodes)):
-        return None
-    edge_index = as_edges(edge_index)
-    identity = digest(edge_index)
-    require_same(nodes.axis, identity, "edge_index")
-    name, known = f"{identity} {loop_rule}", nodes.edge_sets
-    graph: Any = known.pop(name, None)
-    if graph is None:
-        check_ends(edge_index, nodes.size, "edge_index")
-        if isinstance(nodes, HaloNodes):
-            graph = _by_part(edge_index, nodes, loop_rule)
-        else:
-            graph = GridGraph.of(nodes.grid, edge_index, loop_rule, ListedEdges)
-    known[name] = graph
-    if len(known) > _NUM_KEPT:
-        known.popitem(last=False)
-    return graph  # type: ignore[no-any-return]
-
-
-def _by_part(edge_index: Tensor, nodes: HaloNodes, loop_rule: LoopRule) -> HaloGraph:
+    check_ends(edge_index, nodes.size, "edge_index")
+    if isinstance(nodes, GridNodes):
+        return GridGraph.of(nodes.grid, edge_index, loop_rule, ListedEdges)
     axis = nodes.axis
     share = halo_share(edge_index, nodes.parts(), axis.rank, axis.size, nodes.exchange, nodes.key.cpu())
     messages = sum(axis.gather_counts(sum(count > 0 for count in share.sums.send_counts)))

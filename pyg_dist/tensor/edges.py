@@ -62,7 +62,7 @@ class Edges(Tensor):
 
     def end(self, end: End) -> NodeIds:
         """Global ids of the sources (0) or targets (1), an edge tensor."""
-        return self._ends[end]
+        return NodeIds.of(self._global_ids[end], self, end)  # not kept: it knows these edges
 
     def full_tensor(self) -> Tensor:
         """The plain ``[2, E]`` tensor of global ids, in the order of PyG's, on every rank (collective)."""
@@ -70,11 +70,10 @@ class Edges(Tensor):
 
     @cached_property
     @lasting
-    def _ends(self) -> tuple[NodeIds, NodeIds]:
+    def _global_ids(self) -> tuple[Tensor, Tensor]:
         with LOCALLY():
             node_id, halo_id = self.graph.node_rows.key, self.graph.share.halo_id.to(self.graph.device)
-            sources, targets = torch.cat([node_id, halo_id])[self.source], node_id[self.target]
-            return NodeIds.of(sources, self, 0), NodeIds.of(targets, self, 1)
+            return torch.cat([node_id, halo_id])[self.source], node_id[self.target]
 
     @cached_property
     @lasting
@@ -122,7 +121,7 @@ class Edges(Tensor):
         return cast(EdgeTensor, wrap(local, self.rows))  # not from_local: code of a conv may write to it in place
 
     def __iter__(self) -> Iterator[Tensor]:
-        return iter(self._ends)
+        return iter((self.end(0), self.end(1)))
 
     def __deepcopy__(self, memo: object) -> Edges:
         return self  # immutable
@@ -142,11 +141,11 @@ class Edges(Tensor):
             if func == Tensor.device.__get__:
                 return edges.graph.device
             if func is Tensor.unbind:
-                return edges._ends
+                return tuple(edges)
             if func is Tensor.__getitem__:
                 index = args[1]
                 if isinstance(index, int) and -2 <= index < 2:
-                    return edges._ends[index]
+                    return edges.end(index % 2)  # type: ignore[arg-type]
                 if isinstance(index, tuple) and index[:-1] == (slice(None),) and isinstance(index[1], RowTensor):
                     return edges.selected(index[1])
         raise MixedRowsError(

@@ -24,7 +24,7 @@ from pyg_dist.tensor.edges import Edges
 from pyg_dist.tensor.halo_nodes import HaloNodes
 from pyg_dist.tensor.layer_names import name_of
 from pyg_dist.tensor.random import draw_seed
-from pyg_dist.tensor.row_tensor import RowTensor, version_of
+from pyg_dist.tensor.row_tensor import EdgeTensor, RowTensor, version_of
 from pyg_dist.tensor.rows import Rows, Selection, lasting
 from pyg_dist.tensor.scales import at_sources, inverse_sqrt
 from pyg_dist.tensor.self_loops import LoopRule, SelfLoops
@@ -175,17 +175,20 @@ class HaloGraph:
         order = torch.argsort(self.edge_rows.key[edge])
         return CSR.from_edges(row[order], col[order], edge[order], self.num_local, self.num_local + self.halo.num_cols)
 
-    @cached_property
     @lasting
-    def edges(self) -> Edges:
-        """All edges of this rank, in edge storage order, for code that makes a message of each."""
+    def edges(self, weight: EdgeTensor | None = None) -> Edges:
+        """All edges of this rank, in edge storage order, for code that makes a message of each; made at each call.
+
+        Args:
+            weight: the values of an ``adj_t``.
+        """
         whole, ends = self.whole, torch.empty(2, self.edge_rows.num_local, dtype=torch.int64, device=self.device)
         ends[0, whole.edge], ends[1, whole.edge] = whole.col.long(), whole.row()
-        return Edges.of(self, self.edge_rows, ends[0], ends[1])
+        return Edges.of(self, self.edge_rows, ends[0], ends[1], weight)
 
     def full_edge_index(self) -> Tensor:
         """All edges by global ids in the input's order, int64 ``[2, E]``, on every rank (collective)."""
-        return self.edges.full_tensor()
+        return self.edges().full_tensor()
 
     @cached_property
     @lasting

@@ -24,7 +24,7 @@ class HaloNodes(Rows):
         bits: of a value in a message, forward and backward; 32: values as they are.
         traffic: counts what all of their graphs send.
         buffers: of all of their messages.
-        edge_sets: the graphs over them that are made of a script's own edges, see :mod:`pyg_dist.tensor.edge_sets`.
+        edge_sets: a script's own edges between them, see :meth:`DistributedEdgeIndex.over`.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class HaloNodes(Rows):
         self.bits = bits
         self.traffic = Traffic()
         self.buffers = Buffers()
-        self.edge_sets: OrderedDict[str, Any] = OrderedDict()  # of graphs, which know their nodes
+        self.edge_sets: OrderedDict[str, Any] = OrderedDict()  # handles, whose graphs know these nodes
 
     def to(self, device: torch.device | str) -> HaloNodes:
         """The same nodes on another device."""

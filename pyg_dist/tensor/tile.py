@@ -131,13 +131,13 @@ class GridNodes(Rows):
 
     Attributes:
         grid: the grid.
-        edge_sets: the graphs over them that are made of a script's own edges, see :mod:`pyg_dist.tensor.edge_sets`.
+        edge_sets: a script's own edges between them, see :meth:`DistributedEdgeIndex.over`.
     """
 
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid.mesh.axis(*GRID_AXES), "node", grid.num_nodes, grid.node_ids(WHOLE_ROWS))
         self.grid = grid
-        self.edge_sets: OrderedDict[str, Any] = OrderedDict()  # of graphs, which know their nodes
+        self.edge_sets: OrderedDict[str, Any] = OrderedDict()  # handles, whose graphs know these nodes
 
 
 class Grid:

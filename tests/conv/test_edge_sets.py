@@ -183,15 +183,12 @@ def what_is_kept() -> None:
         conv(ours.data.x, OTHER.clone())
     assert len(kept) == 1
     (laid_out,) = kept.values()
-    assert laid_out.node_rows is ours.data.graph.node_rows
+    assert laid_out.graph.node_rows is ours.data.graph.node_rows
     for k in range(6):
         conv(ours.data.x, OTHER[:, k:])
         conv(ours.data.x, OTHER)
     assert len(kept) == 4
     assert laid_out in kept.values()
-    selected = weakref.ref(ours.data.edge_index[:, 5:].graph)
-    gc.collect()
-    assert selected() is None, "what is drawn goes with the handle"
     nodes, x = weakref.ref(ours.data.x._rows), ours.data.x
     edges = ours.data.edge_index.flip(0)
     ours.data.clear()
@@ -200,6 +197,30 @@ def what_is_kept() -> None:
     del x
     gc.collect()
     assert nodes() is None
+
+
+def drawn_edges() -> None:
+    """They go with their handle, without the help of the garbage collector, which comes late."""
+    from pyg_dist import distribute
+
+    _, ours = sides()
+    convs = [ours.SAGEConv(*SHAPE), ours.GCNConv(*SHAPE), distribute(gnn.GATConv(*SHAPE)), distribute(CONVS["max"]())]
+    gc.collect()
+    gc.disable()
+    try:
+        for conv in convs:
+            drawn = dropout_edge(ours.data.edge_index, 0.5)[0]
+            conv.double()(ours.features(), drawn).sum().backward()
+            graph = weakref.ref(drawn.graph)
+            del drawn
+            assert graph() is None, type(conv).__name__
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_drawn_edges(workers: Pools, world_size: int) -> None:
+    workers(world_size).run(drawn_edges)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

@@ -28,7 +28,7 @@ def lifted_and_scattered() -> None:
     from pyg_dist.tensor.edges import lift, scatter
 
     data, ours = pair()
-    edges, cube = ours.graph.edges, torch.stack([data.x, data.x.tanh()], 1)
+    edges, cube = ours.edge_index.edges, torch.stack([data.x, data.x.tanh()], 1)
     for end in (0, 1):
         ids, plain_ids = edges.end(end), data.edge_index[end]
         assert torch.equal(ids.full_tensor(), plain_ids)
@@ -69,7 +69,7 @@ def exchanges() -> list[int]:
     from pyg_dist.tensor.edges import lift, shared_halos
 
     _, ours = pair()
-    sources, sent = ours.graph.edges.end(0), []
+    sources, sent = ours.edge_index.edges.end(0), []
 
     def count(x: Any, rows_before: int) -> None:
         lift(x, sources)
@@ -98,7 +98,7 @@ def views() -> None:
     from pyg_dist.tensor.edges import lift
 
     data, ours = pair()
-    edges = ours.graph.edges
+    edges = ours.edge_index.edges
     assert (edges.shape, edges.size(1), len(edges), edges.numel()) == ((2, NUM_EDGES), NUM_EDGES, 2, 2 * NUM_EDGES)
     assert (edges.dtype, edges.device, edges.layout) == (torch.int64, torch.device("cpu"), torch.strided)
     assert torch.equal(edges.full_tensor(), data.edge_index)
