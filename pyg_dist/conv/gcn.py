@@ -110,7 +110,7 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
         """
         if self.cached and self._cached_operator is not None:
             cached_graph, operator = self._cached_operator
-            if cached_graph is not graph:
+            if cached_graph is not graph and (graph.digest is None or graph.digest != cached_graph.digest):
                 raise DataError("A DistributedGCNConv with cached=True got a second graph: use cached=False")
             return operator
         if weight is not None and weight.requires_grad:

@@ -14,7 +14,7 @@ from torch_geometric.nn import MessagePassing
 from pyg_dist.backend.world import world_size
 from pyg_dist.errors import DataError, LayoutMismatchError, UnsupportedError
 from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor, RowTensor
-from pyg_dist.tensor.edge_sets import Graph
+from pyg_dist.tensor.edge_sets import Graph, as_edges
 from pyg_dist.tensor.row_tensor import version_of
 from pyg_dist.tensor.rows import Rows
 
@@ -39,14 +39,20 @@ def edge_handle(conv: MessagePassing, edge_index: Any, x: Any, runs_steps: bool)
     """
     name = type(conv).__name__
     features = x[0] if isinstance(x, (tuple, list)) else x
+    turns = conv.flow != "source_to_target"
     handle: DistributedEdgeIndex
     if isinstance(edge_index, DistributedEdgeIndex):
-        handle = edge_index
+        if turns and edge_index.is_sparse:
+            raise UnsupportedError(
+                f"{name} expected flow='source_to_target' with an adj_t (got {conv.flow!r}): transpose the input"
+            )
+        handle = edge_index.reversed if turns and not runs_steps else edge_index
     else:
         is_plain = isinstance(edge_index, Tensor) and edge_index.layout == torch.strided
         laid_out = None
         if is_plain and isinstance(features, NodeTensor):
-            laid_out = DistributedEdgeIndex.over(edge_index, features._rows.whole)
+            edges = as_edges(edge_index)
+            laid_out = DistributedEdgeIndex.over(edges.flip(0) if turns else edges, features._rows.whole)
         if laid_out is None:
             if world_size() > 1 or isinstance(features, NodeTensor):
                 raise DataError(
@@ -56,12 +62,10 @@ def edge_handle(conv: MessagePassing, edge_index: Any, x: Any, runs_steps: bool)
                 )
             return None
         handle = laid_out
-    if conv.flow != "source_to_target":
-        if runs_steps:
-            raise UnsupportedError(
-                f"{name} expected flow='source_to_target' (got {conv.flow!r}): make it so, and pass edge_index.flip(0)"
-            )
-        handle = handle.reversed
+    if turns and runs_steps:
+        raise UnsupportedError(
+            f"{name} expected flow='source_to_target' (got {conv.flow!r}): make it so, and pass edge_index.flip(0)"
+        )
     if not runs_steps:
         changed = "explain" if conv.explain else _overridden(type(conv)) or hooked(conv)  # type: ignore[arg-type]
         if changed is not None:
@@ -104,6 +108,11 @@ def node_rows(conv: MessagePassing, graph: Graph, x: Any) -> NodeTensor:
             permuted = rows.pair(x.to_local(), x._rows)  # x[torch.randperm(N)], as contrastive methods have it
             if permuted is not None:
                 return NodeTensor.from_local(permuted, rows)  # type: ignore[return-value]
+            if x._rows.whole is rows:
+                raise LayoutMismatchError(
+                    f"{name} expected features of all {rows.size} nodes (got {x._rows.size} selected ones): select "
+                    f"edges, edge_index[:, mask], and rows of the output"
+                )
             raise LayoutMismatchError(
                 f"{name} got node features and an edge_index of two different graphs ({x._rows.size} and {rows.size} "
                 f"nodes): take both from one DistributedData"

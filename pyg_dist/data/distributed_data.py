@@ -200,16 +200,24 @@ class DistributedData(Data):  # type: ignore[misc]
 
     def to(self, device: Any, *args: Any, non_blocking: bool = False) -> DistributedData:
         """Move this rank's part to ``device``, in place as ``Data.to`` does (not collective)."""
-        if torch.device(device) == self.graph.device:
+        given, here = torch.device(device), self.graph.device
+        if given.type == here.type and (given.index or 0) == (here.index or 0):
             return self
         old, new = self.graph, self.graph.to(device)
         self.__dict__["graph"] = new
         for name, value in list(self._store.items()):
             if isinstance(value, RowTensor):
-                rows = new.node_rows if value._rows is old.node_rows else new.edge_rows
+                known = {old.node_rows: new.node_rows, old.edge_rows: new.edge_rows}
+                rows = known.get(value._rows, value._rows)
                 self[name] = RowTensor.from_local(value.to_local().to(device, non_blocking=non_blocking), rows)
-            elif isinstance(value, (Tensor, DistributedEdgeIndex)):
-                self[name] = value.to(device) if isinstance(value, Tensor) else value.on(new)
+            elif isinstance(value, DistributedEdgeIndex):
+                further = value.graph
+                if isinstance(further, HaloGraph) and isinstance(new, HaloGraph) and further is not old:
+                    self[name] = value.on(further.over(new.node_rows))
+                else:
+                    self[name] = value.on(new)
+            elif isinstance(value, Tensor):
+                self[name] = value.to(device)
         return self
 
     def cpu(self, *args: str) -> DistributedData:

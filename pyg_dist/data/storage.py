@@ -30,13 +30,21 @@ class DistributedStorage(GlobalStorage):  # type: ignore[misc]
         """
         graph: Graph = self._parent().graph
         if key in ("edge_index", "adj_t"):
-            if value is None or isinstance(value, DistributedEdgeIndex):
+            if isinstance(value, DistributedEdgeIndex):
+                if value.graph.node_rows is not graph.node_rows:
+                    raise LayoutMismatchError(
+                        f"Expected '{key}' over the nodes of this data (got edges of another DistributedData): use "
+                        f"that one"
+                    )
+                self._parent().__dict__["graph"] = value.graph  # fewer edges, or reversed ones: data.num_edges follows
+                return value
+            if value is None:
                 return value
             raise MixedRowsError(
                 f"Assigning '{key}' would change a distributed graph: change it before DistributedData"
             )
         if isinstance(value, RowTensor):
-            if not (graph.owns(value) or value._rows is graph.edge_rows):
+            if not (graph.owns(value) or graph.edge_rows.is_like(value._rows)):
                 raise LayoutMismatchError(
                     f"Expected '{key}' with a row for every node or edge of this graph (got {value._rows.size} "
                     f"{value.kind}s of another graph or selection): assign a full_tensor()"

@@ -22,7 +22,7 @@ from pyg_dist.tensor.selection import select_rows
 from pyg_dist.tensor.self_loops import LoopRule
 from pyg_dist.tensor.tile import GridNodes
 
-_NUM_KEPT = 4  # of edges that are drawn in each step all but the last would be kept in vain
+_NUM_KEPT = 8  # of edges that are drawn in each step all but the last are kept in vain
 
 
 class DistributedEdgeIndex:
@@ -94,7 +94,7 @@ class DistributedEdgeIndex:
 
     def to(self, device: Any, *args: Any, **kwargs: Any) -> DistributedEdgeIndex:
         """Itself: a graph moves together with its node tensors, through ``data.to(device)``."""
-        if isinstance(device, (str, torch.device)) and torch.device(device) != self.device:
+        if isinstance(device, (str, torch.device)) and torch.device(device).type != self.device.type:
             raise LayoutMismatchError(
                 f"Expected edge_index to stay on {self.device} (got {device}): move the graph, data.to({device!r})"
             )
@@ -116,6 +116,15 @@ class DistributedEdgeIndex:
         return self
 
     contiguous = detach = long = clone
+
+    def cpu(self) -> DistributedEdgeIndex:
+        """See :meth:`to`."""
+        return self.to("cpu")
+
+    @property
+    def ndim(self) -> int:
+        """Two, as for the tensor."""
+        return 2
 
     def new_ones(self, *size: Any, dtype: torch.dtype = torch.int64, **kwargs: Any) -> Tensor:
         """Like ``Tensor.new_ones``: a plain tensor."""
@@ -146,6 +155,7 @@ class DistributedEdgeIndex:
         handle: DistributedEdgeIndex | None = known.pop(name, None)
         if handle is None:
             handle = DistributedEdgeIndex(graph_over(edge_index, nodes, loop_rule))
+            handle.graph.digest = name
         known[name] = handle
         if len(known) > _NUM_KEPT:
             known.popitem(last=False)
@@ -167,10 +177,11 @@ class DistributedEdgeIndex:
         assert turned is not None
         return turned
 
-    def flip(self, *dims: Any) -> DistributedEdgeIndex:
+    def flip(self, *given: Any, dims: Any = None) -> DistributedEdgeIndex:
         """Like ``Tensor.flip`` along dimension 0; see :attr:`reversed`."""
-        if self._sparse or (dims[0] if len(dims) == 1 else dims) not in (0, -2, [0], (0,), [-2], (-2,)):
-            self._refuse(f"edge_index.flip{dims}")
+        along = given[0] if len(given) == 1 else given or dims
+        if self._sparse or along not in (0, -2, [0], (0,), [-2], (-2,)):
+            self._refuse(f"edge_index.flip({along})")
         return self.reversed
 
     def unbind(self, dim: int = 0) -> tuple[EdgeTensor, EdgeTensor]:
@@ -193,7 +204,8 @@ class DistributedEdgeIndex:
         if isinstance(first, int) and -2 <= first < 2:
             end = self.unbind()[first]
             return end[rest[0]] if rest else end
-        if isinstance(first, (list, Tensor)) and len(first) == 2 and not rest and list(first) == [1, 0]:
+        is_pair = isinstance(first, (list, Tensor)) and len(first) == 2 and rest in ([], [slice(None)])
+        if is_pair and list(first) == [1, 0]:
             return self.reversed
         has_all_ends = first is Ellipsis or (isinstance(first, slice) and first == slice(None))
         if not (rest and has_all_ends and isinstance(rest[0], (Tensor, np.ndarray, slice, list, range))):
@@ -224,12 +236,13 @@ class DistributedEdgeIndex:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", str(func))
-        if func in (torch.flip, torch.unbind) and isinstance(args[0], DistributedEdgeIndex):
-            return getattr(args[0], name)(*args[1:], **(kwargs or {}))
-        if func in (torch.cat, torch.concat) and (*args[1:], *(kwargs or {}).values()) in ((1,), (-1,)):
+        name, kwargs = getattr(func, "__name__", str(func)), dict(kwargs or {})
+        first = args[0] if args else kwargs.pop("input", kwargs.pop("tensors", None))
+        if func in (torch.flip, torch.unbind) and isinstance(first, DistributedEdgeIndex):
+            return getattr(first, name)(*args[1:], **kwargs)
+        if func in (torch.cat, torch.concat) and (*args[1:], *kwargs.values()) in ((1,), (-1,)):
             # Further edges, such as self loops: a plain tensor, which convs lay out.
-            return torch.cat([e.full_tensor() if isinstance(e, DistributedEdgeIndex) else e for e in args[0]], dim=1)
+            return torch.cat([e.full_tensor() if isinstance(e, DistributedEdgeIndex) else e for e in first], dim=1)
         raise MixedRowsError(
             f"torch's {name} on an edge_index needs all edges, and each rank holds only its own: apply it to the graph "
             f"before DistributedData, or to edge_index.full_tensor(), all edges, which convs take as well"

@@ -62,7 +62,12 @@ class Edges(Tensor):
 
     def end(self, end: End) -> NodeIds:
         """Global ids of the sources (0) or targets (1), an edge tensor."""
-        return NodeIds.of(self._global_ids[end], self, end)  # not kept: it knows these edges
+        ids = self._global_ids[end]
+        if ids._version != 0:
+            raise MixedRowsError(
+                f"edge_index[{end}] was changed in place, and edges of a distributed graph are fixed: change a clone"
+            )
+        return NodeIds.of(ids, self, end)  # not kept: it knows these edges
 
     def full_tensor(self) -> Tensor:
         """The plain ``[2, E]`` tensor of global ids, in the order of PyG's, on every rank (collective)."""
@@ -244,6 +249,7 @@ def lift(x: NodeTensor, ids: NodeIds) -> EdgeTensor:
         - output: ``[E, ...]``
     """
     edges = ids.edges
+    edges.end(ids.end)  # raises where they were changed
     if not edges.graph.owns(x):
         raise LayoutMismatchError(
             f"Expected a row for each of {edges.graph.node_rows} (got {x._rows}): take both from one DistributedData"

@@ -38,6 +38,9 @@ class GridGraph:
         edge_index: int64 ``[2, e]``, this rank's edges.
         edge_rows: which they are, by ascending key.
         loop_rule: how GCN's self loops meet existing ones.
+
+    Attributes:
+        digest: of the edges, where a script has made them.
     """
 
     def __init__(self, grid: Grid, edge_index: Tensor, edge_rows: Rows, loop_rule: LoopRule) -> None:
@@ -48,6 +51,7 @@ class GridGraph:
         self.axis: Axis = grid.mesh.axis(*GRID_AXES)
         self.node_rows = grid.node_rows
         self.device = edge_index.device
+        self.digest: str | None = None
         self._adjacency: dict[tuple[str, str, int], AdjacencyTile] = {}
         self._operators: dict[Hashable, tuple[RowTensor | None, int | None, TileOperator]] = {}
 
@@ -237,7 +241,9 @@ class GridGraph:
             there = self.grid.tile(Layout((tile.row_axis,), None, tile.row_order), 1)
             here = self.grid.tile(Layout((tile.column_axis,), None, tile.column_order), 1)
             of_sources = self.grid.rerouting(there, here).move(scale.view(-1, 1)).view(-1)
-            return TileOperator(csr, values, scale, at_sources(of_sources, csr.col))
+            is_source = torch.zeros(csr.num_cols, dtype=torch.bool)
+            is_source[csr.col.long()] = True
+            return TileOperator(csr, values, scale, at_sources(of_sources, is_source))
 
         return self._operator(("symmetric", add_self_loops, loop_value, dtype), weight, dtype, build)
 

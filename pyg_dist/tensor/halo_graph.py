@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.aggregate import LinearOperator, aggregate_edges
+from pyg_dist.backend.aggregate import LinearOperator, aggregate_edges, halo_sums
 from pyg_dist.backend.codec import EXACT, Codec
 from pyg_dist.backend.csr import CSR
 from pyg_dist.backend.exchange import Exchange, Traffic
@@ -39,6 +39,9 @@ class HaloGraph:
         loop_rule: how GCN's self loops meet existing ones; it follows from the form of the input.
         is_dense: see :class:`~pyg_dist.backend.exchange.Exchange`.
         edge_rows: the share's edges; ``None``: all those of a graph.
+
+    Attributes:
+        digest: of the edges, where a script has made them.
     """
 
     def __init__(
@@ -55,6 +58,8 @@ class HaloGraph:
         self.is_dense = is_dense
         self.axis = nodes.axis
         self.device = nodes.key.device
+        self._given_rows = edge_rows
+        self.digest: str | None = None
         edge_id = share.edge_id.to(self.device)
         self.edge_rows = Rows(self.axis, "edge", share.num_edges, edge_id) if edge_rows is None else edge_rows
         self.local = share.local.to(self.device)
@@ -77,7 +82,11 @@ class HaloGraph:
         """The same graph on another device."""
         if torch.device(device) == self.device:
             return self
-        return HaloGraph(self.share, self.node_rows.to(device), self.loop_rule, self.is_dense)
+        return self.over(self.node_rows.to(device))
+
+    def over(self, nodes: HaloNodes) -> HaloGraph:
+        """The same edges over the same nodes on another device."""
+        return HaloGraph(self.share, nodes, self.loop_rule, self.is_dense, self._given_rows)
 
     def selected(self, chosen: Selection) -> HaloGraph:
         """The graph of some of the edges, over the same nodes: nothing is asked of other ranks.
@@ -222,6 +231,16 @@ class HaloGraph:
         degree[self.num_local - self.num_boundary :] += self.halo.rowptr.diff()
         return degree.to(dtype)
 
+    @cached_property
+    @lasting
+    def _sources(self) -> Tensor:
+        """Which local nodes have out-edges, bool ``[n]`` (collective at the first use)."""
+        arrives = torch.zeros(self.halo.num_cols, 1, device=self.device)
+        arrives[self.halo.col.long()] = 1
+        is_source = halo_sums(arrives, self.post).view(-1) > 0
+        is_source[self.local.col.long()] = True
+        return is_source
+
     def neighbourhood(
         self, reduce: Literal["sum", "mean"], weight: RowTensor | None, dtype: torch.dtype
     ) -> LinearOperator:
@@ -246,7 +265,7 @@ class HaloGraph:
                 if values is not None:
                     values = torch.cat([values, self._loops.weight(values, loop_value)])
             scale = self.inverse_sqrt_degree(local, values, dtype)
-            of_sources = at_sources(scale, local.col, self.post.outgoing.pattern.col)
+            of_sources = scale if add_self_loops else at_sources(scale, self._sources)
             return LinearOperator(*self._weighted(local, values), scale, of_sources)
 
         return self._kept(("symmetric", add_self_loops, loop_value, dtype), weight, build)
@@ -296,7 +315,7 @@ class HaloGraph:
         ones = x.new_ones(self.num_local, 1)
         degree = aggregate_edges(ones, weight, local, self.post)
         scale = inverse_sqrt((degree if loops is None else degree + loops).view(-1)).view(-1, 1)
-        of_sources = scale if add_self_loops else at_sources(scale, local.col, self.post.outgoing.pattern.col)
+        of_sources = scale if add_self_loops else at_sources(scale, self._sources)
         scaled = of_sources * x
         out = aggregate_edges(scaled, weight, local, post)
         return scale * (out if loops is None else out + loops * scaled)

@@ -27,8 +27,8 @@ def matmul(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if isinstance(x, RowTensor) and not isinstance(other, RowTensor) and x.dim() > 1 and other.dim() < 3:
         return with_parameters(function, (x, other), {})
     raise MixedRowsError(
-        f"{public_name(function)} of row tensors is row-wise only as rows @ plain matrix: for a product over rows, "
-        f"x.T @ y, use torch.einsum('nf,ng->fg', x, y), else .full_tensor()"
+        f"{public_name(function)} of row tensors is row-wise only as rows @ plain matrix: for a product over rows use "
+        f"x.T @ y, for all pairs x @ y.T, else .full_tensor()"
     )
 
 
@@ -68,6 +68,18 @@ def dist(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     """The p-norm of the difference of all elements (collective)."""
     x, other, *order = (*args, *kwargs.values())
     return torch.linalg.vector_norm(x - other, *order)
+
+
+@handles("diag", "diagonal", "trace")
+def diagonal(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Of a square matrix, such as ``x @ y.T``: an element of each row; ``trace`` sums them (collective)."""
+    x = args[0]
+    if len(args) + len(kwargs) > 1 or x.dim() != 2 or x.shape[0] != x.shape[1]:
+        raise refuse(function, f"of shape {list(x.shape)} or with options would mix rows")
+    with LOCALLY():
+        place = x._rows.position.to(x.device).view(-1, 1)
+        elements: Any = wrap(x.as_subclass(Tensor).gather(1, place).view(-1), x._rows)
+    return elements.sum() if function.__name__ == "trace" else elements
 
 
 @handles("einsum", namespaces=(torch,))

@@ -124,6 +124,16 @@ class Rows:
         return Selection(_Subset(self, picked), picked)
 
     @lasting
+    def by_whole_mask(self, mask: Tensor) -> Selection:
+        """The rows where ``mask`` (bool ``[size]``, equal on every rank) holds (collective).
+
+        Raises:
+            AgreementError: The ranks were given different masks.
+        """
+        self._require_equal(mask, "mask")
+        return self.by_mask(mask.index_select(0, self.position.to(mask.device)))
+
+    @lasting
     def by_index(self, index: Tensor) -> Selection:
         """The rows at the positions ``index`` (int64 ``[k]``, equal on every rank), repeats and any order allowed.
 
@@ -140,7 +150,7 @@ class Rows:
             # By value, since an index may change behind torch's back (numpy shares memory).
             if torch.equal(selection.rows._index, wanted):  # type: ignore[attr-defined]
                 return selection
-        self._require_equal(wanted)
+        self._require_equal(wanted, "list")
         outside = (wanted < 0) | (wanted >= self.size)
         if outside.any():
             raise IndexError(
@@ -156,10 +166,10 @@ class Rows:
         self._listed.append(selection)
         return selection
 
-    def _require_equal(self, index: Tensor) -> None:
+    def _require_equal(self, index: Tensor, what: str) -> None:
         """An unseeded permutation makes each rank select other rows, and nothing else would notice (collective)."""
         if self.axis.size > 1:
-            require_same(self.axis, digest(index), f"list of {self.kind}s")
+            require_same(self.axis, digest(index), f"{what} of {self.kind}s")
 
     def take(self, local: Tensor, before: Rows) -> Tensor | None:
         """The local piece of a tensor distributed as ``before``; ``None`` if it has other rows (may be collective)."""
@@ -184,7 +194,8 @@ class Rows:
     def _pairs_with(self, other: Rows) -> bool:
         is_picked = any(r.is_list or (isinstance(r, _Subset) and self.kind != other.kind) for r in (self, other))
         are_whole = "tile" not in (self.kind, other.kind)
-        return is_picked and are_whole and self.size == other.size and self.axis is other.axis
+        is_one_axis = self.axis is other.axis or self.axis.size == other.axis.size == 1
+        return is_picked and are_whole and self.size == other.size and is_one_axis
 
     def deal(self, size: int) -> Rows:
         """As many rows of the same kind, in runs of equal length by rank."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 
@@ -12,18 +11,13 @@ def inverse_sqrt(degree: Tensor) -> Tensor:
     return scale.masked_fill(scale == float("inf"), 0.0)
 
 
-def at_sources(scale: Tensor, *columns: Tensor) -> Tensor:
+def at_sources(scale: Tensor, is_source: Tensor) -> Tensor:
     """``scale``, zero for nodes that are no source: no sum needs theirs, and NaN there would be their gradient.
 
     Degrees are negative where weights are, and their roots NaN.
 
-    Args:
-        scale: ``[n, ...]``.
-        columns: the sources of some edges each.
+    Shapes:
+        - scale: ``[n, ...]``
+        - is_source: bool ``[n]``
     """
-    if not bool(scale.isnan().any()):
-        return scale
-    is_source = torch.zeros(scale.shape[0], dtype=torch.bool, device=scale.device)
-    for column in columns:
-        is_source[column.long()] = True
     return scale.masked_fill(~is_source.view(-1, *[1] * (scale.dim() - 1)), 0.0)

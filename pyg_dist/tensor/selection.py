@@ -32,7 +32,7 @@ def select_rows(rows: Rows, index: Any) -> Selection:
             return by_row_mask(rows, index)
         raise MixedRowsError(
             f"Indexing rows with a {type(index).__name__} of {index.dtype} and {index.dim()} dimensions would mix "
-            f"rows: use a one-dimensional bool mask, or index.full_tensor()"
+            f"rows: use a one-dimensional bool mask, edge_index[0] or [1] as they are, or index.full_tensor()"
         )
     if not isinstance(index, Tensor):
         index = torch.as_tensor(np.asarray(index))
@@ -49,7 +49,7 @@ def select_rows(rows: Rows, index: Any) -> Selection:
             f"Expected a mask over {rows} (got {index.shape[0]} entries): use a mask of this graph, "
             f"or .to_local() rows with a local mask"
         )
-    return rows.by_mask(index.index_select(0, rows.position.to(index.device)))
+    return rows.by_whole_mask(index)
 
 
 def _split(x: RowTensor, index: Any) -> tuple[Any, tuple[Any, ...]]:

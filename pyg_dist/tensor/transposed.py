@@ -19,8 +19,8 @@ from pyg_dist.tensor.table import TABLE, Function, functions, handles, public_na
 class Transposed(OverRows):
     """The ``[F, N]`` transpose of a row tensor ``[N, F]``.
 
-    It takes part in products with rows and with plain matrices, in element-wise functions with numbers and with other
-    transposes, and turns back; everything else raises.
+    It takes part in products with rows and with plain matrices, in arithmetic with numbers and with other transposes,
+    and turns back; everything else raises.
 
     Attributes:
         of: the row tensor.
@@ -43,11 +43,16 @@ class Transposed(OverRows):
     def __repr__(self) -> str:  # type: ignore[override]
         return f"Transposed({list(self.shape)})"
 
+    def __format__(self, format_spec: str) -> str:
+        return repr(self)
+
     @classmethod
     def __torch_function__(
         cls, func: Function, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        kwargs = dict(kwargs or {})
+        if not args and "input" in kwargs:
+            args = (kwargs.pop("input"),)
         first = args[0] if args else None
         if func in _SHAPES:
             with LOCALLY():

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_dist.errors import DataError
 from pyg_dist.tensor.gathers import gathered
 from pyg_dist.tensor.pointwise import aligned
 from pyg_dist.tensor.reductions import wide
@@ -25,6 +26,11 @@ def write(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     x = bound["x"]
     is_sum = name.startswith("scatter_add") or bound.get("reduce") in ("sum", "add")
     is_sum = is_sum and bound.get("include_self", True) and isinstance(bound["src"], Tensor)
+    if is_sum and bound["src"].dtype != x.dtype:
+        raise DataError(
+            f"{name} expected 'src' in the dtype of what it writes into, {x.dtype} (got {bound['src'].dtype}): convert "
+            f"one of them"
+        )
     if not is_sum or dims_of(bound["dim"], x.dim()) != (0,):
         return gathered(function, args, kwargs)  # type: ignore[no-any-return]
     with LOCALLY():

@@ -38,8 +38,10 @@ EDGES: dict[str, Edges] = {  # the edges and weights that a script makes of its 
     "the same edges": lambda d, x: (d.edge_index if isinstance(d.edge_index, Tensor) else d.edge_index.full_tensor(),),
     "int32": lambda d, x: (OTHER.long() if isinstance(d.edge_index, Tensor) else OTHER.int(),),
     "reversed": lambda d, x: (d.edge_index.flip([0]),),
-    "reversed by torch": lambda d, x: (torch.flip(d.edge_index, (0,)),),
+    "reversed by torch": lambda d, x: (torch.flip(input=d.edge_index, dims=(0,)),),
+    "reversed by name": lambda d, x: (d.edge_index.flip(dims=[0]),),
     "reversed by a list": lambda d, x: (d.edge_index[[1, 0]],),
+    "reversed by a list of rows": lambda d, x: (d.edge_index[[1, 0], :],),
     "reversed twice": lambda d, x: (d.edge_index.flip(0).flip(0),),
     "mask over edges": lambda d, x: (d.edge_index[:, d.edge_weight > 0.5],),
     "plain mask": lambda d, x: (d.edge_index[:, torch.arange(310) % 3 > 0],),
@@ -64,11 +66,12 @@ EDGES: dict[str, Edges] = {  # the edges and weights that a script makes of its 
 CONVS: dict[str, Callable[[], nn.Module]] = {
     "sage": lambda: gnn.SAGEConv(*SHAPE),
     "gcn": lambda: gnn.GCNConv(*SHAPE),
+    "gcn without loops": lambda: gnn.GCNConv(*SHAPE, add_self_loops=False),
     "max": lambda: gnn.SAGEConv(*SHAPE, aggr="max"),
     "gat": lambda: gnn.GATConv(*SHAPE),
     "graph": lambda: gnn.GraphConv(*SHAPE),
 }
-WEIGHTED = ("gcn", "graph")
+WEIGHTED = ("gcn", "gcn without loops", "graph")
 
 
 def script(edges: Edges, make: Callable[[], nn.Module]) -> Callable[[Side], Results]:
@@ -187,7 +190,11 @@ def what_is_kept() -> None:
     for k in range(6):
         conv(ours.data.x, OTHER[:, k:])
         conv(ours.data.x, OTHER)
-    assert len(kept) == 4
+    assert len(kept) == 6
+    for k in range(6, 12):
+        conv(ours.data.x, OTHER[:, k:])
+        conv(ours.data.x, OTHER)
+    assert len(kept) == 8
     assert laid_out in kept.values()
     nodes, x = weakref.ref(ours.data.x._rows), ours.data.x
     edges = ours.data.edge_index.flip(0)
@@ -249,3 +256,70 @@ def ends() -> None:
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_ends(workers: Pools, world_size: int) -> None:
     workers(world_size).run(ends)
+
+
+def changes() -> None:
+    """What follows a change of the data's edges, of the device, of the ends, and of what a conv has cached."""
+    import pyg_dist
+    from pyg_dist.errors import LayoutMismatchError, MixedRowsError
+
+    stock, ours = sides()
+    data, conv = ours.data, ours.SAGEConv(*SHAPE).double()
+    data.reversed_edge_index = data.edge_index.flip(0)
+    expected = conv(data.x, data.reversed_edge_index).full_tensor()
+    data.to("cpu:0")
+    assert data.reversed_edge_index.shape == (2, 310)
+    assert torch.equal(conv(data.x, data.reversed_edge_index).full_tensor(), expected)
+    cached = ours.GCNConv(*SHAPE, cached=True).double()
+    first = cached(data.x, OTHER).full_tensor()
+    for k in range(1, 12):
+        conv(data.x, OTHER[:, k:])
+    assert torch.equal(cached(data.x, OTHER.clone()).full_tensor(), first)
+    for side in (stock, ours):
+        kept = side.data.edge_weight > 0.5
+        side.data.edge_index = side.data.edge_index[:, kept]
+        side.data.edge_weight, side.data.edge_attr = side.data.edge_weight[kept], side.data.edge_attr[kept]
+    assert (data.num_edges, data.has_self_loops()) == (stock.data.num_edges, stock.data.has_self_loops())
+    assert torch.equal(data.edge_index.full_tensor(), stock.data.edge_index)
+    other = pyg_dist.DistributedData(stock.data)
+    with pytest.raises(LayoutMismatchError, match="over the nodes of this data"):
+        data.edge_index = other.edge_index
+    ends = data.edge_index[0]
+    ends.clamp_(max=3)
+    with pytest.raises(MixedRowsError, match="was changed in place"):
+        data.x[ends]
+    if pyg_dist.world_size() > 1:
+        torch.manual_seed(pyg_dist.rank())
+        with pytest.raises(pyg_dist.errors.AgreementError, match="the same mask of edges"):
+            dropout_edge(other.edge_index, 0.5)
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_changes(workers: Pools, world_size: int) -> None:
+    workers(world_size).run(changes)
+
+
+def negative_degrees() -> None:
+    """A node whose degree has no root, and which is no source of the selected edges, has a gradient of zero."""
+    stock, ours = sides()
+    found = []
+    for side in (stock, ours):
+        for learns in (False, True):
+            source, target = side.data.edge_index
+            weight = side.data.edge_weight.abs() + 0.1
+            weight = torch.where(target == 0, -weight, weight).detach().requires_grad_(learns)
+            chosen = source != 0
+            torch.manual_seed(4)
+            x, conv = side.features(), side.GCNConv(*SHAPE, add_self_loops=False).double()
+            out = conv(x, side.data.edge_index[:, chosen], weight[chosen])
+            out[torch.arange(1, NUM_NODES)].square().sum().backward()
+            found.append(x.grad if side.is_stock else x.grad.full_tensor())
+    for expected, got in zip(found[:2], found[2:], strict=True):
+        assert expected[0].isfinite().all()
+        assert expected.isnan().any(), "of what has an edge to it"
+        assert torch.allclose(got, expected, atol=1e-10, rtol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_negative_degrees(workers: Pools, world_size: int) -> None:
+    workers(world_size).run(negative_degrees)
