@@ -129,9 +129,9 @@ def passes(world_size: int, exception: bool) -> None:
     for _ in range(2):
         for pattern in (interleaved, retained, second_order):
             models.run(pattern)
-    held = models.data.graph._buffers.num_bytes
+    held = models.data.graph.node_rows.buffers.num_bytes
     models.run(interleaved)
-    assert models.data.graph._buffers.num_bytes == held > 0
+    assert models.data.graph.node_rows.buffers.num_bytes == held > 0
 
 
 @pytest.mark.parametrize("exception", [False, True])
@@ -151,7 +151,7 @@ def sums_in_bfloat16(world_size: int) -> None:
         outgoing, scale = operator.halo.outgoing, operator.col_scale
         assert int(outgoing.pattern.rowptr.diff().max()) > 2, "no partial sums to round"
         x = (torch.randn(graph.num_local, 33) * 100).bfloat16()
-        message = graph._buffers.take(outgoing.num_rows, 66, CPU)
+        message = graph.node_rows.buffers.take(outgoing.num_rows, 66, CPU)
         operator.halo.codecs[0].pack(message, outgoing, x, scale)
         exact = outgoing.multiply(x.float(), col_scale=scale).bfloat16()
         assert torch.equal(message.view(torch.bfloat16), exact)
@@ -160,7 +160,7 @@ def sums_in_bfloat16(world_size: int) -> None:
         for row, col in zip(outgoing.pattern.row().tolist(), outgoing.pattern.col.tolist(), strict=True):
             by_steps[row] += scaled[col]
         assert not torch.equal(by_steps, exact), "rounding at every step would go unnoticed"
-        graph._buffers.give(message)
+        graph.node_rows.buffers.give(message)
 
 
 def test_partial_sums_are_rounded_once(workers: Pools) -> None:

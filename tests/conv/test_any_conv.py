@@ -86,7 +86,7 @@ class Propagates(gnn.SimpleConv):
 
 
 class LooksUp(gnn.SimpleConv):
-    """Calls a function of PyG by a path that is not followed: refused, and not run on one rank's edges."""
+    """Calls a function of PyG by a path that is not followed: it writes rows into plain tensors, of all nodes."""
 
     def message(self, x_j: Tensor, index: Tensor, size_i: int) -> Tensor:
         from torch_geometric.utils import softmax as imported_here
@@ -192,6 +192,7 @@ CASES: dict[str, Case] = {
     "PPF": Case(lambda: Normals(gnn.PPFConv(mlp(F + 4, G))), "XQE"),
     "ClusterGCN": Case(lambda: gnn.ClusterGCNConv(F, G, diag_lambda=0.3)),
     "of a script": Case(Scripts, "XEW"),
+    "by path": Case(LooksUp),
     "subclass": Case(lambda: Heads(F, G, heads=2)),
 }  # fmt: skip
 
@@ -302,7 +303,6 @@ REFUSED: dict[str, tuple[Case, str]] = {
     "ARMA": (Case(lambda: gnn.ARMAConv(F, G), "XEW"), "ARMAConv cannot be distributed as it is called here (torch"),
     "MF": (Case(lambda: gnn.MFConv(F, G)), "MFConv cannot be distributed as it is called here (torch"),
     "SuperGAT": (Case(lambda: gnn.SuperGATConv(F, G)), "SuperGATConv cannot be distributed as it is called here"),
-    "by path": (Case(LooksUp), "LooksUp cannot be distributed as it is called here (torch.Tensor.scatter_reduce_"),
     "propagate": (Case(Propagates), "Propagates has a 'propagate' of its own, which no rank takes"),
     "hypergraph": (Case(lambda: gnn.HypergraphConv(F, G)), "HypergraphConv takes no 'edge_index'"),
     "no conv": (Case(lambda: Turns(nn.Identity())), "edge_index.t needs all edges, and each rank"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any, Optional
 
 import pytest
@@ -13,6 +14,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, SAGEConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import to_torch_csc_tensor
+from workers import Workers
 
 from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
 
@@ -296,8 +298,7 @@ def test_hooks_and_overrides_of_steps_work_on_plain_edges() -> None:
     torch.testing.assert_close(2 * conv(x, EDGE_INDEX), twice)
 
 
-def test_gcn_norm_agrees_on_a_graph_handle() -> None:
-    """The operator that stands for the norm, made dense, is PyG's normalised adjacency."""
+def norm_of_a_graph_handle() -> None:
     from pyg_dist import DistributedData
 
     generator = torch.Generator().manual_seed(0)
@@ -308,3 +309,8 @@ def test_gcn_norm_agrees_on_a_graph_handle() -> None:
         index, weight = gcn_norm(edge_index, None, 9, add_self_loops=loops)
         dense = torch.zeros(9, 9).index_put_((index[1], index[0]), weight, accumulate=True)
         torch.testing.assert_close(got, dense)
+
+
+def test_gcn_norm_agrees_on_a_graph_handle(workers: Callable[[int], Workers]) -> None:
+    """The operator that stands for the norm, made dense, is PyG's normalised adjacency."""
+    workers(1).run(norm_of_a_graph_handle)

@@ -143,7 +143,6 @@ def transforms(world_size: int) -> None:
         lambda: T.AddSelfLoops()(data),
         lambda: T.ToSparseTensor()(data),
         lambda: T.GCNNorm()(data),
-        lambda: T.LargestConnectedComponents()(data),
         lambda: add_self_loops(data.edge_index),
         lambda: to_undirected(data.edge_index),
         lambda: data.edge_index[:, None],

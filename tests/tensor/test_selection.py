@@ -262,7 +262,11 @@ REFUSED: list[Refusal] = [
     (lambda t: t.x[..., 0, 0], MixedRowsError, "leaves no dimension for the rows"),
     (lambda t: t.c.unsqueeze(1)[:, [0], :, [1]], MixedRowsError, "not neighbours"),
     (lambda t: t.x[t.m], MixedRowsError, "use a one-dimensional bool mask"),
-    (lambda t: t.x[t.label], MixedRowsError, "use a one-dimensional bool mask, or index.full_tensor()"),
+    (
+        lambda t: t.x[t.label],
+        MixedRowsError,
+        "use a one-dimensional bool mask, edge_index[0] or [1] as they are, or index",
+    ),
     (lambda t: t.x[torch.zeros(2, 2, dtype=torch.int64)], DataError, "one-dimensional bool mask or list of ids (got"),
     (lambda t: t.x[torch.zeros(7)], DataError, "use .bool() or .long()"),
     (lambda t: t.x[torch.zeros(7, dtype=torch.uint8)], DataError, "use .bool() or .long()"),
