@@ -13,6 +13,7 @@ from torch import Tensor
 from pyg_dist.backend.agreement import digest
 from pyg_dist.backend.quantized import Bits
 from pyg_dist.errors import OptionError, UnsupportedError
+from pyg_dist.partition import METHODS
 from pyg_dist.plan import Plan
 from pyg_dist.plan.model import Model
 from pyg_dist.plan.remote import EXCHANGES, Exchange
@@ -23,7 +24,7 @@ _VALUES: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {  # name: (works,
     "exchange": (EXCHANGES, ()),
     "comm_dtype": ((None, torch.bfloat16), ()),
 }
-_PARTITIONS = (("metis", "random"), ("hypergraph", "stochastic", "cover"))
+_PARTITIONS = (METHODS, ("stochastic", "cover"))
 
 
 @dataclass(frozen=True)

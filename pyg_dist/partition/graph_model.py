@@ -9,7 +9,7 @@ import numpy as np
 import scipy.sparse
 from torch import Tensor
 
-from pyg_dist.errors import DataError
+from pyg_dist.partition.node_work import node_work
 
 Array = np.ndarray[Any, Any]
 
@@ -34,16 +34,6 @@ class GraphModel:
 def build_graph_model(edge_index: Tensor, num_nodes: int, train_mask: Tensor | None = None) -> GraphModel:
     """Build the model of a graph with valid ``edge_index``. Not collective.
 
-    METIS' wrapper takes a single weight a node. A rank's time goes into in-edges (aggregation) and nodes (dense layers,
-    memory of the rows), so
-
-        weight = in-degree + mean in-degree + (mean in-degree, for training nodes)
-
-    (rounded, at least 1 a node). With the mean as unit both kinds of work weigh the same in total, and each stays near
-    balance on skewed degrees: weighing in-degrees alone gives a quarter of the ranks 40% more rows than the mean on
-    Amazon Computers, weighing nodes alone gives one rank 80% more edges. Training nodes count twice to spread the loss
-    and its gradients (SuperGCN, 7.2: "node weights based on in-degree of nodes and training masks").
-
     Shapes:
         - **input:** edge_index :math:`(2, |E|)`, train_mask :math:`(|V|)` or :math:`(|V|, K)` boolean
         - **output:** start :math:`(|V| + 1)`, neighbor (at most :math:`2 |E|`), weight :math:`(|V|)`
@@ -53,12 +43,7 @@ def build_graph_model(edge_index: Tensor, num_nodes: int, train_mask: Tensor | N
     """
     source, target = edge_index.detach().cpu().numpy()
     start, neighbor = _symmetric_csr(source, target, num_nodes)
-    in_degree = np.bincount(target, minlength=num_nodes)
-    mean = max(1, round(target.size / max(1, num_nodes)))
-    weight = in_degree + mean
-    if train_mask is not None:
-        weight += mean * _is_training(train_mask, num_nodes)
-    return GraphModel(start, neighbor, weight)
+    return GraphModel(start, neighbor, node_work(target, num_nodes, train_mask))
 
 
 def _symmetric_csr(source: Array, target: Array, num_nodes: int) -> tuple[Array, Array]:
@@ -71,12 +56,3 @@ def _symmetric_csr(source: Array, target: Array, num_nodes: int) -> tuple[Array,
     adjacency = scipy.sparse.coo_array((np.ones(rows.size, dtype=bool), (rows, columns)), shape=shape).tocsr()
     adjacency.sort_indices()
     return adjacency.indptr, adjacency.indices
-
-
-def _is_training(train_mask: Tensor, num_nodes: int) -> Array:
-    mask: Array = train_mask.detach().cpu().numpy()
-    if mask.dtype != np.bool_ or mask.ndim not in (1, 2) or mask.shape[0] != num_nodes:
-        raise DataError(
-            f"Expected a boolean 'train_mask' with {num_nodes} rows (got {train_mask.dtype}, {list(train_mask.shape)})"
-        )
-    return np.asarray(mask if mask.ndim == 1 else mask.any(axis=1))

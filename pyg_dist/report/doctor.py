@@ -32,7 +32,7 @@ _SETTINGS = (  # the table of docs/architecture.md
     "PYG_DIST_GRID_BLOCKS",
     "PYG_DIST_MACHINE",
 )
-_PACKAGES = ("pyg-dist", "torch", "torch_geometric", "numpy", "mpi4py", "pymetis")
+_PACKAGES = ("pyg-dist", "torch", "torch_geometric", "numpy", "mpi4py", "pymetis", "mtkahypar")
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 

@@ -41,9 +41,7 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument("--layout", choices=["halo", "grid", "auto"], default="halo")
     parser.add_argument("--exchange", choices=EXCHANGES, default="hybrid")
-    parser.add_argument(
-        "--epsilon", type=float, default=0.03, help="how much heavier than the mean METIS may make a part"
-    )
+    parser.add_argument("--epsilon", type=float, default=0.03, help="how much heavier than the mean a part may be")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--bits", type=int, nargs="+", default=[32], choices=[32, 16, 8, 4, 2],
                         help="of halo messages: forward and, if not the same, backward")  # fmt: skip

@@ -120,7 +120,7 @@ def test_every_option_in_float64(workers: Pools, world_size: int, exchange: str)
 
 @pytest.mark.parametrize(
     ("world_size", "partition", "exchange"),
-    [(1, "metis", "hybrid"), (2, "random", "pre"), (3, "metis", "hybrid"), (4, "random", "hybrid")],
+    [(1, "metis", "hybrid"), (2, "hypergraph", "pre"), (3, "metis", "hybrid"), (4, "random", "hybrid")],
 )
 def test_every_option_in_float32(workers: Pools, world_size: int, partition: str, exchange: str) -> None:
     graph = random_graph(60, 400, seed=2, dtype=torch.float32)

@@ -18,7 +18,7 @@ from torch import Tensor
 from pyg_dist.errors import DataError, MissingPackageError, OptionError
 from pyg_dist.partition import check_given, partition
 
-METHODS = ["metis", "random"]
+METHODS = ["metis", "hypergraph", "random"]
 
 
 def rows_sent(edge_index: Tensor, parts: Tensor, num_parts: int) -> int:
@@ -66,22 +66,24 @@ def test_random_is_balanced_and_depends_on_the_seed() -> None:
     assert not torch.equal(first, second)
 
 
-def test_metis_finds_the_clusters() -> None:
+@pytest.mark.parametrize("method", ["metis", "hypergraph"])
+def test_clusters_are_found(method: str) -> None:
     cluster = torch.arange(80) // 20
     row, column = torch.nonzero(cluster[:, None] == cluster, as_tuple=True)
     order = torch.randperm(80, generator=torch.Generator().manual_seed(0))
     edge_index = torch.cat([order[torch.stack([row, column])], order[torch.tensor([[0, 20, 40], [20, 40, 60]])]], dim=1)
-    parts = partition(edge_index, 80, 4)
+    parts = partition(edge_index, 80, 4, method)
     assert rows_sent(edge_index, parts, 4) == 3
 
 
-def test_metis_ignores_the_order_and_direction_of_edges() -> None:
+@pytest.mark.parametrize("method", ["metis", "hypergraph"])
+def test_the_order_of_edges_makes_no_difference(method: str) -> None:
     edge_index = torch.randint(50, (2, 300), generator=torch.Generator().manual_seed(1))
     edge_index = torch.cat([edge_index, edge_index.flip(0)], dim=1)
     order = torch.randperm(600, generator=torch.Generator().manual_seed(2))
-    expected = partition(edge_index, 50, 3)
-    assert torch.equal(partition(edge_index[:, order], 50, 3), expected)
-    assert torch.equal(partition(edge_index.to(torch.int32), 50, 3), expected)
+    expected = partition(edge_index, 50, 3, method)
+    assert torch.equal(partition(edge_index[:, order], 50, 3, method), expected)
+    assert torch.equal(partition(edge_index.to(torch.int32), 50, 3, method), expected)
 
 
 @pytest.mark.parametrize("num_parts", [2, 4, 8])
@@ -89,7 +91,9 @@ def test_metis_ignores_the_order_and_direction_of_edges() -> None:
 def test_metis_on_real_graphs(shared_data: Path, name: str, num_parts: int) -> None:
     data = load_npz(shared_data / f"{name}.npz")
     size = data.num_nodes
-    metis, scattered = (partition(data.edge_index, size, num_parts, method, data.train_mask) for method in METHODS)
+    metis, scattered = (
+        partition(data.edge_index, size, num_parts, method, data.train_mask) for method in ("metis", "random")
+    )
     assert rows_sent(data.edge_index, metis, num_parts) < 0.7 * rows_sent(data.edge_index, scattered, num_parts)
 
     def imbalance(work: Tensor) -> float:
@@ -103,11 +107,21 @@ def test_metis_on_real_graphs(shared_data: Path, name: str, num_parts: int) -> N
     assert imbalance(in_degree) < 1.6
 
 
-def test_epsilon_bounds_the_imbalance() -> None:
+def test_the_hypergraph_sends_fewer_rows_than_metis(shared_data: Path) -> None:
+    data = load_npz(shared_data / "cora.npz")
+    metis, hypergraph = (
+        rows_sent(data.edge_index, partition(data.edge_index, data.num_nodes, 8, method, data.train_mask), 8)
+        for method in ("metis", "hypergraph")
+    )
+    assert hypergraph < metis
+
+
+@pytest.mark.parametrize("method", ["metis", "hypergraph"])
+def test_epsilon_bounds_the_imbalance(method: str) -> None:
     edge_index = torch.randint(2000, (2, 8000), generator=torch.Generator().manual_seed(0))
     weight = torch.bincount(edge_index[1], minlength=2000) + 4
     for epsilon in (0.01, 0.3):
-        parts = partition(edge_index, 2000, 4, epsilon=epsilon).long()
+        parts = partition(edge_index, 2000, 4, method, epsilon=epsilon).long()
         total = torch.zeros(4).index_add_(0, parts, weight.float())
         assert float(total.max() / total.mean()) <= 1 + epsilon + 0.005
 
@@ -141,7 +155,7 @@ def test_wrong_given_parts(parts: Tensor, words: str) -> None:
     ("arguments", "kind", "words"),
     [
         ({"num_parts": 0}, OptionError, "num_parts=0"),
-        ({"method": "metiss"}, OptionError, "metis, random.*'metiss'"),
+        ({"method": "metiss"}, OptionError, "metis, hypergraph, random.*'metiss'"),
         ({"epsilon": 0.0}, OptionError, "epsilon.*0.0"),
         ({"epsilon": float("nan")}, OptionError, "epsilon.*nan"),
         ({"edge_index": torch.tensor([[0, 1], [1, 9]])}, DataError, r"\[0, 4\).*from 0 to 9"),
@@ -159,14 +173,19 @@ def test_wrong_arguments(arguments: dict[str, Any], kind: type[Exception], words
     assert "\n" not in str(caught.value)
 
 
-def test_without_pymetis_there_is_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("method", "package", "way_out"), [("metis", "pymetis", "random"), ("hypergraph", "mtkahypar", "metis")]
+)
+def test_without_its_package_there_is_a_way_out(
+    monkeypatch: pytest.MonkeyPatch, method: str, package: str, way_out: str
+) -> None:
     real_import = builtins.__import__
 
-    def without_pymetis(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name == "pymetis":
-            raise ModuleNotFoundError("No module named 'pymetis'")
+    def without_package(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == package:
+            raise ModuleNotFoundError(f"No module named '{package}'")
         return real_import(name, *args, **kwargs)
 
-    monkeypatch.setattr(builtins, "__import__", without_pymetis)
-    with pytest.raises(MissingPackageError, match=r"pip install pymetis.*'random'"):
-        partition(torch.tensor([[0, 1], [1, 2]]), 4, 2)
+    monkeypatch.setattr(builtins, "__import__", without_package)
+    with pytest.raises(MissingPackageError, match=f"pip install {package}.*'{way_out}'"):
+        partition(torch.tensor([[0, 1], [1, 2]]), 4, 2, method)

@@ -1,0 +1,75 @@
+"""The hypergraph whose connectivity is what an aggregation sends: a net per source of edges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+from torch import Tensor
+
+from pyg_dist.partition.node_work import node_work
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class HypergraphModel:
+    """Nets in CSR form over nodes with integer weights.
+
+    Net ``e`` joins the nodes ``pin[start[e]:start[e + 1]]``, ascending, two or more; ``weight[i] >= 1``.
+    """
+
+    start: Array
+    pin: Array
+    weight: Array
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes."""
+        return int(self.weight.size)
+
+    @property
+    def num_nets(self) -> int:
+        """Number of nets."""
+        return int(self.start.size) - 1
+
+    def connectivity(self, parts: Array) -> int:
+        r"""Return :math:`\sum_e (\lambda_e - 1)`, with :math:`\lambda_e` the parts that net ``e`` has nodes in.
+
+        It is the number of rows that an aggregation of ``exchange="post"`` sends. Not collective.
+        """
+        net = np.repeat(np.arange(self.num_nets), np.diff(self.start))
+        num_parts = int(parts.max(initial=0)) + 1
+        return int(np.unique(net * num_parts + parts[self.pin]).size) - self.num_nets
+
+
+def build_hypergraph_model(edge_index: Tensor, num_nodes: int, train_mask: Tensor | None = None) -> HypergraphModel:
+    r"""Build the column-net model of a graph with valid ``edge_index``. Not collective.
+
+    The net of source ``j`` joins ``j`` with the targets of its edges,
+
+    .. math:: \mathrm{pins}(n_j) = \{j\} \cup \{i : (j \to i) \in E\},
+
+    those who need row ``j`` (Demirci et al., 4.3.2, eq. 10): owners of its :math:`\lambda_j` parts other than that of
+    ``j`` receive the row, each once. The graph model counts a row once an edge, and in both directions. Nets of one pin
+    send nothing and are left out. All nets cost the same, since all rows are equally wide. The nodes' weights are those
+    of the graph model; the paper takes in-degrees alone.
+
+    Shapes:
+        - **input:** edge_index :math:`(2, |E|)`, train_mask :math:`(|V|)` or :math:`(|V|, K)` boolean
+        - **output:** start (at most :math:`|V| + 1`), pin (at most :math:`|V| + |E|`), weight :math:`(|V|)`
+
+    Raises:
+        DataError: If train_mask has the wrong length or dtype.
+    """
+    source, target = edge_index.detach().cpu().numpy()
+    nodes = np.arange(num_nodes)
+    rows, columns = np.concatenate([source, nodes]), np.concatenate([target, nodes])
+    # Booleans: a duplicate is or-ed away, where small integers could wrap around to zero.
+    shape = (num_nodes, num_nodes)
+    pins = scipy.sparse.coo_array((np.ones(rows.size, dtype=bool), (rows, columns)), shape=shape).tocsr()
+    pins = pins[np.diff(pins.indptr) > 1]
+    pins.sort_indices()
+    return HypergraphModel(pins.indptr, pins.indices, node_work(target, num_nodes, train_mask))
