@@ -1,8 +1,7 @@
 """Finds and loads the native library, once per process.
 
 Importing this module loads it, so that ``torch.ops.pyg_dist`` is complete afterwards; ``csrc/schema.cpp`` lists what is
-in there. ``PYG_DIST_ISA`` (``baseline``, ``avx2`` or ``avx512``) forces an instruction set; the best one of the machine
-is the default.
+in there. ``PYG_DIST_ISA`` forces an instruction set, one of those of :func:`isa`; the machine's best is the default.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def _load() -> None:
 
 
 def isa() -> str:
-    """The instruction set in use: ``"baseline"``, ``"avx2"`` or ``"avx512"``.
+    """The instruction set in use: ``baseline`` (on Arm: NEON), ``avx2``, ``avx512``, ``sve256`` or ``sve512``.
 
     Raises:
         OptionError: ``PYG_DIST_ISA`` names one that is unknown or that this machine lacks.

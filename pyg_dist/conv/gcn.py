@@ -19,7 +19,7 @@ from pyg_dist.conv.scripting import stock_twin
 from pyg_dist.errors import DataError, UnsupportedError
 from pyg_dist.tensor import EdgeTensor, NodeTensor
 from pyg_dist.tensor.edge_sets import Graph
-from pyg_dist.tensor.grid_graph import GridGraph, TileOperators
+from pyg_dist.tensor.grid_graph import GridGraph, TileOperators, learns
 from pyg_dist.tensor.halo_graph import HaloGraph
 from pyg_dist.tensor.reductions import wide
 from pyg_dist.tensor.remember import aggregate
@@ -68,11 +68,8 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
             edge_weight = None
         x = features(self, graph, x)
         weight = edge_rows(self, edge_index, edge_weight)
-        if weight is None and self.improved and graph.loop_rule != "remaining":  # an adj_t always has values, here ones
-            ones = torch.ones(graph.edge_rows.num_local, dtype=x.dtype, device=x.device)
-            weight = edge_index.weight = EdgeTensor.from_local(ones, graph.edge_rows)  # type: ignore[assignment]
         if isinstance(graph, GridGraph):
-            loop_value = self._loop_value(weight)
+            loop_value = self._loop_value(graph, weight)
             return gcn_on_grid(self, x, graph, weight, lambda dtype: self._operator(graph, weight, dtype), loop_value)
         dtype = torch.promote_types(x.dtype, (x if weight is None else weight).dtype)
         waits = can_wait(self.lin, x, dtype)
@@ -113,14 +110,15 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
             if cached_graph is not graph and (graph.digest is None or graph.digest != cached_graph.digest):
                 raise DataError("A DistributedGCNConv with cached=True got a second graph: use cached=False")
             return operator
-        if weight is not None and weight.requires_grad:
+        if learns(weight):
             return None
         if not self.normalize:
             return graph.neighbourhood("sum", weight, wide(dtype))
-        if self.cached and isinstance(graph, GridGraph) and weight is not None:
+        is_cached = self.cached and (weight is None or not weight.requires_grad)
+        if is_cached and isinstance(graph, GridGraph) and weight is not None:
             weight = weight.detach().clone()  # type: ignore[assignment]  # tiles are made later, of the weights of now
-        operator = graph.symmetric_norm(self.add_self_loops, self._loop_value(weight), weight, wide(dtype))
-        if self.cached:
+        operator = graph.symmetric_norm(self.add_self_loops, self._loop_value(graph, weight), weight, wide(dtype))
+        if is_cached:
             operator = operator if isinstance(operator, LinearOperator) else cache(operator)
             self._cached_operator = graph, operator
         return operator
@@ -134,11 +132,13 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
         local, values = x.to_local(), weight.to_local().to(x.dtype)
         post = graph.post.coded(graph.codecs(self, of_rows=True))
         if self.normalize:
-            out = graph.symmetric_norm_product(local, values, self.add_self_loops, self._loop_value(weight), post)
+            loop_value = self._loop_value(graph, weight)
+            out = graph.symmetric_norm_product(local, values, self.add_self_loops, loop_value, post)
         else:
             out = aggregate_edges(local, values, graph.local, post)
-        return NodeTensor.from_local(out, graph.node_rows)  # type: ignore[return-value]
+        return NodeTensor.from_local(out, graph.node_rows)
 
-    def _loop_value(self, weight: EdgeTensor | None) -> float:
-        # PyG gives all edges of an edge_index, loops included, weight one when there are no weights, `improved` or not.
-        return 2.0 if self.improved and weight is not None else 1.0
+    def _loop_value(self, graph: Graph, weight: EdgeTensor | None) -> float:
+        # PyG gives all edges of an edge_index, loops included, weight one when there are no weights, `improved` or not;
+        # an adj_t always has values.
+        return 2.0 if self.improved and (weight is not None or graph.loop_rule != "remaining") else 1.0

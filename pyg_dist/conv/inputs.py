@@ -107,7 +107,7 @@ def node_rows(conv: MessagePassing, graph: Graph, x: Any) -> NodeTensor:
         if not graph.owns(x):
             permuted = rows.pair(x.to_local(), x._rows)  # x[torch.randperm(N)], as contrastive methods have it
             if permuted is not None:
-                return NodeTensor.from_local(permuted, rows)  # type: ignore[return-value]
+                return NodeTensor.from_local(permuted, rows)
             if x._rows.whole is rows:
                 raise LayoutMismatchError(
                     f"{name} expected features of all {rows.size} nodes (got {x._rows.size} selected ones): select "
@@ -119,7 +119,7 @@ def node_rows(conv: MessagePassing, graph: Graph, x: Any) -> NodeTensor:
             )
         return x
     if isinstance(x, Tensor) and x.dim() > 0 and x.shape[0] == rows.size:
-        return NodeTensor.from_local(rows.slice(x), rows)  # type: ignore[return-value]
+        return NodeTensor.from_local(rows.slice(x), rows)
     shape = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
     if isinstance(x, Tensor) and torch._C._current_graph_task_id() != -1:  # inside of a backward pass
         raise UnsupportedError(
@@ -188,10 +188,13 @@ def edge_values(conv: MessagePassing, name: str, value: Tensor, rows: Rows) -> E
 
 def _moved(value: RowTensor, rows: Rows) -> EdgeTensor | None:
     local = rows.take(value.to_local(), value._rows)
-    return None if local is None else EdgeTensor.from_local(local, rows)  # type: ignore[return-value]
+    # What stays where it is would be a view, which keeps `value` alive: the key that it is to go with.
+    return None if local is None else EdgeTensor.from_local(local.clone(), rows)
 
 
-_DERIVED = WeakIdKeyDictionary()
+_DERIVED = WeakIdKeyDictionary()  # by tensor: (rows, version, derived), the latest few
+
+_MOST_DERIVED = 4
 
 
 def _derived(weight: Tensor, rows: Rows, derive: Callable[[Tensor], Tensor]) -> Tensor:
@@ -199,7 +202,10 @@ def _derived(weight: Tensor, rows: Rows, derive: Callable[[Tensor], Tensor]) -> 
     version = version_of(weight)
     if weight.requires_grad or version is None:
         return derive(weight)
-    known = _DERIVED.get(weight)  # type: ignore[no-untyped-call]
-    if known is None or known[0] is not rows or known[1] != version:
-        known = _DERIVED[weight] = (rows, version, derive(weight))
-    return known[2]  # type: ignore[no-any-return]
+    known = [entry for entry in _DERIVED.get(weight, ()) if entry[1] == version]  # type: ignore[no-untyped-call]
+    for its_rows, _, derived in known:
+        if its_rows is rows:
+            return derived  # type: ignore[no-any-return]
+    derived = derive(weight)
+    _DERIVED[weight] = [*known, (rows, version, derived)][-_MOST_DERIVED:]
+    return derived

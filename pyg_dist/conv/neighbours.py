@@ -63,7 +63,7 @@ def aggregate_neighbours(
     if reduce is not None and weight is None and rows.dim() == 2 and rows.dtype in _DTYPES:
         # Also on a rank where nothing arrives: its backward has to send what others wait for.
         sources = torch.cat([rows, halo_rows(rows, post)]) if graph.axis.size > 1 else rows
-        return NodeTensor.from_local(extreme(sources, graph.whole, reduce), graph.node_rows)  # type: ignore[return-value]
+        return NodeTensor.from_local(extreme(sources, graph.whole, reduce), graph.node_rows)
     _require_node_by_node(aggregation)
     # One more target, with ones for messages, keeps alive what PyG's aggregations lean on: a first target that has
     # messages, two at least (quantiles); and, where sequences are padded (LSTM reads the last place), one length.
@@ -89,7 +89,7 @@ def aggregate_messages(aggregation: Aggregation, messages: Tensor, edges: Edges)
     reduce = _REDUCTIONS.get(type(aggregation))
     if reduce is not None:
         out = scatter(local, edges.target, 0, graph.num_local, reduce)
-        return NodeTensor.from_local(out, graph.node_rows)  # type: ignore[return-value]
+        return NodeTensor.from_local(out, graph.node_rows)
     _require_node_by_node(aggregation)
     num_padding = edges.max_in_degree if _pads(aggregation) else 2
     padding = local.new_ones(num_padding, *local.shape[1:])
@@ -104,7 +104,7 @@ def _aggregate_padded(aggregation: Aggregation, graph: HaloGraph, messages: Tens
     dim = 0 if messages.dim() != 2 else -2
     with own_randomness(graph.axis.rank):
         out = functional_call(aggregation, entered, (messages, target), {"dim_size": num_targets, "dim": dim})
-    return NodeTensor.from_local(out[1:], graph.node_rows)  # type: ignore[return-value]
+    return NodeTensor.from_local(out[1:], graph.node_rows)
 
 
 def _require_node_by_node(aggregation: Aggregation) -> None:

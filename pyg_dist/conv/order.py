@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedParameter
 from torch_geometric.nn.dense import Linear
 
 from pyg_dist.backend.aggregate import LinearOperator
+from pyg_dist.backend.settings import PROJECT_FIRST
 from pyg_dist.tensor import NodeTensor
 from pyg_dist.tensor.remember import is_remembered
-
-SETTING = "PYG_DIST_PROJECT_FIRST"
 
 
 def commutes(lin: torch.nn.Module) -> bool:
@@ -52,7 +49,7 @@ def projects_first(lin: Linear, x: Tensor, operator: LinearOperator | None) -> b
     backward = torch.is_grad_enabled()
     first = lin.in_channels * (1 + (backward and x.requires_grad))
     second = lin.out_channels * (1 + (backward and (x.requires_grad or lin.weight.requires_grad)))
-    if second > first or (second == first and os.environ.get(SETTING) != "1"):
+    if second > first or (second == first and not PROJECT_FIRST.value()):
         return False
     if isinstance(x, NodeTensor):
         x._is_lasting = True  # if it comes again, its sums are worth remembering

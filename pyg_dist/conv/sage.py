@@ -81,7 +81,7 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
             assert weight is not None
             local, values = rows.to_local(), weight.to_local().to(rows.dtype)
             out = graph.neighbourhood_product(local, values, reduce, graph.post.coded(codecs))
-            return NodeTensor.from_local(out, graph.node_rows)  # type: ignore[return-value]
+            return NodeTensor.from_local(out, graph.node_rows)
 
         if not (commutes(self.lin_l) and projects_first(self.lin_l, x, operator)):
             return self.lin_l(summed(x))  # type: ignore[no-any-return]

@@ -19,7 +19,7 @@ from pyg_dist.data.graph_input import GraphInput, read_graph
 from pyg_dist.data.on_grid import on_grid
 from pyg_dist.data.options import Options
 from pyg_dist.data.storage import DistributedStorage
-from pyg_dist.errors import MixedRowsError, PygDistError
+from pyg_dist.errors import MixedRowsError, PygDistError, UnsupportedError
 from pyg_dist.partition import partition as partition_nodes
 from pyg_dist.plan import Plan, ShareSizes, halo_share
 from pyg_dist.plan.grid_plan import GridPlan
@@ -199,8 +199,16 @@ class DistributedData(Data):  # type: ignore[misc]
         """Whether some edge is a self loop (collective)."""
         return self.graph.has_self_loops()  # type: ignore[no-any-return]
 
-    def to(self, device: Any, *args: Any, non_blocking: bool = False) -> DistributedData:
-        """Move this rank's part to ``device``, in place as ``Data.to`` does (not collective)."""
+    def to(self, device: Any, *args: str, non_blocking: bool = False) -> DistributedData:
+        """Move this rank's part to ``device``, in place as ``Data.to`` does (not collective).
+
+        Raises:
+            UnsupportedError: Names of attributes: all of them move with the edges.
+        """
+        if args:
+            raise UnsupportedError(
+                f"Expected no names of attributes, since all of them move (got {args}): leave them out"
+            )
         given, here = torch.device(device), self.graph.device
         if given.type == here.type and (given.index or 0) == (here.index or 0):
             return self
@@ -223,11 +231,11 @@ class DistributedData(Data):  # type: ignore[misc]
 
     def cpu(self, *args: str) -> DistributedData:
         """Move this rank's part to main memory."""
-        return self.to("cpu")
+        return self.to("cpu", *args)
 
     def cuda(self, device: int | str | None = None, *args: str, non_blocking: bool = False) -> DistributedData:
         """Move this rank's part to a GPU."""
-        return self.to("cuda" if device is None else device)
+        return self.to("cuda" if device is None else device, *args, non_blocking=non_blocking)
 
 
 def _agree(graph_input: GraphInput, options: Options) -> str:

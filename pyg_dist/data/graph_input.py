@@ -13,6 +13,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
+from pyg_dist.data.belonging import belongs_to
 from pyg_dist.errors import DataError, UnsupportedError
 from pyg_dist.tensor import DistributedEdgeIndex
 from pyg_dist.tensor.edge_sets import as_edges, check_ends
@@ -79,7 +80,7 @@ def read_graph(data: Data, allow_nan: bool, warn: bool) -> GraphInput:
     if any(isinstance(data.get(key), DistributedEdgeIndex) for key in _GRAPH_KEYS):
         raise UnsupportedError("Expected a graph of one process (got one that is distributed already): use it as it is")
     edge_index, graph_key, loop_rule, values = _edges(data)
-    num_nodes = _num_nodes(data, edge_index)
+    num_nodes = _num_nodes(data)
     check_ends(edge_index, num_nodes, graph_key)
     graph = GraphInput(edge_index, num_nodes, graph_key, loop_rule, values)
     for name, value in data.to_dict().items():
@@ -93,6 +94,10 @@ def read_graph(data: Data, allow_nan: bool, warn: bool) -> GraphInput:
 
 def _edges(data: Data) -> tuple[Tensor, str, LoopRule, Tensor | None]:
     """Edges as (sources, targets); where they came from; what that says of self loops; their values."""
+    if all(data.get(key) is not None for key in _GRAPH_KEYS):
+        raise DataError(
+            "Expected 'edge_index' or 'adj_t' in data (got both): delete the one that the model does not use"
+        )
     if data.get("edge_index") is not None:
         return as_edges(data.edge_index), "edge_index", "remaining", None
     adj_t = data.get("adj_t")
@@ -113,7 +118,7 @@ def _values(values: Tensor | None, learns: bool) -> Tensor | None:
     return values.detach().cpu().requires_grad_(learns)
 
 
-def _num_nodes(data: Data, edge_index: Tensor) -> int:
+def _num_nodes(data: Data) -> int:
     x = data.get("x")
     declared = data._store.get("num_nodes")
     if isinstance(x, Tensor) and x.dim() > 0:
@@ -126,27 +131,15 @@ def _num_nodes(data: Data, edge_index: Tensor) -> int:
 
 
 def _sort_attribute(graph: GraphInput, name: str, value: Any) -> None:
-    """Put one attribute where it belongs: by its number of rows, and by its name where both numbers fit."""
+    """Put one attribute where it belongs."""
     if isinstance(value, SparseTensor) or (isinstance(value, Tensor) and value.layout != torch.strided):
         raise UnsupportedError(f"Expected '{name}' to be a dense tensor (got a sparse one): use .to_dense()")
     if not isinstance(value, Tensor) or value.dim() == 0:
         graph.other_attributes[name] = value
         return
-    num_edges, of_edges = graph.edge_index.shape[1], "edge" in name
-    expected = {"x": graph.num_nodes, "edge_attr": num_edges, "edge_weight": num_edges}.get(name)
-    if name.endswith("mask"):
-        expected = num_edges if of_edges else graph.num_nodes
-    if expected is not None and value.shape[0] != expected:
-        raise DataError(
-            f"Expected '{name}' to have {expected} rows, one per {'edge' if expected is num_edges else 'node'} "
-            f"(got shape {list(value.shape)}): rebuild it for this graph"
-        )
-    if value.shape[0] == num_edges and (of_edges or num_edges != graph.num_nodes) and "index" not in name:
-        graph.edge_attributes[name] = value
-    elif value.shape[0] == graph.num_nodes and "index" not in name:
-        graph.node_attributes[name] = value
-    else:
-        graph.other_attributes[name] = value
+    kind = belongs_to(name, value, graph.num_nodes, graph.edge_index.shape[1])
+    by_kind = {"node": graph.node_attributes, "edge": graph.edge_attributes, None: graph.other_attributes}
+    by_kind[kind][name] = value
 
 
 def _check_masks(graph: GraphInput) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 from pyg_dist.backend.axis import world_axis
 from pyg_dist.backend.mesh import Mesh, MeshShape
+from pyg_dist.backend.settings import GRID_BLOCKS, GRID_SUMS
 from pyg_dist.data.graph_input import GraphInput
 from pyg_dist.data.options import Options
-from pyg_dist.errors import OptionError
-from pyg_dist.plan.grid import Sums
-from pyg_dist.plan.grid_candidates import FORMS, Candidate, grid_plans
+from pyg_dist.plan.grid_candidates import Candidate, grid_plans
 from pyg_dist.plan.grid_plan import GridPlan
 from pyg_dist.plan.machine import Machine
 from pyg_dist.plan.model import Model
@@ -29,29 +26,14 @@ def on_grid(
     plan, orders = GridPlan.of(
         graph_input.edge_index, model, shape, best.sums, best.price, machine.source, options.seed, identity
     )
-    grid = Grid(Mesh(shape), orders, best.sums, _num_blocks(), options.comm_dtype)
+    grid = Grid(Mesh(shape), orders, best.sums, GRID_BLOCKS.value(), options.comm_dtype)
     return GridGraph.of(grid, graph_input.edge_index, graph_input.loop_rule), plan
 
 
 def candidates(model: Model, num_ranks: int, options: Options, machine: Machine) -> list[Candidate]:
     """The meshes and forms that the options allow, the cheapest first; of one data group (not collective)."""
-    forced = _sums()
+    forced = GRID_SUMS.value()
     given = None if options.mesh is None else MeshShape.of(options.mesh, num_ranks)
     wanted = None if given is None else MeshShape(given.x, given.y, given.z)
     priced = grid_plans(model, num_ranks if wanted is None else wanted.size, machine)
     return [c for c in priced if forced in (None, c.sums) and wanted in (None, c.shape)]
-
-
-def _sums() -> Sums | None:
-    """The form that ``PYG_DIST_GRID_SUMS`` asks for."""
-    sums = os.environ.get("PYG_DIST_GRID_SUMS")
-    if sums not in (None, *FORMS):
-        raise OptionError(f"Expected PYG_DIST_GRID_SUMS to be all_reduce or reduce_scatter (got {sums!r}): unset it")
-    return sums
-
-
-def _num_blocks() -> int:
-    given = os.environ.get("PYG_DIST_GRID_BLOCKS", "1")
-    if not given.isdecimal() or int(given) < 1:
-        raise OptionError(f"Expected PYG_DIST_GRID_BLOCKS to be a positive integer (got {given!r}): unset it")
-    return int(given)

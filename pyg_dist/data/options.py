@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -12,12 +11,12 @@ from torch import Tensor
 
 from pyg_dist.backend.agreement import digest
 from pyg_dist.backend.quantized import Bits
+from pyg_dist.backend.settings import SETTINGS
 from pyg_dist.errors import OptionError, UnsupportedError
 from pyg_dist.partition import METHODS
 from pyg_dist.plan import Plan
 from pyg_dist.plan.model import Model
 from pyg_dist.plan.remote import EXCHANGES, Exchange
-from pyg_dist.tensor import remember
 
 _VALUES: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {  # name: (works, planned)
     "layout": (("halo", "grid", "auto"), ()),
@@ -105,9 +104,7 @@ class Options:
         """Name and value of each option, short enough to compare across ranks."""
         given = {f"option {name}": str(getattr(self, name)) for name in (*_VALUES, "mesh", "epsilon", "seed", "model")}
         given["option bits"] = str(self.bits_by_direction)
-        given[f"setting {remember.SETTING}"] = str(remember.limit_bytes())
-        for name in ("PYG_DIST_GRID_SUMS", "PYG_DIST_GRID_BLOCKS"):
-            given[f"setting {name}"] = os.environ.get(name, "")
+        given |= {f"setting {setting.name}": str(setting.value()) for setting in SETTINGS if setting.must_agree}
         return given | {"option partition": self._partition_identity()}
 
     def _partition_identity(self) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.data.storage import GlobalStorage
 
+from pyg_dist.data.belonging import belongs_to
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
 from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.edge_sets import Graph
@@ -25,7 +26,7 @@ class DistributedStorage(GlobalStorage):  # type: ignore[misc]
         """``value`` as it is stored: a plain ``[N, ...]`` or ``[E, ...]`` tensor is sliced to this rank's rows.
 
         Raises:
-            DataError: A mask, ``x`` or edge attribute with another number of rows.
+            DataError: A mask, ``x``, ``y`` or edge attribute with another number of rows.
             MixedRowsError: A new ``edge_index``: the graph is fixed.
         """
         graph: Graph = self._parent().graph
@@ -53,13 +54,14 @@ class DistributedStorage(GlobalStorage):  # type: ignore[misc]
         if not isinstance(value, Tensor) or value.dim() == 0:
             return value
         nodes, edges = graph.node_rows.size, graph.edge_rows.size
-        if value.shape[0] == edges and ("edge" in key or edges != nodes) and "index" not in key:
+        kind = belongs_to(key, value, nodes, edges)
+        if kind == "edge":
             return EdgeTensor.from_local(graph.edge_rows.slice(value), graph.edge_rows)
-        if value.shape[0] == nodes and "index" not in key:
+        if kind == "node":
             return graph.stored(key, NodeTensor.from_local(graph.node_rows.slice(value), graph.node_rows))
-        if key in ("x", "y", "edge_attr", "edge_weight") or key.endswith("mask"):
+        if key == "y":
             raise DataError(
-                f"Expected '{key}' to have {nodes} rows (nodes) or {edges} (edges) (got shape {list(value.shape)}): "
-                f"give it a row for each of this graph's, or another name, under which it stays a plain tensor"
+                f"Expected 'y' to have {nodes} rows, one per node, or {edges}, one per edge (got shape "
+                f"{list(value.shape)}): give it another name, under which it stays a plain tensor"
             )
         return value

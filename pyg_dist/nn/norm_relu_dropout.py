@@ -11,6 +11,7 @@ from pyg_dist.backend.ops import Norm
 from pyg_dist.errors import DataError, OptionError
 from pyg_dist.tensor import NodeTensor
 from pyg_dist.tensor.random import draw_seed
+from pyg_dist.tensor.tile import Tile
 from pyg_dist.tensor.tile_tensor import TileTensor, as_tile
 
 _NORMS = ("layer", "rms", None)
@@ -37,8 +38,8 @@ def norm_relu_dropout(
     of one draw of torch's CPU generator, the node's global id and the column); rows of a plain tensor are numbered.
     Where the three keep three tensors of x's size for the backward pass, this keeps x: normed values and masks are
     computed again. With ``norm=None`` and no weight it keeps its output, whose zeros are the mask.
-    Differentiable once. Not collective, except that parameters enter (their gradients are summed), and that tiles of
-    the grid layout with split columns are brought to whole rows and back.
+    Differentiable once. Not collective, except that parameters enter (their gradients are summed), and that for a norm
+    tiles of the grid layout with split columns are brought to whole rows and back.
 
     Shapes:
         - x: ``[N, F]`` node tensor or plain CPU tensor (float32, float64 or bfloat16)
@@ -63,7 +64,7 @@ def norm_relu_dropout(
         raise OptionError(f"Expected 'norm' to be one of {_NORMS} (got {norm!r})")
     if not 0.0 <= p <= 1.0:
         raise OptionError(f"Expected 'p' to lie in [0, 1] (got {p})")
-    if isinstance(x, TileTensor) and x._rows.column_axis.size > 1:
+    if isinstance(x, TileTensor) and norm is not None and x._rows.column_axis.size > 1:
         y = norm_relu_dropout(x.to_rows(), weight, bias, norm=norm, eps=eps, relu=relu, p=p, training=training)
         return as_tile(y, x._rows)  # type: ignore[arg-type]
     rows = x._rows if isinstance(x, NodeTensor) else None
@@ -74,13 +75,15 @@ def norm_relu_dropout(
             f"use torch's own functions"
         )
     if rows is not None:
-        weight, bias = (None if factor is None else rows.enter(factor) for factor in (weight, bias))
+        of_columns = rows.columns_of if isinstance(rows, Tile) else rows.enter
+        weight, bias = (None if factor is None else of_columns(factor) for factor in (weight, bias))
     drops = training and p > 0
     key = None
     if drops and p < 1:
         key = torch.arange(local.shape[0]) if rows is None else rows.key
     seed = draw_seed() if drops else 0
-    y = row_epilogue(local, weight, bias, key, norm, eps, relu, p if key is not None else 0.0, seed)
+    first_column = 0 if rows is None else rows.first_column
+    y = row_epilogue(local, weight, bias, key, norm, eps, relu, p if key is not None else 0.0, seed, first_column)
     if drops and p == 1.0:
         y = F.dropout(y, 1.0)
     return y if rows is None else NodeTensor.from_local(y, rows)

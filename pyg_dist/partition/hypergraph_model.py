@@ -35,15 +35,6 @@ class HypergraphModel:
         """Number of nets."""
         return int(self.start.size) - 1
 
-    def connectivity(self, parts: Array) -> int:
-        r"""Return :math:`\sum_e (\lambda_e - 1)`, with :math:`\lambda_e` the parts that net ``e`` has nodes in.
-
-        It is the number of rows that an aggregation of ``exchange="post"`` sends. Not collective.
-        """
-        net = np.repeat(np.arange(self.num_nets), np.diff(self.start))
-        num_parts = int(parts.max(initial=0)) + 1
-        return int(np.unique(net * num_parts + parts[self.pin]).size) - self.num_nets
-
 
 def build_hypergraph_model(edge_index: Tensor, num_nodes: int, train_mask: Tensor | None = None) -> HypergraphModel:
     r"""Build the column-net model of a graph with valid ``edge_index``. Not collective.

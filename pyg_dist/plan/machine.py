@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from pyg_dist.backend.settings import MACHINE
 from pyg_dist.errors import OptionError
 
 
@@ -100,6 +101,5 @@ class Machine:
 
 def machine_file() -> Path:
     """Where the constants lie: ``PYG_DIST_MACHINE``, else the user's cache folder."""
-    given = os.environ.get("PYG_DIST_MACHINE")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(given) if given else cache / "pyg_dist" / "machine.json"
+    return MACHINE.value() or cache / "pyg_dist" / "machine.json"

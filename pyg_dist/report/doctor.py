@@ -15,6 +15,7 @@ import torch
 
 from pyg_dist.backend import library
 from pyg_dist.backend.memory import has_pool
+from pyg_dist.backend.settings import SETTINGS
 
 # What csrc/kernels/table.cpp asks of a machine, by level, best first; names as in /proc/cpuinfo.
 _NEEDED: dict[str, tuple[str, ...]] = {
@@ -24,14 +25,7 @@ _NEEDED: dict[str, tuple[str, ...]] = {
     "sve256": ("sve",),
     "baseline": (),
 }
-_SETTINGS = (  # the table of docs/architecture.md
-    "PYG_DIST_ISA",
-    "PYG_DIST_PROJECT_FIRST",
-    "PYG_DIST_REMEMBER_MIB",
-    "PYG_DIST_GRID_SUMS",
-    "PYG_DIST_GRID_BLOCKS",
-    "PYG_DIST_MACHINE",
-)
+_SETTINGS = tuple(setting.name for setting in SETTINGS)
 _PACKAGES = ("pyg-dist", "torch", "torch_geometric", "numpy", "mpi4py", "pymetis", "mtkahypar")
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -18,7 +19,8 @@ from pyg_dist.errors import LayoutMismatchError
 from pyg_dist.plan.grid import INPUT, Layout, split
 from pyg_dist.tensor import remember
 from pyg_dist.tensor.adjacency_tile import AdjacencyTile
-from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor, version_of
+from pyg_dist.tensor.kept_operators import KeptOperators
+from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor
 from pyg_dist.tensor.rows import Rows, Selection, lasting
 from pyg_dist.tensor.scales import at_sources, inverse_sqrt
 from pyg_dist.tensor.self_loops import LoopRule
@@ -53,7 +55,7 @@ class GridGraph:
         self.device = edge_index.device
         self.digest: str | None = None
         self._adjacency: dict[tuple[str, str, int], AdjacencyTile] = {}
-        self._operators: dict[Hashable, tuple[RowTensor | None, int | None, TileOperator]] = {}
+        self._operators: KeptOperators[TileOperator] = KeptOperators()
 
     @staticmethod
     def of(grid: Grid, edge_index: Tensor, loop_rule: LoopRule, rows: type[Rows] = Rows) -> GridGraph:
@@ -162,7 +164,7 @@ class GridGraph:
         known = remember.recall(x, matrix)
         if known is not None:
             result = known
-            return lambda: TileTensor.from_local(result, after)  # type: ignore[return-value]
+            return lambda: TileTensor.from_local(result, after)
         kept = not matrix.learns and remember.is_kept(x, after)
         exact = exact or kept  # rounded once, it would be wrong in every epoch
         scatters, is_scattered = self.grid.sums == "reduce_scatter", len(layout.rows) == 2
@@ -187,7 +189,7 @@ class GridGraph:
             if kept:
                 remember.keep(x, matrix, out)
             x._is_lasting = True
-            return TileTensor.from_local(out, after)  # type: ignore[return-value]
+            return TileTensor.from_local(out, after)
 
         return land
 
@@ -200,7 +202,7 @@ class GridGraph:
         rows = self.product_rows(product_of, x._rows.width)
         known = remember.recall(x, rows)
         if known is not None:
-            return TileTensor.from_local(known, rows)  # type: ignore[return-value]
+            return TileTensor.from_local(known, rows)
         out = as_tile(x, rows)
         if out is not x and remember.is_kept(x, rows):
             remember.keep(x, rows, out.to_local())
@@ -235,6 +237,8 @@ class GridGraph:
 
         def build(tile: AdjacencyTile, values: Tensor | None) -> TileOperator:
             csr = tile.with_loops(self.loop_rule) if add_self_loops else tile.csr
+            if add_self_loops and values is None and loop_value != 1.0:
+                values = torch.ones(tile.row.numel(), dtype=dtype)
             if add_self_loops and values is not None:
                 values = torch.cat([values, tile.loop_weight(values, loop_value, self.loop_rule)])
             scale = inverse_sqrt(self._row_sums(tile, csr, values, dtype))
@@ -267,7 +271,16 @@ class GridGraph:
         rows = x._rows.with_width(1)
         ones: Any = TileTensor.from_local(torch.ones(rows.local_shape(1), dtype=dtype), rows)
         scale: Any = inverse_sqrt(self.aggregate(ones, operator, exact=True)).to(x.dtype)
-        return self.aggregate(x * scale, operator) * scale  # type: ignore[no-any-return]
+        of_sources: Any = scale if add_self_loops else at_sources(scale, self._sources)
+        return self.aggregate(x * of_sources, operator) * scale  # type: ignore[no-any-return]
+
+    @cached_property
+    @lasting
+    def _sources(self) -> Tensor:
+        """Which nodes have out-edges, bool ``[N]`` (collective at the first use)."""
+        is_source = torch.zeros(self.grid.num_nodes, dtype=torch.bool)
+        is_source[self.edge_index[0]] = True
+        return self.axis.reduce_(is_source, "max")
 
     @lasting
     def adjacency(self, layout: Layout) -> AdjacencyTile:
@@ -287,30 +300,26 @@ class GridGraph:
     def _operator(self, key: Hashable, weight: RowTensor | None, dtype: torch.dtype, build: Build) -> TileOperators:
         """The operator by layout of x, built anew for other weights or weights changed in place.
 
-        It falls by the identity of the weights and their version, alike on every rank: building is collective. With
-        weights that learn it holds for one graph of autograd, and what is returned is to be used in one forward pass.
+        Building is collective. With weights that learn it holds for one graph of autograd, and what is returned is to
+        be used in one forward pass.
         """
-        version = None if weight is None else version_of(weight)
         learning: dict[Hashable, TileOperator] = {}
 
         def of(layout: Layout) -> TileOperator:
             tile = self.adjacency(layout)
-            whole_key = (key, tile.row_axis, tile.column_axis, tile.column_order, weight is None)
+            whole_key = (key, tile.row_axis, tile.column_axis, tile.column_order)
             if weight is not None and learns(weight):
                 if whole_key not in learning:
                     values = copy_out(weight.to_local().to(dtype), tile.dispatch)
                     learning[whole_key] = build(tile, values)
                 return learning[whole_key]
-            known = self._operators.get(whole_key)
-            if (
-                known is None
-                or known[0] is not weight
-                or known[1] != version
-                or (weight is not None and version is None)
-            ):
-                given: Any = None if weight is None else tile.dispatch.bring(weight.to_local().detach().to(dtype))
-                known = self._operators[whole_key] = (weight, version, build(tile, given))
-            return known[2]
+
+            def build_constant() -> TileOperator:
+                if weight is None:
+                    return build(tile, None)
+                return build(tile, tile.dispatch.bring(weight.to_local().detach().to(dtype)))
+
+            return self._operators.get(whole_key, weight, build_constant)
 
         return of
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Literal
 
@@ -22,9 +20,10 @@ from pyg_dist.plan.halo import HaloShare
 from pyg_dist.plan.transfer import Transfer
 from pyg_dist.tensor.edges import Edges
 from pyg_dist.tensor.halo_nodes import HaloNodes
+from pyg_dist.tensor.kept_operators import KeptOperators
 from pyg_dist.tensor.layer_names import name_of
 from pyg_dist.tensor.random import draw_seed
-from pyg_dist.tensor.row_tensor import EdgeTensor, RowTensor, version_of
+from pyg_dist.tensor.row_tensor import EdgeTensor, RowTensor
 from pyg_dist.tensor.rows import Rows, Selection, lasting
 from pyg_dist.tensor.scales import at_sources, inverse_sqrt
 from pyg_dist.tensor.self_loops import LoopRule, SelfLoops
@@ -66,7 +65,7 @@ class HaloGraph:
         self._loops = SelfLoops(self.local, loop_rule, self.edge_rows.num_local)
         self.post = self._halo(share.post)
         self._sums = self.post if share.sums is share.post else self._halo(share.sums)
-        self._operators: dict[Hashable, _Kept] = {}
+        self._operators: KeptOperators[LinearOperator] = KeptOperators()
         self._neighbour_lists: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __deepcopy__(self, memo: object) -> HaloGraph:
@@ -152,7 +151,7 @@ class HaloGraph:
         linked[row[other]] = True
         linked[self.local.col[other].long()] = True
         linked[self.num_local - self.num_boundary + self.halo.row()] = True
-        linked[self.post.outgoing.pattern.col.long()] = True
+        linked[self._feeds_halos] = True
         return not self.axis.every(bool(linked.all()))
 
     def has_self_loops(self) -> bool:
@@ -233,42 +232,47 @@ class HaloGraph:
 
     @cached_property
     @lasting
-    def _sources(self) -> Tensor:
-        """Which local nodes have out-edges, bool ``[n]`` (collective at the first use)."""
+    def _feeds_halos(self) -> Tensor:
+        """Which local nodes have out-edges to other ranks, bool ``[n]`` (collective at the first use)."""
         arrives = torch.zeros(self.halo.num_cols, 1, device=self.device)
         arrives[self.halo.col.long()] = 1
-        is_source = halo_sums(arrives, self.post).view(-1) > 0
-        is_source[self.local.col.long()] = True
-        return is_source
+        return halo_sums(arrives, self.post).view(-1) > 0
+
+    @property
+    def _sources(self) -> Tensor:
+        """Which local nodes have out-edges, bool ``[n]`` (collective at the first use)."""
+        return self._feeds_halos.index_fill(0, self.local.col.long(), True)
 
     def neighbourhood(
         self, reduce: Literal["sum", "mean"], weight: RowTensor | None, dtype: torch.dtype
     ) -> LinearOperator:
         """``y_i = sum or mean over in-edges of w_ji x_j`` for constant weights in edge storage order."""
 
-        def build(values: Tensor | None) -> LinearOperator:
+        def build() -> LinearOperator:
             degree = self.in_degree(dtype).clamp_(min=1) if reduce == "mean" else None
-            local, halo = self._weighted(self.local, None if values is None else values.to(dtype))
+            local, halo = self._weighted(self.local, _constant(weight, dtype))
             return LinearOperator(local, halo, row_scale=degree, divides=True)
 
-        return self._kept(("neighbourhood", reduce, dtype), weight, build)
+        return self._operators.get(("neighbourhood", reduce, dtype), weight, build)
 
     def symmetric_norm(
         self, add_self_loops: bool, loop_value: float, weight: RowTensor | None, dtype: torch.dtype
     ) -> LinearOperator:
         """GCN's ``D^-1/2 (A + loops) D^-1/2`` for constant weights (collective when built)."""
 
-        def build(values: Tensor | None) -> LinearOperator:
-            local, values = self.local, None if values is None else values.to(dtype)
+        def build() -> LinearOperator:
+            local, values = self.local, _constant(weight, dtype)
             if add_self_loops:
                 local = self._loops.added
+                if values is None and loop_value != 1.0:
+                    values = torch.ones(self.edge_rows.num_local, dtype=dtype, device=self.device)
                 if values is not None:
                     values = torch.cat([values, self._loops.weight(values, loop_value)])
             scale = self.inverse_sqrt_degree(local, values, dtype)
             of_sources = scale if add_self_loops else at_sources(scale, self._sources)
             return LinearOperator(*self._weighted(local, values), scale, of_sources)
 
-        return self._kept(("symmetric", add_self_loops, loop_value, dtype), weight, build)
+        return self._operators.get(("symmetric", add_self_loops, loop_value, dtype), weight, build)
 
     def _weighted(self, local: CSR, values: Tensor | None) -> tuple[Matrix, Halo]:
         """The matrices of sums with constant weights, by edge storage and what lies behind it (collective)."""
@@ -320,30 +324,6 @@ class HaloGraph:
         out = aggregate_edges(scaled, weight, local, post)
         return scale * (out if loops is None else out + loops * scaled)
 
-    @lasting
-    def _kept(
-        self, key: Hashable, weight: RowTensor | None, build: Callable[[Tensor | None], LinearOperator]
-    ) -> LinearOperator:
-        """The operator for ``key``, built anew for other weights or weights changed in place.
 
-        Building may be collective, so the decision must fall alike on every rank: by the identity of the tensor
-        object and its version, never by addresses, which are all zero on a rank without edges.
-        """
-        version = None if weight is None else version_of(weight)
-        known = self._operators.get((key, weight is None))
-        if (
-            known is None
-            or known.weight is not weight
-            or known.version != version
-            or (weight is not None and version is None)
-        ):
-            known = _Kept(weight, version, build(None if weight is None else weight.to_local().detach()))
-            self._operators[key, weight is None] = known
-        return known.operator
-
-
-@dataclass(frozen=True)
-class _Kept:
-    weight: RowTensor | None  # kept alive: its identity is the key
-    version: int | None
-    operator: LinearOperator
+def _constant(weight: RowTensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if weight is None else weight.to_local().detach().to(dtype)

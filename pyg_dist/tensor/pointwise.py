@@ -78,7 +78,12 @@ def pointwise(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any])
             elif isinstance(arg, Tensor):
                 simple = False
         if not simple:
+            out = kwargs.get("out")
             args, kwargs, rows = aligned(function, args, kwargs)
+            if kwargs.get("out") is not out:
+                raise MixedRowsError(
+                    f"{public_name(function)} expected 'out' to lie as its operands do: assign the result"
+                )
         out = function(*args, **kwargs)
     return wrap(out, rows)  # type: ignore[arg-type]
 

@@ -17,7 +17,7 @@ from torch.nn import init
 
 from pyg_dist.backend import ops
 from pyg_dist.errors import UnsupportedError
-from pyg_dist.tensor.pointwise import as_operand
+from pyg_dist.tensor.pointwise import aligned
 from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, wrap
 from pyg_dist.tensor.table import TABLE, Function, bind, handles, public_name
 
@@ -110,7 +110,7 @@ def bernoulli(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any])
     x, p = args[0], bind("x p", args, kwargs).get("p")
     _refuse_generator(function, kwargs)
     with LOCALLY():
-        p = x if p is None else as_operand(function, p, x._rows, x.dim())
+        p = x if p is None else aligned(function, (x, p), {})[0][1]
         uniform = _draw(ops.keyed_uniform, x, x.dtype if x.dtype.is_floating_point else torch.float32)
         drawn = (uniform < p).to(x.dtype)
         return x.copy_(drawn) if function.__name__.endswith("_") else wrap(drawn, x._rows)

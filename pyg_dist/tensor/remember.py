@@ -10,7 +10,6 @@ checkpoints, a tensor that has been aggregated before. Every rank decides alike,
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,11 +20,9 @@ from torch import Tensor
 from pyg_dist.backend import aggregate as backend
 from pyg_dist.backend.aggregate import LinearOperator
 from pyg_dist.backend.codec import EXACT, Codec
-from pyg_dist.errors import OptionError
+from pyg_dist.backend.settings import REMEMBER_MIB
 from pyg_dist.tensor.row_tensor import NodeTensor, version_of, wrap
 from pyg_dist.tensor.rows import Rows
-
-SETTING = "PYG_DIST_REMEMBER_MIB"
 
 # A tensor meets one operator per kind of conv; more of them at once are edge weights that change.
 _MAX_OPERATORS = 2
@@ -55,7 +52,7 @@ def aggregate(x: NodeTensor, operator: LinearOperator, codecs: tuple[Codec, Code
         if not kept:
             return wrap(result, x._rows)  # type: ignore[return-value]
         keep(x, operator, result)
-    return NodeTensor.from_local(result, x._rows)  # type: ignore[return-value]
+    return NodeTensor.from_local(result, x._rows)
 
 
 def is_remembered(x: NodeTensor, operator: Callable[[], object], rows: Rows) -> bool:
@@ -67,18 +64,6 @@ def is_remembered(x: NodeTensor, operator: Callable[[], object], rows: Rows) -> 
         rows: of the result.
     """
     return is_kept(x, rows) or (bool(x._remembered) and recall(x, operator()) is not None)
-
-
-def limit_bytes() -> float:
-    """The largest result to keep, in bytes on each rank on average, from ``PYG_DIST_REMEMBER_MIB`` (default: any)."""
-    value = os.environ.get(SETTING, "inf")
-    try:
-        limit = float(value)
-    except ValueError:
-        limit = -1.0
-    if not limit >= 0:
-        raise OptionError(f"Expected {SETTING} to be a number of MiB, 0 or more (got {value!r}): unset it, or use 0")
-    return limit * 2**20
 
 
 def recall(x: NodeTensor, operator: object) -> Tensor | None:
@@ -93,11 +78,11 @@ def recall(x: NodeTensor, operator: object) -> Tensor | None:
 
 
 def is_kept(x: NodeTensor, rows: Rows) -> bool:
-    """Whether a result of x with these rows is worth keeping."""
+    """Whether a result of x with these rows is worth keeping: up to a number of bytes a rank, on average."""
     # Autograd refuses tensors made in inference mode, later.
     if not (_may_be_known(x) and (x._is_attribute or x._is_lasting)) or torch.is_inference_mode_enabled():
         return False
-    return x.numel() * x.element_size() <= limit_bytes() * rows.axis.size
+    return x.numel() * x.element_size() <= REMEMBER_MIB.value() * 2**20 * rows.axis.size
 
 
 def keep(x: NodeTensor, operator: object, result: Tensor) -> None:

@@ -19,12 +19,13 @@ from torch._ops import OpOverload
 
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
 from pyg_dist.tensor.rows import Kind, Rows, Selection
-from pyg_dist.tensor.table import TABLE, Function, Handler, public_name
+from pyg_dist.tensor.table import TABLE, Function, Handler, public_name, writes
 
 LOCALLY = torch._C.DisableTorchFunctionSubclass
 """Context in which row tensors are plain local tensors."""
 
 T = TypeVar("T")
+R = TypeVar("R", bound="RowTensor")
 
 
 class OverRows(Tensor):
@@ -46,16 +47,18 @@ class RowTensor(Tensor):
     _counters: tuple[Tensor, ...] = ()  # this memory under torch's two counters of changes: its own and that of `.data`
     _uncounted: int = 0  # changes that neither has counted
 
-    @staticmethod
-    def from_local(local: Tensor, rows: Rows) -> RowTensor:
+    @classmethod
+    def from_local(cls: type[R], local: Tensor, rows: Rows) -> R:
         """The global tensor of which ``local`` is this rank's piece; shares memory and autograd with it.
 
         Shapes:
             - local: ``[rows.num_local, ...]``
 
         Raises:
-            DataError: ``local`` has another number of rows.
+            DataError: ``local`` has another number of rows, or the rows are of another kind than this class.
         """
+        if not issubclass(_CLASSES[rows.kind], cls):
+            raise DataError(f"Expected {cls.kind} rows for {cls.__name__}.from_local (got {rows}): take RowTensor's")
         with LOCALLY():
             if local.shape[:1] != (rows.num_local,):
                 raise DataError(
@@ -104,7 +107,23 @@ class RowTensor(Tensor):
             if not args and "input" in kwargs:  # handlers find the tensor in one place
                 args = (kwargs["input"],)
                 kwargs = {name: value for name, value in kwargs.items() if name != "input"}
+        if args and writes(func) and isinstance(args[0], RowTensor):
+            return _write(handler, func, args, kwargs or {})
         return handler(func, args, kwargs or {})
+
+
+def _write(handler: Handler, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a function that changes its first argument, which may be a view of rows that a tile was brought to."""
+    with LOCALLY():
+        base: Any = args[0]._base
+    copied_from = getattr(base, "copied_from", None)
+    tile = None if copied_from is None else copied_from()
+    if tile is None:
+        return handler(function, args, kwargs)
+    copy_back = tile.take_back(base)
+    out = handler(function, args, kwargs)
+    copy_back()
+    return out
 
 
 def takes_out(handler: Handler, out: Any) -> bool:

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from pyg_dist.backend import adjoint
 from pyg_dist.backend.agreement import digest
@@ -47,6 +48,7 @@ class Rows:
         self.key = key
         # A script has a few splits, and uses them for outputs and labels alike, every epoch.
         self._listed: deque[Selection] = deque(maxlen=8)
+        self._compared = WeakIdKeyDictionary()  # by list: (version, selection)
         self._moves: WeakKeyDictionary[Rows, Move] = WeakKeyDictionary()
 
     def __deepcopy__(self, memo: object) -> Rows:
@@ -138,23 +140,32 @@ class Rows:
         """The rows at the positions ``index`` (int64 ``[k]``, equal on every rank), repeats and any order allowed.
 
         Row k of the result lives where row ``index[k]`` lives. The latest selections are kept: a list with the same
-        values gets the same one (collective for a list that is not among them).
+        values gets the same one (collective, unless the very tensor comes again, unchanged).
 
         Raises:
             IndexError: A position is out of bounds.
             AgreementError: The ranks were given different lists.
         """
-        index = index.to(self.key.device)
-        wanted = torch.where(index < 0, index + self.size, index)
-        for selection in self._listed:
-            # By value, since an index may change behind torch's back (numpy shares memory).
-            if torch.equal(selection.rows._index, wanted):  # type: ignore[attr-defined]
-                return selection
+        wanted = torch.where(index < 0, index + self.size, index).to(self.key.device)
+        version = None if index.is_inference() else index._version
+        # Ranks compare lists unless the script has brought this object before: by values alone, one might and another
+        # not. Values count as well, since they may change behind torch's back (numpy shares memory).
+        known = self._compared.get(index)  # type: ignore[no-untyped-call]
+        if known is not None and known[0] == version and torch.equal(known[1].rows._index, wanted):
+            return known[1]  # type: ignore[no-any-return]
         self._require_equal(wanted, "list")
+        equal = (s for s in self._listed if torch.equal(s.rows._index, wanted))  # type: ignore[attr-defined]
+        selection = next(equal, None) or self._select(wanted)
+        self._compared[index] = (version, selection)
+        return selection
+
+    def _select(self, wanted: Tensor) -> Selection:
+        """:meth:`by_index` of a list that is not among the latest."""
         outside = (wanted < 0) | (wanted >= self.size)
         if outside.any():
+            first = int(wanted[outside][0])
             raise IndexError(
-                f"index {int(index[outside][0])} is out of bounds for {self}: "
+                f"index {first - self.size * (first < 0)} is out of bounds for {self}: "
                 f"expected {-self.size} <= index < {self.size}"
             )
         ordered, local = self._by_position

@@ -62,6 +62,17 @@ def bind(names: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str,
     return bound
 
 
+_OPERATORS = {f"__{name}__" for name in "add sub mul truediv floordiv mod pow and or xor lshift rshift".split()}
+
+
+@cache
+def writes(function: Function) -> bool:
+    """Whether ``function`` changes its first argument."""
+    name = public_name(function).rsplit(".", 1)[-1]
+    in_place = name.endswith("_") and not name.endswith("__")
+    return in_place or name == "__setitem__" or (name.startswith("__i") and f"__{name[3:]}" in _OPERATORS)
+
+
 @cache
 def public_name(function: Function) -> str:
     """The name by which a user knows ``function``, for messages."""

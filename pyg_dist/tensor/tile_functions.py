@@ -11,12 +11,12 @@ from torch import Tensor
 from pyg_dist.backend.adjoint import enter
 from pyg_dist.backend.mesh import GRID_AXES
 from pyg_dist.backend.shards import enter_replicas, leave_replicas, leave_scatter
-from pyg_dist.errors import DataError
+from pyg_dist.errors import DataError, MixedRowsError
 from pyg_dist.plan.grid import Layout
 from pyg_dist.tensor.layers import relu
 from pyg_dist.tensor.pointwise import cast, new, pointwise, pointwise_
 from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, wrap
-from pyg_dist.tensor.table import TABLE, Function, bind
+from pyg_dist.tensor.table import TABLE, Function, bind, public_name
 from pyg_dist.tensor.tile import Tile
 from pyg_dist.tensor.tile_tensor import TILES, TileTensor, as_tile, on_tiles
 
@@ -56,12 +56,17 @@ def elementwise(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any
     """Broadcasting functions: operands come to the layout of the first tile (collective where one has another)."""
     first = next(a for a in (*args, *kwargs.values()) if isinstance(a, TileTensor))
     tile = first._rows
+    if kwargs.get("out") is not None and kwargs["out"]._rows is not tile:
+        raise MixedRowsError(f"{public_name(function)} expected 'out' to lie as its operand does: assign the result")
     operands = [_as_operand(a, tile) for a in args]
     named = {name: _as_operand(a, tile) for name, a in kwargs.items()}
     if any(o is NotImplemented for o in (*operands, *named.values())):
         return NotImplemented
     with LOCALLY():
         return wrap(function(*operands, **named), tile)
+
+
+elementwise.keeps_rows = True  # type: ignore[attr-defined]
 
 
 def elementwise_(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

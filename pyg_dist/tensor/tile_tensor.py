@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, cast
+from weakref import ref
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from pyg_dist.errors import LayoutMismatchError
+from pyg_dist.errors import LayoutMismatchError, MixedRowsError
 from pyg_dist.plan.grid import WHOLE_ROWS
 from pyg_dist.tensor import row_tensor
 from pyg_dist.tensor.autograd import (
@@ -31,9 +32,9 @@ from pyg_dist.tensor.autograd import (
 )
 from pyg_dist.tensor.random import dropout, initialise, normal_, random_like, uniform_
 from pyg_dist.tensor.refusals import pickle, trace
-from pyg_dist.tensor.row_tensor import LOCALLY, NodeTensor, OverRows, RowTensor, version_of, wrap
+from pyg_dist.tensor.row_tensor import LOCALLY, NodeTensor, OverRows, RowTensor, takes_out, version_of, wrap
 from pyg_dist.tensor.shapes import length, metadata, numel, shape
-from pyg_dist.tensor.table import NAMESPACES, TABLE, Function, Handler, functions, public_name
+from pyg_dist.tensor.table import NAMESPACES, TABLE, Function, Handler, functions, public_name, writes
 from pyg_dist.tensor.tile import Tile
 
 TILES: dict[Function, Handler] = {}
@@ -64,6 +65,8 @@ class TileTensor(NodeTensor):
             return NotImplemented
         kwargs = kwargs or {}
         handler = TILES.get(func)
+        if kwargs.get("out") is not None and not (handler and takes_out(handler, kwargs["out"])):
+            raise MixedRowsError(f"{public_name(func)} of row tensors does not take 'out': assign the result")
         if handler is not None:
             if not args and "input" in kwargs:
                 args = (kwargs["input"],)
@@ -74,7 +77,7 @@ class TileTensor(NodeTensor):
         elif isinstance(func, OpOverload):  # below autograd all is local
             with LOCALLY():
                 return func(*args, **kwargs)
-        if _writes(func) and isinstance(args[0], TileTensor):
+        if writes(func) and isinstance(args[0], TileTensor):
             return _write_rows(func, args, kwargs)
         return func(*_in_rows(args), **_in_rows(kwargs))
 
@@ -90,10 +93,34 @@ class TileTensor(NodeTensor):
             if self._as_rows is not None and self._as_rows[0] == state:
                 return self._as_rows[1]
             tile, grid = self._rows, self._rows.grid
-            local = tile.to(self.as_subclass(Tensor), grid.tile(WHOLE_ROWS, tile.width))
+            whole = grid.tile(WHOLE_ROWS, tile.width)
+            local: Any = tile.to(self.as_subclass(Tensor), whole)
             rows: Any = wrap(local.as_subclass(Tensor), grid.node_rows)
             self._as_rows = None if version is None or (records and self.is_leaf) else (state, rows)
+            if self._as_rows is not None and whole is not tile:
+                local.copied_from = ref(self)
             return cast(NodeTensor, rows)
+
+    def take_back(self, rows: Tensor) -> Callable[[], None]:
+        """Before a view of ``rows``, this tile's whole ones, is written to; what it returns is to be called after that.
+
+        Raises:
+            MixedRowsError: They are not the tile's any more.
+        """
+        kept = self._as_rows
+        with LOCALLY():
+            if kept is None or kept[1]._base is not rows or kept[0][0] != version_of(self):
+                raise MixedRowsError(
+                    "Expected to write into a view of rows as they are (got one of before they changed): take it anew"
+                )
+
+        def copy_back() -> None:
+            with LOCALLY():
+                moved = self._rows.take(rows, self._rows.grid.node_rows)
+                self.copy_(moved)  # type: ignore[arg-type]
+                self._as_rows = ((version_of(self), *kept[0][1:]), kept[1])
+
+        return copy_back
 
 
 row_tensor.register_class("tile", TileTensor)
@@ -123,16 +150,6 @@ def _in_rows(value: Any) -> Any:
     if type(value) is dict:
         return {name: _in_rows(item) for name, item in value.items()}
     return value
-
-
-def _writes(function: Function) -> bool:
-    """Whether ``function`` changes its first argument."""
-    name = public_name(function).rsplit(".", 1)[-1]
-    in_place = name.endswith("_") and not name.endswith("__")
-    return in_place or name == "__setitem__" or (name.startswith("__i") and f"__{name[3:]}" in _OPERATORS)
-
-
-_OPERATORS = {f"__{name}__" for name in "add sub mul truediv floordiv mod pow and or xor lshift rshift".split()}
 
 
 def _write_rows(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyg_dist.errors import DataError
 from pyg_dist.tensor.gathers import gathered
-from pyg_dist.tensor.pointwise import aligned
+from pyg_dist.tensor.pointwise import aligned, as_operand
 from pyg_dist.tensor.reductions import wide
 from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, like_rows, wrap
 from pyg_dist.tensor.shapes import dims_of, refuse
@@ -54,7 +54,7 @@ def index_add(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any])
         if dim != 0:
             raise refuse(function, "of a plain tensor along another dimension than 0 would mix rows")
         (index, source), rows = like_rows(function, index, source)
-        index, source = (t if isinstance(t, RowTensor) else rows.slice(t) for t in (index, source))
+        index, source = (as_operand(function, t, rows, t.dim(), broadcasts=False) for t in (index, source))
         zeros = torch.zeros_like(x, dtype=wide(x.dtype))
         sums = zeros.index_add(0, index.as_subclass(Tensor), source.as_subclass(Tensor).to(zeros.dtype), alpha=alpha)
         return _added(x, rows.leave(sums), in_place=function.__name__.endswith("_"))

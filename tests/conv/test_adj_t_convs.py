@@ -106,3 +106,29 @@ def refusals() -> None:
 
 def test_refusals(workers: Pools) -> None:
     workers(2).run(refusals)
+
+
+def improved() -> None:
+    """GCN's heavier loops leave the adj_t as it is, for convs that read no values and for other dtypes."""
+    import pyg_dist
+    from pyg_dist.conv import DistributedGCNConv
+
+    data = graph(is_weighted=False, has_loops=True)
+    ours = pyg_dist.DistributedData(data, partition=uneven_parts(NUM_NODES, pyg_dist.world_size()))
+    for layout in (ours, pyg_dist.DistributedData(data, layout="grid")):
+        for dtype in (torch.float64, torch.float32):
+            torch.manual_seed(0)
+            stock, conv = (kind(F, G, improved=True).to(dtype) for kind in (gnn.GCNConv, DistributedGCNConv))
+            conv.load_state_dict(stock.state_dict())
+            adj_t = data.adj_t.to(dtype)
+            out, expected = conv(layout.x.to(dtype), layout.adj_t), stock(data.x.to(dtype), adj_t)
+            assert out.dtype == dtype
+            torch.testing.assert_close(
+                out.full_tensor(), expected, rtol=0, atol=1e-5 if dtype == torch.float32 else 1e-10
+            )
+    pyg_dist.distribute(gnn.GINConv(nn.Linear(F, G)).double())(ours.x, ours.adj_t)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_improved(workers: Pools, world_size: int) -> None:
+    workers(world_size).run(improved)

@@ -206,6 +206,46 @@ def what_is_kept() -> None:
     assert nodes() is None
 
 
+def weights_of_drawn_edges() -> None:
+    """What is derived from weights goes with them."""
+    from pyg_dist.conv import inputs
+
+    _, ours = sides()
+    conv = ours.GCNConv(*SHAPE).double()
+    before = len(inputs._DERIVED)
+    for _ in range(3):
+        drawn, chosen = dropout_edge(ours.data.edge_index, 0.5)
+        weight = ours.data.edge_weight[chosen]
+        conv(ours.features(), drawn, weight)
+        assert len(inputs._DERIVED) == before + 1
+        del drawn, chosen, weight
+    gc.collect()
+    assert len(inputs._DERIVED) == before
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_weights_of_drawn_edges(workers: Pools, world_size: int) -> None:
+    workers(world_size).run(weights_of_drawn_edges)
+
+
+def isolated() -> None:
+    """Nodes that have lost their edges."""
+    stock, ours = sides()
+    for side in (stock, ours):
+        side.data.edge_index = side.data.edge_index[:, side.data.edge_index[0] != 0]
+        side.data.edge_index = side.data.edge_index[:, side.data.edge_index[1] != 0]
+    for data in (stock.data, ours.data):
+        for name in ("edge_weight", "edge_attr"):
+            data.pop(name, None)
+    assert stock.data.has_isolated_nodes()
+    assert ours.data.has_isolated_nodes()
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_isolated_nodes(workers: Pools, world_size: int) -> None:
+    workers(world_size).run(isolated)
+
+
 def drawn_edges() -> None:
     """They go with their handle, without the help of the garbage collector, which comes late."""
     from pyg_dist import distribute

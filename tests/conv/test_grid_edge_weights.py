@@ -89,3 +89,31 @@ def compare(graph: Data, meshes: list[dict[str, int]], stride: int) -> None:
 def test_every_gradient_on_every_mesh(workers: Pools, num_ranks: int) -> None:
     graph = random_graph(47, 310, seed=1)
     workers(num_ranks).run(compare, graph, shapes(num_ranks), min(num_ranks, 5), timeout=115)
+
+
+def negative_degrees(mesh: dict[str, int]) -> None:
+    """A node whose degree has no root, and which is no source, has a gradient of zero."""
+    import pyg_dist
+    from pyg_dist.conv import DistributedGCNConv
+
+    graph = random_graph(47, 310, seed=1)
+    chosen = graph.edge_index[0] != 0
+    graph = Data(x=graph.x, edge_index=graph.edge_index[:, chosen], edge_weight=graph.edge_weight[chosen].abs() + 0.1)
+    graph.edge_weight[graph.edge_index[1] == 0] *= -1
+    found = []
+    for data, kind in (
+        (graph, GCNConv),
+        (pyg_dist.DistributedData(graph, layout="grid", mesh=mesh), DistributedGCNConv),
+    ):
+        torch.manual_seed(4)
+        x, weight = (t.detach().clone().requires_grad_() for t in (data.x, data.edge_weight))
+        conv = kind(graph.num_features, 3, add_self_loops=False).double()
+        conv(x, data.edge_index, weight)[torch.arange(1, 47)].square().sum().backward()
+        found.append(x.grad)
+    assert found[0][0].isfinite().all()
+    torch.testing.assert_close(found[1].full_tensor(), found[0], rtol=0, atol=1e-10, equal_nan=True)
+
+
+@pytest.mark.parametrize("mesh", [{"x": 2}, {"z": 2}, {"y": 2}], ids=str)
+def test_negative_degrees(workers: Pools, mesh: dict[str, int]) -> None:
+    workers(2).run(negative_degrees, mesh)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import warnings
 from collections.abc import Callable
@@ -207,6 +208,14 @@ def mistakes(world_size: int) -> dict[str, str]:
             other[name] = value
         return message_of(lambda: DistributedData(other))
 
+    def set_on_one_rank(name: str) -> str:
+        if rank == 1:
+            os.environ[name] = "1"
+        try:
+            return wrap()
+        finally:
+            os.environ.pop(name, None)
+
     one_different = graph.x.clone()
     one_different[3, 1] += rank
     return {
@@ -228,6 +237,7 @@ def mistakes(world_size: int) -> dict[str, str]:
         "partition type": wrap(partition=None),
         "epsilon": wrap(epsilon=-1.0),
         "seed": wrap(seed=1.5),
+        "setting": set_on_one_rank("PYG_DIST_PROJECT_FIRST"),
         "parts of the grid": wrap(layout="grid", partition=torch.full((3,), 99)),
         "data groups": wrap(layout="auto", mesh={"data": world_size}),
         "hetero": message_of(lambda: DistributedData(HeteroData())),
@@ -251,9 +261,10 @@ EXPECTED = {
     "partition name": "OptionError: Expected partition to be 'metis' or 'hypergraph' or 'random' (got 'metiss')",
     "layout name": "OptionError: Expected layout to be 'halo' or 'grid' or 'auto' (got 'ring')",
     "planned": "UnsupportedError: partition='cover' is planned",
-    "partition type": "OptionError: Expected partition to be 'metis' or 'hypergraph' or 'random', the owner of each node, or",
+    "partition type": "OptionError: Expected partition to be 'metis' or 'hypergraph' or 'random', the owner of each",
     "epsilon": "OptionError: Expected 0 < epsilon < 1",
     "seed": "OptionError: Expected seed to be an integer (got 1.5)",
+    "setting": "AgreementError: Expected the same on every rank: setting PYG_DIST_PROJECT_FIRST (got False on rank",
     "parts of the grid": "OptionError: Expected no partition with layout='grid'",
     "data groups": "OptionError: Expected a mesh without data groups with layout='auto'",
     "hetero": "UnsupportedError: Expected a homogeneous",

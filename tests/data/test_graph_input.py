@@ -26,6 +26,7 @@ def graph(**attributes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [
+        (graph(adj_t=torch.eye(3).to_sparse_csr()), "'edge_index' or 'adj_t' in data .got both."),
         (graph(edge_index=torch.tensor([[0, 3], [1, 0]])), "below num_nodes=3 .got 3."),
         (graph(edge_index=torch.tensor([[0, -1], [1, 0]])), "node ids from 0 .got -1."),
         (graph(edge_index=EDGES.float()), "integer node ids .got torch.float32."),

@@ -36,6 +36,11 @@ def drawn() -> dict[str, torch.Tensor]:
     }
     for name, tensor in tensors.items():
         assert tensor.shape == (7, WIDE), name
+    last_first, chances = torch.arange(6, -1, -1), half * torch.arange(7.0).view(7, 1) / 3
+    torch.manual_seed(5)
+    paired = zeros.clone().bernoulli_(chances[last_first])
+    torch.manual_seed(5)
+    assert torch.equal(paired.full_tensor(), zeros.clone().bernoulli_(chances.full_tensor()[last_first]).full_tensor())
     with pytest.raises(UnsupportedError, match="draws from torch's default CPU generator"):
         zeros.uniform_(generator=torch.Generator())
     return {name: tensor.full_tensor() for name, tensor in tensors.items()}

@@ -247,6 +247,12 @@ def unseeded_lists() -> None:
     with pytest.raises(AgreementError, match="Expected the same list of nodes on every rank") as caught:
         t.x[[0, 1, 2 + node_rows().axis.rank]]
     assert "\n" not in str(caught.value)
+    known = [torch.tensor([0, 1, 2]), torch.tensor([3, 1])]
+    for index in known:
+        t.x[index]
+    with pytest.raises(AgreementError, match="Expected the same list of nodes on every rank"):
+        t.x[known[node_rows().axis.rank % 2].clone()]
+    assert t.x[known[0]]._rows is t.x[[0, 1, 2]]._rows
 
 
 TWO_LISTS = "would pair rows with columns"

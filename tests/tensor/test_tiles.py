@@ -265,3 +265,45 @@ def reentrant(mesh: dict[str, int]) -> None:
 def test_reentrant_checkpoints(workers: Pools) -> None:
     for mesh in ({"x": 2, "y": 2}, {"y": 2, "z": 2}):
         workers(4).run(reentrant, mesh)
+
+
+def views(mesh: dict[str, int]) -> None:
+    """Views of a tile are views: what is written there is in the tile, with its gradient, until the tile changes."""
+    import pyg_dist
+    from pyg_dist.errors import MixedRowsError
+
+    graph = random_graph(47, 310, seed=1)
+    data = pyg_dist.DistributedData(graph, layout="grid", mesh=mesh)
+    tile, full = both(data)
+    writes: dict[str, Callable[[Any], Any]] = {
+        "columns": lambda x: x[:, :2].zero_(),
+        "a view of a view": lambda x: x[:, 1:][:, :2].mul_(3),
+        "a column": lambda x: x[:, 3].add_(1),
+        "another shape": lambda x: x.view(-1, 7, 1)[:, 2].relu_(),
+        "a range": lambda x: x.narrow(1, 4, 3).exp_(),
+        "an operator": lambda x: x[:, 4:].__imul__(2),
+        "assignment": lambda x: x[:, :3].__setitem__((slice(None), 1), 5.0),
+    }
+    for name, write in writes.items():
+        x, y = tile * 1, full * 1
+        for z in (x, y):
+            write(z)
+        assert torch.equal(x.full_tensor(), y), name
+        (x * x).sum().backward()
+        (y * y).sum().backward()
+        torch.testing.assert_close(tile.grad.full_tensor(), full.grad, rtol=0, atol=1e-10, msg=name)
+        tile.grad = full.grad = None
+    x = tile.detach().clone()
+    column = x[:, 0]
+    x.add_(1)
+    with pytest.raises(MixedRowsError, match="got one of before they changed"):
+        column.zero_()
+    with pytest.raises(MixedRowsError, match="does not take 'out'"):
+        torch.add(x, 1, out=torch.zeros(47, 7, dtype=torch.float64))
+    torch.add(x, 1, out=(out := torch.empty_like(x)))
+    assert torch.equal(out.full_tensor(), x.full_tensor() + 1)
+
+
+@pytest.mark.parametrize("mesh", [{"y": 2}, {"x": 2}], ids=str)
+def test_views(workers: Pools, mesh: dict[str, int]) -> None:
+    workers(2).run(views, mesh)

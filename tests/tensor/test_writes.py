@@ -13,6 +13,8 @@ from torch import Tensor
 from torch_geometric.nn import global_max_pool, global_mean_pool
 from workers import Workers
 
+from pyg_dist.errors import LayoutMismatchError
+
 CLASSES = 9
 
 
@@ -65,3 +67,15 @@ def test_writes(workers: Callable[[int], Workers], name: str, world_size: int) -
 def values_and_gradients(name: str) -> None:
     for layout in LAYOUTS:
         check(EXPRESSIONS[name], layout, name)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_an_index_of_another_length(workers: Callable[[int], Workers], world_size: int) -> None:
+    workers(world_size).run(wrong_lengths)
+
+
+def wrong_lengths() -> None:
+    t = Operands("tall", True)
+    for length in (t.N - 1, t.N + 1):
+        with pytest.raises(LayoutMismatchError, match=f"expected a plain operand with {t.N} rows"):
+            zeros(t, t.F).index_add_(0, torch.zeros(length, dtype=torch.int64), t.x)

@@ -1,0 +1,80 @@
+"""The settings by environment variables: the one table. What is unset has its default, what makes no sense raises."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+
+from pyg_dist.errors import OptionError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Setting(Generic[T]):
+    """One environment variable.
+
+    Attributes:
+        name: the variable.
+        default: its value where it is unset or empty.
+        expected: what it may be, in words.
+        parse: reads it; raises ``ValueError``.
+        must_agree: whether ranks with different values would compute or send different things.
+    """
+
+    name: str
+    default: str
+    expected: str
+    parse: Callable[[str], T]
+    must_agree: bool = True
+
+    def value(self) -> T:
+        """What it is now, on this rank.
+
+        Raises:
+            OptionError: It makes no sense.
+        """
+        given = os.environ.get(self.name) or self.default
+        try:
+            return self.parse(given)
+        except ValueError:
+            raise OptionError(f"Expected {self.name} to be {self.expected} (got {given!r}): unset it") from None
+
+
+def _limit(given: str) -> float:
+    limit = float(given)
+    if not limit >= 0:
+        raise ValueError
+    return limit
+
+
+def _count(given: str) -> int:
+    count = int(given)
+    if count < 1:
+        raise ValueError
+    return count
+
+
+def _switch(given: str) -> bool:
+    return bool(("0", "1").index(given))
+
+
+def _form(given: str) -> Literal["all_reduce", "reduce_scatter"] | None:
+    return (None, "all_reduce", "reduce_scatter")[("", "all_reduce", "reduce_scatter").index(given)]
+
+
+def _path(given: str) -> Path | None:
+    return Path(given) if given else None
+
+
+ISA = Setting("PYG_DIST_ISA", "", "an instruction set of this machine", str, must_agree=False)
+PROJECT_FIRST = Setting("PYG_DIST_PROJECT_FIRST", "0", "0 or 1", _switch)
+REMEMBER_MIB = Setting("PYG_DIST_REMEMBER_MIB", "inf", "a number of MiB, 0 or more", _limit)
+GRID_SUMS = Setting("PYG_DIST_GRID_SUMS", "", "all_reduce or reduce_scatter", _form)
+GRID_BLOCKS = Setting("PYG_DIST_GRID_BLOCKS", "1", "a positive integer", _count)
+MACHINE = Setting("PYG_DIST_MACHINE", "", "a file of constants", _path, must_agree=False)
+
+SETTINGS: tuple[Setting[Any], ...] = (ISA, PROJECT_FIRST, REMEMBER_MIB, GRID_SUMS, GRID_BLOCKS, MACHINE)
