@@ -90,8 +90,8 @@ def distributed_class(stock: Any) -> Any:
         return _OWN[stock]
     if not any(map(_is_edge_index, signature(stock.forward).parameters)):
         raise UnsupportedError(
-            f"{stock.__name__} takes no 'edge_index', and only convs that do can be distributed: compute its graph "
-            f"before DistributedData, and use a conv that takes edge_index"
+            f"{stock.__name__} takes no 'edge_index', and only convs that do can be distributed: name the argument so; "
+            f"where it makes a graph of its own, compute that before DistributedData"
         )
     own = stock.__mro__[: stock.__mro__.index(MessagePassing)]
     for step in ("propagate", "edge_updater"):

@@ -74,7 +74,7 @@ def join(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     stacks = function is torch.stack or (function in (torch.vstack, torch.row_stack) and num_dims < 2)
     if 0 in dims_of(dim, num_dims + (function is torch.stack)):
         if stacks:
-            raise refuse(function, "along dimension 0 would move rows")
+            raise refuse(function, "along dimension 0 would move rows (along the last one, dim=-1, it does not)")
         return _append(function, tensors)
     with LOCALLY():
         tensors, _, rows = aligned(function, tensors, {}, broadcasts=False)
@@ -89,7 +89,8 @@ def _append(function: Function, tensors: tuple[Tensor, ...]) -> RowTensor:
         tensors = tuple(t for t in tensors if isinstance(t, RowTensor) or t.shape != (0,) or first.dim() == 1)
         parts = tuple(t._rows if isinstance(t, RowTensor) else first._rows.deal(t.shape[0]) for t in tensors)
         for part in parts:
-            if part.axis is not first._rows.axis or part.kind != first.kind:
+            is_mixed = part.kind != first.kind and not (part.is_list or first._rows.is_list)
+            if part.axis is not first._rows.axis or is_mixed:
                 raise LayoutMismatchError(
                     f"{public_name(function)} along dimension 0 expected rows of one kind over the same ranks "
                     f"(got {first._rows} and {part}): use .full_tensor() on them"

@@ -112,9 +112,9 @@ def pair_layer(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     return with_parameters(function, args, kwargs, num_operands=2)
 
 
-@handles("isin", "bucketize")
+@handles("isin", "bucketize", "cdist")
 def look_up(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Where each element stands in a plain set or list."""
+    """Where each element, or row, stands in a plain set or list, or towards each row of a plain matrix."""
     return with_parameters(function, args, kwargs)
 
 

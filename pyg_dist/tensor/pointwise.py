@@ -92,11 +92,9 @@ pointwise.keeps_rows = True  # type: ignore[attr-defined]
 
 
 def pointwise_(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """In-place forms: what is written to must be the row tensor."""
+    """In-place forms; a plain tensor that is written to stays plain, and takes all rows (collective)."""
     if not isinstance(args[0], RowTensor):
-        raise MixedRowsError(
-            f"{public_name(function)} would write distributed rows into a plain tensor: use the form that returns"
-        )
+        return function(*[a.full_tensor() if isinstance(a, RowTensor) else a for a in args], **kwargs)
     return pointwise(function, args, kwargs)
 
 

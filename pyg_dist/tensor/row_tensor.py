@@ -221,6 +221,7 @@ def like_rows(function: Function, *operands: Any) -> tuple[tuple[Any, ...], Rows
 def by_row_mask(rows: Rows, mask: RowTensor) -> Selection:
     """The rows where ``mask`` holds; kept with the mask while it does not change (collective at its first use).
 
+    A mask with columns selects elements, of rows that have as many.
     A mask over other rows counts by position where a list is among the two, such as pairs by a mask over their edges.
 
     Raises:
@@ -238,6 +239,7 @@ def by_row_mask(rows: Rows, mask: RowTensor) -> Selection:
                 f"Expected a mask over the same {rows} (got one over {mask._rows}): select it alike"
             )
         # Counting is collective; a mask is used for outputs and labels alike, every epoch.
-        selection = rows.by_mask(local)
+        whole = rows if mask.dim() == 1 else rows.elements(mask[:0].flatten(1).shape[1])
+        selection = whole.by_mask(local.flatten())
         mask._selection = None if version is None else (version, rows, selection)
     return selection

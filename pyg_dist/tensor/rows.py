@@ -6,7 +6,7 @@ from collections import deque
 from functools import cached_property
 from itertools import accumulate
 from typing import Literal, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -48,6 +48,7 @@ class Rows:
         self.key = key
         # A script has a few splits, and uses them for outputs and labels alike, every epoch.
         self._listed: deque[Selection] = deque(maxlen=8)
+        self._elements: WeakValueDictionary[int, Rows] = WeakValueDictionary()
         self._compared = WeakIdKeyDictionary()  # by list: (version, selection)
         self._moves: WeakKeyDictionary[Rows, Move] = WeakKeyDictionary()
 
@@ -132,8 +133,16 @@ class Rows:
         Raises:
             AgreementError: The ranks were given different masks.
         """
+        return self.by_mask(self.slice_alike(mask))
+
+    def slice_alike(self, mask: Tensor) -> Tensor:
+        """This rank's rows of a mask, bool ``[size, ...]``, which has to be equal on every rank (collective).
+
+        Raises:
+            AgreementError: It is not.
+        """
         self._require_equal(mask, "mask")
-        return self.by_mask(mask.index_select(0, self.position.to(mask.device)))
+        return mask.index_select(0, self.position.to(mask.device))
 
     @lasting
     def by_index(self, index: Tensor) -> Selection:
@@ -203,10 +212,18 @@ class Rows:
         return move_rows(local, self._moves[other])
 
     def _pairs_with(self, other: Rows) -> bool:
-        is_picked = any(r.is_list or (isinstance(r, _Subset) and self.kind != other.kind) for r in (self, other))
+        kinds_differ = self.kind != other.kind
+        is_picked = any(r.is_list or (isinstance(r, _Subset) and (kinds_differ or r.is_of_list)) for r in (self, other))
         are_whole = "tile" not in (self.kind, other.kind)
         is_one_axis = self.axis is other.axis or self.axis.size == other.axis.size == 1
         return is_picked and are_whole and self.size == other.size and is_one_axis
+
+    def elements(self, width: int) -> Rows:
+        """A row for each of ``width`` elements of every row, those of one row one after another."""
+        known = self._elements.get(width)
+        if known is None:
+            known = self._elements[width] = _Elements(self, width)
+        return known
 
     def deal(self, size: int) -> Rows:
         """As many rows of the same kind, in runs of equal length by rank."""
@@ -236,6 +253,11 @@ class _Subset(Rows):
         self._picked = picked
 
     @property
+    def is_of_list(self) -> bool:
+        """Whether a list is among what these were selected from."""
+        return self._parent.is_list or (isinstance(self._parent, _Subset) and self._parent.is_of_list)
+
+    @property
     def num_keys(self) -> int:
         return self._parent.num_keys
 
@@ -259,6 +281,35 @@ class _Subset(Rows):
         if not isinstance(other, _Subset) or self.size != other.size or not self._parent.is_like(other._parent):
             return False
         return self.axis.every(torch.equal(self._picked, other._picked))
+
+
+class _Elements(Rows):
+    """The elements of rows that have several."""
+
+    def __init__(self, parent: Rows, width: int) -> None:
+        super().__init__(parent.axis, parent.kind, parent.size * width, _numbered(parent.key, width))
+        self._parent = parent
+        self._width = width
+
+    @property
+    def num_keys(self) -> int:
+        return self._parent.num_keys * self._width
+
+    @property
+    def whole(self) -> Rows:
+        return self._parent.whole
+
+    @property
+    def position(self) -> Tensor:
+        return _numbered(self._parent.position, self._width)
+
+    def _equals(self, other: Rows) -> bool:
+        is_alike = isinstance(other, _Elements) and other._width == self._width
+        return is_alike and self._parent.is_like(other._parent)  # type: ignore[attr-defined]
+
+
+def _numbered(row: Tensor, width: int) -> Tensor:
+    return (row.view(-1, 1) * width + torch.arange(width, device=row.device)).view(-1)
 
 
 class _Listed(Rows):

@@ -106,6 +106,11 @@ def getitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         return _look_up(x, index)
     if isinstance(index, NodeIds) and isinstance(x, NodeTensor):
         return lift(x, index)
+    if isinstance(index, tuple) and index and isinstance(index[0], NodeIds):
+        within = (_ALL, *index[1:])
+        return x[index[0]][within]
+    if isinstance(index, Tensor) and index.dtype == torch.bool and index.dim() > 1:
+        return _elements(x, index)
     first, rest = _split(x, index)
     if isinstance(first, int):
         row = _one_row(x, first)
@@ -120,12 +125,21 @@ def getitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def _look_up(table: Tensor, index: Any) -> Any:
-    if not isinstance(index, RowTensor) or index.dtype == torch.bool:
-        raise MixedRowsError(
-            f"Indexing a plain tensor of shape {list(table.shape)} with a distributed mask: make the indexed tensor "
-            f"an attribute of the DistributedData, or use mask.full_tensor()"
-        )
-    return with_parameters(lambda ids, rows_of_table: rows_of_table[ids], (index, table), {})
+    """Rows of a plain table: one for each integer, distributed as these are; by a mask plain ones (collective)."""
+    if isinstance(index, RowTensor) and index.dtype != torch.bool:
+        return with_parameters(lambda ids, rows_of_table: rows_of_table[ids], (index, table), {})
+    return gathered(Tensor.__getitem__, (table, index), {})
+
+
+def _elements(x: RowTensor, mask: Tensor) -> Any:
+    """The elements where a mask of several dimensions holds, row by row: ``out[~labels.isnan()]`` (collective)."""
+    with LOCALLY():
+        if not isinstance(mask, RowTensor):
+            mask = wrap(x._rows.slice_alike(mask), x._rows)
+        if x.shape[1 : mask.dim()] != mask.shape[1:]:
+            raise IndexError(f"Expected a mask of x's columns {list(x.shape[1:])} (got {list(mask.shape[1:])})")
+        rows, local_index = by_row_mask(x._rows, mask)  # type: ignore[arg-type]
+        return wrap(large_rows.select(x.as_subclass(Tensor).flatten(0, mask.dim() - 1), local_index), rows)
 
 
 def _one_row(x: RowTensor, position: int) -> Tensor:
@@ -158,7 +172,12 @@ def setitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         rows, local_index = (x._rows, _ALL) if first is _ALL else select_rows(x._rows, first)
         no_row, index = (slice(0, 0), *rest), (local_index, *rest)
         if isinstance(value, RowTensor) and not rows.is_like(value._rows):
-            raise LayoutMismatchError(f"Expected the rows of a like selection of {rows} (got {value._rows})")
+            paired = rows.pair(value.as_subclass(Tensor), value._rows)
+            if paired is None:
+                raise LayoutMismatchError(
+                    f"Expected {rows} that are selected alike (got {value._rows} by another mask, or of another graph)"
+                )
+            value = wrap(paired, rows)
         x[index] = as_operand(function, value, rows, num_dims=x[no_row].dim())
 
 
@@ -179,10 +198,10 @@ def index_select(function: Function, args: tuple[Any, ...], kwargs: dict[str, An
 
 @handles("masked_select")
 def masked_select(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """One-dimensional selections."""
+    """Elements, row by row."""
     x, mask = (*args, *kwargs.values())
-    if not isinstance(x, RowTensor) or x.dim() != 1 or mask.dim() != 1:
-        raise refuse(function, "of more than one dimension would lose the rows")
+    if x.dim() != mask.dim():
+        raise refuse(function, "by a mask of other dimensions would mix rows")
     return x[mask]
 
 

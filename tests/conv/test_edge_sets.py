@@ -228,6 +228,17 @@ def test_weights_of_drawn_edges(workers: Pools, world_size: int) -> None:
     workers(world_size).run(weights_of_drawn_edges)
 
 
+def autoencoder() -> None:
+    """PyG's test of an autoencoder scores all edges and some pairs, one after another."""
+    found = [gnn.GAE(nn.Identity()).test(side.data.x, side.data.edge_index, OTHER) for side in sides()]
+    assert found[0] == pytest.approx(found[1], abs=1e-4)  # of equal scores some may differ by rounding
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_autoencoder(workers: Pools, world_size: int) -> None:
+    workers(world_size).run(autoencoder)
+
+
 def isolated() -> None:
     """Nodes that have lost their edges."""
     stock, ours = sides()

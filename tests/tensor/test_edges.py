@@ -41,6 +41,8 @@ def lifted_and_scattered() -> None:
         (at_edges * ours.edge_attr[:, :1]).square().sum().backward()
         (expected * data.edge_attr[:, :1]).square().sum().backward()
         assert_same({"x.grad": x.grad}, {"x.grad": want.grad})
+        for within in ((slice(None),), (2,), (slice(1, 3),), (..., 0)):
+            assert torch.equal(ours.x[(ids, *within)].full_tensor(), data.x[(plain_ids, *within)])
         # The sum of edges is the transpose of the lift.
         values, plain_values = ours.edge_attr.detach().clone().requires_grad_(), data.edge_attr.clone().requires_grad_()
         sums, plain_sums = scatter(values, ids), scatter_of_pyg(plain_values, plain_ids, 0, NUM_NODES)

@@ -124,6 +124,64 @@ def selections_of_selections(kind: str) -> None:
         check(nested, layout, kind)
 
 
+ELEMENTS: dict[str, Callable[[Operands], Any]] = {
+    "of a matrix": lambda t: t.x[t.m],
+    "computed": lambda t: t.x[~(t.y < 0)] * 2,
+    "of three dimensions": lambda t: [t.c[t.m[:, : t.c.shape[1]]], t.c[t.c > 0]],
+    "none": lambda t: [t.x[t.x > 99], t.x[t.x > 99].sum()],
+    "plain": lambda t: t.x[torch.arange(t.N * t.F).view(t.N, t.F) % 3 == 0],
+    "of selected rows": lambda t: t.x[t.mask][t.m[t.mask]],
+    "of a list": lambda t: t.x[[3, 0, 3]][t.m[[3, 0, 3]]],
+    "selected again": lambda t: t.x[t.m][t.y[t.m] > 0],
+    "losses": lambda t: [torch.nn.functional.mse_loss(t.x[t.m], t.y[t.m]), (t.x[t.m] - t.y[t.m]).abs().mean()],
+    "two equal masks": lambda t: t.x[t.m] * t.y[t.m.clone()],
+    "masked_select": lambda t: t.x.masked_select(t.m),
+}
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_elements(workers: Callable[[int], Workers], world_size: int) -> None:
+    workers(world_size).run(elements)
+
+
+def elements() -> None:
+    """Masks with columns, as labels of several tasks have them, some of them missing."""
+    for layout in LAYOUTS:
+        for name, expression in ELEMENTS.items():
+            check(expression, layout, name)
+    t = Operands("tall", True)
+    missing = ~t.m
+    assert t.x[missing]._rows is t.y[missing]._rows, "a mask is counted once"
+
+
+PAIRED: dict[str, Callable[[Operands], Any]] = {
+    "labels mixed up": lambda t: t.x[t.mask] * t.y[torch.arange(t.N).flip(0)][t.mask],
+    "a plain tensor by a mask": lambda t: [t.full[t.mask], t.full[t.mask, 0], torch.arange(t.N)[t.mask]],
+    "and its rows beside others": lambda t: (t.full[t.mask] * t.x[t.mask]).sum(0),
+    "assigned": lambda t: permuted_column(t),
+    "a distance to each of a few": lambda t: torch.cdist(t.x, t.weight[:2, : t.F]),
+    "added to plain rows": lambda t: torch.zeros(t.N, t.F).to(t.x.dtype).add_(t.x).sin(),
+    "written to plain rows": lambda t: torch.zeros(t.N, t.F).to(t.x.dtype).copy_(t.x).sin(),
+}
+
+
+def permuted_column(t: Operands) -> Any:
+    x = t.x * 1
+    x[:, 0] = t.y[torch.arange(t.N).flip(0)][:, 0]
+    return x
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_paired(workers: Callable[[int], Workers], world_size: int) -> None:
+    workers(world_size).run(paired)
+
+
+def paired() -> None:
+    for layout in LAYOUTS:
+        for name, expression in PAIRED.items():
+            check(expression, layout, name)
+
+
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_within_rows(workers: Callable[[int], Workers], world_size: int) -> None:
     workers(world_size).run(within_rows)
@@ -267,7 +325,7 @@ REFUSED: list[Refusal] = [
     (lambda t: t.x[None], MixedRowsError, "would move rows"),
     (lambda t: t.x[..., 0, 0], MixedRowsError, "leaves no dimension for the rows"),
     (lambda t: t.c.unsqueeze(1)[:, [0], :, [1]], MixedRowsError, "not neighbours"),
-    (lambda t: t.x[t.m], MixedRowsError, "use a one-dimensional bool mask"),
+    (lambda t: t.x[t.c > 0], IndexError, "Expected a mask of x's columns"),
     (
         lambda t: t.x[t.label],
         MixedRowsError,
@@ -287,10 +345,9 @@ REFUSED: list[Refusal] = [
     (lambda t: t.x[9], IndexError, "index 9 is out of bounds"),
     (lambda t: t.x[t.mask][[5]], IndexError, "index 5 is out of bounds for 5 nodes"),
     (lambda t: t.x[::-1], ValueError, "step must be greater than zero"),
-    (lambda t: t.full[t.mask], MixedRowsError, "with a distributed mask: make the indexed tensor"),
     (lambda t: t.x.index_select(1, t.label), MixedRowsError, "by a distributed index would mix rows"),
     (lambda t: t.table.index_select(1, t.label), MixedRowsError, "by a distributed index would mix rows"),
-    (lambda t: t.x.masked_select(t.m), MixedRowsError, "of more than one dimension would lose the rows"),
+    (lambda t: t.x.masked_select(t.mask), MixedRowsError, "by a mask of other dimensions would mix rows"),
     (lambda t: t.x[t.mask] + t.y[t.other_mask], LayoutMismatchError, "of another graph or selection"),
 ]
 
