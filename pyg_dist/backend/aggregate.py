@@ -153,12 +153,9 @@ def edge_product(weight: Tensor, x: Tensor, csr: CSR) -> Tensor:
     return out
 
 
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
-
-
 def _require_dtype(x: Tensor) -> None:
     # Before any message leaves: an error between start and land would leave the others' messages without receiver.
-    if x.dtype not in _DTYPES or x.dim() != 2:
+    if x.dtype not in ops.FLOATS or x.dim() != 2:
         raise UnsupportedError(
             f"Expected features [N, F] in float32, float64 or bfloat16 (got {x.dim()} dimensions, {x.dtype}): "
             f"cast and reshape them, x.float().flatten(1)"

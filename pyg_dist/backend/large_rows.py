@@ -23,11 +23,9 @@ from pyg_dist.backend.function import LocalFunction
 LARGE = 8 << 20
 """Bytes from which on an output is worth a block; ``kWorthIt`` of ``csrc/ops/block_pool.h``."""
 
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
-
 
 def _is_large(x: Tensor, num_elements: int) -> bool:
-    return num_elements * x.element_size() >= LARGE and x.dtype in _DTYPES and x.device.type == "cpu"
+    return num_elements * x.element_size() >= LARGE and x.dtype in ops.FLOATS and x.device.type == "cpu"
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 from torch_geometric.nn import MessagePassing
 
+from pyg_dist.backend import ops
 from pyg_dist.backend.world import world_size
 from pyg_dist.errors import DataError, LayoutMismatchError, UnsupportedError
 from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor, RowTensor
@@ -129,9 +130,6 @@ def node_rows(conv: MessagePassing, graph: Graph, x: Any) -> NodeTensor:
     raise DataError(f"{name} expected node features with {rows.size} rows (got {shape}): pass data.x")
 
 
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
-
-
 def features(conv: MessagePassing, graph: Graph, x: Any) -> NodeTensor:
     """:func:`node_rows` of a matrix in a dtype that the kernels know.
 
@@ -139,7 +137,7 @@ def features(conv: MessagePassing, graph: Graph, x: Any) -> NodeTensor:
         DataError: Also for another number of dimensions, or another dtype.
     """
     rows = node_rows(conv, graph, x)
-    if rows.dim() != 2 or rows.dtype not in _DTYPES:
+    if rows.dim() != 2 or rows.dtype not in ops.FLOATS:
         raise DataError(
             f"{type(conv).__name__} expected features [N, F] in float32, float64 or bfloat16 (got shape "
             f"{list(rows.shape)} in {rows.dtype}): reshape or convert data.x"

@@ -15,6 +15,7 @@ from torch_geometric.nn import MessagePassing, aggr, norm
 from torch_geometric.nn.aggr import Aggregation, EquilibriumAggregation, MaxAggregation, MinAggregation
 from torch_geometric.utils import scatter
 
+from pyg_dist.backend import ops
 from pyg_dist.backend.aggregate import halo_rows
 from pyg_dist.backend.extremes import extreme
 from pyg_dist.errors import UnsupportedError
@@ -34,7 +35,6 @@ _REDUCTIONS: dict[type[Aggregation], str] = {
     aggr.SumAggregation: "sum", aggr.MeanAggregation: "mean", aggr.MulAggregation: "mul",
     MaxAggregation: "max", MinAggregation: "min",
 }  # fmt: skip
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
 def aggregate_neighbours(
@@ -60,7 +60,7 @@ def aggregate_neighbours(
     rows, aggregation = x.to_local(), conv.aggr_module
     post = graph.post.coded(graph.codecs(conv, of_rows=True))
     reduce = _EXTREMES.get(type(aggregation))
-    if reduce is not None and weight is None and rows.dim() == 2 and rows.dtype in _DTYPES:
+    if reduce is not None and weight is None and rows.dim() == 2 and rows.dtype in ops.FLOATS:
         # Also on a rank where nothing arrives: its backward has to send what others wait for.
         sources = torch.cat([rows, halo_rows(rows, post)]) if graph.axis.size > 1 else rows
         return NodeTensor.from_local(extreme(sources, graph.whole, reduce), graph.node_rows)

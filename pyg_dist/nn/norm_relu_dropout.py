@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pyg_dist.backend import ops
 from pyg_dist.backend.epilogue import row_epilogue
 from pyg_dist.backend.ops import Norm
 from pyg_dist.errors import DataError, OptionError
@@ -15,7 +16,6 @@ from pyg_dist.tensor.tile import Tile
 from pyg_dist.tensor.tile_tensor import TileTensor, as_tile
 
 _NORMS = ("layer", "rms", None)
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
 def norm_relu_dropout(
@@ -69,7 +69,7 @@ def norm_relu_dropout(
         return as_tile(y, x._rows)  # type: ignore[arg-type]
     rows = x._rows if isinstance(x, NodeTensor) else None
     local = x.to_local() if isinstance(x, NodeTensor) else x
-    if local.dim() != 2 or local.dtype not in _DTYPES:
+    if local.dim() != 2 or local.dtype not in ops.FLOATS:
         raise DataError(
             f"Expected x [N, F] in float32, float64 or bfloat16 (got {local.dim()} dimensions, {local.dtype}): "
             f"use torch's own functions"

@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.nn import init
 
 from pyg_dist.backend import ops
-from pyg_dist.errors import UnsupportedError
+from pyg_dist.errors import DataError, UnsupportedError
 from pyg_dist.tensor.pointwise import aligned
 from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, wrap
+from pyg_dist.tensor.shapes import refuse
 from pyg_dist.tensor.table import TABLE, Function, bind, handles, public_name
 
 
@@ -114,6 +115,50 @@ def bernoulli(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any])
         uniform = _draw(ops.keyed_uniform, x, x.dtype if x.dtype.is_floating_point else torch.float32)
         drawn = (uniform < p).to(x.dtype)
         return x.copy_(drawn) if function.__name__.endswith("_") else wrap(drawn, x._rows)
+
+
+@handles("exponential_")
+def exponential_(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Fill with exponentially distributed numbers, ``-log(1 - u) / lambd``."""
+    bound = {"lambd": 1.0, **bind("x lambd", args, kwargs)}
+    _refuse_generator(function, kwargs)
+    with LOCALLY():
+        return args[0].copy_(-torch.log1p(-_draw(ops.keyed_uniform, args[0], args[0].dtype)) / bound["lambd"])
+
+
+@handles("gumbel_softmax")
+def gumbel_softmax(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """As torch writes it: noise, softmax, and if asked the largest entry, with the gradient of the softmax."""
+    bound = {"tau": 1.0, "hard": False, "dim": -1, **bind("logits tau hard eps dim", args, kwargs)}
+    x, dim = bound["logits"], bound["dim"]
+    noise = -torch.empty_like(x).exponential_().log()
+    soft = ((x + noise) / bound["tau"]).softmax(dim)
+    if not bound["hard"]:
+        return soft
+    largest = soft.argmax(dim, keepdim=True)
+    return torch.zeros_like(x).scatter_(dim, largest, 1.0) - soft.detach() + soft
+
+
+@handles("multinomial")
+def multinomial(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Columns of each row, drawn with its weights: where uniform numbers meet their sums, or by the Gumbel trick."""
+    bound = {"replacement": False, **bind("x num_samples replacement", args, kwargs)}
+    x, num_samples = bound["x"], bound["num_samples"]
+    _refuse_generator(function, kwargs)
+    if x.dim() != 2:
+        raise refuse(function, "of one dimension would draw rows")
+    if not bound["replacement"] and num_samples > x.shape[1]:
+        raise DataError(f"Expected at most {x.shape[1]} samples of a row without replacement (got {num_samples})")
+    with LOCALLY():
+        weights = x.as_subclass(Tensor).detach()
+        if bound["replacement"]:
+            uniform = ops.keyed_uniform(x._rows.key, num_samples, draw_seed(), 0, weights.dtype)
+            sums = weights.cumsum(1)
+            drawn = torch.searchsorted(sums, uniform * sums[:, -1:], right=True).clamp_(max=weights.shape[1] - 1)
+        else:
+            races = -torch.log1p(-_draw(ops.keyed_uniform, x, weights.dtype)) / weights  # the first to arrive
+            drawn = races.topk(num_samples, 1, largest=False).indices
+        return wrap(drawn, x._rows)
 
 
 def _uniform(tensor: Tensor, a: float, b: float, generator: Any) -> Tensor:

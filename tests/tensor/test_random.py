@@ -10,7 +10,7 @@ from against_torch import distribute, node_rows
 from torch.nn import init
 from workers import Workers
 
-from pyg_dist.errors import UnsupportedError
+from pyg_dist.errors import MixedRowsError, UnsupportedError
 
 WIDE = 600  # columns: enough for a mean
 
@@ -24,6 +24,7 @@ def drawn() -> dict[str, torch.Tensor]:
         "randn_like": torch.randn_like(zeros),
         "uniform_": zeros.clone().uniform_(2.0, 3.0),
         "normal_": zeros.clone().normal_(2.0, 3.0),
+        "exponential_": zeros.clone().exponential_(2.0),
         "bernoulli": torch.bernoulli(half * 0.5),
         "bernoulli_": zeros.clone().bernoulli_(0.75),
         "bernoulli_ of each": zeros.clone().bernoulli_(half),
@@ -43,6 +44,8 @@ def drawn() -> dict[str, torch.Tensor]:
     assert torch.equal(paired.full_tensor(), zeros.clone().bernoulli_(chances.full_tensor()[last_first]).full_tensor())
     with pytest.raises(UnsupportedError, match="draws from torch's default CPU generator"):
         zeros.uniform_(generator=torch.Generator())
+    with pytest.raises(MixedRowsError, match="multinomial of one dimension would draw rows"):
+        torch.multinomial(half[:, 0], 2)
     return {name: tensor.full_tensor() for name, tensor in tensors.items()}
 
 
@@ -54,6 +57,7 @@ def test_random(workers: Callable[[int], Workers]) -> None:
                 assert torch.equal(tensor, alone[name]), name
     moments = {
         "rand_like": (0.5, 12**-0.5), "randn_like": (0.0, 1.0), "uniform_": (2.5, 12**-0.5), "normal_": (2.0, 3.0),
+        "exponential_": (0.5, 0.5),
         "bernoulli": (0.25, 0.1875**0.5), "bernoulli_": (0.75, 0.1875**0.5), "bernoulli_ of each": (0.5, 0.5),
         "dropout": (0.5, 0.5 * 3**-0.5), "init.uniform_": (0.0, 3**-0.5), "init.normal_": (1.0, 0.1),
         "init.constant_": (4.0, 0.0), "init.kaiming_uniform_": (0.0, (3 * WIDE) ** -0.5),
@@ -65,3 +69,32 @@ def test_random(workers: Callable[[int], Workers]) -> None:
         assert abs(alone[name].mean() - mean) <= 5 * std / (7 * WIDE) ** 0.5, name
         assert abs(alone[name].std() - std) <= 5 * std / (7 * WIDE) ** 0.5, name
         assert len(alone[name].unique(dim=0)) == (1 if name == "init.constant_" else 7), name
+
+
+def draws_of_columns() -> dict[str, torch.Tensor]:
+    torch.manual_seed(3)
+    weights = distribute(torch.tensor([0.0, 1, 3, 0, 4]).expand(700, 5).contiguous(), node_rows().elements(100))
+    logits = weights.log().requires_grad_()
+    hard = torch.nn.functional.gumbel_softmax(logits, tau=0.5, hard=True)
+    soft = torch.nn.functional.gumbel_softmax(logits, dim=1)
+    return {
+        "with replacement": torch.multinomial(weights, 9, replacement=True).full_tensor(),
+        "without": torch.multinomial(weights, 3).full_tensor(),
+        "one": weights.multinomial(1).full_tensor(),
+        "hard": hard.full_tensor().detach().round(decimals=5),
+        "soft": soft.full_tensor().detach(),
+    }
+
+
+def test_columns_are_drawn_by_their_weights(workers: Callable[[int], Workers]) -> None:
+    (alone,) = workers(1).run(draws_of_columns)
+    for others in workers(2).run(draws_of_columns):
+        for name, tensor in others.items():
+            assert torch.equal(tensor, alone[name]), name
+    expected = torch.tensor([0.0, 1, 3, 0, 4]) / 8
+    for columns in (alone["with replacement"], alone["one"], alone["hard"].argmax(1)):
+        share = torch.bincount(columns.flatten(), minlength=5) / columns.numel()
+        assert (share - expected).abs().max() <= 5 * (0.25 / columns.numel()) ** 0.5
+    assert torch.equal(alone["without"].sort(1).values, torch.tensor([1, 2, 4]).expand(700, 3))
+    assert torch.equal(alone["hard"].sum(1), torch.ones(700))
+    torch.testing.assert_close(alone["soft"].sum(1), torch.ones(700))

@@ -9,6 +9,7 @@ Legend: N rows, M source rows, E edges, F columns, R selected rows. The *sum dty
 and bfloat16, float32.
 """
 
+from pyg_dist.backend.ops.call import FLOATS as FLOATS
 from pyg_dist.backend.ops.keyed import keyed_dropout as keyed_dropout
 from pyg_dist.backend.ops.keyed import keyed_normal as keyed_normal
 from pyg_dist.backend.ops.keyed import keyed_uniform as keyed_uniform

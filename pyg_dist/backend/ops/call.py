@@ -13,6 +13,9 @@ from pyg_dist.errors import DataError, UnsupportedError
 
 native = torch.ops.pyg_dist
 
+FLOATS = (torch.float32, torch.float64, torch.bfloat16)
+"""The dtypes of rows that the kernels know."""
+
 
 def call(op: Any, *args: Any) -> Any:
     """Call a native op; its errors are one line that starts with the op's name (``csrc/ops/check.h``)."""
