@@ -35,9 +35,9 @@ from torch_geometric.transforms import ToSparseTensor
 from tqdm import tqdm
 
 from pyg_dist import DistributedData
+from pyg_dist.backend.settings import REMEMBER_MIB
 from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
 from pyg_dist.nn import NormReLUDropout
-from pyg_dist.tensor.remember import SETTING as REMEMBERING
 
 BASELINE = "stock PyG, edge_index"
 FLOOR = "dense products"
@@ -88,7 +88,7 @@ def training_epoch(graph: str, model_name: str, form: str) -> Epoch:
             "forgetful", where nothing is remembered from epoch to epoch.
     """
     is_stock = form in ("edge_index", "adj_t")
-    os.environ[REMEMBERING] = "0" if form == "forgetful" else "inf"
+    os.environ[REMEMBER_MIB.name] = "0" if form == "forgetful" else "inf"
     torch.manual_seed(0)
     data = power_law.load(graph)
     num_classes = int(data.y.max()) + 1

@@ -34,9 +34,9 @@ from tqdm import tqdm
 import pyg_dist
 from pyg_dist.backend.agreement import on_main
 from pyg_dist.backend.axis import world_axis
+from pyg_dist.backend.settings import REMEMBER_MIB
 from pyg_dist.conv import gcn, sage
 from pyg_dist.partition import partition
-from pyg_dist.tensor.remember import SETTING
 
 RESULTS = Path(__file__).resolve().parent / "results"
 PARTS = ("exchange", "wait", "aggregate", "dense")  # of a profiled epoch
@@ -62,12 +62,12 @@ def switched(variant: Variant, model_name: str) -> Iterator[None]:
     original = module.projects_first
     if not variant.has_cheaper_order:
         module.projects_first = lambda *_: STOCK_ORDER[model_name]
-    os.environ[SETTING] = "inf" if variant.remembers else "0"
+    os.environ[REMEMBER_MIB.name] = "inf" if variant.remembers else "0"
     try:
         yield
     finally:
         module.projects_first = original
-        del os.environ[SETTING]
+        del os.environ[REMEMBER_MIB.name]
 
 
 def training(data: Any, model_name: str) -> Callable[[], float]:
