@@ -63,6 +63,8 @@ class Options:
                     f"{name} with layout='halo' is not in this version: leave it out, or layout='grid'"
                 )
         Model.of_layers(1, 0, None, None, self.model)  # raises
+        for setting in SETTINGS:
+            setting.value()  # raises
         if isinstance(self.partition, str):
             _check("partition", self.partition, *_PARTITIONS)
         elif not isinstance(self.partition, (Tensor, np.ndarray, list, tuple, Plan)):

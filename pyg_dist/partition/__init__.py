@@ -43,7 +43,7 @@ def partition(
             "random" (balanced node counts), or the parts themselves, one integer a node.
         train_mask: Nodes with a loss, which are spread over the parts, except at random.
         epsilon: How much heavier than the mean a part may be, as a fraction, except at random.
-        seed: Seed of the partitioner.
+        seed: Seed of METIS and of the random partition.
 
     Shapes:
         - **input:** edge_index :math:`(2, |E|)` integer, train_mask :math:`(|V|)` or :math:`(|V|, K)` boolean
@@ -72,7 +72,7 @@ def partition(
     if method == "random":
         return random_parts(num_nodes, num_parts, seed)
     if method == "hypergraph":
-        return hypergraph_parts(build_hypergraph_model(edge_index, num_nodes, train_mask), num_parts, epsilon, seed)
+        return hypergraph_parts(build_hypergraph_model(edge_index, num_nodes, train_mask), num_parts, epsilon)
     return metis_parts(build_graph_model(edge_index, num_nodes, train_mask), num_parts, epsilon, seed)
 
 

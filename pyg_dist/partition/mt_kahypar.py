@@ -15,11 +15,12 @@ from pyg_dist.partition.hypergraph_model import HypergraphModel
 _MAX_WEIGHT = 2**31 - 1  # of all nodes together: Mt-KaHyPar counts in 32 bits
 
 
-def hypergraph_parts(hypergraph: HypergraphModel, num_parts: int, epsilon: float, seed: int) -> Tensor:
+def hypergraph_parts(hypergraph: HypergraphModel, num_parts: int, epsilon: float) -> Tensor:
     """Return the part of every node such that the connectivity is small and the parts' weights are balanced.
 
     All cores that the process may use take part; the result does not depend on how many: the preset is Mt-KaHyPar's
-    deterministic one. Weights may exceed the mean by ``epsilon`` (more, where a single node does). Not collective.
+    deterministic one, which takes no seed. Weights may exceed the mean by ``epsilon`` (more, where a single node does).
+    Not collective.
 
     Shapes:
         - **output:** :math:`(|V|)` int32
@@ -31,7 +32,6 @@ def hypergraph_parts(hypergraph: HypergraphModel, num_parts: int, epsilon: float
     initializer = mtkahypar.initialize(len(os.sched_getaffinity(0)), False)
     context = initializer.context_from_preset(mtkahypar.PresetType.DETERMINISTIC)
     context.set_partitioning_parameters(num_parts, min(epsilon, num_parts), mtkahypar.Objective.KM1)
-    mtkahypar.set_seed(seed % 2**31)
     nets = np.split(hypergraph.pin, hypergraph.start[1:-1])[: hypergraph.num_nets]  # without nets, split gives one
     unit = -(-int(hypergraph.weight.sum()) // _MAX_WEIGHT)
     weight = np.maximum(hypergraph.weight // unit, 1)

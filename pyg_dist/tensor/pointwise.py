@@ -94,7 +94,8 @@ pointwise.keeps_rows = True  # type: ignore[attr-defined]
 def pointwise_(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """In-place forms; a plain tensor that is written to stays plain, and takes all rows (collective)."""
     if not isinstance(args[0], RowTensor):
-        return function(*[a.full_tensor() if isinstance(a, RowTensor) else a for a in args], **kwargs)
+        plain = [a.full_tensor() if isinstance(a, RowTensor) else a for a in (*args, *kwargs.values())]
+        return function(*plain[: len(args)], **dict(zip(kwargs, plain[len(args) :], strict=True)))
     return pointwise(function, args, kwargs)
 
 

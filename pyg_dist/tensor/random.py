@@ -122,8 +122,17 @@ def exponential_(function: Function, args: tuple[Any, ...], kwargs: dict[str, An
     """Fill with exponentially distributed numbers, ``-log(1 - u) / lambd``."""
     bound = {"lambd": 1.0, **bind("x lambd", args, kwargs)}
     _refuse_generator(function, kwargs)
+    if not bound["lambd"] > 0:
+        raise DataError(f"Expected exponential_ to have a positive 'lambd' (got {bound['lambd']})")
     with LOCALLY():
-        return args[0].copy_(-torch.log1p(-_draw(ops.keyed_uniform, args[0], args[0].dtype)) / bound["lambd"])
+        return args[0].copy_(_exponential(args[0]) / bound["lambd"])
+
+
+def _exponential(x: RowTensor) -> Tensor:
+    """Exponentially distributed numbers like x's local rows, never zero: their logarithms are noise of Gumbel's."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    uniform = _draw(ops.keyed_uniform, x, dtype)
+    return -torch.log1p(-uniform.clamp_(min=torch.finfo(dtype).eps / 4))  # half of the smallest step
 
 
 @handles("gumbel_softmax")
@@ -131,7 +140,8 @@ def gumbel_softmax(function: Function, args: tuple[Any, ...], kwargs: dict[str, 
     """As torch writes it: noise, softmax, and if asked the largest entry, with the gradient of the softmax."""
     bound = {"tau": 1.0, "hard": False, "dim": -1, **bind("logits tau hard eps dim", args, kwargs)}
     x, dim = bound["logits"], bound["dim"]
-    noise = -torch.empty_like(x).exponential_().log()
+    with LOCALLY():
+        noise = wrap((-_exponential(x).log()).to(x.dtype), x._rows)
     soft = ((x + noise) / bound["tau"]).softmax(dim)
     if not bound["hard"]:
         return soft
@@ -147,16 +157,23 @@ def multinomial(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any
     _refuse_generator(function, kwargs)
     if x.dim() != 2:
         raise refuse(function, "of one dimension would draw rows")
-    if not bound["replacement"] and num_samples > x.shape[1]:
-        raise DataError(f"Expected at most {x.shape[1]} samples of a row without replacement (got {num_samples})")
+    if not x.is_floating_point() or num_samples < 1:
+        raise DataError(f"Expected floating weights and one sample or more (got {x.dtype}, num_samples={num_samples})")
     with LOCALLY():
         weights = x.as_subclass(Tensor).detach()
+        least = 1 if bound["replacement"] else num_samples
+        is_valid = bool((weights >= 0).all() and weights.isfinite().all() and ((weights > 0).sum(1) >= least).all())
+        if not x._rows.axis.every(is_valid):
+            raise DataError(
+                f"Expected weights of each row that are finite, not negative, {least} or more above zero (got others)"
+            )
         if bound["replacement"]:
-            uniform = ops.keyed_uniform(x._rows.key, num_samples, draw_seed(), 0, weights.dtype)
-            sums = weights.cumsum(1)
+            dtype = torch.promote_types(x.dtype, torch.float32)
+            uniform = ops.keyed_uniform(x._rows.key, num_samples, draw_seed(), 0, dtype)
+            sums = weights.cumsum(1, dtype=dtype)
             drawn = torch.searchsorted(sums, uniform * sums[:, -1:], right=True).clamp_(max=weights.shape[1] - 1)
         else:
-            races = -torch.log1p(-_draw(ops.keyed_uniform, x, weights.dtype)) / weights  # the first to arrive
+            races = _exponential(x) / weights  # the first to arrive
             drawn = races.topk(num_samples, 1, largest=False).indices
         return wrap(drawn, x._rows)
 

@@ -107,15 +107,18 @@ class RowTensor(Tensor):
             if not args and "input" in kwargs:  # handlers find the tensor in one place
                 args = (kwargs["input"],)
                 kwargs = {name: value for name, value in kwargs.items() if name != "input"}
-        if args and writes(func) and isinstance(args[0], RowTensor):
-            return _write(handler, func, args, kwargs or {})
+        written = args[0] if args and writes(func) else (kwargs or {}).get("out")
+        if isinstance(written, RowTensor):
+            return _write(written, handler, func, args, kwargs or {})
         return handler(func, args, kwargs or {})
 
 
-def _write(handler: Handler, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a function that changes its first argument, which may be a view of rows that a tile was brought to."""
+def _write(
+    written: RowTensor, handler: Handler, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Call a function that changes ``written``, which may be a view of rows that a tile was brought to."""
     with LOCALLY():
-        base: Any = args[0]._base
+        base: Any = written._base
     copied_from = getattr(base, "copied_from", None)
     tile = None if copied_from is None else copied_from()
     if tile is None:

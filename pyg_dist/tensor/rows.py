@@ -40,6 +40,11 @@ class Rows:
     is_list = False
     """Whether a list of the script's says which rows these are: others then pair with them by position."""
 
+    @property
+    def is_of_list(self) -> bool:
+        """Whether a list is among what these were selected from."""
+        return self.is_list
+
     def __init__(self, axis: Axis, kind: Kind, size: int, key: Tensor) -> None:
         self.axis = axis
         self.kind: Kind = kind
@@ -213,7 +218,7 @@ class Rows:
 
     def _pairs_with(self, other: Rows) -> bool:
         kinds_differ = self.kind != other.kind
-        is_picked = any(r.is_list or (isinstance(r, _Subset) and (kinds_differ or r.is_of_list)) for r in (self, other))
+        is_picked = any(r.is_of_list or (isinstance(r, _Subset) and kinds_differ) for r in (self, other))
         are_whole = "tile" not in (self.kind, other.kind)
         is_one_axis = self.axis is other.axis or self.axis.size == other.axis.size == 1
         return is_picked and are_whole and self.size == other.size and is_one_axis
@@ -254,8 +259,7 @@ class _Subset(Rows):
 
     @property
     def is_of_list(self) -> bool:
-        """Whether a list is among what these were selected from."""
-        return self._parent.is_list or (isinstance(self._parent, _Subset) and self._parent.is_of_list)
+        return self._parent.is_of_list
 
     @property
     def num_keys(self) -> int:
@@ -290,6 +294,10 @@ class _Elements(Rows):
         super().__init__(parent.axis, parent.kind, parent.size * width, _numbered(parent.key, width))
         self._parent = parent
         self._width = width
+
+    @property
+    def is_of_list(self) -> bool:
+        return self._parent.is_of_list
 
     @property
     def num_keys(self) -> int:

@@ -15,7 +15,7 @@ from pyg_dist.tensor.edges import NodeIds, lift
 from pyg_dist.tensor.gathers import gathered
 from pyg_dist.tensor.layers import with_parameters
 from pyg_dist.tensor.pointwise import as_operand
-from pyg_dist.tensor.row_tensor import LOCALLY, NodeTensor, RowTensor, by_row_mask, wrap
+from pyg_dist.tensor.row_tensor import LOCALLY, NodeTensor, RowTensor, by_row_mask, like_rows, wrap
 from pyg_dist.tensor.rows import Rows, Selection
 from pyg_dist.tensor.shapes import dims_of, refuse
 from pyg_dist.tensor.table import Function, bind, handles
@@ -107,6 +107,8 @@ def getitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if isinstance(index, NodeIds) and isinstance(x, NodeTensor):
         return lift(x, index)
     if isinstance(index, tuple) and index and isinstance(index[0], NodeIds):
+        if _lists(index[1:]):
+            raise refuse(function, "with two lists would pair rows with columns (x[rows][:, columns] does not)")
         within = (_ALL, *index[1:])
         return x[index[0]][within]
     if isinstance(index, Tensor) and index.dtype == torch.bool and index.dim() > 1:
@@ -134,12 +136,44 @@ def _look_up(table: Tensor, index: Any) -> Any:
 def _elements(x: RowTensor, mask: Tensor) -> Any:
     """The elements where a mask of several dimensions holds, row by row: ``out[~labels.isnan()]`` (collective)."""
     with LOCALLY():
-        if not isinstance(mask, RowTensor):
-            mask = wrap(x._rows.slice_alike(mask), x._rows)
-        if x.shape[1 : mask.dim()] != mask.shape[1:]:
-            raise IndexError(f"Expected a mask of x's columns {list(x.shape[1:])} (got {list(mask.shape[1:])})")
-        rows, local_index = by_row_mask(x._rows, mask)  # type: ignore[arg-type]
+        mask = _mask_of(x, mask)
+        rows, local_index = by_row_mask(x._rows, mask)
         return wrap(large_rows.select(x.as_subclass(Tensor).flatten(0, mask.dim() - 1), local_index), rows)
+
+
+def _assign_elements(x: RowTensor, mask: Tensor, value: Any) -> None:
+    """A number for all elements where a mask of several dimensions holds, or as many as there are (collective)."""
+    with LOCALLY():
+        mask = _mask_of(x, mask)
+        rows, _ = by_row_mask(x._rows, mask)
+        num_dims = x.dim() - mask.dim() + 1
+        x[mask.as_subclass(Tensor)] = as_operand(Tensor.__setitem__, _beside(rows, value), rows, num_dims)
+
+
+def _mask_of(x: RowTensor, mask: Tensor) -> RowTensor:
+    """A mask of x's elements, with x's rows; to be called :data:`LOCALLY`."""
+    size = mask._rows.size if isinstance(mask, RowTensor) else mask.shape[0]
+    if size != x._rows.size or x.shape[1 : mask.dim()] != mask.shape[1:]:
+        raise IndexError(
+            f"Expected a mask of x's elements {[x._rows.size, *x.shape[1:]]} (got {[size, *mask.shape[1:]]})"
+        )
+    if not isinstance(mask, RowTensor):
+        return wrap(x._rows.slice_alike(mask), x._rows)  # type: ignore[return-value]
+    if x._rows.is_like(mask._rows):
+        return mask
+    return like_rows(Tensor.__getitem__, x, mask)[0][1]  # type: ignore[no-any-return]
+
+
+def _beside(rows: Rows, value: Any) -> Any:
+    """What is assigned to ``rows``, with its own moved there by position; to be called :data:`LOCALLY`."""
+    if not isinstance(value, RowTensor) or rows.is_like(value._rows):
+        return value
+    paired = rows.pair(value.as_subclass(Tensor), value._rows)
+    if paired is None:
+        raise LayoutMismatchError(
+            f"Expected {rows} that are selected alike (got {value._rows} by another mask, or of another graph)"
+        )
+    return wrap(paired, rows)
 
 
 def _one_row(x: RowTensor, position: int) -> Tensor:
@@ -159,8 +193,8 @@ def setitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if not isinstance(x, RowTensor):  # it stays plain
         gathered(function, args, kwargs)
         return
-    if isinstance(index, RowTensor) and index.dtype == torch.bool and index.dim() == x.dim() > 1:
-        x.masked_fill_(index, value)
+    if isinstance(index, Tensor) and index.dtype == torch.bool and index.dim() > 1:
+        _assign_elements(x, index, value)
         return
     first, rest = _split(x, index)
     if isinstance(first, int):
@@ -171,14 +205,7 @@ def setitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     with LOCALLY():
         rows, local_index = (x._rows, _ALL) if first is _ALL else select_rows(x._rows, first)
         no_row, index = (slice(0, 0), *rest), (local_index, *rest)
-        if isinstance(value, RowTensor) and not rows.is_like(value._rows):
-            paired = rows.pair(value.as_subclass(Tensor), value._rows)
-            if paired is None:
-                raise LayoutMismatchError(
-                    f"Expected {rows} that are selected alike (got {value._rows} by another mask, or of another graph)"
-                )
-            value = wrap(paired, rows)
-        x[index] = as_operand(function, value, rows, num_dims=x[no_row].dim())
+        x[index] = as_operand(function, _beside(rows, value), rows, num_dims=x[no_row].dim())
 
 
 @handles("index_select", "select")

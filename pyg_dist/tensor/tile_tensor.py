@@ -97,7 +97,7 @@ class TileTensor(NodeTensor):
             local: Any = tile.to(self.as_subclass(Tensor), whole)
             rows: Any = wrap(local.as_subclass(Tensor), grid.node_rows)
             self._as_rows = None if version is None or (records and self.is_leaf) else (state, rows)
-            if self._as_rows is not None and whole is not tile:
+            if whole is not tile:
                 local.copied_from = ref(self)
             return cast(NodeTensor, rows)
 

@@ -238,6 +238,7 @@ def mistakes(world_size: int) -> dict[str, str]:
         "epsilon": wrap(epsilon=-1.0),
         "seed": wrap(seed=1.5),
         "setting": set_on_one_rank("PYG_DIST_PROJECT_FIRST"),
+        "setting of one rank": set_on_one_rank("PYG_DIST_GRID_SUMS"),
         "parts of the grid": wrap(layout="grid", partition=torch.full((3,), 99)),
         "data groups": wrap(layout="auto", mesh={"data": world_size}),
         "hetero": message_of(lambda: DistributedData(HeteroData())),
@@ -278,6 +279,7 @@ def test_mistakes(workers: Pools, world_size: int) -> None:
     for rank, messages in enumerate(workers(world_size).run(mistakes, world_size)):
         for name, expected in EXPECTED.items():
             assert messages[name].startswith(expected), name
+        assert "OptionError: Expected PYG_DIST_GRID_SUMS to be all_reduce or" in messages["setting of one rank"]
         one_wrong = messages["only one rank's graph is wrong"]
         assert one_wrong.startswith("DataError" if rank == world_size - 1 else "RankFailedError"), one_wrong
         assert "node ids below num_nodes=20" in one_wrong

@@ -24,7 +24,7 @@ def pair() -> tuple[Any, Any]:
 
 
 def lifted_and_scattered() -> None:
-    from pyg_dist.errors import UnsupportedError
+    from pyg_dist.errors import MixedRowsError, UnsupportedError
     from pyg_dist.tensor.edges import lift, scatter
 
     data, ours = pair()
@@ -43,6 +43,8 @@ def lifted_and_scattered() -> None:
         assert_same({"x.grad": x.grad}, {"x.grad": want.grad})
         for within in ((slice(None),), (2,), (slice(1, 3),), (..., 0)):
             assert torch.equal(ours.x[(ids, *within)].full_tensor(), data.x[(plain_ids, *within)])
+        with pytest.raises(MixedRowsError, match="with two lists would pair rows with columns"):
+            ours.x[ids, [0, 2]]
         # The sum of edges is the transpose of the lift.
         values, plain_values = ours.edge_attr.detach().clone().requires_grad_(), data.edge_attr.clone().requires_grad_()
         sums, plain_sums = scatter(values, ids), scatter_of_pyg(plain_values, plain_ids, 0, NUM_NODES)

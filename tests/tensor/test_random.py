@@ -10,7 +10,7 @@ from against_torch import distribute, node_rows
 from torch.nn import init
 from workers import Workers
 
-from pyg_dist.errors import MixedRowsError, UnsupportedError
+from pyg_dist.errors import DataError, MixedRowsError, UnsupportedError
 
 WIDE = 600  # columns: enough for a mean
 
@@ -46,6 +46,11 @@ def drawn() -> dict[str, torch.Tensor]:
         zeros.uniform_(generator=torch.Generator())
     with pytest.raises(MixedRowsError, match="multinomial of one dimension would draw rows"):
         torch.multinomial(half[:, 0], 2)
+    for weights, replacement in ((half[:, :1], False), (-half, True), (zeros, True), (half / 0, True)):
+        with pytest.raises(DataError, match="Expected weights of each row that are finite"):
+            torch.multinomial(weights, 2, replacement)
+    narrow = torch.nn.functional.gumbel_softmax(zeros.bfloat16(), hard=True)
+    assert not narrow.isnan().any()
     return {name: tensor.full_tensor() for name, tensor in tensors.items()}
 
 

@@ -136,7 +136,17 @@ ELEMENTS: dict[str, Callable[[Operands], Any]] = {
     "losses": lambda t: [torch.nn.functional.mse_loss(t.x[t.m], t.y[t.m]), (t.x[t.m] - t.y[t.m]).abs().mean()],
     "two equal masks": lambda t: t.x[t.m] * t.y[t.m.clone()],
     "masked_select": lambda t: t.x.masked_select(t.m),
+    "of mixed up labels": lambda t: t.x[t.m] * t.y[torch.arange(t.N).flip(0)][t.m],
+    "assigned": lambda t: filled(t.x * 1, t.m, t.y[t.m] * 2),
+    "assigned a number": lambda t: filled(t.x * 1, torch.arange(t.N * t.F).view(t.N, t.F) % 3 == 0, 2.0),
+    "assigned mixed up rows": lambda t: filled(t.x * 1, t.m, t.y[torch.arange(t.N).flip(0)][t.m]),
+    "assigned rows of three": lambda t: filled(t.c * 1, t.m[:, : t.c.shape[1]], t.vector[: t.c.shape[2]]),
 }
+
+
+def filled(x: Any, mask: Any, value: Any) -> Any:
+    x[mask] = value
+    return x
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
@@ -160,6 +170,7 @@ PAIRED: dict[str, Callable[[Operands], Any]] = {
     "and its rows beside others": lambda t: (t.full[t.mask] * t.x[t.mask]).sum(0),
     "assigned": lambda t: permuted_column(t),
     "a distance to each of a few": lambda t: torch.cdist(t.x, t.weight[:2, : t.F]),
+    "a plain tensor and its bounds": lambda t: torch.zeros(t.N, t.F).to(t.x.dtype).clamp_(min=t.x),
     "added to plain rows": lambda t: torch.zeros(t.N, t.F).to(t.x.dtype).add_(t.x).sin(),
     "written to plain rows": lambda t: torch.zeros(t.N, t.F).to(t.x.dtype).copy_(t.x).sin(),
 }
@@ -325,7 +336,9 @@ REFUSED: list[Refusal] = [
     (lambda t: t.x[None], MixedRowsError, "would move rows"),
     (lambda t: t.x[..., 0, 0], MixedRowsError, "leaves no dimension for the rows"),
     (lambda t: t.c.unsqueeze(1)[:, [0], :, [1]], MixedRowsError, "not neighbours"),
-    (lambda t: t.x[t.c > 0], IndexError, "Expected a mask of x's columns"),
+    (lambda t: t.x[t.c > 0], IndexError, "Expected a mask of x's elements"),
+    (lambda t: t.x[torch.ones(t.N + 1, t.F) > 0], IndexError, "Expected a mask of x's elements [7, 3] (got [8, 3])"),
+    (lambda t: t.x[torch.ones(t.N - 1, t.F) > 0], IndexError, "Expected a mask of x's elements [7, 3] (got [6, 3])"),
     (
         lambda t: t.x[t.label],
         MixedRowsError,

@@ -298,6 +298,13 @@ def views(mesh: dict[str, int]) -> None:
     x.add_(1)
     with pytest.raises(MixedRowsError, match="got one of before they changed"):
         column.zero_()
+    view = x[:, 5:]
+    torch.add(view, 1, out=view)
+    assert torch.equal(x[:, 5:].full_tensor(), full.detach()[:, 5:] + 1 + 1)
+    leaf = x.clone().requires_grad_()
+    view = leaf[:, :2]
+    with torch.no_grad(), pytest.raises(MixedRowsError, match="got one of before they changed"):
+        view.zero_()
     with pytest.raises(MixedRowsError, match="does not take 'out'"):
         torch.add(x, 1, out=torch.zeros(47, 7, dtype=torch.float64))
     torch.add(x, 1, out=(out := torch.empty_like(x)))
