@@ -305,13 +305,14 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", default=["metis8", "random64"], help="metisP or randomP")
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--first-seed", type=int, default=0, help="where to begin, for one of several processes")
     parser.add_argument("--epochs", type=int, default=250)
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--report", action="store_true", help="print the table and draw the curves of what is there")
     args = parser.parse_args()
     runs: list[dict[str, Any]] = json.loads(args.results.read_text()) if args.results.exists() else []
     done = {(r["graph"], r["parts"], r["setting"], r["seed"]) for r in runs}
-    for seed, path, parts, setting in product(range(args.seeds), args.graphs, args.parts, args.settings):
+    for seed, path, parts, setting in product(range(args.first_seed, args.seeds), args.graphs, args.parts, args.settings):
         graph, place = Path(path).stem, "any" if SETTINGS[setting].is_exact else parts
         if (graph, place, setting, seed) in done:
             continue
