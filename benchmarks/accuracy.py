@@ -312,7 +312,8 @@ def main() -> None:
     args = parser.parse_args()
     runs: list[dict[str, Any]] = json.loads(args.results.read_text()) if args.results.exists() else []
     done = {(r["graph"], r["parts"], r["setting"], r["seed"]) for r in runs}
-    for seed, path, parts, setting in product(range(args.first_seed, args.seeds), args.graphs, args.parts, args.settings):
+    seeds = range(args.first_seed, args.seeds)
+    for seed, path, parts, setting in product(seeds, args.graphs, args.parts, args.settings):
         graph, place = Path(path).stem, "any" if SETTINGS[setting].is_exact else parts
         if (graph, place, setting, seed) in done:
             continue
