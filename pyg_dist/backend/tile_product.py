@@ -14,15 +14,15 @@ from pyg_dist.backend.aggregate import edge_product
 from pyg_dist.backend.csr import CSR
 from pyg_dist.backend.function import LocalFunction
 from pyg_dist.backend.phases import phase
-from pyg_dist.backend.shards import (
+from pyg_dist.backend.pieces import (
     SumFlight,
-    Wire,
     enter_replicas,
     gather_enter,
     gather_pieces,
     leave_replicas,
     leave_scatter,
 )
+from pyg_dist.backend.wire import Wire
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def _multiply_edges(x: Tensor, product: TileProduct) -> Tensor:
     """The product with weights that learn, in one block.
 
     Their derivative on a rank is a dot product of its columns for each of the tile's edges, a part of the whole: the
-    sum over the column axis is made where the weights come from, by :func:`~pyg_dist.backend.shards.copy_out`.
+    sum over the column axis is made where the weights come from, by :func:`~pyg_dist.backend.dispatch.copy_out`.
     """
     operator, source, target = product.operator, product.source, product.target
     assert operator.weight is not None

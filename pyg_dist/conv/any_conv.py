@@ -1,7 +1,7 @@
 """``DistributedConv``: any message-passing conv of PyG, or of a script, on distributed data.
 
 The conv's own code runs, on the global view: its forward sees node tensors, its messages are edge tensors, parameters
-enter where they meet rows. What it does with edges goes through three doors: :func:`~pyg_dist.tensor.edges.lift`
+enter where they meet rows. What it does with edges goes through three doors: :func:`~pyg_dist.tensor.incidence.lift`
 brings nodes' rows to edges (the only exchange, post), an aggregation brings messages to their targets, and PyG's graph
 functions (``softmax``, ``add_self_loops`` ...) are ours. So nothing is assumed about a conv: what it does is
 distributed, or raises.
@@ -25,8 +25,9 @@ from pyg_dist.conv.rebinding import copy_of_classes
 from pyg_dist.conv.sage import DistributedSAGEConv
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError, UnsupportedError
 from pyg_dist.tensor import DistributedEdgeIndex, NodeTensor, RowTensor
-from pyg_dist.tensor.edges import Edges, NodeIds, lift, shared_halos
+from pyg_dist.tensor.edges import Edges, NodeIds
 from pyg_dist.tensor.halo_graph import HaloGraph
+from pyg_dist.tensor.incidence import lift, shared_halos
 from pyg_dist.tensor.reductions import wide
 from pyg_dist.tensor.remember import aggregate
 

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch_geometric.nn.conv import gcn_conv
 
 from pyg_dist.errors import UnsupportedError
-from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
-from pyg_dist.tensor import edges as tensor_edges
+from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor, incidence
 from pyg_dist.tensor.edges import Edges, NodeIds
 from pyg_dist.tensor.edges import local_values as _local
 from pyg_dist.tensor.scales import inverse_sqrt
@@ -87,7 +86,7 @@ def scatter(src: Tensor, index: Any, dim: int = 0, dim_size: int | None = None, 
     ids = _require_ids("scatter", index)
     _require_rows("scatter", src, dim)
     _require_all_nodes("scatter", ids.edges, dim_size)
-    return tensor_edges.scatter(src, ids, reduce)  # type: ignore[arg-type]
+    return incidence.scatter(src, ids, reduce)  # type: ignore[arg-type]
 
 
 @_stands_for(pyg.degree)
@@ -97,7 +96,7 @@ def degree(index: Any, num_nodes: int | None = None, dtype: torch.dtype | None =
     _require_all_nodes("degree", ids.edges, num_nodes)
     dtype = dtype or torch.get_default_dtype()
     counted = dtype if dtype.is_floating_point else torch.float64  # sources' sums travel as floats
-    return tensor_edges.scatter(_ones(ids.edges, counted), ids).to(dtype)  # type: ignore[return-value]
+    return incidence.scatter(_ones(ids.edges, counted), ids).to(dtype)  # type: ignore[return-value]
 
 
 def _ones(edges: Edges, dtype: torch.dtype) -> EdgeTensor:
@@ -199,7 +198,7 @@ def gcn_norm(
         edge_index, edge_weight = _one_loop_each(edge_index, edge_weight, fill_value, num_nodes, rule)
     source, target = edge_index.end(0), edge_index.end(1)
     weight = _ones(edge_index, dtype or torch.get_default_dtype()) if edge_weight is None else edge_weight
-    scale = inverse_sqrt(tensor_edges.scatter(weight, target))  # type: ignore[arg-type]
+    scale = inverse_sqrt(incidence.scatter(weight, target))  # type: ignore[arg-type]
     return edge_index, scale[source] * weight * scale[target]
 
 

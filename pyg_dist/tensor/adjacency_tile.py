@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.csr import CSR
+from pyg_dist.backend.dispatch import Dispatch
 from pyg_dist.backend.mesh import GRID_AXES
-from pyg_dist.backend.shards import Dispatch
 from pyg_dist.plan.grid import split
 from pyg_dist.plan.node_order import edge_blocks
 from pyg_dist.tensor.rows import lasting

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from pyg_dist.backend.axis import Axis
 from pyg_dist.backend.csr import CSR
+from pyg_dist.backend.dispatch import copy_out
 from pyg_dist.backend.exchange import Traffic
 from pyg_dist.backend.mesh import GRID_AXES
-from pyg_dist.backend.shards import copy_out, sum_all
+from pyg_dist.backend.pieces import sum_all
 from pyg_dist.backend.tile_product import ProductFlight, Side, TileOperator, TileProduct, multiply
 from pyg_dist.errors import LayoutMismatchError
 from pyg_dist.plan.grid import INPUT, Layout, split

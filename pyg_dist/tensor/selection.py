@@ -11,8 +11,9 @@ from torch import Tensor
 
 from pyg_dist.backend import large_rows
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
-from pyg_dist.tensor.edges import NodeIds, lift
+from pyg_dist.tensor.edges import NodeIds
 from pyg_dist.tensor.gathers import gathered
+from pyg_dist.tensor.incidence import lift
 from pyg_dist.tensor.layers import with_parameters
 from pyg_dist.tensor.pointwise import as_operand
 from pyg_dist.tensor.row_tensor import LOCALLY, NodeTensor, RowTensor, by_row_mask, like_rows, wrap

@@ -12,7 +12,8 @@ from torch import Tensor
 from pyg_dist.backend.adjoint import enter
 from pyg_dist.backend.axis import Axis
 from pyg_dist.backend.mesh import GRID_AXES, Mesh
-from pyg_dist.backend.shards import Rerouting, Wire, reroute
+from pyg_dist.backend.rerouting import Rerouting, reroute
+from pyg_dist.backend.wire import Wire
 from pyg_dist.errors import DataError
 from pyg_dist.plan.grid import (
     WHOLE_ROWS,

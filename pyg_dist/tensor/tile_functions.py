@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyg_dist.backend.adjoint import enter
 from pyg_dist.backend.mesh import GRID_AXES
-from pyg_dist.backend.shards import enter_replicas, leave_replicas, leave_scatter
+from pyg_dist.backend.pieces import enter_replicas, leave_replicas, leave_scatter
 from pyg_dist.errors import DataError, MixedRowsError
 from pyg_dist.plan.grid import Layout
 from pyg_dist.tensor.layers import relu

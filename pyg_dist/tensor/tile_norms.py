@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_dist.backend.adjoint import enter, leave
-from pyg_dist.backend.shards import gather_pieces
+from pyg_dist.backend.pieces import gather_pieces
 from pyg_dist.errors import DataError
 from pyg_dist.tensor.reductions import wide
 from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, wrap
