@@ -73,7 +73,7 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
             return gcn_on_grid(self, x, graph, weight, lambda dtype: self._operator(graph, weight, dtype), loop_value)
         dtype = torch.promote_types(x.dtype, (x if weight is None else weight).dtype)
         waits = can_wait(self.lin, x, dtype)
-        if waits and not projects_first(self.lin, x, self._operator(graph, weight, x.dtype)):
+        if waits and not projects_first(self.lin, graph, x, self._operator(graph, weight, x.dtype)):
             out: Tensor = self.lin(self._aggregate(x, graph, weight))
         else:
             projected = self.lin(x)

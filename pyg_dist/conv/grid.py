@@ -10,10 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import GCNConv, SAGEConv
 from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
-from torch_geometric.nn.dense import Linear
 
 from pyg_dist.conv.inputs import edge_rows, features
-from pyg_dist.conv.order import can_wait, commutes
+from pyg_dist.conv.order import can_wait, commutes, projects_first
 from pyg_dist.errors import UnsupportedError
 from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor
 from pyg_dist.tensor.grid_graph import GridGraph, TileOperators, learns
@@ -53,7 +52,7 @@ def gcn_on_grid(
     tiles = graph.tiled(x)
     dtype = torch.promote_types(x.dtype, (x if weight is None else weight).dtype)
     waits = can_wait(conv.lin, x, dtype)
-    if waits and not _projects_first(conv.lin, graph, tiles, operator(x.dtype), True):
+    if waits and not projects_first(conv.lin, graph, tiles, operator(x.dtype)):
         return linear_sum([(aggregate(tiles), conv.lin.weight)], conv.bias)
     projected = conv.lin(tiles)
     if conv.normalize or weight is not None:
@@ -98,7 +97,7 @@ def _combine(
     if not plain:
         out: Tensor = conv.lin_l(graph.aggregate(source, operator))
         return out if root is None else out + conv.lin_r(root)
-    if _projects_first(conv.lin_l, graph, source, None if learning else operator, False):
+    if projects_first(conv.lin_l, graph, source, None if learning else operator):
         # Means and sums commute with linear maps: fewer columns to send and to add.
         out = graph.aggregate(linear_sum([(source, conv.lin_l.weight)]), operator)
         if root is not None:
@@ -110,23 +109,3 @@ def _combine(
     # The root's way into the product's layout, and its own product, hide behind the neighbours' sum.
     moved = graph.beside(root, source)
     return linear_sum([(moved, conv.lin_r.weight), (neighbours, conv.lin_l.weight)], conv.lin_l.bias)
-
-
-def _projects_first(
-    lin: Linear, graph: GridGraph, x: TileTensor, operator: TileOperators | None, if_equal: bool
-) -> bool:
-    """Whether the linear map comes first: where that narrows the rows to sum, unless the sums are remembered.
-
-    Args:
-        lin: the map.
-        graph: of the operator.
-        x: what is to be mapped and summed.
-        operator: the matrix, or ``None`` if its values learn.
-        if_equal: the answer where the width stays.
-    """
-    if operator is not None and graph.is_remembered(x, operator):
-        return False
-    first = lin.out_channels < lin.in_channels or (if_equal and lin.out_channels == lin.in_channels)
-    if first:
-        x._is_lasting = True  # if it comes again, its sums are worth remembering
-    return first

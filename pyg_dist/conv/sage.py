@@ -83,7 +83,7 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
             out = graph.neighbourhood_product(local, values, reduce, graph.post.coded(codecs))
             return NodeTensor.from_local(out, graph.node_rows)
 
-        if not (commutes(self.lin_l) and projects_first(self.lin_l, x, operator)):
+        if not (commutes(self.lin_l) and projects_first(self.lin_l, graph, x, operator)):
             return self.lin_l(summed(x))  # type: ignore[no-any-return]
         # The bias comes after: a mean keeps it, a sum or a node without neighbours would not.
         out = summed(F.linear(x, self.lin_l.weight))  # type: ignore[arg-type]

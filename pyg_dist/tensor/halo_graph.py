@@ -18,12 +18,13 @@ from pyg_dist.backend.matrix import Matrix
 from pyg_dist.backend.quantized import Bits, quantized
 from pyg_dist.plan.halo import HaloShare
 from pyg_dist.plan.transfer import Transfer
+from pyg_dist.tensor import remember
 from pyg_dist.tensor.edges import Edges
 from pyg_dist.tensor.halo_nodes import HaloNodes
 from pyg_dist.tensor.kept_operators import KeptOperators
 from pyg_dist.tensor.layer_names import name_of
 from pyg_dist.tensor.random import draw_seed
-from pyg_dist.tensor.row_tensor import EdgeTensor, RowTensor
+from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.rows import Rows, Selection, lasting
 from pyg_dist.tensor.scales import at_sources, inverse_sqrt
 from pyg_dist.tensor.self_loops import LoopRule, SelfLoops
@@ -242,6 +243,10 @@ class HaloGraph:
     def _sources(self) -> Tensor:
         """Which local nodes have out-edges, bool ``[n]`` (collective at the first use)."""
         return self._feeds_halos.index_fill(0, self.local.col.long(), True)
+
+    def is_remembered(self, x: NodeTensor, operator: LinearOperator) -> bool:
+        """Whether the product of the operator and x is known, or would be kept."""
+        return remember.is_remembered(x, lambda: operator, x._rows)
 
     def neighbourhood(
         self, reduce: Literal["sum", "mean"], weight: RowTensor | None, dtype: torch.dtype
