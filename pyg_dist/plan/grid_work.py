@@ -191,7 +191,7 @@ class _Walk:
         before, wide, width = self.layout, layer.wide, layer.width
         is_gcn = self.model.conv == "gcn"
         # A constant's sums are made before the linear map, whatever its width: they will be remembered.
-        if layer.learns and (width <= wide if is_gcn else width < wide):
+        if layer.learns and width < wide:
             self.linear(width)
             if not is_gcn:  # the root's product, which then goes where the neighbours' is
                 projected = self.layout

@@ -18,7 +18,7 @@ from workers import Workers
 
 Pools = Callable[[int], Workers]
 
-WIDTHS = (11, 7, 13, 5)  # narrower, wider, narrower
+WIDTHS = (11, 7, 13, 13, 5)  # narrower, wider, as wide, narrower
 
 
 class Counter:
