@@ -224,6 +224,11 @@ class DistributedEdgeIndex:
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
         self._refuse("Converting edge_index to an array")
 
+    def __dlpack_device__(self) -> NoReturn:
+        self._refuse("Converting edge_index to a tensor")  # torch.tensor and torch.sparse_coo_tensor ask for it
+
+    __dlpack__ = __dlpack_device__
+
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise MixedRowsError(
             "A DistributedEdgeIndex cannot be pickled: it belongs to this run; save the input graph instead"
