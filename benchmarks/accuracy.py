@@ -225,14 +225,6 @@ def _score(out: Tensor, data: Data, mask: Tensor) -> float:
     return 100 * float((out[mask].argmax(-1) == y).float().mean())
 
 
-def read(path: str) -> Data:
-    """The graph; of several splits, the first."""
-    data = example_graphs.read_npz(path)
-    for name in ("train_mask", "val_mask", "test_mask"):
-        data[name] = data[name] if data[name].dim() == 1 else data[name][0]
-    return data
-
-
 def parts_of(data: Data, name: str) -> tuple[Tensor, int]:
     """``metis8``: eight parts by METIS; ``random64``: 64 random ones."""
     method, num_ranks = name.rstrip("0123456789"), int(name.lstrip("abcdefghijklmnopqrstuvwxyz"))
@@ -242,7 +234,7 @@ def parts_of(data: Data, name: str) -> tuple[Tensor, int]:
 @cache
 def prepared(path: str, parts: str) -> tuple[Data, Pass, Pass]:
     """The graph, what its losses need, and everything."""
-    data = read(path)
+    data = example_graphs.read_npz(path)
     mean = EmulatedMean.of(data.edge_index, *parts_of(data, parts))
     return data, Pass.towards(data, mean, data.train_mask.nonzero().view(-1)), Pass.whole(data, mean)
 

@@ -39,8 +39,8 @@ def read_npz(path: str, seed: int = 0) -> Data:
 
     ``edge_index`` ``[2, E]`` integers (where ``undirected`` is true, each edge stands there once); ``y`` ``[N]``
     integers, -1 where there is no label; ``x`` ``[N, F]``, or its CSR form ``x_indptr``, ``x_indices``, ``x_shape`` and
-    ``x_data`` (left out: all ones); boolean ``train_mask``, ``val_mask`` and ``test_mask`` ``[N]``, or else they are
-    drawn, 60/20/20.
+    ``x_data`` (left out: all ones); boolean ``train_mask``, ``val_mask`` and ``test_mask`` ``[N]``, or ``[splits, N]``, of
+    which the first is taken, or else they are drawn, 60/20/20.
     """
     with np.load(path, allow_pickle=False) as file:
         arrays = dict(file)
@@ -57,7 +57,7 @@ def read_npz(path: str, seed: int = 0) -> Data:
     data = Data(x=torch.from_numpy(x).float(), edge_index=edge_index, y=y)
     names = ("train_mask", "val_mask", "test_mask")
     if names[0] in arrays:
-        masks = [torch.from_numpy(arrays[name]) for name in names]
+        masks = [torch.from_numpy(arrays[name] if arrays[name].ndim == 1 else arrays[name][0]) for name in names]
     else:
         labelled = (y >= 0).nonzero().view(-1)
         nodes = labelled[torch.randperm(labelled.numel(), generator=torch.Generator().manual_seed(seed))]

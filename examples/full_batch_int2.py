@@ -74,9 +74,12 @@ def train(data: Data, num_classes: int, has_labels: bool, args: argparse.Namespa
 
 
 def draw(path: Path, curves: dict[str, list[float]]) -> None:
-    """The accuracies by epoch."""
-    import matplotlib as mpl
-
+    """The accuracies by epoch, if matplotlib is installed."""
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        print("no picture of the accuracies: it takes matplotlib, pip install matplotlib")
+        return
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 

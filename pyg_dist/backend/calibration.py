@@ -198,9 +198,12 @@ def fit_network(samples: Samples, turns: float = 1.0) -> NetworkFit:
     return NetworkFit(float(fitted[0]), float(fitted[1]), float(1 / fitted[2]), _r2(predicted, seconds / turns))
 
 
-def num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def num_cores(axis: Axis, machine_of: Sequence[int]) -> int:
+    """Cores of the first machine that its ranks may use, all together (collective): each may be bound to some."""
+    mine = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    counts = axis.gather_counts(len(mine))
+    ids = torch.split(axis.gather_rows(torch.tensor(mine), counts), counts)
+    return len({int(i) for rank, found in enumerate(ids) if machine_of[rank] == machine_of[0] for i in found})
 
 
 def _fit(terms: Samples, seconds: Values) -> Values:

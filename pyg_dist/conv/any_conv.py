@@ -23,8 +23,9 @@ from pyg_dist.conv.inputs import edge_handle, edge_values, hooked, node_rows
 from pyg_dist.conv.neighbours import aggregate_messages
 from pyg_dist.conv.rebinding import copy_of_classes
 from pyg_dist.conv.sage import DistributedSAGEConv
-from pyg_dist.errors import LayoutMismatchError, MixedRowsError, UnsupportedError
+from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, UnsupportedError
 from pyg_dist.tensor import DistributedEdgeIndex, NodeTensor, RowTensor
+from pyg_dist.tensor.edge_sets import have_same_edges
 from pyg_dist.tensor.edges import Edges, NodeIds
 from pyg_dist.tensor.halo_graph import HaloGraph
 from pyg_dist.tensor.incidence import lift, shared_halos
@@ -172,6 +173,7 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
         if self.explain:
             raise UnsupportedError(f"{_name(self)} cannot be explained on distributed data: use the plain Data")
         graph = given[first].graph
+        self._require_cached(graph)
         for name, value in given.items():
             bound.arguments[name] = self._rows(name, value, graph)
         with shared_halos(self):
@@ -205,6 +207,20 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
                 f"give the input an edge_index, and pass its values as edge weights or attributes"
             )
         return edge_index.edges
+
+    def _require_cached(self, graph: HaloGraph) -> None:
+        """What ``cached=True`` has kept must be this graph's.
+
+        Raises:
+            DataError: It is another one's.
+        """
+        cached = next((value[0] for value in self._kept().values() if isinstance(value, tuple)), None)
+        if isinstance(cached, Edges) and not have_same_edges(cached.graph, graph):
+            raise DataError(f"A {_name(self)} with cached=True got a second graph: use cached=False")
+
+    def _kept(self) -> dict[str, Any]:
+        """What ``cached=True`` has kept, by PyG's names."""
+        return {name: value for name, value in vars(self).items() if name.startswith("_cached_")}
 
     def _rows(self, name: str, value: Any, graph: HaloGraph) -> Any:
         """An argument of the stock conv as it meets the graph: plain tensors with a row per node or edge are sliced."""
@@ -269,7 +285,8 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
         return twin
 
     def __reduce_ex__(self, protocol: Any) -> Any:  # the class has no name that pickle could find
-        return _restore, (self.stock,), self.__dict__
+        # What is kept belongs to this run: a saved or copied conv makes it anew.
+        return _restore, (self.stock,), self.__dict__ | dict.fromkeys(self._kept())
 
     def __repr__(self) -> str:
         return str(super().__repr__()).removeprefix("Distributed")  # a script prints the model that it names

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -18,11 +18,19 @@ from pyg_dist.conv.order import can_wait, commutes, projects_first
 from pyg_dist.conv.scripting import stock_twin
 from pyg_dist.errors import DataError, UnsupportedError
 from pyg_dist.tensor import EdgeTensor, NodeTensor
-from pyg_dist.tensor.edge_sets import Graph
+from pyg_dist.tensor.edge_sets import Graph, have_same_edges
 from pyg_dist.tensor.grid_graph import GridGraph, TileOperators, learns
 from pyg_dist.tensor.halo_graph import HaloGraph
 from pyg_dist.tensor.reductions import wide
 from pyg_dist.tensor.remember import aggregate
+
+
+class _CachedNorm(NamedTuple):
+    """What ``cached=True`` keeps of the first call: the graph, its weights as they were, and their norm by dtype."""
+
+    graph: Graph
+    weight: EdgeTensor | None
+    operators: dict[torch.dtype, LinearOperator | TileOperators]
 
 
 class DistributedGCNConv(GCNConv):  # type: ignore[misc]
@@ -47,12 +55,12 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
     """
 
     is_distributed = True
-    _cached_operator: tuple[Graph, LinearOperator | TileOperators] | None = None
+    _cached_norm: _CachedNorm | None = None
 
     def reset_parameters(self) -> None:
         """Draw the parameters anew and forget the cached norm."""
         super().reset_parameters()
-        self._cached_operator = None
+        self._cached_norm = None
 
     def forward(self, x: Any, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
         """See the class."""
@@ -93,7 +101,7 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         # The operator belongs to this run: a saved or copied model makes it anew.
-        return {**self.__dict__, "_cached_operator": None}
+        return {**self.__dict__, "_cached_norm": None}
 
     @overload
     def _operator(self, graph: HaloGraph, weight: EdgeTensor | None, dtype: torch.dtype) -> LinearOperator | None: ...
@@ -105,23 +113,26 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
         Raises:
             DataError: ``cached=True``, and the matrix is another graph's.
         """
-        if self.cached and self._cached_operator is not None:
-            cached_graph, operator = self._cached_operator
-            if cached_graph is not graph and (graph.digest is None or graph.digest != cached_graph.digest):
-                raise DataError("A DistributedGCNConv with cached=True got a second graph: use cached=False")
-            return operator
-        if learns(weight):
-            return None
-        if not self.normalize:
-            return graph.neighbourhood("sum", weight, wide(dtype))
-        is_cached = self.cached and (weight is None or not weight.requires_grad)
-        if is_cached and isinstance(graph, GridGraph) and weight is not None:
-            weight = weight.detach().clone()  # type: ignore[assignment]  # tiles are made later, of the weights of now
-        operator = graph.symmetric_norm(self.add_self_loops, self._loop_value(graph, weight), weight, wide(dtype))
-        if is_cached:
-            operator = operator if isinstance(operator, LinearOperator) else cache(operator)
-            self._cached_operator = graph, operator
-        return operator
+        cached = self._cached_norm if self.cached else None
+        if cached is None:
+            if learns(weight):
+                return None
+            if not self.normalize:
+                return graph.neighbourhood("sum", weight, wide(dtype))
+            if not self.cached or (weight is not None and weight.requires_grad):
+                return self._norm(graph, weight, dtype)
+            # Operators of tiles and of other dtypes are made later, of the weights of now.
+            kept = None if weight is None else weight.detach().clone()
+            cached = self._cached_norm = _CachedNorm(graph, kept, {})  # type: ignore[arg-type]
+        elif not have_same_edges(cached.graph, graph):
+            raise DataError("A DistributedGCNConv with cached=True got a second graph: use cached=False")
+        if dtype not in cached.operators:
+            operator = self._norm(cached.graph, cached.weight, dtype)
+            cached.operators[dtype] = operator if isinstance(operator, LinearOperator) else cache(operator)
+        return cached.operators[dtype]
+
+    def _norm(self, graph: Graph, weight: EdgeTensor | None, dtype: torch.dtype) -> LinearOperator | TileOperators:
+        return graph.symmetric_norm(self.add_self_loops, self._loop_value(graph, weight), weight, wide(dtype))
 
     def _aggregate(self, x: NodeTensor, graph: HaloGraph, weight: EdgeTensor | None) -> NodeTensor:
         """The normalised sum."""

@@ -94,7 +94,7 @@ def _combine(
     learning: bool,
 ) -> Tensor:
     plain = commutes(conv.lin_l) and (root is None or commutes(conv.lin_r))
-    if not plain:
+    if not plain or torch.is_autocast_enabled(source.device.type):
         out: Tensor = conv.lin_l(graph.aggregate(source, operator))
         return out if root is None else out + conv.lin_r(root)
     if projects_first(conv.lin_l, graph, source, None if learning else operator):

@@ -14,8 +14,9 @@ from torch_geometric.nn import MessagePassing
 from pyg_dist.backend import ops
 from pyg_dist.backend.world import world_size
 from pyg_dist.errors import DataError, LayoutMismatchError, UnsupportedError
+from pyg_dist.partition.edge_list import as_edges
 from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor, RowTensor
-from pyg_dist.tensor.edge_sets import Graph, as_edges
+from pyg_dist.tensor.edge_sets import Graph
 from pyg_dist.tensor.row_tensor import version_of
 from pyg_dist.tensor.rows import Rows
 
@@ -68,7 +69,7 @@ def edge_handle(conv: MessagePassing, edge_index: Any, x: Any, runs_steps: bool)
             f"{name} expected flow='source_to_target' (got {conv.flow!r}): make it so, and pass edge_index.flip(0)"
         )
     if not runs_steps:
-        changed = "explain" if conv.explain else _overridden(type(conv)) or hooked(conv)  # type: ignore[arg-type]
+        changed = "explain" if conv.explain else _overridden(type(conv)) or hooked(conv) or _patched(conv)  # type: ignore[arg-type]
         if changed is not None:
             raise UnsupportedError(
                 f"{name} got a change to {changed!r}, a step of the stock conv that no rank takes: change x, edge "
@@ -93,6 +94,15 @@ def hooked(conv: MessagePassing) -> str | None:
     return next(
         (s for s in _STEPS if getattr(conv, f"_{s}_forward_pre_hooks") or getattr(conv, f"_{s}_forward_hooks")), None
     )
+
+
+def _patched(conv: MessagePassing) -> str | None:
+    """The step that this one conv does otherwise than its class, or its aggregation."""
+    module = conv.aggr_module
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    if "forward" in vars(module) or any(hooks):
+        return "aggr_module"
+    return next((s for s in ("update", *_STEPS) if s in vars(conv)), None)
 
 
 def node_rows(conv: MessagePassing, graph: Graph, x: Any) -> NodeTensor:

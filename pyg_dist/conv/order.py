@@ -15,9 +15,12 @@ from pyg_dist.tensor.edge_sets import Graph
 
 
 def commutes(lin: torch.nn.Module) -> bool:
-    """Whether ``lin`` is a plain linear map: without hooks, and of no other class (pruned, adapted, parametrized)."""
+    """Whether ``lin`` is a plain linear map: without hooks or a forward of its own, and of no other class (pruned,
+    adapted, parametrized).
+    """
     return (
         type(lin) is Linear
+        and "forward" not in vars(lin)
         and not isinstance(lin.weight, UninitializedParameter)
         and not (lin._forward_hooks or lin._forward_pre_hooks or lin._backward_hooks or lin._backward_pre_hooks)
     )

@@ -15,11 +15,12 @@ from torch_geometric.utils import is_torch_sparse_tensor
 
 from pyg_dist.data.belonging import belongs_to
 from pyg_dist.errors import DataError, UnsupportedError
+from pyg_dist.partition.edge_list import as_edges, check_ends
 from pyg_dist.tensor import DistributedEdgeIndex
-from pyg_dist.tensor.edge_sets import as_edges, check_ends
 from pyg_dist.tensor.self_loops import LoopRule
 
 _GRAPH_KEYS = ("edge_index", "adj_t")
+_OWN = ("graph", "plan", "traffic")
 
 
 @dataclass
@@ -84,6 +85,8 @@ def read_graph(data: Data, allow_nan: bool, warn: bool) -> GraphInput:
     check_ends(edge_index, num_nodes, graph_key)
     graph = GraphInput(edge_index, num_nodes, graph_key, loop_rule, values)
     for name, value in data.to_dict().items():
+        if name in _OWN:
+            raise DataError(f"Expected no attribute '{name}', which every DistributedData has: rename the data's")
         if name not in _GRAPH_KEYS and name != "num_nodes":
             _sort_attribute(graph, name, value)
     _check_masks(graph)

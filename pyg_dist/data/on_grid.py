@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyg_dist.backend.axis import world_axis
 from pyg_dist.backend.mesh import Mesh, MeshShape
-from pyg_dist.backend.settings import GRID_BLOCKS, GRID_SUMS
+from pyg_dist.backend.settings import GRID_BLOCKS
 from pyg_dist.data.graph_input import GraphInput
 from pyg_dist.data.options import Options
 from pyg_dist.plan.grid_candidates import Candidate, grid_plans
@@ -32,8 +32,7 @@ def on_grid(
 
 def candidates(model: Model, num_ranks: int, options: Options, machine: Machine) -> list[Candidate]:
     """The meshes and forms that the options allow, the cheapest first; of one data group (not collective)."""
-    forced = GRID_SUMS.value()
     given = None if options.mesh is None else MeshShape.of(options.mesh, num_ranks)
     wanted = None if given is None else MeshShape(given.x, given.y, given.z)
     priced = grid_plans(model, num_ranks if wanted is None else wanted.size, machine)
-    return [c for c in priced if forced in (None, c.sums) and wanted in (None, c.shape)]
+    return [c for c in priced if wanted in (None, c.shape)]

@@ -14,6 +14,7 @@ from pyg_dist.backend.quantized import Bits
 from pyg_dist.backend.settings import SETTINGS
 from pyg_dist.errors import OptionError, UnsupportedError
 from pyg_dist.partition import METHODS
+from pyg_dist.partition.given import as_parts
 from pyg_dist.plan import Plan
 from pyg_dist.plan.model import Model
 from pyg_dist.plan.remote import EXCHANGES, Exchange
@@ -72,21 +73,26 @@ class Options:
                 f"Expected partition to be {' or '.join(map(repr, _PARTITIONS[0]))}, the owner of each node, or a Plan "
                 f"(got {self.partition!r})"
             )
+        elif not isinstance(self.partition, Plan):
+            object.__setattr__(self, "partition", as_parts(self.partition))
         if self.layout != "halo" and isinstance(self.partition, Plan):
             raise OptionError(f"Expected layout='halo' with a plan, which was made for it (got {self.layout!r})")
         if self.layout == "grid" and not isinstance(self.partition, str):
             raise OptionError("Expected no partition with layout='grid', which has none (got the owner of each node)")
-        if not isinstance(self.seed, (int, np.integer)) or isinstance(self.seed, bool):
-            raise OptionError(f"Expected seed to be an integer (got {self.seed!r})")
+        is_integer = isinstance(self.seed, (int, np.integer)) and not isinstance(self.seed, bool)
+        if not (is_integer and -(2**63) <= self.seed < 2**63):
+            raise OptionError(f"Expected seed to be an integer of 64 bits (got {self.seed!r})")
         if self.layout == "auto" and self.mesh is not None and self.mesh.get("data", 1) != 1:
             raise OptionError(
                 f"Expected a mesh without data groups with layout='auto', which prices one copy of the graph (got "
                 f"{self.mesh}): choose layout='grid'"
             )
-        if not (isinstance(self.epsilon, (int, float)) and 0 < self.epsilon < 1):
+        if not (isinstance(self.epsilon, (int, float, np.floating)) and 0 < self.epsilon < 1):
             raise OptionError(
                 f"Expected 0 < epsilon < 1, the share by which a part may be too heavy (got {self.epsilon})"
             )
+        object.__setattr__(self, "seed", int(self.seed))  # numpy's numbers are none of torch's
+        object.__setattr__(self, "epsilon", float(self.epsilon))
 
     @property
     def bits_by_direction(self) -> tuple[Bits, Bits]:
@@ -114,7 +120,7 @@ class Options:
             return self.partition
         if isinstance(self.partition, Plan):
             return self.partition.hash  # of its parts, too
-        return digest(np.asarray(self.partition))
+        return digest(self.partition)
 
 
 def _check(name: str, value: Any, works: tuple[Any, ...], planned: tuple[Any, ...]) -> None:

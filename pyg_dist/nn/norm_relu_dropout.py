@@ -10,7 +10,7 @@ from pyg_dist.backend import ops
 from pyg_dist.backend.epilogue import row_epilogue
 from pyg_dist.backend.ops import Norm
 from pyg_dist.errors import DataError, OptionError
-from pyg_dist.tensor import NodeTensor
+from pyg_dist.tensor import RowTensor
 from pyg_dist.tensor.random import draw_seed
 from pyg_dist.tensor.tile import Tile
 from pyg_dist.tensor.tile_tensor import TileTensor, as_tile
@@ -34,15 +34,15 @@ def norm_relu_dropout(
     .. math::
         y_i = \mathrm{dropout}(\mathrm{relu}(\mathrm{norm}(x_i) \odot w + b))
 
-    Exact: equal to torch's three functions up to rounding, with the masks that node tensors have anyway (a function
-    of one draw of torch's CPU generator, the node's global id and the column); rows of a plain tensor are numbered.
-    Where the three keep three tensors of x's size for the backward pass, this keeps x: normed values and masks are
-    computed again. With ``norm=None`` and no weight it keeps its output, whose zeros are the mask.
+    Exact: equal to torch's three functions up to rounding, with the masks that distributed rows have anyway (a function
+    of one draw of torch's CPU generator, the global id of the node or edge, and the column); rows of a plain tensor are
+    numbered. Where the three keep three tensors of x's size for the backward pass, this keeps x: normed values and
+    masks are computed again. With ``norm=None`` and no weight it keeps its output, whose zeros are the mask.
     Differentiable once. Not collective, except that parameters enter (their gradients are summed), and that for a norm
     tiles of the grid layout with split columns are brought to whole rows and back.
 
     Shapes:
-        - x: ``[N, F]`` node tensor or plain CPU tensor (float32, float64 or bfloat16)
+        - x: ``[N, F]`` node tensor, ``[E, F]`` edge tensor or plain CPU tensor (float32, float64 or bfloat16)
         - weight, bias: ``[F]``
         - output: as x
 
@@ -67,8 +67,8 @@ def norm_relu_dropout(
     if isinstance(x, TileTensor) and norm is not None and x._rows.column_axis.size > 1:
         y = norm_relu_dropout(x.to_rows(), weight, bias, norm=norm, eps=eps, relu=relu, p=p, training=training)
         return as_tile(y, x._rows)  # type: ignore[arg-type]
-    rows = x._rows if isinstance(x, NodeTensor) else None
-    local = x.to_local() if isinstance(x, NodeTensor) else x
+    rows = x._rows if isinstance(x, RowTensor) else None
+    local = x.to_local() if isinstance(x, RowTensor) else x
     if local.dim() != 2 or local.dtype not in ops.FLOATS:
         raise DataError(
             f"Expected x [N, F] in float32, float64 or bfloat16 (got {local.dim()} dimensions, {local.dtype}): "
@@ -86,7 +86,7 @@ def norm_relu_dropout(
     y = row_epilogue(local, weight, bias, key, norm, eps, relu, p if key is not None else 0.0, seed, first_column)
     if drops and p == 1.0:
         y = F.dropout(y, 1.0)
-    return y if rows is None else NodeTensor.from_local(y, rows)
+    return y if rows is None else RowTensor.from_local(y, rows)
 
 
 class NormReLUDropout(nn.Module):

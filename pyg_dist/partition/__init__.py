@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_dist.errors import DataError, OptionError
+from pyg_dist.errors import OptionError
+from pyg_dist.partition.edge_list import as_edges, check_ends
 from pyg_dist.partition.given import check_given
 from pyg_dist.partition.graph_model import build_graph_model
 from pyg_dist.partition.hypergraph_model import build_hypergraph_model
@@ -56,6 +57,8 @@ def partition(
     """
     if num_parts < 1:
         raise OptionError(f"Expected at least one part (got num_parts={num_parts})")
+    edge_index = as_edges(edge_index)
+    check_ends(edge_index, num_nodes, "edge_index")
     if not isinstance(method, str):
         return check_given(method, num_nodes, num_parts)
     if method not in METHODS:
@@ -64,7 +67,6 @@ def partition(
         )
     if not (math.isfinite(epsilon) and epsilon > 0):
         raise OptionError(f"Expected 'epsilon' to be a positive number (got {epsilon})")
-    _check_edge_index(edge_index, num_nodes)
     if num_parts == 1:
         return torch.zeros(num_nodes, dtype=torch.int32)
     if num_parts >= num_nodes:  # one node each, which METIS cannot do
@@ -74,14 +76,3 @@ def partition(
     if method == "hypergraph":
         return hypergraph_parts(build_hypergraph_model(edge_index, num_nodes, train_mask), num_parts, epsilon)
     return metis_parts(build_graph_model(edge_index, num_nodes, train_mask), num_parts, epsilon, seed)
-
-
-def _check_edge_index(edge_index: Tensor, num_nodes: int) -> None:
-    if edge_index.dim() != 2 or edge_index.size(0) != 2:
-        raise DataError(f"Expected 'edge_index' to have shape [2, E] (got {list(edge_index.shape)})")
-    if edge_index.dtype not in (torch.int32, torch.int64):
-        raise DataError(f"Expected 'edge_index' to be int64 or int32 (got {edge_index.dtype}); use edge_index.long()")
-    if edge_index.numel():
-        low, high = (int(bound) for bound in torch.aminmax(edge_index))
-        if low < 0 or high >= num_nodes:
-            raise DataError(f"Expected 'edge_index' in [0, {num_nodes}) (got values from {low} to {high})")

@@ -11,6 +11,23 @@ from torch import Tensor
 from pyg_dist.errors import DataError
 
 
+def as_parts(parts: Any) -> Tensor:
+    """Return ``parts``, of any form, as a CPU tensor of integers. Not collective.
+
+    Raises:
+        DataError: If it is not a vector of integers.
+    """
+    try:
+        vector = parts.detach().cpu() if isinstance(parts, Tensor) else torch.as_tensor(np.asarray(parts))
+    except (ValueError, TypeError) as error:
+        raise DataError(f"Expected 'partition' to be a vector of integers (got: {error}): one part a node") from error
+    if vector.is_floating_point() or vector.is_complex() or vector.dtype == torch.bool:
+        raise DataError(f"Expected 'partition' to hold integers (got {vector.dtype}); use partition.long()")
+    if vector.dim() != 1:
+        raise DataError(f"Expected 'partition' to be a vector (got shape {list(vector.shape)}): one part a node")
+    return vector
+
+
 def check_given(parts: Tensor | np.ndarray[Any, Any], num_nodes: int, num_parts: int) -> Tensor:
     """Return ``parts`` as an int32 CPU tensor. Not collective.
 
@@ -21,10 +38,8 @@ def check_given(parts: Tensor | np.ndarray[Any, Any], num_nodes: int, num_parts:
     Raises:
         DataError: If it is not a vector of integers, has another length than the graph, or a part out of range.
     """
-    vector = parts.detach().cpu() if isinstance(parts, Tensor) else torch.as_tensor(np.asarray(parts))
-    if vector.is_floating_point() or vector.is_complex() or vector.dtype == torch.bool:
-        raise DataError(f"Expected 'partition' to hold integers (got {vector.dtype}); use partition.long()")
-    if vector.dim() != 1 or vector.numel() != num_nodes:
+    vector = as_parts(parts)
+    if vector.numel() != num_nodes:
         raise DataError(
             f"Expected 'partition' to have one part for each of {num_nodes} nodes (got shape {list(vector.shape)})"
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyg_dist.backend.mesh import GRID_AXES, MeshShape, meshes, nearest_cube
+from pyg_dist.backend.settings import GRID_SUMS
 from pyg_dist.errors import OptionError
 from pyg_dist.plan.grid import Sums
 from pyg_dist.plan.grid_cost import memory_of, price_of
@@ -58,13 +59,17 @@ FORMS: tuple[Sums, ...] = ("reduce_scatter", "all_reduce")
 
 
 def grid_plans(model: Model, num_ranks: int, machine: Machine) -> list[Candidate]:
-    """Every mesh of ``num_ranks`` ranks in both forms of the sums, the cheapest first (not collective)."""
+    """Every mesh of ``num_ranks`` ranks, the cheapest first (not collective).
+
+    In both forms of the sums, or in that of ``PYG_DIST_GRID_SUMS``.
+    """
     if num_ranks < 1:
         raise OptionError(f"Expected at least one rank (got {num_ranks}): give --ranks a positive integer")
+    forced: Sums | None = GRID_SUMS.value()
     candidates = []
     for shape in meshes(num_ranks):
         ranks = sorted({0, num_ranks // 2, num_ranks - 1})
-        for sums in FORMS:
+        for sums in FORMS if forced is None else (forced,):
             works = [work_of(model, shape, sums, rank) for rank in ranks]
             num_bytes = sum(work.num_bytes for work in works) * num_ranks // len(ranks)
             memory = max(memory_of(model, shape, sums, rank) for rank in ranks)

@@ -14,7 +14,7 @@ from pyg_dist.backend.mesh import GRID_AXES, RANK_ORDER, MeshShape
 from pyg_dist.plan.grid import INPUT, Sums, row_range
 from pyg_dist.plan.grid_cost import memory_of
 from pyg_dist.plan.grid_work import aggregation_bytes, work_of
-from pyg_dist.plan.model import Model, Price
+from pyg_dist.plan.model import Model, Price, memory_range
 from pyg_dist.plan.node_order import Balance, NodeOrder, choose_orders, tile_counts
 
 
@@ -90,6 +90,10 @@ class GridPlan:
             for rank in range(self.ranks)
         ]
 
+    def memory_bytes(self) -> list[int]:
+        """See :func:`~pyg_dist.plan.grid_cost.memory_of`; by rank."""
+        return [memory_of(self.model, self.shape, self.sums, rank) for rank in range(self.ranks)]
+
     def to_dict(self, widths: Sequence[int] = ()) -> dict[str, Any]:
         """Plain numbers for programs; ``bytes`` is by width, for float32, of one aggregation.
 
@@ -110,7 +114,7 @@ class GridPlan:
             "messages": sum(work.num_messages(self.shape) for work in works),
             "bytes": {str(w): aggregation_bytes(self.model, self.shape, self.sums, w) for w in widths},
             "step_bytes": sum(work.num_bytes for work in works),
-            "memory_bytes": [memory_of(self.model, self.shape, self.sums, rank) for rank in range(self.ranks)],
+            "memory_bytes": self.memory_bytes(),
             "model": str(self.model),
             "predicted_seconds": self.price.seconds,
             "imbalance": {balance.method: balance.imbalance for balance in self.tries},
@@ -126,6 +130,7 @@ class GridPlan:
                 f"node orders: {self.tries[-1].method} (max/mean of tiles: {tried})",
                 f"edges by rank: {min(self.edges):,} to {max(self.edges):,}",
                 f"predicted for a {self.model}: {self.price} a step; constants: {self.constants}",
+                f"memory of a rank, about: {memory_range(self.memory_bytes())}",
                 *(
                     f"width {w}: {aggregation_bytes(self.model, self.shape, self.sums, w):,} bytes per aggregation"
                     for w in widths

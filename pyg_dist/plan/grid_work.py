@@ -183,7 +183,7 @@ class _Walk:
         if before.order == after.order:
             rows: float = sum(len(columns_between(held, other)) for other in wanted)
         else:
-            rows = len(held) * sum(map(len, wanted)) / self.model.num_nodes
+            rows = len(held) * sum(map(len, wanted)) / max(self.model.num_nodes, 1)
         return rows * len(chosen) * copies
 
     def layer(self, layer: Layer) -> None:

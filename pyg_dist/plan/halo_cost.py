@@ -142,21 +142,22 @@ def reduction_seconds(model: Model, machine: Machine, num_ranks: int) -> float:
 
 
 def memory_bytes(
-    nodes: int, edges: int, entries: int, slots: int, widths: Sequence[int], cut_entries: int = 0, cut_rows: int = 0
+    nodes: int, edges: int, entries: int, slots: int, model: Model, cut_entries: int = 0, cut_rows: int = 0
 ) -> int:
-    """An estimate of what one rank holds in training, parameters and the optimizer's state aside.
+    """An estimate of what one rank holds in training.
 
     The patterns and their transposes, what is cut out of them for each neighbour's message, a row and its gradient per
-    node and width, and the largest buffers.
+    node and width, the largest buffers, and the weights with their gradients and Adam's state.
 
     Args:
         nodes: nodes owned.
         edges: edges kept.
         entries: entries of all patterns.
         slots: rows sent and received in one aggregation.
-        widths: columns of each layer's input.
+        model: the convs.
         cut_entries: entries of all pieces that messages are added by.
         cut_rows: rows of all these pieces.
     """
     patterns = (2 * entries + cut_entries) * _ENTRY_BYTES + (2 * nodes + cut_rows) * _ROW_BYTES + 8 * (nodes + edges)
-    return patterns + 2 * ELEMENT_BYTES * nodes * sum(widths) + ELEMENT_BYTES * slots * max(widths, default=0)
+    rows = 2 * nodes * sum(model.widths) + slots * max(model.widths)
+    return patterns + model.element_size * (rows + 4 * model.num_weights)

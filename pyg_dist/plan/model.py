@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple
@@ -117,6 +117,12 @@ class Model:
 
 ACTIVATION_PASSES = 8
 """How often a layer's output is read or written beside its products: bias, ReLU, and their way back."""
+
+
+def memory_range(num_bytes: Sequence[int]) -> str:
+    """The memory of all ranks, for people."""
+    low, high = min(num_bytes) / 1e6, max(num_bytes) / 1e6
+    return f"{high:,.1f} MB" if f"{low:,.1f}" == f"{high:,.1f}" else f"{low:,.1f} to {high:,.1f} MB"
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,12 @@ from torch import Tensor
 
 from pyg_dist.backend.agreement import digest
 from pyg_dist.backend.packed_rows import row_bytes
-from pyg_dist.errors import AgreementError, DataError
+from pyg_dist.errors import AgreementError, DataError, OptionError
+from pyg_dist.partition.edge_list import as_edges, check_ends
+from pyg_dist.partition.given import as_parts, check_given
 from pyg_dist.plan.halo_cost import ELEMENT_BYTES, halo_price, loads_of, memory_bytes
 from pyg_dist.plan.machine import Machine
-from pyg_dist.plan.model import Model, Price
+from pyg_dist.plan.model import Model, Price, memory_range
 from pyg_dist.plan.placement import rows_between_nodes
 from pyg_dist.plan.remote import EXCHANGES, Exchange
 from pyg_dist.plan.sizes import ShareSizes, all_sizes
@@ -71,7 +73,16 @@ class Plan:
         Shapes:
             - edge_index: int64 ``[2, E]``
             - parts: ``[N]`` integers
+
+        Raises:
+            DataError: Parts out of range, or edges between other nodes.
+            OptionError: There is no such exchange.
         """
+        if exchange not in EXCHANGES:
+            raise OptionError(f"Expected exchange to be one of {', '.join(EXCHANGES)} (got {exchange!r})")
+        edge_index, parts = as_edges(edge_index), as_parts(parts)
+        parts = check_given(parts, len(parts), num_ranks)
+        check_ends(edge_index, len(parts), "edge_index")
         sizes, rows = all_sizes(edge_index, parts, num_ranks, exchange)
         identity = plan_hash(edge_index, parts, num_ranks, exchange)
         return Plan(
@@ -112,19 +123,21 @@ class Plan:
         A row in fewer than 16 bits a value takes four bytes more, for its zero point and scale, and goes as it is
         where that is shorter.
         """
-        return self.rows[self.exchange] * self._row_bytes(width, element_size, backward)
+        return self.rows[self.exchange] * self.row_bytes(width, element_size, backward)
 
-    def _row_bytes(self, width: int, element_size: int = ELEMENT_BYTES, backward: bool = False) -> int:
+    def row_bytes(self, width: int, element_size: int = ELEMENT_BYTES, backward: bool = False) -> int:
+        """Bytes of one row of ``width`` columns in a message."""
         return row_bytes(width, element_size, self.bits[backward])
 
-    def memory_bytes(self, widths: Sequence[int] = ()) -> list[int]:
-        """See :func:`~pyg_dist.plan.halo_cost.memory_bytes`; by rank."""
+    def memory_bytes(self, model: Model | None = None) -> list[int]:
+        """See :func:`~pyg_dist.plan.halo_cost.memory_bytes`; by rank. ``model`` None: :meth:`assumed_model`."""
+        model = self.assumed_model() if model is None else model
         received = [0] * self.ranks
         for _, receiver, _ in self.pairs:
             received[receiver] += 1
         return [
             memory_bytes(
-                s.nodes, s.edges, s.work + s.halo_edges, s.rows_sent + s.rows_received, widths, *self._cut(s, messages)
+                s.nodes, s.edges, s.work + s.halo_edges, s.rows_sent + s.rows_received, model, *self._cut(s, messages)
             )
             for s, messages in zip(self.sizes, received, strict=True)
         ]
@@ -166,9 +179,10 @@ class Plan:
     def to_dict(
         self, widths: Sequence[int] = (), machine: Machine | None = None, model: Model | None = None
     ) -> dict[str, Any]:
-        """Plain numbers for programs; ``bytes`` is by width, of float32 or ``bits``; seconds are :meth:`price`'s.
+        """Plain numbers for programs; ``bytes`` is by width, of float32 or ``bits``.
 
-        A node, in ``..._between_nodes``, is one of the machine's ``ranks_per_node`` ranks.
+        Seconds and memory are those of ``model``, None: :meth:`assumed_model`. A node, in ``..._between_nodes``, is one
+        of the machine's ``ranks_per_node`` ranks.
         """
         machine = self._machine(machine)
         between = rows_between_nodes(self.rows_between(), machine.ranks_per_node)
@@ -188,8 +202,8 @@ class Plan:
             "backward_bytes": {str(width): self.halo_bytes(width, backward=True) for width in widths},
             "ranks_per_node": machine.ranks_per_node,
             "rows_between_nodes": between,
-            "bytes_between_nodes": {str(width): between * self._row_bytes(width) for width in widths},
-            "memory_bytes": self.memory_bytes(widths),
+            "bytes_between_nodes": {str(width): between * self.row_bytes(width) for width in widths},
+            "memory_bytes": self.memory_bytes(model),
             "predicted_seconds": self.price(model, machine).seconds,
             "imbalance": {name: self.imbalance([getattr(s, name) for s in self.sizes]) for name in uneven},
         }
@@ -215,7 +229,7 @@ class Plan:
         traffic = [
             f"width {w}: {self.halo_bytes(w):,} bytes per aggregation"
             + in_bits.format(self.bits[0], self.halo_bytes(w, backward=True), self.bits[1])
-            + (f"; {between * self._row_bytes(w):,} forward leave their node" if is_spread else "")
+            + (f"; {between * self.row_bytes(w):,} forward leave their node" if is_spread else "")
             for w in widths
         ]
         way = "an all-to-all-v" if self.is_dense else "a message per neighbour"
@@ -225,6 +239,7 @@ class Plan:
             total.append(f"on nodes of {machine.ranks_per_node} ranks: {inside:,} rows stay inside, {between:,} leave")
         if model is not None:
             total.append(f"predicted for a {model}: {self.price(model, machine)} a step; constants: {machine.source}")
+            total.append(f"memory of a rank, about: {memory_range(self.memory_bytes(model))}")
         return "\n".join([title, *table, *total, *traffic])
 
     def save(self, path: str | Path) -> None:

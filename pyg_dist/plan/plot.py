@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyg_dist.errors import MissingPackageError
-from pyg_dist.plan.grid_cost import memory_of
 from pyg_dist.plan.grid_work import work_of
-from pyg_dist.plan.halo_cost import ELEMENT_BYTES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,7 +26,7 @@ def plot(plan: Plan, path: str | Path, width: int) -> None:
     Raises:
         MissingPackageError: matplotlib is not installed.
     """
-    mebibyte = width * ELEMENT_BYTES / 2**20
+    mebibyte = plan.row_bytes(width) / 2**20
     figure = _figure()
     between, work, traffic = figure.subplots(1, 3)
     image = between.imshow((plan.rows_between() * mebibyte).numpy(), cmap="viridis")
@@ -64,7 +62,7 @@ def plot_grid(plan: GridPlan, path: str | Path) -> None:
     ranks = range(plan.ranks)
     traffic.bar(ranks, [work_of(plan.model, shape, plan.sums, rank).num_bytes / 2**20 for rank in ranks])
     traffic.set(title="sent in a step", xlabel="rank", ylabel="MiB")
-    memory.bar(ranks, [memory_of(plan.model, shape, plan.sums, rank) / 2**20 for rank in ranks])
+    memory.bar(ranks, [num_bytes / 2**20 for num_bytes in plan.memory_bytes()])
     memory.set(title="memory", xlabel="rank", ylabel="MiB")
     figure.suptitle(f"mesh {shape}, {plan.model}, plan {plan.hash[:12]}")
     figure.savefig(path)

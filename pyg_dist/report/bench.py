@@ -19,7 +19,7 @@ import torch
 
 from pyg_dist.backend import calibration, session
 from pyg_dist.backend.axis import world_axis
-from pyg_dist.errors import LaunchError
+from pyg_dist.errors import LaunchError, OptionError
 from pyg_dist.plan.machine import Machine, machine_file
 
 LOOPBACK_RANKS = 4
@@ -44,8 +44,12 @@ def run(args: argparse.Namespace) -> None:
     session.init()
     torch.set_num_threads(1)  # what the constants are of: one core of each rank
     path = machine_file() if args.output is None else args.output
-    machine = Machine.load(path) if path.exists() else Machine()
-    remarks: list[str] = []
+    machine, remarks = Machine(), []
+    if path.exists():
+        try:
+            machine = Machine.load(path)
+        except OptionError:
+            remarks.append(f"what {path} held was not a machine's constants: those not measured now are the defaults")
     if args.what != "network":
         machine = measure_rates(machine, remarks)
     if args.what != "rates":
@@ -63,7 +67,8 @@ def run(args: argparse.Namespace) -> None:
 
 def measure_rates(machine: Machine, remarks: list[str]) -> Machine:
     """Products and copies of one rank, while as many ranks as there are cores do the same (collective)."""
-    axis, cores = world_axis(), calibration.num_cores()
+    axis = world_axis()
+    cores = calibration.num_cores(axis, calibration.machine_numbers(axis))
     measures = session.local_rank() < cores
     fit = calibration.fit_spmm(calibration.spmm_samples()) if measures else None
     dense, stream = (calibration.gemm_rate(), calibration.stream_rate()) if measures else (0.0, 0.0)
@@ -89,7 +94,9 @@ def measure_network(machine: Machine, remarks: list[str]) -> Machine:
         raise LaunchError("Expected two ranks or more (got 1): torchrun --nproc-per-node 4 -m pyg_dist bench network")
     machine_of = calibration.machine_numbers(axis)
     on_each = machine_of.count(machine_of[0])
-    machine = replace(machine, ranks_per_node=max(on_each, machine.ranks_per_node), cores=calibration.num_cores())
+    # A launch on one machine says how many ranks fit there, one on several how many there are.
+    ranks_per_node = on_each if on_each < axis.size else max(on_each, machine.ranks_per_node)
+    machine = replace(machine, ranks_per_node=ranks_per_node, cores=calibration.num_cores(axis, machine_of))
     inside = calibration.network_samples(axis, machine_of, is_inside=True)
     if len(inside):
         fit = calibration.fit_network(inside, max(1.0, on_each / machine.cores))

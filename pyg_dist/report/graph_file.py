@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pyg_dist.errors import DataError
+from pyg_dist.partition.edge_list import as_edges, check_ends
 
 
 class GraphFile(NamedTuple):
@@ -34,7 +36,7 @@ def read_npz(path: Path) -> GraphFile:
     """Read a graph in an ``.npz`` file; its features stay on disk.
 
     Raises:
-        DataError: It is not such a file.
+        DataError: It is not such a file, or its edges lie between other nodes.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -43,8 +45,10 @@ def read_npz(path: Path) -> GraphFile:
             shape = tuple(arrays["x_shape"]) if "x_shape" in arrays else file["x"].shape if "x" in file else ()
         edge_index = torch.from_numpy(arrays["edge_index"].astype(np.int64))
         num_nodes = int(arrays["num_nodes"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, EOFError, BadZipFile) as error:
         raise DataError(f"Expected {path} to be .npz with num_nodes and edge_index [2, E] (got: {error})") from error
+    edge_index = as_edges(edge_index)
+    check_ends(edge_index, num_nodes, "edge_index")
     if bool(arrays.get("undirected", False)):
         edge_index = torch.cat([edge_index, edge_index.flip(0)], dim=1)
         # A reversed edge that was there already, and a loop, count once.
@@ -63,5 +67,5 @@ def read_parts(path: str) -> Tensor:
     """A part for each node, from an ``.npy`` file."""
     try:
         return torch.from_numpy(np.load(path, allow_pickle=False))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, EOFError) as error:
         raise DataError(f"Expected {path} to be .npy with a part per node (got: {error})") from error

@@ -14,7 +14,7 @@ from pyg_dist.plan.machine import Machine
 from pyg_dist.plan.model import Model
 from pyg_dist.plan.published import GRAPHS, MACHINES, PublishedGraph
 from pyg_dist.plan.simulate import Comparison, Epoch, comparisons, crossover, epoch, even_load, model_of, speedup
-from pyg_dist.report.figure_file import require_drawable
+from pyg_dist.report.output_file import require_drawable
 
 RANKS = [2**k for k in range(4, 14)]
 

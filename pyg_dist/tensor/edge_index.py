@@ -12,7 +12,8 @@ from torch import Tensor
 
 from pyg_dist.backend.agreement import digest
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
-from pyg_dist.tensor.edge_sets import Graph, as_edges, graph_over
+from pyg_dist.partition.edge_list import as_edges
+from pyg_dist.tensor.edge_sets import Graph, graph_over
 from pyg_dist.tensor.edges import Edges
 from pyg_dist.tensor.halo_graph import HaloGraph
 from pyg_dist.tensor.halo_nodes import HaloNodes

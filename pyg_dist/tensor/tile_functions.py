@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -135,7 +136,8 @@ def linear_sum(
         else:
             out = leave_scatter(total, column_wire, after.column_sizes, 1)
         if addend is not None:
-            out = out + addend
+            # Autocast has narrowed the product, and narrows the bias.
+            out = out + (addend.to(out.dtype) if torch.is_autocast_enabled(out.device.type) else addend)
         return wrap(out.as_subclass(Tensor), after)  # type: ignore[return-value]
 
 

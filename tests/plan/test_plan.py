@@ -64,6 +64,7 @@ def test_to_dict_and_describe() -> None:
     assert "predicted" not in plan.describe()
     priced = plan.describe(model=Model.of_layers(50, 300, 10, 3, (2, 8)))
     assert "predicted for a 2-layer GCN, columns 10 8 3: " in priced
+    assert "memory of a rank, about: 0.0 MB" in priced
     assert f"{plan.rows['hybrid']:,}" in plan.describe()
     assert len(Plan.of(*example()[:2], 500).describe().splitlines()) < 50
 
@@ -78,6 +79,7 @@ def test_memory_counts_a_piece_for_each_message() -> None:
     edge_index = torch.stack([source, target])
     plan = Plan.of(edge_index, parts, 8)
     assert not plan.is_dense
+    model = Model(72, 360, (10, 10))
     for rank, sizes in enumerate(plan.sizes):
         sums = halo_share(edge_index, parts, rank, 8).sums
         held = 0
@@ -88,15 +90,16 @@ def test_memory_counts_a_piece_for_each_message() -> None:
                 tensors = (piece.rowptr[:-1], piece.col, piece.edge) if high > low else ()
                 held += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         slots = sizes.rows_sent + sizes.rows_received
-        uncut = memory_bytes(sizes.nodes, sizes.edges, sizes.work + sizes.halo_edges, slots, (10,))
-        assert plan.memory_bytes((10,))[rank] == uncut + held
+        uncut = memory_bytes(sizes.nodes, sizes.edges, sizes.work + sizes.halo_edges, slots, model)
+        assert plan.memory_bytes(model)[rank] == uncut + held
         assert held > 0
     *_, dense = example()
     assert dense.is_dense  # all arrives as one
     sizes = dense.sizes[0]
     slots = sizes.rows_sent + sizes.rows_received
-    expected = memory_bytes(sizes.nodes, sizes.edges, sizes.work + sizes.halo_edges, slots, ())
-    assert dense.memory_bytes()[0] == expected
+    expected = memory_bytes(sizes.nodes, sizes.edges, sizes.work + sizes.halo_edges, slots, model)
+    assert dense.memory_bytes(model)[0] == expected
+    assert dense.memory_bytes(Model(50, 300, (20, 10)))[0] == expected + 4 * (20 * sizes.nodes + 10 * slots + 4 * 100)
 
 
 ROWS = torch.tensor([[0, 30, 10], [35, 0, 0], [0, 0, 0]])

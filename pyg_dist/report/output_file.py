@@ -1,4 +1,4 @@
-"""The file that a figure is drawn to, checked before the work whose result it shows."""
+"""Files that a command writes in the end, checked before the work whose result they hold."""
 
 from __future__ import annotations
 
@@ -19,5 +19,10 @@ def require_drawable(path: Path | None) -> None:
         return
     if path.suffix.lower() not in SUFFIXES:
         raise OptionError(f"Expected --plot with a name that ends in {', '.join(SUFFIXES)} (got {path.name!r})")
-    if not path.parent.is_dir():
-        raise OptionError(f"Expected --plot in a folder that exists (got {path.parent})")
+    require_folder("--plot", path)
+
+
+def require_folder(option: str, path: Path | None) -> None:
+    """Refuse a file in a folder that does not exist; None is no file. Not collective."""
+    if path is not None and not path.parent.is_dir():
+        raise OptionError(f"Expected {option} in a folder that exists (got {path.parent})")
