@@ -39,8 +39,8 @@ def read_npz(path: str, seed: int = 0) -> Data:
 
     ``edge_index`` ``[2, E]`` integers (where ``undirected`` is true, each edge stands there once); ``y`` ``[N]``
     integers, -1 where there is no label; ``x`` ``[N, F]``, or its CSR form ``x_indptr``, ``x_indices``, ``x_shape`` and
-    ``x_data`` (left out: all ones); boolean ``train_mask``, ``val_mask`` and ``test_mask`` ``[N]``, or ``[splits, N]``, of
-    which the first is taken, or else they are drawn, 60/20/20.
+    ``x_data`` (left out: all ones); boolean ``train_mask``, ``val_mask`` and ``test_mask`` ``[N]`` (of several splits,
+    ``[splits, N]``, the first is taken), or else they are drawn, 60/20/20.
     """
     with np.load(path, allow_pickle=False) as file:
         arrays = dict(file)
