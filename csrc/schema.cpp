@@ -39,9 +39,9 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
   m.def("keyed_uniform(Tensor key, int num_columns, int seed, int column_offset, ScalarType dtype) -> Tensor");
   m.def("keyed_normal(Tensor key, int num_columns, int seed, int column_offset, ScalarType dtype) -> Tensor");
 
-  // y = dropout(relu(norm(x) * weight + bias)), mean, 1 / deviation; norm: 0 none, 1 layer, 2 RMS; no dropout without a
-  // key. The gradients by x, and by weight and bias in
-  // [:, 0] and [:, 1] of partial sums [groups, 3, columns], compute all else again: kernels/row_epilogue.h
+  // y = dropout(relu(norm(x) * weight + bias)), mean, 1 / deviation; norm: 0 none, 1 layer, 2 RMS; without a key
+  // dropout drops nothing and only scales. The gradients by x, and by weight and bias in [:, 0] and [:, 1] of partial
+  // sums [groups, 3, columns], compute all else again: kernels/row_epilogue.h
   m.def(
       "row_epilogue(Tensor x, Tensor? weight, Tensor? bias, Tensor? key, int norm, float eps, bool relu, float p, int "
       "seed, int column_offset) -> (Tensor, Tensor, Tensor)");

@@ -59,14 +59,26 @@ def test_plan_as_a_table(graph_file: Path, capsys: pytest.CaptureFixture[str]) -
         (["nothing.npz", "--ranks", "2", "--plot", "g.xyz"], "ends in .png, .svg, .pdf (got 'g.xyz')"),
         (["nothing.npz", "--ranks", "2", "--plot", "nowhere/g.svg"], "in a folder that exists (got nowhere)"),
         (["nothing.npz", "--ranks", "2", "--widths", "8", "0"], "of one column or more (got 0)"),
+        (["nothing.npz", "--ranks", "2", "--layout", "grid", "--save", "p"], "--save with the halo layout"),
         (["nothing.npz", "--ranks", "2", "--layout", "grid", "--bits", "4"], "--bits with the halo layout"),
         (["nothing.npz", "--ranks", "2", "--bits", "4", "4", "4"], "one number or two"),
+        (["nothing.npz", "--ranks", "2", "--layout", "grid", "--partition", "p.npy"], "no parts with --layout grid"),
+        (["nothing.npz", "--ranks", "2", "--save", "nowhere/plan"], "--save in a folder that exists (got nowhere)"),
+        (["nothing.npz", "--ranks", "2", "--seed", str(2**70)], "an integer of 64 bits"),
+        (["{empty}", "--ranks", "2"], "num_nodes and edge_index"),
+        (["{outside}", "--ranks", "2", "--partition", "{parts}"], "node ids from 0 (got -1)"),
+        (["{outside}", "--ranks", "2", "--layout", "grid"], "node ids from 0 (got -1)"),
     ],
 )
 def test_mistakes_are_one_line(
-    graph_file: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+    graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
 ) -> None:
-    assert main(["plan", *(o.format(graph=graph_file) for o in options)]) == 1
+    paths = {"graph": graph_file, **{name: tmp_path / f"{name}.npz" for name in ("empty", "outside")}}
+    paths["parts"] = tmp_path / "parts.npy"
+    paths["empty"].touch()
+    np.savez(paths["outside"], num_nodes=3, edge_index=np.array([[0, 2], [1, -1]]))
+    np.save(paths["parts"], np.array([0, 1, 1]))
+    assert main(["plan", *(o.format(**paths) for o in options)]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
     assert message in captured.err
@@ -117,6 +129,25 @@ def test_grid_as_json(graph_file: Path, capsys: pytest.CaptureFixture[str]) -> N
     best = min(numbers["candidates"], key=lambda c: c["predicted_seconds"])
     assert numbers["predicted_seconds"] == best["predicted_seconds"]
     assert {k: v for k, v in numbers["mesh"].items() if k != "data"} == best["mesh"]
+
+
+def test_a_mesh_is_drawn_and_no_plan_of_it_saved(
+    graph_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where ``auto`` takes the grid; of the two forms of the sums only the one that is set is priced."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.setenv("PYG_DIST_GRID_SUMS", "all_reduce")
+    machine = Machine(intra_latency=1e3, inter_latency=0.0, call_seconds=0.0, ranks_per_node=64, cores=64)
+    constants = machine.save(tmp_path / "machine.json")
+    options = ["--ranks", "16", "--machine", str(constants), "--plot", str(tmp_path / "mesh.svg")]
+    assert main(["plan", str(graph_file), "--layout", "grid", *options]) == 0
+    out = capsys.readouterr().out
+    assert (tmp_path / "mesh.svg").exists()
+    assert "all_reduce" in out
+    assert "reduce_scatter" not in out
+    assert "memory of a rank, about: " in out
+    assert main(["plan", str(graph_file), "--layout", "auto", "--save", str(tmp_path / "plan"), *options]) == 1
+    assert "Expected a halo plan to save" in capsys.readouterr().err
 
 
 def test_auto_takes_the_cheaper_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

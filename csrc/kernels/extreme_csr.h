@@ -1,10 +1,9 @@
 // The largest or smallest value among the in-edges of each row, column by column, and its gradient.
 //
-//   extreme:  y[i, :] = max (or min) over e in [rowptr[i], rowptr[i + 1]) of x[col[e], :], zero for a row without
-//   edges;
-//             a NaN wins
+//   extreme:  y[i, :] = max (or min) of x[col[e], :] over the edges e of row i, zero for a row without; a NaN wins
 //   shares:   s[i, :] = g[i, :] / number of edges e of row i with x[col[e], :] = y[i, :]; where y is zero, plus one
-//   grad:     d[j, :] = sum of s[col[e], :] over the e of row j of the *transposed* pattern with x[j, :] = y[col[e], :]
+//   grad:     d[j, :] = sum of s[col[e], :] [x[j, :] = y[col[e], :]] over the e of row j of the *transposed* pattern;
+//             zero times infinity is NaN: where y is NaN no edge ties, and all get NaN
 //
 // The "plus one" is torch's: its scatter_reduce counts the zeros that it starts from among the ties, though they get no
 // gradient.

@@ -109,7 +109,8 @@ void grads(const ExtremeCsr& p, int64_t row_begin, int64_t row_end) {
         prefetch(share + soon, V * L * static_cast<int64_t>(sizeof(A)));
 #pragma GCC unroll 4
         for (int v = 0; v < V; ++v) {
-          sum[v] += load<L>(y + from + v * L) == value[v] ? load<L>(share + from + v * L) : Vec<A, L>{};
+          // Multiplied, not selected: of a share that is infinite or NaN nothing is left out, as in torch.
+          sum[v] += load<L>(share + from + v * L) * select_one<L, A>(load<L>(y + from + v * L), value[v]);
         }
       }
 #pragma GCC unroll 4

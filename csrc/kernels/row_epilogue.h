@@ -4,7 +4,7 @@
 //       x * rstd                 RMS norm, rstd = 1 / sqrt(mean(x^2) + eps)
 //       x                        none
 //   z = n * weight + bias
-//   y = dropout(relu(z))         the mask of keyed_dropout
+//   y = dropout(relu(z))         the mask of keyed_dropout; without a key only its factor 1 / (1 - p)
 //
 // The backward pass computes n, z and the mask again from x, mean and rstd: no other tensor is kept.
 #pragma once
@@ -20,7 +20,7 @@ namespace pyg_dist {
 enum class RowNorm : uint8_t { none, layer, rms };
 
 struct RowEpilogue {
-  Keyed keyed;         // key is null without dropout; num_columns always holds
+  Keyed keyed;         // key is null if nothing is dropped; num_columns always holds
   const void* x;       // [num_rows, num_columns], dense, as y, grad and grad_x are
   const void* weight;  // [num_columns] accumulator type, or null for ones
   const void* bias;    // [num_columns] accumulator type, or null for zeros

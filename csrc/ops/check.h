@@ -50,6 +50,32 @@ inline void check_vector(const char* op, const char* name, const Tensor& tensor,
                  tensor.size(0));
 }
 
+inline Element element_of(const char* op, const char* name, ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Float:
+      return Element::f32;
+    case ScalarType::Double:
+      return Element::f64;
+    case ScalarType::BFloat16:
+      return Element::bf16;
+    default:
+      fail(op, ": expected '", name, "' to be float32, float64 or bfloat16, got ", toString(dtype));
+  }
+}
+
+// The dtype that sums of `element` are kept in.
+inline ScalarType accumulator_dtype(Element element) {
+  return element == Element::f64 ? ScalarType::Double : ScalarType::Float;
+}
+
+// The values of an optional vector in the sum dtype, or null.
+inline const void* vector_data(const char* op, const char* name, const std::optional<Tensor>& vector, Element element,
+                               int64_t size) {
+  if (!vector) return nullptr;
+  check_vector(op, name, *vector, accumulator_dtype(element), size);
+  return vector->const_data_ptr();
+}
+
 // Two dimensions, each row without gaps; the rows may be apart, as in a slice of columns.
 inline void check_rows(const char* op, const char* name, const Tensor& tensor) {
   PYG_DIST_CHECK(tensor.dim() == 2, op, ": expected '", name, "' to be two-dimensional, got shape ", shape_of(tensor));
@@ -104,24 +130,6 @@ inline void check_same_dtype(const char* op, const char* name, const Tensor& ten
                              const Tensor& model) {
   PYG_DIST_CHECK(tensor.scalar_type() == model.scalar_type(), op, ": expected '", name, "' to have the dtype of '",
                  model_name, "' (", toString(model.scalar_type()), "), got ", toString(tensor.scalar_type()));
-}
-
-inline Element element_of(const char* op, const char* name, ScalarType dtype) {
-  switch (dtype) {
-    case ScalarType::Float:
-      return Element::f32;
-    case ScalarType::Double:
-      return Element::f64;
-    case ScalarType::BFloat16:
-      return Element::bf16;
-    default:
-      fail(op, ": expected '", name, "' to be float32, float64 or bfloat16, got ", toString(dtype));
-  }
-}
-
-// The dtype that sums of `element` are kept in.
-inline ScalarType accumulator_dtype(Element element) {
-  return element == Element::f64 ? ScalarType::Double : ScalarType::Float;
 }
 
 }  // namespace pyg_dist

@@ -67,6 +67,12 @@ void check_dense(const char* op, const char* name, const Tensor& tensor, int64_t
                  toString(dtype), ", got shape ", shape_of(tensor), ", dtype ", toString(tensor.scalar_type()));
 }
 
+// The tensor whose rows `col` names.
+void check_gathered(const char* op, const char* name, const Tensor& tensor, const Tensor& col) {
+  PYG_DIST_CHECK(tensor.size(0) > 0 || col.size(0) == 0, op, ": expected '", name, "' to have rows for ", col.size(0),
+                 " edges, got none");
+}
+
 ExtremeCsr problem_of(const char* op, const Tensor& rowptr, const Tensor& col, const Tensor& x) {
   check_csr(op, rowptr, col);
   check_rows(op, "x", x);
@@ -88,8 +94,7 @@ ExtremeCsr problem_of(const char* op, const Tensor& rowptr, const Tensor& col, c
 
 Tensor extreme_csr(Tensor rowptr, Tensor col, Tensor x, bool largest) {
   ExtremeCsr problem = problem_of("extreme_csr", rowptr, col, x);
-  PYG_DIST_CHECK(x.size(0) > 0 || col.size(0) == 0, "extreme_csr: expected 'x' to have rows for ", col.size(0),
-                 " edges, got none");
+  check_gathered("extreme_csr", "x", x, col);
   const int64_t num_rows = rowptr.size(0) - 1;
   const Tensor y = new_output(x, {num_rows, x.size(1)});
   problem.out = y.mutable_data_ptr();
@@ -101,6 +106,7 @@ Tensor extreme_csr(Tensor rowptr, Tensor col, Tensor x, bool largest) {
 Tensor extreme_csr_shares(Tensor rowptr, Tensor col, Tensor x, Tensor y, Tensor grad) {
   const char* op = "extreme_csr_shares";
   ExtremeCsr problem = problem_of(op, rowptr, col, x);
+  check_gathered(op, "x", x, col);
   const int64_t num_rows = rowptr.size(0) - 1;
   check_dense(op, "y", y, num_rows, x.size(1), x.scalar_type());
   check_dense(op, "grad", grad, num_rows, x.size(1), x.scalar_type());
@@ -117,6 +123,8 @@ Tensor extreme_csr_grad(Tensor rowptr, Tensor col, Tensor x, Tensor y, Tensor sh
   ExtremeCsr problem = problem_of(op, rowptr, col, x);
   PYG_DIST_CHECK(x.size(0) == rowptr.size(0) - 1, op, ": expected 'x' to have the ", rowptr.size(0) - 1,
                  " rows of the transposed pattern, got ", x.size(0));
+  PYG_DIST_CHECK(y.dim() == 2, op, ": expected 'y' to be two-dimensional, got shape ", shape_of(y));
+  check_gathered(op, "y", y, col);
   check_dense(op, "y", y, y.size(0), x.size(1), x.scalar_type());
   check_dense(op, "shares", shares, y.size(0), x.size(1), accumulator_dtype(problem.element));
   const Tensor grad = new_output(x, {x.size(0), x.size(1)});

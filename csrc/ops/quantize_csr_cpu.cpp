@@ -27,12 +27,6 @@ int64_t rows_per_chunk(int64_t num_rows, int64_t num_edges, int64_t num_columns)
   return std::max<int64_t>(kValuesPerChunk / values_per_row, 1);
 }
 
-const void* factor_data(const char* op, const char* name, const MaybeTensor& factor, Element element, int64_t size) {
-  if (!factor) return nullptr;
-  check_vector(op, name, *factor, accumulator_dtype(element), size);
-  return factor->const_data_ptr();
-}
-
 // Rows [row_begin, row_end): those that are a row of x as it is are quantized where they lie, the others are summed
 // into a small buffer and quantized there. Each kind comes in long runs.
 int64_t quantize(const SpmmCsr& sums, const QuantizeRows& rows, int64_t row_begin, int64_t row_end) {
@@ -109,9 +103,9 @@ void quantize_csr_into(Tensor packed, Tensor bad_row, Tensor rowptr, Tensor col,
       .rowptr = static_cast<const int64_t*>(rowptr.const_data_ptr()),
       .col = static_cast<const int32_t*>(col.const_data_ptr()),
       .x = x.const_data_ptr(),
-      .weight = factor_data(op, "weight", weight, element, col.size(0)),
+      .weight = vector_data(op, "weight", weight, element, col.size(0)),
       .row_scale = nullptr,
-      .col_scale = factor_data(op, "col_scale", col_scale, element, x.size(0)),
+      .col_scale = vector_data(op, "col_scale", col_scale, element, x.size(0)),
       .out = nullptr,
       .num_edges = col.size(0),
       .num_features = num_columns,
@@ -166,8 +160,8 @@ void dequantize_csr_add(Tensor out, Tensor rowptr, Tensor col, Tensor packed, Ma
       .col = static_cast<const int32_t*>(col.const_data_ptr()),
       .packed = static_cast<const uint8_t*>(packed.const_data_ptr()),
       .packed_end = static_cast<const uint8_t*>(packed.const_data_ptr()) + packed.numel(),
-      .weight = factor_data(op, "weight", weight, element, col.size(0)),
-      .row_scale = factor_data(op, "row_scale", row_scale, element, num_rows),
+      .weight = vector_data(op, "weight", weight, element, col.size(0)),
+      .row_scale = vector_data(op, "row_scale", row_scale, element, num_rows),
       .out = out.mutable_data_ptr(),
       .num_edges = col.size(0),
       .num_columns = num_columns,

@@ -22,12 +22,6 @@ constexpr int64_t kElementsPerChunk = 1 << 15;
 // Partial sums over rows of the backward pass: enough for load balance, and a number that no thread count changes.
 constexpr int64_t kRowGroups = 64;
 
-const void* vector_data(const char* op, const char* name, const MaybeTensor& vector, Element element, int64_t size) {
-  if (!vector) return nullptr;
-  check_vector(op, name, *vector, accumulator_dtype(element), size);
-  return vector->const_data_ptr();
-}
-
 void check_rows_like(const char* op, const char* name, const Tensor& tensor, const Tensor& x) {
   check_same_dtype(op, name, tensor, "x", x);
   PYG_DIST_CHECK(
@@ -71,8 +65,8 @@ std::tuple<Tensor, Tensor, Tensor> row_epilogue(Tensor x, MaybeTensor weight, Ma
   RowEpilogue problem = problem_of("row_epilogue", x, weight, bias, key, norm, relu, p, seed, column_offset);
   const ScalarType dtype = accumulator_dtype(problem.element);
   const Tensor y = new_output_like(x);
-  const Tensor mean = torch::stable::new_empty(x, {norm == 1 ? x.size(0) : 0}, dtype);
-  const Tensor rstd = torch::stable::new_empty(x, {norm != 0 ? x.size(0) : 0}, dtype);
+  const Tensor mean = torch::stable::new_zeros(x, {norm == 1 ? x.size(0) : 0}, dtype);  // zeros where F = 0
+  const Tensor rstd = torch::stable::new_zeros(x, {norm != 0 ? x.size(0) : 0}, dtype);
   problem.mean = mean.mutable_data_ptr();
   problem.rstd = rstd.mutable_data_ptr();
   problem.y = y.mutable_data_ptr();

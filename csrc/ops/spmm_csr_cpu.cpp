@@ -168,23 +168,17 @@ void run(const SpmmCsr& problem, int64_t num_rows, const Tensor& x, const void* 
   }
 }
 
-const void* scale_data(const char* name, const MaybeTensor& scale, Element element, int64_t size) {
-  if (!scale) return nullptr;
-  check_vector("spmm_csr", name, *scale, accumulator_dtype(element), size);
-  return scale->const_data_ptr();
-}
-
 void multiply(const Tensor& out, bool accumulate, const Tensor& rowptr, const Tensor& col, const Tensor& x,
               const MaybeTensor& weight, const MaybeTensor& row_scale, const MaybeTensor& col_scale, bool divide) {
   const Element element = element_of("spmm_csr", "x", x.scalar_type());
   const int64_t num_rows = rowptr.size(0) - 1;
-  const void* of_columns = scale_data("col_scale", col_scale, element, x.size(0));
+  const void* of_columns = vector_data("spmm_csr", "col_scale", col_scale, element, x.size(0));
   const SpmmCsr problem{
       .rowptr = static_cast<const int64_t*>(rowptr.const_data_ptr()),
       .col = static_cast<const int32_t*>(col.const_data_ptr()),
       .x = x.const_data_ptr(),
-      .weight = scale_data("weight", weight, element, col.size(0)),
-      .row_scale = scale_data("row_scale", row_scale, element, num_rows),
+      .weight = vector_data("spmm_csr", "weight", weight, element, col.size(0)),
+      .row_scale = vector_data("spmm_csr", "row_scale", row_scale, element, num_rows),
       .col_scale = divide ? nullptr : of_columns,
       .out = out.mutable_data_ptr(),
       .num_edges = col.size(0),

@@ -87,8 +87,7 @@ class _HaloRows(LocalFunction):
         ctx.post, ctx.transposed = post, transposed
         rows = rows.contiguous()
         if post.codecs[transposed] is not EXACT:
-            slots = Matrix(CSR.identity(post.exchange.num_received, rows.device))
-            halo = Halo(post.outgoing, post.exchange, slots, post.codecs)
+            halo = Halo(post.outgoing, post.exchange, post.exchange.slots, post.codecs)
             halo = halo.transposed if transposed else halo
             num_rows = post.outgoing.num_cols if transposed else post.exchange.num_received
             return halo.finish(halo.start(rows), rows.new_zeros(num_rows, rows.shape[1]))

@@ -20,13 +20,15 @@ _WIRE_DTYPE = {torch.bool: torch.uint8, torch.int16: torch.int32}
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-def _to_wire(tensor: Tensor) -> Tensor:
+def to_wire(tensor: Tensor) -> Tensor:
+    """The tensor as the transport carries it (back: :func:`from_wire`); a complex one has a dimension more."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     return tensor.to(_WIRE_DTYPE.get(tensor.dtype, tensor.dtype)).contiguous()
 
 
-def _from_wire(wire: Tensor, dtype: torch.dtype) -> Tensor:
+def from_wire(wire: Tensor, dtype: torch.dtype) -> Tensor:
+    """See :func:`to_wire`."""
     return torch.view_as_complex(wire) if dtype.is_complex else wire.to(dtype)
 
 
@@ -58,18 +60,18 @@ class Axis:
         """Reduce ``tensor`` over the ranks, in place where its memory allows it; every rank gets the result."""
         if self.size == 1:
             return tensor
-        wire = _to_wire(tensor)
+        wire = to_wire(tensor)
         with phase("sums"):
             dist.all_reduce(wire, op=_REDUCE[op], group=self.process_group)
-        return _from_wire(wire, tensor.dtype)
+        return from_wire(wire, tensor.dtype)
 
     def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:
         """Overwrite ``tensor`` on every rank with the one of axis rank ``source``."""
         if self.size > 1:
-            wire = _to_wire(tensor)
+            wire = to_wire(tensor)
             dist.broadcast(wire, src=self.global_rank(source), group=self.process_group)
             if wire.data_ptr() != tensor.data_ptr():
-                tensor.copy_(_from_wire(wire, tensor.dtype))
+                tensor.copy_(from_wire(wire, tensor.dtype))
         return tensor
 
     def gather_counts(self, count: int) -> list[int]:
@@ -93,7 +95,7 @@ class Axis:
         """
         if self.size == 1:
             return rows
-        wire = _to_wire(rows)
+        wire = to_wire(rows)
         # Uneven all-gathers exist on neither gloo nor nccl: pad to the longest part.
         longest = max(counts)
         padded = wire.new_zeros((longest, *wire.shape[1:]))
@@ -101,7 +103,7 @@ class Axis:
         gathered = wire.new_empty((self.size * longest, *wire.shape[1:]))
         _all_gather(gathered, padded, group=self.process_group)
         pieces = [gathered[r * longest : r * longest + c] for r, c in enumerate(counts)]
-        return _from_wire(torch.cat(pieces), rows.dtype)
+        return from_wire(torch.cat(pieces), rows.dtype)
 
     def _on_wire_device(self, tensor: Tensor) -> Tensor:
         """``tensor`` on a device that the group's backend can send from (not collective)."""
@@ -130,14 +132,15 @@ def axis_within(groups: Sequence[Sequence[int]]) -> Axis:
     One object for the same groups, whoever asks: torch never gives back a process group's connections and threads.
 
     Args:
-        groups: all ranks in disjoint groups, alike on every rank.
+        groups: ranks in disjoint groups, alike on every rank; a rank in none of them has an axis for itself.
     """
     world = world_axis()
-    if len(groups) == 1:
+    if len(groups) == 1 and len(groups[0]) == world.size:
         return world
     key = tuple(tuple(ranks) for ranks in groups)
     if key not in _axes:
         # Torch wants every rank to open every group, in one order.
         opened = [dist.new_group(list(ranks)) for ranks in key]
-        _axes[key] = next(Axis(group) for group, ranks in zip(opened, key, strict=True) if world.rank in ranks)
+        mine = (Axis(group) for group, ranks in zip(opened, key, strict=True) if world.rank in ranks)
+        _axes[key] = next(mine, Axis())
     return _axes[key]

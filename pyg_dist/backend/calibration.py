@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.axis import Axis
+from pyg_dist.backend.axis import Axis, axis_within
 from pyg_dist.backend.csr import CSR
 from pyg_dist.errors import OptionError
 
@@ -169,7 +169,7 @@ def network_samples(axis: Axis, machine_of: Sequence[int], is_inside: bool, repe
         groupings = [[[r[k] for r in machines] for k in range(smallest)]] if len(machines) > 1 else []
     samples = []
     for groups in groupings:
-        group = _open(groups, axis.rank)
+        group = axis_within(groups)
         for num_bytes in MESSAGE_BYTES:
             seconds = _all_to_all_seconds(group, num_bytes, axis, repeats)
             partners = len(groups[0]) - 1
@@ -222,16 +222,6 @@ def _r2(predicted: Values, seconds: Values) -> float:
     wanted = np.log(seconds)
     error = np.log(predicted + 1e-12) - wanted
     return float(1 - (error**2).sum() / ((wanted - wanted.mean()) ** 2).sum())
-
-
-def _open(groups: list[list[int]], rank: int) -> Axis:
-    """This rank's group; torch wants every rank to open every group, in one order (collective)."""
-    mine = Axis()
-    for ranks in groups:
-        opened = dist.new_group(ranks)
-        if rank in ranks:
-            mine = Axis(opened)
-    return mine
 
 
 def _piece(num_bytes: int, num_ranks: int) -> int:

@@ -60,11 +60,13 @@ class Exact:
 
     def pack(self, message: Tensor, matrix: Matrix, x: Tensor, col_scale: Tensor | None = None) -> None:
         """See :class:`Codec`."""
-        matrix.multiply(x, col_scale=col_scale, out=message.view(x.dtype), accumulate=False)
+        if x.shape[1]:  # a tensor without columns cannot be viewed in another dtype
+            matrix.multiply(x, col_scale=col_scale, out=message.view(x.dtype), accumulate=False)
 
     def unpack_add(self, message: Tensor, matrix: Matrix, out: Tensor, row_scale: Tensor | None = None) -> None:
         """See :class:`Codec`."""
-        matrix.multiply(message.view(out.dtype), row_scale=row_scale, out=out)
+        if out.shape[1]:
+            matrix.multiply(message.view(out.dtype), row_scale=row_scale, out=out)
 
 
 EXACT = Exact()

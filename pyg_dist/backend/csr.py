@@ -21,12 +21,14 @@ class CSR:
         col: int32 ``[num_entries]``.
         edge: int64 ``[num_entries]``, where each entry's value lies in the caller's edge storage.
         num_cols: number of columns.
+        is_identity: whether it was made as one.
     """
 
     rowptr: Tensor
     col: Tensor
     edge: Tensor
     num_cols: int
+    is_identity: bool = False
 
     @property
     def num_rows(self) -> int:
@@ -47,9 +49,12 @@ class CSR:
 
         Raises:
             DataError: an entry lies outside of the matrix.
+            OptionError: more rows or columns than 32 bits can number.
         """
-        if num_cols > torch.iinfo(torch.int32).max:
-            raise OptionError(f"Expected at most 2**31 - 1 columns on one rank (got {num_cols}): use more ranks")
+        if max(num_rows, num_cols) > torch.iinfo(torch.int32).max:
+            raise OptionError(
+                f"Expected fewer than 2^31 rows and columns on one rank (got {num_rows}, {num_cols}): use more ranks"
+            )
         if not (_all_below(row, num_rows) and _all_below(col, num_cols)):
             raise DataError(f"Expected entries with rows in [0, {num_rows}) and columns in [0, {num_cols}), got others")
         order = torch.argsort(row, stable=True)
@@ -61,7 +66,7 @@ class CSR:
     def identity(size: int, device: torch.device | str = "cpu") -> CSR:
         """One entry in every row, on the diagonal."""
         place = torch.arange(size + 1, device=device)
-        return CSR(place, place[:-1].to(torch.int32), place[:-1], size)
+        return CSR(place, place[:-1].to(torch.int32), place[:-1], size, is_identity=True)
 
     def row(self) -> Tensor:
         """The row of each entry, int64 ``[num_entries]``."""
@@ -70,6 +75,8 @@ class CSR:
     @cached_property
     def transposed(self) -> CSR:
         """The pattern of the transposed matrix; ``edge`` still names the same values. Computed once and kept."""
+        if self.is_identity:
+            return self
         turned = CSR.from_edges(self.col, self.row(), self.edge, self.num_cols, self.num_rows)
         trim_heap()  # of what sorting has left
         return turned
@@ -83,7 +90,7 @@ class CSR:
 
     def to(self, device: torch.device | str) -> CSR:
         """The same pattern on ``device``."""
-        return CSR(self.rowptr.to(device), self.col.to(device), self.edge.to(device), self.num_cols)
+        return CSR(self.rowptr.to(device), self.col.to(device), self.edge.to(device), self.num_cols, self.is_identity)
 
 
 def _all_below(numbers: Tensor, limit: int) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -33,8 +32,7 @@ class _RowEpilogue(LocalFunction):
         seed: int,
         column_offset: int,
     ) -> Tensor:
-        sums = torch.float64 if x.dtype == torch.float64 else torch.float32
-        w, b = (None if factor is None else factor.to(sums) for factor in (weight, bias))
+        w, b = (None if factor is None else factor.to(ops.sum_dtype(x)) for factor in (weight, bias))
         y, mean, rstd = ops.row_epilogue(x, w, b, key, norm, eps, relu, p, seed, column_offset)
         ctx.is_told_by_output = norm is None and weight is None and relu
         if ctx.is_told_by_output:
@@ -48,9 +46,8 @@ class _RowEpilogue(LocalFunction):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, mean, rstd, weight, bias, key = ctx.saved_tensors
-        sums = torch.float64 if x.dtype == torch.float64 else torch.float32
-        w = None if weight is None else weight.to(sums)
-        b = None if bias is None or ctx.is_told_by_output else bias.to(sums)
+        w = None if weight is None else weight.to(ops.sum_dtype(x))
+        b = None if bias is None or ctx.is_told_by_output else bias.to(ops.sum_dtype(x))
         by_x, by_w, by_b = ops.row_epilogue_grad(grad, x, mean, rstd, w, b, key, *ctx.options)
         by_weight = None if weight is None else by_w.to(weight.dtype)
         by_bias = None if bias is None else by_b.to(bias.dtype)

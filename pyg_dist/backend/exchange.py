@@ -18,7 +18,9 @@ from torch import Tensor
 
 from pyg_dist.backend.axis import Axis
 from pyg_dist.backend.buffers import Buffers
+from pyg_dist.backend.csr import CSR
 from pyg_dist.backend.failure import connected, wait
+from pyg_dist.backend.matrix import Matrix
 from pyg_dist.backend.phases import phase
 
 
@@ -92,6 +94,11 @@ class Exchange:
     def transposed(self) -> Exchange:
         """The way back: who received sends."""
         return Exchange(self.axis, self.recv_counts, self.send_counts, self.traffic, self.is_dense, self.buffers)
+
+    @cached_property
+    def slots(self) -> Matrix:
+        """Which slot each row that arrives belongs in: its own. Of rows that are not added to anything."""
+        return Matrix(CSR.identity(self.num_received))
 
     @cached_property
     def arrivals(self) -> tuple[tuple[int, int, int], ...]:

@@ -41,6 +41,10 @@ _READ_SECONDS = 3.0
 _LEAVE_SECONDS = 10.0
 
 
+_STORE_ERRORS = (dist.DistError, RuntimeError)
+"""What stores raise: those of sockets the first, those of files and of memory the second."""
+
+
 class FailureWatch:
     """Spreads this rank's failure to the others and listens for theirs.
 
@@ -84,7 +88,7 @@ class FailureWatch:
                     if self._rank == 0:
                         self._write_to_all("host ends")
                         self._wait_until_read(self._store)
-        except dist.DistError:  # the store's process was killed at this very moment: nobody left to tell
+        except _STORE_ERRORS:  # the store's process was killed at this very moment: nobody left to tell
             pass
         self._thread.join(_READ_SECONDS)
 
@@ -107,14 +111,14 @@ class FailureWatch:
             self._write_to_all(_what_happened(self._rank, error))
             self._store.set(f"read/{self._rank}", "")
             self._wait_until_read(self._store)
-        except dist.DistError:
+        except _STORE_ERRORS:
             _report(f"rank {self._rank} of {self._world_size} cannot reach the other ranks to report its failure")
         self._thread.join(_READ_SECONDS)
 
     def _listen(self, store: dist.Store) -> None:
         try:
             store.wait([f"inbox/{self._rank}"], LONGEST_WAIT)
-        except dist.DistError:
+        except _STORE_ERRORS:
             if not self._is_ending:
                 _report(f"rank 0 or torchrun's agent, which holds the store, is gone; ending rank {self._rank}")
                 time.sleep(1.0)  # the main thread may be about to show what it saw of this
@@ -124,7 +128,7 @@ class FailureWatch:
             return
         try:
             message = store.get(f"inbox/{self._rank}").decode()
-        except dist.DistError:  # rank 0 waits for readers of a failure, but goes when its own work is done
+        except _STORE_ERRORS:  # rank 0 waits for readers of a failure, but goes when its own work is done
             message = "host ends"
         if message == "end":  # this rank's own, set while the host's was on its way
             return
@@ -140,7 +144,7 @@ class FailureWatch:
         self._leave()
 
     def _acknowledge(self, store: dist.Store) -> None:
-        with contextlib.suppress(dist.DistError):
+        with contextlib.suppress(*_STORE_ERRORS):
             store.set(f"read/{self._rank}", "")
 
     def _write_to_all(self, message: str) -> None:
@@ -148,7 +152,7 @@ class FailureWatch:
         self._store.multi_set(inboxes, [message] * self._world_size)  # type: ignore[attr-defined]  # not in the stub
 
     def _wait_until_read(self, store: dist.Store) -> None:
-        with contextlib.suppress(dist.DistError):  # a rank is gone or busy: the others are not kept for it
+        with contextlib.suppress(*_STORE_ERRORS):  # a rank is gone or busy: the others are not kept for it
             store.wait([f"read/{rank}" for rank in range(self._world_size)], timedelta(seconds=_READ_SECONDS))
 
     def _leave_later(self) -> None:

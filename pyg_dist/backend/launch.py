@@ -205,6 +205,8 @@ def _expand_ranges(ranges: str, nodes: str) -> list[str]:
         if match is None:
             raise _node_list_error(nodes)
         first, last = match[1], match[2] or match[1]
+        if int(last) < int(first):
+            raise _node_list_error(nodes)
         endings += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
     return endings
 

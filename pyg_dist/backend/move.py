@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.axis import Axis
+from pyg_dist.backend.axis import Axis, from_wire, to_wire
 from pyg_dist.backend.exchange import Exchange
 from pyg_dist.backend.function import LocalFunction
 
@@ -67,11 +67,10 @@ class _Move(LocalFunction):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, move: Move) -> Tensor:
         ctx.move = move
-        wire = rows.to(torch.uint8) if rows.dtype == torch.bool else rows
-        wire = wire.index_select(0, move.departure.to(rows.device))
+        moved = rows.index_select(0, move.departure.to(rows.device))
         if move.exchange.axis.size > 1:
-            wire = move.exchange.start(wire).land()
-        return wire.index_select(0, move.arrival.to(rows.device)).to(rows.dtype)
+            moved = from_wire(move.exchange.start(to_wire(moved)).land(), rows.dtype)
+        return moved.index_select(0, move.arrival.to(rows.device))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:

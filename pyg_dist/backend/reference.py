@@ -73,7 +73,7 @@ def extreme_csr_shares(rowptr: Tensor, col: Tensor, x: Tensor, y: Tensor, grad: 
 def extreme_csr_grad(rowptr: Tensor, col: Tensor, x: Tensor, y: Tensor, shares: Tensor) -> Tensor:
     """``d[j] = sum_e s[col[e]] [x[j] == y[col[e]]]`` over the transposed pattern."""
     row, target = _row_of_edge(rowptr), col.long()
-    won = torch.where(x[row] == y[target], shares[target], torch.zeros_like(shares[:1]))
+    won = shares[target] * (x[row] == y[target])
     return torch.zeros_like(x, dtype=shares.dtype).index_add_(0, row, won).to(x.dtype)
 
 
@@ -142,7 +142,7 @@ def row_epilogue(
     seed: int,
     column_offset: int = 0,
 ) -> Tensor:
-    """``dropout(relu(norm(x) * weight + bias))``, y alone; its gradients are autograd's."""
+    """``dropout(relu(norm(x) * weight + bias))``, y alone; its gradients are autograd's. No key: the factor alone."""
     z = x.to(_sum_dtype(x))
     if norm == "layer":
         z = z - z.mean(1, keepdim=True)
@@ -151,8 +151,7 @@ def row_epilogue(
     z = z if weight is None else z * weight
     z = z if bias is None else z + bias
     z = z.relu() if relu else z
-    if key is not None:
-        z = z * keyed_dropout(torch.ones_like(z), key, p, seed, column_offset)
+    z = z / (1 - p) if key is None else z * keyed_dropout(torch.ones_like(z), key, p, seed, column_offset)
     return z.to(x.dtype)
 
 

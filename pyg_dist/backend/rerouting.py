@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_dist.backend.axis import from_wire, to_wire
 from pyg_dist.backend.function import LocalFunction
 from pyg_dist.backend.wire import Flight, Wire
 
@@ -41,10 +42,8 @@ class Rerouting:
         if self.wire.axis.size == 1:
             arrived = outgoing[0]
         else:
-            flat = torch.cat(outgoing)
-            wire_dtype = torch.uint8 if flat.dtype == torch.bool else flat.dtype
             sent = [piece.numel() for piece in outgoing]
-            arrived = Flight(self.wire, flat.to(wire_dtype), sent, sizes).land().to(x.dtype)
+            arrived = from_wire(Flight(self.wire, to_wire(torch.cat(outgoing)), sent, sizes).land(), x.dtype)
         out = x.new_empty(self.num_rows, self.num_columns)
         for piece, (rows, low, high) in zip(torch.split(arrived, sizes), self.receive, strict=True):
             if rows is not None:

@@ -46,8 +46,8 @@ def init(backend: str = DEFAULT_BACKEND, timeout: timedelta = DEFAULT_TIMEOUT) -
     """Join the other ranks; implied by ``DistributedData``. Collective.
 
     Alone, nothing is started and the world size is 1. Under a launcher, torch's default process group is opened (or
-    used, if the script has opened one), the versions on the ranks are compared, and torch's CPU generator state is set
-    to rank 0's. A second call does nothing.
+    used, if the script has opened one), the versions on the ranks are compared, and the generators of torch (on the
+    CPU), numpy and Python are set to rank 0's states. A second call does nothing.
 
     Args:
         backend: torch.distributed backend; "auto" is gloo, and nccl beside it for CUDA tensors where there is a GPU.

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pyg_dist.backend.axis import Axis
 from pyg_dist.backend.exchange import Traffic
+from pyg_dist.backend.failure import connected, wait
 from pyg_dist.backend.phases import phase
 
 
@@ -46,7 +47,7 @@ class Flight:
         self.incoming = outgoing.new_empty(sum(received))
         wire.traffic.num_bytes += (sum(sent) - sent[axis.rank]) * outgoing.element_size()
         wire.traffic.num_messages += sum(n > 0 for r, n in enumerate(sent) if r != axis.rank)
-        with phase("exchange"):
+        with phase("exchange"), connected():
             self._work = dist.all_to_all_single(
                 self.incoming, outgoing, list(received), list(sent), group=axis.process_group, async_op=True
             )
@@ -54,5 +55,5 @@ class Flight:
     def land(self) -> Tensor:
         """What has arrived, by sender."""
         with phase("exchange"):
-            self._work.wait()
+            wait(self._work)
         return self.incoming

@@ -22,11 +22,9 @@ from pyg_dist.plan.auto import HaloCandidate, halo_candidates, reasons
 from pyg_dist.plan.grid_candidates import Candidate, grid_plans, grid_table
 from pyg_dist.plan.grid_plan import GridPlan
 from pyg_dist.plan.placement import place
-from pyg_dist.plan.remote import EXCHANGES, Exchange
+from pyg_dist.plan.remote import EXCHANGES
 from pyg_dist.report.graph_file import GraphFile, read_npz, read_parts
 from pyg_dist.report.output_file import require_drawable, require_folder
-
-EXCHANGE: Exchange = "hybrid"
 
 
 def add_command(commands: Any) -> None:
@@ -39,10 +37,10 @@ def add_command(commands: Any) -> None:
                         "for both directions, undirected")  # fmt: skip
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument(
-        "--partition", help=f"{', '.join(METHODS)}, or a .npy file with a part per node; default: metis"
+        "--partition", default="metis", help=f"{', '.join(METHODS)}, or a .npy file with a part per node"
     )
     parser.add_argument("--layout", choices=["halo", "grid", "auto"], default="halo")
-    parser.add_argument("--exchange", choices=EXCHANGES, help="default: hybrid")
+    parser.add_argument("--exchange", choices=EXCHANGES, default="hybrid")
     parser.add_argument("--epsilon", type=float, default=0.03, help="how much heavier than the mean a part may be")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--bits", type=int, nargs="+", default=[32], choices=[32, 16, 8, 4, 2],
@@ -93,8 +91,8 @@ def run(args: argparse.Namespace) -> None:
             plan, _ = GridPlan.of(graph.edge_index, model, best.shape, best.sums, best.price, machine.source, args.seed)
             numbers, text = plan.to_dict(args.widths), plan.describe(args.widths)
         else:
-            exchange = halo[0].exchange if halo else args.exchange or EXCHANGE
-            name = Path(args.partition or METHODS[0]).name
+            exchange = halo[0].exchange if halo else args.exchange
+            name = Path(args.partition).name
             plan = Plan.of(graph.edge_index, parts, args.ranks, exchange, name, machine.ranks_per_node)
             plan = replace(plan, bits=(args.bits[0], args.bits[-1]))
             numbers, text = plan.to_dict(args.widths, machine, model), plan.describe(args.widths, machine, model)
@@ -119,9 +117,10 @@ def run(args: argparse.Namespace) -> None:
 
 def _check(args: argparse.Namespace) -> None:
     """What can be known before the work begins."""
-    for name in ("partition", "exchange", "save"):
-        if args.layout == "grid" and getattr(args, name) is not None:
-            raise OptionError(f"Expected --{name} with the halo layout (got --layout grid): leave it out")
+    if args.layout == "grid" and args.save is not None:
+        raise OptionError("Expected --save with the halo layout (got --layout grid): leave it out")
+    if args.layout == "grid" and args.partition.endswith(".npy"):
+        raise OptionError("Expected no parts with --layout grid, which has none (got a .npy file): leave them out")
     if args.layout != "halo" and args.bits != [32]:
         raise OptionError(f"Expected --bits with the halo layout (got --layout {args.layout}): leave it out")
     if len(args.bits) > 2:
@@ -135,14 +134,13 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _parts_of(graph: GraphFile, args: argparse.Namespace, ranks_per_node: int) -> Tensor:
-    name = args.partition or METHODS[0]
-    method = read_parts(name) if name.endswith(".npy") else name
+    method = read_parts(args.partition) if args.partition.endswith(".npy") else args.partition
     parts = partition(
         graph.edge_index, graph.num_nodes, args.ranks, method,
         train_mask=graph.train_mask, epsilon=args.epsilon, seed=args.seed,
     )  # fmt: skip
     is_ours = isinstance(method, str)
-    return place(graph.edge_index, parts, args.ranks, ranks_per_node, args.exchange or EXCHANGE) if is_ours else parts
+    return place(graph.edge_index, parts, args.ranks, ranks_per_node, args.exchange) if is_ours else parts
 
 
 def _notes(

@@ -152,7 +152,7 @@ def test_node_lists(nodes: str, hosts: list[str]) -> None:
     assert expand_node_list(nodes) == hosts
 
 
-@pytest.mark.parametrize("nodes", ["", "node[1-2", "node]", "node[a-b]", "node[]", "node[1,]"])
+@pytest.mark.parametrize("nodes", ["", "node[1-2", "node]", "node[a-b]", "node[]", "node[1,]", "node[3-1]"])
 def test_broken_node_lists(nodes: str) -> None:
     with pytest.raises(LaunchError, match="MASTER_ADDR"):
         expand_node_list(nodes)

@@ -26,6 +26,10 @@ INDEX, FALLING, FLAT = torch.tensor([0, 2]), torch.tensor([0, 3, 2]), torch.ones
         (lambda: ops.sddmm_csr(FALLING, COL, X[:2], X), "sddmm_csr: expected 'rowptr' not to decrease"),
         (lambda: ops.extreme_csr(FALLING, COL, X, "max"), "extreme_csr: expected 'rowptr' not to decrease"),
         (lambda: ops.quantize_csr(FALLING, COL, X, 4), "quantize_csr: expected 'rowptr' not to decrease"),
+        (lambda: ops.quantize_csr(ROWPTR[:0], COL, X, 4), "quantize_csr.*'rowptr' to have one entry more"),
+        (lambda: ops.extreme_csr_shares(ROWPTR, COL, X[:0], X[:2], X[:2]), "'x' to have rows for 2 edges, got none"),
+        (lambda: ops.extreme_csr_grad(ROWPTR, COL, X[:2], X[:0], X[:0]), "'y' to have rows for 2 edges, got none"),
+        (lambda: ops.extreme_csr_grad(ROWPTR, COL, X[:2], FLAT, FLAT), "'y' to be two-dimensional"),
         (lambda: ops.spmm_csr(ROWPTR, COL, X, out=X[:2]), "'out' to share no memory with 'x'"),
         (lambda: ops.spmm_csr(ROWPTR, COL, X, FLAT[:2], out=FLAT.view(2, 4)), "'out' to share no memory with 'weight'"),
         (lambda: ops.spmm_csr(ROWPTR, COL, X, row_scale=FLAT[6:], out=FLAT.view(2, 4)), "memory with 'row_scale'"),
@@ -98,5 +102,5 @@ def test_other_layouts_are_refused_in_one_line() -> None:
 
 def test_columns_beyond_32_bits_are_refused() -> None:
     none = torch.zeros(0, dtype=torch.int64)
-    with pytest.raises(OptionError, match=r"at most 2\*\*31 - 1 columns .* use more ranks"):
+    with pytest.raises(OptionError, match=r"fewer than 2\^31 rows and columns .* use more ranks"):
         CSR.from_edges(none, none, none, 1, 2**31)

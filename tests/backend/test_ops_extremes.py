@@ -163,3 +163,14 @@ def test_the_gradient_that_is_differentiated_again(reduce: Literal["max", "min"]
     (by_kernels,) = torch.autograd.grad(total, x, retain_graph=True)
     (by_edges,) = torch.autograd.grad(total, x, create_graph=True)
     torch.testing.assert_close(by_edges, by_kernels)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["once", "differentiated again"])
+def test_the_gradient_of_what_is_no_number_equals_torch(again: bool) -> None:
+    csr, x = pattern(), with_ties(19, torch.float64)
+    x[3, 5] = x[11, 6] = float("nan")
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    (got,) = torch.autograd.grad(extreme(ours, csr, "max").sum(), ours, create_graph=again)
+    (expected,) = torch.autograd.grad(by_torch(theirs, csr, "max").sum(), theirs)
+    assert expected.isnan().any()
+    torch.testing.assert_close(got.detach(), expected, equal_nan=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -337,3 +339,22 @@ def test_refusals_name_the_conv(workers: Pools) -> None:
         for name, message in found.items():
             assert REFUSED[name][1] in message
             assert "\n" not in message
+
+
+def kept_norms() -> None:
+    """What ``cached=True`` keeps belongs to one graph, and is not saved."""
+    import pyg_dist
+
+    data = graph()
+    ours = pyg_dist.DistributedData(data, partition=uneven_parts(NUM_NODES, pyg_dist.world_size()))
+    other = pyg_dist.DistributedData(data, partition="random")
+    conv = pyg_dist.conv.DistributedConv(gnn.APPNP(2, 0.1, cached=True))
+    expected = conv(ours.x, ours.edge_index).full_tensor()
+    with pytest.raises(pyg_dist.errors.DataError, match="APPNP with cached=True got a second graph"):
+        conv(other.x, other.edge_index)
+    for copied in (copy.deepcopy(conv), pickle.loads(pickle.dumps(conv))):
+        torch.testing.assert_close(copied(other.x, other.edge_index).full_tensor(), expected)
+
+
+def test_what_is_cached_belongs_to_one_graph(workers: Pools) -> None:
+    workers(2).run(kept_norms)

@@ -196,6 +196,14 @@ def cached_norms(layout: str) -> None:
         got = run(ours, DistributedData(graph.clone(), layout=layout, partition="random"))
         for out, want in zip(got, run(stock, graph), strict=True):
             torch.testing.assert_close(out.full_tensor(), want, rtol=0, atol=1e-11)
+        data, narrow = DistributedData(graph.clone(), layout=layout, partition="random"), graph.x.float()
+        ours.reset_parameters()
+        stock.reset_parameters()
+        stock.load_state_dict(ours.state_dict())
+        for x in (narrow, graph.x, narrow):  # the norm is that of the first call, in any dtype
+            convs = [conv.to(x.dtype) for conv in (ours, stock)]
+            out, want = convs[0](data.x.to(x.dtype), data.edge_index), convs[1](x, graph.edge_index)
+            torch.testing.assert_close(out.full_tensor(), want, check_dtype=False, rtol=0, atol=1e-5)
         other = DistributedData(graph.clone(), layout=layout, partition="random")
         with pytest.raises(DataError, match="second graph"):
             ours(other.x, other.edge_index)

@@ -56,11 +56,11 @@ def test_what_is_no_matrix_of_floats_is_refused(workers: Pools, layout: dict[str
 
 
 def dtypes() -> None:
-    """Edge weights promote, and autocast does not narrow sums, on both layouts as in stock PyG."""
-    from torch_geometric.nn import GCNConv
+    """Edge weights promote, and autocast narrows what it narrows, on both layouts as in stock PyG."""
+    from torch_geometric.nn import GCNConv, SAGEConv
 
     from pyg_dist import DistributedData
-    from pyg_dist.conv import DistributedGCNConv
+    from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
 
     graph = random_graph(23, 90, dtype=torch.float32)
     for layout in ({}, {"layout": "grid", "mesh": {"x": 2}}):
@@ -79,6 +79,13 @@ def dtypes() -> None:
                     torch.testing.assert_close(out.full_tensor(), expected, rtol=error, atol=error)
             with torch.autocast("cpu", torch.bfloat16):
                 assert ours(data.x, data.edge_index).dtype == stock(graph.x, graph.edge_index).dtype
+        for width in (3, 5, 9):
+            sage, expected_sage = DistributedSAGEConv(5, width), SAGEConv(5, width)
+            expected_sage.load_state_dict(sage.state_dict())
+            with torch.autocast("cpu", torch.bfloat16):
+                out, expected = sage(data.x, data.edge_index), expected_sage(graph.x, graph.edge_index)
+            assert out.dtype == expected.dtype == torch.bfloat16
+            torch.testing.assert_close(out.full_tensor(), expected, rtol=3e-2, atol=3e-2)
 
 
 def test_results_have_the_dtype_of_stock_pyg(workers: Pools) -> None:

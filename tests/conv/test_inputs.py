@@ -30,6 +30,16 @@ def hooked(conv: Any) -> Any:
     return conv.double()
 
 
+def patched(conv: Any) -> Any:
+    conv.message = lambda x_j: 2 * x_j
+    return conv.double()
+
+
+def hooked_below(conv: Any) -> Any:
+    conv.aggr_module.register_forward_hook(lambda module, inputs, out: 2 * out)
+    return conv.double()
+
+
 def explained(conv: Any) -> Any:
     conv.explain = True
     return conv.double()
@@ -70,6 +80,8 @@ def mistakes(world_size: int) -> dict[str, str]:
         "gcn pair": message_of(lambda: gcn((data.x, data.x), data.edge_index)),
         "message": message_of(lambda: OwnMessage(5, 3).double()(data.x, data.edge_index)),
         "hook on a step": message_of(lambda: hooked(DistributedSAGEConv(5, 3))(data.x, data.edge_index)),
+        "patch of a step": message_of(lambda: patched(DistributedSAGEConv(5, 3))(data.x, data.edge_index)),
+        "hook on the aggregation": message_of(lambda: hooked_below(DistributedGCNConv(5, 3))(data.x, data.edge_index)),
         "explainer": message_of(lambda: explained(DistributedGCNConv(5, 3))(data.x, data.edge_index)),
         "half precision": message_of(lambda: DistributedSAGEConv(5, 3).half()(data.x.half(), data.edge_index)),
         "none": message_of(lambda: sage(data.x, data.edge_index)),
@@ -97,6 +109,8 @@ EXPECTED = {
     "gcn pair": "ValueError: 'DistributedGCNConv' received a tuple",
     "message": "UnsupportedError: OwnMessage got a change to 'message', a step of the stock conv",
     "hook on a step": "UnsupportedError: DistributedSAGEConv got a change to 'message'",
+    "patch of a step": "UnsupportedError: DistributedSAGEConv got a change to 'message'",
+    "hook on the aggregation": "UnsupportedError: DistributedGCNConv got a change to 'aggr_module'",
     "explainer": "UnsupportedError: DistributedGCNConv got a change to 'explain'",
     "half precision": "DataError: DistributedSAGEConv expected features [N, F] in float32, float64 or bfloat16 (got",
     "none": "no error",
@@ -115,3 +129,45 @@ def test_a_plain_edge_index_works_alone() -> None:
 
     graph = random_graph(10, 30)
     assert DistributedSAGEConv(5, 3).double()(graph.x, graph.edge_index).shape == (10, 3)
+
+
+def patched_linear_maps() -> None:
+    """A linear map with a forward of its own is called, as it is or before the sum."""
+    from pyg_dist import DistributedData
+    from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
+
+    graph = random_graph(30, 120)
+    for layout in ("halo", "grid"):
+        data = DistributedData(graph, layout=layout)
+        for stock, ours in ((SAGEConv, DistributedSAGEConv), (GCNConv, DistributedGCNConv)):
+            for width in (3, 5, 9):
+                convs = [kind(5, width, bias=False).double() for kind in (stock, ours)]
+                convs[1].load_state_dict(convs[0].state_dict())
+                for conv in convs:
+                    lin = conv.lin if hasattr(conv, "lin") else conv.lin_l
+                    lin.forward = lambda x, forward=lin.forward: 2 * forward(x)
+                expected = convs[0](graph.x, graph.edge_index)
+                found = convs[1](data.x, data.edge_index).full_tensor()
+                torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+
+
+def test_patched_linear_maps_are_called(workers: Pools) -> None:
+    workers(2).run(patched_linear_maps)
+
+
+def no_columns() -> None:
+    """Rows without columns travel, in any number of bits."""
+    from pyg_dist import DistributedData
+    from pyg_dist.conv import DistributedConv, DistributedSAGEConv
+
+    graph = random_graph(30, 120)
+    for bits in (32, 2):
+        data = DistributedData(graph, partition="random", bits=bits)
+        for conv in (DistributedSAGEConv(0, 3), DistributedConv(GATConv(0, 3))):
+            out = conv.double()(data.x[:, :0], data.edge_index)
+            out.sum().backward()
+            assert out.shape == (30, 3)
+
+
+def test_features_without_columns(workers: Pools) -> None:
+    workers(2).run(no_columns)

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -187,6 +188,7 @@ def whole_edges() -> None:
     sparse = ToSparseTensor(layout=torch.sparse_csr)(Data(edge_index=both, num_nodes=31, x=graph.x))
     data = DistributedData(sparse)
     assert data.is_undirected()
+    assert data.is_coalesced()
     with pytest.raises(MixedRowsError, match="apply it to the graph before DistributedData"):
         data.adj_t.full_tensor()
 
@@ -240,6 +242,11 @@ def mistakes(world_size: int) -> dict[str, str]:
         "partition type": wrap(partition=None),
         "epsilon": wrap(epsilon=-1.0),
         "seed": wrap(seed=1.5),
+        "large seed": wrap(seed=2**70),
+        "ragged parts": wrap(partition=[[0], [0, 1]]),
+        "parts as floats": wrap(partition=torch.zeros(20, dtype=torch.bfloat16)),
+        "numbers of numpy": wrap(seed=np.int64(3), epsilon=np.float32(0.1), partition="random"),
+        "name of ours": changed(plan=3),
         "setting": set_on_one_rank("PYG_DIST_PROJECT_FIRST"),
         "setting of one rank": set_on_one_rank("PYG_DIST_GRID_SUMS"),
         "parts of the grid": wrap(layout="grid", partition=torch.full((3,), 99)),
@@ -267,7 +274,12 @@ EXPECTED = {
     "planned": "UnsupportedError: partition='cover' is planned",
     "partition type": "OptionError: Expected partition to be 'metis' or 'hypergraph' or 'random', the owner of each",
     "epsilon": "OptionError: Expected 0 < epsilon < 1",
-    "seed": "OptionError: Expected seed to be an integer (got 1.5)",
+    "seed": "OptionError: Expected seed to be an integer of 64 bits (got 1.5)",
+    "large seed": "OptionError: Expected seed to be an integer of 64 bits (got 1180591620717411303424)",
+    "ragged parts": "DataError: Expected 'partition' to be a vector of integers",
+    "parts as floats": "DataError: Expected 'partition' to hold integers (got torch.bfloat16)",
+    "numbers of numpy": "no error",
+    "name of ours": "DataError: Expected no attribute 'plan', which every DistributedData has",
     "setting": "AgreementError: Expected the same on every rank: setting PYG_DIST_PROJECT_FIRST (got False on rank",
     "parts of the grid": "OptionError: Expected no partition with layout='grid'",
     "data groups": "OptionError: Expected a mesh without data groups with layout='auto'",

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from random_graphs import random_graph
+from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 from torch_geometric.transforms import ToSparseTensor
 from workers import Workers
@@ -186,3 +187,16 @@ def wrong_model() -> None:
 
 def test_models_that_are_none(workers: Pools) -> None:
     workers(1).run(wrong_model)
+
+
+def train_on_nothing() -> None:
+    import pyg_dist
+
+    nothing = Data(x=torch.zeros(0, 5), edge_index=torch.zeros(2, 0, dtype=torch.int64))
+    for layout in ("grid", "auto"):
+        data = pyg_dist.DistributedData(nothing, layout=layout)
+        assert pyg_dist.conv.DistributedGCNConv(5, 3)(data.x, data.edge_index).shape == (0, 3)
+
+
+def test_a_graph_without_nodes(workers: Pools) -> None:
+    workers(2).run(train_on_nothing)

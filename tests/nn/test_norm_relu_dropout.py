@@ -114,10 +114,26 @@ def test_opcheck_and_zero_sizes() -> None:
     opcheck(native.row_epilogue.default, forward)
     y, mean, rstd = native.row_epilogue(*forward)
     opcheck(native.row_epilogue_grad.default, (y, x, mean, rstd, None, None, KEY, 1, True, 0.5, 1, 0))
+    _, *statistics = ops.row_epilogue(x[:, :0], None, None, None, "layer", 1e-5, True, 0.0, 0)
+    assert all(torch.equal(found, torch.zeros(13)) for found in statistics)
     for shape in [(0, 4), (4, 0)]:
         x = torch.ones(shape, requires_grad=True)
         norm_relu_dropout(x).sum().backward()
         assert x.grad is not None
+
+
+def test_without_a_key_only_the_factor_of_dropout_is_left() -> None:
+    x = reals(13, 6)
+    for norm in NORMS:
+        y, _, _ = ops.row_epilogue(x, None, None, None, norm, 1e-5, True, 0.2, 1)
+        torch.testing.assert_close(y, reference.row_epilogue(x, None, None, None, norm, 1e-5, True, 0.2, 1))
+    torch.testing.assert_close(y, 1.25 * x.relu())
+
+
+def test_factors_may_be_slices() -> None:
+    x, factors = reals(13, 6, dtype=torch.float32), reals(6, 2, dtype=torch.float32)
+    expected = F.layer_norm(x, (6,), factors[:, 0], factors[:, 1]).relu()
+    torch.testing.assert_close(norm_relu_dropout(x, factors[:, 0], factors[:, 1], p=0.0), expected)
 
 
 def test_state_dicts_are_those_of_torch() -> None:
@@ -139,7 +155,7 @@ def test_wrong_arguments_are_refused() -> None:
         norm_relu_dropout(torch.ones(2, 2), torch.ones(3))
 
 
-def compare_with_three_functions(**layout: Any) -> float:
+def compare_with_three_functions(rows_of: str = "node", **layout: Any) -> float:
     """On every rank: the same draw gives the same mask, so the fused pass equals the three functions."""
     import pyg_dist
 
@@ -149,7 +165,7 @@ def compare_with_three_functions(**layout: Any) -> float:
         torch.manual_seed(4)
         layer = torch.nn.Linear(data.num_features, 24, dtype=data.x.dtype)
         module = NormReLUDropout(24).to(data.x.dtype)
-        h = layer(data.x)
+        h = layer(data.x if rows_of == "node" else data.x[data.edge_index[0]])
         y = module(h) if fused else F.dropout(F.layer_norm(h, (24,), module.weight, module.bias).relu(), 0.5)
         (y * (1 + h.detach())).sum().backward()
         parameters = (*layer.parameters(), *module.parameters())
@@ -159,8 +175,9 @@ def compare_with_three_functions(**layout: Any) -> float:
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_ranks_agree_with_torch(workers: Any, world_size: int) -> None:
-    for error in workers(world_size).run(compare_with_three_functions):
-        assert error < 1e-10
+    for rows_of in ("node", "edge"):
+        for error in workers(world_size).run(compare_with_three_functions, rows_of):
+            assert error < 1e-10
 
 
 @pytest.mark.parametrize("mesh", [{"y": 2}, {"x": 2}], ids=str)

@@ -10,6 +10,7 @@ and bfloat16, float32.
 """
 
 from pyg_dist.backend.ops.call import FLOATS as FLOATS
+from pyg_dist.backend.ops.call import sum_dtype as sum_dtype
 from pyg_dist.backend.ops.keyed import keyed_dropout as keyed_dropout
 from pyg_dist.backend.ops.keyed import keyed_normal as keyed_normal
 from pyg_dist.backend.ops.keyed import keyed_uniform as keyed_uniform

@@ -63,11 +63,16 @@ def like_rows(y: Tensor, x: Tensor) -> Tensor:
     return y if x.ndim == 2 else y.view(y.shape[0], *x.shape[1:])
 
 
+def sum_dtype(x: Tensor) -> torch.dtype:
+    """The dtype that sums of ``x`` are kept in."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
 def factor_of(factor: Tensor | None, x: Tensor) -> Tensor | None:
     """A weight or scale in the sum dtype: bfloat16 ones are widened."""
     if factor is None:
         return None
-    return factor.float() if x.dtype == factor.dtype == torch.bfloat16 else factor.contiguous()
+    return (factor.float() if x.dtype == factor.dtype == torch.bfloat16 else factor).contiguous()
 
 
 def signed(seed: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.ops.call import as_rows, call, factor_of, native, signed, written_rows
+from pyg_dist.backend.ops.call import as_rows, call, factor_of, native, signed, sum_dtype, written_rows
 from pyg_dist.backend.packed_rows import packed_row_bytes
 from pyg_dist.errors import NotFiniteError
 
@@ -54,7 +54,7 @@ def quantize_csr(
     """
     x_MF = as_rows(x)
     if out is None:
-        out = x.new_empty(rowptr.numel() - 1, packed_row_bytes(x_MF.shape[1], bits), dtype=torch.uint8)
+        out = x.new_empty(max(rowptr.numel() - 1, 0), packed_row_bytes(x_MF.shape[1], bits), dtype=torch.uint8)
     factors, bad_row = (factor_of(weight, x), factor_of(col_scale, x)), rowptr.new_empty(1)
     call(native.quantize_csr_into.default, out, bad_row, rowptr, col, x_MF, *factors, bits, key, signed(seed))
     row = int(bad_row)
@@ -69,7 +69,7 @@ def _refusal(
     """What to raise for a row that cannot be packed."""
     edges = slice(int(rowptr[row]), int(rowptr[row + 1]))
     source = col[edges].long()
-    values = x[source].to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+    values = x[source].to(sum_dtype(x))
     for factor in (None if weight is None else weight[edges], None if col_scale is None else col_scale[source]):
         if factor is not None:
             values = values * factor[:, None]

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.ops.call import as_rows, call, like_rows, native, signed, written_rows
+from pyg_dist.backend.ops.call import as_rows, call, factor_of, like_rows, native, signed, sum_dtype, written_rows
 
 
 def empty_rows(like: Tensor, num_rows: int, num_columns: int) -> Tensor:
@@ -112,8 +112,8 @@ def row_epilogue(
 
     Shapes:
         - x: ``[N, F]`` float32, float64 or bfloat16; copied unless contiguous
-        - weight, bias: ``[F]`` in the sum dtype of x, or ``None`` for ones and zeros
-        - key: ``[N]`` int64, or ``None``: no dropout
+        - weight, bias: ``[F]`` in the dtype of x or in its sum dtype, or ``None`` for ones and zeros
+        - key: ``[N]`` int64, or ``None``: nothing is dropped, and all is multiplied by ``1 / (1 - p)``
         - output: y ``[N, F]``; the rows' means ``[N]`` (empty unless ``norm="layer"``) and one over their deviations
           ``[N]`` (empty without a norm), in the sum dtype
 
@@ -133,7 +133,8 @@ def row_epilogue(
         DataError: a shape, dtype or value does not fit.
         UnsupportedError: a tensor is not a dense CPU tensor.
     """
-    args = (weight, bias, key, _NORM_NUMBER[norm], eps, relu, p, signed(seed), column_offset)
+    factors = factor_of(weight, x), factor_of(bias, x)
+    args = (*factors, key, _NORM_NUMBER[norm], eps, relu, p, signed(seed), column_offset)
     return call(native.row_epilogue.default, x.contiguous(), *args)  # type: ignore[no-any-return]
 
 
@@ -163,7 +164,8 @@ def row_epilogue_grad(
         DataError: a shape, dtype or value does not fit.
         UnsupportedError: a tensor is not a dense CPU tensor.
     """
-    args = (mean, rstd, weight, bias, key, _NORM_NUMBER[norm], relu, p, signed(seed), column_offset)
+    factors = factor_of(weight, x), factor_of(bias, x)
+    args = (mean, rstd, *factors, key, _NORM_NUMBER[norm], relu, p, signed(seed), column_offset)
     by_x, sums = call(native.row_epilogue_grad.default, grad.contiguous(), x.contiguous(), *args)
     by_weight, by_bias, _ = sums.sum(0)
     return by_x, by_weight, by_bias
@@ -212,8 +214,7 @@ def _(
     seed: int,
     column_offset: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    sums = torch.float64 if x.dtype == torch.float64 else torch.float32
-    mean, rstd = (x.new_empty(x.shape[0] if given else 0, dtype=sums) for given in (norm == 1, norm != 0))
+    mean, rstd = (x.new_empty(x.shape[0] if given else 0, dtype=sum_dtype(x)) for given in (norm == 1, norm != 0))
     return torch.empty_like(x), mean, rstd
 
 
@@ -233,5 +234,4 @@ def _(
     column_offset: int,
 ) -> tuple[Tensor, Tensor]:
     num_groups = min(max(x.numel() // 2**15, 1), 64)  # csrc/ops/row_epilogue_cpu.cpp
-    sums = torch.float64 if x.dtype == torch.float64 else torch.float32
-    return torch.empty_like(x), x.new_empty(num_groups, 3, x.shape[1], dtype=sums)
+    return torch.empty_like(x), x.new_empty(num_groups, 3, x.shape[1], dtype=sum_dtype(x))

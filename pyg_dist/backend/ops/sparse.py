@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.ops.call import as_rows, call, factor_of, like_rows, native, written_rows
+from pyg_dist.backend.ops.call import as_rows, call, factor_of, like_rows, native, sum_dtype, written_rows
 
 
 def spmm_csr(
@@ -165,7 +165,7 @@ def _(
 
 @torch.library.register_fake("pyg_dist::sddmm_csr")
 def _(rowptr: Tensor, col: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    return a.new_empty(col.shape[0], dtype=torch.float64 if a.dtype == torch.float64 else torch.float32)
+    return a.new_empty(col.shape[0], dtype=sum_dtype(a))
 
 
 @torch.library.register_fake("pyg_dist::extreme_csr")
@@ -175,7 +175,7 @@ def _(rowptr: Tensor, col: Tensor, x: Tensor, largest: bool) -> Tensor:
 
 @torch.library.register_fake("pyg_dist::extreme_csr_shares")
 def _(rowptr: Tensor, col: Tensor, x: Tensor, y: Tensor, grad: Tensor) -> Tensor:
-    return torch.empty_like(y, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
+    return torch.empty_like(y, dtype=sum_dtype(x))
 
 
 @torch.library.register_fake("pyg_dist::extreme_csr_grad")
