@@ -165,7 +165,8 @@ def _write(store: dist.Store, key: str, value: Any) -> None:
 
 def _bytes_of(tensor: Tensor) -> Tensor:
     """View a contiguous tensor of any dtype as uint8."""
-    return tensor.reshape(-1).view(torch.uint8)
+    flat = tensor.reshape(-1)
+    return flat.view(torch.uint8) if flat.numel() else flat.new_empty(0, dtype=torch.uint8)  # empty: any strides
 
 
 def _describe(ranks_by_value: Mapping[str, list[int]]) -> str:

@@ -8,6 +8,7 @@ from functools import cached_property
 from torch import Tensor
 
 from pyg_dist.backend.codec import EXACT, Codec
+from pyg_dist.backend.csr import CSR
 from pyg_dist.backend.exchange import Exchange, Flight
 from pyg_dist.backend.matrix import Matrix
 from pyg_dist.backend.phases import overlaps, phase
@@ -65,25 +66,23 @@ class Halo:
         """
         received, b = flight.received, self.incoming.num_rows
         addends, factor = _last(out, b), _factor(row_scale, b, divide)
-        for sender, low, high, matrix in self._arrivals:
+        is_identity = self.incoming.pattern.is_identity
+        for sender, low, high in self.exchange.arrivals:
             flight.land_from(sender)
             with phase("unpack"):
-                self.codecs[0].unpack_add(received[low:high], matrix, addends, factor)
+                if is_identity:  # rows that stay rows: each message has its own place
+                    own = slice(low, high)
+                    slots = Matrix(CSR.identity(high - low))
+                    self.codecs[0].unpack_add(received[own], slots, addends[own], factor)
+                else:
+                    self.codecs[0].unpack_add(received[low:high], self._piece(low, high), addends, factor)
         flight.land()
         self.exchange.buffers.give(flight.sent, received)
         return out
 
-    @cached_property
-    def _arrivals(self) -> tuple[tuple[int, int, int, Matrix], ...]:
-        """Sender, slots, and what is made of them, by message, in the order in which messages are sent.
-
-        Not in the order in which they happen to arrive: sums would differ from run to run. Where all arrives as one,
-        nothing is cut.
-        """
-        arrivals = self.exchange.arrivals
-        if len(arrivals) == 1:
-            return tuple((*arrival, self.incoming) for arrival in arrivals)
-        return tuple((p, low, high, self.incoming.columns(low, high)) for p, low, high in arrivals)
+    def _piece(self, low: int, high: int) -> Matrix:
+        """What the slots of one message are multiplied by. Where all arrives as one, nothing is cut."""
+        return self.incoming if len(self.exchange.arrivals) == 1 else self.incoming.columns(low, high)
 
 
 def _last(rows: Tensor, count: int) -> Tensor:

@@ -44,8 +44,8 @@ class Flight:
     def __init__(self, wire: Wire, outgoing: Tensor, sent: Sequence[int], received: Sequence[int]) -> None:
         axis = wire.axis
         self.outgoing = outgoing  # must live until it has left
-        self.incoming = outgoing.new_empty(sum(received))
-        wire.traffic.num_bytes += (sum(sent) - sent[axis.rank]) * outgoing.element_size()
+        self.incoming = outgoing.new_empty(sum(received), *outgoing.shape[1:])
+        wire.traffic.num_bytes += (sum(sent) - sent[axis.rank]) * outgoing.shape[1:].numel() * outgoing.element_size()
         wire.traffic.num_messages += sum(n > 0 for r, n in enumerate(sent) if r != axis.rank)
         with phase("exchange"), connected():
             self._work = dist.all_to_all_single(

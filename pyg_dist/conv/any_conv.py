@@ -214,13 +214,20 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
         Raises:
             DataError: It is another one's.
         """
-        cached = next((value[0] for value in self._kept().values() if isinstance(value, tuple)), None)
-        if isinstance(cached, Edges) and not have_same_edges(cached.graph, graph):
-            raise DataError(f"A {_name(self)} with cached=True got a second graph: use cached=False")
+        for value in self._kept().values():
+            first = value[0] if isinstance(value, tuple) else value
+            is_its = have_same_edges(first.graph, graph) if isinstance(first, Edges) else graph.owns(first)
+            if not is_its:
+                raise DataError(f"A {_name(self)} with cached=True got a second graph: use cached=False")
 
     def _kept(self) -> dict[str, Any]:
-        """What ``cached=True`` has kept, by PyG's names."""
-        return {name: value for name, value in vars(self).items() if name.startswith("_cached_")}
+        """What ``cached=True`` has kept of a distributed graph, by PyG's names: edges with their norm, or rows."""
+        named = {name: value for name, value in vars(self).items() if name.startswith("_cached_")}
+        return {
+            name: value
+            for name, value in named.items()
+            if isinstance(value[0] if isinstance(value, tuple) and value else value, (Edges, NodeTensor))
+        }
 
     def _rows(self, name: str, value: Any, graph: HaloGraph) -> Any:
         """An argument of the stock conv as it meets the graph: plain tensors with a row per node or edge are sliced."""

@@ -13,7 +13,7 @@ from torch_geometric.nn.aggr import SumAggregation
 from pyg_dist.backend.aggregate import LinearOperator, aggregate_edges
 from pyg_dist.conv.accumulate import plus
 from pyg_dist.conv.grid import gcn_on_grid
-from pyg_dist.conv.inputs import edge_handle, edge_rows, features
+from pyg_dist.conv.inputs import edge_handle, edge_rows, features, snapshot
 from pyg_dist.conv.order import can_wait, commutes, projects_first
 from pyg_dist.conv.scripting import stock_twin
 from pyg_dist.errors import DataError, UnsupportedError
@@ -122,8 +122,7 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
             if not self.cached or (weight is not None and weight.requires_grad):
                 return self._norm(graph, weight, dtype)
             # Operators of tiles and of other dtypes are made later, of the weights of now.
-            kept = None if weight is None else weight.detach().clone()
-            cached = self._cached_norm = _CachedNorm(graph, kept, {})  # type: ignore[arg-type]
+            cached = self._cached_norm = _CachedNorm(graph, None if weight is None else snapshot(weight), {})
         elif not have_same_edges(cached.graph, graph):
             raise DataError("A DistributedGCNConv with cached=True got a second graph: use cached=False")
         if dtype not in cached.operators:

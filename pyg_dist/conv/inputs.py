@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 from torch_geometric.nn import MessagePassing
+from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregation, SumAggregation
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.world import world_size
@@ -96,13 +97,20 @@ def hooked(conv: MessagePassing) -> str | None:
     )
 
 
+_NATIVE = (SumAggregation, MeanAggregation, MaxAggregation, MinAggregation)
+"""Aggregations whose modules are not called: kernels compute what they stand for."""
+
+
 def _patched(conv: MessagePassing) -> str | None:
     """The step that this one conv does otherwise than its class, or its aggregation."""
     module = conv.aggr_module
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    if "forward" in vars(module) or any(hooks):
+    if type(module) in _NATIVE and ("forward" in vars(module) or any(hooks)):
         return "aggr_module"
-    return next((s for s in ("update", *_STEPS) if s in vars(conv)), None)
+    own = {name: vars(conv)[name] for name in ("update", *_STEPS) if name in vars(conv)}
+    # PyG itself puts one of its class's two there, for explainers and `decomposed_layers`.
+    pygs = [getattr(type(conv), f"_{kind}_propagate", None) for kind in ("orig", "jinja")]
+    return next((name for name, step in own.items() if getattr(step, "__func__", step) not in pygs), None)
 
 
 def node_rows(conv: MessagePassing, graph: Graph, x: Any) -> NodeTensor:
@@ -198,6 +206,11 @@ def _moved(value: RowTensor, rows: Rows) -> EdgeTensor | None:
     local = rows.take(value.to_local(), value._rows)
     # What stays where it is would be a view, which keeps `value` alive: the key that it is to go with.
     return None if local is None else EdgeTensor.from_local(local.clone(), rows)
+
+
+def snapshot(weight: EdgeTensor) -> EdgeTensor:
+    """A copy of constant edge weights, the same object for all who ask for it until they change."""
+    return _derived(weight, weight._rows, lambda w: w.detach().clone())  # type: ignore[return-value]
 
 
 _DERIVED = WeakIdKeyDictionary()  # by tensor: (rows, version, derived), the latest few

@@ -37,7 +37,8 @@ def projects_first(lin: Linear, graph: Graph, x: NodeTensor, operator: Any) -> b
     Rows sent, values added and values waited for all grow with the number of columns that are aggregated, forward and
     backward, whatever the plan or the mesh: ``(A x) W`` aggregates F_in columns, and as many backward if x needs a
     gradient; ``A (x W)`` aggregates F_out, and as many backward if x or W needs one. What is remembered is free from
-    the second time on.
+    the second time on. (Where the widths are equal, the all-reduce form of the grid still sends more or less in one
+    order than in the other, as its mesh has it; that is not looked at.)
 
     Args:
         lin: W.

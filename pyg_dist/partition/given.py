@@ -18,11 +18,15 @@ def as_parts(parts: Any) -> Tensor:
         DataError: If it is not a vector of integers.
     """
     try:
-        vector = parts.detach().cpu() if isinstance(parts, Tensor) else torch.as_tensor(np.asarray(parts))
+        given = parts.detach().cpu() if isinstance(parts, Tensor) else np.asarray(parts)
+        if isinstance(given, np.ndarray) and given.dtype.kind in "iu":  # of any byte order, strides and width
+            given = np.array(given, dtype=np.int64)
+        vector = torch.as_tensor(given)
     except (ValueError, TypeError) as error:
         raise DataError(f"Expected 'partition' to be a vector of integers (got: {error}): one part a node") from error
     if vector.is_floating_point() or vector.is_complex() or vector.dtype == torch.bool:
         raise DataError(f"Expected 'partition' to hold integers (got {vector.dtype}); use partition.long()")
+    vector = vector.long()
     if vector.dim() != 1:
         raise DataError(f"Expected 'partition' to be a vector (got shape {list(vector.shape)}): one part a node")
     return vector

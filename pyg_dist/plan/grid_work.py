@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 from pyg_dist.backend.mesh import GRID_AXES, MeshShape
+from pyg_dist.backend.settings import PROJECT_FIRST
 from pyg_dist.plan.grid import INPUT, WHOLE_ROWS, Layout, Sums, column_range, row_range
 from pyg_dist.plan.model import ACTIVATION_PASSES, Layer, Model
 from pyg_dist.plan.route import columns_between
@@ -191,7 +192,7 @@ class _Walk:
         before, wide, width = self.layout, layer.wide, layer.width
         is_gcn = self.model.conv == "gcn"
         # A constant's sums are made before the linear map, whatever its width: they will be remembered.
-        if layer.learns and width < wide:
+        if layer.learns and (width < wide or (width == wide and PROJECT_FIRST.value())):
             self.linear(width)
             if not is_gcn:  # the root's product, which then goes where the neighbours' is
                 projected = self.layout

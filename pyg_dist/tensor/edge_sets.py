@@ -29,8 +29,12 @@ class ListedEdges(Rows):
 
 
 def have_same_edges(one: Graph, other: Graph) -> bool:
-    """Whether these are the same edges, also where a script's have been laid out anew."""
-    return one is other or (one.digest is not None and one.digest == other.digest)
+    """Whether these are the same edges over the same nodes.
+
+    Also where a script's have been laid out anew, or selected once more.
+    """
+    is_alike = one.edge_rows is other.edge_rows or (one.digest is not None and one.digest == other.digest)
+    return one is other or (is_alike and one.node_rows is other.node_rows)
 
 
 @lasting

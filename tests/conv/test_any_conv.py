@@ -341,6 +341,18 @@ def test_refusals_name_the_conv(workers: Pools) -> None:
             assert "\n" not in message
 
 
+class Counts(gnn.GraphConv):
+    """A conv of a script, with something of its own under a name like PyG's."""
+
+    def __init__(self) -> None:
+        super().__init__(F, G)
+        self._cached_counts: dict[int, int] = {}
+
+    def forward(self, x: Tensor, edge_index: Any) -> Tensor:
+        self._cached_counts[len(self._cached_counts)] = 1
+        return super().forward(x, edge_index)  # type: ignore[no-any-return]
+
+
 def kept_norms() -> None:
     """What ``cached=True`` keeps belongs to one graph, and is not saved."""
     import pyg_dist
@@ -348,13 +360,43 @@ def kept_norms() -> None:
     data = graph()
     ours = pyg_dist.DistributedData(data, partition=uneven_parts(NUM_NODES, pyg_dist.world_size()))
     other = pyg_dist.DistributedData(data, partition="random")
-    conv = pyg_dist.conv.DistributedConv(gnn.APPNP(2, 0.1, cached=True))
-    expected = conv(ours.x, ours.edge_index).full_tensor()
-    with pytest.raises(pyg_dist.errors.DataError, match="APPNP with cached=True got a second graph"):
-        conv(other.x, other.edge_index)
-    for copied in (copy.deepcopy(conv), pickle.loads(pickle.dumps(conv))):
-        torch.testing.assert_close(copied(other.x, other.edge_index).full_tensor(), expected)
+    convs = (gnn.APPNP(2, 0.1, cached=True), gnn.SGConv(F, G, cached=True), gnn.SSGConv(F, G, 0.1, cached=True))
+    for stock in convs:
+        conv = pyg_dist.conv.DistributedConv(stock.to(data.x.dtype))
+        expected = conv(ours.x, ours.edge_index).full_tensor().detach()
+        torch.testing.assert_close(conv(ours.x, ours.edge_index).full_tensor().detach(), expected)
+        with pytest.raises(pyg_dist.errors.DataError, match="with cached=True got a second graph"):
+            conv(other.x, other.edge_index)
+        for copied in (copy.deepcopy(conv), pickle.loads(pickle.dumps(conv))):
+            torch.testing.assert_close(copied(other.x, other.edge_index).full_tensor().detach(), expected)
+    counts = pyg_dist.conv.DistributedConv(Counts().to(data.x.dtype))
+    counts(ours.x, ours.edge_index)
+    copied = copy.deepcopy(counts)
+    copied(ours.x, ours.edge_index)
+    assert (len(counts._cached_counts), len(copied._cached_counts)) == (1, 2)
 
 
 def test_what_is_cached_belongs_to_one_graph(workers: Pools) -> None:
     workers(2).run(kept_norms)
+
+
+def kept_norms_of_edges() -> None:
+    """Plain edges over two graphs' nodes are not the same edges; selected once more they are."""
+    import pyg_dist
+
+    data = graph()
+    one, two = (pyg_dist.DistributedData(data, partition=p) for p in (uneven_parts(NUM_NODES, 2), "random"))
+    appnp = gnn.APPNP(2, 0.1, cached=True)
+    for conv in (pyg_dist.conv.DistributedGCNConv(F, G, cached=True), pyg_dist.conv.DistributedConv(appnp)):
+        conv.to(data.x.dtype)
+        conv(one.x, data.edge_index)
+        with pytest.raises(pyg_dist.errors.DataError, match="with cached=True got a second graph"):
+            conv(two.x, data.edge_index)
+        conv.reset_parameters()
+        mask = one.edge_index[0] < one.edge_index[1]
+        first = conv(one.x, one.edge_index[:, mask]).full_tensor().detach()
+        torch.testing.assert_close(conv(one.x, one.edge_index[:, mask]).full_tensor().detach(), first)
+
+
+def test_the_same_edges_are_known_again(workers: Pools) -> None:
+    workers(2).run(kept_norms_of_edges)

@@ -140,6 +140,18 @@ def test_counted_bytes_are_the_models_in_one_order(workers: Pools) -> None:
     workers(4).run(count, shapes(4), CASES, 4, True)
 
 
+def projected_first() -> None:
+    os.environ["PYG_DIST_PROJECT_FIRST"] = "1"
+    try:
+        count(shapes(2), [("gcn", True), ("sage", True)], 1)
+    finally:
+        del os.environ["PYG_DIST_PROJECT_FIRST"]
+
+
+def test_the_model_takes_the_order_that_is_set(workers: Pools) -> None:
+    workers(2).run(projected_first)
+
+
 def test_narrow_messages(workers: Pools) -> None:
     """The two big sums are halved, and the gather of an input that learns is not, nor are changes of layout."""
     mesh = [{"x": 2, "y": 2, "z": 1}, {"x": 1, "y": 2, "z": 2}]

@@ -151,6 +151,29 @@ def patched_linear_maps() -> None:
                 torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
+def switched_by_pyg() -> None:
+    """``decomposed_layers`` and explainers put a ``propagate`` of PyG's own into a conv: nothing is patched."""
+    from pyg_dist import DistributedData
+    from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
+
+    graph = random_graph(30, 120)
+    data = DistributedData(graph)
+    for stock, ours in ((SAGEConv, DistributedSAGEConv), (GCNConv, DistributedGCNConv)):
+        for layers in (1, 2) if stock is GCNConv else (1,):  # stock SAGE cannot be decomposed
+            convs = [kind(6, 4, decomposed_layers=layers).double() for kind in (stock, ours)]
+            convs[1].load_state_dict(convs[0].state_dict())
+            for conv in convs if layers == 1 else []:
+                conv.explain = True
+                conv.explain = False
+            x = torch.cat([data.x, data.x[:, :1]], dim=1)
+            expected = convs[0](torch.cat([graph.x, graph.x[:, :1]], dim=1), graph.edge_index)
+            torch.testing.assert_close(convs[1](x, data.edge_index).full_tensor(), expected, rtol=0, atol=1e-10)
+
+
+def test_what_pyg_switches_is_no_patch(workers: Pools) -> None:
+    workers(2).run(switched_by_pyg)
+
+
 def test_patched_linear_maps_are_called(workers: Pools) -> None:
     workers(2).run(patched_linear_maps)
 

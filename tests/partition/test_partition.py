@@ -127,7 +127,16 @@ def test_epsilon_bounds_the_imbalance(method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "convert", [torch.tensor, np.array, list, lambda parts: torch.tensor(parts, dtype=torch.uint8)]
+    "convert",
+    [
+        torch.tensor,
+        np.array,
+        list,
+        lambda parts: torch.tensor(parts, dtype=torch.uint8),
+        lambda parts: torch.tensor(parts, dtype=torch.uint16),
+        lambda parts: np.array(parts[::-1])[::-1],
+        lambda parts: np.array(parts, dtype=">i8"),
+    ],
 )
 def test_given_parts(convert: Callable[[list[int]], Any]) -> None:
     parts = partition(torch.tensor([[0], [1]]), 4, 3, convert([2, 0, 0, 2]))

@@ -56,6 +56,7 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "column": lambda x: x[:, 2],
     "columns": lambda x: x[:, 1:4],
     "one row": lambda x: x[5],
+    "a complex row": lambda x: torch.complex(x, 2 * x)[5].abs(),
     "rows by ids": lambda x: x[torch.tensor([4, 0, 4, 46])],
     "sum": lambda x: x.sum(),
     "mean of columns": lambda x: x.mean(0),
