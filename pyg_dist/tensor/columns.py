@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyg_dist.errors import LayoutMismatchError
 from pyg_dist.tensor.pointwise import aligned, pointwise
-from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, on_rows, wrap
+from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, copied_slice, on_rows, wrap
 from pyg_dist.tensor.rows import Joined
 from pyg_dist.tensor.shapes import dims_of, flat_sizes, refuse
 from pyg_dist.tensor.table import Function, bind, handles, public_name
@@ -40,8 +40,14 @@ def along(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     bound = bind(f"x {before} dim", args, kwargs)
     x, dim = args[0] if args else None, bound.get("dim", bound.get("dims", default))
     if name in _CUTS and isinstance(x, RowTensor) and 0 in dims_of(dim, x.dim()):
-        pieces = function(torch.arange(x.shape[0]), *args[1:], **kwargs)
-        return x[pieces] if isinstance(pieces, Tensor) else tuple(x[piece] for piece in pieces)
+        rest = {key: value for key, value in bound.items() if key not in ("x", "dim")}
+        positional = [rest.pop(key) for key in [before] if key in rest]
+        places = torch.arange(x.shape[0])
+        if name == "narrow":
+            pieces = places.narrow(0, *(args[2:] or ()), **rest)
+        else:
+            pieces = function(places, *positional, dim=0, **rest)
+        return copied_slice(x[pieces]) if isinstance(pieces, Tensor) else tuple(copied_slice(x[p]) for p in pieces)
     if name.startswith("scatter") and x is not None and not isinstance(x, RowTensor):
         return write(function, args, kwargs)
     if not isinstance(x, RowTensor) or dim is None or 0 in dims_of(dim, x.dim()):
@@ -114,7 +120,14 @@ def pad(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     """Pad within rows."""
     if len(bind("x pad", args, kwargs)["pad"]) // 2 >= args[0].dim():
         raise refuse(function, "of dimension 0 would add rows")
-    return on_rows(function, *args, **kwargs)
+    return on_rows(lambda x, *rest, **named: _of_some_rows(function, x, *rest, **named), *args, **kwargs)
+
+
+def _of_some_rows(function: Function, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """``function`` of local rows, of which it wants one at least; in the graph on every rank."""
+    if x.shape[0]:
+        return function(x, *args, **kwargs)  # type: ignore[no-any-return]
+    return function(torch.cat([x, x.new_zeros(1, *x.shape[1:])]), *args, **kwargs)[:0]  # type: ignore[no-any-return]
 
 
 @handles("normalize")

@@ -42,7 +42,7 @@ def _before_forward(module: nn.Module, args: tuple[Any, ...]) -> None:
         return
     if module in _settled:
         return
-    if not _is_distributed(args or _keyword_arguments()):
+    if not (_is_distributed(args) or _is_distributed(_keyword_arguments())):
         return
     if _is_compiled(module):
         raise UnsupportedError(_no_compile(module._orig_mod))

@@ -64,7 +64,8 @@ def lift(x: NodeTensor, ids: NodeIds) -> EdgeTensor:
     and so are their gradients on the way back.
 
     Shapes:
-        - x: ``[N, ...]``; floating types travel as they are, or in ``bits``; integers and bools as int64
+        - x: ``[N, ...]``; floating types travel as they are (float16 as float32), or in ``bits``; complex ones as two
+          columns; integers and bools as int64
         - output: ``[E, ...]``
     """
     edges = ids.edges
@@ -101,6 +102,11 @@ def _with_halo(x: NodeTensor, graph: HaloGraph) -> Tensor:
 
 def _halo(flat: Tensor, post: Halo) -> Tensor:
     """Halo slots (collective). Shapes: ``[n, F] -> [h, F]``."""
+    if flat.is_complex():
+        real = _halo(torch.view_as_real(flat.resolve_conj()).flatten(1), post)
+        return torch.view_as_complex(real.view(real.shape[0], flat.shape[1], 2))
+    if flat.dtype == torch.float16:
+        return _halo(flat.float(), post).half()
     if flat.dtype.is_floating_point:
         return halo_rows(flat, post)
     outgoing = post.outgoing.pattern

@@ -12,22 +12,22 @@ from pyg_dist.tensor.rows import lasting
 
 T = TypeVar("T")
 
-# Convs of one script over one graph have a few sets of weights among them.
-_MOST_WEIGHTS = 4
+# Convs of one script over one graph have a few sets of weights among them; drawn ones of the last steps count, too.
+_MOST_WEIGHTS = 8
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Kept(Generic[T]):
     weight: weakref.ref[RowTensor] | None
     version: int | None
-    operator: T
+    operator: T | None  # None: the weight is gone, and its place is not
 
     def is_of(self, weight: RowTensor | None) -> bool:
-        return (None if self.weight is None else self.weight()) is weight
+        return (None if self.weight is None else self.weight()) is weight and self.operator is not None
 
-    @property
-    def is_dead(self) -> bool:
-        return self.weight is not None and self.weight() is None
+    def forget_dead(self) -> None:
+        if self.weight is not None and self.weight() is None:
+            self.operator = None
 
 
 class KeptOperators(Generic[T]):
@@ -50,13 +50,17 @@ class KeptOperators(Generic[T]):
             build: makes it.
         """
         version = None if weight is None else version_of(weight)
-        alive = [kept for kept in self._kept.get(key, ()) if not kept.is_dead]
-        for kept in alive:
+        # The latest used ones. Those of weights that are gone keep their places: when Python finds out that they are
+        # gone differs by rank, and which places are given up must not.
+        places = self._kept.setdefault(key, [])
+        for kept in places:
+            kept.forget_dead()
+        for kept in places:
             if kept.is_of(weight) and kept.version == version and (weight is None or version is not None):
-                return kept.operator
+                places.append(places.pop(places.index(kept)))
+                return kept.operator  # type: ignore[return-value]
         operator = build()
         if weight is None or version is not None:
             new = _Kept(None if weight is None else weakref.ref(weight), version, operator)
-            others = [kept for kept in alive if not kept.is_of(weight)]
-            self._kept[key] = [*others, new][-_MOST_WEIGHTS:]
+            self._kept[key] = [*(kept for kept in places if not kept.is_of(weight)), new][-_MOST_WEIGHTS:]
         return operator

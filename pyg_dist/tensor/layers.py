@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -64,7 +65,21 @@ def relu(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     return on_rows(large_rows.relu, *args, **kwargs)
 
 
-@handles("group_norm", "prelu")
+@handles("group_norm")
+def group_norm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Of each row; ``F.group_norm`` wants more than one value a channel, of all rows, and not of a rank's."""
+    bound = bind("input num_groups", args, kwargs)
+    x = bound["input"]
+    if isinstance(x, RowTensor) and x.numel() == bound["num_groups"]:
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {list(x.shape)}")
+
+    def run(x: Tensor, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any) -> Tensor:
+        return torch.group_norm(x, num_groups, weight, bias, eps)
+
+    return with_parameters(function, args, kwargs, run=run)
+
+
+@handles("prelu")
 def layer(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """One operand with rows."""
     return with_parameters(function, args, kwargs)
@@ -115,7 +130,8 @@ def pair_layer(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
 @handles("isin", "bucketize", "cdist")
 def look_up(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Where each element, or row, stands in a plain set or list, or towards each row of a plain matrix."""
-    return with_parameters(function, args, kwargs)
+    has_other_rows = function.__name__ == "cdist" and args[0].dim() > 2  # a matrix for each row of both
+    return with_parameters(function, args, kwargs, num_operands=2 if has_other_rows else 1)
 
 
 @handles("embedding", namespaces=(F,))

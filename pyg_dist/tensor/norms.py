@@ -23,9 +23,9 @@ def _vector_norm(x: Tensor, dims: Dims, keepdim: bool, rows: Rows, bound: dict[s
     if order in (math.inf, -math.inf):
         return extreme(x.abs(), dims, keepdim, rows, "max" if order > 0 else "min")
     if order == 0:  # a count
-        return rows.leave((x != 0).sum(dims, keepdim).to(x.dtype))
+        return rows.leave((x != 0).sum(dims, keepdim).to(x.dtype.to_real()))
     if order < 0 and x.shape[0] == 0:  # torch has no neutral element for it; the sum keeps the graph alike on all ranks
-        local = x.sum(dims, keepdim) + math.inf
+        local = x.abs().sum(dims, keepdim) + math.inf
     else:
         local = torch.linalg.vector_norm(x, order, dims, keepdim)
     # A norm of norms, and not a power of a sum of powers, whose derivative at zero is infinite.
@@ -80,7 +80,8 @@ def std_var(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         if "std" in function.__name__:  # a norm is differentiable where it is zero, as torch's std is
             spread = _vector_norm(deviation, dims, keepdim, rows, {}) / math.sqrt(freedom)
         else:
-            spread = (rows.leave(deviation.square().sum(dims, keepdim, dtype=wide(x.dtype))) / freedom).to(x.dtype)
+            square = deviation.abs().square() if x.is_complex() else deviation.square()
+            spread = (rows.leave(square.sum(dims, keepdim, dtype=wide(square.dtype))) / freedom).to(square.dtype)
         if "mean" in function.__name__:
             return spread, mean if keepdim else mean.squeeze(dims)
         return spread

@@ -116,6 +116,13 @@ def where(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return pointwise(function, args, kwargs)
 
 
+@handles("real", "imag", "real.__get__", "imag.__get__")
+def part_of_complex(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A view, as in torch."""
+    with LOCALLY():
+        return wrap(function(*args, **kwargs), args[0]._rows)
+
+
 @handles("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor")
 def new(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """A plain tensor of the given shape, like ``torch.zeros``; only dtype and device are the row tensor's."""

@@ -11,7 +11,7 @@ from pyg_dist.errors import LayoutMismatchError, MixedRowsError
 from pyg_dist.tensor.layers import with_parameters
 from pyg_dist.tensor.pointwise import pointwise
 from pyg_dist.tensor.reductions import wide
-from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, like_rows, wrap
+from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, copied_slice, like_rows, wrap
 from pyg_dist.tensor.shapes import dims_of, refuse
 from pyg_dist.tensor.table import Function, bind, handles, public_name
 
@@ -36,7 +36,9 @@ def matmul(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 def addmm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``beta x + alpha rows @ plain matrix``."""
     bound = {"beta": 1, "alpha": 1, **bind("x mat1 mat2", args, kwargs)}
-    return bound["beta"] * bound["x"] + bound["alpha"] * (bound["mat1"] @ bound["mat2"])
+    product = bound["mat1"] @ bound["mat2"]
+    product = product if bound["alpha"] == 1 else bound["alpha"] * product
+    return product if bound["beta"] == 0 else bound["beta"] * bound["x"] + product  # as torch, without 0 x
 
 
 @handles("dot", "vdot", "inner")
@@ -47,7 +49,7 @@ def dot(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         raise MixedRowsError(
             f"{public_name(function)} of row tensors expected one dimension (got {x.dim()}): use torch.einsum"
         )
-    return (x * other).sum()
+    return ((x.conj() if function.__name__ == "vdot" else x) * other).sum()
 
 
 @handles("cross")
@@ -79,7 +81,7 @@ def diagonal(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     with LOCALLY():
         place = x._rows.position.to(x.device).view(-1, 1)
         elements: Any = wrap(x.as_subclass(Tensor).gather(1, place).view(-1), x._rows)
-    return elements.sum() if function.__name__ == "trace" else elements
+    return elements.sum() if function.__name__ == "trace" else copied_slice(elements)
 
 
 @handles("einsum", namespaces=(torch,))

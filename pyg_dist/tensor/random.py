@@ -112,7 +112,7 @@ def bernoulli(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any])
     _refuse_generator(function, kwargs)
     with LOCALLY():
         p = x if p is None else aligned(function, (x, p), {})[0][1]
-        uniform = _draw(ops.keyed_uniform, x, x.dtype if x.dtype.is_floating_point else torch.float32)
+        uniform = _draw(ops.keyed_uniform, x, torch.promote_types(x.dtype, torch.float32))  # bfloat16 has coarse steps
         drawn = (uniform < p).to(x.dtype)
         return x.copy_(drawn) if function.__name__.endswith("_") else wrap(drawn, x._rows)
 

@@ -57,6 +57,8 @@ def by_rank(local: Tensor, rows: Rows) -> Tensor:
 
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which partial sums of ``dtype`` travel, as torch's own kernels accumulate."""
+    if dtype == torch.complex32:
+        return torch.complex64
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
@@ -123,8 +125,14 @@ def softmax(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if 0 not in dims_of(dim, x.dim()):
         return on_rows(function, *args, **kwargs)
     x = x if dtype is None else x.to(dtype)
-    logs = x - torch.logsumexp(x, 0, keepdim=True)
-    return logs if "log" in function.__name__ else logs.exp()
+    if x.shape[0] == 0:
+        return on_rows(function, x, dim)
+    # Differences from the largest: a logarithm of the sum itself would be rounded where the values of x are.
+    shifted = (x - x.detach().amax(dim, keepdim=True)).to(wide(x.dtype))
+    if "log" in function.__name__:
+        return (shifted - shifted.exp().sum(dim, keepdim=True).log()).to(x.dtype)
+    shares = shifted.exp()
+    return (shares / shares.sum(dim, keepdim=True)).to(x.dtype)
 
 
 @handles("allclose")

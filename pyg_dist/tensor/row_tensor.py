@@ -19,13 +19,17 @@ from torch._ops import OpOverload
 
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
 from pyg_dist.tensor.rows import Kind, Rows, Selection
-from pyg_dist.tensor.table import TABLE, Function, Handler, public_name, writes
+from pyg_dist.tensor.table import TABLE, Function, Handler, changes_values, public_name, writes
 
 LOCALLY = torch._C.DisableTorchFunctionSubclass
 """Context in which row tensors are plain local tensors."""
 
 T = TypeVar("T")
 R = TypeVar("R", bound="RowTensor")
+
+
+_FIRST = ("condition", "input", "x1", "elements")
+"""What torch calls the first operand, where it is not positional; of ``where`` the condition is the first one."""
 
 
 class OverRows(Tensor):
@@ -46,6 +50,7 @@ class RowTensor(Tensor):
     _as_rows: tuple[Any, NodeTensor] | None = None  # a tile's whole rows
     _counters: tuple[Tensor, ...] = ()  # this memory under torch's two counters of changes: its own and that of `.data`
     _uncounted: int = 0  # changes that neither has counted
+    _is_copied_slice: bool = False  # rows that would be a view in torch, and are a copy here
 
     @classmethod
     def from_local(cls: type[R], local: Tensor, rows: Rows) -> R:
@@ -104,11 +109,17 @@ class RowTensor(Tensor):
         if kwargs:
             if kwargs.get("out") is not None and not takes_out(handler, kwargs["out"]):
                 raise MixedRowsError(f"{public_name(func)} of row tensors does not take 'out': assign the result")
-            if not args and "input" in kwargs:  # handlers find the tensor in one place
-                args = (kwargs["input"],)
-                kwargs = {name: value for name, value in kwargs.items() if name != "input"}
+            first = None if args else next((name for name in _FIRST if name in kwargs), None)
+            if first is not None:  # handlers find the tensor in one place
+                args = (kwargs[first],)
+                kwargs = {name: value for name, value in kwargs.items() if name != first}
         written = args[0] if args and writes(func) else (kwargs or {}).get("out")
         if isinstance(written, RowTensor):
+            if written._is_copied_slice and changes_values(func):
+                raise MixedRowsError(
+                    f"{public_name(func)} of a slice of rows would change a copy, where torch has a view: assign, "
+                    f"x[low:high] = ..., or change a clone"
+                )
             return _write(written, handler, func, args, kwargs or {})
         return handler(func, args, kwargs or {})
 
@@ -134,7 +145,7 @@ def takes_out(handler: Handler, out: Any) -> bool:
     return isinstance(out, RowTensor) and getattr(handler, "keeps_rows", False)
 
 
-KEPT = frozenset({"_rows", "_selection", "_remembered", "_as_rows", "_counters", "_uncounted"})
+KEPT = frozenset({"_rows", "_selection", "_remembered", "_as_rows", "_counters", "_uncounted", "_is_copied_slice"})
 """Attributes of a row tensor that a copy of it does not get."""
 
 
@@ -181,6 +192,13 @@ def wrap(out: T, rows: Rows) -> T:
         for item in out:
             wrap(item, rows)
     return out
+
+
+def copied_slice(x: T) -> T:
+    """Mark rows that torch would make a view of, so that nobody writes to the copy in vain."""
+    if isinstance(x, RowTensor):
+        x._is_copied_slice = True
+    return x
 
 
 def on_rows(function: Function, x: Any, *args: Any, **kwargs: Any) -> Any:

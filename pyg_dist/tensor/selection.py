@@ -16,7 +16,7 @@ from pyg_dist.tensor.gathers import gathered
 from pyg_dist.tensor.incidence import lift
 from pyg_dist.tensor.layers import with_parameters
 from pyg_dist.tensor.pointwise import as_operand
-from pyg_dist.tensor.row_tensor import LOCALLY, NodeTensor, RowTensor, by_row_mask, like_rows, wrap
+from pyg_dist.tensor.row_tensor import LOCALLY, NodeTensor, RowTensor, by_row_mask, copied_slice, like_rows, wrap
 from pyg_dist.tensor.rows import Rows, Selection
 from pyg_dist.tensor.shapes import dims_of, refuse
 from pyg_dist.tensor.table import Function, bind, handles
@@ -123,8 +123,8 @@ def getitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         if first is not _ALL:
             rows, local_index = select_rows(rows, first)
             local = large_rows.select(local, local_index)
-        index = (_ALL, *rest)
-        return wrap(local[index] if rest else local, rows)
+        out = wrap(local[tuple([_ALL, *rest])] if rest else local, rows)
+        return copied_slice(out) if isinstance(first, slice) and first is not _ALL else out
 
 
 def _look_up(table: Tensor, index: Any) -> Any:

@@ -55,6 +55,12 @@ def numel(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return prod(global_shape(args[0]))
 
 
+@handles("nbytes.__get__")
+def num_bytes(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Global size in bytes."""
+    return numel(function, args, kwargs) * args[0].element_size()  # type: ignore[no-any-return]
+
+
 @handles("__len__")
 def length(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """Global number of rows."""
@@ -68,7 +74,8 @@ def length(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     "is_nested.__get__", "is_xla.__get__", "is_mps.__get__", "is_sparse_csr.__get__", "output_nr.__get__",
     "itemsize.__get__", "retains_grad.__get__", "_backward_hooks.__get__", "_backward_hooks.__set__",
     "is_floating_point", "is_complex", "is_conj", "is_neg", "is_signed", "is_contiguous", "is_inference",
-    "element_size", "get_device", "is_pinned", "is_shared", "is_set_to", "__hash__", "__dir__", "stride", "data_ptr",
+    "is_xpu.__get__", "_has_compatible_shallow_copy_type", "element_size", "get_device", "is_pinned", "is_shared",
+    "is_set_to", "__hash__", "__dir__", "stride", "data_ptr",
 )  # fmt: skip
 def metadata(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What the local tensor and the global one have in common."""
@@ -171,10 +178,11 @@ def unflatten(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any])
 @handles("movedim", "moveaxis")
 def movedim(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Move dimensions within rows."""
-    x, *dims = (*args, *kwargs.values())
-    if any(0 in dims_of(d, x.dim()) for d in dims):
-        raise refuse(function, f"of dimensions {dims[0]} to {dims[1]} would move rows")
-    return on_rows(function, x, *dims)
+    bound = bind("x source destination", args, kwargs)
+    x, source, destination = bound["x"], bound["source"], bound["destination"]
+    if any(0 in dims_of(d, x.dim()) for d in (source, destination)):
+        raise refuse(function, f"of dimensions {source} to {destination} would move rows")
+    return on_rows(function, x, source, destination)
 
 
 @handles("permute")

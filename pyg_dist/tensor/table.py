@@ -55,10 +55,13 @@ def handles(*names: str, namespaces: Sequence[Any] = NAMESPACES) -> Callable[[Ha
     return decorate
 
 
+_OF_NUMPY = {"axis": "dim", "keepdims": "keepdim"}
+
+
 def bind(names: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments by name; torch's C functions have no signature to ask, and take ``axis`` for ``dim``."""
+    """Arguments by name; torch's C functions have no signature to ask, and take NumPy's names as well."""
     bound = dict(zip(names.split(), args, strict=False))
-    bound.update({"dim" if name == "axis" else name: value for name, value in kwargs.items()})
+    bound.update({_OF_NUMPY.get(name, name): value for name, value in kwargs.items()})
     return bound
 
 
@@ -71,6 +74,13 @@ def writes(function: Function) -> bool:
     name = public_name(function).rsplit(".", 1)[-1]
     in_place = name.endswith("_") and not name.endswith("__")
     return in_place or name == "__setitem__" or (name.startswith("__i") and f"__{name[3:]}" in _OPERATORS)
+
+
+@cache
+def changes_values(function: Function) -> bool:
+    """Whether ``function``, which :func:`writes`, does so for good: ``x[:3] += 1`` goes on to assign the result."""
+    name = public_name(function).rsplit(".", 1)[-1]
+    return not name.startswith("__i") and name not in ("requires_grad_", "detach_", "share_memory_", "rename_")
 
 
 @cache

@@ -25,7 +25,7 @@ def write(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     bound = bind("x dim index src reduce", args, kwargs)
     x = bound["x"]
     is_sum = name.startswith("scatter_add") or bound.get("reduce") in ("sum", "add")
-    is_sum = is_sum and bound.get("include_self", True) and isinstance(bound["src"], Tensor)
+    is_sum = is_sum and bound.get("include_self", True) and isinstance(bound.get("src"), Tensor)
     if is_sum and bound["src"].dtype != x.dtype:
         raise DataError(
             f"{name} expected 'src' in the dtype of what it writes into, {x.dtype} (got {bound['src'].dtype}): convert "

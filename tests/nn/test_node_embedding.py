@@ -103,3 +103,25 @@ def lists_of_tensors() -> None:
 
 def test_lists_of_tensors(workers: Pools) -> None:
     workers(1).run(lists_of_tensors)
+
+
+def moved_and_converted() -> None:
+    """``model.to`` and the like, which every script calls, with an embedding in the model."""
+    import pyg_dist
+    from pyg_dist.nn import NodeEmbedding
+
+    for layout in ("halo", "grid"):
+        data = pyg_dist.DistributedData(random_graph(10, 30), layout=layout)
+        model = nn.Sequential(NodeEmbedding(data, 4), nn.Linear(4, 2))
+        before = model[0].weight.full_tensor().detach().clone()
+        model = model.to("cpu").double().float().to(torch.float64).cpu()
+        weight = model[0].weight
+        assert isinstance(weight, nn.Parameter)
+        assert (weight.dtype, tuple(weight.shape)) == (torch.float64, (10, 4))
+        assert torch.equal(weight.full_tensor().detach().float(), before)
+        model[1](weight).sum().backward()
+        assert weight.grad.full_tensor().shape == (10, 4)
+
+
+def test_models_with_embeddings_move(workers: Pools) -> None:
+    workers(2).run(moved_and_converted)

@@ -194,7 +194,8 @@ def assert_same(got: Any, want: Any, what: str) -> None:
         dtype = want.dtype
         if got.dtype == dtype and torch.equal(got, want):
             return
-        tolerance = 1e-10 if dtype == torch.float64 else 8 * torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
+        real = dtype.to_real() if dtype.is_complex else dtype
+        tolerance = 1e-10 if real == torch.float64 else 8 * torch.finfo(real).eps if real.is_floating_point else 0.0
         torch.testing.assert_close(
             got.detach(), want.detach(), rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda m: f"{what}: {m}"
         )

@@ -47,6 +47,12 @@ EXPRESSIONS: dict[str, Callable[[Operands], Any]] = {
     "users and items": lambda t: (lambda users, items: users[[0, 1]] @ t.matrix + items[[1, 0]] @ t.matrix)(
         *t.x.split([2, t.N - 2])
     ),
+    "cut from the end of the dimensions": lambda t: [
+        *t.x.split(3, dim=-2),
+        *t.c.chunk(2, dim=-3),
+        *t.x.tensor_split(2, dim=-2),
+    ],
+    "narrowed": lambda t: [t.x.narrow(0, 1, 3), t.x.narrow(-2, 1, 3), torch.narrow(t.x, dim=-2, start=2, length=1)],
     "of ranks without rows": lambda t: torch.cat([t.x[[2]], t.x[[2, 2]]]) * 2,
     "of nothing": lambda t: torch.cat([t.x[:0], t.x]),
     "flat and empty": lambda t: torch.cat([torch.empty(0).to(t.x.dtype), t.x]),

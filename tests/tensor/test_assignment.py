@@ -67,6 +67,19 @@ REFUSED: list[Refusal] = [
     ),
     (lambda t: t.y.detach().__setitem__(t.mask, t.full), LayoutMismatchError, "a plain operand with 1 or 5 rows"),
     (lambda t: t.y.detach().__setitem__((0, [0, 1]), 1.0), MixedRowsError, "of one row and a list of columns"),
+    (
+        lambda t: t.mask[:3].fill_(True),
+        MixedRowsError,
+        "of a slice of rows would change a copy, where torch has a view",
+    ),
+    (lambda t: (t.x * 1)[1:3].zero_(), MixedRowsError, "zero_ of a slice of rows would change a copy"),
+    (lambda t: (t.x * 1).narrow(0, 1, 2).mul_(2), MixedRowsError, "mul_ of a slice of rows would change a copy"),
+    (lambda t: t.x.detach().split(3)[0].add_(1), MixedRowsError, "add_ of a slice of rows would change a copy"),
+    (
+        lambda t: torch.add(t.y[1:3], 1, out=t.x.detach()[1:3]),
+        MixedRowsError,
+        "of a slice of rows would change a copy",
+    ),
 ]
 
 

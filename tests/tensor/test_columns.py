@@ -58,7 +58,7 @@ FORMS: dict[str, Sequence[Form]] = {
     ],
     "pairwise_distance": [
         lambda f, t: f(t.x, t.y), lambda f, t: f(t.x, t.full, 1.0), lambda f, t: f(t.row, t.x, keepdim=True),
-        lambda f, t: f(t.x, t.vector), lambda f, t: f(t.c, t.d),
+        lambda f, t: f(t.x, t.vector), lambda f, t: f(t.c, t.d), lambda f, t: f(x1=t.x, x2=t.y),
     ],
     "repeat_interleave": [lambda f, t: f(t.x, 2, 1), lambda f, t: f(t.x, torch.arange(t.F), dim=-1)],
     **each("cat concat concatenate", [
@@ -74,6 +74,7 @@ FORMS: dict[str, Sequence[Form]] = {
     "pad": [
         lambda f, t: f(t.x, (1, 0)), lambda f, t: f(t.c, (0, 1, 2, 0), value=2.0),
         lambda f, t: f(t.c, (1, 1), mode="replicate"),
+        lambda f, t: f(t.c, (1, 0), mode="reflect"),
     ],
     "normalize": [
         lambda f, t: f(t.x), lambda f, t: f(t.x, 1.0), lambda f, t: f(t.c, dim=-1), lambda f, t: f(t.x, dim=0),

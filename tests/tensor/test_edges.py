@@ -32,7 +32,7 @@ def lifted_and_scattered() -> None:
     for end in (0, 1):
         ids, plain_ids = edges.end(end), data.edge_index[end]
         assert torch.equal(ids.full_tensor(), plain_ids)
-        for x in (data.x, cube, data.y, data.train_mask, data.x[:, 0]):
+        for x in (data.x, cube, data.y, data.train_mask, data.x[:, 0], torch.complex(data.x, -data.x), data.x.half()):
             at_edges = lift(as_nodes(x, ours), ids)
             assert at_edges.shape == (NUM_EDGES, *x.shape[1:])
             assert torch.equal(at_edges.full_tensor(), x[plain_ids])

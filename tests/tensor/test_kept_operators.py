@@ -9,6 +9,7 @@ import torch
 from against_torch import distribute, node_rows
 from workers import Workers
 
+from pyg_dist import rank
 from pyg_dist.tensor.kept_operators import KeptOperators
 
 
@@ -27,11 +28,19 @@ def kept() -> None:
     assert [get(first), get(second), get(second)] == [0, 4, 4], "changed in place"
     equal = first.clone()
     assert get(equal) == 5, "another object"
-    del equal
     assert get(None) == 2
-    assert len(operators._kept["sum"]) == 4
-    get(distribute(torch.rand(7), node_rows()))
-    assert len(operators._kept["sum"]) == 4, "one has gone with its weights"
+    held = [equal, *(distribute(torch.rand(7), node_rows()) for _ in range(4))]
+    del equal
+    assert [get(weight) for weight in held] == [5, 6, 7, 8, 9]
+    places = operators._kept["sum"]
+    assert len(places) == 8, "first, second, None and five"
+    if rank() == 0:
+        del held[0]  # on one rank Python sees at once that a tensor is gone, on another later
+    assert [get(second), get(None)] == [4, 2]
+    assert sum(kept.operator is None for kept in places) == (rank() == 0), "what is gone is not kept"
+    others = [distribute(torch.rand(7), node_rows()) for _ in range(3)]
+    assert [get(weight) for weight in others] == [10, 11, 12]
+    assert [get(first), get(second), get(None), get(held[-1])] == [13, 4, 2, 9], "the place used least has gone, alike"
     with torch.inference_mode():
         uncounted = first * 2
         assert get(uncounted) != get(uncounted), "torch does not count its changes"

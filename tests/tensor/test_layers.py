@@ -52,7 +52,7 @@ FORMS: dict[str, Sequence[Form]] = {
     ],
     "group_norm": [
         lambda f, t: f(t.c, 2), lambda f, t: f(t.c, 1, t.matrix[0, :2], t.matrix[1, :2]),
-        lambda f, t: f(t.x, 1, weight=t.vector),
+        lambda f, t: f(t.x, 1, weight=t.vector), lambda f, t: f(t.x, t.F),
     ],
     "prelu": [
         lambda f, t: f(t.x, t.vector), lambda f, t: f(t.x, t.vector[:1]), lambda f, t: f(t.c, t.matrix[0, :2]),

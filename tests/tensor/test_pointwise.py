@@ -57,6 +57,9 @@ FORMS: dict[str, Sequence[Form]] = {
     **each("pow float_power xlogy xlog1py __pow__ __rpow__ __ipow__", POWERS),
     **each("bitwise_and bitwise_or bitwise_xor __and__ __or__ __xor__ __rand__ __ror__ __rxor__", INTEGER + LOGICAL),
     **each("bitwise_left_shift bitwise_right_shift __lshift__ __rshift__ __rlshift__ __rrshift__", INTEGER),
+    "complex": [lambda f, t: f(t.x, t.y), lambda f, t: f(t.v, t.full_v)],
+    "polar": [lambda f, t: f(t.p, t.x), lambda f, t: f(t.p, t.full)],
+    **each("real imag real.__get__ imag.__get__", [lambda f, t: f(torch.complex(t.x, t.y) * (1 - 2j))]),
     **each("gcd lcm", [lambda f, t: f(t.i, t.j), lambda f, t: f(t.i, t.full_i), lambda f, t: f(t.full_i, t.j)]),
     **each("logical_and logical_or logical_xor", LOGICAL + BINARY[:1]),
     **each("bitwise_not __invert__ logical_not", [lambda f, t: f(t.m), lambda f, t: f(t.i)]),
@@ -102,6 +105,7 @@ FORMS: dict[str, Sequence[Form]] = {
         lambda f, t: f(t.m, t.x, t.y), lambda f, t: f(t.m, t.x, 0.0), lambda f, t: f(t.m, t.vector, t.x),
         lambda f, t: f(t.mask.view(-1, 1), t.x, t.full), lambda f, t: f(t.x > 0, t.scalar, t.x),
         lambda f, t: f(t.full > 0, t.x, t.row), lambda f, t: t.x.where(t.m, t.y),
+        lambda f, t: torch.where(condition=t.m, input=t.x, other=t.y),
     ],
     "broadcast_tensors": [lambda f, t: f(t.x, t.row)[0], lambda f, t: f(t.x, t.column)],
     **each("new_zeros new_ones", [lambda f, t: f(t.x, (3, 2)), lambda f, t: f(t.x, t.N, dtype=torch.int64)]),
@@ -130,7 +134,10 @@ def forms_of(name: str) -> list[Form]:
     return FORMS.get(base) or (BINARY if base in BINARY_NAMES else UNARY)
 
 
-HANDLERS = (pointwise.pointwise, pointwise.pointwise_, pointwise.cast, pointwise.where, pointwise.new)
+HANDLERS = (
+    pointwise.pointwise, pointwise.pointwise_, pointwise.cast, pointwise.where, pointwise.new,
+    pointwise.part_of_complex,
+)  # fmt: skip
 NAMES = [name for name in names_in_table(*HANDLERS) if name not in NEEDS_GPU]
 
 

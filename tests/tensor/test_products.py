@@ -35,10 +35,11 @@ FORMS: dict[str, Sequence[Form]] = {
     "addmm": [
         lambda f, t: f(t.c[:, 0], t.x, t.matrix), lambda f, t: f(t.matrix[0], t.x, t.matrix, beta=0.3, alpha=-2),
         lambda f, t: f(t.full, t.x, mat2=t.weight.mT),
+        lambda f, t: f(t.x.new_full((4,), torch.nan), t.x, t.matrix, beta=0),
     ],
     **each("dot vdot inner", [
         lambda f, t: f(t.v, t.u), lambda f, t: f(t.v, t.full_v), lambda f, t: f(t.full_v, t.u),
-        lambda f, t: f(t.label, t.position),
+        lambda f, t: f(t.label, t.position), lambda f, t: f(torch.complex(t.v, t.u), torch.complex(t.u, -t.v)),
     ]),
     "cross": [
         lambda f, t: f(three(t), three(t).sin(), dim=1), lambda f, t: f(three(t), t.vector[:1].expand(1, 3), dim=-1),

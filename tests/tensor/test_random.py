@@ -49,6 +49,9 @@ def drawn() -> dict[str, torch.Tensor]:
     for weights, replacement in ((half[:, :1], False), (-half, True), (zeros, True), (half / 0, True)):
         with pytest.raises(DataError, match="Expected weights of each row that are finite"):
             torch.multinomial(weights, 2, replacement)
+    rare = zeros.bfloat16().bernoulli_(0.001)
+    assert rare.float().mean() < 0.001 + 5 * (0.001 / rare.numel()) ** 0.5
+    assert zeros.half().bernoulli_(0.5).float().mean() > 0.4
     narrow = torch.nn.functional.gumbel_softmax(zeros.bfloat16(), hard=True)
     assert not narrow.isnan().any()
     return {name: tensor.full_tensor() for name, tensor in tensors.items()}

@@ -18,6 +18,7 @@ DIMS: list[Form] = [
     lambda f, t: f(t.x, 1),
     lambda f, t: f(t.x, dim=-2, keepdim=True),
     lambda f, t: f(t.x, axis=0),
+    lambda f, t: f(t.x, axis=0, keepdims=True),
     lambda f, t: f(t.v),
     lambda f, t: f(t.v, 0, True),
     lambda f, t: f(t.c, -1),
@@ -151,3 +152,29 @@ def test_refused(workers: Callable[[int], Workers], world_size: int) -> None:
 
 def all_refused() -> None:
     refuse_all(REFUSED)
+
+
+def large_logits() -> None:
+    """Softmax over rows is as exact where its logits are large, and in bfloat16: stock PyG's rounding, not more."""
+    for dtype, size, bound in ((torch.float32, 1e5, 1e-5), (torch.bfloat16, 50.0, 1e-2)):
+        logits = (torch.randn(7, 3, generator=torch.Generator().manual_seed(0)) + size).to(dtype)
+        ours = distribute(logits, node_rows())
+        for function in (torch.softmax, torch.log_softmax):
+            expected = function(logits.double(), 0)
+            torch.testing.assert_close(function(ours, 0).double(), expected, rtol=bound, atol=bound)
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_softmax_of_large_logits(workers: Callable[[int], Workers], world_size: int) -> None:
+    workers(world_size).run(large_logits)
+
+
+def of_nothing() -> None:
+    nothing = distribute(torch.randn(7, 3), node_rows())[distribute(torch.zeros(7, dtype=torch.bool), node_rows())]
+    assert torch.equal(nothing.logsumexp(0), torch.full((3,), -torch.inf))
+    assert nothing.softmax(0).shape == (0, 3)
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_of_nothing(workers: Callable[[int], Workers], world_size: int) -> None:
+    workers(world_size).run(of_nothing)

@@ -51,7 +51,11 @@ FORMS: dict[str, Sequence[Form]] = {
     **each("transpose swapaxes swapdims", [lambda f, t: f(t.c, 1, 2), lambda f, t: f(t.c, -1, -2)]),
     "mT.__get__": [lambda f, t: f(t.c)],
     "permute": [lambda f, t: f(t.c, (0, 2, 1)), lambda f, t: f(t.c, dims=(0, 1, 2))],
-    **each("movedim moveaxis", [lambda f, t: f(t.c, 1, 2), lambda f, t: f(t.c, (1, 2), (2, 1))]),
+    "nbytes.__get__": [lambda f, t: f(t.x), lambda f, t: f(t.label), lambda f, t: f(t.c)],
+    **each("movedim moveaxis", [
+        lambda f, t: f(t.c, 1, 2), lambda f, t: f(t.c, destination=2, source=1), lambda f, t: f(t.c, (1, 2), (2, 1)),
+        lambda f, t: f(t.c.unsqueeze(1), destination=3, source=1),
+    ]),
 }  # fmt: skip
 PLAIN = ("shape.__get__", "size", "numel", "__len__")
 
@@ -75,7 +79,7 @@ def same_metadata() -> None:
     assert len(METADATA) > 30
     differ = {"__hash__", "data_ptr", "grad_fn.__get__", "_version.__get__", "__dir__"}
     for name in METADATA:
-        args = (torch.zeros(1),) if name == "is_set_to" else ()
+        args = (torch.zeros(1),) if name in ("is_set_to", "_has_compatible_shallow_copy_type") else ()
         for make in (lambda t: t.x, lambda t: t.i, lambda t: t.x * 2):
             want, got = make(Operands("tall", False)), make(Operands("tall", True))
             for function in functions_in_table(name):
@@ -89,6 +93,7 @@ def same_metadata() -> None:
     assert {"shape", "full_tensor", "to_local"} <= set(dir(x))
     assert str((x * 2).grad_fn).startswith("<MulBackward")
     assert x.nelement() == 21
+    assert not hasattr(x, "no_such_attribute")
     assert x.shape[0] == len(x) == x.size()[0] == 7
 
 

@@ -38,6 +38,17 @@ class Buffered(Net):
         return torch.cat([out * self.enabled, self.lazy(out)], dim=-1)
 
 
+class Scaled(nn.Module):
+    """A number first, and rows by keyword."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, factor: float, x: Tensor, edge_index: Any) -> Tensor:
+        return factor * self.net(1.0 * x, edge_index)  # type: ignore[no-any-return]
+
+
 def trained(rank_seeds: bool, call: str) -> tuple[Values, Values]:
     """State before the first forward and after a step, of a model that each rank has seeded by itself."""
     import pyg_dist
@@ -50,6 +61,7 @@ def trained(rank_seeds: bool, call: str) -> tuple[Values, Values]:
     calls: dict[str, Callable[[], Tensor]] = {
         "positions": lambda: net(data.x, data.edge_index),
         "keywords": lambda: net(x=data.x, edge_index=data.edge_index),
+        "both": lambda: Scaled(net)(1.0, x=data.x, edge_index=data.edge_index),
         "sequential": lambda: nn.Sequential(nn.Identity(), Caller(net, data.edge_index))(data.x),
         "evaluated first": lambda: evaluated_first(net, data),
     }
@@ -79,7 +91,7 @@ def evaluated_first(net: nn.Module, data: Any) -> Tensor:
     return net.train()(data.x, data.edge_index)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("call", ["positions", "keywords", "sequential", "evaluated first"])
+@pytest.mark.parametrize("call", ["positions", "keywords", "both", "sequential", "evaluated first"])
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_models_agree_though_each_rank_seeds_differently(workers: Pools, world_size: int, call: str) -> None:
     equal = workers(world_size).run(trained, False, call)
