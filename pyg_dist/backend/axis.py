@@ -5,13 +5,16 @@ Nothing here knows of autograd; :mod:`pyg_dist.backend.adjoint` builds on it.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from pyg_dist.backend.phases import phase
+from pyg_dist.errors import LaunchError
 
 _REDUCE = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 # What gloo and nccl do not carry, as what they do. Of bytes, "max" is `any` and "min" is `all`.
@@ -32,6 +35,15 @@ def from_wire(wire: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.view_as_complex(wire) if dtype.is_complex else wire.to(dtype)
 
 
+class _Closed:
+    """What stands for a process group once its session has ended."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise LaunchError(
+            "Expected connections to the other ranks (got data of a session that has ended): make it anew after init()"
+        )
+
+
 class Axis:
     """The ranks among which rows are distinct; every method is collective unless it says otherwise.
 
@@ -43,6 +55,7 @@ class Axis:
 
     def __init__(self, process_group: dist.ProcessGroup | None = None) -> None:
         self.process_group = process_group
+        _open.add(self)
         self.size: int = 1 if process_group is None else process_group.size()
         self.rank: int = 0 if process_group is None else process_group.rank()
 
@@ -110,6 +123,22 @@ class Axis:
         if self.process_group is not None and dist.get_backend(self.process_group) == "nccl":
             return tensor.cuda()
         return tensor
+
+
+_open: weakref.WeakSet[Axis] = weakref.WeakSet()
+
+
+def close_axes() -> None:
+    """Let go of all process groups (not collective), so that torch ends their threads with them.
+
+    Such a thread may be the last to hold a tensor of a message that has arrived, and needs Python to free it. If Python
+    has ended meanwhile, it aborts the process.
+    """
+    for axis in tuple(_open):
+        if axis.process_group is not None:
+            axis.process_group = _Closed()  # type: ignore[assignment]
+    _axes.clear()
+    _world.clear()
 
 
 _Groups = tuple[tuple[int, ...], ...]

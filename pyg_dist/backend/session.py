@@ -22,6 +22,7 @@ import torch.distributed as dist
 from pyg_dist import errors
 from pyg_dist.backend import launch, world
 from pyg_dist.backend.agreement import require_equal
+from pyg_dist.backend.axis import close_axes
 from pyg_dist.backend.failure import FailureWatch
 from pyg_dist.backend.rendezvous import meet, running_mpi
 from pyg_dist.backend.world import World, is_initialized, is_main, local_rank, rank, world_size
@@ -93,10 +94,11 @@ def shutdown() -> None:
     if _watch is not None:
         _watch.close()
     _watch = None
+    world.enter(None)
+    close_axes()
     if _owns_group and world.is_group_open():  # the script may have destroyed it
         dist.destroy_process_group()
     _owns_group = False
-    world.enter(None)
     errors.set_rank(0, 1)
 
 
