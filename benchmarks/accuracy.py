@@ -34,14 +34,14 @@ import example_graphs
 from emulated import EmulatedMean
 from torch_geometric.data import Data
 
-from pyg_dist.backend.aggregate import aggregate
-from pyg_dist.backend.codec import EXACT, Codec
-from pyg_dist.backend.csr import CSR
-from pyg_dist.backend.matrix import Matrix
-from pyg_dist.backend.quantized import quantized
+from pyg_dist.backend.comm.codec import EXACT, Codec
+from pyg_dist.backend.comm.quantized import quantized
+from pyg_dist.backend.halo.operator import aggregate
+from pyg_dist.backend.sparse.csr import CSR
+from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.nn import MaskedLabelPropagation, NormReLUDropout
 from pyg_dist.partition import partition
-from pyg_dist.tensor.random import draw_seed
+from pyg_dist.tensor.functions.random import draw_seed
 
 HIDDEN, NUM_LAYERS, DROPOUT, LEARNING_RATE, LABEL_RATE, EVALUATE_EVERY = 256, 3, 0.5, 0.01, 0.5, 5
 RESULTS = Path(__file__).parent / "results" / "accuracy.json"

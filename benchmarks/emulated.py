@@ -12,14 +12,14 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.aggregate import LinearOperator
-from pyg_dist.backend.buffers import Buffers
-from pyg_dist.backend.csr import CSR
-from pyg_dist.backend.exchange import Flight
-from pyg_dist.backend.halo import Halo
-from pyg_dist.backend.matrix import Matrix
+from pyg_dist.backend.comm.buffers import Buffers
+from pyg_dist.backend.halo.exchange import Flight
+from pyg_dist.backend.halo.operator import LinearOperator
+from pyg_dist.backend.halo.transfer import Halo
+from pyg_dist.backend.sparse.csr import CSR
+from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.plan import halo_share
-from pyg_dist.plan.halo import HaloShare
+from pyg_dist.plan.halo.share import HaloShare
 
 Keys = tuple[Tensor, Tensor]
 
@@ -43,7 +43,7 @@ class EmulatedExchange:
         return EmulatedExchange(torch.argsort(self.order))
 
     def start(self, rows: Tensor, received: Tensor) -> Flight:
-        """See :class:`pyg_dist.backend.exchange.Exchange`."""
+        """See :class:`pyg_dist.backend.halo.exchange.Exchange`."""
         torch.index_select(rows, 0, self.order, out=received)
         return Flight(received, rows, [])
 

@@ -35,7 +35,7 @@ from torch_geometric.transforms import ToSparseTensor
 from tqdm import tqdm
 
 from pyg_dist import DistributedData
-from pyg_dist.backend.settings import REMEMBER_MIB
+from pyg_dist.backend.session.settings import REMEMBER_MIB
 from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
 from pyg_dist.nn import NormReLUDropout
 

@@ -32,9 +32,9 @@ from epoch import MODELS
 from tqdm import tqdm
 
 import pyg_dist
-from pyg_dist.backend.agreement import on_main
-from pyg_dist.backend.axis import world_axis
-from pyg_dist.backend.settings import REMEMBER_MIB
+from pyg_dist.backend.comm.group import world_axis
+from pyg_dist.backend.session.agreement import on_main
+from pyg_dist.backend.session.settings import REMEMBER_MIB
 from pyg_dist.conv import gcn, sage
 from pyg_dist.partition import partition
 

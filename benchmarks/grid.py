@@ -90,7 +90,7 @@ class Variant:
         self.losses: list[float] = []
 
     def epoch(self) -> None:
-        from pyg_dist.backend.axis import world_axis
+        from pyg_dist.backend.comm.group import world_axis
 
         world_axis().every(True)
         start, sent = time.perf_counter(), self.data.traffic.num_bytes
@@ -129,9 +129,9 @@ def take_turns(variants: dict[str, Variant], epochs: int) -> None:
 def worker(name: str, epochs: int, output: Path) -> None:
     """All ranks together."""
     import pyg_dist
-    from pyg_dist.backend.axis import world_axis
+    from pyg_dist.backend.comm.group import world_axis
     from pyg_dist.plan import Machine, Model
-    from pyg_dist.plan.grid_candidates import grid_plans
+    from pyg_dist.plan.grid.candidates import grid_plans
 
     torch.set_num_threads(1)
     pyg_dist.init()
@@ -179,9 +179,9 @@ def worker(name: str, epochs: int, output: Path) -> None:
 
 def price(report: dict[str, Any]) -> dict[str, Any]:
     """The report with this machine's constants, and how well they tell the measured order."""
-    from pyg_dist.backend.mesh import nearest_cube
+    from pyg_dist.backend.grid.mesh import nearest_cube
     from pyg_dist.plan import Machine, Model
-    from pyg_dist.plan.grid_candidates import grid_plans
+    from pyg_dist.plan.grid.candidates import grid_plans
 
     ranks, (num_nodes, num_edges), variants = report["ranks"], report["nodes_and_edges"], report["variants"]
     constants = Machine.load().with_ranks_per_node(ranks)

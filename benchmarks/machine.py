@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pyg_dist.backend import library
+from pyg_dist.backend.ops import library
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

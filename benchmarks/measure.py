@@ -219,7 +219,7 @@ def _serve(connection: Connection, variant: Variant) -> None:
     """The main function of a variant's process: 0 sets up, n runs n epochs."""
     import torch
 
-    from pyg_dist.backend.memory import release_free_memory
+    from pyg_dist.backend.ops.memory import release_free_memory
 
     torch.set_num_threads(variant.num_threads)
     epoch: Epoch | None = None

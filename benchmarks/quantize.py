@@ -28,8 +28,9 @@ from measure import Schedule, Variant, interleaved
 from torch import Tensor
 
 from pyg_dist import DistributedData
-from pyg_dist.backend import library, ops
-from pyg_dist.backend.packed_rows import packed_row_bytes
+from pyg_dist.backend import ops
+from pyg_dist.backend.ops import library
+from pyg_dist.backend.ops.row_format import packed_row_bytes
 from pyg_dist.conv import DistributedSAGEConv
 
 RESULTS = Path(__file__).resolve().parent / "results" / "quantize.json"

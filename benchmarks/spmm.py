@@ -31,7 +31,7 @@ from torch_geometric.utils import scatter
 from tqdm import tqdm
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.csr import CSR
+from pyg_dist.backend.sparse.csr import CSR
 
 RESULTS = Path(__file__).resolve().parent / "results"
 BASELINE = "torch CSR (MKL)"

@@ -7,11 +7,12 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-from pyg_dist.backend.session import init, is_main, rank, world_size
+from pyg_dist.backend.session.session import init, is_main, rank, world_size
 from pyg_dist.data import DistributedData
+from pyg_dist.layout.edge_index import DistributedEdgeIndex
 from pyg_dist.model import distribute
 from pyg_dist.report.profile import Profile, profile
-from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor
+from pyg_dist.tensor import EdgeTensor, NodeTensor
 
 try:
     __version__ = version("pyg-dist")

@@ -1,7 +1,7 @@
 """Typed errors. Each is one line: what was expected, what came, on which rank, and what to do.
 
 All of them are :class:`ValueError`, so that a script can guard a whole block with one clause. This module is the lowest
-room and imports nothing; :mod:`pyg_dist.backend.session` tells it which rank it serves (:func:`set_rank`).
+room and imports nothing; :mod:`pyg_dist.backend.session.session` tells it which rank it serves (:func:`set_rank`).
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Side(NamedTuple):
         if not self.is_stock:
             return F.dropout(x, p)
         from pyg_dist.backend import ops
-        from pyg_dist.tensor.random import draw_seed
+        from pyg_dist.tensor.functions.random import draw_seed
 
         return ops.keyed_dropout(x, torch.arange(x.shape[0]), p, draw_seed())
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from workers import Workers, WorkersError
 
-from pyg_dist.backend import session
+from pyg_dist.backend.session import session
 
 Pools = Callable[[int], Workers]
 

@@ -1,5 +1,5 @@
 // Philox-4x32-10, the counter-based generator of Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC
-// 2011), and the one place that fixes which random word belongs to which element. pyg_dist/backend/reference.py mirrors
+// 2011), and the one place that fixes which random word belongs to which element. pyg_dist/backend/ops/reference.py mirrors
 // it, and kernels for any other device must follow it.
 //
 //   key      = (seed mod 2^32, seed div 2^32)                      seed as an unsigned 64-bit number

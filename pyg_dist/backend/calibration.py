@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.axis import Axis, axis_within
-from pyg_dist.backend.csr import CSR
+from pyg_dist.backend.comm.group import Axis, axis_within
+from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.errors import OptionError
 
 Samples = np.ndarray[tuple[int, int], np.dtype[np.float64]]

@@ -1,10 +1,10 @@
 """``DistributedConv``: any message-passing conv of PyG, or of a script, on distributed data.
 
 The conv's own code runs, on the global view: its forward sees node tensors, its messages are edge tensors, parameters
-enter where they meet rows. What it does with edges goes through three doors: :func:`~pyg_dist.tensor.incidence.lift`
-brings nodes' rows to edges (the only exchange, post), an aggregation brings messages to their targets, and PyG's graph
-functions (``softmax``, ``add_self_loops`` ...) are ours. So nothing is assumed about a conv: what it does is
-distributed, or raises.
+enter where they meet rows. What it does with edges goes through three doors:
+    :func:`~pyg_dist.layout.halo.node_edge.lift` brings nodes' rows to edges (the only exchange, post), an aggregation
+    brings messages to their targets, and PyG's graph functions (``softmax``, ``add_self_loops`` ...) are ours. So
+    nothing is assumed about a conv: what it does is distributed, or raises.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from torch import Tensor
 from torch_geometric.nn import GCNConv, MessagePassing, SAGEConv
 from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 
+from pyg_dist.conv.function_patching import copy_of_classes
 from pyg_dist.conv.gcn import DistributedGCNConv
 from pyg_dist.conv.graph_functions import SUBSTITUTES
 from pyg_dist.conv.inputs import edge_handle, edge_values, hooked, node_rows
-from pyg_dist.conv.neighbours import aggregate_messages
-from pyg_dist.conv.rebinding import copy_of_classes
+from pyg_dist.conv.local_aggregation import aggregate_messages
 from pyg_dist.conv.sage import DistributedSAGEConv
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, UnsupportedError
-from pyg_dist.tensor import DistributedEdgeIndex, NodeTensor, RowTensor
-from pyg_dist.tensor.edge_sets import have_same_edges
-from pyg_dist.tensor.edges import Edges, NodeIds
-from pyg_dist.tensor.halo_graph import HaloGraph
-from pyg_dist.tensor.incidence import lift, shared_halos
-from pyg_dist.tensor.reductions import wide
-from pyg_dist.tensor.remember import aggregate
+from pyg_dist.layout.aggregation_cache import aggregate
+from pyg_dist.layout.edge_index import DistributedEdgeIndex
+from pyg_dist.layout.edge_sets import have_same_edges
+from pyg_dist.layout.halo.edges import Edges, NodeIds
+from pyg_dist.layout.halo.graph import HaloGraph
+from pyg_dist.layout.halo.node_edge import lift, shared_halos
+from pyg_dist.tensor import NodeTensor, RowTensor
+from pyg_dist.tensor.functions.reductions import wide
 
 C = TypeVar("C", bound=MessagePassing)
 

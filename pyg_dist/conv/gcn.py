@@ -10,19 +10,19 @@ from torch import Tensor
 from torch_geometric.nn import GCNConv
 from torch_geometric.nn.aggr import SumAggregation
 
-from pyg_dist.backend.aggregate import LinearOperator, aggregate_edges
+from pyg_dist.backend.halo.operator import LinearOperator, aggregate_edges
 from pyg_dist.conv.accumulate import plus
 from pyg_dist.conv.grid import gcn_on_grid
 from pyg_dist.conv.inputs import edge_handle, edge_rows, features, snapshot
-from pyg_dist.conv.order import can_wait, commutes, projects_first
+from pyg_dist.conv.linear_order import can_wait, commutes, projects_first
 from pyg_dist.conv.scripting import stock_twin
 from pyg_dist.errors import DataError, UnsupportedError
+from pyg_dist.layout.aggregation_cache import aggregate
+from pyg_dist.layout.edge_sets import Graph, have_same_edges
+from pyg_dist.layout.grid.graph import GridGraph, TileOperators, learns
+from pyg_dist.layout.halo.graph import HaloGraph
 from pyg_dist.tensor import EdgeTensor, NodeTensor
-from pyg_dist.tensor.edge_sets import Graph, have_same_edges
-from pyg_dist.tensor.grid_graph import GridGraph, TileOperators, learns
-from pyg_dist.tensor.halo_graph import HaloGraph
-from pyg_dist.tensor.reductions import wide
-from pyg_dist.tensor.remember import aggregate
+from pyg_dist.tensor.functions.reductions import wide
 
 
 class _CachedNorm(NamedTuple):

@@ -1,7 +1,7 @@
 """PyG's graph functions that convs call, for distributed edges.
 
 The code of a conv runs as PyG wrote it; the names ``softmax``, ``add_self_loops`` ... in it lead here
-(:mod:`pyg_dist.conv.rebinding`). Given plain tensors, each function is PyG's.
+(:mod:`pyg_dist.conv.function_patching`). Given plain tensors, each function is PyG's.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from torch import Tensor
 from torch_geometric.nn.conv import gcn_conv
 
 from pyg_dist.errors import UnsupportedError
-from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor, incidence
-from pyg_dist.tensor.edges import Edges, NodeIds
-from pyg_dist.tensor.edges import local_values as _local
-from pyg_dist.tensor.scales import inverse_sqrt
-from pyg_dist.tensor.self_loops import LoopRule
+from pyg_dist.layout.gcn_norm import inverse_sqrt
+from pyg_dist.layout.halo import node_edge
+from pyg_dist.layout.halo.edges import Edges, NodeIds
+from pyg_dist.layout.self_loops import LoopRule
+from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
+from pyg_dist.tensor.row_tensor import local_values as _local
 
 SUBSTITUTES: dict[Callable[..., Any], Callable[..., Any]] = {}
 """Ours for PyG's."""
@@ -86,7 +87,7 @@ def scatter(src: Tensor, index: Any, dim: int = 0, dim_size: int | None = None, 
     ids = _require_ids("scatter", index)
     _require_rows("scatter", src, dim)
     _require_all_nodes("scatter", ids.edges, dim_size)
-    return incidence.scatter(src, ids, reduce)  # type: ignore[arg-type]
+    return node_edge.scatter(src, ids, reduce)  # type: ignore[arg-type]
 
 
 @_stands_for(pyg.degree)
@@ -96,7 +97,7 @@ def degree(index: Any, num_nodes: int | None = None, dtype: torch.dtype | None =
     _require_all_nodes("degree", ids.edges, num_nodes)
     dtype = dtype or torch.get_default_dtype()
     counted = dtype if dtype.is_floating_point else torch.float64  # sources' sums travel as floats
-    return incidence.scatter(_ones(ids.edges, counted), ids).to(dtype)  # type: ignore[return-value]
+    return node_edge.scatter(_ones(ids.edges, counted), ids).to(dtype)  # type: ignore[return-value]
 
 
 def _ones(edges: Edges, dtype: torch.dtype) -> EdgeTensor:
@@ -198,7 +199,7 @@ def gcn_norm(
         edge_index, edge_weight = _one_loop_each(edge_index, edge_weight, fill_value, num_nodes, rule)
     source, target = edge_index.end(0), edge_index.end(1)
     weight = _ones(edge_index, dtype or torch.get_default_dtype()) if edge_weight is None else edge_weight
-    scale = inverse_sqrt(incidence.scatter(weight, target))  # type: ignore[arg-type]
+    scale = inverse_sqrt(node_edge.scatter(weight, target))  # type: ignore[arg-type]
     return edge_index, scale[source] * weight * scale[target]
 
 

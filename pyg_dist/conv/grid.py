@@ -12,13 +12,14 @@ from torch_geometric.nn import GCNConv, SAGEConv
 from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 
 from pyg_dist.conv.inputs import edge_rows, features
-from pyg_dist.conv.order import can_wait, commutes, projects_first
+from pyg_dist.conv.linear_order import can_wait, commutes, projects_first
 from pyg_dist.errors import UnsupportedError
-from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor
-from pyg_dist.tensor.grid_graph import GridGraph, TileOperators, learns
-from pyg_dist.tensor.reductions import wide
-from pyg_dist.tensor.tile_functions import linear_sum
-from pyg_dist.tensor.tile_tensor import TileTensor
+from pyg_dist.layout.edge_index import DistributedEdgeIndex
+from pyg_dist.layout.grid.functions import linear_sum
+from pyg_dist.layout.grid.graph import GridGraph, TileOperators, learns
+from pyg_dist.layout.grid.tile_tensor import TileTensor
+from pyg_dist.tensor import EdgeTensor, NodeTensor
+from pyg_dist.tensor.functions.reductions import wide
 
 
 def gcn_on_grid(

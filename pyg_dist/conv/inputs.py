@@ -13,13 +13,14 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregation, SumAggregation
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.world import world_size
+from pyg_dist.backend.session.world import world_size
 from pyg_dist.errors import DataError, LayoutMismatchError, UnsupportedError
+from pyg_dist.layout.edge_index import DistributedEdgeIndex
+from pyg_dist.layout.edge_sets import Graph
 from pyg_dist.partition.edge_list import as_edges
-from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor, RowTensor
-from pyg_dist.tensor.edge_sets import Graph
+from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.row_tensor import version_of
-from pyg_dist.tensor.rows import Rows
+from pyg_dist.tensor.sharding import Rows
 
 
 def edge_handle(conv: MessagePassing, edge_index: Any, x: Any, runs_steps: bool) -> DistributedEdgeIndex | None:

@@ -12,14 +12,15 @@ from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 from pyg_dist.conv.accumulate import plus
 from pyg_dist.conv.grid import sage_on_grid
 from pyg_dist.conv.inputs import edge_handle, edge_rows, features
-from pyg_dist.conv.neighbours import aggregate_neighbours
-from pyg_dist.conv.order import commutes, projects_first
+from pyg_dist.conv.linear_order import commutes, projects_first
+from pyg_dist.conv.local_aggregation import aggregate_neighbours
 from pyg_dist.conv.scripting import stock_twin
-from pyg_dist.tensor import DistributedEdgeIndex, NodeTensor
-from pyg_dist.tensor.grid_graph import GridGraph, learns
-from pyg_dist.tensor.halo_graph import HaloGraph
-from pyg_dist.tensor.reductions import wide
-from pyg_dist.tensor.remember import aggregate
+from pyg_dist.layout.aggregation_cache import aggregate
+from pyg_dist.layout.edge_index import DistributedEdgeIndex
+from pyg_dist.layout.grid.graph import GridGraph, learns
+from pyg_dist.layout.halo.graph import HaloGraph
+from pyg_dist.tensor import NodeTensor
+from pyg_dist.tensor.functions.reductions import wide
 
 
 class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]

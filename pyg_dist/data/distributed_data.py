@@ -9,28 +9,30 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_dist.backend import session
-from pyg_dist.backend.agreement import digest, on_main, raise_together, require_equal
-from pyg_dist.backend.axis import Axis, world_axis
-from pyg_dist.backend.exchange import Traffic
-from pyg_dist.backend.memory import release_free_memory
-from pyg_dist.data.choice import choose_layout, common_machine, model_of, ranks_per_node
+from pyg_dist.backend.comm.group import Axis, world_axis
+from pyg_dist.backend.halo.exchange import Traffic
+from pyg_dist.backend.ops.memory import release_free_memory
+from pyg_dist.backend.session import session
+from pyg_dist.backend.session.agreement import digest, on_main, raise_together, require_equal
 from pyg_dist.data.graph_input import GraphInput, read_graph
-from pyg_dist.data.on_grid import on_grid
+from pyg_dist.data.grid_data import on_grid
+from pyg_dist.data.layout_choice import choose_layout, common_machine, model_of, ranks_per_node
 from pyg_dist.data.options import Options
 from pyg_dist.data.storage import DistributedStorage
 from pyg_dist.errors import MixedRowsError, PygDistError, UnsupportedError
+from pyg_dist.layout import module_hooks
+from pyg_dist.layout.edge_index import DistributedEdgeIndex
+from pyg_dist.layout.edge_sets import Graph
+from pyg_dist.layout.halo.graph import HaloGraph
+from pyg_dist.layout.halo.sharding import HaloNodes
 from pyg_dist.partition import partition as partition_nodes
 from pyg_dist.plan import Plan, ShareSizes, halo_share
-from pyg_dist.plan.grid_plan import GridPlan
-from pyg_dist.plan.halo import HaloShare
-from pyg_dist.plan.placement import place
-from pyg_dist.plan.plan import pairs_of, plan_hash
-from pyg_dist.plan.remote import Exchange
-from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor, RowTensor, first_values
-from pyg_dist.tensor.edge_sets import Graph
-from pyg_dist.tensor.halo_graph import HaloGraph
-from pyg_dist.tensor.halo_nodes import HaloNodes
+from pyg_dist.plan.grid.plan import GridPlan
+from pyg_dist.plan.halo.placement import place
+from pyg_dist.plan.halo.plan import pairs_of, plan_hash
+from pyg_dist.plan.halo.remote_edges import Exchange
+from pyg_dist.plan.halo.share import HaloShare
+from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 
 
 class DistributedData(Data):  # type: ignore[misc]
@@ -97,7 +99,7 @@ class DistributedData(Data):  # type: ignore[misc]
         model: tuple[int, int] | None = None,
     ) -> None:
         session.init()
-        first_values.install()
+        module_hooks.install()
         axis = world_axis()
         options, graph_input, error = None, None, None
         try:

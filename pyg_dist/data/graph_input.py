@@ -13,11 +13,11 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
-from pyg_dist.data.belonging import belongs_to
+from pyg_dist.data.attribute_kind import belongs_to
 from pyg_dist.errors import DataError, UnsupportedError
+from pyg_dist.layout.edge_index import DistributedEdgeIndex
+from pyg_dist.layout.self_loops import LoopRule
 from pyg_dist.partition.edge_list import as_edges, check_ends
-from pyg_dist.tensor import DistributedEdgeIndex
-from pyg_dist.tensor.self_loops import LoopRule
 
 _GRAPH_KEYS = ("edge_index", "adj_t")
 _OWN = ("graph", "plan", "traffic")
@@ -31,7 +31,7 @@ class GraphInput:
         edge_index: int64 ``[2, E]``.
         num_nodes: N.
         graph_key: ``"edge_index"`` or ``"adj_t"``, where the script will look for the graph.
-        loop_rule: see :data:`~pyg_dist.tensor.self_loops.LoopRule`.
+        loop_rule: see :data:`~pyg_dist.layout.self_loops.LoopRule`.
         adj_values: the values of ``adj_t``, ``[E]``, unless they are absent, or all one and constant.
         node_attributes: tensors ``[N, ...]`` by name.
         edge_attributes: tensors ``[E, ...]`` by name.

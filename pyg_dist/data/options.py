@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.agreement import digest
-from pyg_dist.backend.quantized import Bits
-from pyg_dist.backend.settings import SETTINGS
+from pyg_dist.backend.comm.quantized import Bits
+from pyg_dist.backend.session.agreement import digest
+from pyg_dist.backend.session.settings import SETTINGS
 from pyg_dist.errors import OptionError, UnsupportedError
 from pyg_dist.partition import METHODS
 from pyg_dist.partition.given import as_parts
 from pyg_dist.plan import Plan
+from pyg_dist.plan.halo.remote_edges import EXCHANGES, Exchange
 from pyg_dist.plan.model import Model
-from pyg_dist.plan.remote import EXCHANGES, Exchange
 
 _VALUES: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {  # name: (works, planned)
     "layout": (("halo", "grid", "auto"), ()),

@@ -7,10 +7,11 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.data.storage import GlobalStorage
 
-from pyg_dist.data.belonging import belongs_to
+from pyg_dist.data.attribute_kind import belongs_to
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
-from pyg_dist.tensor import DistributedEdgeIndex, EdgeTensor, NodeTensor, RowTensor
-from pyg_dist.tensor.edge_sets import Graph
+from pyg_dist.layout.edge_index import DistributedEdgeIndex
+from pyg_dist.layout.edge_sets import Graph
+from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 
 
 class DistributedStorage(GlobalStorage):  # type: ignore[misc]

@@ -15,9 +15,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 from pyg_dist.backend import ops
 from pyg_dist.errors import DataError, LayoutMismatchError, OptionError
 from pyg_dist.tensor import NodeTensor, RowTensor
-from pyg_dist.tensor.random import draw_seed
+from pyg_dist.tensor.functions.random import draw_seed
 from pyg_dist.tensor.row_tensor import version_of
-from pyg_dist.tensor.rows import Rows
+from pyg_dist.tensor.sharding import Rows
 
 # So many training nodes that all of them are embedded about never: 0.9^256 is 2e-12.
 _NUM_FIRST = 256

@@ -7,13 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.epilogue import row_epilogue
+from pyg_dist.backend.dense.norm_relu_dropout import row_epilogue
 from pyg_dist.backend.ops import Norm
 from pyg_dist.errors import DataError, OptionError
+from pyg_dist.layout.grid.sharding import Tile
+from pyg_dist.layout.grid.tile_tensor import TileTensor, as_tile
 from pyg_dist.tensor import RowTensor
-from pyg_dist.tensor.random import draw_seed
-from pyg_dist.tensor.tile import Tile
-from pyg_dist.tensor.tile_tensor import TileTensor, as_tile
+from pyg_dist.tensor.functions.random import draw_seed
 
 _NORMS = ("layer", "rms", None)
 

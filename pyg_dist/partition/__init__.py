@@ -12,11 +12,11 @@ from torch import Tensor
 from pyg_dist.errors import OptionError
 from pyg_dist.partition.edge_list import as_edges, check_ends
 from pyg_dist.partition.given import check_given
-from pyg_dist.partition.graph_model import build_graph_model
-from pyg_dist.partition.hypergraph_model import build_hypergraph_model
-from pyg_dist.partition.metis import metis_parts
-from pyg_dist.partition.mt_kahypar import hypergraph_parts
-from pyg_dist.partition.random_parts import random_parts
+from pyg_dist.partition.models.graph import build_graph_model
+from pyg_dist.partition.models.hypergraph import build_hypergraph_model
+from pyg_dist.partition.solvers.metis import metis_parts
+from pyg_dist.partition.solvers.mt_kahypar import hypergraph_parts
+from pyg_dist.partition.solvers.random import random_parts
 
 __all__ = ["check_given", "partition"]
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
-from pyg_dist.plan.grid_candidates import Candidate
-from pyg_dist.plan.halo_cost import halo_price, loads_of
+from pyg_dist.plan.grid.candidates import Candidate
+from pyg_dist.plan.halo.cost import halo_price, loads_of
+from pyg_dist.plan.halo.remote_edges import EXCHANGES, Exchange
+from pyg_dist.plan.halo.sizes import all_sizes
 from pyg_dist.plan.machine import Machine
 from pyg_dist.plan.model import Model, Price
-from pyg_dist.plan.remote import EXCHANGES, Exchange
-from pyg_dist.plan.sizes import all_sizes
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from pyg_dist.backend.settings import MACHINE
+from pyg_dist.backend.session.settings import MACHINE
 from pyg_dist.errors import OptionError
 
 

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyg_dist.errors import MissingPackageError
-from pyg_dist.plan.grid_work import work_of
+from pyg_dist.plan.grid.work import work_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from pyg_dist.plan.grid_plan import GridPlan
-    from pyg_dist.plan.plan import Plan
+    from pyg_dist.plan.grid.plan import GridPlan
+    from pyg_dist.plan.halo.plan import Plan
 
 
 def plot(plan: Plan, path: str | Path, width: int) -> None:

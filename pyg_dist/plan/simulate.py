@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from pyg_dist.backend.mesh import MeshShape, meshes, nearest_cube
-from pyg_dist.backend.packed_rows import row_bytes
+from pyg_dist.backend.grid.mesh import MeshShape, meshes, nearest_cube
+from pyg_dist.backend.ops.row_format import row_bytes
 from pyg_dist.plan import published
-from pyg_dist.plan.grid import Sums
-from pyg_dist.plan.grid_candidates import FORMS
-from pyg_dist.plan.grid_cost import price_of
-from pyg_dist.plan.halo_cost import ELEMENT_BYTES, HaloLoad, exchange_seconds, halo_price, quantize_seconds
+from pyg_dist.plan.grid.candidates import FORMS
+from pyg_dist.plan.grid.cost import price_of
+from pyg_dist.plan.grid.tiling import Sums
+from pyg_dist.plan.halo.cost import ELEMENT_BYTES, HaloLoad, exchange_seconds, halo_price, quantize_seconds
 from pyg_dist.plan.machine import Machine
 from pyg_dist.plan.model import Conv, Model, Price
 from pyg_dist.plan.published import HYBRID_SHARE, PublishedGraph

@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 
-from pyg_dist.backend import calibration, session
-from pyg_dist.backend.axis import world_axis
+from pyg_dist.backend import calibration
+from pyg_dist.backend.comm.group import world_axis
+from pyg_dist.backend.session import session
 from pyg_dist.errors import LaunchError, OptionError
 from pyg_dist.plan.machine import Machine, machine_file
 

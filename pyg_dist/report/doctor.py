@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from pyg_dist.backend import library
-from pyg_dist.backend.memory import has_pool
-from pyg_dist.backend.settings import SETTINGS
+from pyg_dist.backend.ops import library
+from pyg_dist.backend.ops.memory import has_pool
+from pyg_dist.backend.session.settings import SETTINGS
 
 # What csrc/kernels/table.cpp asks of a machine, by level, best first; names as in /proc/cpuinfo.
 _NEEDED: dict[str, tuple[str, ...]] = {

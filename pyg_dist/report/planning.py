@@ -19,10 +19,10 @@ from pyg_dist.errors import OptionError
 from pyg_dist.partition import METHODS, partition
 from pyg_dist.plan import Machine, Model, Plan
 from pyg_dist.plan.auto import HaloCandidate, halo_candidates, reasons
-from pyg_dist.plan.grid_candidates import Candidate, grid_plans, grid_table
-from pyg_dist.plan.grid_plan import GridPlan
-from pyg_dist.plan.placement import place
-from pyg_dist.plan.remote import EXCHANGES
+from pyg_dist.plan.grid.candidates import Candidate, grid_plans, grid_table
+from pyg_dist.plan.grid.plan import GridPlan
+from pyg_dist.plan.halo.placement import place
+from pyg_dist.plan.halo.remote_edges import EXCHANGES
 from pyg_dist.report.graph_file import GraphFile, read_npz, read_parts
 from pyg_dist.report.output_file import require_drawable, require_folder
 

@@ -14,9 +14,10 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pyg_dist.backend import phases, session
-from pyg_dist.backend.axis import world_axis
-from pyg_dist.backend.phases import OUTSIDE, PHASES, Recorder, Span, phase
+from pyg_dist.backend import timing
+from pyg_dist.backend.comm.group import world_axis
+from pyg_dist.backend.session import session
+from pyg_dist.backend.timing import OUTSIDE, PHASES, Recorder, Span, phase
 from pyg_dist.errors import OptionError
 
 _aten = torch.ops.aten
@@ -94,7 +95,7 @@ def profile(overlap: bool = True) -> Iterator[Profile]:
     """Record what the block's time goes into, by rank, layer and phase. Collective: every rank runs the block.
 
     A *layer* is a Distributed conv, numbered when it first runs; a backward pass counts to the layer whose derivative
-    it is. The phases are those of :mod:`pyg_dist.backend.phases`. A block of a few epochs is long enough; the first one
+    it is. The phases are those of :mod:`pyg_dist.backend.timing`. A block of a few epochs is long enough; the first one
     also plans, so let it pass before. Recording costs some microseconds a phase, and as much per torch operator. A
     profiler of torch's around the block shows the same phases as labels ``pyg_dist: ...``, and without this block too.
 
@@ -112,18 +113,18 @@ def profile(overlap: bool = True) -> Iterator[Profile]:
         ...     train_one_epoch()
         >>> print(profiled.describe())  # doctest: +SKIP
     """
-    if phases.is_recording():
+    if timing.is_recording():
         raise OptionError("Expected one pyg_dist.profile() at a time (got one inside of another): end the first one")
     session.init()
     axis, recorder, result = world_axis(), Recorder(overlap), Profile()
     axis.reduce_(torch.zeros(1))
     begin = time.perf_counter()
-    phases.record(recorder)
+    timing.record(recorder)
     try:
         with _layers(recorder, result.layers), _TimeDense():  # type: ignore[no-untyped-call]
             yield result
     finally:
-        phases.record(None)
+        timing.record(None)
     seconds = time.perf_counter() - begin
     columns = len(Span._fields)
     mine = torch.tensor(recorder.spans, dtype=torch.float64).view(-1, columns)

@@ -2,7 +2,7 @@
 
 The object *is* this rank's local tensor, in memory and in autograd: the engine, hooks, checkpointing, custom
 functions and optimizers work on it as on any tensor. What the Python side sees, though, is answered by the table
-of :mod:`pyg_dist.tensor.table`, and that speaks of the global tensor: shapes, reductions, selections, losses.
+of :mod:`pyg_dist.tensor.registry`, and that speaks of the global tensor: shapes, reductions, selections, losses.
 
 A function under :data:`LOCALLY` sees the local rows. Results get their class by assignment to ``__class__`` (as
 torch does for lazy parameters): a view through ``as_subclass`` would put a node into the graph at every call and
@@ -18,8 +18,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
-from pyg_dist.tensor.rows import Kind, Rows, Selection
-from pyg_dist.tensor.table import TABLE, Function, Handler, changes_values, public_name, writes
+from pyg_dist.tensor.registry import TABLE, Function, Handler, changes_values, public_name, writes
+from pyg_dist.tensor.sharding import Kind, Rows, Selection
 
 LOCALLY = torch._C.DisableTorchFunctionSubclass
 """Context in which row tensors are plain local tensors."""
@@ -41,7 +41,7 @@ class RowTensor(Tensor):
 
     kind: Kind
     _rows: Rows
-    _is_attribute: bool = False  # of a DistributedData; this and the next are for pyg_dist.tensor.remember
+    _is_attribute: bool = False  # of a DistributedData; this and the next are for pyg_dist.layout.aggregation_cache
     _is_lasting: bool = False
     # What is kept with the tensor (KEPT): it holds for this object at one version, and never has a graph over a leaf,
     # which would hold the leaf in turn.
@@ -264,3 +264,19 @@ def by_row_mask(rows: Rows, mask: RowTensor) -> Selection:
         selection = whole.by_mask(local.flatten())
         mask._selection = None if version is None else (version, rows, selection)
     return selection
+
+
+def local_values(values: Tensor, rows: Rows) -> Tensor:
+    """This rank's part of a value per edge: an edge tensor with ``rows``, or a plain ``[E, ...]`` tensor.
+
+    Raises:
+        LayoutMismatchError: It belongs to other edges.
+    """
+    if isinstance(values, RowTensor) and values._rows is rows:
+        return values.to_local()
+    if not isinstance(values, RowTensor) and values.shape[:1] == (rows.size,):
+        return rows.slice(values)
+    raise LayoutMismatchError(
+        f"Expected a value for each of {rows} (got {type(values).__name__} of shape {list(values.shape)}): pass an "
+        f"edge attribute of the same DistributedData"
+    )

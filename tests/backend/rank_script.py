@@ -16,9 +16,9 @@ spec = importlib.util.find_spec("pyg_dist")
 assert spec is not None
 sys.modules["pyg_dist"] = importlib.util.module_from_spec(spec)
 
-from pyg_dist.backend import agreement, session  # noqa: E402
-from pyg_dist.backend.axis import Axis  # noqa: E402
-from pyg_dist.backend.exchange import Exchange  # noqa: E402
+from pyg_dist.backend.comm.group import Axis  # noqa: E402
+from pyg_dist.backend.halo.exchange import Exchange  # noqa: E402
+from pyg_dist.backend.session import agreement, session  # noqa: E402
 
 
 def say(line: str) -> None:
@@ -62,11 +62,11 @@ elif case == "raises while rank 0 computes":
         raise RuntimeError(f"the fault of rank {concerned}")
     agreement.on_main(lambda: time.sleep(60.0) or torch.ones(1))
 elif case == "sends NaN in two bits":
-    from pyg_dist.backend.axis import world_axis
-    from pyg_dist.backend.exchange import Exchange, Traffic
-    from pyg_dist.backend.halo import Halo
-    from pyg_dist.backend.matrix import Matrix
-    from pyg_dist.backend.quantized import quantized
+    from pyg_dist.backend.comm.group import world_axis
+    from pyg_dist.backend.comm.quantized import quantized
+    from pyg_dist.backend.halo.exchange import Exchange, Traffic
+    from pyg_dist.backend.halo.transfer import Halo
+    from pyg_dist.backend.sparse.matrix import Matrix
     from pyg_dist.plan import halo_share
 
     node = torch.arange(30)  # a ring, of which every rank has each third node

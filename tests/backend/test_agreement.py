@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from workers import Workers
 
-from pyg_dist.backend import agreement, session
-from pyg_dist.backend.agreement import digest, on_main, raise_together, require_equal
+from pyg_dist.backend.session import agreement, session
+from pyg_dist.backend.session.agreement import digest, on_main, raise_together, require_equal
 from pyg_dist.errors import AgreementError, DataError, RankFailedError
 
 Pools = Callable[[int], Workers]

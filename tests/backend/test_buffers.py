@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_geometric.nn import GCNConv, SAGEConv
 from workers import Workers
 
-from pyg_dist.backend.buffers import Buffers
+from pyg_dist.backend.comm.buffers import Buffers
 
 Pools = Callable[[int], Workers]
 
@@ -110,7 +110,7 @@ def second_order(models: list[list[Any]], data: Any) -> list[Tensor]:
 def passes(world_size: int, exception: bool) -> None:
     models = Models(world_size)
     if exception:
-        from pyg_dist.backend.matrix import Matrix
+        from pyg_dist.backend.sparse.matrix import Matrix
 
         multiply, calls = Matrix.multiply, iter(range(100))
 

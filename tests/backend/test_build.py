@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pyg_dist.backend import library
+from pyg_dist.backend.ops import library
 from pyg_dist.errors import LibraryNotBuiltError
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyg_dist.backend import large_rows, ops
+from pyg_dist.backend import ops
+from pyg_dist.backend.dense import large_tensors
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 Both = tuple[Callable[..., Tensor], Callable[..., Tensor]]
@@ -27,7 +28,7 @@ def results(function: Callable[..., Tensor], *operands: Tensor) -> list[Tensor]:
 @pytest.fixture
 def num_rows() -> int:
     """Enough for outputs of 37 columns to be large, in the narrowest dtype."""
-    return large_rows.LARGE // 2 // 37 + 5
+    return large_tensors.LARGE // 2 // 37 + 5
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -35,8 +36,8 @@ def num_rows() -> int:
 def test_linear_has_the_bits_of_torch(num_rows: int, dtype: torch.dtype, has_bias: bool) -> None:
     x, weight = torch.randn(num_rows, 19).to(dtype), torch.randn(37, 19).to(dtype)
     operands = (x, weight, torch.randn(37).to(dtype)) if has_bias else (x, weight)
-    got = results(large_rows.linear, *operands)
-    assert "_Linear" in large_rows.linear(x, weight.requires_grad_()).grad_fn.name()  # type: ignore[union-attr]
+    got = results(large_tensors.linear, *operands)
+    assert "_Linear" in large_tensors.linear(x, weight.requires_grad_()).grad_fn.name()  # type: ignore[union-attr]
     for mine, expected in zip(got, results(F.linear, *operands), strict=True):
         assert torch.equal(mine, expected)
 
@@ -45,10 +46,10 @@ def test_linear_has_the_bits_of_torch(num_rows: int, dtype: torch.dtype, has_bia
 def test_log_softmax_and_select_have_the_bits_of_torch(num_rows: int, dtype: torch.dtype) -> None:
     x = torch.randn(num_rows, 37).to(dtype)
     index = torch.randint(num_rows, (num_rows,))
-    assert "_LogSoftmax" in large_rows.log_softmax(x.clone().requires_grad_()).grad_fn.name()  # type: ignore[union-attr]
+    assert "_LogSoftmax" in large_tensors.log_softmax(x.clone().requires_grad_()).grad_fn.name()  # type: ignore[union-attr]
     for mine, stock in (
-        (large_rows.log_softmax, lambda x: F.log_softmax(x, 1)),
-        (lambda x: large_rows.select(x, index), lambda x: x.index_select(0, index)),
+        (large_tensors.log_softmax, lambda x: F.log_softmax(x, 1)),
+        (lambda x: large_tensors.select(x, index), lambda x: x.index_select(0, index)),
     ):
         for got, expected in zip(results(mine, x), results(stock, x), strict=True):
             assert torch.equal(got, expected)
@@ -59,8 +60,8 @@ def test_log_softmax_and_select_have_the_bits_of_torch(num_rows: int, dtype: tor
 def test_layer_norm_has_the_bits_of_torch(num_rows: int, dtype: torch.dtype, is_affine: bool) -> None:
     x = torch.randn(num_rows, 37).to(dtype)
     operands = (x, torch.randn(37).to(dtype), torch.randn(37).to(dtype)) if is_affine else (x,)
-    got = results(lambda x, *affine: large_rows.layer_norm(x, [37], *affine), *operands)
-    assert "_LayerNorm" in large_rows.layer_norm(x.requires_grad_(), (37,)).grad_fn.name()  # type: ignore[union-attr]
+    got = results(lambda x, *affine: large_tensors.layer_norm(x, [37], *affine), *operands)
+    assert "_LayerNorm" in large_tensors.layer_norm(x.requires_grad_(), (37,)).grad_fn.name()  # type: ignore[union-attr]
     for mine, expected in zip(got, results(lambda x, *affine: F.layer_norm(x, [37], *affine), *operands), strict=True):
         assert torch.equal(mine, expected)
 
@@ -71,7 +72,7 @@ def test_relu_has_the_bits_of_torch_and_keeps_a_bit_each(num_rows: int, dtype: t
     x[0, :5] = torch.tensor([0.0, -0.0, float("nan"), float("inf"), float("-inf")]).to(dtype)
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):  # type: ignore[func-returns-value]
-        got = results(large_rows.relu, x)
+        got = results(large_tensors.relu, x)
     assert [t.numel() for t in kept if t.dtype == torch.uint8] == [-(-x.numel() // 8)]
     assert len(kept) == 2, "that, and the weights of the sum"
     for mine, expected in zip(got, results(F.relu, x), strict=True):
@@ -82,27 +83,27 @@ def test_relu_has_the_bits_of_torch_and_keeps_a_bit_each(num_rows: int, dtype: t
 
 
 def test_derivatives_of_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(large_rows, "LARGE", 0)
+    monkeypatch.setattr(large_tensors, "LARGE", 0)
     x, weight, bias = (torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((5, 3), (4, 3), (4,)))
     for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
-        assert check(large_rows.linear, (x, weight, bias))
-        assert check(large_rows.log_softmax, (x,))
-        assert check(lambda x: large_rows.select(x, torch.tensor([2, 0, 2])) ** 2, (x,))
-        assert check(lambda x: large_rows.relu(x) ** 2, (x,))
-        assert check(lambda *operands: large_rows.layer_norm(operands[0], (3,), *operands[1:]), (x, *weight[:2]))
+        assert check(large_tensors.linear, (x, weight, bias))
+        assert check(large_tensors.log_softmax, (x,))
+        assert check(lambda x: large_tensors.select(x, torch.tensor([2, 0, 2])) ** 2, (x,))
+        assert check(lambda x: large_tensors.relu(x) ** 2, (x,))
+        assert check(lambda *operands: large_tensors.layer_norm(operands[0], (3,), *operands[1:]), (x, *weight[:2]))
 
 
 def test_other_forms_are_torch_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(large_rows, "LARGE", 0)
+    monkeypatch.setattr(large_tensors, "LARGE", 0)
     x, weight = torch.randn(5, 4, 3), torch.randn(2, 3)
-    assert torch.equal(large_rows.layer_norm(x, (4, 3)), F.layer_norm(x, (4, 3)))
-    assert torch.equal(large_rows.layer_norm(x[0].t(), (4,)), F.layer_norm(x[0].t(), (4,)))
-    assert torch.equal(large_rows.linear(x, weight), F.linear(x, weight))
-    assert torch.equal(large_rows.linear(x[0, 0], weight), F.linear(x[0, 0], weight))
-    assert torch.equal(large_rows.relu(x.transpose(0, 2)), x.transpose(0, 2).relu())
+    assert torch.equal(large_tensors.layer_norm(x, (4, 3)), F.layer_norm(x, (4, 3)))
+    assert torch.equal(large_tensors.layer_norm(x[0].t(), (4,)), F.layer_norm(x[0].t(), (4,)))
+    assert torch.equal(large_tensors.linear(x, weight), F.linear(x, weight))
+    assert torch.equal(large_tensors.linear(x[0, 0], weight), F.linear(x[0, 0], weight))
+    assert torch.equal(large_tensors.relu(x.transpose(0, 2)), x.transpose(0, 2).relu())
     written = x.clone()
-    assert large_rows.relu(written, inplace=True) is written
+    assert large_tensors.relu(written, inplace=True) is written
     with pytest.raises(RuntimeError, match="dtype"):
-        large_rows.linear(x[0], weight.double())
+        large_tensors.linear(x[0], weight.double())
     with torch.autocast("cpu", torch.bfloat16):
-        assert large_rows.linear(x[0], weight).dtype == torch.bfloat16
+        assert large_tensors.linear(x[0], weight).dtype == torch.bfloat16

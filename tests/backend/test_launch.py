@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyg_dist.backend.launch import Launch, detect, expand_node_list
+from pyg_dist.backend.session.launch import Launch, detect, expand_node_list
 from pyg_dist.errors import LaunchError
 
 MASTER = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234"}

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyg_dist.backend import memory, ops
+from pyg_dist.backend import ops
+from pyg_dist.backend.ops import memory
 
 HUGE_PAGE = 1 << 21
 LARGE = 8 << 20  # kWorthIt of csrc/ops/block_pool.h

@@ -12,7 +12,7 @@ from workers import Workers
 
 def open_many_graphs() -> None:
     from pyg_dist import DistributedData
-    from pyg_dist.backend.mesh import Mesh, MeshShape
+    from pyg_dist.backend.grid.mesh import Mesh, MeshShape
     from pyg_dist.conv import DistributedGCNConv
 
     def one() -> tuple[int, int]:

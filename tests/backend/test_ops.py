@@ -10,7 +10,8 @@ from op_inputs import DTYPES, NUM_ROWS, NUM_SOURCES, WIDTHS, integers, pattern, 
 from torch import Tensor
 from torch.library import opcheck
 
-from pyg_dist.backend import ops, reference
+from pyg_dist.backend import ops
+from pyg_dist.backend.ops import reference
 
 FACTORS = list(itertools.product([False, True], repeat=3))  # with or without weight, row_scale, col_scale
 

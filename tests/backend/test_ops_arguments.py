@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.csr import CSR
+from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.errors import DataError, OptionError, PygDistError, UnsupportedError
 
 ROWPTR, COL, X = torch.tensor([0, 1, 2]), torch.tensor([0, 1], dtype=torch.int32), torch.ones(3, 4)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pyg_dist.backend import library
+from pyg_dist.backend.ops import library
 
 LEVEL = os.environ.get("PYG_DIST_ISA")
 KERNELS = {

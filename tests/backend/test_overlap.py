@@ -32,7 +32,7 @@ def chain() -> tuple[Data, Tensor]:
 
 def in_order(world_size: int, exchange: Any) -> None:
     import pyg_dist
-    from pyg_dist.backend.phases import PHASES
+    from pyg_dist.backend.timing import PHASES
     from pyg_dist.conv import DistributedSAGEConv
 
     torch.manual_seed(0)
@@ -73,7 +73,7 @@ def test_messages_are_added_one_by_one(workers: Pools, exchange: str) -> None:
 
 
 def test_columns_of_a_pattern() -> None:
-    from pyg_dist.backend.csr import CSR
+    from pyg_dist.backend.sparse.csr import CSR
 
     generator = torch.Generator().manual_seed(0)
     row, col = torch.randint(0, 8, (50,), generator=generator), torch.randint(0, 10, (50,), generator=generator)

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from torch.library import opcheck
 
-from pyg_dist.backend import ops, reference
-from pyg_dist.backend.packed_rows import packed_row_bytes
+from pyg_dist.backend import ops
+from pyg_dist.backend.ops import reference
+from pyg_dist.backend.ops.row_format import packed_row_bytes
 from pyg_dist.errors import DataError, NotFiniteError
 
 BITS = [2, 4, 8, 16]

@@ -16,7 +16,7 @@ from launching import LAUNCHERS, run_script
 from workers import Workers
 
 from pyg_dist import errors
-from pyg_dist.backend import session
+from pyg_dist.backend.session import session
 from pyg_dist.errors import AgreementError, DataError, LaunchError, OptionError
 
 SCRIPT = Path(__file__).with_name("rank_script.py")

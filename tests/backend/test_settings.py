@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pyg_dist.backend import settings
+from pyg_dist.backend.session import settings
 from pyg_dist.errors import OptionError
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from emulated import EmulatedMean
 
-from pyg_dist.backend.aggregate import aggregate
-from pyg_dist.backend.quantized import quantized
+from pyg_dist.backend.comm.quantized import quantized
+from pyg_dist.backend.halo.operator import aggregate
 
 
 def test_means_of_emulated_ranks() -> None:

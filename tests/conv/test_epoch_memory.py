@@ -15,7 +15,7 @@ from torch_geometric.nn import GCNConv, SAGEConv
 from torch_geometric.utils import coalesce
 from workers import Workers
 
-from pyg_dist.backend import memory
+from pyg_dist.backend.ops import memory
 
 NUM_NODES, WIDTH = 9_000, 240
 BLOCK = 10 << 20  # bytes behind NUM_NODES x WIDTH numbers in float32, in whole huge pages

@@ -30,7 +30,7 @@ CASES: list[Case] = [
 
 
 def shapes(num_ranks: int) -> list[dict[str, int]]:
-    from pyg_dist.backend.mesh import meshes
+    from pyg_dist.backend.grid.mesh import meshes
 
     return [{"x": m.x, "y": m.y, "z": m.z} for m in meshes(num_ranks)]
 

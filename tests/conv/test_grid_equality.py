@@ -29,7 +29,7 @@ NORMS: dict[str, Callable[[int], nn.Module]] = {
 
 
 def shapes(num_ranks: int) -> list[dict[str, int]]:
-    from pyg_dist.backend.mesh import meshes
+    from pyg_dist.backend.grid.mesh import meshes
 
     return [{"x": m.x, "y": m.y, "z": m.z} for m in meshes(num_ranks)]
 
@@ -81,7 +81,7 @@ def compare(graph: Data, meshes: list[dict[str, int]], cases: list[Case], stride
     """On every rank, for every mesh and form of the sums: every ``stride``-th case, another first one each time."""
     import pyg_dist
     from pyg_dist import conv as ours
-    from pyg_dist.plan import node_order as plan
+    from pyg_dist.plan.grid.tiling import node_order as plan
 
     expected = {}
     for number, case in enumerate(cases):

@@ -84,8 +84,8 @@ def count(
     """
     import pyg_dist
     from pyg_dist import conv as ours
-    from pyg_dist.backend.mesh import MeshShape
-    from pyg_dist.plan.grid_work import work_of
+    from pyg_dist.backend.grid.mesh import MeshShape
+    from pyg_dist.plan.grid.work import work_of
     from pyg_dist.plan.model import Model
 
     graph = random_graph(97, 600, WIDTHS[0], WIDTHS[-1], seed=1, dtype=torch.float32)
@@ -118,7 +118,7 @@ def count(
 
 
 def shapes(num_ranks: int) -> list[dict[str, int]]:
-    from pyg_dist.backend.mesh import meshes
+    from pyg_dist.backend.grid.mesh import meshes
 
     return [{"x": m.x, "y": m.y, "z": m.z} for m in meshes(num_ranks)]
 
@@ -242,8 +242,8 @@ def kept(sizes: list[tuple[int, int]], mesh: dict[str, int]) -> list[tuple[int, 
     """Bytes of a graph as they are stored and by the model."""
     import pyg_dist
     from pyg_dist import conv as ours
-    from pyg_dist.backend.mesh import MeshShape
-    from pyg_dist.plan.grid_cost import graph_bytes
+    from pyg_dist.backend.grid.mesh import MeshShape
+    from pyg_dist.plan.grid.cost import graph_bytes
     from pyg_dist.plan.model import Model
 
     found = []

@@ -8,7 +8,7 @@ from typing import Any
 import torch_geometric.utils
 import torch_geometric.utils as U
 
-from pyg_dist.conv.rebinding import copy_of_classes, rebound
+from pyg_dist.conv.function_patching import copy_of_classes, rebound
 
 FACTOR = 1
 

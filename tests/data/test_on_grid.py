@@ -21,7 +21,7 @@ Pools = Callable[[int], Workers]
 
 def attributes() -> None:
     import pyg_dist
-    from pyg_dist.tensor.tile_tensor import TileTensor
+    from pyg_dist.layout.grid.tile_tensor import TileTensor
 
     graph = random_graph(47, 310, seed=1)
     data = pyg_dist.DistributedData(graph, layout="grid", mesh={"x": 2, "z": 2})

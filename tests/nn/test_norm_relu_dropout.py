@@ -11,8 +11,9 @@ from random_graphs import random_graph
 from torch import Tensor
 from torch.library import opcheck
 
-from pyg_dist.backend import ops, reference
-from pyg_dist.backend.epilogue import row_epilogue
+from pyg_dist.backend import ops
+from pyg_dist.backend.dense.norm_relu_dropout import row_epilogue
+from pyg_dist.backend.ops import reference
 from pyg_dist.errors import DataError, OptionError
 from pyg_dist.nn import NormReLUDropout, norm_relu_dropout
 

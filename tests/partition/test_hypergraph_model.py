@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyg_dist.partition.hypergraph_model import HypergraphModel, build_hypergraph_model
+from pyg_dist.partition.models.hypergraph import HypergraphModel, build_hypergraph_model
 from pyg_dist.plan import Plan
 
 

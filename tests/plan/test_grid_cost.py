@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from pyg_dist.backend.calibration import fit_spmm
-from pyg_dist.backend.mesh import MeshShape, nearest_cube
+from pyg_dist.backend.grid.mesh import MeshShape, nearest_cube
 from pyg_dist.errors import OptionError
-from pyg_dist.plan.grid_candidates import grid_plans, grid_table
-from pyg_dist.plan.grid_cost import all_to_all_seconds, memory_of, price_of
-from pyg_dist.plan.grid_work import work_of
+from pyg_dist.plan.grid.candidates import grid_plans, grid_table
+from pyg_dist.plan.grid.cost import all_to_all_seconds, memory_of, price_of
+from pyg_dist.plan.grid.work import work_of
 from pyg_dist.plan.machine import Machine
 from pyg_dist.plan.model import Model
 

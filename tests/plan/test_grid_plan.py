@@ -12,22 +12,13 @@ from graphs import load_npz
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyg_dist.backend.mesh import GRID_AXES, MeshShape, meshes, nearest_cube
+from pyg_dist.backend.grid.mesh import GRID_AXES, MeshShape, meshes, nearest_cube
 from pyg_dist.errors import OptionError
-from pyg_dist.plan.grid import (
-    INPUT,
-    WHOLE_ROWS,
-    Layout,
-    column_range,
-    nested_split,
-    row_range,
-    split,
-    tilings,
-)
-from pyg_dist.plan.grid_plan import GridPlan
+from pyg_dist.plan.grid.node_order import NodeOrder, choose_orders
+from pyg_dist.plan.grid.plan import GridPlan
+from pyg_dist.plan.grid.redistribution_plan import columns_between, route
+from pyg_dist.plan.grid.tiling import INPUT, WHOLE_ROWS, Layout, column_range, nested_split, row_range, split, tilings
 from pyg_dist.plan.model import Model, Price
-from pyg_dist.plan.node_order import NodeOrder, choose_orders
-from pyg_dist.plan.route import columns_between, route
 
 LAYOUTS = [
     INPUT,

@@ -20,8 +20,8 @@ from torch_geometric.data import Data
 from pyg_dist.cli import main
 from pyg_dist.partition import partition
 from pyg_dist.plan import Machine, Plan
-from pyg_dist.plan.placement import place, rank_of_part, rows_between_nodes
-from pyg_dist.plan.remote import EXCHANGES, Exchange
+from pyg_dist.plan.halo.placement import place, rank_of_part, rows_between_nodes
+from pyg_dist.plan.halo.remote_edges import EXCHANGES, Exchange
 
 
 def by_rank(rows: Tensor, rank: Tensor) -> Tensor:
@@ -156,7 +156,7 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def launched(world_size: int, local_ranks: list[int]) -> tuple[Any, ...]:
     """Plans of ranks that a launcher has started on several machines, as it says."""
     from pyg_dist import DistributedData
-    from pyg_dist.backend import session
+    from pyg_dist.backend.session import session
 
     graph, parts = communities(world_size)
     said = {name: os.environ[name] for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE")}

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from random_graphs import random_graph
 from safetensors.torch import save_file
 
-from pyg_dist.backend.packed_rows import row_bytes
+from pyg_dist.backend.ops.row_format import row_bytes
 from pyg_dist.errors import AgreementError, DataError, UnsupportedError
 from pyg_dist.plan import Machine, Model, Plan, ShareSizes, halo_share
-from pyg_dist.plan.halo_cost import (
+from pyg_dist.plan.halo.cost import (
     exchange_seconds,
     halo_price,
     loads_of,
@@ -26,7 +26,7 @@ from pyg_dist.plan.halo_cost import (
     pre_quantize_seconds,
     quantize_seconds,
 )
-from pyg_dist.plan.remote import EXCHANGES, Exchange
+from pyg_dist.plan.halo.remote_edges import EXCHANGES, Exchange
 
 
 def example(

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from pyg_dist.plan import published
-from pyg_dist.plan.halo_cost import halo_price
+from pyg_dist.plan.halo.cost import halo_price
 from pyg_dist.plan.published import GRAPHS, MACHINES, TABLE_5
 from pyg_dist.plan.simulate import comparisons, crossover, epoch, even_load, model_of, speedup
 

@@ -14,13 +14,13 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
 from torch import Tensor
 
-from pyg_dist.backend.csr import CSR
 from pyg_dist.backend.ops import quantize_csr
-from pyg_dist.backend.packed_rows import SUM_KEY
+from pyg_dist.backend.ops.row_format import SUM_KEY
+from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.partition import partition
 from pyg_dist.plan import HaloShare, halo_share
-from pyg_dist.plan.remote import EXCHANGES, Exchange, RemoteEdges
-from pyg_dist.plan.transfer import UNIT
+from pyg_dist.plan.halo.remote_edges import EXCHANGES, Exchange, RemoteEdges
+from pyg_dist.plan.halo.transfer import UNIT
 
 
 def matrix(pattern: CSR, storage: Tensor) -> Tensor:

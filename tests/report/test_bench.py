@@ -75,7 +75,7 @@ def test_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 def measure(machine_of: list[int], is_inside: bool) -> list[list[float]]:
     import pyg_dist
     from pyg_dist.backend import calibration
-    from pyg_dist.backend.axis import world_axis
+    from pyg_dist.backend.comm.group import world_axis
 
     pyg_dist.init()
     calibration.MESSAGE_BYTES = (64, 4096)

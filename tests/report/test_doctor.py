@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import Any
 
-from pyg_dist.backend import library
+from pyg_dist.backend.ops import library
 from pyg_dist.report import doctor
 
 AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma"})

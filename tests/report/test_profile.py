@@ -74,7 +74,7 @@ def profiled(world_size: int, folder: str, overlap: bool) -> None:
     assert max(waits if overlap else exchanges) < 0.15
 
     # Twice two layers, forward and backward.
-    aggregations = [s for s in found.spans[0] if pyg_dist.backend.phases.PHASES[s.phase] == "aggregate"]
+    aggregations = [s for s in found.spans[0] if pyg_dist.backend.timing.PHASES[s.phase] == "aggregate"]
     assert [s.layer for s in aggregations] == 2 * [1, 2, 2, 1]
     assert [len(line.split()) > 5 for line in found.describe().splitlines()] == [True] * (1 + 4 * world_size)
     assert found.to_dict()["ranks"][0]["layers"][found.layers[1]]["dense"] > 0
@@ -87,7 +87,7 @@ def profiled(world_size: int, folder: str, overlap: bool) -> None:
         assert all(0 <= e["ts"] <= e["ts"] + e["dur"] <= 1e6 * max(found.seconds) for e in events)
     with pyg_dist.profile(), pytest.raises(pyg_dist.errors.OptionError, match="at a time"), pyg_dist.profile():
         pass
-    assert not pyg_dist.backend.phases.is_recording()
+    assert not pyg_dist.backend.timing.is_recording()
 
 
 def profiled_in_two_bits() -> None:
@@ -98,7 +98,7 @@ def profiled_in_two_bits() -> None:
         trained = Trained(2, partition=torch.arange(60) % 2, bits=bits)
         with pyg_dist.profile() as found:
             trained.epoch()
-        spans = [s for s in found.spans[pyg_dist.rank()] if pyg_dist.backend.phases.PHASES[s.phase] == "quantize"]
+        spans = [s for s in found.spans[pyg_dist.rank()] if pyg_dist.backend.timing.PHASES[s.phase] == "quantize"]
         # Packed and unpacked, by the forward passes of both layers and the backward passes in the opposite order.
         assert [s.layer for s in spans] == ([1, 1, 2, 2, 2, 2, 1, 1] if bits == 2 else [])
         assert all(found.table(rank)[layer]["quantize"] > 0 for rank in range(2) for layer in (1, 2)) == (bits == 2)
@@ -122,7 +122,7 @@ def on_grid(world_size: int) -> None:
     trained.epoch()
     with pyg_dist.profile() as found:
         trained.epoch()
-    whole = {p: sum(row[p] for row in found.table(0)) for p in pyg_dist.backend.phases.PHASES}
+    whole = {p: sum(row[p] for row in found.table(0)) for p in pyg_dist.backend.timing.PHASES}
     assert all(whole[p] > 0 for p in ("aggregate", "exchange", "dense", "other"))
 
 

@@ -22,8 +22,8 @@ from torch_geometric.data import Data
 
 from pyg_dist import DistributedData, world_size
 from pyg_dist.tensor import RowTensor, row_tensor
-from pyg_dist.tensor.rows import Rows
-from pyg_dist.tensor.table import NAMESPACES, TABLE, Function, Handler, functions
+from pyg_dist.tensor.registry import NAMESPACES, TABLE, Function, Handler, functions
+from pyg_dist.tensor.sharding import Rows
 
 Expression = Callable[["Operands"], Any]
 Form = Callable[[Function, "Operands"], Any]
@@ -348,7 +348,7 @@ def agree(
     """Check all forms of all functions of one name: in float64 in every layout, with most ranks in other dtypes too.
 
     Args:
-        name: as :func:`pyg_dist.tensor.table.functions` takes it.
+        name: as :func:`pyg_dist.tensor.registry.functions` takes it.
         forms: torch itself may refuse some of them for some functions (methods take no first operand by name).
         must_distribute: see :func:`check`.
         every_form: whether each form has to work for one function at least.

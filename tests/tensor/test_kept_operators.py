@@ -10,7 +10,7 @@ from against_torch import distribute, node_rows
 from workers import Workers
 
 from pyg_dist import rank
-from pyg_dist.tensor.kept_operators import KeptOperators
+from pyg_dist.layout.operator_cache import KeptOperators
 
 
 def kept() -> None:

@@ -10,7 +10,7 @@ from against_torch import WORLD_SIZES, Form, agree, each, is_in_place, names_in_
 from workers import Workers
 
 from pyg_dist import world_size
-from pyg_dist.tensor import pointwise
+from pyg_dist.tensor.functions import pointwise
 
 UNARY: list[Form] = [lambda f, t: f(t.x), lambda f, t: f(t.c)]
 BINARY: list[Form] = [

@@ -22,7 +22,8 @@ from against_torch import (
 from workers import Workers
 
 from pyg_dist.errors import DataError, MixedRowsError
-from pyg_dist.tensor import NodeTensor, shapes
+from pyg_dist.tensor import NodeTensor
+from pyg_dist.tensor.functions import shapes
 
 METADATA = names_in_table(shapes.metadata)
 FORMS: dict[str, Sequence[Form]] = {

@@ -21,7 +21,7 @@ import test_shapes
 import torch
 from against_torch import functions_in_table
 
-from pyg_dist.tensor.table import TABLE, Function, functions, public_name
+from pyg_dist.tensor.registry import TABLE, Function, functions, public_name
 
 MODULES = (
     test_batch_norm, test_columns, test_extremes, test_gathers, test_layers, test_losses, test_norms, test_products,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_dist.backend import library as library  # importing it registers the ops
+from pyg_dist.backend.ops import library as library
 from pyg_dist.errors import DataError, UnsupportedError
 
 native = torch.ops.pyg_dist

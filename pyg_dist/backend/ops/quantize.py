@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.ops.call import as_rows, call, factor_of, native, signed, sum_dtype, written_rows
-from pyg_dist.backend.packed_rows import packed_row_bytes
+from pyg_dist.backend.ops.row_format import packed_row_bytes
 from pyg_dist.errors import NotFiniteError
 
 

@@ -13,7 +13,7 @@ from pyg_dist.backend.ops.call import as_rows, call, factor_of, like_rows, nativ
 def empty_rows(like: Tensor, num_rows: int, num_columns: int) -> Tensor:
     """Uninitialised ``[num_rows, num_columns]`` of the dtype of ``like``, where outputs of the native ops lie.
 
-    A large one (:mod:`pyg_dist.backend.memory`) cannot be resized.
+    A large one (:mod:`pyg_dist.backend.ops.memory`) cannot be resized.
     """
     return call(native.empty_rows.default, like, num_rows, num_columns)  # type: ignore[no-any-return]
 

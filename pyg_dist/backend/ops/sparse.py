@@ -32,8 +32,9 @@ def spmm_csr(
     PyG has both. Exact up to rounding, and the same for every number of threads. With ``out``, y is *added* to it, or
     written into it where ``accumulate`` is False.
 
-    That ``col`` lies in ``[0, M)`` is not checked here, but once for every pattern (:meth:`~pyg_dist.backend.csr.CSR.
-    from_edges`): a look at every edge takes up to a seventh of a narrow product. A wrong ``col`` reads outside of x.
+    That ``col`` lies in ``[0, M)`` is not checked here, but once for every pattern
+    (:meth:`~pyg_dist.backend.sparse.csr.CSR. from_edges`): a look at every edge takes up to a seventh of a narrow
+    product. A wrong ``col`` reads outside of x.
 
     Shapes:
         - rowptr: ``[N + 1]`` int64, col: ``[E]`` int32

@@ -1,0 +1,1 @@
+"""What is differentiable across ranks and belongs to no layout."""

@@ -1,0 +1,36 @@
+"""Replicas: a plain tensor holds the same value on every rank. First values come from rank 0."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from pyg_dist.backend.comm.group import Axis
+
+# By id, since tensors compare by value; an entry goes when its tensor does.
+_equal: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
+
+
+def are_equal(tensor: Tensor) -> bool:
+    """Whether :func:`make_equal` has seen ``tensor``; the same answer on every rank. Not collective."""
+    return _equal.get(id(tensor)) is tensor
+
+
+def make_equal(tensors: Iterable[Tensor], axis: Axis) -> None:
+    """Give ``tensors`` the values that they have on rank 0, in place (collective: a message per dtype and device)."""
+    if axis.size == 1:
+        return
+    groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for tensor in {id(t): t for t in tensors}.values():  # shared weights once
+        groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+        _equal[id(tensor)] = tensor
+    with torch.no_grad():
+        for group in groups.values():
+            flat = axis.broadcast_(torch.cat([t.detach().reshape(-1) for t in group]))
+            for tensor, values in zip(group, torch.split(flat, [t.numel() for t in group]), strict=True):
+                values = values.view_as(tensor)
+                if not torch.equal(tensor, values):  # autograd may have saved the tensor: write only what differs
+                    tensor.copy_(values)

@@ -1,0 +1,175 @@
+"""One mesh axis: the ranks that hold distinct rows, and the plain collectives among them.
+
+Nothing here knows of autograd; :mod:`pyg_dist.backend.autograd.replicated` builds on it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pyg_dist.backend.timing import phase
+from pyg_dist.errors import LaunchError
+
+_REDUCE = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+# What gloo and nccl do not carry, as what they do. Of bytes, "max" is `any` and "min" is `all`.
+_WIRE_DTYPE = {torch.bool: torch.uint8, torch.int16: torch.int32}
+# torch 2.13 has a new name for the collective, and warns of the old one.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+def to_wire(tensor: Tensor) -> Tensor:
+    """The tensor as the transport carries it (back: :func:`from_wire`); a complex one has a dimension more."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    return tensor.to(_WIRE_DTYPE.get(tensor.dtype, tensor.dtype)).contiguous()
+
+
+def from_wire(wire: Tensor, dtype: torch.dtype) -> Tensor:
+    """See :func:`to_wire`."""
+    return torch.view_as_complex(wire) if dtype.is_complex else wire.to(dtype)
+
+
+class _Closed:
+    """What stands for a process group once its session has ended."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise LaunchError(
+            "Expected connections to the other ranks (got data of a session that has ended): make it anew after init()"
+        )
+
+
+class Axis:
+    """The ranks among which rows are distinct; every method is collective unless it says otherwise.
+
+    Args:
+        process_group: the ``torch.distributed`` group, or ``None`` for an axis of one rank.
+
+    An axis of one rank communicates nothing and works without ``torch.distributed``.
+    """
+
+    def __init__(self, process_group: dist.ProcessGroup | None = None) -> None:
+        self.process_group = process_group
+        _open.add(self)
+        self.size: int = 1 if process_group is None else process_group.size()
+        self.rank: int = 0 if process_group is None else process_group.rank()
+
+    def __repr__(self) -> str:
+        return f"Axis(rank={self.rank}, size={self.size})"
+
+    def __deepcopy__(self, memo: object) -> Axis:
+        return self  # a process group is a connection, not a value
+
+    def global_rank(self, rank: int) -> int:
+        """The default group's number of this axis' ``rank`` (not collective)."""
+        return rank if self.process_group is None else dist.get_global_rank(self.process_group, rank)
+
+    def reduce_(self, tensor: Tensor, op: str = "sum") -> Tensor:
+        """Reduce ``tensor`` over the ranks, in place where its memory allows it; every rank gets the result."""
+        if self.size == 1:
+            return tensor
+        wire = to_wire(tensor)
+        with phase("sums"):
+            dist.all_reduce(wire, op=_REDUCE[op], group=self.process_group)
+        return from_wire(wire, tensor.dtype)
+
+    def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:
+        """Overwrite ``tensor`` on every rank with the one of axis rank ``source``."""
+        if self.size > 1:
+            wire = to_wire(tensor)
+            dist.broadcast(wire, src=self.global_rank(source), group=self.process_group)
+            if wire.data_ptr() != tensor.data_ptr():
+                tensor.copy_(from_wire(wire, tensor.dtype))
+        return tensor
+
+    def gather_counts(self, count: int) -> list[int]:
+        """Every rank's ``count``, by rank."""
+        if self.size == 1:
+            return [count]
+        mine = torch.zeros(self.size, dtype=torch.int64)
+        mine[self.rank] = count
+        return [int(c) for c in self.reduce_(self._on_wire_device(mine)).tolist()]
+
+    def every(self, truth: bool) -> bool:
+        """Whether ``truth`` holds on every rank."""
+        return all(self.gather_counts(int(truth)))
+
+    def gather_rows(self, rows: Tensor, counts: list[int]) -> Tensor:
+        """Concatenate every rank's rows, by rank.
+
+        Shapes:
+            - rows: ``[counts[rank], ...]``
+            - output: ``[sum(counts), ...]``
+        """
+        if self.size == 1:
+            return rows
+        wire = to_wire(rows)
+        # Uneven all-gathers exist on neither gloo nor nccl: pad to the longest part.
+        longest = max(counts)
+        padded = wire.new_zeros((longest, *wire.shape[1:]))
+        padded[: wire.shape[0]] = wire
+        gathered = wire.new_empty((self.size * longest, *wire.shape[1:]))
+        _all_gather(gathered, padded, group=self.process_group)
+        pieces = [gathered[r * longest : r * longest + c] for r, c in enumerate(counts)]
+        return from_wire(torch.cat(pieces), rows.dtype)
+
+    def _on_wire_device(self, tensor: Tensor) -> Tensor:
+        """``tensor`` on a device that the group's backend can send from (not collective)."""
+        if self.process_group is not None and dist.get_backend(self.process_group) == "nccl":
+            return tensor.cuda()
+        return tensor
+
+
+_open: weakref.WeakSet[Axis] = weakref.WeakSet()
+
+
+def close_axes() -> None:
+    """Let go of all process groups (not collective), so that torch ends their threads with them.
+
+    Such a thread may be the last to hold a tensor of a message that has arrived, and needs Python to free it. If Python
+    has ended meanwhile, it aborts the process.
+    """
+    for axis in tuple(_open):
+        if axis.process_group is not None:
+            axis.process_group = _Closed()  # type: ignore[assignment]
+    _axes.clear()
+    _world.clear()
+
+
+_Groups = tuple[tuple[int, ...], ...]
+_axes: dict[_Groups, Axis] = {}
+_world: list[Axis] = []
+
+
+def world_axis() -> Axis:
+    """The axis of all ranks: one object per process group, so that gradients of several graphs share a bucket."""
+    group = dist.group.WORLD if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 else None
+    if not _world or _world[0].process_group is not group:
+        _axes.clear()
+        _world[:] = [Axis(group)]
+    return _world[0]
+
+
+def axis_within(groups: Sequence[Sequence[int]]) -> Axis:
+    """The axis of this rank's group (collective over all ranks at the first use of ``groups``).
+
+    One object for the same groups, whoever asks: torch never gives back a process group's connections and threads.
+
+    Args:
+        groups: ranks in disjoint groups, alike on every rank; a rank in none of them has an axis for itself.
+    """
+    world = world_axis()
+    if len(groups) == 1 and len(groups[0]) == world.size:
+        return world
+    key = tuple(tuple(ranks) for ranks in groups)
+    if key not in _axes:
+        # Torch wants every rank to open every group, in one order.
+        opened = [dist.new_group(list(ranks)) for ranks in key]
+        mine = (Axis(group) for group, ranks in zip(opened, key, strict=True) if world.rank in ranks)
+        _axes[key] = next(mine, Axis())
+    return _axes[key]

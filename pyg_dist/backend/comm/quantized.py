@@ -1,0 +1,121 @@
+"""Rows in 16, 8, 4 or 2 bits a value: approximate messages, unbiased where they are rounded at random.
+
+The parameters of a row, its zero point and its scale, travel in front of its numbers: one message per neighbour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pyg_dist.backend import ops
+from pyg_dist.backend.comm.codec import EXACT, Codec
+from pyg_dist.backend.ops.row_format import SUM_KEY, is_packed, node_of, row_bytes
+from pyg_dist.backend.sparse.matrix import Matrix
+from pyg_dist.backend.timing import phase
+from pyg_dist.errors import DataError, NotFiniteError
+
+Bits = Literal[32, 16, 8, 4, 2]
+"""Of a value in a message; 32 stands for values as they are, whatever their dtype."""
+
+_BACKWARD = 1 << 63  # seeds are drawn below it
+
+
+@dataclass(frozen=True, eq=False)
+class Quantized:
+    """The codec of one aggregation's messages in one direction: see :func:`~pyg_dist.backend.ops.quantize_csr`.
+
+    Sums are in full precision and rounded once. Approximate: with keys, the mean over seeds is exact (SuperGCN, 2.4).
+    Rows that packing would not shorten go as they are (:func:`~pyg_dist.backend.ops.row_format.row_bytes`).
+
+    One object serves one aggregation, and rounds alike whenever it is used: a second backward pass through it
+    (``retain_graph``) repeats the first one's rounding, and the messages of a derivative of the gradient, which go the
+    way of the forward ones, repeat theirs. Each is unbiased; what is made of two of them is not independent.
+
+    Attributes:
+        bits: 2, 4, 8, or 16 (bfloat16, rounded to nearest).
+        key: int64 ``[R]``, what stands for each row that this rank sends
+            (:data:`~pyg_dist.backend.ops.row_format.SUM_KEY`); None: rounded to nearest.
+        seed: of this aggregation and direction.
+        layer: names the layer, for errors.
+    """
+
+    bits: int
+    key: Tensor | None
+    seed: int
+    layer: Callable[[], str]
+
+    def row_bytes(self, num_features: int, dtype: torch.dtype) -> int:
+        """See :class:`~pyg_dist.backend.comm.codec.Codec`."""
+        return row_bytes(num_features, dtype.itemsize, self.bits)
+
+    def pack(self, message: Tensor, matrix: Matrix, x: Tensor, col_scale: Tensor | None = None) -> None:
+        """See :class:`~pyg_dist.backend.comm.codec.Codec`.
+
+        Raises:
+            DataError: A value is not finite, or a row's range too wide.
+        """
+        if not self._packs(x):
+            EXACT.pack(message, matrix, x, col_scale)
+            return
+        pattern = matrix.pattern
+        try:
+            with phase("quantize"):
+                ops.quantize_csr(
+                    pattern.rowptr, pattern.col, x, self.bits, matrix.value,
+                    col_scale=col_scale, key=self.key, seed=self.seed, out=message,
+                )  # fmt: skip
+        except NotFiniteError as error:
+            raise DataError(self._refusal(error)) from None
+
+    def unpack_add(self, message: Tensor, matrix: Matrix, out: Tensor, row_scale: Tensor | None = None) -> None:
+        """See :class:`~pyg_dist.backend.comm.codec.Codec`."""
+        if not self._packs(out):
+            EXACT.unpack_add(message, matrix, out, row_scale)
+            return
+        pattern = matrix.pattern
+        with phase("quantize"):
+            ops.dequantize_csr_add(
+                out, pattern.rowptr, pattern.col, message, self.bits, matrix.value, row_scale=row_scale
+            )
+
+    def _packs(self, rows: Tensor) -> bool:
+        return is_packed(rows.shape[1], rows.dtype.itemsize, self.bits)
+
+    def _refusal(self, error: NotFiniteError) -> str:
+        what = "gradients" if self.seed & _BACKWARD else "features"
+        where = f"row {error.row} of the message"
+        if self.key is not None:
+            key = int(self.key[error.row])
+            where = f"{'a sum for ' if key >= SUM_KEY else ''}node {node_of(key)}"
+        if error.is_finite:
+            held = "bfloat16 holds up to 3.39e+38" if self.bits == 16 else "float32 holds a range of 3.4e+38"
+            expected, remedy = f"{what} that {held}", "scale them down, or use bits=32"
+        else:
+            expected, remedy = f"finite {what}", "look for where it comes from, or use bits=32"
+        return (
+            f"Expected {expected} in the messages of {self.layer()}, which go in {self.bits} bits (got {error.got} at "
+            f"{where}): {remedy}"
+        )
+
+
+def quantized(
+    bits: tuple[Bits, Bits], keys: tuple[Tensor | None, Tensor | None], seed: int, layer: Callable[[], str]
+) -> tuple[Codec, Codec]:
+    """The codecs of one aggregation: forward and backward, which round independently.
+
+    Args:
+        bits: by direction.
+        keys: what stands for each row that this rank sends, by direction; None: rounded to nearest.
+        seed: below 2^63, a new one for every aggregation.
+        layer: names it, for errors.
+    """
+    seeds = seed, seed | _BACKWARD
+    forward, backward = (
+        EXACT if b == 32 else Quantized(b, key, s, layer) for b, key, s in zip(bits, keys, seeds, strict=True)
+    )
+    return forward, backward

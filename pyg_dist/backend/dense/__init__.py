@@ -1,0 +1,1 @@
+"""Dense functions of one rank that torch has no fast form of."""

@@ -1,0 +1,212 @@
+"""Some of torch's functions of rows for large CPU tensors: the same numbers at less traffic and memory.
+
+Their outputs and gradients lie in memory that is used again (:mod:`pyg_dist.backend.ops.memory`): where an operator
+streams once through memory, page faults are most of its time (docs/performance.md). ReLU keeps a bit an element for its
+backward, not its output. Small tensors, and forms that these do not know, go to torch's own operators. No function is
+collective.
+
+Legend: N rows, F columns in, O columns out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pyg_dist.backend import ops
+from pyg_dist.backend.local_function import LocalFunction
+
+LARGE = 8 << 20
+"""Bytes from which on an output is worth a block; ``kWorthIt`` of ``csrc/ops/block_pool.h``."""
+
+
+def _is_large(x: Tensor, num_elements: int) -> bool:
+    return num_elements * x.element_size() >= LARGE and x.dtype in ops.FLOATS and x.device.type == "cpu"
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b``, without autograd."""
+    if not _is_large(a, a.shape[0] * b.shape[1]):
+        return a @ b
+    return torch.mm(a, b, out=ops.empty_rows(a, a.shape[0], b.shape[1]))
+
+
+class _Linear(LocalFunction):
+    """The formulas are torch's own, product by product, so that the bits are."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        out = ops.empty_rows(x, x.shape[0], weight.shape[0])
+        return torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        product = torch.mm if torch.is_grad_enabled() else _product  # with create_graph, torch differentiates again
+        by_weight = product(grad.t(), x) if ctx.needs_input_grad[1] else None
+        del x  # if nobody else holds it, its memory is free for the gradient by it
+        ctx.maybe_clear_saved_tensors()
+        by_x = product(grad, weight) if ctx.needs_input_grad[0] else None
+        return by_x, by_weight, grad.sum(0) if ctx.needs_input_grad[2] else None
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``torch.nn.functional.linear``. Shapes: ``[N, F], [O, F], [O] -> [N, O]``."""
+    if x.dim() == weight.dim() == 2 and _is_large(x, x.shape[0] * weight.shape[0]):
+        same = x.dtype == weight.dtype and (bias is None or (bias.dtype == x.dtype and bias.dim() == 1))
+        if same and x.shape[1] == weight.shape[1] and not torch.is_autocast_enabled("cpu"):
+            return _Linear.apply(x.as_subclass(Tensor), weight, bias)  # type: ignore[no-any-return, no-untyped-call]
+    return F.linear(x, weight, bias)
+
+
+class _LayerNorm(LocalFunction):
+    """By blocks of rows, whose outputs torch takes from the heap, in the cache, and takes again for the next block.
+
+    A row's numbers depend on no other row, so the bits are torch's; the sums over all rows are taken in one call.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+        out, moments = ops.empty_rows(x, *x.shape), []
+        for x_block, out_block in zip(_blocks(x), _blocks(out), strict=True):
+            y, *of_rows = torch.native_layer_norm(x_block, x.shape[1:], weight, bias, eps)
+            out_block.copy_(y)
+            moments.append(of_rows)
+        mean, rstd = (torch.cat(blocks) for blocks in zip(*moments, strict=True))
+        ctx.save_for_backward(x, mean, rstd, weight, bias)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, mean, rstd, weight, bias = ctx.saved_tensors
+        of_x, of_weight, of_bias, _ = ctx.needs_input_grad
+        derivative = torch.ops.aten.native_layer_norm_backward
+        if torch.is_grad_enabled():  # with create_graph, torch differentiates again
+            needs = [of_x, of_weight, of_bias]
+            return *derivative(grad, x, x.shape[1:], mean, rstd, weight, bias, needs), None
+        needs = [False, of_weight, of_bias]
+        _, by_weight, by_bias = derivative(grad, x, x.shape[1:], mean, rstd, weight, bias, needs)
+        if not of_x:
+            return None, by_weight, by_bias, None
+        by_x = ops.empty_rows(x, *x.shape)
+        rows = (torch.split(tensor, _block_rows(x)) for tensor in (grad, x, mean, rstd, by_x))
+        for g, x_block, m, r, out in zip(*rows, strict=True):
+            out.copy_(derivative(g, x_block, x.shape[1:], m, r, weight, bias, [True, False, False])[0])
+        return by_x, by_weight, by_bias, None
+
+
+def _block_rows(x: Tensor) -> int:
+    return max((2 << 20) // (x.shape[1] * x.element_size()), 1)
+
+
+def _blocks(x: Tensor) -> Sequence[Tensor]:
+    return torch.split(x, _block_rows(x))
+
+
+def layer_norm(
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Tensor:
+    """``torch.layer_norm``. Shapes: ``[N, F], [F], [F] -> [N, F]``."""
+    same = all(p is None or p.dtype == x.dtype for p in (weight, bias)) and not torch.is_autocast_enabled("cpu")
+    if same and x.dim() == 2 and x.is_contiguous() and _is_large(x, x.numel()) and (*normalized_shape,) == x.shape[1:]:
+        return _LayerNorm.apply(x.as_subclass(Tensor), weight, bias, eps)  # type: ignore[no-any-return, no-untyped-call]
+    return torch.layer_norm(x, normalized_shape, weight, bias, eps, cudnn_enable)
+
+
+class _Relu(LocalFunction):
+    """Where values pass is all that the derivative needs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y, passed = ops.relu(x, ctx.needs_input_grad[0])
+        ctx.save_for_backward(passed)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (passed,) = ctx.saved_tensors
+        return _Passed.apply(grad, passed)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Passed(LocalFunction):
+    """Zero where a mask says so: its own derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, passed: Tensor) -> Tensor:
+        ctx.save_for_backward(passed)
+        return ops.relu_grad(grad, passed)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (passed,) = ctx.saved_tensors
+        return _Passed.apply(grad, passed), None  # type: ignore[no-untyped-call]
+
+
+def relu(x: Tensor, inplace: bool = False) -> Tensor:
+    """``torch.nn.functional.relu`` of any shape."""
+    if inplace or not x.is_contiguous() or not _is_large(x, x.numel()):
+        return F.relu(x, inplace)
+    return _Relu.apply(x.as_subclass(Tensor))  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _LogSoftmax(LocalFunction):
+    """Within rows, as torch has it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = torch.log_softmax(x, 1, out=ops.empty_rows(x, *x.shape))
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        derivative = torch.ops.aten._log_softmax_backward_data
+        if torch.is_grad_enabled():  # with create_graph, torch differentiates again
+            return derivative(grad, y, 1, y.dtype)  # type: ignore[no-any-return]
+        return derivative.out(grad, y, 1, y.dtype, out=ops.empty_rows(y, *y.shape))  # type: ignore[no-any-return]
+
+
+def log_softmax(x: Tensor) -> Tensor:
+    """``torch.nn.functional.log_softmax`` of every row. Shapes: ``[N, F] -> [N, F]``."""
+    if x.dim() == 2 and _is_large(x, x.numel()):
+        return _LogSoftmax.apply(x.as_subclass(Tensor))  # type: ignore[no-any-return, no-untyped-call]
+    return F.log_softmax(x, 1)
+
+
+class _Select(LocalFunction):
+    """Rows, and their gradients brought back, added in the order of the index."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.num_rows = x.shape[0]
+        return ops.gather_rows(x, index)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (index,) = ctx.saved_tensors
+        if torch.is_grad_enabled():  # with create_graph, torch differentiates again
+            return grad.new_zeros(ctx.num_rows, grad.shape[1]).index_add(0, index, grad), None
+        by_x = ops.empty_rows(grad, ctx.num_rows, grad.shape[1]).zero_()
+        return ops.scatter_add_rows(by_x, index, grad.contiguous()), None
+
+
+def select(x: Tensor, index: Tensor) -> Tensor:
+    """``x.index_select(0, index)`` of any shape."""
+    is_large = (
+        x.dim() == 2 and _is_large(x, x.numel()) and x.dtype != torch.bfloat16
+    )  # whose sums torch rounds each time
+    if is_large and x.is_contiguous() and index.dtype == torch.int64:
+        return _Select.apply(x.as_subclass(Tensor), index)  # type: ignore[no-any-return, no-untyped-call]
+    return x.index_select(0, index)

@@ -1,0 +1,1 @@
+"""The grid layout's messages: mesh, collectives, redistribution, operator."""

@@ -1,0 +1,1 @@
+"""The halo layout's messages: exchange, transfer, operator."""

@@ -1,0 +1,184 @@
+"""Ranks that must agree: compare what they were given, run a step on one of them, and fail together.
+
+Everything here is collective: every rank calls it, in the same order. At world size 1 nothing is sent.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import xxhash
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from pyg_dist.backend.session import world
+from pyg_dist.errors import AgreementError, RankFailedError
+
+# poll() counts milliseconds in 32 bits, which ends at 24 days. Short waits in a loop are no choice: each one that runs
+# out makes torch log two warnings.
+LONGEST_WAIT = timedelta(days=20)
+
+# How many different values an error spells out: the line must stay readable when each of 512 ranks has its own.
+_MAX_VALUES = 4
+
+# Room for any message made for people; torch appends C++ stacks to some of its own.
+_MAX_CHARACTERS = 1000
+
+_main_calls = itertools.count()
+
+
+def require_equal(what: Mapping[str, str], remedy: str) -> None:
+    """Check that every rank passes the same names and values (versions, options, digests). Collective.
+
+    Args:
+        what: Short strings by name; for large things a :func:`digest`.
+        remedy: What to do about a difference, the end of the error's line.
+
+    Raises:
+        AgreementError: On every rank, naming the entries that differ, their values and the ranks that have them.
+    """
+    differences = []
+    gathered = _all_gather(dict(what))
+    for name in dict.fromkeys(name for given in gathered for name in given):
+        ranks_by_value: dict[str, list[int]] = {}
+        for rank, given in enumerate(gathered):
+            ranks_by_value.setdefault(given.get(name, "nothing"), []).append(rank)
+        if len(ranks_by_value) > 1:
+            differences.append(f"{name} (got {_describe(ranks_by_value)})")
+    if differences:
+        raise AgreementError(f"Expected the same on every rank: {', '.join(differences)}; {remedy}")
+
+
+def digest(value: Tensor | ArrayLike) -> str:
+    """Return the XXH3-128 digest of a tensor, an array, bytes or a string in hexadecimal. Not collective.
+
+    Dtype and shape count for tensors and arrays; contiguous ones in CPU memory are hashed in place, without a copy.
+    """
+    if isinstance(value, str):
+        return str(xxhash.xxh3_128_hexdigest(value.encode()))
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return str(xxhash.xxh3_128_hexdigest(value))
+    if isinstance(value, Tensor):
+        kind = f"{value.dtype}{tuple(value.shape)}"
+        content = _bytes_of(value.detach().cpu().contiguous()).numpy()
+    else:
+        array = np.asarray(value)
+        kind = f"{array.dtype}{array.shape}"
+        content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    hasher = xxhash.xxh3_128(kind.encode())
+    hasher.update(content.data)
+    return str(hasher.hexdigest())
+
+
+def on_main(function: Callable[[], Tensor]) -> Tensor:
+    """Run ``function`` on rank 0 and return its tensor, broadcast as a CPU tensor, on every rank. Collective.
+
+    The others wait for rank 0 asleep and for as long as it takes; the collective timeout starts when it is done. An
+    exception of ``function`` is raised on every rank with its type and message (a RankFailedError if it cannot be
+    pickled).
+    """
+    here = world.current()
+    if here is None or here.store is None:
+        return function().detach().cpu()
+    key = f"on_main/{next(_main_calls)}"
+    if here.rank == 0:
+        try:
+            result = function().detach().cpu().contiguous()
+        except BaseException as error:
+            _write(here.store, key, (_portable(error, here.rank), None, None))
+            raise
+        _write(here.store, key, (None, result.dtype, tuple(result.shape)))
+    else:
+        here.store.wait([key], LONGEST_WAIT)
+        failure, dtype, shape = pickle.loads(here.store.get(key))
+        if failure is not None:
+            raise failure
+        result = torch.empty(shape, dtype=dtype)
+    if result.numel():
+        dist.broadcast(_bytes_of(result), src=0, group=here.control_group)
+    return result
+
+
+def raise_together(error: Exception | None) -> None:
+    """Raise on every rank if any rank passes an error, so that none is left waiting for one that stopped. Collective.
+
+    Costs one small all-reduce when all is well.
+
+    Raises:
+        Exception: This rank's own ``error``.
+        RankFailedError: On a rank without an error of its own, naming the first rank that has one and its message.
+    """
+    here = world.current()
+    if here is None or here.store is None:
+        if error is not None:
+            raise error
+        return
+    num_errors = torch.tensor(0 if error is None else 1)
+    dist.all_reduce(num_errors, group=here.control_group)
+    if not num_errors:
+        return
+    lines = _all_gather(None if error is None else one_line(error))
+    if error is not None:
+        raise error
+    failed = [rank for rank, line in enumerate(lines) if line is not None]
+    raise RankFailedError(f"Rank {failed[0]} failed: {lines[failed[0]]}")
+
+
+def one_line(error: BaseException) -> str:
+    """Return ``error`` as ``Type: message`` without line breaks, cut where it is very long. Not collective."""
+    words = " ".join(str(error).split())
+    message = words if len(words) <= _MAX_CHARACTERS else f"{words[:_MAX_CHARACTERS]} ..."
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def _portable(error: BaseException, rank: int) -> Exception:
+    """Return ``error`` itself if another process can rebuild it, else a RankFailedError with its type and message."""
+    try:
+        rebuilt = pickle.loads(pickle.dumps(error))
+        if isinstance(error, Exception) and type(rebuilt) is type(error) and str(rebuilt) == str(error):
+            return error
+    except Exception:  # whatever a foreign exception's __reduce__ or __init__ raises
+        pass
+    return RankFailedError(f"Rank {rank} failed: {one_line(error)}")
+
+
+def _all_gather(value: Any) -> list[Any]:
+    here = world.current()
+    if here is None or here.store is None:
+        return [value]
+    gathered = [None] * here.world_size
+    dist.all_gather_object(gathered, value, group=here.control_group)
+    return gathered
+
+
+def _write(store: dist.Store, key: str, value: Any) -> None:
+    """Set ``key`` to pickled ``value``, which ranks of one run may exchange; nothing on disk is pickled."""
+    store.set(key, pickle.dumps(value))  # type: ignore[arg-type]  # the stub omits bytes
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    """View a contiguous tensor of any dtype as uint8."""
+    flat = tensor.reshape(-1)
+    return flat.view(torch.uint8) if flat.numel() else flat.new_empty(0, dtype=torch.uint8)  # empty: any strides
+
+
+def _describe(ranks_by_value: Mapping[str, list[int]]) -> str:
+    """Describe who has what, "2.10.0 on ranks 0-2, 2.13.0 on rank 3"; long lists are cut."""
+    shown = [f"{value} on {_describe_ranks(ranks)}" for value, ranks in ranks_by_value.items()]
+    if len(shown) > _MAX_VALUES:
+        shown[_MAX_VALUES:] = [f"{len(shown) - _MAX_VALUES} other values elsewhere"]
+    return ", ".join(shown)
+
+
+def _describe_ranks(ranks: list[int]) -> str:
+    """Describe ascending ranks: [0, 1, 2, 5] is "ranks 0-2, 5"."""
+    runs = [[rank for _, rank in run] for _, run in itertools.groupby(enumerate(ranks), lambda pair: pair[1] - pair[0])]
+    text = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {text}"

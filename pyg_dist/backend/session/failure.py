@@ -1,0 +1,205 @@
+"""A rank that fails makes every rank fail, with its message.
+
+A rank that raises would leave the others waiting in a collective until its timeout. So each rank has a thread asleep on
+its own key of the rendezvous store, its inbox. ``sys.excepthook`` of the rank that raises writes "rank r failed: Type:
+message" to every inbox; the threads print that line and end their processes, because the main thread may sit in a C++
+wait.
+
+Three orderings matter:
+
+* the store may live in rank 0's process: rank 0 leaves last, after waiting (a few seconds at most) until all have read;
+* a rank wakes its own thread and waits for it before its interpreter ends: a daemon thread in a C++ wait can crash it;
+* only the first failure is spread. Later ones are usually its consequences, such as closed connections.
+
+A rank that is killed leaves no message: its closed connections raise in its partners, which then spread the word. What
+the transport says of that names no rank, and whoever is first to notice would get the blame: :func:`wait` and the hook
+say it in words of ours.
+Background threads are left alone: an exception there does not end a plain Python process either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from types import TracebackType
+
+import torch.distributed as dist
+
+from pyg_dist.backend.session.agreement import LONGEST_WAIT, one_line
+from pyg_dist.errors import ConnectionLostError
+
+logger = logging.getLogger("pyg_dist")
+
+# Far beyond a round trip through the store, well within the half minute in which all ranks must have ended.
+_READ_SECONDS = 3.0
+_LEAVE_SECONDS = 10.0
+
+
+_STORE_ERRORS = (dist.DistError, RuntimeError)
+"""What stores raise: those of sockets the first, those of files and of memory the second."""
+
+
+class FailureWatch:
+    """Spreads this rank's failure to the others and listens for theirs.
+
+    Args:
+        store: The rendezvous store, used by this watch alone below its prefix.
+        rank: This rank.
+        world_size: Number of ranks.
+        leave: Ends this process at once with a non-zero status; does not return.
+    """
+
+    def __init__(self, store: dist.Store, rank: int, world_size: int, leave: Callable[[], None]) -> None:
+        """Start listening and chain into ``sys.excepthook``. Not collective."""
+        self._store = store
+        self._rank = rank
+        self._world_size = world_size
+        self._leave = leave
+        self._process = os.getpid()
+        self._is_ending = False
+        # Held while talking to the store at the end: rank 0 is not to go while this rank still needs its store.
+        self._ending = threading.Lock()
+        self.has_failed = False
+        self._previous_hook = sys.excepthook
+        sys.excepthook = self._on_exception
+        # A connection of its own: a waiting one is locked until its key is set.
+        own_store = store.clone()  # type: ignore[attr-defined]  # not in the stub
+        self._thread = threading.Thread(target=self._listen, args=(own_store,), name="pyg_dist failures", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the watch of a rank that ends normally; rank 0 waits until the others no longer need its store."""
+        if sys.excepthook == self._on_exception:
+            sys.excepthook = self._previous_hook
+        if self.has_failed:
+            return
+        try:
+            with self._ending:
+                if not self._is_ending:
+                    self._is_ending = True
+                    self._store.set(f"inbox/{self._rank}", "end")
+                    self._store.set(f"read/{self._rank}", "")
+                    if self._rank == 0:
+                        self._write_to_all("host ends")
+                        self._wait_until_read(self._store)
+        except _STORE_ERRORS:  # the store's process was killed at this very moment: nobody left to tell
+            pass
+        self._thread.join(_READ_SECONDS)
+
+    def _on_exception(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        self._previous_hook(kind, error, traceback)
+        # A forked child inherits the hook but does not speak for the rank; Ctrl-C reaches every rank by itself.
+        if os.getpid() != self._process or not issubclass(kind, Exception):
+            return
+        self.has_failed = True
+        if self._is_ending:
+            return
+        # Threads that Python joins at exit, or a destructor waiting for a dead rank, must not keep this process.
+        threading.Thread(target=self._leave_later, daemon=True).start()
+        sys.stderr.flush()
+        try:
+            if self._store.add("num_failures", 1) > 1:
+                self._thread.join(_LEAVE_SECONDS)  # prints the first failure's line and ends the process
+                return
+            self._is_ending = True
+            self._write_to_all(_what_happened(self._rank, error))
+            self._store.set(f"read/{self._rank}", "")
+            self._wait_until_read(self._store)
+        except _STORE_ERRORS:
+            _report(f"rank {self._rank} of {self._world_size} cannot reach the other ranks to report its failure")
+        self._thread.join(_READ_SECONDS)
+
+    def _listen(self, store: dist.Store) -> None:
+        try:
+            store.wait([f"inbox/{self._rank}"], LONGEST_WAIT)
+        except _STORE_ERRORS:
+            if not self._is_ending:
+                _report(f"rank 0 or torchrun's agent, which holds the store, is gone; ending rank {self._rank}")
+                time.sleep(1.0)  # the main thread may be about to show what it saw of this
+                self._leave()
+            return
+        if self._is_ending:
+            return
+        try:
+            message = store.get(f"inbox/{self._rank}").decode()
+        except _STORE_ERRORS:  # rank 0 waits for readers of a failure, but goes when its own work is done
+            message = "host ends"
+        if message == "end":  # this rank's own, set while the host's was on its way
+            return
+        if message == "host ends":
+            with self._ending:
+                self._is_ending = True
+                self._acknowledge(store)
+            return
+        _report(f"{message}; ending rank {self._rank} of {self._world_size}")
+        self._acknowledge(store)
+        # Rank 0 may hold the store, and the first rank to end makes launchers kill the others, before they printed.
+        self._wait_until_read(store)
+        self._leave()
+
+    def _acknowledge(self, store: dist.Store) -> None:
+        with contextlib.suppress(*_STORE_ERRORS):
+            store.set(f"read/{self._rank}", "")
+
+    def _write_to_all(self, message: str) -> None:
+        inboxes = [f"inbox/{rank}" for rank in range(self._world_size)]
+        self._store.multi_set(inboxes, [message] * self._world_size)  # type: ignore[attr-defined]  # not in the stub
+
+    def _wait_until_read(self, store: dist.Store) -> None:
+        with contextlib.suppress(*_STORE_ERRORS):  # a rank is gone or busy: the others are not kept for it
+            store.wait([f"read/{rank}" for rank in range(self._world_size)], timedelta(seconds=_READ_SECONDS))
+
+    def _leave_later(self) -> None:
+        time.sleep(_LEAVE_SECONDS)
+        self._leave()
+
+
+def wait(work: dist.Work, peer: int | None = None) -> None:
+    """``work.wait()``; ``peer`` is the only other rank that takes part in it, if there is one.
+
+    Raises:
+        ConnectionLostError: The connection to a rank is gone.
+    """
+    with connected(peer):
+        work.wait()
+
+
+@contextlib.contextmanager
+def connected(peer: int | None = None) -> Iterator[None]:
+    """Within it, the transport's errors about closed connections become ours. See :func:`wait`."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not _is_lost_connection(error):
+            raise
+        raise ConnectionLostError(_lost(dist.get_rank(), peer)) from error
+
+
+def _is_lost_connection(error: BaseException) -> bool:
+    return any(words in str(error) for words in ("closed by peer", "reset by peer", "Broken pipe"))
+
+
+def _lost(rank: int, peer: int | None) -> str:
+    other, its = ("another rank", "the others' logs") if peer is None else (f"rank {peer}", "that rank's log")
+    return f"rank {rank} lost its connection to {other}, which was killed or has crashed: see {its}"
+
+
+def _what_happened(rank: int, error: BaseException) -> str:
+    """What ``rank`` tells the others of its ``error``."""
+    if isinstance(error, ConnectionLostError):
+        return error.message
+    return _lost(rank, None) if _is_lost_connection(error) else f"rank {rank} failed: {one_line(error)}"
+
+
+def _report(line: str) -> None:
+    """Write ``line`` to stderr, where launchers collect it, and to the log if the script has one."""
+    if logger.hasHandlers():
+        logger.critical(line)
+    sys.stderr.write(f"pyg_dist: {line}\n")
+    sys.stderr.flush()

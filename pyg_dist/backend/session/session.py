@@ -1,0 +1,205 @@
+"""Start anywhere, end cleanly: one session per process, alone or among the ranks of any launcher.
+
+``init`` finds the other ranks, opens torch's default process group, compares versions, shares the random state and
+installs the failure watch. ``rank``, ``world_size``, ``local_rank`` and ``is_main`` work before it too.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.metadata
+import itertools
+import logging
+import os
+import random
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from pyg_dist import errors
+from pyg_dist.backend.comm.group import close_axes
+from pyg_dist.backend.session import launch, world
+from pyg_dist.backend.session.agreement import require_equal
+from pyg_dist.backend.session.failure import FailureWatch
+from pyg_dist.backend.session.rendezvous import meet, running_mpi
+from pyg_dist.backend.session.world import World, is_initialized, is_main, local_rank, rank, world_size
+from pyg_dist.errors import LaunchError, MissingPackageError, OptionError
+
+__all__ = ["init", "is_initialized", "is_main", "local_rank", "rank", "shutdown", "world_size"]
+
+logger = logging.getLogger("pyg_dist")
+
+DEFAULT_BACKEND = "auto"
+DEFAULT_TIMEOUT = timedelta(minutes=10)
+
+_options: tuple[str, timedelta] = (DEFAULT_BACKEND, DEFAULT_TIMEOUT)
+_watch: FailureWatch | None = None
+_owns_group = False
+# The store outlives a shutdown: another rank may still read from the one that this process hosts.
+_store: dist.Store | None = None
+_generations = itertools.count()
+
+
+def init(backend: str = DEFAULT_BACKEND, timeout: timedelta = DEFAULT_TIMEOUT) -> None:
+    """Join the other ranks; implied by ``DistributedData``. Collective.
+
+    Alone, nothing is started and the world size is 1. Under a launcher, torch's default process group is opened (or
+    used, if the script has opened one), the versions on the ranks are compared, and the generators of torch (on the
+    CPU), numpy and Python are set to rank 0's states. A second call does nothing.
+
+    Args:
+        backend: torch.distributed backend; "auto" is gloo, and nccl beside it for CUDA tensors where there is a GPU.
+        timeout: Longest wait of any collective before it raises.
+
+    Raises:
+        LaunchError: If the environment contradicts itself, or ``init`` ran before with other arguments.
+        AgreementError: If the ranks run different versions of pyg_dist, torch or torch_geometric.
+        OptionError: If an argument is not valid.
+        MissingPackageError: Under mpirun without mpi4py and without MASTER_ADDR and MASTER_PORT.
+    """
+    global _options
+    if is_initialized():
+        _check_same_options(backend, timeout)
+        return
+    if not isinstance(timeout, timedelta) or timeout <= timedelta(0):
+        raise OptionError(f"Expected 'timeout' to be a positive timedelta (got {timeout!r})")
+    if world.is_group_open():
+        found = _adopt_group(backend, timeout)
+    else:
+        found = _open_group(launch.detect(os.environ), backend, timeout)
+    _options = (backend, timeout)
+    world.enter(found)
+    errors.set_rank(found.rank, found.world_size)
+    if found.store is None:
+        return
+    _start_watch(found)
+    try:
+        require_equal(_versions(), "install the same versions in every rank's environment")
+    except errors.AgreementError:
+        shutdown()
+        raise
+    _share_generators(found.control_group)
+    logger.info("rank %d of %d, started by %s", found.rank, found.world_size, found.launcher)
+
+
+def shutdown() -> None:
+    """End the session, and the process group if ``init`` opened it. Every rank calls it, none waits for a slow one.
+
+    Runs by itself when the process ends; ``init`` may be called again.
+    """
+    global _watch, _owns_group
+    if _watch is not None:
+        _watch.close()
+    _watch = None
+    world.enter(None)
+    close_axes()
+    if _owns_group and world.is_group_open():  # the script may have destroyed it
+        dist.destroy_process_group()
+    _owns_group = False
+    errors.set_rank(0, 1)
+
+
+def _check_same_options(backend: str, timeout: timedelta) -> None:
+    given = {"backend": (backend, DEFAULT_BACKEND, _options[0]), "timeout": (timeout, DEFAULT_TIMEOUT, _options[1])}
+    for name, (value, default, current) in given.items():
+        # DistributedData calls init() without arguments, after the script may have chosen its own.
+        if value not in (current, default):
+            raise LaunchError(
+                f"Expected '{name}' as in the first init (got {value}, it was {current}); call init once, at the top"
+            )
+
+
+def _share_generators(group: dist.ProcessGroup | None) -> None:
+    """Give every rank the states of rank 0's generators: torch's (CPU), numpy's and Python's; PyG draws from all three.
+
+    What the ranks draw from here on, splits, negative samples, initial weights, is the same everywhere.
+    """
+    states: list[Any] = [torch.get_rng_state(), np.random.get_state(), random.getstate()]
+    dist.broadcast_object_list(states, src=0, group=group, device=torch.device("cpu"))
+    torch.set_rng_state(states[0])
+    np.random.set_state(states[1])
+    random.setstate(states[2])
+
+
+def _adopt_group(backend: str, timeout: timedelta) -> World:
+    """Use the default process group that the script has opened."""
+    current = dist.get_backend()
+    if backend not in (DEFAULT_BACKEND, current):
+        raise LaunchError(f"Expected backend 'auto' or '{current}', the open process group's (got {backend!r})")
+    own_rank, size, own_local_rank = world.place()
+    if size == 1:
+        return World(0, 1, own_local_rank, "env", timeout)
+    store = dist.distributed_c10d._get_default_store()  # there is no public way to it
+    store = dist.PrefixStore(f"pyg_dist/{next(_generations)}", store)
+    return World(own_rank, size, own_local_rank, "env", timeout, store, _control_group(timeout))
+
+
+def _open_group(found: launch.Launch, backend: str, timeout: timedelta) -> World:
+    """Meet the other ranks and open the default process group."""
+    global _store, _owns_group
+    place = (found.rank, found.world_size, found.local_rank, found.launcher, timeout)
+    if found.world_size == 1:
+        return World(*place)
+    if not dist.is_available():
+        raise MissingPackageError(
+            "Expected a torch build with torch.distributed for more than one rank; pip install torch"
+        )
+    if _store is None:
+        _store = meet(found, timeout)
+    has_gpu = torch.cuda.is_available()
+    if has_gpu and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        # Plain "cuda" in a script then means this rank's own GPU, as nccl demands.
+        torch.cuda.set_device(found.local_rank % torch.cuda.device_count())
+    if backend == DEFAULT_BACKEND:
+        backend = "cpu:gloo,cuda:nccl" if has_gpu else "gloo"
+    store = dist.PrefixStore(f"pyg_dist/{next(_generations)}", _store)
+    try:
+        dist.init_process_group(backend, store=store, rank=found.rank, world_size=found.world_size, timeout=timeout)
+    except (ValueError, AssertionError) as error:
+        raise OptionError(
+            f"Expected 'backend' to be 'auto' or one of torch.distributed's (got {backend!r}): {error}"
+        ) from error
+    _owns_group = True
+    return World(*place, store, _control_group(timeout))
+
+
+def _control_group(timeout: timedelta) -> dist.ProcessGroup | None:
+    """Return a group that carries CPU tensors; None if the default group does."""
+    return None if "cpu" in str(dist.get_backend_config()) else dist.new_group(backend="gloo", timeout=timeout)
+
+
+def _start_watch(found: World) -> None:
+    global _watch
+    assert found.store is not None
+    _watch = FailureWatch(dist.PrefixStore("failure", found.store), found.rank, found.world_size, leave=_leave)
+    atexit.unregister(_at_exit)
+    atexit.register(_at_exit)
+
+
+def _at_exit() -> None:
+    if _watch is None or not _watch.has_failed:
+        shutdown()
+    elif running_mpi() is not None:
+        # MPI_Finalize, which mpi4py runs last of all, would wait for ranks that have stopped.
+        _leave()
+
+
+def _leave() -> None:
+    """End this process at once, with status 1."""
+    mpi = running_mpi()
+    if mpi is not None:
+        mpi.COMM_WORLD.Abort(1)
+    os._exit(1)
+
+
+def _versions() -> dict[str, str]:
+    versions = {"torch": str(torch.__version__)}
+    for package in ("pyg_dist", "torch_geometric"):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:  # run from a source tree
+            versions[package] = "not installed"
+    return versions

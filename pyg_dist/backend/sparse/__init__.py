@@ -1,0 +1,1 @@
+"""Sparse patterns and matrices of one rank, and their products."""

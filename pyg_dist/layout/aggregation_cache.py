@@ -1,0 +1,102 @@
+"""Aggregations of constant inputs are computed once: layer 1 of full-batch training reads ``data.x`` in every epoch.
+
+What is kept hangs on the tensor itself, so it goes when the tensor goes. It holds for one operator, which changes with
+the edge weights, and for one version of the tensor, which torch counts up at every change in place. In the grid layout
+a change of layout is such an operator, too: a root's features go where its neighbours' sum is.
+
+A result is kept if its input needs no gradient and is lasting: an attribute of a ``DistributedData``, or, outside of
+checkpoints, a tensor that has been aggregated before. Every rank decides alike, by the object and its version.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyg_dist.backend.comm.codec import EXACT, Codec
+from pyg_dist.backend.halo import operator as backend
+from pyg_dist.backend.halo.operator import LinearOperator
+from pyg_dist.backend.session.settings import REMEMBER_MIB
+from pyg_dist.tensor.row_tensor import NodeTensor, version_of, wrap
+from pyg_dist.tensor.sharding import Rows
+
+# A tensor meets one operator per kind of conv; more of them at once are edge weights that change.
+_MAX_OPERATORS = 2
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """``result`` is ``operator`` times ``owner``, at their versions."""
+
+    owner: weakref.ref[NodeTensor]  # a copy of a tensor may carry its attributes along
+    version: int | None
+    operator: object
+    result: Tensor
+    result_version: int
+
+
+def aggregate(x: NodeTensor, operator: LinearOperator, codecs: tuple[Codec, Codec] = (EXACT, EXACT)) -> NodeTensor:
+    """``operator`` times x; differentiable (collective, unless it is remembered).
+
+    Exact, unless ``codecs`` say otherwise and the result is not kept.
+    """
+    result = recall(x, operator)
+    if result is None:
+        kept = is_kept(x, x._rows)
+        result = backend.aggregate(x.to_local(), operator if kept else operator.coded(codecs))
+        x._is_lasting = True
+        if not kept:
+            return wrap(result, x._rows)  # type: ignore[return-value]
+        keep(x, operator, result)
+    return NodeTensor.from_local(result, x._rows)
+
+
+def is_remembered(x: NodeTensor, operator: Callable[[], object], rows: Rows) -> bool:
+    """Whether the result is known, or would be kept for the next time. Not collective, apart from ``operator``.
+
+    Args:
+        x: what is aggregated.
+        operator: gives the operator; called only where x has some results.
+        rows: of the result.
+    """
+    return is_kept(x, rows) or (bool(x._remembered) and recall(x, operator()) is not None)
+
+
+def recall(x: NodeTensor, operator: object) -> Tensor | None:
+    """The local rows of what ``operator`` made of x, if they are still right."""
+    for known in x._remembered:
+        if known.operator is operator and known.owner() is x:
+            is_valid = (
+                _may_be_known(x) and known.version == version_of(x) and known.result_version == known.result._version
+            )
+            return known.result if is_valid else None
+    return None
+
+
+def is_kept(x: NodeTensor, rows: Rows) -> bool:
+    """Whether a result of x with these rows is worth keeping: up to a number of bytes a rank, on average."""
+    # Autograd refuses tensors made in inference mode, later.
+    if not (_may_be_known(x) and (x._is_attribute or x._is_lasting)) or torch.is_inference_mode_enabled():
+        return False
+    return x.numel() * x.element_size() <= REMEMBER_MIB.value() * 2**20 * rows.axis.size
+
+
+def keep(x: NodeTensor, operator: object, result: Tensor) -> None:
+    """Remember the local rows of what ``operator`` made of x."""
+    known = Remembered(weakref.ref(x), version_of(x), operator, result, result._version)
+    alike = [r for r in x._remembered if type(r.operator) is type(operator) and r.operator is not operator]
+    others = [r for r in x._remembered if type(r.operator) is not type(operator)]
+    x._remembered = (*others, *(*alike, known)[-_MAX_OPERATORS:])
+
+
+def _may_be_known(x: NodeTensor) -> bool:
+    """Whether results of x may be remembered, and what is remembered may stand for them, here and now."""
+    if x.requires_grad or x.is_inference():
+        return False
+    # In a checkpoint, what is computed again must take the same way, whatever was remembered meanwhile: an attribute
+    # is remembered from its first time on, another tensor would be from its second one.
+    return x._is_attribute or torch._C._autograd._top_saved_tensors_default_hooks(True) is None

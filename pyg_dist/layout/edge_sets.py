@@ -1,0 +1,59 @@
+"""Edges of a script's own between nodes that are distributed already: further edge sets, reversed ones, drawn ones.
+
+A script has such edges as a plain ``[2, E]`` tensor, the same on every rank. The first conv that gets them lays them
+out over the nodes of its features.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from pyg_dist.layout.grid.graph import GridGraph
+from pyg_dist.layout.grid.sharding import GridNodes
+from pyg_dist.layout.halo.graph import HaloGraph
+from pyg_dist.layout.halo.sharding import HaloNodes
+from pyg_dist.layout.self_loops import LoopRule
+from pyg_dist.partition.edge_list import check_ends
+from pyg_dist.plan import halo_share
+from pyg_dist.plan.halo.plan import is_dense
+from pyg_dist.tensor.sharding import Rows, lasting
+
+Graph = HaloGraph | GridGraph
+"""The runtime form of a graph, in one layout or the other."""
+
+
+class ListedEdges(Rows):
+    """Edges by their places in a script's list: values that lie elsewhere pair with them by position."""
+
+    is_list = True
+
+
+def have_same_edges(one: Graph, other: Graph) -> bool:
+    """Whether these are the same edges over the same nodes.
+
+    Also where a script's have been laid out anew, or selected once more.
+    """
+    is_alike = one.edge_rows is other.edge_rows or (one.digest is not None and one.digest == other.digest)
+    return one is other or (is_alike and one.node_rows is other.node_rows)
+
+
+@lasting
+def graph_over(edge_index: Tensor, nodes: HaloNodes | GridNodes, loop_rule: LoopRule) -> Graph:
+    """The graph with these edges over nodes of a ``DistributedData``, whose layout it has (collective).
+
+    Args:
+        edge_index: int64 ``[2, E]``, equal on every rank.
+        nodes: the nodes.
+        loop_rule: see :data:`~pyg_dist.layout.self_loops.LoopRule`.
+
+    Raises:
+        DataError: They are no edges between these nodes.
+    """
+    check_ends(edge_index, nodes.size, "edge_index")
+    if isinstance(nodes, GridNodes):
+        return GridGraph.of(nodes.grid, edge_index, loop_rule, ListedEdges)
+    axis = nodes.axis
+    share = halo_share(edge_index, nodes.parts(), axis.rank, axis.size, nodes.exchange, nodes.key.cpu())
+    messages = sum(axis.gather_counts(sum(count > 0 for count in share.sums.send_counts)))
+    rows = ListedEdges(axis, "edge", share.num_edges, share.edge_id.to(nodes.key.device))
+    return HaloGraph(share, nodes, loop_rule, is_dense(messages, axis.size), rows)

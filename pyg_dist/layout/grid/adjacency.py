@@ -1,0 +1,152 @@
+"""A tile of the adjacency matrix on one rank of the grid: its edges, their order, and the self loops of its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import torch
+from torch import Tensor
+
+from pyg_dist.backend.grid.edge_values import Dispatch
+from pyg_dist.backend.grid.mesh import GRID_AXES
+from pyg_dist.backend.sparse.csr import CSR
+from pyg_dist.layout.grid.sharding import Grid
+from pyg_dist.layout.self_loops import LoopRule
+from pyg_dist.plan.grid.node_order import edge_blocks
+from pyg_dist.plan.grid.tiling import split
+from pyg_dist.tensor.sharding import lasting
+
+
+@dataclass(frozen=True)
+class AdjacencyTile:
+    """The edges between the sources of one block and the targets of another.
+
+    Attributes:
+        row_axis: splits the targets, in node order ``row_order``.
+        column_axis: splits the sources, in node order ``column_order``.
+        row, column: of each edge, from the blocks' first positions, int32 ``[e]``; edges by ascending id.
+        row_id, column_id: global ids of the blocks' nodes.
+        loop_row, loop_column: where each node stands that is in both blocks.
+        make_dispatch: makes :attr:`dispatch` (collective).
+    """
+
+    row_axis: str
+    column_axis: str
+    row_order: int
+    column_order: int
+    row: Tensor
+    column: Tensor
+    row_id: Tensor
+    column_id: Tensor
+    loop_row: Tensor
+    loop_column: Tensor
+    make_dispatch: Callable[[], Dispatch]
+
+    @staticmethod
+    def of(
+        grid: Grid, edge_index: Tensor, edge_id: Tensor, row_axis: str, column_axis: str, order: int
+    ) -> AdjacencyTile:
+        """The edges of this rank's tile, brought together from all ranks (collective).
+
+        Args:
+            grid: the mesh and the node orders.
+            edge_index: int64 ``[2, E / P]``, the edges that this rank stores.
+            edge_id: their ids, ascending.
+            row_axis: splits the targets.
+            column_axis: splits the sources.
+            order: the node order of the sources.
+        """
+        shape, column_order = grid.mesh.grid_shape, order
+        row_order = grid.other_order(order)
+        rows, columns = grid.orders[row_order], grid.orders[column_order]
+        make_dispatch = partial(_dispatch, grid, edge_index, edge_id, row_axis, column_axis, order)
+        source, target = make_dispatch().bring(edge_index.t()).unbind(1)
+
+        def block(axis: str) -> tuple[int, int]:
+            bounds = split(grid.num_nodes, shape[axis])
+            index = grid.mesh.coordinates[axis]
+            return bounds[index], bounds[index + 1]
+
+        (row_low, row_high), (column_low, column_high) = block(row_axis), block(column_axis)
+        row_id, column_id = rows.node_id[row_low:row_high], columns.node_id[column_low:column_high]
+        as_column = columns.position[row_id]
+        loop_row = ((as_column >= column_low) & (as_column < column_high)).nonzero().view(-1)
+        return AdjacencyTile(
+            row_axis, column_axis, row_order, column_order,
+            (rows.position[target] - row_low).int(), (columns.position[source] - column_low).int(),
+            row_id, column_id, loop_row, as_column[loop_row] - column_low, make_dispatch,
+        )  # fmt: skip
+
+    @cached_property
+    def csr(self) -> CSR:
+        """The edges by target."""
+        return self._csr(self.row, self.column, torch.arange(self.row.numel()))
+
+    @cached_property
+    @lasting
+    def dispatch(self) -> Dispatch:
+        """Brings values of edges here; a graph without edge weights needs none (collective at the first use)."""
+        return self.make_dispatch()
+
+    @cached_property
+    @lasting
+    def loop(self) -> Tensor:
+        """Which edges are self loops, int64 ``[l]``, ascending."""
+        return (self.row_id[self.row] == self.column_id[self.column]).nonzero().view(-1)
+
+    @cached_property
+    def _with_loops(self) -> dict[LoopRule, CSR]:
+        return {}
+
+    def with_loops(self, rule: LoopRule) -> CSR:
+        """The edges and a loop for every node; the loops' values stand behind those of the edges. Made once."""
+        known = self._with_loops.get(rule)
+        if known is None:
+            known = self._with_loops[rule] = self._make_loops(rule)
+        return known
+
+    def _make_loops(self, rule: LoopRule) -> CSR:
+        edge = torch.arange(self.row.numel())
+        if rule != "add":
+            edge = edge[torch.ones_like(edge, dtype=torch.bool).index_fill_(0, self.loop, False)]
+        loop = torch.arange(self.loop_row.numel()) + self.row.numel()
+        return self._csr(
+            torch.cat([self.row[edge], self.loop_row]),
+            torch.cat([self.column[edge], self.loop_column]),
+            torch.cat([edge, loop]),
+        )
+
+    def loop_weight(self, weight: Tensor, loop_value: float, rule: LoopRule) -> Tensor:
+        """The weights of the loops that :meth:`with_loops` adds; differentiable.
+
+        Of several loops of a node the last one counts, and the gradient goes to all: ``index_put`` in PyG does both.
+        """
+        filled = weight.new_full(self.loop_row.shape, loop_value)
+        if rule != "remaining" or weight.numel() == 0:
+            return filled
+        loop = self.loop
+        loop_of_row = torch.full((self.row_id.numel(),), -1)
+        loop_of_row[self.loop_row] = torch.arange(self.loop_row.numel())
+        last = torch.full(self.loop_row.shape, -1).scatter_reduce_(0, loop_of_row[self.row[loop]], loop, "amax")
+        value = torch.where(last >= 0, weight.detach()[last], filled)
+        if not weight.requires_grad:
+            return value
+        own = weight[loop]
+        return value.index_add(0, loop_of_row[self.row[loop]], own - own.detach())
+
+    def _csr(self, row: Tensor, column: Tensor, edge: Tensor) -> CSR:
+        return CSR.from_edges(row, column, edge, self.row_id.numel(), self.column_id.numel())
+
+
+def _dispatch(grid: Grid, edge_index: Tensor, edge_id: Tensor, row_axis: str, column_axis: str, order: int) -> Dispatch:
+    """What brings values from where the edges are stored to their tiles (collective). See :meth:`AdjacencyTile.of`."""
+    shape = grid.mesh.grid_shape
+    rows, columns = grid.orders[grid.other_order(order)], grid.orders[order]
+    at_row, at_column = edge_blocks(edge_index, rows, columns, shape, row_axis, column_axis)
+    (third,) = (axis for axis in GRID_AXES if axis not in (row_axis, column_axis))
+    first = at_row * shape.stride(row_axis) + at_column * shape.stride(column_axis)
+    receiver = torch.cat([first + replica * shape.stride(third) for replica in range(shape[third])])
+    edge = torch.arange(first.numel()).repeat(shape[third])
+    return Dispatch.by_rank(grid.wire(*GRID_AXES, exact=True), receiver, edge, edge_id)

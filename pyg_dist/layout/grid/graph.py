@@ -1,0 +1,330 @@
+"""A graph in the grid layout, ready to run: this rank's adjacency tiles, made when first needed, and their products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from pyg_dist.backend.comm.group import Axis
+from pyg_dist.backend.grid.collectives import sum_all
+from pyg_dist.backend.grid.edge_values import copy_out
+from pyg_dist.backend.grid.mesh import GRID_AXES
+from pyg_dist.backend.grid.operator import ProductFlight, Side, TileOperator, TileProduct, multiply
+from pyg_dist.backend.halo.exchange import Traffic
+from pyg_dist.backend.sparse.csr import CSR
+from pyg_dist.errors import LayoutMismatchError
+from pyg_dist.layout import aggregation_cache
+from pyg_dist.layout.gcn_norm import at_sources, inverse_sqrt
+from pyg_dist.layout.grid.adjacency import AdjacencyTile
+from pyg_dist.layout.grid.sharding import Grid, Tile
+from pyg_dist.layout.grid.tile_tensor import TileTensor, as_tile
+from pyg_dist.layout.operator_cache import KeptOperators
+from pyg_dist.layout.self_loops import LoopRule
+from pyg_dist.plan.grid.tiling import INPUT, Layout, split
+from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor
+from pyg_dist.tensor.sharding import Rows, Selection, lasting
+
+Build = Callable[[AdjacencyTile, Tensor | None], TileOperator]
+TileOperators = Callable[[Layout], TileOperator]
+"""A matrix: its tile on this rank for each layout of what it multiplies."""
+
+
+class GridGraph:
+    """A graph whose adjacency matrix lies in tiles on a mesh. Edges themselves are spread evenly, by their numbers.
+
+    Args:
+        grid: the mesh and the node orders.
+        edge_index: int64 ``[2, e]``, this rank's edges.
+        edge_rows: which they are, by ascending key.
+        loop_rule: how GCN's self loops meet existing ones.
+
+    Attributes:
+        digest: of the edges, where a script has made them.
+    """
+
+    def __init__(self, grid: Grid, edge_index: Tensor, edge_rows: Rows, loop_rule: LoopRule) -> None:
+        self.grid = grid
+        self.edge_index = edge_index
+        self.edge_rows = edge_rows
+        self.loop_rule: LoopRule = loop_rule
+        self.axis: Axis = grid.mesh.axis(*GRID_AXES)
+        self.node_rows = grid.node_rows
+        self.device = edge_index.device
+        self.digest: str | None = None
+        self._adjacency: dict[tuple[str, str, int], AdjacencyTile] = {}
+        self._operators: KeptOperators[TileOperator] = KeptOperators()
+
+    @staticmethod
+    def of(grid: Grid, edge_index: Tensor, loop_rule: LoopRule, rows: type[Rows] = Rows) -> GridGraph:
+        """The graph with the edges ``[2, E]``, of which each rank keeps as many (not collective).
+
+        Args:
+            grid: the mesh and the node orders.
+            edge_index: all edges.
+            loop_rule: how GCN's self loops meet existing ones.
+            rows: the class of their rows.
+        """
+        axis, num_edges = grid.mesh.axis(*GRID_AXES), edge_index.shape[1]
+        low, high = split(num_edges, axis.size)[axis.rank : axis.rank + 2]
+        edge_rows = rows(axis, "edge", num_edges, torch.arange(low, high))
+        return GridGraph(grid, edge_index[:, low:high].clone(), edge_rows, loop_rule)
+
+    def selected(self, chosen: Selection) -> GridGraph:
+        """The graph of some of the edges, over the same nodes.
+
+        Args:
+            chosen: of :attr:`edge_rows`.
+        """
+        return GridGraph(self.grid, self.edge_index[:, chosen.local_index], chosen.rows, self.loop_rule)
+
+    def __deepcopy__(self, memo: object) -> GridGraph:
+        return self  # immutable, apart from caches
+
+    def to(self, device: torch.device | str) -> GridGraph:
+        """Itself.
+
+        Raises:
+            LayoutMismatchError: Another device.
+        """
+        if torch.device(device) != self.device:
+            raise LayoutMismatchError(
+                f"Expected a grid graph to stay on {self.device} (got {device}): use layout='halo'"
+            )
+        return self
+
+    @property
+    def traffic(self) -> Traffic:
+        """What this rank has sent so far, along all axes."""
+        counters = self.grid.mesh.traffic.values()
+        return Traffic(sum(t.num_bytes for t in counters), sum(t.num_messages for t in counters))
+
+    def feature_rows(self, width: int) -> Tile:
+        """How features of ``width`` columns lie: rows over x and z, columns over y."""
+        return self.grid.tile(INPUT, width)
+
+    def tiled(self, x: NodeTensor) -> TileTensor:
+        """Node features as tiles that :meth:`aggregate` takes (collective where they are whole rows)."""
+        if isinstance(x, TileTensor) and x._rows.layout.columns is not None:
+            return x
+        return as_tile(x, self.feature_rows(x.shape[1]))
+
+    def owns(self, x: RowTensor) -> bool:
+        """Whether x has a row for every node of this graph."""
+        return x._rows is self.node_rows or (isinstance(x, TileTensor) and x._rows.grid is self.grid)
+
+    def input_rows(self, name: str, value: Tensor) -> Rows:
+        """How a new node attribute lies: features as tiles, which nothing else is read as a matrix."""
+        is_features = name == "x" and value.dim() == 2 and value.is_floating_point()
+        return self.feature_rows(value.shape[1]) if is_features else self.node_rows
+
+    def stored(self, name: str, value: RowTensor) -> RowTensor:
+        """An attribute as it is kept (collective where whole rows become features)."""
+        rows = self.input_rows(name, value)
+        return as_tile(value, rows) if isinstance(rows, Tile) and isinstance(value, NodeTensor) else value
+
+    def has_isolated_nodes(self) -> bool:
+        """Whether some node has no edge other than self loops (collective)."""
+        linked = torch.zeros(self.grid.num_nodes, dtype=torch.bool)
+        linked[self.edge_index[:, self.edge_index[0] != self.edge_index[1]].view(-1)] = True
+        return not bool(self.axis.reduce_(linked, "max").all())
+
+    def full_edge_index(self) -> Tensor:
+        """All edges by global ids in the input's order, int64 ``[2, E]``, on every rank (collective)."""
+        return self.edge_rows.gather(self.edge_index.t()).t().contiguous()
+
+    def has_self_loops(self) -> bool:
+        """Whether some edge is a self loop (collective)."""
+        return not self.axis.every(not bool((self.edge_index[0] == self.edge_index[1]).any()))
+
+    def aggregate(self, x: TileTensor, operator: TileOperators, exact: bool = False) -> TileTensor:
+        """A matrix over the graph's edges times x (collective): Plexus, Alg. 1, lines 2-4, for any layout of x.
+
+        With x over rows r and columns c, and k the third axis, the matrix' tile has rows over k and columns over r. The
+        product's rows lie over k; its sum over r is scattered over r as well, or left on all of r.
+
+        Args:
+            x: ``[N, F]``.
+            operator: the matrix' tile for a layout of x.
+            exact: no messages narrower than x.
+        """
+        return self.start(x, operator, exact)()
+
+    def start(self, x: TileTensor, operator: TileOperators, exact: bool = False) -> Callable[[], TileTensor]:
+        """:meth:`aggregate` up to its last sum; what it returns waits for that and gives the result.
+
+        What is remembered (:mod:`pyg_dist.tensor.aggregation_cache`) is there at once, and nothing is sent.
+        """
+        grid, layout = self.grid, x._rows.layout
+        row, column, free = layout.rows[0], layout.columns, layout.free_axis()
+        after = self.product_rows(x, x._rows.width)
+        matrix = operator(layout)
+        known = aggregation_cache.recall(x, matrix)
+        if known is not None:
+            result = known
+            return lambda: TileTensor.from_local(result, after)
+        kept = not matrix.learns and aggregation_cache.is_kept(x, after)
+        exact = exact or kept  # rounded once, it would be wrong in every epoch
+        scatters, is_scattered = self.grid.sums == "reduce_scatter", len(layout.rows) == 2
+        # A gather is the second half of a big sum where a scattered one has made x; else it brings an input together.
+        of_input = is_scattered and (x.is_leaf or not scatters)
+        pieces = Layout((free, row), column, after.layout.order)
+        product = TileProduct(
+            matrix,
+            Side(
+                grid.wire(free, exact=exact or of_input),
+                tuple(grid.row_sizes(Layout((row, free), column, layout.order), free)),
+                is_scattered,
+            ),
+            Side(grid.wire(row, exact=exact), tuple(grid.row_sizes(pieces, row)), scatters),
+            grid.num_blocks,
+        )
+        local = x.to_local()
+        flight = None if matrix.learns else ProductFlight(local, product)
+
+        def land() -> TileTensor:
+            out = multiply(local, product, flight)
+            if kept:
+                aggregation_cache.keep(x, matrix, out)
+            x._is_lasting = True
+            return TileTensor.from_local(out, after)
+
+        return land
+
+    def is_remembered(self, x: TileTensor, operator: TileOperators) -> bool:
+        """Whether :meth:`aggregate` knows the result, or would keep it (collective where it builds the operator)."""
+        return aggregation_cache.is_remembered(x, lambda: operator(x._rows.layout), self.product_rows(x, x._rows.width))
+
+    def beside(self, x: TileTensor, product_of: TileTensor) -> TileTensor:
+        """X as a product of ``product_of`` lies (collective, unless it is remembered or lies so)."""
+        rows = self.product_rows(product_of, x._rows.width)
+        known = aggregation_cache.recall(x, rows)
+        if known is not None:
+            return TileTensor.from_local(known, rows)
+        out = as_tile(x, rows)
+        if out is not x and aggregation_cache.is_kept(x, rows):
+            aggregation_cache.keep(x, rows, out.to_local())
+        return out
+
+    def product_rows(self, x: TileTensor, width: int) -> Tile:
+        """How a product of x, or anything beside it, of ``width`` columns lies."""
+        layout = x._rows.layout
+        row, free = layout.rows[0], layout.free_axis()
+        rows = (free, row) if self.grid.sums == "reduce_scatter" else (free,)
+        return self.grid.tile(Layout(rows, layout.columns, self.grid.other_order(layout.order)), width)
+
+    def neighbourhood(
+        self, reduce: Literal["sum", "mean"], weight: RowTensor | None, dtype: torch.dtype
+    ) -> TileOperators:
+        """``y_i = sum or mean over in-edges of w_ji x_j``."""
+
+        def build(tile: AdjacencyTile, values: Tensor | None) -> TileOperator:
+            if reduce == "sum":
+                return TileOperator(tile.csr, values)
+            degree = self._row_sums(tile, tile.csr, None, dtype).clamp_(min=1)
+            if values is not None and values.requires_grad:
+                return TileOperator(tile.csr, values / degree[tile.row])
+            return TileOperator(tile.csr, values, row_scale=degree, divides=True)
+
+        return self._operator(("neighbourhood", reduce, dtype), weight, dtype, build)
+
+    def symmetric_norm(
+        self, add_self_loops: bool, loop_value: float, weight: RowTensor | None, dtype: torch.dtype
+    ) -> TileOperators:
+        """GCN's ``D^-1/2 (A + loops) D^-1/2`` for constant weights."""
+
+        def build(tile: AdjacencyTile, values: Tensor | None) -> TileOperator:
+            csr = tile.with_loops(self.loop_rule) if add_self_loops else tile.csr
+            if add_self_loops and values is None and loop_value != 1.0:
+                values = torch.ones(tile.row.numel(), dtype=dtype)
+            if add_self_loops and values is not None:
+                values = torch.cat([values, tile.loop_weight(values, loop_value, self.loop_rule)])
+            scale = inverse_sqrt(self._row_sums(tile, csr, values, dtype))
+            there = self.grid.tile(Layout((tile.row_axis,), None, tile.row_order), 1)
+            here = self.grid.tile(Layout((tile.column_axis,), None, tile.column_order), 1)
+            of_sources = self.grid.rerouting(there, here).move(scale.view(-1, 1)).view(-1)
+            is_source = torch.zeros(csr.num_cols, dtype=torch.bool)
+            is_source[csr.col.long()] = True
+            return TileOperator(csr, values, scale, at_sources(of_sources, is_source))
+
+        return self._operator(("symmetric", add_self_loops, loop_value, dtype), weight, dtype, build)
+
+    def symmetric_norm_product(
+        self, x: TileTensor, add_self_loops: bool, loop_value: float, weight: RowTensor, dtype: torch.dtype
+    ) -> TileTensor:
+        """GCN's aggregation with weights that learn; differentiable by x and by the weights (collective).
+
+        ``y = s * A_w (s * x)`` with ``s = degree^-1/2``, which depends on the weights, too: the degree is the product
+        of ``A_w``, loops included, and ones.
+        """
+
+        def build(tile: AdjacencyTile, values: Tensor | None) -> TileOperator:
+            if not add_self_loops:
+                return TileOperator(tile.csr, values)
+            assert values is not None
+            loops = tile.loop_weight(values, loop_value, self.loop_rule)
+            return TileOperator(tile.with_loops(self.loop_rule), torch.cat([values, loops]))
+
+        operator = self._operator(("with loops", add_self_loops, loop_value, dtype), weight, dtype, build)
+        rows = x._rows.with_width(1)
+        ones: Any = TileTensor.from_local(torch.ones(rows.local_shape(1), dtype=dtype), rows)
+        scale: Any = inverse_sqrt(self.aggregate(ones, operator, exact=True)).to(x.dtype)
+        of_sources: Any = scale if add_self_loops else at_sources(scale, self._sources)
+        return self.aggregate(x * of_sources, operator) * scale  # type: ignore[no-any-return]
+
+    @cached_property
+    @lasting
+    def _sources(self) -> Tensor:
+        """Which nodes have out-edges, bool ``[N]`` (collective at the first use)."""
+        is_source = torch.zeros(self.grid.num_nodes, dtype=torch.bool)
+        is_source[self.edge_index[0]] = True
+        return self.axis.reduce_(is_source, "max")
+
+    @lasting
+    def adjacency(self, layout: Layout) -> AdjacencyTile:
+        """The edges that meet an x of this layout (collective at the first use of its axes and order)."""
+        key = (layout.free_axis(), layout.rows[0], layout.order)
+        known = self._adjacency.get(key)
+        if known is None:
+            known = self._adjacency[key] = AdjacencyTile.of(self.grid, self.edge_index, self.edge_rows.key, *key)
+        return known
+
+    def _row_sums(self, tile: AdjacencyTile, csr: CSR, values: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """The sum of each row of the whole matrix, for the tile's rows (collective)."""
+        entries = torch.ones(csr.num_entries, dtype=dtype) if values is None else values[csr.edge]
+        sums = torch.zeros(csr.num_rows, dtype=dtype).index_add_(0, csr.row(), entries)
+        return sum_all(sums, self.grid.wire(tile.column_axis, exact=True))
+
+    def _operator(self, key: Hashable, weight: RowTensor | None, dtype: torch.dtype, build: Build) -> TileOperators:
+        """The operator by layout of x, built anew for other weights or weights changed in place.
+
+        Building is collective. With weights that learn it holds for one graph of autograd, and what is returned is to
+        be used in one forward pass.
+        """
+        learning: dict[Hashable, TileOperator] = {}
+
+        def of(layout: Layout) -> TileOperator:
+            tile = self.adjacency(layout)
+            whole_key = (key, tile.row_axis, tile.column_axis, tile.column_order)
+            if weight is not None and learns(weight):
+                if whole_key not in learning:
+                    values = copy_out(weight.to_local().to(dtype), tile.dispatch)
+                    learning[whole_key] = build(tile, values)
+                return learning[whole_key]
+
+            def build_constant() -> TileOperator:
+                if weight is None:
+                    return build(tile, None)
+                return build(tile, tile.dispatch.bring(weight.to_local().detach().to(dtype)))
+
+            return self._operators.get(whole_key, weight, build_constant)
+
+        return of
+
+
+def learns(weight: Tensor | None) -> bool:
+    """Whether products are to be differentiated by ``weight``."""
+    return weight is not None and weight.requires_grad and torch.is_grad_enabled()

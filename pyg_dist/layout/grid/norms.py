@@ -1,0 +1,88 @@
+"""Normalisation of tiles: statistics of a row sum over the column axis, statistics of a column over the row axes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pyg_dist.backend.autograd.replicated import enter, leave
+from pyg_dist.backend.grid.collectives import gather_pieces
+from pyg_dist.errors import DataError
+from pyg_dist.layout.grid.sharding import Tile
+from pyg_dist.layout.grid.tile_tensor import TileTensor, on_tiles
+from pyg_dist.tensor.functions.reductions import wide
+from pyg_dist.tensor.registry import Function, bind
+from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, wrap
+
+
+@on_tiles("layer_norm", "rms_norm")
+def norm_of_each_row(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``(x - mean) / sqrt(var + eps)`` or ``x / sqrt(mean square + eps)`` (ScaleGNN, eq. 29) by row (collective)."""
+    centres = function.__name__ == "layer_norm"
+    names = "x shape weight bias eps" if centres else "x shape weight eps"
+    bound: dict[str, Any] = {"weight": None, "bias": None, "eps": 1e-5 if centres else None}
+    bound.update(bind(names, args, kwargs))
+    x, shape = bound["x"], bound.get("shape", bound.get("normalized_shape"))
+    parameters = [bound["weight"], bound["bias"]]
+    if not isinstance(x, TileTensor) or any(isinstance(p, RowTensor) for p in parameters):
+        return NotImplemented
+    tile = x._rows
+    if tuple(shape or ()) != (tile.width,):
+        return NotImplemented
+    with LOCALLY():
+        weight, bias = (None if p is None else tile.columns_of(p) for p in parameters)
+        local = x.to(wide(x.dtype))
+        axis = tile.column_axis
+        if centres:
+            local = local - enter(leave(local.sum(1, keepdim=True), axis) / tile.width, axis)
+        mean_square = leave(local.square().sum(1, keepdim=True), axis) / tile.width
+        eps = torch.finfo(x.dtype).eps if bound["eps"] is None else bound["eps"]
+        out = local * enter(torch.rsqrt(mean_square + eps), axis)
+        out = out if weight is None else out * weight
+        out = out if bias is None else out + bias
+        return wrap(out.to(x.dtype).as_subclass(Tensor), tile)
+
+
+@on_tiles("batch_norm", namespaces=(F,))
+def batch_norm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """As for rows; running statistics, which every rank holds whole, are gathered over columns (collective)."""
+    bound: dict[str, Any] = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
+    bound.update(bind("x running_mean running_var weight bias training momentum eps", args, kwargs))
+    x, channels = bound["x"], [bound[name] for name in ("running_mean", "running_var", "weight", "bias")]
+    if not isinstance(x, TileTensor) or any(isinstance(c, RowTensor) for c in channels):
+        return NotImplemented
+    tile = x._rows
+    with LOCALLY():
+        # All four, and before the sums: where one does not fit, no rank may go on.
+        mean, var, weight, bias = (None if c is None else tile.columns_of(c) for c in channels)
+        if bound["training"]:
+            normal = _normalise(x, tile, channels[:2], bound["momentum"], bound["eps"])
+        else:  # torch's own form does not take a rank without columns
+            if mean is None or var is None:
+                raise DataError("Expected running_mean and running_var in evaluation (got None): use training=True")
+            dtype = wide(x.dtype)
+            normal = (x - mean.to(dtype)) * torch.rsqrt(var.to(dtype) + bound["eps"])
+        out = normal if weight is None else normal * weight
+        out = out if bias is None else out + bias
+        return wrap(out.to(x.dtype).as_subclass(Tensor), tile)
+
+
+def _normalise(x: Tensor, tile: Tile, running: list[Tensor | None], momentum: float, eps: float) -> Tensor:
+    """The rows' deviations from the global means, over the global standard deviations."""
+    if tile.size <= 1:
+        raise DataError(f"Expected more than 1 value per channel when training (got {tile}): use .eval()")
+    local, axis = x.to(wide(x.dtype)).as_subclass(Tensor), tile.row_axis
+    mean = leave(local.sum(0), axis) / tile.size
+    centred = local - enter(mean, axis)
+    variance = leave(centred.square().sum(0), axis) / tile.size
+    if any(buffer is not None for buffer in running):
+        with torch.no_grad():
+            mine = torch.stack([mean, variance * (tile.size / (tile.size - 1))])
+            wire = tile.grid.wire(*(tile.layout.columns or ()), exact=True)
+            for buffer, batch in zip(running, gather_pieces(mine, wire, tile.column_sizes, 1), strict=True):
+                if buffer is not None:
+                    buffer.lerp_(batch.to(buffer.dtype), momentum)
+    return centred * enter(torch.rsqrt(variance + eps), axis)

@@ -1,0 +1,244 @@
+"""A distribution of rows and columns over the axes of a mesh, and the grid that knows all of them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_dist.backend.autograd.replicated import enter
+from pyg_dist.backend.comm.group import Axis
+from pyg_dist.backend.grid.mesh import GRID_AXES, Mesh
+from pyg_dist.backend.grid.redistribute import Rerouting, reroute
+from pyg_dist.backend.grid.transport import Wire
+from pyg_dist.errors import DataError
+from pyg_dist.plan.grid.node_order import NodeOrder
+from pyg_dist.plan.grid.redistribution_plan import Route, columns_between, route
+from pyg_dist.plan.grid.tiling import WHOLE_ROWS, Layout, Sums, column_range, nested_split, row_range
+from pyg_dist.tensor.sharding import Rows
+
+
+class Tile(Rows):
+    """The distribution of a matrix with a row per node over row axes and a column axis (one object per distribution).
+
+    As :class:`~pyg_dist.tensor.sharding.Rows` it is what a tensor's local rows are; ``axis`` are the ranks among which
+    *elements* are distinct, so that whatever is replicated enters once for each element and not for each replica.
+
+    Attributes:
+        grid: the mesh and the node orders.
+        layout: the axes.
+        width: columns of the whole matrix.
+        columns: which of them are here.
+    """
+
+    def __init__(self, grid: Grid, layout: Layout, width: int) -> None:
+        super().__init__(grid.mesh.axis(*layout.distinct), "tile", grid.num_nodes, grid.node_ids(layout))
+        self.grid = grid
+        self.layout = layout
+        self.width = width
+        self.columns = column_range(width, layout, grid.mesh.grid_shape, grid.mesh.coordinates)
+
+    @property
+    def whole(self) -> Rows:
+        """The grid's nodes."""
+        return self.grid.node_rows
+
+    def __repr__(self) -> str:
+        rows = "·".join(self.layout.rows)
+        return f"{self.size} nodes x {self.width} columns, rows over {rows}, columns over {self.layout.columns}"
+
+    @property
+    def row_axis(self) -> Axis:
+        """The ranks that hold other rows of the same columns."""
+        return self.grid.mesh.axis(*self.layout.rows)
+
+    @property
+    def column_axis(self) -> Axis:
+        """The ranks that hold other columns of the same rows."""
+        return self.grid.mesh.axis(*(self.layout.columns or ()))
+
+    @cached_property
+    def column_sizes(self) -> list[int]:
+        """Columns by rank of the column axis."""
+        return self.grid.column_sizes(self.layout.columns, self.width)
+
+    @property
+    def first_column(self) -> int:
+        """The number of the first local column."""
+        return self.columns.start
+
+    def local_shape(self, width: int) -> tuple[int, int]:
+        """The shape of this rank's piece."""
+        return self.num_local, len(self.columns)
+
+    def global_shape(self, local: torch.Size) -> torch.Size:
+        """``[N, width]``."""
+        return torch.Size((self.size, self.width))
+
+    def with_width(self, width: int) -> Tile:
+        """The same layout for another number of columns."""
+        return self.grid.tile(self.layout, width)
+
+    def columns_of(self, tensor: Tensor) -> Tensor:
+        """The local columns (last dimension) of a replicated tensor; differentiable.
+
+        Raises:
+            DataError: Another number of columns than the whole matrix has, on every rank: some could take their slice.
+        """
+        if tensor.shape[-1:] != (self.width,):
+            raise DataError(
+                f"Expected a value for each of {self.width} columns (got shape {list(tensor.shape)}): "
+                f"make the layer with {self.width} features"
+            )
+        return enter(tensor, self.axis)[..., self.columns.start : self.columns.stop]
+
+    def slice(self, full: Tensor) -> Tensor:
+        """This rank's tile of a replicated ``[N, width]`` tensor; differentiable."""
+        return self.columns_of(full).index_select(0, self.key)
+
+    def gather(self, local: Tensor) -> Tensor:
+        """The whole matrix in the original order, on every rank; differentiable (collective)."""
+        whole_rows = self.grid.tile(WHOLE_ROWS, self.width)
+        return self.grid.node_rows.gather(self.to(local, whole_rows))
+
+    def take(self, local: Tensor, before: Rows) -> Tensor | None:
+        """The local tile of a matrix distributed as ``before``: tiles of the same grid and width, or whole rows."""
+        if before is self.grid.node_rows and local.shape[1:] == (self.width,):
+            before = self.grid.tile(WHOLE_ROWS, self.width)
+        fits = isinstance(before, Tile) and before.grid is self.grid and before.width == self.width
+        return before.to(local, self) if fits else None  # type: ignore[attr-defined]
+
+    def give(self, local: Tensor, after: Rows) -> Tensor | None:
+        """This rank's whole rows, where those are asked for."""
+        return self.to(local, self.grid.tile(WHOLE_ROWS, self.width)) if after is self.grid.node_rows else None
+
+    def to(self, local: Tensor, other: Tile) -> Tensor:
+        """The local tile of ``other``; differentiable (collective where they differ)."""
+        return local if other is self else reroute(local, self.grid.rerouting(self, other))
+
+
+class GridNodes(Rows):
+    """A grid's nodes, whole rows of which lie on every rank.
+
+    Attributes:
+        grid: the grid.
+        edge_sets: a script's own edges between them, see :meth:`DistributedEdgeIndex.over`.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        super().__init__(grid.mesh.axis(*GRID_AXES), "node", grid.num_nodes, grid.node_ids(WHOLE_ROWS))
+        self.grid = grid
+        self.edge_sets: OrderedDict[str, Any] = OrderedDict()  # handles, whose graphs know these nodes
+
+
+class Grid:
+    """The mesh, the node orders, how products are summed, and every distribution over them, each made once.
+
+    Args:
+        mesh: the ranks.
+        orders: one or two node orders.
+        sums: the form of the two big sums.
+        num_blocks: row blocks of an aggregation (Plexus, 5.2).
+        comm_dtype: of the messages of the two big sums, or ``None``.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        orders: tuple[NodeOrder, ...],
+        sums: Sums,
+        num_blocks: int = 1,
+        comm_dtype: torch.dtype | None = None,
+    ) -> None:
+        self.mesh = mesh
+        self.orders = orders
+        self.sums: Sums = sums
+        self.num_blocks = num_blocks
+        self.comm_dtype = comm_dtype
+        self.num_nodes = orders[0].node_id.numel()
+        self.node_rows = GridNodes(self)
+        self._tiles: dict[tuple[Layout, int], Tile] = {}
+        self._routes: dict[tuple[Layout, Layout], Route] = {}
+        self._reroutings: dict[tuple[Tile, Tile], Rerouting] = {}
+
+    def __deepcopy__(self, memo: object) -> Grid:
+        return self  # immutable, apart from caches
+
+    def tile(self, layout: Layout, width: int) -> Tile:
+        """The distribution of ``width`` columns."""
+        known = self._tiles.get((layout, width))
+        if known is None:
+            known = self._tiles[layout, width] = Tile(self, layout, width)
+        return known
+
+    def other_order(self, order: int) -> int:
+        """The order of a product's rows, where its columns have ``order``."""
+        return len(self.orders) - 1 - order
+
+    def node_ids(self, layout: Layout) -> Tensor:
+        """Global ids of the rows here."""
+        held = row_range(self.num_nodes, layout, self.mesh.grid_shape, self.mesh.coordinates)
+        return self.orders[layout.order].node_id[held.start : held.stop]
+
+    def row_sizes(self, layout: Layout, axis: str) -> list[int]:
+        """Rows by rank of ``axis``, the finest one of the layout, with this rank's place on the others."""
+        bounds = nested_split(self.num_nodes, self.mesh.shape.sizes(*layout.rows))
+        here = self.mesh.coordinates
+        index = 0
+        for name in layout.rows:
+            index = index * self.mesh.shape[name] + (0 if name == axis else here[name])
+        return [bounds[index + k + 1] - bounds[index + k] for k in range(self.mesh.shape[axis])]
+
+    def column_sizes(self, axis: str | None, width: int) -> list[int]:
+        """Columns by rank of ``axis``."""
+        if axis is None:
+            return [width]
+        layout, shape = Layout((), axis, 0), self.mesh.grid_shape
+        return [len(column_range(width, layout, shape, {axis: k})) for k in range(shape[axis])]
+
+    def wire(self, *axes: str, exact: bool = False) -> Wire:
+        """The messages along a product of axes; in the narrow dtype unless ``exact``."""
+        return Wire(self.mesh.axis(*axes), self.mesh.traffic_of(*axes), None if exact else self.comm_dtype)
+
+    def rerouting(self, before: Tile, after: Tile) -> Rerouting:
+        """The change between two distributions of equal width."""
+        known = self._reroutings.get((before, after))
+        if known is None:
+            there, back = self._rerouting(before, after), self._rerouting(after, before)
+            there.back.append(back)
+            back.back.append(there)
+            self._reroutings[before, after] = known = there
+            self._reroutings[after, before] = back
+        return known
+
+    def _rerouting(self, before: Tile, after: Tile) -> Rerouting:
+        rows = self._route(before.layout, after.layout)
+        shape = self.mesh.grid_shape
+        places = [shape.coordinates(rank) for rank in range(shape.size)]
+
+        def pieces(lists: tuple[Tensor | None, ...], mine: Tile, other: Tile) -> Any:
+            for rank, rows in enumerate(lists):
+                there = column_range(mine.width, other.layout, shape, places[rank])
+                shared = columns_between(mine.columns, there)
+                start = mine.columns.start
+                yield (rows if len(shared) else None), shared.start - start, shared.stop - start
+
+        return Rerouting(
+            self.wire(*GRID_AXES, exact=True),
+            tuple(pieces(rows.send, before, after)),
+            tuple(pieces(rows.receive, after, before)),
+            after.num_local,
+            len(after.columns),
+            [],
+        )
+
+    def _route(self, before: Layout, after: Layout) -> Route:
+        known = self._routes.get((before, after))
+        if known is None:
+            known = self._routes[before, after] = route(
+                self.num_nodes, self.orders, self.mesh.grid_shape, self.mesh.rank, before, after
+            )
+        return known

@@ -1,0 +1,177 @@
+"""``TileTensor``: a node tensor whose columns lie on several ranks, too.
+
+It has a table of its own (:data:`TILES`) for the functions that work on tiles. For every other function the tensor is
+brought to whole rows once, and the table of row tensors answers: masks, losses and argmax see rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+from weakref import ref
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from pyg_dist.errors import LayoutMismatchError, MixedRowsError
+from pyg_dist.layout.grid.sharding import Tile
+from pyg_dist.plan.grid.tiling import WHOLE_ROWS
+from pyg_dist.tensor import row_tensor
+from pyg_dist.tensor.functions.autograd import (
+    backward,
+    backward_of_one,
+    data,
+    deepcopy,
+    grad,
+    grad_fn,
+    register_hook,
+    replace_data,
+    store,
+    stored,
+    unchanged,
+)
+from pyg_dist.tensor.functions.random import dropout, initialise, normal_, random_like, uniform_
+from pyg_dist.tensor.functions.refusals import pickle, trace
+from pyg_dist.tensor.functions.shapes import length, metadata, numel, shape
+from pyg_dist.tensor.registry import NAMESPACES, TABLE, Function, Handler, functions, public_name, writes
+from pyg_dist.tensor.row_tensor import LOCALLY, NodeTensor, OverRows, RowTensor, takes_out, version_of, wrap
+
+TILES: dict[Function, Handler] = {}
+
+
+def on_tiles(*names: str, namespaces: Sequence[Any] = NAMESPACES) -> Callable[[Handler], Handler]:
+    """Let the decorated handler answer for the functions called ``names``; ``NotImplemented`` asks for whole rows."""
+
+    def decorate(handler: Handler) -> Handler:
+        for function in functions(*names, namespaces=namespaces):
+            TILES[function] = handler
+        return handler
+
+    return decorate
+
+
+class TileTensor(NodeTensor):
+    """A ``[N, F]`` node tensor of which this rank holds some rows and some columns."""
+
+    kind = "tile"  # type: ignore[assignment]
+    _rows: Tile
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Function, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if len(types) > 1 and any(issubclass(type_, OverRows) for type_ in types):
+            return NotImplemented
+        kwargs = kwargs or {}
+        handler = TILES.get(func)
+        if kwargs.get("out") is not None and not (handler and takes_out(handler, kwargs["out"])):
+            raise MixedRowsError(f"{public_name(func)} of row tensors does not take 'out': assign the result")
+        if handler is not None:
+            if not args and "input" in kwargs:
+                args = (kwargs["input"],)
+                kwargs = {name: value for name, value in kwargs.items() if name != "input"}
+            out = handler(func, args, kwargs)
+            if out is not NotImplemented:
+                return out
+        elif isinstance(func, OpOverload):  # below autograd all is local
+            with LOCALLY():
+                return func(*args, **kwargs)
+        if writes(func) and isinstance(args[0], TileTensor):
+            return _write_rows(func, args, kwargs)
+        return func(*_in_rows(args), **_in_rows(kwargs))
+
+    def to_rows(self) -> NodeTensor:
+        """The same values as whole rows, spread over all ranks (collective, unless they are kept).
+
+        They are kept while they do not change; but not for a leaf that learns, as :class:`RowTensor` explains.
+        """
+        with LOCALLY():
+            version = version_of(self)
+            records = self.requires_grad and torch.is_grad_enabled()
+            state = (version, records, torch.is_inference_mode_enabled())
+            if self._as_rows is not None and self._as_rows[0] == state:
+                return self._as_rows[1]
+            tile, grid = self._rows, self._rows.grid
+            whole = grid.tile(WHOLE_ROWS, tile.width)
+            local: Any = tile.to(self.as_subclass(Tensor), whole)
+            rows: Any = wrap(local.as_subclass(Tensor), grid.node_rows)
+            self._as_rows = None if version is None or (records and self.is_leaf) else (state, rows)
+            if whole is not tile:
+                local.copied_from = ref(self)
+            return cast(NodeTensor, rows)
+
+    def take_back(self, rows: Tensor) -> Callable[[], None]:
+        """Before a view of ``rows``, this tile's whole ones, is written to; what it returns is to be called after that.
+
+        Raises:
+            MixedRowsError: They are not the tile's any more.
+        """
+        kept = self._as_rows
+        with LOCALLY():
+            if kept is None or kept[1]._base is not rows or kept[0][0] != version_of(self):
+                raise MixedRowsError(
+                    "Expected to write into a view of rows as they are (got one of before they changed): take it anew"
+                )
+
+        def copy_back() -> None:
+            with LOCALLY():
+                moved = self._rows.take(rows, self._rows.grid.node_rows)
+                self.copy_(moved)  # type: ignore[arg-type]
+                self._as_rows = ((version_of(self), *kept[0][1:]), kept[1])
+
+        return copy_back
+
+
+row_tensor.register_class("tile", TileTensor)
+
+
+def as_tile(x: RowTensor, tile: Tile) -> TileTensor:
+    """A ``[N, F]`` node tensor in the distribution ``tile`` (collective unless it has it).
+
+    Raises:
+        LayoutMismatchError: It has other rows or columns.
+    """
+    if x._rows is tile:
+        return cast(TileTensor, x)
+    with LOCALLY():
+        local = tile.take(x.as_subclass(Tensor), x._rows)
+        if local is None:
+            raise LayoutMismatchError(f"Expected {tile} (got {x._rows}): take both from one DistributedData")
+        return cast(TileTensor, wrap(local, tile))
+
+
+def _in_rows(value: Any) -> Any:
+    """``value`` with every tile in it as whole rows."""
+    if isinstance(value, TileTensor):
+        return value.to_rows()
+    if type(value) in (tuple, list):
+        return type(value)(_in_rows(item) for item in value)
+    if type(value) is dict:
+        return {name: _in_rows(item) for name, item in value.items()}
+    return value
+
+
+def _write_rows(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Change whole rows, and bring them back."""
+    x: TileTensor = args[0]
+    rows = x.to_rows().clone()
+    function(rows, *_in_rows(args[1:]), **_in_rows(kwargs))
+    x.copy_(as_tile(cast(NodeTensor, rows), x._rows))
+    return None if public_name(function).endswith("__setitem__") else x
+
+
+_SAME_FOR_TILES = (
+    metadata, shape, numel, length, stored, store, data, replace_data, unchanged, register_hook, backward_of_one,
+    backward, grad, deepcopy, grad_fn, trace, pickle, dropout, random_like, uniform_, normal_, initialise,
+)  # fmt: skip
+TILES.update({function: handler for function, handler in TABLE.items() if handler in _SAME_FOR_TILES})
+
+
+@on_tiles("__repr__", "__format__")
+def representation(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Global shape and local values; talks to nobody."""
+    x: TileTensor = args[0]
+    with LOCALLY():
+        tile, local = x._rows, x.as_subclass(Tensor)
+        return f"NodeTensor(shape={list(tile.global_shape(x.shape))}, local tile of {tile}: {local!r})"

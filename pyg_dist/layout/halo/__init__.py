@@ -1,0 +1,1 @@
+"""Rows of nodes by part, halos of remote rows."""

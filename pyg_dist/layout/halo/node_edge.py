@@ -1,0 +1,143 @@
+"""From rows per node to rows per edge and back: products with the incidence matrix of an end, and with its transpose.
+
+A conv's messages are edge tensors, and its nodes' features are node tensors. Two functions lead from one to the other,
+each the transpose of the other: :func:`lift` gives each edge the row of one of its ends, :func:`scatter` reduces the
+values of the edges that meet in a node. Both take a :class:`~pyg_dist.layout.halo.edges.NodeIds`, which stands for
+``edge_index[0]`` (sources, whose rows arrive by a post exchange) or ``edge_index[1]`` (targets, which are local).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+import torch
+import torch_geometric.utils
+from torch import Tensor, nn
+
+from pyg_dist.backend.halo.operator import halo_rows, halo_sums
+from pyg_dist.backend.halo.transfer import Halo
+from pyg_dist.errors import LayoutMismatchError, UnsupportedError
+from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, local_values, version_of, wrap
+
+if TYPE_CHECKING:
+    from pyg_dist.layout.halo.edges import NodeIds
+    from pyg_dist.layout.halo.graph import HaloGraph
+
+_FEW_COLUMNS = 16
+"""Narrower rows travel as they are here, also where packing would shorten them: logits of attention, degrees,
+positions. A column of these has a meaning and a range of its own, and what follows is no sum (a softmax of rounded
+logits is biased); in two bits 15 columns would be 8 bytes instead of 60."""
+
+
+_Lifted = tuple[NodeTensor, tuple[int | None, bool], Tensor]
+
+
+@dataclass
+class _Call:
+    """A layer that runs, and the rows that it has lifted: by tensor and graph, its state, its rows and the halo's."""
+
+    layer: nn.Module
+    lifted: dict[tuple[int, HaloGraph], _Lifted] = field(default_factory=dict)
+
+
+_call: _Call | None = None
+
+
+@contextmanager
+def shared_halos(layer: nn.Module) -> Iterator[None]:
+    """Within it lifts are those of ``layer``, and several of one node tensor share one exchange."""
+    global _call
+    outer, _call = _call, _Call(layer)
+    try:
+        yield
+    finally:
+        _call = outer
+
+
+def lift(x: NodeTensor, ids: NodeIds) -> EdgeTensor:
+    """Each edge's row of ``x``: its source's or its target's. Differentiable, collective for sources.
+
+    Exact, but for sources' rows of 16 columns or more in a conv's training with ``bits``: those are rounded at random,
+    and so are their gradients on the way back.
+
+    Shapes:
+        - x: ``[N, ...]``; floating types travel as they are (float16 as float32), or in ``bits``; complex ones as two
+          columns; integers and bools as int64
+        - output: ``[E, ...]``
+    """
+    edges = ids.edges
+    edges.end(ids.end)  # raises where they were changed
+    if not edges.graph.owns(x):
+        raise LayoutMismatchError(
+            f"Expected a row for each of {edges.graph.node_rows} (got {x._rows}): take both from one DistributedData"
+        )
+    rows = x.to_local() if ids.end == 1 else _with_halo(x, edges.graph)
+    return edges.tensor(rows.index_select(0, edges.target if ids.end == 1 else edges.source))
+
+
+def _with_halo(x: NodeTensor, graph: HaloGraph) -> Tensor:
+    """Local rows, then halo slots (collective)."""
+    local = x.to_local()
+    version = version_of(x)
+    call = None if version is None else _call
+    state = (version, x.requires_grad and torch.is_grad_enabled())
+    known = None if call is None else call.lifted.get((id(x), graph))
+    if known is not None and known[1] == state:
+        return known[2]
+    flat = local.reshape(local.shape[0], local.shape[1:].numel())
+    post = graph.post
+    if call is not None and local.dtype.is_floating_point and flat.shape[1] >= _FEW_COLUMNS:
+        post = post.coded(graph.codecs(call.layer, of_rows=True))
+    rows = local
+    if graph.axis.size > 1:
+        halo = _halo(flat, post)
+        rows = torch.cat([local, halo.view(halo.shape[0], *local.shape[1:])])
+    if call is not None:
+        call.lifted[id(x), graph] = (x, state, rows)
+    return rows
+
+
+def _halo(flat: Tensor, post: Halo) -> Tensor:
+    """Halo slots (collective). Shapes: ``[n, F] -> [h, F]``."""
+    if flat.is_complex():
+        real = _halo(torch.view_as_real(flat.resolve_conj()).flatten(1), post)
+        return torch.view_as_complex(real.view(real.shape[0], flat.shape[1], 2))
+    if flat.dtype == torch.float16:
+        return _halo(flat.float(), post).half()
+    if flat.dtype.is_floating_point:
+        return halo_rows(flat, post)
+    outgoing = post.outgoing.pattern
+    sent = flat[flat.shape[0] - outgoing.num_cols :][outgoing.col.long()]
+    return post.exchange.start(sent.long()).land().to(flat.dtype)
+
+
+def scatter(values: EdgeTensor, ids: NodeIds, reduce: str = "sum") -> NodeTensor:
+    """Reduce the values of the edges that share a target (or, sums only, a source). Exact, differentiable.
+
+    Collective for sources.
+
+    Shapes:
+        - values: ``[E, ...]``
+        - output: ``[N, ...]``
+
+    Raises:
+        UnsupportedError: Another reduction than a sum over edges with a common source, which lie on several ranks.
+    """
+    edges, graph = ids.edges, ids.edges.graph
+    local = local_values(values, edges.rows)
+    if ids.end == 1:
+        out = torch_geometric.utils.scatter(local, edges.target, 0, graph.num_local, reduce)
+        return cast(NodeTensor, wrap(out, graph.node_rows))
+    if reduce not in ("sum", "add"):
+        raise UnsupportedError(
+            f"Reducing by source nodes is distributed for sums (got {reduce!r}): reduce by target, or flip edge_index "
+            f"before DistributedData"
+        )
+    sums = torch_geometric.utils.scatter(local, edges.source, 0, graph.num_local + graph.halo.num_cols, "sum")
+    if graph.axis.size > 1:
+        own, halo = sums.split([graph.num_local, graph.halo.num_cols])
+        sums = own + halo_sums(halo.reshape(halo.shape[0], halo.shape[1:].numel()), graph.post).view_as(own)
+    return cast(NodeTensor, wrap(sums, graph.node_rows))

@@ -1,0 +1,97 @@
+"""Equal first values: the first call of a model on distributed data broadcasts its parameters and buffers from rank 0.
+
+So models agree even where each rank seeded its generator differently or loaded another checkpoint. A hook that torch
+runs before every module's forward sees the calls. What it cannot see (leaves that no module owns, parameters that a
+lazy module or a script makes later) is made equal when it first meets rows:
+:func:`pyg_dist.backend.autograd.replicated.enter`.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch_geometric.nn import MessagePassing
+
+from pyg_dist.backend.autograd import broadcast
+from pyg_dist.backend.comm.group import world_axis
+from pyg_dist.errors import UnsupportedError, set_locator
+from pyg_dist.layout.grid.graph import GridGraph
+from pyg_dist.layout.halo.graph import HaloGraph
+from pyg_dist.tensor.layer_names import remember_model, running_layer
+from pyg_dist.tensor.row_tensor import RowTensor
+
+_settled: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_hooks: list[Any] = []
+
+
+def install() -> None:
+    """Watch all modules' forwards; the second call does nothing."""
+    if not _hooks:
+        set_locator(running_layer)
+        _hooks.append(nn.modules.module.register_module_forward_pre_hook(_before_forward))
+
+
+def _before_forward(module: nn.Module, args: tuple[Any, ...]) -> None:
+    if torch.compiler.is_compiling():  # the rest of this function cannot be traced
+        if _is_distributed(args):
+            raise UnsupportedError(_no_compile(module))
+        return
+    if module in _settled:
+        return
+    if not (_is_distributed(args) or _is_distributed(_keyword_arguments())):
+        return
+    if _is_compiled(module):
+        raise UnsupportedError(_no_compile(module._orig_mod))
+    if _is_stock_conv(module):
+        raise UnsupportedError(
+            f"{type(module).__name__} is a stock conv and got tensors or edges of a DistributedData: call "
+            f"pyg_dist.distribute(model), or use the plain Data"
+        )
+    remember_model(module)
+    settle(module)
+
+
+def _keyword_arguments() -> tuple[Any, ...]:
+    """Those of the call that the hook runs before: torch passes only positional ones on to hooks for all modules."""
+    calling = sys._getframe(2).f_locals.get("kwargs")
+    return tuple(calling.values()) if isinstance(calling, dict) else ()
+
+
+def _is_distributed(arg: Any) -> bool:
+    """Whether there is a distributed thing in ``arg``: a tensor, a handle, a whole graph."""
+    if isinstance(arg, (tuple, list)):
+        return any(_is_distributed(item) for item in arg)
+    if isinstance(arg, dict):
+        return any(_is_distributed(item) for item in arg.values())
+    if isinstance(arg, (RowTensor, nn.Module)):
+        return isinstance(arg, RowTensor)
+    return isinstance(getattr(arg, "graph", None), (HaloGraph, GridGraph))
+
+
+def _is_stock_conv(module: nn.Module) -> bool:
+    return isinstance(module, MessagePassing) and not getattr(module, "is_distributed", False)
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return hasattr(module, "_orig_mod")  # asking for torch's class would import all of its compiler
+
+
+def _no_compile(module: Any) -> str:
+    name = type(module).__name__.removeprefix("Distributed")
+    return f"torch.compile of {name} cannot trace tensors or edges of a DistributedData: run it eagerly"
+
+
+def settle(module: nn.Module) -> None:
+    """Broadcast the parameters and buffers of ``module`` and of its parts from rank 0, once (collective)."""
+    tensors = []
+    for part in module.modules():
+        if part not in _settled:
+            tensors += [*part.parameters(recurse=False), *part.buffers(recurse=False)]
+        if not (_is_stock_conv(part) or _is_compiled(part)):  # those are looked at, and refused, when they are called
+            _settled.add(part)
+    broadcast.make_equal([t for t in tensors if not isinstance(t, RowTensor) and not is_lazy(t)], world_axis())

@@ -1,0 +1,1 @@
+"""Libraries that solve a model, one a file."""

@@ -1,0 +1,1 @@
+"""Plans of the grid layout: tilings, node orders, work, prices of meshes."""

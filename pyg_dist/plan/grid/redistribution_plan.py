@@ -1,0 +1,75 @@
+"""A change of layout on the grid: which rows and columns each rank sends to which other (pure functions)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyg_dist.backend.grid.mesh import MeshShape
+from pyg_dist.plan.grid.node_order import NodeOrder
+from pyg_dist.plan.grid.tiling import Layout, nested_index, nested_split, row_range
+
+
+@dataclass(frozen=True)
+class Route:
+    """What one rank sends and receives when a matrix changes its layout; :func:`columns_between` settles columns.
+
+    Attributes:
+        send: local rows for each rank of the grid, int64, in the receiver's row order; ``None`` for nothing.
+        receive: the local rows that each rank fills, in the same order; ``None`` for nothing.
+    """
+
+    send: tuple[Tensor | None, ...]
+    receive: tuple[Tensor | None, ...]
+
+
+def route(
+    num_nodes: int, orders: Sequence[NodeOrder], shape: MeshShape, rank: int, before: Layout, after: Layout
+) -> Route:
+    """The rows that ``rank`` sends and receives in a change of layout; every rank gets each element once.
+
+    Of several replicas, a receiver listens to the one that stands on its own coordinates of the replica axes.
+    """
+    here = shape.coordinates(rank)
+    held = torch.tensor(row_range(num_nodes, before, shape, here), dtype=torch.int64)
+    wanted = torch.tensor(row_range(num_nodes, after, shape, here), dtype=torch.int64)
+    goes_to = _rows_by_block(
+        held, orders[before.order], orders[after.order], num_nodes, shape.sizes(*after.rows), False
+    )
+    comes_from = _rows_by_block(
+        wanted, orders[after.order], orders[before.order], num_nodes, shape.sizes(*before.rows), True
+    )
+    send, receive = [], []
+    for other in range(shape.size):
+        there = shape.coordinates(other)
+        matches = all(here[axis] == there[axis] for axis in before.replicas)
+        sent = goes_to[nested_index(after.rows, shape, there)]
+        got = comes_from[nested_index(before.rows, shape, there)]
+        send.append(sent if matches and sent.numel() else None)
+        receive.append(got if matches and got.numel() else None)
+    return Route(tuple(send), tuple(receive))
+
+
+def _rows_by_block(
+    positions: Tensor, own: NodeOrder, other: NodeOrder, num_nodes: int, parts: Sequence[int], by_own: bool
+) -> list[Tensor]:
+    """Local rows (places in ``positions``) by the block of the other layout that holds them.
+
+    Both sides list the rows of a pair in the order of the layout *after*: ``by_own`` says that it is this one's own.
+    """
+    there = other.position[own.node_id[positions]]
+    bounds = torch.tensor(nested_split(num_nodes, parts)[1:-1], dtype=torch.int64)
+    block = torch.bucketize(there, bounds, right=True)
+    local = torch.arange(positions.numel()) if by_own else torch.argsort(there)
+    local = local[torch.argsort(block[local], stable=True)]
+    counts = torch.bincount(block, minlength=len(bounds) + 1)
+    return list(torch.split(local, counts.tolist()))
+
+
+def columns_between(one: range, other: range) -> range:
+    """The columns that two ranks share, as a range."""
+    low, high = max(one.start, other.start), min(one.stop, other.stop)
+    return range(low, max(low, high))

@@ -1,0 +1,1 @@
+"""Plans of the halo layout: remote edges, vertex cover, transfers, sizes, prices."""

@@ -1,0 +1,147 @@
+"""The halo layout: which rows and edges a rank owns, and which rows it sends and receives (pure functions).
+
+Each node belongs to one part, each edge to the owner of its target, which keeps its values. A rank's *halo* is the set
+of sources that its edges need and other ranks own. Legend: *global id* is the node's number in the input, *local
+id* its row on its rank, *slot* a halo row's place in the receive buffer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pyg_dist.backend.sparse.csr import CSR
+from pyg_dist.plan.halo.remote_edges import EXCHANGES, Exchange, RemoteEdges
+from pyg_dist.plan.halo.transfer import Places, Transfer, transfer
+
+
+@dataclass(frozen=True)
+class HaloShare:
+    """One rank's share of a graph in the halo layout, and what it sends.
+
+    Attributes:
+        rank: this rank.
+        num_ranks: number of ranks P.
+        num_nodes: nodes of the whole graph, N.
+        num_edges: edges of the whole graph, E.
+        node_id: global ids of the local rows, int64 ``[n]``: first the *inner* nodes, all of whose sources are
+            local, then the *boundary* nodes, each in ascending order of global id (input order is often local).
+        num_inner: local rows before the first boundary node. They are finished before any message arrives.
+        edge_id: global ids of the edges of this rank, int64 ``[e]``: local edges by target, then halo edges by
+            target; edges of one target keep their input order. This is the order of edge storage.
+        local: rows are local ids, columns local ids; entries are ``edge_id[:local.num_entries]``.
+        post: brings the halo's rows themselves, for whatever cannot be summed on the way.
+        sums: brings sums with constant weights by the chosen exchange; with ``"post"``, the same object as ``post``.
+        halo_id: global id by receive slot of ``post``, int64 ``[h]``, ascending within each owner.
+        exchange: the chosen exchange.
+        rows_sent: rows that this rank sends in one aggregation, by exchange.
+    """
+
+    rank: int
+    num_ranks: int
+    num_nodes: int
+    num_edges: int
+    node_id: Tensor
+    num_inner: int
+    edge_id: Tensor
+    local: CSR
+    post: Transfer
+    sums: Transfer
+    halo_id: Tensor
+    exchange: Exchange
+    rows_sent: dict[Exchange, int]
+
+    def selected(self, picked: Tensor) -> HaloShare:
+        """The share of some of the edges, over the same rows (not collective; no rank has to ask another).
+
+        The halo's rows are sent as before, those that no edge needs any more included, for sums, too.
+
+        Args:
+            picked: places in edge storage, int64 ``[k]``; edge storage of the result is in their order.
+        """
+        local, incoming = (_picked(csr, picked, self.edge_id.numel()) for csr in (self.local, self.post.incoming))
+        post = replace(self.post, incoming=incoming)
+        return replace(self, edge_id=self.edge_id[picked], local=local, post=post, sums=post, exchange="post")
+
+
+def halo_share(
+    edge_index: Tensor,
+    parts: Tensor,
+    rank: int,
+    num_ranks: int,
+    exchange: Exchange = "hybrid",
+    node_id: Tensor | None = None,
+) -> HaloShare:
+    """What ``rank`` owns, executes, sends and receives. Not collective; O(E) time, O(own edges + N) extra memory.
+
+    Args:
+        edge_index: int64 ``[2, E]``, source and target, any order, duplicates and self loops allowed.
+        parts: ``[N]`` integers, the owner of each node.
+        rank: whose share.
+        num_ranks: number of ranks.
+        exchange: what to send for sums, see :meth:`~pyg_dist.plan.halo.remote_edges.RemoteEdges.cover`.
+        node_id: the order of the rank's rows, where they lie already; boundary nodes may then lie anywhere.
+
+    Example:
+        >>> share = halo_share(torch.tensor([[0, 1], [1, 0]]), torch.tensor([0, 1]), rank=0, num_ranks=2)
+        >>> share.halo_id, share.sums.send_counts
+        (tensor([1]), (0, 1))
+    """
+    num_nodes, num_edges = parts.numel(), edge_index.size(1)
+    source, target = edge_index
+    executed = (parts[target] == rank).nonzero().view(-1)
+
+    on_boundary = torch.zeros(num_nodes, dtype=torch.bool)
+    on_boundary[target[executed[parts[source[executed]] != rank]]] = True
+    if node_id is None:
+        owned = (parts == rank).nonzero().view(-1)
+        inner = ~on_boundary[owned]
+        node_id = torch.cat([owned[inner], owned[~inner]])
+    boundary, num_local = on_boundary[node_id].nonzero(), node_id.numel()
+    num_inner = int(boundary[0]) if boundary.numel() else num_local
+    local_id = torch.empty(num_nodes, dtype=torch.int64)
+    local_id[node_id] = torch.arange(num_local)
+
+    # Edge storage: local edges before halo edges, each by target.
+    row = local_id[target[executed]]
+    is_remote = parts[source[executed]] != rank
+    order = torch.argsort(row + is_remote * num_local, stable=True)
+    edge_id, row = executed[order], row[order]
+    here = torch.arange(int((~is_remote).sum()))
+    local = CSR.from_edges(row[here], local_id[source[edge_id[here]]], here, num_local, num_local)
+    place = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel()))
+
+    remote = RemoteEdges.of(edge_index, parts, num_ranks, rank)
+    places = Places(rank, local_id, num_local, num_inner, place[is_remote])
+    covers = {kind: remote.cover(kind) for kind in EXCHANGES}
+    post = transfer(remote, covers["post"], edge_index, places)
+    sums = post if exchange == "post" else transfer(remote, covers[exchange], edge_index, places)
+    row_is_sent, sum_is_sent = remote.rows.sender == rank, remote.sums.sender == rank
+    return HaloShare(
+        rank=rank,
+        num_ranks=num_ranks,
+        num_nodes=num_nodes,
+        num_edges=num_edges,
+        node_id=node_id,
+        num_inner=num_inner,
+        edge_id=edge_id,
+        local=local,
+        post=post,
+        sums=sums,
+        halo_id=remote.rows.node[remote.rows.receiver == rank],
+        exchange=exchange,
+        rows_sent={
+            kind: int((cover.left & row_is_sent).sum() + (cover.right & sum_is_sent).sum())
+            for kind, cover in covers.items()
+        },
+    )
+
+
+def _picked(csr: CSR, picked: Tensor, num_edges: int) -> CSR:
+    """The entries of some edges, whose values lie in the order of ``picked``."""
+    entry = torch.full((num_edges,), -1).scatter_(0, csr.edge, torch.arange(csr.num_entries))[picked]
+    place = (entry >= 0).nonzero().view(-1)
+    entry = entry[place]
+    return CSR.from_edges(csr.row()[entry], csr.col[entry], place, csr.num_rows, csr.num_cols)

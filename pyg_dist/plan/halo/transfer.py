@@ -1,0 +1,148 @@
+"""One rank's side of the traffic of an aggregation: what it multiplies before sending and after receiving.
+
+Any mix of post and pre edges is one product of three: ``y = local x + incoming P outgoing x``, where ``outgoing`` makes
+the send buffer (a row as it is: one entry; a partial sum: one entry per edge), the exchange P moves rows between ranks,
+and ``incoming`` adds the receive buffer to the targets (a row: one entry per edge; a partial sum: one entry). The
+transposed product swaps the two and needs as many rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyg_dist.backend.ops.row_format import SUM_KEY
+from pyg_dist.backend.sparse.csr import CSR
+from pyg_dist.plan.halo.remote_edges import RemoteEdges
+from pyg_dist.plan.halo.vertex_cover import Cover
+
+UNIT = -1
+"""In place of an edge: an entry whose value is one, whatever the edges' weights are."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """The lists of one rank. A buffer is grouped by peer; for each peer, rows come before sums, by node.
+
+    Attributes:
+        outgoing: ``[s, n]``: send slots by local ids. ``edge`` counts borrowed values (below); :data:`UNIT` in rows.
+        incoming: ``[b, h]``: boundary nodes (local id minus ``num_inner``) by receive slots. ``edge`` counts edge
+            storage; :data:`UNIT` for sums.
+        send_counts: slots by receiver, ``[P]``.
+        recv_counts: slots by sender, ``[P]``.
+        lent: int64, places in edge storage of the values that other ranks multiply by, grouped by borrower: the edges
+            into this rank that are summed at their source.
+        lend_counts: ``lent`` by borrower, ``[P]``.
+        borrow_counts: values to borrow, by lender, ``[P]``.
+        outgoing_key: int64 ``[s]``, what stands for each slot where its values are rounded at random: the global id of
+            a row's node; a sum, of which every rank may make another, adds its maker's multiple of
+            :data:`~pyg_dist.backend.ops.row_format.SUM_KEY`.
+        incoming_key: int64 ``[h]``, the same for the way back, on which the gradients of rows are sums.
+    """
+
+    outgoing: CSR
+    incoming: CSR
+    send_counts: tuple[int, ...]
+    recv_counts: tuple[int, ...]
+    lent: Tensor
+    lend_counts: tuple[int, ...]
+    borrow_counts: tuple[int, ...]
+    outgoing_key: Tensor
+    incoming_key: Tensor
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a rank keeps its nodes and edges.
+
+    Attributes:
+        rank: the rank.
+        local_id: by global id, int64 ``[N]``; undefined for nodes of other ranks.
+        num_local: n.
+        num_inner: nodes before the boundary.
+        remote_edge: place in edge storage of the rank's edges with a remote source, by global id of the edge.
+    """
+
+    rank: int
+    local_id: Tensor
+    num_local: int
+    num_inner: int
+    remote_edge: Tensor
+
+
+def transfer(remote: RemoteEdges, cover: Cover, edge_index: Tensor, places: Places) -> Transfer:
+    """The lists of the rank whose remote edges ``remote`` are. Both sides of a pair agree without talking.
+
+    Not collective; O(m log m) time and memory in the remote edges m of the rank.
+    """
+    rank, num_ranks = places.rank, remote.num_ranks
+    rows, sums = remote.rows, remote.sums
+    source, target = edge_index[:, remote.edge]
+    is_post = cover.left[remote.row]
+    starts_here = rows.sender[remote.row] == rank
+
+    row_slot, sum_slot, send_counts = _slots(
+        num_ranks, cover.left & (rows.sender == rank), rows.receiver, cover.right & (sums.sender == rank), sums.receiver
+    )
+    sent, summed = (row_slot >= 0).nonzero().view(-1), (starts_here & ~is_post).nonzero().view(-1)
+    order, borrow_counts = _by_peer(sums.receiver[remote.sum[summed]], num_ranks)
+    outgoing = CSR.from_edges(
+        torch.cat([row_slot[sent], sum_slot[remote.sum[summed]]]),
+        places.local_id[torch.cat([rows.node[sent], source[summed]])],
+        torch.cat([torch.full_like(sent, UNIT), _inverse(order)]),
+        sum(send_counts),
+        places.num_local,
+    )
+
+    summed_here = SUM_KEY * (rank + 1)
+    outgoing_key = _keys(row_slot, rows.node, sum_slot, sums.node + summed_here)
+
+    row_slot, sum_slot, recv_counts = _slots(
+        num_ranks, cover.left & (rows.receiver == rank), rows.sender, cover.right & (sums.receiver == rank), sums.sender
+    )
+    is_post, remote_in = is_post[~starts_here], (~starts_here).nonzero().view(-1)
+    carried, summed = remote_in[is_post], remote_in[~is_post]
+    arriving = (sum_slot >= 0).nonzero().view(-1)
+    incoming = CSR.from_edges(
+        places.local_id[torch.cat([target[carried], sums.node[arriving]])] - places.num_inner,
+        torch.cat([row_slot[remote.row[carried]], sum_slot[arriving]]),
+        torch.cat([places.remote_edge[is_post], torch.full_like(arriving, UNIT)]),
+        places.num_local - places.num_inner,
+        sum(recv_counts),
+    )
+    order, lend_counts = _by_peer(sums.sender[remote.sum[summed]], num_ranks)
+    lent = places.remote_edge[~is_post][order]
+    incoming_key = _keys(row_slot, rows.node + summed_here, sum_slot, sums.node)
+    return Transfer(
+        outgoing, incoming, send_counts, recv_counts, lent, lend_counts, borrow_counts, outgoing_key, incoming_key
+    )
+
+
+def _slots(
+    num_ranks: int, row_is_here: Tensor, row_peer: Tensor, sum_is_here: Tensor, sum_peer: Tensor
+) -> tuple[Tensor, Tensor, tuple[int, ...]]:
+    """The slot of each row and of each sum in one buffer of this rank (-1: not in it), and the slots by peer."""
+    row, total = row_is_here.nonzero().view(-1), sum_is_here.nonzero().view(-1)
+    order, counts = _by_peer(torch.cat([row_peer[row], sum_peer[total]]), num_ranks)
+    row_slot, sum_slot = torch.full_like(row_peer, -1), torch.full_like(sum_peer, -1)
+    slot = _inverse(order)
+    row_slot[row], sum_slot[total] = slot[: row.numel()], slot[row.numel() :]
+    return row_slot, sum_slot, counts
+
+
+def _keys(row_slot: Tensor, row_key: Tensor, sum_slot: Tensor, sum_key: Tensor) -> Tensor:
+    """The keys by slot."""
+    slot, key = torch.cat([row_slot, sum_slot]), torch.cat([row_key, sum_key])
+    used = slot >= 0
+    return torch.empty_like(key[used]).scatter_(0, slot[used], key[used])
+
+
+def _by_peer(peer: Tensor, num_ranks: int) -> tuple[Tensor, tuple[int, ...]]:
+    """A stable order by peer, and the counts."""
+    return torch.argsort(peer, stable=True), tuple(torch.bincount(peer, minlength=num_ranks).tolist())
+
+
+def _inverse(order: Tensor) -> Tensor:
+    return torch.empty_like(order).scatter_(0, order, torch.arange(order.numel()))

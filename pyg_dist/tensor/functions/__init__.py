@@ -1,0 +1,41 @@
+"""What torch's functions do to row tensors, a subject a file. Importing a file fills its part of the table."""
+
+from pyg_dist.tensor.functions import (
+    autograd,
+    batch_norm,
+    columns,
+    extremes,
+    full_tensor,
+    indexing,
+    layers,
+    losses,
+    pointwise,
+    products,
+    random,
+    reductions,
+    refusals,
+    scatter,
+    shapes,
+    transpose,
+    vector_norms,
+)
+
+__all__ = [
+    "autograd",
+    "batch_norm",
+    "columns",
+    "extremes",
+    "full_tensor",
+    "indexing",
+    "layers",
+    "losses",
+    "pointwise",
+    "products",
+    "random",
+    "reductions",
+    "refusals",
+    "scatter",
+    "shapes",
+    "transpose",
+    "vector_norms",
+]

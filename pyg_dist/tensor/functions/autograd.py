@@ -1,0 +1,249 @@
+"""Gradients, hooks and copies of row tensors, which are tensors of the autograd graph themselves.
+
+Autograd stores, and the engine passes, this rank's rows; users see and give row tensors, or plain tensors with all
+rows.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils.hooks import RemovableHandle
+
+from pyg_dist.errors import LayoutMismatchError, UnsupportedError
+from pyg_dist.tensor.functions.shapes import metadata
+from pyg_dist.tensor.registry import TABLE, Function, bind, handles
+from pyg_dist.tensor.row_tensor import KEPT, LOCALLY, RowTensor, version_of, wrap
+from pyg_dist.tensor.sharding import Rows
+
+
+def _stored(value: Any, rows: Rows) -> Any:
+    """``value`` as autograd stores it for a tensor with these rows."""
+    if not isinstance(value, Tensor):
+        return value
+    if isinstance(value, RowTensor):
+        local = rows.take(value.to_local(), value._rows)
+        if local is None:
+            raise LayoutMismatchError(f"Expected a gradient or value for {rows} (got one for {value._rows})")
+        return local
+    if value.shape[:1] != (rows.size,):
+        raise LayoutMismatchError(f"Expected a gradient or value for {rows} (got shape {list(value.shape)})")
+    return rows.slice(value)
+
+
+@handles("data.__get__")
+def data(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The rows without history. Changes of them count for :func:`version_of`, and not for autograd, as in torch."""
+    x: RowTensor = args[0]
+    with LOCALLY(), torch.inference_mode(False):
+        if x.is_inference():
+            return wrap(function(x), x._rows)
+        if not x._counters:
+            x._counters = (x.detach(), function(x))
+        out = wrap(x._counters[1].detach(), x._rows)
+        out._counters = x._counters  # type: ignore[attr-defined]
+        return out
+
+
+@handles("data.__set__")
+def replace_data(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Replace the values, which torch counts as no change."""
+    x = args[0]
+    version = version_of(x)
+    store(function, args, kwargs)
+    x._counters = ()
+    if version is not None:
+        with LOCALLY():
+            x._uncounted = version + 1 - x._version
+
+
+@handles("grad.__get__")
+def stored(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The gradient: distributed like the tensor."""
+    with LOCALLY():
+        return wrap(function(*args), args[0]._rows)
+
+
+@handles("grad.__set__")
+def store(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Replace the gradient."""
+    x, value = args
+    value = _stored(value, x._rows)
+    with LOCALLY():
+        function(x, value)
+
+
+@handles("grad.__delete__", "retain_grad", "register_post_accumulate_grad_hook")
+def unchanged(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A hook after accumulation gets the row tensor itself."""
+    with LOCALLY():
+        return function(*args, **kwargs)
+
+
+@handles("register_hook")
+def register_hook(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Hooks see row tensors and may return them."""
+    x, hook = (*args, *kwargs.values())
+    rows = x._rows
+
+    def distributed_hook(gradient: Tensor) -> Tensor | None:
+        # A fresh view: the engine goes on with its own tensor, whose class must not change.
+        result = hook(RowTensor.from_local(gradient, rows))
+        return None if result is None else _stored(result, rows)
+
+    with LOCALLY():
+        return function(x, distributed_hook)
+
+
+# Torch wraps a module that has backward hooks between two nodes of this function, an identity of all its tensors.
+_MODULE_HOOKS = "BackwardHookFunctionBackward"
+
+
+@handles("grad_fn.__get__")  # after shapes, whose handler it extends
+def grad_fn(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The node; the one through which torch calls a module's backward hooks shows them row tensors."""
+    node = metadata(function, args, kwargs)
+    if node is None or node.name() != _MODULE_HOOKS:
+        return node
+    node.metadata.setdefault(_HookedNode, {})[args[0].output_nr] = args[0]._rows
+    return _HookedNode(node)
+
+
+class _HookedNode:
+    """Stands for a node of :data:`_MODULE_HOOKS`, whose k-th input and output have the same rows."""
+
+    def __init__(self, node: Any) -> None:
+        self._node = node
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._node, name)
+
+    def register_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """As of the node, for hooks on what the user sees."""
+        rows_of: dict[int, Rows] = self._node.metadata[_HookedNode]
+
+        def seen(gradients: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
+            return tuple(
+                RowTensor.from_local(g, rows_of[k]) if g is not None and k in rows_of else g
+                for k, g in enumerate(gradients)
+            )
+
+        def distributed_hook(by_input: tuple[Tensor | None, ...], by_output: tuple[Tensor | None, ...]) -> Any:
+            result = hook(seen(by_input), seen(by_output))
+            if result is None:
+                return None
+            return tuple(_stored(g, rows_of[k]) if k in rows_of else g for k, g in enumerate(result))
+
+        return self._node.register_hook(distributed_hook)  # type: ignore[no-any-return]
+
+
+def _local_outputs(outputs: Any, gradients: Any) -> tuple[list[Any], list[Tensor | None]]:
+    """Outputs and their gradients as the engine takes them."""
+    outputs = _sequence(outputs)
+    gradients = [None] * len(outputs) if gradients is None else _sequence(gradients)
+    for k, (output, gradient) in enumerate(zip(outputs, gradients, strict=True)):
+        if isinstance(output, RowTensor):
+            if gradient is None:
+                raise RuntimeError("grad can be implicitly created only for scalar outputs")
+            # Code that runs inside a backward pass (reentrant checkpointing) holds gradients as the engine has them,
+            # and has grad mode off.
+            inside = torch._C._current_graph_task_id() != -1
+            plain = inside and not isinstance(gradient, RowTensor)
+            gradients[k] = gradient if plain else _stored(gradient, output._rows)
+            with torch.enable_grad():
+                outputs[k] = output.to_local()
+    return outputs, gradients
+
+
+def _sequence(value: Any) -> list[Any]:
+    return [value] if isinstance(value, (Tensor, GradientEdge)) else list(value)
+
+
+def _edge(x: Any) -> Any:
+    """Where the gradient of x arrives; torch takes it in place of a tensor, and dispatches on it no more."""
+    if not isinstance(x, RowTensor):
+        return x
+    with LOCALLY():
+        return get_gradient_edge(x)
+
+
+@handles("backward")
+def backward_of_one(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Back-propagate a gradient with this tensor's rows, or a loss to tensors with rows (collective)."""
+    bound = bind("tensors gradient retain_graph create_graph inputs", args, kwargs)
+    torch.autograd.backward(grad_tensors=bound.pop("gradient", None), **bound)
+
+
+def backward(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """``torch.autograd.backward`` with row tensors among outputs and inputs (collective)."""
+    bound = bind("tensors grad_tensors retain_graph create_graph grad_variables inputs", args, kwargs)
+    outputs, gradients = _local_outputs(bound.pop("tensors"), bound.pop("grad_tensors", None))
+    if bound.get("inputs") is not None:
+        bound["inputs"] = [_edge(x) for x in _sequence(bound["inputs"])]
+    torch.autograd.backward(outputs, gradients, **bound)
+
+
+def grad(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """``torch.autograd.grad`` with row tensors among outputs and inputs (collective)."""
+    bound = bind("outputs inputs grad_outputs retain_graph create_graph only_inputs allow_unused", args, kwargs)
+    if bound.get("is_grads_batched"):
+        raise UnsupportedError(
+            "torch.autograd.grad with is_grads_batched is not distributed: call it once per gradient"
+        )
+    outputs, gradients = _local_outputs(bound.pop("outputs"), bound.pop("grad_outputs", None))
+    inputs = _sequence(bound.pop("inputs"))
+    materialize = bound.pop("materialize_grads", False)
+    bound["allow_unused"] = bound.get("allow_unused") or materialize
+    results: list[Any] = list(torch.autograd.grad(outputs, [_edge(x) for x in inputs], gradients, **bound))
+    for k, (x, result) in enumerate(zip(inputs, results, strict=True)):
+        if result is None and materialize:
+            results[k] = torch.zeros_like(x)
+        elif isinstance(x, RowTensor) and result is not None:
+            results[k] = RowTensor.from_local(result, x._rows)
+    return tuple(results)
+
+
+TABLE[torch.autograd.backward] = backward
+TABLE[torch.autograd.grad] = grad
+
+
+def _compare_local_rows() -> None:
+    """Let checkpointing compare the local shapes of what autograd saved in the first forward and in the second one.
+
+    Torch's own check sees the first while torch runs :data:`LOCALLY`, and the second when it does not.
+    """
+    checks = torch.utils.checkpoint._allowed_determinism_checks_to_fns
+    stock = checks["default"]
+
+    def metadata_of_local_rows(x: Tensor) -> dict[str, Any]:
+        with LOCALLY():
+            return stock(x)  # type: ignore[no-any-return]
+
+    checks["default"] = metadata_of_local_rows
+
+
+_compare_local_rows()
+
+
+@handles("__deepcopy__")
+def deepcopy(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Copy the values; the distribution is shared (early stopping copies models and data)."""
+    x, memo = args
+    if id(x) in memo:
+        return memo[id(x)]
+    if not x.is_leaf:
+        raise RuntimeError(
+            "Only tensors created explicitly by the user (graph leaves) support the deepcopy protocol: copy x.detach()"
+        )
+    twin = x.detach().clone().requires_grad_(x.requires_grad)
+    memo[id(x)] = twin
+    twin.__dict__.update({k: v for k, v in x.__dict__.items() if k not in KEPT})
+    if x.grad is not None and not isinstance(x, nn.Parameter):  # torch copies parameters without
+        twin.grad = copy.deepcopy(x.grad, memo)
+    return twin

@@ -1,0 +1,67 @@
+"""Batch normalisation with the statistics of all rows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pyg_dist.errors import DataError, MixedRowsError
+from pyg_dist.tensor.functions.reductions import wide
+from pyg_dist.tensor.registry import Function, bind, handles, public_name
+from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, wrap
+
+
+@handles("batch_norm", namespaces=(F,))
+def batch_norm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``(x - mean) / sqrt(var + eps) * weight + bias`` per channel (dimension 1).
+
+    In training, mean and variance are global and differentiable, and the running ones follow them as in torch
+    (collective); in evaluation the running ones are used (no communication).
+    """
+    bound: dict[str, Any] = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
+    bound.update(bind("x running_mean running_var weight bias training momentum eps", args, kwargs))
+    x, channels = bound["x"], [bound[name] for name in ("running_mean", "running_var", "weight", "bias")]
+    if not isinstance(x, RowTensor) or any(isinstance(c, RowTensor) for c in channels):
+        raise MixedRowsError(f"{public_name(function)} expects distributed rows and one plain value per channel")
+    mean, var, weight, bias = channels
+    rows = x._rows
+    with LOCALLY():
+        if bound["training"] and rows.axis.size > 1:
+            return wrap(_normalise(x, mean, var, weight, bias, bound["momentum"], bound["eps"]), rows)
+        weight, bias = (None if t is None else rows.enter(t) for t in (weight, bias))
+        rest = (bound["training"], bound["momentum"], bound["eps"])
+        return wrap(function(x, mean, var, weight, bias, *rest), rows)
+
+
+def _normalise(
+    x: RowTensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    momentum: float,
+    eps: float,
+) -> Tensor:
+    """Training on more than one rank, to be called :data:`LOCALLY`."""
+    rows, dims, shape = x._rows, (0, *range(2, x.dim())), (1, -1, *[1] * (x.dim() - 2))
+    number = rows.size * math.prod(x.shape[2:])
+    if number <= 1:
+        raise DataError(f"Expected more than 1 value per channel when training (got {rows}): use .eval()")
+    local = x.to(wide(x.dtype))
+    mean = rows.leave(local.sum(dims)) / number
+    centred = local - rows.enter(mean).view(shape)
+    variance = rows.leave(centred.square().sum(dims)) / number
+    with torch.no_grad():
+        for running, batch in ((running_mean, mean), (running_var, variance * (number / (number - 1)))):
+            if running is not None:
+                running.lerp_(batch.to(running.dtype), momentum)
+    out = centred * rows.enter(torch.rsqrt(variance + eps)).view(shape)
+    if weight is not None:
+        out = out * rows.enter(weight).view(shape)
+    if bias is not None:
+        out = out + rows.enter(bias).view(shape)
+    return out.to(x.dtype)

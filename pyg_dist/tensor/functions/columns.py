@@ -1,0 +1,148 @@
+"""Functions along a dimension, and functions that join or extend columns: row-wise along any dimension but 0.
+
+Along dimension 0 rows can be put one after another, and such lists be cut: no row leaves its rank.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_dist.errors import LayoutMismatchError
+from pyg_dist.tensor.functions.pointwise import aligned, pointwise
+from pyg_dist.tensor.functions.scatter import write
+from pyg_dist.tensor.functions.shapes import dims_of, flat_sizes, refuse
+from pyg_dist.tensor.registry import Function, bind, handles, public_name
+from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, copied_slice, on_rows, wrap
+from pyg_dist.tensor.sharding import Joined
+
+# The parameters before `dim`, and its default; None where torch's default is dimension 0 or a flattened tensor.
+_ALONG: dict[str, tuple[str, int | None]] = {
+    "softmin": ("", None), "cumsum": ("", None), "cumprod": ("", None), "cummax": ("", None), "cummin": ("", None),
+    "logcumsumexp": ("", None), "sort": ("", -1), "argsort": ("", -1), "topk": ("k", -1), "kthvalue": ("k", -1),
+    "mode": ("", -1), "glu": ("", -1), "roll": ("shifts", None), "gather": ("", None), "scatter": ("", None),
+    "scatter_add": ("", None), "scatter_reduce": ("", None), "take_along_dim": ("indices", None),
+    "narrow": ("", None), "unbind": ("", 0),
+    "chunk": ("chunks", 0), "split": ("split_size", 0), "tensor_split": ("indices_or_sections", 0),
+    "diff": ("n", -1), "cosine_similarity": ("x2", 1), "repeat_interleave": ("repeats", None),
+}  # fmt: skip
+_CUTS = ("narrow", "chunk", "split", "tensor_split")
+_BROADCASTS = ("take_along_dim", "cosine_similarity", "repeat_interleave")
+
+
+@handles(*_ALONG, "scatter_", "scatter_add_", "scatter_reduce_", "cumsum_", "cumprod_")
+def along(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Functions along one or several dimensions other than 0."""
+    name = function.__name__.removesuffix("_")
+    before, default = _ALONG[name]
+    bound = bind(f"x {before} dim", args, kwargs)
+    x, dim = args[0] if args else None, bound.get("dim", bound.get("dims", default))
+    if name in _CUTS and isinstance(x, RowTensor) and 0 in dims_of(dim, x.dim()):
+        rest = {key: value for key, value in bound.items() if key not in ("x", "dim")}
+        positional = [rest.pop(key) for key in [before] if key in rest]
+        places = torch.arange(x.shape[0])
+        if name == "narrow":
+            pieces = places.narrow(0, *(args[2:] or ()), **rest)
+        else:
+            pieces = function(places, *positional, dim=0, **rest)
+        return copied_slice(x[pieces]) if isinstance(pieces, Tensor) else tuple(copied_slice(x[p]) for p in pieces)
+    if name.startswith("scatter") and x is not None and not isinstance(x, RowTensor):
+        return write(function, args, kwargs)
+    if not isinstance(x, RowTensor) or dim is None or 0 in dims_of(dim, x.dim()):
+        raise refuse(function, "along dimension 0, or of a plain tensor, would mix rows")
+    with LOCALLY():
+        args, kwargs, rows = aligned(function, args, kwargs, name in _BROADCASTS)
+        return wrap(function(*args, **kwargs), rows)
+
+
+@handles("flip")
+def flip(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Reverse the order of columns."""
+    dims = flat_sizes(args, kwargs)
+    if 0 in dims_of(dims, args[0].dim()):
+        raise refuse(function, "along dimension 0 would mix rows")
+    return on_rows(torch.flip, args[0], dims)
+
+
+@handles("cat", "concat", "concatenate", "hstack", "vstack", "row_stack", "column_stack", "stack")
+def join(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Concatenate columns, stack along a new dimension within rows, or append rows."""
+    bound = bind("tensors dim", args, kwargs)
+    tensors = tuple(bound["tensors"])
+    if function is torch.column_stack:
+        tensors = tuple(t.unsqueeze(1) if t.dim() == 1 else t for t in tensors)
+    num_dims = tensors[0].dim()
+    dim = bound.get("dim", 0)
+    if function in (torch.hstack, torch.column_stack):
+        function, dim = torch.cat, 1 if num_dims > 1 else 0
+    stacks = function is torch.stack or (function in (torch.vstack, torch.row_stack) and num_dims < 2)
+    if 0 in dims_of(dim, num_dims + (function is torch.stack)):
+        if stacks:
+            raise refuse(function, "along dimension 0 would move rows (along the last one, dim=-1, it does not)")
+        return _append(function, tensors)
+    with LOCALLY():
+        tensors, _, rows = aligned(function, tensors, {}, broadcasts=False)
+        return wrap(function(tensors, dim), rows)
+
+
+def _append(function: Function, tensors: tuple[Tensor, ...]) -> RowTensor:
+    """Rows one after another (collective at the first use of a mask's rows); those of plain tensors are dealt out."""
+    with LOCALLY():
+        first = next(t for t in tensors if isinstance(t, RowTensor))
+        # torch passes over flat empty tensors, too
+        tensors = tuple(t for t in tensors if isinstance(t, RowTensor) or t.shape != (0,) or first.dim() == 1)
+        parts = tuple(t._rows if isinstance(t, RowTensor) else first._rows.deal(t.shape[0]) for t in tensors)
+        for part in parts:
+            is_mixed = part.kind != first.kind and not (part.is_list or first._rows.is_list)
+            if part.axis is not first._rows.axis or is_mixed:
+                raise LayoutMismatchError(
+                    f"{public_name(function)} along dimension 0 expected rows of one kind over the same ranks "
+                    f"(got {first._rows} and {part}): use .full_tensor() on them"
+                )
+        local = [
+            t.as_subclass(Tensor) if isinstance(t, RowTensor) else part.slice(t)
+            for t, part in zip(tensors, parts, strict=True)
+        ]
+        return wrap(torch.cat(local), parts[0] if len(parts) == 1 else Joined(parts))  # type: ignore[return-value]
+
+
+@handles("one_hot")
+def one_hot(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """One column per class; without ``num_classes`` it is the global maximum plus one (collective)."""
+    x, num_classes = args[0], bind("x num_classes", args, kwargs).get("num_classes", -1)
+    return on_rows(function, x, int(x.max()) + 1 if num_classes == -1 else num_classes)
+
+
+@handles("pad")
+def pad(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Pad within rows."""
+    if len(bind("x pad", args, kwargs)["pad"]) // 2 >= args[0].dim():
+        raise refuse(function, "of dimension 0 would add rows")
+    return on_rows(lambda x, *rest, **named: _of_some_rows(function, x, *rest, **named), *args, **kwargs)
+
+
+def _of_some_rows(function: Function, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """``function`` of local rows, of which it wants one at least; in the graph on every rank."""
+    if x.shape[0]:
+        return function(x, *args, **kwargs)  # type: ignore[no-any-return]
+    return function(torch.cat([x, x.new_zeros(1, *x.shape[1:])]), *args, **kwargs)[:0]  # type: ignore[no-any-return]
+
+
+@handles("normalize")
+def normalize(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``x / max(norm, eps)``: of each row, or, along dimension 0, of each column (collective)."""
+    x, bound = args[0], {"p": 2.0, "dim": 1, "eps": 1e-12, **bind("x p dim eps", args, kwargs)}
+    if 0 not in dims_of(bound["dim"], x.dim()):
+        return on_rows(function, *args, **kwargs)
+    norm = torch.linalg.vector_norm(x, bound["p"], bound["dim"], keepdim=True)
+    return x / norm.clamp_min(bound["eps"])
+
+
+@handles("pairwise_distance")
+def pairwise_distance(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """One number per pair of rows."""
+    if args[0].dim() < 2:
+        raise refuse(function, "of one dimension would mix rows")
+    return pointwise(function, args, kwargs)

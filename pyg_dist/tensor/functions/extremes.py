@@ -1,0 +1,146 @@
+"""Largest and smallest values, and where they are."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_dist.backend.autograd import replicated
+from pyg_dist.backend.local_function import LocalFunction
+from pyg_dist.tensor.functions.pointwise import pointwise
+from pyg_dist.tensor.functions.reductions import Dims, count, reduction
+from pyg_dist.tensor.functions.shapes import dims_of
+from pyg_dist.tensor.registry import Function, bind, handles
+from pyg_dist.tensor.row_tensor import LOCALLY, on_rows
+from pyg_dist.tensor.sharding import Rows
+
+
+def extreme(x: Tensor, dims: Dims, keepdim: bool, rows: Rows, op: str, nan_ties: bool = True) -> Tensor:
+    """Largest ("max") or smallest ("min") of all rows (collective); as in torch, ties share the gradient equally.
+
+    Args:
+        x: local rows.
+        dims: dimensions to reduce, 0 among them.
+        keepdim: keep them, with size one.
+        rows: the distribution.
+        op: which.
+        nan_ties: whether NaN ties with NaN. It does in ``torch.max``, and not in ``torch.amax``, whose gradient is NaN.
+    """
+    if count(x, dims, rows) == 0:
+        raise RuntimeError(f"{op}(): Expected reduction dim to be specified for input.numel() == 0.")
+    kept: Tensor = _Extreme.apply(x, dims, rows, op, nan_ties)  # type: ignore[no-untyped-call]
+    return kept if keepdim else kept.squeeze(dims)
+
+
+class _Extreme(LocalFunction):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dims: Dims, rows: Rows, op: str, nan_ties: bool) -> Tensor:
+        if x.shape[0]:
+            local = x.amax(dims, keepdim=True) if op == "max" else x.amin(dims, keepdim=True)
+        else:
+            local = x.new_full([1 if d in dims else n for d, n in enumerate(x.shape)], _neutral(x.dtype, op))
+        result = _over_ranks(local, rows, op)
+        if ctx.needs_input_grad[0]:
+            ties = (x == result) | (x.isnan() & result.isnan()) if nan_ties else x == result
+            number = rows.axis.reduce_(ties.sum(dims, keepdim=True))
+            ctx.axis = rows.axis
+            ctx.save_for_backward(ties, number)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        ties, number = ctx.saved_tensors
+        return replicated.enter(grad, ctx.axis) * ties / number, None, None, None, None
+
+
+def _neutral(dtype: torch.dtype, op: str) -> float | int:
+    if dtype == torch.bool:
+        return op == "min"
+    if dtype.is_floating_point:
+        return -math.inf if op == "max" else math.inf
+    return torch.iinfo(dtype).min if op == "max" else torch.iinfo(dtype).max
+
+
+def _over_ranks(local: Tensor, rows: Rows, op: str) -> Tensor:
+    """The extreme of every rank's; NaN where any rank has NaN, which a collective's comparisons may lose."""
+    if not local.is_floating_point():
+        return rows.axis.reduce_(local, op)
+    is_nan = local.isnan()
+    flag = is_nan.to(local.dtype) if op == "max" else -is_nan.to(local.dtype)
+    both = rows.axis.reduce_(torch.stack([local.masked_fill(is_nan, _neutral(local.dtype, op)), flag]), op)
+    return both[0].masked_fill(both[1] != 0, math.nan)
+
+
+@reduction("amax")
+def _amax(x: Tensor, dims: Dims, keepdim: bool, rows: Rows, bound: dict[str, Any]) -> Tensor:
+    return extreme(x, dims, keepdim, rows, "max", nan_ties=False)
+
+
+@reduction("amin")
+def _amin(x: Tensor, dims: Dims, keepdim: bool, rows: Rows, bound: dict[str, Any]) -> Tensor:
+    return extreme(x, dims, keepdim, rows, "min", nan_ties=False)
+
+
+@handles("max", "min")
+def max_min(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``max(x)``, ``max(x, dim)`` with positions, or the pointwise ``max(x, y)``."""
+    op, bound = function.__name__, bind("x dim keepdim", args, kwargs)
+    if isinstance(bound.get("dim", bound.get("other")), Tensor):
+        return pointwise(function, args, kwargs)
+    x = args[0]
+    if "dim" not in bound:
+        with LOCALLY():
+            return extreme(x, dims_of(None, x.dim()), False, x._rows, op)
+    if 0 not in dims_of(bound["dim"], x.dim()):
+        return on_rows(function, *args, **kwargs)
+    result = torch.return_types.max if op == "max" else torch.return_types.min
+    with LOCALLY():
+        return result(_with_position(x, bound.get("keepdim", False), x._rows, op))
+
+
+@handles("argmax", "argmin")
+def arg_max_min(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Within rows; or global positions."""
+    x, bound = args[0], bind("x dim keepdim", args, kwargs)
+    dim, keepdim = bound.get("dim"), bound.get("keepdim", False)
+    if dim is not None and 0 not in dims_of(dim, x.dim()):
+        return on_rows(function, *args, **kwargs)
+    op = function.__name__.removeprefix("arg")
+    with LOCALLY():
+        x, rows = x.detach(), args[0]._rows
+        if dim is not None:
+            return _with_position(x, keepdim, rows, op)[1]
+        per_row = math.prod(x.shape[1:])
+        values, position = _with_position(x.reshape(x.shape[0], per_row), False, rows, op)
+        best = values.max() if op == "max" else values.min()
+        flat = position * per_row + torch.arange(per_row, device=x.device)
+        first = flat[(values == best) | (values.isnan() & best.isnan())].min()
+        return first.view([1] * x.dim()) if keepdim else first
+
+
+def _with_position(x: Tensor, keepdim: bool, rows: Rows, op: str) -> tuple[Tensor, Tensor]:
+    """Values and global positions of each column's extremes, the first of equals; NaN counts as extreme."""
+    values = extreme(x.detach(), (0,), True, rows, op)
+    hit = (x == values) | (x.isnan() & values.isnan())
+    position = rows.position.to(x.device).view(-1, *[1] * (x.dim() - 1))
+    candidates = torch.where(hit, position, rows.size)
+    none = torch.full_like(values, rows.size, dtype=torch.int64)  # for ranks without rows
+    first = rows.axis.reduce_(torch.cat([candidates, none]).amin(0), "min")
+    # The gradient goes to the one row that was picked.
+    picked = rows.leave(torch.where(hit & (position == first), x, 0).sum(0).to(x.dtype))
+    return (picked.unsqueeze(0), first.unsqueeze(0)) if keepdim else (picked, first)
+
+
+@reduction("logsumexp")
+def _logsumexp(x: Tensor, dims: Dims, keepdim: bool, rows: Rows, bound: dict[str, Any]) -> Tensor:
+    x = x if x.is_floating_point() or x.is_complex() else x.to(torch.get_default_dtype())
+    if count(x, dims, rows) == 0:
+        return rows.leave(x.exp().sum(dims, keepdim)).log()
+    of_real = x.detach().real if x.is_complex() else x.detach()
+    shift = extreme(of_real, dims, True, rows, "max")
+    shift = torch.where(shift.isfinite(), shift, 0)
+    total = rows.leave((x - shift).exp().sum(dims, keepdim)).log()
+    return total + (shift if keepdim else shift.squeeze(dims))

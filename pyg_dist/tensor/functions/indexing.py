@@ -1,0 +1,245 @@
+"""Indexing: masks and lists of rows select, other indices work within rows. Assignment likewise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_dist.backend.dense import large_tensors
+from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
+from pyg_dist.tensor.functions.full_tensor import gathered
+from pyg_dist.tensor.functions.layers import with_parameters
+from pyg_dist.tensor.functions.pointwise import as_operand
+from pyg_dist.tensor.functions.shapes import dims_of, refuse
+from pyg_dist.tensor.registry import Function, bind, handles
+from pyg_dist.tensor.row_index import RowIndex
+from pyg_dist.tensor.row_tensor import LOCALLY, NodeTensor, RowTensor, by_row_mask, copied_slice, like_rows, wrap
+from pyg_dist.tensor.sharding import Rows, Selection
+
+_ALL = slice(None)
+
+
+def select_rows(rows: Rows, index: Any) -> Selection:
+    """The selection that ``index`` (mask, ids, slice, list, array or range) makes (may be collective)."""
+    if isinstance(index, slice):
+        return rows.by_index(torch.arange(rows.size)[index])
+    if isinstance(index, RowTensor):
+        if index.dtype == torch.bool and index.dim() == 1:
+            return by_row_mask(rows, index)
+        raise MixedRowsError(
+            f"Indexing rows with a {type(index).__name__} of {index.dtype} and {index.dim()} dimensions would mix "
+            f"rows: use a one-dimensional bool mask, edge_index[0] or [1] as they are, or index.full_tensor()"
+        )
+    if not isinstance(index, Tensor):
+        index = torch.as_tensor(np.asarray(index))
+        index = index.long() if index.numel() == 0 else index
+    if index.dim() != 1 or index.dtype in (torch.uint8, torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        raise DataError(
+            f"Expected rows to be indexed by a one-dimensional bool mask or list of ids (got {index.dtype} of shape "
+            f"{list(index.shape)}): use .bool() or .long(), and .view(-1)"
+        )
+    if index.dtype != torch.bool:
+        return rows.by_index(index.long())
+    if index.shape[0] != rows.size:
+        raise DataError(
+            f"Expected a mask over {rows} (got {index.shape[0]} entries): use a mask of this graph, "
+            f"or .to_local() rows with a local mask"
+        )
+    return rows.by_whole_mask(index)
+
+
+def _split(x: RowTensor, index: Any) -> tuple[Any, tuple[Any, ...]]:
+    """``x[index]`` as (index of rows, index within rows); the former is ``_ALL``, an int, or for `select_rows`."""
+    index = index if isinstance(index, tuple) else (index,)
+    if not index or index[0] is Ellipsis:
+        missing = x.dim() - sum(_num_dims_used(i) for i in index[1:])
+        if missing < 1:
+            raise refuse(Tensor.__getitem__, "with these indices leaves no dimension for the rows")
+        index = (*[_ALL] * missing, *index[1:])
+    first, *rest = index
+    if isinstance(first, slice) and first.indices(x._rows.size) == (0, x._rows.size, 1):
+        first = _ALL
+    elif _is_position(first):
+        first = int(first)
+    if first is None:
+        raise refuse(Tensor.__getitem__, "with None first would move rows")
+    if any(isinstance(i, RowTensor) for i in rest):
+        raise refuse(Tensor.__getitem__, "within rows by a distributed index is .gather(1, index)")
+    lists = _lists(rest)
+    if lists and first is not _ALL and not isinstance(first, int):
+        raise refuse(Tensor.__getitem__, "with two lists would pair rows with columns (x[rows][:, columns] does not)")
+    if lists and lists[-1] - lists[0] >= len(lists):
+        raise refuse(Tensor.__getitem__, "with lists that are not neighbours would put their dimension first")
+    return first, tuple(rest)
+
+
+def _is_position(index: Any) -> bool:
+    """Whether ``index`` is one integer."""
+    if isinstance(index, RowTensor):
+        return False
+    if isinstance(index, (Tensor, np.ndarray)):
+        return index.ndim == 0 and index.dtype in (torch.int64, torch.int32, np.int64, np.int32)
+    return isinstance(index, (int, np.integer)) and not isinstance(index, bool)
+
+
+def _lists(index: Sequence[Any]) -> list[int]:
+    """Where an index holds lists of positions, and not a position or a slice."""
+    return [k for k, item in enumerate(index) if isinstance(item, (Tensor, list, np.ndarray))]
+
+
+def _num_dims_used(index: Any) -> int:
+    """How many dimensions one item of an index stands for."""
+    if index is None or index is Ellipsis:
+        return 0
+    return index.dim() if isinstance(index, Tensor) and index.dtype == torch.bool else 1
+
+
+@handles("__getitem__")
+def getitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Select rows, then index within them; look up a row for each edge; or of a plain table, one for each index."""
+    x, index = args
+    if not isinstance(x, RowTensor):
+        return _look_up(x, index)
+    if isinstance(index, RowIndex) and isinstance(x, NodeTensor):
+        return index.fetch(x)
+    if isinstance(index, tuple) and index and isinstance(index[0], RowIndex):
+        if _lists(index[1:]):
+            raise refuse(function, "with two lists would pair rows with columns (x[rows][:, columns] does not)")
+        within = (_ALL, *index[1:])
+        return x[index[0]][within]
+    if isinstance(index, Tensor) and index.dtype == torch.bool and index.dim() > 1:
+        return _elements(x, index)
+    first, rest = _split(x, index)
+    if isinstance(first, int):
+        row = _one_row(x, first)
+        return row[rest] if rest else row
+    with LOCALLY():
+        rows, local = x._rows, x.as_subclass(Tensor)
+        if first is not _ALL:
+            rows, local_index = select_rows(rows, first)
+            local = large_tensors.select(local, local_index)
+        out = wrap(local[tuple([_ALL, *rest])] if rest else local, rows)
+        return copied_slice(out) if isinstance(first, slice) and first is not _ALL else out
+
+
+def _look_up(table: Tensor, index: Any) -> Any:
+    """Rows of a plain table: one for each integer, distributed as these are; by a mask plain ones (collective)."""
+    if isinstance(index, RowTensor) and index.dtype != torch.bool:
+        return with_parameters(lambda ids, rows_of_table: rows_of_table[ids], (index, table), {})
+    return gathered(Tensor.__getitem__, (table, index), {})
+
+
+def _elements(x: RowTensor, mask: Tensor) -> Any:
+    """The elements where a mask of several dimensions holds, row by row: ``out[~labels.isnan()]`` (collective)."""
+    with LOCALLY():
+        mask = _mask_of(x, mask)
+        rows, local_index = by_row_mask(x._rows, mask)
+        return wrap(large_tensors.select(x.as_subclass(Tensor).flatten(0, mask.dim() - 1), local_index), rows)
+
+
+def _assign_elements(x: RowTensor, mask: Tensor, value: Any) -> None:
+    """A number for all elements where a mask of several dimensions holds, or as many as there are (collective)."""
+    with LOCALLY():
+        mask = _mask_of(x, mask)
+        rows, _ = by_row_mask(x._rows, mask)
+        num_dims = x.dim() - mask.dim() + 1
+        x[mask.as_subclass(Tensor)] = as_operand(Tensor.__setitem__, _beside(rows, value), rows, num_dims)
+
+
+def _mask_of(x: RowTensor, mask: Tensor) -> RowTensor:
+    """A mask of x's elements, with x's rows; to be called :data:`LOCALLY`."""
+    size = mask._rows.size if isinstance(mask, RowTensor) else mask.shape[0]
+    if size != x._rows.size or x.shape[1 : mask.dim()] != mask.shape[1:]:
+        raise IndexError(
+            f"Expected a mask of x's elements {[x._rows.size, *x.shape[1:]]} (got {[size, *mask.shape[1:]]})"
+        )
+    if not isinstance(mask, RowTensor):
+        return wrap(x._rows.slice_alike(mask), x._rows)  # type: ignore[return-value]
+    if x._rows.is_like(mask._rows):
+        return mask
+    return like_rows(Tensor.__getitem__, x, mask)[0][1]  # type: ignore[no-any-return]
+
+
+def _beside(rows: Rows, value: Any) -> Any:
+    """What is assigned to ``rows``, with its own moved there by position; to be called :data:`LOCALLY`."""
+    if not isinstance(value, RowTensor) or rows.is_like(value._rows):
+        return value
+    paired = rows.pair(value.as_subclass(Tensor), value._rows)
+    if paired is None:
+        raise LayoutMismatchError(
+            f"Expected {rows} that are selected alike (got {value._rows} by another mask, or of another graph)"
+        )
+    return wrap(paired, rows)
+
+
+def _one_row(x: RowTensor, position: int) -> Tensor:
+    """Row ``position``, a plain tensor equal on every rank; differentiable (collective)."""
+    with LOCALLY():
+        rows, local_index = x._rows.by_index(torch.tensor([position]))
+        return rows.leave(x.index_select(0, local_index).sum(0, dtype=x.dtype))
+
+
+@handles("__setitem__")
+def setitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Assign to selected rows: a number, a row-free tensor, one row per selected row, or a like selection.
+
+    Into a plain tensor by a distributed mask, or of distributed rows, all of them (collective).
+    """
+    x, index, value = args
+    if not isinstance(x, RowTensor):  # it stays plain
+        gathered(function, args, kwargs)
+        return
+    if isinstance(index, Tensor) and index.dtype == torch.bool and index.dim() > 1:
+        _assign_elements(x, index, value)
+        return
+    first, rest = _split(x, index)
+    if isinstance(first, int):
+        if _lists(rest):
+            raise refuse(function, "of one row and a list of columns would pair them: assign to x[rows] with a slice")
+        first = [first]
+        value = value.unsqueeze(0) if isinstance(value, Tensor) and value.dim() == x.dim() - 1 else value
+    with LOCALLY():
+        rows, local_index = (x._rows, _ALL) if first is _ALL else select_rows(x._rows, first)
+        no_row, index = (slice(0, 0), *rest), (local_index, *rest)
+        x[index] = as_operand(function, _beside(rows, value), rows, num_dims=x[no_row].dim())
+
+
+@handles("index_select", "select")
+def index_select(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Rows (dimension 0), or columns; by list, or one."""
+    bound = bind("x dim index", args, kwargs)
+    x, index = bound["x"], bound["index"]
+    if isinstance(index, RowIndex) and isinstance(x, NodeTensor) and dims_of(bound["dim"], x.dim()) == (0,):
+        return index.fetch(x)
+    if not isinstance(x, RowTensor) and dims_of(bound["dim"], x.dim()) == (0,):
+        return x[index]
+    if not isinstance(x, RowTensor) or isinstance(index, RowTensor):
+        raise refuse(function, "by a distributed index would mix rows")
+    columns = (*[_ALL] * dims_of(bound["dim"], x.dim())[0], index)
+    return x[columns]
+
+
+@handles("masked_select")
+def masked_select(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Elements, row by row."""
+    x, mask = (*args, *kwargs.values())
+    if x.dim() != mask.dim():
+        raise refuse(function, "by a mask of other dimensions would mix rows")
+    return x[mask]
+
+
+@handles("nonzero", "argwhere")
+def nonzero(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Global ids of what is not zero, in ascending order, a plain tensor equal on every rank (collective)."""
+    x = args[0]
+    with LOCALLY():
+        index = x.nonzero()
+        index[:, 0] = x._rows.position.to(x.device)[index[:, 0]]
+    everyone = x._rows.axis.gather_rows(index, x._rows.axis.gather_counts(index.shape[0]))
+    # One row's entries come from one rank and in order, so a stable sort by row orders them all.
+    everyone = everyone[everyone[:, 0].argsort(stable=True)]
+    return everyone.unbind(1) if kwargs.get("as_tuple", False) else everyone

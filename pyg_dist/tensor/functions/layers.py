@@ -1,0 +1,145 @@
+"""What layers are made of: functions of rows and of row-free parameters, on the local rows with no communication."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pyg_dist.backend.dense import large_tensors
+from pyg_dist.errors import DataError, MixedRowsError
+from pyg_dist.tensor.functions.pointwise import as_operand
+from pyg_dist.tensor.layer_names import running_layer
+from pyg_dist.tensor.registry import Function, bind, handles, public_name
+from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, like_rows, on_rows, wrap
+
+
+def with_parameters(
+    function: Function,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    num_operands: int = 1,
+    run: Function | None = None,
+) -> Any:
+    """``function(operands, parameters)``: the first ``num_operands`` have rows, all other tensors are row-free.
+
+    ``run`` is called in place of ``function``, which messages name.
+    """
+    operands, parameters = args[:num_operands], (*args[num_operands:], *kwargs.values())
+    if not operands or not isinstance(operands[0], RowTensor) or any(isinstance(p, RowTensor) for p in parameters):
+        raise MixedRowsError(
+            f"{public_name(function)} is row-wise only for distributed rows and plain parameters: "
+            f"use .full_tensor() on the parameters"
+        )
+    with LOCALLY():
+        states = [s for o in operands for s in (o if isinstance(o, (tuple, list)) else [o])]
+        like, rows = like_rows(function, *states)
+        rest = iter(like)
+        operands = tuple(
+            type(o)(next(rest) for _ in o) if isinstance(o, (tuple, list)) else next(rest) for o in operands
+        )
+        operands = tuple(as_operand(function, o, rows, operands[0].dim(), broadcasts=False) for o in operands)
+        entered = (rows.enter(p) if isinstance(p, Tensor) else p for p in args[num_operands:])
+        kwargs = {k: rows.enter(p) if isinstance(p, Tensor) else p for k, p in kwargs.items()}
+        return wrap((run or function)(*operands, *entered, **kwargs), rows)
+
+
+@handles("linear")
+def linear(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """One operand with rows; torch would name the shape of a rank's share, were its columns too many or too few."""
+    bound = bind("input weight", args, kwargs)
+    x, weight = bound["input"], bound["weight"]
+    if isinstance(x, RowTensor) and x.shape[-1] != weight.shape[-1]:
+        raise DataError(
+            f"{public_name(function)} expected rows with {weight.shape[-1]} columns, got shape {list(x.shape)}: make "
+            f"the layer with in_channels={x.shape[-1]}{running_layer()}"
+        )
+    return with_parameters(function, args, kwargs, run=large_tensors.linear)
+
+
+@handles("relu")
+def relu(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Element by element."""
+    return on_rows(large_tensors.relu, *args, **kwargs)
+
+
+@handles("group_norm")
+def group_norm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Of each row; ``F.group_norm`` wants more than one value a channel, of all rows, and not of a rank's."""
+    bound = bind("input num_groups", args, kwargs)
+    x = bound["input"]
+    if isinstance(x, RowTensor) and x.numel() == bound["num_groups"]:
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {list(x.shape)}")
+
+    def run(x: Tensor, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any) -> Tensor:
+        return torch.group_norm(x, num_groups, weight, bias, eps)
+
+    return with_parameters(function, args, kwargs, run=run)
+
+
+@handles("prelu")
+def layer(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """One operand with rows."""
+    return with_parameters(function, args, kwargs)
+
+
+@handles("layer_norm", "rms_norm")
+def norm_of_each_row(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The normalised dimensions must not be all of them."""
+    if len(bind("input normalized_shape", args, kwargs)["normalized_shape"]) >= args[0].dim():
+        raise MixedRowsError(f"{public_name(function)} over all dimensions would mix rows: normalise x.shape[1:]")
+    run = large_tensors.layer_norm if function.__name__ == "layer_norm" else None
+    return with_parameters(function, args, kwargs, run=run)
+
+
+@handles("gru_cell", "lstm_cell", "rnn_tanh_cell", "rnn_relu_cell")
+def cell(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Input and state have rows: one step for every row."""
+    return with_parameters(function, args, kwargs, num_operands=2)
+
+
+@handles("lstm", "gru")
+def sequences(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """One sequence per row, ``batch_first``, from states of zero; the last states, whose rows come second, are None."""
+    x, states, weights, has_biases, num_layers, dropout, training, bidirectional, *batch_first = args
+    is_sequence = isinstance(x, RowTensor) and x.dim() == 3 and batch_first == [True]
+    states = states if isinstance(states, (tuple, list)) else (states,)
+    if not is_sequence or any(isinstance(s, RowTensor) or s.requires_grad or bool(s.any()) for s in states):
+        raise MixedRowsError(
+            f"{public_name(function)} is row-wise only for one sequence per row, batch_first=True and no initial state"
+        )
+    if dropout and training and num_layers > 1:
+        raise MixedRowsError(f"{public_name(function)} draws dropout for all rows: pass dropout=0, and use F.dropout")
+    with LOCALLY():
+        rows = x._rows
+        zeros = tuple(s.new_zeros(s.shape[0], rows.num_local, s.shape[2]) for s in states)
+        entered = [rows.enter(w) for w in weights]
+        rest = (has_biases, num_layers, dropout, training, bidirectional, True)
+        out, *last = function(x, zeros if len(zeros) > 1 else zeros[0], entered, *rest)
+        return (wrap(out, rows), *[None] * len(last))
+
+
+@handles("bilinear")
+def pair_layer(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Two operands with rows."""
+    return with_parameters(function, args, kwargs, num_operands=2)
+
+
+@handles("isin", "bucketize", "cdist")
+def look_up(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Where each element, or row, stands in a plain set or list, or towards each row of a plain matrix."""
+    has_other_rows = function.__name__ == "cdist" and args[0].dim() > 2  # a matrix for each row of both
+    return with_parameters(function, args, kwargs, num_operands=2 if has_other_rows else 1)
+
+
+@handles("embedding", namespaces=(F,))
+def embedding(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Row-wise for distributed indices into a plain table."""
+    names = "input weight padding_idx max_norm norm_type scale_grad_by_freq sparse"
+    bound = bind(names, args, kwargs)
+    for name in ("max_norm", "scale_grad_by_freq", "sparse"):  # they look at all indices, or change the table
+        if bound.get(name):
+            raise MixedRowsError(f"F.embedding with {name} needs the indices of all rows: use .full_tensor()")
+    return with_parameters(function, args, kwargs)

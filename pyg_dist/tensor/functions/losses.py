@@ -1,0 +1,128 @@
+"""Losses over rows: the same number on every rank, that of one process with all rows (collective)."""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pyg_dist.backend.dense import large_tensors
+from pyg_dist.errors import LayoutMismatchError, MixedRowsError, UnsupportedError
+from pyg_dist.tensor.functions.pointwise import as_operand
+from pyg_dist.tensor.functions.reductions import wide
+from pyg_dist.tensor.registry import Function, handles, public_name
+from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, like_rows, wrap
+from pyg_dist.tensor.sharding import Rows
+
+# Operands with one entry per row, though they may have fewer dimensions than the scores.
+_PER_ROW = ("input", "target", "input1", "input2", "anchor", "positive", "negative")
+
+
+class _Call(NamedTuple):
+    """A call of a loss: its operands as they meet local rows, its reduction, and the rows."""
+
+    operands: dict[str, Any]
+    reduction: str
+    rows: Rows
+
+
+_signature = cache(inspect.signature)
+
+
+def _call(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+    bound = _signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    given = bound.arguments
+    name, reduction = public_name(function), given.pop("reduction")
+    if given.get("size_average") is not None or given.get("reduce") is not None:
+        raise UnsupportedError(f"{name} got size_average or reduce, which torch has deprecated: use reduction=")
+    if reduction not in ("none", "mean", "sum", "batchmean"):
+        raise ValueError(f"{reduction} is not a valid value for reduction")
+    operands, rows = like_rows(function, *given.values())
+    given.update(zip(given, operands, strict=True))
+    num_dims = max(value.dim() for key, value in given.items() if key in _PER_ROW and isinstance(value, Tensor))
+    for key, value in given.items():
+        if key in _PER_ROW and isinstance(value, Tensor) and not isinstance(value, RowTensor):
+            if value.shape[:1] != (rows.size,):
+                raise LayoutMismatchError(
+                    f"{name} expected '{key}' with {rows.size} rows (got shape {list(value.shape)}): "
+                    f"select both operands alike, out[mask] and y[mask]"
+                )
+            given[key] = rows.slice(value)
+        elif key not in _PER_ROW:
+            given[key] = as_operand(function, value, rows, num_dims)
+    return _Call(given, reduction, rows)
+
+
+@handles(
+    "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits",
+    "kl_div", "poisson_nll_loss", "gaussian_nll_loss", "soft_margin_loss", "hinge_embedding_loss",
+    "margin_ranking_loss", "cosine_embedding_loss", "triplet_margin_loss", "multilabel_soft_margin_loss",
+    "multi_margin_loss", "multilabel_margin_loss", namespaces=(F,),
+)  # fmt: skip
+def elementwise_loss(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Losses that are a value per element or row, and then its sum or mean (for two of them by weight)."""
+    with LOCALLY():
+        call = _call(function, args, kwargs)
+        dims = {call.operands[name].dim() for name in ("input", "target") if name in call.operands}
+        per_row = function in (F.multi_margin_loss, F.multilabel_margin_loss)
+        if (len(dims) > 1 and not per_row) or (per_row and 2 not in dims):
+            raise MixedRowsError(
+                f"{public_name(function)} would align rows with columns: give 'input' and 'target' the same number of "
+                f"dimensions, .view(-1, 1) or .view(-1)"
+            )
+        values: Any = wrap(function(**call.operands, reduction="none"), call.rows)
+    if call.reduction == "none":
+        return values
+    if call.reduction == "batchmean":
+        return values.sum() / call.rows.size
+    weight = call.operands.get("weight")
+    if call.reduction == "mean" and weight is not None and function in (F.mse_loss, F.l1_loss):
+        with LOCALLY():
+            weight = weight.sum()
+        return values.sum() / call.rows.leave(weight)
+    return values.sum() if call.reduction == "sum" else values.mean()
+
+
+@handles("cross_entropy", "nll_loss", namespaces=(F,))
+def class_loss(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Means are weighted by each row's class weight, and rows with ``ignore_index`` do not count."""
+    with LOCALLY():
+        call = _call(function, args, kwargs)
+        scores, target = call.operands["input"], call.operands["target"]
+        if scores.dim() < 2:
+            raise MixedRowsError(f"{public_name(function)} expected scores of shape [rows, classes] (got 1 dimension)")
+        if call.reduction == "none":
+            return wrap(function(**call.operands, reduction="none"), call.rows)
+        total = _total(function, call.operands)
+        if call.reduction == "sum":
+            return call.rows.leave(total)
+        number = _weight_of_targets(target, call.operands["weight"], call.operands["ignore_index"], scores.shape[1])
+        # One message for both; the second is a constant.
+        pair = torch.stack([total.to(wide(total.dtype)), number.to(wide(total.dtype))])
+        total_of_all, number_of_all = call.rows.leave(pair).unbind()
+        return (total_of_all / number_of_all.detach()).to(total.dtype)
+
+
+def _total(function: Function, operands: dict[str, Any]) -> Tensor:
+    """The sum over this rank's rows."""
+    scores, target = operands["input"], operands["target"]
+    plain = function is F.cross_entropy and scores.dim() == 2 and target.dim() == 1 and not operands["label_smoothing"]
+    if not plain or torch.is_autocast_enabled(scores.device.type):
+        return function(**operands, reduction="sum")  # type: ignore[no-any-return]
+    weight, ignored = operands["weight"], operands["ignore_index"]
+    return F.nll_loss(large_tensors.log_softmax(scores), target, weight, ignore_index=ignored, reduction="sum")
+
+
+def _weight_of_targets(target: Tensor, weight: Tensor | None, ignore_index: int, num_classes: int) -> Tensor:
+    """This rank's share of the mean's denominator."""
+    if target.dtype.is_floating_point:  # class probabilities: torch divides by the number of targets
+        return torch.tensor(target.numel() // max(num_classes, 1), device=target.device)
+    counted = target != ignore_index
+    if weight is None:
+        return counted.sum()
+    return weight.detach()[target.clamp(0, num_classes - 1)][counted].sum()

@@ -1,0 +1,166 @@
+"""Functions that work element by element: on the local rows, with no communication."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_dist.errors import LayoutMismatchError, MixedRowsError
+from pyg_dist.tensor.registry import NAMESPACES, Function, handles, public_name, register
+from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, like_rows, wrap
+from pyg_dist.tensor.sharding import Rows
+
+
+def as_operand(function: Function, operand: Any, rows: Rows, num_dims: int, broadcasts: bool = True) -> Any:
+    """An operand as it meets local rows: sliced if it has rows, entered if it has none.
+
+    Args:
+        function: for messages.
+        operand: a row tensor, a plain tensor, a sequence of them, or a value without rows.
+        rows: the distribution.
+        num_dims: number of dimensions of the row tensors; operands align with them at the right.
+        broadcasts: whether the function takes a tensor without rows for one with rows.
+
+    Raises:
+        MixedRowsError: Alignment at the right would put rows beside columns.
+        LayoutMismatchError: A plain operand with another number of rows.
+    """
+    if isinstance(operand, (list, tuple)):
+        return type(operand)(as_operand(function, item, rows, num_dims, broadcasts) for item in operand)
+    if not isinstance(operand, Tensor):
+        return operand
+    if isinstance(operand, RowTensor):
+        if operand.dim() != num_dims:
+            raise MixedRowsError(
+                f"{public_name(function)} would align the rows of a {operand.dim()}-dimensional operand with the "
+                f"columns of a {num_dims}-dimensional one: give it a trailing dimension, .view(-1, 1)"
+            )
+        return operand
+    if operand.dim() > num_dims:
+        raise MixedRowsError(
+            f"{public_name(function)} with a plain operand of shape {list(operand.shape)} would move the rows of a "
+            f"{num_dims}-dimensional row tensor out of dimension 0: reshape it"
+        )
+    if operand.dim() == num_dims and operand.shape[0] == rows.size:
+        return rows.slice(operand)
+    if broadcasts and (operand.dim() < num_dims or operand.shape[0] == 1):
+        return rows.enter(operand)
+    raise LayoutMismatchError(
+        f"{public_name(function)} expected a plain operand with {'1 or ' if broadcasts else ''}{rows.size} rows "
+        f"(got shape {list(operand.shape)}): local rows come back through NodeTensor.from_local"
+    )
+
+
+def aligned(
+    function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], broadcasts: bool = True
+) -> tuple[tuple[Any, ...], dict[str, Any], Rows]:
+    """The arguments with every operand as :func:`as_operand` has it, and their rows; to be called :data:`LOCALLY`."""
+    operands, rows = like_rows(function, *args, *kwargs.values())
+    num_dims = max(operand.dim() for operand in operands if isinstance(operand, RowTensor))
+    operands = tuple(as_operand(function, operand, rows, num_dims, broadcasts) for operand in operands)
+    return operands[: len(args)], dict(zip(kwargs, operands[len(args) :], strict=True)), rows
+
+
+def pointwise(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Broadcasting functions of any number of operands: the result has the operands' rows."""
+    with LOCALLY():
+        rows: Rows | None = None
+        num_dims = -1
+        simple = True  # nothing but numbers and like row tensors, the case that has to be fast
+        for arg in (*args, *kwargs.values()) if kwargs else args:
+            if isinstance(arg, RowTensor):
+                if rows is None:
+                    rows, num_dims = arg._rows, arg.dim()
+                elif arg._rows is not rows or arg.dim() != num_dims:
+                    simple = False
+            elif isinstance(arg, Tensor):
+                simple = False
+        if not simple:
+            out = kwargs.get("out")
+            args, kwargs, rows = aligned(function, args, kwargs)
+            if kwargs.get("out") is not out:
+                raise MixedRowsError(
+                    f"{public_name(function)} expected 'out' to lie as its operands do: assign the result"
+                )
+        out = function(*args, **kwargs)
+    return wrap(out, rows)  # type: ignore[arg-type]
+
+
+pointwise.keeps_rows = True  # type: ignore[attr-defined]
+
+
+def pointwise_(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """In-place forms; a plain tensor that is written to stays plain, and takes all rows (collective)."""
+    if not isinstance(args[0], RowTensor):
+        plain = [a.full_tensor() if isinstance(a, RowTensor) else a for a in (*args, *kwargs.values())]
+        return function(*plain[: len(args)], **dict(zip(kwargs, plain[len(args) :], strict=True)))
+    return pointwise(function, args, kwargs)
+
+
+@handles("to", "type_as")
+def cast(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Dtype and device; another tensor's, if one is given: what its rows are does not matter."""
+    with LOCALLY():
+        out = function(*args, **kwargs)
+    return wrap(out, args[0]._rows) if isinstance(args[0], RowTensor) else out
+
+
+@handles("where")
+def where(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``where(condition, a, b)`` is pointwise; ``where(condition)`` lists ids as ``nonzero(as_tuple=True)`` does."""
+    if len(args) + len(kwargs) == 1:
+        (condition,) = (*args, *kwargs.values())
+        return condition.nonzero(as_tuple=True)
+    return pointwise(function, args, kwargs)
+
+
+@handles("real", "imag", "real.__get__", "imag.__get__")
+def part_of_complex(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A view, as in torch."""
+    with LOCALLY():
+        return wrap(function(*args, **kwargs), args[0]._rows)
+
+
+@handles("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor")
+def new(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """A plain tensor of the given shape, like ``torch.zeros``; only dtype and device are the row tensor's."""
+    with LOCALLY():
+        return function(*args, **kwargs)  # type: ignore[no-any-return]
+
+
+UNARY = """
+abs absolute neg negative positive sign sgn exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square sin cos tan asin acos
+atan sinh cosh tanh asinh acosh atanh arcsin arccos arctan arcsinh arccosh arctanh sigmoid logit erf erfc erfinv lgamma
+digamma floor ceil round trunc fix frac reciprocal relu relu6 silu gelu elu celu selu leaky_relu softplus softsign
+softshrink hardshrink hardtanh hardsigmoid hardswish mish logsigmoid tanhshrink threshold isnan isinf isfinite isneginf
+isposinf isreal signbit logical_not bitwise_not nan_to_num deg2rad rad2deg sinc i0 i0e i1 i1e expit clone detach
+contiguous type float double half bfloat16 int long short char byte bool cpu cuda fill conj resolve_conj resolve_neg
+zeros_like ones_like empty_like full_like angle entr erfcx gammaln psi polygamma ndtr ndtri log_ndtr bessel_j0 bessel_j1
+"""
+
+BROADCASTING = """
+add sub subtract mul multiply div divide true_divide floor_divide remainder fmod pow float_power atan2 arctan2 maximum
+minimum fmax fmin eq ne lt le gt ge not_equal less less_equal greater greater_equal logical_and logical_or logical_xor
+bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift lerp addcmul addcdiv hypot logaddexp
+logaddexp2 xlogy xlog1py copysign nextafter isclose heaviside clamp clip clamp_min clamp_max masked_fill rsub ldexp gcd
+lcm complex polar
+"""
+
+OPERATORS = "add sub mul truediv floordiv mod pow and or xor eq ne lt le gt ge lshift rshift div"
+
+
+def _register_all() -> None:
+    names = {*UNARY.split(), *BROADCASTING.split()}
+    register(pointwise, *names, "__invert__", "__neg__", "__pos__", "__abs__")
+    register(pointwise, "broadcast_tensors", namespaces=(torch,))
+    known = {name for namespace in NAMESPACES for name in dir(namespace)}
+    register(pointwise_, *(n + "_" for n in names if n + "_" in known), "zero_", "copy_", "requires_grad_")
+    for name in OPERATORS.split():
+        for form, handler in (("__{}__", pointwise), ("__r{}__", pointwise), ("__i{}__", pointwise_)):
+            if hasattr(Tensor, form.format(name)):
+                register(handler, form.format(name))
+
+
+_register_all()

@@ -1,0 +1,117 @@
+"""Matrix and tensor products: row by row, or summed over the rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_dist.errors import LayoutMismatchError, MixedRowsError
+from pyg_dist.tensor.functions.layers import with_parameters
+from pyg_dist.tensor.functions.pointwise import pointwise
+from pyg_dist.tensor.functions.reductions import wide
+from pyg_dist.tensor.functions.shapes import dims_of, refuse
+from pyg_dist.tensor.registry import Function, bind, handles, public_name
+from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, copied_slice, like_rows, wrap
+
+
+@handles("matmul", "mm", "mv", "bmm", "__matmul__", "__rmatmul__")
+def matmul(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``rows @ plain matrix``, or a product of two matrices per row; every other product would sum or spread rows."""
+    x, other = (*args, *kwargs.values())
+    if function is Tensor.__rmatmul__:
+        function, x, other = torch.matmul, other, x
+    if x.dim() == other.dim() > 2:
+        return pointwise(function, (x, other), {})
+    if isinstance(x, RowTensor) and not isinstance(other, RowTensor) and x.dim() > 1 and other.dim() < 3:
+        return with_parameters(function, (x, other), {})
+    raise MixedRowsError(
+        f"{public_name(function)} of row tensors is row-wise only as rows @ plain matrix: for a product over rows use "
+        f"x.T @ y, for all pairs x @ y.T, else .full_tensor()"
+    )
+
+
+@handles("addmm")
+def addmm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``beta x + alpha rows @ plain matrix``."""
+    bound = {"beta": 1, "alpha": 1, **bind("x mat1 mat2", args, kwargs)}
+    product = bound["mat1"] @ bound["mat2"]
+    product = product if bound["alpha"] == 1 else bound["alpha"] * product
+    return product if bound["beta"] == 0 else bound["beta"] * bound["x"] + product  # as torch, without 0 x
+
+
+@handles("dot", "vdot", "inner")
+def dot(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The sum over rows of one-dimensional products (collective)."""
+    x, other = (*args, *kwargs.values())
+    if x.dim() != 1 or other.dim() != 1:
+        raise MixedRowsError(
+            f"{public_name(function)} of row tensors expected one dimension (got {x.dim()}): use torch.einsum"
+        )
+    return ((x.conj() if function.__name__ == "vdot" else x) * other).sum()
+
+
+@handles("cross")
+def cross(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Of the three columns of each row."""
+    bound = bind("x other dim", args, kwargs)
+    x, other, dim = bound["x"], bound["other"], bound.get("dim")
+    if dim is None and function is not torch.linalg.cross:
+        raise MixedRowsError(f"{public_name(function)} without 'dim' may take the rows for vectors: pass dim=-1")
+    dim = -1 if dim is None else dim
+    if 0 in (*dims_of(dim, x.dim()), *dims_of(dim, other.dim())):
+        raise refuse(function, f"along {dim} would mix rows")
+    return pointwise(torch.linalg.cross, (x, other), {"dim": dim})
+
+
+@handles("dist")
+def dist(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The p-norm of the difference of all elements (collective)."""
+    x, other, *order = (*args, *kwargs.values())
+    return torch.linalg.vector_norm(x - other, *order)
+
+
+@handles("diag", "diagonal", "trace")
+def diagonal(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Of a square matrix, such as ``x @ y.T``: an element of each row; ``trace`` sums them (collective)."""
+    x = args[0]
+    if len(args) + len(kwargs) > 1 or x.dim() != 2 or x.shape[0] != x.shape[1]:
+        raise refuse(function, f"of shape {list(x.shape)} or with options would mix rows")
+    with LOCALLY():
+        place = x._rows.position.to(x.device).view(-1, 1)
+        elements: Any = wrap(x.as_subclass(Tensor).gather(1, place).view(-1), x._rows)
+    return elements.sum() if function.__name__ == "trace" else copied_slice(elements)
+
+
+@handles("einsum", namespaces=(torch,))
+def einsum(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Row-wise where the result has the rows' letter first, a sum over rows where it does not have it (collective).
+
+    The rows' letter is the first one of each operand with rows. Plain operands may have it too, first.
+    """
+    equation, *operands = args
+    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+        operands = list(operands[0])
+    inputs, _, output = str(equation).replace(" ", "").partition("->")
+    terms = inputs.split(",")
+    pairs = list(zip(terms, operands, strict=True)) if len(terms) == len(operands) else []
+    letters = {term[:1] for term, operand in pairs if isinstance(operand, RowTensor)}
+    letter = letters.pop() if len(letters) == 1 else "."
+    if not letter.isalpha() or "->" not in equation or any(letter in term[1:] for term in (*terms, output)):
+        raise MixedRowsError(
+            f"torch.einsum of row tensors expected an equation like 'nf,ng->fg' or 'nf,fg->ng', with the rows' letter "
+            f"first wherever it stands (got {equation!r}): use .full_tensor()"
+        )
+    with LOCALLY():
+        like, rows = like_rows(function, *operands)
+        operands = list(like)
+        for k, (term, operand) in enumerate(pairs):
+            if not isinstance(operand, RowTensor):
+                if term[:1] == letter and operand.shape[0] != rows.size:
+                    raise LayoutMismatchError(
+                        f"torch.einsum expected operand {k} to have {rows.size} rows (got shape {list(operand.shape)})"
+                    )
+                operands[k] = rows.slice(operand) if term[:1] == letter else rows.enter(operand)
+        out = function(equation, *operands)
+        return wrap(out, rows) if output[:1] == letter else rows.leave(out.to(wide(out.dtype))).to(out.dtype)

@@ -1,0 +1,214 @@
+"""Dropout and random tensors: keyed by (one draw of torch's CPU generator, row, column).
+
+So the same mask falls on a node whatever the world size, the partition or the layout, and recomputation under
+activation checkpointing, which restores the generator, draws it again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import init
+
+from pyg_dist.backend import ops
+from pyg_dist.errors import DataError, UnsupportedError
+from pyg_dist.tensor.functions.pointwise import aligned
+from pyg_dist.tensor.functions.shapes import refuse
+from pyg_dist.tensor.registry import TABLE, Function, bind, handles, public_name
+from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, wrap
+
+
+def draw_seed() -> int:
+    """One draw of torch's default CPU generator, whose state the ranks share."""
+    return int(torch.randint(2**63 - 1, (), dtype=torch.int64, device="cpu"))
+
+
+@contextmanager
+def own_randomness(rank: int) -> Iterator[None]:
+    """Code that draws for this rank's rows alone, as many numbers as it likes: all ranks go on with equal generators.
+
+    They go on one draw ahead if ``rank`` has drawn at all (what one rank does, each must), else where they were.
+    """
+    generator = torch.default_generator
+    before = generator.get_state()
+    seed = draw_seed() + rank
+    after = generator.get_state()
+    generator.manual_seed(seed)
+    fresh = generator.get_state()
+    try:
+        yield
+    finally:
+        generator.set_state(before if torch.equal(generator.get_state(), fresh) else after)
+
+
+@handles("dropout")
+def dropout(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Zero entries with probability p and scale the others by 1 / (1 - p)."""
+    bound = {"p": 0.5, "training": True, "inplace": False, **bind("x p training inplace", args, kwargs)}
+    x, p, training = args[0], bound["p"], bound.get("train", bound["training"])
+    if not 0.0 <= p <= 1.0:
+        raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
+    if not training or p == 0.0:
+        return x
+    with LOCALLY():
+        out = ops.keyed_dropout(x.as_subclass(Tensor), x._rows.key, p, draw_seed(), x._rows.first_column)
+        return x.copy_(out) if bound["inplace"] else wrap(out, x._rows)
+
+
+def _draw(keyed: Callable[..., Tensor], x: RowTensor, dtype: torch.dtype) -> Tensor:
+    """Numbers like the local rows of x, to be called :data:`LOCALLY`."""
+    per_row = x.shape[1:]
+    drawn = keyed(x._rows.key, math.prod(per_row), draw_seed(), x._rows.first_column, dtype)
+    return drawn.view(x._rows.num_local, *per_row)
+
+
+def _refuse_generator(function: Function, kwargs: dict[str, Any]) -> None:
+    if kwargs.get("generator") is not None:
+        raise UnsupportedError(
+            f"{public_name(function)} of row tensors draws from torch's default CPU generator (got another): "
+            f"leave 'generator' out"
+        )
+
+
+@handles("rand_like", "randn_like")
+def random_like(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Uniform in [0, 1), or standard normal."""
+    x: RowTensor = args[0]
+    _refuse_generator(function, kwargs)
+    with LOCALLY():
+        keyed = ops.keyed_uniform if function is torch.rand_like else ops.keyed_normal
+        out = _draw(keyed, x, kwargs.get("dtype") or x.dtype).to(kwargs.get("device") or x.device)
+        return wrap(out.requires_grad_(kwargs.get("requires_grad", False)), x._rows)
+
+
+@handles("uniform_")
+def uniform_(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Fill with numbers uniform in [low, high)."""
+    bound = {"from": 0.0, "to": 1.0, **bind("x from to", args, kwargs)}
+    _refuse_generator(function, kwargs)
+    with LOCALLY():
+        low, high = bound["from"], bound["to"]
+        return args[0].copy_(low + (high - low) * _draw(ops.keyed_uniform, args[0], args[0].dtype))
+
+
+@handles("normal_")
+def normal_(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Fill with normal numbers."""
+    bound = {"mean": 0.0, "std": 1.0, **bind("x mean std", args, kwargs)}
+    _refuse_generator(function, kwargs)
+    with LOCALLY():
+        return args[0].copy_(bound["mean"] + bound["std"] * _draw(ops.keyed_normal, args[0], args[0].dtype))
+
+
+@handles("bernoulli", "bernoulli_")
+def bernoulli(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Ones with the probabilities in x (or ``p``)."""
+    x, p = args[0], bind("x p", args, kwargs).get("p")
+    _refuse_generator(function, kwargs)
+    with LOCALLY():
+        p = x if p is None else aligned(function, (x, p), {})[0][1]
+        uniform = _draw(ops.keyed_uniform, x, torch.promote_types(x.dtype, torch.float32))  # bfloat16 has coarse steps
+        drawn = (uniform < p).to(x.dtype)
+        return x.copy_(drawn) if function.__name__.endswith("_") else wrap(drawn, x._rows)
+
+
+@handles("exponential_")
+def exponential_(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Fill with exponentially distributed numbers, ``-log(1 - u) / lambd``."""
+    bound = {"lambd": 1.0, **bind("x lambd", args, kwargs)}
+    _refuse_generator(function, kwargs)
+    if not bound["lambd"] > 0:
+        raise DataError(f"Expected exponential_ to have a positive 'lambd' (got {bound['lambd']})")
+    with LOCALLY():
+        return args[0].copy_(_exponential(args[0]) / bound["lambd"])
+
+
+def _exponential(x: RowTensor) -> Tensor:
+    """Exponentially distributed numbers like x's local rows, never zero: their logarithms are noise of Gumbel's."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    uniform = _draw(ops.keyed_uniform, x, dtype)
+    return -torch.log1p(-uniform.clamp_(min=torch.finfo(dtype).eps / 4))  # half of the smallest step
+
+
+@handles("gumbel_softmax")
+def gumbel_softmax(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """As torch writes it: noise, softmax, and if asked the largest entry, with the gradient of the softmax."""
+    bound = {"tau": 1.0, "hard": False, "dim": -1, **bind("logits tau hard eps dim", args, kwargs)}
+    x, dim = bound["logits"], bound["dim"]
+    with LOCALLY():
+        noise = wrap((-_exponential(x).log()).to(x.dtype), x._rows)
+    soft = ((x + noise) / bound["tau"]).softmax(dim)
+    if not bound["hard"]:
+        return soft
+    largest = soft.argmax(dim, keepdim=True)
+    return torch.zeros_like(x).scatter_(dim, largest, 1.0) - soft.detach() + soft
+
+
+@handles("multinomial")
+def multinomial(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Columns of each row, drawn with its weights: where uniform numbers meet their sums, or by the Gumbel trick."""
+    bound = {"replacement": False, **bind("x num_samples replacement", args, kwargs)}
+    x, num_samples = bound["x"], bound["num_samples"]
+    _refuse_generator(function, kwargs)
+    if x.dim() != 2:
+        raise refuse(function, "of one dimension would draw rows")
+    if not x.is_floating_point() or num_samples < 1:
+        raise DataError(f"Expected floating weights and one sample or more (got {x.dtype}, num_samples={num_samples})")
+    with LOCALLY():
+        weights = x.as_subclass(Tensor).detach()
+        least = 1 if bound["replacement"] else num_samples
+        is_valid = bool((weights >= 0).all() and weights.isfinite().all() and ((weights > 0).sum(1) >= least).all())
+        if not x._rows.axis.every(is_valid):
+            raise DataError(
+                f"Expected weights of each row that are finite, not negative, {least} or more above zero (got others)"
+            )
+        if bound["replacement"]:
+            dtype = torch.promote_types(x.dtype, torch.float32)
+            uniform = ops.keyed_uniform(x._rows.key, num_samples, draw_seed(), 0, dtype)
+            sums = weights.cumsum(1, dtype=dtype)
+            drawn = torch.searchsorted(sums, uniform * sums[:, -1:], right=True).clamp_(max=weights.shape[1] - 1)
+        else:
+            races = _exponential(x) / weights  # the first to arrive
+            drawn = races.topk(num_samples, 1, largest=False).indices
+        return wrap(drawn, x._rows)
+
+
+def _uniform(tensor: Tensor, a: float, b: float, generator: Any) -> Tensor:
+    return tensor.uniform_(a, b, generator=generator)
+
+
+def _normal(tensor: Tensor, mean: float, std: float, generator: Any) -> Tensor:
+    return tensor.normal_(mean, std, generator=generator)
+
+
+def _constant(tensor: Tensor, val: float) -> Tensor:
+    return tensor.fill_(val)
+
+
+def _kaiming_uniform(tensor: Tensor, a: float, mode: str, nonlinearity: str, generator: Any) -> Tensor:
+    fan = init._calculate_correct_fan(tensor, mode)  # type: ignore[arg-type]  # fans of the global shape
+    limit = math.sqrt(3.0 / fan) * init.calculate_gain(nonlinearity, a)  # type: ignore[arg-type]
+    return tensor.uniform_(-limit, limit, generator=generator)
+
+
+# torch offers these four to subclasses under their own names; the others of torch.nn.init call the methods above.
+_INITIALISERS: dict[Function, Callable[..., Tensor]] = {
+    init.uniform_: _uniform,
+    init.normal_: _normal,
+    init.constant_: _constant,
+    init.kaiming_uniform_: _kaiming_uniform,
+}
+
+
+def initialise(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``torch.nn.init`` on a parameter with distributed rows."""
+    with torch.no_grad():
+        return _INITIALISERS[function](*args, **kwargs)
+
+
+TABLE.update(dict.fromkeys(_INITIALISERS, initialise))

@@ -1,0 +1,194 @@
+"""Global shapes and what else can be asked for free, and changes of shape that keep rows whole."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_dist.errors import MixedRowsError
+from pyg_dist.tensor.registry import Function, bind, handles, public_name
+from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, on_rows
+
+
+def global_shape(x: RowTensor) -> torch.Size:
+    """The shape of the whole tensor."""
+    with LOCALLY():
+        return x._rows.global_shape(x.shape)
+
+
+def dims_of(dim: Any, num_dims: int) -> tuple[int, ...]:
+    """``dim`` as non-negative dimensions; ``None`` and ``()`` stand for all, as in torch.
+
+    Raises:
+        IndexError: There is no such dimension.
+    """
+    if dim is None or dim == () or dim == []:
+        return tuple(range(num_dims))
+    dims = tuple(dim) if isinstance(dim, (tuple, list)) else (dim,)
+    for d in dims:
+        if not -num_dims <= d < num_dims:
+            raise IndexError(f"Dimension out of range (expected to be in [{-num_dims}, {num_dims - 1}], but got {d})")
+    return tuple(d % num_dims for d in dims)
+
+
+def refuse(function: Function, what: str) -> MixedRowsError:
+    """The error for a call that would take rows out of dimension 0."""
+    return MixedRowsError(
+        f"{public_name(function)} {what}: rows are distributed and stay in dimension 0; use .full_tensor() first"
+    )
+
+
+@handles("shape.__get__", "size")
+def shape(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Global shape, or one dimension of it."""
+    dim = args[1] if len(args) > 1 else kwargs.get("dim")
+    whole = global_shape(args[0])
+    return whole if dim is None else whole[dim]
+
+
+@handles("numel")
+def numel(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Global number of elements."""
+    return prod(global_shape(args[0]))
+
+
+@handles("nbytes.__get__")
+def num_bytes(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Global size in bytes."""
+    return numel(function, args, kwargs) * args[0].element_size()  # type: ignore[no-any-return]
+
+
+@handles("__len__")
+def length(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Global number of rows."""
+    return args[0]._rows.size  # type: ignore[no-any-return]
+
+
+@handles(
+    "dim", "ndim.__get__", "ndimension", "dtype.__get__", "device.__get__", "layout.__get__", "is_cuda.__get__",
+    "requires_grad.__get__", "requires_grad.__set__", "is_leaf.__get__", "grad_fn.__get__", "_version.__get__",
+    "is_sparse.__get__", "is_quantized.__get__", "is_meta.__get__", "is_cpu.__get__", "is_mkldnn.__get__",
+    "is_nested.__get__", "is_xla.__get__", "is_mps.__get__", "is_sparse_csr.__get__", "output_nr.__get__",
+    "itemsize.__get__", "retains_grad.__get__", "_backward_hooks.__get__", "_backward_hooks.__set__",
+    "is_floating_point", "is_complex", "is_conj", "is_neg", "is_signed", "is_contiguous", "is_inference",
+    "is_xpu.__get__", "_has_compatible_shallow_copy_type", "element_size", "get_device", "is_pinned", "is_shared",
+    "is_set_to", "__hash__", "__dir__", "stride", "data_ptr",
+)  # fmt: skip
+def metadata(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the local tensor and the global one have in common."""
+    with LOCALLY():
+        return function(*args, **kwargs)
+
+
+def flat_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """The sizes or dimensions of ``f(x, 2, 3)``, ``f(x, (2, 3))`` and ``f(x, size=(2, 3))``."""
+    sizes = (*args[1:], *kwargs.values())
+    return tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else sizes
+
+
+@handles("view", "reshape")
+def view(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Reshape each row."""
+    x, sizes = args[0], flat_sizes(args, kwargs)
+    if sizes and isinstance(sizes[0], torch.dtype):
+        raise refuse(function, "as another dtype is not distributed")
+    return on_rows(function, x, _local_sizes(function, x, sizes))
+
+
+def _local_sizes(function: Function, x: RowTensor, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The local sizes for the global ``sizes``, which must keep rows whole; one of them may be -1."""
+    first, *rest = sizes or (None,)
+    whole = global_shape(x)
+    per_row = prod(whole[1:])
+    if rest.count(-1) == 1 and first == whole[0]:
+        known = -prod(rest)
+        if known and per_row % known == 0:
+            rest[rest.index(-1)] = per_row // known
+    if first not in (-1, whole[0]) or prod(rest) != per_row or -1 in rest:
+        raise refuse(function, f"of shape {list(whole)} to {list(sizes)} would not keep rows whole")
+    return (x._rows.num_local, *rest)
+
+
+@handles("view_as", "reshape_as", "expand_as")
+def as_other(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Reshape or expand each row to the shape of another tensor's."""
+    x, other = (*args, *kwargs.values())
+    return getattr(x, function.__name__.removesuffix("_as"))(tuple(other.shape))
+
+
+@handles("expand", "broadcast_to")
+def expand(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Expand within rows."""
+    x, sizes = args[0], flat_sizes(args, kwargs)
+    if len(sizes) != x.dim() or sizes[0] not in (-1, x._rows.size):
+        raise refuse(function, f"of shape {list(x.shape)} to {list(sizes)} would move rows")
+    return on_rows(Tensor.expand, x, -1, *sizes[1:])
+
+
+@handles("repeat")
+def repeat(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Repeat within rows."""
+    sizes = flat_sizes(args, kwargs)
+    if len(sizes) != args[0].dim() or sizes[0] != 1:
+        raise refuse(function, f"by {list(sizes)} would repeat or move rows")
+    return on_rows(function, args[0], *sizes)
+
+
+@handles("squeeze")
+def squeeze(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Drop dimensions of size one. Rows stay a dimension, also where there is but one and no dimension is named."""
+    x, dim = args[0], bind("x dim", args, kwargs).get("dim")
+    dims = dims_of(dim, x.dim())
+    if dim is not None and 0 in dims and x._rows.size == 1:
+        raise refuse(function, "would drop the dimension of the rows")
+    return on_rows(torch.squeeze, x, tuple(d for d in dims if d))
+
+
+@handles("unsqueeze")
+def unsqueeze(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Add a dimension within rows."""
+    x, dim = (*args, *kwargs.values())
+    if 0 in dims_of(dim, x.dim() + 1):
+        raise refuse(function, f"at {dim} would move rows")
+    return on_rows(function, x, dim)
+
+
+@handles("flatten")
+def flatten(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Flatten within rows."""
+    x, bound = args[0], bind("x start_dim end_dim", args, kwargs)
+    start, end = dims_of((bound.get("start_dim", 0), bound.get("end_dim", -1)), x.dim())
+    if start == 0 and prod(global_shape(x)[1 : end + 1]) != 1:
+        raise refuse(function, "from dimension 0 would mix rows")
+    return on_rows(function, x, start, end)
+
+
+@handles("unflatten")
+def unflatten(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Unflatten within rows."""
+    bound = bind("x dim sizes", args, kwargs)
+    if 0 in dims_of(bound["dim"], args[0].dim()):
+        raise refuse(function, "of dimension 0 would mix rows")
+    return on_rows(function, args[0], bound["dim"], bound["sizes"])
+
+
+@handles("movedim", "moveaxis")
+def movedim(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Move dimensions within rows."""
+    bound = bind("x source destination", args, kwargs)
+    x, source, destination = bound["x"], bound["source"], bound["destination"]
+    if any(0 in dims_of(d, x.dim()) for d in (source, destination)):
+        raise refuse(function, f"of dimensions {source} to {destination} would move rows")
+    return on_rows(function, x, source, destination)
+
+
+@handles("permute")
+def permute(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Permute dimensions within rows."""
+    dims = flat_sizes(args, kwargs)
+    if not dims or dims_of(dims, args[0].dim())[0] != 0:
+        raise refuse(function, f"to {list(dims)} would move rows")
+    return on_rows(torch.permute, args[0], dims)

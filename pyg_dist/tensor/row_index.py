@@ -1,0 +1,18 @@
+"""``RowIndex``: an edge tensor of node ids that can fetch the rows which it names."""
+
+from __future__ import annotations
+
+from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor
+
+
+class RowIndex(EdgeTensor):
+    """A node's global id for each edge; ``x[index]`` of a node tensor is one row for each edge."""
+
+    def fetch(self, x: NodeTensor) -> EdgeTensor:
+        """The row of ``x`` for each edge; differentiable (collective where rows lie on other ranks).
+
+        Shapes:
+            - x: ``[N, ...]``
+            - output: ``[E, ...]``
+        """
+        raise NotImplementedError(f"{type(self).__name__}.fetch")

@@ -1,0 +1,387 @@
+"""Which rows of a global tensor this rank holds, and how selections of rows follow from it."""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import cached_property
+from itertools import accumulate
+from typing import Literal, NamedTuple
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from pyg_dist.backend.autograd import replicated
+from pyg_dist.backend.autograd.permute_rows import Move, move_rows
+from pyg_dist.backend.comm.group import Axis
+from pyg_dist.backend.session.agreement import digest
+from pyg_dist.errors import AgreementError
+
+# What is remembered under inference mode serves training, too.
+lasting = torch.inference_mode(False)
+
+Kind = Literal["node", "edge", "tile"]
+"""What a row stands for; a tile's rows are nodes, and its columns are distributed, too."""
+
+
+class Rows:
+    """A distribution of ``size`` rows over the ranks of an axis: every row lives on one rank.
+
+    Attributes:
+        axis: the ranks.
+        kind: what the rows are, for messages.
+        size: number of rows over all ranks.
+        num_local: rows on this rank.
+        key: int64 ``[num_local]``: what dropout and random tensors are keyed by. The same for a row on every world
+            size and partition: the global id, or the position in a list of ids.
+    """
+
+    is_list = False
+    """Whether a list of the script's says which rows these are: others then pair with them by position."""
+
+    @property
+    def is_of_list(self) -> bool:
+        """Whether a list is among what these were selected from."""
+        return self.is_list
+
+    def __init__(self, axis: Axis, kind: Kind, size: int, key: Tensor) -> None:
+        self.axis = axis
+        self.kind: Kind = kind
+        self.size = size
+        self.num_local = key.numel()
+        self.key = key
+        # A script has a few splits, and uses them for outputs and labels alike, every epoch.
+        self._listed: deque[Selection] = deque(maxlen=8)
+        self._elements: WeakValueDictionary[int, Rows] = WeakValueDictionary()
+        self._compared = WeakIdKeyDictionary()  # by list: (version, selection)
+        self._moves: WeakKeyDictionary[Rows, Move] = WeakKeyDictionary()
+
+    def __deepcopy__(self, memo: object) -> Rows:
+        return self  # immutable
+
+    def __repr__(self) -> str:
+        return f"{self.size} {self.kind}s"
+
+    @property
+    def position(self) -> Tensor:
+        """Where each local row stands in the global order, int64 ``[num_local]`` (may be collective)."""
+        return self.key
+
+    @property
+    def num_keys(self) -> int:
+        """A number that no key reaches."""
+        return self.size
+
+    @property
+    def whole(self) -> Rows:
+        """The rows that these were selected from."""
+        return self
+
+    @property
+    def first_column(self) -> int:
+        """The number of the first local column: what is drawn for a column depends on its number."""
+        return 0
+
+    def local_shape(self, width: int) -> tuple[int, int]:
+        """The shape of this rank's piece of a matrix with ``width`` columns."""
+        return self.num_local, width
+
+    def global_shape(self, local: torch.Size) -> torch.Size:
+        """The shape of the whole tensor of which a piece has shape ``local``."""
+        return torch.Size((self.size, *local[1:]))
+
+    @cached_property
+    def counts(self) -> list[int]:
+        """Rows by rank (collective at the first use)."""
+        return self.axis.gather_counts(self.num_local)
+
+    @cached_property
+    @lasting
+    def _gathered_position(self) -> Tensor:
+        """``position`` of every rank's rows, ranks one after another (collective at the first use)."""
+        return self.axis.gather_rows(self.position, self.counts)
+
+    @cached_property
+    @lasting
+    def _by_position(self) -> tuple[Tensor, Tensor]:
+        ordered, local = torch.sort(self.position)
+        return ordered, local
+
+    def gather(self, local: Tensor) -> Tensor:
+        """All rows, in the global order, on every rank; differentiable (collective)."""
+        order, mine = self._gathered_position.to(local.device), self.position.to(local.device)
+        return replicated.gather(local, self.axis, self.counts, order, mine)
+
+    def slice(self, full: Tensor) -> Tensor:
+        """This rank's rows of a replicated tensor with ``size`` rows; differentiable."""
+        return replicated.enter(full, self.axis).index_select(0, self.position.to(full.device))
+
+    def enter(self, tensor: Tensor) -> Tensor:
+        """A replicated tensor that is about to meet these rows (see :func:`pyg_dist.backend.replicated.enter`)."""
+        return replicated.enter(tensor, self.axis)
+
+    def leave(self, tensor: Tensor) -> Tensor:
+        """The sum of each rank's ``tensor`` (see :func:`pyg_dist.backend.autograd.replicated.leave`; collective)."""
+        return replicated.leave(tensor, self.axis)
+
+    @lasting
+    def by_mask(self, mask: Tensor) -> Selection:
+        """The rows where ``mask`` (bool ``[num_local]``, this rank's piece) holds (collective: counts them)."""
+        picked = mask.nonzero().view(-1).to(self.key.device)
+        return Selection(_Subset(self, picked), picked)
+
+    @lasting
+    def by_whole_mask(self, mask: Tensor) -> Selection:
+        """The rows where ``mask`` (bool ``[size]``, equal on every rank) holds (collective).
+
+        Raises:
+            AgreementError: The ranks were given different masks.
+        """
+        return self.by_mask(self.slice_alike(mask))
+
+    def slice_alike(self, mask: Tensor) -> Tensor:
+        """This rank's rows of a mask, bool ``[size, ...]``, which has to be equal on every rank (collective).
+
+        Raises:
+            AgreementError: It is not.
+        """
+        self._require_equal(mask, "mask")
+        return mask.index_select(0, self.position.to(mask.device))
+
+    @lasting
+    def by_index(self, index: Tensor) -> Selection:
+        """The rows at the positions ``index`` (int64 ``[k]``, equal on every rank), repeats and any order allowed.
+
+        Row k of the result lives where row ``index[k]`` lives. The latest selections are kept: a list with the same
+        values gets the same one (collective, unless the very tensor comes again, unchanged).
+
+        Raises:
+            IndexError: A position is out of bounds.
+            AgreementError: The ranks were given different lists.
+        """
+        wanted = torch.where(index < 0, index + self.size, index).to(self.key.device)
+        version = None if index.is_inference() else index._version
+        # Ranks compare lists unless the script has brought this object before: by values alone, one might and another
+        # not. Values count as well, since they may change behind torch's back (numpy shares memory).
+        known = self._compared.get(index)  # type: ignore[no-untyped-call]
+        if known is not None and known[0] == version and torch.equal(known[1].rows._index, wanted):
+            return known[1]  # type: ignore[no-any-return]
+        self._require_equal(wanted, "list")
+        equal = (s for s in self._listed if torch.equal(s.rows._index, wanted))  # type: ignore[attr-defined]
+        selection = next(equal, None) or self._select(wanted)
+        self._compared[index] = (version, selection)
+        return selection
+
+    def _select(self, wanted: Tensor) -> Selection:
+        """:meth:`by_index` of a list that is not among the latest."""
+        outside = (wanted < 0) | (wanted >= self.size)
+        if outside.any():
+            first = int(wanted[outside][0])
+            raise IndexError(
+                f"index {first - self.size * (first < 0)} is out of bounds for {self}: "
+                f"expected {-self.size} <= index < {self.size}"
+            )
+        ordered, local = self._by_position
+        # Where this rank has no rows there is nothing to compare with.
+        place = torch.searchsorted(ordered, wanted).clamp_(max=max(self.num_local - 1, 0))
+        mine = ordered[place] == wanted if self.num_local else torch.zeros_like(outside)
+        position = mine.nonzero().view(-1)
+        selection = Selection(_Listed(self, position, wanted), local[place[position]])
+        self._listed.append(selection)
+        return selection
+
+    def _require_equal(self, index: Tensor, what: str) -> None:
+        """An unseeded permutation makes each rank select other rows, and nothing else would notice (collective)."""
+        if self.axis.size > 1:
+            require_same(self.axis, digest(index), f"{what} of {self.kind}s")
+
+    def take(self, local: Tensor, before: Rows) -> Tensor | None:
+        """The local piece of a tensor distributed as ``before``; ``None`` if it has other rows (may be collective)."""
+        if self.is_like(before):
+            return local
+        paired = self.pair(local, before)
+        return before.give(local, self) if paired is None else paired
+
+    def pair(self, local: Tensor, other: Rows) -> Tensor | None:
+        """Rows of ``other`` beside these, by position (collective); ``None`` where that is likely a mistake.
+
+        One of them has to be a list, as the two ends of edges are, ``z[source] * z[target]``, or nodes stand beside
+        edges that a mask selects, such as the self loops (``ClusterGCNConv``). Differentiable.
+        """
+        if not self._pairs_with(other):
+            return None
+        if other not in self._moves:
+            everyone = (torch.split(r._gathered_position, r.counts) for r in (other, self))
+            self._moves[other] = Move.by_position(self.axis, *everyone)
+        return move_rows(local, self._moves[other])
+
+    def _pairs_with(self, other: Rows) -> bool:
+        kinds_differ = self.kind != other.kind
+        is_picked = any(r.is_of_list or (isinstance(r, _Subset) and kinds_differ) for r in (self, other))
+        are_whole = "tile" not in (self.kind, other.kind)
+        is_one_axis = self.axis is other.axis or self.axis.size == other.axis.size == 1
+        return is_picked and are_whole and self.size == other.size and is_one_axis
+
+    def elements(self, width: int) -> Rows:
+        """A row for each of ``width`` elements of every row, those of one row one after another."""
+        known = self._elements.get(width)
+        if known is None:
+            known = self._elements[width] = _Elements(self, width)
+        return known
+
+    def deal(self, size: int) -> Rows:
+        """As many rows of the same kind, in runs of equal length by rank."""
+        first, last = (size * (self.axis.rank + k) // self.axis.size for k in (0, 1))
+        return Rows(self.axis, self.kind, size, torch.arange(first, last))
+
+    def give(self, local: Tensor, after: Rows) -> Tensor | None:
+        """:meth:`take` from the other side, for distributions of more than rows."""
+        return None
+
+    def is_like(self, other: Rows) -> bool:
+        """Whether ``other`` distributes the same rows in the same way (collective for two selections by mask)."""
+        return self is other or self._equals(other)
+
+    def _equals(self, other: Rows) -> bool:
+        return False
+
+
+class _Subset(Rows):
+    """Rows picked by a mask. Their positions, rarely needed, cost a gather and wait until then."""
+
+    def __init__(self, parent: Rows, picked: Tensor) -> None:
+        counts = parent.axis.gather_counts(picked.numel())
+        super().__init__(parent.axis, parent.kind, sum(counts), parent.key[picked])
+        self.counts = counts
+        self._parent = parent
+        self._picked = picked
+
+    @property
+    def is_of_list(self) -> bool:
+        return self._parent.is_of_list
+
+    @property
+    def num_keys(self) -> int:
+        return self._parent.num_keys
+
+    @property
+    def whole(self) -> Rows:
+        return self._parent.whole
+
+    @property
+    def position(self) -> Tensor:
+        return self._position
+
+    @cached_property
+    @lasting
+    def _position(self) -> Tensor:
+        mine = self._parent.position[self._picked]
+        everyone = self.axis.gather_rows(mine, self.counts)
+        return torch.searchsorted(everyone.sort().values, mine)
+
+    def _equals(self, other: Rows) -> bool:
+        # Every rank gets to `every`, or none: what is asked before it has the same answer everywhere.
+        if not isinstance(other, _Subset) or self.size != other.size or not self._parent.is_like(other._parent):
+            return False
+        return self.axis.every(torch.equal(self._picked, other._picked))
+
+
+class _Elements(Rows):
+    """The elements of rows that have several."""
+
+    def __init__(self, parent: Rows, width: int) -> None:
+        super().__init__(parent.axis, parent.kind, parent.size * width, _numbered(parent.key, width))
+        self._parent = parent
+        self._width = width
+
+    @property
+    def is_of_list(self) -> bool:
+        return self._parent.is_of_list
+
+    @property
+    def num_keys(self) -> int:
+        return self._parent.num_keys * self._width
+
+    @property
+    def whole(self) -> Rows:
+        return self._parent.whole
+
+    @property
+    def position(self) -> Tensor:
+        return _numbered(self._parent.position, self._width)
+
+    def _equals(self, other: Rows) -> bool:
+        is_alike = isinstance(other, _Elements) and other._width == self._width
+        return is_alike and self._parent.is_like(other._parent)  # type: ignore[attr-defined]
+
+
+def _numbered(row: Tensor, width: int) -> Tensor:
+    return (row.view(-1, 1) * width + torch.arange(width, device=row.device)).view(-1)
+
+
+class _Listed(Rows):
+    """Rows picked by a list of positions, which is the same on every rank."""
+
+    is_list = True
+
+    def __init__(self, parent: Rows, position: Tensor, index: Tensor) -> None:
+        super().__init__(parent.axis, parent.kind, index.numel(), position)
+        self._parent = parent
+        self._index = index
+
+    @property
+    def whole(self) -> Rows:
+        return self._parent.whole
+
+    def _equals(self, other: Rows) -> bool:
+        if not isinstance(other, _Listed) or not self._parent.is_like(other._parent):
+            return False
+        return torch.equal(self._index, other._index)
+
+
+class Joined(Rows):
+    """The rows of several distributions over one axis, one after another; each stays where it is.
+
+    Collective at the first use of a mask's rows.
+    """
+
+    is_list = True
+
+    def __init__(self, parts: tuple[Rows, ...]) -> None:
+        starts = [0, *accumulate(part.size for part in parts)]
+        position = torch.cat([part.position + start for part, start in zip(parts, starts, strict=False)])
+        super().__init__(parts[0].axis, parts[0].kind, starts[-1], position)
+        self._parts = parts
+
+    def _equals(self, other: Rows) -> bool:
+        if not isinstance(other, Joined) or len(self._parts) != len(other._parts):
+            return False
+        return all(mine.is_like(its) for mine, its in zip(self._parts, other._parts, strict=True))
+
+
+class Selection(NamedTuple):
+    """The result of selecting: the new distribution, and which local rows go into it."""
+
+    rows: Rows
+    local_index: Tensor
+
+
+def require_same(axis: Axis, mine: str, what: str) -> None:
+    """Check that every rank has the same of what a script may draw (collective).
+
+    Args:
+        axis: the ranks.
+        mine: its digest on this rank.
+        what: its name.
+
+    Raises:
+        AgreementError: On every rank.
+    """
+    digests = axis.gather_counts(int(mine[:15], 16))  # of 60 bits
+    if len(set(digests)) > 1:
+        ranks = [rank for rank, other in enumerate(digests) if other != digests[axis.rank]]
+        raise AgreementError(
+            f"Expected the same {what} on every rank (ranks {ranks} have another): seed the generator that draws it, "
+            f"or draw it after pyg_dist.init()"
+        )
