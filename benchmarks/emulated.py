@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.comm.buffers import Buffers
-from pyg_dist.backend.halo.exchange import Flight
+from pyg_dist.backend.halo.exchange import Pending
 from pyg_dist.backend.halo.operator import LinearOperator
-from pyg_dist.backend.halo.transfer import Halo
+from pyg_dist.backend.halo.transfer import HaloTransfer
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.plan import halo_share
@@ -42,10 +42,10 @@ class EmulatedExchange:
         """The way back."""
         return EmulatedExchange(torch.argsort(self.order))
 
-    def start(self, rows: Tensor, received: Tensor) -> Flight:
+    def start(self, rows: Tensor, received: Tensor) -> Pending:
         """See :class:`pyg_dist.backend.halo.exchange.Exchange`."""
         torch.index_select(rows, 0, self.order, out=received)
-        return Flight(received, rows, [])
+        return Pending(received, rows, [])
 
 
 class EmulatedMean:
@@ -57,7 +57,7 @@ class EmulatedMean:
     """
 
     def __init__(self, local: CSR, outgoing: CSR, order: Tensor, incoming: CSR, degree: Tensor, keys: Keys) -> None:
-        halo = Halo(Matrix(outgoing), EmulatedExchange(order), Matrix(incoming))  # type: ignore[arg-type]
+        halo = HaloTransfer(Matrix(outgoing), EmulatedExchange(order), Matrix(incoming))  # type: ignore[arg-type]
         self.operator = LinearOperator(Matrix(local), halo, row_scale=degree.float().reciprocal())
         self.degree, self.keys = degree, keys
 

@@ -32,7 +32,7 @@ from epoch import MODELS
 from tqdm import tqdm
 
 import pyg_dist
-from pyg_dist.backend.comm.group import world_axis
+from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.session.agreement import on_main
 from pyg_dist.backend.session.settings import REMEMBER_MIB
 from pyg_dist.conv import gcn, sage
@@ -116,7 +116,7 @@ def main() -> None:
     args = parser.parse_args()
 
     pyg_dist.init()
-    axis, graph = world_axis(), power_law.load(args.graph)
+    axis, graph = world_group(), power_law.load(args.graph)
 
     parts = on_main(lambda: partition(graph.edge_index, graph.num_nodes, axis.size, seed=args.seed)).long()
     variants = [

@@ -90,9 +90,9 @@ class Variant:
         self.losses: list[float] = []
 
     def epoch(self) -> None:
-        from pyg_dist.backend.comm.group import world_axis
+        from pyg_dist.backend.comm.group import world_group
 
-        world_axis().every(True)
+        world_group().every(True)
         start, sent = time.perf_counter(), self.data.traffic.num_bytes
         self.optimizer.zero_grad()
         x = self.data.x
@@ -102,7 +102,7 @@ class Variant:
         loss = F.cross_entropy(out[self.data.train_mask], self.data.y[self.data.train_mask])
         loss.backward()
         self.optimizer.step()
-        world_axis().every(True)
+        world_group().every(True)
         self.seconds.append(time.perf_counter() - start)
         self.num_bytes.append(self.data.traffic.num_bytes - sent)
         self.losses.append(loss.item())
@@ -129,13 +129,13 @@ def take_turns(variants: dict[str, Variant], epochs: int) -> None:
 def worker(name: str, epochs: int, output: Path) -> None:
     """All ranks together."""
     import pyg_dist
-    from pyg_dist.backend.comm.group import world_axis
+    from pyg_dist.backend.comm.group import world_group
     from pyg_dist.plan import Machine, Model
     from pyg_dist.plan.grid.candidates import grid_plans
 
     torch.set_num_threads(1)
     pyg_dist.init()
-    ranks = world_axis().size
+    ranks = world_group().size
     constants = Machine.load().with_ranks_per_node(ranks)
     graph = GRAPHS[name]()
     model = Model.of_layers(graph.num_nodes, graph.num_edges, 64, 16, (3, HIDDEN))

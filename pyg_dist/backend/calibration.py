@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.comm.group import Axis, axis_within
+from pyg_dist.backend.comm.group import Group, group_within
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.errors import OptionError
 
@@ -144,12 +144,12 @@ def stream_rate(num_values: int = 1 << 21, depth: int = 8) -> float:
     return 4 * num_values * passes / best_seconds(there_and_back, 9)
 
 
-def machine_numbers(axis: Axis) -> list[int]:
+def machine_numbers(axis: Group) -> list[int]:
     """Which machine each rank runs on: equal numbers for equal host names (collective)."""
     return axis.gather_counts(zlib.crc32(node().encode()) & 0x7FFFFFFF)
 
 
-def network_samples(axis: Axis, machine_of: Sequence[int], is_inside: bool, repeats: int = 6) -> Samples:
+def network_samples(axis: Group, machine_of: Sequence[int], is_inside: bool, repeats: int = 6) -> Samples:
     """Partners, bytes sent by a rank, and seconds of all-to-alls, one a line; all ranks take part at once (collective).
 
     Inside machines, groups of neighbouring ranks: 2, 4, 8 ... and all of a machine. Between machines, one rank of each.
@@ -169,7 +169,7 @@ def network_samples(axis: Axis, machine_of: Sequence[int], is_inside: bool, repe
         groupings = [[[r[k] for r in machines] for k in range(smallest)]] if len(machines) > 1 else []
     samples = []
     for groups in groupings:
-        group = axis_within(groups)
+        group = group_within(groups)
         for num_bytes in MESSAGE_BYTES:
             seconds = _all_to_all_seconds(group, num_bytes, axis, repeats)
             partners = len(groups[0]) - 1
@@ -198,7 +198,7 @@ def fit_network(samples: Samples, turns: float = 1.0) -> NetworkFit:
     return NetworkFit(float(fitted[0]), float(fitted[1]), float(1 / fitted[2]), _r2(predicted, seconds / turns))
 
 
-def num_cores(axis: Axis, machine_of: Sequence[int]) -> int:
+def num_cores(axis: Group, machine_of: Sequence[int]) -> int:
     """Cores of the first machine that its ranks may use, all together (collective): each may be bound to some."""
     mine = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     counts = axis.gather_counts(len(mine))
@@ -228,7 +228,7 @@ def _piece(num_bytes: int, num_ranks: int) -> int:
     return max(num_bytes // 4 // num_ranks, 1)
 
 
-def _all_to_all_seconds(group: Axis, num_bytes: int, axis: Axis, repeats: int, in_a_row: int = 8) -> float:
+def _all_to_all_seconds(group: Group, num_bytes: int, axis: Group, repeats: int, in_a_row: int = 8) -> float:
     """Of one all-to-all among several in a row, as an epoch has them."""
     piece = _piece(num_bytes, group.size)
     content, arrived = torch.zeros(piece * group.size), torch.empty(piece * group.size)

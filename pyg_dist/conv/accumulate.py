@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyg_dist.tensor.row_tensor import LOCALLY
+from pyg_dist.tensor.row_tensor import local_tensors
 
 
 def plus(out: Tensor, addend: Tensor) -> Tensor:
@@ -15,6 +15,6 @@ def plus(out: Tensor, addend: Tensor) -> Tensor:
     hooks is. A view is left alone, since autograd copies a view's gradients for functions in place; and so is what a
     dispatch mode looks at, since selective checkpointing keeps outputs of linear maps.
     """
-    with LOCALLY():
+    with local_tensors():
         in_place = out.dtype == addend.dtype and not out._is_view() and not torch._C._len_torch_dispatch_stack()
     return out.add_(addend) if in_place else out + addend

@@ -31,7 +31,7 @@ from pyg_dist.layout.halo.edges import Edges, NodeIds
 from pyg_dist.layout.halo.graph import HaloGraph
 from pyg_dist.layout.halo.node_edge import lift, shared_halos
 from pyg_dist.tensor import NodeTensor, RowTensor
-from pyg_dist.tensor.functions.reductions import wide
+from pyg_dist.tensor.functions.reductions import accumulation_dtype
 
 C = TypeVar("C", bound=MessagePassing)
 
@@ -176,7 +176,7 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
         graph = given[first].graph
         self._require_cached(graph)
         for name, value in given.items():
-            bound.arguments[name] = self._rows(name, value, graph)
+            bound.arguments[name] = self._row_values(name, value, graph)
         with shared_halos(self):
             try:
                 return self.code.forward(*bound.args, **bound.kwargs)
@@ -230,10 +230,10 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
             if isinstance(value[0] if isinstance(value, tuple) and value else value, (Edges, NodeTensor))
         }
 
-    def _rows(self, name: str, value: Any, graph: HaloGraph) -> Any:
+    def _row_values(self, name: str, value: Any, graph: HaloGraph) -> Any:
         """An argument of the stock conv as it meets the graph: plain tensors with a row per node or edge are sliced."""
         if isinstance(value, (tuple, list)) and name != "size":
-            return type(value)(self._rows(name, item, graph) for item in value)
+            return type(value)(self._row_values(name, item, graph) for item in value)
         if not isinstance(value, Tensor) or isinstance(value, Edges) or value.dim() == 0:
             return value
         if name in ("x", "h"):
@@ -265,7 +265,7 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
             return None
         if reduce is None or x.dim() != 2 or not x.is_floating_point():
             return None
-        return aggregate(x, edges.graph.neighbourhood(reduce, None, wide(x.dtype)), edges.graph.codecs(self))
+        return aggregate(x, edges.graph.neighbourhood(reduce, None, accumulation_dtype(x.dtype)), edges.graph.codecs(self))
 
     def edge_updater(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
         """As :meth:`propagate`."""

@@ -22,7 +22,7 @@ from pyg_dist.layout.edge_sets import Graph, have_same_edges
 from pyg_dist.layout.grid.graph import GridGraph, TileOperators, learns
 from pyg_dist.layout.halo.graph import HaloGraph
 from pyg_dist.tensor import EdgeTensor, NodeTensor
-from pyg_dist.tensor.functions.reductions import wide
+from pyg_dist.tensor.functions.reductions import accumulation_dtype
 
 
 class _CachedNorm(NamedTuple):
@@ -118,7 +118,7 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
             if learns(weight):
                 return None
             if not self.normalize:
-                return graph.neighbourhood("sum", weight, wide(dtype))
+                return graph.neighbourhood("sum", weight, accumulation_dtype(dtype))
             if not self.cached or (weight is not None and weight.requires_grad):
                 return self._norm(graph, weight, dtype)
             # Operators of tiles and of other dtypes are made later, of the weights of now.
@@ -131,7 +131,7 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
         return cached.operators[dtype]
 
     def _norm(self, graph: Graph, weight: EdgeTensor | None, dtype: torch.dtype) -> LinearOperator | TileOperators:
-        return graph.symmetric_norm(self.add_self_loops, self._loop_value(graph, weight), weight, wide(dtype))
+        return graph.symmetric_norm(self.add_self_loops, self._loop_value(graph, weight), weight, accumulation_dtype(dtype))
 
     def _aggregate(self, x: NodeTensor, graph: HaloGraph, weight: EdgeTensor | None) -> NodeTensor:
         """The normalised sum."""

@@ -82,8 +82,8 @@ def softmax(src: Tensor, index: Any = None, ptr: Any = None, num_nodes: int | No
 def scatter(src: Tensor, index: Any, dim: int = 0, dim_size: int | None = None, reduce: str = "sum") -> Tensor:
     """Reduce by the nodes at one end; or sum by another index, such as a type, into a plain tensor (collective)."""
     if isinstance(index, RowTensor) and not isinstance(index, NodeIds) and dim_size is not None and reduce == "sum":
-        rows = index._rows
-        return rows.leave(pyg.scatter(_local(src, rows), index.to_local(), dim, dim_size, reduce))
+        rows = index._sharding
+        return rows.reduce_from_ranks(pyg.scatter(_local(src, rows), index.to_local(), dim, dim_size, reduce))
     ids = _require_ids("scatter", index)
     _require_rows("scatter", src, dim)
     _require_all_nodes("scatter", ids.edges, dim_size)
@@ -142,7 +142,7 @@ def _filled(values: Tensor, fill_value: Any, num_nodes: int, edges: Edges) -> Te
     """The value of ``num_nodes`` loops: a number, one for all of them, ones for None."""
     shape = (num_nodes, *values.shape[1:])
     if isinstance(fill_value, Tensor):
-        value = edges.rows.enter(fill_value).to(values.dtype)
+        value = edges.rows.copy_to_ranks(fill_value).to(values.dtype)
         return (value if value.dim() == values.dim() else value.unsqueeze(0)).expand(shape)
     return values.new_full(shape, 1.0 if fill_value is None else fill_value)
 
@@ -220,4 +220,4 @@ for _function in (pyg.negative_sampling, pyg.batched_negative_sampling):
 def one_hot(index: RowTensor, num_classes: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """Row by row."""
     classes = int(index.max()) + 1 if num_classes is None else num_classes
-    return RowTensor.from_local(pyg.one_hot(index.to_local(), classes, dtype), index._rows)
+    return RowTensor.from_local(pyg.one_hot(index.to_local(), classes, dtype), index._sharding)

@@ -19,7 +19,7 @@ from pyg_dist.layout.grid.functions import linear_sum
 from pyg_dist.layout.grid.graph import GridGraph, TileOperators, learns
 from pyg_dist.layout.grid.tile_tensor import TileTensor
 from pyg_dist.tensor import EdgeTensor, NodeTensor
-from pyg_dist.tensor.functions.reductions import wide
+from pyg_dist.tensor.functions.reductions import accumulation_dtype
 
 
 def gcn_on_grid(
@@ -47,8 +47,8 @@ def gcn_on_grid(
             return graph.aggregate(tiles, matrix)
         assert weight is not None
         if not conv.normalize:
-            return graph.aggregate(tiles, graph.neighbourhood("sum", weight, wide(tiles.dtype)))
-        return graph.symmetric_norm_product(tiles, conv.add_self_loops, loop_value, weight, wide(tiles.dtype))
+            return graph.aggregate(tiles, graph.neighbourhood("sum", weight, accumulation_dtype(tiles.dtype)))
+        return graph.symmetric_norm_product(tiles, conv.add_self_loops, loop_value, weight, accumulation_dtype(tiles.dtype))
 
     tiles = graph.tiled(x)
     dtype = torch.promote_types(x.dtype, (x if weight is None else weight).dtype)
@@ -80,7 +80,7 @@ def sage_on_grid(conv: SAGEConv, x: Any, edge_index: DistributedEdgeIndex) -> Te
     if conv.project:
         source = graph.tiled(conv.lin(graph.tiled(source)).relu())
     source = graph.tiled(source)
-    operator = graph.neighbourhood(reduce, weight, wide(source.dtype))
+    operator = graph.neighbourhood(reduce, weight, accumulation_dtype(source.dtype))
     root = graph.tiled(features(conv, graph, target)) if conv.root_weight and target is not None else None
     out = _combine(conv, graph, source, root, operator, learns(weight))
     return F.normalize(out, p=2.0, dim=-1) if conv.normalize else out

@@ -20,7 +20,7 @@ from pyg_dist.layout.edge_sets import Graph
 from pyg_dist.partition.edge_list import as_edges
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.row_tensor import version_of
-from pyg_dist.tensor.sharding import Rows
+from pyg_dist.tensor.sharding import RowSharding
 
 
 def edge_handle(conv: MessagePassing, edge_index: Any, x: Any, runs_steps: bool) -> DistributedEdgeIndex | None:
@@ -56,7 +56,7 @@ def edge_handle(conv: MessagePassing, edge_index: Any, x: Any, runs_steps: bool)
         laid_out = None
         if is_plain and isinstance(features, NodeTensor):
             edges = as_edges(edge_index)
-            laid_out = DistributedEdgeIndex.over(edges.flip(0) if turns else edges, features._rows.whole)
+            laid_out = DistributedEdgeIndex.over(edges.flip(0) if turns else edges, features._sharding.whole)
         if laid_out is None:
             if world_size() > 1 or isinstance(features, NodeTensor):
                 raise DataError(
@@ -125,16 +125,16 @@ def node_rows(conv: MessagePassing, graph: Graph, x: Any) -> NodeTensor:
     name, rows = type(conv).__name__, graph.node_rows
     if isinstance(x, NodeTensor):
         if not graph.owns(x):
-            permuted = rows.pair(x.to_local(), x._rows)  # x[torch.randperm(N)], as contrastive methods have it
+            permuted = rows.align_by_position(x.to_local(), x._sharding)  # x[torch.randperm(N)], as contrastive methods have it
             if permuted is not None:
                 return NodeTensor.from_local(permuted, rows)
-            if x._rows.whole is rows:
+            if x._sharding.whole is rows:
                 raise LayoutMismatchError(
-                    f"{name} expected features of all {rows.size} nodes (got {x._rows.size} selected ones): select "
+                    f"{name} expected features of all {rows.size} nodes (got {x._sharding.size} selected ones): select "
                     f"edges, edge_index[:, mask], and rows of the output"
                 )
             raise LayoutMismatchError(
-                f"{name} got node features and an edge_index of two different graphs ({x._rows.size} and {rows.size} "
+                f"{name} got node features and an edge_index of two different graphs ({x._sharding.size} and {rows.size} "
                 f"nodes): take both from one DistributedData"
             )
         return x
@@ -183,13 +183,13 @@ def edge_rows(conv: MessagePassing, edge_index: DistributedEdgeIndex, weight: Te
     return values if values.dim() == 1 else _derived(values, rows, lambda w: w.view(-1).clone())  # type: ignore[return-value]
 
 
-def edge_values(conv: MessagePassing, name: str, value: Tensor, rows: Rows) -> EdgeTensor:
+def edge_values(conv: MessagePassing, name: str, value: Tensor, rows: RowSharding) -> EdgeTensor:
     """``value`` as an edge tensor with these rows: a plain one is sliced, values of a list are moved (collective).
 
     Raises:
         DataError: It has no row for each edge.
     """
-    if isinstance(value, EdgeTensor) and value._rows is rows:
+    if isinstance(value, EdgeTensor) and value._sharding is rows:
         return value
     if value.shape[:1] == (rows.size,):
         if not isinstance(value, RowTensor):
@@ -203,15 +203,15 @@ def edge_values(conv: MessagePassing, name: str, value: Tensor, rows: Rows) -> E
     )
 
 
-def _moved(value: RowTensor, rows: Rows) -> EdgeTensor | None:
-    local = rows.take(value.to_local(), value._rows)
+def _moved(value: RowTensor, rows: RowSharding) -> EdgeTensor | None:
+    local = rows.from_sharding(value.to_local(), value._sharding)
     # What stays where it is would be a view, which keeps `value` alive: the key that it is to go with.
     return None if local is None else EdgeTensor.from_local(local.clone(), rows)
 
 
 def snapshot(weight: EdgeTensor) -> EdgeTensor:
     """A copy of constant edge weights, the same object for all who ask for it until they change."""
-    return _derived(weight, weight._rows, lambda w: w.detach().clone())  # type: ignore[return-value]
+    return _derived(weight, weight._sharding, lambda w: w.detach().clone())  # type: ignore[return-value]
 
 
 _DERIVED = WeakIdKeyDictionary()  # by tensor: (rows, version, derived), the latest few
@@ -219,7 +219,7 @@ _DERIVED = WeakIdKeyDictionary()  # by tensor: (rows, version, derived), the lat
 _MOST_DERIVED = 4
 
 
-def _derived(weight: Tensor, rows: Rows, derive: Callable[[Tensor], Tensor]) -> Tensor:
+def _derived(weight: Tensor, rows: RowSharding, derive: Callable[[Tensor], Tensor]) -> Tensor:
     """``derive(weight)``, no view; for a constant the same as last time: operators go by the object's identity."""
     version = version_of(weight)
     if weight.requires_grad or version is None:

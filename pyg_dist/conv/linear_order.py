@@ -57,5 +57,5 @@ def projects_first(lin: Linear, graph: Graph, x: NodeTensor, operator: Any) -> b
     second = lin.out_channels * (1 + (backward and (x.requires_grad or lin.weight.requires_grad)))
     if second > first or (second == first and not PROJECT_FIRST.value()):
         return False
-    x._is_lasting = True  # if it comes again, its sums are worth remembering
+    x._is_reused = True  # if it comes again, its sums are worth remembering
     return True

@@ -100,7 +100,7 @@ def aggregate_messages(aggregation: Aggregation, messages: Tensor, edges: Edges)
 
 def _aggregate_padded(aggregation: Aggregation, graph: HaloGraph, messages: Tensor, target: Tensor) -> NodeTensor:
     """Aggregate local messages, of which the first are those of the padding, target 0."""
-    entered = {name: graph.node_rows.enter(p) for name, p in aggregation.named_parameters()}
+    entered = {name: graph.node_rows.copy_to_ranks(p) for name, p in aggregation.named_parameters()}
     num_targets = graph.num_local + 1
     dim = 0 if messages.dim() != 2 else -2
     with own_randomness(graph.axis.rank):

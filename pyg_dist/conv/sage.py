@@ -20,7 +20,7 @@ from pyg_dist.layout.edge_index import DistributedEdgeIndex
 from pyg_dist.layout.grid.graph import GridGraph, learns
 from pyg_dist.layout.halo.graph import HaloGraph
 from pyg_dist.tensor import NodeTensor
-from pyg_dist.tensor.functions.reductions import wide
+from pyg_dist.tensor.functions.reductions import accumulation_dtype
 
 
 class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
@@ -73,7 +73,7 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
             return self.lin_l(aggregate_neighbours(self, graph, x, values))  # type: ignore[no-any-return]
         reduce: Literal["mean", "sum"] = "mean" if type(self.aggr_module) is MeanAggregation else "sum"
         learning = learns(weight)
-        operator = None if learning else graph.neighbourhood(reduce, weight, wide(x.dtype))
+        operator = None if learning else graph.neighbourhood(reduce, weight, accumulation_dtype(x.dtype))
         codecs = graph.codecs(self, of_rows=learning)
 
         def summed(rows: NodeTensor) -> NodeTensor:

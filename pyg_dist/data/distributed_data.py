@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_dist.backend.comm.group import Axis, world_axis
+from pyg_dist.backend.comm.group import Group, world_group
 from pyg_dist.backend.halo.exchange import Traffic
 from pyg_dist.backend.ops.memory import release_free_memory
 from pyg_dist.backend.session import session
@@ -100,7 +100,7 @@ class DistributedData(Data):  # type: ignore[misc]
     ) -> None:
         session.init()
         module_hooks.install()
-        axis = world_axis()
+        axis = world_group()
         options, graph_input, error = None, None, None
         try:
             options = Options(layout, partition, epsilon, exchange, bits, mesh, comm_dtype, seed, model)
@@ -221,7 +221,7 @@ class DistributedData(Data):  # type: ignore[misc]
         for name, value in list(self._store.items()):
             if isinstance(value, RowTensor):
                 known = {old.node_rows: new.node_rows, old.edge_rows: new.edge_rows}
-                rows = known.get(value._rows, value._rows)
+                rows = known.get(value._sharding, value._sharding)
                 self[name] = RowTensor.from_local(value.to_local().to(device, non_blocking=non_blocking), rows)
             elif isinstance(value, DistributedEdgeIndex):
                 further = value.graph
@@ -253,7 +253,7 @@ def _agree(graph_input: GraphInput, options: Options) -> str:
 
 def _in_parts(graph_input: GraphInput, options: Options, parts: Tensor) -> tuple[HaloGraph, Plan]:
     """The halo layout: share and plan (collective)."""
-    axis = world_axis()
+    axis = world_group()
     share = halo_share(graph_input.edge_index, parts, axis.rank, axis.size, options.exchange)
     plan = _plan(share, axis, options, parts, plan_hash(graph_input.edge_index, parts, axis.size, options.exchange))
     nodes = HaloNodes(axis, share.node_id, share.num_nodes, options.exchange, options.bits_by_direction)
@@ -261,7 +261,7 @@ def _in_parts(graph_input: GraphInput, options: Options, parts: Tensor) -> tuple
     return graph, plan
 
 
-def _parts(graph_input: GraphInput, options: Options, axis: Axis) -> Tensor:
+def _parts(graph_input: GraphInput, options: Options, axis: Group) -> Tensor:
     """The owner of each node: computed on one rank, since solvers differ from run to run, and sent to all."""
     method = options.partition
     if isinstance(method, Plan):  # a data.plan has its parts on rank 0 alone
@@ -293,7 +293,7 @@ def _parts(graph_input: GraphInput, options: Options, axis: Axis) -> Tensor:
     return on_main(parts)
 
 
-def _plan(share: HaloShare, axis: Axis, options: Options, parts: Tensor, identity: str) -> Plan:
+def _plan(share: HaloShare, axis: Group, options: Options, parts: Tensor, identity: str) -> Plan:
     """The plan, from every rank's numbers (collective)."""
     mine = [*vars(ShareSizes.of(share)).values(), *share.sums.send_counts]
     table = axis.gather_rows(torch.tensor([mine]), [1] * axis.size)

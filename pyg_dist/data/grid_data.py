@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyg_dist.backend.comm.group import world_axis
+from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.grid.mesh import Mesh, MeshShape
 from pyg_dist.backend.session.settings import GRID_BLOCKS
 from pyg_dist.data.graph_input import GraphInput
@@ -19,7 +19,7 @@ def on_grid(
     graph_input: GraphInput, options: Options, model: Model, machine: Machine, identity: str
 ) -> tuple[GridGraph, GridPlan]:
     """The runtime form and the plan (collective)."""
-    num_ranks = world_axis().size
+    num_ranks = world_group().size
     best = candidates(model, num_ranks, options, machine)[0]
     given = None if options.mesh is None else MeshShape.of(options.mesh, num_ranks)
     shape = best.shape if given is None else given

@@ -9,7 +9,7 @@ from dataclasses import asdict, astuple, replace
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.comm.group import world_axis
+from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import on_main
 from pyg_dist.data.graph_input import GraphInput
@@ -51,14 +51,14 @@ def ranks_per_node() -> int | None:
 
     The last machine may have fewer. Where a launcher does not say which ranks share a machine, all do.
     """
-    local = world_axis().gather_counts(session.local_rank())
+    local = world_group().gather_counts(session.local_rank())
     most = max(local) + 1
     return most if local == [rank % most for rank in range(len(local))] else None
 
 
 def choose_layout(graph_input: GraphInput, options: Options, parts: Tensor, model: Model, machine: Machine) -> Options:
     """The options with the cheapest layout in the place of "auto"; rank 0 prints why (collective)."""
-    num_ranks = world_axis().size
+    num_ranks = world_group().size
 
     def price() -> Tensor:
         found = halo_candidates(graph_input.edge_index, parts, num_ranks, model, machine)

@@ -46,9 +46,9 @@ class DistributedStorage(GlobalStorage):  # type: ignore[misc]
                 f"Assigning '{key}' would change a distributed graph: change it before DistributedData"
             )
         if isinstance(value, RowTensor):
-            if not (graph.owns(value) or graph.edge_rows.is_like(value._rows)):
+            if not (graph.owns(value) or graph.edge_rows.is_equivalent(value._sharding)):
                 raise LayoutMismatchError(
-                    f"Expected '{key}' with a row for every node or edge of this graph (got {value._rows.size} "
+                    f"Expected '{key}' with a row for every node or edge of this graph (got {value._sharding.size} "
                     f"{value.kind}s of another graph or selection): assign a full_tensor()"
                 )
             return graph.stored(key, value)

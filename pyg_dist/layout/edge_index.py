@@ -21,7 +21,7 @@ from pyg_dist.layout.self_loops import LoopRule
 from pyg_dist.partition.edge_list import as_edges
 from pyg_dist.tensor.functions.indexing import select_rows
 from pyg_dist.tensor.row_tensor import EdgeTensor, RowTensor
-from pyg_dist.tensor.sharding import Rows, require_same
+from pyg_dist.tensor.sharding import RowSharding, require_same
 
 _NUM_KEPT = 8  # of edges that are drawn in each step all but the last are kept in vain
 
@@ -132,7 +132,7 @@ class DistributedEdgeIndex:
         return torch.ones(*size, dtype=dtype, device=self.device, **kwargs)
 
     @staticmethod
-    def over(edge_index: Tensor, nodes: Rows, loop_rule: LoopRule = "remaining") -> DistributedEdgeIndex | None:
+    def over(edge_index: Tensor, nodes: RowSharding, loop_rule: LoopRule = "remaining") -> DistributedEdgeIndex | None:
         """A script's own edges, laid out over nodes of a ``DistributedData``; ``None`` for other rows.
 
         They are known again by their values, of the latest few sets, so that it does not matter whether a script keeps

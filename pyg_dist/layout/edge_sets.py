@@ -16,16 +16,16 @@ from pyg_dist.layout.self_loops import LoopRule
 from pyg_dist.partition.edge_list import check_ends
 from pyg_dist.plan import halo_share
 from pyg_dist.plan.halo.plan import is_dense
-from pyg_dist.tensor.sharding import Rows, lasting
+from pyg_dist.tensor.sharding import RowSharding, lasting
 
 Graph = HaloGraph | GridGraph
 """The runtime form of a graph, in one layout or the other."""
 
 
-class ListedEdges(Rows):
+class ListedEdges(RowSharding):
     """Edges by their places in a script's list: values that lie elsewhere pair with them by position."""
 
-    is_list = True
+    is_indexed = True
 
 
 def have_same_edges(one: Graph, other: Graph) -> bool:

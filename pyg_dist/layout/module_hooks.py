@@ -3,7 +3,7 @@
 So models agree even where each rank seeded its generator differently or loaded another checkpoint. A hook that torch
 runs before every module's forward sees the calls. What it cannot see (leaves that no module owns, parameters that a
 lazy module or a script makes later) is made equal when it first meets rows:
-:func:`pyg_dist.backend.autograd.replicated.enter`.
+:func:`pyg_dist.backend.autograd.replicated.copy_to_ranks`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from torch_geometric.nn import MessagePassing
 
 from pyg_dist.backend.autograd import broadcast
-from pyg_dist.backend.comm.group import world_axis
+from pyg_dist.backend.comm.group import world_group
 from pyg_dist.errors import UnsupportedError, set_locator
 from pyg_dist.layout.grid.graph import GridGraph
 from pyg_dist.layout.halo.graph import HaloGraph
@@ -94,4 +94,4 @@ def settle(module: nn.Module) -> None:
             tensors += [*part.parameters(recurse=False), *part.buffers(recurse=False)]
         if not (_is_stock_conv(part) or _is_compiled(part)):  # those are looked at, and refused, when they are called
             _settled.add(part)
-    broadcast.make_equal([t for t in tensors if not isinstance(t, RowTensor) and not is_lazy(t)], world_axis())
+    broadcast.broadcast_from_main([t for t in tensors if not isinstance(t, RowTensor) and not is_lazy(t)], world_group())

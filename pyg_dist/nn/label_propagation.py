@@ -17,7 +17,7 @@ from pyg_dist.errors import DataError, LayoutMismatchError, OptionError
 from pyg_dist.tensor import NodeTensor, RowTensor
 from pyg_dist.tensor.functions.random import draw_seed
 from pyg_dist.tensor.row_tensor import version_of
-from pyg_dist.tensor.sharding import Rows
+from pyg_dist.tensor.sharding import RowSharding
 
 # So many training nodes that all of them are embedded about never: 0.9^256 is 2e-12.
 _NUM_FIRST = 256
@@ -92,7 +92,7 @@ class MaskedLabelPropagation(nn.Module):
             )
         first_nodes = _checked(y, train_mask, self.num_classes, rows)
         local, labels, mask = (t.to_local() if isinstance(t, RowTensor) else t for t in (x, y, train_mask))
-        weight = self.weight if rows is None else rows.enter(self.weight)
+        weight = self.weight if rows is None else rows.copy_to_ranks(self.weight)
         embedded = mask
         if self.training:
             embedded = mask & self._draw(_key_of(local, rows), first_nodes).to(mask.device)
@@ -122,14 +122,14 @@ class MaskedLabelPropagation(nn.Module):
         return f"{self.num_classes}, {self.channels}, rate={self.rate}"
 
 
-def _rows_of(x: Tensor, y: Tensor, train_mask: Tensor) -> Rows | None:
+def _rows_of(x: Tensor, y: Tensor, train_mask: Tensor) -> RowSharding | None:
     """The distribution that all three share; None: plain tensors."""
-    rows = x._rows if isinstance(x, RowTensor) else None
+    rows = x._sharding if isinstance(x, RowTensor) else None
     if rows is not None and rows.kind == "tile":
         raise DataError("MaskedLabelPropagation expected rows (got tiles): use layout='halo'")
     for name, t in (("y", y), ("train_mask", train_mask)):
-        other = t._rows if isinstance(t, RowTensor) else None
-        if (rows is None) != (other is None) or not (rows is None or other is None or rows.is_like(other)):
+        other = t._sharding if isinstance(t, RowTensor) else None
+        if (rows is None) != (other is None) or not (rows is None or other is None or rows.is_equivalent(other)):
             raise LayoutMismatchError(
                 f"MaskedLabelPropagation expected x, y and train_mask of one DistributedData, or all plain (got "
                 f"{type(x).__name__} x and {type(t).__name__} {name}{', spread otherwise' if rows and other else ''}): "
@@ -138,7 +138,7 @@ def _rows_of(x: Tensor, y: Tensor, train_mask: Tensor) -> Rows | None:
     return rows
 
 
-def _key_of(local: Tensor, rows: Rows | None) -> Tensor:
+def _key_of(local: Tensor, rows: RowSharding | None) -> Tensor:
     return torch.arange(local.shape[0]) if rows is None else rows.key
 
 
@@ -155,7 +155,7 @@ class _Checked(NamedTuple):
 _known: MutableMapping[Tensor, _Checked] = WeakIdKeyDictionary()
 
 
-def _checked(y: Tensor, train_mask: Tensor, num_classes: int, rows: Rows | None) -> Tensor:
+def _checked(y: Tensor, train_mask: Tensor, num_classes: int, rows: RowSharding | None) -> Tensor:
     """The first training nodes of all ranks, if all training labels are in range (collective, unless known).
 
     Raises:

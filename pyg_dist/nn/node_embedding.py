@@ -67,7 +67,7 @@ class NodeEmbedding(nn.Module):
         destination[prefix + "weight"] = weight if keep_vars else weight.detach().full_tensor()
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        key, rows = prefix + "weight", self.weight._rows  # type: ignore[attr-defined]
+        key, rows = prefix + "weight", self.weight._sharding  # type: ignore[attr-defined]
         value = state_dict.get(key)
         if isinstance(value, Tensor) and not isinstance(value, RowTensor) and value.shape == self.weight.shape:
             local = rows.slice(value.detach().to(self.weight.device))

@@ -64,10 +64,10 @@ def norm_relu_dropout(
         raise OptionError(f"Expected 'norm' to be one of {_NORMS} (got {norm!r})")
     if not 0.0 <= p <= 1.0:
         raise OptionError(f"Expected 'p' to lie in [0, 1] (got {p})")
-    if isinstance(x, TileTensor) and norm is not None and x._rows.column_axis.size > 1:
+    if isinstance(x, TileTensor) and norm is not None and x._sharding.column_axis.size > 1:
         y = norm_relu_dropout(x.to_rows(), weight, bias, norm=norm, eps=eps, relu=relu, p=p, training=training)
-        return as_tile(y, x._rows)  # type: ignore[arg-type]
-    rows = x._rows if isinstance(x, RowTensor) else None
+        return as_tile(y, x._sharding)  # type: ignore[arg-type]
+    rows = x._sharding if isinstance(x, RowTensor) else None
     local = x.to_local() if isinstance(x, RowTensor) else x
     if local.dim() != 2 or local.dtype not in ops.FLOATS:
         raise DataError(
@@ -75,7 +75,7 @@ def norm_relu_dropout(
             f"use torch's own functions"
         )
     if rows is not None:
-        of_columns = rows.columns_of if isinstance(rows, Tile) else rows.enter
+        of_columns = rows.columns_of if isinstance(rows, Tile) else rows.copy_to_ranks
         weight, bias = (None if factor is None else of_columns(factor) for factor in (weight, bias))
     drops = training and p > 0
     key = None

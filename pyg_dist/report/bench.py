@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from pyg_dist.backend import calibration
-from pyg_dist.backend.comm.group import world_axis
+from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.session import session
 from pyg_dist.errors import LaunchError, OptionError
 from pyg_dist.plan.machine import Machine, machine_file
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> None:
     if args.what != "rates":
         machine = measure_network(machine, remarks)
     day = datetime.now(timezone.utc).date().isoformat()
-    machine = replace(machine, source=f"measured {day}, {args.what}, {machine.cores} cores, {world_axis().size} ranks")
+    machine = replace(machine, source=f"measured {day}, {args.what}, {machine.cores} cores, {world_group().size} ranks")
     if session.is_main():
         machine.save(path)
         if args.json:
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> None:
 
 def measure_rates(machine: Machine, remarks: list[str]) -> Machine:
     """Products and copies of one rank, while as many ranks as there are cores do the same (collective)."""
-    axis = world_axis()
+    axis = world_group()
     cores = calibration.num_cores(axis, calibration.machine_numbers(axis))
     measures = session.local_rank() < cores
     fit = calibration.fit_spmm(calibration.spmm_samples()) if measures else None
@@ -90,7 +90,7 @@ def measure_network(machine: Machine, remarks: list[str]) -> Machine:
         LaunchError: One rank alone.
         OptionError: Other work disturbed it.
     """
-    axis = world_axis()
+    axis = world_group()
     if axis.size < 2:
         raise LaunchError("Expected two ranks or more (got 1): torchrun --nproc-per-node 4 -m pyg_dist bench network")
     machine_of = calibration.machine_numbers(axis)

@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyg_dist.backend import timing
-from pyg_dist.backend.comm.group import world_axis
+from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.session import session
 from pyg_dist.backend.timing import OUTSIDE, PHASES, Recorder, Span, phase
 from pyg_dist.errors import OptionError
@@ -116,7 +116,7 @@ def profile(overlap: bool = True) -> Iterator[Profile]:
     if timing.is_recording():
         raise OptionError("Expected one pyg_dist.profile() at a time (got one inside of another): end the first one")
     session.init()
-    axis, recorder, result = world_axis(), Recorder(overlap), Profile()
+    axis, recorder, result = world_group(), Recorder(overlap), Profile()
     axis.reduce_(torch.zeros(1))
     begin = time.perf_counter()
     timing.record(recorder)

@@ -1,6 +1,6 @@
 """The one table: which function of torch does what to a tensor whose rows lie on several ranks.
 
-Each module beside this one registers its functions here, by name, with :func:`handles`. A name stands for every
+Each module beside this one registers its functions here, by name, with :func:`implements`. A name stands for every
 function that torch exposes under it: ``relu`` is ``torch.relu``, ``Tensor.relu`` and ``F.relu``.
 """
 
@@ -45,7 +45,7 @@ def register(handler: Handler, *names: str, namespaces: Sequence[Any] = NAMESPAC
         TABLE[function] = handler
 
 
-def handles(*names: str, namespaces: Sequence[Any] = NAMESPACES) -> Callable[[Handler], Handler]:
+def implements(*names: str, namespaces: Sequence[Any] = NAMESPACES) -> Callable[[Handler], Handler]:
     """Decorator form of :func:`register`."""
 
     def decorate(handler: Handler) -> Handler:

@@ -4,7 +4,7 @@ The object *is* this rank's local tensor, in memory and in autograd: the engine,
 functions and optimizers work on it as on any tensor. What the Python side sees, though, is answered by the table
 of :mod:`pyg_dist.tensor.registry`, and that speaks of the global tensor: shapes, reductions, selections, losses.
 
-A function under :data:`LOCALLY` sees the local rows. Results get their class by assignment to ``__class__`` (as
+A function under :data:`local_tensors` sees the local rows. Results get their class by assignment to ``__class__`` (as
 torch does for lazy parameters): a view through ``as_subclass`` would put a node into the graph at every call and
 make every result a view, which in-place operations then have to rebase.
 """
@@ -19,9 +19,9 @@ from torch._ops import OpOverload
 
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
 from pyg_dist.tensor.registry import TABLE, Function, Handler, changes_values, public_name, writes
-from pyg_dist.tensor.sharding import Kind, Rows, Selection
+from pyg_dist.tensor.sharding import Kind, RowSharding, Selection
 
-LOCALLY = torch._C.DisableTorchFunctionSubclass
+local_tensors = torch._C.DisableTorchFunctionSubclass
 """Context in which row tensors are plain local tensors."""
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ _FIRST = ("condition", "input", "x1", "elements")
 """What torch calls the first operand, where it is not positional; of ``where`` the condition is the first one."""
 
 
-class OverRows(Tensor):
+class DerivedOperand(Tensor):
     """What is made of row tensors and is none: its class answers for functions of both."""
 
 
@@ -40,20 +40,20 @@ class RowTensor(Tensor):
     """A global tensor of which this rank holds some rows (dimension 0 is distributed, the others are whole)."""
 
     kind: Kind
-    _rows: Rows
+    _sharding: RowSharding
     _is_attribute: bool = False  # of a DistributedData; this and the next are for pyg_dist.layout.aggregation_cache
-    _is_lasting: bool = False
+    _is_reused: bool = False
     # What is kept with the tensor (KEPT): it holds for this object at one version, and never has a graph over a leaf,
     # which would hold the leaf in turn.
-    _selection: tuple[int, Rows, Selection] | None = None  # what a mask selected: version, rows, selection
-    _remembered: tuple[Any, ...] = ()
+    _selection: tuple[int, RowSharding, Selection] | None = None  # what a mask selected: version, rows, selection
+    _cached_aggregates: tuple[Any, ...] = ()
     _as_rows: tuple[Any, NodeTensor] | None = None  # a tile's whole rows
     _counters: tuple[Tensor, ...] = ()  # this memory under torch's two counters of changes: its own and that of `.data`
     _uncounted: int = 0  # changes that neither has counted
     _is_copied_slice: bool = False  # rows that would be a view in torch, and are a copy here
 
     @classmethod
-    def from_local(cls: type[R], local: Tensor, rows: Rows) -> R:
+    def from_local(cls: type[R], local: Tensor, rows: RowSharding) -> R:
         """The global tensor of which ``local`` is this rank's piece; shares memory and autograd with it.
 
         Shapes:
@@ -64,22 +64,22 @@ class RowTensor(Tensor):
         """
         if not issubclass(_CLASSES[rows.kind], cls):
             raise DataError(f"Expected {cls.kind} rows for {cls.__name__}.from_local (got {rows}): take RowTensor's")
-        with LOCALLY():
+        with local_tensors():
             if local.shape[:1] != (rows.num_local,):
                 raise DataError(
                     f"Expected a local tensor with {rows.num_local} rows, this rank's share of "
                     f"{rows.size} {rows.kind}s (got shape {list(local.shape)})"
                 )
-            return wrap(local.as_subclass(Tensor), rows)  # type: ignore[return-value]
+            return as_row_tensor_(local.as_subclass(Tensor), rows)  # type: ignore[return-value]
 
     def to_local(self) -> Tensor:
         """This rank's rows as a plain tensor: shares memory and autograd, talks to nobody."""
-        with LOCALLY():
+        with local_tensors():
             return self.as_subclass(Tensor)
 
     def full_tensor(self) -> Tensor:
         """All rows in the original order, on every rank; differentiable (collective)."""
-        return self._rows.gather(self.to_local())
+        return self._sharding.gather(self.to_local())
 
     def __iter__(self) -> NoReturn:  # torch does not dispatch it
         raise MixedRowsError(
@@ -90,12 +90,12 @@ class RowTensor(Tensor):
     def __torch_function__(
         cls, func: Function, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if len(types) > 1 and any(issubclass(type_, OverRows) for type_ in types):
+        if len(types) > 1 and any(issubclass(type_, DerivedOperand) for type_ in types):
             return NotImplemented
         handler = TABLE.get(func)
         if handler is None:
             if isinstance(func, OpOverload):  # below autograd (dispatch modes, backward formulas) all is local
-                with LOCALLY():
+                with local_tensors():
                     return func(*args, **(kwargs or {}))
             name = public_name(func)
             way_out = "call it on .full_tensor() (all rows, collective) or .to_local() (this rank's rows)"
@@ -128,7 +128,7 @@ def _write(
     written: RowTensor, handler: Handler, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Call a function that changes ``written``, which may be a view of rows that a tile was brought to."""
-    with LOCALLY():
+    with local_tensors():
         base: Any = written._base
     copied_from = getattr(base, "copied_from", None)
     tile = None if copied_from is None else copied_from()
@@ -145,7 +145,7 @@ def takes_out(handler: Handler, out: Any) -> bool:
     return isinstance(out, RowTensor) and getattr(handler, "keeps_rows", False)
 
 
-KEPT = frozenset({"_rows", "_selection", "_remembered", "_as_rows", "_counters", "_uncounted", "_is_copied_slice"})
+KEPT = frozenset({"_sharding", "_selection", "_cached_aggregates", "_as_rows", "_counters", "_uncounted", "_is_copied_slice"})
 """Attributes of a row tensor that a copy of it does not get."""
 
 
@@ -154,7 +154,7 @@ def version_of(x: Tensor) -> int | None:
 
     ``None`` where torch does not count: nothing is kept for such a tensor.
     """
-    with LOCALLY():
+    with local_tensors():
         if x.is_inference():
             return None
         if not isinstance(x, RowTensor):
@@ -182,15 +182,15 @@ def register_class(kind: Kind, class_: type[RowTensor]) -> None:
     _CLASSES[kind] = class_
 
 
-def wrap(out: T, rows: Rows) -> T:
+def as_row_tensor_(out: T, rows: RowSharding) -> T:
     """Turn the fresh plain tensors in ``out`` (a tensor or a sequence of them) into row tensors, in place."""
     if type(out) is Tensor:
         fresh: Any = out
         fresh.__class__ = _CLASSES[rows.kind]
-        fresh._rows = rows
+        fresh._sharding = rows
     elif isinstance(out, (tuple, list)):
         for item in out:
-            wrap(item, rows)
+            as_row_tensor_(item, rows)
     return out
 
 
@@ -208,38 +208,38 @@ def on_rows(function: Function, x: Any, *args: Any, **kwargs: Any) -> Any:
             f"{public_name(function)} expects the distributed tensor as its first operand and plain arguments "
             f"elsewhere: use .full_tensor() on the others"
         )
-    with LOCALLY():
-        return wrap(function(x, *args, **kwargs), x._rows)
+    with local_tensors():
+        return as_row_tensor_(function(x, *args, **kwargs), x._sharding)
 
 
-def like_rows(function: Function, *operands: Any) -> tuple[tuple[Any, ...], Rows]:
+def like_rows(function: Function, *operands: Any) -> tuple[tuple[Any, ...], RowSharding]:
     """The operands, with all row tensors distributed as the first one is, and their rows.
 
-    To be called :data:`LOCALLY`; collective where two masks, or lists, made the rows.
+    To be called :data:`local_tensors`; collective where two masks, or lists, made the rows.
 
     Raises:
         LayoutMismatchError: Rows that do not pair with those of the first one.
     """
-    rows: Rows | None = None
+    rows: RowSharding | None = None
     like = list(operands)
     for k, operand in enumerate(operands):
         if not isinstance(operand, RowTensor):
             continue
-        rows = rows or operand._rows
-        if rows.is_like(operand._rows):
+        rows = rows or operand._sharding
+        if rows.is_equivalent(operand._sharding):
             continue
-        local = rows.pair(operand.as_subclass(Tensor), operand._rows)
+        local = rows.align_by_position(operand.as_subclass(Tensor), operand._sharding)
         if local is None:
             raise LayoutMismatchError(
-                f"{public_name(function)} expected operands with the same rows (got {rows} and {operand._rows}, "
+                f"{public_name(function)} expected operands with the same rows (got {rows} and {operand._sharding}, "
                 f"of another graph or selection): select both alike, or use .full_tensor()"
             )
-        like[k] = wrap(local, rows)
+        like[k] = as_row_tensor_(local, rows)
     assert rows is not None, "a handler is called only for row tensors"
     return tuple(like), rows
 
 
-def by_row_mask(rows: Rows, mask: RowTensor) -> Selection:
+def by_row_mask(rows: RowSharding, mask: RowTensor) -> Selection:
     """The rows where ``mask`` holds; kept with the mask while it does not change (collective at its first use).
 
     A mask with columns selects elements, of rows that have as many.
@@ -248,16 +248,16 @@ def by_row_mask(rows: Rows, mask: RowTensor) -> Selection:
     Raises:
         LayoutMismatchError: It is a mask over other rows.
     """
-    with LOCALLY():
+    with local_tensors():
         version, known = version_of(mask), mask._selection
         if known is not None and known[0] == version and known[1] is rows:
             return known[2]
         local: Tensor | None = mask.as_subclass(Tensor)
-        if not rows.is_like(mask._rows):
-            local = rows.pair(mask.as_subclass(Tensor), mask._rows)
+        if not rows.is_equivalent(mask._sharding):
+            local = rows.align_by_position(mask.as_subclass(Tensor), mask._sharding)
         if local is None:
             raise LayoutMismatchError(
-                f"Expected a mask over the same {rows} (got one over {mask._rows}): select it alike"
+                f"Expected a mask over the same {rows} (got one over {mask._sharding}): select it alike"
             )
         # Counting is collective; a mask is used for outputs and labels alike, every epoch.
         whole = rows if mask.dim() == 1 else rows.elements(mask[:0].flatten(1).shape[1])
@@ -266,13 +266,13 @@ def by_row_mask(rows: Rows, mask: RowTensor) -> Selection:
     return selection
 
 
-def local_values(values: Tensor, rows: Rows) -> Tensor:
+def local_values(values: Tensor, rows: RowSharding) -> Tensor:
     """This rank's part of a value per edge: an edge tensor with ``rows``, or a plain ``[E, ...]`` tensor.
 
     Raises:
         LayoutMismatchError: It belongs to other edges.
     """
-    if isinstance(values, RowTensor) and values._rows is rows:
+    if isinstance(values, RowTensor) and values._sharding is rows:
         return values.to_local()
     if not isinstance(values, RowTensor) and values.shape[:1] == (rows.size,):
         return rows.slice(values)

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from pyg_dist.backend.autograd import replicated
-from pyg_dist.backend.autograd.permute_rows import Move, move_rows
-from pyg_dist.backend.comm.group import Axis
+from pyg_dist.backend.autograd.permute_rows import RowPermutation, permute_rows
+from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import AgreementError
 
@@ -25,7 +25,7 @@ Kind = Literal["node", "edge", "tile"]
 """What a row stands for; a tile's rows are nodes, and its columns are distributed, too."""
 
 
-class Rows:
+class RowSharding:
     """A distribution of ``size`` rows over the ranks of an axis: every row lives on one rank.
 
     Attributes:
@@ -37,15 +37,15 @@ class Rows:
             size and partition: the global id, or the position in a list of ids.
     """
 
-    is_list = False
+    is_indexed = False
     """Whether a list of the script's says which rows these are: others then pair with them by position."""
 
     @property
-    def is_of_list(self) -> bool:
+    def derives_from_index(self) -> bool:
         """Whether a list is among what these were selected from."""
-        return self.is_list
+        return self.is_indexed
 
-    def __init__(self, axis: Axis, kind: Kind, size: int, key: Tensor) -> None:
+    def __init__(self, axis: Group, kind: Kind, size: int, key: Tensor) -> None:
         self.axis = axis
         self.kind: Kind = kind
         self.size = size
@@ -53,11 +53,11 @@ class Rows:
         self.key = key
         # A script has a few splits, and uses them for outputs and labels alike, every epoch.
         self._listed: deque[Selection] = deque(maxlen=8)
-        self._elements: WeakValueDictionary[int, Rows] = WeakValueDictionary()
+        self._elements: WeakValueDictionary[int, RowSharding] = WeakValueDictionary()
         self._compared = WeakIdKeyDictionary()  # by list: (version, selection)
-        self._moves: WeakKeyDictionary[Rows, Move] = WeakKeyDictionary()
+        self._moves: WeakKeyDictionary[RowSharding, RowPermutation] = WeakKeyDictionary()
 
-    def __deepcopy__(self, memo: object) -> Rows:
+    def __deepcopy__(self, memo: object) -> RowSharding:
         return self  # immutable
 
     def __repr__(self) -> str:
@@ -74,7 +74,7 @@ class Rows:
         return self.size
 
     @property
-    def whole(self) -> Rows:
+    def whole(self) -> RowSharding:
         """The rows that these were selected from."""
         return self
 
@@ -111,25 +111,25 @@ class Rows:
     def gather(self, local: Tensor) -> Tensor:
         """All rows, in the global order, on every rank; differentiable (collective)."""
         order, mine = self._gathered_position.to(local.device), self.position.to(local.device)
-        return replicated.gather(local, self.axis, self.counts, order, mine)
+        return replicated.all_gather_rows(local, self.axis, self.counts, order, mine)
 
     def slice(self, full: Tensor) -> Tensor:
         """This rank's rows of a replicated tensor with ``size`` rows; differentiable."""
-        return replicated.enter(full, self.axis).index_select(0, self.position.to(full.device))
+        return replicated.copy_to_ranks(full, self.axis).index_select(0, self.position.to(full.device))
 
-    def enter(self, tensor: Tensor) -> Tensor:
-        """A replicated tensor that is about to meet these rows (see :func:`pyg_dist.backend.replicated.enter`)."""
-        return replicated.enter(tensor, self.axis)
+    def copy_to_ranks(self, tensor: Tensor) -> Tensor:
+        """A replicated tensor that is about to meet these rows (see :func:`pyg_dist.backend.replicated.copy_to_ranks`)."""
+        return replicated.copy_to_ranks(tensor, self.axis)
 
-    def leave(self, tensor: Tensor) -> Tensor:
-        """The sum of each rank's ``tensor`` (see :func:`pyg_dist.backend.autograd.replicated.leave`; collective)."""
-        return replicated.leave(tensor, self.axis)
+    def reduce_from_ranks(self, tensor: Tensor) -> Tensor:
+        """The sum of each rank's ``tensor`` (see :func:`pyg_dist.backend.autograd.replicated.reduce_from_ranks`; collective)."""
+        return replicated.reduce_from_ranks(tensor, self.axis)
 
     @lasting
     def by_mask(self, mask: Tensor) -> Selection:
         """The rows where ``mask`` (bool ``[num_local]``, this rank's piece) holds (collective: counts them)."""
         picked = mask.nonzero().view(-1).to(self.key.device)
-        return Selection(_Subset(self, picked), picked)
+        return Selection(MaskedRows(self, picked), picked)
 
     @lasting
     def by_whole_mask(self, mask: Tensor) -> Selection:
@@ -187,7 +187,7 @@ class Rows:
         place = torch.searchsorted(ordered, wanted).clamp_(max=max(self.num_local - 1, 0))
         mine = ordered[place] == wanted if self.num_local else torch.zeros_like(outside)
         position = mine.nonzero().view(-1)
-        selection = Selection(_Listed(self, position, wanted), local[place[position]])
+        selection = Selection(IndexedRows(self, position, wanted), local[place[position]])
         self._listed.append(selection)
         return selection
 
@@ -196,14 +196,14 @@ class Rows:
         if self.axis.size > 1:
             require_same(self.axis, digest(index), f"{what} of {self.kind}s")
 
-    def take(self, local: Tensor, before: Rows) -> Tensor | None:
+    def from_sharding(self, local: Tensor, before: RowSharding) -> Tensor | None:
         """The local piece of a tensor distributed as ``before``; ``None`` if it has other rows (may be collective)."""
-        if self.is_like(before):
+        if self.is_equivalent(before):
             return local
-        paired = self.pair(local, before)
-        return before.give(local, self) if paired is None else paired
+        paired = self.align_by_position(local, before)
+        return before.to_sharding(local, self) if paired is None else paired
 
-    def pair(self, local: Tensor, other: Rows) -> Tensor | None:
+    def align_by_position(self, local: Tensor, other: RowSharding) -> Tensor | None:
         """Rows of ``other`` beside these, by position (collective); ``None`` where that is likely a mistake.
 
         One of them has to be a list, as the two ends of edges are, ``z[source] * z[target]``, or nodes stand beside
@@ -213,44 +213,44 @@ class Rows:
             return None
         if other not in self._moves:
             everyone = (torch.split(r._gathered_position, r.counts) for r in (other, self))
-            self._moves[other] = Move.by_position(self.axis, *everyone)
-        return move_rows(local, self._moves[other])
+            self._moves[other] = RowPermutation.by_position(self.axis, *everyone)
+        return permute_rows(local, self._moves[other])
 
-    def _pairs_with(self, other: Rows) -> bool:
+    def _pairs_with(self, other: RowSharding) -> bool:
         kinds_differ = self.kind != other.kind
-        is_picked = any(r.is_of_list or (isinstance(r, _Subset) and kinds_differ) for r in (self, other))
+        is_picked = any(r.derives_from_index or (isinstance(r, MaskedRows) and kinds_differ) for r in (self, other))
         are_whole = "tile" not in (self.kind, other.kind)
         is_one_axis = self.axis is other.axis or self.axis.size == other.axis.size == 1
         return is_picked and are_whole and self.size == other.size and is_one_axis
 
-    def elements(self, width: int) -> Rows:
+    def elements(self, width: int) -> RowSharding:
         """A row for each of ``width`` elements of every row, those of one row one after another."""
         known = self._elements.get(width)
         if known is None:
-            known = self._elements[width] = _Elements(self, width)
+            known = self._elements[width] = ElementRows(self, width)
         return known
 
-    def deal(self, size: int) -> Rows:
+    def block_sharding(self, size: int) -> RowSharding:
         """As many rows of the same kind, in runs of equal length by rank."""
         first, last = (size * (self.axis.rank + k) // self.axis.size for k in (0, 1))
-        return Rows(self.axis, self.kind, size, torch.arange(first, last))
+        return RowSharding(self.axis, self.kind, size, torch.arange(first, last))
 
-    def give(self, local: Tensor, after: Rows) -> Tensor | None:
-        """:meth:`take` from the other side, for distributions of more than rows."""
+    def to_sharding(self, local: Tensor, after: RowSharding) -> Tensor | None:
+        """:meth:`from_sharding` from the other side, for distributions of more than rows."""
         return None
 
-    def is_like(self, other: Rows) -> bool:
+    def is_equivalent(self, other: RowSharding) -> bool:
         """Whether ``other`` distributes the same rows in the same way (collective for two selections by mask)."""
         return self is other or self._equals(other)
 
-    def _equals(self, other: Rows) -> bool:
+    def _equals(self, other: RowSharding) -> bool:
         return False
 
 
-class _Subset(Rows):
+class MaskedRows(RowSharding):
     """Rows picked by a mask. Their positions, rarely needed, cost a gather and wait until then."""
 
-    def __init__(self, parent: Rows, picked: Tensor) -> None:
+    def __init__(self, parent: RowSharding, picked: Tensor) -> None:
         counts = parent.axis.gather_counts(picked.numel())
         super().__init__(parent.axis, parent.kind, sum(counts), parent.key[picked])
         self.counts = counts
@@ -258,15 +258,15 @@ class _Subset(Rows):
         self._picked = picked
 
     @property
-    def is_of_list(self) -> bool:
-        return self._parent.is_of_list
+    def derives_from_index(self) -> bool:
+        return self._parent.derives_from_index
 
     @property
     def num_keys(self) -> int:
         return self._parent.num_keys
 
     @property
-    def whole(self) -> Rows:
+    def whole(self) -> RowSharding:
         return self._parent.whole
 
     @property
@@ -280,39 +280,39 @@ class _Subset(Rows):
         everyone = self.axis.gather_rows(mine, self.counts)
         return torch.searchsorted(everyone.sort().values, mine)
 
-    def _equals(self, other: Rows) -> bool:
+    def _equals(self, other: RowSharding) -> bool:
         # Every rank gets to `every`, or none: what is asked before it has the same answer everywhere.
-        if not isinstance(other, _Subset) or self.size != other.size or not self._parent.is_like(other._parent):
+        if not isinstance(other, MaskedRows) or self.size != other.size or not self._parent.is_equivalent(other._parent):
             return False
         return self.axis.every(torch.equal(self._picked, other._picked))
 
 
-class _Elements(Rows):
+class ElementRows(RowSharding):
     """The elements of rows that have several."""
 
-    def __init__(self, parent: Rows, width: int) -> None:
+    def __init__(self, parent: RowSharding, width: int) -> None:
         super().__init__(parent.axis, parent.kind, parent.size * width, _numbered(parent.key, width))
         self._parent = parent
         self._width = width
 
     @property
-    def is_of_list(self) -> bool:
-        return self._parent.is_of_list
+    def derives_from_index(self) -> bool:
+        return self._parent.derives_from_index
 
     @property
     def num_keys(self) -> int:
         return self._parent.num_keys * self._width
 
     @property
-    def whole(self) -> Rows:
+    def whole(self) -> RowSharding:
         return self._parent.whole
 
     @property
     def position(self) -> Tensor:
         return _numbered(self._parent.position, self._width)
 
-    def _equals(self, other: Rows) -> bool:
-        is_alike = isinstance(other, _Elements) and other._width == self._width
+    def _equals(self, other: RowSharding) -> bool:
+        is_alike = isinstance(other, ElementRows) and other._width == self._width
         return is_alike and self._parent.is_like(other._parent)  # type: ignore[attr-defined]
 
 
@@ -320,54 +320,54 @@ def _numbered(row: Tensor, width: int) -> Tensor:
     return (row.view(-1, 1) * width + torch.arange(width, device=row.device)).view(-1)
 
 
-class _Listed(Rows):
+class IndexedRows(RowSharding):
     """Rows picked by a list of positions, which is the same on every rank."""
 
-    is_list = True
+    is_indexed = True
 
-    def __init__(self, parent: Rows, position: Tensor, index: Tensor) -> None:
+    def __init__(self, parent: RowSharding, position: Tensor, index: Tensor) -> None:
         super().__init__(parent.axis, parent.kind, index.numel(), position)
         self._parent = parent
         self._index = index
 
     @property
-    def whole(self) -> Rows:
+    def whole(self) -> RowSharding:
         return self._parent.whole
 
-    def _equals(self, other: Rows) -> bool:
-        if not isinstance(other, _Listed) or not self._parent.is_like(other._parent):
+    def _equals(self, other: RowSharding) -> bool:
+        if not isinstance(other, IndexedRows) or not self._parent.is_equivalent(other._parent):
             return False
         return torch.equal(self._index, other._index)
 
 
-class Joined(Rows):
+class ConcatenatedRows(RowSharding):
     """The rows of several distributions over one axis, one after another; each stays where it is.
 
     Collective at the first use of a mask's rows.
     """
 
-    is_list = True
+    is_indexed = True
 
-    def __init__(self, parts: tuple[Rows, ...]) -> None:
+    def __init__(self, parts: tuple[RowSharding, ...]) -> None:
         starts = [0, *accumulate(part.size for part in parts)]
         position = torch.cat([part.position + start for part, start in zip(parts, starts, strict=False)])
         super().__init__(parts[0].axis, parts[0].kind, starts[-1], position)
         self._parts = parts
 
-    def _equals(self, other: Rows) -> bool:
-        if not isinstance(other, Joined) or len(self._parts) != len(other._parts):
+    def _equals(self, other: RowSharding) -> bool:
+        if not isinstance(other, ConcatenatedRows) or len(self._parts) != len(other._parts):
             return False
-        return all(mine.is_like(its) for mine, its in zip(self._parts, other._parts, strict=True))
+        return all(mine.is_equivalent(its) for mine, its in zip(self._parts, other._parts, strict=True))
 
 
 class Selection(NamedTuple):
     """The result of selecting: the new distribution, and which local rows go into it."""
 
-    rows: Rows
+    rows: RowSharding
     local_index: Tensor
 
 
-def require_same(axis: Axis, mine: str, what: str) -> None:
+def require_same(axis: Group, mine: str, what: str) -> None:
     """Check that every rank has the same of what a script may draw (collective).
 
     Args:

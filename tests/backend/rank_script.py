@@ -16,7 +16,7 @@ spec = importlib.util.find_spec("pyg_dist")
 assert spec is not None
 sys.modules["pyg_dist"] = importlib.util.module_from_spec(spec)
 
-from pyg_dist.backend.comm.group import Axis  # noqa: E402
+from pyg_dist.backend.comm.group import Group  # noqa: E402
 from pyg_dist.backend.halo.exchange import Exchange  # noqa: E402
 from pyg_dist.backend.session import agreement, session  # noqa: E402
 
@@ -62,17 +62,17 @@ elif case == "raises while rank 0 computes":
         raise RuntimeError(f"the fault of rank {concerned}")
     agreement.on_main(lambda: time.sleep(60.0) or torch.ones(1))
 elif case == "sends NaN in two bits":
-    from pyg_dist.backend.comm.group import world_axis
+    from pyg_dist.backend.comm.group import world_group
     from pyg_dist.backend.comm.quantized import quantized
     from pyg_dist.backend.halo.exchange import Exchange, Traffic
-    from pyg_dist.backend.halo.transfer import Halo
+    from pyg_dist.backend.halo.transfer import HaloTransfer
     from pyg_dist.backend.sparse.matrix import Matrix
     from pyg_dist.plan import halo_share
 
     node = torch.arange(30)  # a ring, of which every rank has each third node
     lists = halo_share(torch.stack([node, node.roll(1)]), node % 3, session.rank(), 3, "post").post
-    exchange = Exchange(world_axis(), lists.send_counts, lists.recv_counts, Traffic())
-    halo = Halo(Matrix(lists.outgoing), exchange, Matrix(lists.incoming))
+    exchange = Exchange(world_group(), lists.send_counts, lists.recv_counts, Traffic())
+    halo = HaloTransfer(Matrix(lists.outgoing), exchange, Matrix(lists.incoming))
     halo = halo.coded(quantized((2, 2), (lists.outgoing_key, lists.incoming_key), 1, lambda: "the layer"))
     x = torch.ones(10, 8)
     for step in range(3):
@@ -85,7 +85,7 @@ elif case == "is killed":
     all_reduce()
 elif case == "is killed in an exchange":
     counts = tuple(0 if r == session.rank() else 4 for r in range(3))
-    exchange = Exchange(Axis(dist.group.WORLD), counts, counts, is_dense="all-to-all" in sys.argv)
+    exchange = Exchange(Group(dist.group.WORLD), counts, counts, is_dense="all-to-all" in sys.argv)
     if is_concerned:
         time.sleep(1.0)  # the others wait for its message by then
         os.kill(os.getpid(), signal.SIGKILL)

@@ -181,7 +181,7 @@ def what_is_kept() -> None:
     """A conv knows edges again by their values; of edges that change the latest are kept."""
     _, ours = sides()
     conv = ours.SAGEConv(*SHAPE).double()
-    kept = ours.data.x._rows.edge_sets
+    kept = ours.data.x._sharding.edge_sets
     for _ in range(3):
         conv(ours.data.x, OTHER.clone())
     assert len(kept) == 1
@@ -196,7 +196,7 @@ def what_is_kept() -> None:
         conv(ours.data.x, OTHER)
     assert len(kept) == 8
     assert laid_out in kept.values()
-    nodes, x = weakref.ref(ours.data.x._rows), ours.data.x
+    nodes, x = weakref.ref(ours.data.x._sharding), ours.data.x
     edges = ours.data.edge_index.flip(0)
     ours.data.clear()
     del edges, laid_out, kept, ours

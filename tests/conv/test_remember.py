@@ -130,7 +130,7 @@ def other_cases(world_size: int) -> None:
     hidden, want = pair.data.x.tanh(), pair.graph.x.tanh()
     first, second, third = (pair.columns(hidden, want, grad=False) for _ in range(3))
     assert (first > 0, second > 0, third) == (True, True, 0)
-    (known,) = hidden._remembered
+    (known,) = hidden._cached_aggregates
     kept = weakref.ref(known.result)
     del known, hidden
     gc.collect()

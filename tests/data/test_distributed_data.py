@@ -109,7 +109,7 @@ def assignments(world_size: int) -> None:
     deep = copy.deepcopy(data)
     deep.x.add_(1.0)
     assert not torch.equal(deep.x.full_tensor(), data.x.full_tensor())
-    assert deep.x._rows is data.x._rows, "a copy must still work with the same edge_index"
+    assert deep.x._sharding is data.x._sharding, "a copy must still work with the same edge_index"
     masks = torch.rand(31, 10) < 0.5
     data.train_mask = masks
     assert torch.equal(data.train_mask[:, 3].full_tensor(), masks[:, 3])

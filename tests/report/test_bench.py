@@ -75,11 +75,11 @@ def test_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 def measure(machine_of: list[int], is_inside: bool) -> list[list[float]]:
     import pyg_dist
     from pyg_dist.backend import calibration
-    from pyg_dist.backend.comm.group import world_axis
+    from pyg_dist.backend.comm.group import world_group
 
     pyg_dist.init()
     calibration.MESSAGE_BYTES = (64, 4096)
-    result: list[list[float]] = calibration.network_samples(world_axis(), machine_of, is_inside, repeats=2).tolist()
+    result: list[list[float]] = calibration.network_samples(world_group(), machine_of, is_inside, repeats=2).tolist()
     return result
 
 

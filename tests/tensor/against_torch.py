@@ -23,7 +23,7 @@ from torch_geometric.data import Data
 from pyg_dist import DistributedData, world_size
 from pyg_dist.tensor import RowTensor, row_tensor
 from pyg_dist.tensor.registry import NAMESPACES, TABLE, Function, Handler, functions
-from pyg_dist.tensor.sharding import Rows
+from pyg_dist.tensor.sharding import RowSharding
 
 Expression = Callable[["Operands"], Any]
 Form = Callable[[Function, "Operands"], Any]
@@ -60,13 +60,13 @@ def graph(layout: str) -> DistributedData:
     return DistributedData(data, partition=torch.tensor(parts[world_size()]))
 
 
-def node_rows(layout: str = "tall") -> Rows:
+def node_rows(layout: str = "tall") -> RowSharding:
     """The distribution of the nodes of ``layout``."""
-    rows: Rows = graph(layout).graph.node_rows
+    rows: RowSharding = graph(layout).graph.node_rows
     return rows
 
 
-def distribute(full: Tensor, rows: Rows) -> RowTensor:
+def distribute(full: Tensor, rows: RowSharding) -> RowTensor:
     """``full`` distributed, made without any function of the table."""
     return RowTensor.from_local(full.detach().index_select(0, rows.position), rows)
 
@@ -188,7 +188,7 @@ def assert_same(got: Any, want: Any, what: str) -> None:
     """Equal up to 1e-10 in float64 and to a few units of rounding below; NaN equals NaN. Compares local rows."""
     if isinstance(got, RowTensor):
         assert got.shape == want.shape, f"{what}: shape {got.shape}, expected {want.shape}"
-        want, got = want.detach()[got._rows.position], got.to_local()
+        want, got = want.detach()[got._sharding.position], got.to_local()
     if isinstance(want, Tensor):
         assert type(got) in (Tensor, torch.nn.Parameter), f"{what}: {got!r}"
         dtype = want.dtype
@@ -215,7 +215,7 @@ def _back_propagate(results: list[Any]) -> None:
         if isinstance(result, Tensor) and result.requires_grad and result.is_floating_point():
             weight = torch.linspace(0.5, 1.5, result.numel()).view(result.shape).to(result.dtype)
             if isinstance(result, RowTensor):
-                weight, result = weight[result._rows.position], result.to_local()
+                weight, result = weight[result._sharding.position], result.to_local()
             outputs.append(result)
             weights.append(weight)
     if outputs:

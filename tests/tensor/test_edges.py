@@ -111,7 +111,7 @@ def views() -> None:
     some = edges[:, mask]
     assert torch.equal(some.full_tensor(), data.edge_index[:, plain_mask])
     values = ours.edge_attr[mask]
-    assert values._rows is some.rows
+    assert values._sharding is some.rows
     others, places = edges.without_loops
     loop = data.edge_index[0] == data.edge_index[1]
     assert torch.equal(others.full_tensor(), data.edge_index[:, ~loop])

@@ -161,7 +161,7 @@ def elements() -> None:
             check(expression, layout, name)
     t = Operands("tall", True)
     missing = ~t.m
-    assert t.x[missing]._rows is t.y[missing]._rows, "a mask is counted once"
+    assert t.x[missing]._sharding is t.y[missing]._sharding, "a mask is counted once"
 
 
 PAIRED: dict[str, Callable[[Operands], Any]] = {
@@ -286,12 +286,12 @@ def test_selections_are_kept(workers: Callable[[int], Workers], world_size: int)
 def selections_are_kept() -> None:
     """A mask and a list are looked up once, and again when their values change, whoever changed them."""
     t = Operands("tall", True)
-    assert t.x[t.mask]._rows is t.label[t.mask]._rows
-    assert t.x[[3, 0]]._rows is t.label[torch.tensor([3, 0])]._rows
+    assert t.x[t.mask]._sharding is t.label[t.mask]._sharding
+    assert t.x[[3, 0]]._sharding is t.label[torch.tensor([3, 0])]._sharding
     mask = t.mask.clone()
-    before = t.x[mask]._rows
+    before = t.x[mask]._sharding
     mask[0] = False
-    assert t.x[mask]._rows is not before
+    assert t.x[mask]._sharding is not before
     assert t.x[mask].shape[0] == before.size - 1
     array = np.array([3, 0, 1])
     index = torch.from_numpy(array)
@@ -322,7 +322,7 @@ def unseeded_lists() -> None:
         t.x[index]
     with pytest.raises(AgreementError, match="Expected the same list of nodes on every rank"):
         t.x[known[node_rows().axis.rank % 2].clone()]
-    assert t.x[known[0]]._rows is t.x[[0, 1, 2]]._rows
+    assert t.x[known[0]]._sharding is t.x[[0, 1, 2]]._sharding
 
 
 TWO_LISTS = "would pair rows with columns"

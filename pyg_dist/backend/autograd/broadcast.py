@@ -8,25 +8,25 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.comm.group import Axis
+from pyg_dist.backend.comm.group import Group
 
 # By id, since tensors compare by value; an entry goes when its tensor does.
-_equal: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
+_synchronised: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
 
 
-def are_equal(tensor: Tensor) -> bool:
-    """Whether :func:`make_equal` has seen ``tensor``; the same answer on every rank. Not collective."""
-    return _equal.get(id(tensor)) is tensor
+def is_synchronised(tensor: Tensor) -> bool:
+    """Whether :func:`broadcast_from_main` has seen ``tensor``; the same answer on every rank. Not collective."""
+    return _synchronised.get(id(tensor)) is tensor
 
 
-def make_equal(tensors: Iterable[Tensor], axis: Axis) -> None:
+def broadcast_from_main(tensors: Iterable[Tensor], axis: Group) -> None:
     """Give ``tensors`` the values that they have on rank 0, in place (collective: a message per dtype and device)."""
     if axis.size == 1:
         return
     groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in {id(t): t for t in tensors}.values():  # shared weights once
         groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-        _equal[id(tensor)] = tensor
+        _synchronised[id(tensor)] = tensor
     with torch.no_grad():
         for group in groups.values():
             flat = axis.broadcast_(torch.cat([t.detach().reshape(-1) for t in group]))

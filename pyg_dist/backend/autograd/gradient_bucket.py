@@ -1,7 +1,7 @@
 """The one bucket: leaf parameters' partial gradients, summed once at the end of a backward pass.
 
 One all-reduce per parameter doubled the epoch in a trial, since each waits for the slowest rank. So the backward of
-:func:`pyg_dist.backend.autograd.replicated.enter` hands the partial gradient of a leaf to :func:`put`, gives autograd
+:func:`pyg_dist.backend.autograd.replicated.copy_to_ranks` hands the partial gradient of a leaf to :func:`put`, gives autograd
 nothing, and the engine calls the bucket when the pass (its *graph task*) ends.
 """
 
@@ -15,14 +15,14 @@ from torch import Tensor
 from torch.autograd import Variable
 from torch.autograd.graph import Node
 
-from pyg_dist.backend.comm.group import Axis
+from pyg_dist.backend.comm.group import Group
 
 
 @dataclass
 class _Entry:
     parameter: Tensor
     partial: Tensor
-    axis: Axis
+    axis: Group
     order: int
 
 
@@ -68,7 +68,7 @@ def accepts(parameter: Tensor, accumulator: Node) -> bool:
         return False
 
 
-def put(parameter: Tensor, partial: Tensor, axis: Axis, order: int) -> None:
+def put(parameter: Tensor, partial: Tensor, axis: Group, order: int) -> None:
     """Keep ``partial``, this rank's share of the gradient of ``parameter``, until the pass ends.
 
     Args:

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.comm.group import Axis, from_wire, to_wire
+from pyg_dist.backend.comm.group import Group, from_wire, to_wire
 from pyg_dist.backend.halo.exchange import Exchange
 from pyg_dist.backend.local_function import LocalFunction
 
 
 @dataclass(frozen=True)
-class Move:
+class RowPermutation:
     """A permutation of the rows of an axis, as this rank sees it.
 
     Attributes:
@@ -29,7 +29,7 @@ class Move:
     arrival: Tensor
 
     @staticmethod
-    def by_position(axis: Axis, before: Sequence[Tensor], after: Sequence[Tensor]) -> Move:
+    def by_position(axis: Group, before: Sequence[Tensor], after: Sequence[Tensor]) -> RowPermutation:
         """The move between two distributions of the positions 0 ... R-1 (not collective).
 
         Args:
@@ -41,12 +41,12 @@ class Move:
         filled, recv_counts = _by_rank(after[axis.rank], _owner(before), axis.size)
         # Many rows stay, and only an all-to-all carries what a rank sends to itself.
         exchange = Exchange(axis, send_counts, recv_counts, is_dense=True)
-        return Move(departure, exchange, torch.argsort(filled))
+        return RowPermutation(departure, exchange, torch.argsort(filled))
 
     @property
-    def transposed(self) -> Move:
+    def transposed(self) -> RowPermutation:
         """The way back."""
-        return Move(torch.argsort(self.arrival), self.exchange.transposed, torch.argsort(self.departure))
+        return RowPermutation(torch.argsort(self.arrival), self.exchange.transposed, torch.argsort(self.departure))
 
 
 def _owner(positions: Sequence[Tensor]) -> Tensor:
@@ -63,9 +63,9 @@ def _by_rank(position: Tensor, owner: Tensor, num_ranks: int) -> tuple[Tensor, t
     return order[torch.argsort(rank, stable=True)], tuple(torch.bincount(rank, minlength=num_ranks).tolist())
 
 
-class _Move(LocalFunction):
+class _PermuteRows(LocalFunction):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, move: Move) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, move: RowPermutation) -> Tensor:
         ctx.move = move
         moved = rows.index_select(0, move.departure.to(rows.device))
         if move.exchange.axis.size > 1:
@@ -74,9 +74,9 @@ class _Move(LocalFunction):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return move_rows(grad, ctx.move.transposed), None
+        return permute_rows(grad, ctx.move.transposed), None
 
 
-def move_rows(rows: Tensor, move: Move) -> Tensor:
+def permute_rows(rows: Tensor, move: RowPermutation) -> Tensor:
     """The rows in their other distribution, differentiable; collective both ways. Shapes: ``[b, ...] -> [a, ...]``."""
-    return _Move.apply(rows, move)  # type: ignore[no-any-return, no-untyped-call]
+    return _PermuteRows.apply(rows, move)  # type: ignore[no-any-return, no-untyped-call]

@@ -3,14 +3,14 @@
 ==========  =================  ==================
 function    forward            backward
 ==========  =================  ==================
-``enter``   identity           sum over the ranks
-``leave``   sum over ranks     identity
+``copy_to_ranks``   identity           sum over the ranks
+``reduce_from_ranks``   sum over ranks     identity
 ==========  =================  ==================
 
 A plain tensor is *replicated*: every rank holds the same value, and its gradient, too, is the same everywhere.
 A row tensor is *distributed*: every rank holds other rows, and gradients with respect to them. A plain tensor
 that meets rows enters; a sum over rows leaves. Each one's backward applies the other, so gradients of gradients
-hold as well. ``gather`` is ``leave`` for whole rows.
+hold as well. ``all_gather_rows`` is ``reduce_from_ranks`` for whole rows.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from pyg_dist.backend.autograd import broadcast, gradient_bucket
-from pyg_dist.backend.comm.group import Axis, world_axis
+from pyg_dist.backend.comm.group import Group, world_group
 from pyg_dist.backend.local_function import LocalFunction
 from pyg_dist.errors import UnsupportedError
 
 _order = itertools.count()  # every rank runs the same calls, so the numbers agree
 
 
-class _Enter(LocalFunction):
+class _CopyToRanks(LocalFunction):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, axis: Axis) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, axis: Group) -> Tensor:
         ctx.axis = axis
         ctx.order = next(_order)
         # DDP's own hooks sit on the gradient's way into a leaf and must see the finished sum.
@@ -48,23 +48,23 @@ class _Enter(LocalFunction):
         if ctx.leaf is not None and gradient_bucket.accepts(ctx.leaf, ctx.next_functions[0][0]):
             gradient_bucket.put(ctx.leaf, grad, ctx.axis, ctx.order)
             return None, None
-        return leave(grad, ctx.axis), None
+        return reduce_from_ranks(grad, ctx.axis), None
 
 
-class _Leave(LocalFunction):
+class _ReduceFromRanks(LocalFunction):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, axis: Axis) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, axis: Group) -> Tensor:
         ctx.axis = axis
         return axis.reduce_(tensor.clone())
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return enter(grad, ctx.axis), None
+        return copy_to_ranks(grad, ctx.axis), None
 
 
-class _Gather(LocalFunction):
+class _AllGatherRows(LocalFunction):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, axis: Axis, counts: list[int], order: Tensor, mine: Tensor) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, axis: Group, counts: list[int], order: Tensor, mine: Tensor) -> Tensor:
         ctx.axis = axis
         ctx.save_for_backward(mine)
         gathered = axis.gather_rows(rows, counts)
@@ -73,10 +73,10 @@ class _Gather(LocalFunction):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (mine,) = ctx.saved_tensors
-        return enter(grad, ctx.axis).index_select(0, mine), None, None, None, None
+        return copy_to_ranks(grad, ctx.axis).index_select(0, mine), None, None, None, None
 
 
-def enter(tensor: Tensor, axis: Axis) -> Tensor:
+def copy_to_ranks(tensor: Tensor, axis: Group) -> Tensor:
     """A replicated tensor, about to meet distributed rows: identity; its gradients are summed over ``axis``.
 
     Not collective in the forward pass, except for a leaf that enters for the first time: it is given the values of
@@ -92,19 +92,19 @@ def enter(tensor: Tensor, axis: Axis) -> Tensor:
         )
     if axis.size == 1 or not tensor.requires_grad:
         return tensor
-    if tensor.is_leaf and not broadcast.are_equal(tensor):
-        broadcast.make_equal([tensor], world_axis())  # `axis` may be one of many such groups
-    return _Enter.apply(tensor, axis) if torch.is_grad_enabled() else tensor  # type: ignore[no-untyped-call]
+    if tensor.is_leaf and not broadcast.is_synchronised(tensor):
+        broadcast.broadcast_from_main([tensor], world_group())  # `axis` may be one of many such groups
+    return _CopyToRanks.apply(tensor, axis) if torch.is_grad_enabled() else tensor  # type: ignore[no-untyped-call]
 
 
-def leave(tensor: Tensor, axis: Axis) -> Tensor:
+def reduce_from_ranks(tensor: Tensor, axis: Group) -> Tensor:
     """The sum over ``axis`` of each rank's ``tensor``, equal on every rank (collective); backward: identity."""
     if axis.size == 1:
         return tensor
-    return _Leave.apply(tensor, axis)  # type: ignore[no-any-return, no-untyped-call]
+    return _ReduceFromRanks.apply(tensor, axis)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def gather(rows: Tensor, axis: Axis, counts: list[int], order: Tensor, mine: Tensor) -> Tensor:
+def all_gather_rows(rows: Tensor, axis: Group, counts: list[int], order: Tensor, mine: Tensor) -> Tensor:
     """All rows in global order, equal on every rank (collective); backward: this rank's slice.
 
     Args:
@@ -114,4 +114,4 @@ def gather(rows: Tensor, axis: Axis, counts: list[int], order: Tensor, mine: Ten
         order: ``[sum(counts)]``, the position in the output of each row, ranks one after another.
         mine: ``[counts[rank]]``, this rank's piece of ``order``.
     """
-    return _Gather.apply(rows, axis, counts, order, mine)  # type: ignore[no-any-return, no-untyped-call]
+    return _AllGatherRows.apply(rows, axis, counts, order, mine)  # type: ignore[no-any-return, no-untyped-call]

@@ -44,7 +44,7 @@ class _Closed:
         )
 
 
-class Axis:
+class Group:
     """The ranks among which rows are distinct; every method is collective unless it says otherwise.
 
     Args:
@@ -62,7 +62,7 @@ class Axis:
     def __repr__(self) -> str:
         return f"Axis(rank={self.rank}, size={self.size})"
 
-    def __deepcopy__(self, memo: object) -> Axis:
+    def __deepcopy__(self, memo: object) -> Group:
         return self  # a process group is a connection, not a value
 
     def global_rank(self, rank: int) -> int:
@@ -125,10 +125,10 @@ class Axis:
         return tensor
 
 
-_open: weakref.WeakSet[Axis] = weakref.WeakSet()
+_open: weakref.WeakSet[Group] = weakref.WeakSet()
 
 
-def close_axes() -> None:
+def close_groups() -> None:
     """Let go of all process groups (not collective), so that torch ends their threads with them.
 
     Such a thread may be the last to hold a tensor of a message that has arrived, and needs Python to free it. If Python
@@ -142,20 +142,20 @@ def close_axes() -> None:
 
 
 _Groups = tuple[tuple[int, ...], ...]
-_axes: dict[_Groups, Axis] = {}
-_world: list[Axis] = []
+_axes: dict[_Groups, Group] = {}
+_world: list[Group] = []
 
 
-def world_axis() -> Axis:
+def world_group() -> Group:
     """The axis of all ranks: one object per process group, so that gradients of several graphs share a bucket."""
     group = dist.group.WORLD if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 else None
     if not _world or _world[0].process_group is not group:
         _axes.clear()
-        _world[:] = [Axis(group)]
+        _world[:] = [Group(group)]
     return _world[0]
 
 
-def axis_within(groups: Sequence[Sequence[int]]) -> Axis:
+def group_within(groups: Sequence[Sequence[int]]) -> Group:
     """The axis of this rank's group (collective over all ranks at the first use of ``groups``).
 
     One object for the same groups, whoever asks: torch never gives back a process group's connections and threads.
@@ -163,13 +163,13 @@ def axis_within(groups: Sequence[Sequence[int]]) -> Axis:
     Args:
         groups: ranks in disjoint groups, alike on every rank; a rank in none of them has an axis for itself.
     """
-    world = world_axis()
+    world = world_group()
     if len(groups) == 1 and len(groups[0]) == world.size:
         return world
     key = tuple(tuple(ranks) for ranks in groups)
     if key not in _axes:
         # Torch wants every rank to open every group, in one order.
         opened = [dist.new_group(list(ranks)) for ranks in key]
-        mine = (Axis(group) for group, ranks in zip(opened, key, strict=True) if world.rank in ranks)
-        _axes[key] = next(mine, Axis())
+        mine = (Group(group) for group, ranks in zip(opened, key, strict=True) if world.rank in ranks)
+        _axes[key] = next(mine, Group())
     return _axes[key]

@@ -3,10 +3,10 @@
 =====================  ==========================  ==========================
 function               forward                     backward
 =====================  ==========================  ==========================
-``gather_enter``       all-gather                  sum, each rank its piece
-``leave_scatter``      sum, each rank its piece    all-gather
-``enter_replicas``     identity                    sum over the ranks
-``leave_replicas``     sum over ranks              identity
+``all_gather``       all-gather                  sum, each rank its piece
+``reduce_scatter``      sum, each rank its piece    all-gather
+``copy_to_replicas``     identity                    sum over the ranks
+``reduce_from_replicas``     sum over ranks              identity
 =====================  ==========================  ==========================
 
 The first two are the *reduce-scatter* form of the grid's sums, the other two the *all-reduce* form (Plexus, Alg. 1); an
@@ -26,11 +26,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.grid.transport import Flight, Wire
+from pyg_dist.backend.grid.transport import Pending, MeshTransport
 from pyg_dist.backend.local_function import LocalFunction
 
 
-def gather_pieces(piece: Tensor, wire: Wire, sizes: Sequence[int], dim: int = 0) -> Tensor:
+def gather_pieces(piece: Tensor, wire: MeshTransport, sizes: Sequence[int], dim: int = 0) -> Tensor:
     """Every rank's piece, concatenated along ``dim`` (collective, no autograd)."""
     axis = wire.axis
     if axis.size == 1:
@@ -38,16 +38,16 @@ def gather_pieces(piece: Tensor, wire: Wire, sizes: Sequence[int], dim: int = 0)
     flat = piece.to(wire.narrow(piece.dtype)).contiguous().view(-1)
     shapes = [(size, *piece.shape[1:]) if dim == 0 else (piece.shape[0], size, *piece.shape[2:]) for size in sizes]
     received = [math.prod(shape) for shape in shapes]
-    arrived = Flight(wire, flat.repeat(axis.size), [flat.numel()] * axis.size, received).land().to(piece.dtype)
+    arrived = Pending(wire, flat.repeat(axis.size), [flat.numel()] * axis.size, received).land().to(piece.dtype)
     if dim == 0:
         return arrived.view(sum(sizes), *piece.shape[1:])
     return torch.cat([p.view(s) for p, s in zip(torch.split(arrived, received), shapes, strict=True)], dim)
 
 
-class SumFlight:
+class PendingSum:
     """:func:`sum_pieces` under way; :meth:`land` adds up what arrived."""
 
-    def __init__(self, whole: Tensor, wire: Wire, sizes: Sequence[int], dim: int) -> None:
+    def __init__(self, whole: Tensor, wire: MeshTransport, sizes: Sequence[int], dim: int) -> None:
         self._dtype = whole.dtype
         axis, dtype = wire.axis, wire.narrow(whole.dtype)
         pieces = torch.split(whole, list(sizes), dim)
@@ -59,7 +59,7 @@ class SumFlight:
         else:
             flat = torch.cat([piece.reshape(-1) for piece in torch.split(whole, list(sizes), dim)])
         self._num_ranks = axis.size
-        self._flight = Flight(wire, flat, sent, [sent[axis.rank]] * axis.size)
+        self._flight = Pending(wire, flat, sent, [sent[axis.rank]] * axis.size)
 
     def land(self) -> Tensor:
         """This rank's piece of the sum."""
@@ -68,12 +68,12 @@ class SumFlight:
         return arrived.sum(0, dtype=self._dtype)
 
 
-def sum_pieces(whole: Tensor, wire: Wire, sizes: Sequence[int], dim: int = 0) -> Tensor:
+def sum_pieces(whole: Tensor, wire: MeshTransport, sizes: Sequence[int], dim: int = 0) -> Tensor:
     """This rank's piece of the sum of every rank's ``whole`` (collective, no autograd)."""
-    return whole if wire.axis.size == 1 else SumFlight(whole, wire, sizes, dim).land()
+    return whole if wire.axis.size == 1 else PendingSum(whole, wire, sizes, dim).land()
 
 
-def sum_all(tensor: Tensor, wire: Wire) -> Tensor:
+def sum_all(tensor: Tensor, wire: MeshTransport) -> Tensor:
     """The sum of every rank's ``tensor``, the same bits on every rank (collective, no autograd)."""
     if wire.axis.size == 1:
         return tensor
@@ -87,77 +87,77 @@ def near_equal(size: int, num_parts: int) -> list[int]:
     return [high - low for low, high in pairwise(bounds)]
 
 
-class _GatherEnter(LocalFunction):
+class _AllGather(LocalFunction):
     @staticmethod
-    def forward(ctx: Any, piece: Tensor, wire: Wire, sizes: Sequence[int], dim: int) -> Tensor:
+    def forward(ctx: Any, piece: Tensor, wire: MeshTransport, sizes: Sequence[int], dim: int) -> Tensor:
         ctx.rest = (wire, sizes, dim)
         return gather_pieces(piece, wire, sizes, dim)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return leave_scatter(grad, *ctx.rest), None, None, None
+        return reduce_scatter(grad, *ctx.rest), None, None, None
 
 
-class _LeaveScatter(LocalFunction):
+class _ReduceScatter(LocalFunction):
     @staticmethod
-    def forward(ctx: Any, whole: Tensor, wire: Wire, sizes: Sequence[int], dim: int) -> Tensor:
+    def forward(ctx: Any, whole: Tensor, wire: MeshTransport, sizes: Sequence[int], dim: int) -> Tensor:
         ctx.rest = (wire, sizes, dim)
         return sum_pieces(whole, wire, sizes, dim)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return gather_enter(grad, *ctx.rest), None, None, None
+        return all_gather(grad, *ctx.rest), None, None, None
 
 
-class _EnterReplicas(LocalFunction):
+class _CopyToReplicas(LocalFunction):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, wire: Wire) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, wire: MeshTransport) -> Tensor:
         ctx.wire = wire
         return tensor.view_as(tensor)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return leave_replicas(grad, ctx.wire), None
+        return reduce_from_replicas(grad, ctx.wire), None
 
 
-class _LeaveReplicas(LocalFunction):
+class _ReduceFromReplicas(LocalFunction):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, wire: Wire) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, wire: MeshTransport) -> Tensor:
         ctx.wire = wire
         return sum_all(tensor, wire)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return enter_replicas(grad, ctx.wire), None
+        return copy_to_replicas(grad, ctx.wire), None
 
 
-def gather_enter(piece: Tensor, wire: Wire, sizes: Sequence[int], dim: int = 0) -> Tensor:
+def all_gather(piece: Tensor, wire: MeshTransport, sizes: Sequence[int], dim: int = 0) -> Tensor:
     """Every rank's piece, for a product in which each rank has another part (collective; backward: a sum)."""
     if wire.axis.size == 1:
         return piece
-    out: Tensor = _GatherEnter.apply(piece, wire, sizes, dim)  # type: ignore[no-untyped-call]
+    out: Tensor = _AllGather.apply(piece, wire, sizes, dim)  # type: ignore[no-untyped-call]
     return out
 
 
-def leave_scatter(whole: Tensor, wire: Wire, sizes: Sequence[int], dim: int = 0) -> Tensor:
+def reduce_scatter(whole: Tensor, wire: MeshTransport, sizes: Sequence[int], dim: int = 0) -> Tensor:
     """This rank's piece of the sum of every rank's ``whole`` (collective; backward: an all-gather)."""
     if wire.axis.size == 1:
         return whole
-    out: Tensor = _LeaveScatter.apply(whole, wire, sizes, dim)  # type: ignore[no-untyped-call]
+    out: Tensor = _ReduceScatter.apply(whole, wire, sizes, dim)  # type: ignore[no-untyped-call]
     return out
 
 
-def enter_replicas(tensor: Tensor, wire: Wire) -> Tensor:
+def copy_to_replicas(tensor: Tensor, wire: MeshTransport) -> Tensor:
     """A replica, for a product in which each rank has another part (backward: a sum, collective)."""
     if wire.axis.size == 1 or not tensor.requires_grad:
         return tensor
-    out: Tensor = _EnterReplicas.apply(tensor, wire)  # type: ignore[no-untyped-call]
+    out: Tensor = _CopyToReplicas.apply(tensor, wire)  # type: ignore[no-untyped-call]
     return out
 
 
-def leave_replicas(tensor: Tensor, wire: Wire) -> Tensor:
+def reduce_from_replicas(tensor: Tensor, wire: MeshTransport) -> Tensor:
     """The sum over the ranks, on every rank (collective; backward: identity)."""
     if wire.axis.size == 1:
         return tensor
-    out: Tensor = _LeaveReplicas.apply(tensor, wire)  # type: ignore[no-untyped-call]
+    out: Tensor = _ReduceFromReplicas.apply(tensor, wire)  # type: ignore[no-untyped-call]
     return out

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.grid.transport import Flight, Wire
+from pyg_dist.backend.grid.transport import Pending, MeshTransport
 from pyg_dist.backend.local_function import LocalFunction
 
 
 @dataclass(frozen=True)
-class Dispatch:
+class EdgeValueScatter:
     """Rows that go to one or several ranks each, the same way every time.
 
     Attributes:
@@ -24,7 +24,7 @@ class Dispatch:
         num_rows: local rows.
     """
 
-    wire: Wire
+    wire: MeshTransport
     send_index: Tensor
     sent: tuple[int, ...]
     received: tuple[int, ...]
@@ -32,7 +32,7 @@ class Dispatch:
     num_rows: int
 
     @staticmethod
-    def by_rank(wire: Wire, receiver: Tensor, row: Tensor, key: Tensor) -> Dispatch:
+    def by_rank(wire: MeshTransport, receiver: Tensor, row: Tensor, key: Tensor) -> EdgeValueScatter:
         """Send local ``row[i]`` to ``receiver[i]``, where rows are sorted by their ``key`` (collective).
 
         Shapes:
@@ -43,7 +43,7 @@ class Dispatch:
         order = torch.argsort(receiver, stable=True)
         sent = torch.bincount(receiver, minlength=axis.size)
         received = axis.gather_rows(sent.view(1, -1), [1] * axis.size)[:, axis.rank]
-        unsorted = Dispatch(
+        unsorted = EdgeValueScatter(
             wire,
             row[order],
             tuple(sent.tolist()),
@@ -75,23 +75,23 @@ class Dispatch:
             return outgoing
         shape = outgoing.shape[1:]
         sizes = ([count * shape.numel() for count in counts] for counts in (sent, received))
-        return Flight(self.wire, outgoing.contiguous().view(-1), *sizes).land().view(sum(received), *shape)
+        return Pending(self.wire, outgoing.contiguous().view(-1), *sizes).land().view(sum(received), *shape)
 
 
-class _CopyOut(LocalFunction):
+class _ScatterEdgeValues(LocalFunction):
     """Copies of rows, or their sums: each is the other's backward."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, dispatch: Dispatch, home: bool) -> Tensor:
+    def forward(ctx: Any, values: Tensor, dispatch: EdgeValueScatter, home: bool) -> Tensor:
         ctx.dispatch, ctx.home = dispatch, home
         return dispatch.sum_home(values) if home else dispatch.bring(values)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _CopyOut.apply(grad, ctx.dispatch, not ctx.home), None, None  # type: ignore[no-untyped-call]
+        return _ScatterEdgeValues.apply(grad, ctx.dispatch, not ctx.home), None, None  # type: ignore[no-untyped-call]
 
 
-def copy_out(values: Tensor, dispatch: Dispatch) -> Tensor:
-    """:meth:`Dispatch.bring`, for products in which each copy has another part (collective; backward: a sum)."""
-    out: Tensor = _CopyOut.apply(values, dispatch, False)  # type: ignore[no-untyped-call]
+def scatter_edge_values(values: Tensor, dispatch: EdgeValueScatter) -> Tensor:
+    """:meth:`EdgeValueScatter.bring`, for products in which each copy has another part (collective; backward: a sum)."""
+    out: Tensor = _ScatterEdgeValues.apply(values, dispatch, False)  # type: ignore[no-untyped-call]
     return out

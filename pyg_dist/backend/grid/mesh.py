@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pyg_dist.backend.comm.group import Axis, axis_within, world_axis
+from pyg_dist.backend.comm.group import Group, group_within, world_group
 from pyg_dist.backend.halo.exchange import Traffic
 from pyg_dist.errors import OptionError
 
@@ -107,23 +107,23 @@ class Mesh:
 
     def __init__(self, shape: MeshShape) -> None:
         self.shape = shape
-        self.coordinates = shape.coordinates(world_axis().rank)
+        self.coordinates = shape.coordinates(world_group().rank)
         self.grid_shape = MeshShape(shape.x, shape.y, shape.z)
         self.rank = self.grid_shape.rank(self.coordinates | {"data": 0})
         self.traffic: dict[tuple[str, ...], Traffic] = {}
-        self._axes: dict[frozenset[str], Axis] = {}
+        self._axes: dict[frozenset[str], Group] = {}
 
     def __deepcopy__(self, memo: object) -> Mesh:
         return self  # it holds connections
 
-    def axis(self, *names: str) -> Axis:
+    def axis(self, *names: str) -> Group:
         """The ranks that differ from this one in the axes ``names`` only (collective over all ranks at the first use).
 
         One object per set of ranks, so that gradients share buckets. Its ranks are numbered in rank order.
         """
         key = frozenset(name for name in names if self.shape[name] > 1)
         if key not in self._axes:
-            self._axes[key] = axis_within(self.groups(*key)) if key else Axis()
+            self._axes[key] = group_within(self.groups(*key)) if key else Group()
         return self._axes[key]
 
     def traffic_of(self, *names: str) -> Traffic:

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.grid.collectives import (
-    SumFlight,
-    enter_replicas,
-    gather_enter,
+    PendingSum,
+    copy_to_replicas,
+    all_gather,
     gather_pieces,
-    leave_replicas,
-    leave_scatter,
+    reduce_from_replicas,
+    reduce_scatter,
 )
-from pyg_dist.backend.grid.transport import Wire
+from pyg_dist.backend.grid.transport import MeshTransport
 from pyg_dist.backend.halo.operator import edge_product
 from pyg_dist.backend.local_function import LocalFunction
 from pyg_dist.backend.sparse.csr import CSR
@@ -26,7 +26,7 @@ from pyg_dist.backend.timing import phase
 
 
 @dataclass(frozen=True)
-class TileOperator:
+class GridOperator:
     """A sparse matrix ``diag(r) W diag(c)`` on one rank, and its transpose; a constant, or else without scales.
 
     Attributes:
@@ -54,9 +54,9 @@ class TileOperator:
         return None if self.weight is None else self.weight[self.csr.edge]
 
     @cached_property
-    def transposed(self) -> TileOperator:
+    def transposed(self) -> GridOperator:
         """The transposed matrix; a directed graph's backward needs it."""
-        return TileOperator(self.csr.transposed, self.weight, self.col_scale, self.row_scale, self.divides)
+        return GridOperator(self.csr.transposed, self.weight, self.col_scale, self.row_scale, self.divides)
 
     def multiply(self, x: Tensor, low: int = 0, high: int | None = None) -> Tensor:
         """Rows ``low`` to ``high`` of the product, local, without autograd. Shapes: ``[m, F] -> [high - low, F]``."""
@@ -83,7 +83,7 @@ class Side:
         is_scattered: whether each rank holds its piece of them, and not all.
     """
 
-    wire: Wire
+    wire: MeshTransport
     sizes: tuple[int, ...]
     is_scattered: bool
 
@@ -104,7 +104,7 @@ class TileProduct:
         num_blocks: row blocks whose sums are under way while the next block is multiplied (Plexus, 5.2).
     """
 
-    operator: TileOperator
+    operator: GridOperator
     source: Side
     target: Side
     num_blocks: int
@@ -115,7 +115,7 @@ class TileProduct:
         return TileProduct(self.operator.transposed, self.target, self.source, self.num_blocks)
 
 
-class ProductFlight:
+class PendingProduct:
     """A :class:`TileProduct` under way: all is multiplied, and sums are in flight (collective, no autograd)."""
 
     def __init__(self, x: Tensor, product: TileProduct) -> None:
@@ -126,14 +126,14 @@ class ProductFlight:
             if source.is_scattered:
                 x = gather_pieces(x, source.wire, source.sizes)
             self._x = x.contiguous()
-            self._sums: list[Tensor | SumFlight] = []
+            self._sums: list[Tensor | PendingSum] = []
             if wire.axis.size == 1:
                 self._sums.append(self._operator.multiply(self._x))
                 return
             self._sizes = [self._block_sizes(b, product.num_blocks) for b in range(product.num_blocks)]
             done = [0] * wire.axis.size
             for sizes in self._sizes:
-                self._sums.append(SumFlight(self._rows(done, sizes), wire, sizes, 0))
+                self._sums.append(PendingSum(self._multiply_rows(done, sizes), wire, sizes, 0))
                 done = [d + size for d, size in zip(done, sizes, strict=True)]
 
     def land(self) -> Tensor:
@@ -150,7 +150,7 @@ class ProductFlight:
         """How many rows of each rank's piece the block has."""
         return [size * (block + 1) // num_blocks - size * block // num_blocks for size in self._target.sizes]
 
-    def _rows(self, done: list[int], sizes: list[int]) -> Tensor:
+    def _multiply_rows(self, done: list[int], sizes: list[int]) -> Tensor:
         """The product's next rows of every rank's piece."""
         if len(self._sizes) == 1:
             return self._operator.multiply(self._x)
@@ -165,16 +165,16 @@ class _Multiply(LocalFunction):
     """The product; the derivative is the transposed one, to any order."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, product: TileProduct, flight: ProductFlight | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, product: TileProduct, flight: PendingProduct | None) -> Tensor:
         ctx.product = product
-        return (ProductFlight(x, product) if flight is None else flight).land()
+        return (PendingProduct(x, product) if flight is None else flight).land()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return multiply(grad, ctx.product.transposed), None, None
 
 
-def multiply(x: Tensor, product: TileProduct, flight: ProductFlight | None = None) -> Tensor:
+def multiply(x: Tensor, product: TileProduct, flight: PendingProduct | None = None) -> Tensor:
     """The product, differentiable by x, and by weights that learn (collective).
 
     Args:
@@ -196,13 +196,13 @@ def _multiply_edges(x: Tensor, product: TileProduct) -> Tensor:
 
     Their derivative on a rank is a dot product of its columns for each of the tile's edges, a part of the whole: the
     sum over the column axis is made where the weights come from, by
-    :func:`~pyg_dist.backend.grid.edge_values.copy_out`.
+    :func:`~pyg_dist.backend.grid.edge_values.scatter_edge_values`.
     """
     operator, source, target = product.operator, product.source, product.target
     assert operator.weight is not None
     assert operator.row_scale is None
     assert operator.col_scale is None
     scattered = source.is_scattered
-    x = gather_enter(x, source.wire, source.sizes) if scattered else enter_replicas(x, source.wire)
+    x = all_gather(x, source.wire, source.sizes) if scattered else copy_to_replicas(x, source.wire)
     out = edge_product(operator.weight, x, operator.csr)
-    return leave_scatter(out, target.wire, target.sizes) if target.is_scattered else leave_replicas(out, target.wire)
+    return reduce_scatter(out, target.wire, target.sizes) if target.is_scattered else reduce_from_replicas(out, target.wire)

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.comm.group import from_wire, to_wire
-from pyg_dist.backend.grid.transport import Flight, Wire
+from pyg_dist.backend.grid.transport import Pending, MeshTransport
 from pyg_dist.backend.local_function import LocalFunction
 
 
 @dataclass(frozen=True)
-class Rerouting:
+class Redistribution:
     """A change of layout on this rank: a linear map that moves every element of a matrix.
 
     Attributes:
@@ -25,12 +25,12 @@ class Rerouting:
         back: the change in the other direction.
     """
 
-    wire: Wire
+    wire: MeshTransport
     send: tuple[tuple[Tensor | None, int, int], ...]
     receive: tuple[tuple[Tensor | None, int, int], ...]
     num_rows: int
     num_columns: int
-    back: list[Rerouting]
+    back: list[Redistribution]
 
     def move(self, x: Tensor) -> Tensor:
         """The rows and columns of the other layout (collective, no autograd)."""
@@ -43,7 +43,7 @@ class Rerouting:
             arrived = outgoing[0]
         else:
             sent = [piece.numel() for piece in outgoing]
-            arrived = from_wire(Flight(self.wire, to_wire(torch.cat(outgoing)), sent, sizes).land(), x.dtype)
+            arrived = from_wire(Pending(self.wire, to_wire(torch.cat(outgoing)), sent, sizes).land(), x.dtype)
         out = x.new_empty(self.num_rows, self.num_columns)
         for piece, (rows, low, high) in zip(torch.split(arrived, sizes), self.receive, strict=True):
             if rows is not None:
@@ -51,22 +51,22 @@ class Rerouting:
         return out
 
 
-class _Reroute(LocalFunction):
+class _Redistribute(LocalFunction):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, rerouting: Rerouting) -> Tensor:
+    def forward(ctx: Any, x: Tensor, rerouting: Redistribution) -> Tensor:
         ctx.rerouting = rerouting
         return rerouting.move(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return reroute(grad, ctx.rerouting.back[0]), None
+        return redistribute(grad, ctx.rerouting.back[0]), None
 
 
-def reroute(x: Tensor, rerouting: Rerouting) -> Tensor:
+def redistribute(x: Tensor, rerouting: Redistribution) -> Tensor:
     """The matrix in its other layout; values and gradients move, nothing is added (collective, both ways).
 
     The gradient of a matrix, too, is one matrix, of which replicas hold the same elements: so the backward is the
     change of layout in the other direction, and replicas count once.
     """
-    out: Tensor = _Reroute.apply(x, rerouting)  # type: ignore[no-untyped-call]
+    out: Tensor = _Redistribute.apply(x, rerouting)  # type: ignore[no-untyped-call]
     return out

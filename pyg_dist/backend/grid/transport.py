@@ -13,14 +13,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_dist.backend.comm.group import Axis
+from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.halo.exchange import Traffic
 from pyg_dist.backend.session.failure import connected, wait
 from pyg_dist.backend.timing import phase
 
 
 @dataclass(frozen=True)
-class Wire:
+class MeshTransport:
     """One product of mesh axes as the grid's sums use it.
 
     Attributes:
@@ -29,7 +29,7 @@ class Wire:
         dtype: of the messages, or ``None`` for the tensor's own.
     """
 
-    axis: Axis
+    axis: Group
     traffic: Traffic
     dtype: torch.dtype | None = None
 
@@ -38,10 +38,10 @@ class Wire:
         return self.dtype if self.dtype is not None and self.dtype.itemsize < dtype.itemsize else dtype
 
 
-class Flight:
+class Pending:
     """An all-to-all under way; :meth:`land` waits for it."""
 
-    def __init__(self, wire: Wire, outgoing: Tensor, sent: Sequence[int], received: Sequence[int]) -> None:
+    def __init__(self, wire: MeshTransport, outgoing: Tensor, sent: Sequence[int], received: Sequence[int]) -> None:
         axis = wire.axis
         self.outgoing = outgoing  # must live until it has left
         self.incoming = outgoing.new_empty(sum(received), *outgoing.shape[1:])

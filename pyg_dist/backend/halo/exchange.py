@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pyg_dist.backend.comm.buffers import Buffers
-from pyg_dist.backend.comm.group import Axis
+from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.session.failure import connected, wait
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.sparse.matrix import Matrix
@@ -34,7 +34,7 @@ class Traffic:
 
 
 @dataclass
-class Flight:
+class Pending:
     """Messages under way. ``land()`` waits for them and returns the rows that arrived."""
 
     received: Tensor
@@ -73,7 +73,7 @@ class Exchange:
         buffers: for rows on their way; shared like ``traffic``.
     """
 
-    axis: Axis
+    axis: Group
     send_counts: tuple[int, ...]
     recv_counts: tuple[int, ...]
     traffic: Traffic = field(default_factory=Traffic)
@@ -112,7 +112,7 @@ class Exchange:
         senders = [(self.axis.rank - offset) % self.axis.size for offset in range(1, self.axis.size)]
         return tuple((p, bounds[p], bounds[p + 1]) for p in senders if self.recv_counts[p])
 
-    def start(self, rows: Tensor, received: Tensor | None = None) -> Flight:
+    def start(self, rows: Tensor, received: Tensor | None = None) -> Pending:
         """Send rows, grouped by receiver (collective, does not wait).
 
         Shapes:
@@ -123,7 +123,7 @@ class Exchange:
             received = rows.new_empty((self.num_received, *rows.shape[1:]))
         width = rows.shape[1:].numel()
         if self.axis.size == 1 or width == 0:
-            return Flight(received, rows)
+            return Pending(received, rows)
         self.traffic.num_bytes += rows.numel() * rows.element_size()
         self.traffic.num_rows += rows.shape[0]
         self.traffic.num_messages += sum(count > 0 for count in self.send_counts)
@@ -136,14 +136,14 @@ class Exchange:
             with phase("wait"), connected():
                 dist.barrier(self.axis.process_group)
 
-    def _all_to_all(self, received: Tensor, rows: Tensor) -> Flight:
+    def _all_to_all(self, received: Tensor, rows: Tensor) -> Pending:
         """One collective, whose cost does not depend on how many neighbours there are."""
         counts = list(self.recv_counts), list(self.send_counts)
         with connected():
             work = dist.all_to_all_single(received, rows, *counts, group=self.axis.process_group, async_op=True)
-        return Flight(received, rows, [(work, None)])
+        return Pending(received, rows, [(work, None)])
 
-    def _send(self, received: Tensor, rows: Tensor) -> Flight:
+    def _send(self, received: Tensor, rows: Tensor) -> Pending:
         """One message per neighbour."""
         messages: list[dist.P2POp] = []
         senders: list[int] = []  # of each message; -1: this rank
@@ -160,8 +160,8 @@ class Exchange:
         with connected():
             works = dist.batch_isend_irecv(messages) if messages else []
         if len(works) != len(messages):  # nccl makes one of them
-            return Flight(received, rows, [(work, None) for work in works])
-        flight = Flight(received, rows)
+            return Pending(received, rows, [(work, None) for work in works])
+        flight = Pending(received, rows)
         for sender, message, work in zip(senders, messages, works, strict=True):
             if sender < 0:
                 flight.works.append((work, message.peer))

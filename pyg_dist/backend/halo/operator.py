@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.comm.codec import EXACT, Codec
-from pyg_dist.backend.halo.transfer import Halo
+from pyg_dist.backend.halo.transfer import HaloTransfer
 from pyg_dist.backend.local_function import LocalFunction
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.sparse.matrix import Matrix
@@ -41,7 +41,7 @@ class LinearOperator:
     """
 
     local: Matrix
-    halo: Halo
+    halo: HaloTransfer
     row_scale: Tensor | None = None
     col_scale: Tensor | None = None
     divides: bool = False
@@ -83,11 +83,11 @@ class _HaloRows(LocalFunction):
     """Bring the halo, or add halo rows to their owners': each is the other's backward."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, post: Halo, transposed: bool) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, post: HaloTransfer, transposed: bool) -> Tensor:
         ctx.post, ctx.transposed = post, transposed
         rows = rows.contiguous()
         if post.codecs[transposed] is not EXACT:
-            halo = Halo(post.outgoing, post.exchange, post.exchange.slots, post.codecs)
+            halo = HaloTransfer(post.outgoing, post.exchange, post.exchange.slots, post.codecs)
             halo = halo.transposed if transposed else halo
             num_rows = post.outgoing.num_cols if transposed else post.exchange.num_received
             return halo.finish(halo.start(rows), rows.new_zeros(num_rows, rows.shape[1]))
@@ -172,19 +172,19 @@ def aggregate(x: Tensor, operator: LinearOperator) -> Tensor:
     return _Multiply.apply(x, operator, False)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def halo_rows(x: Tensor, post: Halo) -> Tensor:
+def halo_rows(x: Tensor, post: HaloTransfer) -> Tensor:
     """The halo of x by a post exchange, differentiable; collective both ways. Shapes: ``[n, F] -> [h, F]``."""
     _require_dtype(x)
     return _HaloRows.apply(x, post, False)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def halo_sums(rows: Tensor, post: Halo) -> Tensor:
+def halo_sums(rows: Tensor, post: HaloTransfer) -> Tensor:
     """Send halo rows home, where they are summed: the transpose of :func:`halo_rows`. Shapes: ``[h, F] -> [n, F]``."""
     _require_dtype(rows)
     return _HaloRows.apply(rows, post, True)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def aggregate_edges(x: Tensor, weight: Tensor, local: CSR, post: Halo) -> Tensor:
+def aggregate_edges(x: Tensor, weight: Tensor, local: CSR, post: HaloTransfer) -> Tensor:
     """Weighted sum over in-edges, differentiable by x and by the weights; collective both ways.
 
     The weights' derivatives need the sources' rows themselves: the exchange is post.

@@ -8,14 +8,14 @@ from functools import cached_property
 from torch import Tensor
 
 from pyg_dist.backend.comm.codec import EXACT, Codec
-from pyg_dist.backend.halo.exchange import Exchange, Flight
+from pyg_dist.backend.halo.exchange import Exchange, Pending
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.backend.timing import overlaps, phase
 
 
 @dataclass(frozen=True)
-class Halo:
+class HaloTransfer:
     """How remote rows, or sums of them, reach the targets: ``incoming P outgoing``, P being the exchange.
 
     Attributes:
@@ -31,16 +31,16 @@ class Halo:
     codecs: tuple[Codec, Codec] = (EXACT, EXACT)
 
     @cached_property
-    def transposed(self) -> Halo:
+    def transposed(self) -> HaloTransfer:
         """The way back."""
         outgoing, incoming = self.incoming.transposed, self.outgoing.transposed
-        return Halo(outgoing, self.exchange.transposed, incoming, self.codecs[::-1])
+        return HaloTransfer(outgoing, self.exchange.transposed, incoming, self.codecs[::-1])
 
-    def coded(self, codecs: tuple[Codec, Codec]) -> Halo:
+    def coded(self, codecs: tuple[Codec, Codec]) -> HaloTransfer:
         """The same, with other codecs. Everything that is kept, is kept by the parts."""
         return self if codecs == self.codecs else replace(self, codecs=codecs)
 
-    def start(self, x: Tensor, col_scale: Tensor | None = None, divide: bool = False) -> Flight:
+    def start(self, x: Tensor, col_scale: Tensor | None = None, divide: bool = False) -> Pending:
         """Multiply by ``outgoing diag(col_scale)`` and send (collective, does not wait). Shapes: ``[n, F]``.
 
         With ``divide``: by the scale's inverse.
@@ -59,7 +59,7 @@ class Halo:
         flight.land()
         return flight
 
-    def finish(self, flight: Flight, out: Tensor, row_scale: Tensor | None = None, divide: bool = False) -> Tensor:
+    def finish(self, flight: Pending, out: Tensor, row_scale: Tensor | None = None, divide: bool = False) -> Tensor:
         """Add ``diag(row_scale) incoming`` times what has arrived to ``out`` (waits). Shapes: ``[n, F]``.
 
         With ``divide``: by the scale's inverse.

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from pyg_dist import errors
-from pyg_dist.backend.comm.group import close_axes
+from pyg_dist.backend.comm.group import close_groups
 from pyg_dist.backend.session import launch, world
 from pyg_dist.backend.session.agreement import require_equal
 from pyg_dist.backend.session.failure import FailureWatch
@@ -95,7 +95,7 @@ def shutdown() -> None:
         _watch.close()
     _watch = None
     world.enter(None)
-    close_axes()
+    close_groups()
     if _owns_group and world.is_group_open():  # the script may have destroyed it
         dist.destroy_process_group()
     _owns_group = False

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.grid.edge_values import Dispatch
+from pyg_dist.backend.grid.edge_values import EdgeValueScatter
 from pyg_dist.backend.grid.mesh import GRID_AXES
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.layout.grid.sharding import Grid
@@ -42,7 +42,7 @@ class AdjacencyTile:
     column_id: Tensor
     loop_row: Tensor
     loop_column: Tensor
-    make_dispatch: Callable[[], Dispatch]
+    make_dispatch: Callable[[], EdgeValueScatter]
 
     @staticmethod
     def of(
@@ -86,7 +86,7 @@ class AdjacencyTile:
 
     @cached_property
     @lasting
-    def dispatch(self) -> Dispatch:
+    def dispatch(self) -> EdgeValueScatter:
         """Brings values of edges here; a graph without edge weights needs none (collective at the first use)."""
         return self.make_dispatch()
 
@@ -140,7 +140,7 @@ class AdjacencyTile:
         return CSR.from_edges(row, column, edge, self.row_id.numel(), self.column_id.numel())
 
 
-def _dispatch(grid: Grid, edge_index: Tensor, edge_id: Tensor, row_axis: str, column_axis: str, order: int) -> Dispatch:
+def _dispatch(grid: Grid, edge_index: Tensor, edge_id: Tensor, row_axis: str, column_axis: str, order: int) -> EdgeValueScatter:
     """What brings values from where the edges are stored to their tiles (collective). See :meth:`AdjacencyTile.of`."""
     shape = grid.mesh.grid_shape
     rows, columns = grid.orders[grid.other_order(order)], grid.orders[order]
@@ -149,4 +149,4 @@ def _dispatch(grid: Grid, edge_index: Tensor, edge_id: Tensor, row_axis: str, co
     first = at_row * shape.stride(row_axis) + at_column * shape.stride(column_axis)
     receiver = torch.cat([first + replica * shape.stride(third) for replica in range(shape[third])])
     edge = torch.arange(first.numel()).repeat(shape[third])
-    return Dispatch.by_rank(grid.wire(*GRID_AXES, exact=True), receiver, edge, edge_id)
+    return EdgeValueScatter.by_rank(grid.wire(*GRID_AXES, exact=True), receiver, edge, edge_id)

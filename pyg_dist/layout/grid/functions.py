@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyg_dist.backend.autograd.replicated import enter
-from pyg_dist.backend.grid.collectives import enter_replicas, leave_replicas, leave_scatter
+from pyg_dist.backend.autograd.replicated import copy_to_ranks
+from pyg_dist.backend.grid.collectives import copy_to_replicas, reduce_from_replicas, reduce_scatter
 from pyg_dist.backend.grid.mesh import GRID_AXES
 from pyg_dist.errors import DataError, MixedRowsError
 from pyg_dist.layout.grid.sharding import Tile
@@ -19,13 +19,13 @@ from pyg_dist.plan.grid.tiling import Layout
 from pyg_dist.tensor.functions.layers import relu
 from pyg_dist.tensor.functions.pointwise import cast, new, pointwise, pointwise_
 from pyg_dist.tensor.registry import TABLE, Function, bind, public_name
-from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, wrap
+from pyg_dist.tensor.row_tensor import local_tensors, RowTensor, as_row_tensor_
 
 
 def _as_operand(operand: Any, tile: Tile) -> Any:
     """An operand as it meets the local tile; ``NotImplemented`` where only whole rows would do."""
     if isinstance(operand, RowTensor):
-        if operand._rows is tile:
+        if operand._sharding is tile:
             return operand
         if operand.dim() != 2 or operand.shape[1] not in (1, tile.width) or not _is_whole(operand, tile):
             return NotImplemented
@@ -36,35 +36,35 @@ def _as_operand(operand: Any, tile: Tile) -> Any:
     if operand.dim() > 2 or rows not in (1, tile.size) or columns not in (1, tile.width):
         return NotImplemented
     if operand.dim() < 2 or rows == 1:
-        return enter(operand, tile.axis) if columns == 1 else tile.columns_of(operand)
+        return copy_to_ranks(operand, tile.axis) if columns == 1 else tile.columns_of(operand)
     # One column beside a tile, or one for each of the tile's: a matrix of one column has both readings, alike.
-    return tile.slice(operand) if columns == tile.width else enter(operand, tile.axis).index_select(0, tile.key)
+    return tile.slice(operand) if columns == tile.width else copy_to_ranks(operand, tile.axis).index_select(0, tile.key)
 
 
 def _one_column(x: RowTensor, tile: Tile) -> Tensor:
     """One number for each of the tile's rows, on every rank of the column axis (collective)."""
     layout, grid = tile.layout, tile.grid
     local = as_tile(x, grid.tile(Layout(layout.rows, None, layout.order), 1)).to_local()
-    with LOCALLY():
-        return local if layout.columns is None else enter_replicas(local, grid.wire(layout.columns, exact=True))
+    with local_tensors():
+        return local if layout.columns is None else copy_to_replicas(local, grid.wire(layout.columns, exact=True))
 
 
 def _is_whole(x: RowTensor, tile: Tile) -> bool:
-    return x._rows is tile.grid.node_rows or (isinstance(x, TileTensor) and x._rows.grid is tile.grid)
+    return x._sharding is tile.grid.node_rows or (isinstance(x, TileTensor) and x._sharding.grid is tile.grid)
 
 
 def elementwise(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Broadcasting functions: operands come to the layout of the first tile (collective where one has another)."""
     first = next(a for a in (*args, *kwargs.values()) if isinstance(a, TileTensor))
-    tile = first._rows
-    if kwargs.get("out") is not None and kwargs["out"]._rows is not tile:
+    tile = first._sharding
+    if kwargs.get("out") is not None and kwargs["out"]._sharding is not tile:
         raise MixedRowsError(f"{public_name(function)} expected 'out' to lie as its operand does: assign the result")
     operands = [_as_operand(a, tile) for a in args]
     named = {name: _as_operand(a, tile) for name, a in kwargs.items()}
     if any(o is NotImplemented for o in (*operands, *named.values())):
         return NotImplemented
-    with LOCALLY():
-        return wrap(function(*operands, **named), tile)
+    with local_tensors():
+        return as_row_tensor_(function(*operands, **named), tile)
 
 
 elementwise.keeps_rows = True  # type: ignore[attr-defined]
@@ -105,7 +105,7 @@ def linear_sum(
     """
     first = pairs[0][0] if isinstance(pairs[0][0], TileTensor) else pairs[0][0]()
     pairs = [(first, pairs[0][1]), *pairs[1:]]
-    layout, grid = first._rows.layout, first._rows.grid
+    layout, grid = first._sharding.layout, first._sharding.grid
     width = pairs[0][1].shape[0]
     assert layout.columns is not None
     column_wire = grid.wire(layout.columns)
@@ -117,28 +117,28 @@ def linear_sum(
         raise DataError(
             f"Expected a bias of {width} values, or of one (got shape {list(bias.shape)}): one for each output column"
         )
-    with LOCALLY():
+    with local_tensors():
         total: Tensor | None = None
         for given, weight in pairs:
             x = given if isinstance(given, TileTensor) else given()
-            _require_width(x._rows, weight)
-            columns = x._rows.columns
-            part = enter(weight, grid.mesh.axis(*GRID_AXES))[:, columns.start : columns.stop]
+            _require_width(x._sharding, weight)
+            columns = x._sharding.columns
+            part = copy_to_ranks(weight, grid.mesh.axis(*GRID_AXES))[:, columns.start : columns.stop]
             local = x.as_subclass(Tensor)
             if replicas:
                 part = part[after.columns.start : after.columns.stop]
-                local = enter_replicas(local, grid.wire(*replicas))
+                local = copy_to_replicas(local, grid.wire(*replicas))
             product = F.linear(local, part)
             total = product if total is None else total + product
         assert total is not None
         if replicas:
-            out = leave_replicas(total, column_wire)
+            out = reduce_from_replicas(total, column_wire)
         else:
-            out = leave_scatter(total, column_wire, after.column_sizes, 1)
+            out = reduce_scatter(total, column_wire, after.column_sizes, 1)
         if addend is not None:
             # Autocast has narrowed the product, and narrows the bias.
             out = out + (addend.to(out.dtype) if torch.is_autocast_enabled(out.device.type) else addend)
-        return wrap(out.as_subclass(Tensor), after)  # type: ignore[return-value]
+        return as_row_tensor_(out.as_subclass(Tensor), after)  # type: ignore[return-value]
 
 
 def _require_width(tile: Tile, weight: Tensor) -> None:
@@ -160,7 +160,7 @@ def linear(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     """``x W^T + b``; see :func:`linear_sum`."""
     bound = {"bias": None, **bind("input weight bias", args, kwargs)}
     x, weight, bias = bound["input"], bound["weight"], bound["bias"]
-    if not _is_linear_here(x, weight) or weight.shape[1] != x._rows.width or isinstance(bias, RowTensor):
+    if not _is_linear_here(x, weight) or weight.shape[1] != x._sharding.width or isinstance(bias, RowTensor):
         return NotImplemented
     return linear_sum([(x, weight)], bias)
 
@@ -169,6 +169,6 @@ def linear(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 def matmul(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``tile @ plain matrix``."""
     x, weight = (*args, *kwargs.values())
-    if not _is_linear_here(x, weight) or weight.shape[0] != x._rows.width:
+    if not _is_linear_here(x, weight) or weight.shape[0] != x._sharding.width:
         return NotImplemented
     return linear_sum([(x, weight.t())])

@@ -9,11 +9,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.comm.group import Axis
+from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.grid.collectives import sum_all
-from pyg_dist.backend.grid.edge_values import copy_out
+from pyg_dist.backend.grid.edge_values import scatter_edge_values
 from pyg_dist.backend.grid.mesh import GRID_AXES
-from pyg_dist.backend.grid.operator import ProductFlight, Side, TileOperator, TileProduct, multiply
+from pyg_dist.backend.grid.operator import PendingProduct, Side, GridOperator, TileProduct, multiply
 from pyg_dist.backend.halo.exchange import Traffic
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.errors import LayoutMismatchError
@@ -26,10 +26,10 @@ from pyg_dist.layout.operator_cache import KeptOperators
 from pyg_dist.layout.self_loops import LoopRule
 from pyg_dist.plan.grid.tiling import INPUT, Layout, split
 from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor
-from pyg_dist.tensor.sharding import Rows, Selection, lasting
+from pyg_dist.tensor.sharding import RowSharding, Selection, lasting
 
-Build = Callable[[AdjacencyTile, Tensor | None], TileOperator]
-TileOperators = Callable[[Layout], TileOperator]
+Build = Callable[[AdjacencyTile, Tensor | None], GridOperator]
+TileOperators = Callable[[Layout], GridOperator]
 """A matrix: its tile on this rank for each layout of what it multiplies."""
 
 
@@ -46,20 +46,20 @@ class GridGraph:
         digest: of the edges, where a script has made them.
     """
 
-    def __init__(self, grid: Grid, edge_index: Tensor, edge_rows: Rows, loop_rule: LoopRule) -> None:
+    def __init__(self, grid: Grid, edge_index: Tensor, edge_rows: RowSharding, loop_rule: LoopRule) -> None:
         self.grid = grid
         self.edge_index = edge_index
         self.edge_rows = edge_rows
         self.loop_rule: LoopRule = loop_rule
-        self.axis: Axis = grid.mesh.axis(*GRID_AXES)
+        self.axis: Group = grid.mesh.axis(*GRID_AXES)
         self.node_rows = grid.node_rows
         self.device = edge_index.device
         self.digest: str | None = None
         self._adjacency: dict[tuple[str, str, int], AdjacencyTile] = {}
-        self._operators: KeptOperators[TileOperator] = KeptOperators()
+        self._operators: KeptOperators[GridOperator] = KeptOperators()
 
     @staticmethod
-    def of(grid: Grid, edge_index: Tensor, loop_rule: LoopRule, rows: type[Rows] = Rows) -> GridGraph:
+    def of(grid: Grid, edge_index: Tensor, loop_rule: LoopRule, rows: type[RowSharding] = RowSharding) -> GridGraph:
         """The graph with the edges ``[2, E]``, of which each rank keeps as many (not collective).
 
         Args:
@@ -108,15 +108,15 @@ class GridGraph:
 
     def tiled(self, x: NodeTensor) -> TileTensor:
         """Node features as tiles that :meth:`aggregate` takes (collective where they are whole rows)."""
-        if isinstance(x, TileTensor) and x._rows.layout.columns is not None:
+        if isinstance(x, TileTensor) and x._sharding.layout.columns is not None:
             return x
         return as_tile(x, self.feature_rows(x.shape[1]))
 
     def owns(self, x: RowTensor) -> bool:
         """Whether x has a row for every node of this graph."""
-        return x._rows is self.node_rows or (isinstance(x, TileTensor) and x._rows.grid is self.grid)
+        return x._sharding is self.node_rows or (isinstance(x, TileTensor) and x._sharding.grid is self.grid)
 
-    def input_rows(self, name: str, value: Tensor) -> Rows:
+    def input_rows(self, name: str, value: Tensor) -> RowSharding:
         """How a new node attribute lies: features as tiles, which nothing else is read as a matrix."""
         is_features = name == "x" and value.dim() == 2 and value.is_floating_point()
         return self.feature_rows(value.shape[1]) if is_features else self.node_rows
@@ -158,9 +158,9 @@ class GridGraph:
 
         What is remembered (:mod:`pyg_dist.tensor.aggregation_cache`) is there at once, and nothing is sent.
         """
-        grid, layout = self.grid, x._rows.layout
+        grid, layout = self.grid, x._sharding.layout
         row, column, free = layout.rows[0], layout.columns, layout.free_axis()
-        after = self.product_rows(x, x._rows.width)
+        after = self.product_rows(x, x._sharding.width)
         matrix = operator(layout)
         known = aggregation_cache.recall(x, matrix)
         if known is not None:
@@ -183,24 +183,24 @@ class GridGraph:
             grid.num_blocks,
         )
         local = x.to_local()
-        flight = None if matrix.learns else ProductFlight(local, product)
+        flight = None if matrix.learns else PendingProduct(local, product)
 
         def land() -> TileTensor:
             out = multiply(local, product, flight)
             if kept:
                 aggregation_cache.keep(x, matrix, out)
-            x._is_lasting = True
+            x._is_reused = True
             return TileTensor.from_local(out, after)
 
         return land
 
     def is_remembered(self, x: TileTensor, operator: TileOperators) -> bool:
         """Whether :meth:`aggregate` knows the result, or would keep it (collective where it builds the operator)."""
-        return aggregation_cache.is_remembered(x, lambda: operator(x._rows.layout), self.product_rows(x, x._rows.width))
+        return aggregation_cache.is_remembered(x, lambda: operator(x._sharding.layout), self.product_rows(x, x._sharding.width))
 
     def beside(self, x: TileTensor, product_of: TileTensor) -> TileTensor:
         """X as a product of ``product_of`` lies (collective, unless it is remembered or lies so)."""
-        rows = self.product_rows(product_of, x._rows.width)
+        rows = self.product_rows(product_of, x._sharding.width)
         known = aggregation_cache.recall(x, rows)
         if known is not None:
             return TileTensor.from_local(known, rows)
@@ -211,7 +211,7 @@ class GridGraph:
 
     def product_rows(self, x: TileTensor, width: int) -> Tile:
         """How a product of x, or anything beside it, of ``width`` columns lies."""
-        layout = x._rows.layout
+        layout = x._sharding.layout
         row, free = layout.rows[0], layout.free_axis()
         rows = (free, row) if self.grid.sums == "reduce_scatter" else (free,)
         return self.grid.tile(Layout(rows, layout.columns, self.grid.other_order(layout.order)), width)
@@ -221,13 +221,13 @@ class GridGraph:
     ) -> TileOperators:
         """``y_i = sum or mean over in-edges of w_ji x_j``."""
 
-        def build(tile: AdjacencyTile, values: Tensor | None) -> TileOperator:
+        def build(tile: AdjacencyTile, values: Tensor | None) -> GridOperator:
             if reduce == "sum":
-                return TileOperator(tile.csr, values)
+                return GridOperator(tile.csr, values)
             degree = self._row_sums(tile, tile.csr, None, dtype).clamp_(min=1)
             if values is not None and values.requires_grad:
-                return TileOperator(tile.csr, values / degree[tile.row])
-            return TileOperator(tile.csr, values, row_scale=degree, divides=True)
+                return GridOperator(tile.csr, values / degree[tile.row])
+            return GridOperator(tile.csr, values, row_scale=degree, divides=True)
 
         return self._operator(("neighbourhood", reduce, dtype), weight, dtype, build)
 
@@ -236,7 +236,7 @@ class GridGraph:
     ) -> TileOperators:
         """GCN's ``D^-1/2 (A + loops) D^-1/2`` for constant weights."""
 
-        def build(tile: AdjacencyTile, values: Tensor | None) -> TileOperator:
+        def build(tile: AdjacencyTile, values: Tensor | None) -> GridOperator:
             csr = tile.with_loops(self.loop_rule) if add_self_loops else tile.csr
             if add_self_loops and values is None and loop_value != 1.0:
                 values = torch.ones(tile.row.numel(), dtype=dtype)
@@ -248,7 +248,7 @@ class GridGraph:
             of_sources = self.grid.rerouting(there, here).move(scale.view(-1, 1)).view(-1)
             is_source = torch.zeros(csr.num_cols, dtype=torch.bool)
             is_source[csr.col.long()] = True
-            return TileOperator(csr, values, scale, at_sources(of_sources, is_source))
+            return GridOperator(csr, values, scale, at_sources(of_sources, is_source))
 
         return self._operator(("symmetric", add_self_loops, loop_value, dtype), weight, dtype, build)
 
@@ -261,15 +261,15 @@ class GridGraph:
         of ``A_w``, loops included, and ones.
         """
 
-        def build(tile: AdjacencyTile, values: Tensor | None) -> TileOperator:
+        def build(tile: AdjacencyTile, values: Tensor | None) -> GridOperator:
             if not add_self_loops:
-                return TileOperator(tile.csr, values)
+                return GridOperator(tile.csr, values)
             assert values is not None
             loops = tile.loop_weight(values, loop_value, self.loop_rule)
-            return TileOperator(tile.with_loops(self.loop_rule), torch.cat([values, loops]))
+            return GridOperator(tile.with_loops(self.loop_rule), torch.cat([values, loops]))
 
         operator = self._operator(("with loops", add_self_loops, loop_value, dtype), weight, dtype, build)
-        rows = x._rows.with_width(1)
+        rows = x._sharding.with_width(1)
         ones: Any = TileTensor.from_local(torch.ones(rows.local_shape(1), dtype=dtype), rows)
         scale: Any = inverse_sqrt(self.aggregate(ones, operator, exact=True)).to(x.dtype)
         of_sources: Any = scale if add_self_loops else at_sources(scale, self._sources)
@@ -304,18 +304,18 @@ class GridGraph:
         Building is collective. With weights that learn it holds for one graph of autograd, and what is returned is to
         be used in one forward pass.
         """
-        learning: dict[Hashable, TileOperator] = {}
+        learning: dict[Hashable, GridOperator] = {}
 
-        def of(layout: Layout) -> TileOperator:
+        def of(layout: Layout) -> GridOperator:
             tile = self.adjacency(layout)
             whole_key = (key, tile.row_axis, tile.column_axis, tile.column_order)
             if weight is not None and learns(weight):
                 if whole_key not in learning:
-                    values = copy_out(weight.to_local().to(dtype), tile.dispatch)
+                    values = scatter_edge_values(weight.to_local().to(dtype), tile.dispatch)
                     learning[whole_key] = build(tile, values)
                 return learning[whole_key]
 
-            def build_constant() -> TileOperator:
+            def build_constant() -> GridOperator:
                 if weight is None:
                     return build(tile, None)
                 return build(tile, tile.dispatch.bring(weight.to_local().detach().to(dtype)))

@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyg_dist.backend.autograd.replicated import enter, leave
+from pyg_dist.backend.autograd.replicated import copy_to_ranks, reduce_from_ranks
 from pyg_dist.backend.grid.collectives import gather_pieces
 from pyg_dist.errors import DataError
 from pyg_dist.layout.grid.sharding import Tile
 from pyg_dist.layout.grid.tile_tensor import TileTensor, on_tiles
-from pyg_dist.tensor.functions.reductions import wide
+from pyg_dist.tensor.functions.reductions import accumulation_dtype
 from pyg_dist.tensor.registry import Function, bind
-from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, wrap
+from pyg_dist.tensor.row_tensor import local_tensors, RowTensor, as_row_tensor_
 
 
 @on_tiles("layer_norm", "rms_norm")
@@ -29,21 +29,21 @@ def norm_of_each_row(function: Function, args: tuple[Any, ...], kwargs: dict[str
     parameters = [bound["weight"], bound["bias"]]
     if not isinstance(x, TileTensor) or any(isinstance(p, RowTensor) for p in parameters):
         return NotImplemented
-    tile = x._rows
+    tile = x._sharding
     if tuple(shape or ()) != (tile.width,):
         return NotImplemented
-    with LOCALLY():
+    with local_tensors():
         weight, bias = (None if p is None else tile.columns_of(p) for p in parameters)
-        local = x.to(wide(x.dtype))
+        local = x.to(accumulation_dtype(x.dtype))
         axis = tile.column_axis
         if centres:
-            local = local - enter(leave(local.sum(1, keepdim=True), axis) / tile.width, axis)
-        mean_square = leave(local.square().sum(1, keepdim=True), axis) / tile.width
+            local = local - copy_to_ranks(reduce_from_ranks(local.sum(1, keepdim=True), axis) / tile.width, axis)
+        mean_square = reduce_from_ranks(local.square().sum(1, keepdim=True), axis) / tile.width
         eps = torch.finfo(x.dtype).eps if bound["eps"] is None else bound["eps"]
-        out = local * enter(torch.rsqrt(mean_square + eps), axis)
+        out = local * copy_to_ranks(torch.rsqrt(mean_square + eps), axis)
         out = out if weight is None else out * weight
         out = out if bias is None else out + bias
-        return wrap(out.to(x.dtype).as_subclass(Tensor), tile)
+        return as_row_tensor_(out.to(x.dtype).as_subclass(Tensor), tile)
 
 
 @on_tiles("batch_norm", namespaces=(F,))
@@ -54,8 +54,8 @@ def batch_norm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     x, channels = bound["x"], [bound[name] for name in ("running_mean", "running_var", "weight", "bias")]
     if not isinstance(x, TileTensor) or any(isinstance(c, RowTensor) for c in channels):
         return NotImplemented
-    tile = x._rows
-    with LOCALLY():
+    tile = x._sharding
+    with local_tensors():
         # All four, and before the sums: where one does not fit, no rank may go on.
         mean, var, weight, bias = (None if c is None else tile.columns_of(c) for c in channels)
         if bound["training"]:
@@ -63,21 +63,21 @@ def batch_norm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
         else:  # torch's own form does not take a rank without columns
             if mean is None or var is None:
                 raise DataError("Expected running_mean and running_var in evaluation (got None): use training=True")
-            dtype = wide(x.dtype)
+            dtype = accumulation_dtype(x.dtype)
             normal = (x - mean.to(dtype)) * torch.rsqrt(var.to(dtype) + bound["eps"])
         out = normal if weight is None else normal * weight
         out = out if bias is None else out + bias
-        return wrap(out.to(x.dtype).as_subclass(Tensor), tile)
+        return as_row_tensor_(out.to(x.dtype).as_subclass(Tensor), tile)
 
 
 def _normalise(x: Tensor, tile: Tile, running: list[Tensor | None], momentum: float, eps: float) -> Tensor:
     """The rows' deviations from the global means, over the global standard deviations."""
     if tile.size <= 1:
         raise DataError(f"Expected more than 1 value per channel when training (got {tile}): use .eval()")
-    local, axis = x.to(wide(x.dtype)).as_subclass(Tensor), tile.row_axis
-    mean = leave(local.sum(0), axis) / tile.size
-    centred = local - enter(mean, axis)
-    variance = leave(centred.square().sum(0), axis) / tile.size
+    local, axis = x.to(accumulation_dtype(x.dtype)).as_subclass(Tensor), tile.row_axis
+    mean = reduce_from_ranks(local.sum(0), axis) / tile.size
+    centred = local - copy_to_ranks(mean, axis)
+    variance = reduce_from_ranks(centred.square().sum(0), axis) / tile.size
     if any(buffer is not None for buffer in running):
         with torch.no_grad():
             mine = torch.stack([mean, variance * (tile.size / (tile.size - 1))])
@@ -85,4 +85,4 @@ def _normalise(x: Tensor, tile: Tile, running: list[Tensor | None], momentum: fl
             for buffer, batch in zip(running, gather_pieces(mine, wire, tile.column_sizes, 1), strict=True):
                 if buffer is not None:
                     buffer.lerp_(batch.to(buffer.dtype), momentum)
-    return centred * enter(torch.rsqrt(variance + eps), axis)
+    return centred * copy_to_ranks(torch.rsqrt(variance + eps), axis)

@@ -9,22 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.autograd.replicated import enter
-from pyg_dist.backend.comm.group import Axis
+from pyg_dist.backend.autograd.replicated import copy_to_ranks
+from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.grid.mesh import GRID_AXES, Mesh
-from pyg_dist.backend.grid.redistribute import Rerouting, reroute
-from pyg_dist.backend.grid.transport import Wire
+from pyg_dist.backend.grid.redistribute import Redistribution, redistribute
+from pyg_dist.backend.grid.transport import MeshTransport
 from pyg_dist.errors import DataError
 from pyg_dist.plan.grid.node_order import NodeOrder
 from pyg_dist.plan.grid.redistribution_plan import Route, columns_between, route
 from pyg_dist.plan.grid.tiling import WHOLE_ROWS, Layout, Sums, column_range, nested_split, row_range
-from pyg_dist.tensor.sharding import Rows
+from pyg_dist.tensor.sharding import RowSharding
 
 
-class Tile(Rows):
+class Tile(RowSharding):
     """The distribution of a matrix with a row per node over row axes and a column axis (one object per distribution).
 
-    As :class:`~pyg_dist.tensor.sharding.Rows` it is what a tensor's local rows are; ``axis`` are the ranks among which
+    As :class:`~pyg_dist.tensor.sharding.RowSharding` it is what a tensor's local rows are; ``axis`` are the ranks among which
     *elements* are distinct, so that whatever is replicated enters once for each element and not for each replica.
 
     Attributes:
@@ -42,7 +42,7 @@ class Tile(Rows):
         self.columns = column_range(width, layout, grid.mesh.grid_shape, grid.mesh.coordinates)
 
     @property
-    def whole(self) -> Rows:
+    def whole(self) -> RowSharding:
         """The grid's nodes."""
         return self.grid.node_rows
 
@@ -51,12 +51,12 @@ class Tile(Rows):
         return f"{self.size} nodes x {self.width} columns, rows over {rows}, columns over {self.layout.columns}"
 
     @property
-    def row_axis(self) -> Axis:
+    def row_axis(self) -> Group:
         """The ranks that hold other rows of the same columns."""
         return self.grid.mesh.axis(*self.layout.rows)
 
     @property
-    def column_axis(self) -> Axis:
+    def column_axis(self) -> Group:
         """The ranks that hold other columns of the same rows."""
         return self.grid.mesh.axis(*(self.layout.columns or ()))
 
@@ -93,7 +93,7 @@ class Tile(Rows):
                 f"Expected a value for each of {self.width} columns (got shape {list(tensor.shape)}): "
                 f"make the layer with {self.width} features"
             )
-        return enter(tensor, self.axis)[..., self.columns.start : self.columns.stop]
+        return copy_to_ranks(tensor, self.axis)[..., self.columns.start : self.columns.stop]
 
     def slice(self, full: Tensor) -> Tensor:
         """This rank's tile of a replicated ``[N, width]`` tensor; differentiable."""
@@ -104,23 +104,23 @@ class Tile(Rows):
         whole_rows = self.grid.tile(WHOLE_ROWS, self.width)
         return self.grid.node_rows.gather(self.to(local, whole_rows))
 
-    def take(self, local: Tensor, before: Rows) -> Tensor | None:
+    def from_sharding(self, local: Tensor, before: RowSharding) -> Tensor | None:
         """The local tile of a matrix distributed as ``before``: tiles of the same grid and width, or whole rows."""
         if before is self.grid.node_rows and local.shape[1:] == (self.width,):
             before = self.grid.tile(WHOLE_ROWS, self.width)
         fits = isinstance(before, Tile) and before.grid is self.grid and before.width == self.width
         return before.to(local, self) if fits else None  # type: ignore[attr-defined]
 
-    def give(self, local: Tensor, after: Rows) -> Tensor | None:
+    def to_sharding(self, local: Tensor, after: RowSharding) -> Tensor | None:
         """This rank's whole rows, where those are asked for."""
         return self.to(local, self.grid.tile(WHOLE_ROWS, self.width)) if after is self.grid.node_rows else None
 
     def to(self, local: Tensor, other: Tile) -> Tensor:
         """The local tile of ``other``; differentiable (collective where they differ)."""
-        return local if other is self else reroute(local, self.grid.rerouting(self, other))
+        return local if other is self else redistribute(local, self.grid.rerouting(self, other))
 
 
-class GridNodes(Rows):
+class GridNodes(RowSharding):
     """A grid's nodes, whole rows of which lie on every rank.
 
     Attributes:
@@ -162,7 +162,7 @@ class Grid:
         self.node_rows = GridNodes(self)
         self._tiles: dict[tuple[Layout, int], Tile] = {}
         self._routes: dict[tuple[Layout, Layout], Route] = {}
-        self._reroutings: dict[tuple[Tile, Tile], Rerouting] = {}
+        self._reroutings: dict[tuple[Tile, Tile], Redistribution] = {}
 
     def __deepcopy__(self, memo: object) -> Grid:
         return self  # immutable, apart from caches
@@ -199,11 +199,11 @@ class Grid:
         layout, shape = Layout((), axis, 0), self.mesh.grid_shape
         return [len(column_range(width, layout, shape, {axis: k})) for k in range(shape[axis])]
 
-    def wire(self, *axes: str, exact: bool = False) -> Wire:
+    def wire(self, *axes: str, exact: bool = False) -> MeshTransport:
         """The messages along a product of axes; in the narrow dtype unless ``exact``."""
-        return Wire(self.mesh.axis(*axes), self.mesh.traffic_of(*axes), None if exact else self.comm_dtype)
+        return MeshTransport(self.mesh.axis(*axes), self.mesh.traffic_of(*axes), None if exact else self.comm_dtype)
 
-    def rerouting(self, before: Tile, after: Tile) -> Rerouting:
+    def rerouting(self, before: Tile, after: Tile) -> Redistribution:
         """The change between two distributions of equal width."""
         known = self._reroutings.get((before, after))
         if known is None:
@@ -214,7 +214,7 @@ class Grid:
             self._reroutings[after, before] = back
         return known
 
-    def _rerouting(self, before: Tile, after: Tile) -> Rerouting:
+    def _rerouting(self, before: Tile, after: Tile) -> Redistribution:
         rows = self._route(before.layout, after.layout)
         shape = self.mesh.grid_shape
         places = [shape.coordinates(rank) for rank in range(shape.size)]
@@ -226,7 +226,7 @@ class Grid:
                 start = mine.columns.start
                 yield (rows if len(shared) else None), shared.start - start, shared.stop - start
 
-        return Rerouting(
+        return Redistribution(
             self.wire(*GRID_AXES, exact=True),
             tuple(pieces(rows.send, before, after)),
             tuple(pieces(rows.receive, after, before)),

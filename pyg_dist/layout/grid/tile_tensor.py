@@ -35,7 +35,7 @@ from pyg_dist.tensor.functions.random import dropout, initialise, normal_, rando
 from pyg_dist.tensor.functions.refusals import pickle, trace
 from pyg_dist.tensor.functions.shapes import length, metadata, numel, shape
 from pyg_dist.tensor.registry import NAMESPACES, TABLE, Function, Handler, functions, public_name, writes
-from pyg_dist.tensor.row_tensor import LOCALLY, NodeTensor, OverRows, RowTensor, takes_out, version_of, wrap
+from pyg_dist.tensor.row_tensor import local_tensors, NodeTensor, DerivedOperand, RowTensor, takes_out, version_of, as_row_tensor_
 
 TILES: dict[Function, Handler] = {}
 
@@ -55,13 +55,13 @@ class TileTensor(NodeTensor):
     """A ``[N, F]`` node tensor of which this rank holds some rows and some columns."""
 
     kind = "tile"  # type: ignore[assignment]
-    _rows: Tile
+    _sharding: Tile
 
     @classmethod
     def __torch_function__(
         cls, func: Function, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if len(types) > 1 and any(issubclass(type_, OverRows) for type_ in types):
+        if len(types) > 1 and any(issubclass(type_, DerivedOperand) for type_ in types):
             return NotImplemented
         kwargs = kwargs or {}
         handler = TILES.get(func)
@@ -75,7 +75,7 @@ class TileTensor(NodeTensor):
             if out is not NotImplemented:
                 return out
         elif isinstance(func, OpOverload):  # below autograd all is local
-            with LOCALLY():
+            with local_tensors():
                 return func(*args, **kwargs)
         if writes(func) and isinstance(args[0], TileTensor):
             return _write_rows(func, args, kwargs)
@@ -86,16 +86,16 @@ class TileTensor(NodeTensor):
 
         They are kept while they do not change; but not for a leaf that learns, as :class:`RowTensor` explains.
         """
-        with LOCALLY():
+        with local_tensors():
             version = version_of(self)
             records = self.requires_grad and torch.is_grad_enabled()
             state = (version, records, torch.is_inference_mode_enabled())
             if self._as_rows is not None and self._as_rows[0] == state:
                 return self._as_rows[1]
-            tile, grid = self._rows, self._rows.grid
+            tile, grid = self._sharding, self._sharding.grid
             whole = grid.tile(WHOLE_ROWS, tile.width)
             local: Any = tile.to(self.as_subclass(Tensor), whole)
-            rows: Any = wrap(local.as_subclass(Tensor), grid.node_rows)
+            rows: Any = as_row_tensor_(local.as_subclass(Tensor), grid.node_rows)
             self._as_rows = None if version is None or (records and self.is_leaf) else (state, rows)
             if whole is not tile:
                 local.copied_from = ref(self)
@@ -108,15 +108,15 @@ class TileTensor(NodeTensor):
             MixedRowsError: They are not the tile's any more.
         """
         kept = self._as_rows
-        with LOCALLY():
+        with local_tensors():
             if kept is None or kept[1]._base is not rows or kept[0][0] != version_of(self):
                 raise MixedRowsError(
                     "Expected to write into a view of rows as they are (got one of before they changed): take it anew"
                 )
 
         def copy_back() -> None:
-            with LOCALLY():
-                moved = self._rows.take(rows, self._rows.grid.node_rows)
+            with local_tensors():
+                moved = self._sharding.from_sharding(rows, self._sharding.grid.node_rows)
                 self.copy_(moved)  # type: ignore[arg-type]
                 self._as_rows = ((version_of(self), *kept[0][1:]), kept[1])
 
@@ -132,13 +132,13 @@ def as_tile(x: RowTensor, tile: Tile) -> TileTensor:
     Raises:
         LayoutMismatchError: It has other rows or columns.
     """
-    if x._rows is tile:
+    if x._sharding is tile:
         return cast(TileTensor, x)
-    with LOCALLY():
-        local = tile.take(x.as_subclass(Tensor), x._rows)
+    with local_tensors():
+        local = tile.from_sharding(x.as_subclass(Tensor), x._sharding)
         if local is None:
-            raise LayoutMismatchError(f"Expected {tile} (got {x._rows}): take both from one DistributedData")
-        return cast(TileTensor, wrap(local, tile))
+            raise LayoutMismatchError(f"Expected {tile} (got {x._sharding}): take both from one DistributedData")
+        return cast(TileTensor, as_row_tensor_(local, tile))
 
 
 def _in_rows(value: Any) -> Any:
@@ -157,7 +157,7 @@ def _write_rows(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any
     x: TileTensor = args[0]
     rows = x.to_rows().clone()
     function(rows, *_in_rows(args[1:]), **_in_rows(kwargs))
-    x.copy_(as_tile(cast(NodeTensor, rows), x._rows))
+    x.copy_(as_tile(cast(NodeTensor, rows), x._sharding))
     return None if public_name(function).endswith("__setitem__") else x
 
 
@@ -172,6 +172,6 @@ TILES.update({function: handler for function, handler in TABLE.items() if handle
 def representation(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Global shape and local values; talks to nobody."""
     x: TileTensor = args[0]
-    with LOCALLY():
-        tile, local = x._rows, x.as_subclass(Tensor)
+    with local_tensors():
+        tile, local = x._sharding, x.as_subclass(Tensor)
         return f"NodeTensor(shape={list(tile.global_shape(x.shape))}, local tile of {tile}: {local!r})"

@@ -13,8 +13,8 @@ from pyg_dist.errors import MixedRowsError
 from pyg_dist.layout.halo.node_edge import lift
 from pyg_dist.tensor.registry import public_name
 from pyg_dist.tensor.row_index import RowIndex
-from pyg_dist.tensor.row_tensor import LOCALLY, EdgeTensor, NodeTensor, RowTensor, by_row_mask, wrap
-from pyg_dist.tensor.sharding import Rows, lasting
+from pyg_dist.tensor.row_tensor import local_tensors, EdgeTensor, NodeTensor, RowTensor, by_row_mask, as_row_tensor_
+from pyg_dist.tensor.sharding import RowSharding, lasting
 
 if TYPE_CHECKING:
     from pyg_dist.layout.halo.graph import HaloGraph
@@ -38,13 +38,13 @@ class Edges(Tensor):
     """
 
     graph: HaloGraph
-    rows: Rows
+    rows: RowSharding
     source: Tensor
     target: Tensor
     weight: EdgeTensor | None
 
     @staticmethod
-    def of(graph: HaloGraph, rows: Rows, source: Tensor, target: Tensor, weight: EdgeTensor | None = None) -> Edges:
+    def of(graph: HaloGraph, rows: RowSharding, source: Tensor, target: Tensor, weight: EdgeTensor | None = None) -> Edges:
         """See the class."""
         # Of a device without memory: what torch does not dispatch (torch.tensor, DLPack) fails, or finds no values.
         edges = torch.empty(2, rows.size, dtype=torch.int64, device="meta").as_subclass(Edges)
@@ -67,7 +67,7 @@ class Edges(Tensor):
     @cached_property
     @lasting
     def _global_ids(self) -> tuple[Tensor, Tensor]:
-        with LOCALLY():
+        with local_tensors():
             node_id, halo_id = self.graph.node_rows.key, self.graph.share.halo_id.to(self.graph.device)
             return torch.cat([node_id, halo_id])[self.source], node_id[self.target]
 
@@ -114,7 +114,7 @@ class Edges(Tensor):
 
     def tensor(self, local: Tensor) -> EdgeTensor:
         """The edge tensor with these local values, a fresh plain tensor."""
-        return cast(EdgeTensor, wrap(local, self.rows))  # not from_local: code of a conv may write to it in place
+        return cast(EdgeTensor, as_row_tensor_(local, self.rows))  # not from_local: code of a conv may write to it in place
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self.end(0), self.end(1)))
@@ -132,7 +132,7 @@ class Edges(Tensor):
         edges = args[0] if args else None
         if isinstance(edges, Edges):
             if func in _SAME:
-                with LOCALLY():
+                with local_tensors():
                     return func(*args, **(kwargs or {}))
             if func == Tensor.device.__get__:
                 return edges.graph.device
@@ -160,10 +160,10 @@ class _Selected(NamedTuple):
     places: Tensor  # of these edges among those that they were selected from
 
 
-class _AndLoops(Rows):
+class _AndLoops(RowSharding):
     """Edges, and behind them a self loop for each node: the places and numbers that PyG gives them."""
 
-    def __init__(self, edges: Rows, graph: HaloGraph) -> None:
+    def __init__(self, edges: RowSharding, graph: HaloGraph) -> None:
         loops = graph.node_rows
         super().__init__(edges.axis, "edge", edges.size + loops.size, torch.cat([edges.key, _first(graph) + loops.key]))
         self._edges, self._loops = edges, loops
@@ -194,7 +194,7 @@ class NodeIds(RowIndex):
         """See the class."""
         ids: Any = local.as_subclass(Tensor)
         ids.__class__ = NodeIds
-        ids._rows, ids.edges, ids.end = edges.rows, edges, end
+        ids._sharding, ids.edges, ids.end = edges.rows, edges, end
         return ids  # type: ignore[no-any-return]
 
     def fetch(self, x: NodeTensor) -> EdgeTensor:

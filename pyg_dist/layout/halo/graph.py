@@ -13,7 +13,7 @@ from pyg_dist.backend.comm.codec import EXACT, Codec
 from pyg_dist.backend.comm.quantized import Bits, quantized
 from pyg_dist.backend.halo.exchange import Exchange, Traffic
 from pyg_dist.backend.halo.operator import LinearOperator, aggregate_edges, halo_sums
-from pyg_dist.backend.halo.transfer import Halo
+from pyg_dist.backend.halo.transfer import HaloTransfer
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.layout import aggregation_cache
@@ -27,7 +27,7 @@ from pyg_dist.plan.halo.transfer import Transfer
 from pyg_dist.tensor.functions.random import draw_seed
 from pyg_dist.tensor.layer_names import name_of
 from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor
-from pyg_dist.tensor.sharding import Rows, Selection, lasting
+from pyg_dist.tensor.sharding import RowSharding, Selection, lasting
 
 
 class HaloGraph:
@@ -52,7 +52,7 @@ class HaloGraph:
         nodes: HaloNodes,
         loop_rule: LoopRule,
         is_dense: bool = False,
-        edge_rows: Rows | None = None,
+        edge_rows: RowSharding | None = None,
     ) -> None:
         self.share = share
         self.node_rows = nodes
@@ -63,7 +63,7 @@ class HaloGraph:
         self._given_rows = edge_rows
         self.digest: str | None = None
         edge_id = share.edge_id.to(self.device)
-        self.edge_rows = Rows(self.axis, "edge", share.num_edges, edge_id) if edge_rows is None else edge_rows
+        self.edge_rows = RowSharding(self.axis, "edge", share.num_edges, edge_id) if edge_rows is None else edge_rows
         self.local = share.local.to(self.device)
         self._loops = SelfLoops(self.local, loop_rule, self.edge_rows.num_local)
         self.post = self._halo(share.post)
@@ -74,11 +74,11 @@ class HaloGraph:
     def __deepcopy__(self, memo: object) -> HaloGraph:
         return self  # immutable, apart from caches
 
-    def _halo(self, transfer: Transfer) -> Halo:
+    def _halo(self, transfer: Transfer) -> HaloTransfer:
         """The runtime form of a transfer, all values one."""
         counts = transfer.send_counts, transfer.recv_counts
         exchange = Exchange(self.axis, *counts, self.traffic, self.is_dense, self.node_rows.buffers)
-        return Halo(Matrix(transfer.outgoing.to(self.device)), exchange, Matrix(transfer.incoming.to(self.device)))
+        return HaloTransfer(Matrix(transfer.outgoing.to(self.device)), exchange, Matrix(transfer.incoming.to(self.device)))
 
     def to(self, device: torch.device | str) -> HaloGraph:
         """The same graph on another device."""
@@ -132,13 +132,13 @@ class HaloGraph:
 
     def owns(self, x: RowTensor) -> bool:
         """Whether x has a row for every node of this graph."""
-        return x._rows is self.node_rows
+        return x._sharding is self.node_rows
 
-    def feature_rows(self, width: int) -> Rows:
+    def feature_rows(self, width: int) -> RowSharding:
         """How features of ``width`` columns lie."""
         return self.node_rows
 
-    def input_rows(self, name: str, value: Tensor) -> Rows:
+    def input_rows(self, name: str, value: Tensor) -> RowSharding:
         """How a new node attribute lies."""
         return self.node_rows
 
@@ -248,7 +248,7 @@ class HaloGraph:
 
     def is_remembered(self, x: NodeTensor, operator: LinearOperator) -> bool:
         """Whether the product of the operator and x is known, or would be kept."""
-        return aggregation_cache.is_remembered(x, lambda: operator, x._rows)
+        return aggregation_cache.is_remembered(x, lambda: operator, x._sharding)
 
     def neighbourhood(
         self, reduce: Literal["sum", "mean"], weight: RowTensor | None, dtype: torch.dtype
@@ -281,7 +281,7 @@ class HaloGraph:
 
         return self._operators.get(("symmetric", add_self_loops, loop_value, dtype), weight, build)
 
-    def _weighted(self, local: CSR, values: Tensor | None) -> tuple[Matrix, Halo]:
+    def _weighted(self, local: CSR, values: Tensor | None) -> tuple[Matrix, HaloTransfer]:
         """The matrices of sums with constant weights, by edge storage and what lies behind it (collective)."""
         if values is None:
             return Matrix(local), self._sums
@@ -290,7 +290,7 @@ class HaloGraph:
         borrow = Exchange(self.axis, lists.lend_counts, lists.borrow_counts, self.traffic)
         borrowed = borrow.start(values[lists.lent.to(self.device)]).land()
         storage = torch.cat([values, one])
-        halo = Halo(
+        halo = HaloTransfer(
             Matrix(self._sums.outgoing.pattern, torch.cat([borrowed, one])),
             self._sums.exchange,
             Matrix(self._sums.incoming.pattern, storage),
@@ -306,7 +306,7 @@ class HaloGraph:
             ops.spmm_csr(csr.rowptr, csr.col, ones[: csr.num_cols], values, out=out)
         return inverse_sqrt(degree.view(-1))
 
-    def neighbourhood_product(self, x: Tensor, weight: Tensor, reduce: Literal["sum", "mean"], post: Halo) -> Tensor:
+    def neighbourhood_product(self, x: Tensor, weight: Tensor, reduce: Literal["sum", "mean"], post: HaloTransfer) -> Tensor:
         """:meth:`neighbourhood` with weights that learn; differentiable by x and by the weights (collective)."""
         out = aggregate_edges(x, weight, self.local, post)
         if reduce == "sum":
@@ -314,7 +314,7 @@ class HaloGraph:
         return out / self.in_degree(x.dtype).clamp_(min=1).view(-1, 1)
 
     def symmetric_norm_product(
-        self, x: Tensor, weight: Tensor, add_self_loops: bool, loop_value: float, post: Halo
+        self, x: Tensor, weight: Tensor, add_self_loops: bool, loop_value: float, post: HaloTransfer
     ) -> Tensor:
         """GCN's aggregation with weights that learn; differentiable by x and by the weights (collective).
 

@@ -18,9 +18,9 @@ import torch_geometric.utils
 from torch import Tensor, nn
 
 from pyg_dist.backend.halo.operator import halo_rows, halo_sums
-from pyg_dist.backend.halo.transfer import Halo
+from pyg_dist.backend.halo.transfer import HaloTransfer
 from pyg_dist.errors import LayoutMismatchError, UnsupportedError
-from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, local_values, version_of, wrap
+from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, local_values, version_of, as_row_tensor_
 
 if TYPE_CHECKING:
     from pyg_dist.layout.halo.edges import NodeIds
@@ -72,7 +72,7 @@ def lift(x: NodeTensor, ids: NodeIds) -> EdgeTensor:
     edges.end(ids.end)  # raises where they were changed
     if not edges.graph.owns(x):
         raise LayoutMismatchError(
-            f"Expected a row for each of {edges.graph.node_rows} (got {x._rows}): take both from one DistributedData"
+            f"Expected a row for each of {edges.graph.node_rows} (got {x._sharding}): take both from one DistributedData"
         )
     rows = x.to_local() if ids.end == 1 else _with_halo(x, edges.graph)
     return edges.tensor(rows.index_select(0, edges.target if ids.end == 1 else edges.source))
@@ -100,7 +100,7 @@ def _with_halo(x: NodeTensor, graph: HaloGraph) -> Tensor:
     return rows
 
 
-def _halo(flat: Tensor, post: Halo) -> Tensor:
+def _halo(flat: Tensor, post: HaloTransfer) -> Tensor:
     """Halo slots (collective). Shapes: ``[n, F] -> [h, F]``."""
     if flat.is_complex():
         real = _halo(torch.view_as_real(flat.resolve_conj()).flatten(1), post)
@@ -130,7 +130,7 @@ def scatter(values: EdgeTensor, ids: NodeIds, reduce: str = "sum") -> NodeTensor
     local = local_values(values, edges.rows)
     if ids.end == 1:
         out = torch_geometric.utils.scatter(local, edges.target, 0, graph.num_local, reduce)
-        return cast(NodeTensor, wrap(out, graph.node_rows))
+        return cast(NodeTensor, as_row_tensor_(out, graph.node_rows))
     if reduce not in ("sum", "add"):
         raise UnsupportedError(
             f"Reducing by source nodes is distributed for sums (got {reduce!r}): reduce by target, or flip edge_index "
@@ -140,4 +140,4 @@ def scatter(values: EdgeTensor, ids: NodeIds, reduce: str = "sum") -> NodeTensor
     if graph.axis.size > 1:
         own, halo = sums.split([graph.num_local, graph.halo.num_cols])
         sums = own + halo_sums(halo.reshape(halo.shape[0], halo.shape[1:].numel()), graph.post).view_as(own)
-    return cast(NodeTensor, wrap(sums, graph.node_rows))
+    return cast(NodeTensor, as_row_tensor_(sums, graph.node_rows))

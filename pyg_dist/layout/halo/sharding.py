@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.comm.buffers import Buffers
-from pyg_dist.backend.comm.group import Axis
+from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.quantized import Bits
 from pyg_dist.backend.halo.exchange import Traffic
 from pyg_dist.plan.halo.remote_edges import Exchange
-from pyg_dist.tensor.sharding import Rows, lasting
+from pyg_dist.tensor.sharding import RowSharding, lasting
 
 
-class HaloNodes(Rows):
+class HaloNodes(RowSharding):
     """Nodes by part, and what the graphs over them have in common.
 
     Attributes:
@@ -28,7 +28,7 @@ class HaloNodes(Rows):
     """
 
     def __init__(
-        self, axis: Axis, node_id: Tensor, num_nodes: int, exchange: Exchange, bits: tuple[Bits, Bits] = (32, 32)
+        self, axis: Group, node_id: Tensor, num_nodes: int, exchange: Exchange, bits: tuple[Bits, Bits] = (32, 32)
     ) -> None:
         super().__init__(axis, "node", num_nodes, node_id)
         self.exchange: Exchange = exchange

@@ -18,40 +18,40 @@ from torch.utils.hooks import RemovableHandle
 
 from pyg_dist.errors import LayoutMismatchError, UnsupportedError
 from pyg_dist.tensor.functions.shapes import metadata
-from pyg_dist.tensor.registry import TABLE, Function, bind, handles
-from pyg_dist.tensor.row_tensor import KEPT, LOCALLY, RowTensor, version_of, wrap
-from pyg_dist.tensor.sharding import Rows
+from pyg_dist.tensor.registry import TABLE, Function, bind, implements
+from pyg_dist.tensor.row_tensor import KEPT, local_tensors, RowTensor, version_of, as_row_tensor_
+from pyg_dist.tensor.sharding import RowSharding
 
 
-def _stored(value: Any, rows: Rows) -> Any:
+def _stored(value: Any, rows: RowSharding) -> Any:
     """``value`` as autograd stores it for a tensor with these rows."""
     if not isinstance(value, Tensor):
         return value
     if isinstance(value, RowTensor):
-        local = rows.take(value.to_local(), value._rows)
+        local = rows.from_sharding(value.to_local(), value._sharding)
         if local is None:
-            raise LayoutMismatchError(f"Expected a gradient or value for {rows} (got one for {value._rows})")
+            raise LayoutMismatchError(f"Expected a gradient or value for {rows} (got one for {value._sharding})")
         return local
     if value.shape[:1] != (rows.size,):
         raise LayoutMismatchError(f"Expected a gradient or value for {rows} (got shape {list(value.shape)})")
     return rows.slice(value)
 
 
-@handles("data.__get__")
+@implements("data.__get__")
 def data(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The rows without history. Changes of them count for :func:`version_of`, and not for autograd, as in torch."""
     x: RowTensor = args[0]
-    with LOCALLY(), torch.inference_mode(False):
+    with local_tensors(), torch.inference_mode(False):
         if x.is_inference():
-            return wrap(function(x), x._rows)
+            return as_row_tensor_(function(x), x._sharding)
         if not x._counters:
             x._counters = (x.detach(), function(x))
-        out = wrap(x._counters[1].detach(), x._rows)
+        out = as_row_tensor_(x._counters[1].detach(), x._sharding)
         out._counters = x._counters  # type: ignore[attr-defined]
         return out
 
 
-@handles("data.__set__")
+@implements("data.__set__")
 def replace_data(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Replace the values, which torch counts as no change."""
     x = args[0]
@@ -59,45 +59,45 @@ def replace_data(function: Function, args: tuple[Any, ...], kwargs: dict[str, An
     store(function, args, kwargs)
     x._counters = ()
     if version is not None:
-        with LOCALLY():
+        with local_tensors():
             x._uncounted = version + 1 - x._version
 
 
-@handles("grad.__get__")
+@implements("grad.__get__")
 def stored(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The gradient: distributed like the tensor."""
-    with LOCALLY():
-        return wrap(function(*args), args[0]._rows)
+    with local_tensors():
+        return as_row_tensor_(function(*args), args[0]._sharding)
 
 
-@handles("grad.__set__")
+@implements("grad.__set__")
 def store(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Replace the gradient."""
     x, value = args
-    value = _stored(value, x._rows)
-    with LOCALLY():
+    value = _stored(value, x._sharding)
+    with local_tensors():
         function(x, value)
 
 
-@handles("grad.__delete__", "retain_grad", "register_post_accumulate_grad_hook")
+@implements("grad.__delete__", "retain_grad", "register_post_accumulate_grad_hook")
 def unchanged(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A hook after accumulation gets the row tensor itself."""
-    with LOCALLY():
+    with local_tensors():
         return function(*args, **kwargs)
 
 
-@handles("register_hook")
+@implements("register_hook")
 def register_hook(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Hooks see row tensors and may return them."""
     x, hook = (*args, *kwargs.values())
-    rows = x._rows
+    rows = x._sharding
 
     def distributed_hook(gradient: Tensor) -> Tensor | None:
         # A fresh view: the engine goes on with its own tensor, whose class must not change.
         result = hook(RowTensor.from_local(gradient, rows))
         return None if result is None else _stored(result, rows)
 
-    with LOCALLY():
+    with local_tensors():
         return function(x, distributed_hook)
 
 
@@ -105,13 +105,13 @@ def register_hook(function: Function, args: tuple[Any, ...], kwargs: dict[str, A
 _MODULE_HOOKS = "BackwardHookFunctionBackward"
 
 
-@handles("grad_fn.__get__")  # after shapes, whose handler it extends
+@implements("grad_fn.__get__")  # after shapes, whose handler it extends
 def grad_fn(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The node; the one through which torch calls a module's backward hooks shows them row tensors."""
     node = metadata(function, args, kwargs)
     if node is None or node.name() != _MODULE_HOOKS:
         return node
-    node.metadata.setdefault(_HookedNode, {})[args[0].output_nr] = args[0]._rows
+    node.metadata.setdefault(_HookedNode, {})[args[0].output_nr] = args[0]._sharding
     return _HookedNode(node)
 
 
@@ -126,7 +126,7 @@ class _HookedNode:
 
     def register_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
         """As of the node, for hooks on what the user sees."""
-        rows_of: dict[int, Rows] = self._node.metadata[_HookedNode]
+        rows_of: dict[int, RowSharding] = self._node.metadata[_HookedNode]
 
         def seen(gradients: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
             return tuple(
@@ -155,7 +155,7 @@ def _local_outputs(outputs: Any, gradients: Any) -> tuple[list[Any], list[Tensor
             # and has grad mode off.
             inside = torch._C._current_graph_task_id() != -1
             plain = inside and not isinstance(gradient, RowTensor)
-            gradients[k] = gradient if plain else _stored(gradient, output._rows)
+            gradients[k] = gradient if plain else _stored(gradient, output._sharding)
             with torch.enable_grad():
                 outputs[k] = output.to_local()
     return outputs, gradients
@@ -169,11 +169,11 @@ def _edge(x: Any) -> Any:
     """Where the gradient of x arrives; torch takes it in place of a tensor, and dispatches on it no more."""
     if not isinstance(x, RowTensor):
         return x
-    with LOCALLY():
+    with local_tensors():
         return get_gradient_edge(x)
 
 
-@handles("backward")
+@implements("backward")
 def backward_of_one(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Back-propagate a gradient with this tensor's rows, or a loss to tensors with rows (collective)."""
     bound = bind("tensors gradient retain_graph create_graph inputs", args, kwargs)
@@ -205,7 +205,7 @@ def grad(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
         if result is None and materialize:
             results[k] = torch.zeros_like(x)
         elif isinstance(x, RowTensor) and result is not None:
-            results[k] = RowTensor.from_local(result, x._rows)
+            results[k] = RowTensor.from_local(result, x._sharding)
     return tuple(results)
 
 
@@ -216,13 +216,13 @@ TABLE[torch.autograd.grad] = grad
 def _compare_local_rows() -> None:
     """Let checkpointing compare the local shapes of what autograd saved in the first forward and in the second one.
 
-    Torch's own check sees the first while torch runs :data:`LOCALLY`, and the second when it does not.
+    Torch's own check sees the first while torch runs :data:`local_tensors`, and the second when it does not.
     """
     checks = torch.utils.checkpoint._allowed_determinism_checks_to_fns
     stock = checks["default"]
 
     def metadata_of_local_rows(x: Tensor) -> dict[str, Any]:
-        with LOCALLY():
+        with local_tensors():
             return stock(x)  # type: ignore[no-any-return]
 
     checks["default"] = metadata_of_local_rows
@@ -231,7 +231,7 @@ def _compare_local_rows() -> None:
 _compare_local_rows()
 
 
-@handles("__deepcopy__")
+@implements("__deepcopy__")
 def deepcopy(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Copy the values; the distribution is shared (early stopping copies models and data)."""
     x, memo = args

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_dist.errors import DataError, MixedRowsError
-from pyg_dist.tensor.functions.reductions import wide
-from pyg_dist.tensor.registry import Function, bind, handles, public_name
-from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, wrap
+from pyg_dist.tensor.functions.reductions import accumulation_dtype
+from pyg_dist.tensor.registry import Function, bind, implements, public_name
+from pyg_dist.tensor.row_tensor import local_tensors, RowTensor, as_row_tensor_
 
 
-@handles("batch_norm", namespaces=(F,))
+@implements("batch_norm", namespaces=(F,))
 def batch_norm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``(x - mean) / sqrt(var + eps) * weight + bias`` per channel (dimension 1).
 
@@ -28,13 +28,13 @@ def batch_norm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     if not isinstance(x, RowTensor) or any(isinstance(c, RowTensor) for c in channels):
         raise MixedRowsError(f"{public_name(function)} expects distributed rows and one plain value per channel")
     mean, var, weight, bias = channels
-    rows = x._rows
-    with LOCALLY():
+    rows = x._sharding
+    with local_tensors():
         if bound["training"] and rows.axis.size > 1:
-            return wrap(_normalise(x, mean, var, weight, bias, bound["momentum"], bound["eps"]), rows)
-        weight, bias = (None if t is None else rows.enter(t) for t in (weight, bias))
+            return as_row_tensor_(_normalise(x, mean, var, weight, bias, bound["momentum"], bound["eps"]), rows)
+        weight, bias = (None if t is None else rows.copy_to_ranks(t) for t in (weight, bias))
         rest = (bound["training"], bound["momentum"], bound["eps"])
-        return wrap(function(x, mean, var, weight, bias, *rest), rows)
+        return as_row_tensor_(function(x, mean, var, weight, bias, *rest), rows)
 
 
 def _normalise(
@@ -46,22 +46,22 @@ def _normalise(
     momentum: float,
     eps: float,
 ) -> Tensor:
-    """Training on more than one rank, to be called :data:`LOCALLY`."""
-    rows, dims, shape = x._rows, (0, *range(2, x.dim())), (1, -1, *[1] * (x.dim() - 2))
+    """Training on more than one rank, to be called :data:`local_tensors`."""
+    rows, dims, shape = x._sharding, (0, *range(2, x.dim())), (1, -1, *[1] * (x.dim() - 2))
     number = rows.size * math.prod(x.shape[2:])
     if number <= 1:
         raise DataError(f"Expected more than 1 value per channel when training (got {rows}): use .eval()")
-    local = x.to(wide(x.dtype))
-    mean = rows.leave(local.sum(dims)) / number
-    centred = local - rows.enter(mean).view(shape)
-    variance = rows.leave(centred.square().sum(dims)) / number
+    local = x.to(accumulation_dtype(x.dtype))
+    mean = rows.reduce_from_ranks(local.sum(dims)) / number
+    centred = local - rows.copy_to_ranks(mean).view(shape)
+    variance = rows.reduce_from_ranks(centred.square().sum(dims)) / number
     with torch.no_grad():
         for running, batch in ((running_mean, mean), (running_var, variance * (number / (number - 1)))):
             if running is not None:
                 running.lerp_(batch.to(running.dtype), momentum)
-    out = centred * rows.enter(torch.rsqrt(variance + eps)).view(shape)
+    out = centred * rows.copy_to_ranks(torch.rsqrt(variance + eps)).view(shape)
     if weight is not None:
-        out = out * rows.enter(weight).view(shape)
+        out = out * rows.copy_to_ranks(weight).view(shape)
     if bias is not None:
-        out = out + rows.enter(bias).view(shape)
+        out = out + rows.copy_to_ranks(bias).view(shape)
     return out.to(x.dtype)

@@ -14,9 +14,9 @@ from pyg_dist.errors import LayoutMismatchError
 from pyg_dist.tensor.functions.pointwise import aligned, pointwise
 from pyg_dist.tensor.functions.scatter import write
 from pyg_dist.tensor.functions.shapes import dims_of, flat_sizes, refuse
-from pyg_dist.tensor.registry import Function, bind, handles, public_name
-from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, copied_slice, on_rows, wrap
-from pyg_dist.tensor.sharding import Joined
+from pyg_dist.tensor.registry import Function, bind, implements, public_name
+from pyg_dist.tensor.row_tensor import local_tensors, RowTensor, copied_slice, on_rows, as_row_tensor_
+from pyg_dist.tensor.sharding import ConcatenatedRows
 
 # The parameters before `dim`, and its default; None where torch's default is dimension 0 or a flattened tensor.
 _ALONG: dict[str, tuple[str, int | None]] = {
@@ -32,7 +32,7 @@ _CUTS = ("narrow", "chunk", "split", "tensor_split")
 _BROADCASTS = ("take_along_dim", "cosine_similarity", "repeat_interleave")
 
 
-@handles(*_ALONG, "scatter_", "scatter_add_", "scatter_reduce_", "cumsum_", "cumprod_")
+@implements(*_ALONG, "scatter_", "scatter_add_", "scatter_reduce_", "cumsum_", "cumprod_")
 def along(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Functions along one or several dimensions other than 0."""
     name = function.__name__.removesuffix("_")
@@ -52,12 +52,12 @@ def along(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return write(function, args, kwargs)
     if not isinstance(x, RowTensor) or dim is None or 0 in dims_of(dim, x.dim()):
         raise refuse(function, "along dimension 0, or of a plain tensor, would mix rows")
-    with LOCALLY():
+    with local_tensors():
         args, kwargs, rows = aligned(function, args, kwargs, name in _BROADCASTS)
-        return wrap(function(*args, **kwargs), rows)
+        return as_row_tensor_(function(*args, **kwargs), rows)
 
 
-@handles("flip")
+@implements("flip")
 def flip(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Reverse the order of columns."""
     dims = flat_sizes(args, kwargs)
@@ -66,7 +66,7 @@ def flip(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     return on_rows(torch.flip, args[0], dims)
 
 
-@handles("cat", "concat", "concatenate", "hstack", "vstack", "row_stack", "column_stack", "stack")
+@implements("cat", "concat", "concatenate", "hstack", "vstack", "row_stack", "column_stack", "stack")
 def join(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Concatenate columns, stack along a new dimension within rows, or append rows."""
     bound = bind("tensors dim", args, kwargs)
@@ -82,40 +82,40 @@ def join(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         if stacks:
             raise refuse(function, "along dimension 0 would move rows (along the last one, dim=-1, it does not)")
         return _append(function, tensors)
-    with LOCALLY():
+    with local_tensors():
         tensors, _, rows = aligned(function, tensors, {}, broadcasts=False)
-        return wrap(function(tensors, dim), rows)
+        return as_row_tensor_(function(tensors, dim), rows)
 
 
 def _append(function: Function, tensors: tuple[Tensor, ...]) -> RowTensor:
     """Rows one after another (collective at the first use of a mask's rows); those of plain tensors are dealt out."""
-    with LOCALLY():
+    with local_tensors():
         first = next(t for t in tensors if isinstance(t, RowTensor))
         # torch passes over flat empty tensors, too
         tensors = tuple(t for t in tensors if isinstance(t, RowTensor) or t.shape != (0,) or first.dim() == 1)
-        parts = tuple(t._rows if isinstance(t, RowTensor) else first._rows.deal(t.shape[0]) for t in tensors)
+        parts = tuple(t._sharding if isinstance(t, RowTensor) else first._sharding.block_sharding(t.shape[0]) for t in tensors)
         for part in parts:
-            is_mixed = part.kind != first.kind and not (part.is_list or first._rows.is_list)
-            if part.axis is not first._rows.axis or is_mixed:
+            is_mixed = part.kind != first.kind and not (part.is_indexed or first._sharding.is_indexed)
+            if part.axis is not first._sharding.axis or is_mixed:
                 raise LayoutMismatchError(
                     f"{public_name(function)} along dimension 0 expected rows of one kind over the same ranks "
-                    f"(got {first._rows} and {part}): use .full_tensor() on them"
+                    f"(got {first._sharding} and {part}): use .full_tensor() on them"
                 )
         local = [
             t.as_subclass(Tensor) if isinstance(t, RowTensor) else part.slice(t)
             for t, part in zip(tensors, parts, strict=True)
         ]
-        return wrap(torch.cat(local), parts[0] if len(parts) == 1 else Joined(parts))  # type: ignore[return-value]
+        return as_row_tensor_(torch.cat(local), parts[0] if len(parts) == 1 else ConcatenatedRows(parts))  # type: ignore[return-value]
 
 
-@handles("one_hot")
+@implements("one_hot")
 def one_hot(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """One column per class; without ``num_classes`` it is the global maximum plus one (collective)."""
     x, num_classes = args[0], bind("x num_classes", args, kwargs).get("num_classes", -1)
     return on_rows(function, x, int(x.max()) + 1 if num_classes == -1 else num_classes)
 
 
-@handles("pad")
+@implements("pad")
 def pad(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Pad within rows."""
     if len(bind("x pad", args, kwargs)["pad"]) // 2 >= args[0].dim():
@@ -130,7 +130,7 @@ def _of_some_rows(function: Function, x: Tensor, *args: Any, **kwargs: Any) -> T
     return function(torch.cat([x, x.new_zeros(1, *x.shape[1:])]), *args, **kwargs)[:0]  # type: ignore[no-any-return]
 
 
-@handles("normalize")
+@implements("normalize")
 def normalize(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``x / max(norm, eps)``: of each row, or, along dimension 0, of each column (collective)."""
     x, bound = args[0], {"p": 2.0, "dim": 1, "eps": 1e-12, **bind("x p dim eps", args, kwargs)}
@@ -140,7 +140,7 @@ def normalize(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any])
     return x / norm.clamp_min(bound["eps"])
 
 
-@handles("pairwise_distance")
+@implements("pairwise_distance")
 def pairwise_distance(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """One number per pair of rows."""
     if args[0].dim() < 2:

@@ -13,12 +13,12 @@ from pyg_dist.backend.local_function import LocalFunction
 from pyg_dist.tensor.functions.pointwise import pointwise
 from pyg_dist.tensor.functions.reductions import Dims, count, reduction
 from pyg_dist.tensor.functions.shapes import dims_of
-from pyg_dist.tensor.registry import Function, bind, handles
-from pyg_dist.tensor.row_tensor import LOCALLY, on_rows
-from pyg_dist.tensor.sharding import Rows
+from pyg_dist.tensor.registry import Function, bind, implements
+from pyg_dist.tensor.row_tensor import local_tensors, on_rows
+from pyg_dist.tensor.sharding import RowSharding
 
 
-def extreme(x: Tensor, dims: Dims, keepdim: bool, rows: Rows, op: str, nan_ties: bool = True) -> Tensor:
+def extreme(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, op: str, nan_ties: bool = True) -> Tensor:
     """Largest ("max") or smallest ("min") of all rows (collective); as in torch, ties share the gradient equally.
 
     Args:
@@ -37,7 +37,7 @@ def extreme(x: Tensor, dims: Dims, keepdim: bool, rows: Rows, op: str, nan_ties:
 
 class _Extreme(LocalFunction):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dims: Dims, rows: Rows, op: str, nan_ties: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, dims: Dims, rows: RowSharding, op: str, nan_ties: bool) -> Tensor:
         if x.shape[0]:
             local = x.amax(dims, keepdim=True) if op == "max" else x.amin(dims, keepdim=True)
         else:
@@ -53,7 +53,7 @@ class _Extreme(LocalFunction):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         ties, number = ctx.saved_tensors
-        return replicated.enter(grad, ctx.axis) * ties / number, None, None, None, None
+        return replicated.copy_to_ranks(grad, ctx.axis) * ties / number, None, None, None, None
 
 
 def _neutral(dtype: torch.dtype, op: str) -> float | int:
@@ -64,7 +64,7 @@ def _neutral(dtype: torch.dtype, op: str) -> float | int:
     return torch.iinfo(dtype).min if op == "max" else torch.iinfo(dtype).max
 
 
-def _over_ranks(local: Tensor, rows: Rows, op: str) -> Tensor:
+def _over_ranks(local: Tensor, rows: RowSharding, op: str) -> Tensor:
     """The extreme of every rank's; NaN where any rank has NaN, which a collective's comparisons may lose."""
     if not local.is_floating_point():
         return rows.axis.reduce_(local, op)
@@ -75,16 +75,16 @@ def _over_ranks(local: Tensor, rows: Rows, op: str) -> Tensor:
 
 
 @reduction("amax")
-def _amax(x: Tensor, dims: Dims, keepdim: bool, rows: Rows, bound: dict[str, Any]) -> Tensor:
+def _amax(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[str, Any]) -> Tensor:
     return extreme(x, dims, keepdim, rows, "max", nan_ties=False)
 
 
 @reduction("amin")
-def _amin(x: Tensor, dims: Dims, keepdim: bool, rows: Rows, bound: dict[str, Any]) -> Tensor:
+def _amin(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[str, Any]) -> Tensor:
     return extreme(x, dims, keepdim, rows, "min", nan_ties=False)
 
 
-@handles("max", "min")
+@implements("max", "min")
 def max_min(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``max(x)``, ``max(x, dim)`` with positions, or the pointwise ``max(x, y)``."""
     op, bound = function.__name__, bind("x dim keepdim", args, kwargs)
@@ -92,16 +92,16 @@ def max_min(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         return pointwise(function, args, kwargs)
     x = args[0]
     if "dim" not in bound:
-        with LOCALLY():
-            return extreme(x, dims_of(None, x.dim()), False, x._rows, op)
+        with local_tensors():
+            return extreme(x, dims_of(None, x.dim()), False, x._sharding, op)
     if 0 not in dims_of(bound["dim"], x.dim()):
         return on_rows(function, *args, **kwargs)
     result = torch.return_types.max if op == "max" else torch.return_types.min
-    with LOCALLY():
-        return result(_with_position(x, bound.get("keepdim", False), x._rows, op))
+    with local_tensors():
+        return result(_with_position(x, bound.get("keepdim", False), x._sharding, op))
 
 
-@handles("argmax", "argmin")
+@implements("argmax", "argmin")
 def arg_max_min(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Within rows; or global positions."""
     x, bound = args[0], bind("x dim keepdim", args, kwargs)
@@ -109,8 +109,8 @@ def arg_max_min(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any
     if dim is not None and 0 not in dims_of(dim, x.dim()):
         return on_rows(function, *args, **kwargs)
     op = function.__name__.removeprefix("arg")
-    with LOCALLY():
-        x, rows = x.detach(), args[0]._rows
+    with local_tensors():
+        x, rows = x.detach(), args[0]._sharding
         if dim is not None:
             return _with_position(x, keepdim, rows, op)[1]
         per_row = math.prod(x.shape[1:])
@@ -121,7 +121,7 @@ def arg_max_min(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any
         return first.view([1] * x.dim()) if keepdim else first
 
 
-def _with_position(x: Tensor, keepdim: bool, rows: Rows, op: str) -> tuple[Tensor, Tensor]:
+def _with_position(x: Tensor, keepdim: bool, rows: RowSharding, op: str) -> tuple[Tensor, Tensor]:
     """Values and global positions of each column's extremes, the first of equals; NaN counts as extreme."""
     values = extreme(x.detach(), (0,), True, rows, op)
     hit = (x == values) | (x.isnan() & values.isnan())
@@ -130,17 +130,17 @@ def _with_position(x: Tensor, keepdim: bool, rows: Rows, op: str) -> tuple[Tenso
     none = torch.full_like(values, rows.size, dtype=torch.int64)  # for ranks without rows
     first = rows.axis.reduce_(torch.cat([candidates, none]).amin(0), "min")
     # The gradient goes to the one row that was picked.
-    picked = rows.leave(torch.where(hit & (position == first), x, 0).sum(0).to(x.dtype))
+    picked = rows.reduce_from_ranks(torch.where(hit & (position == first), x, 0).sum(0).to(x.dtype))
     return (picked.unsqueeze(0), first.unsqueeze(0)) if keepdim else (picked, first)
 
 
 @reduction("logsumexp")
-def _logsumexp(x: Tensor, dims: Dims, keepdim: bool, rows: Rows, bound: dict[str, Any]) -> Tensor:
+def _logsumexp(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[str, Any]) -> Tensor:
     x = x if x.is_floating_point() or x.is_complex() else x.to(torch.get_default_dtype())
     if count(x, dims, rows) == 0:
-        return rows.leave(x.exp().sum(dims, keepdim)).log()
+        return rows.reduce_from_ranks(x.exp().sum(dims, keepdim)).log()
     of_real = x.detach().real if x.is_complex() else x.detach()
     shift = extreme(of_real, dims, True, rows, "max")
     shift = torch.where(shift.isfinite(), shift, 0)
-    total = rows.leave((x - shift).exp().sum(dims, keepdim)).log()
+    total = rows.reduce_from_ranks((x - shift).exp().sum(dims, keepdim)).log()
     return total + (shift if keepdim else shift.squeeze(dims))

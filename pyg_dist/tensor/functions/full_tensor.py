@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from pyg_dist.tensor.functions.shapes import dims_of, global_shape
-from pyg_dist.tensor.registry import Function, bind, handles
-from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, on_rows
+from pyg_dist.tensor.registry import Function, bind, implements
+from pyg_dist.tensor.row_tensor import local_tensors, RowTensor, on_rows
 
 
-@handles(
+@implements(
     "tolist", "item", "numpy", "__array__", "__array_wrap__", "__bool__", "__int__", "__float__", "__index__",
     "__contains__", "unique", "unique_consecutive", "bincount", "histc",
 )  # fmt: skip
-def gathered(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def on_full_tensor(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Apply the function to all rows, in the original order."""
     return function(*map(_full, args), **{name: _full(value) for name, value in kwargs.items()})
 
@@ -30,23 +30,23 @@ def _full(value: Any) -> Any:
     return tuple(map(_full, value)) if type(value) is tuple else value  # x[rows, 0] has a tuple for an index
 
 
-@handles("median", "nanmedian", "quantile", "nanquantile")
+@implements("median", "nanmedian", "quantile", "nanquantile")
 def order_statistic(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Within rows, or of all rows; several quantiles at once put their own dimension first, and are plain."""
     is_quantile = "quantile" in function.__name__
     bound = bind("x q dim keepdim" if is_quantile else "x dim", args, kwargs)
     x, q, dim = args[0], bound.get("q"), bound.get("dim")
     if dim is None or 0 in dims_of(dim, x.dim()) or (isinstance(q, Tensor) and q.dim() > 0):
-        return gathered(function, args, kwargs)
-    if is_quantile and x._rows.num_local == 0:  # torch refuses; a sum has the same shape, and is differentiable too
+        return on_full_tensor(function, args, kwargs)
+    if is_quantile and x._sharding.num_local == 0:  # torch refuses; a sum has the same shape, and is differentiable too
         return on_rows(torch.sum, x, dim, bound.get("keepdim", False))
     return on_rows(function, *args, **kwargs)
 
 
-@handles("__repr__", "__format__")
+@implements("__repr__", "__format__")
 def representation(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Global shape and local values; talks to nobody, so that one rank alone may print."""
     x = args[0]
-    with LOCALLY():
+    with local_tensors():
         local = x.as_subclass(Tensor)
-        return f"{type(x).__name__}(shape={list(global_shape(x))}, local rows {x._rows.num_local}: {local!r})"
+        return f"{type(x).__name__}(shape={list(global_shape(x))}, local rows {x._sharding.num_local}: {local!r})"

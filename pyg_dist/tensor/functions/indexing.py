@@ -11,19 +11,19 @@ from torch import Tensor
 
 from pyg_dist.backend.dense import large_tensors
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
-from pyg_dist.tensor.functions.full_tensor import gathered
+from pyg_dist.tensor.functions.full_tensor import on_full_tensor
 from pyg_dist.tensor.functions.layers import with_parameters
 from pyg_dist.tensor.functions.pointwise import as_operand
 from pyg_dist.tensor.functions.shapes import dims_of, refuse
-from pyg_dist.tensor.registry import Function, bind, handles
+from pyg_dist.tensor.registry import Function, bind, implements
 from pyg_dist.tensor.row_index import RowIndex
-from pyg_dist.tensor.row_tensor import LOCALLY, NodeTensor, RowTensor, by_row_mask, copied_slice, like_rows, wrap
-from pyg_dist.tensor.sharding import Rows, Selection
+from pyg_dist.tensor.row_tensor import local_tensors, NodeTensor, RowTensor, by_row_mask, copied_slice, like_rows, as_row_tensor_
+from pyg_dist.tensor.sharding import RowSharding, Selection
 
 _ALL = slice(None)
 
 
-def select_rows(rows: Rows, index: Any) -> Selection:
+def select_rows(rows: RowSharding, index: Any) -> Selection:
     """The selection that ``index`` (mask, ids, slice, list, array or range) makes (may be collective)."""
     if isinstance(index, slice):
         return rows.by_index(torch.arange(rows.size)[index])
@@ -61,7 +61,7 @@ def _split(x: RowTensor, index: Any) -> tuple[Any, tuple[Any, ...]]:
             raise refuse(Tensor.__getitem__, "with these indices leaves no dimension for the rows")
         index = (*[_ALL] * missing, *index[1:])
     first, *rest = index
-    if isinstance(first, slice) and first.indices(x._rows.size) == (0, x._rows.size, 1):
+    if isinstance(first, slice) and first.indices(x._sharding.size) == (0, x._sharding.size, 1):
         first = _ALL
     elif _is_position(first):
         first = int(first)
@@ -98,7 +98,7 @@ def _num_dims_used(index: Any) -> int:
     return index.dim() if isinstance(index, Tensor) and index.dtype == torch.bool else 1
 
 
-@handles("__getitem__")
+@implements("__getitem__")
 def getitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Select rows, then index within them; look up a row for each edge; or of a plain table, one for each index."""
     x, index = args
@@ -117,12 +117,12 @@ def getitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if isinstance(first, int):
         row = _one_row(x, first)
         return row[rest] if rest else row
-    with LOCALLY():
-        rows, local = x._rows, x.as_subclass(Tensor)
+    with local_tensors():
+        rows, local = x._sharding, x.as_subclass(Tensor)
         if first is not _ALL:
             rows, local_index = select_rows(rows, first)
             local = large_tensors.select(local, local_index)
-        out = wrap(local[tuple([_ALL, *rest])] if rest else local, rows)
+        out = as_row_tensor_(local[tuple([_ALL, *rest])] if rest else local, rows)
         return copied_slice(out) if isinstance(first, slice) and first is not _ALL else out
 
 
@@ -130,60 +130,60 @@ def _look_up(table: Tensor, index: Any) -> Any:
     """Rows of a plain table: one for each integer, distributed as these are; by a mask plain ones (collective)."""
     if isinstance(index, RowTensor) and index.dtype != torch.bool:
         return with_parameters(lambda ids, rows_of_table: rows_of_table[ids], (index, table), {})
-    return gathered(Tensor.__getitem__, (table, index), {})
+    return on_full_tensor(Tensor.__getitem__, (table, index), {})
 
 
 def _elements(x: RowTensor, mask: Tensor) -> Any:
     """The elements where a mask of several dimensions holds, row by row: ``out[~labels.isnan()]`` (collective)."""
-    with LOCALLY():
+    with local_tensors():
         mask = _mask_of(x, mask)
-        rows, local_index = by_row_mask(x._rows, mask)
-        return wrap(large_tensors.select(x.as_subclass(Tensor).flatten(0, mask.dim() - 1), local_index), rows)
+        rows, local_index = by_row_mask(x._sharding, mask)
+        return as_row_tensor_(large_tensors.select(x.as_subclass(Tensor).flatten(0, mask.dim() - 1), local_index), rows)
 
 
 def _assign_elements(x: RowTensor, mask: Tensor, value: Any) -> None:
     """A number for all elements where a mask of several dimensions holds, or as many as there are (collective)."""
-    with LOCALLY():
+    with local_tensors():
         mask = _mask_of(x, mask)
-        rows, _ = by_row_mask(x._rows, mask)
+        rows, _ = by_row_mask(x._sharding, mask)
         num_dims = x.dim() - mask.dim() + 1
         x[mask.as_subclass(Tensor)] = as_operand(Tensor.__setitem__, _beside(rows, value), rows, num_dims)
 
 
 def _mask_of(x: RowTensor, mask: Tensor) -> RowTensor:
-    """A mask of x's elements, with x's rows; to be called :data:`LOCALLY`."""
-    size = mask._rows.size if isinstance(mask, RowTensor) else mask.shape[0]
-    if size != x._rows.size or x.shape[1 : mask.dim()] != mask.shape[1:]:
+    """A mask of x's elements, with x's rows; to be called :data:`local_tensors`."""
+    size = mask._sharding.size if isinstance(mask, RowTensor) else mask.shape[0]
+    if size != x._sharding.size or x.shape[1 : mask.dim()] != mask.shape[1:]:
         raise IndexError(
-            f"Expected a mask of x's elements {[x._rows.size, *x.shape[1:]]} (got {[size, *mask.shape[1:]]})"
+            f"Expected a mask of x's elements {[x._sharding.size, *x.shape[1:]]} (got {[size, *mask.shape[1:]]})"
         )
     if not isinstance(mask, RowTensor):
-        return wrap(x._rows.slice_alike(mask), x._rows)  # type: ignore[return-value]
-    if x._rows.is_like(mask._rows):
+        return as_row_tensor_(x._sharding.slice_alike(mask), x._sharding)  # type: ignore[return-value]
+    if x._sharding.is_equivalent(mask._sharding):
         return mask
     return like_rows(Tensor.__getitem__, x, mask)[0][1]  # type: ignore[no-any-return]
 
 
-def _beside(rows: Rows, value: Any) -> Any:
+def _beside(rows: RowSharding, value: Any) -> Any:
     """What is assigned to ``rows``, with its own moved there by position; to be called :data:`LOCALLY`."""
-    if not isinstance(value, RowTensor) or rows.is_like(value._rows):
+    if not isinstance(value, RowTensor) or rows.is_equivalent(value._sharding):
         return value
-    paired = rows.pair(value.as_subclass(Tensor), value._rows)
+    paired = rows.align_by_position(value.as_subclass(Tensor), value._sharding)
     if paired is None:
         raise LayoutMismatchError(
-            f"Expected {rows} that are selected alike (got {value._rows} by another mask, or of another graph)"
+            f"Expected {rows} that are selected alike (got {value._sharding} by another mask, or of another graph)"
         )
-    return wrap(paired, rows)
+    return as_row_tensor_(paired, rows)
 
 
 def _one_row(x: RowTensor, position: int) -> Tensor:
     """Row ``position``, a plain tensor equal on every rank; differentiable (collective)."""
-    with LOCALLY():
-        rows, local_index = x._rows.by_index(torch.tensor([position]))
-        return rows.leave(x.index_select(0, local_index).sum(0, dtype=x.dtype))
+    with local_tensors():
+        rows, local_index = x._sharding.by_index(torch.tensor([position]))
+        return rows.reduce_from_ranks(x.index_select(0, local_index).sum(0, dtype=x.dtype))
 
 
-@handles("__setitem__")
+@implements("__setitem__")
 def setitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Assign to selected rows: a number, a row-free tensor, one row per selected row, or a like selection.
 
@@ -191,7 +191,7 @@ def setitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     """
     x, index, value = args
     if not isinstance(x, RowTensor):  # it stays plain
-        gathered(function, args, kwargs)
+        on_full_tensor(function, args, kwargs)
         return
     if isinstance(index, Tensor) and index.dtype == torch.bool and index.dim() > 1:
         _assign_elements(x, index, value)
@@ -202,13 +202,13 @@ def setitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
             raise refuse(function, "of one row and a list of columns would pair them: assign to x[rows] with a slice")
         first = [first]
         value = value.unsqueeze(0) if isinstance(value, Tensor) and value.dim() == x.dim() - 1 else value
-    with LOCALLY():
-        rows, local_index = (x._rows, _ALL) if first is _ALL else select_rows(x._rows, first)
+    with local_tensors():
+        rows, local_index = (x._sharding, _ALL) if first is _ALL else select_rows(x._sharding, first)
         no_row, index = (slice(0, 0), *rest), (local_index, *rest)
         x[index] = as_operand(function, _beside(rows, value), rows, num_dims=x[no_row].dim())
 
 
-@handles("index_select", "select")
+@implements("index_select", "select")
 def index_select(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Rows (dimension 0), or columns; by list, or one."""
     bound = bind("x dim index", args, kwargs)
@@ -223,7 +223,7 @@ def index_select(function: Function, args: tuple[Any, ...], kwargs: dict[str, An
     return x[columns]
 
 
-@handles("masked_select")
+@implements("masked_select")
 def masked_select(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Elements, row by row."""
     x, mask = (*args, *kwargs.values())
@@ -232,14 +232,14 @@ def masked_select(function: Function, args: tuple[Any, ...], kwargs: dict[str, A
     return x[mask]
 
 
-@handles("nonzero", "argwhere")
+@implements("nonzero", "argwhere")
 def nonzero(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Global ids of what is not zero, in ascending order, a plain tensor equal on every rank (collective)."""
     x = args[0]
-    with LOCALLY():
+    with local_tensors():
         index = x.nonzero()
-        index[:, 0] = x._rows.position.to(x.device)[index[:, 0]]
-    everyone = x._rows.axis.gather_rows(index, x._rows.axis.gather_counts(index.shape[0]))
+        index[:, 0] = x._sharding.position.to(x.device)[index[:, 0]]
+    everyone = x._sharding.axis.gather_rows(index, x._sharding.axis.gather_counts(index.shape[0]))
     # One row's entries come from one rank and in order, so a stable sort by row orders them all.
     everyone = everyone[everyone[:, 0].argsort(stable=True)]
     return everyone.unbind(1) if kwargs.get("as_tuple", False) else everyone

@@ -12,8 +12,8 @@ from pyg_dist.backend.dense import large_tensors
 from pyg_dist.errors import DataError, MixedRowsError
 from pyg_dist.tensor.functions.pointwise import as_operand
 from pyg_dist.tensor.layer_names import running_layer
-from pyg_dist.tensor.registry import Function, bind, handles, public_name
-from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, like_rows, on_rows, wrap
+from pyg_dist.tensor.registry import Function, bind, implements, public_name
+from pyg_dist.tensor.row_tensor import local_tensors, RowTensor, like_rows, on_rows, as_row_tensor_
 
 
 def with_parameters(
@@ -33,7 +33,7 @@ def with_parameters(
             f"{public_name(function)} is row-wise only for distributed rows and plain parameters: "
             f"use .full_tensor() on the parameters"
         )
-    with LOCALLY():
+    with local_tensors():
         states = [s for o in operands for s in (o if isinstance(o, (tuple, list)) else [o])]
         like, rows = like_rows(function, *states)
         rest = iter(like)
@@ -41,12 +41,12 @@ def with_parameters(
             type(o)(next(rest) for _ in o) if isinstance(o, (tuple, list)) else next(rest) for o in operands
         )
         operands = tuple(as_operand(function, o, rows, operands[0].dim(), broadcasts=False) for o in operands)
-        entered = (rows.enter(p) if isinstance(p, Tensor) else p for p in args[num_operands:])
-        kwargs = {k: rows.enter(p) if isinstance(p, Tensor) else p for k, p in kwargs.items()}
-        return wrap((run or function)(*operands, *entered, **kwargs), rows)
+        entered = (rows.copy_to_ranks(p) if isinstance(p, Tensor) else p for p in args[num_operands:])
+        kwargs = {k: rows.copy_to_ranks(p) if isinstance(p, Tensor) else p for k, p in kwargs.items()}
+        return as_row_tensor_((run or function)(*operands, *entered, **kwargs), rows)
 
 
-@handles("linear")
+@implements("linear")
 def linear(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """One operand with rows; torch would name the shape of a rank's share, were its columns too many or too few."""
     bound = bind("input weight", args, kwargs)
@@ -59,13 +59,13 @@ def linear(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return with_parameters(function, args, kwargs, run=large_tensors.linear)
 
 
-@handles("relu")
+@implements("relu")
 def relu(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Element by element."""
     return on_rows(large_tensors.relu, *args, **kwargs)
 
 
-@handles("group_norm")
+@implements("group_norm")
 def group_norm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Of each row; ``F.group_norm`` wants more than one value a channel, of all rows, and not of a rank's."""
     bound = bind("input num_groups", args, kwargs)
@@ -79,13 +79,13 @@ def group_norm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     return with_parameters(function, args, kwargs, run=run)
 
 
-@handles("prelu")
+@implements("prelu")
 def layer(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """One operand with rows."""
     return with_parameters(function, args, kwargs)
 
 
-@handles("layer_norm", "rms_norm")
+@implements("layer_norm", "rms_norm")
 def norm_of_each_row(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The normalised dimensions must not be all of them."""
     if len(bind("input normalized_shape", args, kwargs)["normalized_shape"]) >= args[0].dim():
@@ -94,13 +94,13 @@ def norm_of_each_row(function: Function, args: tuple[Any, ...], kwargs: dict[str
     return with_parameters(function, args, kwargs, run=run)
 
 
-@handles("gru_cell", "lstm_cell", "rnn_tanh_cell", "rnn_relu_cell")
+@implements("gru_cell", "lstm_cell", "rnn_tanh_cell", "rnn_relu_cell")
 def cell(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Input and state have rows: one step for every row."""
     return with_parameters(function, args, kwargs, num_operands=2)
 
 
-@handles("lstm", "gru")
+@implements("lstm", "gru")
 def sequences(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """One sequence per row, ``batch_first``, from states of zero; the last states, whose rows come second, are None."""
     x, states, weights, has_biases, num_layers, dropout, training, bidirectional, *batch_first = args
@@ -112,29 +112,29 @@ def sequences(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any])
         )
     if dropout and training and num_layers > 1:
         raise MixedRowsError(f"{public_name(function)} draws dropout for all rows: pass dropout=0, and use F.dropout")
-    with LOCALLY():
-        rows = x._rows
+    with local_tensors():
+        rows = x._sharding
         zeros = tuple(s.new_zeros(s.shape[0], rows.num_local, s.shape[2]) for s in states)
         entered = [rows.enter(w) for w in weights]
         rest = (has_biases, num_layers, dropout, training, bidirectional, True)
         out, *last = function(x, zeros if len(zeros) > 1 else zeros[0], entered, *rest)
-        return (wrap(out, rows), *[None] * len(last))
+        return (as_row_tensor_(out, rows), *[None] * len(last))
 
 
-@handles("bilinear")
+@implements("bilinear")
 def pair_layer(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Two operands with rows."""
     return with_parameters(function, args, kwargs, num_operands=2)
 
 
-@handles("isin", "bucketize", "cdist")
+@implements("isin", "bucketize", "cdist")
 def look_up(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Where each element, or row, stands in a plain set or list, or towards each row of a plain matrix."""
     has_other_rows = function.__name__ == "cdist" and args[0].dim() > 2  # a matrix for each row of both
     return with_parameters(function, args, kwargs, num_operands=2 if has_other_rows else 1)
 
 
-@handles("embedding", namespaces=(F,))
+@implements("embedding", namespaces=(F,))
 def embedding(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Row-wise for distributed indices into a plain table."""
     names = "input weight padding_idx max_norm norm_type scale_grad_by_freq sparse"

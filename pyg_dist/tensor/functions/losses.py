@@ -13,10 +13,10 @@ from torch import Tensor
 from pyg_dist.backend.dense import large_tensors
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError, UnsupportedError
 from pyg_dist.tensor.functions.pointwise import as_operand
-from pyg_dist.tensor.functions.reductions import wide
-from pyg_dist.tensor.registry import Function, handles, public_name
-from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, like_rows, wrap
-from pyg_dist.tensor.sharding import Rows
+from pyg_dist.tensor.functions.reductions import accumulation_dtype
+from pyg_dist.tensor.registry import Function, implements, public_name
+from pyg_dist.tensor.row_tensor import local_tensors, RowTensor, like_rows, as_row_tensor_
+from pyg_dist.tensor.sharding import RowSharding
 
 # Operands with one entry per row, though they may have fewer dimensions than the scores.
 _PER_ROW = ("input", "target", "input1", "input2", "anchor", "positive", "negative")
@@ -27,7 +27,7 @@ class _Call(NamedTuple):
 
     operands: dict[str, Any]
     reduction: str
-    rows: Rows
+    rows: RowSharding
 
 
 _signature = cache(inspect.signature)
@@ -58,7 +58,7 @@ def _call(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return _Call(given, reduction, rows)
 
 
-@handles(
+@implements(
     "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits",
     "kl_div", "poisson_nll_loss", "gaussian_nll_loss", "soft_margin_loss", "hinge_embedding_loss",
     "margin_ranking_loss", "cosine_embedding_loss", "triplet_margin_loss", "multilabel_soft_margin_loss",
@@ -66,7 +66,7 @@ def _call(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 )  # fmt: skip
 def elementwise_loss(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Losses that are a value per element or row, and then its sum or mean (for two of them by weight)."""
-    with LOCALLY():
+    with local_tensors():
         call = _call(function, args, kwargs)
         dims = {call.operands[name].dim() for name in ("input", "target") if name in call.operands}
         per_row = function in (F.multi_margin_loss, F.multilabel_margin_loss)
@@ -75,36 +75,36 @@ def elementwise_loss(function: Function, args: tuple[Any, ...], kwargs: dict[str
                 f"{public_name(function)} would align rows with columns: give 'input' and 'target' the same number of "
                 f"dimensions, .view(-1, 1) or .view(-1)"
             )
-        values: Any = wrap(function(**call.operands, reduction="none"), call.rows)
+        values: Any = as_row_tensor_(function(**call.operands, reduction="none"), call.rows)
     if call.reduction == "none":
         return values
     if call.reduction == "batchmean":
         return values.sum() / call.rows.size
     weight = call.operands.get("weight")
     if call.reduction == "mean" and weight is not None and function in (F.mse_loss, F.l1_loss):
-        with LOCALLY():
+        with local_tensors():
             weight = weight.sum()
-        return values.sum() / call.rows.leave(weight)
+        return values.sum() / call.rows.reduce_from_ranks(weight)
     return values.sum() if call.reduction == "sum" else values.mean()
 
 
-@handles("cross_entropy", "nll_loss", namespaces=(F,))
+@implements("cross_entropy", "nll_loss", namespaces=(F,))
 def class_loss(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Means are weighted by each row's class weight, and rows with ``ignore_index`` do not count."""
-    with LOCALLY():
+    with local_tensors():
         call = _call(function, args, kwargs)
         scores, target = call.operands["input"], call.operands["target"]
         if scores.dim() < 2:
             raise MixedRowsError(f"{public_name(function)} expected scores of shape [rows, classes] (got 1 dimension)")
         if call.reduction == "none":
-            return wrap(function(**call.operands, reduction="none"), call.rows)
+            return as_row_tensor_(function(**call.operands, reduction="none"), call.rows)
         total = _total(function, call.operands)
         if call.reduction == "sum":
-            return call.rows.leave(total)
+            return call.rows.reduce_from_ranks(total)
         number = _weight_of_targets(target, call.operands["weight"], call.operands["ignore_index"], scores.shape[1])
         # One message for both; the second is a constant.
-        pair = torch.stack([total.to(wide(total.dtype)), number.to(wide(total.dtype))])
-        total_of_all, number_of_all = call.rows.leave(pair).unbind()
+        pair = torch.stack([total.to(accumulation_dtype(total.dtype)), number.to(accumulation_dtype(total.dtype))])
+        total_of_all, number_of_all = call.rows.reduce_from_ranks(pair).unbind()
         return (total_of_all / number_of_all.detach()).to(total.dtype)
 
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
-from pyg_dist.tensor.registry import NAMESPACES, Function, handles, public_name, register
-from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, like_rows, wrap
-from pyg_dist.tensor.sharding import Rows
+from pyg_dist.tensor.registry import NAMESPACES, Function, implements, public_name, register
+from pyg_dist.tensor.row_tensor import local_tensors, RowTensor, like_rows, as_row_tensor_
+from pyg_dist.tensor.sharding import RowSharding
 
 
-def as_operand(function: Function, operand: Any, rows: Rows, num_dims: int, broadcasts: bool = True) -> Any:
+def as_operand(function: Function, operand: Any, rows: RowSharding, num_dims: int, broadcasts: bool = True) -> Any:
     """An operand as it meets local rows: sliced if it has rows, entered if it has none.
 
     Args:
@@ -46,7 +46,7 @@ def as_operand(function: Function, operand: Any, rows: Rows, num_dims: int, broa
     if operand.dim() == num_dims and operand.shape[0] == rows.size:
         return rows.slice(operand)
     if broadcasts and (operand.dim() < num_dims or operand.shape[0] == 1):
-        return rows.enter(operand)
+        return rows.copy_to_ranks(operand)
     raise LayoutMismatchError(
         f"{public_name(function)} expected a plain operand with {'1 or ' if broadcasts else ''}{rows.size} rows "
         f"(got shape {list(operand.shape)}): local rows come back through NodeTensor.from_local"
@@ -55,8 +55,8 @@ def as_operand(function: Function, operand: Any, rows: Rows, num_dims: int, broa
 
 def aligned(
     function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], broadcasts: bool = True
-) -> tuple[tuple[Any, ...], dict[str, Any], Rows]:
-    """The arguments with every operand as :func:`as_operand` has it, and their rows; to be called :data:`LOCALLY`."""
+) -> tuple[tuple[Any, ...], dict[str, Any], RowSharding]:
+    """The arguments with every operand as :func:`as_operand` has it, and their rows; to be called :data:`local_tensors`."""
     operands, rows = like_rows(function, *args, *kwargs.values())
     num_dims = max(operand.dim() for operand in operands if isinstance(operand, RowTensor))
     operands = tuple(as_operand(function, operand, rows, num_dims, broadcasts) for operand in operands)
@@ -65,15 +65,15 @@ def aligned(
 
 def pointwise(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Broadcasting functions of any number of operands: the result has the operands' rows."""
-    with LOCALLY():
-        rows: Rows | None = None
+    with local_tensors():
+        rows: RowSharding | None = None
         num_dims = -1
         simple = True  # nothing but numbers and like row tensors, the case that has to be fast
         for arg in (*args, *kwargs.values()) if kwargs else args:
             if isinstance(arg, RowTensor):
                 if rows is None:
-                    rows, num_dims = arg._rows, arg.dim()
-                elif arg._rows is not rows or arg.dim() != num_dims:
+                    rows, num_dims = arg._sharding, arg.dim()
+                elif arg._sharding is not rows or arg.dim() != num_dims:
                     simple = False
             elif isinstance(arg, Tensor):
                 simple = False
@@ -85,7 +85,7 @@ def pointwise(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any])
                     f"{public_name(function)} expected 'out' to lie as its operands do: assign the result"
                 )
         out = function(*args, **kwargs)
-    return wrap(out, rows)  # type: ignore[arg-type]
+    return as_row_tensor_(out, rows)  # type: ignore[arg-type]
 
 
 pointwise.keeps_rows = True  # type: ignore[attr-defined]
@@ -99,15 +99,15 @@ def pointwise_(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     return pointwise(function, args, kwargs)
 
 
-@handles("to", "type_as")
+@implements("to", "type_as")
 def cast(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Dtype and device; another tensor's, if one is given: what its rows are does not matter."""
-    with LOCALLY():
+    with local_tensors():
         out = function(*args, **kwargs)
-    return wrap(out, args[0]._rows) if isinstance(args[0], RowTensor) else out
+    return as_row_tensor_(out, args[0]._sharding) if isinstance(args[0], RowTensor) else out
 
 
-@handles("where")
+@implements("where")
 def where(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``where(condition, a, b)`` is pointwise; ``where(condition)`` lists ids as ``nonzero(as_tuple=True)`` does."""
     if len(args) + len(kwargs) == 1:
@@ -116,17 +116,17 @@ def where(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return pointwise(function, args, kwargs)
 
 
-@handles("real", "imag", "real.__get__", "imag.__get__")
+@implements("real", "imag", "real.__get__", "imag.__get__")
 def part_of_complex(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A view, as in torch."""
-    with LOCALLY():
-        return wrap(function(*args, **kwargs), args[0]._rows)
+    with local_tensors():
+        return as_row_tensor_(function(*args, **kwargs), args[0]._sharding)
 
 
-@handles("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor")
+@implements("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor")
 def new(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """A plain tensor of the given shape, like ``torch.zeros``; only dtype and device are the row tensor's."""
-    with LOCALLY():
+    with local_tensors():
         return function(*args, **kwargs)  # type: ignore[no-any-return]
 
 

@@ -10,13 +10,13 @@ from torch import Tensor
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
 from pyg_dist.tensor.functions.layers import with_parameters
 from pyg_dist.tensor.functions.pointwise import pointwise
-from pyg_dist.tensor.functions.reductions import wide
+from pyg_dist.tensor.functions.reductions import accumulation_dtype
 from pyg_dist.tensor.functions.shapes import dims_of, refuse
-from pyg_dist.tensor.registry import Function, bind, handles, public_name
-from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, copied_slice, like_rows, wrap
+from pyg_dist.tensor.registry import Function, bind, implements, public_name
+from pyg_dist.tensor.row_tensor import local_tensors, RowTensor, copied_slice, like_rows, as_row_tensor_
 
 
-@handles("matmul", "mm", "mv", "bmm", "__matmul__", "__rmatmul__")
+@implements("matmul", "mm", "mv", "bmm", "__matmul__", "__rmatmul__")
 def matmul(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``rows @ plain matrix``, or a product of two matrices per row; every other product would sum or spread rows."""
     x, other = (*args, *kwargs.values())
@@ -32,7 +32,7 @@ def matmul(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     )
 
 
-@handles("addmm")
+@implements("addmm")
 def addmm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``beta x + alpha rows @ plain matrix``."""
     bound = {"beta": 1, "alpha": 1, **bind("x mat1 mat2", args, kwargs)}
@@ -41,7 +41,7 @@ def addmm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return product if bound["beta"] == 0 else bound["beta"] * bound["x"] + product  # as torch, without 0 x
 
 
-@handles("dot", "vdot", "inner")
+@implements("dot", "vdot", "inner")
 def dot(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The sum over rows of one-dimensional products (collective)."""
     x, other = (*args, *kwargs.values())
@@ -52,7 +52,7 @@ def dot(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     return ((x.conj() if function.__name__ == "vdot" else x) * other).sum()
 
 
-@handles("cross")
+@implements("cross")
 def cross(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Of the three columns of each row."""
     bound = bind("x other dim", args, kwargs)
@@ -65,26 +65,26 @@ def cross(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return pointwise(torch.linalg.cross, (x, other), {"dim": dim})
 
 
-@handles("dist")
+@implements("dist")
 def dist(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The p-norm of the difference of all elements (collective)."""
     x, other, *order = (*args, *kwargs.values())
     return torch.linalg.vector_norm(x - other, *order)
 
 
-@handles("diag", "diagonal", "trace")
+@implements("diag", "diagonal", "trace")
 def diagonal(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Of a square matrix, such as ``x @ y.T``: an element of each row; ``trace`` sums them (collective)."""
     x = args[0]
     if len(args) + len(kwargs) > 1 or x.dim() != 2 or x.shape[0] != x.shape[1]:
         raise refuse(function, f"of shape {list(x.shape)} or with options would mix rows")
-    with LOCALLY():
-        place = x._rows.position.to(x.device).view(-1, 1)
-        elements: Any = wrap(x.as_subclass(Tensor).gather(1, place).view(-1), x._rows)
+    with local_tensors():
+        place = x._sharding.position.to(x.device).view(-1, 1)
+        elements: Any = as_row_tensor_(x.as_subclass(Tensor).gather(1, place).view(-1), x._sharding)
     return elements.sum() if function.__name__ == "trace" else copied_slice(elements)
 
 
-@handles("einsum", namespaces=(torch,))
+@implements("einsum", namespaces=(torch,))
 def einsum(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Row-wise where the result has the rows' letter first, a sum over rows where it does not have it (collective).
 
@@ -103,7 +103,7 @@ def einsum(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             f"torch.einsum of row tensors expected an equation like 'nf,ng->fg' or 'nf,fg->ng', with the rows' letter "
             f"first wherever it stands (got {equation!r}): use .full_tensor()"
         )
-    with LOCALLY():
+    with local_tensors():
         like, rows = like_rows(function, *operands)
         operands = list(like)
         for k, (term, operand) in enumerate(pairs):
@@ -112,6 +112,6 @@ def einsum(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
                     raise LayoutMismatchError(
                         f"torch.einsum expected operand {k} to have {rows.size} rows (got shape {list(operand.shape)})"
                     )
-                operands[k] = rows.slice(operand) if term[:1] == letter else rows.enter(operand)
+                operands[k] = rows.slice(operand) if term[:1] == letter else rows.copy_to_ranks(operand)
         out = function(equation, *operands)
-        return wrap(out, rows) if output[:1] == letter else rows.leave(out.to(wide(out.dtype))).to(out.dtype)
+        return as_row_tensor_(out, rows) if output[:1] == letter else rows.reduce_from_ranks(out.to(accumulation_dtype(out.dtype))).to(out.dtype)

@@ -19,8 +19,8 @@ from pyg_dist.backend import ops
 from pyg_dist.errors import DataError, UnsupportedError
 from pyg_dist.tensor.functions.pointwise import aligned
 from pyg_dist.tensor.functions.shapes import refuse
-from pyg_dist.tensor.registry import TABLE, Function, bind, handles, public_name
-from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, wrap
+from pyg_dist.tensor.registry import TABLE, Function, bind, implements, public_name
+from pyg_dist.tensor.row_tensor import local_tensors, RowTensor, as_row_tensor_
 
 
 def draw_seed() -> int:
@@ -46,7 +46,7 @@ def own_randomness(rank: int) -> Iterator[None]:
         generator.set_state(before if torch.equal(generator.get_state(), fresh) else after)
 
 
-@handles("dropout")
+@implements("dropout")
 def dropout(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Zero entries with probability p and scale the others by 1 / (1 - p)."""
     bound = {"p": 0.5, "training": True, "inplace": False, **bind("x p training inplace", args, kwargs)}
@@ -55,16 +55,16 @@ def dropout(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
     if not training or p == 0.0:
         return x
-    with LOCALLY():
-        out = ops.keyed_dropout(x.as_subclass(Tensor), x._rows.key, p, draw_seed(), x._rows.first_column)
-        return x.copy_(out) if bound["inplace"] else wrap(out, x._rows)
+    with local_tensors():
+        out = ops.keyed_dropout(x.as_subclass(Tensor), x._sharding.key, p, draw_seed(), x._sharding.first_column)
+        return x.copy_(out) if bound["inplace"] else as_row_tensor_(out, x._sharding)
 
 
 def _draw(keyed: Callable[..., Tensor], x: RowTensor, dtype: torch.dtype) -> Tensor:
-    """Numbers like the local rows of x, to be called :data:`LOCALLY`."""
+    """Numbers like the local rows of x, to be called :data:`local_tensors`."""
     per_row = x.shape[1:]
-    drawn = keyed(x._rows.key, math.prod(per_row), draw_seed(), x._rows.first_column, dtype)
-    return drawn.view(x._rows.num_local, *per_row)
+    drawn = keyed(x._sharding.key, math.prod(per_row), draw_seed(), x._sharding.first_column, dtype)
+    return drawn.view(x._sharding.num_local, *per_row)
 
 
 def _refuse_generator(function: Function, kwargs: dict[str, Any]) -> None:
@@ -75,56 +75,56 @@ def _refuse_generator(function: Function, kwargs: dict[str, Any]) -> None:
         )
 
 
-@handles("rand_like", "randn_like")
+@implements("rand_like", "randn_like")
 def random_like(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Uniform in [0, 1), or standard normal."""
     x: RowTensor = args[0]
     _refuse_generator(function, kwargs)
-    with LOCALLY():
+    with local_tensors():
         keyed = ops.keyed_uniform if function is torch.rand_like else ops.keyed_normal
         out = _draw(keyed, x, kwargs.get("dtype") or x.dtype).to(kwargs.get("device") or x.device)
-        return wrap(out.requires_grad_(kwargs.get("requires_grad", False)), x._rows)
+        return as_row_tensor_(out.requires_grad_(kwargs.get("requires_grad", False)), x._sharding)
 
 
-@handles("uniform_")
+@implements("uniform_")
 def uniform_(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Fill with numbers uniform in [low, high)."""
     bound = {"from": 0.0, "to": 1.0, **bind("x from to", args, kwargs)}
     _refuse_generator(function, kwargs)
-    with LOCALLY():
+    with local_tensors():
         low, high = bound["from"], bound["to"]
         return args[0].copy_(low + (high - low) * _draw(ops.keyed_uniform, args[0], args[0].dtype))
 
 
-@handles("normal_")
+@implements("normal_")
 def normal_(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Fill with normal numbers."""
     bound = {"mean": 0.0, "std": 1.0, **bind("x mean std", args, kwargs)}
     _refuse_generator(function, kwargs)
-    with LOCALLY():
+    with local_tensors():
         return args[0].copy_(bound["mean"] + bound["std"] * _draw(ops.keyed_normal, args[0], args[0].dtype))
 
 
-@handles("bernoulli", "bernoulli_")
+@implements("bernoulli", "bernoulli_")
 def bernoulli(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Ones with the probabilities in x (or ``p``)."""
     x, p = args[0], bind("x p", args, kwargs).get("p")
     _refuse_generator(function, kwargs)
-    with LOCALLY():
+    with local_tensors():
         p = x if p is None else aligned(function, (x, p), {})[0][1]
         uniform = _draw(ops.keyed_uniform, x, torch.promote_types(x.dtype, torch.float32))  # bfloat16 has coarse steps
         drawn = (uniform < p).to(x.dtype)
-        return x.copy_(drawn) if function.__name__.endswith("_") else wrap(drawn, x._rows)
+        return x.copy_(drawn) if function.__name__.endswith("_") else as_row_tensor_(drawn, x._sharding)
 
 
-@handles("exponential_")
+@implements("exponential_")
 def exponential_(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Fill with exponentially distributed numbers, ``-log(1 - u) / lambd``."""
     bound = {"lambd": 1.0, **bind("x lambd", args, kwargs)}
     _refuse_generator(function, kwargs)
     if not bound["lambd"] > 0:
         raise DataError(f"Expected exponential_ to have a positive 'lambd' (got {bound['lambd']})")
-    with LOCALLY():
+    with local_tensors():
         return args[0].copy_(_exponential(args[0]) / bound["lambd"])
 
 
@@ -135,13 +135,13 @@ def _exponential(x: RowTensor) -> Tensor:
     return -torch.log1p(-uniform.clamp_(min=torch.finfo(dtype).eps / 4))  # half of the smallest step
 
 
-@handles("gumbel_softmax")
+@implements("gumbel_softmax")
 def gumbel_softmax(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """As torch writes it: noise, softmax, and if asked the largest entry, with the gradient of the softmax."""
     bound = {"tau": 1.0, "hard": False, "dim": -1, **bind("logits tau hard eps dim", args, kwargs)}
     x, dim = bound["logits"], bound["dim"]
-    with LOCALLY():
-        noise = wrap((-_exponential(x).log()).to(x.dtype), x._rows)
+    with local_tensors():
+        noise = as_row_tensor_((-_exponential(x).log()).to(x.dtype), x._sharding)
     soft = ((x + noise) / bound["tau"]).softmax(dim)
     if not bound["hard"]:
         return soft
@@ -149,7 +149,7 @@ def gumbel_softmax(function: Function, args: tuple[Any, ...], kwargs: dict[str, 
     return torch.zeros_like(x).scatter_(dim, largest, 1.0) - soft.detach() + soft
 
 
-@handles("multinomial")
+@implements("multinomial")
 def multinomial(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Columns of each row, drawn with its weights: where uniform numbers meet their sums, or by the Gumbel trick."""
     bound = {"replacement": False, **bind("x num_samples replacement", args, kwargs)}
@@ -159,23 +159,23 @@ def multinomial(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any
         raise refuse(function, "of one dimension would draw rows")
     if not x.is_floating_point() or num_samples < 1:
         raise DataError(f"Expected floating weights and one sample or more (got {x.dtype}, num_samples={num_samples})")
-    with LOCALLY():
+    with local_tensors():
         weights = x.as_subclass(Tensor).detach()
         least = 1 if bound["replacement"] else num_samples
         is_valid = bool((weights >= 0).all() and weights.isfinite().all() and ((weights > 0).sum(1) >= least).all())
-        if not x._rows.axis.every(is_valid):
+        if not x._sharding.axis.every(is_valid):
             raise DataError(
                 f"Expected weights of each row that are finite, not negative, {least} or more above zero (got others)"
             )
         if bound["replacement"]:
             dtype = torch.promote_types(x.dtype, torch.float32)
-            uniform = ops.keyed_uniform(x._rows.key, num_samples, draw_seed(), 0, dtype)
+            uniform = ops.keyed_uniform(x._sharding.key, num_samples, draw_seed(), 0, dtype)
             sums = weights.cumsum(1, dtype=dtype)
             drawn = torch.searchsorted(sums, uniform * sums[:, -1:], right=True).clamp_(max=weights.shape[1] - 1)
         else:
             races = _exponential(x) / weights  # the first to arrive
             drawn = races.topk(num_samples, 1, largest=False).indices
-        return wrap(drawn, x._rows)
+        return as_row_tensor_(drawn, x._sharding)
 
 
 def _uniform(tensor: Tensor, a: float, b: float, generator: Any) -> Tensor:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from pyg_dist.errors import MixedRowsError
-from pyg_dist.tensor.registry import Function, handles
+from pyg_dist.tensor.registry import Function, implements
 
 
-@handles("__reduce_ex__")
+@implements("__reduce_ex__")
 def pickle(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
     """A file would hold one rank's rows, and nothing of the others."""
     raise MixedRowsError(
@@ -21,7 +21,7 @@ def pickle(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     )
 
 
-@handles("_is_view", "_base.__get__")
+@implements("_is_view", "_base.__get__")
 def trace(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
     """The first thing that torch.compile asks a tensor for."""
     raise MixedRowsError(
@@ -30,7 +30,7 @@ def trace(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     )
 
 
-@handles("__dlpack__", "__dlpack_device__")
+@implements("__dlpack__", "__dlpack_device__")
 def export(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
     """Another library would take one rank's rows for all."""
     raise MixedRowsError(

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from pyg_dist.errors import DataError
-from pyg_dist.tensor.functions.full_tensor import gathered
+from pyg_dist.tensor.functions.full_tensor import on_full_tensor
 from pyg_dist.tensor.functions.pointwise import aligned, as_operand
-from pyg_dist.tensor.functions.reductions import wide
+from pyg_dist.tensor.functions.reductions import accumulation_dtype
 from pyg_dist.tensor.functions.shapes import dims_of, refuse
-from pyg_dist.tensor.registry import Function, bind, handles
-from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, like_rows, wrap
+from pyg_dist.tensor.registry import Function, bind, implements
+from pyg_dist.tensor.row_tensor import local_tensors, RowTensor, like_rows, as_row_tensor_
 
 
 def write(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
@@ -32,32 +32,32 @@ def write(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             f"one of them"
         )
     if not is_sum or dims_of(bound["dim"], x.dim()) != (0,):
-        return gathered(function, args, kwargs)  # type: ignore[no-any-return]
-    with LOCALLY():
+        return on_full_tensor(function, args, kwargs)  # type: ignore[no-any-return]
+    with local_tensors():
         (index, src), _, rows = aligned(function, (bound["index"], bound["src"]), {}, broadcasts=False)
-        sums = torch.zeros_like(x, dtype=wide(x.dtype)).scatter_add(0, index, src.to(wide(x.dtype)))
-        return _added(x, rows.leave(sums), in_place=name.endswith("_"))
+        sums = torch.zeros_like(x, dtype=accumulation_dtype(x.dtype)).scatter_add(0, index, src.to(accumulation_dtype(x.dtype)))
+        return _added(x, rows.reduce_from_ranks(sums), in_place=name.endswith("_"))
 
 
-@handles("index_add", "index_add_")
+@implements("index_add", "index_add_")
 def index_add(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Sums of rows by an index into a plain tensor (collective), or of columns within rows."""
     bound = bind("x dim index source", args, kwargs)
     x, index, source, alpha = bound["x"], bound["index"], bound["source"], bound.get("alpha", 1)
     (dim,) = dims_of(bound["dim"], x.dim())
-    with LOCALLY():
+    with local_tensors():
         if isinstance(x, RowTensor):
             if dim == 0 or isinstance(index, RowTensor):
                 raise refuse(function, "along dimension 0 would mix rows")
             (x, source), _, rows = aligned(function, (x, source), {}, broadcasts=False)
-            return wrap(function(x, dim, index, source, alpha=alpha), rows)
+            return as_row_tensor_(function(x, dim, index, source, alpha=alpha), rows)
         if dim != 0:
             raise refuse(function, "of a plain tensor along another dimension than 0 would mix rows")
         (index, source), rows = like_rows(function, index, source)
         index, source = (as_operand(function, t, rows, t.dim(), broadcasts=False) for t in (index, source))
-        zeros = torch.zeros_like(x, dtype=wide(x.dtype))
+        zeros = torch.zeros_like(x, dtype=accumulation_dtype(x.dtype))
         sums = zeros.index_add(0, index.as_subclass(Tensor), source.as_subclass(Tensor).to(zeros.dtype), alpha=alpha)
-        return _added(x, rows.leave(sums), in_place=function.__name__.endswith("_"))
+        return _added(x, rows.reduce_from_ranks(sums), in_place=function.__name__.endswith("_"))
 
 
 def _added(x: Tensor, sums: Tensor, in_place: bool) -> Tensor:

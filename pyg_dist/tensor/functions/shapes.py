@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from pyg_dist.errors import MixedRowsError
-from pyg_dist.tensor.registry import Function, bind, handles, public_name
-from pyg_dist.tensor.row_tensor import LOCALLY, RowTensor, on_rows
+from pyg_dist.tensor.registry import Function, bind, implements, public_name
+from pyg_dist.tensor.row_tensor import local_tensors, RowTensor, on_rows
 
 
 def global_shape(x: RowTensor) -> torch.Size:
     """The shape of the whole tensor."""
-    with LOCALLY():
-        return x._rows.global_shape(x.shape)
+    with local_tensors():
+        return x._sharding.global_shape(x.shape)
 
 
 def dims_of(dim: Any, num_dims: int) -> tuple[int, ...]:
@@ -41,7 +41,7 @@ def refuse(function: Function, what: str) -> MixedRowsError:
     )
 
 
-@handles("shape.__get__", "size")
+@implements("shape.__get__", "size")
 def shape(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Global shape, or one dimension of it."""
     dim = args[1] if len(args) > 1 else kwargs.get("dim")
@@ -49,25 +49,25 @@ def shape(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return whole if dim is None else whole[dim]
 
 
-@handles("numel")
+@implements("numel")
 def numel(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """Global number of elements."""
     return prod(global_shape(args[0]))
 
 
-@handles("nbytes.__get__")
+@implements("nbytes.__get__")
 def num_bytes(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """Global size in bytes."""
     return numel(function, args, kwargs) * args[0].element_size()  # type: ignore[no-any-return]
 
 
-@handles("__len__")
+@implements("__len__")
 def length(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """Global number of rows."""
-    return args[0]._rows.size  # type: ignore[no-any-return]
+    return args[0]._sharding.size  # type: ignore[no-any-return]
 
 
-@handles(
+@implements(
     "dim", "ndim.__get__", "ndimension", "dtype.__get__", "device.__get__", "layout.__get__", "is_cuda.__get__",
     "requires_grad.__get__", "requires_grad.__set__", "is_leaf.__get__", "grad_fn.__get__", "_version.__get__",
     "is_sparse.__get__", "is_quantized.__get__", "is_meta.__get__", "is_cpu.__get__", "is_mkldnn.__get__",
@@ -79,7 +79,7 @@ def length(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 )  # fmt: skip
 def metadata(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What the local tensor and the global one have in common."""
-    with LOCALLY():
+    with local_tensors():
         return function(*args, **kwargs)
 
 
@@ -89,7 +89,7 @@ def flat_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]
     return tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else sizes
 
 
-@handles("view", "reshape")
+@implements("view", "reshape")
 def view(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Reshape each row."""
     x, sizes = args[0], flat_sizes(args, kwargs)
@@ -109,26 +109,26 @@ def _local_sizes(function: Function, x: RowTensor, sizes: tuple[int, ...]) -> tu
             rest[rest.index(-1)] = per_row // known
     if first not in (-1, whole[0]) or prod(rest) != per_row or -1 in rest:
         raise refuse(function, f"of shape {list(whole)} to {list(sizes)} would not keep rows whole")
-    return (x._rows.num_local, *rest)
+    return (x._sharding.num_local, *rest)
 
 
-@handles("view_as", "reshape_as", "expand_as")
+@implements("view_as", "reshape_as", "expand_as")
 def as_other(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Reshape or expand each row to the shape of another tensor's."""
     x, other = (*args, *kwargs.values())
     return getattr(x, function.__name__.removesuffix("_as"))(tuple(other.shape))
 
 
-@handles("expand", "broadcast_to")
+@implements("expand", "broadcast_to")
 def expand(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Expand within rows."""
     x, sizes = args[0], flat_sizes(args, kwargs)
-    if len(sizes) != x.dim() or sizes[0] not in (-1, x._rows.size):
+    if len(sizes) != x.dim() or sizes[0] not in (-1, x._sharding.size):
         raise refuse(function, f"of shape {list(x.shape)} to {list(sizes)} would move rows")
     return on_rows(Tensor.expand, x, -1, *sizes[1:])
 
 
-@handles("repeat")
+@implements("repeat")
 def repeat(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Repeat within rows."""
     sizes = flat_sizes(args, kwargs)
@@ -137,17 +137,17 @@ def repeat(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return on_rows(function, args[0], *sizes)
 
 
-@handles("squeeze")
+@implements("squeeze")
 def squeeze(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Drop dimensions of size one. Rows stay a dimension, also where there is but one and no dimension is named."""
     x, dim = args[0], bind("x dim", args, kwargs).get("dim")
     dims = dims_of(dim, x.dim())
-    if dim is not None and 0 in dims and x._rows.size == 1:
+    if dim is not None and 0 in dims and x._sharding.size == 1:
         raise refuse(function, "would drop the dimension of the rows")
     return on_rows(torch.squeeze, x, tuple(d for d in dims if d))
 
 
-@handles("unsqueeze")
+@implements("unsqueeze")
 def unsqueeze(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Add a dimension within rows."""
     x, dim = (*args, *kwargs.values())
@@ -156,7 +156,7 @@ def unsqueeze(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any])
     return on_rows(function, x, dim)
 
 
-@handles("flatten")
+@implements("flatten")
 def flatten(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Flatten within rows."""
     x, bound = args[0], bind("x start_dim end_dim", args, kwargs)
@@ -166,7 +166,7 @@ def flatten(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return on_rows(function, x, start, end)
 
 
-@handles("unflatten")
+@implements("unflatten")
 def unflatten(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Unflatten within rows."""
     bound = bind("x dim sizes", args, kwargs)
@@ -175,7 +175,7 @@ def unflatten(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any])
     return on_rows(function, args[0], bound["dim"], bound["sizes"])
 
 
-@handles("movedim", "moveaxis")
+@implements("movedim", "moveaxis")
 def movedim(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Move dimensions within rows."""
     bound = bind("x source destination", args, kwargs)
@@ -185,7 +185,7 @@ def movedim(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return on_rows(function, x, source, destination)
 
 
-@handles("permute")
+@implements("permute")
 def permute(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Permute dimensions within rows."""
     dims = flat_sizes(args, kwargs)

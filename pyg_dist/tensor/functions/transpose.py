@@ -12,11 +12,11 @@ from torch import Tensor
 
 from pyg_dist.errors import MixedRowsError
 from pyg_dist.tensor.functions.shapes import dims_of, refuse
-from pyg_dist.tensor.registry import TABLE, Function, functions, handles, public_name
-from pyg_dist.tensor.row_tensor import LOCALLY, OverRows, RowTensor, on_rows
+from pyg_dist.tensor.registry import TABLE, Function, functions, implements, public_name
+from pyg_dist.tensor.row_tensor import local_tensors, DerivedOperand, RowTensor, on_rows
 
 
-class Transposed(OverRows):
+class Transposed(DerivedOperand):
     """The ``[F, N]`` transpose of a row tensor ``[N, F]``.
 
     It takes part in products with rows and with plain matrices, in arithmetic with numbers and with other transposes,
@@ -55,7 +55,7 @@ class Transposed(OverRows):
             args = (kwargs.pop("input"),)
         first = args[0] if args else None
         if func in _SHAPES:
-            with LOCALLY():
+            with local_tensors():
                 return func(*args, **kwargs)
         if func in _OF_ROWS and isinstance(first, Transposed):
             return func(first.of, *args[1:], **kwargs)
@@ -70,7 +70,7 @@ class Transposed(OverRows):
         if getattr(handler, "keeps_rows", False):
             given = [*args, *kwargs.values()]
             if all(isinstance(a, Transposed) or not isinstance(a, Tensor) or a.dim() == 0 for a in given):
-                out = func(*map(_rows, args), **{name: _rows(value) for name, value in kwargs.items()})
+                out = func(*map(_as_plain_rows, args), **{name: _as_plain_rows(value) for name, value in kwargs.items()})
                 return Transposed.make(out)
         raise MixedRowsError(
             f"{public_name(func)} of transposed rows would mix rows: transposes are for products, x.T @ y and x @ y.T; "
@@ -78,7 +78,7 @@ class Transposed(OverRows):
         )
 
 
-def _rows(value: Any) -> Any:
+def _as_plain_rows(value: Any) -> Any:
     return value.of if isinstance(value, Transposed) else value
 
 
@@ -110,7 +110,7 @@ _TURNS = {*functions("t", "T.__get__", "mT.__get__", "transpose", "swapaxes", "s
 _PRODUCTS = {*functions("matmul", "mm", "mv", "__matmul__", "__rmatmul__")}
 
 
-@handles("t", "T.__get__", "H.__get__", "mH.__get__")
+@implements("t", "T.__get__", "H.__get__", "mH.__get__")
 def turn(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The transpose of a matrix."""
     x: RowTensor = args[0]
@@ -119,13 +119,13 @@ def turn(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     return Transposed.make(x) if x.dim() == 2 else x
 
 
-@handles("mT.__get__")
+@implements("mT.__get__")
 def matrix_transpose(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Swap the last two dimensions."""
     return args[0].transpose(-2, -1)
 
 
-@handles("transpose", "swapaxes", "swapdims")
+@implements("transpose", "swapaxes", "swapdims")
 def transpose(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Swap dimensions within rows, or the two of a matrix."""
     x, *dims = (*args, *kwargs.values())

@@ -9,21 +9,21 @@ import torch
 from torch import Tensor
 
 from pyg_dist.tensor.functions.extremes import extreme
-from pyg_dist.tensor.functions.reductions import Dims, by_rank, count, reduction, wide
+from pyg_dist.tensor.functions.reductions import Dims, by_rank, count, reduction, accumulation_dtype
 from pyg_dist.tensor.functions.shapes import dims_of, refuse
-from pyg_dist.tensor.registry import Function, bind, handles
-from pyg_dist.tensor.row_tensor import LOCALLY, on_rows
-from pyg_dist.tensor.sharding import Rows
+from pyg_dist.tensor.registry import Function, bind, implements
+from pyg_dist.tensor.row_tensor import local_tensors, on_rows
+from pyg_dist.tensor.sharding import RowSharding
 
 
 @reduction("vector_norm", "ord dim keepdim")
-def _vector_norm(x: Tensor, dims: Dims, keepdim: bool, rows: Rows, bound: dict[str, Any]) -> Tensor:
+def _vector_norm(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[str, Any]) -> Tensor:
     order = bound.get("ord", 2)
     x = x.to(bound.get("dtype") or x.dtype)
     if order in (math.inf, -math.inf):
         return extreme(x.abs(), dims, keepdim, rows, "max" if order > 0 else "min")
     if order == 0:  # a count
-        return rows.leave((x != 0).sum(dims, keepdim).to(x.dtype.to_real()))
+        return rows.reduce_from_ranks((x != 0).sum(dims, keepdim).to(x.dtype.to_real()))
     if order < 0 and x.shape[0] == 0:  # torch has no neutral element for it; the sum keeps the graph alike on all ranks
         local = x.abs().sum(dims, keepdim) + math.inf
     else:
@@ -33,7 +33,7 @@ def _vector_norm(x: Tensor, dims: Dims, keepdim: bool, rows: Rows, bound: dict[s
     return total
 
 
-@handles("norm")
+@implements("norm")
 def norm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``torch.norm``: of vectors, whatever the number of dimensions."""
     bound = bind("x p dim keepdim _ dtype", args, kwargs)
@@ -46,7 +46,7 @@ def norm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     )
 
 
-@handles("norm", namespaces=(torch.linalg,))
+@implements("norm", namespaces=(torch.linalg,))
 def linalg_norm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``torch.linalg.norm``: a matrix norm where there are two dimensions and an order."""
     x, bound = args[0], bind("x ord dim keepdim", args, kwargs)
@@ -57,7 +57,7 @@ def linalg_norm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any
     return torch.linalg.vector_norm(x, order, dim, bound.get("keepdim", False), dtype=bound.get("dtype"))
 
 
-@handles("std", "var", "std_mean", "var_mean")
+@implements("std", "var", "std_mean", "var_mean")
 def std_var(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Two passes: the global mean, then the deviations from it."""
     x = args[0]
@@ -66,22 +66,22 @@ def std_var(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     correction, keepdim = bound.get("correction"), bound.get("keepdim", False)
     if correction is None:
         correction = int(bound.get("unbiased", True))
-    with LOCALLY():
-        rows, dims = x._rows, dims_of(bound.get("dim"), x.dim())
+    with local_tensors():
+        rows, dims = x._sharding, dims_of(bound.get("dim"), x.dim())
     if 0 not in dims:
         return on_rows(function, *args, **kwargs)
-    with LOCALLY():
+    with local_tensors():
         if rows.axis.size == 1:
             return function(*args, **kwargs)
         number = count(x, dims, rows)
-        mean = (rows.leave(x.sum(dims, keepdim=True, dtype=wide(x.dtype))) / number).to(x.dtype)
+        mean = (rows.leave(x.sum(dims, keepdim=True, dtype=accumulation_dtype(x.dtype))) / number).to(x.dtype)
         deviation = x - rows.enter(mean)
         freedom = max(number - correction, 0)
         if "std" in function.__name__:  # a norm is differentiable where it is zero, as torch's std is
             spread = _vector_norm(deviation, dims, keepdim, rows, {}) / math.sqrt(freedom)
         else:
             square = deviation.abs().square() if x.is_complex() else deviation.square()
-            spread = (rows.leave(square.sum(dims, keepdim, dtype=wide(square.dtype))) / freedom).to(square.dtype)
+            spread = (rows.leave(square.sum(dims, keepdim, dtype=accumulation_dtype(square.dtype))) / freedom).to(square.dtype)
         if "mean" in function.__name__:
             return spread, mean if keepdim else mean.squeeze(dims)
         return spread
