@@ -92,7 +92,7 @@ class Variant:
     def epoch(self) -> None:
         from pyg_dist.backend.comm.group import world_group
 
-        world_group().every(True)
+        world_group().all_true(True)
         start, sent = time.perf_counter(), self.data.traffic.num_bytes
         self.optimizer.zero_grad()
         x = self.data.x
@@ -102,7 +102,7 @@ class Variant:
         loss = F.cross_entropy(out[self.data.train_mask], self.data.y[self.data.train_mask])
         loss.backward()
         self.optimizer.step()
-        world_group().every(True)
+        world_group().all_true(True)
         self.seconds.append(time.perf_counter() - start)
         self.num_bytes.append(self.data.traffic.num_bytes - sent)
         self.losses.append(loss.item())

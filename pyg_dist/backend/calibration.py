@@ -234,10 +234,10 @@ def _all_to_all_seconds(group: Group, num_bytes: int, axis: Group, repeats: int,
     content, arrived = torch.zeros(piece * group.size), torch.empty(piece * group.size)
     best = float("inf")
     for _ in range(repeats):
-        axis.every(True)
+        axis.all_true(True)
         start = time.perf_counter()
         for _ in range(in_a_row if group.size > 1 else 0):
             dist.all_to_all_single(arrived, content, group=group.process_group)
         taken = torch.tensor([(time.perf_counter() - start) / in_a_row], dtype=torch.float64)
-        best = min(best, float(axis.reduce_(taken, "max")))
+        best = min(best, float(axis.all_reduce_(taken, "max")))
     return best

@@ -8,7 +8,7 @@ from torch import Tensor
 from pyg_dist.tensor.row_tensor import local_tensors
 
 
-def plus(out: Tensor, addend: Tensor) -> Tensor:
+def add_into_(out: Tensor, addend: Tensor) -> Tensor:
     """``out + addend``, written into ``out`` where that changes nothing else.
 
     To be called with an ``out`` that nobody has seen and no derivative needs, as the output of a linear map without

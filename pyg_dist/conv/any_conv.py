@@ -2,8 +2,9 @@
 
 The conv's own code runs, on the global view: its forward sees node tensors, its messages are edge tensors, parameters
 enter where they meet rows. What it does with edges goes through three doors:
-    :func:`~pyg_dist.layout.halo.node_edge.lift` brings nodes' rows to edges (the only exchange, post), an aggregation
-    brings messages to their targets, and PyG's graph functions (``softmax``, ``add_self_loops`` ...) are ours. So
+    :func:`~pyg_dist.layout.halo.node_edge.nodes_to_edges` brings nodes' rows to edges (the only exchange, post), an
+    aggregation brings messages to their targets, and PyG's graph functions (``softmax``, ``add_self_loops`` ...) are
+    ours. So
     nothing is assumed about a conv: what it does is distributed, or raises.
 """
 
@@ -24,12 +25,12 @@ from pyg_dist.conv.inputs import edge_handle, edge_values, hooked, node_rows
 from pyg_dist.conv.local_aggregation import aggregate_messages
 from pyg_dist.conv.sage import DistributedSAGEConv
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, UnsupportedError
-from pyg_dist.layout.aggregation_cache import aggregate
+from pyg_dist.layout.aggregation_cache import cached_aggregate
 from pyg_dist.layout.edge_index import DistributedEdgeIndex
 from pyg_dist.layout.edge_sets import have_same_edges
 from pyg_dist.layout.halo.edges import Edges, NodeIds
 from pyg_dist.layout.halo.graph import HaloGraph
-from pyg_dist.layout.halo.node_edge import lift, shared_halos
+from pyg_dist.layout.halo.node_edge import nodes_to_edges, share_halo_within
 from pyg_dist.tensor import NodeTensor, RowTensor
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
 
@@ -135,7 +136,7 @@ def _sums_rows(stock: type[MessagePassing]) -> bool:
 class _Defaults(MessagePassing):  # type: ignore[misc]
     """What a conv inherits from PyG where no class of its own says otherwise."""
 
-    def aggregate(self, inputs: Any, index: Any, ptr: Any = None, dim_size: int | None = None) -> Any:
+    def cached_aggregate(self, inputs: Any, index: Any, ptr: Any = None, dim_size: int | None = None) -> Any:
         """By the conv's aggregation module."""
         if not isinstance(index, NodeIds):
             return super().aggregate(inputs, index, ptr, dim_size)
@@ -167,7 +168,7 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
         features = next(iter(given.values()))
         for name in (first, *(name for name in others if given.get(name) is not None)):
             if not isinstance(given.get(name), Edges):
-                handle = edge_handle(self, given.get(name), features, runs_steps=True)
+                handle = edge_handle(self, given.get(name), features, calls_message=True)
                 if handle is None:
                     return self.stock.forward(self, *args, **kwargs)
                 given[name] = self._edges(handle, given.get("edge_attr"))
@@ -177,7 +178,7 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
         self._require_cached(graph)
         for name, value in given.items():
             bound.arguments[name] = self._row_values(name, value, graph)
-        with shared_halos(self):
+        with share_halo_within(self):
             try:
                 return self.code.forward(*bound.args, **bound.kwargs)
             except (MixedRowsError, LayoutMismatchError, UnsupportedError) as error:
@@ -239,9 +240,9 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
         if name in ("x", "h"):
             return node_rows(self, graph, value)
         if name.startswith("edge_"):
-            return edge_values(self, name, value, graph.edge_rows)
-        if not isinstance(value, RowTensor) and value.shape[0] == graph.node_rows.size:
-            return RowTensor.from_local(graph.node_rows.slice(value), graph.node_rows)
+            return edge_values(self, name, value, graph.edge_sharding)
+        if not isinstance(value, RowTensor) and value.shape[0] == graph.node_sharding.size:
+            return RowTensor.from_local(graph.node_sharding.slice(value), graph.node_sharding)
         return value
 
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
@@ -259,13 +260,15 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
         """Where PyG would multiply by a sparse matrix without values: our product, by the chosen exchange."""
         x = x[0] if isinstance(x, (tuple, list)) else x
         reduce = _LINEAR.get(type(self.aggr_module))
-        is_plain = edges.rows is edges.graph.edge_rows and not any(v is not None for v in others.values())
+        is_plain = edges.rows is edges.graph.edge_sharding and not any(v is not None for v in others.values())
         is_stock = self.fuse and self.sums_rows and self.decomposed_layers == 1
         if not (is_plain and is_stock and isinstance(x, NodeTensor) and edges.graph.owns(x)) or hooked(self):
             return None
         if reduce is None or x.dim() != 2 or not x.is_floating_point():
             return None
-        return aggregate(x, edges.graph.neighbourhood(reduce, None, accumulation_dtype(x.dtype)), edges.graph.codecs(self))
+        return cached_aggregate(
+            x, edges.graph.neighbourhood(reduce, None, accumulation_dtype(x.dtype)), edges.graph.codecs(self)
+        )
 
     def edge_updater(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
         """As :meth:`propagate`."""
@@ -282,7 +285,7 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
             )
         if not isinstance(src, NodeTensor):
             src = node_rows(self, edge_index.graph, src)
-        return lift(src, edge_index.end(dim))  # type: ignore[arg-type]
+        return nodes_to_edges(src, edge_index.end(dim))  # type: ignore[arg-type]
 
     def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
         pass  # the stock class has its templates since its first conv was made

@@ -34,26 +34,26 @@ def copy_of_classes(classes: tuple[type, ...], base: type, substitutes: Function
 def _method(member: Any, substitutes: Functions, own_class: CellType) -> Any:
     """A copy of a class's method, static and class methods and properties included; ``None`` of anything else."""
     if isinstance(member, FunctionType):
-        return rebound(member, substitutes, own_class)
+        return patched(member, substitutes, own_class)
     if isinstance(member, (staticmethod, classmethod)) and isinstance(member.__func__, FunctionType):
-        return type(member)(rebound(member.__func__, substitutes, own_class))
+        return type(member)(patched(member.__func__, substitutes, own_class))
     if isinstance(member, property):
         parts = (member.fget, member.fset, member.fdel)
         return property(*(None if part is None else _method(part, substitutes, own_class) for part in parts))
     return None
 
 
-def rebound(function: FunctionType, substitutes: Functions, own_class: CellType | None = None) -> FunctionType:
+def patched(function: FunctionType, substitutes: Functions, own_class: CellType | None = None) -> FunctionType:
     """A copy, of another class, that has ``substitutes`` in place of what it calls.
 
     They are looked for behind its globals, the attributes of PyG's modules and the names of its enclosing function, and
     in the functions that it calls.
     """
-    twin = _twin(function, substitutes, frozenset(), own_class)
+    twin = _patched_copy(function, substitutes, frozenset(), own_class)
     return _copy(function, {}) if twin is None else twin
 
 
-def _twin(
+def _patched_copy(
     function: FunctionType, substitutes: Functions, callers: frozenset[Any], own_class: CellType | None = None
 ) -> FunctionType | None:
     """A copy of ``function`` in which something is another, or ``None`` if nothing would be."""
@@ -68,7 +68,7 @@ def _twin(
             continue
         value = _contents(closure[k])
         if isinstance(decorated, FunctionType) and value is decorated:
-            other: Any = rebound(decorated, substitutes, own_class)
+            other: Any = patched(decorated, substitutes, own_class)
         else:
             other = _other(value, names, function, substitutes, seen)
         if other is not None:
@@ -90,7 +90,7 @@ def _other(value: Any, names: set[str], caller: FunctionType, substitutes: Funct
         return substitutes[value]
     if not (_is_pygs(value.__module__) or value.__module__ == caller.__module__):
         return None
-    return _twin(value, substitutes, callers)
+    return _patched_copy(value, substitutes, callers)
 
 
 def _is_pygs(module: str) -> bool:

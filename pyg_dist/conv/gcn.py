@@ -11,13 +11,13 @@ from torch_geometric.nn import GCNConv
 from torch_geometric.nn.aggr import SumAggregation
 
 from pyg_dist.backend.halo.operator import LinearOperator, aggregate_edges
-from pyg_dist.conv.accumulate import plus
+from pyg_dist.conv.accumulate import add_into_
 from pyg_dist.conv.grid import gcn_on_grid
 from pyg_dist.conv.inputs import edge_handle, edge_rows, features, snapshot
-from pyg_dist.conv.linear_order import can_wait, commutes, projects_first
+from pyg_dist.conv.linear_order import can_project_last, commutes, project_first
 from pyg_dist.conv.scripting import stock_twin
 from pyg_dist.errors import DataError, UnsupportedError
-from pyg_dist.layout.aggregation_cache import aggregate
+from pyg_dist.layout.aggregation_cache import cached_aggregate
 from pyg_dist.layout.edge_sets import Graph, have_same_edges
 from pyg_dist.layout.grid.graph import GridGraph, TileOperators, learns
 from pyg_dist.layout.halo.graph import HaloGraph
@@ -64,7 +64,7 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
 
     def forward(self, x: Any, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
         """See the class."""
-        handle = None if isinstance(x, (tuple, list)) else edge_handle(self, edge_index, x, runs_steps=False)
+        handle = None if isinstance(x, (tuple, list)) else edge_handle(self, edge_index, x, calls_message=False)
         if handle is None:
             return super().forward(x, edge_index, edge_weight)  # type: ignore[no-any-return]
         if type(self.aggr_module) is not SumAggregation:
@@ -80,8 +80,8 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
             loop_value = self._loop_value(graph, weight)
             return gcn_on_grid(self, x, graph, weight, lambda dtype: self._operator(graph, weight, dtype), loop_value)
         dtype = torch.promote_types(x.dtype, (x if weight is None else weight).dtype)
-        waits = can_wait(self.lin, x, dtype)
-        if waits and not projects_first(self.lin, graph, x, self._operator(graph, weight, x.dtype)):
+        waits = can_project_last(self.lin, x, dtype)
+        if waits and not project_first(self.lin, graph, x, self._operator(graph, weight, x.dtype)):
             out: Tensor = self.lin(self._aggregate(x, graph, weight))
         else:
             projected = self.lin(x)
@@ -91,7 +91,7 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
             out = self._aggregate(projected, graph, weight)
         if self.bias is None:
             return out
-        return plus(out, self.bias) if commutes(self.lin) else out + self.bias
+        return add_into_(out, self.bias) if commutes(self.lin) else out + self.bias
 
     def __prepare_scriptable__(self) -> GCNConv:
         return stock_twin(self, GCNConv)
@@ -131,22 +131,24 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
         return cached.operators[dtype]
 
     def _norm(self, graph: Graph, weight: EdgeTensor | None, dtype: torch.dtype) -> LinearOperator | TileOperators:
-        return graph.symmetric_norm(self.add_self_loops, self._loop_value(graph, weight), weight, accumulation_dtype(dtype))
+        return graph.symmetric_norm(
+            self.add_self_loops, self._loop_value(graph, weight), weight, accumulation_dtype(dtype)
+        )
 
     def _aggregate(self, x: NodeTensor, graph: HaloGraph, weight: EdgeTensor | None) -> NodeTensor:
         """The normalised sum."""
         operator = self._operator(graph, weight, x.dtype)
         if operator is not None:
-            return aggregate(x, operator, graph.codecs(self))
+            return cached_aggregate(x, operator, graph.codecs(self))
         assert weight is not None
         local, values = x.to_local(), weight.to_local().to(x.dtype)
-        post = graph.post.coded(graph.codecs(self, of_rows=True))
+        post = graph.row_transfer.coded(graph.codecs(self, of_rows=True))
         if self.normalize:
             loop_value = self._loop_value(graph, weight)
             out = graph.symmetric_norm_product(local, values, self.add_self_loops, loop_value, post)
         else:
             out = aggregate_edges(local, values, graph.local, post)
-        return NodeTensor.from_local(out, graph.node_rows)
+        return NodeTensor.from_local(out, graph.node_sharding)
 
     def _loop_value(self, graph: Graph, weight: EdgeTensor | None) -> float:
         # PyG gives all edges of an edge_index, loops included, weight one when there are no weights, `improved` or not;

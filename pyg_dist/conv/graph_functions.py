@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_geometric.nn.conv import gcn_conv
 
 from pyg_dist.errors import UnsupportedError
-from pyg_dist.layout.gcn_norm import inverse_sqrt
+from pyg_dist.layout.gcn_norm import inverse_sqrt_degree
 from pyg_dist.layout.halo import node_edge
 from pyg_dist.layout.halo.edges import Edges, NodeIds
 from pyg_dist.layout.self_loops import LoopRule
@@ -57,7 +57,7 @@ def _require_rows(name: str, src: Tensor, dim: int) -> None:
 
 
 def _require_all_nodes(name: str, edges: Edges, num_nodes: Any) -> None:
-    size = edges.graph.node_rows.size
+    size = edges.graph.node_sharding.size
     if num_nodes not in (None, size, (size, size), [size, size]):
         raise UnsupportedError(f"{name} expected all {size} nodes (got num_nodes={num_nodes}): leave 'size' out")
 
@@ -87,7 +87,7 @@ def scatter(src: Tensor, index: Any, dim: int = 0, dim_size: int | None = None, 
     ids = _require_ids("scatter", index)
     _require_rows("scatter", src, dim)
     _require_all_nodes("scatter", ids.edges, dim_size)
-    return node_edge.scatter(src, ids, reduce)  # type: ignore[arg-type]
+    return node_edge.edges_to_nodes(src, ids, reduce)  # type: ignore[arg-type]
 
 
 @_stands_for(pyg.degree)
@@ -97,7 +97,7 @@ def degree(index: Any, num_nodes: int | None = None, dtype: torch.dtype | None =
     _require_all_nodes("degree", ids.edges, num_nodes)
     dtype = dtype or torch.get_default_dtype()
     counted = dtype if dtype.is_floating_point else torch.float64  # sources' sums travel as floats
-    return node_edge.scatter(_ones(ids.edges, counted), ids).to(dtype)  # type: ignore[return-value]
+    return node_edge.edges_to_nodes(_ones(ids.edges, counted), ids).to(dtype)  # type: ignore[return-value]
 
 
 def _ones(edges: Edges, dtype: torch.dtype) -> EdgeTensor:
@@ -199,7 +199,7 @@ def gcn_norm(
         edge_index, edge_weight = _one_loop_each(edge_index, edge_weight, fill_value, num_nodes, rule)
     source, target = edge_index.end(0), edge_index.end(1)
     weight = _ones(edge_index, dtype or torch.get_default_dtype()) if edge_weight is None else edge_weight
-    scale = inverse_sqrt(node_edge.scatter(weight, target))  # type: ignore[arg-type]
+    scale = inverse_sqrt_degree(node_edge.edges_to_nodes(weight, target))  # type: ignore[arg-type]
     return edge_index, scale[source] * weight * scale[target]
 
 

@@ -12,7 +12,7 @@ from torch_geometric.nn import GCNConv, SAGEConv
 from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 
 from pyg_dist.conv.inputs import edge_rows, features
-from pyg_dist.conv.linear_order import can_wait, commutes, projects_first
+from pyg_dist.conv.linear_order import can_project_last, commutes, project_first
 from pyg_dist.errors import UnsupportedError
 from pyg_dist.layout.edge_index import DistributedEdgeIndex
 from pyg_dist.layout.grid.functions import linear_sum
@@ -48,18 +48,20 @@ def gcn_on_grid(
         assert weight is not None
         if not conv.normalize:
             return graph.aggregate(tiles, graph.neighbourhood("sum", weight, accumulation_dtype(tiles.dtype)))
-        return graph.symmetric_norm_product(tiles, conv.add_self_loops, loop_value, weight, accumulation_dtype(tiles.dtype))
+        return graph.symmetric_norm_product(
+            tiles, conv.add_self_loops, loop_value, weight, accumulation_dtype(tiles.dtype)
+        )
 
-    tiles = graph.tiled(x)
+    tiles = graph.place(x)
     dtype = torch.promote_types(x.dtype, (x if weight is None else weight).dtype)
-    waits = can_wait(conv.lin, x, dtype)
-    if waits and not projects_first(conv.lin, graph, tiles, operator(x.dtype)):
+    waits = can_project_last(conv.lin, x, dtype)
+    if waits and not project_first(conv.lin, graph, tiles, operator(x.dtype)):
         return linear_sum([(aggregate(tiles), conv.lin.weight)], conv.bias)
     projected = conv.lin(tiles)
     if conv.normalize or weight is not None:
         # PyG's norm has the dtype of the weights or of x, which autocast does not change, and promotes.
         projected = projected.to(torch.promote_types(projected.dtype, dtype))
-    out = aggregate(graph.tiled(projected))
+    out = aggregate(graph.place(projected))
     return out if conv.bias is None else out + conv.bias
 
 
@@ -78,10 +80,10 @@ def sage_on_grid(conv: SAGEConv, x: Any, edge_index: DistributedEdgeIndex) -> Te
     source, target = x if isinstance(x, (tuple, list)) else (x, x)
     source = features(conv, graph, source)
     if conv.project:
-        source = graph.tiled(conv.lin(graph.tiled(source)).relu())
-    source = graph.tiled(source)
+        source = graph.place(conv.lin(graph.place(source)).relu())
+    source = graph.place(source)
     operator = graph.neighbourhood(reduce, weight, accumulation_dtype(source.dtype))
-    root = graph.tiled(features(conv, graph, target)) if conv.root_weight and target is not None else None
+    root = graph.place(features(conv, graph, target)) if conv.root_weight and target is not None else None
     out = _combine(conv, graph, source, root, operator, learns(weight))
     return F.normalize(out, p=2.0, dim=-1) if conv.normalize else out
 
@@ -98,7 +100,7 @@ def _combine(
     if not plain or torch.is_autocast_enabled(source.device.type):
         out: Tensor = conv.lin_l(graph.aggregate(source, operator))
         return out if root is None else out + conv.lin_r(root)
-    if projects_first(conv.lin_l, graph, source, None if learning else operator):
+    if project_first(conv.lin_l, graph, source, None if learning else operator):
         # Means and sums commute with linear maps: fewer columns to send and to add.
         out = graph.aggregate(linear_sum([(source, conv.lin_l.weight)]), operator)
         if root is not None:
@@ -108,5 +110,5 @@ def _combine(
         return linear_sum([(graph.aggregate(source, operator), conv.lin_l.weight)], conv.lin_l.bias)
     neighbours = graph.start(source, operator)
     # The root's way into the product's layout, and its own product, hide behind the neighbours' sum.
-    moved = graph.beside(root, source)
+    moved = graph.align(root, source)
     return linear_sum([(moved, conv.lin_r.weight), (neighbours, conv.lin_l.weight)], conv.lin_l.bias)

@@ -23,7 +23,7 @@ from pyg_dist.tensor.row_tensor import version_of
 from pyg_dist.tensor.sharding import RowSharding
 
 
-def edge_handle(conv: MessagePassing, edge_index: Any, x: Any, runs_steps: bool) -> DistributedEdgeIndex | None:
+def edge_handle(conv: MessagePassing, edge_index: Any, x: Any, calls_message: bool) -> DistributedEdgeIndex | None:
     """The edges that ``conv`` runs over; ``None`` where all that it got is plain, in one process: as the stock conv.
 
     A plain ``edge_index`` beside node tensors is laid out over their nodes (collective).
@@ -32,14 +32,14 @@ def edge_handle(conv: MessagePassing, edge_index: Any, x: Any, runs_steps: bool)
         conv: the conv.
         edge_index: as it was given.
         x: features, or a pair of them.
-        runs_steps: whether the stock conv's ``message``, ``aggregate`` and ``update`` are called; where not, nobody may
-            have changed them.
+        calls_message: whether the stock conv calls ``message``, ``aggregate`` and ``update``; where not, these must be
+            neither overridden nor hooked.
 
     Raises:
         AgreementError: The ranks have different plain edges.
         DataError: Edges that do not go with the features; a plain ``edge_index`` and features at world size > 1.
-        UnsupportedError: Steps that run have a flow other than ``source_to_target``, or somebody reckons with steps
-            that are not taken.
+        UnsupportedError: Steps that run have a flow other than ``source_to_target``, or
+            ``message``, ``aggregate`` or ``update`` are overridden or hooked, and would be bypassed.
     """
     name = type(conv).__name__
     features = x[0] if isinstance(x, (tuple, list)) else x
@@ -50,7 +50,7 @@ def edge_handle(conv: MessagePassing, edge_index: Any, x: Any, runs_steps: bool)
             raise UnsupportedError(
                 f"{name} expected flow='source_to_target' with an adj_t (got {conv.flow!r}): transpose the input"
             )
-        handle = edge_index.reversed if turns and not runs_steps else edge_index
+        handle = edge_index.reversed if turns and not calls_message else edge_index
     else:
         is_plain = isinstance(edge_index, Tensor) and edge_index.layout == torch.strided
         laid_out = None
@@ -66,11 +66,11 @@ def edge_handle(conv: MessagePassing, edge_index: Any, x: Any, runs_steps: bool)
                 )
             return None
         handle = laid_out
-    if turns and runs_steps:
+    if turns and calls_message:
         raise UnsupportedError(
             f"{name} expected flow='source_to_target' (got {conv.flow!r}): make it so, and pass edge_index.flip(0)"
         )
-    if not runs_steps:
+    if not calls_message:
         changed = "explain" if conv.explain else _overridden(type(conv)) or hooked(conv) or _patched(conv)  # type: ignore[arg-type]
         if changed is not None:
             raise UnsupportedError(
@@ -122,10 +122,12 @@ def node_rows(conv: MessagePassing, graph: Graph, x: Any) -> NodeTensor:
         LayoutMismatchError: The node tensor belongs to another graph.
         UnsupportedError: A node tensor that torch has saved for recomputation, and given back as a plain tensor.
     """
-    name, rows = type(conv).__name__, graph.node_rows
+    name, rows = type(conv).__name__, graph.node_sharding
     if isinstance(x, NodeTensor):
         if not graph.owns(x):
-            permuted = rows.align_by_position(x.to_local(), x._sharding)  # x[torch.randperm(N)], as contrastive methods have it
+            permuted = rows.align_by_position(
+                x.to_local(), x._sharding
+            )  # x[torch.randperm(N)], as contrastive methods have it
             if permuted is not None:
                 return NodeTensor.from_local(permuted, rows)
             if x._sharding.whole is rows:
@@ -134,7 +136,7 @@ def node_rows(conv: MessagePassing, graph: Graph, x: Any) -> NodeTensor:
                     f"edges, edge_index[:, mask], and rows of the output"
                 )
             raise LayoutMismatchError(
-                f"{name} got node features and an edge_index of two different graphs ({x._sharding.size} and {rows.size} "
+                f"{name} got node features and an edge_index of two graphs ({x._sharding.size} and {rows.size} "
                 f"nodes): take both from one DistributedData"
             )
         return x
@@ -171,7 +173,7 @@ def edge_rows(conv: MessagePassing, edge_index: DistributedEdgeIndex, weight: Te
         DataError: See :func:`edge_values`.
     """
     weight = edge_index.weight if weight is None else weight
-    rows = edge_index.graph.edge_rows
+    rows = edge_index.graph.edge_sharding
     if weight is None:
         return None
     values = edge_values(conv, "edge_weight", weight, rows)

@@ -26,12 +26,12 @@ def commutes(lin: torch.nn.Module) -> bool:
     )
 
 
-def can_wait(lin: torch.nn.Module, x: Tensor, dtype: torch.dtype) -> bool:
+def can_project_last(lin: torch.nn.Module, x: Tensor, dtype: torch.dtype) -> bool:
     """Whether the map may come after a normalised sum in ``dtype``: where the stock order has that of x throughout."""
     return commutes(lin) and dtype == x.dtype and not torch.is_autocast_enabled(x.device.type)
 
 
-def projects_first(lin: Linear, graph: Graph, x: NodeTensor, operator: Any) -> bool:
+def project_first(lin: Linear, graph: Graph, x: NodeTensor, operator: Any) -> bool:
     """Whether ``A (x W)`` costs less than ``(A x) W``.
 
     Rows sent, values added and values waited for all grow with the number of columns that are aggregated, forward and
@@ -50,7 +50,7 @@ def projects_first(lin: Linear, graph: Graph, x: NodeTensor, operator: Any) -> b
     ``A x`` for its derivative, and SAGE's root keeps x anyhow. ``PYG_DIST_PROJECT_FIRST=1`` lets the linear map go
     first: ``dW = x^T (A^T G)`` needs x, and what the derivative by x computes (hypergraph-gcn, eq. 4).
     """
-    if operator is not None and graph.is_remembered(x, operator):  # type: ignore[arg-type]  # a grid's x is a tile
+    if operator is not None and graph.is_cached(x, operator):  # type: ignore[arg-type]  # a grid's x is a tile
         return False
     backward = torch.is_grad_enabled()
     first = lin.in_channels * (1 + (backward and x.requires_grad))

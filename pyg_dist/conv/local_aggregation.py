@@ -59,12 +59,12 @@ def aggregate_neighbours(
         UnsupportedError: A part of the aggregation looks at several nodes, as batch norm does.
     """
     rows, aggregation = x.to_local(), conv.aggr_module
-    post = graph.post.coded(graph.codecs(conv, of_rows=True))
+    post = graph.row_transfer.coded(graph.codecs(conv, of_rows=True))
     reduce = _EXTREMES.get(type(aggregation))
     if reduce is not None and weight is None and rows.dim() == 2 and rows.dtype in ops.FLOATS:
         # Also on a rank where nothing arrives: its backward has to send what others wait for.
-        sources = torch.cat([rows, halo_rows(rows, post)]) if graph.axis.size > 1 else rows
-        return NodeTensor.from_local(extreme(sources, graph.whole, reduce), graph.node_rows)
+        sources = torch.cat([rows, halo_rows(rows, post)]) if graph.group.size > 1 else rows
+        return NodeTensor.from_local(extreme(sources, graph.csr, reduce), graph.node_sharding)
     _require_node_by_node(aggregation)
     # One more target, with ones for messages, keeps alive what PyG's aggregations lean on: a first target that has
     # messages, two at least (quantiles); and, where sequences are padded (LSTM reads the last place), one length.
@@ -72,7 +72,7 @@ def aggregate_neighbours(
     source, target = graph.neighbour_lists(num_padding)
     messages = torch.cat([rows, halo_rows(rows, post), rows.new_ones(1, rows.shape[1])]).index_select(0, source)
     if weight is not None:
-        messages = messages * torch.cat([weight.new_ones(num_padding), weight[graph.whole.edge]]).view(-1, 1)
+        messages = messages * torch.cat([weight.new_ones(num_padding), weight[graph.csr.edge]]).view(-1, 1)
     return _aggregate_padded(aggregation, graph, messages, target)
 
 
@@ -90,7 +90,7 @@ def aggregate_messages(aggregation: Aggregation, messages: Tensor, edges: Edges)
     reduce = _REDUCTIONS.get(type(aggregation))
     if reduce is not None:
         out = scatter(local, edges.target, 0, graph.num_local, reduce)
-        return NodeTensor.from_local(out, graph.node_rows)
+        return NodeTensor.from_local(out, graph.node_sharding)
     _require_node_by_node(aggregation)
     num_padding = edges.max_in_degree if _pads(aggregation) else 2
     padding = local.new_ones(num_padding, *local.shape[1:])
@@ -100,12 +100,12 @@ def aggregate_messages(aggregation: Aggregation, messages: Tensor, edges: Edges)
 
 def _aggregate_padded(aggregation: Aggregation, graph: HaloGraph, messages: Tensor, target: Tensor) -> NodeTensor:
     """Aggregate local messages, of which the first are those of the padding, target 0."""
-    entered = {name: graph.node_rows.copy_to_ranks(p) for name, p in aggregation.named_parameters()}
+    entered = {name: graph.node_sharding.copy_to_ranks(p) for name, p in aggregation.named_parameters()}
     num_targets = graph.num_local + 1
     dim = 0 if messages.dim() != 2 else -2
-    with own_randomness(graph.axis.rank):
+    with own_randomness(graph.group.rank):
         out = functional_call(aggregation, entered, (messages, target), {"dim_size": num_targets, "dim": dim})
-    return NodeTensor.from_local(out[1:], graph.node_rows)
+    return NodeTensor.from_local(out[1:], graph.node_sharding)
 
 
 def _require_node_by_node(aggregation: Aggregation) -> None:

@@ -9,13 +9,13 @@ from torch import Tensor
 from torch_geometric.nn import SAGEConv
 from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 
-from pyg_dist.conv.accumulate import plus
+from pyg_dist.conv.accumulate import add_into_
 from pyg_dist.conv.grid import sage_on_grid
 from pyg_dist.conv.inputs import edge_handle, edge_rows, features
-from pyg_dist.conv.linear_order import commutes, projects_first
+from pyg_dist.conv.linear_order import commutes, project_first
 from pyg_dist.conv.local_aggregation import aggregate_neighbours
 from pyg_dist.conv.scripting import stock_twin
-from pyg_dist.layout.aggregation_cache import aggregate
+from pyg_dist.layout.aggregation_cache import cached_aggregate
 from pyg_dist.layout.edge_index import DistributedEdgeIndex
 from pyg_dist.layout.grid.graph import GridGraph, learns
 from pyg_dist.layout.halo.graph import HaloGraph
@@ -48,7 +48,7 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
 
     def forward(self, x: Any, edge_index: Any, size: Any = None) -> Tensor:
         """See the class."""
-        handle = edge_handle(self, edge_index, x, runs_steps=False)
+        handle = edge_handle(self, edge_index, x, calls_message=False)
         if handle is None:
             return super().forward(x, edge_index, size)  # type: ignore[no-any-return]
         edge_index, graph = handle, handle.graph
@@ -61,7 +61,7 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
         out = self._neighbourhood(source, edge_index, graph)
         if self.root_weight and target is not None:
             root = self.lin_r(features(self, graph, target))
-            out = plus(out, root) if commutes(self.lin_l) else out + root
+            out = add_into_(out, root) if commutes(self.lin_l) else out + root
         return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
 
     def _neighbourhood(self, x: NodeTensor, edge_index: DistributedEdgeIndex, graph: HaloGraph) -> Tensor:
@@ -78,18 +78,18 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
 
         def summed(rows: NodeTensor) -> NodeTensor:
             if operator is not None:
-                return aggregate(rows, operator, codecs)
+                return cached_aggregate(rows, operator, codecs)
             assert weight is not None
             local, values = rows.to_local(), weight.to_local().to(rows.dtype)
-            out = graph.neighbourhood_product(local, values, reduce, graph.post.coded(codecs))
-            return NodeTensor.from_local(out, graph.node_rows)
+            out = graph.neighbourhood_product(local, values, reduce, graph.row_transfer.coded(codecs))
+            return NodeTensor.from_local(out, graph.node_sharding)
 
-        if not (commutes(self.lin_l) and projects_first(self.lin_l, graph, x, operator)):
+        if not (commutes(self.lin_l) and project_first(self.lin_l, graph, x, operator)):
             return self.lin_l(summed(x))  # type: ignore[no-any-return]
         # The bias comes after: a mean keeps it, a sum or a node without neighbours would not.
         out = summed(F.linear(x, self.lin_l.weight))  # type: ignore[arg-type]
         # Autocast narrows the product.
-        return out if self.lin_l.bias is None else plus(out, self.lin_l.bias.to(out.dtype))
+        return out if self.lin_l.bias is None else add_into_(out, self.lin_l.bias.to(out.dtype))
 
     def __prepare_scriptable__(self) -> SAGEConv:
         return stock_twin(self, SAGEConv)

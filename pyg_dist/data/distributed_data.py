@@ -132,13 +132,13 @@ class DistributedData(Data):  # type: ignore[misc]
         self.__dict__.update(graph=graph, plan=plan, _store=DistributedStorage(_parent=self))
         values, weight = graph_input.adj_values, None
         if values is not None:
-            weight = EdgeTensor.from_local(values.detach()[graph.edge_rows.key], graph.edge_rows)
+            weight = EdgeTensor.from_local(values.detach()[graph.edge_sharding.key], graph.edge_sharding)
             weight.requires_grad_(values.requires_grad)
         self[graph_input.graph_key] = DistributedEdgeIndex(graph, graph_input.graph_key == "adj_t", weight)
         for attributes in (graph_input.node_attributes, graph_input.edge_attributes):
             for name, value in attributes.items():
                 of_edges = attributes is graph_input.edge_attributes
-                rows = graph.edge_rows if of_edges else graph.input_rows(name, value)
+                rows = graph.edge_sharding if of_edges else graph.input_rows(name, value)
                 local = rows.slice(value.detach())
                 self[name] = RowTensor.from_local(local, rows).requires_grad_(value.requires_grad)
         for name, value in graph_input.other_attributes.items():
@@ -226,7 +226,7 @@ class DistributedData(Data):  # type: ignore[misc]
             elif isinstance(value, DistributedEdgeIndex):
                 further = value.graph
                 if isinstance(further, HaloGraph) and isinstance(new, HaloGraph) and further is not old:
-                    self[name] = value.on(further.over(new.node_rows))
+                    self[name] = value.on(further.over(new.node_sharding))
                 else:
                     self[name] = value.on(new)
             elif isinstance(value, Tensor):

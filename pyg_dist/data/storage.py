@@ -33,7 +33,7 @@ class DistributedStorage(GlobalStorage):  # type: ignore[misc]
         graph: Graph = self._parent().graph
         if key in ("edge_index", "adj_t"):
             if isinstance(value, DistributedEdgeIndex):
-                if value.graph.node_rows is not graph.node_rows:
+                if value.graph.node_sharding is not graph.node_sharding:
                     raise LayoutMismatchError(
                         f"Expected '{key}' over the nodes of this data (got edges of another DistributedData): use "
                         f"that one"
@@ -46,20 +46,22 @@ class DistributedStorage(GlobalStorage):  # type: ignore[misc]
                 f"Assigning '{key}' would change a distributed graph: change it before DistributedData"
             )
         if isinstance(value, RowTensor):
-            if not (graph.owns(value) or graph.edge_rows.is_equivalent(value._sharding)):
+            if not (graph.owns(value) or graph.edge_sharding.is_equivalent(value._sharding)):
                 raise LayoutMismatchError(
                     f"Expected '{key}' with a row for every node or edge of this graph (got {value._sharding.size} "
                     f"{value.kind}s of another graph or selection): assign a full_tensor()"
                 )
-            return graph.stored(key, value)
+            return graph.store_attribute(key, value)
         if not isinstance(value, Tensor) or value.dim() == 0:
             return value
-        nodes, edges = graph.node_rows.size, graph.edge_rows.size
+        nodes, edges = graph.node_sharding.size, graph.edge_sharding.size
         kind = belongs_to(key, value, nodes, edges)
         if kind == "edge":
-            return EdgeTensor.from_local(graph.edge_rows.slice(value), graph.edge_rows)
+            return EdgeTensor.from_local(graph.edge_sharding.slice(value), graph.edge_sharding)
         if kind == "node":
-            return graph.stored(key, NodeTensor.from_local(graph.node_rows.slice(value), graph.node_rows))
+            return graph.store_attribute(
+                key, NodeTensor.from_local(graph.node_sharding.slice(value), graph.node_sharding)
+            )
         if key == "y":
             raise DataError(
                 f"Expected 'y' to have {nodes} rows, one per node, or {edges}, one per edge (got shape "

@@ -21,7 +21,7 @@ from pyg_dist.backend.comm.codec import EXACT, Codec
 from pyg_dist.backend.halo import operator as backend
 from pyg_dist.backend.halo.operator import LinearOperator
 from pyg_dist.backend.session.settings import REMEMBER_MIB
-from pyg_dist.tensor.row_tensor import NodeTensor, version_of, as_row_tensor_
+from pyg_dist.tensor.row_tensor import NodeTensor, as_row_tensor_, version_of
 from pyg_dist.tensor.sharding import RowSharding
 
 # A tensor meets one operator per kind of conv; more of them at once are edge weights that change.
@@ -29,7 +29,7 @@ _MAX_OPERATORS = 2
 
 
 @dataclass(frozen=True)
-class Remembered:
+class CachedAggregate:
     """``result`` is ``operator`` times ``owner``, at their versions."""
 
     owner: weakref.ref[NodeTensor]  # a copy of a tensor may carry its attributes along
@@ -39,23 +39,25 @@ class Remembered:
     result_version: int
 
 
-def aggregate(x: NodeTensor, operator: LinearOperator, codecs: tuple[Codec, Codec] = (EXACT, EXACT)) -> NodeTensor:
+def cached_aggregate(
+    x: NodeTensor, operator: LinearOperator, codecs: tuple[Codec, Codec] = (EXACT, EXACT)
+) -> NodeTensor:
     """``operator`` times x; differentiable (collective, unless it is remembered).
 
     Exact, unless ``codecs`` say otherwise and the result is not kept.
     """
-    result = recall(x, operator)
+    result = lookup(x, operator)
     if result is None:
-        kept = is_kept(x, x._sharding)
+        kept = is_cacheable(x, x._sharding)
         result = backend.aggregate(x.to_local(), operator if kept else operator.coded(codecs))
         x._is_reused = True
         if not kept:
             return as_row_tensor_(result, x._sharding)  # type: ignore[return-value]
-        keep(x, operator, result)
+        store(x, operator, result)
     return NodeTensor.from_local(result, x._sharding)
 
 
-def is_remembered(x: NodeTensor, operator: Callable[[], object], rows: RowSharding) -> bool:
+def is_cached(x: NodeTensor, operator: Callable[[], object], rows: RowSharding) -> bool:
     """Whether the result is known, or would be kept for the next time. Not collective, apart from ``operator``.
 
     Args:
@@ -63,37 +65,37 @@ def is_remembered(x: NodeTensor, operator: Callable[[], object], rows: RowShardi
         operator: gives the operator; called only where x has some results.
         rows: of the result.
     """
-    return is_kept(x, rows) or (bool(x._cached_aggregates) and recall(x, operator()) is not None)
+    return is_cacheable(x, rows) or (bool(x._cached_aggregates) and lookup(x, operator()) is not None)
 
 
-def recall(x: NodeTensor, operator: object) -> Tensor | None:
+def lookup(x: NodeTensor, operator: object) -> Tensor | None:
     """The local rows of what ``operator`` made of x, if they are still right."""
     for known in x._cached_aggregates:
         if known.operator is operator and known.owner() is x:
             is_valid = (
-                _may_be_known(x) and known.version == version_of(x) and known.result_version == known.result._version
+                _may_cache(x) and known.version == version_of(x) and known.result_version == known.result._version
             )
             return known.result if is_valid else None
     return None
 
 
-def is_kept(x: NodeTensor, rows: RowSharding) -> bool:
+def is_cacheable(x: NodeTensor, rows: RowSharding) -> bool:
     """Whether a result of x with these rows is worth keeping: up to a number of bytes a rank, on average."""
     # Autograd refuses tensors made in inference mode, later.
-    if not (_may_be_known(x) and (x._is_attribute or x._is_reused)) or torch.is_inference_mode_enabled():
+    if not (_may_cache(x) and (x._is_attribute or x._is_reused)) or torch.is_inference_mode_enabled():
         return False
-    return x.numel() * x.element_size() <= REMEMBER_MIB.value() * 2**20 * rows.axis.size
+    return x.numel() * x.element_size() <= REMEMBER_MIB.value() * 2**20 * rows.group.size
 
 
-def keep(x: NodeTensor, operator: object, result: Tensor) -> None:
+def store(x: NodeTensor, operator: object, result: Tensor) -> None:
     """Remember the local rows of what ``operator`` made of x."""
-    known = Remembered(weakref.ref(x), version_of(x), operator, result, result._version)
+    known = CachedAggregate(weakref.ref(x), version_of(x), operator, result, result._version)
     alike = [r for r in x._cached_aggregates if type(r.operator) is type(operator) and r.operator is not operator]
     others = [r for r in x._cached_aggregates if type(r.operator) is not type(operator)]
     x._cached_aggregates = (*others, *(*alike, known)[-_MAX_OPERATORS:])
 
 
-def _may_be_known(x: NodeTensor) -> bool:
+def _may_cache(x: NodeTensor) -> bool:
     """Whether results of x may be remembered, and what is remembered may stand for them, here and now."""
     if x.requires_grad or x.is_inference():
         return False

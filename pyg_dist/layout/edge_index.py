@@ -62,7 +62,7 @@ class DistributedEdgeIndex:
     @property
     def shape(self) -> torch.Size:
         """``[2, E]``, or ``[N, N]`` for ``adj_t``, of the whole graph."""
-        nodes, edges = self._graph.node_rows.size, self._graph.edge_rows.size
+        nodes, edges = self._graph.node_sharding.size, self._graph.edge_sharding.size
         return torch.Size((nodes, nodes) if self._sparse else (2, edges))
 
     def size(self, dim: int | None = None) -> torch.Size | int:
@@ -105,12 +105,12 @@ class DistributedEdgeIndex:
         """The handle of the same graph after a move to another device."""
         weight = None
         if self.weight is not None:
-            weight = RowTensor.from_local(self.weight.to_local().to(graph.device), graph.edge_rows)
+            weight = RowTensor.from_local(self.weight.to_local().to(graph.device), graph.edge_sharding)
         return DistributedEdgeIndex(graph, self._sparse, weight)
 
     def __repr__(self) -> str:
-        rows = self._graph.edge_rows
-        return f"{type(self).__name__}({list(self.shape)}, {rows.num_local} edges on rank {rows.axis.rank})"
+        rows = self._graph.edge_sharding
+        return f"{type(self).__name__}({list(self.shape)}, {rows.num_local} edges on rank {rows.group.rank})"
 
     def clone(self, *args: Any, **kwargs: Any) -> DistributedEdgeIndex:
         """Itself: it is immutable."""
@@ -151,7 +151,7 @@ class DistributedEdgeIndex:
             return None
         edge_index = as_edges(edge_index)
         identity = digest(edge_index)
-        require_same(nodes.axis, identity, "edge_index")
+        require_same(nodes.group, identity, "edge_index")
         name, known = f"{identity} {loop_rule}", nodes.edge_sets
         handle: DistributedEdgeIndex | None = known.pop(name, None)
         if handle is None:
@@ -174,7 +174,7 @@ class DistributedEdgeIndex:
     @cached_property
     def reversed(self) -> DistributedEdgeIndex:
         """The same edges from targets to sources, made once (collective: gathers all edges)."""
-        turned = self.over(self.full_tensor().flip(0), self._graph.node_rows, self._graph.loop_rule)
+        turned = self.over(self.full_tensor().flip(0), self._graph.node_sharding, self._graph.loop_rule)
         assert turned is not None
         return turned
 
@@ -191,7 +191,7 @@ class DistributedEdgeIndex:
             self._refuse(f"edge_index.unbind({dim})")
         if isinstance(self._graph, HaloGraph):
             return self.edges.end(0), self.edges.end(1)
-        of_rows = (EdgeTensor.from_local(ids.clone(), self._graph.edge_rows) for ids in self._graph.edge_index)
+        of_rows = (EdgeTensor.from_local(ids.clone(), self._graph.edge_sharding) for ids in self._graph.edge_index)
         return cast("tuple[EdgeTensor, EdgeTensor]", tuple(of_rows))
 
     def __iter__(self) -> Iterator[EdgeTensor]:
@@ -211,7 +211,7 @@ class DistributedEdgeIndex:
         has_all_ends = first is Ellipsis or (isinstance(first, slice) and first == slice(None))
         if not (rest and has_all_ends and isinstance(rest[0], (Tensor, np.ndarray, slice, list, range))):
             self._refuse("Indexing edge_index like this")
-        return DistributedEdgeIndex(self._graph.selected(select_rows(self._graph.edge_rows, rest[0])))
+        return DistributedEdgeIndex(self._graph.select(select_rows(self._graph.edge_sharding, rest[0])))
 
     def _refuse(self, what: str) -> NoReturn:
         raise MixedRowsError(

@@ -33,8 +33,8 @@ def have_same_edges(one: Graph, other: Graph) -> bool:
 
     Also where a script's have been laid out anew, or selected once more.
     """
-    is_alike = one.edge_rows is other.edge_rows or (one.digest is not None and one.digest == other.digest)
-    return one is other or (is_alike and one.node_rows is other.node_rows)
+    is_alike = one.edge_sharding is other.edge_sharding or (one.digest is not None and one.digest == other.digest)
+    return one is other or (is_alike and one.node_sharding is other.node_sharding)
 
 
 @lasting
@@ -52,8 +52,8 @@ def graph_over(edge_index: Tensor, nodes: HaloNodes | GridNodes, loop_rule: Loop
     check_ends(edge_index, nodes.size, "edge_index")
     if isinstance(nodes, GridNodes):
         return GridGraph.of(nodes.grid, edge_index, loop_rule, ListedEdges)
-    axis = nodes.axis
-    share = halo_share(edge_index, nodes.parts(), axis.rank, axis.size, nodes.exchange, nodes.key.cpu())
-    messages = sum(axis.gather_counts(sum(count > 0 for count in share.sums.send_counts)))
-    rows = ListedEdges(axis, "edge", share.num_edges, share.edge_id.to(nodes.key.device))
-    return HaloGraph(share, nodes, loop_rule, is_dense(messages, axis.size), rows)
+    group = nodes.group
+    share = halo_share(edge_index, nodes.parts(), group.rank, group.size, nodes.exchange, nodes.key.cpu())
+    messages = sum(group.gather_counts(sum(count > 0 for count in share.sums.send_counts)))
+    rows = ListedEdges(group, "edge", share.num_edges, share.edge_id.to(nodes.key.device))
+    return HaloGraph(share, nodes, loop_rule, is_dense(messages, group.size), rows)

@@ -53,7 +53,7 @@ def _before_forward(module: nn.Module, args: tuple[Any, ...]) -> None:
             f"pyg_dist.distribute(model), or use the plain Data"
         )
     remember_model(module)
-    settle(module)
+    broadcast_parameters(module)
 
 
 def _keyword_arguments() -> tuple[Any, ...]:
@@ -86,7 +86,7 @@ def _no_compile(module: Any) -> str:
     return f"torch.compile of {name} cannot trace tensors or edges of a DistributedData: run it eagerly"
 
 
-def settle(module: nn.Module) -> None:
+def broadcast_parameters(module: nn.Module) -> None:
     """Broadcast the parameters and buffers of ``module`` and of its parts from rank 0, once (collective)."""
     tensors = []
     for part in module.modules():
@@ -94,4 +94,6 @@ def settle(module: nn.Module) -> None:
             tensors += [*part.parameters(recurse=False), *part.buffers(recurse=False)]
         if not (_is_stock_conv(part) or _is_compiled(part)):  # those are looked at, and refused, when they are called
             _settled.add(part)
-    broadcast.broadcast_from_main([t for t in tensors if not isinstance(t, RowTensor) and not is_lazy(t)], world_group())
+    broadcast.broadcast_from_main(
+        [t for t in tensors if not isinstance(t, RowTensor) and not is_lazy(t)], world_group()
+    )

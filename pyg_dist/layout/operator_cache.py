@@ -17,7 +17,7 @@ _MOST_WEIGHTS = 8
 
 
 @dataclass(eq=False)
-class _Kept(Generic[T]):
+class _Entry(Generic[T]):
     weight: weakref.ref[RowTensor] | None
     version: int | None
     operator: T | None  # None: the weight is gone, and its place is not
@@ -30,7 +30,7 @@ class _Kept(Generic[T]):
             self.operator = None
 
 
-class KeptOperators(Generic[T]):
+class OperatorCache(Generic[T]):
     """What was built from weights, by a key and these weights.
 
     Building may be collective, so the decision must fall alike on every rank: by the identity of the tensor object and
@@ -38,7 +38,7 @@ class KeptOperators(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._kept: dict[Hashable, list[_Kept[T]]] = {}
+        self._kept: dict[Hashable, list[_Entry[T]]] = {}
 
     @lasting
     def get(self, key: Hashable, weight: RowTensor | None, build: Callable[[], T]) -> T:
@@ -61,6 +61,6 @@ class KeptOperators(Generic[T]):
                 return kept.operator  # type: ignore[return-value]
         operator = build()
         if weight is None or version is not None:
-            new = _Kept(None if weight is None else weakref.ref(weight), version, operator)
+            new = _Entry(None if weight is None else weakref.ref(weight), version, operator)
             self._kept[key] = [*(kept for kept in places if not kept.is_of(weight)), new][-_MOST_WEIGHTS:]
         return operator

@@ -174,7 +174,7 @@ def _checked(y: Tensor, train_mask: Tensor, num_classes: int, rows: RowSharding 
         found[0, 0], found[0, 1] = key[is_bad][0], labels[is_bad][0]
     first = key[mask].sort().values[:_NUM_FIRST]
     found[0, 2 : 2 + first.numel()] = first
-    found = found if rows is None else rows.axis.gather_rows(found, [1] * rows.axis.size)
+    found = found if rows is None else rows.group.gather_rows(found, [1] * rows.group.size)
     found = found.cpu()
     for rank, (node, label) in enumerate(found[:, :2].tolist()):
         if node >= 0:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.dense.norm_relu_dropout import row_epilogue
+from pyg_dist.backend.dense.norm_relu_dropout import norm_relu_dropout_rows
 from pyg_dist.backend.ops import Norm
 from pyg_dist.errors import DataError, OptionError
 from pyg_dist.layout.grid.sharding import Tile
@@ -64,7 +64,7 @@ def norm_relu_dropout(
         raise OptionError(f"Expected 'norm' to be one of {_NORMS} (got {norm!r})")
     if not 0.0 <= p <= 1.0:
         raise OptionError(f"Expected 'p' to lie in [0, 1] (got {p})")
-    if isinstance(x, TileTensor) and norm is not None and x._sharding.column_axis.size > 1:
+    if isinstance(x, TileTensor) and norm is not None and x._sharding.column_group.size > 1:
         y = norm_relu_dropout(x.to_rows(), weight, bias, norm=norm, eps=eps, relu=relu, p=p, training=training)
         return as_tile(y, x._sharding)  # type: ignore[arg-type]
     rows = x._sharding if isinstance(x, RowTensor) else None
@@ -75,7 +75,7 @@ def norm_relu_dropout(
             f"use torch's own functions"
         )
     if rows is not None:
-        of_columns = rows.columns_of if isinstance(rows, Tile) else rows.copy_to_ranks
+        of_columns = rows.slice_columns if isinstance(rows, Tile) else rows.copy_to_ranks
         weight, bias = (None if factor is None else of_columns(factor) for factor in (weight, bias))
     drops = training and p > 0
     key = None
@@ -83,7 +83,9 @@ def norm_relu_dropout(
         key = torch.arange(local.shape[0]) if rows is None else rows.key
     seed = draw_seed() if drops else 0
     first_column = 0 if rows is None else rows.first_column
-    y = row_epilogue(local, weight, bias, key, norm, eps, relu, p if key is not None else 0.0, seed, first_column)
+    y = norm_relu_dropout_rows(
+        local, weight, bias, key, norm, eps, relu, p if key is not None else 0.0, seed, first_column
+    )
     if drops and p == 1.0:
         y = F.dropout(y, 1.0)
     return y if rows is None else RowTensor.from_local(y, rows)

@@ -78,7 +78,7 @@ def measure_rates(machine: Machine, remarks: list[str]) -> Machine:
             f"sparse products: held-out R2 {fit.r2:.2f} over 70/30 splits (Plexus' terms {fit.r2_of_paper:.2f})"
         )
     numbers = torch.tensor([*(fit.coefficients if fit else (0.0,) * 3), dense, stream, float(measures)]).double()
-    *sums, count = axis.reduce_(numbers).tolist()
+    *sums, count = axis.all_reduce_(numbers).tolist()
     a, b, c, dense, stream = (value / count for value in sums)
     return replace(machine, spmm=(a, b, c), gemm_rate=dense, stream_rate=stream, cores=cores)
 

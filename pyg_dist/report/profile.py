@@ -117,7 +117,7 @@ def profile(overlap: bool = True) -> Iterator[Profile]:
         raise OptionError("Expected one pyg_dist.profile() at a time (got one inside of another): end the first one")
     session.init()
     axis, recorder, result = world_group(), Recorder(overlap), Profile()
-    axis.reduce_(torch.zeros(1))
+    axis.all_reduce_(torch.zeros(1))
     begin = time.perf_counter()
     timing.record(recorder)
     try:

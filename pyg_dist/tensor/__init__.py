@@ -4,4 +4,4 @@ from pyg_dist.tensor import functions
 from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.sharding import RowSharding
 
-__all__ = ["EdgeTensor", "NodeTensor", "RowTensor", "Rows", "functions"]
+__all__ = ["EdgeTensor", "NodeTensor", "RowSharding", "RowTensor", "functions"]

@@ -145,7 +145,9 @@ def takes_out(handler: Handler, out: Any) -> bool:
     return isinstance(out, RowTensor) and getattr(handler, "keeps_rows", False)
 
 
-KEPT = frozenset({"_sharding", "_selection", "_cached_aggregates", "_as_rows", "_counters", "_uncounted", "_is_copied_slice"})
+KEPT = frozenset(
+    {"_sharding", "_selection", "_cached_aggregates", "_as_rows", "_counters", "_uncounted", "_is_copied_slice"}
+)
 """Attributes of a row tensor that a copy of it does not get."""
 
 

@@ -29,7 +29,7 @@ class RowSharding:
     """A distribution of ``size`` rows over the ranks of an axis: every row lives on one rank.
 
     Attributes:
-        axis: the ranks.
+        group: the ranks.
         kind: what the rows are, for messages.
         size: number of rows over all ranks.
         num_local: rows on this rank.
@@ -45,8 +45,8 @@ class RowSharding:
         """Whether a list is among what these were selected from."""
         return self.is_indexed
 
-    def __init__(self, axis: Group, kind: Kind, size: int, key: Tensor) -> None:
-        self.axis = axis
+    def __init__(self, group: Group, kind: Kind, size: int, key: Tensor) -> None:
+        self.group = group
         self.kind: Kind = kind
         self.size = size
         self.num_local = key.numel()
@@ -94,13 +94,13 @@ class RowSharding:
     @cached_property
     def counts(self) -> list[int]:
         """Rows by rank (collective at the first use)."""
-        return self.axis.gather_counts(self.num_local)
+        return self.group.gather_counts(self.num_local)
 
     @cached_property
     @lasting
     def _gathered_position(self) -> Tensor:
         """``position`` of every rank's rows, ranks one after another (collective at the first use)."""
-        return self.axis.gather_rows(self.position, self.counts)
+        return self.group.gather_rows(self.position, self.counts)
 
     @cached_property
     @lasting
@@ -111,19 +111,19 @@ class RowSharding:
     def gather(self, local: Tensor) -> Tensor:
         """All rows, in the global order, on every rank; differentiable (collective)."""
         order, mine = self._gathered_position.to(local.device), self.position.to(local.device)
-        return replicated.all_gather_rows(local, self.axis, self.counts, order, mine)
+        return replicated.all_gather_rows(local, self.group, self.counts, order, mine)
 
     def slice(self, full: Tensor) -> Tensor:
         """This rank's rows of a replicated tensor with ``size`` rows; differentiable."""
-        return replicated.copy_to_ranks(full, self.axis).index_select(0, self.position.to(full.device))
+        return replicated.copy_to_ranks(full, self.group).index_select(0, self.position.to(full.device))
 
     def copy_to_ranks(self, tensor: Tensor) -> Tensor:
-        """A replicated tensor that is about to meet these rows (see :func:`pyg_dist.backend.replicated.copy_to_ranks`)."""
-        return replicated.copy_to_ranks(tensor, self.axis)
+        """See :func:`~pyg_dist.backend.autograd.replicated.copy_to_ranks`."""
+        return replicated.copy_to_ranks(tensor, self.group)
 
     def reduce_from_ranks(self, tensor: Tensor) -> Tensor:
-        """The sum of each rank's ``tensor`` (see :func:`pyg_dist.backend.autograd.replicated.reduce_from_ranks`; collective)."""
-        return replicated.reduce_from_ranks(tensor, self.axis)
+        """See :func:`~pyg_dist.backend.autograd.replicated.reduce_from_ranks` (collective)."""
+        return replicated.reduce_from_ranks(tensor, self.group)
 
     @lasting
     def by_mask(self, mask: Tensor) -> Selection:
@@ -193,8 +193,8 @@ class RowSharding:
 
     def _require_equal(self, index: Tensor, what: str) -> None:
         """An unseeded permutation makes each rank select other rows, and nothing else would notice (collective)."""
-        if self.axis.size > 1:
-            require_same(self.axis, digest(index), f"{what} of {self.kind}s")
+        if self.group.size > 1:
+            require_same(self.group, digest(index), f"{what} of {self.kind}s")
 
     def from_sharding(self, local: Tensor, before: RowSharding) -> Tensor | None:
         """The local piece of a tensor distributed as ``before``; ``None`` if it has other rows (may be collective)."""
@@ -213,14 +213,14 @@ class RowSharding:
             return None
         if other not in self._moves:
             everyone = (torch.split(r._gathered_position, r.counts) for r in (other, self))
-            self._moves[other] = RowPermutation.by_position(self.axis, *everyone)
+            self._moves[other] = RowPermutation.by_position(self.group, *everyone)
         return permute_rows(local, self._moves[other])
 
     def _pairs_with(self, other: RowSharding) -> bool:
         kinds_differ = self.kind != other.kind
         is_picked = any(r.derives_from_index or (isinstance(r, MaskedRows) and kinds_differ) for r in (self, other))
         are_whole = "tile" not in (self.kind, other.kind)
-        is_one_axis = self.axis is other.axis or self.axis.size == other.axis.size == 1
+        is_one_axis = self.group is other.group or self.group.size == other.group.size == 1
         return is_picked and are_whole and self.size == other.size and is_one_axis
 
     def elements(self, width: int) -> RowSharding:
@@ -232,8 +232,8 @@ class RowSharding:
 
     def block_sharding(self, size: int) -> RowSharding:
         """As many rows of the same kind, in runs of equal length by rank."""
-        first, last = (size * (self.axis.rank + k) // self.axis.size for k in (0, 1))
-        return RowSharding(self.axis, self.kind, size, torch.arange(first, last))
+        first, last = (size * (self.group.rank + k) // self.group.size for k in (0, 1))
+        return RowSharding(self.group, self.kind, size, torch.arange(first, last))
 
     def to_sharding(self, local: Tensor, after: RowSharding) -> Tensor | None:
         """:meth:`from_sharding` from the other side, for distributions of more than rows."""
@@ -251,64 +251,76 @@ class MaskedRows(RowSharding):
     """Rows picked by a mask. Their positions, rarely needed, cost a gather and wait until then."""
 
     def __init__(self, parent: RowSharding, picked: Tensor) -> None:
-        counts = parent.axis.gather_counts(picked.numel())
-        super().__init__(parent.axis, parent.kind, sum(counts), parent.key[picked])
+        counts = parent.group.gather_counts(picked.numel())
+        super().__init__(parent.group, parent.kind, sum(counts), parent.key[picked])
         self.counts = counts
         self._parent = parent
         self._picked = picked
 
     @property
     def derives_from_index(self) -> bool:
+        """See :class:`RowSharding`."""
         return self._parent.derives_from_index
 
     @property
     def num_keys(self) -> int:
+        """See :class:`RowSharding`."""
         return self._parent.num_keys
 
     @property
     def whole(self) -> RowSharding:
+        """See :class:`RowSharding`."""
         return self._parent.whole
 
     @property
     def position(self) -> Tensor:
+        """See :class:`RowSharding`."""
         return self._position
 
     @cached_property
     @lasting
     def _position(self) -> Tensor:
         mine = self._parent.position[self._picked]
-        everyone = self.axis.gather_rows(mine, self.counts)
+        everyone = self.group.gather_rows(mine, self.counts)
         return torch.searchsorted(everyone.sort().values, mine)
 
     def _equals(self, other: RowSharding) -> bool:
         # Every rank gets to `every`, or none: what is asked before it has the same answer everywhere.
-        if not isinstance(other, MaskedRows) or self.size != other.size or not self._parent.is_equivalent(other._parent):
+        if (
+            not isinstance(other, MaskedRows)
+            or self.size != other.size
+            or not self._parent.is_equivalent(other._parent)
+        ):
             return False
-        return self.axis.every(torch.equal(self._picked, other._picked))
+        return self.group.all_true(torch.equal(self._picked, other._picked))
 
 
 class ElementRows(RowSharding):
     """The elements of rows that have several."""
 
     def __init__(self, parent: RowSharding, width: int) -> None:
-        super().__init__(parent.axis, parent.kind, parent.size * width, _numbered(parent.key, width))
+        super().__init__(parent.group, parent.kind, parent.size * width, _numbered(parent.key, width))
         self._parent = parent
         self._width = width
 
     @property
     def derives_from_index(self) -> bool:
+        """See :class:`RowSharding`."""
         return self._parent.derives_from_index
 
     @property
     def num_keys(self) -> int:
+        """See :class:`RowSharding`."""
         return self._parent.num_keys * self._width
 
     @property
     def whole(self) -> RowSharding:
+        """See :class:`RowSharding`."""
         return self._parent.whole
 
     @property
     def position(self) -> Tensor:
+        """See :class:`RowSharding`."""
         return _numbered(self._parent.position, self._width)
 
     def _equals(self, other: RowSharding) -> bool:
@@ -326,12 +338,13 @@ class IndexedRows(RowSharding):
     is_indexed = True
 
     def __init__(self, parent: RowSharding, position: Tensor, index: Tensor) -> None:
-        super().__init__(parent.axis, parent.kind, index.numel(), position)
+        super().__init__(parent.group, parent.kind, index.numel(), position)
         self._parent = parent
         self._index = index
 
     @property
     def whole(self) -> RowSharding:
+        """See :class:`RowSharding`."""
         return self._parent.whole
 
     def _equals(self, other: RowSharding) -> bool:
@@ -351,7 +364,7 @@ class ConcatenatedRows(RowSharding):
     def __init__(self, parts: tuple[RowSharding, ...]) -> None:
         starts = [0, *accumulate(part.size for part in parts)]
         position = torch.cat([part.position + start for part, start in zip(parts, starts, strict=False)])
-        super().__init__(parts[0].axis, parts[0].kind, starts[-1], position)
+        super().__init__(parts[0].group, parts[0].kind, starts[-1], position)
         self._parts = parts
 
     def _equals(self, other: RowSharding) -> bool:
@@ -367,20 +380,20 @@ class Selection(NamedTuple):
     local_index: Tensor
 
 
-def require_same(axis: Group, mine: str, what: str) -> None:
+def require_same(group: Group, mine: str, what: str) -> None:
     """Check that every rank has the same of what a script may draw (collective).
 
     Args:
-        axis: the ranks.
+        group: the ranks.
         mine: its digest on this rank.
         what: its name.
 
     Raises:
         AgreementError: On every rank.
     """
-    digests = axis.gather_counts(int(mine[:15], 16))  # of 60 bits
+    digests = group.gather_counts(int(mine[:15], 16))  # of 60 bits
     if len(set(digests)) > 1:
-        ranks = [rank for rank, other in enumerate(digests) if other != digests[axis.rank]]
+        ranks = [rank for rank, other in enumerate(digests) if other != digests[group.rank]]
         raise AgreementError(
             f"Expected the same {what} on every rank (ranks {ranks} have another): seed the generator that draws it, "
             f"or draw it after pyg_dist.init()"

@@ -194,7 +194,7 @@ def any_conv(kind: str) -> list[Tensor]:
     narrow = distribute(gnn.EdgeConv(nn.Linear(30, 16))).double()
     few = [narrow(data.x[:, :15], data.edge_index).to_local() for data in (coarse, exact)]
     assert torch.equal(*few)
-    assert torch.equal(first, out(exact)) == (coarse.graph.axis.size == 1)
+    assert torch.equal(first, out(exact)) == (coarse.graph.group.size == 1)
     return [after]
 
 

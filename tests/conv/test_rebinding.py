@@ -8,7 +8,7 @@ from typing import Any
 import torch_geometric.utils
 import torch_geometric.utils as U
 
-from pyg_dist.conv.function_patching import copy_of_classes, rebound
+from pyg_dist.conv.function_patching import copy_of_classes, patched
 
 FACTOR = 1
 
@@ -63,24 +63,24 @@ SUBSTITUTES = {stock: ours}
 
 
 def test_where_names_are_found() -> None:
-    assert rebound(direct, SUBSTITUTES)(2) == 201
-    assert rebound(direct, SUBSTITUTES)(2, 3, z=4) == 207
-    assert rebound(through, SUBSTITUTES)(2) == 201
-    assert rebound(within, SUBSTITUTES)(3) == [0, 100, 200]
-    assert rebound(beneath, SUBSTITUTES)(2) == 400
-    assert rebound(calls_itself, SUBSTITUTES)(1) == 100
-    assert rebound(untouched, SUBSTITUTES)(2) == 3
+    assert patched(direct, SUBSTITUTES)(2) == 201
+    assert patched(direct, SUBSTITUTES)(2, 3, z=4) == 207
+    assert patched(through, SUBSTITUTES)(2) == 201
+    assert patched(within, SUBSTITUTES)(3) == [0, 100, 200]
+    assert patched(beneath, SUBSTITUTES)(2) == 400
+    assert patched(calls_itself, SUBSTITUTES)(1) == 100
+    assert patched(untouched, SUBSTITUTES)(2) == 3
 
 
 def test_the_originals_stay() -> None:
-    twin = rebound(direct, SUBSTITUTES)
+    twin = patched(direct, SUBSTITUTES)
     assert (twin.__name__, twin.__doc__, twin.__module__) == ("direct", "Doc.", __name__)
     assert [direct(2), through(2), beneath(2)] == [3, 3, 4]
 
 
 def test_globals_are_read_when_they_are_used() -> None:
     global FACTOR
-    twin = rebound(through, SUBSTITUTES)
+    twin = patched(through, SUBSTITUTES)
     FACTOR = 5
     try:
         assert twin(2) == 205
@@ -97,10 +97,10 @@ def test_names_of_the_enclosing_function() -> None:
     def encloses_that(x: int) -> int:
         return encloses(x)
 
-    assert rebound(encloses_that, SUBSTITUTES)(2) == 600
+    assert patched(encloses_that, SUBSTITUTES)(2) == 600
     assert encloses_that(2) == 6
     factor = 4
-    assert rebound(encloses, SUBSTITUTES)(2) == 800
+    assert patched(encloses, SUBSTITUTES)(2) == 800
 
 
 def by_alias(x: Any) -> Any:
@@ -114,7 +114,7 @@ def by_full_name(x: Any) -> Any:
 def test_attributes_of_pygs_modules() -> None:
     substitutes = {U.softmax: lambda x, index: ("ours", x)}
     for function in (by_alias, by_full_name):
-        assert rebound(function, substitutes)(1) == (("ours", 1), U.degree)
+        assert patched(function, substitutes)(1) == (("ours", 1), U.degree)
     assert U.softmax is torch_geometric.utils.softmax
 
 

@@ -28,8 +28,8 @@ def attributes() -> None:
     assert data.num_nodes == 47
     assert data.num_edges == 310
     assert data.edge_index.shape == (2, 310)
-    assert sum(data.graph.axis.gather_counts(data.edge_weight.to_local().numel())) == 310
-    assert sum(data.graph.axis.gather_counts(data.x.to_local().numel())) == 47 * 5, "x lies on one rank each"
+    assert sum(data.graph.group.gather_counts(data.edge_weight.to_local().numel())) == 310
+    assert sum(data.graph.group.gather_counts(data.x.to_local().numel())) == 47 * 5, "x lies on one rank each"
     for name in ("x", "y", "train_mask", "edge_weight", "edge_attr"):
         assert torch.equal(data[name].full_tensor(), graph[name]), name
     assert isinstance(data.x, TileTensor)

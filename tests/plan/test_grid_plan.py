@@ -16,14 +16,23 @@ from pyg_dist.backend.grid.mesh import GRID_AXES, MeshShape, meshes, nearest_cub
 from pyg_dist.errors import OptionError
 from pyg_dist.plan.grid.node_order import NodeOrder, choose_orders
 from pyg_dist.plan.grid.plan import GridPlan
-from pyg_dist.plan.grid.redistribution_plan import columns_between, route
-from pyg_dist.plan.grid.tiling import INPUT, WHOLE_ROWS, Layout, column_range, nested_split, row_range, split, tilings
+from pyg_dist.plan.grid.redistribution_plan import columns_between, redistribution_plan
+from pyg_dist.plan.grid.tiling import (
+    INPUT,
+    WHOLE_ROWS,
+    TileLayout,
+    column_range,
+    nested_split,
+    row_range,
+    split,
+    tilings,
+)
 from pyg_dist.plan.model import Model, Price
 
 LAYOUTS = [
     INPUT,
     WHOLE_ROWS,
-    *(Layout(rows, columns, order) for order in (0, 1) for rows, columns in [
+    *(TileLayout(rows, columns, order) for order in (0, 1) for rows, columns in [
         (("z", "x"), "y"), (("x",), "y"), (("y",), "z"), (("z",), None), (("z", "y"), "x"),
     ]),
 ]  # fmt: skip
@@ -74,19 +83,19 @@ def test_splits_are_even_and_nested(size: int, parts: list[int]) -> None:
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.integers(1, 23), st.integers(1, 9), sizes, sizes, sizes, st.sampled_from(LAYOUTS), st.sampled_from(LAYOUTS))
 def test_routes_deliver_every_element_once(
-    num_nodes: int, width: int, x: int, y: int, z: int, before: Layout, after: Layout
+    num_nodes: int, width: int, x: int, y: int, z: int, before: TileLayout, after: TileLayout
 ) -> None:
     shape = MeshShape(x, y, z)
     rng = torch.Generator().manual_seed(num_nodes)
     orders = (NodeOrder.random(num_nodes, rng), NodeOrder.random(num_nodes, rng))
     matrix = torch.arange(num_nodes * width).view(num_nodes, width)
 
-    def local(layout: Layout, rank: int) -> torch.Tensor:
+    def local(layout: TileLayout, rank: int) -> torch.Tensor:
         place = shape.coordinates(rank)
         rows, columns = row_range(num_nodes, layout, shape, place), column_range(width, layout, shape, place)
         return matrix[orders[layout.order].node_id[rows.start : rows.stop]][:, columns.start : columns.stop]
 
-    routes = [route(num_nodes, orders, shape, rank, before, after) for rank in range(shape.size)]
+    routes = [redistribution_plan(num_nodes, orders, shape, rank, before, after) for rank in range(shape.size)]
     columns = {
         layout: [column_range(width, layout, shape, shape.coordinates(r)) for r in range(shape.size)]
         for layout in (before, after)
@@ -111,7 +120,7 @@ def test_routes_deliver_every_element_once(
 def test_dealt_orders_are_permutations_with_even_blocks() -> None:
     weight = torch.randint(0, 50, (103,), generator=torch.Generator().manual_seed(0))
     weight[17] = 1000
-    order = NodeOrder.dealt(weight, 7, torch.Generator().manual_seed(1))
+    order = NodeOrder.round_robin_by_degree(weight, 7, torch.Generator().manual_seed(1))
     assert torch.equal(order.node_id.sort().values, torch.arange(103))
     assert torch.equal(order.node_id[order.position], torch.arange(103))
     light = weight.clone()

@@ -42,9 +42,9 @@ def product(shares: list[HaloShare], x: Tensor, weight: Tensor) -> Tensor:
     stored = [weight[s.edge_id] for s in shares]
     lists = [s.sums for s in shares]
     borrowed = deliver(
-        [values[t.lent] for values, t in zip(stored, lists, strict=True)],
-        [t.lend_counts for t in lists],
-        [t.borrow_counts for t in lists],
+        [values[t.weights_to_send] for values, t in zip(stored, lists, strict=True)],
+        [t.weight_send_counts for t in lists],
+        [t.weight_recv_counts for t in lists],
     )
     sent = [matrix(t.outgoing, b) @ x[s.node_id] for s, t, b in zip(shares, lists, borrowed, strict=True)]
     arrived = deliver(sent, [t.send_counts for t in lists], [t.recv_counts for t in lists])
@@ -88,8 +88,8 @@ def test_a_sum_takes_one_value_of_each_edge() -> None:
     here, there = (halo_share(edge_index, torch.tensor([0, 0, 1]), rank, 2) for rank in range(2))
     assert here.sums.send_counts == (0, 1) == there.sums.recv_counts[::-1]
     assert here.sums.outgoing.col.tolist() == [0, 0, 1]
-    assert here.sums.borrow_counts == (0, 3)
-    assert there.edge_id[there.sums.lent].tolist() == [0, 1, 2]
+    assert here.sums.weight_recv_counts == (0, 3)
+    assert there.edge_id[there.sums.weights_to_send].tolist() == [0, 1, 2]
 
 
 def keyed_shares(parts: Tensor, exchange: Exchange = "hybrid") -> list[HaloShare]:
@@ -158,7 +158,7 @@ def test_the_rank_with_fewer_edges_multiplies(exchange: Exchange) -> None:
         share = halo_share(edge_index, torch.tensor([0, 0, 1, 1]), 1, 2, exchange)
         assert share.rows_sent == {"post": 0, "pre": 0, "hybrid": 0}
         assert sum(share.sums.recv_counts) == 2
-        is_pre = share.sums.lent.numel() == 4
+        is_pre = share.sums.weights_to_send.numel() == 4
         assert is_pre == ((kind if exchange == "hybrid" else exchange) == "pre")
 
 

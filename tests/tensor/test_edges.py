@@ -9,7 +9,7 @@ import pytest
 import torch
 from against_stock import assert_same
 from random_graphs import random_graph, uneven_parts
-from torch_geometric.utils import scatter as scatter_of_pyg
+from torch_geometric.utils import edges_to_nodes as scatter_of_pyg
 from workers import Workers
 
 Pools = Callable[[int], Workers]
@@ -25,7 +25,7 @@ def pair() -> tuple[Any, Any]:
 
 def lifted_and_scattered() -> None:
     from pyg_dist.errors import MixedRowsError, UnsupportedError
-    from pyg_dist.layout.halo.node_edge import lift, scatter
+    from pyg_dist.layout.halo.node_edge import edges_to_nodes, nodes_to_edges
 
     data, ours = pair()
     edges, cube = ours.edge_index.edges, torch.stack([data.x, data.x.tanh()], 1)
@@ -33,7 +33,7 @@ def lifted_and_scattered() -> None:
         ids, plain_ids = edges.end(end), data.edge_index[end]
         assert torch.equal(ids.full_tensor(), plain_ids)
         for x in (data.x, cube, data.y, data.train_mask, data.x[:, 0], torch.complex(data.x, -data.x), data.x.half()):
-            at_edges = lift(as_nodes(x, ours), ids)
+            at_edges = nodes_to_edges(as_nodes(x, ours), ids)
             assert at_edges.shape == (NUM_EDGES, *x.shape[1:])
             assert torch.equal(at_edges.full_tensor(), x[plain_ids])
         x, want = ours.x.detach().clone().requires_grad_(), data.x.clone().requires_grad_()
@@ -47,15 +47,15 @@ def lifted_and_scattered() -> None:
             ours.x[ids, [0, 2]]
         # The sum of edges is the transpose of the lift.
         values, plain_values = ours.edge_attr.detach().clone().requires_grad_(), data.edge_attr.clone().requires_grad_()
-        sums, plain_sums = scatter(values, ids), scatter_of_pyg(plain_values, plain_ids, 0, NUM_NODES)
+        sums, plain_sums = edges_to_nodes(values, ids), scatter_of_pyg(plain_values, plain_ids, 0, NUM_NODES)
         (sums * ours.x[:, :3]).sum().backward()
         (plain_sums * data.x[:, :3]).sum().backward()
         assert_same({"sums": sums, "values.grad": values.grad}, {"sums": plain_sums, "values.grad": plain_values.grad})
     for reduce in ("mean", "max", "mul"):
         expected = scatter_of_pyg(data.edge_attr, data.edge_index[1], 0, NUM_NODES, reduce)
-        assert_same({reduce: scatter(ours.edge_attr, edges.end(1), reduce)}, {reduce: expected})
+        assert_same({reduce: edges_to_nodes(ours.edge_attr, edges.end(1), reduce)}, {reduce: expected})
     with pytest.raises(UnsupportedError, match="Reducing by source nodes is distributed for sums"):
-        scatter(ours.edge_attr, edges.end(0), "max")
+        edges_to_nodes(ours.edge_attr, edges.end(0), "max")
 
 
 def as_nodes(x: torch.Tensor, ours: Any) -> Any:
@@ -70,17 +70,17 @@ def test_lift_and_scatter(workers: Pools, world_size: int) -> None:
 
 
 def exchanges() -> list[int]:
-    from pyg_dist.layout.halo.node_edge import lift, shared_halos
+    from pyg_dist.layout.halo.node_edge import nodes_to_edges, share_halo_within
 
     _, ours = pair()
     sources, sent = ours.edge_index.edges.end(0), []
 
     def count(x: Any, rows_before: int) -> None:
-        lift(x, sources)
+        nodes_to_edges(x, sources)
         sent.append(ours.traffic.num_rows - rows_before)
 
     x = ours.x.clone()
-    with torch.no_grad(), shared_halos(torch.nn.Identity()):
+    with torch.no_grad(), share_halo_within(torch.nn.Identity()):
         count(x, ours.traffic.num_rows)
         count(x, ours.traffic.num_rows)
         x.mul_(2.0)
@@ -99,7 +99,7 @@ def test_lifts_of_one_tensor_share_an_exchange(workers: Pools) -> None:
 
 def views() -> None:
     from pyg_dist.errors import LayoutMismatchError, MixedRowsError
-    from pyg_dist.layout.halo.node_edge import lift
+    from pyg_dist.layout.halo.node_edge import nodes_to_edges
 
     data, ours = pair()
     edges = ours.edge_index.edges
@@ -127,7 +127,7 @@ def views() -> None:
             refused()
     other = pair()[1]
     with pytest.raises(LayoutMismatchError, match="take both from one DistributedData"):
-        lift(other.x, source)
+        nodes_to_edges(other.x, source)
 
 
 @pytest.mark.parametrize("world_size", [1, 3])

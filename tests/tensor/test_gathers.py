@@ -148,7 +148,7 @@ def test_representation(workers: Callable[[int], Workers], world_size: int) -> N
 
 def prints_alone() -> list[str]:
     t = Operands("tall", True)
-    x, rank = t.x, node_rows().axis.rank
+    x, rank = t.x, node_rows().group.rank
     return [text.split("tensor")[0] for text in (repr(x), f"{x}")] if rank == 0 else []
 
 

@@ -10,12 +10,12 @@ from against_torch import distribute, node_rows
 from workers import Workers
 
 from pyg_dist import rank
-from pyg_dist.layout.operator_cache import KeptOperators
+from pyg_dist.layout.operator_cache import OperatorCache
 
 
 def kept() -> None:
     numbers = count()
-    operators: KeptOperators[int] = KeptOperators()
+    operators: OperatorCache[int] = OperatorCache()
 
     def get(weight: object, key: str = "sum") -> int:
         return operators.get(key, weight, lambda: next(numbers))  # type: ignore[arg-type]

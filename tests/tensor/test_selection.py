@@ -315,13 +315,13 @@ def test_unseeded_lists(workers: Callable[[int], Workers], world_size: int) -> N
 def unseeded_lists() -> None:
     t = Operands("tall", True)
     with pytest.raises(AgreementError, match="Expected the same list of nodes on every rank") as caught:
-        t.x[[0, 1, 2 + node_rows().axis.rank]]
+        t.x[[0, 1, 2 + node_rows().group.rank]]
     assert "\n" not in str(caught.value)
     known = [torch.tensor([0, 1, 2]), torch.tensor([3, 1])]
     for index in known:
         t.x[index]
     with pytest.raises(AgreementError, match="Expected the same list of nodes on every rank"):
-        t.x[known[node_rows().axis.rank % 2].clone()]
+        t.x[known[node_rows().group.rank % 2].clone()]
     assert t.x[known[0]]._sharding is t.x[[0, 1, 2]]._sharding
 
 

@@ -19,18 +19,18 @@ def is_synchronised(tensor: Tensor) -> bool:
     return _synchronised.get(id(tensor)) is tensor
 
 
-def broadcast_from_main(tensors: Iterable[Tensor], axis: Group) -> None:
+def broadcast_from_main(tensors: Iterable[Tensor], group: Group) -> None:
     """Give ``tensors`` the values that they have on rank 0, in place (collective: a message per dtype and device)."""
-    if axis.size == 1:
+    if group.size == 1:
         return
     groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in {id(t): t for t in tensors}.values():  # shared weights once
         groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
         _synchronised[id(tensor)] = tensor
     with torch.no_grad():
-        for group in groups.values():
-            flat = axis.broadcast_(torch.cat([t.detach().reshape(-1) for t in group]))
-            for tensor, values in zip(group, torch.split(flat, [t.numel() for t in group]), strict=True):
+        for alike in groups.values():
+            flat = group.broadcast_(torch.cat([t.detach().reshape(-1) for t in alike]))
+            for tensor, values in zip(alike, torch.split(flat, [t.numel() for t in alike]), strict=True):
                 values = values.view_as(tensor)
                 if not torch.equal(tensor, values):  # autograd may have saved the tensor: write only what differs
                     tensor.copy_(values)

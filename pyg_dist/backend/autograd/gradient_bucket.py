@@ -1,8 +1,8 @@
 """The one bucket: leaf parameters' partial gradients, summed once at the end of a backward pass.
 
 One all-reduce per parameter doubled the epoch in a trial, since each waits for the slowest rank. So the backward of
-:func:`pyg_dist.backend.autograd.replicated.copy_to_ranks` hands the partial gradient of a leaf to :func:`put`, gives autograd
-nothing, and the engine calls the bucket when the pass (its *graph task*) ends.
+:func:`pyg_dist.backend.autograd.replicated.copy_to_ranks` hands the partial gradient of a leaf to :func:`put`, gives
+autograd nothing, and the engine calls the bucket when the pass (its *graph task*) ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pyg_dist.backend.comm.group import Group
 class _Entry:
     parameter: Tensor
     partial: Tensor
-    axis: Group
+    group: Group
     order: int
 
 
@@ -36,11 +36,11 @@ class _Bucket:
         """Sum the partial gradients over the ranks and add them to ``parameter.grad`` (collective)."""
         groups: dict[tuple[int, torch.dtype, torch.device], list[_Entry]] = {}
         for entry in sorted(self.entries.values(), key=lambda e: e.order):
-            groups.setdefault((id(entry.axis), entry.partial.dtype, entry.partial.device), []).append(entry)
+            groups.setdefault((id(entry.group), entry.partial.dtype, entry.partial.device), []).append(entry)
         with torch.no_grad():
             for entries in groups.values():
                 flat = torch.cat([entry.partial.reshape(-1) for entry in entries])
-                flat = entries[0].axis.reduce_(flat)
+                flat = entries[0].group.all_reduce_(flat)
                 for entry, total in zip(entries, torch.split(flat, [e.partial.numel() for e in entries]), strict=True):
                     gradient = total.view_as(entry.parameter).detach()  # else a view, which scripts may not write into
                     if entry.parameter.grad is None:
@@ -68,13 +68,13 @@ def accepts(parameter: Tensor, accumulator: Node) -> bool:
         return False
 
 
-def put(parameter: Tensor, partial: Tensor, axis: Group, order: int) -> None:
+def put(parameter: Tensor, partial: Tensor, group: Group, order: int) -> None:
     """Keep ``partial``, this rank's share of the gradient of ``parameter``, until the pass ends.
 
     Args:
         parameter: a leaf.
         partial: shaped like ``parameter``.
-        axis: the ranks to sum over.
+        group: the ranks to sum over.
         order: the number of the ``enter`` in the forward pass. Equal on every rank, so it fixes the layout
             of the message.
     """
@@ -83,10 +83,10 @@ def put(parameter: Tensor, partial: Tensor, axis: Group, order: int) -> None:
     if bucket is None:
         bucket = _buckets[task] = _Bucket()
         Variable._execution_engine.queue_callback(bucket.flush)
-    key = (id(parameter), id(axis))
+    key = (id(parameter), id(group))
     entry = bucket.entries.get(key)
     if entry is None:
-        bucket.entries[key] = _Entry(parameter, partial, axis, order)
+        bucket.entries[key] = _Entry(parameter, partial, group, order)
     else:  # a shared weight, or one used by several layers
         entry.partial = entry.partial + partial
         entry.order = min(entry.order, order)

@@ -29,18 +29,18 @@ class RowPermutation:
     arrival: Tensor
 
     @staticmethod
-    def by_position(axis: Group, before: Sequence[Tensor], after: Sequence[Tensor]) -> RowPermutation:
+    def by_position(group: Group, before: Sequence[Tensor], after: Sequence[Tensor]) -> RowPermutation:
         """The move between two distributions of the positions 0 ... R-1 (not collective).
 
         Args:
-            axis: the ranks.
+            group: the ranks.
             before: the positions of the rows of each rank.
             after: those that each rank gets.
         """
-        departure, send_counts = _by_rank(before[axis.rank], _owner(after), axis.size)
-        filled, recv_counts = _by_rank(after[axis.rank], _owner(before), axis.size)
+        departure, send_counts = _by_rank(before[group.rank], _owner(after), group.size)
+        filled, recv_counts = _by_rank(after[group.rank], _owner(before), group.size)
         # Many rows stay, and only an all-to-all carries what a rank sends to itself.
-        exchange = Exchange(axis, send_counts, recv_counts, is_dense=True)
+        exchange = Exchange(group, send_counts, recv_counts, is_dense=True)
         return RowPermutation(departure, exchange, torch.argsort(filled))
 
     @property
@@ -68,8 +68,8 @@ class _PermuteRows(LocalFunction):
     def forward(ctx: Any, rows: Tensor, move: RowPermutation) -> Tensor:
         ctx.move = move
         moved = rows.index_select(0, move.departure.to(rows.device))
-        if move.exchange.axis.size > 1:
-            moved = from_wire(move.exchange.start(to_wire(moved)).land(), rows.dtype)
+        if move.exchange.group.size > 1:
+            moved = from_wire(move.exchange.start(to_wire(moved)).wait(), rows.dtype)
         return moved.index_select(0, move.arrival.to(rows.device))
 
     @staticmethod

@@ -24,7 +24,7 @@ class Buffers:
         return sum(block.numel() for block in self._free)
 
     @torch.inference_mode(False)  # else a block from evaluation could not be written to in training
-    def take(self, num_rows: int, row_bytes: int, device: torch.device) -> Tensor:
+    def acquire(self, num_rows: int, row_bytes: int, device: torch.device) -> Tensor:
         """Return a block of its own, uint8 ``[num_rows, row_bytes]``, with any content."""
         size = num_rows * row_bytes
         fitting = [k for k, block in enumerate(self._free) if block.numel() >= size]
@@ -36,8 +36,8 @@ class Buffers:
             block = torch.empty(size, dtype=torch.uint8, device=device)
         return block[:size].view(num_rows, row_bytes)
 
-    def give(self, *messages: Tensor) -> None:
-        """Take back what :meth:`take` returned; nobody may read or write it any more."""
+    def release(self, *messages: Tensor) -> None:
+        """Take back what :meth:`acquire` returned; nobody may read or write it any more."""
         for message in messages:
             block = message._base
             if block is not None and block.numel():

@@ -69,7 +69,7 @@ class Group:
         """The default group's number of this axis' ``rank`` (not collective)."""
         return rank if self.process_group is None else dist.get_global_rank(self.process_group, rank)
 
-    def reduce_(self, tensor: Tensor, op: str = "sum") -> Tensor:
+    def all_reduce_(self, tensor: Tensor, op: str = "sum") -> Tensor:
         """Reduce ``tensor`` over the ranks, in place where its memory allows it; every rank gets the result."""
         if self.size == 1:
             return tensor
@@ -79,7 +79,7 @@ class Group:
         return from_wire(wire, tensor.dtype)
 
     def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:
-        """Overwrite ``tensor`` on every rank with the one of axis rank ``source``."""
+        """Overwrite ``tensor`` on all_true rank with the one of axis rank ``source``."""
         if self.size > 1:
             wire = to_wire(tensor)
             dist.broadcast(wire, src=self.global_rank(source), group=self.process_group)
@@ -93,9 +93,9 @@ class Group:
             return [count]
         mine = torch.zeros(self.size, dtype=torch.int64)
         mine[self.rank] = count
-        return [int(c) for c in self.reduce_(self._on_wire_device(mine)).tolist()]
+        return [int(c) for c in self.all_reduce_(self._on_wire_device(mine)).tolist()]
 
-    def every(self, truth: bool) -> bool:
+    def all_true(self, truth: bool) -> bool:
         """Whether ``truth`` holds on every rank."""
         return all(self.gather_counts(int(truth)))
 
@@ -134,9 +134,9 @@ def close_groups() -> None:
     Such a thread may be the last to hold a tensor of a message that has arrived, and needs Python to free it. If Python
     has ended meanwhile, it aborts the process.
     """
-    for axis in tuple(_open):
-        if axis.process_group is not None:
-            axis.process_group = _Closed()  # type: ignore[assignment]
+    for group in tuple(_open):
+        if group.process_group is not None:
+            group.process_group = _Closed()  # type: ignore[assignment]
     _axes.clear()
     _world.clear()
 

@@ -34,8 +34,8 @@ class _RowEpilogue(LocalFunction):
     ) -> Tensor:
         w, b = (None if factor is None else factor.to(ops.sum_dtype(x)) for factor in (weight, bias))
         y, mean, rstd = ops.row_epilogue(x, w, b, key, norm, eps, relu, p, seed, column_offset)
-        ctx.is_told_by_output = norm is None and weight is None and relu
-        if ctx.is_told_by_output:
+        ctx.saves_output = norm is None and weight is None and relu
+        if ctx.saves_output:
             ctx.save_for_backward(y, mean, rstd, None, bias, None)
         else:
             ctx.save_for_backward(x, mean, rstd, weight, bias, key)
@@ -47,14 +47,14 @@ class _RowEpilogue(LocalFunction):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, mean, rstd, weight, bias, key = ctx.saved_tensors
         w = None if weight is None else weight.to(ops.sum_dtype(x))
-        b = None if bias is None or ctx.is_told_by_output else bias.to(ops.sum_dtype(x))
+        b = None if bias is None or ctx.saves_output else bias.to(ops.sum_dtype(x))
         by_x, by_w, by_b = ops.row_epilogue_grad(grad, x, mean, rstd, w, b, key, *ctx.options)
         by_weight = None if weight is None else by_w.to(weight.dtype)
         by_bias = None if bias is None else by_b.to(bias.dtype)
         return by_x, by_weight, by_bias, *(None,) * 7
 
 
-def row_epilogue(
+def norm_relu_dropout_rows(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -66,5 +66,5 @@ def row_epilogue(
     seed: int,
     column_offset: int = 0,
 ) -> Tensor:
-    """:func:`pyg_dist.backend.ops.row_epilogue`'s y, differentiable once by x, weight and bias; not collective."""
+    """:func:`pyg_dist.backend.ops.norm_relu_dropout`'s y, differentiable once by x, weight and bias; not collective."""
     return _RowEpilogue.apply(x, weight, bias, key, norm, eps, relu, p, seed, column_offset)  # type: ignore[no-any-return, no-untyped-call]

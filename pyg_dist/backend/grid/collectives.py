@@ -26,58 +26,58 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.grid.transport import Pending, MeshTransport
+from pyg_dist.backend.grid.transport import MeshTransport, Pending
 from pyg_dist.backend.local_function import LocalFunction
 
 
 def gather_pieces(piece: Tensor, wire: MeshTransport, sizes: Sequence[int], dim: int = 0) -> Tensor:
     """Every rank's piece, concatenated along ``dim`` (collective, no autograd)."""
-    axis = wire.axis
-    if axis.size == 1:
+    group = wire.group
+    if group.size == 1:
         return piece
     flat = piece.to(wire.narrow(piece.dtype)).contiguous().view(-1)
     shapes = [(size, *piece.shape[1:]) if dim == 0 else (piece.shape[0], size, *piece.shape[2:]) for size in sizes]
     received = [math.prod(shape) for shape in shapes]
-    arrived = Pending(wire, flat.repeat(axis.size), [flat.numel()] * axis.size, received).land().to(piece.dtype)
+    arrived = Pending(wire, flat.repeat(group.size), [flat.numel()] * group.size, received).wait().to(piece.dtype)
     if dim == 0:
         return arrived.view(sum(sizes), *piece.shape[1:])
     return torch.cat([p.view(s) for p, s in zip(torch.split(arrived, received), shapes, strict=True)], dim)
 
 
 class PendingSum:
-    """:func:`sum_pieces` under way; :meth:`land` adds up what arrived."""
+    """:func:`sum_pieces` under way; :meth:`wait` adds up what arrived."""
 
     def __init__(self, whole: Tensor, wire: MeshTransport, sizes: Sequence[int], dim: int) -> None:
         self._dtype = whole.dtype
-        axis, dtype = wire.axis, wire.narrow(whole.dtype)
+        group, dtype = wire.group, wire.narrow(whole.dtype)
         pieces = torch.split(whole, list(sizes), dim)
-        self._shape = pieces[axis.rank].shape
+        self._shape = pieces[group.rank].shape
         sent = [piece.numel() for piece in pieces]
         whole = whole.to(dtype)
         if dim == 0:
             flat = whole.contiguous().view(-1)
         else:
             flat = torch.cat([piece.reshape(-1) for piece in torch.split(whole, list(sizes), dim)])
-        self._num_ranks = axis.size
-        self._flight = Pending(wire, flat, sent, [sent[axis.rank]] * axis.size)
+        self._num_ranks = group.size
+        self._pending = Pending(wire, flat, sent, [sent[group.rank]] * group.size)
 
-    def land(self) -> Tensor:
+    def wait(self) -> Tensor:
         """This rank's piece of the sum."""
-        arrived = self._flight.land().view(self._num_ranks, *self._shape)
+        arrived = self._pending.wait().view(self._num_ranks, *self._shape)
         # Wide enough that messages in bfloat16 lose nothing here that they did not lose on the way.
         return arrived.sum(0, dtype=self._dtype)
 
 
 def sum_pieces(whole: Tensor, wire: MeshTransport, sizes: Sequence[int], dim: int = 0) -> Tensor:
     """This rank's piece of the sum of every rank's ``whole`` (collective, no autograd)."""
-    return whole if wire.axis.size == 1 else PendingSum(whole, wire, sizes, dim).land()
+    return whole if wire.group.size == 1 else PendingSum(whole, wire, sizes, dim).wait()
 
 
 def sum_all(tensor: Tensor, wire: MeshTransport) -> Tensor:
     """The sum of every rank's ``tensor``, the same bits on every rank (collective, no autograd)."""
-    if wire.axis.size == 1:
+    if wire.group.size == 1:
         return tensor
-    sizes = near_equal(tensor.numel(), wire.axis.size)
+    sizes = near_equal(tensor.numel(), wire.group.size)
     return gather_pieces(sum_pieces(tensor.reshape(-1), wire, sizes), wire, sizes).view(tensor.shape)
 
 
@@ -133,7 +133,7 @@ class _ReduceFromReplicas(LocalFunction):
 
 def all_gather(piece: Tensor, wire: MeshTransport, sizes: Sequence[int], dim: int = 0) -> Tensor:
     """Every rank's piece, for a product in which each rank has another part (collective; backward: a sum)."""
-    if wire.axis.size == 1:
+    if wire.group.size == 1:
         return piece
     out: Tensor = _AllGather.apply(piece, wire, sizes, dim)  # type: ignore[no-untyped-call]
     return out
@@ -141,7 +141,7 @@ def all_gather(piece: Tensor, wire: MeshTransport, sizes: Sequence[int], dim: in
 
 def reduce_scatter(whole: Tensor, wire: MeshTransport, sizes: Sequence[int], dim: int = 0) -> Tensor:
     """This rank's piece of the sum of every rank's ``whole`` (collective; backward: an all-gather)."""
-    if wire.axis.size == 1:
+    if wire.group.size == 1:
         return whole
     out: Tensor = _ReduceScatter.apply(whole, wire, sizes, dim)  # type: ignore[no-untyped-call]
     return out
@@ -149,7 +149,7 @@ def reduce_scatter(whole: Tensor, wire: MeshTransport, sizes: Sequence[int], dim
 
 def copy_to_replicas(tensor: Tensor, wire: MeshTransport) -> Tensor:
     """A replica, for a product in which each rank has another part (backward: a sum, collective)."""
-    if wire.axis.size == 1 or not tensor.requires_grad:
+    if wire.group.size == 1 or not tensor.requires_grad:
         return tensor
     out: Tensor = _CopyToReplicas.apply(tensor, wire)  # type: ignore[no-untyped-call]
     return out
@@ -157,7 +157,7 @@ def copy_to_replicas(tensor: Tensor, wire: MeshTransport) -> Tensor:
 
 def reduce_from_replicas(tensor: Tensor, wire: MeshTransport) -> Tensor:
     """The sum over the ranks, on every rank (collective; backward: identity)."""
-    if wire.axis.size == 1:
+    if wire.group.size == 1:
         return tensor
     out: Tensor = _ReduceFromReplicas.apply(tensor, wire)  # type: ignore[no-untyped-call]
     return out

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.grid.transport import Pending, MeshTransport
+from pyg_dist.backend.grid.transport import MeshTransport, Pending
 from pyg_dist.backend.local_function import LocalFunction
 
 
@@ -39,10 +39,10 @@ class EdgeValueScatter:
             - receiver, row: int64 ``[s]``
             - key: int64, by local row
         """
-        axis = wire.axis
+        group = wire.group
         order = torch.argsort(receiver, stable=True)
-        sent = torch.bincount(receiver, minlength=axis.size)
-        received = axis.gather_rows(sent.view(1, -1), [1] * axis.size)[:, axis.rank]
+        sent = torch.bincount(receiver, minlength=group.size)
+        received = group.gather_rows(sent.view(1, -1), [1] * group.size)[:, group.rank]
         unsorted = EdgeValueScatter(
             wire,
             row[order],
@@ -51,15 +51,15 @@ class EdgeValueScatter:
             torch.arange(int(received.sum())),
             key.numel(),
         )
-        return replace(unsorted, arrival=torch.argsort(unsorted.bring(key), stable=True))
+        return replace(unsorted, arrival=torch.argsort(unsorted.scatter(key), stable=True))
 
-    def bring(self, values: Tensor) -> Tensor:
+    def scatter(self, values: Tensor) -> Tensor:
         """What arrives of every rank's ``values`` (collective, no autograd): ``[e, ...] -> [sum(received), ...]``."""
         outgoing = values.index_select(0, self.send_index)
         return self._exchange(outgoing, self.sent, self.received).index_select(0, self.arrival)
 
-    def sum_home(self, copies: Tensor) -> Tensor:
-        """The sum of every row's copies, at the row's rank; the transpose of :meth:`bring` (collective, no autograd).
+    def gather_sum(self, copies: Tensor) -> Tensor:
+        """The sum of every row's copies, at the row's rank; the transpose of :meth:`scatter` (collective, no autograd).
 
         Shapes:
             - copies: ``[sum(received), ...]``
@@ -71,11 +71,11 @@ class EdgeValueScatter:
 
     def _exchange(self, outgoing: Tensor, sent: tuple[int, ...], received: tuple[int, ...]) -> Tensor:
         """Rows by receiver become rows by sender."""
-        if self.wire.axis.size == 1:
+        if self.wire.group.size == 1:
             return outgoing
         shape = outgoing.shape[1:]
         sizes = ([count * shape.numel() for count in counts] for counts in (sent, received))
-        return Pending(self.wire, outgoing.contiguous().view(-1), *sizes).land().view(sum(received), *shape)
+        return Pending(self.wire, outgoing.contiguous().view(-1), *sizes).wait().view(sum(received), *shape)
 
 
 class _ScatterEdgeValues(LocalFunction):
@@ -84,7 +84,7 @@ class _ScatterEdgeValues(LocalFunction):
     @staticmethod
     def forward(ctx: Any, values: Tensor, dispatch: EdgeValueScatter, home: bool) -> Tensor:
         ctx.dispatch, ctx.home = dispatch, home
-        return dispatch.sum_home(values) if home else dispatch.bring(values)
+        return dispatch.gather_sum(values) if home else dispatch.scatter(values)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
@@ -92,6 +92,6 @@ class _ScatterEdgeValues(LocalFunction):
 
 
 def scatter_edge_values(values: Tensor, dispatch: EdgeValueScatter) -> Tensor:
-    """:meth:`EdgeValueScatter.bring`, for products in which each copy has another part (collective; backward: a sum)."""
+    """:meth:`EdgeValueScatter.scatter`; the backward sums the copies, each of which met another part (collective)."""
     out: Tensor = _ScatterEdgeValues.apply(values, dispatch, False)  # type: ignore[no-untyped-call]
     return out

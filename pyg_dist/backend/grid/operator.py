@@ -12,8 +12,8 @@ from torch import Tensor
 from pyg_dist.backend import ops
 from pyg_dist.backend.grid.collectives import (
     PendingSum,
-    copy_to_replicas,
     all_gather,
+    copy_to_replicas,
     gather_pieces,
     reduce_from_replicas,
     reduce_scatter,
@@ -127,22 +127,22 @@ class PendingProduct:
                 x = gather_pieces(x, source.wire, source.sizes)
             self._x = x.contiguous()
             self._sums: list[Tensor | PendingSum] = []
-            if wire.axis.size == 1:
+            if wire.group.size == 1:
                 self._sums.append(self._operator.multiply(self._x))
                 return
             self._sizes = [self._block_sizes(b, product.num_blocks) for b in range(product.num_blocks)]
-            done = [0] * wire.axis.size
+            done = [0] * wire.group.size
             for sizes in self._sizes:
                 self._sums.append(PendingSum(self._multiply_rows(done, sizes), wire, sizes, 0))
                 done = [d + size for d, size in zip(done, sizes, strict=True)]
 
-    def land(self) -> Tensor:
+    def wait(self) -> Tensor:
         """The product's rows, on this rank or on all."""
         wire = self._target.wire
-        if wire.axis.size == 1:
+        if wire.group.size == 1:
             (whole,) = self._sums
             return whole  # type: ignore[return-value]
-        pieces = [flight.land() for flight in self._sums]  # type: ignore[union-attr]
+        pieces = [pending.wait() for pending in self._sums]  # type: ignore[union-attr]
         piece = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         return piece if self._target.is_scattered else gather_pieces(piece, wire, self._target.sizes)
 
@@ -165,29 +165,29 @@ class _Multiply(LocalFunction):
     """The product; the derivative is the transposed one, to any order."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, product: TileProduct, flight: PendingProduct | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, product: TileProduct, pending: PendingProduct | None) -> Tensor:
         ctx.product = product
-        return (PendingProduct(x, product) if flight is None else flight).land()
+        return (PendingProduct(x, product) if pending is None else pending).wait()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return multiply(grad, ctx.product.transposed), None, None
 
 
-def multiply(x: Tensor, product: TileProduct, flight: PendingProduct | None = None) -> Tensor:
+def multiply(x: Tensor, product: TileProduct, pending: PendingProduct | None = None) -> Tensor:
     """The product, differentiable by x, and by weights that learn (collective).
 
     Args:
         x: ``[m, F]``: this rank's piece of the source's rows, or all of them.
         product: the matrix.
-        flight: the same, where it has been started; not with weights that learn.
+        pending: the same product, where it has been started; not with weights that learn.
 
     Shapes:
         - output: ``[n, F]``: this rank's piece of the target's rows, or all of them
     """
     if product.operator.learns:
         return _multiply_edges(x, product)
-    out: Tensor = _Multiply.apply(x, product, flight)  # type: ignore[no-untyped-call]
+    out: Tensor = _Multiply.apply(x, product, pending)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -205,4 +205,8 @@ def _multiply_edges(x: Tensor, product: TileProduct) -> Tensor:
     scattered = source.is_scattered
     x = all_gather(x, source.wire, source.sizes) if scattered else copy_to_replicas(x, source.wire)
     out = edge_product(operator.weight, x, operator.csr)
-    return reduce_scatter(out, target.wire, target.sizes) if target.is_scattered else reduce_from_replicas(out, target.wire)
+    return (
+        reduce_scatter(out, target.wire, target.sizes)
+        if target.is_scattered
+        else reduce_from_replicas(out, target.wire)
+    )

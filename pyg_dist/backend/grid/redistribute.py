@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.comm.group import from_wire, to_wire
-from pyg_dist.backend.grid.transport import Pending, MeshTransport
+from pyg_dist.backend.grid.transport import MeshTransport, Pending
 from pyg_dist.backend.local_function import LocalFunction
 
 
@@ -39,11 +39,11 @@ class Redistribution:
             for rows, low, high in self.send
         ]
         sizes = [0 if rows is None else rows.numel() * (high - low) for rows, low, high in self.receive]
-        if self.wire.axis.size == 1:
+        if self.wire.group.size == 1:
             arrived = outgoing[0]
         else:
             sent = [piece.numel() for piece in outgoing]
-            arrived = from_wire(Pending(self.wire, to_wire(torch.cat(outgoing)), sent, sizes).land(), x.dtype)
+            arrived = from_wire(Pending(self.wire, to_wire(torch.cat(outgoing)), sent, sizes).wait(), x.dtype)
         out = x.new_empty(self.num_rows, self.num_columns)
         for piece, (rows, low, high) in zip(torch.split(arrived, sizes), self.receive, strict=True):
             if rows is not None:
@@ -53,20 +53,20 @@ class Redistribution:
 
 class _Redistribute(LocalFunction):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, rerouting: Redistribution) -> Tensor:
-        ctx.rerouting = rerouting
-        return rerouting.move(x)
+    def forward(ctx: Any, x: Tensor, redistribution: Redistribution) -> Tensor:
+        ctx.redistribution = redistribution
+        return redistribution.move(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return redistribute(grad, ctx.rerouting.back[0]), None
+        return redistribute(grad, ctx.redistribution.back[0]), None
 
 
-def redistribute(x: Tensor, rerouting: Redistribution) -> Tensor:
+def redistribute(x: Tensor, redistribution: Redistribution) -> Tensor:
     """The matrix in its other layout; values and gradients move, nothing is added (collective, both ways).
 
     The gradient of a matrix, too, is one matrix, of which replicas hold the same elements: so the backward is the
     change of layout in the other direction, and replicas count once.
     """
-    out: Tensor = _Redistribute.apply(x, rerouting)  # type: ignore[no-untyped-call]
+    out: Tensor = _Redistribute.apply(x, redistribution)  # type: ignore[no-untyped-call]
     return out

@@ -24,12 +24,12 @@ class MeshTransport:
     """One product of mesh axes as the grid's sums use it.
 
     Attributes:
-        axis: the ranks.
+        group: the ranks.
         traffic: where to count what this rank sends to others.
         dtype: of the messages, or ``None`` for the tensor's own.
     """
 
-    axis: Group
+    group: Group
     traffic: Traffic
     dtype: torch.dtype | None = None
 
@@ -39,20 +39,20 @@ class MeshTransport:
 
 
 class Pending:
-    """An all-to-all under way; :meth:`land` waits for it."""
+    """An all-to-all under way; :meth:`wait` waits for it."""
 
     def __init__(self, wire: MeshTransport, outgoing: Tensor, sent: Sequence[int], received: Sequence[int]) -> None:
-        axis = wire.axis
+        group = wire.group
         self.outgoing = outgoing  # must live until it has left
         self.incoming = outgoing.new_empty(sum(received), *outgoing.shape[1:])
-        wire.traffic.num_bytes += (sum(sent) - sent[axis.rank]) * outgoing.shape[1:].numel() * outgoing.element_size()
-        wire.traffic.num_messages += sum(n > 0 for r, n in enumerate(sent) if r != axis.rank)
+        wire.traffic.num_bytes += (sum(sent) - sent[group.rank]) * outgoing.shape[1:].numel() * outgoing.element_size()
+        wire.traffic.num_messages += sum(n > 0 for r, n in enumerate(sent) if r != group.rank)
         with phase("exchange"), connected():
             self._work = dist.all_to_all_single(
-                self.incoming, outgoing, list(received), list(sent), group=axis.process_group, async_op=True
+                self.incoming, outgoing, list(received), list(sent), group=group.process_group, async_op=True
             )
 
-    def land(self) -> Tensor:
+    def wait(self) -> Tensor:
         """What has arrived, by sender."""
         with phase("exchange"):
             wait(self._work)

@@ -35,22 +35,22 @@ class Traffic:
 
 @dataclass
 class Pending:
-    """Messages under way. ``land()`` waits for them and returns the rows that arrived."""
+    """Messages under way. ``wait()`` waits for them and returns the rows that arrived."""
 
     received: Tensor
     sent: Tensor  # must stay alive until the messages have left
     works: list[tuple[dist.Work, int | None]] = field(default_factory=list)  # with the other rank, if it is one
     arrivals: dict[int, tuple[dist.Work, int]] = field(default_factory=dict)  # by sender, if messages can be told apart
 
-    def land_from(self, sender: int) -> None:
+    def wait_for(self, sender: int) -> None:
         """Wait until the rows of ``sender`` have arrived."""
         if sender not in self.arrivals:
-            self.land()
+            self.wait()
             return
         with phase("exchange"):
             wait(*self.arrivals.pop(sender))
 
-    def land(self) -> Tensor:
+    def wait(self) -> Tensor:
         """Wait until all rows have arrived (and all sent ones have left)."""
         if self.works or self.arrivals:
             with phase("exchange"):
@@ -65,7 +65,7 @@ class Exchange:
     """Fixed lists of who sends how many rows to whom.
 
     Attributes:
-        axis: the ranks.
+        group: the ranks.
         send_counts: rows to send, by receiver.
         recv_counts: rows that arrive, by sender.
         traffic: counts what was really sent; shared by all exchanges of a graph.
@@ -73,7 +73,7 @@ class Exchange:
         buffers: for rows on their way; shared like ``traffic``.
     """
 
-    axis: Group
+    group: Group
     send_counts: tuple[int, ...]
     recv_counts: tuple[int, ...]
     traffic: Traffic = field(default_factory=Traffic)
@@ -93,7 +93,7 @@ class Exchange:
     @cached_property
     def transposed(self) -> Exchange:
         """The way back: who received sends."""
-        return Exchange(self.axis, self.recv_counts, self.send_counts, self.traffic, self.is_dense, self.buffers)
+        return Exchange(self.group, self.recv_counts, self.send_counts, self.traffic, self.is_dense, self.buffers)
 
     @cached_property
     def slots(self) -> Matrix:
@@ -109,7 +109,7 @@ class Exchange:
         if self.is_dense:
             return ((-1, 0, self.num_received),) if self.num_received else ()
         bounds = [0, *accumulate(self.recv_counts)]
-        senders = [(self.axis.rank - offset) % self.axis.size for offset in range(1, self.axis.size)]
+        senders = [(self.group.rank - offset) % self.group.size for offset in range(1, self.group.size)]
         return tuple((p, bounds[p], bounds[p + 1]) for p in senders if self.recv_counts[p])
 
     def start(self, rows: Tensor, received: Tensor | None = None) -> Pending:
@@ -122,7 +122,7 @@ class Exchange:
         if received is None:
             received = rows.new_empty((self.num_received, *rows.shape[1:]))
         width = rows.shape[1:].numel()
-        if self.axis.size == 1 or width == 0:
+        if self.group.size == 1 or width == 0:
             return Pending(received, rows)
         self.traffic.num_bytes += rows.numel() * rows.element_size()
         self.traffic.num_rows += rows.shape[0]
@@ -132,15 +132,15 @@ class Exchange:
 
     def meet(self) -> None:
         """Wait until every rank is here (collective)."""
-        if self.axis.size > 1:
+        if self.group.size > 1:
             with phase("wait"), connected():
-                dist.barrier(self.axis.process_group)
+                dist.barrier(self.group.process_group)
 
     def _all_to_all(self, received: Tensor, rows: Tensor) -> Pending:
         """One collective, whose cost does not depend on how many neighbours there are."""
         counts = list(self.recv_counts), list(self.send_counts)
         with connected():
-            work = dist.all_to_all_single(received, rows, *counts, group=self.axis.process_group, async_op=True)
+            work = dist.all_to_all_single(received, rows, *counts, group=self.group.process_group, async_op=True)
         return Pending(received, rows, [(work, None)])
 
     def _send(self, received: Tensor, rows: Tensor) -> Pending:
@@ -149,8 +149,11 @@ class Exchange:
         senders: list[int] = []  # of each message; -1: this rank
         bounds = [0, *accumulate(self.send_counts)]
         slots = {sender: (low, high) for sender, low, high in self.arrivals}
-        for offset in range(1, self.axis.size):  # each rank starts with its successor, so no rank is everyone's first
-            sender, receiver = (self.axis.rank - offset) % self.axis.size, (self.axis.rank + offset) % self.axis.size
+        for offset in range(1, self.group.size):  # each rank starts with its successor, so no rank is everyone's first
+            sender, receiver = (
+                (self.group.rank - offset) % self.group.size,
+                (self.group.rank + offset) % self.group.size,
+            )
             if sender in slots:
                 messages.append(self._message(dist.irecv, received[slice(*slots[sender])], sender))
                 senders.append(sender)
@@ -161,13 +164,13 @@ class Exchange:
             works = dist.batch_isend_irecv(messages) if messages else []
         if len(works) != len(messages):  # nccl makes one of them
             return Pending(received, rows, [(work, None) for work in works])
-        flight = Pending(received, rows)
+        pending = Pending(received, rows)
         for sender, message, work in zip(senders, messages, works, strict=True):
             if sender < 0:
-                flight.works.append((work, message.peer))
+                pending.works.append((work, message.peer))
             else:
-                flight.arrivals[sender] = work, message.peer
-        return flight
+                pending.arrivals[sender] = work, message.peer
+        return pending
 
     def _message(self, direction: Callable[..., Any], piece: Tensor, peer: int) -> dist.P2POp:
-        return dist.P2POp(direction, piece, self.axis.global_rank(peer), self.axis.process_group)
+        return dist.P2POp(direction, piece, self.group.global_rank(peer), self.group.process_group)

@@ -58,10 +58,10 @@ class LinearOperator:
 
     def multiply(self, x: Tensor) -> Tensor:
         """The product (collective, no autograd). Shapes: ``[n, F] -> [n, F]``."""
-        flight = self.halo.start(x, self.col_scale, self.divides)
+        pending = self.halo.start(x, self.col_scale, self.divides)
         with phase("aggregate"):
             out = self.local.multiply(x, self.row_scale, self.col_scale, self.divides)
-        return self.halo.finish(flight, out, self.row_scale, self.divides)
+        return self.halo.finish(pending, out, self.row_scale, self.divides)
 
 
 class _Multiply(LocalFunction):
@@ -94,8 +94,8 @@ class _HaloRows(LocalFunction):
         if not transposed:
             with phase("pack"):
                 sent = post.outgoing.multiply(rows)
-            return post.exchange.start(sent).land()
-        received = post.exchange.transposed.start(rows).land()
+            return post.exchange.start(sent).wait()
+        received = post.exchange.transposed.start(rows).wait()
         with phase("unpack"):
             return post.outgoing.transposed.multiply(received)
 

@@ -47,28 +47,28 @@ class HaloTransfer:
         """
         codec, exchange, k = self.codecs[0], self.exchange, self.outgoing.num_cols
         row_bytes = codec.row_bytes(x.shape[1], x.dtype)
-        sent = exchange.buffers.take(exchange.num_sent, row_bytes, x.device)
-        received = exchange.buffers.take(exchange.num_received, row_bytes, x.device)
+        sent = exchange.buffers.acquire(exchange.num_sent, row_bytes, x.device)
+        received = exchange.buffers.acquire(exchange.num_received, row_bytes, x.device)
         if exchange.num_sent:
             with phase("pack"):
                 codec.pack(sent, self.outgoing, _last(x, k), _factor(col_scale, k, divide))
         if overlaps():
             return exchange.start(sent, received)
         exchange.meet()  # what slower ranks are late is no part of the exchange
-        flight = exchange.start(sent, received)
-        flight.land()
-        return flight
+        pending = exchange.start(sent, received)
+        pending.wait()
+        return pending
 
-    def finish(self, flight: Pending, out: Tensor, row_scale: Tensor | None = None, divide: bool = False) -> Tensor:
+    def finish(self, pending: Pending, out: Tensor, row_scale: Tensor | None = None, divide: bool = False) -> Tensor:
         """Add ``diag(row_scale) incoming`` times what has arrived to ``out`` (waits). Shapes: ``[n, F]``.
 
         With ``divide``: by the scale's inverse.
         """
-        received, b = flight.received, self.incoming.num_rows
+        received, b = pending.received, self.incoming.num_rows
         addends, factor = _last(out, b), _factor(row_scale, b, divide)
         is_identity = self.incoming.pattern.is_identity
         for sender, low, high in self.exchange.arrivals:
-            flight.land_from(sender)
+            pending.wait_for(sender)
             with phase("unpack"):
                 if is_identity:  # rows that stay rows: each message has its own place
                     own = slice(low, high)
@@ -76,8 +76,8 @@ class HaloTransfer:
                     self.codecs[0].unpack_add(received[own], slots, addends[own], factor)
                 else:
                     self.codecs[0].unpack_add(received[low:high], self._piece(low, high), addends, factor)
-        flight.land()
-        self.exchange.buffers.give(flight.sent, received)
+        pending.wait()
+        self.exchange.buffers.release(pending.sent, received)
         return out
 
     def _piece(self, low: int, high: int) -> Matrix:

@@ -62,7 +62,7 @@ class AdjacencyTile:
         row_order = grid.other_order(order)
         rows, columns = grid.orders[row_order], grid.orders[column_order]
         make_dispatch = partial(_dispatch, grid, edge_index, edge_id, row_axis, column_axis, order)
-        source, target = make_dispatch().bring(edge_index.t()).unbind(1)
+        source, target = make_dispatch().scatter(edge_index.t()).unbind(1)
 
         def block(axis: str) -> tuple[int, int]:
             bounds = split(grid.num_nodes, shape[axis])
@@ -140,7 +140,9 @@ class AdjacencyTile:
         return CSR.from_edges(row, column, edge, self.row_id.numel(), self.column_id.numel())
 
 
-def _dispatch(grid: Grid, edge_index: Tensor, edge_id: Tensor, row_axis: str, column_axis: str, order: int) -> EdgeValueScatter:
+def _dispatch(
+    grid: Grid, edge_index: Tensor, edge_id: Tensor, row_axis: str, column_axis: str, order: int
+) -> EdgeValueScatter:
     """What brings values from where the edges are stored to their tiles (collective). See :meth:`AdjacencyTile.of`."""
     shape = grid.mesh.grid_shape
     rows, columns = grid.orders[grid.other_order(order)], grid.orders[order]

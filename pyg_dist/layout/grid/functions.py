@@ -15,11 +15,11 @@ from pyg_dist.backend.grid.mesh import GRID_AXES
 from pyg_dist.errors import DataError, MixedRowsError
 from pyg_dist.layout.grid.sharding import Tile
 from pyg_dist.layout.grid.tile_tensor import TILES, TileTensor, as_tile, on_tiles
-from pyg_dist.plan.grid.tiling import Layout
+from pyg_dist.plan.grid.tiling import TileLayout
 from pyg_dist.tensor.functions.layers import relu
 from pyg_dist.tensor.functions.pointwise import cast, new, pointwise, pointwise_
 from pyg_dist.tensor.registry import TABLE, Function, bind, public_name
-from pyg_dist.tensor.row_tensor import local_tensors, RowTensor, as_row_tensor_
+from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors
 
 
 def _as_operand(operand: Any, tile: Tile) -> Any:
@@ -36,15 +36,17 @@ def _as_operand(operand: Any, tile: Tile) -> Any:
     if operand.dim() > 2 or rows not in (1, tile.size) or columns not in (1, tile.width):
         return NotImplemented
     if operand.dim() < 2 or rows == 1:
-        return copy_to_ranks(operand, tile.axis) if columns == 1 else tile.columns_of(operand)
+        return copy_to_ranks(operand, tile.group) if columns == 1 else tile.slice_columns(operand)
     # One column beside a tile, or one for each of the tile's: a matrix of one column has both readings, alike.
-    return tile.slice(operand) if columns == tile.width else copy_to_ranks(operand, tile.axis).index_select(0, tile.key)
+    return (
+        tile.slice(operand) if columns == tile.width else copy_to_ranks(operand, tile.group).index_select(0, tile.key)
+    )
 
 
 def _one_column(x: RowTensor, tile: Tile) -> Tensor:
     """One number for each of the tile's rows, on every rank of the column axis (collective)."""
     layout, grid = tile.layout, tile.grid
-    local = as_tile(x, grid.tile(Layout(layout.rows, None, layout.order), 1)).to_local()
+    local = as_tile(x, grid.tile(TileLayout(layout.rows, None, layout.order), 1)).to_local()
     with local_tensors():
         return local if layout.columns is None else copy_to_replicas(local, grid.wire(layout.columns, exact=True))
 
@@ -110,7 +112,7 @@ def linear_sum(
     assert layout.columns is not None
     column_wire = grid.wire(layout.columns)
     replicas = layout.replicas
-    after = grid.tile(Layout(layout.rows, replicas[0] if replicas else layout.columns, layout.order), width)
+    after = grid.tile(TileLayout(layout.rows, replicas[0] if replicas else layout.columns, layout.order), width)
     addend = None if bias is None else _as_operand(bias, after)
     if addend is NotImplemented:
         assert bias is not None

@@ -13,23 +13,23 @@ from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.grid.collectives import sum_all
 from pyg_dist.backend.grid.edge_values import scatter_edge_values
 from pyg_dist.backend.grid.mesh import GRID_AXES
-from pyg_dist.backend.grid.operator import PendingProduct, Side, GridOperator, TileProduct, multiply
+from pyg_dist.backend.grid.operator import GridOperator, PendingProduct, Side, TileProduct, multiply
 from pyg_dist.backend.halo.exchange import Traffic
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.errors import LayoutMismatchError
 from pyg_dist.layout import aggregation_cache
-from pyg_dist.layout.gcn_norm import at_sources, inverse_sqrt
+from pyg_dist.layout.gcn_norm import inverse_sqrt_degree, mask_non_sources
 from pyg_dist.layout.grid.adjacency import AdjacencyTile
 from pyg_dist.layout.grid.sharding import Grid, Tile
 from pyg_dist.layout.grid.tile_tensor import TileTensor, as_tile
-from pyg_dist.layout.operator_cache import KeptOperators
+from pyg_dist.layout.operator_cache import OperatorCache
 from pyg_dist.layout.self_loops import LoopRule
-from pyg_dist.plan.grid.tiling import INPUT, Layout, split
+from pyg_dist.plan.grid.tiling import INPUT, TileLayout, split
 from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor
 from pyg_dist.tensor.sharding import RowSharding, Selection, lasting
 
 Build = Callable[[AdjacencyTile, Tensor | None], GridOperator]
-TileOperators = Callable[[Layout], GridOperator]
+TileOperators = Callable[[TileLayout], GridOperator]
 """A matrix: its tile on this rank for each layout of what it multiplies."""
 
 
@@ -49,14 +49,14 @@ class GridGraph:
     def __init__(self, grid: Grid, edge_index: Tensor, edge_rows: RowSharding, loop_rule: LoopRule) -> None:
         self.grid = grid
         self.edge_index = edge_index
-        self.edge_rows = edge_rows
+        self.edge_sharding = edge_rows
         self.loop_rule: LoopRule = loop_rule
-        self.axis: Group = grid.mesh.axis(*GRID_AXES)
-        self.node_rows = grid.node_rows
+        self.group: Group = grid.mesh.axis(*GRID_AXES)
+        self.node_sharding = grid.node_rows
         self.device = edge_index.device
         self.digest: str | None = None
         self._adjacency: dict[tuple[str, str, int], AdjacencyTile] = {}
-        self._operators: KeptOperators[GridOperator] = KeptOperators()
+        self._operators: OperatorCache[GridOperator] = OperatorCache()
 
     @staticmethod
     def of(grid: Grid, edge_index: Tensor, loop_rule: LoopRule, rows: type[RowSharding] = RowSharding) -> GridGraph:
@@ -73,11 +73,11 @@ class GridGraph:
         edge_rows = rows(axis, "edge", num_edges, torch.arange(low, high))
         return GridGraph(grid, edge_index[:, low:high].clone(), edge_rows, loop_rule)
 
-    def selected(self, chosen: Selection) -> GridGraph:
+    def select(self, chosen: Selection) -> GridGraph:
         """The graph of some of the edges, over the same nodes.
 
         Args:
-            chosen: of :attr:`edge_rows`.
+            chosen: of :attr:`edge_sharding`.
         """
         return GridGraph(self.grid, self.edge_index[:, chosen.local_index], chosen.rows, self.loop_rule)
 
@@ -106,22 +106,22 @@ class GridGraph:
         """How features of ``width`` columns lie: rows over x and z, columns over y."""
         return self.grid.tile(INPUT, width)
 
-    def tiled(self, x: NodeTensor) -> TileTensor:
-        """Node features as tiles that :meth:`aggregate` takes (collective where they are whole rows)."""
+    def place(self, x: NodeTensor) -> TileTensor:
+        """Node features as tiles that :meth:`cached_aggregate` takes (collective where they are whole rows)."""
         if isinstance(x, TileTensor) and x._sharding.layout.columns is not None:
             return x
         return as_tile(x, self.feature_rows(x.shape[1]))
 
     def owns(self, x: RowTensor) -> bool:
         """Whether x has a row for every node of this graph."""
-        return x._sharding is self.node_rows or (isinstance(x, TileTensor) and x._sharding.grid is self.grid)
+        return x._sharding is self.node_sharding or (isinstance(x, TileTensor) and x._sharding.grid is self.grid)
 
     def input_rows(self, name: str, value: Tensor) -> RowSharding:
         """How a new node attribute lies: features as tiles, which nothing else is read as a matrix."""
         is_features = name == "x" and value.dim() == 2 and value.is_floating_point()
-        return self.feature_rows(value.shape[1]) if is_features else self.node_rows
+        return self.feature_rows(value.shape[1]) if is_features else self.node_sharding
 
-    def stored(self, name: str, value: RowTensor) -> RowTensor:
+    def store_attribute(self, name: str, value: RowTensor) -> RowTensor:
         """An attribute as it is kept (collective where whole rows become features)."""
         rows = self.input_rows(name, value)
         return as_tile(value, rows) if isinstance(rows, Tile) and isinstance(value, NodeTensor) else value
@@ -130,15 +130,15 @@ class GridGraph:
         """Whether some node has no edge other than self loops (collective)."""
         linked = torch.zeros(self.grid.num_nodes, dtype=torch.bool)
         linked[self.edge_index[:, self.edge_index[0] != self.edge_index[1]].view(-1)] = True
-        return not bool(self.axis.reduce_(linked, "max").all())
+        return not bool(self.group.all_reduce_(linked, "max").all())
 
     def full_edge_index(self) -> Tensor:
         """All edges by global ids in the input's order, int64 ``[2, E]``, on every rank (collective)."""
-        return self.edge_rows.gather(self.edge_index.t()).t().contiguous()
+        return self.edge_sharding.gather(self.edge_index.t()).t().contiguous()
 
     def has_self_loops(self) -> bool:
         """Whether some edge is a self loop (collective)."""
-        return not self.axis.every(not bool((self.edge_index[0] == self.edge_index[1]).any()))
+        return not self.group.all_true(not bool((self.edge_index[0] == self.edge_index[1]).any()))
 
     def aggregate(self, x: TileTensor, operator: TileOperators, exact: bool = False) -> TileTensor:
         """A matrix over the graph's edges times x (collective): Plexus, Alg. 1, lines 2-4, for any layout of x.
@@ -154,67 +154,69 @@ class GridGraph:
         return self.start(x, operator, exact)()
 
     def start(self, x: TileTensor, operator: TileOperators, exact: bool = False) -> Callable[[], TileTensor]:
-        """:meth:`aggregate` up to its last sum; what it returns waits for that and gives the result.
+        """:meth:`cached_aggregate` up to its last sum; what it returns waits for that and gives the result.
 
         What is remembered (:mod:`pyg_dist.tensor.aggregation_cache`) is there at once, and nothing is sent.
         """
         grid, layout = self.grid, x._sharding.layout
         row, column, free = layout.rows[0], layout.columns, layout.free_axis()
-        after = self.product_rows(x, x._sharding.width)
+        after = self.product_sharding(x, x._sharding.width)
         matrix = operator(layout)
-        known = aggregation_cache.recall(x, matrix)
+        known = aggregation_cache.lookup(x, matrix)
         if known is not None:
             result = known
             return lambda: TileTensor.from_local(result, after)
-        kept = not matrix.learns and aggregation_cache.is_kept(x, after)
+        kept = not matrix.learns and aggregation_cache.is_cacheable(x, after)
         exact = exact or kept  # rounded once, it would be wrong in every epoch
         scatters, is_scattered = self.grid.sums == "reduce_scatter", len(layout.rows) == 2
         # A gather is the second half of a big sum where a scattered one has made x; else it brings an input together.
         of_input = is_scattered and (x.is_leaf or not scatters)
-        pieces = Layout((free, row), column, after.layout.order)
+        pieces = TileLayout((free, row), column, after.layout.order)
         product = TileProduct(
             matrix,
             Side(
                 grid.wire(free, exact=exact or of_input),
-                tuple(grid.row_sizes(Layout((row, free), column, layout.order), free)),
+                tuple(grid.row_sizes(TileLayout((row, free), column, layout.order), free)),
                 is_scattered,
             ),
             Side(grid.wire(row, exact=exact), tuple(grid.row_sizes(pieces, row)), scatters),
             grid.num_blocks,
         )
         local = x.to_local()
-        flight = None if matrix.learns else PendingProduct(local, product)
+        pending = None if matrix.learns else PendingProduct(local, product)
 
         def land() -> TileTensor:
-            out = multiply(local, product, flight)
+            out = multiply(local, product, pending)
             if kept:
-                aggregation_cache.keep(x, matrix, out)
+                aggregation_cache.store(x, matrix, out)
             x._is_reused = True
             return TileTensor.from_local(out, after)
 
         return land
 
-    def is_remembered(self, x: TileTensor, operator: TileOperators) -> bool:
-        """Whether :meth:`aggregate` knows the result, or would keep it (collective where it builds the operator)."""
-        return aggregation_cache.is_remembered(x, lambda: operator(x._sharding.layout), self.product_rows(x, x._sharding.width))
+    def is_cached(self, x: TileTensor, operator: TileOperators) -> bool:
+        """Whether :meth:`cached_aggregate` knows the result, or would keep it (collective if built)."""
+        return aggregation_cache.is_cached(
+            x, lambda: operator(x._sharding.layout), self.product_sharding(x, x._sharding.width)
+        )
 
-    def beside(self, x: TileTensor, product_of: TileTensor) -> TileTensor:
+    def align(self, x: TileTensor, product_of: TileTensor) -> TileTensor:
         """X as a product of ``product_of`` lies (collective, unless it is remembered or lies so)."""
-        rows = self.product_rows(product_of, x._sharding.width)
-        known = aggregation_cache.recall(x, rows)
+        rows = self.product_sharding(product_of, x._sharding.width)
+        known = aggregation_cache.lookup(x, rows)
         if known is not None:
             return TileTensor.from_local(known, rows)
         out = as_tile(x, rows)
-        if out is not x and aggregation_cache.is_kept(x, rows):
-            aggregation_cache.keep(x, rows, out.to_local())
+        if out is not x and aggregation_cache.is_cacheable(x, rows):
+            aggregation_cache.store(x, rows, out.to_local())
         return out
 
-    def product_rows(self, x: TileTensor, width: int) -> Tile:
+    def product_sharding(self, x: TileTensor, width: int) -> Tile:
         """How a product of x, or anything beside it, of ``width`` columns lies."""
         layout = x._sharding.layout
         row, free = layout.rows[0], layout.free_axis()
         rows = (free, row) if self.grid.sums == "reduce_scatter" else (free,)
-        return self.grid.tile(Layout(rows, layout.columns, self.grid.other_order(layout.order)), width)
+        return self.grid.tile(TileLayout(rows, layout.columns, self.grid.other_order(layout.order)), width)
 
     def neighbourhood(
         self, reduce: Literal["sum", "mean"], weight: RowTensor | None, dtype: torch.dtype
@@ -242,13 +244,13 @@ class GridGraph:
                 values = torch.ones(tile.row.numel(), dtype=dtype)
             if add_self_loops and values is not None:
                 values = torch.cat([values, tile.loop_weight(values, loop_value, self.loop_rule)])
-            scale = inverse_sqrt(self._row_sums(tile, csr, values, dtype))
-            there = self.grid.tile(Layout((tile.row_axis,), None, tile.row_order), 1)
-            here = self.grid.tile(Layout((tile.column_axis,), None, tile.column_order), 1)
-            of_sources = self.grid.rerouting(there, here).move(scale.view(-1, 1)).view(-1)
+            scale = inverse_sqrt_degree(self._row_sums(tile, csr, values, dtype))
+            there = self.grid.tile(TileLayout((tile.row_axis,), None, tile.row_order), 1)
+            here = self.grid.tile(TileLayout((tile.column_axis,), None, tile.column_order), 1)
+            of_sources = self.grid.redistribution(there, here).move(scale.view(-1, 1)).view(-1)
             is_source = torch.zeros(csr.num_cols, dtype=torch.bool)
             is_source[csr.col.long()] = True
-            return GridOperator(csr, values, scale, at_sources(of_sources, is_source))
+            return GridOperator(csr, values, scale, mask_non_sources(of_sources, is_source))
 
         return self._operator(("symmetric", add_self_loops, loop_value, dtype), weight, dtype, build)
 
@@ -271,8 +273,8 @@ class GridGraph:
         operator = self._operator(("with loops", add_self_loops, loop_value, dtype), weight, dtype, build)
         rows = x._sharding.with_width(1)
         ones: Any = TileTensor.from_local(torch.ones(rows.local_shape(1), dtype=dtype), rows)
-        scale: Any = inverse_sqrt(self.aggregate(ones, operator, exact=True)).to(x.dtype)
-        of_sources: Any = scale if add_self_loops else at_sources(scale, self._sources)
+        scale: Any = inverse_sqrt_degree(self.aggregate(ones, operator, exact=True)).to(x.dtype)
+        of_sources: Any = scale if add_self_loops else mask_non_sources(scale, self._sources)
         return self.aggregate(x * of_sources, operator) * scale  # type: ignore[no-any-return]
 
     @cached_property
@@ -281,15 +283,15 @@ class GridGraph:
         """Which nodes have out-edges, bool ``[N]`` (collective at the first use)."""
         is_source = torch.zeros(self.grid.num_nodes, dtype=torch.bool)
         is_source[self.edge_index[0]] = True
-        return self.axis.reduce_(is_source, "max")
+        return self.group.all_reduce_(is_source, "max")
 
     @lasting
-    def adjacency(self, layout: Layout) -> AdjacencyTile:
+    def adjacency(self, layout: TileLayout) -> AdjacencyTile:
         """The edges that meet an x of this layout (collective at the first use of its axes and order)."""
         key = (layout.free_axis(), layout.rows[0], layout.order)
         known = self._adjacency.get(key)
         if known is None:
-            known = self._adjacency[key] = AdjacencyTile.of(self.grid, self.edge_index, self.edge_rows.key, *key)
+            known = self._adjacency[key] = AdjacencyTile.of(self.grid, self.edge_index, self.edge_sharding.key, *key)
         return known
 
     def _row_sums(self, tile: AdjacencyTile, csr: CSR, values: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -306,7 +308,7 @@ class GridGraph:
         """
         learning: dict[Hashable, GridOperator] = {}
 
-        def of(layout: Layout) -> GridOperator:
+        def of(layout: TileLayout) -> GridOperator:
             tile = self.adjacency(layout)
             whole_key = (key, tile.row_axis, tile.column_axis, tile.column_order)
             if weight is not None and learns(weight):
@@ -318,7 +320,7 @@ class GridGraph:
             def build_constant() -> GridOperator:
                 if weight is None:
                     return build(tile, None)
-                return build(tile, tile.dispatch.bring(weight.to_local().detach().to(dtype)))
+                return build(tile, tile.dispatch.scatter(weight.to_local().detach().to(dtype)))
 
             return self._operators.get(whole_key, weight, build_constant)
 

@@ -15,7 +15,7 @@ from pyg_dist.layout.grid.sharding import Tile
 from pyg_dist.layout.grid.tile_tensor import TileTensor, on_tiles
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
 from pyg_dist.tensor.registry import Function, bind
-from pyg_dist.tensor.row_tensor import local_tensors, RowTensor, as_row_tensor_
+from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors
 
 
 @on_tiles("layer_norm", "rms_norm")
@@ -33,14 +33,14 @@ def norm_of_each_row(function: Function, args: tuple[Any, ...], kwargs: dict[str
     if tuple(shape or ()) != (tile.width,):
         return NotImplemented
     with local_tensors():
-        weight, bias = (None if p is None else tile.columns_of(p) for p in parameters)
+        weight, bias = (None if p is None else tile.slice_columns(p) for p in parameters)
         local = x.to(accumulation_dtype(x.dtype))
-        axis = tile.column_axis
+        group = tile.column_group
         if centres:
-            local = local - copy_to_ranks(reduce_from_ranks(local.sum(1, keepdim=True), axis) / tile.width, axis)
-        mean_square = reduce_from_ranks(local.square().sum(1, keepdim=True), axis) / tile.width
+            local = local - copy_to_ranks(reduce_from_ranks(local.sum(1, keepdim=True), group) / tile.width, group)
+        mean_square = reduce_from_ranks(local.square().sum(1, keepdim=True), group) / tile.width
         eps = torch.finfo(x.dtype).eps if bound["eps"] is None else bound["eps"]
-        out = local * copy_to_ranks(torch.rsqrt(mean_square + eps), axis)
+        out = local * copy_to_ranks(torch.rsqrt(mean_square + eps), group)
         out = out if weight is None else out * weight
         out = out if bias is None else out + bias
         return as_row_tensor_(out.to(x.dtype).as_subclass(Tensor), tile)
@@ -57,7 +57,7 @@ def batch_norm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     tile = x._sharding
     with local_tensors():
         # All four, and before the sums: where one does not fit, no rank may go on.
-        mean, var, weight, bias = (None if c is None else tile.columns_of(c) for c in channels)
+        mean, var, weight, bias = (None if c is None else tile.slice_columns(c) for c in channels)
         if bound["training"]:
             normal = _normalise(x, tile, channels[:2], bound["momentum"], bound["eps"])
         else:  # torch's own form does not take a rank without columns
@@ -74,10 +74,10 @@ def _normalise(x: Tensor, tile: Tile, running: list[Tensor | None], momentum: fl
     """The rows' deviations from the global means, over the global standard deviations."""
     if tile.size <= 1:
         raise DataError(f"Expected more than 1 value per channel when training (got {tile}): use .eval()")
-    local, axis = x.to(accumulation_dtype(x.dtype)).as_subclass(Tensor), tile.row_axis
-    mean = reduce_from_ranks(local.sum(0), axis) / tile.size
-    centred = local - copy_to_ranks(mean, axis)
-    variance = reduce_from_ranks(centred.square().sum(0), axis) / tile.size
+    local, group = x.to(accumulation_dtype(x.dtype)).as_subclass(Tensor), tile.row_group
+    mean = reduce_from_ranks(local.sum(0), group) / tile.size
+    centred = local - copy_to_ranks(mean, group)
+    variance = reduce_from_ranks(centred.square().sum(0), group) / tile.size
     if any(buffer is not None for buffer in running):
         with torch.no_grad():
             mine = torch.stack([mean, variance * (tile.size / (tile.size - 1))])
@@ -85,4 +85,4 @@ def _normalise(x: Tensor, tile: Tile, running: list[Tensor | None], momentum: fl
             for buffer, batch in zip(running, gather_pieces(mine, wire, tile.column_sizes, 1), strict=True):
                 if buffer is not None:
                     buffer.lerp_(batch.to(buffer.dtype), momentum)
-    return centred * copy_to_ranks(torch.rsqrt(variance + eps), axis)
+    return centred * copy_to_ranks(torch.rsqrt(variance + eps), group)

@@ -16,16 +16,16 @@ from pyg_dist.backend.grid.redistribute import Redistribution, redistribute
 from pyg_dist.backend.grid.transport import MeshTransport
 from pyg_dist.errors import DataError
 from pyg_dist.plan.grid.node_order import NodeOrder
-from pyg_dist.plan.grid.redistribution_plan import Route, columns_between, route
-from pyg_dist.plan.grid.tiling import WHOLE_ROWS, Layout, Sums, column_range, nested_split, row_range
+from pyg_dist.plan.grid.redistribution_plan import RedistributionPlan, columns_between, redistribution_plan
+from pyg_dist.plan.grid.tiling import WHOLE_ROWS, Sums, TileLayout, column_range, nested_split, row_range
 from pyg_dist.tensor.sharding import RowSharding
 
 
 class Tile(RowSharding):
     """The distribution of a matrix with a row per node over row axes and a column axis (one object per distribution).
 
-    As :class:`~pyg_dist.tensor.sharding.RowSharding` it is what a tensor's local rows are; ``axis`` are the ranks among which
-    *elements* are distinct, so that whatever is replicated enters once for each element and not for each replica.
+    As :class:`~pyg_dist.tensor.sharding.RowSharding` it is what a tensor's local rows are; ``axis`` are the ranks among
+    which *elements* are distinct, so that whatever is replicated enters once for each element and not for each replica.
 
     Attributes:
         grid: the mesh and the node orders.
@@ -34,7 +34,7 @@ class Tile(RowSharding):
         columns: which of them are here.
     """
 
-    def __init__(self, grid: Grid, layout: Layout, width: int) -> None:
+    def __init__(self, grid: Grid, layout: TileLayout, width: int) -> None:
         super().__init__(grid.mesh.axis(*layout.distinct), "tile", grid.num_nodes, grid.node_ids(layout))
         self.grid = grid
         self.layout = layout
@@ -51,12 +51,12 @@ class Tile(RowSharding):
         return f"{self.size} nodes x {self.width} columns, rows over {rows}, columns over {self.layout.columns}"
 
     @property
-    def row_axis(self) -> Group:
+    def row_group(self) -> Group:
         """The ranks that hold other rows of the same columns."""
         return self.grid.mesh.axis(*self.layout.rows)
 
     @property
-    def column_axis(self) -> Group:
+    def column_group(self) -> Group:
         """The ranks that hold other columns of the same rows."""
         return self.grid.mesh.axis(*(self.layout.columns or ()))
 
@@ -82,7 +82,7 @@ class Tile(RowSharding):
         """The same layout for another number of columns."""
         return self.grid.tile(self.layout, width)
 
-    def columns_of(self, tensor: Tensor) -> Tensor:
+    def slice_columns(self, tensor: Tensor) -> Tensor:
         """The local columns (last dimension) of a replicated tensor; differentiable.
 
         Raises:
@@ -93,11 +93,11 @@ class Tile(RowSharding):
                 f"Expected a value for each of {self.width} columns (got shape {list(tensor.shape)}): "
                 f"make the layer with {self.width} features"
             )
-        return copy_to_ranks(tensor, self.axis)[..., self.columns.start : self.columns.stop]
+        return copy_to_ranks(tensor, self.group)[..., self.columns.start : self.columns.stop]
 
     def slice(self, full: Tensor) -> Tensor:
         """This rank's tile of a replicated ``[N, width]`` tensor; differentiable."""
-        return self.columns_of(full).index_select(0, self.key)
+        return self.slice_columns(full).index_select(0, self.key)
 
     def gather(self, local: Tensor) -> Tensor:
         """The whole matrix in the original order, on every rank; differentiable (collective)."""
@@ -117,7 +117,7 @@ class Tile(RowSharding):
 
     def to(self, local: Tensor, other: Tile) -> Tensor:
         """The local tile of ``other``; differentiable (collective where they differ)."""
-        return local if other is self else redistribute(local, self.grid.rerouting(self, other))
+        return local if other is self else redistribute(local, self.grid.redistribution(self, other))
 
 
 class GridNodes(RowSharding):
@@ -160,14 +160,14 @@ class Grid:
         self.comm_dtype = comm_dtype
         self.num_nodes = orders[0].node_id.numel()
         self.node_rows = GridNodes(self)
-        self._tiles: dict[tuple[Layout, int], Tile] = {}
-        self._routes: dict[tuple[Layout, Layout], Route] = {}
-        self._reroutings: dict[tuple[Tile, Tile], Redistribution] = {}
+        self._tiles: dict[tuple[TileLayout, int], Tile] = {}
+        self._routes: dict[tuple[TileLayout, TileLayout], RedistributionPlan] = {}
+        self._redistributions: dict[tuple[Tile, Tile], Redistribution] = {}
 
     def __deepcopy__(self, memo: object) -> Grid:
         return self  # immutable, apart from caches
 
-    def tile(self, layout: Layout, width: int) -> Tile:
+    def tile(self, layout: TileLayout, width: int) -> Tile:
         """The distribution of ``width`` columns."""
         known = self._tiles.get((layout, width))
         if known is None:
@@ -178,12 +178,12 @@ class Grid:
         """The order of a product's rows, where its columns have ``order``."""
         return len(self.orders) - 1 - order
 
-    def node_ids(self, layout: Layout) -> Tensor:
+    def node_ids(self, layout: TileLayout) -> Tensor:
         """Global ids of the rows here."""
         held = row_range(self.num_nodes, layout, self.mesh.grid_shape, self.mesh.coordinates)
         return self.orders[layout.order].node_id[held.start : held.stop]
 
-    def row_sizes(self, layout: Layout, axis: str) -> list[int]:
+    def row_sizes(self, layout: TileLayout, axis: str) -> list[int]:
         """Rows by rank of ``axis``, the finest one of the layout, with this rank's place on the others."""
         bounds = nested_split(self.num_nodes, self.mesh.shape.sizes(*layout.rows))
         here = self.mesh.coordinates
@@ -196,25 +196,25 @@ class Grid:
         """Columns by rank of ``axis``."""
         if axis is None:
             return [width]
-        layout, shape = Layout((), axis, 0), self.mesh.grid_shape
+        layout, shape = TileLayout((), axis, 0), self.mesh.grid_shape
         return [len(column_range(width, layout, shape, {axis: k})) for k in range(shape[axis])]
 
     def wire(self, *axes: str, exact: bool = False) -> MeshTransport:
         """The messages along a product of axes; in the narrow dtype unless ``exact``."""
         return MeshTransport(self.mesh.axis(*axes), self.mesh.traffic_of(*axes), None if exact else self.comm_dtype)
 
-    def rerouting(self, before: Tile, after: Tile) -> Redistribution:
+    def redistribution(self, before: Tile, after: Tile) -> Redistribution:
         """The change between two distributions of equal width."""
-        known = self._reroutings.get((before, after))
+        known = self._redistributions.get((before, after))
         if known is None:
-            there, back = self._rerouting(before, after), self._rerouting(after, before)
+            there, back = self._redistribution(before, after), self._redistribution(after, before)
             there.back.append(back)
             back.back.append(there)
-            self._reroutings[before, after] = known = there
-            self._reroutings[after, before] = back
+            self._redistributions[before, after] = known = there
+            self._redistributions[after, before] = back
         return known
 
-    def _rerouting(self, before: Tile, after: Tile) -> Redistribution:
+    def _redistribution(self, before: Tile, after: Tile) -> Redistribution:
         rows = self._route(before.layout, after.layout)
         shape = self.mesh.grid_shape
         places = [shape.coordinates(rank) for rank in range(shape.size)]
@@ -235,10 +235,10 @@ class Grid:
             [],
         )
 
-    def _route(self, before: Layout, after: Layout) -> Route:
+    def _route(self, before: TileLayout, after: TileLayout) -> RedistributionPlan:
         known = self._routes.get((before, after))
         if known is None:
-            known = self._routes[before, after] = route(
+            known = self._routes[before, after] = redistribution_plan(
                 self.num_nodes, self.orders, self.mesh.grid_shape, self.mesh.rank, before, after
             )
         return known

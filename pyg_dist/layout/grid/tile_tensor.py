@@ -35,7 +35,15 @@ from pyg_dist.tensor.functions.random import dropout, initialise, normal_, rando
 from pyg_dist.tensor.functions.refusals import pickle, trace
 from pyg_dist.tensor.functions.shapes import length, metadata, numel, shape
 from pyg_dist.tensor.registry import NAMESPACES, TABLE, Function, Handler, functions, public_name, writes
-from pyg_dist.tensor.row_tensor import local_tensors, NodeTensor, DerivedOperand, RowTensor, takes_out, version_of, as_row_tensor_
+from pyg_dist.tensor.row_tensor import (
+    DerivedOperand,
+    NodeTensor,
+    RowTensor,
+    as_row_tensor_,
+    local_tensors,
+    takes_out,
+    version_of,
+)
 
 TILES: dict[Function, Handler] = {}
 

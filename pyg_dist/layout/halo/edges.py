@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from pyg_dist.errors import MixedRowsError
-from pyg_dist.layout.halo.node_edge import lift
+from pyg_dist.layout.halo.node_edge import nodes_to_edges
 from pyg_dist.tensor.registry import public_name
 from pyg_dist.tensor.row_index import RowIndex
-from pyg_dist.tensor.row_tensor import local_tensors, EdgeTensor, NodeTensor, RowTensor, by_row_mask, as_row_tensor_
+from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor, as_row_tensor_, by_row_mask, local_tensors
 from pyg_dist.tensor.sharding import RowSharding, lasting
 
 if TYPE_CHECKING:
@@ -44,7 +44,9 @@ class Edges(Tensor):
     weight: EdgeTensor | None
 
     @staticmethod
-    def of(graph: HaloGraph, rows: RowSharding, source: Tensor, target: Tensor, weight: EdgeTensor | None = None) -> Edges:
+    def of(
+        graph: HaloGraph, rows: RowSharding, source: Tensor, target: Tensor, weight: EdgeTensor | None = None
+    ) -> Edges:
         """See the class."""
         # Of a device without memory: what torch does not dispatch (torch.tensor, DLPack) fails, or finds no values.
         edges = torch.empty(2, rows.size, dtype=torch.int64, device="meta").as_subclass(Edges)
@@ -68,7 +70,7 @@ class Edges(Tensor):
     @lasting
     def _global_ids(self) -> tuple[Tensor, Tensor]:
         with local_tensors():
-            node_id, halo_id = self.graph.node_rows.key, self.graph.share.halo_id.to(self.graph.device)
+            node_id, halo_id = self.graph.node_sharding.key, self.graph.share.halo_id.to(self.graph.device)
             return torch.cat([node_id, halo_id])[self.source], node_id[self.target]
 
     @cached_property
@@ -83,7 +85,7 @@ class Edges(Tensor):
     def max_in_degree(self) -> int:
         """Largest number of edges with one target (collective at the first use)."""
         degree = torch.bincount(self.target)
-        return max(self.rows.axis.gather_counts(int(degree.max()) if degree.numel() else 0))
+        return max(self.rows.group.gather_counts(int(degree.max()) if degree.numel() else 0))
 
     @cached_property
     @lasting
@@ -114,7 +116,9 @@ class Edges(Tensor):
 
     def tensor(self, local: Tensor) -> EdgeTensor:
         """The edge tensor with these local values, a fresh plain tensor."""
-        return cast(EdgeTensor, as_row_tensor_(local, self.rows))  # not from_local: code of a conv may write to it in place
+        return cast(
+            EdgeTensor, as_row_tensor_(local, self.rows)
+        )  # not from_local: code of a conv may write to it in place
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self.end(0), self.end(1)))
@@ -123,7 +127,7 @@ class Edges(Tensor):
         return self  # immutable
 
     def __repr__(self) -> str:  # type: ignore[override]
-        return f"Edges([2, {self.rows.size}], {self.rows.num_local} on rank {self.rows.axis.rank})"
+        return f"Edges([2, {self.rows.size}], {self.rows.num_local} on rank {self.rows.group.rank})"
 
     @classmethod
     def __torch_function__(
@@ -164,8 +168,10 @@ class _AndLoops(RowSharding):
     """Edges, and behind them a self loop for each node: the places and numbers that PyG gives them."""
 
     def __init__(self, edges: RowSharding, graph: HaloGraph) -> None:
-        loops = graph.node_rows
-        super().__init__(edges.axis, "edge", edges.size + loops.size, torch.cat([edges.key, _first(graph) + loops.key]))
+        loops = graph.node_sharding
+        super().__init__(
+            edges.group, "edge", edges.size + loops.size, torch.cat([edges.key, _first(graph) + loops.key])
+        )
         self._edges, self._loops = edges, loops
 
     @cached_property
@@ -180,7 +186,7 @@ class _AndLoops(RowSharding):
 
 def _first(graph: HaloGraph) -> int:
     """The key of the first node's self loop, behind those of all edges."""
-    return graph.edge_rows.num_keys
+    return graph.edge_sharding.num_keys
 
 
 class NodeIds(RowIndex):
@@ -198,5 +204,5 @@ class NodeIds(RowIndex):
         return ids  # type: ignore[no-any-return]
 
     def fetch(self, x: NodeTensor) -> EdgeTensor:
-        """See :func:`~pyg_dist.layout.halo.node_edge.lift`."""
-        return lift(x, self)
+        """See :func:`~pyg_dist.layout.halo.node_edge.nodes_to_edges`."""
+        return nodes_to_edges(x, self)

@@ -17,10 +17,10 @@ from pyg_dist.backend.halo.transfer import HaloTransfer
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.layout import aggregation_cache
-from pyg_dist.layout.gcn_norm import at_sources, inverse_sqrt
+from pyg_dist.layout.gcn_norm import inverse_sqrt_degree, mask_non_sources
 from pyg_dist.layout.halo.edges import Edges
 from pyg_dist.layout.halo.sharding import HaloNodes
-from pyg_dist.layout.operator_cache import KeptOperators
+from pyg_dist.layout.operator_cache import OperatorCache
 from pyg_dist.layout.self_loops import LoopRule, SelfLoops
 from pyg_dist.plan.halo.share import HaloShare
 from pyg_dist.plan.halo.transfer import Transfer
@@ -55,20 +55,22 @@ class HaloGraph:
         edge_rows: RowSharding | None = None,
     ) -> None:
         self.share = share
-        self.node_rows = nodes
+        self.node_sharding = nodes
         self.loop_rule: LoopRule = loop_rule
         self.is_dense = is_dense
-        self.axis = nodes.axis
+        self.group = nodes.group
         self.device = nodes.key.device
         self._given_rows = edge_rows
         self.digest: str | None = None
         edge_id = share.edge_id.to(self.device)
-        self.edge_rows = RowSharding(self.axis, "edge", share.num_edges, edge_id) if edge_rows is None else edge_rows
+        self.edge_sharding = (
+            RowSharding(self.group, "edge", share.num_edges, edge_id) if edge_rows is None else edge_rows
+        )
         self.local = share.local.to(self.device)
-        self._loops = SelfLoops(self.local, loop_rule, self.edge_rows.num_local)
-        self.post = self._halo(share.post)
-        self._sums = self.post if share.sums is share.post else self._halo(share.sums)
-        self._operators: KeptOperators[LinearOperator] = KeptOperators()
+        self._loops = SelfLoops(self.local, loop_rule, self.edge_sharding.num_local)
+        self.row_transfer = self._halo(share.post)
+        self._sum_transfer = self.row_transfer if share.sums is share.post else self._halo(share.sums)
+        self._operators: OperatorCache[LinearOperator] = OperatorCache()
         self._neighbour_lists: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __deepcopy__(self, memo: object) -> HaloGraph:
@@ -77,37 +79,39 @@ class HaloGraph:
     def _halo(self, transfer: Transfer) -> HaloTransfer:
         """The runtime form of a transfer, all values one."""
         counts = transfer.send_counts, transfer.recv_counts
-        exchange = Exchange(self.axis, *counts, self.traffic, self.is_dense, self.node_rows.buffers)
-        return HaloTransfer(Matrix(transfer.outgoing.to(self.device)), exchange, Matrix(transfer.incoming.to(self.device)))
+        exchange = Exchange(self.group, *counts, self.traffic, self.is_dense, self.node_sharding.buffers)
+        return HaloTransfer(
+            Matrix(transfer.outgoing.to(self.device)), exchange, Matrix(transfer.incoming.to(self.device))
+        )
 
     def to(self, device: torch.device | str) -> HaloGraph:
         """The same graph on another device."""
         if torch.device(device) == self.device:
             return self
-        return self.over(self.node_rows.to(device))
+        return self.over(self.node_sharding.to(device))
 
     def over(self, nodes: HaloNodes) -> HaloGraph:
         """The same edges over the same nodes on another device."""
         return HaloGraph(self.share, nodes, self.loop_rule, self.is_dense, self._given_rows)
 
-    def selected(self, chosen: Selection) -> HaloGraph:
+    def select(self, chosen: Selection) -> HaloGraph:
         """The graph of some of the edges, over the same nodes: nothing is asked of other ranks.
 
         Args:
-            chosen: of :attr:`edge_rows`.
+            chosen: of :attr:`edge_sharding`.
         """
         share = self.share.selected(chosen.local_index.cpu())
-        return HaloGraph(share, self.node_rows, self.loop_rule, self.is_dense, chosen.rows)
+        return HaloGraph(share, self.node_sharding, self.loop_rule, self.is_dense, chosen.rows)
 
     @property
     def traffic(self) -> Traffic:
         """What this rank has sent so far, for all graphs over these nodes."""
-        return self.node_rows.traffic
+        return self.node_sharding.traffic
 
     @property
     def bits(self) -> tuple[Bits, Bits]:
         """Of a value in a message, forward and backward."""
-        return self.node_rows.bits
+        return self.node_sharding.bits
 
     def codecs(self, layer: nn.Module, of_rows: bool = False) -> tuple[Codec, Codec]:
         """How the messages of one aggregation in ``layer`` are coded: forward, backward.
@@ -119,7 +123,7 @@ class HaloGraph:
 
         Args:
             layer: whose messages they are.
-            of_rows: for :attr:`post`, not for the exchange of sums.
+            of_rows: for :attr:`row_transfer`, not for the exchange of sums.
         """
         if self.bits == (32, 32) or not layer.training:
             return EXACT, EXACT
@@ -132,17 +136,17 @@ class HaloGraph:
 
     def owns(self, x: RowTensor) -> bool:
         """Whether x has a row for every node of this graph."""
-        return x._sharding is self.node_rows
+        return x._sharding is self.node_sharding
 
     def feature_rows(self, width: int) -> RowSharding:
         """How features of ``width`` columns lie."""
-        return self.node_rows
+        return self.node_sharding
 
     def input_rows(self, name: str, value: Tensor) -> RowSharding:
         """How a new node attribute lies."""
-        return self.node_rows
+        return self.node_sharding
 
-    def stored(self, name: str, value: RowTensor) -> RowTensor:
+    def store_attribute(self, name: str, value: RowTensor) -> RowTensor:
         """An attribute as it is kept."""
         return value
 
@@ -155,21 +159,21 @@ class HaloGraph:
         linked[self.local.col[other].long()] = True
         linked[self.num_local - self.num_boundary + self.halo.row()] = True
         linked[self._feeds_halos] = True
-        return not self.axis.every(bool(linked.all()))
+        return not self.group.all_true(bool(linked.all()))
 
     def has_self_loops(self) -> bool:
         """Whether some edge is a self loop (collective)."""
-        return not self.axis.every(not bool((self.local.row() == self.local.col).any()))
+        return not self.group.all_true(not bool((self.local.row() == self.local.col).any()))
 
     @property
     def num_local(self) -> int:
         """Nodes of this rank, n."""
-        return self.node_rows.num_local
+        return self.node_sharding.num_local
 
     @property
     def halo(self) -> CSR:
         """The edges with a remote source: boundary nodes by halo slots."""
-        return self.post.incoming.pattern
+        return self.row_transfer.incoming.pattern
 
     @property
     def num_boundary(self) -> int:
@@ -178,12 +182,12 @@ class HaloGraph:
 
     @cached_property
     @lasting
-    def whole(self) -> CSR:
+    def csr(self) -> CSR:
         """All edges of this rank: columns are local rows, then halo slots; one target's edges in input order."""
         row = torch.cat([self.local.row(), self.halo.row() + self.num_local - self.num_boundary])
         col = torch.cat([self.local.col, self.halo.col + self.num_local])
         edge = torch.cat([self.local.edge, self.halo.edge])
-        order = torch.argsort(self.edge_rows.key[edge])
+        order = torch.argsort(self.edge_sharding.key[edge])
         return CSR.from_edges(row[order], col[order], edge[order], self.num_local, self.num_local + self.halo.num_cols)
 
     @lasting
@@ -193,9 +197,9 @@ class HaloGraph:
         Args:
             weight: the values of an ``adj_t``.
         """
-        whole, ends = self.whole, torch.empty(2, self.edge_rows.num_local, dtype=torch.int64, device=self.device)
+        whole, ends = self.csr, torch.empty(2, self.edge_sharding.num_local, dtype=torch.int64, device=self.device)
         ends[0, whole.edge], ends[1, whole.edge] = whole.col.long(), whole.row()
-        return Edges.of(self, self.edge_rows, ends[0], ends[1], weight)
+        return Edges.of(self, self.edge_sharding, ends[0], ends[1], weight)
 
     def full_edge_index(self) -> Tensor:
         """All edges by global ids in the input's order, int64 ``[2, E]``, on every rank (collective)."""
@@ -205,8 +209,8 @@ class HaloGraph:
     @lasting
     def max_in_degree(self) -> int:
         """Largest in-degree of the whole graph (collective at the first use)."""
-        degree = self.whole.rowptr.diff()
-        return max(self.axis.gather_counts(int(degree.max()) if degree.numel() else 0))
+        degree = self.csr.rowptr.diff()
+        return max(self.group.gather_counts(int(degree.max()) if degree.numel() else 0))
 
     @lasting
     def neighbour_lists(self, num_padding: int) -> tuple[Tensor, Tensor]:
@@ -220,9 +224,9 @@ class HaloGraph:
         """
         known = self._neighbour_lists.get(num_padding)
         if known is None:
-            source, target = self.whole.col.long(), self.whole.row() + 1
+            source, target = self.csr.col.long(), self.csr.row() + 1
             known = self._neighbour_lists[num_padding] = (
-                torch.cat([source.new_full((num_padding,), self.whole.num_cols), source]),
+                torch.cat([source.new_full((num_padding,), self.csr.num_cols), source]),
                 torch.cat([target.new_zeros(num_padding), target]),
             )
         return known
@@ -239,16 +243,16 @@ class HaloGraph:
         """Which local nodes have out-edges to other ranks, bool ``[n]`` (collective at the first use)."""
         arrives = torch.zeros(self.halo.num_cols, 1, device=self.device)
         arrives[self.halo.col.long()] = 1
-        return halo_sums(arrives, self.post).view(-1) > 0
+        return halo_sums(arrives, self.row_transfer).view(-1) > 0
 
     @property
     def _sources(self) -> Tensor:
         """Which local nodes have out-edges, bool ``[n]`` (collective at the first use)."""
         return self._feeds_halos.index_fill(0, self.local.col.long(), True)
 
-    def is_remembered(self, x: NodeTensor, operator: LinearOperator) -> bool:
+    def is_cached(self, x: NodeTensor, operator: LinearOperator) -> bool:
         """Whether the product of the operator and x is known, or would be kept."""
-        return aggregation_cache.is_remembered(x, lambda: operator, x._sharding)
+        return aggregation_cache.is_cached(x, lambda: operator, x._sharding)
 
     def neighbourhood(
         self, reduce: Literal["sum", "mean"], weight: RowTensor | None, dtype: torch.dtype
@@ -272,11 +276,11 @@ class HaloGraph:
             if add_self_loops:
                 local = self._loops.added
                 if values is None and loop_value != 1.0:
-                    values = torch.ones(self.edge_rows.num_local, dtype=dtype, device=self.device)
+                    values = torch.ones(self.edge_sharding.num_local, dtype=dtype, device=self.device)
                 if values is not None:
                     values = torch.cat([values, self._loops.weight(values, loop_value)])
             scale = self.inverse_sqrt_degree(local, values, dtype)
-            of_sources = scale if add_self_loops else at_sources(scale, self._sources)
+            of_sources = scale if add_self_loops else mask_non_sources(scale, self._sources)
             return LinearOperator(*self._weighted(local, values), scale, of_sources)
 
         return self._operators.get(("symmetric", add_self_loops, loop_value, dtype), weight, build)
@@ -284,16 +288,16 @@ class HaloGraph:
     def _weighted(self, local: CSR, values: Tensor | None) -> tuple[Matrix, HaloTransfer]:
         """The matrices of sums with constant weights, by edge storage and what lies behind it (collective)."""
         if values is None:
-            return Matrix(local), self._sums
+            return Matrix(local), self._sum_transfer
         # Weights stay with the target's rank; the source's rank borrows those of the edges that it sums.
         lists, one = self.share.sums, values.new_ones(1)  # the last value: of the entries UNIT
-        borrow = Exchange(self.axis, lists.lend_counts, lists.borrow_counts, self.traffic)
-        borrowed = borrow.start(values[lists.lent.to(self.device)]).land()
+        borrow = Exchange(self.group, lists.weight_send_counts, lists.weight_recv_counts, self.traffic)
+        borrowed = borrow.start(values[lists.weights_to_send.to(self.device)]).wait()
         storage = torch.cat([values, one])
         halo = HaloTransfer(
-            Matrix(self._sums.outgoing.pattern, torch.cat([borrowed, one])),
-            self._sums.exchange,
-            Matrix(self._sums.incoming.pattern, storage),
+            Matrix(self._sum_transfer.outgoing.pattern, torch.cat([borrowed, one])),
+            self._sum_transfer.exchange,
+            Matrix(self._sum_transfer.incoming.pattern, storage),
         )
         return Matrix(local, storage), halo
 
@@ -304,9 +308,11 @@ class HaloGraph:
         for csr, out in ((local, degree), (self.halo, degree[self.num_local - self.num_boundary :])):
             values = None if weight is None else weight[csr.edge]
             ops.spmm_csr(csr.rowptr, csr.col, ones[: csr.num_cols], values, out=out)
-        return inverse_sqrt(degree.view(-1))
+        return inverse_sqrt_degree(degree.view(-1))
 
-    def neighbourhood_product(self, x: Tensor, weight: Tensor, reduce: Literal["sum", "mean"], post: HaloTransfer) -> Tensor:
+    def neighbourhood_product(
+        self, x: Tensor, weight: Tensor, reduce: Literal["sum", "mean"], post: HaloTransfer
+    ) -> Tensor:
         """:meth:`neighbourhood` with weights that learn; differentiable by x and by the weights (collective)."""
         out = aggregate_edges(x, weight, self.local, post)
         if reduce == "sum":
@@ -324,9 +330,9 @@ class HaloGraph:
         local = self._loops.others if add_self_loops else self.local
         loops = self._loops.weight(weight, loop_value).view(-1, 1) if add_self_loops else None
         ones = x.new_ones(self.num_local, 1)
-        degree = aggregate_edges(ones, weight, local, self.post)
-        scale = inverse_sqrt((degree if loops is None else degree + loops).view(-1)).view(-1, 1)
-        of_sources = scale if add_self_loops else at_sources(scale, self._sources)
+        degree = aggregate_edges(ones, weight, local, self.row_transfer)
+        scale = inverse_sqrt_degree((degree if loops is None else degree + loops).view(-1)).view(-1, 1)
+        of_sources = scale if add_self_loops else mask_non_sources(scale, self._sources)
         scaled = of_sources * x
         out = aggregate_edges(scaled, weight, local, post)
         return scale * (out if loops is None else out + loops * scaled)

@@ -1,9 +1,10 @@
 """From rows per node to rows per edge and back: products with the incidence matrix of an end, and with its transpose.
 
 A conv's messages are edge tensors, and its nodes' features are node tensors. Two functions lead from one to the other,
-each the transpose of the other: :func:`lift` gives each edge the row of one of its ends, :func:`scatter` reduces the
-values of the edges that meet in a node. Both take a :class:`~pyg_dist.layout.halo.edges.NodeIds`, which stands for
-``edge_index[0]`` (sources, whose rows arrive by a post exchange) or ``edge_index[1]`` (targets, which are local).
+each the transpose of the other: :func:`nodes_to_edges` gives each edge the row of one of its ends,
+    :func:`edges_to_nodes` reduces the values of the edges that meet in a node. Both take a
+    :class:`~pyg_dist.layout.halo.edges.NodeIds`, which stands for ``edge_index[0]`` (sources, whose rows arrive by a
+    post exchange) or ``edge_index[1]`` (targets, which are local).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from pyg_dist.backend.halo.operator import halo_rows, halo_sums
 from pyg_dist.backend.halo.transfer import HaloTransfer
 from pyg_dist.errors import LayoutMismatchError, UnsupportedError
-from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, local_values, version_of, as_row_tensor_
+from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, as_row_tensor_, local_values, version_of
 
 if TYPE_CHECKING:
     from pyg_dist.layout.halo.edges import NodeIds
@@ -32,7 +33,7 @@ positions. A column of these has a meaning and a range of its own, and what foll
 logits is biased); in two bits 15 columns would be 8 bytes instead of 60."""
 
 
-_Lifted = tuple[NodeTensor, tuple[int | None, bool], Tensor]
+_EdgeRows = tuple[NodeTensor, tuple[int | None, bool], Tensor]
 
 
 @dataclass
@@ -40,14 +41,14 @@ class _Call:
     """A layer that runs, and the rows that it has lifted: by tensor and graph, its state, its rows and the halo's."""
 
     layer: nn.Module
-    lifted: dict[tuple[int, HaloGraph], _Lifted] = field(default_factory=dict)
+    lifted: dict[tuple[int, HaloGraph], _EdgeRows] = field(default_factory=dict)
 
 
 _call: _Call | None = None
 
 
 @contextmanager
-def shared_halos(layer: nn.Module) -> Iterator[None]:
+def share_halo_within(layer: nn.Module) -> Iterator[None]:
     """Within it lifts are those of ``layer``, and several of one node tensor share one exchange."""
     global _call
     outer, _call = _call, _Call(layer)
@@ -57,7 +58,7 @@ def shared_halos(layer: nn.Module) -> Iterator[None]:
         _call = outer
 
 
-def lift(x: NodeTensor, ids: NodeIds) -> EdgeTensor:
+def nodes_to_edges(x: NodeTensor, ids: NodeIds) -> EdgeTensor:
     """Each edge's row of ``x``: its source's or its target's. Differentiable, collective for sources.
 
     Exact, but for sources' rows of 16 columns or more in a conv's training with ``bits``: those are rounded at random,
@@ -72,7 +73,7 @@ def lift(x: NodeTensor, ids: NodeIds) -> EdgeTensor:
     edges.end(ids.end)  # raises where they were changed
     if not edges.graph.owns(x):
         raise LayoutMismatchError(
-            f"Expected a row for each of {edges.graph.node_rows} (got {x._sharding}): take both from one DistributedData"
+            f"Expected a row for each of {edges.graph.node_sharding} (got {x._sharding}): take both from one data"
         )
     rows = x.to_local() if ids.end == 1 else _with_halo(x, edges.graph)
     return edges.tensor(rows.index_select(0, edges.target if ids.end == 1 else edges.source))
@@ -88,11 +89,11 @@ def _with_halo(x: NodeTensor, graph: HaloGraph) -> Tensor:
     if known is not None and known[1] == state:
         return known[2]
     flat = local.reshape(local.shape[0], local.shape[1:].numel())
-    post = graph.post
+    post = graph.row_transfer
     if call is not None and local.dtype.is_floating_point and flat.shape[1] >= _FEW_COLUMNS:
         post = post.coded(graph.codecs(call.layer, of_rows=True))
     rows = local
-    if graph.axis.size > 1:
+    if graph.group.size > 1:
         halo = _halo(flat, post)
         rows = torch.cat([local, halo.view(halo.shape[0], *local.shape[1:])])
     if call is not None:
@@ -111,10 +112,10 @@ def _halo(flat: Tensor, post: HaloTransfer) -> Tensor:
         return halo_rows(flat, post)
     outgoing = post.outgoing.pattern
     sent = flat[flat.shape[0] - outgoing.num_cols :][outgoing.col.long()]
-    return post.exchange.start(sent.long()).land().to(flat.dtype)
+    return post.exchange.start(sent.long()).wait().to(flat.dtype)
 
 
-def scatter(values: EdgeTensor, ids: NodeIds, reduce: str = "sum") -> NodeTensor:
+def edges_to_nodes(values: EdgeTensor, ids: NodeIds, reduce: str = "sum") -> NodeTensor:
     """Reduce the values of the edges that share a target (or, sums only, a source). Exact, differentiable.
 
     Collective for sources.
@@ -130,14 +131,14 @@ def scatter(values: EdgeTensor, ids: NodeIds, reduce: str = "sum") -> NodeTensor
     local = local_values(values, edges.rows)
     if ids.end == 1:
         out = torch_geometric.utils.scatter(local, edges.target, 0, graph.num_local, reduce)
-        return cast(NodeTensor, as_row_tensor_(out, graph.node_rows))
+        return cast(NodeTensor, as_row_tensor_(out, graph.node_sharding))
     if reduce not in ("sum", "add"):
         raise UnsupportedError(
             f"Reducing by source nodes is distributed for sums (got {reduce!r}): reduce by target, or flip edge_index "
             f"before DistributedData"
         )
     sums = torch_geometric.utils.scatter(local, edges.source, 0, graph.num_local + graph.halo.num_cols, "sum")
-    if graph.axis.size > 1:
+    if graph.group.size > 1:
         own, halo = sums.split([graph.num_local, graph.halo.num_cols])
-        sums = own + halo_sums(halo.reshape(halo.shape[0], halo.shape[1:].numel()), graph.post).view_as(own)
-    return cast(NodeTensor, as_row_tensor_(sums, graph.node_rows))
+        sums = own + halo_sums(halo.reshape(halo.shape[0], halo.shape[1:].numel()), graph.row_transfer).view_as(own)
+    return cast(NodeTensor, as_row_tensor_(sums, graph.node_sharding))

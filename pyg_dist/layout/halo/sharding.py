@@ -28,9 +28,9 @@ class HaloNodes(RowSharding):
     """
 
     def __init__(
-        self, axis: Group, node_id: Tensor, num_nodes: int, exchange: Exchange, bits: tuple[Bits, Bits] = (32, 32)
+        self, group: Group, node_id: Tensor, num_nodes: int, exchange: Exchange, bits: tuple[Bits, Bits] = (32, 32)
     ) -> None:
-        super().__init__(axis, "node", num_nodes, node_id)
+        super().__init__(group, "node", num_nodes, node_id)
         self.exchange: Exchange = exchange
         self.bits = bits
         self.traffic = Traffic()
@@ -39,10 +39,10 @@ class HaloNodes(RowSharding):
 
     def to(self, device: torch.device | str) -> HaloNodes:
         """The same nodes on another device."""
-        return HaloNodes(self.axis, self.key.to(device), self.size, self.exchange, self.bits)
+        return HaloNodes(self.group, self.key.to(device), self.size, self.exchange, self.bits)
 
     @lasting
     def parts(self) -> Tensor:
         """The owner of every node, int64 ``[N]`` (collective)."""
-        owner = torch.repeat_interleave(torch.arange(self.axis.size), torch.tensor(self.counts))
-        return torch.empty_like(owner).scatter_(0, self.axis.gather_rows(self.key, self.counts).cpu(), owner)
+        owner = torch.repeat_interleave(torch.arange(self.group.size), torch.tensor(self.counts))
+        return torch.empty_like(owner).scatter_(0, self.group.gather_rows(self.key, self.counts).cpu(), owner)

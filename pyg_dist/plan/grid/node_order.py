@@ -40,7 +40,7 @@ class NodeOrder:
         return NodeOrder.of(torch.randperm(num_nodes, generator=rng))
 
     @staticmethod
-    def dealt(weight: Tensor, num_blocks: int, rng: torch.Generator) -> NodeOrder:
+    def round_robin_by_degree(weight: Tensor, num_blocks: int, rng: torch.Generator) -> NodeOrder:
         """Nodes dealt to ``num_blocks`` ranges by weight: each range gets as many of every weight as the others.
 
         Nodes of like weight form rounds of one node per range; within a round, who gets which is random.
@@ -137,7 +137,10 @@ def choose_orders(
         "original": lambda: (NodeOrder.of(loops),),
         "single": lambda: (NodeOrder.random(num_nodes, rng),),
         "double": lambda: (NodeOrder.random(num_nodes, rng), NodeOrder.random(num_nodes, rng)),
-        "dealt": lambda: (NodeOrder.dealt(degree, num_blocks, rng), NodeOrder.dealt(degree, num_blocks, rng)),
+        "dealt": lambda: (
+            NodeOrder.round_robin_by_degree(degree, num_blocks, rng),
+            NodeOrder.round_robin_by_degree(degree, num_blocks, rng),
+        ),
     }
     best: tuple[float, str, tuple[NodeOrder, ...]] | None = None
     for method, make in makers.items():

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from pyg_dist.backend.grid.mesh import MeshShape
 from pyg_dist.plan.grid.node_order import NodeOrder
-from pyg_dist.plan.grid.tiling import Layout, nested_index, nested_split, row_range
+from pyg_dist.plan.grid.tiling import TileLayout, nested_index, nested_split, row_range
 
 
 @dataclass(frozen=True)
-class Route:
+class RedistributionPlan:
     """What one rank sends and receives when a matrix changes its layout; :func:`columns_between` settles columns.
 
     Attributes:
@@ -26,9 +26,9 @@ class Route:
     receive: tuple[Tensor | None, ...]
 
 
-def route(
-    num_nodes: int, orders: Sequence[NodeOrder], shape: MeshShape, rank: int, before: Layout, after: Layout
-) -> Route:
+def redistribution_plan(
+    num_nodes: int, orders: Sequence[NodeOrder], shape: MeshShape, rank: int, before: TileLayout, after: TileLayout
+) -> RedistributionPlan:
     """The rows that ``rank`` sends and receives in a change of layout; every rank gets each element once.
 
     Of several replicas, a receiver listens to the one that stands on its own coordinates of the replica axes.
@@ -50,7 +50,7 @@ def route(
         got = comes_from[nested_index(before.rows, shape, there)]
         send.append(sent if matches and sent.numel() else None)
         receive.append(got if matches and got.numel() else None)
-    return Route(tuple(send), tuple(receive))
+    return RedistributionPlan(tuple(send), tuple(receive))
 
 
 def _rows_by_block(

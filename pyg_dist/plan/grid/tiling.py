@@ -16,7 +16,7 @@ from pyg_dist.backend.grid.mesh import GRID_AXES, MeshShape
 
 
 @dataclass(frozen=True)
-class Layout:
+class TileLayout:
     """How a matrix with a row per node lies on the mesh.
 
     Attributes:
@@ -45,9 +45,9 @@ class Layout:
         return axis
 
 
-WHOLE_ROWS = Layout(("x", "z", "y"), None, 0)
+WHOLE_ROWS = TileLayout(("x", "z", "y"), None, 0)
 """Every row on one rank: what labels and masks have, and what functions of whole rows work on."""
-INPUT = Layout(("x", "z"), "y", 0)
+INPUT = TileLayout(("x", "z"), "y", 0)
 """Input features and embeddings: split over x and y, and over z as well (Plexus, 3.1)."""
 
 
@@ -72,7 +72,7 @@ def nested_index(axes: Sequence[str], shape: MeshShape, coordinates: Mapping[str
     return index
 
 
-def row_range(num_nodes: int, layout: Layout, shape: MeshShape, coordinates: Mapping[str, int]) -> range:
+def row_range(num_nodes: int, layout: TileLayout, shape: MeshShape, coordinates: Mapping[str, int]) -> range:
     """The positions held at ``coordinates``."""
     low, high = 0, num_nodes  # of :func:`nested_split`, without the bounds of all others
     for axis in layout.rows:
@@ -81,7 +81,7 @@ def row_range(num_nodes: int, layout: Layout, shape: MeshShape, coordinates: Map
     return range(low, high)
 
 
-def column_range(num_columns: int, layout: Layout, shape: MeshShape, coordinates: Mapping[str, int]) -> range:
+def column_range(num_columns: int, layout: TileLayout, shape: MeshShape, coordinates: Mapping[str, int]) -> range:
     """The columns held at ``coordinates``."""
     if layout.columns is None:
         return range(num_columns)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pyg_dist.backend.grid.mesh import GRID_AXES, MeshShape
 from pyg_dist.backend.session.settings import PROJECT_FIRST
 from pyg_dist.plan.grid.redistribution_plan import columns_between
-from pyg_dist.plan.grid.tiling import INPUT, WHOLE_ROWS, Layout, Sums, column_range, row_range
+from pyg_dist.plan.grid.tiling import INPUT, WHOLE_ROWS, Sums, TileLayout, column_range, row_range
 from pyg_dist.plan.model import ACTIVATION_PASSES, Layer, Model
 
 
@@ -41,7 +41,7 @@ class Work:
     kept_numbers: int = 0
     passing_numbers: int = 0
     tiles: set[tuple[str, str, int]] = field(default_factory=set)
-    routes: set[frozenset[Layout]] = field(default_factory=set)
+    routes: set[frozenset[TileLayout]] = field(default_factory=set)
 
     @property
     def num_bytes(self) -> int:
@@ -59,7 +59,7 @@ def _part(whole: range, index: int, num_parts: int) -> range:
     return range(whole.start + size * index // num_parts, whole.start + size * (index + 1) // num_parts)
 
 
-class _Walk:
+class _StepTrace:
     """One rank's way through a step."""
 
     def __init__(self, model: Model, shape: MeshShape, sums: Sums, rank: int) -> None:
@@ -71,10 +71,10 @@ class _Walk:
         self.learns = model.input == "learns"
         self.work = Work()
 
-    def rows(self, layout: Layout | None = None) -> int:
+    def rows(self, layout: TileLayout | None = None) -> int:
         return len(row_range(self.model.num_nodes, layout or self.layout, self.shape, self.place))
 
-    def columns(self, width: int, layout: Layout | None = None) -> int:
+    def columns(self, width: int, layout: TileLayout | None = None) -> int:
         return len(column_range(width, layout or self.layout, self.shape, self.place))
 
     def send(self, numbers: int, *axes: str, size: int = 0) -> None:
@@ -100,12 +100,12 @@ class _Walk:
         before, model = self.layout, self.model
         row, column, free = before.rows[0], before.columns, before.free_axis()
         order = model.num_orders - 1 - before.order
-        source = self.rows(Layout((row, free), column, before.order))
-        target = self.rows(Layout((free, row), column, order))
-        all_source, all_target = self.rows(Layout((row,), column, 0)), self.rows(Layout((free,), column, 0))
+        source = self.rows(TileLayout((row, free), column, before.order))
+        target = self.rows(TileLayout((free, row), column, order))
+        all_source, all_target = self.rows(TileLayout((row,), column, 0)), self.rows(TileLayout((free,), column, 0))
         wide = self.columns(self.width)
         scattered, scatters = len(before.rows) == 2, self.sums == "reduce_scatter"
-        self.layout = Layout((free, row) if scatters else (free,), column, order)
+        self.layout = TileLayout((free, row) if scatters else (free,), column, order)
         self.work.tiles.add((free, row, before.order))
         at_input, self.at_input = self.at_input, False
         if is_remembered:
@@ -142,7 +142,7 @@ class _Walk:
         column = before.columns or ""
         self.at_input = False
         if before.replicas:
-            self.layout = Layout(before.rows, before.replicas[0], before.order)
+            self.layout = TileLayout(before.rows, before.replicas[0], before.order)
             out = self.columns(width)
             self.sum_to_all(rows * out, column)
             if self.learns:
@@ -156,8 +156,8 @@ class _Walk:
         self.work.gemm_flops += 2.0 * rows * wide * out * pairs * (3 if self.learns else 2)
         self.width, self.learns = width, True
 
-    def reroute(self, before: Layout, after: Layout, width: int) -> None:
-        """A change of layout, as :func:`~pyg_dist.plan.grid.redistribution_plan.route` makes it.
+    def reroute(self, before: TileLayout, after: TileLayout, width: int) -> None:
+        """A change of layout, as :func:`~pyg_dist.plan.grid.redistribution_plan.redistribution_plan` makes it.
 
         What stays on the rank is not sent.
 
@@ -169,7 +169,7 @@ class _Walk:
         self.send(round(packed - stays), *GRID_AXES, size=self.model.element_size)
         self.work.copied += round(2 * packed) + 2 * self.rows(after) * self.columns(width, after)
 
-    def shared(self, before: Layout, after: Layout, width: int, here: bool) -> float:
+    def shared(self, before: TileLayout, after: TileLayout, width: int, here: bool) -> float:
         """Numbers held before that this rank has afterwards, too, or that all its receivers have, itself included."""
         fixed = GRID_AXES if here else before.replicas
         held = row_range(self.model.num_nodes, before, self.shape, self.place)
@@ -213,7 +213,7 @@ class _Walk:
         self.work.kept_numbers += self.rows() * self.columns(width)
         self.work.copied += ACTIVATION_PASSES * self.rows() * self.columns(width)
 
-    def move(self, before: Layout, after: Layout, width: int, learns: bool) -> None:
+    def move(self, before: TileLayout, after: TileLayout, width: int, learns: bool) -> None:
         """There, and the gradient back."""
         self.reroute(before, after, width)
         if learns:
@@ -222,7 +222,7 @@ class _Walk:
 
 def work_of(model: Model, shape: MeshShape, sums: Sums, rank: int) -> Work:
     """What ``rank`` does in one training step of ``model``; the weights' gradients are :func:`gradient_bytes`."""
-    walk = _Walk(model, shape, sums, rank)
+    walk = _StepTrace(model, shape, sums, rank)
     for layer in model.layers():
         walk.layer(layer)
     walk.move(walk.layout, WHOLE_ROWS, model.widths[-1], learns=True)  # the loss
@@ -233,7 +233,7 @@ def aggregation_bytes(model: Model, shape: MeshShape, sums: Sums, width: int) ->
     """Bytes of the first layer's aggregation of ``width`` columns, forward, all ranks together."""
     total = 0
     for rank in range(shape.size):
-        walk = _Walk(replace(model, widths=(width, width), input="new"), shape, sums, rank)
+        walk = _StepTrace(replace(model, widths=(width, width), input="new"), shape, sums, rank)
         walk.aggregate()
         total += walk.work.num_bytes
     return total

@@ -34,7 +34,7 @@ class Transfer:
         recv_counts: slots by sender, ``[P]``.
         lent: int64, places in edge storage of the values that other ranks multiply by, grouped by borrower: the edges
             into this rank that are summed at their source.
-        lend_counts: ``lent`` by borrower, ``[P]``.
+        lend_counts: ``weights_to_send`` by borrower, ``[P]``.
         borrow_counts: values to borrow, by lender, ``[P]``.
         outgoing_key: int64 ``[s]``, what stands for each slot where its values are rounded at random: the global id of
             a row's node; a sum, of which every rank may make another, adds its maker's multiple of
@@ -46,9 +46,9 @@ class Transfer:
     incoming: CSR
     send_counts: tuple[int, ...]
     recv_counts: tuple[int, ...]
-    lent: Tensor
-    lend_counts: tuple[int, ...]
-    borrow_counts: tuple[int, ...]
+    weights_to_send: Tensor
+    weight_send_counts: tuple[int, ...]
+    weight_recv_counts: tuple[int, ...]
     outgoing_key: Tensor
     incoming_key: Tensor
 
@@ -87,7 +87,7 @@ def transfer(remote: RemoteEdges, cover: Cover, edge_index: Tensor, places: Plac
         num_ranks, cover.left & (rows.sender == rank), rows.receiver, cover.right & (sums.sender == rank), sums.receiver
     )
     sent, summed = (row_slot >= 0).nonzero().view(-1), (starts_here & ~is_post).nonzero().view(-1)
-    order, borrow_counts = _by_peer(sums.receiver[remote.sum[summed]], num_ranks)
+    order, weight_recv_counts = _by_peer(sums.receiver[remote.sum[summed]], num_ranks)
     outgoing = CSR.from_edges(
         torch.cat([row_slot[sent], sum_slot[remote.sum[summed]]]),
         places.local_id[torch.cat([rows.node[sent], source[summed]])],
@@ -112,11 +112,19 @@ def transfer(remote: RemoteEdges, cover: Cover, edge_index: Tensor, places: Plac
         places.num_local - places.num_inner,
         sum(recv_counts),
     )
-    order, lend_counts = _by_peer(sums.sender[remote.sum[summed]], num_ranks)
-    lent = places.remote_edge[~is_post][order]
+    order, weight_send_counts = _by_peer(sums.sender[remote.sum[summed]], num_ranks)
+    weights_to_send = places.remote_edge[~is_post][order]
     incoming_key = _keys(row_slot, rows.node + summed_here, sum_slot, sums.node)
     return Transfer(
-        outgoing, incoming, send_counts, recv_counts, lent, lend_counts, borrow_counts, outgoing_key, incoming_key
+        outgoing,
+        incoming,
+        send_counts,
+        recv_counts,
+        weights_to_send,
+        weight_send_counts,
+        weight_recv_counts,
+        outgoing_key,
+        incoming_key,
     )
 
 

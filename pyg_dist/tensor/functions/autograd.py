@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from pyg_dist.errors import LayoutMismatchError, UnsupportedError
 from pyg_dist.tensor.functions.shapes import metadata
 from pyg_dist.tensor.registry import TABLE, Function, bind, implements
-from pyg_dist.tensor.row_tensor import KEPT, local_tensors, RowTensor, version_of, as_row_tensor_
+from pyg_dist.tensor.row_tensor import KEPT, RowTensor, as_row_tensor_, local_tensors, version_of
 from pyg_dist.tensor.sharding import RowSharding
 
 

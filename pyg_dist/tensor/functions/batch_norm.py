@@ -12,7 +12,7 @@ from torch import Tensor
 from pyg_dist.errors import DataError, MixedRowsError
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
 from pyg_dist.tensor.registry import Function, bind, implements, public_name
-from pyg_dist.tensor.row_tensor import local_tensors, RowTensor, as_row_tensor_
+from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors
 
 
 @implements("batch_norm", namespaces=(F,))
@@ -30,7 +30,7 @@ def batch_norm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     mean, var, weight, bias = channels
     rows = x._sharding
     with local_tensors():
-        if bound["training"] and rows.axis.size > 1:
+        if bound["training"] and rows.group.size > 1:
             return as_row_tensor_(_normalise(x, mean, var, weight, bias, bound["momentum"], bound["eps"]), rows)
         weight, bias = (None if t is None else rows.copy_to_ranks(t) for t in (weight, bias))
         rest = (bound["training"], bound["momentum"], bound["eps"])

@@ -15,7 +15,7 @@ from pyg_dist.tensor.functions.pointwise import aligned, pointwise
 from pyg_dist.tensor.functions.scatter import write
 from pyg_dist.tensor.functions.shapes import dims_of, flat_sizes, refuse
 from pyg_dist.tensor.registry import Function, bind, implements, public_name
-from pyg_dist.tensor.row_tensor import local_tensors, RowTensor, copied_slice, on_rows, as_row_tensor_
+from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, copied_slice, local_tensors, on_rows
 from pyg_dist.tensor.sharding import ConcatenatedRows
 
 # The parameters before `dim`, and its default; None where torch's default is dimension 0 or a flattened tensor.
@@ -93,10 +93,12 @@ def _append(function: Function, tensors: tuple[Tensor, ...]) -> RowTensor:
         first = next(t for t in tensors if isinstance(t, RowTensor))
         # torch passes over flat empty tensors, too
         tensors = tuple(t for t in tensors if isinstance(t, RowTensor) or t.shape != (0,) or first.dim() == 1)
-        parts = tuple(t._sharding if isinstance(t, RowTensor) else first._sharding.block_sharding(t.shape[0]) for t in tensors)
+        parts = tuple(
+            t._sharding if isinstance(t, RowTensor) else first._sharding.block_sharding(t.shape[0]) for t in tensors
+        )
         for part in parts:
             is_mixed = part.kind != first.kind and not (part.is_indexed or first._sharding.is_indexed)
-            if part.axis is not first._sharding.axis or is_mixed:
+            if part.group is not first._sharding.group or is_mixed:
                 raise LayoutMismatchError(
                     f"{public_name(function)} along dimension 0 expected rows of one kind over the same ranks "
                     f"(got {first._sharding} and {part}): use .full_tensor() on them"

@@ -45,15 +45,15 @@ class _Extreme(LocalFunction):
         result = _over_ranks(local, rows, op)
         if ctx.needs_input_grad[0]:
             ties = (x == result) | (x.isnan() & result.isnan()) if nan_ties else x == result
-            number = rows.axis.reduce_(ties.sum(dims, keepdim=True))
-            ctx.axis = rows.axis
+            number = rows.group.all_reduce_(ties.sum(dims, keepdim=True))
+            ctx.group = rows.group
             ctx.save_for_backward(ties, number)
         return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         ties, number = ctx.saved_tensors
-        return replicated.copy_to_ranks(grad, ctx.axis) * ties / number, None, None, None, None
+        return replicated.copy_to_ranks(grad, ctx.group) * ties / number, None, None, None, None
 
 
 def _neutral(dtype: torch.dtype, op: str) -> float | int:
@@ -67,10 +67,10 @@ def _neutral(dtype: torch.dtype, op: str) -> float | int:
 def _over_ranks(local: Tensor, rows: RowSharding, op: str) -> Tensor:
     """The extreme of every rank's; NaN where any rank has NaN, which a collective's comparisons may lose."""
     if not local.is_floating_point():
-        return rows.axis.reduce_(local, op)
+        return rows.group.all_reduce_(local, op)
     is_nan = local.isnan()
     flag = is_nan.to(local.dtype) if op == "max" else -is_nan.to(local.dtype)
-    both = rows.axis.reduce_(torch.stack([local.masked_fill(is_nan, _neutral(local.dtype, op)), flag]), op)
+    both = rows.group.all_reduce_(torch.stack([local.masked_fill(is_nan, _neutral(local.dtype, op)), flag]), op)
     return both[0].masked_fill(both[1] != 0, math.nan)
 
 
@@ -128,7 +128,7 @@ def _with_position(x: Tensor, keepdim: bool, rows: RowSharding, op: str) -> tupl
     position = rows.position.to(x.device).view(-1, *[1] * (x.dim() - 1))
     candidates = torch.where(hit, position, rows.size)
     none = torch.full_like(values, rows.size, dtype=torch.int64)  # for ranks without rows
-    first = rows.axis.reduce_(torch.cat([candidates, none]).amin(0), "min")
+    first = rows.group.all_reduce_(torch.cat([candidates, none]).amin(0), "min")
     # The gradient goes to the one row that was picked.
     picked = rows.reduce_from_ranks(torch.where(hit & (position == first), x, 0).sum(0).to(x.dtype))
     return (picked.unsqueeze(0), first.unsqueeze(0)) if keepdim else (picked, first)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyg_dist.tensor.functions.shapes import dims_of, global_shape
 from pyg_dist.tensor.registry import Function, bind, implements
-from pyg_dist.tensor.row_tensor import local_tensors, RowTensor, on_rows
+from pyg_dist.tensor.row_tensor import RowTensor, local_tensors, on_rows
 
 
 @implements(

@@ -17,7 +17,15 @@ from pyg_dist.tensor.functions.pointwise import as_operand
 from pyg_dist.tensor.functions.shapes import dims_of, refuse
 from pyg_dist.tensor.registry import Function, bind, implements
 from pyg_dist.tensor.row_index import RowIndex
-from pyg_dist.tensor.row_tensor import local_tensors, NodeTensor, RowTensor, by_row_mask, copied_slice, like_rows, as_row_tensor_
+from pyg_dist.tensor.row_tensor import (
+    NodeTensor,
+    RowTensor,
+    as_row_tensor_,
+    by_row_mask,
+    copied_slice,
+    like_rows,
+    local_tensors,
+)
 from pyg_dist.tensor.sharding import RowSharding, Selection
 
 _ALL = slice(None)
@@ -239,7 +247,7 @@ def nonzero(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     with local_tensors():
         index = x.nonzero()
         index[:, 0] = x._sharding.position.to(x.device)[index[:, 0]]
-    everyone = x._sharding.axis.gather_rows(index, x._sharding.axis.gather_counts(index.shape[0]))
+    everyone = x._sharding.group.gather_rows(index, x._sharding.group.gather_counts(index.shape[0]))
     # One row's entries come from one rank and in order, so a stable sort by row orders them all.
     everyone = everyone[everyone[:, 0].argsort(stable=True)]
     return everyone.unbind(1) if kwargs.get("as_tuple", False) else everyone

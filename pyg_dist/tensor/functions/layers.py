@@ -13,7 +13,7 @@ from pyg_dist.errors import DataError, MixedRowsError
 from pyg_dist.tensor.functions.pointwise import as_operand
 from pyg_dist.tensor.layer_names import running_layer
 from pyg_dist.tensor.registry import Function, bind, implements, public_name
-from pyg_dist.tensor.row_tensor import local_tensors, RowTensor, like_rows, on_rows, as_row_tensor_
+from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, like_rows, local_tensors, on_rows
 
 
 def with_parameters(

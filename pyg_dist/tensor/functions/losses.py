@@ -15,7 +15,7 @@ from pyg_dist.errors import LayoutMismatchError, MixedRowsError, UnsupportedErro
 from pyg_dist.tensor.functions.pointwise import as_operand
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
 from pyg_dist.tensor.registry import Function, implements, public_name
-from pyg_dist.tensor.row_tensor import local_tensors, RowTensor, like_rows, as_row_tensor_
+from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, like_rows, local_tensors
 from pyg_dist.tensor.sharding import RowSharding
 
 # Operands with one entry per row, though they may have fewer dimensions than the scores.

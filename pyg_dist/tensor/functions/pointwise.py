@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
 from pyg_dist.tensor.registry import NAMESPACES, Function, implements, public_name, register
-from pyg_dist.tensor.row_tensor import local_tensors, RowTensor, like_rows, as_row_tensor_
+from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, like_rows, local_tensors
 from pyg_dist.tensor.sharding import RowSharding
 
 
@@ -56,7 +56,7 @@ def as_operand(function: Function, operand: Any, rows: RowSharding, num_dims: in
 def aligned(
     function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], broadcasts: bool = True
 ) -> tuple[tuple[Any, ...], dict[str, Any], RowSharding]:
-    """The arguments with every operand as :func:`as_operand` has it, and their rows; to be called :data:`local_tensors`."""
+    """The arguments with every operand as :func:`as_operand` has it, and their rows. Runs under :data:`local_tensors`."""
     operands, rows = like_rows(function, *args, *kwargs.values())
     num_dims = max(operand.dim() for operand in operands if isinstance(operand, RowTensor))
     operands = tuple(as_operand(function, operand, rows, num_dims, broadcasts) for operand in operands)

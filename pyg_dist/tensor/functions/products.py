@@ -13,7 +13,7 @@ from pyg_dist.tensor.functions.pointwise import pointwise
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
 from pyg_dist.tensor.functions.shapes import dims_of, refuse
 from pyg_dist.tensor.registry import Function, bind, implements, public_name
-from pyg_dist.tensor.row_tensor import local_tensors, RowTensor, copied_slice, like_rows, as_row_tensor_
+from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, copied_slice, like_rows, local_tensors
 
 
 @implements("matmul", "mm", "mv", "bmm", "__matmul__", "__rmatmul__")
@@ -114,4 +114,8 @@ def einsum(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
                     )
                 operands[k] = rows.slice(operand) if term[:1] == letter else rows.copy_to_ranks(operand)
         out = function(equation, *operands)
-        return as_row_tensor_(out, rows) if output[:1] == letter else rows.reduce_from_ranks(out.to(accumulation_dtype(out.dtype))).to(out.dtype)
+        return (
+            as_row_tensor_(out, rows)
+            if output[:1] == letter
+            else rows.reduce_from_ranks(out.to(accumulation_dtype(out.dtype))).to(out.dtype)
+        )

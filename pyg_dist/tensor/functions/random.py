@@ -20,7 +20,7 @@ from pyg_dist.errors import DataError, UnsupportedError
 from pyg_dist.tensor.functions.pointwise import aligned
 from pyg_dist.tensor.functions.shapes import refuse
 from pyg_dist.tensor.registry import TABLE, Function, bind, implements, public_name
-from pyg_dist.tensor.row_tensor import local_tensors, RowTensor, as_row_tensor_
+from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors
 
 
 def draw_seed() -> int:
@@ -163,7 +163,7 @@ def multinomial(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any
         weights = x.as_subclass(Tensor).detach()
         least = 1 if bound["replacement"] else num_samples
         is_valid = bool((weights >= 0).all() and weights.isfinite().all() and ((weights > 0).sum(1) >= least).all())
-        if not x._sharding.axis.every(is_valid):
+        if not x._sharding.group.every(is_valid):
             raise DataError(
                 f"Expected weights of each row that are finite, not negative, {least} or more above zero (got others)"
             )

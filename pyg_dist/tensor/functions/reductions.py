@@ -16,7 +16,7 @@ from torch import Tensor
 from pyg_dist.errors import UnsupportedError
 from pyg_dist.tensor.functions.shapes import dims_of
 from pyg_dist.tensor.registry import Function, bind, implements, public_name
-from pyg_dist.tensor.row_tensor import local_tensors, on_rows, as_row_tensor_
+from pyg_dist.tensor.row_tensor import as_row_tensor_, local_tensors, on_rows
 from pyg_dist.tensor.sharding import RowSharding
 
 Dims = tuple[int, ...]
@@ -35,7 +35,7 @@ def reduction(name: str, parameters: str = "dim keepdim") -> Callable[[Reduce], 
                 dims = dims_of(bound.get("dim"), x.dim())
                 if 0 not in dims:
                     return as_row_tensor_(function(*args, **kwargs), rows)
-                if rows.axis.size == 1:
+                if rows.group.size == 1:
                     return function(*args, **kwargs)
                 return reduce(x, dims, bool(bound.get("keepdim", False)), rows, bound)
 
@@ -52,7 +52,9 @@ def count(x: Tensor, dims: Dims, rows: RowSharding) -> int:
 def by_rank(local: Tensor, rows: RowSharding) -> Tensor:
     """Each rank's tensor, stacked by rank, on every rank; differentiable. Shapes: ``[...] -> [P, ...]``."""
     zero = torch.zeros_like(local)
-    return rows.reduce_from_ranks(torch.stack([local if r == rows.axis.rank else zero for r in range(rows.axis.size)]))
+    return rows.reduce_from_ranks(
+        torch.stack([local if r == rows.group.rank else zero for r in range(rows.group.size)])
+    )
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -78,7 +80,9 @@ def _mean(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[s
     dtype = bound.get("dtype") or x.dtype
     if not (dtype.is_floating_point or dtype.is_complex):
         raise RuntimeError(f"mean(): expected a floating point dtype (got {dtype}): cast first, x.float().mean()")
-    return (rows.reduce_from_ranks(x.sum(dims, keepdim, dtype=accumulation_dtype(dtype))) / count(x, dims, rows)).to(dtype)
+    return (rows.reduce_from_ranks(x.sum(dims, keepdim, dtype=accumulation_dtype(dtype))) / count(x, dims, rows)).to(
+        dtype
+    )
 
 
 @reduction("nanmean", "dim keepdim dtype")
@@ -93,12 +97,12 @@ def _count_nonzero(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, boun
 
 @reduction("any")
 def _any(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[str, Any]) -> Tensor:
-    return rows.axis.reduce_(torch.any(x, dims, keepdim), "max")
+    return rows.group.all_reduce_(torch.any(x, dims, keepdim), "max")
 
 
 @reduction("all")
 def _all(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[str, Any]) -> Tensor:
-    return rows.axis.reduce_(torch.all(x, dims, keepdim), "min")
+    return rows.group.all_reduce_(torch.all(x, dims, keepdim), "min")
 
 
 @implements("_is_all_true", "_is_any_true")

@@ -16,7 +16,7 @@ from pyg_dist.tensor.functions.pointwise import aligned, as_operand
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
 from pyg_dist.tensor.functions.shapes import dims_of, refuse
 from pyg_dist.tensor.registry import Function, bind, implements
-from pyg_dist.tensor.row_tensor import local_tensors, RowTensor, like_rows, as_row_tensor_
+from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, like_rows, local_tensors
 
 
 def write(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
@@ -35,7 +35,9 @@ def write(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return on_full_tensor(function, args, kwargs)  # type: ignore[no-any-return]
     with local_tensors():
         (index, src), _, rows = aligned(function, (bound["index"], bound["src"]), {}, broadcasts=False)
-        sums = torch.zeros_like(x, dtype=accumulation_dtype(x.dtype)).scatter_add(0, index, src.to(accumulation_dtype(x.dtype)))
+        sums = torch.zeros_like(x, dtype=accumulation_dtype(x.dtype)).scatter_add(
+            0, index, src.to(accumulation_dtype(x.dtype))
+        )
         return _added(x, rows.reduce_from_ranks(sums), in_place=name.endswith("_"))
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyg_dist.errors import MixedRowsError
 from pyg_dist.tensor.registry import Function, bind, implements, public_name
-from pyg_dist.tensor.row_tensor import local_tensors, RowTensor, on_rows
+from pyg_dist.tensor.row_tensor import RowTensor, local_tensors, on_rows
 
 
 def global_shape(x: RowTensor) -> torch.Size:

@@ -13,7 +13,7 @@ from torch import Tensor
 from pyg_dist.errors import MixedRowsError
 from pyg_dist.tensor.functions.shapes import dims_of, refuse
 from pyg_dist.tensor.registry import TABLE, Function, functions, implements, public_name
-from pyg_dist.tensor.row_tensor import local_tensors, DerivedOperand, RowTensor, on_rows
+from pyg_dist.tensor.row_tensor import DerivedOperand, RowTensor, local_tensors, on_rows
 
 
 class Transposed(DerivedOperand):
@@ -70,7 +70,9 @@ class Transposed(DerivedOperand):
         if getattr(handler, "keeps_rows", False):
             given = [*args, *kwargs.values()]
             if all(isinstance(a, Transposed) or not isinstance(a, Tensor) or a.dim() == 0 for a in given):
-                out = func(*map(_as_plain_rows, args), **{name: _as_plain_rows(value) for name, value in kwargs.items()})
+                out = func(
+                    *map(_as_plain_rows, args), **{name: _as_plain_rows(value) for name, value in kwargs.items()}
+                )
                 return Transposed.make(out)
         raise MixedRowsError(
             f"{public_name(func)} of transposed rows would mix rows: transposes are for products, x.T @ y and x @ y.T; "

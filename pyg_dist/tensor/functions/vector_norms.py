@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyg_dist.tensor.functions.extremes import extreme
-from pyg_dist.tensor.functions.reductions import Dims, by_rank, count, reduction, accumulation_dtype
+from pyg_dist.tensor.functions.reductions import Dims, accumulation_dtype, by_rank, count, reduction
 from pyg_dist.tensor.functions.shapes import dims_of, refuse
 from pyg_dist.tensor.registry import Function, bind, implements
 from pyg_dist.tensor.row_tensor import local_tensors, on_rows
@@ -71,7 +71,7 @@ def std_var(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if 0 not in dims:
         return on_rows(function, *args, **kwargs)
     with local_tensors():
-        if rows.axis.size == 1:
+        if rows.group.size == 1:
             return function(*args, **kwargs)
         number = count(x, dims, rows)
         mean = (rows.leave(x.sum(dims, keepdim=True, dtype=accumulation_dtype(x.dtype))) / number).to(x.dtype)
@@ -81,7 +81,9 @@ def std_var(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
             spread = _vector_norm(deviation, dims, keepdim, rows, {}) / math.sqrt(freedom)
         else:
             square = deviation.abs().square() if x.is_complex() else deviation.square()
-            spread = (rows.leave(square.sum(dims, keepdim, dtype=accumulation_dtype(square.dtype))) / freedom).to(square.dtype)
+            spread = (rows.leave(square.sum(dims, keepdim, dtype=accumulation_dtype(square.dtype))) / freedom).to(
+                square.dtype
+            )
         if "mean" in function.__name__:
             return spread, mean if keepdim else mean.squeeze(dims)
         return spread
