@@ -24,10 +24,10 @@ def open_many_graphs() -> None:
     first = one()
     assert [one() for _ in range(2)] == [first, first]
     flat, tall = Mesh(MeshShape(x=2, y=2)), Mesh(MeshShape(z=2, x=2))
-    assert flat.axis("y") is Mesh(MeshShape(x=2, y=2)).axis("y")
-    assert flat.axis("y") is tall.axis("x")  # the same ranks
-    assert flat.axis("y") is not flat.axis("x")
-    assert flat.axis("x", "y") is tall.axis("x", "z")
+    assert flat.group("y") is Mesh(MeshShape(x=2, y=2)).group("y")
+    assert flat.group("y") is tall.group("x")  # the same ranks
+    assert flat.group("y") is not flat.group("x")
+    assert flat.group("x", "y") is tall.group("x", "z")
 
 
 def test_graphs_share_process_groups(workers: Callable[[int], Workers]) -> None:

@@ -186,7 +186,7 @@ def what_is_kept() -> None:
         conv(ours.data.x, OTHER.clone())
     assert len(kept) == 1
     (laid_out,) = kept.values()
-    assert laid_out.graph.node_rows is ours.data.graph.node_rows
+    assert laid_out.graph.node_sharding is ours.data.graph.node_sharding
     for k in range(6):
         conv(ours.data.x, OTHER[:, k:])
         conv(ours.data.x, OTHER)

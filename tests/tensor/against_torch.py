@@ -62,7 +62,7 @@ def graph(layout: str) -> DistributedData:
 
 def node_rows(layout: str = "tall") -> RowSharding:
     """The distribution of the nodes of ``layout``."""
-    rows: RowSharding = graph(layout).graph.node_rows
+    rows: RowSharding = graph(layout).graph.node_sharding
     return rows
 
 

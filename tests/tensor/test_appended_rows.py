@@ -85,8 +85,8 @@ def pairs_by_a_mask_over_edges() -> None:
     z = distribute(x, node_rows())
     pairs = (z[source] * z[target]).sum(-1)
     mask = torch.tensor([True, False, True, True, False, False, True])
-    held = mask.to(torch.int64).index_select(0, data.graph.edge_rows.position).bool()
-    over_edges = EdgeTensor.from_local(held, data.graph.edge_rows)
+    held = mask.to(torch.int64).index_select(0, data.graph.edge_sharding.position).bool()
+    over_edges = EdgeTensor.from_local(held, data.graph.edge_sharding)
     for _ in range(2):
         chosen = pairs[over_edges]
         assert isinstance(chosen, NodeTensor)

@@ -61,7 +61,7 @@ def lifted_and_scattered() -> None:
 def as_nodes(x: torch.Tensor, ours: Any) -> Any:
     from pyg_dist import NodeTensor
 
-    return NodeTensor.from_local(ours.graph.node_rows.slice(x), ours.graph.node_rows)
+    return NodeTensor.from_local(ours.graph.node_sharding.slice(x), ours.graph.node_sharding)
 
 
 @pytest.mark.parametrize("world_size", [1, 3])

@@ -191,7 +191,7 @@ def other_graph() -> None:
     from against_torch import distribute, graph
 
     t = Operands("tall", True)
-    edges = graph("tall").graph.edge_rows
+    edges = graph("tall").graph.edge_sharding
     e = distribute(torch.ones(edges.size, 3).double(), edges)
     assert type(e * 2) is EdgeTensor
     for expression in (

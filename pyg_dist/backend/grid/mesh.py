@@ -111,26 +111,26 @@ class Mesh:
         self.grid_shape = MeshShape(shape.x, shape.y, shape.z)
         self.rank = self.grid_shape.rank(self.coordinates | {"data": 0})
         self.traffic: dict[tuple[str, ...], Traffic] = {}
-        self._axes: dict[frozenset[str], Group] = {}
+        self._groups: dict[frozenset[str], Group] = {}
 
     def __deepcopy__(self, memo: object) -> Mesh:
         return self  # it holds connections
 
-    def axis(self, *names: str) -> Group:
+    def group(self, *names: str) -> Group:
         """The ranks that differ from this one in the axes ``names`` only (collective over all ranks at the first use).
 
         One object per set of ranks, so that gradients share buckets. Its ranks are numbered in rank order.
         """
         key = frozenset(name for name in names if self.shape[name] > 1)
-        if key not in self._axes:
-            self._axes[key] = group_within(self.groups(*key)) if key else Group()
-        return self._axes[key]
+        if key not in self._groups:
+            self._groups[key] = group_within(self.rank_lists(*key)) if key else Group()
+        return self._groups[key]
 
     def traffic_of(self, *names: str) -> Traffic:
         """The counter of what this rank sends along a product of axes."""
         return self.traffic.setdefault(tuple(sorted(names)), Traffic())
 
-    def groups(self, *names: str) -> list[list[int]]:
+    def rank_lists(self, *names: str) -> list[list[int]]:
         """The ranks of every group along a product of axes."""
         groups: dict[tuple[int, ...], list[int]] = {}
         fixed = [axis for axis in RANK_ORDER if axis not in names]

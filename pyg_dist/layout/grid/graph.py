@@ -51,7 +51,7 @@ class GridGraph:
         self.edge_index = edge_index
         self.edge_sharding = edge_rows
         self.loop_rule: LoopRule = loop_rule
-        self.group: Group = grid.mesh.axis(*GRID_AXES)
+        self.group: Group = grid.mesh.group(*GRID_AXES)
         self.node_sharding = grid.node_rows
         self.device = edge_index.device
         self.digest: str | None = None
@@ -68,7 +68,7 @@ class GridGraph:
             loop_rule: how GCN's self loops meet existing ones.
             rows: the class of their rows.
         """
-        axis, num_edges = grid.mesh.axis(*GRID_AXES), edge_index.shape[1]
+        axis, num_edges = grid.mesh.group(*GRID_AXES), edge_index.shape[1]
         low, high = split(num_edges, axis.size)[axis.rank : axis.rank + 2]
         edge_rows = rows(axis, "edge", num_edges, torch.arange(low, high))
         return GridGraph(grid, edge_index[:, low:high].clone(), edge_rows, loop_rule)

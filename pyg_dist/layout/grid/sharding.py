@@ -35,7 +35,7 @@ class Tile(RowSharding):
     """
 
     def __init__(self, grid: Grid, layout: TileLayout, width: int) -> None:
-        super().__init__(grid.mesh.axis(*layout.distinct), "tile", grid.num_nodes, grid.node_ids(layout))
+        super().__init__(grid.mesh.group(*layout.distinct), "tile", grid.num_nodes, grid.node_ids(layout))
         self.grid = grid
         self.layout = layout
         self.width = width
@@ -53,12 +53,12 @@ class Tile(RowSharding):
     @property
     def row_group(self) -> Group:
         """The ranks that hold other rows of the same columns."""
-        return self.grid.mesh.axis(*self.layout.rows)
+        return self.grid.mesh.group(*self.layout.rows)
 
     @property
     def column_group(self) -> Group:
         """The ranks that hold other columns of the same rows."""
-        return self.grid.mesh.axis(*(self.layout.columns or ()))
+        return self.grid.mesh.group(*(self.layout.columns or ()))
 
     @cached_property
     def column_sizes(self) -> list[int]:
@@ -129,7 +129,7 @@ class GridNodes(RowSharding):
     """
 
     def __init__(self, grid: Grid) -> None:
-        super().__init__(grid.mesh.axis(*GRID_AXES), "node", grid.num_nodes, grid.node_ids(WHOLE_ROWS))
+        super().__init__(grid.mesh.group(*GRID_AXES), "node", grid.num_nodes, grid.node_ids(WHOLE_ROWS))
         self.grid = grid
         self.edge_sets: OrderedDict[str, Any] = OrderedDict()  # handles, whose graphs know these nodes
 
@@ -201,7 +201,7 @@ class Grid:
 
     def wire(self, *axes: str, exact: bool = False) -> MeshTransport:
         """The messages along a product of axes; in the narrow dtype unless ``exact``."""
-        return MeshTransport(self.mesh.axis(*axes), self.mesh.traffic_of(*axes), None if exact else self.comm_dtype)
+        return MeshTransport(self.mesh.group(*axes), self.mesh.traffic_of(*axes), None if exact else self.comm_dtype)
 
     def redistribution(self, before: Tile, after: Tile) -> Redistribution:
         """The change between two distributions of equal width."""

@@ -56,7 +56,7 @@ def as_operand(function: Function, operand: Any, rows: RowSharding, num_dims: in
 def aligned(
     function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], broadcasts: bool = True
 ) -> tuple[tuple[Any, ...], dict[str, Any], RowSharding]:
-    """The arguments with every operand as :func:`as_operand` has it, and their rows. Runs under :data:`local_tensors`."""
+    """The arguments with every operand as :func:`as_operand` has it, and their rows; under :data:`local_tensors`."""
     operands, rows = like_rows(function, *args, *kwargs.values())
     num_dims = max(operand.dim() for operand in operands if isinstance(operand, RowTensor))
     operands = tuple(as_operand(function, operand, rows, num_dims, broadcasts) for operand in operands)
