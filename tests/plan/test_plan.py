@@ -235,7 +235,7 @@ def run_again(world_size: int, folder: str) -> None:
     else:
         with pytest.raises(DataError, match="is_main"):
             first.plan.save(path)
-    first.graph.group.all_reduce(torch.zeros(1))
+    first.graph.group.all_reduce_(torch.zeros(1))
     loaded = Plan.load(path)
     again = DistributedData(graph, partition=loaded)
     assert again.plan == first.plan == loaded
