@@ -52,7 +52,7 @@ class GridGraph:
         self.edge_sharding = edge_rows
         self.loop_rule: LoopRule = loop_rule
         self.group: Group = grid.mesh.group(*GRID_AXES)
-        self.node_sharding = grid.node_rows
+        self.node_sharding = grid.node_sharding
         self.device = edge_index.device
         self.digest: str | None = None
         self._adjacency: dict[tuple[str, str, int], AdjacencyTile] = {}
