@@ -98,7 +98,10 @@ class AdjacencyTile:
         """The edges with a loop for every node that is in both blocks. Made once."""
         known = self._loops.get(rule)
         if known is None:
-            known = self._loops[rule] = SelfLoops(self.csr, self.loop_row, self.loop_column, rule, self.row.numel())
+            entries = lambda: (self.row, self.column, torch.arange(self.row.numel()))  # noqa: E731
+            shape = self.row_id.numel(), self.column_id.numel()
+            known = SelfLoops(entries, shape, self.loop_row, self.loop_column, rule, self.row.numel())
+            self._loops[rule] = known
         return known
 
     def _csr(self, row: Tensor, column: Tensor, edge: Tensor) -> CSR:

@@ -73,7 +73,9 @@ class HaloGraph:
         )
         self.local = share.local.to(self.device)
         node = torch.arange(nodes.num_local, device=self.device)
-        self._loops = SelfLoops(self.local, node, node, loop_rule, self.edge_sharding.num_local)
+        entries = lambda: (self.local.row(), self.local.col, self.local.edge)  # noqa: E731
+        shape = nodes.num_local, nodes.num_local
+        self._loops = SelfLoops(entries, shape, node, node, loop_rule, self.edge_sharding.num_local)
         self.row_transfer = self._halo(share.post)
         self._sum_transfer = self.row_transfer if share.sums is share.post else self._halo(share.sums)
         self._operators: OperatorCache[ConstantOperator] = OperatorCache()
@@ -379,7 +381,7 @@ class HaloGraph:
     def _learning(self, norm: Norm, weight: Tensor) -> LearningOperator:
         """The operator of weights that learn."""
         adds_loops = norm.kind == "gcn" and norm.add_self_loops
-        local = self._loops.others if adds_loops else self.local
+        local = self._loops.others if adds_loops and self.loop_rule != "add" else self.local
 
         def sums(x: Tensor, weight: Tensor, transfer: HaloTransfer) -> Tensor:
             out = aggregate_edges(x, weight, local, transfer)
