@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_dist.backend.comm.group import Group, world_group
-from pyg_dist.backend.halo.exchange import Traffic
+from pyg_dist.backend.comm.transport import Traffic
 from pyg_dist.backend.ops.memory import release_free_memory
 from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import digest, on_main, raise_together, require_equal

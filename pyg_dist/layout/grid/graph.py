@@ -9,12 +9,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.comm.group import Group
+from pyg_dist.backend.comm.transport import Traffic
 from pyg_dist.backend.grid.collectives import sum_all
-from pyg_dist.backend.grid.edge_values import scatter_edge_values
 from pyg_dist.backend.grid.mesh import GRID_AXES
-from pyg_dist.backend.grid.operator import GridOperator, PendingProduct, Side, TileProduct, multiply
-from pyg_dist.backend.halo.exchange import Traffic
+from pyg_dist.backend.grid.operator import GridOperator, Side, TileProduct, multiply
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.errors import LayoutMismatchError
 from pyg_dist.layout import aggregation_cache
@@ -183,7 +183,7 @@ class GridGraph:
             grid.num_blocks,
         )
         local = x.to_local()
-        pending = None if matrix.learns else PendingProduct(local, product)
+        pending = None if matrix.learns else product.start(local)
 
         def land() -> TileTensor:
             out = multiply(local, product, pending)
@@ -247,7 +247,7 @@ class GridGraph:
             scale = inverse_sqrt_degree(self._row_sums(tile, csr, values, dtype))
             there = self.grid.tile(TileLayout((tile.row_axis,), None, tile.row_order), 1)
             here = self.grid.tile(TileLayout((tile.column_axis,), None, tile.column_order), 1)
-            of_sources = self.grid.redistribution(there, here).move(scale.view(-1, 1)).view(-1)
+            of_sources = self.grid.redistribution(there, here).start(scale.view(-1, 1)).wait().view(-1)
             is_source = torch.zeros(csr.num_cols, dtype=torch.bool)
             is_source[csr.col.long()] = True
             return GridOperator(csr, values, scale, mask_non_sources(of_sources, is_source))
@@ -313,14 +313,14 @@ class GridGraph:
             whole_key = (key, tile.row_axis, tile.column_axis, tile.column_order)
             if weight is not None and learns(weight):
                 if whole_key not in learning:
-                    values = scatter_edge_values(weight.to_local().to(dtype), tile.dispatch)
+                    values = apply(tile.dispatch, weight.to_local().to(dtype))
                     learning[whole_key] = build(tile, values)
                 return learning[whole_key]
 
             def build_constant() -> GridOperator:
                 if weight is None:
                     return build(tile, None)
-                return build(tile, tile.dispatch.scatter(weight.to_local().detach().to(dtype)))
+                return build(tile, tile.dispatch.start(weight.to_local().detach().to(dtype)).wait())
 
             return self._operators.get(whole_key, weight, build_constant)
 
