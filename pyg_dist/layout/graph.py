@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from pyg_dist.backend.comm.group import Group
-from pyg_dist.backend.halo.exchange import Traffic
+from pyg_dist.backend.comm.transport import Traffic
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.errors import UnsupportedError
 from pyg_dist.layout.self_loops import LoopRule

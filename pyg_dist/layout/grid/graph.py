@@ -9,12 +9,12 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.comm.group import Group
+from pyg_dist.backend.comm.transport import Traffic
 from pyg_dist.backend.grid.collectives import sum_all
-from pyg_dist.backend.grid.edge_values import scatter_edge_values
 from pyg_dist.backend.grid.mesh import GRID_AXES
-from pyg_dist.backend.grid.operator import GridOperator, PendingProduct, Side, TileProduct, multiply
-from pyg_dist.backend.halo.exchange import Traffic
+from pyg_dist.backend.grid.operator import GridOperator, Side, TileProduct, multiply
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.errors import LayoutMismatchError
 from pyg_dist.layout import aggregation_cache
@@ -276,7 +276,7 @@ class GridGraph:
         is_source[csr.col.long()] = True
         scales = gcn_scales(
             self._row_sums(tile, csr, values, dtype),
-            lambda scale: redistribution.move(scale.view(-1, 1)).view(-1),
+            lambda scale: redistribution.start(scale.view(-1, 1)).wait().view(-1),
             is_source,
         )
         return GridOperator(csr, values, *scales)
@@ -338,14 +338,14 @@ class GridGraph:
             whole_key = (key, tile.row_axis, tile.column_axis, tile.column_order)
             if weight is not None and learns(weight):
                 if whole_key not in learning:
-                    values = scatter_edge_values(weight.to_local().to(dtype), tile.dispatch)
+                    values = apply(tile.dispatch, weight.to_local().to(dtype))
                     learning[whole_key] = build(tile, values)
                 return learning[whole_key]
 
             def build_constant() -> GridOperator:
                 if weight is None:
                     return build(tile, None)
-                return build(tile, tile.dispatch.scatter(weight.to_local().detach().to(dtype)))
+                return build(tile, tile.dispatch.start(weight.to_local().detach().to(dtype)).wait())
 
             return self._operators.get(whole_key, weight, build_constant)
 
@@ -371,7 +371,7 @@ class _PendingTiles:
         self._product = product
         self._after = after
         self._kept = kept
-        self._pending = None if product.operator.learns else PendingProduct(x.to_local(), product)
+        self._pending = None if product.operator.learns else product.start(x.to_local())
 
     def wait(self) -> TileTensor:
         """The product."""

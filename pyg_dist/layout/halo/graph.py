@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from pyg_dist.backend import ops
 from pyg_dist.backend.comm.codec import EXACT, Codec
 from pyg_dist.backend.comm.quantized import Bits, quantized
-from pyg_dist.backend.halo.exchange import Exchange, Traffic
+from pyg_dist.backend.comm.transport import Traffic, Transport
+from pyg_dist.backend.halo.exchange import Exchange
 from pyg_dist.backend.halo.operator import LinearOperator, aggregate, aggregate_edges, halo_rows, halo_sums
 from pyg_dist.backend.halo.transfer import HaloTransfer
 from pyg_dist.backend.sparse.csr import CSR
@@ -84,10 +85,14 @@ class HaloGraph:
     def __deepcopy__(self, memo: object) -> HaloGraph:
         return self  # immutable, apart from caches
 
+    @property
+    def _transport(self) -> Transport:
+        return Transport(self.group, self.traffic)
+
     def _halo(self, transfer: Transfer) -> HaloTransfer:
         """The runtime form of a transfer, all values one."""
         counts = transfer.send_counts, transfer.recv_counts
-        exchange = Exchange(self.group, *counts, self.traffic, self.is_dense, self.node_sharding.buffers)
+        exchange = Exchange(self._transport, *counts, self.is_dense, self.node_sharding.buffers)
         return HaloTransfer(
             Matrix(transfer.outgoing.to(self.device)), exchange, Matrix(transfer.incoming.to(self.device))
         )
@@ -412,7 +417,7 @@ class HaloGraph:
             return Matrix(local), self._sum_transfer
         # Weights stay with the target's rank; the source's rank borrows those of the edges that it sums.
         lists, one = self.share.sums, values.new_ones(1)  # the last value: of the entries UNIT
-        borrow = Exchange(self.group, lists.weight_send_counts, lists.weight_recv_counts, self.traffic)
+        borrow = Exchange(self._transport, lists.weight_send_counts, lists.weight_recv_counts)
         borrowed = borrow.start(values[lists.weights_to_send.to(self.device)]).wait()
         storage = torch.cat([values, one])
         halo = HaloTransfer(
