@@ -34,7 +34,7 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
   // out[index[r]] += rows[r], in the order of r
   m.def("scatter_add_rows(Tensor(a!) out, Tensor index, Tensor rows) -> ()");
 
-  // Random numbers that depend on (seed, key[i], column) alone: kernels/philox.h
+  // Random numbers that depend on (seed, key[i], column) alone: formats/philox.h
   m.def("keyed_dropout(Tensor x, Tensor key, float p, int seed, int column_offset) -> Tensor");
   m.def("keyed_uniform(Tensor key, int num_columns, int seed, int column_offset, ScalarType dtype) -> Tensor");
   m.def("keyed_normal(Tensor key, int num_columns, int seed, int column_offset, ScalarType dtype) -> Tensor");
@@ -59,7 +59,7 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
   m.def("block_bytes() -> (int, int)");
   m.def("release_blocks() -> ()");
 
-  // Rows of messages in 2, 4, 8 or 16 bits a value: kernels/packed_rows.h. Row i is the sum, over e in [rowptr[i],
+  // Rows of messages in 2, 4, 8 or 16 bits a value: formats/packed_rows.h. Row i is the sum, over e in [rowptr[i],
   // rowptr[i + 1]), of weight[e] * col_scale[col[e]] * x[col[e]], and bad_row[0] the first one that is not finite, or
   // -1; and out[i] += row_scale[i] * sum_e weight[e] * row col[e]
   m.def(

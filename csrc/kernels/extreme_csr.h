@@ -11,8 +11,8 @@
 
 #include <cstdint>
 
-#include "kernels/element.h"
-#include "kernels/level.h"
+#include "formats/element.h"
+#include "kernels/cpu/level.h"
 
 namespace pyg_dist {
 

@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
-#include "kernels/element.h"
-#include "kernels/level.h"
-#include "kernels/philox.h"
+#include "formats/element.h"
+#include "formats/philox.h"
+#include "kernels/cpu/level.h"
 
 namespace pyg_dist {
 

@@ -11,9 +11,9 @@
 
 #include <cstdint>
 
-#include "kernels/element.h"
+#include "formats/element.h"
+#include "kernels/cpu/level.h"
 #include "kernels/keyed.h"
-#include "kernels/level.h"
 
 namespace pyg_dist {
 

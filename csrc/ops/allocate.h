@@ -10,7 +10,7 @@
 namespace pyg_dist {
 
 // As torch::stable::new_empty, for a CPU tensor `like`. A large one lies in huge pages that are used again
-// (ops/block_pool.h), since fresh pages cost more than most kernels that fill them: its storage cannot be resized.
+// (ops/cpu/block_pool.h), since fresh pages cost more than most kernels that fill them: its storage cannot be resized.
 // Before torch 2.11 it is torch's own.
 Tensor new_output(const Tensor& like, torch::headeronly::IntHeaderOnlyArrayRef sizes,
                   std::optional<ScalarType> dtype = std::nullopt);

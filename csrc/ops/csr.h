@@ -6,7 +6,7 @@
 #include <functional>
 
 #include "ops/check.h"
-#include "ops/parallel.h"
+#include "ops/cpu/parallel.h"
 
 namespace pyg_dist {
 

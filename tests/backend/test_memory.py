@@ -16,7 +16,7 @@ from torch import Tensor
 from pyg_dist.backend import memory, ops
 
 HUGE_PAGE = 1 << 21
-LARGE = 8 << 20  # kWorthIt of csrc/ops/block_pool.h
+LARGE = 8 << 20  # kWorthIt of csrc/ops/cpu/block_pool.h
 
 pytestmark = pytest.mark.skipif(not memory.has_pool(), reason="Linux and torch 2.11")
 

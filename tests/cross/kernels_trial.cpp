@@ -10,9 +10,9 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/bfloat16.h"
-#include "kernels/packed_rows.h"
-#include "kernels/table.h"
+#include "formats/bfloat16.h"
+#include "formats/packed_rows.h"
+#include "kernels/cpu/table.h"
 
 namespace pyg_dist {
 namespace {
@@ -74,7 +74,7 @@ void expect(const char* kernel, int64_t width, const std::vector<T>& got, const 
 
 constexpr int64_t kRows = 23, kSources = 17;
 
-// Word `column` of a row: kernels/philox.h, as plainly as can be.
+// Word `column` of a row: formats/philox.h, as plainly as can be.
 uint32_t philox_word(uint64_t seed, uint64_t key, int64_t column, Stream stream) {
   uint32_t c[4] = {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32), static_cast<uint32_t>(column / 4),
                    static_cast<uint32_t>(stream)};

@@ -17,7 +17,7 @@ def keyed_dropout(x: Tensor, key: Tensor, p: float, seed: int, column_offset: in
         y_{ic} = \frac{x_{ic}}{1 - p} \, [\, \mathrm{word}(\mathrm{seed}, \mathrm{key}_i, c + \mathrm{offset})
         \ge p \, 2^{32} \,]
 
-    The words come from Philox-4x32-10 (``csrc/kernels/philox.h``): the mask depends neither on ranks, threads and
+    The words come from Philox-4x32-10 (``csrc/formats/philox.h``): the mask depends neither on ranks, threads and
     instruction sets nor on which other rows there are. Columns of ``x[i]`` are counted over its trailing dimensions.
 
     Shapes:

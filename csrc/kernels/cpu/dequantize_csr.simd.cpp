@@ -1,7 +1,7 @@
 #include "kernels/dequantize_csr.h"
 
-#include "kernels/packed_rows.h"
-#include "kernels/vec.h"
+#include "formats/packed_rows.h"
+#include "kernels/cpu/vec.h"
 
 namespace pyg_dist::PYG_DIST_LEVEL {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "kernels/vec.h"
+#include "kernels/cpu/vec.h"
 
 namespace pyg_dist::PYG_DIST_LEVEL {
 namespace {

@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/row_chunks.h"
-#include "kernels/table.h"
+#include "kernels/cpu/row_chunks.h"
+#include "kernels/cpu/table.h"
 #include "ops/allocate.h"
+#include "ops/cpu/parallel.h"
 #include "ops/csr.h"
-#include "ops/parallel.h"
 
 namespace pyg_dist {
 namespace {

@@ -9,7 +9,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "kernels/element.h"
+#include "formats/element.h"
 
 #if defined(__x86_64__)
 #  include <immintrin.h>

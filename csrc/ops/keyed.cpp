@@ -1,14 +1,15 @@
+#include "ops/keyed.h"
+
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/cpu/table.h"
 #include "kernels/keyed_normal.h"
-#include "kernels/table.h"
 #include "ops/allocate.h"
-#include "ops/keyed.h"
-#include "ops/parallel.h"
+#include "ops/cpu/parallel.h"
 
 namespace pyg_dist {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "kernels/table.h"
+#include "kernels/cpu/table.h"
 
 namespace pyg_dist {
 namespace {

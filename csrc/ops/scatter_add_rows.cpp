@@ -1,11 +1,12 @@
+#include "kernels/scatter_add_rows.h"
+
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
 
-#include "kernels/scatter_add_rows.h"
-#include "kernels/table.h"
-#include "ops/parallel.h"
+#include "kernels/cpu/table.h"
+#include "ops/cpu/parallel.h"
 #include "ops/rows.h"
 
 namespace pyg_dist {

@@ -2,8 +2,8 @@
 // files.
 #pragma once
 
+#include "kernels/cpu/vec.h"
 #include "kernels/keyed.h"
-#include "kernels/vec.h"
 
 namespace pyg_dist::PYG_DIST_LEVEL {
 namespace {

@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
-#include "kernels/table.h"
+#include "kernels/cpu/table.h"
+#include "ops/cpu/parallel.h"
 #include "ops/csr.h"
-#include "ops/parallel.h"
 
 namespace pyg_dist {
 namespace {

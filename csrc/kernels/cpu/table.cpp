@@ -1,4 +1,4 @@
-#include "kernels/table.h"
+#include "kernels/cpu/table.h"
 
 #include <cstdlib>
 #include <stdexcept>

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "kernels/element.h"
+#include "formats/element.h"
 
 namespace pyg_dist {
 

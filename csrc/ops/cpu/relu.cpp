@@ -6,10 +6,10 @@
 #include <tuple>
 #include <type_traits>
 
-#include "kernels/bfloat16.h"
+#include "formats/bfloat16.h"
 #include "ops/allocate.h"
 #include "ops/check.h"
-#include "ops/parallel.h"
+#include "ops/cpu/parallel.h"
 
 namespace pyg_dist {
 namespace {

@@ -6,11 +6,11 @@
 #include <optional>
 #include <tuple>
 
-#include "kernels/table.h"
+#include "kernels/cpu/table.h"
 #include "ops/allocate.h"
 #include "ops/check.h"
+#include "ops/cpu/parallel.h"
 #include "ops/keyed.h"
-#include "ops/parallel.h"
 
 namespace pyg_dist {
 namespace {

@@ -1,11 +1,12 @@
+#include "kernels/gather_rows.h"
+
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <atomic>
 
-#include "kernels/gather_rows.h"
 #include "ops/allocate.h"
-#include "ops/parallel.h"
+#include "ops/cpu/parallel.h"
 #include "ops/rows.h"
 
 namespace pyg_dist {

@@ -1,7 +1,7 @@
 #include "kernels/quantize_rows.h"
 
-#include "kernels/keyed_words.h"
-#include "kernels/packed_rows.h"
+#include "formats/packed_rows.h"
+#include "kernels/cpu/keyed_words.h"
 
 namespace pyg_dist::PYG_DIST_LEVEL {
 namespace {

@@ -5,7 +5,7 @@
 #include <numbers>
 #include <type_traits>
 
-#include "kernels/bfloat16.h"
+#include "formats/bfloat16.h"
 
 namespace pyg_dist {
 namespace {

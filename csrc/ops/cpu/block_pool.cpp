@@ -1,4 +1,4 @@
-#include "ops/block_pool.h"
+#include "ops/cpu/block_pool.h"
 
 #include <algorithm>
 #include <cstdint>

@@ -6,10 +6,10 @@
 #include <memory>
 #include <optional>
 
-#include "kernels/packed_rows.h"
-#include "kernels/table.h"
+#include "formats/packed_rows.h"
+#include "kernels/cpu/table.h"
+#include "ops/cpu/parallel.h"
 #include "ops/csr.h"
-#include "ops/parallel.h"
 
 namespace pyg_dist {
 namespace {

@@ -1,6 +1,6 @@
 #include "kernels/extreme_csr.h"
 
-#include "kernels/vec.h"
+#include "kernels/cpu/vec.h"
 
 namespace pyg_dist::PYG_DIST_LEVEL {
 namespace {

@@ -7,12 +7,12 @@
 #include <optional>
 #include <vector>
 
-#include "kernels/bfloat16.h"
-#include "kernels/row_chunks.h"
-#include "kernels/table.h"
+#include "formats/bfloat16.h"
+#include "kernels/cpu/row_chunks.h"
+#include "kernels/cpu/table.h"
 #include "ops/allocate.h"
+#include "ops/cpu/parallel.h"
 #include "ops/csr.h"
-#include "ops/parallel.h"
 
 namespace pyg_dist {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <type_traits>
 
-#include "kernels/keyed_words.h"
+#include "kernels/cpu/keyed_words.h"
 
 namespace pyg_dist::PYG_DIST_LEVEL {
 namespace {

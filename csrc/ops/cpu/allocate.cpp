@@ -1,11 +1,12 @@
+#include "ops/allocate.h"
+
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/library.h>
 
 #include <tuple>
 #include <vector>
 
-#include "ops/allocate.h"
-#include "ops/block_pool.h"
+#include "ops/cpu/block_pool.h"
 
 #if defined(__linux__)
 #  include <dlfcn.h>
