@@ -1,7 +1,9 @@
-// The element types of the kernels.
+// The element types of rows.
 #pragma once
 
 #include <cstdint>
+
+#include "formats/portable.h"
 
 namespace pyg_dist {
 
@@ -22,5 +24,13 @@ struct Accumulator<BFloat16> {
 };
 template <class T>
 using accumulator_t = typename Accumulator<T>::type;
+
+PYG_DIST_PORTABLE constexpr Element accumulator_of(Element element) {
+  return element == Element::f64 ? Element::f64 : Element::f32;
+}
+
+PYG_DIST_PORTABLE constexpr int64_t bytes_of(Element element) {
+  return element == Element::f64 ? 8 : element == Element::f32 ? 4 : 2;
+}
 
 }  // namespace pyg_dist

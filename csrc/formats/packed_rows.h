@@ -38,13 +38,15 @@
 
 #include <cstdint>
 
+#include "formats/portable.h"
+
 namespace pyg_dist {
 
 constexpr int64_t kParameterBytes = 4;
 
 constexpr int64_t kBlock = 64, kQuarter = kBlock / 4;  // columns
 
-constexpr int64_t packed_row_bytes(int64_t num_columns, int bits) {
+PYG_DIST_PORTABLE constexpr int64_t packed_row_bytes(int64_t num_columns, int bits) {
   return bits == 16 ? 2 * num_columns : kParameterBytes + (num_columns * bits + 7) / 8;
 }
 

@@ -1,22 +1,13 @@
-// Philox-4x32-10, the counter-based generator of Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC
-// 2011), and the one place that fixes which random word belongs to which element. pyg_dist/backend/reference.py mirrors
-// it, and kernels for any other device must follow it.
+// Philox-4x32, the counter-based generator of Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011);
+// keyed.h has which of its words belongs to which element. kernels/cpu/keyed_words.h has the vector form.
 //
 //   key      = (seed mod 2^32, seed div 2^32)                      seed as an unsigned 64-bit number
 //   counter  = (row_key mod 2^32, row_key div 2^32, block, stream) row_key alike; for a node, its global id
-//   words    = philox4x32_10(counter, key), four 32-bit numbers for consecutive columns
-//
-// Column c (the caller's column plus column_offset) takes
-//   one 32-bit word:    block = c / 4, word c % 4                             dropout, float32 and bfloat16 uniforms
-//   two 32-bit words:   block = c / 2, words 2 (c % 2) and 2 (c % 2) + 1      float64 uniforms (low word first)
-//   normals, by pairs of uniforms (Box-Muller): see keyed_normal.h
-//   two bytes:          see packed_rows.h                                    rounding, with seven rounds instead of ten
-//
-// So a value depends on (seed, row_key, column, stream) only: not on ranks, threads, the order or number of rows, or
-// the instruction set.
 #pragma once
 
 #include <cstdint>
+
+#include "formats/portable.h"
 
 namespace pyg_dist {
 
@@ -29,5 +20,25 @@ struct Philox {
   static constexpr uint32_t kMultiplier0 = 0xD2511F53, kMultiplier1 = 0xCD9E8D57;
   static constexpr uint32_t kWeyl0 = 0x9E3779B9, kWeyl1 = 0xBB67AE85;
 };
+
+// Four words of one counter.
+struct Words {
+  uint32_t word[4];
+};
+
+template <int kRounds = Philox::kRounds>
+PYG_DIST_PORTABLE Words philox(uint64_t seed, uint64_t row_key, uint32_t block, Stream stream) {
+  Words c = {
+      {static_cast<uint32_t>(row_key), static_cast<uint32_t>(row_key >> 32), block, static_cast<uint32_t>(stream)}};
+  auto k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+  for (int round = 0; round < kRounds; ++round) {
+    const uint64_t p0 = uint64_t{Philox::kMultiplier0} * c.word[0], p1 = uint64_t{Philox::kMultiplier1} * c.word[2];
+    c = {{static_cast<uint32_t>(p1 >> 32) ^ c.word[1] ^ k0, static_cast<uint32_t>(p1),
+          static_cast<uint32_t>(p0 >> 32) ^ c.word[3] ^ k1, static_cast<uint32_t>(p0)}};
+    k0 += Philox::kWeyl0;
+    k1 += Philox::kWeyl1;
+  }
+  return c;
+}
 
 }  // namespace pyg_dist

@@ -1,26 +1,18 @@
-#include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
 #include <tuple>
 
-#include "kernels/cpu/table.h"
 #include "ops/allocate.h"
-#include "ops/check.h"
-#include "ops/cpu/parallel.h"
 #include "ops/keyed.h"
+#include "ops/rows.h"
 
 namespace pyg_dist {
 namespace {
 
-using MaybeTensor = std::optional<Tensor>;
-
-constexpr int64_t kElementsPerChunk = 1 << 15;
-
 // Partial sums over rows of the backward pass: enough for load balance, and a number that no thread count changes.
-constexpr int64_t kRowGroups = 64;
+constexpr int64_t kMaxRowGroups = 64, kElementsPerGroup = 1 << 15;
 
 void check_rows_like(const char* op, const char* name, const Tensor& tensor, const Tensor& x) {
   check_same_dtype(op, name, tensor, "x", x);
@@ -31,13 +23,12 @@ void check_rows_like(const char* op, const char* name, const Tensor& tensor, con
 
 RowEpilogue problem_of(const char* op, const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias,
                        const MaybeTensor& key, int64_t norm, bool relu, double p, int64_t seed, int64_t column_offset) {
-  PYG_DIST_CHECK(x.dim() == 2 && x.is_contiguous(), op,
-                 ": expected 'x' to be two-dimensional and contiguous, got shape ", shape_of(x));
+  check_dense_rows(op, "x", x);
   PYG_DIST_CHECK(norm >= 0 && norm <= 2, op, ": expected 'norm' to be 0 (none), 1 (layer) or 2 (rms), got ", norm);
   PYG_DIST_CHECK(p >= 0 && p < 1, op, ": expected 'p' to lie in [0, 1), got ", p);
   const Element element = element_of(op, "x", x.scalar_type());
   RowEpilogue problem{
-      .keyed = {.key = nullptr, .num_columns = x.size(1), .column_offset = 0, .seed = 0},
+      .keyed = {.key = nullptr, .num_rows = x.size(0), .num_columns = x.size(1), .column_offset = 0, .seed = 0},
       .x = x.const_data_ptr(),
       .weight = vector_data(op, "weight", weight, element, x.size(1)),
       .bias = vector_data(op, "bias", bias, element, x.size(1)),
@@ -62,7 +53,9 @@ RowEpilogue problem_of(const char* op, const Tensor& x, const MaybeTensor& weigh
 std::tuple<Tensor, Tensor, Tensor> row_epilogue(Tensor x, MaybeTensor weight, MaybeTensor bias, MaybeTensor key,
                                                 int64_t norm, double eps, bool relu, double p, int64_t seed,
                                                 int64_t column_offset) {
-  RowEpilogue problem = problem_of("row_epilogue", x, weight, bias, key, norm, relu, p, seed, column_offset);
+  const char* op = "row_epilogue";
+  const auto device = device_of(op, x, weight, bias, key);
+  RowEpilogue problem = problem_of(op, x, weight, bias, key, norm, relu, p, seed, column_offset);
   const ScalarType dtype = accumulator_dtype(problem.element);
   const Tensor y = new_output_like(x);
   const Tensor mean = torch::stable::new_zeros(x, {norm == 1 ? x.size(0) : 0}, dtype);  // zeros where F = 0
@@ -71,10 +64,7 @@ std::tuple<Tensor, Tensor, Tensor> row_epilogue(Tensor x, MaybeTensor weight, Ma
   problem.rstd = rstd.mutable_data_ptr();
   problem.y = y.mutable_data_ptr();
   problem.eps = eps;
-  if (x.numel() > 0) {
-    for_each_range(x.size(0), kElementsPerChunk / x.size(1),
-                   [&](int64_t begin, int64_t end) { kernels().epilogue_rows(problem, begin, end); });
-  }
+  if (x.numel() > 0) device->row_epilogue(problem);
   return {y, mean, rstd};
 }
 
@@ -82,6 +72,7 @@ std::tuple<Tensor, Tensor> row_epilogue_grad(Tensor grad, Tensor x, Tensor mean,
                                              MaybeTensor bias, MaybeTensor key, int64_t norm, bool relu, double p,
                                              int64_t seed, int64_t column_offset) {
   const char* op = "row_epilogue_grad";
+  const auto device = device_of(op, x, grad, mean, rstd, weight, bias, key);
   RowEpilogue problem = problem_of(op, x, weight, bias, key, norm, relu, p, seed, column_offset);
   const ScalarType dtype = accumulator_dtype(problem.element);
   check_rows_like(op, "grad", grad, x);
@@ -89,21 +80,16 @@ std::tuple<Tensor, Tensor> row_epilogue_grad(Tensor grad, Tensor x, Tensor mean,
   check_vector(op, "rstd", rstd, dtype, norm != 0 ? x.size(0) : 0);
   problem.mean = mean.mutable_data_ptr();
   problem.rstd = rstd.mutable_data_ptr();
-  const int64_t num_rows = x.size(0), num_columns = x.size(1);
-  const int64_t num_groups = std::clamp<int64_t>(x.numel() / kElementsPerChunk, 1, kRowGroups);
+  const int64_t num_groups = std::clamp<int64_t>(x.numel() / kElementsPerGroup, 1, kMaxRowGroups);
   const Tensor grad_x = new_output_like(x);
-  const Tensor sums = torch::stable::new_zeros(x, {num_groups, 3, num_columns}, dtype);  // weight, bias, scratch
-  const auto element_bytes = static_cast<int64_t>(sums.element_size());
+  const Tensor sums = torch::stable::new_zeros(x, {num_groups, 3, x.size(1)}, dtype);
   if (x.numel() > 0) {
-    for_each_chunk(num_groups, [&](int64_t k) {
-      char* own = static_cast<char*>(sums.mutable_data_ptr()) + 3 * k * num_columns * element_bytes;
-      kernels().epilogue_grad_rows({.forward = problem,
-                                    .grad = grad.const_data_ptr(),
-                                    .grad_x = grad_x.mutable_data_ptr(),
-                                    .grad_weight = own,
-                                    .grad_bias = own + num_columns * element_bytes,
-                                    .scratch = own + 2 * num_columns * element_bytes},
-                                   k * num_rows / num_groups, (k + 1) * num_rows / num_groups);
+    device->row_epilogue_grad({
+        .forward = problem,
+        .grad = grad.const_data_ptr(),
+        .grad_x = grad_x.mutable_data_ptr(),
+        .sums = sums.mutable_data_ptr(),
+        .num_groups = num_groups,
     });
   }
   return {grad_x, sums};
@@ -111,7 +97,7 @@ std::tuple<Tensor, Tensor> row_epilogue_grad(Tensor grad, Tensor x, Tensor mean,
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(pyg_dist, CPU, m) {
+PYG_DIST_OPS(m) {
   m.impl("row_epilogue", TORCH_BOX(&row_epilogue));
   m.impl("row_epilogue_grad", TORCH_BOX(&row_epilogue_grad));
 }

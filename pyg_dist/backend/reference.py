@@ -1,6 +1,6 @@
 """Slow, readable twins of the native ops, in plain torch and NumPy: what the kernels are tested against.
 
-Same arguments, shapes and dtypes as :mod:`pyg_dist.backend.ops`. Random words are those of ``csrc/formats/philox.h``,
+Same arguments, shapes and dtypes as :mod:`pyg_dist.backend.ops`. Random words are those of ``csrc/formats/keyed.h``,
 bit for bit.
 """
 

@@ -1,6 +1,5 @@
-#include "kernels/dequantize_csr.h"
-
 #include "formats/packed_rows.h"
+#include "kernels/cpu/table.h"
 #include "kernels/cpu/vec.h"
 
 namespace pyg_dist::PYG_DIST_LEVEL {

@@ -1,5 +1,5 @@
-#include "kernels/extreme_csr.h"
-
+#include "formats/extreme.h"
+#include "kernels/cpu/table.h"
 #include "kernels/cpu/vec.h"
 
 namespace pyg_dist::PYG_DIST_LEVEL {
@@ -31,8 +31,8 @@ PYG_DIST_INLINE void for_each_block(int64_t width, const Body& body) {
 }
 
 template <int L, class A>
-PYG_DIST_INLINE Vec<A, L> select_one(Vec<A, L> a, Vec<A, L> b) {  // 1 where equal
-  return a == b ? Vec<A, L>{} + A{1} : Vec<A, L>{};
+PYG_DIST_INLINE Vec<A, L> ties(Vec<A, L> a, Vec<A, L> b) {
+  return tie(a, b, Vec<A, L>{} + A{1});
 }
 
 template <class T, bool kLargest>
@@ -51,9 +51,7 @@ void extremes(const ExtremeCsr& p, int64_t row_begin, int64_t row_end) {
 #pragma GCC unroll 4
         for (int v = 0; v < V; ++v) {
           const Vec<A, L> value = load<L>(from + v * L);
-          // The first edge replaces the zero. No value compares with a NaN, which so stays once it is there.
-          const Vec<A, L> better = (kLargest ? value > best[v] : value < best[v]) ? value : best[v];
-          best[v] = e == begin ? value : (value == value ? better : value);
+          best[v] = e == begin ? value : extreme_of<kLargest>(best[v], value);  // the first replaces the zero
         }
       }
 #pragma GCC unroll 4
@@ -75,14 +73,14 @@ void shares(const ExtremeCsr& p, int64_t row_begin, int64_t row_end) {
 #pragma GCC unroll 4
       for (int v = 0; v < V; ++v) {
         extreme[v] = load<L>(y + column + v * L);
-        count[v] = select_one<L, A>(extreme[v], Vec<A, L>{});
+        count[v] = ties<L, A>(extreme[v], Vec<A, L>{});
       }
       for (int64_t e = p.rowptr[row]; e < p.rowptr[row + 1]; ++e) {
         const int64_t ahead = e + kPrefetchEdges < p.num_edges ? e + kPrefetchEdges : p.num_edges - 1;
         prefetch(x + p.col[ahead] * p.x_stride + column, V * L * static_cast<int64_t>(sizeof(T)));
         const T* from = x + p.col[e] * p.x_stride + column;
 #pragma GCC unroll 4
-        for (int v = 0; v < V; ++v) count[v] += select_one<L, A>(load<L>(from + v * L), extreme[v]);
+        for (int v = 0; v < V; ++v) count[v] += ties<L, A>(load<L>(from + v * L), extreme[v]);
       }
 #pragma GCC unroll 4
       for (int v = 0; v < V; ++v) store<L>(to + column + v * L, load<L>(g + column + v * L) / count[v]);
@@ -110,7 +108,7 @@ void grads(const ExtremeCsr& p, int64_t row_begin, int64_t row_end) {
 #pragma GCC unroll 4
         for (int v = 0; v < V; ++v) {
           // Multiplied, not selected: of a share that is infinite or NaN nothing is left out, as in torch.
-          sum[v] += load<L>(share + from + v * L) * select_one<L, A>(load<L>(y + from + v * L), value[v]);
+          sum[v] += load<L>(share + from + v * L) * ties<L, A>(load<L>(y + from + v * L), value[v]);
         }
       }
 #pragma GCC unroll 4

@@ -1,7 +1,7 @@
-#include "kernels/gather_rows.h"
-
 #include <algorithm>
 #include <cstring>
+
+#include "kernels/cpu/table.h"
 
 namespace pyg_dist {
 namespace {

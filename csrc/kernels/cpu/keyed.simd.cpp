@@ -1,8 +1,7 @@
-#include "kernels/keyed.h"
-
 #include <type_traits>
 
 #include "kernels/cpu/keyed_words.h"
+#include "kernels/cpu/table.h"
 
 namespace pyg_dist::PYG_DIST_LEVEL {
 namespace {
@@ -40,7 +39,7 @@ PYG_DIST_INLINE Vec<accumulator_t<T>, L> fraction(const uint32_t* words) {
 }
 
 template <class T>
-void uniform_of_type(const KeyedUniform& p, int64_t row_begin, int64_t row_end) {
+void uniform_of_type(const KeyedNumbers& p, int64_t row_begin, int64_t row_end) {
   constexpr int kWords = sizeof(T) == 8 ? 2 : 1;
   constexpr int L = kLanes<accumulator_t<T>>;
   const auto use = [&](int64_t row, int64_t column, int64_t count, const uint32_t* words) {
@@ -65,7 +64,7 @@ void dropout_rows(const KeyedDropout& problem, int64_t row_begin, int64_t row_en
   }
 }
 
-void uniform_rows(const KeyedUniform& problem, int64_t row_begin, int64_t row_end) {
+void uniform_rows(const KeyedNumbers& problem, int64_t row_begin, int64_t row_end) {
   switch (problem.element) {
     case Element::f32:
       return uniform_of_type<float>(problem, row_begin, row_end);

@@ -2,6 +2,7 @@
 // files.
 #pragma once
 
+#include "formats/keyed.h"
 #include "kernels/cpu/vec.h"
 #include "kernels/keyed.h"
 

@@ -1,7 +1,6 @@
-#include "kernels/quantize_rows.h"
-
 #include "formats/packed_rows.h"
 #include "kernels/cpu/keyed_words.h"
+#include "kernels/cpu/table.h"
 
 namespace pyg_dist::PYG_DIST_LEVEL {
 namespace {
@@ -222,7 +221,7 @@ int64_t quantize_of(const QuantizeRows& p, int64_t row_begin, int64_t row_end) {
     parameters_of(ranges, rows, kLevels, parameters);
     for (int64_t first = 0; first < num_blocks; first += kBlocksAtOnce) {
       const int64_t blocks = num_blocks - first < kBlocksAtOnce ? num_blocks - first : kBlocksAtOnce;
-      if (p.stochastic) {
+      if (p.key != nullptr) {
         for (int64_t r = 0; r < rows; ++r) batch.set(4 * r * blocks, 4 * blocks, p.key[begin + r], 4 * first);
         batch.draw<Philox::kRoundingRounds>(4 * rows * blocks, p.seed, Stream::rounding);
       }
@@ -239,7 +238,7 @@ int64_t quantize_of(const QuantizeRows& p, int64_t row_begin, int64_t row_end) {
         }
         packed += kParameterBytes + first * kBlock * kBits / 8;
         const Steps steps{parameters.zero[r], parameters.inverse[r], kLevels};
-        const uint32_t* words = p.stochastic ? batch.words + kQuarter * r * blocks : nullptr;
+        const uint32_t* words = p.key != nullptr ? batch.words + kQuarter * r * blocks : nullptr;
         int64_t rest = n - first * kBlock;
         for (int64_t b = 0; b < blocks; ++b, rest -= kBlock) {
           if (rest >= kBlock) {

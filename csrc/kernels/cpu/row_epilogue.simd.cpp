@@ -1,8 +1,7 @@
-#include "kernels/row_epilogue.h"
-
 #include <type_traits>
 
 #include "kernels/cpu/keyed_words.h"
+#include "kernels/cpu/table.h"
 
 namespace pyg_dist::PYG_DIST_LEVEL {
 namespace {
@@ -123,13 +122,14 @@ void forward(const RowEpilogue& p, int64_t row_begin, int64_t row_end) {
 }
 
 template <class T>
-void backward(const RowEpilogueGrad& g, int64_t row_begin, int64_t row_end) {
+void backward(const RowEpilogueGrad& g, int64_t group) {
   using A = accumulator_t<T>;
   constexpr int L = kLanes<A>;
   const RowEpilogue& p = g.forward;
-  const int64_t num_columns = p.keyed.num_columns;
-  auto *by_weight = static_cast<A*>(g.grad_weight), *by_bias = static_cast<A*>(g.grad_bias);
-  auto* by_normed = static_cast<A*>(g.scratch);  // of one row
+  const int64_t num_rows = p.keyed.num_rows, num_columns = p.keyed.num_columns;
+  const int64_t row_begin = group * num_rows / g.num_groups, row_end = (group + 1) * num_rows / g.num_groups;
+  auto* by_weight = static_cast<A*>(g.sums) + 3 * group * num_columns;
+  auto *by_bias = by_weight + num_columns, *by_normed = by_bias + num_columns;  // the last: of one row
   Row<T> r(p);
   for_each_part(p, row_begin, row_end, [&](int64_t row, int64_t column, int64_t count, const uint32_t* words) {
     if (column == 0) {
@@ -181,14 +181,19 @@ void epilogue_rows(const RowEpilogue& problem, int64_t row_begin, int64_t row_en
   }
 }
 
-void epilogue_grad_rows(const RowEpilogueGrad& problem, int64_t row_begin, int64_t row_end) {
-  switch (problem.forward.element) {
-    case Element::f32:
-      return backward<float>(problem, row_begin, row_end);
-    case Element::f64:
-      return backward<double>(problem, row_begin, row_end);
-    case Element::bf16:
-      return backward<BFloat16>(problem, row_begin, row_end);
+void epilogue_grad_groups(const RowEpilogueGrad& problem, int64_t group_begin, int64_t group_end) {
+  for (int64_t group = group_begin; group < group_end; ++group) {
+    switch (problem.forward.element) {
+      case Element::f32:
+        backward<float>(problem, group);
+        break;
+      case Element::f64:
+        backward<double>(problem, group);
+        break;
+      case Element::bf16:
+        backward<BFloat16>(problem, group);
+        break;
+    }
   }
 }
 

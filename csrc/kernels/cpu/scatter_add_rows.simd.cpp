@@ -1,5 +1,4 @@
-#include "kernels/scatter_add_rows.h"
-
+#include "kernels/cpu/table.h"
 #include "kernels/cpu/vec.h"
 
 namespace pyg_dist::PYG_DIST_LEVEL {
@@ -21,14 +20,15 @@ PYG_DIST_INLINE int64_t owner_of(int64_t row, int64_t num_owners) {
 }
 
 template <class T>
-void owned_of_type(const ScatterAddRows& p, int64_t owner_begin, int64_t owner_end) {
+void owned_of_type(const ScatterAddOwned& owned, int64_t owner_begin, int64_t owner_end) {
+  const ScatterAddRows& p = owned.rows;
   const auto* rows = static_cast<const T*>(p.rows);
   auto* out = static_cast<T*>(p.out);
-  const bool owns_all = owner_begin == 0 && owner_end == p.num_owners;
+  const bool owns_all = owner_begin == 0 && owner_end == owned.num_owners;
   for (int64_t r = 0; r < p.num_rows; ++r) {
     const int64_t to = p.index[r];
     if (!owns_all) {
-      const int64_t owner = owner_of(to, p.num_owners);
+      const int64_t owner = owner_of(to, owned.num_owners);
       if (owner < owner_begin || owner >= owner_end) continue;
     }
     add_row(out + to * p.out_stride, rows + r * p.rows_stride, p.num_features);
@@ -37,8 +37,8 @@ void owned_of_type(const ScatterAddRows& p, int64_t owner_begin, int64_t owner_e
 
 }  // namespace
 
-void scatter_add_owned(const ScatterAddRows& problem, int64_t owner_begin, int64_t owner_end) {
-  switch (problem.element) {
+void scatter_add_owners(const ScatterAddOwned& problem, int64_t owner_begin, int64_t owner_end) {
+  switch (problem.rows.element) {
     case Element::f32:
       return owned_of_type<float>(problem, owner_begin, owner_end);
     case Element::f64:

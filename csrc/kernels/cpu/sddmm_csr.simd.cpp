@@ -1,5 +1,4 @@
-#include "kernels/sddmm_csr.h"
-
+#include "kernels/cpu/table.h"
 #include "kernels/cpu/vec.h"
 
 namespace pyg_dist::PYG_DIST_LEVEL {

@@ -1,7 +1,6 @@
-#include "kernels/spmm_csr.h"
-
 #include <utility>
 
+#include "kernels/cpu/table.h"
 #include "kernels/cpu/vec.h"
 
 namespace pyg_dist::PYG_DIST_LEVEL {

@@ -10,17 +10,15 @@
 #endif
 
 namespace pyg_dist {
-namespace {
 
-#define PYG_DIST_TABLE(level)                                                                                        \
-  Kernels {                                                                                                          \
-    .isa = #level, .spmm_rows = level::spmm_rows, .sddmm_edges = level::sddmm_edges,                                 \
-    .extreme_rows = level::extreme_rows, .extreme_share_rows = level::extreme_share_rows,                            \
-    .extreme_grad_rows = level::extreme_grad_rows, .scatter_add_owned = level::scatter_add_owned,                    \
-    .dropout_rows = level::dropout_rows, .uniform_rows = level::uniform_rows, .epilogue_rows = level::epilogue_rows, \
-    .epilogue_grad_rows = level::epilogue_grad_rows, .quantize_rows = level::quantize_rows,                          \
-    .dequantize_add_rows = level::dequantize_add_rows                                                                \
+#define PYG_DIST_ENTRY(result, kernel, problem) .kernel = kernel,
+#define PYG_DIST_TABLE(level)                                                           \
+  namespace level {                                                                     \
+  constexpr Kernels kTable = {.isa = #level, PYG_DIST_FOR_EACH_KERNEL(PYG_DIST_ENTRY)}; \
   }
+PYG_DIST_FOR_EACH_LEVEL(PYG_DIST_TABLE)
+
+namespace {
 
 #if defined(PYG_DIST_SVE_LEVELS)
 // The length of this process' SVE vectors in bits, 0 without SVE. Linux: asm/hwcap.h, linux/prctl.h.
@@ -42,14 +40,14 @@ Kernels choose() {
   const Level levels[] = {
   // best first
 #if defined(PYG_DIST_X86_LEVELS)
-      {PYG_DIST_TABLE(avx512), __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")},
-      {PYG_DIST_TABLE(avx2), __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")},
+      {avx512::kTable, __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")},
+      {avx2::kTable, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")},
 #elif defined(PYG_DIST_SVE_LEVELS)
-      {PYG_DIST_TABLE(sve512), sve_bits() == 512},
-      {PYG_DIST_TABLE(sve256), sve_bits() == 256},
+      {sve512::kTable, sve_bits() == 512},
+      {sve256::kTable, sve_bits() == 256},
 #endif
-      {PYG_DIST_TABLE(baseline), true},
+      {baseline::kTable, true},
   };
   const char* asked = std::getenv("PYG_DIST_ISA");
   std::string available;

@@ -1,21 +1,18 @@
-#include "ops/allocate.h"
-
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
-#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
 
 #include <tuple>
 #include <vector>
 
 #include "ops/cpu/block_pool.h"
+#include "ops/cpu/device.h"
 
 #if defined(__linux__)
 #  include <dlfcn.h>
 #endif
 
-namespace pyg_dist {
+namespace pyg_dist::cpu {
 namespace {
-
-using Sizes = torch::headeronly::IntHeaderOnlyArrayRef;
 
 // torch/csrc/stable/c/shim.h has it from torch 2.11 on, and this library asks for 2.10 only.
 using FromBlob = AOTITorchError(void* data, int64_t num_dims, const int64_t* sizes, const int64_t* strides,
@@ -29,12 +26,6 @@ FromBlob* find_from_blob() {
 #else
   return nullptr;
 #endif
-}
-
-size_t bytes_of(ScalarType dtype) {
-  if (dtype == ScalarType::Byte) return 1;
-  const Element element = element_of("new_output", "dtype", dtype);
-  return element == Element::bf16 ? 2 : element == Element::f32 ? 4 : 8;
 }
 
 // A tensor that gives its block back.
@@ -54,10 +45,6 @@ Tensor in_block(FromBlob* from_blob, void* block, Sizes sizes, ScalarType dtype)
   return Tensor(handle);
 }
 
-Tensor empty_rows(Tensor like, int64_t num_rows, int64_t num_columns) {
-  return new_output(like, {num_rows, num_columns});
-}
-
 std::tuple<int64_t, int64_t> block_bytes() {
   const auto bytes = BlockPool::instance().bytes();
   return {static_cast<int64_t>(bytes.in_use), static_cast<int64_t>(bytes.waiting)};
@@ -67,23 +54,20 @@ void release_blocks() { BlockPool::instance().release(); }
 
 }  // namespace
 
-Tensor new_output(const Tensor& like, Sizes sizes, std::optional<ScalarType> dtype) {
+// Before torch 2.11 all memory is torch's own.
+Tensor allocate(const Tensor& like, Sizes sizes, ScalarType dtype, size_t num_bytes) {
   static FromBlob* const from_blob = find_from_blob();
-  size_t num_bytes = dtype ? bytes_of(*dtype) : like.element_size();
-  for (const int64_t size : sizes) num_bytes *= static_cast<size_t>(size);
   if (from_blob != nullptr && num_bytes >= BlockPool::kWorthIt) {
     if (void* const block = BlockPool::instance().take(num_bytes); block != nullptr) {
-      return in_block(from_blob, block, sizes, dtype.value_or(like.scalar_type()));
+      return in_block(from_blob, block, sizes, dtype);
     }
   }
   return torch::stable::new_empty(like, sizes, dtype);
 }
-
-STABLE_TORCH_LIBRARY_IMPL(pyg_dist, CPU, m) { m.impl("empty_rows", TORCH_BOX(&empty_rows)); }
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_dist, CompositeExplicitAutograd, m) {
   m.impl("block_bytes", TORCH_BOX(&block_bytes));
   m.impl("release_blocks", TORCH_BOX(&release_blocks));
 }
 
-}  // namespace pyg_dist
+}  // namespace pyg_dist::cpu
