@@ -112,7 +112,7 @@ def test_devices_are_checked_before_anything_is_read(key: torch._C.DispatchKey) 
     with pytest.raises(DataError, match="gather_rows: expected all tensors on one device, got them on cpu and meta"):
         call(on_device, X, INDEX.to("meta"))
     with pytest.raises(
-        UnsupportedError, match=r"gather_rows: expected tensors on cpu, .*, got them on meta; move them"
+        UnsupportedError, match=r"gather_rows: expected tensors on cpu, .*, got them on meta; move"
     ):
         call(on_device, X.to("meta"), INDEX.to("meta"))
 
