@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pyg_dist.backend import ops
 from pyg_dist.backend.comm.codec import EXACT, Codec
 from pyg_dist.backend.comm.quantized import Bits, quantized
-from pyg_dist.backend.comm.transport import Traffic, Transport
+from pyg_dist.backend.comm.transport import Pending, Traffic, Transport
 from pyg_dist.backend.halo.exchange import Exchange
 from pyg_dist.backend.halo.operator import LinearOperator, aggregate, aggregate_edges, halo_rows, halo_sums
 from pyg_dist.backend.halo.transfer import HaloTransfer
@@ -23,7 +23,7 @@ from pyg_dist.layout import aggregation_cache
 from pyg_dist.layout.accumulate import add_into_
 from pyg_dist.layout.edges import Edges
 from pyg_dist.layout.gcn_norm import gcn_product, gcn_scales
-from pyg_dist.layout.graph import Finished, Norm, Pending
+from pyg_dist.layout.graph import Norm
 from pyg_dist.layout.halo.operator import ConstantOperator, HaloOperator, LearningOperator
 from pyg_dist.layout.halo.sharding import HaloNodes
 from pyg_dist.layout.operator_cache import OperatorCache
@@ -342,9 +342,10 @@ class HaloGraph:
             aggregation_cache.store(x, operator, result)
         return NodeTensor.from_local(result, x._sharding)
 
-    def start(self, x: NodeTensor, operator: HaloOperator, layer: nn.Module | None = None) -> Finished[NodeTensor]:
+    def start(self, x: NodeTensor, operator: HaloOperator, layer: nn.Module | None = None) -> Pending[NodeTensor]:
         """:meth:`aggregate`, which hides its messages behind local edges."""
-        return Finished(self.aggregate(x, operator, layer))
+        out = self.aggregate(x, operator, layer)
+        return Pending(lambda: out)
 
     def align(self, x: NodeTensor, like: NodeTensor) -> NodeTensor:
         """Itself: a product lies as what was multiplied."""
