@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from bits import assert_same_bits
 from graphs import load_npz
 from random_graphs import random_graph, uneven_parts
 from torch import Tensor
@@ -145,7 +146,7 @@ def mean_bits() -> None:
             found.append([t.full_tensor() if hasattr(t, "full_tensor") else t for t in (out.detach(), x.grad)])
             found[-1] += [p.grad for p in layer.parameters()]
         for expected, got in zip(*found, strict=True):
-            assert torch.equal(got, expected)
+            assert_same_bits(got, expected)
 
 
 def test_means_have_the_bits_of_stock_pyg(workers: Pools) -> None:
