@@ -136,7 +136,7 @@ def _sums_rows(stock: type[MessagePassing]) -> bool:
 class _Defaults(MessagePassing):  # type: ignore[misc]
     """What a conv inherits from PyG where no class of its own says otherwise."""
 
-    def cached_aggregate(self, inputs: Any, index: Any, ptr: Any = None, dim_size: int | None = None) -> Any:
+    def aggregate(self, inputs: Any, index: Any, ptr: Any = None, dim_size: int | None = None) -> Any:
         """By the conv's aggregation module."""
         if not isinstance(index, NodeIds):
             return super().aggregate(inputs, index, ptr, dim_size)

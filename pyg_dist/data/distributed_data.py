@@ -147,12 +147,12 @@ class DistributedData(Data):  # type: ignore[misc]
     @property
     def num_nodes(self) -> int:
         """Nodes of the whole graph."""
-        return self.graph.node_rows.size  # type: ignore[no-any-return]
+        return self.graph.node_sharding.size  # type: ignore[no-any-return]
 
     @property
     def num_edges(self) -> int:
         """Edges of the whole graph."""
-        return self.graph.edge_rows.size  # type: ignore[no-any-return]
+        return self.graph.edge_sharding.size  # type: ignore[no-any-return]
 
     @property
     def traffic(self) -> Traffic:
@@ -220,7 +220,7 @@ class DistributedData(Data):  # type: ignore[misc]
         self.__dict__["graph"] = new
         for name, value in list(self._store.items()):
             if isinstance(value, RowTensor):
-                known = {old.node_rows: new.node_rows, old.edge_rows: new.edge_rows}
+                known = {old.node_sharding: new.node_sharding, old.edge_sharding: new.edge_sharding}
                 rows = known.get(value._sharding, value._sharding)
                 self[name] = RowTensor.from_local(value.to_local().to(device, non_blocking=non_blocking), rows)
             elif isinstance(value, DistributedEdgeIndex):

@@ -325,7 +325,7 @@ class ElementRows(RowSharding):
 
     def _equals(self, other: RowSharding) -> bool:
         is_alike = isinstance(other, ElementRows) and other._width == self._width
-        return is_alike and self._parent.is_like(other._parent)  # type: ignore[attr-defined]
+        return is_alike and self._parent.is_equivalent(other._parent)  # type: ignore[attr-defined]
 
 
 def _numbered(row: Tensor, width: int) -> Tensor:

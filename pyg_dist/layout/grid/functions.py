@@ -52,7 +52,7 @@ def _one_column(x: RowTensor, tile: Tile) -> Tensor:
 
 
 def _is_whole(x: RowTensor, tile: Tile) -> bool:
-    return x._sharding is tile.grid.node_rows or (isinstance(x, TileTensor) and x._sharding.grid is tile.grid)
+    return x._sharding is tile.grid.node_sharding or (isinstance(x, TileTensor) and x._sharding.grid is tile.grid)
 
 
 def elementwise(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -52,7 +52,7 @@ class GridGraph:
         self.edge_sharding = edge_rows
         self.loop_rule: LoopRule = loop_rule
         self.group: Group = grid.mesh.group(*GRID_AXES)
-        self.node_sharding = grid.node_rows
+        self.node_sharding = grid.node_sharding
         self.device = edge_index.device
         self.digest: str | None = None
         self._adjacency: dict[tuple[str, str, int], AdjacencyTile] = {}
@@ -107,7 +107,7 @@ class GridGraph:
         return self.grid.tile(INPUT, width)
 
     def place(self, x: NodeTensor) -> TileTensor:
-        """Node features as tiles that :meth:`cached_aggregate` takes (collective where they are whole rows)."""
+        """Node features as tiles that :meth:`aggregate` takes (collective where they are whole rows)."""
         if isinstance(x, TileTensor) and x._sharding.layout.columns is not None:
             return x
         return as_tile(x, self.feature_rows(x.shape[1]))
@@ -154,7 +154,7 @@ class GridGraph:
         return self.start(x, operator, exact)()
 
     def start(self, x: TileTensor, operator: TileOperators, exact: bool = False) -> Callable[[], TileTensor]:
-        """:meth:`cached_aggregate` up to its last sum; what it returns waits for that and gives the result.
+        """:meth:`aggregate` up to its last sum; what it returns waits for that and gives the result.
 
         What is remembered (:mod:`pyg_dist.tensor.aggregation_cache`) is there at once, and nothing is sent.
         """
@@ -195,7 +195,7 @@ class GridGraph:
         return land
 
     def is_cached(self, x: TileTensor, operator: TileOperators) -> bool:
-        """Whether :meth:`cached_aggregate` knows the result, or would keep it (collective if built)."""
+        """Whether :meth:`aggregate` knows the result, or would keep it (collective if built)."""
         return aggregation_cache.is_cached(
             x, lambda: operator(x._sharding.layout), self.product_sharding(x, x._sharding.width)
         )

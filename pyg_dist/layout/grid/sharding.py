@@ -44,7 +44,7 @@ class Tile(RowSharding):
     @property
     def whole(self) -> RowSharding:
         """The grid's nodes."""
-        return self.grid.node_rows
+        return self.grid.node_sharding
 
     def __repr__(self) -> str:
         rows = "·".join(self.layout.rows)
@@ -102,18 +102,18 @@ class Tile(RowSharding):
     def gather(self, local: Tensor) -> Tensor:
         """The whole matrix in the original order, on every rank; differentiable (collective)."""
         whole_rows = self.grid.tile(WHOLE_ROWS, self.width)
-        return self.grid.node_rows.gather(self.to(local, whole_rows))
+        return self.grid.node_sharding.gather(self.to(local, whole_rows))
 
     def from_sharding(self, local: Tensor, before: RowSharding) -> Tensor | None:
         """The local tile of a matrix distributed as ``before``: tiles of the same grid and width, or whole rows."""
-        if before is self.grid.node_rows and local.shape[1:] == (self.width,):
+        if before is self.grid.node_sharding and local.shape[1:] == (self.width,):
             before = self.grid.tile(WHOLE_ROWS, self.width)
         fits = isinstance(before, Tile) and before.grid is self.grid and before.width == self.width
         return before.to(local, self) if fits else None  # type: ignore[attr-defined]
 
     def to_sharding(self, local: Tensor, after: RowSharding) -> Tensor | None:
         """This rank's whole rows, where those are asked for."""
-        return self.to(local, self.grid.tile(WHOLE_ROWS, self.width)) if after is self.grid.node_rows else None
+        return self.to(local, self.grid.tile(WHOLE_ROWS, self.width)) if after is self.grid.node_sharding else None
 
     def to(self, local: Tensor, other: Tile) -> Tensor:
         """The local tile of ``other``; differentiable (collective where they differ)."""
@@ -159,7 +159,7 @@ class Grid:
         self.num_blocks = num_blocks
         self.comm_dtype = comm_dtype
         self.num_nodes = orders[0].node_id.numel()
-        self.node_rows = GridNodes(self)
+        self.node_sharding = GridNodes(self)
         self._tiles: dict[tuple[TileLayout, int], Tile] = {}
         self._routes: dict[tuple[TileLayout, TileLayout], RedistributionPlan] = {}
         self._redistributions: dict[tuple[Tile, Tile], Redistribution] = {}

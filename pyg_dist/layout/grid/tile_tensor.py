@@ -103,7 +103,7 @@ class TileTensor(NodeTensor):
             tile, grid = self._sharding, self._sharding.grid
             whole = grid.tile(WHOLE_ROWS, tile.width)
             local: Any = tile.to(self.as_subclass(Tensor), whole)
-            rows: Any = as_row_tensor_(local.as_subclass(Tensor), grid.node_rows)
+            rows: Any = as_row_tensor_(local.as_subclass(Tensor), grid.node_sharding)
             self._as_rows = None if version is None or (records and self.is_leaf) else (state, rows)
             if whole is not tile:
                 local.copied_from = ref(self)
@@ -124,7 +124,7 @@ class TileTensor(NodeTensor):
 
         def copy_back() -> None:
             with local_tensors():
-                moved = self._sharding.from_sharding(rows, self._sharding.grid.node_rows)
+                moved = self._sharding.from_sharding(rows, self._sharding.grid.node_sharding)
                 self.copy_(moved)  # type: ignore[arg-type]
                 self._as_rows = ((version_of(self), *kept[0][1:]), kept[1])
 
