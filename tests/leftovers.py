@@ -20,13 +20,18 @@ import numpy as np
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-# A session may go on, and is the same for all: what init() sets, and the groups that it keeps.
-_SESSION = {
+# What comes once and stays, the same for all: a session, which may go on with its groups, the hook of the first
+# DistributedData, and the methods that PyG writes into a conv's class when the first object is made.
+_STAYS = {
     *(f"pyg_dist.backend.session.session.{name}" for name in ("_options", "_owns_group", "_store", "_watch")),
     *("pyg_dist.backend.session.world._current", "pyg_dist.errors._suffix", "pyg_dist.errors._where"),
-    "environment variable GLOO_SOCKET_IFNAME",
+    *("environment variable GLOO_SOCKET_IFNAME", "pyg_dist.layout.module_hooks._hooks"),
     *(f"pyg_dist.backend.comm.group.{name}" for name in ("_axes", "_open", "_world")),
 }
+_WRITTEN = {
+    "propagate", "_orig_propagate", "_jinja_propagate", "collect",
+    "edge_updater", "_orig_edge_updater", "_jinja_edge_updater", "edge_collect",
+}  # fmt: skip
 # Beside the package's own modules and classes: what tests put counters and stand-ins into.
 _MODULES = ("builtins", "os", "time", "torch", "torch.distributed", "torch.nn.functional", "torch_geometric.utils")
 _CLASSES = (torch.Tensor, torch.nn.Module)
@@ -62,12 +67,14 @@ def difference(before: State, after: State) -> list[str]:
     """A line for everything that ``after`` has and ``before`` has not."""
     names = [*before.settings, *(name for name in after.settings if name not in before.settings)]
     pairs = [(name, before.settings.get(name), after.settings.get(name)) for name in names]
-    lines = [f"{name} is {now!r}, was {was!r}" for name, was, now in pairs if now != was and name not in _SESSION]
+    lines = [f"{name} is {now!r}, was {was!r}" for name, was, now in pairs if now != was and name not in _STAYS]
     for owner, was in before.attributes.items():
+        now = after.attributes.get(owner, {})
+        written = _WRITTEN if "_jinja_propagate" in now and "_jinja_propagate" not in was else ()
         lines += [
             f"{owner}.{name} is another"
-            for name, value in after.attributes.get(owner, {}).items()
-            if value is not was.get(name) and _is_told(f"{owner}.{name}", value, name in was)
+            for name, value in now.items()
+            if value is not was.get(name) and name not in written and _is_told(f"{owner}.{name}", value, name in was)
         ]
     for name, size in after.sizes.items():
         if size > before.sizes.get(name, size):
@@ -123,12 +130,12 @@ def _is_ours(name: str, module: types.ModuleType) -> bool:
 def _is_told(name: str, value: Any, was_there: bool) -> bool:
     """Whether an attribute's value is a patch; what a session sets, late imports and Python's own notes are none."""
     is_note = isinstance(value, types.ModuleType) or name.endswith("__")
-    return name not in _SESSION and (was_there or not is_note)
+    return name not in _STAYS and (was_there or not is_note)
 
 
 def _sizes() -> Iterator[tuple[str, int]]:
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "pyg_dist":
             for key, value in list(vars(module).items()):
-                if isinstance(value, _CONTAINERS) and not key.startswith("__") and f"{name}.{key}" not in _SESSION:
+                if isinstance(value, _CONTAINERS) and not key.startswith("__") and f"{name}.{key}" not in _STAYS:
                     yield f"{name}.{key}", len(value)
