@@ -94,7 +94,7 @@ def full_tensor() -> None:
         check(lambda t: t.x - whole(t.v[t.only]), layout)
     rows = node_rows()
     for dtype in (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-                  torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64):  # fmt: skip
+                  torch.float16, torch.bfloat16, torch.float32, torch.float64):  # fmt: skip
         full = (torch.arange(14).view(7, 2) % 3).to(dtype)
         assert torch.equal(distribute(full, rows).full_tensor(), full), dtype
 
