@@ -34,7 +34,6 @@ def labelled(t: Operands, *columns: int) -> torch.Tensor:
 
 
 OTHER_FORMS: dict[str, Form] = {
-    "relu": lambda f, t: f(t.x),
     "cdist": lambda f, t: f(t.x, t.weight),
     "index_add": lambda f, t: f(labelled(t, t.F), 0, t.label, t.x),
     "index_add_": lambda f, t: f(labelled(t, t.F), 0, t.label, t.x),
