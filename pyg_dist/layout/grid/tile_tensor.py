@@ -151,7 +151,8 @@ def _write_rows(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any
 
 _SAME_FOR_TILES = (
     metadata, shape, numel, num_bytes, length, stored, store, data, detach, replace_data, unchanged, register_hook,
-    backward_of_one, backward, grad, deepcopy, grad_fn, trace, pickle, dropout, random_like, uniform_, normal_, initialise,
+    backward_of_one, backward, grad, deepcopy, grad_fn, trace, pickle, dropout, random_like, uniform_, normal_,
+    initialise,
 )  # fmt: skip
 TILES.update({function: handler for function, handler in TABLE.items() if handler in _SAME_FOR_TILES})
 
