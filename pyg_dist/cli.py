@@ -1,7 +1,7 @@
 """The command line: ``python -m pyg_dist COMMAND``.
 
-``plan GRAPH --ranks P`` prints what training on P ranks would send, multiply, hold and cost; ``simulate NAME`` what
-published graphs would cost, by their statistics; ``bench`` measures this machine for both; ``doctor`` prints what is
+``plan GRAPH --ranks P`` prints what training on P ranks would send, multiply, hold and cost; ``simulate`` what a
+graph would cost, by its statistics; ``bench`` measures this machine for both; ``doctor`` prints what is
 used on it. Each command stands in :mod:`pyg_dist.report`.
 """
 
