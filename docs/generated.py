@@ -1,6 +1,6 @@
 """The tables of the reference that come from the code itself, so that they cannot be out of date.
 
-    python docs/generated.py functions     prints one of them: functions, convs, settings, options or commands
+    python docs/generated.py functions     prints one of them: functions, convs, settings or commands
 
 A page asks for a table by a line ``<!-- generated: NAME -->``; ``docs/conf.py`` fills it in when the site is built.
 """
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch_geometric import nn as gnn
 
-from pyg_dist import DistributedData, cli, conv
+from pyg_dist import cli, conv
 from pyg_dist.backend.session.settings import SETTINGS
 from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
 from pyg_dist.conv.any_conv import distributed_class
@@ -126,14 +126,6 @@ def settings() -> str:
     return "\n".join(lines)
 
 
-def options() -> str:
-    """A table of the arguments of ``DistributedData`` with their defaults."""
-    lines = ["| option | default |", "|---|---|"]
-    for parameter in list(inspect.signature(DistributedData).parameters.values())[1:]:
-        lines.append(f"| `{parameter.name}` | `{parameter.default!r}` |")
-    return "\n".join(lines)
-
-
 def commands() -> str:
     """The help of each command, as it prints itself."""
     names = re.search(r"{([\w,]+)}", _help())
@@ -153,7 +145,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "functions": functions,
     "convs": convs,
     "settings": settings,
-    "options": options,
     "commands": commands,
 }
 _MARK = re.compile(r"<!-- generated: (\w+) -->")

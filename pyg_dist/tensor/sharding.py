@@ -79,6 +79,15 @@ class RowSharding:
         return self
 
     @property
+    def has_whole_rows(self) -> bool:
+        """Whether all columns of a row are on one rank, whatever the number of columns."""
+        return True
+
+    def slice_columns(self, tensor: Tensor) -> Tensor:
+        """The local columns (last dimension) of a replicated tensor that meets these rows; differentiable."""
+        return self.copy_to_ranks(tensor)
+
+    @property
     def first_column(self) -> int:
         """The number of the first local column: what is drawn for a column depends on its number."""
         return 0
@@ -325,7 +334,7 @@ class ElementRows(RowSharding):
 
     def _equals(self, other: RowSharding) -> bool:
         is_alike = isinstance(other, ElementRows) and other._width == self._width
-        return is_alike and self._parent.is_like(other._parent)  # type: ignore[attr-defined]
+        return is_alike and self._parent.is_equivalent(other._parent)  # type: ignore[attr-defined]
 
 
 def _numbered(row: Tensor, width: int) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +14,7 @@ from pyg_dist.backend.grid.mesh import GRID_AXES, Mesh
 from pyg_dist.backend.grid.redistribute import Redistribution, redistribute
 from pyg_dist.backend.grid.transport import MeshTransport
 from pyg_dist.errors import DataError
+from pyg_dist.layout.graph import NodeSharding
 from pyg_dist.plan.grid.node_order import NodeOrder
 from pyg_dist.plan.grid.redistribution_plan import RedistributionPlan, columns_between, redistribution_plan
 from pyg_dist.plan.grid.tiling import WHOLE_ROWS, Sums, TileLayout, column_range, nested_split, row_range
@@ -44,7 +44,7 @@ class Tile(RowSharding):
     @property
     def whole(self) -> RowSharding:
         """The grid's nodes."""
-        return self.grid.node_rows
+        return self.grid.node_sharding
 
     def __repr__(self) -> str:
         rows = "·".join(self.layout.rows)
@@ -64,6 +64,11 @@ class Tile(RowSharding):
     def column_sizes(self) -> list[int]:
         """Columns by rank of the column axis."""
         return self.grid.column_sizes(self.layout.columns, self.width)
+
+    @property
+    def has_whole_rows(self) -> bool:
+        """Whether all columns of a row are here."""
+        return self.column_group.size == 1
 
     @property
     def first_column(self) -> int:
@@ -102,36 +107,34 @@ class Tile(RowSharding):
     def gather(self, local: Tensor) -> Tensor:
         """The whole matrix in the original order, on every rank; differentiable (collective)."""
         whole_rows = self.grid.tile(WHOLE_ROWS, self.width)
-        return self.grid.node_rows.gather(self.to(local, whole_rows))
+        return self.grid.node_sharding.gather(self.to(local, whole_rows))
 
     def from_sharding(self, local: Tensor, before: RowSharding) -> Tensor | None:
         """The local tile of a matrix distributed as ``before``: tiles of the same grid and width, or whole rows."""
-        if before is self.grid.node_rows and local.shape[1:] == (self.width,):
+        if before is self.grid.node_sharding and local.shape[1:] == (self.width,):
             before = self.grid.tile(WHOLE_ROWS, self.width)
         fits = isinstance(before, Tile) and before.grid is self.grid and before.width == self.width
         return before.to(local, self) if fits else None  # type: ignore[attr-defined]
 
     def to_sharding(self, local: Tensor, after: RowSharding) -> Tensor | None:
         """This rank's whole rows, where those are asked for."""
-        return self.to(local, self.grid.tile(WHOLE_ROWS, self.width)) if after is self.grid.node_rows else None
+        return self.to(local, self.grid.tile(WHOLE_ROWS, self.width)) if after is self.grid.node_sharding else None
 
     def to(self, local: Tensor, other: Tile) -> Tensor:
         """The local tile of ``other``; differentiable (collective where they differ)."""
         return local if other is self else redistribute(local, self.grid.redistribution(self, other))
 
 
-class GridNodes(RowSharding):
+class GridNodes(NodeSharding):
     """A grid's nodes, whole rows of which lie on every rank.
 
     Attributes:
         grid: the grid.
-        edge_sets: a script's own edges between them, see :meth:`DistributedEdgeIndex.over`.
     """
 
     def __init__(self, grid: Grid) -> None:
-        super().__init__(grid.mesh.group(*GRID_AXES), "node", grid.num_nodes, grid.node_ids(WHOLE_ROWS))
+        super().__init__(grid.mesh.group(*GRID_AXES), grid.num_nodes, grid.node_ids(WHOLE_ROWS))
         self.grid = grid
-        self.edge_sets: OrderedDict[str, Any] = OrderedDict()  # handles, whose graphs know these nodes
 
 
 class Grid:
@@ -159,7 +162,7 @@ class Grid:
         self.num_blocks = num_blocks
         self.comm_dtype = comm_dtype
         self.num_nodes = orders[0].node_id.numel()
-        self.node_rows = GridNodes(self)
+        self.node_sharding = GridNodes(self)
         self._tiles: dict[tuple[TileLayout, int], Tile] = {}
         self._routes: dict[tuple[TileLayout, TileLayout], RedistributionPlan] = {}
         self._redistributions: dict[tuple[Tile, Tile], Redistribution] = {}

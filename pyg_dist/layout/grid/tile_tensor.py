@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from pyg_dist.errors import LayoutMismatchError, MixedRowsError
+from pyg_dist.errors import MixedRowsError
 from pyg_dist.layout.grid.sharding import Tile
 from pyg_dist.plan.grid.tiling import WHOLE_ROWS
 from pyg_dist.tensor import row_tensor
@@ -89,7 +89,7 @@ class TileTensor(NodeTensor):
             return _write_rows(func, args, kwargs)
         return func(*_in_rows(args), **_in_rows(kwargs))
 
-    def to_rows(self) -> NodeTensor:
+    def to_rows(self) -> NodeTensor:  # type: ignore[override]
         """The same values as whole rows, spread over all ranks (collective, unless they are kept).
 
         They are kept while they do not change; but not for a leaf that learns, as :class:`RowTensor` explains.
@@ -103,7 +103,7 @@ class TileTensor(NodeTensor):
             tile, grid = self._sharding, self._sharding.grid
             whole = grid.tile(WHOLE_ROWS, tile.width)
             local: Any = tile.to(self.as_subclass(Tensor), whole)
-            rows: Any = as_row_tensor_(local.as_subclass(Tensor), grid.node_rows)
+            rows: Any = as_row_tensor_(local.as_subclass(Tensor), grid.node_sharding)
             self._as_rows = None if version is None or (records and self.is_leaf) else (state, rows)
             if whole is not tile:
                 local.copied_from = ref(self)
@@ -124,7 +124,7 @@ class TileTensor(NodeTensor):
 
         def copy_back() -> None:
             with local_tensors():
-                moved = self._sharding.from_sharding(rows, self._sharding.grid.node_rows)
+                moved = self._sharding.from_sharding(rows, self._sharding.grid.node_sharding)
                 self.copy_(moved)  # type: ignore[arg-type]
                 self._as_rows = ((version_of(self), *kept[0][1:]), kept[1])
 
@@ -140,13 +140,7 @@ def as_tile(x: RowTensor, tile: Tile) -> TileTensor:
     Raises:
         LayoutMismatchError: It has other rows or columns.
     """
-    if x._sharding is tile:
-        return cast(TileTensor, x)
-    with local_tensors():
-        local = tile.from_sharding(x.as_subclass(Tensor), x._sharding)
-        if local is None:
-            raise LayoutMismatchError(f"Expected {tile} (got {x._sharding}): take both from one DistributedData")
-        return cast(TileTensor, as_row_tensor_(local, tile))
+    return cast(TileTensor, x.redistribute(tile))
 
 
 def _in_rows(value: Any) -> Any:

@@ -74,16 +74,18 @@ def std_var(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         if rows.group.size == 1:
             return function(*args, **kwargs)
         number = count(x, dims, rows)
-        mean = (rows.leave(x.sum(dims, keepdim=True, dtype=accumulation_dtype(x.dtype))) / number).to(x.dtype)
-        deviation = x - rows.enter(mean)
+        mean = (rows.reduce_from_ranks(x.sum(dims, keepdim=True, dtype=accumulation_dtype(x.dtype))) / number).to(
+            x.dtype
+        )
+        deviation = x - rows.copy_to_ranks(mean)
         freedom = max(number - correction, 0)
         if "std" in function.__name__:  # a norm is differentiable where it is zero, as torch's std is
             spread = _vector_norm(deviation, dims, keepdim, rows, {}) / math.sqrt(freedom)
         else:
             square = deviation.abs().square() if x.is_complex() else deviation.square()
-            spread = (rows.leave(square.sum(dims, keepdim, dtype=accumulation_dtype(square.dtype))) / freedom).to(
-                square.dtype
-            )
+            spread = (
+                rows.reduce_from_ranks(square.sum(dims, keepdim, dtype=accumulation_dtype(square.dtype))) / freedom
+            ).to(square.dtype)
         if "mean" in function.__name__:
             return spread, mean if keepdim else mean.squeeze(dims)
         return spread
