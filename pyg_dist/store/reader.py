@@ -124,5 +124,5 @@ class TensorFile:
         """The XXH3-128 digest of a tensor's bytes."""
         hasher = xxhash.xxh3_128()
         for piece in self.pieces(name):
-            hasher.update(memoryview(piece.reshape(-1).view(np.uint8)))
+            hasher.update(piece.reshape(-1).view(np.uint8).data)
         return str(hasher.hexdigest())

@@ -108,7 +108,7 @@ def stable_order(key: Array, bound: int) -> Array:
     """
     order: Array | None = None
     shift = 0
-    while shift == 0 or bound - 1 >> shift:
+    while shift == 0 or (bound - 1) >> shift > 0:
         digit = ((key >> shift) & 0xFFFF).astype(np.uint16) if bound > 1 << 16 else key.astype(np.uint16)
         step = np.argsort(digit if order is None else digit[order], kind="stable")
         order = step if order is None else order[step]
@@ -118,5 +118,5 @@ def stable_order(key: Array, bound: int) -> Array:
 
 
 def records_limit(dtype: np.dtype[Any], memory: int) -> int:
-    """How many records can be sorted at once in ``memory`` bytes: they, their sorted copy, their keys and two orders."""
+    """How many records can be sorted at once in ``memory`` bytes: they, a sorted copy, their keys and two orders."""
     return max(1024, memory // (2 * dtype.itemsize + 48))

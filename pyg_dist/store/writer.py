@@ -60,7 +60,7 @@ class ShardWriter:
                     raise DataError(
                         f"Expected {spec.num_rows} rows of '{name}' (got {done + len(rows)}): the input has changed"
                     )
-                content = memoryview(np.ascontiguousarray(rows).reshape(-1).view(np.uint8))
+                content = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
                 self._hashers[name].update(content)
                 write_at(descriptor, content, self.layout.start[name] + done * spec.row_bytes)
                 self._written[name] = done + len(rows)

@@ -55,8 +55,8 @@ def chunk_of(path: Path, lines: Lines, first_id: int) -> EdgeChunk:
         wrong = (whole != ends).any(1).nonzero()[0]
         if wrong.size:
             raise DataError(
-                f"Expected whole numbers as node ids in {path}, line {number[wrong[0]]} (got {ends[wrong[0]].tolist()}): "
-                f"the third column is the weight"
+                f"Expected whole numbers as node ids in {path}, line {number[wrong[0]]} (got {ends[wrong[0]].tolist()}"
+                f"): the third column is the weight"
             )
         ends = whole
     if first_id:

@@ -43,13 +43,13 @@ class MatrixMarket(Source):
         words = banner.decode(errors="replace").lower().split()
         if len(words) != 5 or words[:2] != ["%%matrixmarket", "matrix"]:
             raise DataError(
-                f"Expected '%%MatrixMarket matrix coordinate ...' in {path}, line 1 (got {banner[:60]!r}): check the file"
+                f"Expected '%%MatrixMarket matrix coordinate ...' in {path}, line 1 (got {banner[:60]!r}): check it"
             )
         _, _, form, field, self.symmetry = words
         if form != "coordinate" or field not in _COLUMNS or self.symmetry not in _SYMMETRIES:
             raise UnsupportedError(
-                f"Expected a coordinate matrix, real, integer or pattern, {', '.join(_SYMMETRIES)} in {path}, line 1 (got "
-                f"{' '.join(words[2:])}): convert it"
+                f"Expected a coordinate matrix, real, integer or pattern, {', '.join(_SYMMETRIES)} in {path}, line 1 "
+                f"(got {' '.join(words[2:])}): convert it"
             )
         try:
             rows, columns, self.num_entries = (int(word) for word in size.split())
