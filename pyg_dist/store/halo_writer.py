@@ -1,8 +1,8 @@
 """Writing a halo store: nodes and edges by part, blocks of edges between two parts as slices.
 
 Three files for each part q. ``nodes``: global ids, ascending, and attributes. ``edges``: the edges into q by (source
-part, target, input order), their ends numbered within their parts. ``halo``: by source part, the distinct sources and targets
-of the edges that cross, which an exchange would send rows of or sums for (SuperGCN, 5.2).
+part, target, input order), their ends numbered within their parts. ``halo``: by source part, the distinct sources and
+targets of the edges that cross, which an exchange would send rows of or sums for (SuperGCN, 5.2).
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class _PartWriter:
         most = int(np.delete(counts, part).max(initial=0))
         if most * _BYTES_PER_EDGE > memory:
             raise OptionError(
-                f"Expected --memory of {2 * most * _BYTES_PER_EDGE / 2**30:.1f} GiB or more for {most:,} edges from one "
+                f"Expected --memory of {2 * most * _BYTES_PER_EDGE / 2**30:.1f} GiB or more for {most:,} edges from a "
                 f"part to another (got {2 * memory / 2**30:.1f} GiB): give more, or more parts"
             )
         columns = {name: of_rows("I32", int(counts.sum())) for name in ("source", "target")}
@@ -267,7 +267,7 @@ class _PartWriter:
         self._finish()
         halo_key = f"halo-{self.part:05d}"
         sizes = {"row_id": sum(self.blocks["rows"]), "sum_id": sum(self.blocks["sums"])}
-        specs = {name: of_rows("I64", size) for name, size in sizes.items()}
+        specs = {n: of_rows("I64", size) for n, size in sizes.items()}
         halo = ShardWriter(self.folder.work / halo_key, specs)
         for name, path in self.lists.items():
             for values in read_records(path, np.dtype(np.int64), 1 << 18):

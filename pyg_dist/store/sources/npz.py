@@ -31,7 +31,7 @@ class Npz(Source):
         self.members = members(path)
         if not {"num_nodes", "edge_index"} <= self.members.keys():
             raise DataError(
-                f"Expected num_nodes and edge_index [2, E] in {path} (got {', '.join(self.members) or 'none'}): add them"
+                f"Expected num_nodes and edge_index [2, E] in {path} (got {', '.join(self.members)}): add them"
             )
         self.edges = self.members["edge_index"]
         if len(self.edges.shape) != 2 or self.edges.shape[0] != 2 or self.edges.dtype.kind not in "iu":

@@ -66,9 +66,7 @@ class OGB(Source):
             counts = [self.members[name].array().reshape(-1).tolist() for name in ("num_nodes_list", "num_edges_list")]
         else:
             counts = [
-                np.concatenate(
-                    [lines.values[:, 0] for lines in number_lines(self.raw / name, np.int64)] or [[]]
-                ).tolist()
+                [int(n) for lines in number_lines(self.raw / name, np.int64) for n in lines.values[:, 0]]
                 for name in ("num-node-list.csv.gz", "num-edge-list.csv.gz")
             ]
         if [len(count) for count in counts] != [1, 1]:
