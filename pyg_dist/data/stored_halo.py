@@ -20,7 +20,9 @@ def block_numbers(store: HaloStore) -> BlockNumbers:
     nodes = [store.manifest.shards[f"nodes-{p:05d}"].tensors["node_id"].num_rows for p in range(store.num_parts)]
     names = ("edges", "rows", "sums", "post_edges", "post_rows", "pre_sums")
     return BlockNumbers(
-        *(store.between(name) for name in names), nodes=torch.tensor(nodes), boundary=torch.tensor(store.boundary())
+        **{name: store.between(name) for name in names},
+        nodes=torch.tensor(nodes),
+        boundary=torch.tensor(store.boundary()),
     )
 
 
