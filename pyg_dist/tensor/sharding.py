@@ -79,6 +79,15 @@ class RowSharding:
         return self
 
     @property
+    def has_whole_rows(self) -> bool:
+        """Whether all columns of a row are on one rank, whatever the number of columns."""
+        return True
+
+    def slice_columns(self, tensor: Tensor) -> Tensor:
+        """The local columns (last dimension) of a replicated tensor that meets these rows; differentiable."""
+        return self.copy_to_ranks(tensor)
+
+    @property
     def first_column(self) -> int:
         """The number of the first local column: what is drawn for a column depends on its number."""
         return 0

@@ -81,7 +81,7 @@ def compare(graph: Data, meshes: list[dict[str, int]], cases: list[Case], stride
     """On every rank, for every mesh and form of the sums: every ``stride``-th case, another first one each time."""
     import pyg_dist
     from pyg_dist import conv as ours
-    from pyg_dist.plan.grid.tiling import node_order as plan
+    from pyg_dist.plan.grid import node_order as plan
 
     expected = {}
     for number, case in enumerate(cases):

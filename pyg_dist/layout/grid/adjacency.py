@@ -13,7 +13,7 @@ from pyg_dist.backend.grid.edge_values import EdgeValueScatter
 from pyg_dist.backend.grid.mesh import GRID_AXES
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.layout.grid.sharding import Grid
-from pyg_dist.layout.self_loops import LoopRule
+from pyg_dist.layout.self_loops import LoopRule, SelfLoops
 from pyg_dist.plan.grid.node_order import edge_blocks
 from pyg_dist.plan.grid.tiling import split
 from pyg_dist.tensor.sharding import lasting
@@ -91,50 +91,15 @@ class AdjacencyTile:
         return self.make_dispatch()
 
     @cached_property
-    @lasting
-    def loop(self) -> Tensor:
-        """Which edges are self loops, int64 ``[l]``, ascending."""
-        return (self.row_id[self.row] == self.column_id[self.column]).nonzero().view(-1)
-
-    @cached_property
-    def _with_loops(self) -> dict[LoopRule, CSR]:
+    def _loops(self) -> dict[LoopRule, SelfLoops]:
         return {}
 
-    def with_loops(self, rule: LoopRule) -> CSR:
-        """The edges and a loop for every node; the loops' values stand behind those of the edges. Made once."""
-        known = self._with_loops.get(rule)
+    def loops(self, rule: LoopRule) -> SelfLoops:
+        """The edges with a loop for every node that is in both blocks. Made once."""
+        known = self._loops.get(rule)
         if known is None:
-            known = self._with_loops[rule] = self._make_loops(rule)
+            known = self._loops[rule] = SelfLoops(self.csr, self.loop_row, self.loop_column, rule, self.row.numel())
         return known
-
-    def _make_loops(self, rule: LoopRule) -> CSR:
-        edge = torch.arange(self.row.numel())
-        if rule != "add":
-            edge = edge[torch.ones_like(edge, dtype=torch.bool).index_fill_(0, self.loop, False)]
-        loop = torch.arange(self.loop_row.numel()) + self.row.numel()
-        return self._csr(
-            torch.cat([self.row[edge], self.loop_row]),
-            torch.cat([self.column[edge], self.loop_column]),
-            torch.cat([edge, loop]),
-        )
-
-    def loop_weight(self, weight: Tensor, loop_value: float, rule: LoopRule) -> Tensor:
-        """The weights of the loops that :meth:`with_loops` adds; differentiable.
-
-        Of several loops of a node the last one counts, and the gradient goes to all: ``index_put`` in PyG does both.
-        """
-        filled = weight.new_full(self.loop_row.shape, loop_value)
-        if rule != "remaining" or weight.numel() == 0:
-            return filled
-        loop = self.loop
-        loop_of_row = torch.full((self.row_id.numel(),), -1)
-        loop_of_row[self.loop_row] = torch.arange(self.loop_row.numel())
-        last = torch.full(self.loop_row.shape, -1).scatter_reduce_(0, loop_of_row[self.row[loop]], loop, "amax")
-        value = torch.where(last >= 0, weight.detach()[last], filled)
-        if not weight.requires_grad:
-            return value
-        own = weight[loop]
-        return value.index_add(0, loop_of_row[self.row[loop]], own - own.detach())
 
     def _csr(self, row: Tensor, column: Tensor, edge: Tensor) -> CSR:
         return CSR.from_edges(row, column, edge, self.row_id.numel(), self.column_id.numel())

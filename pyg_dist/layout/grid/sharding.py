@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +14,7 @@ from pyg_dist.backend.grid.mesh import GRID_AXES, Mesh
 from pyg_dist.backend.grid.redistribute import Redistribution, redistribute
 from pyg_dist.backend.grid.transport import MeshTransport
 from pyg_dist.errors import DataError
+from pyg_dist.layout.graph import NodeSharding
 from pyg_dist.plan.grid.node_order import NodeOrder
 from pyg_dist.plan.grid.redistribution_plan import RedistributionPlan, columns_between, redistribution_plan
 from pyg_dist.plan.grid.tiling import WHOLE_ROWS, Sums, TileLayout, column_range, nested_split, row_range
@@ -64,6 +64,11 @@ class Tile(RowSharding):
     def column_sizes(self) -> list[int]:
         """Columns by rank of the column axis."""
         return self.grid.column_sizes(self.layout.columns, self.width)
+
+    @property
+    def has_whole_rows(self) -> bool:
+        """Whether all columns of a row are here."""
+        return self.column_group.size == 1
 
     @property
     def first_column(self) -> int:
@@ -120,18 +125,16 @@ class Tile(RowSharding):
         return local if other is self else redistribute(local, self.grid.redistribution(self, other))
 
 
-class GridNodes(RowSharding):
+class GridNodes(NodeSharding):
     """A grid's nodes, whole rows of which lie on every rank.
 
     Attributes:
         grid: the grid.
-        edge_sets: a script's own edges between them, see :meth:`DistributedEdgeIndex.over`.
     """
 
     def __init__(self, grid: Grid) -> None:
-        super().__init__(grid.mesh.group(*GRID_AXES), "node", grid.num_nodes, grid.node_ids(WHOLE_ROWS))
+        super().__init__(grid.mesh.group(*GRID_AXES), grid.num_nodes, grid.node_ids(WHOLE_ROWS))
         self.grid = grid
-        self.edge_sets: OrderedDict[str, Any] = OrderedDict()  # handles, whose graphs know these nodes
 
 
 class Grid:

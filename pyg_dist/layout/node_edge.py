@@ -1,10 +1,10 @@
 """From rows per node to rows per edge and back: products with the incidence matrix of an end, and with its transpose.
 
 A conv's messages are edge tensors, and its nodes' features are node tensors. Two functions lead from one to the other,
-each the transpose of the other: :func:`nodes_to_edges` gives each edge the row of one of its ends,
-    :func:`edges_to_nodes` reduces the values of the edges that meet in a node. Both take a
-    :class:`~pyg_dist.layout.halo.edges.NodeIds`, which stands for ``edge_index[0]`` (sources, whose rows arrive by a
-    post exchange) or ``edge_index[1]`` (targets, which are local).
+each the transpose of the other: :func:`nodes_to_edges` gives each edge the row of one of its ends (PyG's ``_lift``),
+:func:`edges_to_nodes` reduces the values of the edges that meet in a node (PyG's ``scatter``). Both take a
+:class:`~pyg_dist.layout.edges.NodeIds`, which stands for ``edge_index[0]`` (sources, whose rows may live on other
+ranks) or ``edge_index[1]`` (targets, which are local).
 """
 
 from __future__ import annotations
@@ -18,14 +18,12 @@ import torch
 import torch_geometric.utils
 from torch import Tensor, nn
 
-from pyg_dist.backend.halo.operator import halo_rows, halo_sums
-from pyg_dist.backend.halo.transfer import HaloTransfer
 from pyg_dist.errors import LayoutMismatchError, UnsupportedError
+from pyg_dist.layout.graph import EdgeView
 from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, as_row_tensor_, local_values, version_of
 
 if TYPE_CHECKING:
-    from pyg_dist.layout.halo.edges import NodeIds
-    from pyg_dist.layout.halo.graph import HaloGraph
+    from pyg_dist.layout.edges import NodeIds
 
 _FEW_COLUMNS = 16
 """Narrower rows travel as they are here, also where packing would shorten them: logits of attention, degrees,
@@ -38,10 +36,10 @@ _EdgeRows = tuple[NodeTensor, tuple[int | None, bool], Tensor]
 
 @dataclass
 class _Call:
-    """A layer that runs, and the rows that it has lifted: by tensor and graph, its state, its rows and the halo's."""
+    """A layer that runs, and the rows that it has exchanged: by tensor and graph, the tensor's state and the rows."""
 
     layer: nn.Module
-    lifted: dict[tuple[int, HaloGraph], _EdgeRows] = field(default_factory=dict)
+    exchanged: dict[tuple[int, EdgeView], _EdgeRows] = field(default_factory=dict)
 
 
 _call: _Call | None = None
@@ -49,7 +47,7 @@ _call: _Call | None = None
 
 @contextmanager
 def share_halo_within(layer: nn.Module) -> Iterator[None]:
-    """Within it lifts are those of ``layer``, and several of one node tensor share one exchange."""
+    """Within it exchanges are those of ``layer``, and a node tensor is exchanged once."""
     global _call
     outer, _call = _call, _Call(layer)
     try:
@@ -75,44 +73,24 @@ def nodes_to_edges(x: NodeTensor, ids: NodeIds) -> EdgeTensor:
         raise LayoutMismatchError(
             f"Expected a row for each of {edges.graph.node_sharding} (got {x._sharding}): take both from one data"
         )
-    rows = x.to_local() if ids.end == 1 else _with_halo(x, edges.graph)
+    rows = x.to_local() if ids.end == 1 else _neighbour_rows(x, edges.graph)
     return edges.tensor(rows.index_select(0, edges.target if ids.end == 1 else edges.source))
 
 
-def _with_halo(x: NodeTensor, graph: HaloGraph) -> Tensor:
-    """Local rows, then halo slots (collective)."""
+def _neighbour_rows(x: NodeTensor, graph: EdgeView) -> Tensor:
+    """Local rows, then those of other ranks; exchanged once for all edges of a layer's call (collective)."""
     local = x.to_local()
     version = version_of(x)
     call = None if version is None else _call
     state = (version, x.requires_grad and torch.is_grad_enabled())
-    known = None if call is None else call.lifted.get((id(x), graph))
+    known = None if call is None else call.exchanged.get((id(x), graph))
     if known is not None and known[1] == state:
         return known[2]
-    flat = local.reshape(local.shape[0], local.shape[1:].numel())
-    post = graph.row_transfer
-    if call is not None and local.dtype.is_floating_point and flat.shape[1] >= _FEW_COLUMNS:
-        post = post.coded(graph.codecs(call.layer, of_rows=True))
-    rows = local
-    if graph.group.size > 1:
-        halo = _halo(flat, post)
-        rows = torch.cat([local, halo.view(halo.shape[0], *local.shape[1:])])
+    is_wide = local.dtype.is_floating_point and local.shape[1:].numel() >= _FEW_COLUMNS
+    rows = graph.neighbour_rows(local, call.layer if call is not None and is_wide else None)
     if call is not None:
-        call.lifted[id(x), graph] = (x, state, rows)
+        call.exchanged[id(x), graph] = (x, state, rows)
     return rows
-
-
-def _halo(flat: Tensor, post: HaloTransfer) -> Tensor:
-    """Halo slots (collective). Shapes: ``[n, F] -> [h, F]``."""
-    if flat.is_complex():
-        real = _halo(torch.view_as_real(flat.resolve_conj()).flatten(1), post)
-        return torch.view_as_complex(real.view(real.shape[0], flat.shape[1], 2))
-    if flat.dtype == torch.float16:
-        return _halo(flat.float(), post).half()
-    if flat.dtype.is_floating_point:
-        return halo_rows(flat, post)
-    outgoing = post.outgoing.pattern
-    sent = flat[flat.shape[0] - outgoing.num_cols :][outgoing.col.long()]
-    return post.exchange.start(sent.long()).wait().to(flat.dtype)
 
 
 def edges_to_nodes(values: EdgeTensor, ids: NodeIds, reduce: str = "sum") -> NodeTensor:
@@ -137,8 +115,5 @@ def edges_to_nodes(values: EdgeTensor, ids: NodeIds, reduce: str = "sum") -> Nod
             f"Reducing by source nodes is distributed for sums (got {reduce!r}): reduce by target, or flip edge_index "
             f"before DistributedData"
         )
-    sums = torch_geometric.utils.scatter(local, edges.source, 0, graph.num_local + graph.halo.num_cols, "sum")
-    if graph.group.size > 1:
-        own, halo = sums.split([graph.num_local, graph.halo.num_cols])
-        sums = own + halo_sums(halo.reshape(halo.shape[0], halo.shape[1:].numel()), graph.row_transfer).view_as(own)
-    return cast(NodeTensor, as_row_tensor_(sums, graph.node_sharding))
+    sums = torch_geometric.utils.scatter(local, edges.source, 0, graph.num_neighbours, "sum")
+    return cast(NodeTensor, as_row_tensor_(graph.sum_to_owners(sums), graph.node_sharding))

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from pyg_dist.errors import MixedRowsError
-from pyg_dist.layout.halo.node_edge import nodes_to_edges
+from pyg_dist.layout.graph import EdgeView
+from pyg_dist.layout.node_edge import nodes_to_edges
 from pyg_dist.tensor.registry import public_name
 from pyg_dist.tensor.row_index import RowIndex
 from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor, as_row_tensor_, by_row_mask, local_tensors
 from pyg_dist.tensor.sharding import RowSharding, lasting
-
-if TYPE_CHECKING:
-    from pyg_dist.layout.halo.graph import HaloGraph
 
 End = Literal[0, 1]
 """0: sources, 1: targets."""
@@ -32,20 +30,31 @@ class Edges(Tensor):
     Attributes:
         graph: the graph.
         rows: which edges are here; edge tensors with these rows belong to them.
-        source: int64 ``[e]``: local rows, then halo slots.
+        source: int64 ``[e]``: neighbours, that is local rows, then those that arrive.
         target: int64 ``[e]``: local rows.
         weight: the values of an ``adj_t``: what weighs its edges where a conv has no other weights.
     """
 
-    graph: HaloGraph
+    graph: EdgeView
     rows: RowSharding
     source: Tensor
     target: Tensor
     weight: EdgeTensor | None
 
     @staticmethod
+    @lasting
+    def all_of(graph: EdgeView, weight: EdgeTensor | None = None) -> Edges:
+        """All edges of a graph, in edge storage order.
+
+        Args:
+            graph: the graph.
+            weight: the values of an ``adj_t``.
+        """
+        return Edges.of(graph, graph.edge_sharding, *graph.ends(), weight)
+
+    @staticmethod
     def of(
-        graph: HaloGraph, rows: RowSharding, source: Tensor, target: Tensor, weight: EdgeTensor | None = None
+        graph: EdgeView, rows: RowSharding, source: Tensor, target: Tensor, weight: EdgeTensor | None = None
     ) -> Edges:
         """See the class."""
         # Of a device without memory: what torch does not dispatch (torch.tensor, DLPack) fails, or finds no values.
@@ -70,8 +79,7 @@ class Edges(Tensor):
     @lasting
     def _global_ids(self) -> tuple[Tensor, Tensor]:
         with local_tensors():
-            node_id, halo_id = self.graph.node_sharding.key, self.graph.share.halo_id.to(self.graph.device)
-            return torch.cat([node_id, halo_id])[self.source], node_id[self.target]
+            return self.graph.neighbour_id[self.source], self.graph.node_sharding.global_id[self.target]
 
     @cached_property
     @lasting
@@ -167,7 +175,7 @@ class _Selected(NamedTuple):
 class _AndLoops(RowSharding):
     """Edges, and behind them a self loop for each node: the places and numbers that PyG gives them."""
 
-    def __init__(self, edges: RowSharding, graph: HaloGraph) -> None:
+    def __init__(self, edges: RowSharding, graph: EdgeView) -> None:
         loops = graph.node_sharding
         super().__init__(
             edges.group, "edge", edges.size + loops.size, torch.cat([edges.key, _first(graph) + loops.key])
@@ -184,7 +192,7 @@ class _AndLoops(RowSharding):
         return self._position
 
 
-def _first(graph: HaloGraph) -> int:
+def _first(graph: EdgeView) -> int:
     """The key of the first node's self loop, behind those of all edges."""
     return graph.edge_sharding.num_keys
 
@@ -204,5 +212,5 @@ class NodeIds(RowIndex):
         return ids  # type: ignore[no-any-return]
 
     def fetch(self, x: NodeTensor) -> EdgeTensor:
-        """See :func:`~pyg_dist.layout.halo.node_edge.nodes_to_edges`."""
+        """See :func:`~pyg_dist.layout.node_edge.nodes_to_edges`."""
         return nodes_to_edges(x, self)
