@@ -93,8 +93,8 @@ class TensorSpec:
 
     @property
     def num_rows(self) -> int:
-        """The first dimension."""
-        return self.shape[0]
+        """The first dimension; one of a scalar."""
+        return self.shape[0] if self.shape else 1
 
     @property
     def row_bytes(self) -> int:

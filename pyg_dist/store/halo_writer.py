@@ -95,12 +95,20 @@ class NodeParts:
 
 
 def write_nodes(
-    folder: StoreFolder, nodes: NodeParts, attributes: tuple[NodeAttribute, ...], memory: int
+    folder: StoreFolder, nodes: NodeParts, attributes: tuple[NodeAttribute, ...], memory: int, again: bool = False
 ) -> dict[str, Shard]:
-    """Scatter the rows of every attribute to their parts' files, which grow side by side."""
+    """Scatter the rows of every attribute to their parts' files, which grow side by side.
+
+    Args:
+        folder: of the store.
+        nodes: who owns which.
+        attributes: to write.
+        memory: bytes to use.
+        again: write shards that are there already, too.
+    """
     keys = [f"nodes-{part:05d}" for part in range(nodes.num_parts)]
     kept = {key: folder.kept_shard(key) for key in keys}
-    if all(kept.values()):
+    if all(kept.values()) and not again:
         return {key: shard for key, shard in kept.items() if shard is not None}
     writers = []
     for part, key in enumerate(keys):

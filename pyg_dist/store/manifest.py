@@ -19,6 +19,9 @@ from pyg_dist.store.format import TensorSpec
 FORMAT, VERSION = "pyg_dist store", 1
 FILE = "manifest.json"
 
+ADJ_VALUES = "adj_t values"
+"""The edge attribute that holds the values of a sparse ``adj_t``."""
+
 
 @dataclass(frozen=True)
 class Shard:

@@ -70,6 +70,15 @@ class TensorFile:
             flat = flat.copy()
         return flat.view(dtype).reshape(high - low, *spec.shape[1:])
 
+    def whole(self, name: str) -> Array:
+        """All of a tensor of any shape, a scalar too: a read-only view of the file."""
+        spec = self.spec(name)
+        dtype, first = storage_dtype(spec.dtype), self._start[name]
+        if spec.num_bytes == 0:
+            return np.empty(spec.shape, dtype)
+        flat = np.frombuffer(self._map, np.uint8, spec.num_bytes, first)
+        return (flat.copy() if first % dtype.itemsize else flat).view(dtype).reshape(spec.shape)
+
     def pieces(
         self, name: str, low: int = 0, high: int | None = None, num_bytes: int = _PIECE_BYTES
     ) -> Iterator[Array]:
@@ -123,6 +132,8 @@ class TensorFile:
     def digest(self, name: str) -> str:
         """The XXH3-128 digest of a tensor's bytes."""
         hasher = xxhash.xxh3_128()
+        if not self.spec(name).shape:
+            return str(xxhash.xxh3_128_hexdigest(self.whole(name).reshape(-1).view(np.uint8).data))
         for piece in self.pieces(name):
             hasher.update(piece.reshape(-1).view(np.uint8).data)
         return str(hasher.hexdigest())

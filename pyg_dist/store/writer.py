@@ -67,6 +67,20 @@ class ShardWriter:
         finally:
             os.close(descriptor)
 
+    def write_whole(self, name: str, content: Array) -> None:
+        """Write all of a tensor of any shape, a scalar too."""
+        spec = self.layout.tensors[name]
+        if content.dtype != storage_dtype(spec.dtype) or content.shape != spec.shape:
+            raise DataError(f"Expected {spec.dtype} {list(spec.shape)} as '{name}' (got {content.dtype}): cast it")
+        flat = np.ascontiguousarray(content).reshape(-1).view(np.uint8).data
+        self._hashers[name].update(flat)
+        descriptor = os.open(self.path, os.O_WRONLY)
+        try:
+            write_at(descriptor, flat, self.layout.start[name])
+        finally:
+            os.close(descriptor)
+        self._written[name] = spec.num_rows
+
     def close(self) -> dict[str, str]:
         """Bring the file to the disk; returns the digest of each tensor.
 

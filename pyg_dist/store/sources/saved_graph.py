@@ -12,7 +12,7 @@ from pyg_dist.store.reader import TensorFile
 from pyg_dist.store.sources.source import EdgeAttribute, EdgeChunk, NodeAttribute, Source, SourceInfo
 
 METADATA = "pyg_dist graph"
-EDGE_INDEX, ADJ_VALUES = "edge_index", "adj_t values"
+EDGE_INDEX = "edge_index"
 
 
 class SavedGraph(Source):
@@ -48,11 +48,16 @@ class SavedGraph(Source):
         edges = tuple(
             EdgeAttribute(name, tensors[name].dtype, tensors[name].shape[1:]) for name in self.names["edge_attributes"]
         )
-        others = {name: self.file.rows(name) for name in self.content["other_tensors"]}
-        dtypes = {name: tensors[name].dtype for name in self.content["other_tensors"]}
-        graph = self.content["graph"] | {"other_dtypes": dtypes}
+        others = {name: (tensors[name].dtype, self.file.whole(name)) for name in self.content["other_tensors"]}
         return SourceInfo(
-            (self.path,), self.num_nodes, self.num_edges, nodes, edges, others | self.content["other"], graph=graph
+            (self.path,),
+            self.num_nodes,
+            self.num_edges,
+            nodes,
+            edges,
+            self.content["other"],
+            others,
+            graph=self.content["graph"],
         )
 
     def chunks(self, size: int) -> Iterator[EdgeChunk]:

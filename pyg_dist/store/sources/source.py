@@ -72,7 +72,8 @@ class SourceInfo:
         num_edges: E, where the input says so.
         nodes: attributes with a row per node.
         edges: attributes with a row per edge.
-        other: attributes that are neither: what JSON has, or arrays.
+        other: attributes that are neither and that JSON has.
+        other_tensors: those that it has not: type, as safetensors calls it, and content.
         stands_once: whether each edge stands for both directions.
         graph: how a script sees the edges, see :class:`~pyg_dist.store.manifest.Manifest`.
     """
@@ -83,6 +84,7 @@ class SourceInfo:
     nodes: tuple[NodeAttribute, ...] = ()
     edges: tuple[EdgeAttribute, ...] = ()
     other: dict[str, Any] = field(default_factory=dict)
+    other_tensors: dict[str, tuple[str, Array]] = field(default_factory=dict)
     stands_once: bool = False
     graph: dict[str, Any] = field(default_factory=lambda: {"key": "edge_index", "loop_rule": "remaining"})
 
