@@ -92,7 +92,7 @@ def write_halo_store(source: Source, out: Path, options: StoreOptions, progress:
         load = np.bincount(parts, weights=edges.in_degree, minlength=options.parts)
         shards |= write_edges(folder, edges, nodes, _cover(load), options.memory, lambda n: tell("sorting", n))
         plan = {
-            "partition": Path(options.method).name,
+            "partition": "given" if options.method.endswith(".npy") else options.method,
             "epsilon": options.epsilon,
             "seed": options.seed,
             "edges": edges.digest(),
@@ -231,7 +231,7 @@ def _watched(attribute: NodeAttribute, nan: dict[str, int]) -> NodeAttribute:
             if attribute.name == "train_mask":
                 trained += int(piece.any())
             if attribute.dtype in ("F64", "F32", "F16", "BF16"):
-                count += int(as_torch(np.ascontiguousarray(piece), attribute.dtype).isnan().sum())
+                count += int(as_torch(np.require(piece, requirements="CW"), attribute.dtype).isnan().sum())
             yield piece
         nan[attribute.name] = count
         if attribute.name == "train_mask" and attribute.dtype == "BOOL" and not trained:
