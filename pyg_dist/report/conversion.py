@@ -231,7 +231,7 @@ def _watched(attribute: NodeAttribute, nan: dict[str, int]) -> NodeAttribute:
             if attribute.name == "train_mask":
                 trained += int(piece.any())
             if attribute.dtype in ("F64", "F32", "F16", "BF16"):
-                count += int(as_torch(np.require(piece, requirements="CW"), attribute.dtype).isnan().sum())
+                count += int(as_torch(np.require(piece, requirements=["C", "W"]), attribute.dtype).isnan().sum())
             yield piece
         nan[attribute.name] = count
         if attribute.name == "train_mask" and attribute.dtype == "BOOL" and not trained:
