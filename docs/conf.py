@@ -1,4 +1,4 @@
-"""The site: ``make docs`` builds it from these pages and from the docstrings, with warnings as errors and no network."""
+"""The site: ``make docs`` builds it from these pages and from the docstrings. Warnings are errors; no network is used."""
 
 from __future__ import annotations
 
