@@ -1,4 +1,4 @@
-"""The site: ``make docs`` builds it from these pages and from the docstrings. Warnings are errors; no network is used."""
+"""The site: `make docs` builds it from these pages and the docstrings. Warnings are errors; no network is used."""
 
 from __future__ import annotations
 
