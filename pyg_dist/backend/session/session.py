@@ -71,7 +71,7 @@ def init(backend: str = DEFAULT_BACKEND, timeout: timedelta = DEFAULT_TIMEOUT) -
     else:
         found = _open_group(launch.detect(os.environ), backend, timeout)
     _options = (backend, timeout)
-    world.enter(found)
+    world.set_current(found)
     errors.set_rank(found.rank, found.world_size)
     if found.store is None:
         return
@@ -94,7 +94,7 @@ def shutdown() -> None:
     if _watch is not None:
         _watch.close()
     _watch = None
-    world.enter(None)
+    world.set_current(None)
     close_groups()
     if _owns_group and world.is_group_open():  # the script may have destroyed it
         dist.destroy_process_group()

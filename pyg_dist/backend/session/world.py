@@ -40,7 +40,7 @@ def current() -> World | None:
     return _current
 
 
-def enter(world: World | None) -> None:
+def set_current(world: World | None) -> None:
     """Make ``world`` the current session; None ends it."""
     global _current
     _current = world

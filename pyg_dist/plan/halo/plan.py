@@ -340,8 +340,12 @@ def is_dense(messages: int, ranks: int) -> bool:
 
 def plan_hash(edge_index: Tensor, parts: Tensor, num_ranks: int, exchange: Exchange) -> str:
     """Digest of all that a plan depends on: edges, parts, number of ranks and exchange. Not collective."""
-    inputs = (digest(edge_index), digest(parts.to(torch.int32)), num_ranks, exchange)
-    return digest(repr(inputs))
+    return hash_of_digests(digest(edge_index), digest(parts.to(torch.int32)), num_ranks, exchange)
+
+
+def hash_of_digests(edges: str, parts: str, num_ranks: int, exchange: Exchange) -> str:
+    """:func:`plan_hash` of edges and parts (int32) whose digests are known."""
+    return digest(repr((edges, parts, num_ranks, exchange)))
 
 
 def pairs_of(rows: Tensor) -> tuple[tuple[int, int, int], ...]:

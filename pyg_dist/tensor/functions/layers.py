@@ -115,7 +115,7 @@ def sequences(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any])
     with local_tensors():
         rows = x._sharding
         zeros = tuple(s.new_zeros(s.shape[0], rows.num_local, s.shape[2]) for s in states)
-        entered = [rows.enter(w) for w in weights]
+        entered = [rows.copy_to_ranks(w) for w in weights]
         rest = (has_biases, num_layers, dropout, training, bidirectional, True)
         out, *last = function(x, zeros if len(zeros) > 1 else zeros[0], entered, *rest)
         return (as_row_tensor_(out, rows), *[None] * len(last))

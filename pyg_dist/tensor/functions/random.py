@@ -163,7 +163,7 @@ def multinomial(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any
         weights = x.as_subclass(Tensor).detach()
         least = 1 if bound["replacement"] else num_samples
         is_valid = bool((weights >= 0).all() and weights.isfinite().all() and ((weights > 0).sum(1) >= least).all())
-        if not x._sharding.group.every(is_valid):
+        if not x._sharding.group.all_true(is_valid):
             raise DataError(
                 f"Expected weights of each row that are finite, not negative, {least} or more above zero (got others)"
             )

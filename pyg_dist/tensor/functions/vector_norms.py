@@ -23,7 +23,7 @@ def _vector_norm(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound:
     if order in (math.inf, -math.inf):
         return extreme(x.abs(), dims, keepdim, rows, "max" if order > 0 else "min")
     if order == 0:  # a count
-        return rows.reduce_from_ranks((x != 0).sum(dims, keepdim).to(x.dtype.to_real()))
+        return rows.reduce_from_ranks((x != 0).sum(dims, keepdim).to(x.dtype))
     if order < 0 and x.shape[0] == 0:  # torch has no neutral element for it; the sum keeps the graph alike on all ranks
         local = x.abs().sum(dims, keepdim) + math.inf
     else:
@@ -74,16 +74,18 @@ def std_var(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         if rows.group.size == 1:
             return function(*args, **kwargs)
         number = count(x, dims, rows)
-        mean = (rows.leave(x.sum(dims, keepdim=True, dtype=accumulation_dtype(x.dtype))) / number).to(x.dtype)
-        deviation = x - rows.enter(mean)
+        mean = (rows.reduce_from_ranks(x.sum(dims, keepdim=True, dtype=accumulation_dtype(x.dtype))) / number).to(
+            x.dtype
+        )
+        deviation = x - rows.copy_to_ranks(mean)
         freedom = max(number - correction, 0)
         if "std" in function.__name__:  # a norm is differentiable where it is zero, as torch's std is
             spread = _vector_norm(deviation, dims, keepdim, rows, {}) / math.sqrt(freedom)
         else:
-            square = deviation.abs().square() if x.is_complex() else deviation.square()
-            spread = (rows.leave(square.sum(dims, keepdim, dtype=accumulation_dtype(square.dtype))) / freedom).to(
-                square.dtype
-            )
+            square = deviation.square()
+            spread = (
+                rows.reduce_from_ranks(square.sum(dims, keepdim, dtype=accumulation_dtype(square.dtype))) / freedom
+            ).to(square.dtype)
         if "mean" in function.__name__:
             return spread, mean if keepdim else mean.squeeze(dims)
         return spread
