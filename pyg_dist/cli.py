@@ -13,14 +13,14 @@ import sys
 from collections.abc import Sequence
 
 from pyg_dist.errors import PygDistError
-from pyg_dist.report import bench, doctor, partition_store, planning, simulation
+from pyg_dist.report import bench, doctor, partitioning, planning, simulation
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m pyg_dist", description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    for command in (partition_store, planning, simulation, bench, doctor):
+    for command in (partitioning, planning, simulation, bench, doctor):
         command.add_command(commands)
     args = parser.parse_args(arguments)
     try:

@@ -45,10 +45,14 @@ class DistributedData(Data):  # type: ignore[misc]
             not, with self loops, duplicate edges and isolated nodes as it likes.
         layout: ``"halo"``: rows by part; ``"grid"``: tiles of rows and columns on a mesh, without a partition;
             ``"auto"``: what the constants of ``python -m pyg_dist bench`` say is cheaper, printed with the reasons.
-        partition: ``"metis"``; ``"hypergraph"``: fewer rows to send, for more time to partition (needs mtkahypar;
-            Demirci et al., 4.3.2); ``"random"``; the owner of each node, a LongTensor ``[N]``; or a
-            :class:`~pyg_dist.plan.Plan` that was saved, whose parts are used again. Parts that are found here are put
-            on ranks such that few rows leave a machine, where there are several; given ones stay as they are.
+        partition: ``"metis"``; ``"metis-cut"``, for few cut edges, as papers use METIS; ``"hypergraph"``: fewer rows to
+            send, for more time to partition (Demirci et al., 4.3.2); ``"cover"``: the fewest rows of the hybrid
+            exchange, and more for what cannot be summed on the way (attention, max), which is post;
+            ``"stochastic"``: few rows in mini-batches (Demirci et al., 4.3.3); these three need mtkahypar;
+            ``"stream"``: in memory that does not grow with the edges; ``"random"``; the owner of each node, a
+            LongTensor ``[N]``; or a :class:`~pyg_dist.plan.Plan` that was saved, whose parts are used again. Parts that
+            are found here are put on ranks such that few rows leave a machine, where there are several; given ones stay
+            as they are.
         epsilon: how much heavier than the mean a part may be.
         exchange: what sums send: ``"post"``, rows of sources; ``"pre"``, sums for targets; ``"hybrid"``, as few of both
             as can be (SuperGCN, 5.2-5.3). What cannot be summed on the way (max, LSTM, learning weights) is post.

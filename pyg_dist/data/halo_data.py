@@ -12,11 +12,10 @@ from pyg_dist.data.machine import ranks_per_node
 from pyg_dist.data.options import Options
 from pyg_dist.layout.halo.graph import HaloGraph
 from pyg_dist.layout.halo.sharding import HaloNodes
-from pyg_dist.partition import partition as partition_nodes
 from pyg_dist.plan import Plan, ShareSizes, halo_share
-from pyg_dist.plan.halo.placement import place
 from pyg_dist.plan.halo.plan import pairs_of, plan_hash
 from pyg_dist.plan.halo.share import HaloShare
+from pyg_dist.plan.parts import PartsOptions, find_parts
 
 
 def on_halo(graph_input: GraphInput, options: Options, parts: Tensor) -> tuple[HaloGraph, Plan]:
@@ -43,24 +42,10 @@ def node_parts(graph_input: GraphInput, options: Options) -> Tensor:
     train_mask = graph_input.node_attributes.get("train_mask")
     if train_mask is not None and (train_mask.dtype != torch.bool or train_mask.dim() != 1):
         train_mask = None
-    on_each = ranks_per_node()
-
-    def parts() -> Tensor:
-        edge_index = graph_input.edge_index
-        found = partition_nodes(
-            edge_index,
-            graph_input.num_nodes,
-            group.size,
-            method,
-            train_mask=train_mask,
-            epsilon=options.epsilon,
-            seed=options.seed,
-        )
-        if not isinstance(method, str) or on_each is None:
-            return found
-        return place(edge_index, found, group.size, on_each, options.exchange)
-
-    return on_main(parts)
+    found_by = PartsOptions(
+        method, options.epsilon, options.seed, exchange=options.exchange, ranks_per_node=ranks_per_node()
+    )
+    return on_main(lambda: find_parts(graph_input.edge_index, graph_input.num_nodes, group.size, found_by, train_mask))
 
 
 def gathered_plan(

@@ -13,18 +13,17 @@ from pyg_dist.backend.comm.quantized import Bits
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.backend.session.settings import SETTINGS
 from pyg_dist.errors import OptionError, UnsupportedError
-from pyg_dist.partition import METHODS
 from pyg_dist.partition.given import as_parts
 from pyg_dist.plan import Plan
 from pyg_dist.plan.halo.remote_edges import EXCHANGES, Exchange
 from pyg_dist.plan.model import Model
+from pyg_dist.plan.parts import METHODS, require_hybrid
 
 _VALUES: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {  # name: (works, planned)
     "layout": (("halo", "grid", "auto"), ()),
     "exchange": (EXCHANGES, ()),
     "comm_dtype": ((None, torch.bfloat16), ()),
 }
-_PARTITIONS = (METHODS, ("stochastic", "cover"))
 
 
 @dataclass(frozen=True)
@@ -67,10 +66,11 @@ class Options:
         for setting in SETTINGS:
             setting.value()  # raises
         if isinstance(self.partition, str):
-            _check("partition", self.partition, *_PARTITIONS)
+            _check("partition", self.partition, METHODS, ())
+            require_hybrid(self.partition, self.exchange)
         elif not isinstance(self.partition, (Tensor, np.ndarray, list, tuple, Plan)):
             raise OptionError(
-                f"Expected partition to be {' or '.join(map(repr, _PARTITIONS[0]))}, the owner of each node, or a Plan "
+                f"Expected partition to be {' or '.join(map(repr, METHODS))}, the owner of each node, or a Plan "
                 f"(got {self.partition!r})"
             )
         elif not isinstance(self.partition, Plan):

@@ -92,7 +92,7 @@ def partition(
     if method == "random":
         return random_parts(num_nodes, num_parts, seed)
     if method == "stream":
-        weight = node_work(edge_index[1].numpy(), num_nodes, train_mask)
+        weight = node_work(np.bincount(edge_index[1].numpy(), minlength=num_nodes), train_mask)
         return stream_parts(chunks_of(edge_index), weight, num_parts, epsilon, seed)
     if method in ("metis", "metis-cut"):
         graph = build_graph_model(edge_index, num_nodes, train_mask)

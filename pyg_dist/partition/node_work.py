@@ -12,7 +12,7 @@ from pyg_dist.errors import DataError
 Array = np.ndarray[Any, Any]
 
 
-def node_work(target: Array, num_nodes: int, train_mask: Tensor | None = None) -> Array:
+def node_work(in_degree: Array, train_mask: Tensor | None = None) -> Array:
     """Return the work of every node. Not collective.
 
     The partitioners take a single weight a node. A rank's time goes into in-edges (aggregation) and nodes (dense
@@ -26,14 +26,14 @@ def node_work(target: Array, num_nodes: int, train_mask: Tensor | None = None) -
     and its gradients (SuperGCN, 7.2: "node weights based on in-degree of nodes and training masks").
 
     Shapes:
-        - **input:** target :math:`(|E|)`, train_mask :math:`(|V|)` or :math:`(|V|, K)` boolean
+        - **input:** in_degree :math:`(|V|)`, train_mask :math:`(|V|)` or :math:`(|V|, K)` boolean
         - **output:** :math:`(|V|)` int64
 
     Raises:
         DataError: If train_mask has the wrong length or dtype.
     """
-    in_degree = np.bincount(target, minlength=num_nodes)
-    mean = max(1, round(target.size / max(1, num_nodes)))
+    num_nodes = in_degree.size
+    mean = max(1, round(int(in_degree.sum()) / max(1, num_nodes)))
     weight: Array = in_degree + mean
     if train_mask is not None:
         weight += mean * _is_training(train_mask, num_nodes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,14 @@ from torch import Tensor
 
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import DataError, OptionError
-from pyg_dist.partition import check_given, partition
+from pyg_dist.partition import Batches, check_given, partition
 from pyg_dist.partition.given import as_parts
+from pyg_dist.partition.memory import require_memory
+from pyg_dist.partition.node_work import node_work
+from pyg_dist.partition.solvers.options import Preset, Solver
+from pyg_dist.partition.solvers.stream import stream_parts
 from pyg_dist.plan.halo.vertex_cover import minimum_vertex_cover
+from pyg_dist.plan.parts import PartsOptions, solve
 from pyg_dist.store.folder import StoreFolder, explained_disk_errors, require_space
 from pyg_dist.store.format import TensorSpec, as_torch
 from pyg_dist.store.halo_writer import Block, Choose, NodeParts, write_edges, write_nodes
@@ -29,8 +34,6 @@ Array = np.ndarray[Any, Any]
 Progress = Callable[[str, int], None]
 """Is told the step and how many edges more are done in it."""
 
-_SOLVER_BYTES_PER_EDGE = 150
-"""That METIS or Mt-KaHyPar take, model included, measured on graphs of 20 to 90 edges per node."""
 _WORK_BYTES_PER_EDGE = 16 + 20 + 17
 """On disk: the spool, the buckets and the edges of the store."""
 
@@ -48,6 +51,9 @@ class StoreOptions:
         undirected: add the reverse of each edge.
         resume: go on with interrupted work.
         force: replace a store.
+        solver: of hypergraphs.
+        preset: Mt-KaHyPar's; None: the method's own.
+        batches: mini-batches of the stochastic model.
     """
 
     parts: int
@@ -58,6 +64,9 @@ class StoreOptions:
     undirected: bool = False
     resume: bool = False
     force: bool = False
+    solver: Solver = "mt-kahypar"
+    preset: Preset | None = None
+    batches: Batches | None = None
 
 
 def write_halo_store(source: Source, out: Path, options: StoreOptions, progress: Progress | None = None) -> Manifest:
@@ -161,16 +170,19 @@ def node_parts(edges: Spool, info: SourceInfo, options: StoreOptions) -> Tensor:
     none = torch.empty(2, 0, dtype=torch.int64)
     if options.method == "random" or options.parts == 1:
         return partition(none, edges.num_nodes, options.parts, "random", seed=options.seed)
-    needed = edges.num_edges * _SOLVER_BYTES_PER_EDGE
-    if needed > options.memory:
-        raise OptionError(
-            f"Expected --memory of {needed / 2**30:.1f} GiB or more for {options.method}, which holds the whole graph "
-            f"(got {options.memory / 2**30:.1f} GiB): give more, or take random"
-        )
-    return partition(
-        edges.edge_index(), edges.num_nodes, options.parts, options.method,
-        train_mask=_train_mask(info), epsilon=options.epsilon, seed=options.seed,
-    )  # fmt: skip
+    if options.method == "stream":  # never holds the edges
+        weight = node_work(edges.in_degree, train_mask_of(info))
+
+        def chunks() -> Iterator[Array]:
+            for _, source, target, _ in edges.chunks(1 << 20):
+                yield np.stack([source, target])
+
+        return stream_parts(chunks, weight, options.parts, options.epsilon, options.seed)
+    found_by = PartsOptions(
+        options.method, options.epsilon, options.seed, options.solver, options.preset, options.memory, options.batches
+    )
+    require_memory(options.method, edges.num_nodes, edges.num_edges, options.parts, options.memory)  # before reading
+    return solve(edges.edge_index(), edges.num_nodes, options.parts, found_by, train_mask_of(info))
 
 
 def read_parts(path: str) -> Tensor:
@@ -187,7 +199,7 @@ def read_parts(path: str) -> Tensor:
         raise DataError(f"Expected {path} to be .npy with a part per node (got: {error})") from error
 
 
-def _train_mask(info: SourceInfo) -> Tensor | None:
+def train_mask_of(info: SourceInfo) -> Tensor | None:
     """As ``DistributedData`` gives it to the solvers."""
     for attribute in info.nodes:
         if attribute.name == "train_mask" and attribute.dtype == "BOOL" and attribute.shape == ():

@@ -1,4 +1,4 @@
-"""``python -m pyg_dist partition GRAPH OUT --parts P``: the store of a graph, which may be larger than memory.
+"""The store of a graph, which may be larger than memory: ``python -m pyg_dist partition GRAPH OUT --parts P``.
 
 One process, no launch, nothing collective.
 """
@@ -11,20 +11,17 @@ import re
 import resource
 import sys
 import time
-from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
 from pyg_dist.errors import OptionError
-from pyg_dist.partition import METHODS
 from pyg_dist.plan import Machine, Model
 from pyg_dist.plan.halo.remote_edges import EXCHANGES
 from pyg_dist.report.conversion import StoreOptions, write_halo_store
 from pyg_dist.report.output_file import require_drawable
 from pyg_dist.report.stored_plan import halo_plan
 from pyg_dist.store.manifest import Manifest
-from pyg_dist.store.sources import KINDS, open_source
+from pyg_dist.store.sources import open_source
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _LEAST_MEMORY = 1 << 23
@@ -42,26 +39,6 @@ def num_bytes(text: str) -> int:
     return int(float(found[1]) * _UNITS[found[2] or ""])
 
 
-def add_command(commands: Any) -> None:
-    """Add ``partition`` to the command line."""
-    parser = commands.add_parser("partition", help="write the store of a graph, which each rank reads its own part of")
-    parser.set_defaults(run=run)
-    parser.add_argument("graph", help=KINDS)
-    parser.add_argument("out", type=Path, help="folder of the store")
-    parser.add_argument("--parts", type=int, required=True, help="as many as ranks, or more: parts are then merged")
-    parser.add_argument(
-        "--partition", default="metis", help=f"{', '.join(METHODS)}, or a .npy file with a part per node"
-    )
-    parser.add_argument("--epsilon", type=float, default=0.03, help="how much heavier than the mean a part may be")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--memory", type=num_bytes, default="4GiB", help="to use, such as 4GiB")
-    parser.add_argument("--undirected", action="store_true", help="add the reverse of each edge; each then stands once")
-    parser.add_argument("--resume", action="store_true", help="go on with what an interrupted run has left")
-    parser.add_argument("--force", action="store_true", help="replace a store, or an interrupted run's work")
-    parser.add_argument("--json", action="store_true", help="print numbers instead of tables")
-    parser.add_argument("--plot", type=Path, help="draw the plan: .png, .svg or .pdf")
-
-
 def run(args: argparse.Namespace) -> None:
     """Convert, and say what came out."""
     require_drawable(args.plot)
@@ -71,7 +48,17 @@ def run(args: argparse.Namespace) -> None:
         raise OptionError("Expected --resume or --force (got both): one goes on, the other starts anew")
     began = time.perf_counter()
     options = StoreOptions(
-        args.parts, args.partition, args.epsilon, args.seed, args.memory, args.undirected, args.resume, args.force
+        args.parts,
+        args.partition,
+        args.epsilon,
+        args.seed,
+        args.memory,
+        args.undirected,
+        args.resume,
+        args.force,
+        args.solver,
+        args.preset,
+        args.batches,
     )
     with tqdm(leave=False, disable=None, unit=" edges", unit_scale=True) as bar:
 

@@ -16,14 +16,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from pyg_dist.errors import OptionError
-from pyg_dist.partition import METHODS, partition
 from pyg_dist.plan import Machine, Model, Plan
 from pyg_dist.plan.auto import HaloCandidate, halo_candidates, reasons
 from pyg_dist.plan.base import DistributionPlan
 from pyg_dist.plan.grid.candidates import Candidate, grid_plans, grid_table
 from pyg_dist.plan.grid.plan import GridPlan
-from pyg_dist.plan.halo.placement import place
 from pyg_dist.plan.halo.remote_edges import EXCHANGES
+from pyg_dist.plan.parts import METHODS, PartsOptions, find_parts
 from pyg_dist.report.graph_file import GraphFile, read_npz, read_parts
 from pyg_dist.report.output_file import require_drawable, require_folder
 
@@ -132,12 +131,8 @@ def _check(args: argparse.Namespace) -> None:
 
 def _parts_of(graph: GraphFile, args: argparse.Namespace, ranks_per_node: int) -> Tensor:
     method = read_parts(args.partition) if args.partition.endswith(".npy") else args.partition
-    parts = partition(
-        graph.edge_index, graph.num_nodes, args.ranks, method,
-        train_mask=graph.train_mask, epsilon=args.epsilon, seed=args.seed,
-    )  # fmt: skip
-    is_ours = isinstance(method, str)
-    return place(graph.edge_index, parts, args.ranks, ranks_per_node, args.exchange) if is_ours else parts
+    options = PartsOptions(method, args.epsilon, args.seed, exchange=args.exchange, ranks_per_node=ranks_per_node)
+    return find_parts(graph.edge_index, graph.num_nodes, args.ranks, options, graph.train_mask)
 
 
 def _notes(

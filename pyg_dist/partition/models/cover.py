@@ -41,7 +41,7 @@ def build_cover_model(
     rows = nets_of(source[is_post], target[is_post], num_nodes)
     sums = nets_of(target[~is_post], source[~is_post], num_nodes)
     start = np.concatenate([rows[0], sums[0][1:] + rows[0][-1]])
-    weight = node_work(np.where(is_post, target, source), num_nodes, train_mask)
+    weight = node_work(np.bincount(np.where(is_post, target, source), minlength=num_nodes), train_mask)
     return HypergraphModel(start, np.concatenate([rows[1], sums[1]]), weight, np.ones(start.size - 1, np.int64))
 
 

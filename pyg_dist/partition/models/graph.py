@@ -43,7 +43,7 @@ def build_graph_model(edge_index: Tensor, num_nodes: int, train_mask: Tensor | N
     """
     source, target = edge_index.detach().cpu().numpy()
     start, neighbor = _symmetric_csr(source, target, num_nodes)
-    return GraphModel(start, neighbor, node_work(target, num_nodes, train_mask))
+    return GraphModel(start, neighbor, node_work(np.bincount(target, minlength=num_nodes), train_mask))
 
 
 def _symmetric_csr(source: Array, target: Array, num_nodes: int) -> tuple[Array, Array]:

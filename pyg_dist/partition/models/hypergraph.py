@@ -84,4 +84,5 @@ def build_hypergraph_model(edge_index: Tensor, num_nodes: int, train_mask: Tenso
     """
     source, target = edge_index.detach().cpu().numpy()
     start, pin = nets_of(source, target, num_nodes)
-    return HypergraphModel(start, pin, node_work(target, num_nodes, train_mask), np.ones(start.size - 1, np.int64))
+    weight = node_work(np.bincount(target, minlength=num_nodes), train_mask)
+    return HypergraphModel(start, pin, weight, np.ones(start.size - 1, np.int64))

@@ -116,7 +116,7 @@ def build_stochastic_model(
     start, pin, count = _merged(np.concatenate(starts), np.concatenate(pins), num_nodes)
     is_undrawn = ~drawn[source]
     kept = nets_of(source[is_undrawn], target[is_undrawn], num_nodes)
-    weight = node_work(target, num_nodes, train_mask)
+    weight = node_work(np.bincount(target, minlength=num_nodes), train_mask)
     return HypergraphModel(
         np.concatenate([start, kept[0][1:] + start[-1]]),
         np.concatenate([pin, kept[1]]),

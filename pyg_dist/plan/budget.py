@@ -1,0 +1,114 @@
+"""The best parts that seeds one after another find within a time budget, in a process that can be ended."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_dist import errors
+from pyg_dist.errors import OptionError, PygDistError
+from pyg_dist.plan.halo.remote_edges import Exchange, RemoteEdges
+from pyg_dist.plan.parts import PartsOptions, Report, solve
+
+_START_SECONDS = 300  # for Python and torch to come up on a busy machine
+
+
+def solve_within(
+    seconds: float,
+    edge_index: Tensor,
+    num_nodes: int,
+    num_parts: int,
+    options: PartsOptions,
+    train_mask: Tensor | None = None,
+) -> Tensor:
+    """Return the parts with the fewest rows of ``options.exchange`` that were found in time: int32 ``[N]``.
+
+    A process of its own solves with ``options.seed``, then with the seeds that follow; it is ended when the time is up,
+    and what an unfinished seed has found so far counts. So a solver that hangs, or is killed for the memory it takes,
+    is an error here and not the end of this process. Not collective.
+
+    Raises:
+        OptionError: Nothing was found in time, the solver crashed, or seeds cannot be compared.
+        PygDistError: The error of :func:`~pyg_dist.plan.parts.solve`.
+    """
+    if not isinstance(options.method, str) or options.method == "stochastic" or not seconds > 0:
+        raise OptionError(
+            f"Expected a time budget above 0 with a method whose seeds compare by rows (got {seconds} s, "
+            f"{options.method if isinstance(options.method, str) else 'given parts'!r}): leave it out"
+        )
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        np.save(folder / "edge_index.npy", edge_index.numpy())
+        (folder / "task").write_bytes(pickle.dumps((num_nodes, num_parts, options, train_mask)))
+        child = subprocess.Popen([sys.executable, "-m", "pyg_dist.plan.budget", name], stdout=subprocess.DEVNULL)
+        try:
+            ended = _wait(child, folder, seconds)
+        finally:
+            child.kill()
+            child.wait()
+        found = folder / "parts.npy"
+        if found.exists():
+            return torch.from_numpy(np.load(found))
+    if ended is not None:
+        raise OptionError(f"Expected {options.method!r} to find parts (its process ended with {ended}): choose another")
+    raise OptionError(
+        f"Expected {options.method!r} to find parts within {seconds:g} s (it did not): give it more time, or "
+        f"choose metis or stream"
+    )
+
+
+def _wait(child: subprocess.Popen[bytes], folder: Path, seconds: float) -> int | None:
+    """Until the time is up, which begins when the solver does; the status of a process that ended before."""
+    deadline = time.monotonic() + _START_SECONDS
+    has_begun = False
+    while child.poll() is None and time.monotonic() < deadline:
+        if not has_begun and (folder / "begun").exists():
+            has_begun, deadline = True, time.monotonic() + seconds
+        time.sleep(0.02)
+    if (folder / "error").exists():
+        kind, message = (folder / "error").read_text().split("\n", 1)
+        raise getattr(errors, kind)(message)
+    return child.poll()
+
+
+def rows_of(edge_index: Tensor, parts: Tensor, num_parts: int, exchange: Exchange) -> int:
+    """Rows that one aggregation sends, all ranks together. Not collective, O(E log E) time."""
+    cover = RemoteEdges.of(edge_index, parts, num_parts).cover(exchange)
+    return int(cover.left.sum() + cover.right.sum())
+
+
+def _main(folder: Path) -> None:
+    """The process: solve by one seed after another until it is ended, and leave the best parts in the folder."""
+    num_nodes, num_parts, options, train_mask = pickle.loads((folder / "task").read_bytes())
+    edge_index = torch.from_numpy(np.load(folder / "edge_index.npy"))
+    least: int | None = None
+
+    def keep(step: str, parts: Tensor) -> None:
+        nonlocal least
+        rows = rows_of(edge_index, parts, num_parts, options.exchange)
+        if least is None or rows < least:
+            least = rows
+            np.save(folder / "new.npy", parts.numpy())
+            (folder / "new.npy").replace(folder / "parts.npy")  # at once: the process may be ended at any time
+
+    report: Report = keep
+    (folder / "begun").touch()
+    try:
+        for seed in count(options.seed):
+            keep("", solve(edge_index, num_nodes, num_parts, replace(options, seed=seed), train_mask, report))
+    except PygDistError as error:
+        (folder / "error").write_text(f"{type(error).__name__}\n{error.message}")
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]))

@@ -1,0 +1,150 @@
+"""``python -m pyg_dist partition GRAPH --parts P``: partitions compared, or one of them written.
+
+Without an output, methods are compared for every number of parts; ``--parts 16 OUT.npy`` writes the parts themselves;
+any other output is the folder of a store. One process, no launch, nothing collective.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from pyg_dist.errors import OptionError
+from pyg_dist.partition import Batches
+from pyg_dist.partition.solvers.options import PRESETS, SOLVERS
+from pyg_dist.plan import Machine, Model
+from pyg_dist.plan.parts import METHODS, PartsOptions
+from pyg_dist.report import partition_store
+from pyg_dist.report.comparison import Measured, found_parts, measured, options_for, plot, table, to_dict
+from pyg_dist.report.conversion import train_mask_of
+from pyg_dist.report.output_file import require_drawable, require_folder
+from pyg_dist.store.sources import KINDS, open_source
+from pyg_dist.store.spool import spool
+
+_STORE_MEMORY = 4 << 30
+
+
+def add_command(commands: Any) -> None:
+    """Add ``partition`` to the command line."""
+    parser = commands.add_parser("partition", help="compare partitions, write one, or write a store")
+    parser.set_defaults(run=run)
+    parser.add_argument("graph", help=KINDS)
+    parser.add_argument("out", nargs="?", help="OUT.npy: the part of each node; else the folder of a store, which each "
+                        "rank reads its own part of; nothing: compare")  # fmt: skip
+    parser.add_argument("--parts", type=_number_or_path, nargs="+", required=True, metavar="P",
+                        help="as many as ranks, or more: a store's parts are then merged")  # fmt: skip
+    parser.add_argument("--partition", "--model", nargs="+", metavar="METHOD",
+                        help=f"{', '.join(METHODS)}, or a .npy file with a part per node; default: metis")  # fmt: skip
+    parser.add_argument("--compare", action="store_true", help="every method")
+    parser.add_argument("--solver", choices=SOLVERS, default="mt-kahypar", help="of hypergraphs")
+    parser.add_argument("--preset", choices=PRESETS, help="Mt-KaHyPar's; default: the method's own")
+    parser.add_argument("--epsilon", type=float, default=0.03, help="how much heavier than the mean a part may be")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--time-budget", type=float, metavar="SECONDS", help="try seeds until then, keep the best")
+    parser.add_argument("--batch-size", type=int, help="nodes of a stochastic mini-batch; default: a tenth")
+    parser.add_argument("--theta", type=float, default=0.1, help="error of a stochastic net's connectivity")
+    parser.add_argument("--delta", type=float, default=0.5, help="probability of a larger one")
+    parser.add_argument("--machine", type=Path, help="constants of `bench`; default: those measured here")
+    parser.add_argument("--memory", type=partition_store.num_bytes, help="to use; a store's default: 4GiB")
+    parser.add_argument("--undirected", action="store_true", help="add the reverse of each edge; each then stands once")
+    parser.add_argument("--resume", action="store_true", help="go on with a store that an interrupted run has left")
+    parser.add_argument("--force", action="store_true", help="replace a store, or an interrupted run's work")
+    parser.add_argument("--json", action="store_true", help="print numbers instead of tables")
+    parser.add_argument("--plot", type=Path, help="draw rows by parts, or the plan of a store: .png, .svg or .pdf")
+
+
+def _number_or_path(text: str) -> int | str:
+    """``--parts 16 OUT.npy``: the last word may be the output."""
+    return int(text) if text.lstrip("-").isdigit() else text
+
+
+def run(args: argparse.Namespace) -> None:
+    """Compare, write parts, or write a store."""
+    parts, methods = _checked(args)
+    batches = Batches(args.batch_size, None, args.theta, args.delta)
+    if args.out is not None and not args.out.endswith(".npy"):
+        args.out, args.parts, args.partition = Path(args.out), parts[0], methods[0]
+        args.memory = _STORE_MEMORY if args.memory is None else args.memory
+        args.batches = batches if methods[0] == "stochastic" else None
+        partition_store.run(args)
+        return
+    options = PartsOptions("random", args.epsilon, args.seed, args.solver, args.preset, args.memory, batches)
+    machine = Machine.load(args.machine)
+    lines: list[Measured] = []
+    with tqdm(total=len(parts) * len(methods), desc="reading", leave=False, disable=None) as bar:
+        edge_index, num_nodes, train_mask = _read(args)
+        if max(parts) > num_nodes:
+            raise OptionError(f"Expected at most a part for each of {num_nodes:,} nodes (got {max(parts):,} parts)")
+        model = Model.of_layers(num_nodes, edge_index.shape[1], None, None)
+        for count in parts:
+            for method in methods:
+                bar.set_description(f"{method}, {count} parts")
+                found, seconds = found_parts(
+                    edge_index, num_nodes, count, options_for(options, method), train_mask, args.time_budget,
+                    lambda step, _: bar.set_postfix_str(step),
+                )  # fmt: skip
+                lines.append(measured(edge_index, found, count, method, seconds, model, machine))
+                bar.set_postfix_str("")
+                bar.update()
+    if args.out is not None:
+        np.save(args.out, found.numpy())
+    print(json.dumps(to_dict(lines)) if args.json else table(lines))
+    if args.plot:
+        plot(args.plot, lines)
+
+
+def _checked(args: argparse.Namespace) -> tuple[list[int], list[str]]:
+    """Numbers of parts and methods; what can be known before the work begins.
+
+    Raises:
+        OptionError: Options that do not go together, or out of range.
+    """
+    *numbers, last = args.parts
+    if isinstance(last, str) and args.out is None and numbers:
+        args.out = last
+    else:
+        numbers = args.parts
+    if not all(isinstance(number, int) and number >= 1 for number in numbers):
+        raise OptionError(f"Expected --parts with numbers from 1 (got {' '.join(map(str, args.parts))})")
+    if args.compare and args.partition:
+        raise OptionError("Expected --compare or --partition (got both): one takes every method")
+    methods = ["random", *(m for m in METHODS if m != "random")] if args.compare else args.partition or ["metis"]
+    if args.out is not None and (len(numbers) > 1 or len(methods) > 1):
+        raise OptionError(
+            f"Expected one number of parts and one method to write {args.out} (got {len(numbers)} and {len(methods)}): "
+            f"leave the output out to compare"
+        )
+    is_store = args.out is not None and not args.out.endswith(".npy")
+    if is_store and args.time_budget is not None:
+        raise OptionError("Expected --time-budget without a store: write OUT.npy, then --partition OUT.npy")
+    if not is_store:
+        for method in methods:
+            if method not in METHODS:
+                raise OptionError(f"Expected --partition of {', '.join(METHODS)} (got {method!r})")
+        if args.resume or args.force:
+            raise OptionError("Expected --resume and --force with the folder of a store (got none)")
+    if args.solver != "mt-kahypar" and "cover" in methods and not args.compare:
+        PartsOptions("cover", solver=args.solver)  # raises
+    if not -(2**63) <= args.seed < 2**63:
+        raise OptionError(f"Expected --seed to be an integer of 64 bits (got {args.seed})")
+    if args.out is not None and not is_store:
+        require_folder("OUT.npy", Path(args.out))
+    require_drawable(args.plot)
+    return numbers, methods
+
+
+def _read(args: argparse.Namespace) -> tuple[Tensor, int, Tensor | None]:
+    """Edges, number of nodes and the nodes with a loss."""
+    source = open_source(args.graph)
+    with tempfile.TemporaryDirectory() as folder:
+        edges = spool(source, Path(folder) / "spool", args.undirected, args.memory or _STORE_MEMORY, lambda count: None)
+        edge_index = edges.edge_index() if edges.num_edges else torch.empty(2, 0, dtype=torch.int64)
+    return edge_index, edges.num_nodes, train_mask_of(source.info())

@@ -1,0 +1,142 @@
+"""Parts for the hybrid exchange: rounds never send more, and what does not go together is refused."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from graphs import load_npz
+from random_graphs import random_graph
+from torch import Tensor
+
+from pyg_dist.errors import DataError, OptionError
+from pyg_dist.partition import partition
+from pyg_dist.partition.models.cover import build_cover_model, choice_by_degree
+from pyg_dist.plan import Plan
+from pyg_dist.plan import budget as budget_module
+from pyg_dist.plan.budget import solve_within
+from pyg_dist.plan.parts import PartsOptions, covered, find_parts, refine, solve
+
+
+def hubs(num_hubs: int = 12, leaves: int = 30) -> Tensor:
+    """Every other hub is read by its leaves, the rest read theirs; leaves of all meet at random."""
+    rng = torch.Generator().manual_seed(0)
+    hub = torch.arange(num_hubs).repeat_interleave(leaves)
+    leaf = num_hubs + torch.randint(num_hubs * leaves // 2, hub.shape, generator=rng)
+    forward = torch.stack([hub, leaf])
+    return torch.where(hub % 2 == 0, forward, forward.flip(0))
+
+
+def test_a_round_never_sends_more() -> None:
+    edge_index = hubs()
+    num_nodes = int(edge_index.max()) + 1
+    start = covered(
+        edge_index, partition(edge_index, num_nodes, 4, "random").long(), 4, choice_by_degree(edge_index, num_nodes)
+    )
+    rows: list[int] = []
+
+    def report(step: str, parts: Tensor) -> None:
+        rows.append(Plan.of(edge_index, parts, 4).rows["hybrid"])
+
+    found = refine(edge_index, start, 4, PartsOptions("cover"), None, report)
+    assert rows == sorted(rows, reverse=True)
+    assert found.rows == rows[-1] < start.rows
+    assert found.rows == Plan.of(edge_index, found.parts, 4).rows["hybrid"]
+
+
+def test_the_model_of_the_cover_s_choice_is_the_plan() -> None:
+    for seed in range(5):
+        edge_index = random_graph(60, 400, seed=seed).edge_index
+        parts = torch.randint(0, 5, (60,), generator=torch.Generator().manual_seed(seed))
+        first = covered(edge_index, parts, 5, choice_by_degree(edge_index, 60))
+        model = build_cover_model(edge_index, 60, first.is_post)
+        assert model.connectivity(parts.numpy()) == first.rows == Plan.of(edge_index, parts, 5).rows["hybrid"]
+
+
+def test_a_local_edge_follows_the_net_that_reaches_more() -> None:
+    """Row 0 goes to two parts; so the edge 0 -> 1 is post, and 2 -> 1, where neither end reaches any, stays."""
+    edge_index = torch.tensor([[0, 0, 0, 2], [1, 3, 4, 1]])
+    parts = torch.tensor([0, 0, 0, 1, 2])
+    for stays in (False, True):
+        is_post = torch.tensor([False, True, True, stays]).numpy()
+        # Rows 0 to parts 1 and 2, or sums of 3 and 4: as many. The rank with fewer in-edges multiplies.
+        found = covered(edge_index, parts, 3, is_post)
+        assert found.rows == 2
+        assert found.is_post.tolist() == [True, True, True, stays]
+
+
+@pytest.mark.parametrize("name", ["cora", "pubmed"])
+def test_cover_sends_the_fewest_hybrid_rows(shared_data: Path, name: str) -> None:
+    data = load_npz(shared_data / f"{name}.npz")
+    rows = {
+        method: Plan.of(data.edge_index, solve(data.edge_index, data.num_nodes, 8, PartsOptions(method)), 8).rows
+        for method in ("metis", "hypergraph", "cover")
+    }
+    assert rows["cover"]["hybrid"] < min(rows["metis"]["hybrid"], rows["hypergraph"]["hybrid"])
+
+
+@pytest.mark.parametrize(("num_nodes", "num_parts"), [(1, 1), (3, 5), (40, 4)])
+def test_cover_of_awkward_graphs(num_nodes: int, num_parts: int) -> None:
+    """One part, more parts than nodes, no edges, loops alone."""
+    loops = torch.arange(num_nodes).repeat(2, 1)
+    for edge_index in (torch.empty(2, 0, dtype=torch.long), loops):
+        parts = find_parts(edge_index, num_nodes, num_parts, PartsOptions("cover", ranks_per_node=2))
+        assert parts.unique().numel() == min(num_nodes, num_parts)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"method": "cover", "exchange": "post"}, "exchange='hybrid' with partition='cover'.*'hypergraph'"),
+        ({"method": "cover", "exchange": "pre"}, "got 'pre'"),
+        ({"method": "cover", "solver": "kahypar"}, "solver='mt-kahypar' with partition='cover'"),
+        ({"method": "covers"}, "metis, .*cover.*'covers'"),
+        ({"epsilon": -0.1}, "epsilon.*-0.1"),
+        ({"method": "cover", "preset": "fast"}, "preset"),
+    ],
+)
+def test_what_does_not_go_together(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(OptionError, match=words) as caught:
+        PartsOptions(**options)
+    assert "\n" not in str(caught.value)
+
+
+def test_given_parts_stay_on_their_ranks() -> None:
+    graph = random_graph(40, 300, seed=1)
+    given = torch.arange(40) % 4
+    assert torch.equal(find_parts(graph.edge_index, 40, 4, PartsOptions(given, ranks_per_node=2)).long(), given)
+
+
+def test_seeds_until_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best of several seeds is at least as good as the first; its process answers with the solver's own error."""
+    graph = random_graph(300, 3000, seed=1)
+    options = PartsOptions("metis-cut")
+    first = Plan.of(graph.edge_index, solve(graph.edge_index, 300, 4, options), 4).rows["hybrid"]
+    best = Plan.of(graph.edge_index, solve_within(3.0, graph.edge_index, 300, 4, options), 4).rows["hybrid"]
+    assert best <= first
+    with pytest.raises(DataError, match="train_mask"):
+        solve_within(30.0, graph.edge_index, 300, 4, options, torch.ones(7, dtype=torch.bool))
+    with pytest.raises(OptionError, match=r"within 1e-09 s .it did not."):
+        solve_within(1e-9, *large(), 8, PartsOptions("hypergraph"))
+    for wrong, seconds in ((PartsOptions("stochastic"), 1.0), (options, 0.0), (PartsOptions(torch.zeros(300)), 1.0)):
+        with pytest.raises(OptionError, match="time budget above 0"):
+            solve_within(seconds, graph.edge_index, 300, 4, wrong)
+    real = subprocess.Popen
+
+    def killed(*args: Any, **kwargs: Any) -> Any:
+        child = real(["sleep", "60"])
+        child.send_signal(signal.SIGSEGV)
+        return child
+
+    monkeypatch.setattr(budget_module.subprocess, "Popen", killed)
+    with pytest.raises(OptionError, match="its process ended with -11"):
+        solve_within(30.0, graph.edge_index, 300, 4, options)
+
+
+def large() -> tuple[Tensor, int]:
+    """A graph that no solver partitions at once."""
+    return torch.randint(20_000, (2, 400_000), generator=torch.Generator().manual_seed(0)), 20_000
