@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from op_inputs import equal_bits
 from torch import Tensor
 
 from pyg_dist.backend import large_rows, ops
@@ -38,7 +39,7 @@ def test_linear_has_the_bits_of_torch(num_rows: int, dtype: torch.dtype, has_bia
     got = results(large_rows.linear, *operands)
     assert "_Linear" in large_rows.linear(x, weight.requires_grad_()).grad_fn.name()  # type: ignore[union-attr]
     for mine, expected in zip(got, results(F.linear, *operands), strict=True):
-        assert torch.equal(mine, expected)
+        assert equal_bits(mine, expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -51,7 +52,7 @@ def test_log_softmax_and_select_have_the_bits_of_torch(num_rows: int, dtype: tor
         (lambda x: large_rows.select(x, index), lambda x: x.index_select(0, index)),
     ):
         for got, expected in zip(results(mine, x), results(stock, x), strict=True):
-            assert torch.equal(got, expected)
+            assert equal_bits(got, expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -62,7 +63,7 @@ def test_layer_norm_has_the_bits_of_torch(num_rows: int, dtype: torch.dtype, is_
     got = results(lambda x, *affine: large_rows.layer_norm(x, [37], *affine), *operands)
     assert "_LayerNorm" in large_rows.layer_norm(x.requires_grad_(), (37,)).grad_fn.name()  # type: ignore[union-attr]
     for mine, expected in zip(got, results(lambda x, *affine: F.layer_norm(x, [37], *affine), *operands), strict=True):
-        assert torch.equal(mine, expected)
+        assert equal_bits(mine, expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -75,10 +76,10 @@ def test_relu_has_the_bits_of_torch_and_keeps_a_bit_each(num_rows: int, dtype: t
     assert [t.numel() for t in kept if t.dtype == torch.uint8] == [-(-x.numel() // 8)]
     assert len(kept) == 2, "that, and the weights of the sum"
     for mine, expected in zip(got, results(F.relu, x), strict=True):
-        assert torch.equal(mine.nan_to_num(7.0), expected.nan_to_num(7.0))
+        assert equal_bits(mine, expected)
     y, passed = ops.relu(x, False)
     assert passed.numel() == 0
-    assert torch.equal(y.nan_to_num(7.0), x.relu().nan_to_num(7.0))
+    assert equal_bits(y, x.relu())
 
 
 def test_derivatives_of_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,14 +96,46 @@ def test_derivatives_of_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_other_forms_are_torch_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(large_rows, "LARGE", 0)
     x, weight = torch.randn(5, 4, 3), torch.randn(2, 3)
-    assert torch.equal(large_rows.layer_norm(x, (4, 3)), F.layer_norm(x, (4, 3)))
-    assert torch.equal(large_rows.layer_norm(x[0].t(), (4,)), F.layer_norm(x[0].t(), (4,)))
-    assert torch.equal(large_rows.linear(x, weight), F.linear(x, weight))
-    assert torch.equal(large_rows.linear(x[0, 0], weight), F.linear(x[0, 0], weight))
-    assert torch.equal(large_rows.relu(x.transpose(0, 2)), x.transpose(0, 2).relu())
+    assert equal_bits(large_rows.layer_norm(x, (4, 3)), F.layer_norm(x, (4, 3)))
+    assert equal_bits(large_rows.layer_norm(x[0].t(), (4,)), F.layer_norm(x[0].t(), (4,)))
+    assert equal_bits(large_rows.linear(x, weight), F.linear(x, weight))
+    assert equal_bits(large_rows.linear(x[0, 0], weight), F.linear(x[0, 0], weight))
+    assert equal_bits(large_rows.relu(x.transpose(0, 2)), x.transpose(0, 2).relu())
     written = x.clone()
     assert large_rows.relu(written, inplace=True) is written
     with pytest.raises(RuntimeError, match="dtype"):
         large_rows.linear(x[0], weight.double())
     with torch.autocast("cpu", torch.bfloat16):
         assert large_rows.linear(x[0], weight).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: large_rows.linear(x, torch.ones(2, 3)),
+        lambda x: large_rows.relu(x),
+        lambda x: large_rows.layer_norm(x, (3,)),
+        lambda x: large_rows.log_softmax(x),
+        lambda x: large_rows.select(x, torch.tensor([2, 0, 2])),
+    ],
+    ids=["linear", "relu", "layer_norm", "log_softmax", "select"],
+)
+def test_transforms_and_forward_mode(monkeypatch: pytest.MonkeyPatch, function: Callable[[Tensor], Tensor]) -> None:
+    """Of a large tensor as of a small one."""
+    x, tangent = torch.randn(5, 3), torch.randn(5, 3)
+
+    def everything() -> list[Tensor]:
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(x, tangent)
+            forward = torch.autograd.forward_ad.unpack_dual(function(dual)).tangent
+        return [
+            forward,
+            torch.func.jvp(function, (x,), (tangent,))[1],
+            torch.func.grad(lambda x: function(x).square().sum())(x),
+            torch.func.vmap(function)(x[None])[0],
+        ]
+
+    small = everything()
+    monkeypatch.setattr(large_rows, "LARGE", 0)
+    for got, expected in zip(everything(), small, strict=True):
+        assert equal_bits(got, expected)
