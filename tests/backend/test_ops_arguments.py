@@ -111,9 +111,7 @@ def test_devices_are_checked_before_anything_is_read(key: torch._C.DispatchKey) 
     assert torch.equal(call(on_device, X, INDEX), X[INDEX])
     with pytest.raises(DataError, match="gather_rows: expected all tensors on one device, got them on cpu and meta"):
         call(on_device, X, INDEX.to("meta"))
-    with pytest.raises(
-        UnsupportedError, match=r"gather_rows: expected tensors on cpu, .*, got them on meta; move"
-    ):
+    with pytest.raises(UnsupportedError, match=r"gather_rows: expected tensors on cpu, .*, got them on meta; move"):
         call(on_device, X.to("meta"), INDEX.to("meta"))
 
 
