@@ -2,8 +2,8 @@
 
 Their outputs and gradients lie in memory that is used again (:mod:`pyg_dist.backend.memory`): where an operator streams
 once through memory, page faults are most of its time (docs/performance.md). ReLU keeps a bit an element for its
-backward, not its output. Small tensors, forms that these do not know, ``torch.func`` and forward-mode differentiation go
-to torch's own operators. No function is collective.
+backward, not its output. Small tensors, other forms, ``torch.func`` and forward-mode differentiation go to torch's own
+operators. No function is collective.
 
 Legend: N rows, F columns in, O columns out.
 """
