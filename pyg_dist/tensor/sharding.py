@@ -1,4 +1,4 @@
-"""Which rows of a global tensor this rank holds, and how selections of rows follow from it."""
+"""Which rows of a global tensor this rank holds, and the distributions of selections of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pyg_dist.backend.comm.redistribution import Redistribution
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import AgreementError
 
-# What is remembered under inference mode serves training, too.
+# Caches that are filled under inference mode are used in training, too.
 lasting = torch.inference_mode(False)
 
 Kind = Literal["node", "edge", "tile"]
@@ -39,11 +39,11 @@ class RowSharding:
     """
 
     is_indexed = False
-    """Whether a list of the script's says which rows these are: others then pair with them by position."""
+    """Whether a list of indices made these rows: other rows then align with them by position."""
 
     @property
     def derives_from_index(self) -> bool:
-        """Whether a list is among what these were selected from."""
+        """Whether these were selected, directly or not, by a list of indices."""
         return self.is_indexed
 
     def __init__(self, group: Group, kind: Kind, size: int, key: Tensor) -> None:
@@ -52,7 +52,7 @@ class RowSharding:
         self.size = size
         self.num_local = key.numel()
         self.key = key
-        # A script has a few splits, and uses them for outputs and labels alike, every epoch.
+        # Scripts use the same few splits for outputs and labels in every epoch.
         self._listed: deque[Selection] = deque(maxlen=8)
         self._elements: WeakValueDictionary[int, RowSharding] = WeakValueDictionary()
         self._compared = WeakIdKeyDictionary()  # by list: (version, selection)
@@ -71,7 +71,7 @@ class RowSharding:
 
     @property
     def num_keys(self) -> int:
-        """A number that no key reaches."""
+        """An upper bound of the keys, exclusive."""
         return self.size
 
     @property
@@ -163,8 +163,8 @@ class RowSharding:
     def by_index(self, index: Tensor) -> Selection:
         """The rows at the positions ``index`` (int64 ``[k]``, equal on every rank), repeats and any order allowed.
 
-        Row k of the result lives where row ``index[k]`` lives. The latest selections are kept: a list with the same
-        values gets the same one (collective, unless the very tensor comes again, unchanged).
+        Row k of the result lives where row ``index[k]`` lives. The latest selections are cached by value
+        (collective, unless the same tensor object is used again, unchanged).
 
         Raises:
             IndexError: A position is out of bounds.
@@ -172,8 +172,8 @@ class RowSharding:
         """
         wanted = torch.where(index < 0, index + self.size, index).to(self.key.device)
         version = None if index.is_inference() else index._version
-        # Ranks compare lists unless the script has brought this object before: by values alone, one might and another
-        # not. Values count as well, since they may change behind torch's back (numpy shares memory).
+        # Ranks skip the comparison only where this very object has been seen: equal values might be cached on one rank
+        # and not on another. Values are compared as well, since NumPy can change them without a new version.
         known = self._compared.get(index)  # type: ignore[no-untyped-call]
         if known is not None and known[0] == version and torch.equal(known[1].rows._index, wanted):
             return known[1]  # type: ignore[no-any-return]
@@ -202,7 +202,7 @@ class RowSharding:
         return selection
 
     def _require_equal(self, index: Tensor, what: str) -> None:
-        """An unseeded permutation makes each rank select other rows, and nothing else would notice (collective)."""
+        """Raise if the ranks were given different values, as an unseeded permutation would be (collective)."""
         if self.group.size > 1:
             require_same(self.group, digest(index), f"{what} of {self.kind}s")
 
@@ -258,7 +258,7 @@ class RowSharding:
 
 
 class MaskedRows(RowSharding):
-    """Rows picked by a mask. Their positions, rarely needed, cost a gather and wait until then."""
+    """Rows picked by a mask. Their positions cost a gather, which is made at the first use."""
 
     def __init__(self, parent: RowSharding, picked: Tensor) -> None:
         counts = parent.group.gather_counts(picked.numel())
@@ -295,7 +295,7 @@ class MaskedRows(RowSharding):
         return torch.searchsorted(everyone.sort().values, mine)
 
     def _equals(self, other: RowSharding) -> bool:
-        # Every rank gets to `every`, or none: what is asked before it has the same answer everywhere.
+        # All ranks reach the collective `all_true`, or none: the conditions before it are equal on all ranks.
         if (
             not isinstance(other, MaskedRows)
             or self.size != other.size

@@ -1,4 +1,4 @@
-"""What works on tiles: element by element, and linear maps."""
+"""Functions with a form for tiles: element-wise functions and linear maps."""
 
 from __future__ import annotations
 
