@@ -1,7 +1,8 @@
 # make demo    train on two processes and compare with one        make check   style, types, directions of imports
 # make test    all tests                                          make format  apply the style
 # make cross   the NEON and SVE kernels, cross-compiled and tried in an emulator (g++-aarch64-linux-gnu, qemu-user)
-# make wheel   wheel and sdist, tried in an empty environment     make clean   remove all that make has made
+# make wheel   wheel and sdist, tried in an empty environment     make docs    the site, build/docs/index.html
+# make clean   remove all that make has made
 #
 # The first call makes .venv and installs everything there. Variables:
 #   PYTHON       the interpreter that .venv is made from (>= 3.10)
@@ -24,7 +25,7 @@ SOURCES_CXX = $(shell find csrc tests -name '*.cpp' -o -name '*.h')
 export OMP_WAIT_POLICY ?= passive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test check cross wheel format clean
+.PHONY: demo test check docs cross wheel format clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.ready
@@ -39,6 +40,11 @@ check: .venv/.ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/clang-format --dry-run -Werror $(SOURCES_CXX)
+
+# Warnings are errors, and nothing comes from the network.
+docs: .venv/.ready
+	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
+	@echo build/docs/index.html
 
 format: .venv/.ready
 	$(BIN)/ruff check --fix

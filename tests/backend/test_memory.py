@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from limits import COMMAND_SECONDS
 from torch import Tensor
 
 from pyg_dist.backend import ops
@@ -160,4 +161,4 @@ assert memory.block_bytes() == (64 << 20, 0)
 
 @pytest.mark.parametrize("script", [AT_EXIT, SHORT], ids=["at exit", "short of memory"])
 def test_in_a_process_of_its_own(script: str) -> None:
-    subprocess.run([sys.executable, "-c", script], timeout=100, check=True)
+    subprocess.run([sys.executable, "-c", script], timeout=COMMAND_SECONDS, check=True)

@@ -1,13 +1,14 @@
-"""Graphs, machines and results as papers print them, for :mod:`pyg_dist.plan.simulate`.
+"""Graphs, machines and results as papers print them, beside which ``comparisons.py`` puts the cost models.
 
 S is SuperGCN (ICS 2025), SP its preprint, P Plexus, U ScaleGNN. What no paper prints is said to be assumed.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pyg_dist.plan.machine import Machine
+from pyg_dist.plan.simulate import GROWTH, GraphStatistics
 
 TABLE_5_RANKS = 2048
 TABLE_5_WIDTH = 768
@@ -19,65 +20,26 @@ TABLE_5 = {  # S, Table 5: one layer of mag240M on 2,048 ranks of Fugaku: GB, al
     "int2 data": (80.4770, 47.0393),
     "int2 parameters": (1.6530, 4.82566),
 }
-HYBRID_SHARE = TABLE_5["hybrid"][0] / TABLE_5["post"][0]
-
-GROWTH = 0.40
-"""Exponent of the rows sent with the number of ranks, of ``benchmarks/halo_growth.py`` on scientific graphs that one
-machine can partition, 8 to 256 parts: 0.41 on pubmed, 0.39 on coauthor_cs. (P, 7.1 prints 0.35 for products-14M: 18 to
-22 million owned and halo nodes from 32 to 256 ranks; denser graphs start steeper, amazon_computers with 0.57.)"""
-
-
-@dataclass(frozen=True)
-class PublishedGraph:
-    """Statistics of a graph, and how its halo grows.
-
-    Attributes:
-        num_nodes: N.
-        num_edges: E, both directions of undirected edges counted.
-        num_features: columns of x.
-        num_classes: of y.
-        halo_ranks: the number of ranks that ``halo_rows`` holds for.
-        halo_rows: rows sent in one post aggregation, all ranks together: halo nodes summed over ranks.
-        growth: ``rows = halo_rows (ranks / halo_ranks)^growth``.
-        source: of the numbers.
-    """
-
-    num_nodes: int
-    num_edges: int
-    num_features: int
-    num_classes: int
-    halo_ranks: int
-    halo_rows: float
-    growth: float
-    source: str
-
-    def rows(self, num_ranks: int) -> float:
-        """Rows sent in one post aggregation; never more than remote edges of random parts."""
-        if num_ranks == 1:
-            return 0.0
-        fitted = self.halo_rows * (num_ranks / self.halo_ranks) ** self.growth
-        return min(float(fitted), self.num_edges * (1 - 1 / num_ranks))
-
-    def undirected(self) -> PublishedGraph:
-        """With every edge in both directions, and as many times more rows to send."""
-        return replace(self, num_edges=2 * self.num_edges, halo_rows=2 * self.halo_rows)
-
-
 _MAG_ROWS = TABLE_5["post"][0] * 1e9 / (4 * TABLE_5_WIDTH)
-_MAG = PublishedGraph(
+_MAG = GraphStatistics(
     121_751_666, 2_593_241_212, 768, 153, TABLE_5_RANKS, _MAG_ROWS, GROWTH, "S, Tables 2 and 5; growth fitted"
 )
 _PRODUCTS_HALO = {32: 18e6 - 14_249_639, 256: 22e6 - 14_249_639}  # P, 7.1: owned and halo nodes, less the owned ones
 GRAPHS = {
-    "papers100M": PublishedGraph(
+    "papers100M": GraphStatistics(
         111_059_956, 1_615_685_872, 128, 172, TABLE_5_RANKS, _MAG_ROWS * 1_615_685_872 / _MAG.num_edges, GROWTH,
         "S, Table 2; as many rows by edge as mag240M, the same archive's citations (assumed); growth fitted",
     ),
     "mag240M": _MAG,
-    "products-14M": PublishedGraph(
+    "products-14M": GraphStatistics(
         14_249_639, 245_036_907 - 14_249_639, 128, 32, 32, _PRODUCTS_HALO[32], 0.349, "P, Table 4 and 7.1"
     ),
 }  # fmt: skip
+
+
+def undirected(graph: GraphStatistics) -> GraphStatistics:
+    """With every edge in both directions, and as many times more rows to send."""
+    return replace(graph, num_edges=2 * graph.num_edges, halo_rows=2 * graph.halo_rows)
 
 
 def fugaku() -> Machine:
