@@ -34,8 +34,8 @@ class RowSharding:
         kind: what the rows are, for messages.
         size: number of rows over all ranks.
         num_local: rows on this rank.
-        key: int64 ``[num_local]``: what dropout and random tensors are keyed by. The same for a row on every world
-            size and partition: the global id, or the position in a list of ids.
+        rng_key: int64 ``[num_local]``: the key of each local row in dropout and random tensors, the same at every world
+            size and partition: its global id, or its position in a list of ids.
     """
 
     is_indexed = False
@@ -46,12 +46,12 @@ class RowSharding:
         """Whether these were selected, directly or not, by a list of indices."""
         return self.is_indexed
 
-    def __init__(self, group: Group, kind: Kind, size: int, key: Tensor) -> None:
+    def __init__(self, group: Group, kind: Kind, size: int, rng_key: Tensor) -> None:
         self.group = group
         self.kind: Kind = kind
         self.size = size
-        self.num_local = key.numel()
-        self.key = key
+        self.num_local = rng_key.numel()
+        self.rng_key = rng_key
         # Scripts use the same few splits for outputs and labels in every epoch.
         self._listed: deque[Selection] = deque(maxlen=8)
         self._elements: WeakValueDictionary[int, RowSharding] = WeakValueDictionary()
@@ -65,12 +65,17 @@ class RowSharding:
         return f"{self.size} {self.kind}s"
 
     @property
-    def position(self) -> Tensor:
-        """Where each local row stands in the global order, int64 ``[num_local]`` (may be collective)."""
-        return self.key
+    def global_id(self) -> Tensor:
+        """The number of each local row in the input, int64 ``[num_local]``: of nodes and edges, not of selections."""
+        return self.rng_key
 
     @property
-    def num_keys(self) -> int:
+    def position(self) -> Tensor:
+        """Where each local row stands in the global order, int64 ``[num_local]`` (may be collective)."""
+        return self.rng_key
+
+    @property
+    def num_rng_keys(self) -> int:
         """An upper bound of the keys, exclusive."""
         return self.size
 
@@ -138,7 +143,7 @@ class RowSharding:
     @lasting
     def by_mask(self, mask: Tensor) -> Selection:
         """The rows where ``mask`` (bool ``[num_local]``, this rank's piece) holds (collective: counts them)."""
-        picked = mask.nonzero().view(-1).to(self.key.device)
+        picked = mask.nonzero().view(-1).to(self.rng_key.device)
         return Selection(MaskedRows(self, picked), picked)
 
     @lasting
@@ -170,7 +175,7 @@ class RowSharding:
             IndexError: A position is out of bounds.
             AgreementError: The ranks were given different lists.
         """
-        wanted = torch.where(index < 0, index + self.size, index).to(self.key.device)
+        wanted = torch.where(index < 0, index + self.size, index).to(self.rng_key.device)
         version = None if index.is_inference() else index._version
         # Ranks skip the comparison only where this very object has been seen: equal values might be cached on one rank
         # and not on another. Values are compared as well, since NumPy can change them without a new version.
@@ -262,7 +267,7 @@ class MaskedRows(RowSharding):
 
     def __init__(self, parent: RowSharding, picked: Tensor) -> None:
         counts = parent.group.gather_counts(picked.numel())
-        super().__init__(parent.group, parent.kind, sum(counts), parent.key[picked])
+        super().__init__(parent.group, parent.kind, sum(counts), parent.rng_key[picked])
         self.counts = counts
         self._parent = parent
         self._picked = picked
@@ -273,9 +278,9 @@ class MaskedRows(RowSharding):
         return self._parent.derives_from_index
 
     @property
-    def num_keys(self) -> int:
+    def num_rng_keys(self) -> int:
         """See :class:`RowSharding`."""
-        return self._parent.num_keys
+        return self._parent.num_rng_keys
 
     @property
     def whole(self) -> RowSharding:
@@ -309,7 +314,7 @@ class ElementRows(RowSharding):
     """The elements of rows that have several."""
 
     def __init__(self, parent: RowSharding, width: int) -> None:
-        super().__init__(parent.group, parent.kind, parent.size * width, _numbered(parent.key, width))
+        super().__init__(parent.group, parent.kind, parent.size * width, _numbered(parent.rng_key, width))
         self._parent = parent
         self._width = width
 
@@ -319,9 +324,9 @@ class ElementRows(RowSharding):
         return self._parent.derives_from_index
 
     @property
-    def num_keys(self) -> int:
+    def num_rng_keys(self) -> int:
         """See :class:`RowSharding`."""
-        return self._parent.num_keys * self._width
+        return self._parent.num_rng_keys * self._width
 
     @property
     def whole(self) -> RowSharding:

@@ -56,14 +56,14 @@ def dropout(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if not training or p == 0.0:
         return x
     with local_tensors():
-        out = ops.keyed_dropout(x.as_subclass(Tensor), x._sharding.key, p, draw_seed(), x._sharding.first_column)
+        out = ops.keyed_dropout(x.as_subclass(Tensor), x._sharding.rng_key, p, draw_seed(), x._sharding.first_column)
         return x.copy_(out) if bound["inplace"] else as_row_tensor_(out, x._sharding)
 
 
 def _draw(keyed: Callable[..., Tensor], x: RowTensor, dtype: torch.dtype) -> Tensor:
     """Numbers like the local rows of x, to be called under :data:`local_tensors`."""
     per_row = x.shape[1:]
-    drawn = keyed(x._sharding.key, math.prod(per_row), draw_seed(), x._sharding.first_column, dtype)
+    drawn = keyed(x._sharding.rng_key, math.prod(per_row), draw_seed(), x._sharding.first_column, dtype)
     return drawn.view(x._sharding.num_local, *per_row)
 
 
@@ -169,7 +169,7 @@ def multinomial(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any
             )
         if bound["replacement"]:
             dtype = torch.promote_types(x.dtype, torch.float32)
-            uniform = ops.keyed_uniform(x._sharding.key, num_samples, draw_seed(), 0, dtype)
+            uniform = ops.keyed_uniform(x._sharding.rng_key, num_samples, draw_seed(), 0, dtype)
             sums = weights.cumsum(1, dtype=dtype)
             drawn = torch.searchsorted(sums, uniform * sums[:, -1:], right=True).clamp_(max=weights.shape[1] - 1)
         else:
