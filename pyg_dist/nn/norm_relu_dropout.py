@@ -77,7 +77,7 @@ def norm_relu_dropout(
     drops = training and p > 0
     key = None
     if drops and p < 1:
-        key = torch.arange(local.shape[0]) if rows is None else rows.key
+        key = torch.arange(local.shape[0]) if rows is None else rows.rng_key
     seed = draw_seed() if drops else 0
     first_column = 0 if rows is None else rows.first_column
     spec = NormReLUDropoutSpec(norm, eps, relu, p if key is not None else 0.0, seed, first_column)

@@ -102,7 +102,7 @@ class Tile(RowSharding):
 
     def slice(self, full: Tensor) -> Tensor:
         """This rank's tile of a replicated ``[N, width]`` tensor; differentiable."""
-        return self.slice_columns(full).index_select(0, self.key)
+        return self.slice_columns(full).index_select(0, self.global_id)
 
     def gather(self, local: Tensor) -> Tensor:
         """The whole matrix in the original order, on every rank; differentiable (collective)."""
