@@ -47,6 +47,7 @@ class State(NamedTuple):
     settings: dict[str, Any]
     attributes: dict[str, dict[str, Any]]
     sizes: dict[str, int]
+    num_modules: int
 
 
 def fresh_generators() -> None:
@@ -60,12 +61,14 @@ def state(has_caches: bool = True) -> State:
     """What there is now. ``has_caches``: collect garbage first, and look into caches, which then hold what is alive."""
     if has_caches:
         gc.collect()
-    return State(_settings(), dict(_attributes()), dict(_sizes()) if has_caches else {})
+    return State(_settings(), dict(_attributes()), dict(_sizes()) if has_caches else {}, len(sys.modules))
 
 
 def difference(before: State, after: State) -> list[str]:
     """A line for everything that ``after`` has and ``before`` has not."""
     names = [*before.settings, *(name for name in after.settings if name not in before.settings)]
+    if before.num_modules != after.num_modules:  # which may have set filters when they were imported
+        names.remove("warnings' filters")
     pairs = [(name, before.settings.get(name), after.settings.get(name)) for name in names]
     lines = [f"{name} is {now!r}, was {was!r}" for name, was, now in pairs if now != was and name not in _STAYS]
     for owner, was in before.attributes.items():
@@ -106,7 +109,7 @@ def _options() -> Any:
     """Those of a session with other options than ``init()`` gives; a group of the script's own, too."""
     session = sys.modules.get("pyg_dist.backend.session.session")
     if session is None:
-        return None
+        return True, False
     is_default = session._options == (session.DEFAULT_BACKEND, session.DEFAULT_TIMEOUT)
     is_foreign = session.world.is_group_open() and not session._owns_group
     return (not session.is_initialized() or is_default, is_foreign)
