@@ -155,16 +155,18 @@ class Workers:
 
     def _serve(self, job: bytes, patience: float) -> list[_Outcome]:
         for rank in self._ranks:
-            with contextlib.suppress(BrokenPipeError):  # it died between two jobs, which _collect finds out
+            with contextlib.suppress(
+                BrokenPipeError, ConnectionResetError
+            ):  # it died between two jobs, which _collect finds out
                 rank.connection.send_bytes(job)
         return self._collect(patience)
 
     def _collect(self, patience: float) -> list[_Outcome]:
         outcomes: dict[int, _Outcome] = {}
-        processes = [psutil.Process(rank.process.pid) for rank in self._ranks]
+        pids = [rank.process.pid for rank in self._ranks]
         end, used, moved = time.monotonic() + limits.BODY_SECONDS, 0.0, time.monotonic()
         while len(outcomes) < self.world_size:
-            now, seconds = time.monotonic(), _processor_seconds(processes)
+            now, seconds = time.monotonic(), _processor_seconds(pids)
             if seconds >= used + _IDLE_SECONDS:
                 used, moved = seconds, now
             if now >= min(end, moved + patience):
@@ -174,7 +176,7 @@ class Workers:
                 rank = waiting[connection]
                 try:
                     outcomes[rank] = _Outcome(*pickle.loads(connection.recv_bytes()))
-                except EOFError:
+                except (EOFError, ConnectionResetError):
                     self._ranks[rank].process.join(limits.GRACE_SECONDS)
                     outcomes[rank] = _Outcome("dead", f"ended with exit code {self._ranks[rank].process.exitcode}")
                 if outcomes[rank].kind in ("error", "dead"):
@@ -217,12 +219,12 @@ class Workers:
         raise WorkersError("\n".join(line.rstrip() for line in lines if line.strip()))
 
 
-def _processor_seconds(processes: list[psutil.Process]) -> float:
+def _processor_seconds(pids: list[int | None]) -> float:
     """Of all that are still there."""
     total = 0.0
-    for process in processes:
+    for pid in pids:
         with contextlib.suppress(psutil.Error):
-            times = process.cpu_times()
+            times = psutil.Process(pid).cpu_times()
             total += times.user + times.system
     return total
 
