@@ -2,7 +2,7 @@
 
 The conv's own code runs, on the global view: its forward sees node tensors, its messages are edge tensors, parameters
 enter where they meet rows. What it does with edges goes through three doors:
-    :func:`~pyg_dist.layout.halo.node_edge.nodes_to_edges` brings nodes' rows to edges (the only exchange, post), an
+    :func:`~pyg_dist.layout.node_edge.nodes_to_edges` brings nodes' rows to edges (the only exchange, post), an
     aggregation brings messages to their targets, and PyG's graph functions (``softmax``, ``add_self_loops`` ...) are
     ours. So
     nothing is assumed about a conv: what it does is distributed, or raises.
@@ -12,31 +12,28 @@ from __future__ import annotations
 
 from functools import cache
 from inspect import Signature, signature
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 from torch_geometric.nn import GCNConv, MessagePassing, SAGEConv
-from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 
 from pyg_dist.conv.function_patching import copy_of_classes
 from pyg_dist.conv.gcn import DistributedGCNConv
 from pyg_dist.conv.graph_functions import SUBSTITUTES
 from pyg_dist.conv.inputs import edge_handle, edge_values, hooked, node_rows
+from pyg_dist.conv.linear_order import NORMS
 from pyg_dist.conv.local_aggregation import aggregate_messages
 from pyg_dist.conv.sage import DistributedSAGEConv
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, UnsupportedError
-from pyg_dist.layout.aggregation_cache import cached_aggregate
 from pyg_dist.layout.edge_index import DistributedEdgeIndex
-from pyg_dist.layout.edge_sets import have_same_edges
-from pyg_dist.layout.halo.edges import Edges, NodeIds
-from pyg_dist.layout.halo.graph import HaloGraph
-from pyg_dist.layout.halo.node_edge import nodes_to_edges, share_halo_within
+from pyg_dist.layout.edges import Edges, NodeIds
+from pyg_dist.layout.graph import EdgeView, have_same_edges
+from pyg_dist.layout.node_edge import nodes_to_edges, share_halo_within
 from pyg_dist.tensor import NodeTensor, RowTensor
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
 
 C = TypeVar("C", bound=MessagePassing)
 
-_LINEAR: dict[type, Literal["sum", "mean"]] = {SumAggregation: "sum", MeanAggregation: "mean"}
 _OWN: dict[type, type] = {SAGEConv: DistributedSAGEConv, GCNConv: DistributedGCNConv}
 
 
@@ -195,11 +192,6 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
         Raises:
             UnsupportedError: The grid, or an ``adj_t`` whose values PyG would not take for weights of the messages.
         """
-        if not isinstance(edge_index.graph, HaloGraph):
-            raise UnsupportedError(
-                f"{_name(self)} expected layout='halo' (got 'grid', for sums and means in GCNConv and SAGEConv only): "
-                f"DistributedData(data, layout='halo')"
-            )
         parameters = _signature(self.stock).parameters
         reads_attributes = "edge_attr" in parameters and getattr(self, "edge_dim", ...) is not None
         is_weighted = edge_index.weight is not None and "edge_weight" not in parameters
@@ -208,9 +200,9 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
                 f"{_name(self)} expected data.edge_index (got adj_t, whose values it reads otherwise than as weights): "
                 f"give the input an edge_index, and pass its values as edge weights or attributes"
             )
-        return edge_index.edges
+        return edge_index.edges(_name(self))
 
-    def _require_cached(self, graph: HaloGraph) -> None:
+    def _require_cached(self, graph: EdgeView) -> None:
         """What ``cached=True`` has kept must be this graph's.
 
         Raises:
@@ -231,7 +223,7 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
             if isinstance(value[0] if isinstance(value, tuple) and value else value, (Edges, NodeTensor))
         }
 
-    def _row_values(self, name: str, value: Any, graph: HaloGraph) -> Any:
+    def _row_values(self, name: str, value: Any, graph: EdgeView) -> Any:
         """An argument of the stock conv as it meets the graph: plain tensors with a row per node or edge are sliced."""
         if isinstance(value, (tuple, list)) and name != "size":
             return type(value)(self._row_values(name, item, graph) for item in value)
@@ -259,16 +251,15 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
     def _sum_of_rows(self, edges: Edges, x: Any = None, **others: Any) -> NodeTensor | None:
         """Where PyG would multiply by a sparse matrix without values: our product, by the chosen exchange."""
         x = x[0] if isinstance(x, (tuple, list)) else x
-        reduce = _LINEAR.get(type(self.aggr_module))
+        norm = NORMS.get(type(self.aggr_module))
         is_plain = edges.rows is edges.graph.edge_sharding and not any(v is not None for v in others.values())
         is_stock = self.fuse and self.sums_rows and self.decomposed_layers == 1
         if not (is_plain and is_stock and isinstance(x, NodeTensor) and edges.graph.owns(x)) or hooked(self):
             return None
-        if reduce is None or x.dim() != 2 or not x.is_floating_point():
+        if norm is None or x.dim() != 2 or not x.is_floating_point():
             return None
-        return cached_aggregate(
-            x, edges.graph.neighbourhood(reduce, None, accumulation_dtype(x.dtype)), edges.graph.codecs(self)
-        )
+        operator = edges.graph.operator(norm, None, accumulation_dtype(x.dtype))
+        return edges.graph.aggregate(x, operator, layer=self)
 
     def edge_updater(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
         """As :meth:`propagate`."""

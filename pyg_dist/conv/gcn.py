@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch_geometric.nn import GCNConv
 from torch_geometric.nn.aggr import SumAggregation
 
-from pyg_dist.backend.halo.operator import LinearOperator, aggregate_edges
-from pyg_dist.conv.accumulate import add_into_
-from pyg_dist.conv.grid import gcn_on_grid
 from pyg_dist.conv.inputs import edge_handle, edge_rows, features, snapshot
 from pyg_dist.conv.linear_order import can_project_last, commutes, project_first
 from pyg_dist.conv.scripting import stock_twin
 from pyg_dist.errors import DataError, UnsupportedError
-from pyg_dist.layout.aggregation_cache import cached_aggregate
-from pyg_dist.layout.edge_sets import Graph, have_same_edges
-from pyg_dist.layout.grid.graph import GridGraph, TileOperators, learns
-from pyg_dist.layout.halo.graph import HaloGraph
-from pyg_dist.tensor import EdgeTensor, NodeTensor
+from pyg_dist.layout.accumulate import add_into_
+from pyg_dist.layout.graph import DistributedGraph, Norm, Operator, have_same_edges
+from pyg_dist.tensor import EdgeTensor
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
 
 
 class _CachedNorm(NamedTuple):
     """What ``cached=True`` keeps of the first call: the graph, its weights as they were, and their norm by dtype."""
 
-    graph: Graph
+    graph: DistributedGraph
+    norm: Norm
     weight: EdgeTensor | None
-    operators: dict[torch.dtype, LinearOperator | TileOperators]
+    operators: dict[torch.dtype, Operator]
 
 
 class DistributedGCNConv(GCNConv):  # type: ignore[misc]
@@ -71,24 +66,23 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
             raise UnsupportedError(
                 f"DistributedGCNConv expected aggr='add' (got {self.aggr!r}): the norm is defined for sums"
             )
-        edge_index, graph = handle, handle.graph
+        graph = handle.graph
         if graph.loop_rule != "remaining":  # PyG does not look at edge_weight beside a sparse adj_t, which has values
             edge_weight = None
-        x = features(self, graph, x)
-        weight = edge_rows(self, edge_index, edge_weight)
-        if isinstance(graph, GridGraph):
-            loop_value = self._loop_value(graph, weight)
-            return gcn_on_grid(self, x, graph, weight, lambda dtype: self._operator(graph, weight, dtype), loop_value)
+        x = graph.place(features(self, graph, x))
+        weight = edge_rows(self, handle, edge_weight)
         dtype = torch.promote_types(x.dtype, (x if weight is None else weight).dtype)
-        waits = can_project_last(self.lin, x, dtype)
-        if waits and not project_first(self.lin, graph, x, self._operator(graph, weight, x.dtype)):
-            out: Tensor = self.lin(self._aggregate(x, graph, weight))
+        operator = self._operator(graph, weight, x.dtype) if can_project_last(self.lin, x, dtype) else None
+        if operator is not None and not project_first(self.lin, graph, x, operator):
+            out: Tensor = graph.linear_sum([(graph.start(x, operator, self), self.lin.weight)])
         else:
             projected = self.lin(x)
             if self.normalize or weight is not None:
                 # PyG's norm has the dtype of the weights or of x, which autocast does not change, and promotes.
                 projected = projected.to(torch.promote_types(projected.dtype, dtype))
-            out = self._aggregate(projected, graph, weight)
+            if operator is None or projected.dtype != x.dtype:
+                operator = self._operator(graph, weight, projected.dtype)
+            out = graph.aggregate(graph.place(projected), operator, self)
         if self.bias is None:
             return out
         return add_into_(out, self.bias) if commutes(self.lin) else out + self.bias
@@ -103,54 +97,29 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
         # The operator belongs to this run: a saved or copied model makes it anew.
         return {**self.__dict__, "_cached_norm": None}
 
-    @overload
-    def _operator(self, graph: HaloGraph, weight: EdgeTensor | None, dtype: torch.dtype) -> LinearOperator | None: ...
-    @overload
-    def _operator(self, graph: GridGraph, weight: EdgeTensor | None, dtype: torch.dtype) -> TileOperators | None: ...
-    def _operator(self, graph: Graph, weight: EdgeTensor | None, dtype: torch.dtype) -> Any:
-        """The normalised adjacency matrix, or None if its values learn (collective when built).
+    def _operator(self, graph: DistributedGraph, weight: EdgeTensor | None, dtype: torch.dtype) -> Operator:
+        """The normalised adjacency matrix (may be collective when built).
 
         Raises:
             DataError: ``cached=True``, and the matrix is another graph's.
         """
+        norm = Norm.SUM
+        if self.normalize:
+            norm = Norm.gcn(self.add_self_loops, self._loop_value(graph, weight))
+        dtype = accumulation_dtype(dtype)
         cached = self._cached_norm if self.cached else None
         if cached is None:
-            if learns(weight):
-                return None
-            if not self.normalize:
-                return graph.neighbourhood("sum", weight, accumulation_dtype(dtype))
-            if not self.cached or (weight is not None and weight.requires_grad):
-                return self._norm(graph, weight, dtype)
+            if not self.cached or not self.normalize or (weight is not None and weight.requires_grad):
+                return graph.operator(norm, weight, dtype)
             # Operators of tiles and of other dtypes are made later, of the weights of now.
-            cached = self._cached_norm = _CachedNorm(graph, None if weight is None else snapshot(weight), {})
+            cached = self._cached_norm = _CachedNorm(graph, norm, None if weight is None else snapshot(weight), {})
         elif not have_same_edges(cached.graph, graph):
             raise DataError("A DistributedGCNConv with cached=True got a second graph: use cached=False")
         if dtype not in cached.operators:
-            operator = self._norm(cached.graph, cached.weight, dtype)
-            cached.operators[dtype] = operator if isinstance(operator, LinearOperator) else cache(operator)
+            cached.operators[dtype] = cached.graph.operator(cached.norm, cached.weight, dtype)
         return cached.operators[dtype]
 
-    def _norm(self, graph: Graph, weight: EdgeTensor | None, dtype: torch.dtype) -> LinearOperator | TileOperators:
-        return graph.symmetric_norm(
-            self.add_self_loops, self._loop_value(graph, weight), weight, accumulation_dtype(dtype)
-        )
-
-    def _aggregate(self, x: NodeTensor, graph: HaloGraph, weight: EdgeTensor | None) -> NodeTensor:
-        """The normalised sum."""
-        operator = self._operator(graph, weight, x.dtype)
-        if operator is not None:
-            return cached_aggregate(x, operator, graph.codecs(self))
-        assert weight is not None
-        local, values = x.to_local(), weight.to_local().to(x.dtype)
-        post = graph.row_transfer.coded(graph.codecs(self, of_rows=True))
-        if self.normalize:
-            loop_value = self._loop_value(graph, weight)
-            out = graph.symmetric_norm_product(local, values, self.add_self_loops, loop_value, post)
-        else:
-            out = aggregate_edges(local, values, graph.local, post)
-        return NodeTensor.from_local(out, graph.node_sharding)
-
-    def _loop_value(self, graph: Graph, weight: EdgeTensor | None) -> float:
+    def _loop_value(self, graph: DistributedGraph, weight: EdgeTensor | None) -> float:
         # PyG gives all edges of an edge_index, loops included, weight one when there are no weights, `improved` or not;
         # an adj_t always has values.
         return 2.0 if self.improved and (weight is not None or graph.loop_rule != "remaining") else 1.0

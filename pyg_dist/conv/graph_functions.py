@@ -16,10 +16,10 @@ from torch import Tensor
 from torch_geometric.nn.conv import gcn_conv
 
 from pyg_dist.errors import UnsupportedError
+from pyg_dist.layout import node_edge
+from pyg_dist.layout.edges import Edges, NodeIds
 from pyg_dist.layout.gcn_norm import inverse_sqrt_degree
-from pyg_dist.layout.halo import node_edge
-from pyg_dist.layout.halo.edges import Edges, NodeIds
-from pyg_dist.layout.self_loops import LoopRule
+from pyg_dist.layout.self_loops import LoopRule, put_loop_values
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.row_tensor import local_values as _local
 
@@ -172,9 +172,7 @@ def _one_loop_each(
     else:
         filled = _filled(values, fill_value, graph.num_local, edge_index)
     loops = edge_index.loops
-    if rule != "replace":
-        # Of several loops the last one counts, and the gradient goes to all: index_put in PyG does both.
-        filled = filled.index_put((edge_index.target[loops],), values[loops], accumulate=rule == "add")
+    filled = put_loop_values(filled, edge_index.target[loops], values[loops], rule)
     return edges, edges.tensor(torch.cat([kept, filled]))
 
 

@@ -16,7 +16,7 @@ from pyg_dist.backend import ops
 from pyg_dist.backend.session.world import world_size
 from pyg_dist.errors import DataError, LayoutMismatchError, UnsupportedError
 from pyg_dist.layout.edge_index import DistributedEdgeIndex
-from pyg_dist.layout.edge_sets import Graph
+from pyg_dist.layout.graph import DistributedGraph, EdgeView
 from pyg_dist.partition.edge_list import as_edges
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.row_tensor import version_of
@@ -114,7 +114,7 @@ def _patched(conv: MessagePassing) -> str | None:
     return next((name for name, step in own.items() if getattr(step, "__func__", step) not in pygs), None)
 
 
-def node_rows(conv: MessagePassing, graph: Graph, x: Any) -> NodeTensor:
+def node_rows(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: Any) -> NodeTensor:
     """``x`` as a node tensor of ``graph``; a plain tensor with a row per node is sliced.
 
     Raises:
@@ -151,7 +151,7 @@ def node_rows(conv: MessagePassing, graph: Graph, x: Any) -> NodeTensor:
     raise DataError(f"{name} expected node features with {rows.size} rows (got {shape}): pass data.x")
 
 
-def features(conv: MessagePassing, graph: Graph, x: Any) -> NodeTensor:
+def features(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: Any) -> NodeTensor:
     """:func:`node_rows` of a matrix in a dtype that the kernels know.
 
     Raises:

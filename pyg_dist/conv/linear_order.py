@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedParameter
+from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 from torch_geometric.nn.dense import Linear
 
 from pyg_dist.backend.session.settings import PROJECT_FIRST
-from pyg_dist.layout.edge_sets import Graph
+from pyg_dist.layout.graph import DistributedGraph, Norm, Operator
 from pyg_dist.tensor import NodeTensor
+
+NORMS: dict[type, Norm] = {SumAggregation: Norm.SUM, MeanAggregation: Norm.MEAN}
+"""The aggregations that are products with a matrix."""
 
 
 def commutes(lin: torch.nn.Module) -> bool:
@@ -31,12 +33,12 @@ def can_project_last(lin: torch.nn.Module, x: Tensor, dtype: torch.dtype) -> boo
     return commutes(lin) and dtype == x.dtype and not torch.is_autocast_enabled(x.device.type)
 
 
-def project_first(lin: Linear, graph: Graph, x: NodeTensor, operator: Any) -> bool:
+def project_first(lin: Linear, graph: DistributedGraph, x: NodeTensor, operator: Operator) -> bool:
     """Whether ``A (x W)`` costs less than ``(A x) W``.
 
     Rows sent, values added and values waited for all grow with the number of columns that are aggregated, forward and
     backward, whatever the plan or the mesh: ``(A x) W`` aggregates F_in columns, and as many backward if x needs a
-    gradient; ``A (x W)`` aggregates F_out, and as many backward if x or W needs one. What is remembered is free from
+    gradient; ``A (x W)`` aggregates F_out, and as many backward if x or W needs one. What is cached is free from
     the second time on. (Where the widths are equal, the all-reduce form of the grid still sends more or less in one
     order than in the other, as its mesh has it; that is not looked at.)
 
@@ -44,13 +46,13 @@ def project_first(lin: Linear, graph: Graph, x: NodeTensor, operator: Any) -> bo
         lin: W.
         graph: whose edges A has.
         x: ``[N, F_in]``.
-        operator: A as the graph has it, or None if its values learn.
+        operator: A.
 
     Where both orders cost the same the sum goes first, as in PyG's SAGE, whose bits one rank then has. But ``W`` needs
     ``A x`` for its derivative, and SAGE's root keeps x anyhow. ``PYG_DIST_PROJECT_FIRST=1`` lets the linear map go
     first: ``dW = x^T (A^T G)`` needs x, and what the derivative by x computes (hypergraph-gcn, eq. 4).
     """
-    if operator is not None and graph.is_cached(x, operator):  # type: ignore[arg-type]  # a grid's x is a tile
+    if graph.is_cached(x, operator):
         return False
     backward = torch.is_grad_enabled()
     first = lin.in_channels * (1 + (backward and x.requires_grad))

@@ -16,11 +16,10 @@ from torch_geometric.nn.aggr import Aggregation, EquilibriumAggregation, MaxAggr
 from torch_geometric.utils import scatter
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.halo.operator import halo_rows
 from pyg_dist.backend.sparse.max_min import extreme
 from pyg_dist.errors import UnsupportedError
-from pyg_dist.layout.halo.edges import Edges
-from pyg_dist.layout.halo.graph import HaloGraph
+from pyg_dist.layout.edges import Edges
+from pyg_dist.layout.graph import EdgeView
 from pyg_dist.tensor import NodeTensor
 from pyg_dist.tensor.functions.random import own_randomness
 from pyg_dist.tensor.row_tensor import local_values
@@ -39,7 +38,7 @@ _REDUCTIONS: dict[type[Aggregation], str] = {
 
 
 def aggregate_neighbours(
-    conv: MessagePassing, graph: HaloGraph, x: NodeTensor, weight: Tensor | None = None
+    conv: MessagePassing, graph: EdgeView, x: NodeTensor, weight: Tensor | None = None
 ) -> NodeTensor:
     """Apply a conv's aggregation to the (weighted) rows of each node's in-neighbours, in input order of the edges.
 
@@ -59,18 +58,15 @@ def aggregate_neighbours(
         UnsupportedError: A part of the aggregation looks at several nodes, as batch norm does.
     """
     rows, aggregation = x.to_local(), conv.aggr_module
-    post = graph.row_transfer.coded(graph.codecs(conv, of_rows=True))
     reduce = _EXTREMES.get(type(aggregation))
     if reduce is not None and weight is None and rows.dim() == 2 and rows.dtype in ops.FLOATS:
-        # Also on a rank where nothing arrives: its backward has to send what others wait for.
-        sources = torch.cat([rows, halo_rows(rows, post)]) if graph.group.size > 1 else rows
-        return NodeTensor.from_local(extreme(sources, graph.csr, reduce), graph.node_sharding)
+        return NodeTensor.from_local(extreme(graph.neighbour_rows(rows, conv), graph.csr, reduce), graph.node_sharding)
     _require_node_by_node(aggregation)
     # One more target, with ones for messages, keeps alive what PyG's aggregations lean on: a first target that has
     # messages, two at least (quantiles); and, where sequences are padded (LSTM reads the last place), one length.
     num_padding = graph.max_in_degree if _pads(aggregation) else 2
     source, target = graph.neighbour_lists(num_padding)
-    messages = torch.cat([rows, halo_rows(rows, post), rows.new_ones(1, rows.shape[1])]).index_select(0, source)
+    messages = torch.cat([graph.neighbour_rows(rows, conv), rows.new_ones(1, rows.shape[1])]).index_select(0, source)
     if weight is not None:
         messages = messages * torch.cat([weight.new_ones(num_padding), weight[graph.csr.edge]]).view(-1, 1)
     return _aggregate_padded(aggregation, graph, messages, target)
@@ -98,7 +94,7 @@ def aggregate_messages(aggregation: Aggregation, messages: Tensor, edges: Edges)
     return _aggregate_padded(aggregation, graph, torch.cat([padding, local[edges.by_target]]), target)
 
 
-def _aggregate_padded(aggregation: Aggregation, graph: HaloGraph, messages: Tensor, target: Tensor) -> NodeTensor:
+def _aggregate_padded(aggregation: Aggregation, graph: EdgeView, messages: Tensor, target: Tensor) -> NodeTensor:
     """Aggregate local messages, of which the first are those of the padding, target 0."""
     entered = {name: graph.node_sharding.copy_to_ranks(p) for name, p in aggregation.named_parameters()}
     num_targets = graph.num_local + 1

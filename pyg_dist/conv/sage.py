@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import SAGEConv
-from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 
-from pyg_dist.conv.accumulate import add_into_
-from pyg_dist.conv.grid import sage_on_grid
 from pyg_dist.conv.inputs import edge_handle, edge_rows, features
-from pyg_dist.conv.linear_order import commutes, project_first
+from pyg_dist.conv.linear_order import NORMS, commutes, project_first
 from pyg_dist.conv.local_aggregation import aggregate_neighbours
 from pyg_dist.conv.scripting import stock_twin
-from pyg_dist.layout.aggregation_cache import cached_aggregate
-from pyg_dist.layout.edge_index import DistributedEdgeIndex
-from pyg_dist.layout.grid.graph import GridGraph, learns
-from pyg_dist.layout.halo.graph import HaloGraph
+from pyg_dist.layout.accumulate import add_into_
+from pyg_dist.layout.graph import DistributedGraph, Operator
 from pyg_dist.tensor import NodeTensor
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
 
@@ -51,45 +46,43 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
         handle = edge_handle(self, edge_index, x, calls_message=False)
         if handle is None:
             return super().forward(x, edge_index, size)  # type: ignore[no-any-return]
-        edge_index, graph = handle, handle.graph
-        if isinstance(graph, GridGraph):
-            return sage_on_grid(self, x, edge_index)
+        graph = handle.graph
         source, target = x if isinstance(x, (tuple, list)) else (x, x)
-        source = features(self, graph, source)
+        source = graph.place(features(self, graph, source))
         if self.project:
-            source = self.lin(source).relu()
-        out = self._neighbourhood(source, edge_index, graph)
-        if self.root_weight and target is not None:
-            root = self.lin_r(features(self, graph, target))
-            out = add_into_(out, root) if commutes(self.lin_l) else out + root
+            source = graph.place(self.lin(source).relu())
+        root = graph.place(features(self, graph, target)) if self.root_weight and target is not None else None
+        # PyG reads the values of a torch.sparse adj_t where it multiplies by it, and ignores edge weights otherwise.
+        weight = edge_rows(self, handle, None) if self.fuse and graph.loop_rule == "add" else None
+        norm = NORMS.get(type(self.aggr_module))
+        if norm is not None:
+            operator = graph.operator(norm, weight, accumulation_dtype(source.dtype))
+            out = self._linear_aggregation(graph, source, root, operator)
+        else:
+            view = graph.edge_view(f"{type(self).__name__} with aggr={self.aggr!r}")
+            values = None if weight is None else weight.to_local()
+            out = self.lin_l(aggregate_neighbours(self, view, source, values))
+            out = out if root is None else out + self.lin_r(root)
         return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
 
-    def _neighbourhood(self, x: NodeTensor, edge_index: DistributedEdgeIndex, graph: HaloGraph) -> Tensor:
-        """``lin_l`` of the aggregated neighbours."""
-        # PyG reads the values of a torch.sparse adj_t where it multiplies by it, and ignores edge weights otherwise.
-        weight = edge_rows(self, edge_index, None) if self.fuse and graph.loop_rule == "add" else None
-        if type(self.aggr_module) not in (MeanAggregation, SumAggregation):
-            values = None if weight is None else weight.to_local()
-            return self.lin_l(aggregate_neighbours(self, graph, x, values))  # type: ignore[no-any-return]
-        reduce: Literal["mean", "sum"] = "mean" if type(self.aggr_module) is MeanAggregation else "sum"
-        learning = learns(weight)
-        operator = None if learning else graph.neighbourhood(reduce, weight, accumulation_dtype(x.dtype))
-        codecs = graph.codecs(self, of_rows=learning)
-
-        def summed(rows: NodeTensor) -> NodeTensor:
-            if operator is not None:
-                return cached_aggregate(rows, operator, codecs)
-            assert weight is not None
-            local, values = rows.to_local(), weight.to_local().to(rows.dtype)
-            out = graph.neighbourhood_product(local, values, reduce, graph.row_transfer.coded(codecs))
-            return NodeTensor.from_local(out, graph.node_sharding)
-
-        if not (commutes(self.lin_l) and project_first(self.lin_l, graph, x, operator)):
-            return self.lin_l(summed(x))  # type: ignore[no-any-return]
-        # The bias comes after: a mean keeps it, a sum or a node without neighbours would not.
-        out = summed(F.linear(x, self.lin_l.weight))  # type: ignore[arg-type]
-        # Autocast narrows the product.
-        return out if self.lin_l.bias is None else add_into_(out, self.lin_l.bias.to(out.dtype))
+    def _linear_aggregation(
+        self, graph: DistributedGraph, source: NodeTensor, root: NodeTensor | None, operator: Operator
+    ) -> Tensor:
+        """``W_2 A source + W_1 root``, in the cheaper order."""
+        out: Tensor
+        if not (commutes(self.lin_l) and (root is None or commutes(self.lin_r))):
+            out = self.lin_l(graph.aggregate(source, operator, self))
+            return out if root is None else out + self.lin_r(root)
+        if not project_first(self.lin_l, graph, source, operator):
+            # The root's way to where the product lies, and its linear map, may hide behind the neighbours' messages.
+            pairs: list[Any] = [(graph.start(source, operator, self), self.lin_l.weight)]
+            if root is not None:
+                pairs.append((graph.align(root, source), self.lin_r.weight))
+            return graph.linear_sum(pairs, self.lin_l.bias)
+        out = graph.aggregate(graph.linear_sum([(source, self.lin_l.weight)]), operator, self)
+        # The bias comes after: a mean keeps it, a sum or a node without neighbours would not. Autocast narrows the sum.
+        out = out if self.lin_l.bias is None else add_into_(out, self.lin_l.bias.to(out.dtype))
+        return out if root is None else add_into_(out, self.lin_r(root))
 
     def __prepare_scriptable__(self) -> SAGEConv:
         return stock_twin(self, SAGEConv)

@@ -9,29 +9,20 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_dist.backend.comm.group import Group, world_group
-from pyg_dist.backend.halo.exchange import Traffic
+from pyg_dist.backend.comm.transport import Traffic
 from pyg_dist.backend.ops.memory import release_free_memory
 from pyg_dist.backend.session import session
-from pyg_dist.backend.session.agreement import digest, on_main, raise_together, require_equal
+from pyg_dist.backend.session.agreement import digest, raise_together, require_equal
 from pyg_dist.data.graph_input import GraphInput, read_graph
-from pyg_dist.data.grid_data import on_grid
-from pyg_dist.data.layout_choice import choose_layout, common_machine, model_of, ranks_per_node
+from pyg_dist.data.layout_choice import lay_out
 from pyg_dist.data.options import Options
 from pyg_dist.data.storage import DistributedStorage
 from pyg_dist.errors import MixedRowsError, PygDistError, UnsupportedError
 from pyg_dist.layout import module_hooks
 from pyg_dist.layout.edge_index import DistributedEdgeIndex
-from pyg_dist.layout.edge_sets import Graph
-from pyg_dist.layout.halo.graph import HaloGraph
-from pyg_dist.layout.halo.sharding import HaloNodes
-from pyg_dist.partition import partition as partition_nodes
-from pyg_dist.plan import Plan, ShareSizes, halo_share
-from pyg_dist.plan.grid.plan import GridPlan
-from pyg_dist.plan.halo.placement import place
-from pyg_dist.plan.halo.plan import pairs_of, plan_hash
+from pyg_dist.layout.graph import DistributedGraph
+from pyg_dist.plan import Plan
 from pyg_dist.plan.halo.remote_edges import Exchange
-from pyg_dist.plan.halo.share import HaloShare
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 
 
@@ -84,6 +75,8 @@ class DistributedData(Data):  # type: ignore[misc]
         UnsupportedError: A heterogeneous graph, a batch, or an option whose feature does not exist yet.
     """
 
+    is_distributed = True
+
     def __init__(
         self,
         data: Data,
@@ -100,33 +93,21 @@ class DistributedData(Data):  # type: ignore[misc]
     ) -> None:
         session.init()
         module_hooks.install()
-        axis = world_group()
         options, graph_input, error = None, None, None
         try:
             options = Options(layout, partition, epsilon, exchange, bits, mesh, comm_dtype, seed, model)
-            graph_input = read_graph(data, allow_nan, warn=axis.rank == 0)
+            graph_input = read_graph(data, allow_nan, warn=session.is_main())
         except (PygDistError, ImportError) as caught:
             error = caught
         raise_together(error)
         assert options is not None
         assert graph_input is not None
         identity = _agree(graph_input, options)
-        graph: Graph
-        plan: Plan | GridPlan
-        parts = None if options.layout == "grid" else _parts(graph_input, options, axis)
-        if options.layout != "halo":
-            priced, machine = model_of(graph_input, options), common_machine()
-            if parts is not None:
-                options = choose_layout(graph_input, options, parts, priced, machine)
-        if options.layout == "grid":
-            graph, plan = on_grid(graph_input, options, priced, machine, identity)
-        else:
-            assert parts is not None
-            graph, plan = _in_parts(graph_input, options, parts)
+        graph, plan = lay_out(graph_input, options, identity)
         release_free_memory()
         self._adopt(graph_input, graph, plan)
 
-    def _adopt(self, graph_input: GraphInput, graph: Graph, plan: Plan | GridPlan) -> None:
+    def _adopt(self, graph_input: GraphInput, graph: DistributedGraph, plan: Any) -> None:
         """Fill this object with the local rows of every attribute."""
         super().__init__()
         self.__dict__.update(graph=graph, plan=plan, _store=DistributedStorage(_parent=self))
@@ -138,7 +119,7 @@ class DistributedData(Data):  # type: ignore[misc]
         for attributes in (graph_input.node_attributes, graph_input.edge_attributes):
             for name, value in attributes.items():
                 of_edges = attributes is graph_input.edge_attributes
-                rows = graph.edge_sharding if of_edges else graph.input_rows(name, value)
+                rows = graph.edge_sharding if of_edges else graph.attribute_sharding(name, value)
                 local = rows.slice(value.detach())
                 self[name] = RowTensor.from_local(local, rows).requires_grad_(value.requires_grad)
         for name, value in graph_input.other_attributes.items():
@@ -224,11 +205,7 @@ class DistributedData(Data):  # type: ignore[misc]
                 rows = known.get(value._sharding, value._sharding)
                 self[name] = RowTensor.from_local(value.to_local().to(device, non_blocking=non_blocking), rows)
             elif isinstance(value, DistributedEdgeIndex):
-                further = value.graph
-                if isinstance(further, HaloGraph) and isinstance(new, HaloGraph) and further is not old:
-                    self[name] = value.on(further.over(new.node_sharding))
-                else:
-                    self[name] = value.on(new)
+                self[name] = value.on(new if value.graph is old else value.graph.over(new.node_sharding))
             elif isinstance(value, Tensor):
                 self[name] = value.to(device)
         return self
@@ -249,58 +226,3 @@ def _agree(graph_input: GraphInput, options: Options) -> str:
     given.update(options.identity())
     require_equal(given, "give every rank the same graph and options, and seed what is drawn")
     return digest(repr(sorted(given.items())))
-
-
-def _in_parts(graph_input: GraphInput, options: Options, parts: Tensor) -> tuple[HaloGraph, Plan]:
-    """The halo layout: share and plan (collective)."""
-    axis = world_group()
-    share = halo_share(graph_input.edge_index, parts, axis.rank, axis.size, options.exchange)
-    plan = _plan(share, axis, options, parts, plan_hash(graph_input.edge_index, parts, axis.size, options.exchange))
-    nodes = HaloNodes(axis, share.node_id, share.num_nodes, options.exchange, options.bits_by_direction)
-    graph = HaloGraph(share, nodes, graph_input.loop_rule, plan.is_dense)
-    return graph, plan
-
-
-def _parts(graph_input: GraphInput, options: Options, axis: Group) -> Tensor:
-    """The owner of each node: computed on one rank, since solvers differ from run to run, and sent to all."""
-    method = options.partition
-    if isinstance(method, Plan):  # a data.plan has its parts on rank 0 alone
-        return on_main(
-            lambda: method.parts_for(
-                graph_input.edge_index, graph_input.num_nodes, axis.size, options.exchange, options.bits_by_direction
-            )
-        )
-    train_mask = graph_input.node_attributes.get("train_mask")
-    if train_mask is not None and (train_mask.dtype != torch.bool or train_mask.dim() != 1):
-        train_mask = None
-    on_each = ranks_per_node()
-
-    def parts() -> Tensor:
-        edge_index = graph_input.edge_index
-        found = partition_nodes(
-            edge_index,
-            graph_input.num_nodes,
-            axis.size,
-            method,
-            train_mask=train_mask,
-            epsilon=options.epsilon,
-            seed=options.seed,
-        )
-        if not isinstance(method, str) or on_each is None:
-            return found
-        return place(edge_index, found, axis.size, on_each, options.exchange)
-
-    return on_main(parts)
-
-
-def _plan(share: HaloShare, axis: Group, options: Options, parts: Tensor, identity: str) -> Plan:
-    """The plan, from every rank's numbers (collective)."""
-    mine = [*vars(ShareSizes.of(share)).values(), *share.sums.send_counts]
-    table = axis.gather_rows(torch.tensor([mine]), [1] * axis.size)
-    sizes, rows = table[:, : -axis.size].tolist(), table[:, -axis.size :]
-    shares = tuple(ShareSizes(*size) for size in sizes)
-    kept, bits = parts.to(torch.int32) if axis.rank == 0 else None, options.bits_by_direction
-    return Plan(
-        options.layout, options.partition_name, options.exchange, shares, pairs_of(rows), identity, kept, bits,
-        ranks_per_node(),
-    )  # fmt: skip

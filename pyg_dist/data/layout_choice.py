@@ -1,10 +1,9 @@
-"""What a distributed graph is priced for, with which constants, and which layout ``layout="auto"`` takes."""
+"""The layout of a graph: the one that was asked for, or the one that ``layout="auto"`` takes; the factory of both."""
 
 from __future__ import annotations
 
-import json
 import sys
-from dataclasses import asdict, astuple, replace
+from dataclasses import astuple, replace
 
 import torch
 from torch import Tensor
@@ -13,9 +12,14 @@ from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import on_main
 from pyg_dist.data.graph_input import GraphInput
-from pyg_dist.data.grid_data import candidates
+from pyg_dist.data.grid_data import candidates, on_grid
+from pyg_dist.data.halo_data import node_parts, on_halo
+from pyg_dist.data.machine import common_machine
 from pyg_dist.data.options import Options
+from pyg_dist.layout.graph import DistributedGraph
+from pyg_dist.plan import Plan
 from pyg_dist.plan.auto import HaloCandidate, halo_candidates, reasons
+from pyg_dist.plan.grid.plan import GridPlan
 from pyg_dist.plan.halo.remote_edges import EXCHANGES
 from pyg_dist.plan.machine import Machine
 from pyg_dist.plan.model import Model, Price
@@ -34,26 +38,23 @@ def model_of(graph_input: GraphInput, options: Options) -> Model:
     )
 
 
-def common_machine() -> Machine:
-    """Rank 0's constants, with the ranks that really run on each machine (collective)."""
+def lay_out(graph_input: GraphInput, options: Options, identity: str) -> tuple[DistributedGraph, Plan | GridPlan]:
+    """The graph in the layout of the options, and its plan (collective).
 
-    def constants() -> Tensor:
-        return torch.tensor(list(json.dumps(asdict(Machine.load())).encode()), dtype=torch.uint8)
-
-    values = json.loads(bytes(on_main(constants).tolist()))
-    machine = Machine(**(values | {"spmm": tuple(values["spmm"])}))
-    on_each = ranks_per_node()
-    return machine if on_each is None else machine.with_ranks_per_node(on_each)
-
-
-def ranks_per_node() -> int | None:
-    """Ranks on each machine, or None where they do not lie there one after another, in equal numbers (collective).
-
-    The last machine may have fewer. Where a launcher does not say which ranks share a machine, all do.
+    Args:
+        graph_input: what was read.
+        options: of the script.
+        identity: digest of both.
     """
-    local = world_group().gather_counts(session.local_rank())
-    most = max(local) + 1
-    return most if local == [rank % most for rank in range(len(local))] else None
+    if options.layout == "halo":
+        return on_halo(graph_input, options, node_parts(graph_input, options))
+    parts = node_parts(graph_input, options) if options.layout == "auto" else None
+    priced, machine = model_of(graph_input, options), common_machine()
+    if parts is not None:
+        options = choose_layout(graph_input, options, parts, priced, machine)
+        if options.layout == "halo":
+            return on_halo(graph_input, options, parts)
+    return on_grid(graph_input, options, priced, machine, identity)
 
 
 def choose_layout(graph_input: GraphInput, options: Options, parts: Tensor, model: Model, machine: Machine) -> Options:

@@ -10,7 +10,7 @@ from torch_geometric.data.storage import GlobalStorage
 from pyg_dist.data.attribute_kind import belongs_to
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
 from pyg_dist.layout.edge_index import DistributedEdgeIndex
-from pyg_dist.layout.edge_sets import Graph
+from pyg_dist.layout.graph import DistributedGraph
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 
 
@@ -30,7 +30,7 @@ class DistributedStorage(GlobalStorage):  # type: ignore[misc]
             DataError: A mask, ``x``, ``y`` or edge attribute with another number of rows.
             MixedRowsError: A new ``edge_index``: the graph is fixed.
         """
-        graph: Graph = self._parent().graph
+        graph: DistributedGraph = self._parent().graph
         if key in ("edge_index", "adj_t"):
             if isinstance(value, DistributedEdgeIndex):
                 if value.graph.node_sharding is not graph.node_sharding:
@@ -51,7 +51,7 @@ class DistributedStorage(GlobalStorage):  # type: ignore[misc]
                     f"Expected '{key}' with a row for every node or edge of this graph (got {value._sharding.size} "
                     f"{value.kind}s of another graph or selection): assign a full_tensor()"
                 )
-            return graph.store_attribute(key, value)
+            return graph.place_attribute(key, value)
         if not isinstance(value, Tensor) or value.dim() == 0:
             return value
         nodes, edges = graph.node_sharding.size, graph.edge_sharding.size
@@ -59,7 +59,7 @@ class DistributedStorage(GlobalStorage):  # type: ignore[misc]
         if kind == "edge":
             return EdgeTensor.from_local(graph.edge_sharding.slice(value), graph.edge_sharding)
         if kind == "node":
-            return graph.store_attribute(
+            return graph.place_attribute(
                 key, NodeTensor.from_local(graph.node_sharding.slice(value), graph.node_sharding)
             )
         if key == "y":

@@ -17,11 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.comm.codec import EXACT, Codec
-from pyg_dist.backend.halo import operator as backend
-from pyg_dist.backend.halo.operator import LinearOperator
 from pyg_dist.backend.session.settings import REMEMBER_MIB
-from pyg_dist.tensor.row_tensor import NodeTensor, as_row_tensor_, version_of
+from pyg_dist.tensor.row_tensor import NodeTensor, version_of
 from pyg_dist.tensor.sharding import RowSharding
 
 # A tensor meets one operator per kind of conv; more of them at once are edge weights that change.
@@ -37,24 +34,6 @@ class CachedAggregate:
     operator: object
     result: Tensor
     result_version: int
-
-
-def cached_aggregate(
-    x: NodeTensor, operator: LinearOperator, codecs: tuple[Codec, Codec] = (EXACT, EXACT)
-) -> NodeTensor:
-    """``operator`` times x; differentiable (collective, unless it is remembered).
-
-    Exact, unless ``codecs`` say otherwise and the result is not kept.
-    """
-    result = lookup(x, operator)
-    if result is None:
-        kept = is_cacheable(x, x._sharding)
-        result = backend.aggregate(x.to_local(), operator if kept else operator.coded(codecs))
-        x._is_reused = True
-        if not kept:
-            return as_row_tensor_(result, x._sharding)  # type: ignore[return-value]
-        store(x, operator, result)
-    return NodeTensor.from_local(result, x._sharding)
 
 
 def is_cached(x: NodeTensor, operator: Callable[[], object], rows: RowSharding) -> bool:

@@ -12,18 +12,16 @@ from torch import Tensor
 
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
-from pyg_dist.layout.edge_sets import Graph, graph_over
-from pyg_dist.layout.grid.sharding import GridNodes
-from pyg_dist.layout.halo.edges import Edges
-from pyg_dist.layout.halo.graph import HaloGraph
-from pyg_dist.layout.halo.sharding import HaloNodes
+from pyg_dist.layout.edge_sets import graph_over
+from pyg_dist.layout.edges import Edges
+from pyg_dist.layout.graph import DistributedGraph, NodeSharding
 from pyg_dist.layout.self_loops import LoopRule
 from pyg_dist.partition.edge_list import as_edges
 from pyg_dist.tensor.functions.indexing import select_rows
 from pyg_dist.tensor.row_tensor import EdgeTensor, RowTensor
 from pyg_dist.tensor.sharding import RowSharding, require_same
 
-_NUM_KEPT = 8  # of edges that are drawn in each step all but the last are kept in vain
+_NUM_KEPT = 8  # size of the cache of recent edge sets; edges that are drawn anew in each step never hit it
 
 
 class DistributedEdgeIndex:
@@ -40,7 +38,9 @@ class DistributedEdgeIndex:
         weight: the values of ``adj_t``, where it has any.
     """
 
-    def __init__(self, graph: Graph, sparse: bool = False, weight: RowTensor | None = None) -> None:
+    is_distributed = True
+
+    def __init__(self, graph: DistributedGraph, sparse: bool = False, weight: RowTensor | None = None) -> None:
         self._graph = graph
         self._sparse = sparse
         self.weight = weight
@@ -50,7 +50,7 @@ class DistributedEdgeIndex:
         return self  # immutable
 
     @property
-    def graph(self) -> Graph:
+    def graph(self) -> DistributedGraph:
         """The runtime form of the graph (this rank's part)."""
         return self._graph
 
@@ -101,7 +101,7 @@ class DistributedEdgeIndex:
             )
         return self
 
-    def on(self, graph: Graph) -> DistributedEdgeIndex:
+    def on(self, graph: DistributedGraph) -> DistributedEdgeIndex:
         """The handle of the same graph after a move to another device."""
         weight = None
         if self.weight is not None:
@@ -147,7 +147,7 @@ class DistributedEdgeIndex:
             AgreementError: The ranks have different edges.
             DataError: They are no edges between these nodes.
         """
-        if not isinstance(nodes, (HaloNodes, GridNodes)):
+        if not isinstance(nodes, NodeSharding):
             return None
         edge_index = as_edges(edge_index)
         identity = digest(edge_index)
@@ -162,13 +162,18 @@ class DistributedEdgeIndex:
             known.popitem(last=False)
         return handle
 
-    @property
-    def edges(self) -> Edges:
-        """The edges as the code of a conv may look at them (halo layout)."""
+    def edges(self, asker: str) -> Edges:
+        """The edges as the code of a conv may look at them.
+
+        Args:
+            asker: who needs them, for the message.
+
+        Raises:
+            UnsupportedError: The layout has no view of single edges.
+        """
         # Kept here, not with the graph, which they know: drawn edges are freed with their handle, and not later.
-        assert isinstance(self._graph, HaloGraph)
         if self._edges is None or self._edges.weight is not self.weight:
-            self._edges = self._graph.edges(cast("EdgeTensor | None", self.weight))
+            self._edges = Edges.all_of(self._graph.edge_view(asker), cast("EdgeTensor | None", self.weight))
         return self._edges
 
     @cached_property
@@ -189,10 +194,7 @@ class DistributedEdgeIndex:
         """Sources and targets, global ids."""
         if self._sparse or dim not in (0, -2):
             self._refuse(f"edge_index.unbind({dim})")
-        if isinstance(self._graph, HaloGraph):
-            return self.edges.end(0), self.edges.end(1)
-        of_rows = (EdgeTensor.from_local(ids.clone(), self._graph.edge_sharding) for ids in self._graph.edge_index)
-        return cast("tuple[EdgeTensor, EdgeTensor]", tuple(of_rows))
+        return self._graph.global_ends(lambda: self.edges("edge_index"))
 
     def __iter__(self) -> Iterator[EdgeTensor]:
         return iter(self.unbind())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from pyg_dist.layout.graph import DistributedGraph, NodeSharding
 from pyg_dist.layout.grid.graph import GridGraph
 from pyg_dist.layout.grid.sharding import GridNodes
 from pyg_dist.layout.halo.graph import HaloGraph
@@ -18,9 +19,6 @@ from pyg_dist.plan import halo_share
 from pyg_dist.plan.halo.plan import is_dense
 from pyg_dist.tensor.sharding import RowSharding, lasting
 
-Graph = HaloGraph | GridGraph
-"""The runtime form of a graph, in one layout or the other."""
-
 
 class ListedEdges(RowSharding):
     """Edges by their places in a script's list: values that lie elsewhere pair with them by position."""
@@ -28,17 +26,8 @@ class ListedEdges(RowSharding):
     is_indexed = True
 
 
-def have_same_edges(one: Graph, other: Graph) -> bool:
-    """Whether these are the same edges over the same nodes.
-
-    Also where a script's have been laid out anew, or selected once more.
-    """
-    is_alike = one.edge_sharding is other.edge_sharding or (one.digest is not None and one.digest == other.digest)
-    return one is other or (is_alike and one.node_sharding is other.node_sharding)
-
-
 @lasting
-def graph_over(edge_index: Tensor, nodes: HaloNodes | GridNodes, loop_rule: LoopRule) -> Graph:
+def graph_over(edge_index: Tensor, nodes: NodeSharding, loop_rule: LoopRule) -> DistributedGraph:
     """The graph with these edges over nodes of a ``DistributedData``, whose layout it has (collective).
 
     Args:
@@ -52,8 +41,9 @@ def graph_over(edge_index: Tensor, nodes: HaloNodes | GridNodes, loop_rule: Loop
     check_ends(edge_index, nodes.size, "edge_index")
     if isinstance(nodes, GridNodes):
         return GridGraph.of(nodes.grid, edge_index, loop_rule, ListedEdges)
+    assert isinstance(nodes, HaloNodes)
     group = nodes.group
-    share = halo_share(edge_index, nodes.parts(), group.rank, group.size, nodes.exchange, nodes.key.cpu())
+    share = halo_share(edge_index, nodes.parts(), group.rank, group.size, nodes.exchange, nodes.global_id.cpu())
     messages = sum(group.gather_counts(sum(count > 0 for count in share.sums.send_counts)))
-    rows = ListedEdges(group, "edge", share.num_edges, share.edge_id.to(nodes.key.device))
+    rows = ListedEdges(group, "edge", share.num_edges, share.edge_id.to(nodes.global_id.device))
     return HaloGraph(share, nodes, loop_rule, is_dense(messages, group.size), rows)

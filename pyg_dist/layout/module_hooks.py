@@ -20,8 +20,7 @@ from torch_geometric.nn import MessagePassing
 from pyg_dist.backend.autograd import broadcast
 from pyg_dist.backend.comm.group import world_group
 from pyg_dist.errors import UnsupportedError, set_locator
-from pyg_dist.layout.grid.graph import GridGraph
-from pyg_dist.layout.halo.graph import HaloGraph
+from pyg_dist.layout.edges import Edges
 from pyg_dist.tensor.layer_names import remember_model, running_layer
 from pyg_dist.tensor.row_tensor import RowTensor
 
@@ -70,7 +69,7 @@ def _is_distributed(arg: Any) -> bool:
         return any(_is_distributed(item) for item in arg.values())
     if isinstance(arg, (RowTensor, nn.Module)):
         return isinstance(arg, RowTensor)
-    return isinstance(getattr(arg, "graph", None), (HaloGraph, GridGraph))
+    return isinstance(arg, Edges) or getattr(type(arg), "is_distributed", False) is True
 
 
 def _is_stock_conv(module: nn.Module) -> bool:

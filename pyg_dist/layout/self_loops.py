@@ -1,7 +1,8 @@
-"""The self loops of a graph in the halo layout: both of their ends are local, so nothing here is collective."""
+"""The one rule for self loops that a norm adds: both layouts' patterns have a loop for each node through here."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Literal
 
@@ -16,63 +17,100 @@ LoopRule = Literal["remaining", "add", "replace"]
 beside it (PyG on sparse tensors), or replaced by it (``SparseTensor``)."""
 
 
+def put_loop_values(filled: Tensor, node: Tensor, values: Tensor, rule: LoopRule) -> Tensor:
+    """The values of the added loops, given those of loops that exist; differentiable.
+
+    Of several loops of a node the last one counts, and the gradient goes to all: ``index_put`` in PyG does both.
+
+    Shapes:
+        - filled: ``[n, ...]``, the values of new loops
+        - node: int64 ``[l]``, whose loop each of ``values`` is, in PyG's order of edges
+        - values: ``[l, ...]``
+    """
+    return filled if rule == "replace" else filled.index_put((node,), values, accumulate=rule == "add")
+
+
+Entries = tuple[Tensor, Tensor, Tensor]
+"""Row, column and place in edge storage of each entry of a pattern; those of a row in PyG's order of edges."""
+
+
 class SelfLoops:
-    """A rank's edges with and without their self loops. Patterns are made when first used, and kept.
+    """A pattern with and without its self loops. Patterns are made when first used, and kept. Not collective.
 
     Args:
-        local: the edges with local sources, ``[n, n]``.
+        entries: gives the pattern's entries, which need not be kept.
+        shape: of the pattern, ``(n, m)``.
+        loop_row: rows that have their own node among the columns, int64 ``[k]``.
+        loop_col: those columns, int64 ``[k]``.
         rule: what becomes of loops that exist.
-        num_edges: edges of this rank; the values of added loops lie behind theirs, at ``num_edges + node``.
+        num_edges: of the edge storage; the values of added loops lie behind it, in the order of ``loop_row``.
     """
 
-    def __init__(self, local: CSR, rule: LoopRule, num_edges: int) -> None:
-        self._local = local
+    def __init__(
+        self,
+        entries: Callable[[], Entries],
+        shape: tuple[int, int],
+        loop_row: Tensor,
+        loop_col: Tensor,
+        rule: LoopRule,
+        num_edges: int,
+    ) -> None:
+        self._entries = entries
+        self._shape = shape
+        self._loop_row = loop_row
+        self._loop_col = loop_col
         self._rule: LoopRule = rule
         self._num_edges = num_edges
+
+    def _split(self) -> tuple[Entries, Tensor]:
+        """The entries beside which loops are added, and which of all entries are loops."""
+        row, col, edge = self._entries()
+        own_col = torch.full((self._shape[0],), -1, dtype=torch.int64, device=row.device)
+        own_col[self._loop_row] = self._loop_col
+        is_loop = own_col[row.long()] == col
+        if self._rule == "add":
+            return (row, col, edge), is_loop
+        kept = (~is_loop).nonzero().view(-1)
+        return (row[kept], col[kept], edge[kept]), is_loop
 
     @cached_property
     @lasting
     def _present(self) -> tuple[Tensor, Tensor]:
-        """Node and place in edge storage of every self loop; one node's loops in input order."""
-        row = self._local.row()
-        entry = (row == self._local.col).nonzero().view(-1)
-        return row[entry], self._local.edge[entry]
+        """Of every loop that exists: its number among the added ones, and its place in edge storage."""
+        row, _, edge = self._entries()
+        number = torch.full((self._shape[0],), -1, dtype=torch.int64, device=row.device)
+        number[self._loop_row] = torch.arange(self._loop_row.numel(), device=row.device)
+        entry = self._split()[1].nonzero().view(-1)
+        return number[row[entry].long()], edge[entry]
 
     @cached_property
     @lasting
-    def _without(self) -> CSR:
-        local, row = self._local, self._local.row()
-        kept = (row != local.col).nonzero().view(-1)
-        return CSR.from_edges(row[kept], local.col[kept], local.edge[kept], local.num_rows, local.num_cols)
-
-    @property
     def others(self) -> CSR:
         """The edges beside which one loop a node is added."""
-        return self._local if self._rule == "add" else self._without
+        return CSR.from_edges(*self._split()[0], *self._shape)
 
     @cached_property
     @lasting
     def added(self) -> CSR:
         """The same edges with the added loops."""
-        others, node = self.others, torch.arange(self._local.num_rows, device=self._local.col.device)
+        (row, col, edge), _ = self._split()
+        number = torch.arange(self._loop_row.numel(), device=row.device)
         return CSR.from_edges(
-            torch.cat([others.row(), node]),
-            torch.cat([others.col, node.to(torch.int32)]),
-            torch.cat([others.edge, node + self._num_edges]),
-            others.num_rows,
-            others.num_cols,
+            torch.cat([row.long(), self._loop_row]),
+            torch.cat([col.long(), self._loop_col]),
+            torch.cat([edge, number + self._num_edges]),
+            *self._shape,
         )
 
     def weight(self, values: Tensor, loop_value: float) -> Tensor:
-        """The weight of each node's added loop: its own where the rule keeps one, else ``loop_value``; differentiable.
+        """The weight of each added loop: its node's own where the rule keeps one, else ``loop_value``; differentiable.
 
         Shapes:
             - values: ``[e]``, of the edges
-            - output: ``[n]``
+            - output: ``[k]``
         """
-        filled = values.new_full((self._local.num_rows,), loop_value)
+        filled = values.new_full((self._loop_row.numel(),), loop_value)
         if self._rule != "remaining":
             return filled
-        # Of several loops the last one counts, and the gradient goes to all: index_put in PyG does both.
-        node, edge = self._present
-        return filled.index_put((node,), values[edge])
+        number, edge = self._present
+        return put_loop_values(filled, number, values[edge], self._rule)

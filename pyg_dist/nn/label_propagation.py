@@ -79,6 +79,7 @@ class MaskedLabelPropagation(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor, train_mask: Tensor) -> tuple[Tensor, Tensor]:
         """See the class."""
+        x = x.to_rows() if isinstance(x, RowTensor) else x  # on the grid: labels are whole rows
         rows = _rows_of(x, y, train_mask)
         if x.dim() != 2 or x.shape[1] != self.channels or not y.shape == train_mask.shape == x.shape[:1]:
             raise DataError(
@@ -125,8 +126,6 @@ class MaskedLabelPropagation(nn.Module):
 def _rows_of(x: Tensor, y: Tensor, train_mask: Tensor) -> RowSharding | None:
     """The distribution that all three share; None: plain tensors."""
     rows = x._sharding if isinstance(x, RowTensor) else None
-    if rows is not None and rows.kind == "tile":
-        raise DataError("MaskedLabelPropagation expected rows (got tiles): use layout='halo'")
     for name, t in (("y", y), ("train_mask", train_mask)):
         other = t._sharding if isinstance(t, RowTensor) else None
         if (rows is None) != (other is None) or not (rows is None or other is None or rows.is_equivalent(other)):

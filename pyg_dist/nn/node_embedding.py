@@ -44,7 +44,7 @@ class NodeEmbedding(nn.Module):
         if isinstance(channels, bool) or not isinstance(channels, int) or channels < 1:
             raise OptionError(f"Expected a positive number of channels (got {channels!r}): give the width of a row")
         self.channels = channels
-        rows = data.graph.feature_rows(channels)
+        rows = data.graph.feature_sharding(channels)
         local = torch.empty(rows.local_shape(channels), dtype=dtype, device=data.graph.device)
         self.weight = nn.Parameter(RowTensor.from_local(local, rows))
         self.reset_parameters()

@@ -10,8 +10,6 @@ from pyg_dist.backend import ops
 from pyg_dist.backend.dense.norm_relu_dropout import norm_relu_dropout_rows
 from pyg_dist.backend.ops import Norm
 from pyg_dist.errors import DataError, OptionError
-from pyg_dist.layout.grid.sharding import Tile
-from pyg_dist.layout.grid.tile_tensor import TileTensor, as_tile
 from pyg_dist.tensor import RowTensor
 from pyg_dist.tensor.functions.random import draw_seed
 
@@ -64,9 +62,9 @@ def norm_relu_dropout(
         raise OptionError(f"Expected 'norm' to be one of {_NORMS} (got {norm!r})")
     if not 0.0 <= p <= 1.0:
         raise OptionError(f"Expected 'p' to lie in [0, 1] (got {p})")
-    if isinstance(x, TileTensor) and norm is not None and x._sharding.column_group.size > 1:
+    if isinstance(x, RowTensor) and norm is not None and not x._sharding.has_whole_rows:
         y = norm_relu_dropout(x.to_rows(), weight, bias, norm=norm, eps=eps, relu=relu, p=p, training=training)
-        return as_tile(y, x._sharding)  # type: ignore[arg-type]
+        return y.redistribute(x._sharding)  # type: ignore[attr-defined,no-any-return]
     rows = x._sharding if isinstance(x, RowTensor) else None
     local = x.to_local() if isinstance(x, RowTensor) else x
     if local.dim() != 2 or local.dtype not in ops.FLOATS:
@@ -75,8 +73,7 @@ def norm_relu_dropout(
             f"use torch's own functions"
         )
     if rows is not None:
-        of_columns = rows.slice_columns if isinstance(rows, Tile) else rows.copy_to_ranks
-        weight, bias = (None if factor is None else of_columns(factor) for factor in (weight, bias))
+        weight, bias = (None if factor is None else rows.slice_columns(factor) for factor in (weight, bias))
     drops = training and p > 0
     key = None
     if drops and p < 1:

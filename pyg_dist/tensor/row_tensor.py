@@ -77,6 +77,24 @@ class RowTensor(Tensor):
         with local_tensors():
             return self.as_subclass(Tensor)
 
+    def to_rows(self: R) -> R:
+        """The same values with whole rows on each rank: itself, but for tiles of the grid layout."""
+        return self
+
+    def redistribute(self, sharding: RowSharding) -> RowTensor:
+        """The same values, distributed in another way (DTensor's name); differentiable (collective where they differ).
+
+        Raises:
+            LayoutMismatchError: Not the same rows.
+        """
+        if self._sharding is sharding:
+            return self
+        with local_tensors():
+            local = sharding.from_sharding(self.as_subclass(Tensor), self._sharding)
+            if local is None:
+                raise LayoutMismatchError(f"Expected {sharding} (got {self._sharding}): take both from one data")
+            return as_row_tensor_(local, sharding)  # type: ignore[return-value]
+
     def full_tensor(self) -> Tensor:
         """All rows in the original order, on every rank; differentiable (collective)."""
         return self._sharding.gather(self.to_local())

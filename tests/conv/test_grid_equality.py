@@ -74,7 +74,7 @@ def train_once(conv: Any, data: Any, case: Case) -> Results:
 def compare(graph: Data, shapes: list[dict[str, int]], cases: list[Case], stride: int = 1) -> None:
     """On every rank, for every mesh and form of the sums: every ``stride``-th case, another first one each time."""
     import pyg_dist
-    from pyg_dist.plan.grid.tiling import node_order as plan
+    from pyg_dist.plan.grid import node_order as plan
 
     expected = [train_once(convs(case["conv"])[0], graph, case) for case in cases]
     good = plan.GOOD_IMBALANCE

@@ -25,7 +25,7 @@ def pair() -> tuple[Any, Any]:
 
 def lifted_and_scattered() -> None:
     from pyg_dist.errors import MixedRowsError, UnsupportedError
-    from pyg_dist.layout.halo.node_edge import edges_to_nodes, nodes_to_edges
+    from pyg_dist.layout.node_edge import edges_to_nodes, nodes_to_edges
 
     data, ours = pair()
     edges, cube = ours.edge_index.edges, torch.stack([data.x, data.x.tanh()], 1)
@@ -70,7 +70,7 @@ def test_lift_and_scatter(workers: Pools, world_size: int) -> None:
 
 
 def exchanges() -> list[int]:
-    from pyg_dist.layout.halo.node_edge import nodes_to_edges, share_halo_within
+    from pyg_dist.layout.node_edge import nodes_to_edges, share_halo_within
 
     _, ours = pair()
     sources, sent = ours.edge_index.edges.end(0), []
@@ -99,7 +99,7 @@ def test_lifts_of_one_tensor_share_an_exchange(workers: Pools) -> None:
 
 def views() -> None:
     from pyg_dist.errors import LayoutMismatchError, MixedRowsError
-    from pyg_dist.layout.halo.node_edge import nodes_to_edges
+    from pyg_dist.layout.node_edge import nodes_to_edges
 
     data, ours = pair()
     edges = ours.edge_index.edges

@@ -9,11 +9,11 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.grid.edge_values import EdgeValueScatter
+from pyg_dist.backend.comm.redistribution import Redistribution
 from pyg_dist.backend.grid.mesh import GRID_AXES
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.layout.grid.sharding import Grid
-from pyg_dist.layout.self_loops import LoopRule
+from pyg_dist.layout.self_loops import LoopRule, SelfLoops
 from pyg_dist.plan.grid.node_order import edge_blocks
 from pyg_dist.plan.grid.tiling import split
 from pyg_dist.tensor.sharding import lasting
@@ -42,7 +42,7 @@ class AdjacencyTile:
     column_id: Tensor
     loop_row: Tensor
     loop_column: Tensor
-    make_dispatch: Callable[[], EdgeValueScatter]
+    make_dispatch: Callable[[], Redistribution]
 
     @staticmethod
     def of(
@@ -62,7 +62,7 @@ class AdjacencyTile:
         row_order = grid.other_order(order)
         rows, columns = grid.orders[row_order], grid.orders[column_order]
         make_dispatch = partial(_dispatch, grid, edge_index, edge_id, row_axis, column_axis, order)
-        source, target = make_dispatch().scatter(edge_index.t()).unbind(1)
+        source, target = make_dispatch().start(edge_index.t()).wait().unbind(1)
 
         def block(axis: str) -> tuple[int, int]:
             bounds = split(grid.num_nodes, shape[axis])
@@ -86,55 +86,23 @@ class AdjacencyTile:
 
     @cached_property
     @lasting
-    def dispatch(self) -> EdgeValueScatter:
+    def dispatch(self) -> Redistribution:
         """Brings values of edges here; a graph without edge weights needs none (collective at the first use)."""
         return self.make_dispatch()
 
     @cached_property
-    @lasting
-    def loop(self) -> Tensor:
-        """Which edges are self loops, int64 ``[l]``, ascending."""
-        return (self.row_id[self.row] == self.column_id[self.column]).nonzero().view(-1)
-
-    @cached_property
-    def _with_loops(self) -> dict[LoopRule, CSR]:
+    def _loops(self) -> dict[LoopRule, SelfLoops]:
         return {}
 
-    def with_loops(self, rule: LoopRule) -> CSR:
-        """The edges and a loop for every node; the loops' values stand behind those of the edges. Made once."""
-        known = self._with_loops.get(rule)
+    def loops(self, rule: LoopRule) -> SelfLoops:
+        """The edges with a loop for every node that is in both blocks. Made once."""
+        known = self._loops.get(rule)
         if known is None:
-            known = self._with_loops[rule] = self._make_loops(rule)
+            entries = lambda: (self.row, self.column, torch.arange(self.row.numel()))  # noqa: E731
+            shape = self.row_id.numel(), self.column_id.numel()
+            known = SelfLoops(entries, shape, self.loop_row, self.loop_column, rule, self.row.numel())
+            self._loops[rule] = known
         return known
-
-    def _make_loops(self, rule: LoopRule) -> CSR:
-        edge = torch.arange(self.row.numel())
-        if rule != "add":
-            edge = edge[torch.ones_like(edge, dtype=torch.bool).index_fill_(0, self.loop, False)]
-        loop = torch.arange(self.loop_row.numel()) + self.row.numel()
-        return self._csr(
-            torch.cat([self.row[edge], self.loop_row]),
-            torch.cat([self.column[edge], self.loop_column]),
-            torch.cat([edge, loop]),
-        )
-
-    def loop_weight(self, weight: Tensor, loop_value: float, rule: LoopRule) -> Tensor:
-        """The weights of the loops that :meth:`with_loops` adds; differentiable.
-
-        Of several loops of a node the last one counts, and the gradient goes to all: ``index_put`` in PyG does both.
-        """
-        filled = weight.new_full(self.loop_row.shape, loop_value)
-        if rule != "remaining" or weight.numel() == 0:
-            return filled
-        loop = self.loop
-        loop_of_row = torch.full((self.row_id.numel(),), -1)
-        loop_of_row[self.loop_row] = torch.arange(self.loop_row.numel())
-        last = torch.full(self.loop_row.shape, -1).scatter_reduce_(0, loop_of_row[self.row[loop]], loop, "amax")
-        value = torch.where(last >= 0, weight.detach()[last], filled)
-        if not weight.requires_grad:
-            return value
-        own = weight[loop]
-        return value.index_add(0, loop_of_row[self.row[loop]], own - own.detach())
 
     def _csr(self, row: Tensor, column: Tensor, edge: Tensor) -> CSR:
         return CSR.from_edges(row, column, edge, self.row_id.numel(), self.column_id.numel())
@@ -142,7 +110,7 @@ class AdjacencyTile:
 
 def _dispatch(
     grid: Grid, edge_index: Tensor, edge_id: Tensor, row_axis: str, column_axis: str, order: int
-) -> EdgeValueScatter:
+) -> Redistribution:
     """What brings values from where the edges are stored to their tiles (collective). See :meth:`AdjacencyTile.of`."""
     shape = grid.mesh.grid_shape
     rows, columns = grid.orders[grid.other_order(order)], grid.orders[order]
@@ -151,4 +119,4 @@ def _dispatch(
     first = at_row * shape.stride(row_axis) + at_column * shape.stride(column_axis)
     receiver = torch.cat([first + replica * shape.stride(third) for replica in range(shape[third])])
     edge = torch.arange(first.numel()).repeat(shape[third])
-    return EdgeValueScatter.by_rank(grid.wire(*GRID_AXES, exact=True), receiver, edge, edge_id)
+    return Redistribution.of_copies(grid.wire(*GRID_AXES, exact=True), receiver, edge, edge_id)

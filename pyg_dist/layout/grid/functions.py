@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_dist.backend.autograd.replicated import copy_to_ranks
+from pyg_dist.backend.comm.transport import Pending
 from pyg_dist.backend.grid.collectives import copy_to_replicas, reduce_from_replicas, reduce_scatter
 from pyg_dist.backend.grid.mesh import GRID_AXES
 from pyg_dist.errors import DataError, MixedRowsError
@@ -89,13 +90,13 @@ def prelu(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def linear_sum(
-    pairs: Sequence[tuple[TileTensor | Callable[[], TileTensor], Tensor]], bias: Tensor | None = None
+    pairs: Sequence[tuple[TileTensor | Pending[TileTensor], Tensor]], bias: Tensor | None = None
 ) -> TileTensor:
     """``sum_k X_k W_k^T + bias`` over tiles of one layout, with one sum over the column axis (collective).
 
     Where the tiles have replicas along an axis, that axis splits the columns of the result and each W is cut both ways
-    (Plexus, Alg. 1, lines 7-8); else the sum is scattered, and the columns stay on their axis. An X that is still under
-    way is given as the function that waits for it: the products before it do not wait (ScaleGNN, V-D).
+    (Plexus, Alg. 1, lines 7-8); else the sum is scattered, and the columns stay on their axis. An X may be
+    still under way: the products before it do not wait (ScaleGNN, V-D).
 
     Shapes:
         - X_k: ``[N, F_k]``; W_k: ``[G, F_k]``; bias: ``[G]``, or what else torch adds to ``[N, G]``, such as ``[1]``
@@ -105,7 +106,7 @@ def linear_sum(
         RuntimeError: torch's own, on every rank: an X_k and its W_k have another number of columns.
         DataError: On every rank: the bias does not fit the result.
     """
-    first = pairs[0][0] if isinstance(pairs[0][0], TileTensor) else pairs[0][0]()
+    first = pairs[0][0] if isinstance(pairs[0][0], TileTensor) else pairs[0][0].wait()
     pairs = [(first, pairs[0][1]), *pairs[1:]]
     layout, grid = first._sharding.layout, first._sharding.grid
     width = pairs[0][1].shape[0]
@@ -122,7 +123,7 @@ def linear_sum(
     with local_tensors():
         total: Tensor | None = None
         for given, weight in pairs:
-            x = given if isinstance(given, TileTensor) else given()
+            x = given if isinstance(given, TileTensor) else given.wait()
             _require_width(x._sharding, weight)
             columns = x._sharding.columns
             part = copy_to_ranks(weight, grid.mesh.group(*GRID_AXES))[:, columns.start : columns.stop]

@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from functools import cached_property
-from typing import Any, Literal
+from collections.abc import Callable, Hashable, Sequence
+from functools import cached_property, partial
+from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.comm.group import Group
+from pyg_dist.backend.comm.transport import Pending, Traffic
 from pyg_dist.backend.grid.collectives import sum_all
-from pyg_dist.backend.grid.edge_values import scatter_edge_values
 from pyg_dist.backend.grid.mesh import GRID_AXES
-from pyg_dist.backend.grid.operator import GridOperator, PendingProduct, Side, TileProduct, multiply
-from pyg_dist.backend.halo.exchange import Traffic
+from pyg_dist.backend.grid.operator import GridOperator, Side, TileProduct, multiply
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.errors import LayoutMismatchError
 from pyg_dist.layout import aggregation_cache
-from pyg_dist.layout.gcn_norm import inverse_sqrt_degree, mask_non_sources
+from pyg_dist.layout.gcn_norm import gcn_product, gcn_scales
+from pyg_dist.layout.graph import NodeSharding, Norm, refuse_edge_view
 from pyg_dist.layout.grid.adjacency import AdjacencyTile
+from pyg_dist.layout.grid.functions import linear_sum
+from pyg_dist.layout.grid.operator import TiledOperator
 from pyg_dist.layout.grid.sharding import Grid, Tile
 from pyg_dist.layout.grid.tile_tensor import TileTensor, as_tile
 from pyg_dist.layout.operator_cache import OperatorCache
 from pyg_dist.layout.self_loops import LoopRule
 from pyg_dist.plan.grid.tiling import INPUT, TileLayout, split
-from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor
+from pyg_dist.tensor.functions.reductions import accumulation_dtype
+from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.sharding import RowSharding, Selection, lasting
 
 Build = Callable[[AdjacencyTile, Tensor | None], GridOperator]
-TileOperators = Callable[[TileLayout], GridOperator]
-"""A matrix: its tile on this rank for each layout of what it multiplies."""
 
 
 class GridGraph:
@@ -102,7 +104,7 @@ class GridGraph:
         counters = self.grid.mesh.traffic.values()
         return Traffic(sum(t.num_bytes for t in counters), sum(t.num_messages for t in counters))
 
-    def feature_rows(self, width: int) -> Tile:
+    def feature_sharding(self, width: int) -> Tile:
         """How features of ``width`` columns lie: rows over x and z, columns over y."""
         return self.grid.tile(INPUT, width)
 
@@ -110,20 +112,20 @@ class GridGraph:
         """Node features as tiles that :meth:`aggregate` takes (collective where they are whole rows)."""
         if isinstance(x, TileTensor) and x._sharding.layout.columns is not None:
             return x
-        return as_tile(x, self.feature_rows(x.shape[1]))
+        return as_tile(x, self.feature_sharding(x.shape[1]))
 
     def owns(self, x: RowTensor) -> bool:
         """Whether x has a row for every node of this graph."""
         return x._sharding is self.node_sharding or (isinstance(x, TileTensor) and x._sharding.grid is self.grid)
 
-    def input_rows(self, name: str, value: Tensor) -> RowSharding:
+    def attribute_sharding(self, name: str, value: Tensor) -> RowSharding:
         """How a new node attribute lies: features as tiles, which nothing else is read as a matrix."""
         is_features = name == "x" and value.dim() == 2 and value.is_floating_point()
-        return self.feature_rows(value.shape[1]) if is_features else self.node_sharding
+        return self.feature_sharding(value.shape[1]) if is_features else self.node_sharding
 
-    def store_attribute(self, name: str, value: RowTensor) -> RowTensor:
+    def place_attribute(self, name: str, value: RowTensor) -> RowTensor:
         """An attribute as it is kept (collective where whole rows become features)."""
-        rows = self.input_rows(name, value)
+        rows = self.attribute_sharding(name, value)
         return as_tile(value, rows) if isinstance(rows, Tile) and isinstance(value, NodeTensor) else value
 
     def has_isolated_nodes(self) -> bool:
@@ -136,36 +138,62 @@ class GridGraph:
         """All edges by global ids in the input's order, int64 ``[2, E]``, on every rank (collective)."""
         return self.edge_sharding.gather(self.edge_index.t()).t().contiguous()
 
+    def global_ends(self, edges: Callable[[], Any]) -> tuple[EdgeTensor, EdgeTensor]:
+        """Sources and targets of the edges, global ids."""
+        source, target = (EdgeTensor.from_local(ids.clone(), self.edge_sharding) for ids in self.edge_index)
+        return source, target
+
+    def edge_view(self, asker: str) -> NoReturn:
+        """Refused: a node's in-edges lie on several ranks.
+
+        Raises:
+            UnsupportedError: Always.
+        """
+        raise refuse_edge_view(asker, "grid")
+
+    def over(self, nodes: NodeSharding) -> GridGraph:
+        """Itself: a grid graph stays on its device."""
+        return self
+
     def has_self_loops(self) -> bool:
         """Whether some edge is a self loop (collective)."""
         return not self.group.all_true(not bool((self.edge_index[0] == self.edge_index[1]).any()))
 
-    def aggregate(self, x: TileTensor, operator: TileOperators, exact: bool = False) -> TileTensor:
-        """A matrix over the graph's edges times x (collective): Plexus, Alg. 1, lines 2-4, for any layout of x.
+    def operator(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> TiledOperator:
+        """See :meth:`~pyg_dist.layout.graph.DistributedGraph.operator`. Tiles are built when first needed."""
+        learning = learns(weight)
+        if norm.kind == "gcn":
+            build = partial(self._sums_with_loops if learning else self._gcn, norm, dtype)
+        else:
+            build = partial(self._neighbourhood, norm, dtype)
+        return TiledOperator(norm, learning, self._tiles((norm, learning, dtype), weight, dtype, build))
+
+    def aggregate(self, x: NodeTensor, operator: TiledOperator, layer: nn.Module | None = None) -> TileTensor:
+        """See :meth:`~pyg_dist.layout.graph.DistributedGraph.aggregate`: Plexus, Alg. 1, lines 2-4, for any layout.
 
         With x over rows r and columns c, and k the third axis, the matrix' tile has rows over k and columns over r. The
         product's rows lie over k; its sum over r is scattered over r as well, or left on all of r.
-
-        Args:
-            x: ``[N, F]``.
-            operator: the matrix' tile for a layout of x.
-            exact: no messages narrower than x.
         """
-        return self.start(x, operator, exact)()
+        if operator.norm.kind == "gcn" and operator.learns:
+            return self._gcn_product(as_tiles(x), operator)
+        return self.start(x, operator, layer).wait()
 
-    def start(self, x: TileTensor, operator: TileOperators, exact: bool = False) -> Callable[[], TileTensor]:
-        """:meth:`aggregate` up to its last sum; what it returns waits for that and gives the result.
+    def start(self, x: NodeTensor, operator: TiledOperator, layer: nn.Module | None = None) -> Pending[TileTensor]:
+        """:meth:`aggregate` up to its last sum. What is cached is there at once, and nothing is sent."""
+        if operator.norm.kind == "gcn" and operator.learns:
+            out = self.aggregate(x, operator)
+            return Pending(lambda: out)
+        return self._start(as_tiles(x), operator)
 
-        What is remembered (:mod:`pyg_dist.tensor.aggregation_cache`) is there at once, and nothing is sent.
-        """
+    def _start(self, x: TileTensor, operator: TiledOperator, exact: bool = False) -> Pending[TileTensor]:
+        """The product up to its last sum; with ``exact`` no message is narrower than x."""
         grid, layout = self.grid, x._sharding.layout
         row, column, free = layout.rows[0], layout.columns, layout.free_axis()
-        after = self.product_sharding(x, x._sharding.width)
-        matrix = operator(layout)
+        after = self._product_sharding(x, x._sharding.width)
+        matrix = operator.tile(layout)
         known = aggregation_cache.lookup(x, matrix)
         if known is not None:
-            result = known
-            return lambda: TileTensor.from_local(result, after)
+            return Pending(lambda: TileTensor.from_local(known, after))
         kept = not matrix.learns and aggregation_cache.is_cacheable(x, after)
         exact = exact or kept  # rounded once, it would be wrong in every epoch
         scatters, is_scattered = self.grid.sums == "reduce_scatter", len(layout.rows) == 2
@@ -183,26 +211,39 @@ class GridGraph:
             grid.num_blocks,
         )
         local = x.to_local()
-        pending = None if matrix.learns else PendingProduct(local, product)
+        pending = None if matrix.learns else product.start(local)
 
-        def land() -> TileTensor:
+        def finish() -> TileTensor:
             out = multiply(local, product, pending)
             if kept:
                 aggregation_cache.store(x, matrix, out)
             x._is_reused = True
             return TileTensor.from_local(out, after)
 
-        return land
+        return Pending(finish)
 
-    def is_cached(self, x: TileTensor, operator: TileOperators) -> bool:
+    def is_cached(self, x: NodeTensor, operator: TiledOperator) -> bool:
         """Whether :meth:`aggregate` knows the result, or would keep it (collective if built)."""
-        return aggregation_cache.is_cached(
-            x, lambda: operator(x._sharding.layout), self.product_sharding(x, x._sharding.width)
-        )
+        if operator.learns:
+            return False
+        tiles = as_tiles(x)
+        after = self._product_sharding(tiles, tiles._sharding.width)
+        return aggregation_cache.is_cached(tiles, lambda: operator.tile(tiles._sharding.layout), after)
 
-    def align(self, x: TileTensor, product_of: TileTensor) -> TileTensor:
-        """X as a product of ``product_of`` lies (collective, unless it is remembered or lies so)."""
-        rows = self.product_sharding(product_of, x._sharding.width)
+    def linear_sum(
+        self, pairs: Sequence[tuple[NodeTensor | Pending[NodeTensor], Tensor]], bias: Tensor | None = None
+    ) -> TileTensor:
+        """``sum_k X_k W_k^T + bias`` with one sum over the column axis (:func:`~.functions.linear_sum`; collective).
+
+        An X that is under way is waited for last: its messages hide behind the other products (ScaleGNN, V-D).
+        """
+        ordered = sorted(pairs, key=lambda pair: not isinstance(pair[0], TileTensor))
+        return linear_sum(ordered, bias)  # type: ignore[arg-type]
+
+    def align(self, x: NodeTensor, like: NodeTensor) -> TileTensor:
+        """X as a product of ``like`` lies (collective, unless it is cached or lies so)."""
+        x = as_tiles(x)
+        rows = self._product_sharding(as_tiles(like), x._sharding.width)
         known = aggregation_cache.lookup(x, rows)
         if known is not None:
             return TileTensor.from_local(known, rows)
@@ -211,71 +252,64 @@ class GridGraph:
             aggregation_cache.store(x, rows, out.to_local())
         return out
 
-    def product_sharding(self, x: TileTensor, width: int) -> Tile:
+    def _product_sharding(self, x: TileTensor, width: int) -> Tile:
         """How a product of x, or anything beside it, of ``width`` columns lies."""
         layout = x._sharding.layout
         row, free = layout.rows[0], layout.free_axis()
         rows = (free, row) if self.grid.sums == "reduce_scatter" else (free,)
         return self.grid.tile(TileLayout(rows, layout.columns, self.grid.other_order(layout.order)), width)
 
-    def neighbourhood(
-        self, reduce: Literal["sum", "mean"], weight: RowTensor | None, dtype: torch.dtype
-    ) -> TileOperators:
-        """``y_i = sum or mean over in-edges of w_ji x_j``."""
+    def _neighbourhood(
+        self, norm: Norm, dtype: torch.dtype, tile: AdjacencyTile, values: Tensor | None
+    ) -> GridOperator:
+        """The tile of ``y_i = sum or mean over in-edges of w_ji x_j``."""
+        if norm.kind == "sum":
+            return GridOperator(tile.csr, values)
+        degree = self._row_sums(tile, tile.csr, None, dtype).clamp_(min=1)
+        if values is not None and values.requires_grad:
+            return GridOperator(tile.csr, values / degree[tile.row])
+        return GridOperator(tile.csr, values, row_scale=degree, divides=True)
 
-        def build(tile: AdjacencyTile, values: Tensor | None) -> GridOperator:
-            if reduce == "sum":
-                return GridOperator(tile.csr, values)
-            degree = self._row_sums(tile, tile.csr, None, dtype).clamp_(min=1)
-            if values is not None and values.requires_grad:
-                return GridOperator(tile.csr, values / degree[tile.row])
-            return GridOperator(tile.csr, values, row_scale=degree, divides=True)
-
-        return self._operator(("neighbourhood", reduce, dtype), weight, dtype, build)
-
-    def symmetric_norm(
-        self, add_self_loops: bool, loop_value: float, weight: RowTensor | None, dtype: torch.dtype
-    ) -> TileOperators:
-        """GCN's ``D^-1/2 (A + loops) D^-1/2`` for constant weights."""
-
-        def build(tile: AdjacencyTile, values: Tensor | None) -> GridOperator:
-            csr = tile.with_loops(self.loop_rule) if add_self_loops else tile.csr
-            if add_self_loops and values is None and loop_value != 1.0:
+    def _gcn(self, norm: Norm, dtype: torch.dtype, tile: AdjacencyTile, values: Tensor | None) -> GridOperator:
+        """The tile of GCN's ``D^-1/2 (A + loops) D^-1/2`` for constant weights."""
+        csr = tile.csr
+        if norm.add_self_loops:
+            loops = tile.loops(self.loop_rule)
+            csr = loops.added
+            if values is None and norm.loop_value != 1.0:
                 values = torch.ones(tile.row.numel(), dtype=dtype)
-            if add_self_loops and values is not None:
-                values = torch.cat([values, tile.loop_weight(values, loop_value, self.loop_rule)])
-            scale = inverse_sqrt_degree(self._row_sums(tile, csr, values, dtype))
-            there = self.grid.tile(TileLayout((tile.row_axis,), None, tile.row_order), 1)
-            here = self.grid.tile(TileLayout((tile.column_axis,), None, tile.column_order), 1)
-            of_sources = self.grid.redistribution(there, here).move(scale.view(-1, 1)).view(-1)
-            is_source = torch.zeros(csr.num_cols, dtype=torch.bool)
-            is_source[csr.col.long()] = True
-            return GridOperator(csr, values, scale, mask_non_sources(of_sources, is_source))
+            if values is not None:
+                values = torch.cat([values, loops.weight(values, norm.loop_value)])
+        there = self.grid.tile(TileLayout((tile.row_axis,), None, tile.row_order), 1)
+        here = self.grid.tile(TileLayout((tile.column_axis,), None, tile.column_order), 1)
+        redistribution = self.grid.redistribution(there, here)
+        is_source = torch.zeros(csr.num_cols, dtype=torch.bool)
+        is_source[csr.col.long()] = True
+        scales = gcn_scales(
+            self._row_sums(tile, csr, values, dtype),
+            lambda scale: redistribution.start(scale.view(-1, 1)).wait().view(-1),
+            is_source,
+        )
+        return GridOperator(csr, values, *scales)
 
-        return self._operator(("symmetric", add_self_loops, loop_value, dtype), weight, dtype, build)
+    def _sums_with_loops(
+        self, norm: Norm, dtype: torch.dtype, tile: AdjacencyTile, values: Tensor | None
+    ) -> GridOperator:
+        """The tile of ``A_w``, and of the loops of GCN's norm, for weights that learn."""
+        if not norm.add_self_loops:
+            return GridOperator(tile.csr, values)
+        assert values is not None
+        loops = tile.loops(self.loop_rule)
+        return GridOperator(loops.added, torch.cat([values, loops.weight(values, norm.loop_value)]))
 
-    def symmetric_norm_product(
-        self, x: TileTensor, add_self_loops: bool, loop_value: float, weight: RowTensor, dtype: torch.dtype
-    ) -> TileTensor:
-        """GCN's aggregation with weights that learn; differentiable by x and by the weights (collective).
-
-        ``y = s * A_w (s * x)`` with ``s = degree^-1/2``, which depends on the weights, too: the degree is the product
-        of ``A_w``, loops included, and ones.
-        """
-
-        def build(tile: AdjacencyTile, values: Tensor | None) -> GridOperator:
-            if not add_self_loops:
-                return GridOperator(tile.csr, values)
-            assert values is not None
-            loops = tile.loop_weight(values, loop_value, self.loop_rule)
-            return GridOperator(tile.with_loops(self.loop_rule), torch.cat([values, loops]))
-
-        operator = self._operator(("with loops", add_self_loops, loop_value, dtype), weight, dtype, build)
+    def _gcn_product(self, x: TileTensor, operator: TiledOperator) -> TileTensor:
+        """GCN's aggregation with weights that learn; differentiable by x and by the weights (collective)."""
         rows = x._sharding.with_width(1)
-        ones: Any = TileTensor.from_local(torch.ones(rows.local_shape(1), dtype=dtype), rows)
-        scale: Any = inverse_sqrt_degree(self.aggregate(ones, operator, exact=True)).to(x.dtype)
-        of_sources: Any = scale if add_self_loops else mask_non_sources(scale, self._sources)
-        return self.aggregate(x * of_sources, operator) * scale  # type: ignore[no-any-return]
+        dtype = accumulation_dtype(x.dtype)
+        ones = TileTensor.from_local(torch.ones(rows.local_shape(1), dtype=dtype), rows)
+        is_source = None if operator.norm.add_self_loops else self._sources
+        multiply = lambda tiles, exact: self._start(tiles, operator, exact).wait()  # noqa: E731
+        return gcn_product(x, ones, multiply, is_source)  # type: ignore[no-any-return]
 
     @cached_property
     @lasting
@@ -300,7 +334,9 @@ class GridGraph:
         sums = torch.zeros(csr.num_rows, dtype=dtype).index_add_(0, csr.row(), entries)
         return sum_all(sums, self.grid.wire(tile.column_axis, exact=True))
 
-    def _operator(self, key: Hashable, weight: RowTensor | None, dtype: torch.dtype, build: Build) -> TileOperators:
+    def _tiles(
+        self, key: Hashable, weight: RowTensor | None, dtype: torch.dtype, build: Build
+    ) -> Callable[[TileLayout], GridOperator]:
         """The operator by layout of x, built anew for other weights or weights changed in place.
 
         Building is collective. With weights that learn it holds for one graph of autograd, and what is returned is to
@@ -313,14 +349,14 @@ class GridGraph:
             whole_key = (key, tile.row_axis, tile.column_axis, tile.column_order)
             if weight is not None and learns(weight):
                 if whole_key not in learning:
-                    values = scatter_edge_values(weight.to_local().to(dtype), tile.dispatch)
+                    values = apply(tile.dispatch, weight.to_local().to(dtype))
                     learning[whole_key] = build(tile, values)
                 return learning[whole_key]
 
             def build_constant() -> GridOperator:
                 if weight is None:
                     return build(tile, None)
-                return build(tile, tile.dispatch.scatter(weight.to_local().detach().to(dtype)))
+                return build(tile, tile.dispatch.start(weight.to_local().detach().to(dtype)).wait())
 
             return self._operators.get(whole_key, weight, build_constant)
 
@@ -330,3 +366,9 @@ class GridGraph:
 def learns(weight: Tensor | None) -> bool:
     """Whether products are to be differentiated by ``weight``."""
     return weight is not None and weight.requires_grad and torch.is_grad_enabled()
+
+
+def as_tiles(x: NodeTensor) -> TileTensor:
+    """``x``, which :meth:`GridGraph.place` has made."""
+    assert isinstance(x, TileTensor), "products take what place() gives"
+    return x

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.autograd.replicated import copy_to_ranks
 from pyg_dist.backend.comm.group import Group
+from pyg_dist.backend.comm.redistribution import Blocks, Redistribution
+from pyg_dist.backend.comm.transport import Transport
 from pyg_dist.backend.grid.mesh import GRID_AXES, Mesh
-from pyg_dist.backend.grid.redistribute import Redistribution, redistribute
-from pyg_dist.backend.grid.transport import MeshTransport
 from pyg_dist.errors import DataError
+from pyg_dist.layout.graph import NodeSharding
 from pyg_dist.plan.grid.node_order import NodeOrder
 from pyg_dist.plan.grid.redistribution_plan import RedistributionPlan, columns_between, redistribution_plan
 from pyg_dist.plan.grid.tiling import WHOLE_ROWS, Sums, TileLayout, column_range, nested_split, row_range
@@ -64,6 +64,11 @@ class Tile(RowSharding):
     def column_sizes(self) -> list[int]:
         """Columns by rank of the column axis."""
         return self.grid.column_sizes(self.layout.columns, self.width)
+
+    @property
+    def has_whole_rows(self) -> bool:
+        """Whether all columns of a row are here."""
+        return self.column_group.size == 1
 
     @property
     def first_column(self) -> int:
@@ -117,21 +122,19 @@ class Tile(RowSharding):
 
     def to(self, local: Tensor, other: Tile) -> Tensor:
         """The local tile of ``other``; differentiable (collective where they differ)."""
-        return local if other is self else redistribute(local, self.grid.redistribution(self, other))
+        return local if other is self else apply(self.grid.redistribution(self, other), local)
 
 
-class GridNodes(RowSharding):
+class GridNodes(NodeSharding):
     """A grid's nodes, whole rows of which lie on every rank.
 
     Attributes:
         grid: the grid.
-        edge_sets: a script's own edges between them, see :meth:`DistributedEdgeIndex.over`.
     """
 
     def __init__(self, grid: Grid) -> None:
-        super().__init__(grid.mesh.group(*GRID_AXES), "node", grid.num_nodes, grid.node_ids(WHOLE_ROWS))
+        super().__init__(grid.mesh.group(*GRID_AXES), grid.num_nodes, grid.node_ids(WHOLE_ROWS))
         self.grid = grid
-        self.edge_sets: OrderedDict[str, Any] = OrderedDict()  # handles, whose graphs know these nodes
 
 
 class Grid:
@@ -199,17 +202,17 @@ class Grid:
         layout, shape = TileLayout((), axis, 0), self.mesh.grid_shape
         return [len(column_range(width, layout, shape, {axis: k})) for k in range(shape[axis])]
 
-    def wire(self, *axes: str, exact: bool = False) -> MeshTransport:
+    def wire(self, *axes: str, exact: bool = False) -> Transport:
         """The messages along a product of axes; in the narrow dtype unless ``exact``."""
-        return MeshTransport(self.mesh.group(*axes), self.mesh.traffic_of(*axes), None if exact else self.comm_dtype)
+        return Transport(self.mesh.group(*axes), self.mesh.traffic_of(*axes), None if exact else self.comm_dtype)
 
     def redistribution(self, before: Tile, after: Tile) -> Redistribution:
         """The change between two distributions of equal width."""
         known = self._redistributions.get((before, after))
         if known is None:
             there, back = self._redistribution(before, after), self._redistribution(after, before)
-            there.back.append(back)
-            back.back.append(there)
+            # The gradient of a matrix, too, is one matrix, of which replicas hold the same elements: they count once.
+            there.transposed, back.transposed = back, there
             self._redistributions[before, after] = known = there
             self._redistributions[after, before] = back
         return known
@@ -219,20 +222,19 @@ class Grid:
         shape = self.mesh.grid_shape
         places = [shape.coordinates(rank) for rank in range(shape.size)]
 
-        def pieces(lists: tuple[Tensor | None, ...], mine: Tile, other: Tile) -> Any:
+        def blocks(lists: tuple[Tensor | None, ...], mine: Tile, other: Tile) -> Blocks:
+            pieces = []
             for rank, rows in enumerate(lists):
                 there = column_range(mine.width, other.layout, shape, places[rank])
                 shared = columns_between(mine.columns, there)
                 start = mine.columns.start
-                yield (rows if len(shared) else None), shared.start - start, shared.stop - start
+                pieces.append((rows if len(shared) else None, shared.start - start, shared.stop - start))
+            return Blocks.of_columns(pieces, (mine.num_local, len(mine.columns)))
 
         return Redistribution(
             self.wire(*GRID_AXES, exact=True),
-            tuple(pieces(rows.send, before, after)),
-            tuple(pieces(rows.receive, after, before)),
-            after.num_local,
-            len(after.columns),
-            [],
+            blocks(rows.send, before, after),
+            blocks(rows.receive, after, before),
         )
 
     def _route(self, before: TileLayout, after: TileLayout) -> RedistributionPlan:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from pyg_dist.errors import LayoutMismatchError, MixedRowsError
+from pyg_dist.errors import MixedRowsError
 from pyg_dist.layout.grid.sharding import Tile
 from pyg_dist.plan.grid.tiling import WHOLE_ROWS
 from pyg_dist.tensor import row_tensor
@@ -89,7 +89,7 @@ class TileTensor(NodeTensor):
             return _write_rows(func, args, kwargs)
         return func(*_in_rows(args), **_in_rows(kwargs))
 
-    def to_rows(self) -> NodeTensor:
+    def to_rows(self) -> NodeTensor:  # type: ignore[override]
         """The same values as whole rows, spread over all ranks (collective, unless they are kept).
 
         They are kept while they do not change; but not for a leaf that learns, as :class:`RowTensor` explains.
@@ -140,13 +140,7 @@ def as_tile(x: RowTensor, tile: Tile) -> TileTensor:
     Raises:
         LayoutMismatchError: It has other rows or columns.
     """
-    if x._sharding is tile:
-        return cast(TileTensor, x)
-    with local_tensors():
-        local = tile.from_sharding(x.as_subclass(Tensor), x._sharding)
-        if local is None:
-            raise LayoutMismatchError(f"Expected {tile} (got {x._sharding}): take both from one DistributedData")
-        return cast(TileTensor, as_row_tensor_(local, tile))
+    return cast(TileTensor, x.redistribute(tile))
 
 
 def _in_rows(value: Any) -> Any:

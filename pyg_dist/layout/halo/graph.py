@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from typing import Literal
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.comm.codec import EXACT, Codec
 from pyg_dist.backend.comm.quantized import Bits, quantized
-from pyg_dist.backend.halo.exchange import Exchange, Traffic
-from pyg_dist.backend.halo.operator import LinearOperator, aggregate_edges, halo_sums
+from pyg_dist.backend.comm.transport import Pending, Traffic, Transport
+from pyg_dist.backend.halo.exchange import Exchange
+from pyg_dist.backend.halo.operator import LinearOperator, aggregate, aggregate_edges, halo_rows, halo_sums
 from pyg_dist.backend.halo.transfer import HaloTransfer
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.layout import aggregation_cache
-from pyg_dist.layout.gcn_norm import inverse_sqrt_degree, mask_non_sources
-from pyg_dist.layout.halo.edges import Edges
+from pyg_dist.layout.accumulate import add_into_
+from pyg_dist.layout.edges import Edges
+from pyg_dist.layout.gcn_norm import gcn_product, gcn_scales
+from pyg_dist.layout.graph import Norm
+from pyg_dist.layout.halo.operator import ConstantOperator, HaloOperator, LearningOperator
 from pyg_dist.layout.halo.sharding import HaloNodes
 from pyg_dist.layout.operator_cache import OperatorCache
 from pyg_dist.layout.self_loops import LoopRule, SelfLoops
@@ -26,7 +32,7 @@ from pyg_dist.plan.halo.share import HaloShare
 from pyg_dist.plan.halo.transfer import Transfer
 from pyg_dist.tensor.functions.random import draw_seed
 from pyg_dist.tensor.layer_names import name_of
-from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor
+from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor, as_row_tensor_
 from pyg_dist.tensor.sharding import RowSharding, Selection, lasting
 
 
@@ -67,19 +73,26 @@ class HaloGraph:
             RowSharding(self.group, "edge", share.num_edges, edge_id) if edge_rows is None else edge_rows
         )
         self.local = share.local.to(self.device)
-        self._loops = SelfLoops(self.local, loop_rule, self.edge_sharding.num_local)
+        node = torch.arange(nodes.num_local, device=self.device)
+        entries = lambda: (self.local.row(), self.local.col, self.local.edge)  # noqa: E731
+        shape = nodes.num_local, nodes.num_local
+        self._loops = SelfLoops(entries, shape, node, node, loop_rule, self.edge_sharding.num_local)
         self.row_transfer = self._halo(share.post)
         self._sum_transfer = self.row_transfer if share.sums is share.post else self._halo(share.sums)
-        self._operators: OperatorCache[LinearOperator] = OperatorCache()
+        self._operators: OperatorCache[ConstantOperator] = OperatorCache()
         self._neighbour_lists: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __deepcopy__(self, memo: object) -> HaloGraph:
         return self  # immutable, apart from caches
 
+    @property
+    def _transport(self) -> Transport:
+        return Transport(self.group, self.traffic)
+
     def _halo(self, transfer: Transfer) -> HaloTransfer:
         """The runtime form of a transfer, all values one."""
         counts = transfer.send_counts, transfer.recv_counts
-        exchange = Exchange(self.group, *counts, self.traffic, self.is_dense, self.node_sharding.buffers)
+        exchange = Exchange(self._transport, *counts, self.is_dense, self.node_sharding.buffers)
         return HaloTransfer(
             Matrix(transfer.outgoing.to(self.device)), exchange, Matrix(transfer.incoming.to(self.device))
         )
@@ -138,17 +151,21 @@ class HaloGraph:
         """Whether x has a row for every node of this graph."""
         return x._sharding is self.node_sharding
 
-    def feature_rows(self, width: int) -> RowSharding:
+    def feature_sharding(self, width: int) -> RowSharding:
         """How features of ``width`` columns lie."""
         return self.node_sharding
 
-    def input_rows(self, name: str, value: Tensor) -> RowSharding:
+    def attribute_sharding(self, name: str, value: Tensor) -> RowSharding:
         """How a new node attribute lies."""
         return self.node_sharding
 
-    def store_attribute(self, name: str, value: RowTensor) -> RowTensor:
+    def place_attribute(self, name: str, value: RowTensor) -> RowTensor:
         """An attribute as it is kept."""
         return value
+
+    def place(self, x: NodeTensor) -> NodeTensor:
+        """Itself: rows are what products take."""
+        return x
 
     def has_isolated_nodes(self) -> bool:
         """Whether some node has no edge other than self loops (collective)."""
@@ -190,20 +207,68 @@ class HaloGraph:
         order = torch.argsort(self.edge_sharding.key[edge])
         return CSR.from_edges(row[order], col[order], edge[order], self.num_local, self.num_local + self.halo.num_cols)
 
-    @lasting
-    def edges(self, weight: EdgeTensor | None = None) -> Edges:
-        """All edges of this rank, in edge storage order, for code that makes a message of each; made at each call.
-
-        Args:
-            weight: the values of an ``adj_t``.
-        """
-        whole, ends = self.csr, torch.empty(2, self.edge_sharding.num_local, dtype=torch.int64, device=self.device)
-        ends[0, whole.edge], ends[1, whole.edge] = whole.col.long(), whole.row()
-        return Edges.of(self, self.edge_sharding, ends[0], ends[1], weight)
-
     def full_edge_index(self) -> Tensor:
         """All edges by global ids in the input's order, int64 ``[2, E]``, on every rank (collective)."""
-        return self.edges().full_tensor()
+        return Edges.all_of(self).full_tensor()
+
+    def global_ends(self, edges: Callable[[], Edges]) -> tuple[EdgeTensor, EdgeTensor]:
+        """Sources and targets of the edges: ``x[source]`` is a row for each edge."""
+        view = edges()
+        return view.end(0), view.end(1)
+
+    # ---- EdgeView ----------------------------------------------------------------------------------------------------
+
+    def edge_view(self, asker: str) -> HaloGraph:
+        """Itself: a node's in-edges are on its rank."""
+        return self
+
+    @lasting
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """Neighbour and local row of each edge in edge storage order, int64 ``[e]``; made at each call."""
+        csr, ends = self.csr, torch.empty(2, self.edge_sharding.num_local, dtype=torch.int64, device=self.device)
+        ends[0, csr.edge], ends[1, csr.edge] = csr.col.long(), csr.row()
+        return ends[0], ends[1]
+
+    @property
+    def num_neighbours(self) -> int:
+        """Local rows and halo slots, n + h."""
+        return self.num_local + self.halo.num_cols
+
+    @property
+    def neighbour_id(self) -> Tensor:
+        """Global ids of the local rows and of the halo slots, int64 ``[n + h]``."""
+        return torch.cat([self.node_sharding.global_id, self.share.halo_id.to(self.device)])
+
+    def neighbour_rows(self, x: Tensor, layer: nn.Module | None = None) -> Tensor:
+        """Local rows, then halo slots; differentiable (collective).
+
+        Exact, but for a training ``layer`` with ``bits``. Floating types travel as they are (float16 as float32), or in
+        ``bits``; complex ones as two columns; integers and bools as int64.
+
+        Shapes:
+            - x: ``[n, ...]``
+            - output: ``[n + h, ...]``
+        """
+        transfer = self.row_transfer
+        if layer is not None:
+            transfer = transfer.coded(self.codecs(layer, of_rows=True))
+        if self.group.size == 1:
+            return x
+        halo = _halo(x.reshape(x.shape[0], x.shape[1:].numel()), transfer)
+        return torch.cat([x, halo.view(halo.shape[0], *x.shape[1:])])
+
+    def sum_to_owners(self, rows: Tensor) -> Tensor:
+        """The transpose of :meth:`neighbour_rows`: halo slots go home, where they are added (collective).
+
+        Shapes:
+            - rows: ``[n + h, ...]``
+            - output: ``[n, ...]``
+        """
+        if self.group.size == 1:
+            return rows
+        own, halo = torch.split(rows, [self.num_local, self.halo.num_cols])
+        home = halo_sums(halo.reshape(halo.shape[0], halo.shape[1:].numel()), self.row_transfer)
+        return own + home.view_as(own)
 
     @cached_property
     @lasting
@@ -250,40 +315,102 @@ class HaloGraph:
         """Which local nodes have out-edges, bool ``[n]`` (collective at the first use)."""
         return self._feeds_halos.index_fill(0, self.local.col.long(), True)
 
-    def is_cached(self, x: NodeTensor, operator: LinearOperator) -> bool:
+    # ---- Linear algebra ----------------------------------------------------------------------------------------------
+
+    def operator(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> HaloOperator:
+        """See :meth:`~pyg_dist.layout.graph.DistributedGraph.operator`."""
+        if weight is not None and weight.requires_grad and torch.is_grad_enabled():
+            return self._learning(norm, weight.to_local())
+        make = self._gcn if norm.kind == "gcn" else self._neighbourhood
+        return self._operators.get(
+            (norm, dtype), weight, lambda: ConstantOperator(make(norm, _constant(weight, dtype), dtype))
+        )
+
+    def aggregate(self, x: NodeTensor, operator: HaloOperator, layer: nn.Module | None = None) -> NodeTensor:
+        """See :meth:`~pyg_dist.layout.graph.DistributedGraph.aggregate`."""
+        codecs = (EXACT, EXACT) if layer is None else self.codecs(layer, of_rows=operator.learns)
+        if isinstance(operator, LearningOperator):
+            return self._learning_product(x, operator, codecs)
+        result = aggregation_cache.lookup(x, operator)
+        if result is None:
+            cached = aggregation_cache.is_cacheable(x, x._sharding)
+            matrix = operator.matrix if cached else operator.matrix.coded(codecs)
+            result = aggregate(x.to_local(), matrix)
+            x._is_reused = True
+            if not cached:
+                return as_row_tensor_(result, x._sharding)  # type: ignore[return-value]
+            aggregation_cache.store(x, operator, result)
+        return NodeTensor.from_local(result, x._sharding)
+
+    def start(self, x: NodeTensor, operator: HaloOperator, layer: nn.Module | None = None) -> Pending[NodeTensor]:
+        """:meth:`aggregate`, which hides its messages behind local edges."""
+        out = self.aggregate(x, operator, layer)
+        return Pending(lambda: out)
+
+    def align(self, x: NodeTensor, like: NodeTensor) -> NodeTensor:
+        """Itself: a product lies as what was multiplied."""
+        return x
+
+    def linear_sum(
+        self, pairs: Sequence[tuple[NodeTensor | Pending[NodeTensor], Tensor]], bias: Tensor | None = None
+    ) -> NodeTensor:
+        """``sum_k X_k W_k^T + bias``, added in the order given, the bias with the first: PyG's bits."""
+        out: Any = None
+        for given, weight in pairs:
+            x = given if isinstance(given, NodeTensor) else given.wait()
+            product: Any = F.linear(x, weight, bias if out is None else None)
+            out = product if out is None else add_into_(out, product)
+        return out  # type: ignore[no-any-return]
+
+    def is_cached(self, x: NodeTensor, operator: HaloOperator) -> bool:
         """Whether the product of the operator and x is known, or would be kept."""
-        return aggregation_cache.is_cached(x, lambda: operator, x._sharding)
+        return not operator.learns and aggregation_cache.is_cached(x, lambda: operator, x._sharding)
 
-    def neighbourhood(
-        self, reduce: Literal["sum", "mean"], weight: RowTensor | None, dtype: torch.dtype
-    ) -> LinearOperator:
-        """``y_i = sum or mean over in-edges of w_ji x_j`` for constant weights in edge storage order."""
+    def _neighbourhood(self, norm: Norm, values: Tensor | None, dtype: torch.dtype) -> LinearOperator:
+        """Sum or mean over in-edges, for constant weights in edge storage order."""
+        degree = self.in_degree(dtype).clamp_(min=1) if norm.kind == "mean" else None
+        return LinearOperator(*self._weighted(self.local, values), row_scale=degree, divides=True)
 
-        def build() -> LinearOperator:
-            degree = self.in_degree(dtype).clamp_(min=1) if reduce == "mean" else None
-            local, halo = self._weighted(self.local, _constant(weight, dtype))
-            return LinearOperator(local, halo, row_scale=degree, divides=True)
+    def _gcn(self, norm: Norm, values: Tensor | None, dtype: torch.dtype) -> LinearOperator:
+        """``D^-1/2 (A + loops) D^-1/2`` for constant weights (collective)."""
+        local = self.local
+        if norm.add_self_loops:
+            local = self._loops.added
+            if values is None and norm.loop_value != 1.0:
+                values = torch.ones(self.edge_sharding.num_local, dtype=dtype, device=self.device)
+            if values is not None:
+                values = torch.cat([values, self._loops.weight(values, norm.loop_value)])
+        is_source = None if norm.add_self_loops else self._sources
+        scales = gcn_scales(self._degree(local, values, dtype), lambda scale: scale, is_source)
+        return LinearOperator(*self._weighted(local, values), *scales)
 
-        return self._operators.get(("neighbourhood", reduce, dtype), weight, build)
+    def _learning(self, norm: Norm, weight: Tensor) -> LearningOperator:
+        """The operator of weights that learn."""
+        adds_loops = norm.kind == "gcn" and norm.add_self_loops
+        local = self._loops.others if adds_loops and self.loop_rule != "add" else self.local
 
-    def symmetric_norm(
-        self, add_self_loops: bool, loop_value: float, weight: RowTensor | None, dtype: torch.dtype
-    ) -> LinearOperator:
-        """GCN's ``D^-1/2 (A + loops) D^-1/2`` for constant weights (collective when built)."""
+        def sums(x: Tensor, weight: Tensor, transfer: HaloTransfer) -> Tensor:
+            out = aggregate_edges(x, weight, local, transfer)
+            return out + self._loops.weight(weight, norm.loop_value).view(-1, 1) * x if adds_loops else out
 
-        def build() -> LinearOperator:
-            local, values = self.local, _constant(weight, dtype)
-            if add_self_loops:
-                local = self._loops.added
-                if values is None and loop_value != 1.0:
-                    values = torch.ones(self.edge_sharding.num_local, dtype=dtype, device=self.device)
-                if values is not None:
-                    values = torch.cat([values, self._loops.weight(values, loop_value)])
-            scale = self.inverse_sqrt_degree(local, values, dtype)
-            of_sources = scale if add_self_loops else mask_non_sources(scale, self._sources)
-            return LinearOperator(*self._weighted(local, values), scale, of_sources)
+        return LearningOperator(norm, weight, sums)
 
-        return self._operators.get(("symmetric", add_self_loops, loop_value, dtype), weight, build)
+    def _learning_product(self, x: NodeTensor, a: LearningOperator, codecs: tuple[Codec, Codec]) -> NodeTensor:
+        """The product with weights that learn; differentiable by x and by the weights (collective)."""
+        local, weight, coded = x.to_local(), a.weight.to(x.dtype), self.row_transfer.coded(codecs)
+        if a.norm.kind == "gcn":
+            ones = local.new_ones(self.num_local, 1)
+            is_source = None if a.norm.add_self_loops else self._sources
+
+            def times(rows: Tensor, exact: bool) -> Tensor:
+                return a.multiply(rows, weight, self.row_transfer if exact else coded)
+
+            out = gcn_product(local, ones, times, is_source)
+        else:
+            out = a.multiply(local, weight, coded)
+            if a.norm.kind == "mean":
+                out = out / self.in_degree(x.dtype).clamp_(min=1).view(-1, 1)
+        return NodeTensor.from_local(out, self.node_sharding)
 
     def _weighted(self, local: CSR, values: Tensor | None) -> tuple[Matrix, HaloTransfer]:
         """The matrices of sums with constant weights, by edge storage and what lies behind it (collective)."""
@@ -291,7 +418,7 @@ class HaloGraph:
             return Matrix(local), self._sum_transfer
         # Weights stay with the target's rank; the source's rank borrows those of the edges that it sums.
         lists, one = self.share.sums, values.new_ones(1)  # the last value: of the entries UNIT
-        borrow = Exchange(self.group, lists.weight_send_counts, lists.weight_recv_counts, self.traffic)
+        borrow = Exchange(self._transport, lists.weight_send_counts, lists.weight_recv_counts)
         borrowed = borrow.start(values[lists.weights_to_send.to(self.device)]).wait()
         storage = torch.cat([values, one])
         halo = HaloTransfer(
@@ -301,42 +428,29 @@ class HaloGraph:
         )
         return Matrix(local, storage), halo
 
-    def inverse_sqrt_degree(self, local: CSR, weight: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """``degree^-1/2`` of the local nodes, zero for degree zero; ``weight`` is constant."""
+    def _degree(self, local: CSR, weight: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """Sum of the weights of each local node's in-edges, ``[n]``; ``weight`` is constant."""
         ones = torch.ones(max(local.num_cols, self.halo.num_cols), 1, dtype=dtype, device=self.device)
         degree = torch.zeros(self.num_local, 1, dtype=dtype, device=self.device)
         for csr, out in ((local, degree), (self.halo, degree[self.num_local - self.num_boundary :])):
             values = None if weight is None else weight[csr.edge]
             ops.spmm_csr(csr.rowptr, csr.col, ones[: csr.num_cols], values, out=out)
-        return inverse_sqrt_degree(degree.view(-1))
-
-    def neighbourhood_product(
-        self, x: Tensor, weight: Tensor, reduce: Literal["sum", "mean"], post: HaloTransfer
-    ) -> Tensor:
-        """:meth:`neighbourhood` with weights that learn; differentiable by x and by the weights (collective)."""
-        out = aggregate_edges(x, weight, self.local, post)
-        if reduce == "sum":
-            return out
-        return out / self.in_degree(x.dtype).clamp_(min=1).view(-1, 1)
-
-    def symmetric_norm_product(
-        self, x: Tensor, weight: Tensor, add_self_loops: bool, loop_value: float, post: HaloTransfer
-    ) -> Tensor:
-        """GCN's aggregation with weights that learn; differentiable by x and by the weights (collective).
-
-        ``y = s * (A_w (s * x) + l * s * x)`` with ``s = degree^-1/2`` and the loops' weights l: the degree depends
-        on the weights, too.
-        """
-        local = self._loops.others if add_self_loops else self.local
-        loops = self._loops.weight(weight, loop_value).view(-1, 1) if add_self_loops else None
-        ones = x.new_ones(self.num_local, 1)
-        degree = aggregate_edges(ones, weight, local, self.row_transfer)
-        scale = inverse_sqrt_degree((degree if loops is None else degree + loops).view(-1)).view(-1, 1)
-        of_sources = scale if add_self_loops else mask_non_sources(scale, self._sources)
-        scaled = of_sources * x
-        out = aggregate_edges(scaled, weight, local, post)
-        return scale * (out if loops is None else out + loops * scaled)
+        return degree.view(-1)
 
 
 def _constant(weight: RowTensor | None, dtype: torch.dtype) -> Tensor | None:
     return None if weight is None else weight.to_local().detach().to(dtype)
+
+
+def _halo(flat: Tensor, transfer: HaloTransfer) -> Tensor:
+    """Halo slots (collective). Shapes: ``[n, F] -> [h, F]``."""
+    if flat.is_complex():
+        real = _halo(torch.view_as_real(flat.resolve_conj()).flatten(1), transfer)
+        return torch.view_as_complex(real.view(real.shape[0], flat.shape[1], 2))
+    if flat.dtype == torch.float16:
+        return _halo(flat.float(), transfer).half()
+    if flat.dtype.is_floating_point:
+        return halo_rows(flat, transfer)
+    outgoing = transfer.outgoing.pattern
+    sent = flat[flat.shape[0] - outgoing.num_cols :][outgoing.col.long()]
+    return transfer.exchange.start(sent.long()).wait().to(flat.dtype)

@@ -1,0 +1,74 @@
+"""A checked input graph in the halo layout: parts, this rank's share, plan."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pyg_dist.backend.comm.group import Group, world_group
+from pyg_dist.backend.session.agreement import on_main
+from pyg_dist.data.graph_input import GraphInput
+from pyg_dist.data.machine import ranks_per_node
+from pyg_dist.data.options import Options
+from pyg_dist.layout.halo.graph import HaloGraph
+from pyg_dist.layout.halo.sharding import HaloNodes
+from pyg_dist.partition import partition as partition_nodes
+from pyg_dist.plan import Plan, ShareSizes, halo_share
+from pyg_dist.plan.halo.placement import place
+from pyg_dist.plan.halo.plan import pairs_of, plan_hash
+from pyg_dist.plan.halo.share import HaloShare
+
+
+def on_halo(graph_input: GraphInput, options: Options, parts: Tensor) -> tuple[HaloGraph, Plan]:
+    """The runtime form and the plan (collective)."""
+    group = world_group()
+    share = halo_share(graph_input.edge_index, parts, group.rank, group.size, options.exchange)
+    plan = _plan(share, group, options, parts, plan_hash(graph_input.edge_index, parts, group.size, options.exchange))
+    nodes = HaloNodes(group, share.node_id, share.num_nodes, options.exchange, options.bits_by_direction)
+    graph = HaloGraph(share, nodes, graph_input.loop_rule, plan.is_dense)
+    return graph, plan
+
+
+def node_parts(graph_input: GraphInput, options: Options) -> Tensor:
+    """The owner of each node: computed on one rank, since solvers differ from run to run, and sent to all."""
+    method, group = options.partition, world_group()
+    if isinstance(method, Plan):  # a data.plan has its parts on rank 0 alone
+        return on_main(
+            lambda: method.parts_for(
+                graph_input.edge_index, graph_input.num_nodes, group.size, options.exchange, options.bits_by_direction
+            )
+        )
+    train_mask = graph_input.node_attributes.get("train_mask")
+    if train_mask is not None and (train_mask.dtype != torch.bool or train_mask.dim() != 1):
+        train_mask = None
+    on_each = ranks_per_node()
+
+    def parts() -> Tensor:
+        edge_index = graph_input.edge_index
+        found = partition_nodes(
+            edge_index,
+            graph_input.num_nodes,
+            group.size,
+            method,
+            train_mask=train_mask,
+            epsilon=options.epsilon,
+            seed=options.seed,
+        )
+        if not isinstance(method, str) or on_each is None:
+            return found
+        return place(edge_index, found, group.size, on_each, options.exchange)
+
+    return on_main(parts)
+
+
+def _plan(share: HaloShare, group: Group, options: Options, parts: Tensor, identity: str) -> Plan:
+    """The plan, from every rank's numbers (collective)."""
+    mine = [*vars(ShareSizes.of(share)).values(), *share.sums.send_counts]
+    table = group.gather_rows(torch.tensor([mine]), [1] * group.size)
+    sizes, rows = table[:, : -group.size].tolist(), table[:, -group.size :]
+    shares = tuple(ShareSizes(*size) for size in sizes)
+    kept, bits = parts.to(torch.int32) if group.rank == 0 else None, options.bits_by_direction
+    return Plan(
+        options.layout, options.partition_name, options.exchange, shares, pairs_of(rows), identity, kept, bits,
+        ranks_per_node(),
+    )  # fmt: skip

@@ -1,0 +1,216 @@
+"""``Edges``: a graph's edges as the code of a conv may look at them, each on the rank that owns its target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from pyg_dist.errors import MixedRowsError
+from pyg_dist.layout.graph import EdgeView
+from pyg_dist.layout.node_edge import nodes_to_edges
+from pyg_dist.tensor.registry import public_name
+from pyg_dist.tensor.row_index import RowIndex
+from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor, as_row_tensor_, by_row_mask, local_tensors
+from pyg_dist.tensor.sharding import RowSharding, lasting
+
+End = Literal[0, 1]
+"""0: sources, 1: targets."""
+
+
+class Edges(Tensor):
+    """The edges of a graph, or some of them, or with self loops added: ``[2, E]`` for whoever asks.
+
+    It is a tensor because convs test ``isinstance(edge_index, Tensor)``. What is not in the short list below raises:
+    a rank has its own edges only, and numbers nodes in its own way.
+
+    Attributes:
+        graph: the graph.
+        rows: which edges are here; edge tensors with these rows belong to them.
+        source: int64 ``[e]``: neighbours, that is local rows, then those that arrive.
+        target: int64 ``[e]``: local rows.
+        weight: the values of an ``adj_t``: what weighs its edges where a conv has no other weights.
+    """
+
+    graph: EdgeView
+    rows: RowSharding
+    source: Tensor
+    target: Tensor
+    weight: EdgeTensor | None
+
+    @staticmethod
+    @lasting
+    def all_of(graph: EdgeView, weight: EdgeTensor | None = None) -> Edges:
+        """All edges of a graph, in edge storage order.
+
+        Args:
+            graph: the graph.
+            weight: the values of an ``adj_t``.
+        """
+        return Edges.of(graph, graph.edge_sharding, *graph.ends(), weight)
+
+    @staticmethod
+    def of(
+        graph: EdgeView, rows: RowSharding, source: Tensor, target: Tensor, weight: EdgeTensor | None = None
+    ) -> Edges:
+        """See the class."""
+        # Of a device without memory: what torch does not dispatch (torch.tensor, DLPack) fails, or finds no values.
+        edges = torch.empty(2, rows.size, dtype=torch.int64, device="meta").as_subclass(Edges)
+        edges.graph, edges.rows, edges.source, edges.target, edges.weight = graph, rows, source, target, weight
+        return edges
+
+    def end(self, end: End) -> NodeIds:
+        """Global ids of the sources (0) or targets (1), an edge tensor."""
+        ids = self._global_ids[end]
+        if ids._version != 0:
+            raise MixedRowsError(
+                f"edge_index[{end}] was changed in place, and edges of a distributed graph are fixed: change a clone"
+            )
+        return NodeIds.of(ids, self, end)  # not kept: it knows these edges
+
+    def full_tensor(self) -> Tensor:
+        """The plain ``[2, E]`` tensor of global ids, in the order of PyG's, on every rank (collective)."""
+        return torch.stack([self.end(0).full_tensor(), self.end(1).full_tensor()])
+
+    @cached_property
+    @lasting
+    def _global_ids(self) -> tuple[Tensor, Tensor]:
+        with local_tensors():
+            return self.graph.neighbour_id[self.source], self.graph.node_sharding.global_id[self.target]
+
+    @cached_property
+    @lasting
+    def by_target(self) -> Tensor:
+        """The order by target in which one target's edges keep PyG's order, int64 ``[e]``."""
+        order = torch.argsort(self.rows.key)
+        return order[torch.argsort(self.target[order], stable=True)]
+
+    @cached_property
+    @lasting
+    def max_in_degree(self) -> int:
+        """Largest number of edges with one target (collective at the first use)."""
+        degree = torch.bincount(self.target)
+        return max(self.rows.group.gather_counts(int(degree.max()) if degree.numel() else 0))
+
+    @cached_property
+    @lasting
+    def loops(self) -> Tensor:
+        """Places of the self loops, in PyG's order."""
+        place = (self.source == self.target).nonzero().view(-1)
+        return place[torch.argsort(self.rows.key[place])]
+
+    @cached_property
+    @lasting
+    def without_loops(self) -> _Selected:
+        """The edges that are not self loops (collective at the first use)."""
+        rows, picked = self.rows.by_mask(self.source != self.target)
+        return _Selected(Edges.of(self.graph, rows, self.source[picked], self.target[picked]), picked)
+
+    def selected(self, mask: RowTensor) -> Edges:
+        """The edges where ``mask`` holds; their values are ``value[mask]`` (collective at the mask's first use)."""
+        rows, picked = by_row_mask(self.rows, mask)
+        return Edges.of(self.graph, rows, self.source[picked], self.target[picked])
+
+    @cached_property
+    @lasting
+    def with_loops(self) -> Edges:
+        """These edges, then a self loop for every node."""
+        node = torch.arange(self.graph.num_local, device=self.source.device)
+        rows = _AndLoops(self.rows, self.graph)
+        return Edges.of(self.graph, rows, torch.cat([self.source, node]), torch.cat([self.target, node]))
+
+    def tensor(self, local: Tensor) -> EdgeTensor:
+        """The edge tensor with these local values, a fresh plain tensor."""
+        return cast(
+            EdgeTensor, as_row_tensor_(local, self.rows)
+        )  # not from_local: code of a conv may write to it in place
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self.end(0), self.end(1)))
+
+    def __deepcopy__(self, memo: object) -> Edges:
+        return self  # immutable
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"Edges([2, {self.rows.size}], {self.rows.num_local} on rank {self.rows.group.rank})"
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        edges = args[0] if args else None
+        if isinstance(edges, Edges):
+            if func in _SAME:
+                with local_tensors():
+                    return func(*args, **(kwargs or {}))
+            if func == Tensor.device.__get__:
+                return edges.graph.device
+            if func is Tensor.unbind:
+                return tuple(edges)
+            if func is Tensor.__getitem__:
+                index = args[1]
+                if isinstance(index, int) and -2 <= index < 2:
+                    return edges.end(index % 2)  # type: ignore[arg-type]
+                if isinstance(index, tuple) and index[:-1] == (slice(None),) and isinstance(index[1], RowTensor):
+                    return edges.selected(index[1])
+        raise MixedRowsError(
+            f"{public_name(func)} of a distributed edge_index needs all edges, and each rank has its own only: "
+            f"run it on the plain Data"
+        )
+
+
+_PROPERTIES = "shape dtype layout is_sparse requires_grad ndim".split()
+_METHODS = (Tensor.size, Tensor.numel, Tensor.dim, Tensor.is_floating_point, Tensor.__len__, Tensor.__hash__)
+_SAME = {*(getattr(Tensor, name).__get__ for name in _PROPERTIES), *_METHODS}
+
+
+class _Selected(NamedTuple):
+    edges: Edges
+    places: Tensor  # of these edges among those that they were selected from
+
+
+class _AndLoops(RowSharding):
+    """Edges, and behind them a self loop for each node: the places and numbers that PyG gives them."""
+
+    def __init__(self, edges: RowSharding, graph: EdgeView) -> None:
+        loops = graph.node_sharding
+        super().__init__(
+            edges.group, "edge", edges.size + loops.size, torch.cat([edges.key, _first(graph) + loops.key])
+        )
+        self._edges, self._loops = edges, loops
+
+    @cached_property
+    @lasting
+    def _position(self) -> Tensor:
+        return torch.cat([self._edges.position, self._edges.size + self._loops.position])
+
+    @property
+    def position(self) -> Tensor:
+        return self._position
+
+
+def _first(graph: EdgeView) -> int:
+    """The key of the first node's self loop, behind those of all edges."""
+    return graph.edge_sharding.num_keys
+
+
+class NodeIds(RowIndex):
+    """The global id of each edge's source or target; ``x[ids]`` fetches rows (:mod:`.node_edge`)."""
+
+    edges: Edges
+    end: End
+
+    @staticmethod
+    def of(local: Tensor, edges: Edges, end: End) -> NodeIds:
+        """See the class."""
+        ids: Any = local.as_subclass(Tensor)
+        ids.__class__ = NodeIds
+        ids._sharding, ids.edges, ids.end = edges.rows, edges, end
+        return ids  # type: ignore[no-any-return]
+
+    def fetch(self, x: NodeTensor) -> EdgeTensor:
+        """See :func:`~pyg_dist.layout.node_edge.nodes_to_edges`."""
+        return nodes_to_edges(x, self)

@@ -1,0 +1,286 @@
+"""The one interface of a graph that is laid out over ranks: what convs, data, reports and loaders see of a layout.
+
+Two layouts implement it: :class:`~pyg_dist.layout.halo.graph.HaloGraph` (rows of nodes by part) and
+:class:`~pyg_dist.layout.grid.graph.GridGraph` (tiles on a mesh). Only the factories name them
+(:mod:`~pyg_dist.layout.edge_sets`, ``pyg_dist/data``). What a layout lacks it refuses here, in one place:
+:meth:`DistributedGraph.edge_view`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from pyg_dist.backend.comm.group import Group
+from pyg_dist.backend.comm.transport import Pending, Traffic
+from pyg_dist.backend.sparse.csr import CSR
+from pyg_dist.errors import UnsupportedError
+from pyg_dist.layout.self_loops import LoopRule
+from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor
+from pyg_dist.tensor.sharding import RowSharding, Selection
+
+
+@dataclass(frozen=True)
+class Norm:
+    """How an aggregation scales the rows that it adds up.
+
+    Attributes:
+        kind: ``"sum"``: ``y_i = sum_j w_ji x_j``; ``"mean"``: that over the in-degree (at least one); ``"gcn"``:
+            ``D^-1/2 (A + loops) D^-1/2 x`` (:mod:`~pyg_dist.layout.gcn_norm`).
+        add_self_loops: whether GCN's norm adds loops.
+        loop_value: their weight.
+    """
+
+    kind: Literal["sum", "mean", "gcn"]
+    add_self_loops: bool = False
+    loop_value: float = 1.0
+
+    SUM: ClassVar[Norm]
+    MEAN: ClassVar[Norm]
+
+    @staticmethod
+    def gcn(add_self_loops: bool, loop_value: float = 1.0) -> Norm:
+        """GCN's norm."""
+        return Norm("gcn", add_self_loops, loop_value)
+
+
+Norm.SUM = Norm("sum")
+Norm.MEAN = Norm("mean")
+
+
+class Operator(Protocol):
+    """A distributed sparse matrix over a graph's edges. Its products are :meth:`DistributedGraph.aggregate`'s."""
+
+    @property
+    def learns(self) -> bool:
+        """Whether its values require a gradient. Such an operator holds for one forward pass."""
+
+
+class NodeSharding(RowSharding):
+    """All nodes of a ``DistributedData``: every graph over them has this one object.
+
+    Attributes:
+        edge_sets: a script's own edges between them, see :meth:`DistributedEdgeIndex.over`.
+    """
+
+    def __init__(self, group: Group, size: int, global_id: Tensor) -> None:
+        super().__init__(group, "node", size, global_id)
+        self.edge_sets: OrderedDict[str, Any] = OrderedDict()  # handles, whose graphs know these nodes
+
+    @property
+    def global_id(self) -> Tensor:
+        """The number of each local node in the input, int64 ``[num_local]``."""
+        return self.key
+
+
+class EdgeView(Protocol):
+    """What messages per edge need: all in-edges of a node on the rank that has the node.
+
+    Rows of *neighbours* are the n local rows, then the h rows that arrive from other ranks.
+    """
+
+    edge_sharding: RowSharding
+    group: Group
+    device: torch.device
+    loop_rule: LoopRule
+
+    @property
+    def node_sharding(self) -> NodeSharding:
+        """Which nodes are here."""
+
+    @property
+    def num_local(self) -> int:
+        """Nodes of this rank, n."""
+
+    @property
+    def num_neighbours(self) -> int:
+        """Rows of neighbours, n + h."""
+
+    @property
+    def neighbour_id(self) -> Tensor:
+        """Global ids of the neighbours, int64 ``[n + h]``."""
+
+    @property
+    def csr(self) -> CSR:
+        """This rank's edges: targets by neighbours; one target's edges in input order."""
+
+    @property
+    def max_in_degree(self) -> int:
+        """Largest in-degree of the whole graph (collective at the first use)."""
+
+    def owns(self, x: RowTensor) -> bool:
+        """Whether x has a row for every node of this graph."""
+
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """Neighbour (source) and local row (target) of each edge in edge storage order, int64 ``[e]``."""
+
+    def neighbour_lists(self, num_padding: int) -> tuple[Tensor, Tensor]:
+        """Source and target of the edges by target, behind ``num_padding`` edges from n + h to target 0."""
+
+    def neighbour_rows(self, x: Tensor, layer: nn.Module | None = None) -> Tensor:
+        """The neighbours' rows, differentiable (collective). Exact, but for a training ``layer`` with ``bits``.
+
+        Shapes:
+            - x: ``[n, ...]``
+            - output: ``[n + h, ...]``
+        """
+
+    def sum_to_owners(self, rows: Tensor) -> Tensor:
+        """The transpose of :meth:`neighbour_rows`: every rank's rows are summed where their nodes live (collective).
+
+        Shapes:
+            - rows: ``[n + h, ...]``
+            - output: ``[n, ...]``
+        """
+
+    def operator(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> Operator:
+        """See :meth:`DistributedGraph.operator`."""
+
+    def aggregate(self, x: NodeTensor, operator: Any, layer: nn.Module | None = None) -> NodeTensor:
+        """See :meth:`DistributedGraph.aggregate`."""
+
+
+class DistributedGraph(Protocol):
+    """A graph laid out over ranks.
+
+    Attributes:
+        edge_sharding: which edges are here.
+        loop_rule: how GCN's self loops meet existing ones; it follows from the form of the input.
+        group: the ranks that share the graph.
+        device: where this rank's edges lie.
+        digest: of the edges, where a script has made them.
+    """
+
+    edge_sharding: RowSharding
+    loop_rule: LoopRule
+    group: Group
+    device: torch.device
+    digest: str | None
+
+    @property
+    def node_sharding(self) -> NodeSharding:
+        """Which whole rows of nodes are here."""
+
+    @property
+    def traffic(self) -> Traffic:
+        """What this rank has sent so far."""
+
+    # ---- Where things lie ------------------------------------------------------------------------------------------
+
+    def feature_sharding(self, width: int) -> RowSharding:
+        """How features of ``width`` columns lie."""
+
+    def attribute_sharding(self, name: str, value: Tensor) -> RowSharding:
+        """How a new node attribute lies."""
+
+    def place_attribute(self, name: str, value: RowTensor) -> RowTensor:
+        """An attribute of nodes or edges as it is kept (may be collective)."""
+
+    def place(self, x: NodeTensor) -> NodeTensor:
+        """Features as :meth:`aggregate` takes them (may be collective)."""
+
+    def owns(self, x: RowTensor) -> bool:
+        """Whether x has a row for every node of this graph."""
+
+    # ---- Linear algebra --------------------------------------------------------------------------------------------
+
+    def operator(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> Operator:
+        """The matrix of an aggregation; cached while constant weights do not change (collective when built).
+
+        Args:
+            norm: how it scales.
+            weight: of the edges, ``[E]``, or ``None`` for ones. Weights that require a gradient learn.
+            dtype: of its values.
+        """
+
+    def aggregate(self, x: NodeTensor, operator: Any, layer: nn.Module | None = None) -> NodeTensor:
+        """``operator`` times x; differentiable by x, and by weights that learn (collective, unless it is cached).
+
+        Exact, but for a training ``layer`` of a ``DistributedData`` with ``bits``, unless the result is cached.
+
+        Args:
+            x: as :meth:`place` gives it, ``[N, F]``.
+            operator: of this graph.
+            layer: whose aggregation it is.
+        """
+
+    def start(self, x: NodeTensor, operator: Any, layer: nn.Module | None = None) -> Pending[NodeTensor]:
+        """:meth:`aggregate` as far as nothing is waited for: what follows may hide its last messages."""
+
+    def align(self, x: NodeTensor, like: NodeTensor) -> NodeTensor:
+        """X where a product of ``like`` lies (may be collective)."""
+
+    def linear_sum(
+        self, pairs: Sequence[tuple[NodeTensor | Pending[NodeTensor], Tensor]], bias: Tensor | None = None
+    ) -> NodeTensor:
+        """``sum_k X_k W_k^T + bias`` over rows that lie alike (may be collective).
+
+        Shapes:
+            - X_k: ``[N, F_k]``; W_k: ``[G, F_k]``; bias: ``[G]``
+            - output: ``[N, G]``
+        """
+
+    def is_cached(self, x: NodeTensor, operator: Any) -> bool:
+        """Whether the product is known, or would be kept."""
+
+    # ---- Graphs from graphs, and questions -------------------------------------------------------------------------
+
+    def select(self, chosen: Selection) -> DistributedGraph:
+        """The graph of some of :attr:`edge_sharding`, over the same nodes."""
+
+    def over(self, nodes: Any) -> DistributedGraph:
+        """The same edges over the same nodes on another device."""
+
+    def to(self, device: torch.device | str) -> DistributedGraph:
+        """The same graph on another device."""
+
+    def full_edge_index(self) -> Tensor:
+        """All edges by global ids in the input's order, int64 ``[2, E]``, on every rank (collective)."""
+
+    def global_ends(self, edges: Callable[[], Any]) -> tuple[EdgeTensor, EdgeTensor]:
+        """Sources and targets of the edges, global ids.
+
+        Args:
+            edges: gives the :class:`~pyg_dist.layout.edges.Edges` of the graph, where it has an :meth:`edge_view`.
+        """
+
+    def has_isolated_nodes(self) -> bool:
+        """Whether some node has no edge other than self loops (collective)."""
+
+    def has_self_loops(self) -> bool:
+        """Whether some edge is a self loop (collective)."""
+
+    # ---- What only some layouts have -------------------------------------------------------------------------------
+
+    def edge_view(self, asker: str) -> EdgeView:
+        """The view of single edges that attention, max and every conv with a message of its own need.
+
+        Args:
+            asker: who needs it, for the message.
+
+        Raises:
+            UnsupportedError: This layout has none.
+        """
+
+
+def refuse_edge_view(asker: str, layout: str) -> UnsupportedError:
+    """The error of a layout without :class:`EdgeView`."""
+    return UnsupportedError(
+        f"{asker} needs every neighbour's row in one place, and layout={layout!r} has partial sums: "
+        f"use DistributedData(data, layout='halo'), or a sum or mean in GCNConv or SAGEConv"
+    )
+
+
+def have_same_edges(one: DistributedGraph | EdgeView, other: DistributedGraph | EdgeView) -> bool:
+    """Whether these are the same edges over the same nodes.
+
+    Also where a script's have been laid out anew, or selected once more.
+    """
+    digests = [getattr(graph, "digest", None) for graph in (one, other)]
+    is_alike = one.edge_sharding is other.edge_sharding or (digests[0] is not None and digests[0] == digests[1])
+    return one is other or (is_alike and one.node_sharding is other.node_sharding)

@@ -1,0 +1,26 @@
+"""A matrix over a grid graph's edges: a tile of it for each layout of what it multiplies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pyg_dist.backend.grid.operator import GridOperator
+from pyg_dist.layout.graph import Norm
+from pyg_dist.plan.grid.tiling import TileLayout
+
+
+@dataclass(eq=False, frozen=True)
+class TiledOperator:
+    """A distributed matrix.
+
+    Attributes:
+        norm: how it scales. A GCN norm of weights that learn is a product of products
+            (:func:`~pyg_dist.layout.gcn_norm.gcn_product`): the tiles then are those of ``A_w``, loops included.
+        learns: whether its weights require a gradient.
+        tile: this rank's tile for a layout of x (collective when built).
+    """
+
+    norm: Norm
+    learns: bool
+    tile: Callable[[TileLayout], GridOperator]

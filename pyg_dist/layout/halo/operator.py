@@ -1,0 +1,43 @@
+"""Matrices over a halo graph's edges: constant ones, whose products are cached, and those whose weights learn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from pyg_dist.backend.halo.operator import LinearOperator
+from pyg_dist.backend.halo.transfer import HaloTransfer
+from pyg_dist.layout.graph import Norm
+
+
+@dataclass(eq=False, frozen=True)
+class ConstantOperator:
+    """A matrix of constant values.
+
+    Attributes:
+        matrix: it.
+    """
+
+    matrix: LinearOperator
+    learns = False
+
+
+@dataclass(eq=False, frozen=True)
+class LearningOperator:
+    """A matrix whose weights require a gradient. Their derivatives need the sources' rows: the exchange is post.
+
+    Attributes:
+        norm: how it scales.
+        weight: this rank's edge storage, ``[e]``.
+        multiply: weighted sums of local rows, loops of the norm included: rows, weights, exchange.
+    """
+
+    norm: Norm
+    weight: Tensor
+    multiply: Callable[[Tensor, Tensor, HaloTransfer], Tensor]
+    learns = True
+
+
+HaloOperator = ConstantOperator | LearningOperator

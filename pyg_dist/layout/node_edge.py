@@ -1,0 +1,119 @@
+"""From rows per node to rows per edge and back: products with the incidence matrix of an end, and with its transpose.
+
+A conv's messages are edge tensors, and its nodes' features are node tensors. Two functions lead from one to the other,
+each the transpose of the other: :func:`nodes_to_edges` gives each edge the row of one of its ends (PyG's ``_lift``),
+:func:`edges_to_nodes` reduces the values of the edges that meet in a node (PyG's ``scatter``). Both take a
+:class:`~pyg_dist.layout.edges.NodeIds`, which stands for ``edge_index[0]`` (sources, whose rows may live on other
+ranks) or ``edge_index[1]`` (targets, which are local).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+import torch
+import torch_geometric.utils
+from torch import Tensor, nn
+
+from pyg_dist.errors import LayoutMismatchError, UnsupportedError
+from pyg_dist.layout.graph import EdgeView
+from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, as_row_tensor_, local_values, version_of
+
+if TYPE_CHECKING:
+    from pyg_dist.layout.edges import NodeIds
+
+_FEW_COLUMNS = 16
+"""Narrower rows travel as they are here, also where packing would shorten them: logits of attention, degrees,
+positions. A column of these has a meaning and a range of its own, and what follows is no sum (a softmax of rounded
+logits is biased); in two bits 15 columns would be 8 bytes instead of 60."""
+
+
+_EdgeRows = tuple[NodeTensor, tuple[int | None, bool], Tensor]
+
+
+@dataclass
+class _Call:
+    """A layer that runs, and the rows that it has exchanged: by tensor and graph, the tensor's state and the rows."""
+
+    layer: nn.Module
+    exchanged: dict[tuple[int, EdgeView], _EdgeRows] = field(default_factory=dict)
+
+
+_call: _Call | None = None
+
+
+@contextmanager
+def share_halo_within(layer: nn.Module) -> Iterator[None]:
+    """Within it exchanges are those of ``layer``, and a node tensor is exchanged once."""
+    global _call
+    outer, _call = _call, _Call(layer)
+    try:
+        yield
+    finally:
+        _call = outer
+
+
+def nodes_to_edges(x: NodeTensor, ids: NodeIds) -> EdgeTensor:
+    """Each edge's row of ``x``: its source's or its target's. Differentiable, collective for sources.
+
+    Exact, but for sources' rows of 16 columns or more in a conv's training with ``bits``: those are rounded at random,
+    and so are their gradients on the way back.
+
+    Shapes:
+        - x: ``[N, ...]``; floating types travel as they are (float16 as float32), or in ``bits``; complex ones as two
+          columns; integers and bools as int64
+        - output: ``[E, ...]``
+    """
+    edges = ids.edges
+    edges.end(ids.end)  # raises where they were changed
+    if not edges.graph.owns(x):
+        raise LayoutMismatchError(
+            f"Expected a row for each of {edges.graph.node_sharding} (got {x._sharding}): take both from one data"
+        )
+    rows = x.to_local() if ids.end == 1 else _neighbour_rows(x, edges.graph)
+    return edges.tensor(rows.index_select(0, edges.target if ids.end == 1 else edges.source))
+
+
+def _neighbour_rows(x: NodeTensor, graph: EdgeView) -> Tensor:
+    """Local rows, then those of other ranks; exchanged once for all edges of a layer's call (collective)."""
+    local = x.to_local()
+    version = version_of(x)
+    call = None if version is None else _call
+    state = (version, x.requires_grad and torch.is_grad_enabled())
+    known = None if call is None else call.exchanged.get((id(x), graph))
+    if known is not None and known[1] == state:
+        return known[2]
+    is_wide = local.dtype.is_floating_point and local.shape[1:].numel() >= _FEW_COLUMNS
+    rows = graph.neighbour_rows(local, call.layer if call is not None and is_wide else None)
+    if call is not None:
+        call.exchanged[id(x), graph] = (x, state, rows)
+    return rows
+
+
+def edges_to_nodes(values: EdgeTensor, ids: NodeIds, reduce: str = "sum") -> NodeTensor:
+    """Reduce the values of the edges that share a target (or, sums only, a source). Exact, differentiable.
+
+    Collective for sources.
+
+    Shapes:
+        - values: ``[E, ...]``
+        - output: ``[N, ...]``
+
+    Raises:
+        UnsupportedError: Another reduction than a sum over edges with a common source, which lie on several ranks.
+    """
+    edges, graph = ids.edges, ids.edges.graph
+    local = local_values(values, edges.rows)
+    if ids.end == 1:
+        out = torch_geometric.utils.scatter(local, edges.target, 0, graph.num_local, reduce)
+        return cast(NodeTensor, as_row_tensor_(out, graph.node_sharding))
+    if reduce not in ("sum", "add"):
+        raise UnsupportedError(
+            f"Reducing by source nodes is distributed for sums (got {reduce!r}): reduce by target, or flip edge_index "
+            f"before DistributedData"
+        )
+    sums = torch_geometric.utils.scatter(local, edges.source, 0, graph.num_neighbours, "sum")
+    return cast(NodeTensor, as_row_tensor_(graph.sum_to_owners(sums), graph.node_sharding))
