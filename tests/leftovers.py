@@ -67,8 +67,8 @@ def state(has_caches: bool = True) -> State:
 def difference(before: State, after: State) -> list[str]:
     """A line for everything that ``after`` has and ``before`` has not."""
     names = [*before.settings, *(name for name in after.settings if name not in before.settings)]
-    if before.num_modules != after.num_modules:  # which may have set filters when they were imported
-        names.remove("warnings' filters")
+    if before.num_modules != after.num_modules:  # other packages set such things when they are imported
+        names = [name for name in names if not _is_of_imports(name)]
     pairs = [(name, before.settings.get(name), after.settings.get(name)) for name in names]
     lines = [f"{name} is {now!r}, was {was!r}" for name, was, now in pairs if now != was and name not in _STAYS]
     for owner, was in before.attributes.items():
@@ -83,6 +83,11 @@ def difference(before: State, after: State) -> list[str]:
         if size > before.sizes.get(name, size):
             lines.append(f"{name} has {size} entries, had {before.sizes[name]}")
     return lines
+
+
+def _is_of_imports(name: str) -> bool:
+    is_variable, is_ours = (name.startswith(f"environment variable {prefix}") for prefix in ("", "PYG_DIST_"))
+    return name == "warnings' filters" or (is_variable and not is_ours)
 
 
 def _settings() -> dict[str, Any]:
