@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+from bits import assert_same_bits
 from op_inputs import DTYPES, NUM_ROWS, NUM_SOURCES, WIDTHS, equal_bits, integers, pattern, reals, sum_dtype
 from torch import Tensor
 from torch.library import opcheck

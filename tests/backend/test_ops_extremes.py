@@ -6,6 +6,7 @@ from typing import Literal
 
 import pytest
 import torch
+from bits import assert_same_bits
 from op_inputs import equal_bits
 from torch import Tensor
 from torch.library import opcheck

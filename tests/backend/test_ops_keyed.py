@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+from bits import assert_same_bits
 from op_inputs import DTYPES, WIDTHS, equal_bits, reals
 
 from pyg_dist.backend import ops
