@@ -1,4 +1,4 @@
-"""The site: ``make docs`` builds it from these pages and from the docstrings, with warnings as errors and no network."""
+"""The site: ``make docs`` builds it from these pages and the docstrings, with warnings as errors and no network."""
 
 from __future__ import annotations
 
