@@ -8,7 +8,7 @@
 from importlib.metadata import PackageNotFoundError, version
 
 from pyg_dist.backend.session.session import init, is_main, rank, world_size
-from pyg_dist.data import DistributedData
+from pyg_dist.data import DistributedData, save_graph
 from pyg_dist.layout.edge_index import DistributedEdgeIndex
 from pyg_dist.model import distribute
 from pyg_dist.report.profile import Profile, profile
@@ -31,5 +31,6 @@ __all__ = [
     "is_main",
     "profile",
     "rank",
+    "save_graph",
     "world_size",
 ]

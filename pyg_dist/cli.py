@@ -1,8 +1,9 @@
 """The command line: ``python -m pyg_dist COMMAND``.
 
-``plan GRAPH --ranks P`` prints what training on P ranks would send, multiply, hold and cost; ``simulate NAME`` what
-published graphs would cost, by their statistics; ``bench`` measures this machine for both; ``doctor`` prints what is
-used on it. Each command stands in :mod:`pyg_dist.report`.
+``partition GRAPH OUT --parts P`` writes a store, of which each rank reads its part; ``plan GRAPH --ranks P`` prints
+what training on P ranks would send, multiply, hold and cost; ``simulate`` what a graph would cost, by its statistics;
+``bench`` measures this machine for both; ``doctor`` prints what is used on it. Each command stands in
+:mod:`pyg_dist.report`.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ import sys
 from collections.abc import Sequence
 
 from pyg_dist.errors import PygDistError
-from pyg_dist.report import bench, doctor, planning, simulation
+from pyg_dist.report import bench, doctor, partition_store, planning, simulation
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m pyg_dist", description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    for command in (planning, simulation, bench, doctor):
+    for command in (partition_store, planning, simulation, bench, doctor):
         command.add_command(commands)
     args = parser.parse_args(arguments)
     try:

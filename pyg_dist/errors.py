@@ -53,6 +53,10 @@ class DataError(PygDistError):
     """The input graph, its attributes, a mask, an index or a partition vector is not valid."""
 
 
+class StoreError(DataError):
+    """A store on disk is missing, damaged, incomplete, of another version, or in the way of a new one."""
+
+
 class NotFiniteError(DataError):
     """A row that was to be packed holds NaN, an infinity or a range that its format does not.
 

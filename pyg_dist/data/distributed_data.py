@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_dist.backend.halo.exchange import Traffic
+from pyg_dist.backend.comm.transport import Traffic
 from pyg_dist.backend.ops.memory import release_free_memory
 from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import digest, raise_together, require_equal
@@ -17,6 +18,7 @@ from pyg_dist.data.graph_input import GraphInput, read_graph
 from pyg_dist.data.layout_choice import lay_out
 from pyg_dist.data.options import Options
 from pyg_dist.data.storage import DistributedStorage
+from pyg_dist.data.stored_graph import open_store
 from pyg_dist.errors import MixedRowsError, PygDistError, UnsupportedError
 from pyg_dist.layout import module_hooks
 from pyg_dist.layout.edge_index import DistributedEdgeIndex
@@ -109,21 +111,64 @@ class DistributedData(Data):  # type: ignore[misc]
 
     def _adopt(self, graph_input: GraphInput, graph: DistributedGraph, plan: Any) -> None:
         """Fill this object with the local rows of every attribute."""
-        super().__init__()
-        self.__dict__.update(graph=graph, plan=plan, _store=DistributedStorage(_parent=self))
         values, weight = graph_input.adj_values, None
         if values is not None:
             weight = EdgeTensor.from_local(values.detach()[graph.edge_sharding.key], graph.edge_sharding)
             weight.requires_grad_(values.requires_grad)
-        self[graph_input.graph_key] = DistributedEdgeIndex(graph, graph_input.graph_key == "adj_t", weight)
+        given: dict[str, Any] = {}
         for attributes in (graph_input.node_attributes, graph_input.edge_attributes):
             for name, value in attributes.items():
                 of_edges = attributes is graph_input.edge_attributes
                 rows = graph.edge_sharding if of_edges else graph.attribute_sharding(name, value)
                 local = rows.slice(value.detach())
-                self[name] = RowTensor.from_local(local, rows).requires_grad_(value.requires_grad)
-        for name, value in graph_input.other_attributes.items():
+                given[name] = RowTensor.from_local(local, rows).requires_grad_(value.requires_grad)
+        self._fill(graph, plan, graph_input.graph_key, weight, given | graph_input.other_attributes)
+
+    def _fill(
+        self, graph: DistributedGraph, plan: Any, graph_key: str, weight: EdgeTensor | None, attributes: dict[str, Any]
+    ) -> None:
+        super().__init__()
+        self.__dict__.update(graph=graph, plan=plan, _store=DistributedStorage(_parent=self))
+        self[graph_key] = DistributedEdgeIndex(graph, graph_key == "adj_t", weight)
+        for name, value in attributes.items():
             self[name] = value
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        exchange: Exchange = "hybrid",
+        bits: int | tuple[int, int] = 32,
+        mesh: dict[str, int] | None = None,
+        comm_dtype: torch.dtype | None = None,
+        allow_nan: bool = False,
+    ) -> DistributedData:
+        """The graph of a store that ``python -m pyg_dist partition`` wrote; each rank reads its own part (collective).
+
+        Equal to ``DistributedData(data, partition=parts)`` to the bit with as many ranks as parts, or on the mesh that
+        a grid store was written for. With fewer ranks parts are merged, those with much traffic on one rank. What a
+        rank reads is checked by its digests first.
+
+        Args:
+            path: the store's folder.
+            exchange: see the class.
+            bits: see the class.
+            mesh: of a grid store; None: the one it was written for.
+            comm_dtype: see the class.
+            allow_nan: accept NaN features without a warning.
+
+        Raises:
+            StoreError: There is no such store, it is damaged, or has fewer parts than there are ranks.
+            AgreementError: The ranks see different stores, or were given different options.
+            OptionError: An option is not one of the values allowed.
+        """
+        session.init()
+        module_hooks.install()
+        stored = open_store(Path(path), exchange, bits, mesh, comm_dtype, allow_nan)
+        release_free_memory()
+        data = cls.__new__(cls)
+        data._fill(stored.graph, stored.plan, stored.graph_key, stored.weight, stored.attributes)
+        return data
 
     @property
     def num_nodes(self) -> int:

@@ -23,7 +23,9 @@ def on_halo(graph_input: GraphInput, options: Options, parts: Tensor) -> tuple[H
     """The runtime form and the plan (collective)."""
     group = world_group()
     share = halo_share(graph_input.edge_index, parts, group.rank, group.size, options.exchange)
-    plan = _plan(share, group, options, parts, plan_hash(graph_input.edge_index, parts, group.size, options.exchange))
+    identity = plan_hash(graph_input.edge_index, parts, group.size, options.exchange)
+    kept = parts.to(torch.int32) if group.rank == 0 else None
+    plan = gathered_plan(share, group, options, options.partition_name, kept, identity)
     nodes = HaloNodes(group, share.node_id, share.num_nodes, options.exchange, options.bits_by_direction)
     graph = HaloGraph(share, nodes, graph_input.loop_rule, plan.is_dense)
     return graph, plan
@@ -61,14 +63,15 @@ def node_parts(graph_input: GraphInput, options: Options) -> Tensor:
     return on_main(parts)
 
 
-def _plan(share: HaloShare, group: Group, options: Options, parts: Tensor, identity: str) -> Plan:
+def gathered_plan(
+    share: HaloShare, group: Group, options: Options, partition: str, parts: Tensor | None, identity: str
+) -> Plan:
     """The plan, from every rank's numbers (collective)."""
     mine = [*vars(ShareSizes.of(share)).values(), *share.sums.send_counts]
     table = group.gather_rows(torch.tensor([mine]), [1] * group.size)
     sizes, rows = table[:, : -group.size].tolist(), table[:, -group.size :]
     shares = tuple(ShareSizes(*size) for size in sizes)
-    kept, bits = parts.to(torch.int32) if group.rank == 0 else None, options.bits_by_direction
     return Plan(
-        options.layout, options.partition_name, options.exchange, shares, pairs_of(rows), identity, kept, bits,
-        ranks_per_node(),
+        options.layout, partition, options.exchange, shares, pairs_of(rows), identity, parts,
+        options.bits_by_direction, ranks_per_node(),
     )  # fmt: skip

@@ -16,8 +16,9 @@ import torch
 from pyg_dist.backend.ops import library
 from pyg_dist.backend.ops.memory import has_pool
 from pyg_dist.backend.session.settings import SETTINGS
+from pyg_dist.report.stored_plan import check_store
 
-# What csrc/kernels/table.cpp asks of a machine, by level, best first; names as in /proc/cpuinfo.
+# What csrc/kernels/cpu/table.cpp asks of a machine, by level, best first; names as in /proc/cpuinfo.
 _NEEDED: dict[str, tuple[str, ...]] = {
     "avx512": ("avx512f", "avx512bw", "avx512dq", "avx512vl"),
     "avx2": ("avx2", "fma"),
@@ -130,10 +131,18 @@ def add_command(commands: Any) -> None:
     """Add ``doctor`` to the subcommands of an :mod:`argparse` parser."""
     parser = commands.add_parser("doctor", help="what is used on this machine, and why a slower path was taken")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--store", type=Path, help="check every file of this store by its digests instead")
     parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> None:
+    if args.store is not None:
+        manifest = check_store(args.store)
+        size = sum(shard.num_bytes for shard in manifest.shards.values())
+        found = {"store": str(args.store), "files": len(manifest.shards), "bytes": size, "digest": manifest.digest}
+        whole = f"{args.store}: {len(manifest.shards)} files, {size / 2**20:,.1f} MiB, all as the manifest says"
+        print(json.dumps(found) if args.json else whole)
+        return
     facts = examine()
     print(json.dumps(facts) if args.json else describe(facts))
 

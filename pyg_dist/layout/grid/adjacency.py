@@ -9,7 +9,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.grid.edge_values import EdgeValueScatter
+from pyg_dist.backend.comm.redistribution import Redistribution
 from pyg_dist.backend.grid.mesh import GRID_AXES
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.layout.grid.sharding import Grid
@@ -42,7 +42,7 @@ class AdjacencyTile:
     column_id: Tensor
     loop_row: Tensor
     loop_column: Tensor
-    make_dispatch: Callable[[], EdgeValueScatter]
+    make_dispatch: Callable[[], Redistribution]
 
     @staticmethod
     def of(
@@ -62,7 +62,7 @@ class AdjacencyTile:
         row_order = grid.other_order(order)
         rows, columns = grid.orders[row_order], grid.orders[column_order]
         make_dispatch = partial(_dispatch, grid, edge_index, edge_id, row_axis, column_axis, order)
-        source, target = make_dispatch().scatter(edge_index.t()).unbind(1)
+        source, target = make_dispatch().start(edge_index.t()).wait().unbind(1)
 
         def block(axis: str) -> tuple[int, int]:
             bounds = split(grid.num_nodes, shape[axis])
@@ -86,7 +86,7 @@ class AdjacencyTile:
 
     @cached_property
     @lasting
-    def dispatch(self) -> EdgeValueScatter:
+    def dispatch(self) -> Redistribution:
         """Brings values of edges here; a graph without edge weights needs none (collective at the first use)."""
         return self.make_dispatch()
 
@@ -98,7 +98,10 @@ class AdjacencyTile:
         """The edges with a loop for every node that is in both blocks. Made once."""
         known = self._loops.get(rule)
         if known is None:
-            known = self._loops[rule] = SelfLoops(self.csr, self.loop_row, self.loop_column, rule, self.row.numel())
+            entries = lambda: (self.row, self.column, torch.arange(self.row.numel()))  # noqa: E731
+            shape = self.row_id.numel(), self.column_id.numel()
+            known = SelfLoops(entries, shape, self.loop_row, self.loop_column, rule, self.row.numel())
+            self._loops[rule] = known
         return known
 
     def _csr(self, row: Tensor, column: Tensor, edge: Tensor) -> CSR:
@@ -107,7 +110,7 @@ class AdjacencyTile:
 
 def _dispatch(
     grid: Grid, edge_index: Tensor, edge_id: Tensor, row_axis: str, column_axis: str, order: int
-) -> EdgeValueScatter:
+) -> Redistribution:
     """What brings values from where the edges are stored to their tiles (collective). See :meth:`AdjacencyTile.of`."""
     shape = grid.mesh.grid_shape
     rows, columns = grid.orders[grid.other_order(order)], grid.orders[order]
@@ -116,4 +119,4 @@ def _dispatch(
     first = at_row * shape.stride(row_axis) + at_column * shape.stride(column_axis)
     receiver = torch.cat([first + replica * shape.stride(third) for replica in range(shape[third])])
     edge = torch.arange(first.numel()).repeat(shape[third])
-    return EdgeValueScatter.by_rank(grid.wire(*GRID_AXES, exact=True), receiver, edge, edge_id)
+    return Redistribution.of_copies(grid.wire(*GRID_AXES, exact=True), receiver, edge, edge_id)

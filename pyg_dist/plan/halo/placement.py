@@ -50,10 +50,28 @@ def rank_of_part(rows: Tensor, ranks_per_node: int) -> Tensor:
         - rows: int64 ``[P, P]``, sender by receiver
         - output: int64 ``[P]``, a permutation
     """
-    given = node_of_rank(rows.shape[0], ranks_per_node)
-    traffic = (rows + rows.T).fill_diagonal_(0)
-    node = min((_improved(traffic, start) for start in (given, _grown(traffic, given))), key=lambda n: _cut(traffic, n))
+    node = _nodes_of_parts(rows, node_of_rank(rows.shape[0], ranks_per_node))
     return torch.argsort(torch.argsort(node, stable=True))
+
+
+def merged_parts(rows: Tensor, num_ranks: int) -> Tensor:
+    """A rank for every part where there are fewer ranks than parts: parts with much traffic on one rank.
+
+    Approximate and deterministic, as :func:`rank_of_part`. Numbers of parts by rank differ by one at most.
+
+    Shapes:
+        - rows: int64 ``[P, P]``, sender by receiver
+        - output: int64 ``[P]``, in ``[0, num_ranks)``
+    """
+    num_parts = rows.shape[0]
+    return _nodes_of_parts(rows, torch.arange(num_parts) * num_ranks // num_parts)
+
+
+def _nodes_of_parts(rows: Tensor, given: Tensor) -> Tensor:
+    """Nodes as large as ``given``'s, between which few rows go."""
+    traffic = (rows + rows.T).fill_diagonal_(0)
+    starts = (given, _grown(traffic, given))
+    return min((_improved(traffic, start) for start in starts), key=lambda n: _cut(traffic, n))
 
 
 def _cut(rows: Tensor, node: Tensor) -> int:

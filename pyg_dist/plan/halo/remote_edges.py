@@ -72,10 +72,48 @@ class RemoteEdges:
             is_remote &= (sender == rank) | (receiver == rank)
         edge = is_remote.nonzero().view(-1)
         sender, receiver = sender[edge].long(), receiver[edge].long()
-        pair = sender.mul_(num_ranks).add_(receiver)
-        row, rows = _candidates(pair, edge_index[0, edge], parts.numel(), num_ranks)
-        sums_of, sums = _candidates(pair, edge_index[1, edge], parts.numel(), num_ranks)
+        return RemoteEdges.of_list(
+            edge, edge_index[0, edge], edge_index[1, edge], sender, receiver, parts.numel(), num_ranks, load
+        )
+
+    @staticmethod
+    def of_list(
+        edge: Tensor,
+        source: Tensor,
+        target: Tensor,
+        sender: Tensor,
+        receiver: Tensor,
+        num_nodes: int,
+        num_ranks: int,
+        load: Tensor,
+    ) -> RemoteEdges:
+        """Those of a list. Not collective, O(m log m) time.
+
+        Args:
+            edge: global ids, ascending.
+            source: global id of each edge's source.
+            target: of its target.
+            sender: the source's rank.
+            receiver: the target's rank.
+            num_nodes: nodes of the whole graph.
+            num_ranks: number of ranks P.
+            load: in-edges of the nodes of each rank, ``[P]``.
+
+        Shapes:
+            - edge, source, target, sender, receiver: int64 ``[m]``
+        """
+        pair = sender * num_ranks + receiver
+        row, rows = _candidates(pair, source, num_nodes, num_ranks)
+        sums_of, sums = _candidates(pair, target, num_nodes, num_ranks)
         return RemoteEdges(num_ranks, edge, row, sums_of, rows, sums, load)
+
+    def known_cover(self, is_post: Tensor) -> Cover:
+        """The cover of which it is known which edges are post edges, bool ``[m]``: no matching is needed."""
+        left = torch.zeros(len(self.rows), dtype=torch.bool)
+        right = torch.zeros(len(self.sums), dtype=torch.bool)
+        left[self.row[is_post]] = True
+        right[self.sum[~is_post]] = True
+        return Cover(left, right)
 
     def cover(self, exchange: Exchange) -> Cover:
         """Which rows (left) and sums (right) are sent. An edge whose row is sent is a post edge, else a pre edge.

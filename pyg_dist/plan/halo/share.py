@@ -15,6 +15,7 @@ from torch import Tensor
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.plan.halo.remote_edges import EXCHANGES, Exchange, RemoteEdges
 from pyg_dist.plan.halo.transfer import Places, Transfer, transfer
+from pyg_dist.plan.halo.vertex_cover import Cover
 
 
 @dataclass(frozen=True)
@@ -91,37 +92,87 @@ def halo_share(
     """
     num_nodes, num_edges = parts.numel(), edge_index.size(1)
     source, target = edge_index
-    executed = (parts[target] == rank).nonzero().view(-1)
+    ascending = (parts == rank).nonzero().view(-1)
+    is_local = (parts[target] == rank) & (parts[source] == rank)
+    local_edge = is_local.nonzero().view(-1)
+    ends = torch.searchsorted(ascending, edge_index[:, local_edge])
+    remote = RemoteEdges.of(edge_index, parts, num_ranks, rank)
+    inside = LocalEdges(ascending, local_edge, ends[0], ends[1])
+    return share_of(rank, num_nodes, num_edges, inside, remote, exchange, remote.cover("hybrid"), node_id)
 
-    on_boundary = torch.zeros(num_nodes, dtype=torch.bool)
-    on_boundary[target[executed[parts[source[executed]] != rank]]] = True
+
+@dataclass(frozen=True)
+class LocalEdges:
+    """A rank's nodes, and the edges between them.
+
+    Attributes:
+        node_id: global ids of the nodes, ascending, int64 ``[n]``.
+        edge_id: global ids of the edges; those of one target in input order, int64 ``[l]``.
+        source, target: places of their ends in ``node_id``, integers ``[l]``.
+    """
+
+    node_id: Tensor
+    edge_id: Tensor
+    source: Tensor
+    target: Tensor
+
+
+def share_of(
+    rank: int,
+    num_nodes: int,
+    num_edges: int,
+    inside: LocalEdges,
+    remote: RemoteEdges,
+    exchange: Exchange,
+    hybrid: Cover,
+    node_id: Tensor | None = None,
+) -> HaloShare:
+    """The share of ``rank`` from the edges that touch its nodes alone. Not collective, O(k log k) time in these.
+
+    Args:
+        rank: whose share.
+        num_nodes: nodes of the whole graph.
+        num_edges: edges of the whole graph.
+        inside: the edges within the rank.
+        remote: those that begin or end there.
+        exchange: what to send for sums.
+        hybrid: the cover of ``"hybrid"``.
+        node_id: see :func:`halo_share`.
+    """
+    ascending, num_local = inside.node_id, inside.node_id.numel()
+    arrives = remote.rows.receiver[remote.row] == rank
+    target = torch.searchsorted(ascending, remote.sums.node[remote.sum[arrives]])
+    on_boundary = torch.zeros(num_local, dtype=torch.bool)
+    on_boundary[target] = True
     if node_id is None:
-        owned = (parts == rank).nonzero().view(-1)
-        inner = ~on_boundary[owned]
-        node_id = torch.cat([owned[inner], owned[~inner]])
-    boundary, num_local = on_boundary[node_id].nonzero(), node_id.numel()
+        order = torch.cat([(~on_boundary).nonzero().view(-1), on_boundary.nonzero().view(-1)])
+        node_id = ascending[order]
+    else:
+        order = torch.searchsorted(ascending, node_id)
+    row_of = torch.empty_like(order).scatter_(0, order, torch.arange(num_local))
+    boundary = on_boundary[order].nonzero()
     num_inner = int(boundary[0]) if boundary.numel() else num_local
-    local_id = torch.empty(num_nodes, dtype=torch.int64)
-    local_id[node_id] = torch.arange(num_local)
 
     # Edge storage: local edges before halo edges, each by target.
-    row = local_id[target[executed]]
-    is_remote = parts[source[executed]] != rank
-    order = torch.argsort(row + is_remote * num_local, stable=True)
-    edge_id, row = executed[order], row[order]
-    here = torch.arange(int((~is_remote).sum()))
-    local = CSR.from_edges(row[here], local_id[source[edge_id[here]]], here, num_local, num_local)
-    place = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel()))
+    local = CSR.from_edges(
+        row_of[inside.target], row_of[inside.source], torch.arange(inside.edge_id.numel()), num_local, num_local
+    )
+    local_edge = inside.edge_id[local.edge]
+    local = replace(local, edge=torch.arange(local.num_entries))
+    remote_order = torch.argsort(row_of[target], stable=True)
+    place = torch.empty_like(remote_order).scatter_(
+        0, remote_order, torch.arange(local.num_entries, local.num_entries + remote_order.numel())
+    )
+    edge_id = torch.cat([local_edge, remote.edge[arrives][remote_order]])
 
-    remote = RemoteEdges.of(edge_index, parts, num_ranks, rank)
-    places = Places(rank, local_id, num_local, num_inner, place[is_remote])
-    covers = {kind: remote.cover(kind) for kind in EXCHANGES}
-    post = transfer(remote, covers["post"], edge_index, places)
-    sums = post if exchange == "post" else transfer(remote, covers[exchange], edge_index, places)
+    places = Places(rank, ascending, row_of, num_inner, place)
+    covers = {kind: hybrid if kind == "hybrid" else remote.cover(kind) for kind in EXCHANGES}
+    post = transfer(remote, covers["post"], places)
+    sums = post if exchange == "post" else transfer(remote, covers[exchange], places)
     row_is_sent, sum_is_sent = remote.rows.sender == rank, remote.sums.sender == rank
     return HaloShare(
         rank=rank,
-        num_ranks=num_ranks,
+        num_ranks=remote.num_ranks,
         num_nodes=num_nodes,
         num_edges=num_edges,
         node_id=node_id,

@@ -59,27 +59,35 @@ class Places:
 
     Attributes:
         rank: the rank.
-        local_id: by global id, int64 ``[N]``; undefined for nodes of other ranks.
-        num_local: n.
+        node_id: global ids of the rank's nodes, ascending, int64 ``[n]``.
+        row: local id of each of them, int64 ``[n]``.
         num_inner: nodes before the boundary.
         remote_edge: place in edge storage of the rank's edges with a remote source, by global id of the edge.
     """
 
     rank: int
-    local_id: Tensor
-    num_local: int
+    node_id: Tensor
+    row: Tensor
     num_inner: int
     remote_edge: Tensor
 
+    @property
+    def num_local(self) -> int:
+        """Nodes of the rank."""
+        return self.node_id.numel()
 
-def transfer(remote: RemoteEdges, cover: Cover, edge_index: Tensor, places: Places) -> Transfer:
+    def local_id(self, node: Tensor) -> Tensor:
+        """The local ids of some of the rank's nodes."""
+        return self.row[torch.searchsorted(self.node_id, node)]
+
+
+def transfer(remote: RemoteEdges, cover: Cover, places: Places) -> Transfer:
     """The lists of the rank whose remote edges ``remote`` are. Both sides of a pair agree without talking.
 
     Not collective; O(m log m) time and memory in the remote edges m of the rank.
     """
     rank, num_ranks = places.rank, remote.num_ranks
     rows, sums = remote.rows, remote.sums
-    source, target = edge_index[:, remote.edge]
     is_post = cover.left[remote.row]
     starts_here = rows.sender[remote.row] == rank
 
@@ -90,7 +98,7 @@ def transfer(remote: RemoteEdges, cover: Cover, edge_index: Tensor, places: Plac
     order, weight_recv_counts = _by_peer(sums.receiver[remote.sum[summed]], num_ranks)
     outgoing = CSR.from_edges(
         torch.cat([row_slot[sent], sum_slot[remote.sum[summed]]]),
-        places.local_id[torch.cat([rows.node[sent], source[summed]])],
+        places.local_id(torch.cat([rows.node[sent], rows.node[remote.row[summed]]])),
         torch.cat([torch.full_like(sent, UNIT), _inverse(order)]),
         sum(send_counts),
         places.num_local,
@@ -106,7 +114,7 @@ def transfer(remote: RemoteEdges, cover: Cover, edge_index: Tensor, places: Plac
     carried, summed = remote_in[is_post], remote_in[~is_post]
     arriving = (sum_slot >= 0).nonzero().view(-1)
     incoming = CSR.from_edges(
-        places.local_id[torch.cat([target[carried], sums.node[arriving]])] - places.num_inner,
+        places.local_id(torch.cat([sums.node[remote.sum[carried]], sums.node[arriving]])) - places.num_inner,
         torch.cat([row_slot[remote.row[carried]], sum_slot[arriving]]),
         torch.cat([places.remote_edge[is_post], torch.full_like(arriving, UNIT)]),
         places.num_local - places.num_inner,

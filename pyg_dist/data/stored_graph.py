@@ -1,0 +1,114 @@
+"""Opening a store: what it is, whether all ranks see the same one, and this rank's part of it."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pyg_dist.backend.comm.group import world_group
+from pyg_dist.backend.session import session
+from pyg_dist.backend.session.agreement import raise_together, require_equal
+from pyg_dist.data.halo_data import gathered_plan
+from pyg_dist.data.machine import ranks_per_node
+from pyg_dist.data.options import Options
+from pyg_dist.data.stored_halo import edge_rows, merged_hash, node_rows, rank_of_part, stored_plan, stored_share
+from pyg_dist.layout.graph import DistributedGraph
+from pyg_dist.layout.halo.graph import HaloGraph
+from pyg_dist.layout.halo.sharding import HaloNodes
+from pyg_dist.plan import Plan
+from pyg_dist.plan.grid.plan import GridPlan
+from pyg_dist.plan.halo.remote_edges import Exchange
+from pyg_dist.store.halo_reader import HaloStore
+from pyg_dist.store.manifest import ADJ_VALUES, Manifest
+from pyg_dist.tensor import EdgeTensor, RowTensor
+
+
+@dataclass(frozen=True)
+class StoredGraph:
+    """What a :class:`~pyg_dist.DistributedData` is filled with.
+
+    Attributes:
+        graph: the runtime form.
+        plan: what was decided.
+        graph_key: ``"edge_index"`` or ``"adj_t"``.
+        weight: values of ``adj_t``.
+        attributes: all others by name.
+    """
+
+    graph: DistributedGraph
+    plan: Plan | GridPlan
+    graph_key: str
+    weight: EdgeTensor | None
+    attributes: dict[str, Any]
+
+
+def open_store(
+    path: Path,
+    exchange: Exchange,
+    bits: int | tuple[int, int],
+    mesh: dict[str, int] | None,
+    comm_dtype: torch.dtype | None,
+    allow_nan: bool,
+) -> StoredGraph:
+    """Read this rank's part (collective). See :meth:`pyg_dist.DistributedData.open`."""
+    manifest, options, error = None, None, None
+    try:
+        manifest = Manifest.load(path)
+        options = Options(manifest.layout, "random", 0.03, exchange, bits, mesh, comm_dtype, 0)
+    except (ValueError, OSError) as caught:
+        error = caught
+    raise_together(error)
+    assert manifest is not None
+    assert options is not None
+    require_equal(
+        {"the store's manifest": manifest.digest, **options.identity()}, "give every rank the same store and options"
+    )
+    if not allow_nan and session.is_main():
+        for name, count in manifest.plan.get("nan", {}).items():
+            warnings.warn(
+                f"'{name}' has {count} NaN entries: they spread over the graph; fill them, or pass allow_nan=True",
+                stacklevel=3,
+            )
+    return _open_halo(HaloStore(path, manifest), options)
+
+
+def _open_halo(store: HaloStore, options: Options) -> StoredGraph:
+    manifest, group, error = store.manifest, world_group(), None
+    try:
+        ranks = rank_of_part(store, group.size)
+        parts = store.parts_of(group.rank, ranks)
+        share = stored_share(store, group.rank, ranks, options.exchange)
+    except (ValueError, OSError) as caught:
+        error = caught
+    raise_together(error)
+    if group.size == store.num_parts:
+        plan = stored_plan(store, options.exchange, options.bits_by_direction, ranks_per_node())
+    else:
+        identity = merged_hash(store, ranks, options.exchange)
+        plan = gathered_plan(share, group, options, manifest.plan["partition"], None, identity)
+    nodes = HaloNodes(group, share.node_id, share.num_nodes, options.exchange, options.bits_by_direction)
+    graph = HaloGraph(share, nodes, manifest.graph["loop_rule"], plan.is_dense)
+    attributes: dict[str, Any] = {}
+    try:
+        of_nodes = {name: node_rows(store, name, parts, share) for name in manifest.node_attributes}
+        of_edges = {name: edge_rows(store, name, parts, share) for name in manifest.edge_attributes}
+        attributes = _others(store)
+    except (ValueError, OSError) as caught:
+        error = caught
+    raise_together(error)
+    store.close()
+    values = of_edges.pop(ADJ_VALUES, None)
+    weight = None if values is None else EdgeTensor.from_local(values, graph.edge_sharding)
+    rows = {name: RowTensor.from_local(local, graph.node_sharding) for name, local in of_nodes.items()}
+    rows |= {name: RowTensor.from_local(local, graph.edge_sharding) for name, local in of_edges.items()}
+    return StoredGraph(graph, plan, manifest.graph["key"], weight, rows | attributes)
+
+
+def _others(store: HaloStore) -> dict[str, Any]:
+    """Attributes without rows, the same on every rank."""
+    tensors = store.manifest.shards["other"].tensors if "other" in store.manifest.shards else {}
+    return {name: store.tensor("other", name) for name in tensors} | store.manifest.other

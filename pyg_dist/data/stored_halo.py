@@ -1,0 +1,90 @@
+"""A halo store as this rank's share of a graph: edges, attributes and the plan, without the rest of the graph."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pyg_dist.backend.session.agreement import digest
+from pyg_dist.errors import StoreError
+from pyg_dist.plan.halo.block_sizes import BlockNumbers, block_sizes
+from pyg_dist.plan.halo.placement import merged_parts
+from pyg_dist.plan.halo.plan import Plan, hash_of_digests, pairs_of
+from pyg_dist.plan.halo.remote_edges import Exchange, RemoteEdges
+from pyg_dist.plan.halo.share import HaloShare, LocalEdges, share_of
+from pyg_dist.store.halo_reader import HaloStore
+
+
+def block_numbers(store: HaloStore) -> BlockNumbers:
+    """What the manifest says of the blocks."""
+    nodes = [store.manifest.shards[f"nodes-{p:05d}"].tensors["node_id"].num_rows for p in range(store.num_parts)]
+    names = ("edges", "rows", "sums", "post_edges", "post_rows", "pre_sums")
+    return BlockNumbers(
+        **{name: store.between(name) for name in names},
+        nodes=torch.tensor(nodes),
+        boundary=torch.tensor(store.boundary()),
+    )
+
+
+def stored_plan(store: HaloStore, exchange: Exchange, bits: tuple[int, int], ranks_per_node: int | None) -> Plan:
+    """The plan for as many ranks as parts, from the manifest alone (not collective)."""
+    sizes, rows = block_sizes(block_numbers(store), exchange)
+    made = store.manifest.plan
+    identity = hash_of_digests(made["edges"], made["parts"], store.num_parts, exchange)
+    return Plan(
+        "halo", made["partition"], exchange, sizes, pairs_of(rows), identity, None, bits, ranks_per_node
+    )  # fmt: skip
+
+
+def rank_of_part(store: HaloStore, num_ranks: int) -> Tensor:
+    """The rank of each part, int64 ``[P]``: parts with much traffic between them are merged where ranks are fewer.
+
+    Raises:
+        StoreError: There are more ranks than parts.
+    """
+    if num_ranks > store.num_parts:
+        raise StoreError(
+            f"Expected at most {store.num_parts} ranks for the parts in {store.path} (got {num_ranks}): python -m "
+            f"pyg_dist partition GRAPH {store.path} --parts {num_ranks} --force"
+        )
+    if num_ranks == store.num_parts:
+        return torch.arange(num_ranks)
+    numbers = block_numbers(store)
+    return merged_parts(numbers.post_rows + numbers.pre_sums, num_ranks)
+
+
+def merged_hash(store: HaloStore, ranks: Tensor, exchange: Exchange) -> str:
+    """The hash of a plan of merged parts."""
+    return digest(repr((store.manifest.digest, ranks.tolist(), exchange)))
+
+
+def stored_share(store: HaloStore, rank: int, ranks: Tensor, exchange: Exchange) -> HaloShare:
+    """What ``rank`` owns, executes, sends and receives: what ``halo_share`` makes of the whole graph. Not collective.
+
+    Reads the files of the rank's parts and its blocks of the others'. With a part on each rank the stored cover is
+    used; for merged parts it is found anew, from the edges that cross between ranks alone.
+    """
+    found = store.rank_edges(rank, ranks)
+    cross, num_ranks = found.cross, found.load.numel()
+    num_nodes, num_edges = store.manifest.num_nodes, store.manifest.num_edges
+    remote = RemoteEdges.of_list(
+        cross.edge_id, cross.source, cross.target, cross.sender, cross.receiver, num_nodes, num_ranks, found.load
+    )
+    hybrid = remote.known_cover(cross.is_post) if num_ranks == store.num_parts else remote.cover("hybrid")
+    inside = LocalEdges(found.node_id, found.edge_id, found.source, found.target)
+    del found, cross
+    return share_of(rank, num_nodes, num_edges, inside, remote, exchange, hybrid)
+
+
+def node_rows(store: HaloStore, name: str, parts: list[int], share: HaloShare) -> Tensor:
+    """The rows of a node attribute in the share's order."""
+    ascending, order = share.node_id.sort()
+    ids = [store.tensor(f"nodes-{part:05d}", "node_id") for part in parts]
+    return store.rows("nodes", name, parts, [order[torch.searchsorted(ascending, own)] for own in ids])
+
+
+def edge_rows(store: HaloStore, name: str, parts: list[int], share: HaloShare) -> Tensor:
+    """The rows of an edge attribute in the share's order of edges."""
+    ascending, order = share.edge_id.sort()
+    ids = [store.tensor(f"edges-{part:05d}", "edge_id") for part in parts]
+    return store.rows("edges", name, parts, [order[torch.searchsorted(ascending, own)] for own in ids])

@@ -1,0 +1,240 @@
+"""From an input graph to a store: read, partition, sort, write. One process, nothing collective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_dist.backend.session.agreement import digest
+from pyg_dist.errors import DataError, OptionError
+from pyg_dist.partition import check_given, partition
+from pyg_dist.partition.given import as_parts
+from pyg_dist.plan.halo.vertex_cover import minimum_vertex_cover
+from pyg_dist.store.folder import StoreFolder, explained_disk_errors, require_space
+from pyg_dist.store.format import TensorSpec, as_torch
+from pyg_dist.store.halo_writer import Block, Choose, NodeParts, write_edges, write_nodes
+from pyg_dist.store.manifest import Manifest, Shard
+from pyg_dist.store.sources import Source
+from pyg_dist.store.sources.source import NodeAttribute, SourceInfo
+from pyg_dist.store.spool import Spool, load_spool, save_spool, spool
+from pyg_dist.store.writer import ShardWriter, sync
+
+Array = np.ndarray[Any, Any]
+Progress = Callable[[str, int], None]
+"""Is told the step and how many edges more are done in it."""
+
+_SOLVER_BYTES_PER_EDGE = 150
+"""That METIS or Mt-KaHyPar take, model included, measured on graphs of 20 to 90 edges per node."""
+_WORK_BYTES_PER_EDGE = 16 + 20 + 17
+"""On disk: the spool, the buckets and the edges of the store."""
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """What a halo store is written with.
+
+    Attributes:
+        parts: how many.
+        method: of the partition, by name; or a file with the part of each node.
+        epsilon: how much heavier than the mean a part may be.
+        seed: of the partition.
+        memory: bytes to use.
+        undirected: add the reverse of each edge.
+        resume: go on with interrupted work.
+        force: replace a store.
+    """
+
+    parts: int
+    method: str = "metis"
+    epsilon: float = 0.03
+    seed: int = 0
+    memory: int = 4 << 30
+    undirected: bool = False
+    resume: bool = False
+    force: bool = False
+
+
+def write_halo_store(source: Source, out: Path, options: StoreOptions, progress: Progress | None = None) -> Manifest:
+    """Write the store of a graph, in bounded memory but for the solver of the partition.
+
+    Raises:
+        DataError: The input is not valid; the message names file and line.
+        OptionError: More parts than nodes, or too little memory for what was asked for.
+        StoreError: Something is in the way in ``out``, or the disk is full.
+    """
+    if options.parts < 1:
+        raise OptionError(f"Expected one part or more (got {options.parts})")
+    tell = progress or (lambda step, count: None)
+    info = source.info()
+    if info.num_nodes is not None and options.parts > info.num_nodes:
+        _refuse_parts(options.parts, info.num_nodes)
+    require_space(out, _space(info))
+    with (
+        explained_disk_errors(out),
+        StoreFolder(out, _identity(source, info, options), options.resume, options.force) as folder,
+    ):
+        edges = _edges(source, info, folder, options, tell)
+        if options.parts > edges.num_nodes:
+            _refuse_parts(options.parts, edges.num_nodes)
+        parts = _parts(edges, info, folder, options)
+        nodes = NodeParts.of(parts, options.parts)
+        shards, known = _other(folder, info), folder.known("nan")
+        nan: dict[str, int] = {} if known is None else known["counts"]
+        watched = tuple(_watched(a, nan) for a in info.nodes)
+        shards |= write_nodes(folder, nodes, watched, options.memory, again=known is None)
+        folder.note("nan", {"counts": nan})
+        load = np.bincount(parts, weights=edges.in_degree, minlength=options.parts)
+        shards |= write_edges(folder, edges, nodes, _cover(load), options.memory, lambda n: tell("sorting", n))
+        plan = {
+            "partition": "given" if options.method.endswith(".npy") else options.method,
+            "epsilon": options.epsilon,
+            "seed": options.seed,
+            "edges": edges.digest(),
+            "parts": digest(torch.from_numpy(parts.astype(np.int32, copy=False))),
+            "nan": {name: count for name, count in nan.items() if count},
+        }
+        manifest = Manifest(
+            "halo", edges.num_nodes, edges.num_edges, options.parts, info.graph,
+            {a.name: (a.dtype, a.shape) for a in info.nodes}, {a.name: (a.dtype, a.shape) for a in info.edges},
+            info.other, plan, shards,
+        )  # fmt: skip
+        folder.commit(manifest)
+    return manifest
+
+
+def _refuse_parts(parts: int, nodes: int) -> None:
+    raise OptionError(f"Expected at most a part for each of {nodes:,} nodes (got {parts:,} parts)")
+
+
+def _identity(source: Source, info: SourceInfo, options: StoreOptions) -> str:
+    """Digest of input and options, but for how the work is done."""
+    wanted = {k: v for k, v in asdict(options).items() if k not in ("memory", "resume", "force")}
+    files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in info.files]
+    return digest(repr((source.name, files, wanted)))
+
+
+def _space(info: SourceInfo) -> int:
+    """Bytes on the disk, about; where an input does not count its edges, they are guessed from its size."""
+    num_edges = info.num_edges
+    if num_edges is None:
+        num_edges = sum(path.stat().st_size for path in info.files) // 8
+    rows = sum(TensorSpec(a.dtype, (info.num_nodes or 0, *a.shape)).num_bytes for a in info.nodes)
+    of_edges = sum(TensorSpec(a.dtype, (num_edges, *a.shape)).num_bytes for a in info.edges)
+    return num_edges * _WORK_BYTES_PER_EDGE + rows + 3 * of_edges
+
+
+def _edges(source: Source, info: SourceInfo, folder: StoreFolder, options: StoreOptions, tell: Progress) -> Spool:
+    known, path = folder.known("spool"), folder.work / "spool"
+    found = None if known is None else load_spool(path, known, info.edges)
+    if found is None:
+        found = spool(source, path, options.undirected, options.memory, lambda n: tell("reading", n))
+        folder.note("spool", save_spool(found))
+    return found
+
+
+def _parts(edges: Spool, info: SourceInfo, folder: StoreFolder, options: StoreOptions) -> Array:
+    """The part of each node, int32 ``[N]``."""
+    path, known = folder.work / "parts", folder.known("parts")
+    if known is not None and path.exists() and digest(np.fromfile(path, np.int32)) == known["digest"]:
+        return np.fromfile(path, np.int32)
+    parts = node_parts(edges, info, options).numpy()
+    parts.tofile(path)
+    sync(path)
+    folder.note("parts", {"digest": digest(parts)})
+    return parts
+
+
+def node_parts(edges: Spool, info: SourceInfo, options: StoreOptions) -> Tensor:
+    """The part of each node, int32 ``[N]``.
+
+    Raises:
+        OptionError: The solver would need more than ``memory``.
+    """
+    if options.method.endswith(".npy"):
+        return check_given(read_parts(options.method), edges.num_nodes, options.parts)
+    none = torch.empty(2, 0, dtype=torch.int64)
+    if options.method == "random" or options.parts == 1:
+        return partition(none, edges.num_nodes, options.parts, "random", seed=options.seed)
+    needed = edges.num_edges * _SOLVER_BYTES_PER_EDGE
+    if needed > options.memory:
+        raise OptionError(
+            f"Expected --memory of {needed / 2**30:.1f} GiB or more for {options.method}, which holds the whole graph "
+            f"(got {options.memory / 2**30:.1f} GiB): give more, or take random"
+        )
+    return partition(
+        edges.edge_index(), edges.num_nodes, options.parts, options.method,
+        train_mask=_train_mask(info), epsilon=options.epsilon, seed=options.seed,
+    )  # fmt: skip
+
+
+def read_parts(path: str) -> Tensor:
+    """A part for each node, from an ``.npy`` file.
+
+    Raises:
+        DataError: It is no such file.
+    """
+    try:
+        return as_parts(np.load(path, allow_pickle=False))
+    except (ValueError, TypeError, EOFError, OSError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"Expected {path} to be .npy with a part per node (got: {error})") from error
+
+
+def _train_mask(info: SourceInfo) -> Tensor | None:
+    """As ``DistributedData`` gives it to the solvers."""
+    for attribute in info.nodes:
+        if attribute.name == "train_mask" and attribute.dtype == "BOOL" and attribute.shape == ():
+            return torch.from_numpy(np.concatenate(list(attribute.rows(1 << 22))))
+    return None
+
+
+def _cover(load: Array) -> Choose:
+    """The hybrid exchange, as :meth:`~pyg_dist.plan.halo.remote_edges.RemoteEdges.cover` has it, block by block."""
+
+    def choose(block: Block) -> Array:
+        prefer = torch.full((block.num_rows,), bool(load[block.receiver] <= load[block.sender]))
+        cover = minimum_vertex_cover(
+            torch.from_numpy(block.row), torch.from_numpy(block.sum), block.num_rows, block.num_sums, prefer
+        )
+        is_post: Array = cover.left.numpy()[block.row]
+        return is_post
+
+    return choose
+
+
+def _other(folder: StoreFolder, info: SourceInfo) -> dict[str, Shard]:
+    if not info.other_tensors:
+        return {}
+    kept = folder.kept_shard("other")
+    if kept is None:
+        specs = {name: TensorSpec(dtype, content.shape) for name, (dtype, content) in info.other_tensors.items()}
+        writer = ShardWriter(folder.work / "other", specs)
+        for name, (_, content) in info.other_tensors.items():
+            writer.write_whole(name, content)
+        kept = folder.keep("other", writer)
+    return {"other": kept}
+
+
+def _watched(attribute: NodeAttribute, nan: dict[str, int]) -> NodeAttribute:
+    """The attribute, whose NaN entries are counted on the way; training nodes are looked for."""
+
+    def rows(num_bytes: int) -> Any:
+        count = trained = 0
+        for piece in attribute.rows(num_bytes):
+            if attribute.name == "train_mask":
+                trained += int(piece.any())
+            if attribute.dtype in ("F64", "F32", "F16", "BF16"):
+                count += int(as_torch(np.require(piece, requirements=["C", "W"]), attribute.dtype).isnan().sum())
+            yield piece
+        nan[attribute.name] = count
+        if attribute.name == "train_mask" and attribute.dtype == "BOOL" and not trained:
+            raise DataError("Expected 'train_mask' to select at least one node (got none): the loss would be NaN")
+
+    return NodeAttribute(attribute.name, attribute.dtype, attribute.shape, rows)

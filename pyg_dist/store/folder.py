@@ -1,0 +1,239 @@
+"""A store's folder while it is written: shards first, the manifest last, so that the old store or the new one opens.
+
+Work in progress lies in ``OUT/.partial``: intermediate files, and a journal of what is complete. A shard is synced and
+gets its final name, which ends in its digest, before the journal names it; nothing that the old manifest names is ever
+written to. Replacing the manifest is the commit; what only the old one named is removed after that.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import xxhash
+
+from pyg_dist.errors import StoreError
+from pyg_dist.store.manifest import FILE, Manifest, Shard
+from pyg_dist.store.reader import TensorFile
+from pyg_dist.store.writer import ShardWriter, sync
+
+PARTIAL = ".partial"
+_JOURNAL = "journal.jsonl"
+_PATTERN = "*-????????????????.safetensors"
+
+
+class StoreFolder:
+    """The folder ``path``, to be filled by one process.
+
+    Args:
+        path: OUT.
+        identity: of the input and the options: work can be resumed where it is the same.
+        resume: go on with what an interrupted writer has left.
+        force: replace a store, or an interrupted writer's work.
+
+    Raises:
+        StoreError: The folder holds something that neither option allows to touch, or another process writes to it.
+    """
+
+    def __init__(self, path: Path, identity: str, resume: bool = False, force: bool = False) -> None:
+        self.path = path
+        self.work = path / PARTIAL
+        self._check(resume, force)
+        path.mkdir(parents=True, exist_ok=True)
+        self.work.mkdir(exist_ok=True)
+        self._lock = (self.work / "lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise StoreError(f"Expected no other writer in {path} (another process holds it): wait for it") from error
+        self._journal: dict[str, dict[str, Any]] = {}
+        known = self._read_journal() if resume else {}
+        if resume and known and known["identity"]["is"] != identity:
+            raise StoreError(
+                f"Expected the interrupted work in {path} to be of this input and these options (it is of others): "
+                f"--force starts anew"
+            )
+        if known:
+            self._journal = known
+        else:
+            self._clear()
+            self.note("identity", {"is": identity})
+
+    def _check(self, resume: bool, force: bool) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise StoreError(f"Expected a folder in {self.path} (got a file): choose another name")
+        if not self.path.exists() or force:
+            names = {p.name for p in self.path.iterdir()} if self.path.exists() else set()
+            foreign = names - {FILE, FILE + ".new", PARTIAL} - {p.name for p in self.path.glob(_PATTERN)}
+            if foreign:
+                raise StoreError(
+                    f"Expected nothing but a store in {self.path} (got {sorted(foreign)[0]!r}): choose another folder"
+                )
+            return
+        if self.work.exists():
+            if not resume:
+                raise StoreError(f"Expected no interrupted work in {self.path}: --resume goes on, --force starts anew")
+        elif (self.path / FILE).exists():
+            raise StoreError(f"Expected no store in {self.path} (there is one): --force replaces it")
+        elif any(self.path.iterdir()):
+            raise StoreError(f"Expected an empty folder in {self.path} (it has files): choose another one")
+
+    def __enter__(self) -> StoreFolder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.close()
+
+    def known(self, key: str) -> dict[str, Any] | None:
+        """What the journal says of a finished step."""
+        return self._journal.get(key)
+
+    def note(self, key: str, content: Mapping[str, Any]) -> None:
+        """Write to the journal that a step is finished; its files are on the disk."""
+        self._journal[key] = dict(content)
+        with (self.work / _JOURNAL).open("a") as file:
+            file.write(json.dumps({"key": key} | dict(content)) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        sync(self.work)
+
+    def kept_shard(self, key: str) -> Shard | None:
+        """A shard that an interrupted writer has finished, if its file is there and its digests hold."""
+        known = self.known(f"shard {key}")
+        if known is None:
+            return None
+        shard = Shard.from_dict(known["shard"])
+        try:
+            check_shard(self.path, shard)
+        except StoreError:
+            return None
+        return shard
+
+    def keep(self, key: str, writer: ShardWriter, blocks: Mapping[str, list[Any]] | None = None) -> Shard:
+        """Give a finished file its name, and note it."""
+        digests = writer.close()
+        shard = shard_of(key, writer, digests, blocks)
+        os.replace(writer.path, self.path / shard.file)
+        sync(self.path)
+        self.note(f"shard {key}", {"shard": shard.to_dict()})
+        return shard
+
+    def commit(self, manifest: Manifest) -> None:
+        """Make the store the one that ``manifest`` describes; remove what it does not name."""
+        new = self.path / (FILE + ".new")
+        with new.open("w") as file:
+            file.write(manifest.to_json())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, self.path / FILE)
+        sync(self.path)
+        named = {shard.file for shard in manifest.shards.values()}
+        for path in self.path.glob(_PATTERN):
+            if path.name not in named:
+                path.unlink()
+        self._lock.close()
+        shutil.rmtree(self.work)
+
+    def _read_journal(self) -> dict[str, dict[str, Any]]:
+        entries: dict[str, dict[str, Any]] = {}
+        try:
+            lines = (self.work / _JOURNAL).read_text().splitlines()
+        except FileNotFoundError:
+            return {}
+        for line in lines:
+            try:
+                entry = json.loads(line)
+                entries[entry.pop("key")] = entry
+            except (ValueError, KeyError, AttributeError):
+                break  # the line that was being written
+        return entries if "identity" in entries else {}
+
+    def _clear(self) -> None:
+        for path in self.work.iterdir():
+            if path.name != "lock":
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def shard_of(
+    key: str, writer: ShardWriter, digests: Mapping[str, str], blocks: Mapping[str, list[Any]] | None = None
+) -> Shard:
+    """The manifest's entry of a written file; the name's digest is of header and tensors."""
+    hasher = xxhash.xxh3_64(writer.layout.header)
+    for name in writer.layout.tensors:
+        hasher.update(digests[name].encode())
+    name = f"{key}-{hasher.hexdigest()}.safetensors"
+    return Shard(name, writer.layout.num_bytes, writer.layout.tensors, dict(digests), dict(blocks or {}))
+
+
+def open_shard(path: Path, shard: Shard) -> TensorFile:
+    """Map a shard whose header is that of the manifest.
+
+    Raises:
+        StoreError: It is missing, cut, or another file.
+    """
+    file = TensorFile(path / shard.file)
+    if file.tensors != shard.tensors:
+        raise StoreError(
+            f"Expected the tensors of the manifest in {file.path} (got others): restore it, or write the store again"
+        )
+    return file
+
+
+def check_shard(path: Path, shard: Shard) -> None:
+    """Check a whole shard by its digests.
+
+    Raises:
+        StoreError: It is missing or damaged.
+    """
+    file = open_shard(path, shard)
+    for name, expected in shard.digests.items():
+        require_digest(file.path, name, file.digest(name), expected)
+
+
+def require_digest(path: Path, what: str, found: str, expected: str) -> None:
+    """Raise the error of damaged content unless the digests are equal."""
+    if found != expected:
+        raise StoreError(
+            f"Expected '{what}' in {path} with digest {expected} (got {found}): it is damaged, restore it or write the "
+            f"store again"
+        )
+
+
+@contextmanager
+def explained_disk_errors(path: Path) -> Iterator[None]:
+    """Turn the system's errors about a full disk into one line that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise StoreError(
+            f"Expected room to write in {path} (got: {error.strerror}): free space and go on with --resume"
+        ) from error
+
+
+def require_space(path: Path, num_bytes: int) -> None:
+    """Refuse to begin what will not fit.
+
+    Raises:
+        StoreError: The disk has less room.
+    """
+    place = path
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if free < num_bytes:
+        raise StoreError(
+            f"Expected {num_bytes / 2**30:.2f} GiB free in {place} for the store and the work on it (got "
+            f"{free / 2**30:.2f} GiB): free space, or choose another folder"
+        )

@@ -1,0 +1,186 @@
+"""One safetensors file: its header, and where each tensor lies in it.
+
+A file is eight bytes with the header's length, a JSON header, and the tensors' bytes without gaps
+(https://huggingface.co/docs/safetensors). safetensors' own writer wants whole tensors; shapes are known here before the
+content is, so the header can be written first and the rest streamed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_dist.errors import DataError
+
+Array = np.ndarray[Any, Any]
+
+_DTYPES: dict[str, tuple[torch.dtype, type[np.generic]]] = {  # the second has the bytes, where NumPy lacks the first
+    "F64": (torch.float64, np.float64),
+    "I64": (torch.int64, np.int64),
+    "U64": (torch.uint64, np.uint64),
+    "F32": (torch.float32, np.float32),
+    "I32": (torch.int32, np.int32),
+    "U32": (torch.uint32, np.uint32),
+    "F16": (torch.float16, np.float16),
+    "BF16": (torch.bfloat16, np.uint16),
+    "I16": (torch.int16, np.int16),
+    "U16": (torch.uint16, np.uint16),
+    "I8": (torch.int8, np.int8),
+    "U8": (torch.uint8, np.uint8),
+    "BOOL": (torch.bool, np.bool_),
+}
+_ALIGNMENT = 8
+MAX_HEADER_BYTES = 100_000_000
+"""The longest header that safetensors reads."""
+
+
+def storage_dtype(dtype: str) -> np.dtype[Any]:
+    """The NumPy type with the bytes of a safetensors type.
+
+    Raises:
+        DataError: There is no such type, or it is not supported.
+    """
+    if dtype not in _DTYPES:
+        raise DataError(f"Expected one of the types {', '.join(_DTYPES)} (got {dtype!r}): convert the tensor")
+    return np.dtype(_DTYPES[dtype][1])
+
+
+def dtype_name(dtype: np.dtype[Any] | torch.dtype) -> str:
+    """What safetensors calls a type of NumPy or torch.
+
+    Raises:
+        DataError: It has none.
+    """
+    for name, (of_torch, of_numpy) in _DTYPES.items():
+        if dtype == of_torch if isinstance(dtype, torch.dtype) else dtype == np.dtype(of_numpy) and name != "BF16":
+            return name
+    raise DataError(f"Expected one of the types {', '.join(_DTYPES)} (got {dtype}): convert the tensor")
+
+
+def as_torch(array: Array, dtype: str) -> Tensor:
+    """A tensor over the memory of ``array``, in the type that it stands for."""
+    tensor = torch.from_numpy(array)
+    wanted = _DTYPES[dtype][0]
+    return tensor if tensor.dtype == wanted else tensor.view(wanted)
+
+
+def as_storage(tensor: Tensor) -> Array:
+    """An array over the memory of a CPU tensor, in its :func:`storage_dtype`."""
+    stored = storage_dtype(dtype_name(tensor.dtype))
+    tensor = tensor.detach()
+    array: Array = (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return array.view(stored)
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Type and shape of one tensor.
+
+    Attributes:
+        dtype: as safetensors calls it.
+        shape: rows first.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """The first dimension; one of a scalar."""
+        return self.shape[0] if self.shape else 1
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return storage_dtype(self.dtype).itemsize * math.prod(self.shape[1:])
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all of it."""
+        return storage_dtype(self.dtype).itemsize * math.prod(self.shape)
+
+
+def of_rows(dtype: str, num_rows: int, row_shape: tuple[int, ...] = ()) -> TensorSpec:
+    """The spec of ``num_rows`` rows."""
+    return TensorSpec(dtype, (num_rows, *row_shape))
+
+
+@dataclass(frozen=True)
+class FileLayout:
+    """Where each tensor of a file lies.
+
+    Attributes:
+        tensors: by name.
+        start: the first byte of each, from the beginning of the file.
+        header: the bytes before the first tensor.
+    """
+
+    tensors: dict[str, TensorSpec]
+    start: dict[str, int]
+    header: bytes
+
+    @staticmethod
+    def of(tensors: Mapping[str, TensorSpec], metadata: Mapping[str, str] | None = None) -> FileLayout:
+        """The layout of a new file: wide types first, so that each tensor is aligned to its own without a gap."""
+        order = sorted(tensors, key=lambda name: (-storage_dtype(tensors[name].dtype).itemsize, name))
+        entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+        offset, offsets = 0, {}
+        for name in order:
+            spec, offsets[name] = tensors[name], offset
+            offset += spec.num_bytes
+            entries[name] = {
+                "dtype": spec.dtype,
+                "shape": list(spec.shape),
+                "data_offsets": [offsets[name], offset],
+            }
+        text = json.dumps(entries, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % _ALIGNMENT)
+        header = len(text).to_bytes(8, "little") + text
+        return FileLayout(
+            {name: tensors[name] for name in order}, {name: len(header) + offsets[name] for name in order}, header
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the file."""
+        return len(self.header) + sum(spec.num_bytes for spec in self.tensors.values())
+
+
+def parse_header(text: bytes, file_bytes: int) -> tuple[dict[str, TensorSpec], dict[str, int], dict[str, str]]:
+    """Read a header of any writer: specs, first bytes and metadata. Everything is checked against the file's size.
+
+    Args:
+        text: the JSON, without its length.
+        file_bytes: size of the file.
+
+    Raises:
+        ValueError: It is no header, or its tensors do not fill the file.
+    """
+    content = json.loads(text)
+    if not isinstance(content, dict):
+        raise ValueError("no JSON object")
+    metadata = content.pop("__metadata__", {})
+    tensors, start, spans, first = {}, {}, [], 8 + len(text)
+    for name, entry in content.items():
+        shape, (low, high) = entry["shape"], entry["data_offsets"]
+        if not all(type(size) is int and size >= 0 for size in (*shape, low, high)):
+            raise ValueError(f"tensor {name!r} has no valid shape and offsets")
+        tensors[name], start[name] = TensorSpec(entry["dtype"], tuple(shape)), first + low
+        if tensors[name].num_bytes != high - low:
+            raise ValueError(f"tensor {name!r} of {high - low} bytes should have {tensors[name].num_bytes}")
+        spans.append((low, high))
+    end = 0
+    for low, high in sorted(spans):
+        if low != end:
+            raise ValueError("tensors overlap or leave gaps")
+        end = high
+    if first + end != file_bytes:
+        raise ValueError(f"{file_bytes} bytes, its header speaks of {first + end}")
+    return tensors, start, dict(metadata)

@@ -1,0 +1,254 @@
+"""What one rank needs of a halo store: its parts' files, and its slices of the others'."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor
+
+from pyg_dist.errors import StoreError
+from pyg_dist.store.folder import open_shard, require_digest
+from pyg_dist.store.format import as_torch, storage_dtype
+from pyg_dist.store.halo_writer import BLOCK_COLUMNS, block_digest
+from pyg_dist.store.manifest import Manifest
+from pyg_dist.store.reader import TensorFile
+from pyg_dist.store.records import stable_order
+
+Array = np.ndarray[Any, Any]
+
+_PIECE_BYTES = 1 << 22
+
+
+@dataclass(frozen=True)
+class CrossEdges:
+    """Edges that begin or end in some parts, and do not do both. By ascending ``edge_id``.
+
+    Attributes:
+        edge_id: global ids, int64 ``[m]``.
+        source, target: global ids of nodes, int64 ``[m]``.
+        sender, receiver: their ranks, int64 ``[m]``.
+        is_post: how the stored exchange carries them, bool ``[m]``.
+    """
+
+    edge_id: Tensor
+    source: Tensor
+    target: Tensor
+    sender: Tensor
+    receiver: Tensor
+    is_post: Tensor
+
+
+@dataclass(frozen=True)
+class RankEdges:
+    """The nodes of some parts and all edges that touch them.
+
+    Attributes:
+        node_id: global ids, ascending, int64 ``[n]``.
+        edge_id: edges with both ends here, by ascending target or by id, int64 ``[l]``.
+        source, target: places of their ends in ``node_id``, int32 ``[l]``.
+        cross: edges with one end here.
+        load: edges into each rank's nodes, int64 ``[P]``.
+    """
+
+    node_id: Tensor
+    edge_id: Tensor
+    source: Tensor
+    target: Tensor
+    cross: CrossEdges
+    load: Tensor
+
+
+class HaloStore:
+    """A halo store, opened for reading. Whatever is handed out was checked by its digest.
+
+    Args:
+        path: the folder.
+        manifest: its manifest.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path, self.manifest = path, manifest
+        self.num_parts = manifest.num_parts
+        self._files: dict[str, TensorFile] = {}
+        self.edges_between = self.between("edges")
+        """Edges from part p to part q, int64 ``[P, P]``."""
+        self._rows, self._sums = self.between("rows"), self.between("sums")
+
+    def between(self, name: str) -> Tensor:
+        """A number of each block: sender by receiver, int64 ``[P, P]``."""
+        columns = [self.manifest.shards[f"edges-{q:05d}"].blocks[name] for q in range(self.num_parts)]
+        return torch.tensor(columns, dtype=torch.int64).T.contiguous()
+
+    def boundary(self) -> list[int]:
+        """Nodes with a source in another part, by part."""
+        return [self.manifest.shards[f"edges-{q:05d}"].blocks["boundary"][0] for q in range(self.num_parts)]
+
+    def _file(self, key: str) -> TensorFile:
+        if key not in self._files:
+            self._files[key] = open_shard(self.path, self.manifest.shards[key])
+        return self._files[key]
+
+    def close(self) -> None:
+        """Let go of all pages."""
+        for file in self._files.values():
+            file.release_all()
+        self._files.clear()
+
+    def tensor(self, key: str, name: str) -> Tensor:
+        """A whole tensor of a shard, copied and checked in one pass."""
+        file, shard = self._file(key), self.manifest.shards[key]
+        spec, hasher, low = file.spec(name), xxhash.xxh3_128(), 0
+        if not spec.shape:
+            require_digest(file.path, name, file.digest(name), shard.digests[name])
+            return as_torch(file.whole(name).copy(), spec.dtype)
+        out = np.empty(spec.shape, storage_dtype(spec.dtype))
+        for piece in file.pieces(name, num_bytes=_PIECE_BYTES):
+            hasher.update(piece.reshape(-1).view(np.uint8).data)
+            out[low : low + len(piece)] = piece
+            low += len(piece)
+        require_digest(file.path, name, str(hasher.hexdigest()), shard.digests[name])
+        return as_torch(out, spec.dtype)
+
+    def rows(self, kind: str, name: str, parts: Sequence[int], place: Sequence[Tensor]) -> Tensor:
+        """Attribute rows of several parts in one tensor.
+
+        Args:
+            kind: ``"nodes"`` or ``"edges"``.
+            name: of the attribute.
+            parts: whose rows.
+            place: where each row of each part goes in the result, int64 by part; together a permutation.
+        """
+        specs = [self._file(f"{kind}-{part:05d}").spec(name) for part in parts]
+        shape = (sum(spec.num_rows for spec in specs), *specs[0].shape[1:])
+        out = as_torch(np.empty(shape, storage_dtype(specs[0].dtype)), specs[0].dtype)
+        for part, spec, where in zip(parts, specs, place, strict=True):
+            file, hasher, low = self._file(f"{kind}-{part:05d}"), xxhash.xxh3_128(), 0
+            for piece in file.pieces(name, num_bytes=_PIECE_BYTES):
+                hasher.update(piece.reshape(-1).view(np.uint8).data)
+                high = low + len(piece)
+                out[where[low:high]] = as_torch(np.array(piece), spec.dtype)
+                low = high
+            expected = self.manifest.shards[f"{kind}-{part:05d}"].digests[name]
+            require_digest(file.path, name, str(hasher.hexdigest()), expected)
+        return out
+
+    def block(self, sender: int, receiver: int) -> dict[str, Array]:
+        """The edges from one part into another: views of the mapped files, which :meth:`release` lets go of."""
+        spans = self._spans(sender, receiver)
+        views = {
+            name: self._file(f"{kind}-{receiver:05d}").rows(name, low, high)
+            for name, (kind, low, high) in spans.items()
+        }
+        digests = (xxhash.xxh3_128(views[name].view(np.uint8).data).digest() for name in BLOCK_COLUMNS)
+        expected = self.manifest.shards[f"edges-{receiver:05d}"].blocks["digest"][sender]
+        path = self._file(f"edges-{receiver:05d}").path
+        require_digest(path, f"edges from part {sender}", block_digest(digests), expected)
+        return views
+
+    def release(self, sender: int, receiver: int) -> None:
+        """Let go of a block's pages."""
+        for name, (kind, low, high) in self._spans(sender, receiver).items():
+            self._file(f"{kind}-{receiver:05d}").release(name, low, high)
+
+    def _spans(self, sender: int, receiver: int) -> dict[str, tuple[str, int, int]]:
+        """The file and the rows of each column of a block."""
+
+        def span(counts: Tensor) -> tuple[int, int]:
+            low = int(counts[:sender, receiver].sum())
+            return low, low + int(counts[sender, receiver])
+
+        low, high = span(self.edges_between)
+        own = int(self.edges_between[receiver, receiver])
+        crossing = (low, low) if sender == receiver else (low, high)
+        if sender >= receiver:
+            crossing = (crossing[0] - own * (sender > receiver), crossing[1] - own * (sender > receiver))
+        spans = {name: ("edges", low, high) for name in ("edge_id", "source", "target")}
+        spans["is_post"] = ("edges", *crossing)
+        return spans | {"row_id": ("halo", *span(self._rows)), "sum_id": ("halo", *span(self._sums))}
+
+    def rank_edges(self, rank: int, rank_of_part: Tensor) -> RankEdges:
+        """The nodes and edges of the parts that ``rank`` holds.
+
+        Args:
+            rank: the rank.
+            rank_of_part: int64 ``[P]``.
+
+        Raises:
+            StoreError: Something that is needed is missing or damaged.
+        """
+        parts = self.parts_of(rank, rank_of_part)
+        owner = rank_of_part.tolist()
+        ids = [self.tensor(f"nodes-{part:05d}", "node_id") for part in parts]
+        node_id = ids[0] if len(ids) == 1 else torch.cat(ids).sort().values
+        place = {part: _place(node_id, own, len(ids) == 1) for part, own in zip(parts, ids, strict=True)}
+        del ids
+        inside = [(p, q) for q in parts for p in parts]
+        across = [
+            (p, q)
+            for p in range(self.num_parts)
+            for q in range(self.num_parts)
+            if (owner[p] == rank) != (owner[q] == rank) and int(self.edges_between[p, q])
+        ]
+        cross = self._cross(across, owner)
+        count = sum(int(self.edges_between[pair]) for pair in inside)
+        edge_id, ends, low = torch.empty(count, dtype=torch.int64), torch.empty(2, count, dtype=torch.int32), 0
+        for p, q in inside:
+            block = self.block(p, q)
+            high = low + len(block["edge_id"])
+            edge_id[low:high] = torch.from_numpy(np.array(block["edge_id"]))
+            for row, (part, name) in enumerate(((p, "source"), (q, "target"))):
+                where, local = place[part], torch.from_numpy(np.array(block[name]))
+                ends[row, low:high] = local if where is None else where[local]
+            self.release(p, q)
+            low = high
+        if len(parts) > 1:
+            order = torch.argsort(edge_id)
+            edge_id, ends = edge_id[order], ends[:, order]
+        into = torch.zeros(int(rank_of_part.max()) + 1, dtype=torch.int64)
+        load = into.index_add_(0, rank_of_part, self.edges_between.sum(0))
+        return RankEdges(node_id, edge_id, ends[0], ends[1], cross, load)
+
+    def parts_of(self, rank: int, rank_of_part: Tensor) -> list[int]:
+        """The parts of a rank, ascending."""
+        parts: list[int] = (rank_of_part == rank).nonzero().view(-1).tolist()
+        if not parts:
+            raise StoreError(f"Expected a part for rank {rank} in {self.path} (got {self.num_parts} parts): use fewer")
+        return parts
+
+    def _cross(self, pairs: Sequence[tuple[int, int]], owner: Sequence[int]) -> CrossEdges:
+        count = sum(int(self.edges_between[pair]) for pair in pairs)
+        names, low = ("edge_id", "source", "target", "sender", "receiver"), 0
+        found = {name: np.empty(count, np.int64) for name in names}
+        is_post = np.empty(count, np.bool_)
+        for p, q in pairs:
+            block = self.block(p, q)
+            high = low + len(block["edge_id"])
+            found["edge_id"][low:high] = block["edge_id"]
+            found["source"][low:high] = _ids(block["source"], block["row_id"])
+            found["target"][low:high] = _ids(block["target"], block["sum_id"])
+            found["sender"][low:high], found["receiver"][low:high] = owner[p], owner[q]
+            is_post[low:high] = block["is_post"]
+            self.release(p, q)
+            low = high
+        order = stable_order(found["edge_id"], max(self.manifest.num_edges, 1))
+        ordered = {name: torch.from_numpy(found.pop(name)[order]) for name in names}
+        return CrossEdges(**ordered, is_post=torch.from_numpy(is_post[order]))
+
+
+def _place(node_id: Tensor, own: Tensor, is_all: bool) -> Tensor | None:
+    """The place of a part's nodes among all of a rank's, int32; None: they are all."""
+    return None if is_all else torch.searchsorted(node_id, own).to(torch.int32)
+
+
+def _ids(local: Array, distinct: Array) -> Array:
+    """Global ids, from numbers within a part and the ids of the distinct ones, both in the same order."""
+    mark = np.zeros(int(local.max(initial=-1)) + 1, np.int32)
+    mark[local] = 1
+    np.cumsum(mark, out=mark)
+    return distinct[mark[local] - 1]

@@ -1,0 +1,139 @@
+"""Slices of tensors in a safetensors file, mapped without a copy."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from torch import Tensor
+
+from pyg_dist.errors import StoreError
+from pyg_dist.store.format import MAX_HEADER_BYTES, TensorSpec, as_torch, parse_header, storage_dtype
+
+Array = np.ndarray[Any, Any]
+
+_PIECE_BYTES = 1 << 24
+"""What is read at a time where a tensor is walked through: pages that were read are let go before the next ones."""
+
+
+class TensorFile:
+    """A safetensors file, mapped read-only.
+
+    Attributes:
+        path: the file.
+        tensors: type and shape by name.
+        metadata: of the header.
+
+    Raises:
+        StoreError: It is missing, or no safetensors file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                size = path.stat().st_size
+                length = int.from_bytes(file.read(8), "little")
+                if not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
+                    raise ValueError(f"{size} bytes are no safetensors file")
+                self.tensors, self._start, self.metadata = parse_header(file.read(length), size)
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except FileNotFoundError as error:
+            raise StoreError(
+                f"Expected the file {path} (it is missing): restore it, or write the store again"
+            ) from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise StoreError(
+                f"Expected a safetensors file in {path} (got {type(error).__name__}: {error}): restore it, or write "
+                f"the store again"
+            ) from error
+
+    def rows(self, name: str, low: int = 0, high: int | None = None) -> Array:
+        """Rows ``low`` to ``high`` of a tensor: a read-only view of the file, in :func:`storage_dtype`."""
+        spec = self.spec(name)
+        high = spec.num_rows if high is None else high
+        if not 0 <= low <= high <= spec.num_rows:
+            raise StoreError(
+                f"Expected rows of '{name}' within {spec.num_rows} in {self.path} (got {low} to {high}): write the "
+                f"store again"
+            )
+        dtype, count = storage_dtype(spec.dtype), (high - low) * spec.row_bytes
+        if count == 0:
+            return np.empty((high - low, *spec.shape[1:]), dtype)
+        first = self._start[name] + low * spec.row_bytes
+        flat = np.frombuffer(self._map, np.uint8, count, first)
+        if first % dtype.itemsize:  # of a foreign writer
+            flat = flat.copy()
+        return flat.view(dtype).reshape(high - low, *spec.shape[1:])
+
+    def whole(self, name: str) -> Array:
+        """All of a tensor of any shape, a scalar too: a read-only view of the file."""
+        spec = self.spec(name)
+        dtype, first = storage_dtype(spec.dtype), self._start[name]
+        if spec.num_bytes == 0:
+            return np.empty(spec.shape, dtype)
+        flat = np.frombuffer(self._map, np.uint8, spec.num_bytes, first)
+        return (flat.copy() if first % dtype.itemsize else flat).view(dtype).reshape(spec.shape)
+
+    def pieces(
+        self, name: str, low: int = 0, high: int | None = None, num_bytes: int = _PIECE_BYTES
+    ) -> Iterator[Array]:
+        """The same rows in pieces; the pages of one are let go when the next is asked for."""
+        spec = self.spec(name)
+        high = spec.num_rows if high is None else high
+        step = max(1, num_bytes // max(spec.row_bytes, 1))
+        for begin in range(low, high, step):
+            end = min(begin + step, high)
+            yield self.rows(name, begin, end)
+            self.release(name, begin, end)
+
+    def tensor(self, name: str, low: int = 0, high: int | None = None) -> Tensor:
+        """The same rows as a tensor of their own, which can be written to."""
+        spec = self.spec(name)
+        high = spec.num_rows if high is None else high
+        out = np.empty((max(high - low, 0), *spec.shape[1:]), storage_dtype(spec.dtype))
+        done = 0
+        for piece in self.pieces(name, low, high):
+            out[done : done + len(piece)] = piece
+            done += len(piece)
+        return as_torch(out, spec.dtype)
+
+    def spec(self, name: str) -> TensorSpec:
+        """Type and shape of a tensor.
+
+        Raises:
+            StoreError: There is none of this name.
+        """
+        if name not in self.tensors:
+            raise StoreError(
+                f"Expected a tensor '{name}' in {self.path} (got {', '.join(self.tensors) or 'none'}): write the "
+                f"store again"
+            )
+        return self.tensors[name]
+
+    def release(self, name: str, low: int = 0, high: int | None = None) -> None:
+        """Let go of the pages that only these rows lie on; they are read again when they are used."""
+        spec = self.spec(name)
+        high = spec.num_rows if high is None else high
+        page = mmap.PAGESIZE
+        first = -(-(self._start[name] + low * spec.row_bytes) // page) * page
+        last = (self._start[name] + high * spec.row_bytes) // page * page
+        if last > first:
+            self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+    def release_all(self) -> None:
+        """Let go of all pages."""
+        self._map.madvise(mmap.MADV_DONTNEED)
+
+    def digest(self, name: str) -> str:
+        """The XXH3-128 digest of a tensor's bytes."""
+        hasher = xxhash.xxh3_128()
+        if not self.spec(name).shape:
+            return str(xxhash.xxh3_128_hexdigest(self.whole(name).reshape(-1).view(np.uint8).data))
+        for piece in self.pieces(name):
+            hasher.update(piece.reshape(-1).view(np.uint8).data)
+        return str(hasher.hexdigest())

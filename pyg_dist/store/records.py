@@ -1,0 +1,122 @@
+"""Records on disk: scattered to buckets as they come, and read back in the order of a key, in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+Key = Callable[[Array], Array]
+"""The key of each record, int64."""
+
+_FAN_OUT = 64
+"""Buckets that an oversized one is split into: a second level of them serves 4096 times the memory."""
+
+
+class Buckets:
+    """Files of records, one for each bucket; a bucket's records keep their order.
+
+    Args:
+        folder: for the files, which is made.
+        num_buckets: how many.
+        dtype: of a record.
+
+    Attributes:
+        counts: records by bucket, int64.
+    """
+
+    def __init__(self, folder: Path, num_buckets: int, dtype: np.dtype[Any]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.dtype = folder, dtype
+        self.counts = np.zeros(num_buckets, np.int64)
+        for path in folder.iterdir():
+            path.unlink()
+
+    def path(self, bucket: int) -> Path:
+        """The file of a bucket; there is none of an empty one."""
+        return self.folder / f"{bucket:05d}"
+
+    def add(self, bucket: Array, records: Array) -> None:
+        """Append each record to its bucket."""
+        order = stable_order(bucket, len(self.counts))
+        counts = np.bincount(bucket, minlength=len(self.counts))
+        sorted_records = records[order]
+        ends = np.cumsum(counts)
+        for number in counts.nonzero()[0].tolist():
+            with self.path(number).open("ab") as file:
+                sorted_records[ends[number] - counts[number] : ends[number]].tofile(file)
+        self.counts += counts
+
+    def remove(self, bucket: int) -> None:
+        """Delete a bucket's file."""
+        self.path(bucket).unlink(missing_ok=True)
+
+
+def read_records(path: Path, dtype: np.dtype[Any], chunk: int) -> Iterator[Array]:
+    """The records of a file, ``chunk`` at a time; there are none where there is no file."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        while (records := np.fromfile(file, dtype, chunk)).size:
+            yield records
+
+
+def sorted_records(path: Path, dtype: np.dtype[Any], key: Key, low: int, high: int, limit: int) -> Iterator[Array]:
+    """The records of a file by key, in arrays of at most ``limit``; those of one key keep their order.
+
+    A file of more is split by ranges of the key first, as often as it takes.
+
+    Args:
+        path: the file, which is deleted.
+        dtype: of a record.
+        key: of records.
+        low: least key.
+        high: largest key, exclusive.
+        limit: records that may be in memory.
+    """
+    count = path.stat().st_size // dtype.itemsize if path.exists() else 0
+    if count <= limit:
+        records = np.fromfile(path, dtype) if count else np.empty(0, dtype)
+        path.unlink(missing_ok=True)
+        if count:
+            yield records[stable_order(key(records) - low, high - low)]
+        return
+    if high - low == 1:  # in order already
+        yield from read_records(path, dtype, limit)
+        path.unlink()
+        return
+    num_buckets = min(_FAN_OUT, high - low)
+    width = -(-(high - low) // num_buckets)
+    buckets = Buckets(path.with_name(path.name + ".split"), num_buckets, dtype)
+    for records in read_records(path, dtype, max(limit // 2, 1)):
+        buckets.add((key(records) - low) // width, records)
+    path.unlink()
+    for number in range(num_buckets):
+        first = low + number * width
+        if first < high:
+            yield from sorted_records(buckets.path(number), dtype, key, first, min(first + width, high), limit)
+    buckets.folder.rmdir()
+
+
+def stable_order(key: Array, bound: int) -> Array:
+    """The stable order of keys in ``[0, bound)``: int64 ``[n]``.
+
+    By digits of 16 bits, which NumPy sorts in linear time, the lowest first.
+    """
+    order: Array | None = None
+    shift = 0
+    while shift == 0 or (bound - 1) >> shift > 0:
+        digit = ((key >> shift) & 0xFFFF).astype(np.uint16) if bound > 1 << 16 else key.astype(np.uint16)
+        step = np.argsort(digit if order is None else digit[order], kind="stable")
+        order = step if order is None else order[step]
+        shift += 16
+    assert order is not None
+    return order
+
+
+def records_limit(dtype: np.dtype[Any], memory: int) -> int:
+    """How many records can be sorted at once in ``memory`` bytes: they, a sorted copy, their keys and two orders."""
+    return max(1024, memory // (2 * dtype.itemsize + 48))

@@ -1,0 +1,127 @@
+"""What every input is for the rest of the store: chunks of edges in the input's order, and rows of attributes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class NodeAttribute:
+    """An attribute with a row per node.
+
+    Attributes:
+        name: in the ``Data``.
+        dtype: as safetensors calls it.
+        shape: of a row.
+        rows: pieces of consecutive rows, from the first to the last, of at most so many bytes; each call begins anew.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    rows: Callable[[int], Iterator[Array]]
+
+
+@dataclass(frozen=True)
+class EdgeAttribute:
+    """An attribute with a row per edge, which comes with the edges.
+
+    Attributes:
+        name: in the ``Data``.
+        dtype: as safetensors calls it.
+        shape: of a row.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class EdgeChunk:
+    """Consecutive edges.
+
+    Attributes:
+        source: integers ``[k]``.
+        target: integers ``[k]``.
+        attributes: rows by name, ``[k, ...]``.
+        place: where in the input an edge stands, in words: ``"edges.txt, line 17"``.
+    """
+
+    source: Array
+    target: Array
+    attributes: dict[str, Array]
+    place: Callable[[int], str]
+
+
+@dataclass(frozen=True)
+class SourceInfo:
+    """What is known of an input before its edges are read.
+
+    Attributes:
+        files: what it is read from.
+        num_nodes: N; None: the largest id plus one.
+        num_edges: E, where the input says so.
+        nodes: attributes with a row per node.
+        edges: attributes with a row per edge.
+        other: attributes that are neither and that JSON has.
+        other_tensors: those that it has not: type, as safetensors calls it, and content.
+        stands_once: whether each edge stands for both directions.
+        graph: how a script sees the edges, see :class:`~pyg_dist.store.manifest.Manifest`.
+    """
+
+    files: tuple[Path, ...]
+    num_nodes: int | None
+    num_edges: int | None
+    nodes: tuple[NodeAttribute, ...] = ()
+    edges: tuple[EdgeAttribute, ...] = ()
+    other: dict[str, Any] = field(default_factory=dict)
+    other_tensors: dict[str, tuple[str, Array]] = field(default_factory=dict)
+    stands_once: bool = False
+    graph: dict[str, Any] = field(default_factory=lambda: {"key": "edge_index", "loop_rule": "remaining"})
+
+
+class Source(ABC):
+    """An input graph. Nothing of it is unpickled.
+
+    Attributes:
+        name: for people.
+    """
+
+    name: str
+
+    @abstractmethod
+    def info(self) -> SourceInfo:
+        """What is known before the edges are read.
+
+        Raises:
+            DataError: The input is not what it should be; the message names file and line.
+        """
+
+    @abstractmethod
+    def chunks(self, size: int) -> Iterator[EdgeChunk]:
+        """The edges in their order, about ``size`` at a time; each call begins anew.
+
+        Raises:
+            DataError: See :meth:`info`.
+        """
+
+
+def fixed_rows(array: Array) -> Callable[[int], Iterator[Array]]:
+    """The rows of an array in memory, for :attr:`NodeAttribute.rows`."""
+
+    def rows(num_bytes: int) -> Iterator[Array]:
+        row_bytes = max(array.itemsize * int(np.prod(array.shape[1:])), 1)
+        step = max(1, num_bytes // row_bytes)
+        for low in range(0, len(array), step):
+            yield array[low : low + step]
+
+    return rows

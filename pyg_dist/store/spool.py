@@ -1,0 +1,222 @@
+"""The edges of an input as plain columns on disk, checked, counted and in the order that a ``Data`` would have them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor
+
+from pyg_dist.errors import DataError, OptionError
+from pyg_dist.store.format import storage_dtype
+from pyg_dist.store.records import Buckets, read_records, records_limit, sorted_records
+from pyg_dist.store.sources.source import EdgeAttribute, EdgeChunk, Source
+from pyg_dist.store.writer import sync
+
+Array = np.ndarray[Any, Any]
+Tick = Callable[[int], object]
+"""Is told how many edges more are done."""
+
+_NODE_BYTES = 64
+"""Of arrays with a number per node that a conversion holds: degrees, parts, places, node orders."""
+_NUM_BUCKETS = 256
+
+
+@dataclass(frozen=True)
+class Spool:
+    """Edges on disk.
+
+    Attributes:
+        folder: of the columns.
+        num_nodes: N.
+        num_edges: E.
+        attributes: that come with each edge.
+        in_degree: edges by target, int64 ``[N]``.
+    """
+
+    folder: Path
+    num_nodes: int
+    num_edges: int
+    attributes: tuple[EdgeAttribute, ...]
+    in_degree: Array
+
+    def chunks(self, size: int) -> Iterator[tuple[int, Array, Array, dict[str, Array]]]:
+        """The number of the first edge, sources, targets and attributes of ``size`` edges at a time."""
+        columns = [read_records(self.folder / name, np.dtype(np.int64), size) for name in ("source", "target")]
+        more = [read_records(self.folder / f"attribute.{a.name}", _row_dtype(a), size) for a in self.attributes]
+        low = 0
+        for source, target, *rows in zip(*columns, *more, strict=True):
+            values = zip(self.attributes, rows, strict=True)
+            yield low, source, target, {a.name: row["row"] for a, row in values}
+            low += len(source)
+
+    def edge_index(self) -> Tensor:
+        """All edges in memory, int64 ``[2, E]``."""
+        whole = torch.empty(2, self.num_edges, dtype=torch.int64)
+        for row, name in enumerate(("source", "target")):
+            if self.num_edges:
+                with (self.folder / name).open("rb") as file:
+                    file.readinto(whole[row].numpy().data)
+        return whole
+
+    def digest(self) -> str:
+        """The digest of :meth:`edge_index`, as :func:`~pyg_dist.backend.session.agreement.digest` has it."""
+        hasher = xxhash.xxh3_128(f"{torch.int64}{(2, self.num_edges)}".encode())
+        for name in ("source", "target"):
+            for piece in read_records(self.folder / name, np.dtype(np.int64), 1 << 20):
+                hasher.update(piece.view(np.uint8).data)
+        return str(hasher.hexdigest())
+
+    def remove(self) -> None:
+        """Delete the columns."""
+        for path in self.folder.iterdir():
+            path.unlink()
+        self.folder.rmdir()
+
+
+def spool(source: Source, folder: Path, undirected: bool, memory: int, tick: Tick) -> Spool:
+    """Read all edges of a source into ``folder``, which is made anew.
+
+    Args:
+        source: the input.
+        folder: for the columns.
+        undirected: add the reverse of each edge; edges are then sorted by source and target, none stands twice, as
+            PyG's ``to_undirected`` leaves them. An input whose edges stand for both directions is read so anyway.
+        memory: bytes to use.
+        tick: is told of progress.
+
+    Raises:
+        DataError: An id out of range, by file and line; no edges at all.
+        OptionError: Too many nodes for ``memory``; or edge attributes, which have no reverse.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.iterdir():
+        path.unlink()
+    info = source.info()
+    both = undirected or info.stands_once
+    if both and info.edges:
+        raise OptionError(
+            f"Expected no attributes of edges in a graph whose edges stand for both directions (got "
+            f"{info.edges[0].name}): give both directions, or drop it"
+        )
+    if info.num_nodes is not None:
+        _require_memory(info.num_nodes, memory)
+    degree = np.zeros(info.num_nodes or 0, np.int64)
+    num_edges, last = 0, -1
+    size = max(1 << 14, min(1 << 20, memory // 512))
+    files = {name: (folder / name).open("wb") for name in ("source", "target")}
+    files |= {a.name: (folder / f"attribute.{a.name}").open("wb") for a in info.edges}
+    try:
+        for chunk in source.chunks(size):
+            if len(chunk.source) == 0:
+                continue
+            last = max(last, _check(chunk, info.num_nodes))
+            if info.num_nodes is None and last >= len(degree):
+                _require_memory(last + 1, memory)
+                degree = np.concatenate([degree, np.zeros(max(last + 1 - len(degree), len(degree)), np.int64)])
+            ends = chunk.source.astype(np.int64, copy=False), chunk.target.astype(np.int64, copy=False)
+            np.ascontiguousarray(ends[0]).tofile(files["source"])
+            np.ascontiguousarray(ends[1]).tofile(files["target"])
+            for a in info.edges:
+                np.ascontiguousarray(chunk.attributes[a.name], storage_dtype(a.dtype)).tofile(files[a.name])
+            degree += np.bincount(ends[1], minlength=len(degree))
+            num_edges += len(ends[0])
+            tick(len(ends[0]))
+    finally:
+        for file in files.values():
+            file.close()
+    if num_edges == 0 and info.num_nodes is None:
+        raise DataError(f"Expected edges in {source.name} (got none): give one for each edge")
+    num_nodes = last + 1 if info.num_nodes is None else info.num_nodes
+    found = Spool(folder, num_nodes, num_edges, info.edges, degree[:num_nodes])
+    return _symmetric(found, memory) if both else found
+
+
+def _check(chunk: EdgeChunk, num_nodes: int | None) -> int:
+    """The largest id of a chunk."""
+    low = min(int(chunk.source.min()), int(chunk.target.min()))
+    high = max(int(chunk.source.max()), int(chunk.target.max()))
+    if low < 0 or (num_nodes is not None and high >= num_nodes):
+        bound = np.iinfo(np.int64).max if num_nodes is None else num_nodes
+        wrong = (chunk.source < 0) | (chunk.target < 0) | (chunk.source >= bound) | (chunk.target >= bound)
+        place = int(wrong.nonzero()[0][0])
+        limit = "of 0 or more" if num_nodes is None else f"in [0, {num_nodes})"
+        raise DataError(
+            f"Expected node ids {limit} in {chunk.place(place)} (got {chunk.source[place]} -> {chunk.target[place]}, "
+            f"counted from 0): drop the edge, or number the nodes from 0 on"
+        )
+    return high
+
+
+def _require_memory(num_nodes: int, memory: int) -> None:
+    if num_nodes * _NODE_BYTES > memory:
+        raise OptionError(
+            f"Expected --memory of {num_nodes * _NODE_BYTES / 2**30:.1f} GiB or more for {num_nodes:,} nodes (got "
+            f"{memory / 2**30:.1f} GiB): give more, or number the nodes without gaps"
+        )
+
+
+def _symmetric(edges: Spool, memory: int) -> Spool:
+    """Both directions of every edge, sorted, each once; takes the place of ``edges``."""
+    num_nodes, pair = edges.num_nodes, np.dtype([("source", np.int64), ("target", np.int64)])
+    limit = records_limit(pair, memory // 2)
+    num_buckets = min(_NUM_BUCKETS, max(num_nodes, 1))
+    width = -(-max(num_nodes, 1) // num_buckets)
+    buckets = Buckets(edges.folder.with_name("both"), num_buckets, pair)
+    for _, source, target, _ in edges.chunks(max(limit // 8, 1)):
+        records = np.empty(2 * len(source), pair)
+        records["source"], records["target"] = np.concatenate([source, target]), np.concatenate([target, source])
+        buckets.add(records["source"] // width, records)
+    degree, count = np.zeros(num_nodes, np.int64), 0
+    with (edges.folder / "source").open("wb") as sources, (edges.folder / "target").open("wb") as targets:
+        for number in range(num_buckets):
+            first, last = number * width, min((number + 1) * width, num_nodes)
+            if first >= last:
+                break
+            before: Any = None
+            for records in sorted_records(
+                buckets.path(number), pair, _pair_key(num_nodes), first * num_nodes, last * num_nodes, limit
+            ):
+                is_new = np.ones(len(records), bool)
+                is_new[1:] = records[1:] != records[:-1]
+                is_new[0] = before is None or records[0] != before
+                before = records[-1].copy()
+                kept = records[is_new]
+                kept["source"].tofile(sources)
+                kept["target"].tofile(targets)
+                degree += np.bincount(kept["target"], minlength=num_nodes)
+                count += len(kept)
+    buckets.folder.rmdir()
+    return Spool(edges.folder, num_nodes, count, (), degree)
+
+
+def _pair_key(num_nodes: int) -> Callable[[Array], Array]:
+    return lambda records: records["source"] * num_nodes + records["target"]
+
+
+def _row_dtype(attribute: EdgeAttribute) -> np.dtype[Any]:
+    return np.dtype([("row", storage_dtype(attribute.dtype), attribute.shape)])
+
+
+def save_spool(edges: Spool) -> dict[str, Any]:
+    """Bring the columns to the disk; what :func:`load_spool` needs to find them again."""
+    edges.in_degree.tofile(edges.folder / "in_degree")
+    for path in edges.folder.iterdir():
+        sync(path)
+    sync(edges.folder)
+    sizes = {path.name: path.stat().st_size for path in edges.folder.iterdir()}
+    return {"num_nodes": edges.num_nodes, "num_edges": edges.num_edges, "sizes": sizes}
+
+
+def load_spool(folder: Path, known: dict[str, Any], attributes: tuple[EdgeAttribute, ...]) -> Spool | None:
+    """The columns that :func:`save_spool` has left; None where they are incomplete."""
+    sizes = {path.name: path.stat().st_size for path in folder.iterdir()} if folder.is_dir() else {}
+    if sizes != known["sizes"]:
+        return None
+    degree = np.fromfile(folder / "in_degree", np.int64)
+    return Spool(folder, known["num_nodes"], known["num_edges"], attributes, degree)

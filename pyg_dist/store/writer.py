@@ -1,0 +1,112 @@
+"""Streaming tensors into a safetensors file, in pieces, digested on the way."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from pyg_dist.errors import DataError
+from pyg_dist.store.format import FileLayout, TensorSpec, storage_dtype
+
+Array = np.ndarray[Any, Any]
+
+
+class ShardWriter:
+    """A safetensors file whose shapes are known and whose rows arrive in pieces, each tensor's in order.
+
+    The file is opened for each piece, so that any number of shards can grow side by side.
+
+    Args:
+        path: the file, which is made anew.
+        tensors: type and shape by name.
+        metadata: strings for the header.
+
+    Attributes:
+        layout: where each tensor lies.
+    """
+
+    def __init__(
+        self, path: Path, tensors: Mapping[str, TensorSpec], metadata: Mapping[str, str] | None = None
+    ) -> None:
+        self.path = path
+        self.layout = FileLayout.of(tensors, metadata)
+        self._written = dict.fromkeys(tensors, 0)
+        self._hashers = {name: xxhash.xxh3_128() for name in tensors}
+        with path.open("wb") as file:
+            file.write(self.layout.header)
+            file.truncate(self.layout.num_bytes)
+
+    def append(self, **pieces: Array) -> None:
+        """Write the next rows of some tensors.
+
+        Raises:
+            DataError: Rows of another type or shape, or more of them than the header says.
+        """
+        descriptor = os.open(self.path, os.O_WRONLY)
+        try:
+            for name, rows in pieces.items():
+                spec, done = self.layout.tensors[name], self._written[name]
+                if rows.dtype != storage_dtype(spec.dtype) or rows.shape[1:] != spec.shape[1:]:
+                    raise DataError(
+                        f"Expected rows of {spec.dtype} {list(spec.shape[1:])} for '{name}' (got {rows.dtype} "
+                        f"{list(rows.shape[1:])}): every chunk has the type and width of the first"
+                    )
+                if done + len(rows) > spec.num_rows:
+                    raise DataError(
+                        f"Expected {spec.num_rows} rows of '{name}' (got {done + len(rows)}): the input has changed"
+                    )
+                content = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
+                self._hashers[name].update(content)
+                write_at(descriptor, content, self.layout.start[name] + done * spec.row_bytes)
+                self._written[name] = done + len(rows)
+        finally:
+            os.close(descriptor)
+
+    def write_whole(self, name: str, content: Array) -> None:
+        """Write all of a tensor of any shape, a scalar too."""
+        spec = self.layout.tensors[name]
+        if content.dtype != storage_dtype(spec.dtype) or content.shape != spec.shape:
+            raise DataError(f"Expected {spec.dtype} {list(spec.shape)} as '{name}' (got {content.dtype}): cast it")
+        flat = np.ascontiguousarray(content).reshape(-1).view(np.uint8).data
+        self._hashers[name].update(flat)
+        descriptor = os.open(self.path, os.O_WRONLY)
+        try:
+            write_at(descriptor, flat, self.layout.start[name])
+        finally:
+            os.close(descriptor)
+        self._written[name] = spec.num_rows
+
+    def close(self) -> dict[str, str]:
+        """Bring the file to the disk; returns the digest of each tensor.
+
+        Raises:
+            DataError: Rows are missing.
+        """
+        for name, spec in self.layout.tensors.items():
+            if self._written[name] != spec.num_rows:
+                raise DataError(
+                    f"Expected {spec.num_rows} rows of '{name}' (got {self._written[name]}): the input has changed"
+                )
+        sync(self.path)
+        return {name: str(hasher.hexdigest()) for name, hasher in self._hashers.items()}
+
+
+def write_at(descriptor: int, content: memoryview, offset: int) -> None:
+    """Write all of ``content``; one call may write less."""
+    while content.nbytes:
+        done = os.pwrite(descriptor, content, offset)
+        content, offset = content[done:], offset + done
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

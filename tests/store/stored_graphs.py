@@ -1,0 +1,72 @@
+"""Stores for tests: a ``Data`` written to disk, and what a rank holds, to the bit."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+
+def skewed_graph(num_nodes: int = 200, num_edges: int = 1500, seed: int = 0) -> Data:
+    """Loops, duplicates, isolated nodes, skewed degrees; attributes of many types."""
+    rng = torch.Generator().manual_seed(seed)
+    ends = (torch.rand(2, num_edges, generator=rng) ** 2 * (num_nodes - 5)).long()
+    mask = torch.rand(num_nodes, 3, generator=rng) < 0.5
+    return Data(
+        x=torch.randn(num_nodes, 7, generator=rng),
+        y=torch.randint(4, (num_nodes,), generator=rng),
+        edge_index=ends,
+        edge_weight=torch.rand(num_edges, generator=rng),
+        edge_attr=torch.randn(num_edges, 2, generator=rng).to(torch.bfloat16),
+        train_mask=mask[:, 0],
+        splits=mask,
+        half=torch.randn(num_nodes, 2, generator=rng).half(),
+        num_nodes=num_nodes,
+        scale=torch.tensor(3.0),
+        table=torch.arange(5),
+        name="skewed",
+    )
+
+
+def write(data: Data, folder: Path, parts: Tensor, num_parts: int, **options: Any) -> Path:
+    """The halo store of a graph with given parts."""
+    from pyg_dist import save_graph
+    from pyg_dist.report.conversion import StoreOptions, write_halo_store
+    from pyg_dist.store.sources import open_source
+
+    folder.mkdir(parents=True, exist_ok=True)
+    save_graph(data, folder / "graph.safetensors")
+    np.save(folder / "parts.npy", parts.numpy())
+    options = {"parts": num_parts, "method": str(folder / "parts.npy")} | options
+    write_halo_store(open_source(str(folder / "graph.safetensors")), folder / "store", StoreOptions(**options))
+    return folder / "store"
+
+
+def content(thing: Any, name: str = "", found: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Everything in a dataclass, tensors by name, for comparison to the bit."""
+    found = {} if found is None else found
+    if is_dataclass(thing):
+        for field in fields(thing):
+            content(getattr(thing, field.name), f"{name}.{field.name}", found)
+    else:
+        found[name] = thing
+    return found
+
+
+def differences(one: Any, other: Any) -> list[str]:
+    """The names of what differs between two dataclasses."""
+    a, b = content(one), content(other)
+    assert a.keys() == b.keys()
+    return [name for name in a if not same(a[name], b[name])]
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal, in type, shape and bits."""
+    if isinstance(a, Tensor):
+        return isinstance(b, Tensor) and a.dtype == b.dtype and a.shape == b.shape and bool((a == b).all())
+    return bool(a == b)

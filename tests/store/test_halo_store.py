@@ -1,0 +1,152 @@
+"""A halo store opened by ranks equals ``DistributedData`` of the whole graph with the same parts, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from stored_graphs import differences, same, skewed_graph, write
+from torch import Tensor, nn
+from workers import Workers
+
+Pools = Callable[[int], Workers]
+
+
+def uneven(num_nodes: int, num_parts: int, seed: int = 1) -> Tensor:
+    """Random parts of different sizes, every one with a node."""
+    weight = torch.arange(1, num_parts + 1).float()
+    parts = torch.multinomial(weight, num_nodes, replacement=True, generator=torch.Generator().manual_seed(seed))
+    parts[:num_parts] = torch.arange(num_parts)
+    return parts
+
+
+def opened_as_made(path: str, parts: Tensor, exchange: str) -> None:
+    from pyg_dist import DistributedData, EdgeTensor, NodeTensor
+
+    made = DistributedData(skewed_graph(), partition=parts, exchange=exchange)
+    opened = DistributedData.open(path, exchange=exchange)
+    assert differences(made.graph.share, opened.graph.share) == []
+    assert made.plan == opened.plan
+    assert made.plan.to_dict() == opened.plan.to_dict()
+    assert set(made.keys()) == set(opened.keys())
+    for key in made.keys():  # noqa: SIM118
+        if key == "edge_index":
+            continue
+        assert type(made[key]) is type(opened[key]), key
+        if isinstance(made[key], (NodeTensor, EdgeTensor)):
+            assert same(made[key].to_local(), opened[key].to_local()), key
+        else:
+            assert same(made[key], opened[key]), key
+    assert torch.equal(made.edge_index.full_tensor(), opened.edge_index.full_tensor())
+
+
+@pytest.mark.parametrize("exchange", ["hybrid", "post", "pre"])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_equal_to_the_whole_graph(workers: Pools, tmp_path: Path, world_size: int, exchange: str) -> None:
+    parts = uneven(200, world_size)
+    path = write(skewed_graph(), tmp_path, parts, world_size)
+    workers(world_size).run(opened_as_made, str(path), parts, exchange)
+
+
+def merged_share(path: str) -> None:
+    from pyg_dist import DistributedData, rank, world_size
+    from pyg_dist.data.stored_halo import rank_of_part
+    from pyg_dist.store.halo_reader import HaloStore
+    from pyg_dist.store.manifest import Manifest
+
+    opened = DistributedData.open(path)
+    ranks = rank_of_part(HaloStore(Path(path), Manifest.load(Path(path))), world_size())
+    assert torch.bincount(ranks).max() - torch.bincount(ranks).min() <= 1
+    made = DistributedData(skewed_graph(), partition=ranks[uneven(200, 16)])
+    assert differences(made.graph.share, opened.graph.share) == []
+    assert made.plan.sizes == opened.plan.sizes
+    assert same(made.x.to_local(), opened.x.to_local()), rank()
+    assert same(made.edge_attr.to_local(), opened.edge_attr.to_local()), rank()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_merged_parts(workers: Pools, tmp_path: Path, world_size: int) -> None:
+    path = write(skewed_graph(), tmp_path, uneven(200, 16), 16)
+    workers(world_size).run(merged_share, str(path))
+
+
+def training(data: Any, conv: str) -> list[Tensor]:
+    """Losses of twenty steps and what they end with."""
+    from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
+
+    torch.manual_seed(0)
+    kind = {"gcn": DistributedGCNConv, "sage": DistributedSAGEConv}[conv]
+    model = nn.ModuleList([kind(7, 8), kind(8, 4)])
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    losses = []
+    for _ in range(20):
+        optimizer.zero_grad()
+        hidden = F.dropout(model[0](data.x, data.edge_index).relu(), 0.5)
+        out = model[1](hidden, data.edge_index)
+        loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return [torch.stack(losses), *(p.detach() for p in model.parameters())]
+
+
+def trained_alike(path: str, parts: Tensor, conv: str) -> list[Tensor]:
+    from pyg_dist import DistributedData
+
+    made = training(DistributedData(skewed_graph(), partition=parts), conv)
+    opened = training(DistributedData.open(path), conv)
+    assert all(torch.equal(a, b) for a, b in zip(made, opened, strict=True))
+    assert len(set(made[0].tolist())) == 20
+    return opened
+
+
+@pytest.mark.parametrize("conv", ["gcn", "sage"])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_training_to_the_bit(workers: Pools, tmp_path: Path, world_size: int, conv: str) -> None:
+    parts = uneven(200, world_size)
+    path = write(skewed_graph(), tmp_path, parts, world_size)
+    workers(world_size).run(trained_alike, str(path), parts, conv)
+
+
+def too_many_ranks(path: str) -> str:
+    from pyg_dist import DistributedData
+    from pyg_dist.errors import StoreError
+
+    with pytest.raises(StoreError) as caught:
+        DistributedData.open(path)
+    return str(caught.value)
+
+
+def test_more_ranks_than_parts(workers: Pools, tmp_path: Path) -> None:
+    path = write(skewed_graph(), tmp_path, uneven(200, 2), 2)
+    for message in workers(3).run(too_many_ranks, str(path)):
+        assert "--parts 3 --force" in message
+        assert "\n" not in message
+
+
+def different_stores(first: str, second: str) -> str:
+    from pyg_dist import DistributedData, rank
+    from pyg_dist.errors import AgreementError
+
+    with pytest.raises(AgreementError) as caught:
+        DistributedData.open(first if rank() == 0 else second)
+    return str(caught.value)
+
+
+def test_ranks_that_see_different_stores(workers: Pools, tmp_path: Path) -> None:
+    paths = [str(write(skewed_graph(seed=seed), tmp_path / str(seed), uneven(200, 2), 2)) for seed in (0, 1)]
+    for message in workers(2).run(different_stores, *paths):
+        assert "the store's manifest" in message
+
+
+def test_memory_is_what_splits_the_work_not_what_comes_out(tmp_path: Path) -> None:
+    from pyg_dist.store.manifest import Manifest
+
+    data, parts = skewed_graph(3000, 60_000), uneven(3000, 3)
+    large = Manifest.load(write(data, tmp_path / "large", parts, 3))
+    small = Manifest.load(write(data, tmp_path / "small", parts, 3, memory=9 << 20))
+    assert large.shards == small.shards
