@@ -1,8 +1,4 @@
-<<<<<<< HEAD
 """The site: ``make docs`` builds it from these pages and the docstrings, with warnings as errors and no network."""
-=======
-"""The site: ``make docs`` builds it from these pages and from the docstrings. Warnings are errors; no network is used."""
->>>>>>> main
 
 from __future__ import annotations
 
