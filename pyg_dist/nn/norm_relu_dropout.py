@@ -57,6 +57,11 @@ def norm_relu_dropout(
     Raises:
         DataError: x has not two dimensions or another dtype.
         OptionError: ``norm`` or ``p`` is not one of the values allowed.
+
+    Example:
+        >>> y = norm_relu_dropout(data.x, p=0.5, training=False)
+        >>> tuple(y.shape), bool((y >= 0).all())
+        ((34, 34), True)
     """
     if norm not in _NORMS:
         raise OptionError(f"Expected 'norm' to be one of {_NORMS} (got {norm!r})")
@@ -103,6 +108,10 @@ class NormReLUDropout(nn.Module):
 
     Raises:
         OptionError: ``norm`` is not one of the values allowed.
+
+    Example:
+        >>> NormReLUDropout(16, norm="layer", p=0.5)
+        NormReLUDropout(16, norm='layer', p=0.5, relu=True)
     """
 
     def __init__(
