@@ -74,19 +74,19 @@ def write_halo_store(source: Source, out: Path, options: StoreOptions, progress:
     info = source.info()
     if info.num_nodes is not None and options.parts > info.num_nodes:
         _refuse_parts(options.parts, info.num_nodes)
-    require_space(out, _space(info))
+    require_space(out, space_needed(info))
     with (
         explained_disk_errors(out),
-        StoreFolder(out, _identity(source, info, options), options.resume, options.force) as folder,
+        StoreFolder(out, identity_of(source, info, options), options.resume, options.force) as folder,
     ):
-        edges = _edges(source, info, folder, options, tell)
+        edges = read_edges(source, info, folder, options, tell)
         if options.parts > edges.num_nodes:
             _refuse_parts(options.parts, edges.num_nodes)
         parts = _parts(edges, info, folder, options)
         nodes = NodeParts.of(parts, options.parts)
-        shards, known = _other(folder, info), folder.known("nan")
+        shards, known = write_others(folder, info), folder.known("nan")
         nan: dict[str, int] = {} if known is None else known["counts"]
-        watched = tuple(_watched(a, nan) for a in info.nodes)
+        watched = tuple(watched(a, nan) for a in info.nodes)
         shards |= write_nodes(folder, nodes, watched, options.memory, again=known is None)
         folder.note("nan", {"counts": nan})
         load = np.bincount(parts, weights=edges.in_degree, minlength=options.parts)
@@ -112,14 +112,14 @@ def _refuse_parts(parts: int, nodes: int) -> None:
     raise OptionError(f"Expected at most a part for each of {nodes:,} nodes (got {parts:,} parts)")
 
 
-def _identity(source: Source, info: SourceInfo, options: StoreOptions) -> str:
+def identity_of(source: Source, info: SourceInfo, options: StoreOptions, mesh: str = "") -> str:
     """Digest of input and options, but for how the work is done."""
     wanted = {k: v for k, v in asdict(options).items() if k not in ("memory", "resume", "force")}
     files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in info.files]
-    return digest(repr((source.name, files, wanted)))
+    return digest(repr((source.name, files, wanted, mesh)))
 
 
-def _space(info: SourceInfo) -> int:
+def space_needed(info: SourceInfo) -> int:
     """Bytes on the disk, about; where an input does not count its edges, they are guessed from its size."""
     num_edges = info.num_edges
     if num_edges is None:
@@ -129,7 +129,8 @@ def _space(info: SourceInfo) -> int:
     return num_edges * _WORK_BYTES_PER_EDGE + rows + 3 * of_edges
 
 
-def _edges(source: Source, info: SourceInfo, folder: StoreFolder, options: StoreOptions, tell: Progress) -> Spool:
+def read_edges(source: Source, info: SourceInfo, folder: StoreFolder, options: StoreOptions, tell: Progress) -> Spool:
+    """The edges on disk, of an interrupted run where they are whole."""
     known, path = folder.known("spool"), folder.work / "spool"
     found = None if known is None else load_spool(path, known, info.edges)
     if found is None:
@@ -209,7 +210,8 @@ def _cover(load: Array) -> Choose:
     return choose
 
 
-def _other(folder: StoreFolder, info: SourceInfo) -> dict[str, Shard]:
+def write_others(folder: StoreFolder, info: SourceInfo) -> dict[str, Shard]:
+    """The tensors without rows, if there are any."""
     if not info.other_tensors:
         return {}
     kept = folder.kept_shard("other")
@@ -222,7 +224,7 @@ def _other(folder: StoreFolder, info: SourceInfo) -> dict[str, Shard]:
     return {"other": kept}
 
 
-def _watched(attribute: NodeAttribute, nan: dict[str, int]) -> NodeAttribute:
+def watched(attribute: NodeAttribute, nan: dict[str, int]) -> NodeAttribute:
     """The attribute, whose NaN entries are counted on the way; training nodes are looked for."""
 
     def rows(num_bytes: int) -> Any:

@@ -15,11 +15,13 @@ from typing import Any
 from torch import Tensor
 from tqdm import tqdm
 
+from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import OptionError
 from pyg_dist.partition import METHODS, partition
 from pyg_dist.plan import Machine, Model, Plan
 from pyg_dist.plan.auto import HaloCandidate, halo_candidates, reasons
 from pyg_dist.plan.grid.candidates import Candidate, grid_plans, grid_table
+from pyg_dist.plan.grid.node_order import in_one_piece
 from pyg_dist.plan.grid.plan import GridPlan
 from pyg_dist.plan.halo.placement import place
 from pyg_dist.plan.halo.remote_edges import EXCHANGES
@@ -88,7 +90,10 @@ def run(args: argparse.Namespace) -> None:
         plan: Plan | GridPlan
         if parts is None or (halo and grid[0].seconds < halo[0].seconds):
             best = grid[0]
-            plan, _ = GridPlan.of(graph.edge_index, model, best.shape, best.sums, best.price, machine.source, args.seed)
+            plan, _ = GridPlan.of(
+                in_one_piece(graph.edge_index), model, best.shape, best.sums, best.price, machine.source, args.seed,
+                digest(repr((digest(graph.edge_index), args.seed))),
+            )  # fmt: skip
             numbers, text = plan.to_dict(args.widths), plan.describe(args.widths)
         else:
             exchange = halo[0].exchange if halo else args.exchange
