@@ -1,7 +1,8 @@
 # make demo    train on two processes and compare with one        make check   style, types, directions of imports
 # make test    all tests                                          make format  apply the style
 # make cross   the NEON and SVE kernels, cross-compiled and tried in an emulator (g++-aarch64-linux-gnu, qemu-user)
-# make wheel   wheel and sdist, tried in an empty environment     make clean   remove all that make has made
+# make wheel   wheel and sdist, tried in an empty environment     make docs    the site, build/docs/index.html
+# make clean   remove all that make has made
 #
 # The first call makes .venv and installs everything there. Variables:
 #   PYTHON       the interpreter that .venv is made from (>= 3.10)
@@ -24,7 +25,7 @@ SOURCES_CXX = $(shell find csrc tests -name '*.cpp' -o -name '*.h')
 export OMP_WAIT_POLICY ?= passive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test check cross wheel format clean
+.PHONY: demo test check docs cross wheel format clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.ready
@@ -40,6 +41,11 @@ check: .venv/.ready
 	$(BIN)/lint-imports
 	$(BIN)/clang-format --dry-run -Werror $(SOURCES_CXX)
 
+# Warnings are errors, and nothing comes from the network.
+docs: .venv/.ready
+	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
+	@echo build/docs/index.html
+
 format: .venv/.ready
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
@@ -48,12 +54,12 @@ format: .venv/.ready
 # The kernels know no torch, so a small program tries them all; tests/cross/kernels_trial.cpp says against what.
 CROSS := aarch64-linux-gnu-g++ -std=c++20 -O2 -Wall -Wextra -Werror -static -Icsrc -DPYG_DIST_SVE_LEVELS
 SVE := -march=armv8.2-a+sve -msve-vector-bits
-PLAIN_KERNELS := $(filter-out %.simd.cpp,$(wildcard csrc/kernels/*.cpp))
+PLAIN_KERNELS := $(filter-out %.simd.cpp,$(wildcard csrc/kernels/cpu/*.cpp))
 cross:
 	@command -v aarch64-linux-gnu-g++ > /dev/null && command -v qemu-aarch64 > /dev/null || \
 	  { echo "make: expected a cross-compiler and an emulator; apt-get install g++-aarch64-linux-gnu qemu-user" >&2; exit 1; }
 	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && \
-	for source in csrc/kernels/*.simd.cpp; do name=$$(basename $$source .simd.cpp); \
+	for source in csrc/kernels/cpu/*.simd.cpp; do name=$$(basename $$source .simd.cpp); \
 	  $(CROSS) -DPYG_DIST_LEVEL=baseline -c $$source -o "$$scratch/$$name.baseline.o" && \
 	  $(CROSS) -DPYG_DIST_LEVEL=sve256 $(SVE)=256 -c $$source -o "$$scratch/$$name.sve256.o" && \
 	  $(CROSS) -DPYG_DIST_LEVEL=sve512 $(SVE)=512 -c $$source -o "$$scratch/$$name.sve512.o" || exit 1; done && \

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.comm.buffers import Buffers
-from pyg_dist.backend.halo.exchange import Pending
+from pyg_dist.backend.comm.transport import Messages
 from pyg_dist.backend.halo.operator import LinearOperator
 from pyg_dist.backend.halo.transfer import HaloTransfer
 from pyg_dist.backend.sparse.csr import CSR
@@ -42,10 +42,10 @@ class EmulatedExchange:
         """The way back."""
         return EmulatedExchange(torch.argsort(self.order))
 
-    def start(self, rows: Tensor, received: Tensor) -> Pending:
+    def start(self, rows: Tensor, received: Tensor) -> Messages:
         """See :class:`pyg_dist.backend.halo.exchange.Exchange`."""
         torch.index_select(rows, 0, self.order, out=received)
-        return Pending(received, rows, [])
+        return Messages(received, rows)
 
 
 class EmulatedMean:

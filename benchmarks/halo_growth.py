@@ -1,4 +1,4 @@
-"""How the rows of an exchange grow with the number of ranks: the exponent that ``pyg_dist simulate`` extrapolates with.
+"""How the rows of an exchange grow with the number of ranks: the exponent that ``simulate`` extrapolates with.
 
     python benchmarks/halo_growth.py GRAPH.npz ...     # as for `pyg_dist plan`
 

@@ -1,6 +1,6 @@
 """The picture of docs/performance.md: each product of ``spmm.py`` under the roofs of this machine's memory and cores.
 
-    python benchmarks/roofline.py benchmarks/results/spmm-A.json docs/roofline.svg
+    python benchmarks/roofline.py benchmarks/results/spmm-A.json benchmarks/results/roofline.svg
 
 A product is a point: additions per second over additions per byte that it cannot do without (rows of x and of the
 output once, four bytes an edge). The roofs: the copy's bandwidth of the same file, and the matrix product measured

@@ -1,5 +1,6 @@
 // The whole native API, one page. Every op is documented, with shapes and errors, by its wrapper in
-// pyg_dist/backend/ops/; fakes and derivatives live in Python, kernels per device in ops/<op>_<device>.cpp.
+// pyg_dist/backend/ops/; fakes and derivatives live in Python. ops/<op>.cpp checks and allocates for every device, and
+// ops/device.h lists what a device does.
 //
 // Ops that write into an argument return nothing, so that torch.compile can functionalize them.
 
@@ -23,7 +24,7 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
   m.def("sddmm_csr(Tensor rowptr, Tensor col, Tensor a, Tensor b) -> Tensor");
 
   // y[i] = max (or min) of x[col[e]] over row i; s[i] = grad[i] / its ties; the last takes the transposed pattern and
-  // sums s over the rows whose extreme x[j] is: kernels/extreme_csr.h
+  // sums s over the rows whose extreme x[j] is: kernels/extreme_csr.h, formats/extreme.h
   m.def("extreme_csr(Tensor rowptr, Tensor col, Tensor x, bool largest) -> Tensor");
   m.def("extreme_csr_shares(Tensor rowptr, Tensor col, Tensor x, Tensor y, Tensor grad) -> Tensor");
   m.def("extreme_csr_grad(Tensor rowptr, Tensor col, Tensor x, Tensor y, Tensor shares) -> Tensor");
@@ -34,7 +35,7 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
   // out[index[r]] += rows[r], in the order of r
   m.def("scatter_add_rows(Tensor(a!) out, Tensor index, Tensor rows) -> ()");
 
-  // Random numbers that depend on (seed, key[i], column) alone: kernels/philox.h
+  // Random numbers that depend on (seed, key[i], column) alone: formats/keyed.h
   m.def("keyed_dropout(Tensor x, Tensor key, float p, int seed, int column_offset) -> Tensor");
   m.def("keyed_uniform(Tensor key, int num_columns, int seed, int column_offset, ScalarType dtype) -> Tensor");
   m.def("keyed_normal(Tensor key, int num_columns, int seed, int column_offset, ScalarType dtype) -> Tensor");
@@ -59,7 +60,7 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
   m.def("block_bytes() -> (int, int)");
   m.def("release_blocks() -> ()");
 
-  // Rows of messages in 2, 4, 8 or 16 bits a value: kernels/packed_rows.h. Row i is the sum, over e in [rowptr[i],
+  // Rows of messages in 2, 4, 8 or 16 bits a value: formats/packed_rows.h. Row i is the sum, over e in [rowptr[i],
   // rowptr[i + 1]), of weight[e] * col_scale[col[e]] * x[col[e]], and bad_row[0] the first one that is not finite, or
   // -1; and out[i] += row_scale[i] * sum_e weight[e] * row col[e]
   m.def(

@@ -1,8 +1,8 @@
 """The command line: ``python -m pyg_dist COMMAND``.
 
-``partition GRAPH OUT --parts P`` writes a store, of which each rank reads its part; ``plan GRAPH --ranks P`` prints what
-training on P ranks would send, multiply, hold and cost; ``simulate`` what published graphs would cost, by their
-statistics; ``bench`` measures this machine for both; ``doctor`` prints what is used on it. Each command stands in
+``partition GRAPH OUT --parts P`` writes a store, of which each rank reads its part; ``plan GRAPH --ranks P`` prints
+what training on P ranks would send, multiply, hold and cost; ``simulate`` what a graph would cost, by its statistics;
+``bench`` measures this machine for both; ``doctor`` prints what is used on it. Each command stands in
 :mod:`pyg_dist.report`.
 """
 

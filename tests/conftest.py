@@ -14,17 +14,28 @@ for _folder in (TESTS, TESTS.parent):
     if str(_folder) not in sys.path:
         sys.path.insert(0, str(_folder))
 
+import leftovers  # noqa: E402
 from workers import Workers, pools  # noqa: E402
 
 # torch's store looks up the name of each peer, which takes 5 s whenever a name server does not answer.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def workers() -> Iterator[Callable[[int], Workers]]:
-    """A function from a world size to its pool; the pools live as long as the test module."""
+    """A function from a world size to its pool; the pools live as long as the tests."""
     with pools() as pool_of:
         yield pool_of
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind() -> Iterator[None]:
+    """A test in this process, too, draws fresh numbers, and fails if it leaves a setting or a patch behind."""
+    before = leftovers.state(has_caches=False)
+    leftovers.fresh_generators()
+    yield
+    left = leftovers.difference(before, leftovers.state(has_caches=False))
+    assert not left, f"left behind: {'; '.join(left)}"
 
 
 @pytest.fixture(scope="session")

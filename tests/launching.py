@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from limits import COMMAND_SECONDS
 from workers import LAUNCHER_PREFIXES
 
 LAUNCHERS = ["torchrun", "mpirun", "by hand"]
@@ -29,7 +30,7 @@ class Ended:
     seconds: float
 
 
-def run_script(launcher: str, num_ranks: int, script: Path, *args: str, timeout: float = 90.0) -> Ended:
+def run_script(launcher: str, num_ranks: int, script: Path, *args: str, timeout: float = COMMAND_SECONDS) -> Ended:
     """Run ``script`` with ``num_ranks`` ranks; kill it and fail the test after ``timeout`` seconds."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER_PREFIXES)}
     root = Path(__file__).resolve().parent.parent

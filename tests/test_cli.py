@@ -165,22 +165,28 @@ def test_auto_takes_the_cheaper_layout(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_simulate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    graph = ["simulate", "--nodes", "1000000", "--edges", "30000000", "--features", "100"]
     options = ["--ranks", "16", "64", "--layers", "3", "--widths", "50", "--bits", "2"]
-    assert main(["simulate", "papers100M", *options, "--plot", str(tmp_path / "speedup.svg")]) == 0
+    assert main([*graph, *options, "--plot", str(tmp_path / "speedup.svg")]) == 0
     out = capsys.readouterr().out
+    assert "1,000,000 nodes, 30,000,000 edges (rows by edge: SuperGCN, Table 5)" in out
     assert "halo int2" in out
-    assert "printed 2.163" in out
-    assert "off by more than 2x: " in out
     assert (tmp_path / "speedup.svg").read_text().count("int2") >= 1
-    assert main(["simulate", "mag240M", *options, "--machine", "perlmutter", "--json"]) == 0
+    given = ["--classes", "10", "--halo-rows", "500000", "16", "--growth", "0.5", "--json"]
+    assert main([*graph, *options, *given]) == 0
     numbers = json.loads(capsys.readouterr().out)
-    assert [line["ranks"] for line in numbers["models"][0]["epochs"]] == [16, 64]
-    assert all(line["exchange_speedup"]["2"]["model"] > 1 for line in numbers["models"][0]["epochs"])
-    assert main(["simulate", "papers100M", "--ranks", "1", "16", *options[3:]]) == 0
+    epochs = numbers["models"][0]["epochs"]
+    assert [line["owned_and_halo_nodes"] for line in epochs] == [1_500_000, 2_000_000]
+    assert all(line["exchange_speedup"]["2"]["model"] > 1 for line in epochs)
+    assert main([*graph, "--ranks", "1", "16", *options[3:]]) == 0
     table = capsys.readouterr().out.split(" ranks ")[1].splitlines()
     ends = [[match.end() for match in re.finditer(r"\S+", line)][:8] for line in table[1:3]]
     assert ends[0] == ends[1]  # one rank has no exchange, but the columns
-    assert main(["simulate", "mag240M", "--ranks", "0"]) == 1
-    assert "positive numbers" in capsys.readouterr().err
-    assert main(["simulate", "mag240M", "--plot", str(tmp_path / "speedup.xyz")]) == 1
-    assert "ends in .png, .svg, .pdf (got 'speedup.xyz')" in capsys.readouterr().err
+    for wrong, message in (
+        (["--ranks", "0"], "positive numbers"),
+        (["--classes", "0"], "positive numbers"),
+        (["--halo-rows", "5", "0"], "positive numbers"),
+        (["--plot", str(tmp_path / "speedup.xyz")], "ends in .png, .svg, .pdf (got 'speedup.xyz')"),
+    ):
+        assert main([*graph, *wrong]) == 1
+        assert message in capsys.readouterr().err

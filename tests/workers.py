@@ -3,12 +3,17 @@
 ``Workers(3).run(body, *args)`` calls the module-level function ``body`` in three processes that see the environment of
 torchrun's workers, and returns the three results. The processes start once and are used again until a body fails. They
 are forked from a server process that has only imported torch and PyG, so that each starts clean and in milliseconds.
+
+Bodies of all modules share them. Each body finds the same random numbers to draw, and fails if it leaves anything
+behind (see ``leftovers``) or the ranks apart. A session that it has opened goes on.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
+import importlib
 import importlib.util
 import inspect
 import multiprocessing
@@ -25,6 +30,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
+import leftovers
+import limits
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -43,19 +51,26 @@ LAUNCHER_PREFIXES = (
     "SLURM_",
 )
 
-# After one rank has failed, the others get this long to end their body before their stacks are dumped.
-_GRACE_SECONDS = 3.0
+# Imported by each rank before its first body, so that leftovers tells a patch from what an import defines.
+PACKAGE = ("pyg_dist", "pyg_dist.conv", "pyg_dist.data", "pyg_dist.nn", "pyg_dist.report.profile")
+
+# A rank has some 60 MB for itself, so two runs of tests side by side keep within 2 GB. It holds the sizes 1 to 4.
+MAX_RANKS = 12
+
+# Less processor time than this within ``limits.STALL_SECONDS`` is none: threads that only wait wake up now and then.
+_IDLE_SECONDS = 0.1
 
 
 class WorkersError(AssertionError):
-    """A body failed or ran out of time; the message has what every rank raised, or where it stood."""
+    """A body failed, hung or left something behind; the message has what every rank raised, or where it stood."""
 
 
 class _Outcome(NamedTuple):
-    """What a rank sends back: the pickled value, or the traceback."""
+    """What a rank sends back: the value or the traceback, and how many collectives its group has seen."""
 
     kind: str  # "value", "error", "skip", "dead" or "late"
     content: Any
+    num_collectives: int | None = None
 
 
 @dataclass
@@ -74,13 +89,16 @@ class Workers:
         self._store: dist.TCPStore | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
-    def run(self, function: Callable[..., Any], *args: Any, timeout: float = 60.0, **kwargs: Any) -> list[Any]:
+    def run(
+        self, function: Callable[..., Any], *args: Any, patience: float = limits.STALL_SECONDS, **kwargs: Any
+    ) -> list[Any]:
         """Call ``function(*args, **kwargs)`` on every rank and return the results by rank.
 
         ``function`` is a module-level function; arguments and results are pickled.
 
         Raises:
-            WorkersError: If any rank raises, dies, or is not done after ``timeout`` seconds.
+            WorkersError: If any rank raises, dies, leaves something behind, is not done after ``limits.BODY_SECONDS``,
+                or if all that are not done have used no processor time for ``patience`` seconds.
         """
         if not self._ranks:
             self._start()
@@ -89,14 +107,21 @@ class Workers:
         for rank in self._ranks:
             with contextlib.suppress(BrokenPipeError):  # it died between two jobs, which _collect finds out
                 rank.connection.send_bytes(job)
-        outcomes = self._collect(time.monotonic() + timeout)
-        if all(outcome.kind == "value" for outcome in outcomes):
-            return [outcome.content for outcome in outcomes]
-        if all(outcome.kind == "skip" for outcome in outcomes):
+        outcomes = self._collect(patience)
+        kinds = {outcome.kind for outcome in outcomes}
+        seen = {outcome.num_collectives for outcome in outcomes}
+        if len(seen) == 1 and kinds == {"value"}:
+            return [pickle.loads(outcome.content) for outcome in outcomes]
+        if len(seen) == 1 and kinds == {"skip"}:
             pytest.skip(outcomes[0].content)
-        report = self._report(function, outcomes, marks, timeout)
+        report = self._report(function, outcomes, marks, patience)
         self.close()
         raise WorkersError(report)
+
+    @property
+    def num_processes(self) -> int:
+        """How many there are now."""
+        return len(self._ranks)
 
     def close(self) -> None:
         """End the processes."""
@@ -126,34 +151,50 @@ class Workers:
             there.close()
             self._ranks.append(_Rank(process, here, output))
 
-    def _collect(self, deadline: float) -> list[_Outcome]:
+    def _collect(self, patience: float) -> list[_Outcome]:
         outcomes: dict[int, _Outcome] = {}
+        processes = [psutil.Process(rank.process.pid) for rank in self._ranks]
+        end, used, moved = time.monotonic() + limits.BODY_SECONDS, 0.0, time.monotonic()
         while len(outcomes) < self.world_size:
-            waiting = {self._ranks[rank].connection: rank for rank in range(self.world_size) if rank not in outcomes}
-            ready = multiprocessing.connection.wait(list(waiting), max(0.0, deadline - time.monotonic()))
-            if not ready:
+            now, seconds = time.monotonic(), _processor_seconds(processes)
+            if seconds >= used + _IDLE_SECONDS:
+                used, moved = seconds, now
+            if now >= min(end, moved + patience):
                 break
-            for connection in ready:
+            waiting = {self._ranks[rank].connection: rank for rank in range(self.world_size) if rank not in outcomes}
+            for connection in multiprocessing.connection.wait(list(waiting), min(1.0, patience)):
                 rank = waiting[connection]
                 try:
                     outcomes[rank] = _Outcome(*pickle.loads(connection.recv_bytes()))
                 except EOFError:
-                    self._ranks[rank].process.join(1.0)
+                    self._ranks[rank].process.join(limits.GRACE_SECONDS)
                     outcomes[rank] = _Outcome("dead", f"ended with exit code {self._ranks[rank].process.exitcode}")
                 if outcomes[rank].kind in ("error", "dead"):
-                    deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
-        for rank in range(self.world_size):
-            if rank not in outcomes:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self._ranks[rank].process.pid, signal.SIGUSR1)  # dumps its stacks into its output
+                    end = min(end, time.monotonic() + limits.GRACE_SECONDS)
+        self._dump_stacks([rank for rank in range(self.world_size) if rank not in outcomes])
         late = _Outcome("late", "had not ended; where it stood:")
-        if len(outcomes) < self.world_size:
-            time.sleep(0.5)
         return [outcomes.get(rank, late) for rank in range(self.world_size)]
 
-    def _report(self, function: Callable[..., Any], outcomes: list[_Outcome], marks: list[int], timeout: float) -> str:
-        has_failed = any(outcome.kind in ("error", "dead") for outcome in outcomes)
-        reason = "failed" if has_failed else f"took over {timeout:g} s"
+    def _dump_stacks(self, late: list[int]) -> None:
+        """Let ranks write their stacks into their outputs, and wait until they have."""
+        sizes = {self._ranks[rank].output: os.path.getsize(self._ranks[rank].output) for rank in late}
+        for rank in late:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._ranks[rank].process.pid, signal.SIGUSR1)
+        end = time.monotonic() + limits.DUMP_SECONDS
+        while any(os.path.getsize(path) == size for path, size in sizes.items()) and time.monotonic() < end:
+            time.sleep(0.05)
+        if late:
+            time.sleep(0.5)  # a dump is written line by line
+
+    def _report(self, function: Callable[..., Any], outcomes: list[_Outcome], marks: list[int], patience: float) -> str:
+        kinds = {outcome.kind for outcome in outcomes}
+        if kinds & {"error", "dead"}:
+            reason = "failed"
+        elif "late" in kinds:
+            reason = f"hung (no progress for {patience:g} s, or no end after {limits.BODY_SECONDS:g} s)"
+        else:
+            reason = f"left the ranks after {[outcome.num_collectives for outcome in outcomes]} collectives"
         lines = [f"{function.__qualname__} {reason} on {self.world_size} rank(s)"]
         for rank, outcome in enumerate(outcomes):
             lines.append(f"--- rank {rank}: {'ended well' if outcome.kind == 'value' else outcome.content}")
@@ -163,12 +204,37 @@ class Workers:
         return "\n".join(line.rstrip() for line in lines if line.strip())
 
 
+def _processor_seconds(processes: list[psutil.Process]) -> float:
+    """Of all that are still there."""
+    total = 0.0
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
+
+
 @contextlib.contextmanager
 def pools() -> Iterator[Callable[[int], Workers]]:
-    """Yield a function that returns the pool of a world size, the same one each time; end all pools on leaving."""
-    by_size: dict[int, Workers] = {}
+    """Yield a function that returns the pool of a world size, the same one each time; end all pools on leaving.
+
+    Pools with more than ``MAX_RANKS`` processes together are not kept: those that have not been asked for the longest
+    end, and start again when they are.
+    """
+    by_size: dict[int, Workers] = {}  # the latest last
+
+    def pool_of(world_size: int) -> Workers:
+        by_size[world_size] = by_size.pop(world_size, None) or Workers(world_size)
+        for other in list(by_size)[:-1]:
+            if (
+                sum(pool.num_processes for pool in by_size.values() if pool.world_size != world_size) + world_size
+                > MAX_RANKS
+            ):
+                by_size[other].close()
+        return by_size[world_size]
+
     try:
-        yield lambda world_size: by_size.setdefault(world_size, Workers(world_size))
+        yield pool_of
     finally:
         for pool in by_size.values():
             pool.close()
@@ -224,26 +290,43 @@ def _serve(connection: Connection, environ: dict[str, str], output: str) -> None
     faulthandler.register(signal.SIGUSR1, sys.stderr)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends pytest, which ends the ranks
     torch.set_num_threads(1)
+    for module in PACKAGE:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # the collections after each body pass over all that stays
     while True:
         try:
             job = connection.recv_bytes()
         except EOFError:  # pytest has ended
             os._exit(0)
-        connection.send_bytes(_run_job(job))
+        connection.send_bytes(pickle.dumps((*_run_job(job), _num_collectives())))
 
 
-def _run_job(job: bytes) -> bytes:
+def _run_job(job: bytes) -> tuple[str, Any]:
     try:
         sys.path[:], (module, file, qualname), arguments = pickle.loads(job)
         function: Any = _import(module, file)
         for name in qualname.split("."):
             function = getattr(function, name)
         args, kwargs = pickle.loads(arguments)
-        return pickle.dumps(("value", function(*args, **kwargs)))
-    except pytest.skip.Exception as skip:
-        return pickle.dumps(("skip", str(skip)))
+        before = leftovers.state()
+        leftovers.fresh_generators()
+        try:
+            outcome = "value", pickle.dumps(function(*args, **kwargs))
+        except pytest.skip.Exception as skip:
+            outcome = "skip", str(skip)
+        del args, kwargs
+        left = leftovers.difference(before, leftovers.state())
+        return ("error", f"{qualname} left behind: {'; '.join(left)}") if left else outcome
     except BaseException:  # pytest.fail and SystemExit are no Exception, and a rank must answer
-        return pickle.dumps(("error", traceback.format_exc()))
+        return "error", traceback.format_exc()
+
+
+def _num_collectives() -> int | None:
+    """How many collectives this rank's default group has seen; ranks that disagree would meet in different ones."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    return dist.distributed_c10d._get_default_group()._get_sequence_number_for_group()
 
 
 def _import(name: str, file: str) -> Any:

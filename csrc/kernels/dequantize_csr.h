@@ -1,12 +1,11 @@
-// Sparse (CSR) times packed rows (packed_rows.h), unpacked in registers:
+// Sparse (CSR) times packed rows (formats/packed_rows.h), unpacked in registers:
 //   out[i, :] += row_scale[i] * sum over e in [rowptr[i], rowptr[i + 1]) of weight[e] * (Z + S q)[col[e], :]
 // A factor that is null counts as one. Sums are kept in float32, in the order of the edges.
 #pragma once
 
 #include <cstdint>
 
-#include "kernels/element.h"
-#include "kernels/level.h"
+#include "formats/element.h"
 
 namespace pyg_dist {
 
@@ -18,13 +17,12 @@ struct DequantizeCsr {
   const void* weight;     // [num_edges] accumulator type of out, or null
   const void* row_scale;  // [num_rows] accumulator type of out, or null
   void* out;              // rows of num_columns, out_stride elements apart
+  int64_t num_rows;
   int64_t num_edges;
   int64_t num_columns;
   int64_t out_stride;
   int bits;  // 2, 4, 8 or 16
   Element element;
 };
-
-PYG_DIST_AT_EVERY_LEVEL(void dequantize_add_rows(const DequantizeCsr& problem, int64_t row_begin, int64_t row_end))
 
 }  // namespace pyg_dist

@@ -1,18 +1,15 @@
-// The largest or smallest value among the in-edges of each row, column by column, and its gradient.
+// The largest or smallest value among the in-edges of each row, column by column, and its gradient; formats/extreme.h
+// has the rules for ties and NaN.
 //
-//   extreme:  y[i, :] = max (or min) of x[col[e], :] over the edges e of row i, zero for a row without; a NaN wins
-//   shares:   s[i, :] = g[i, :] / number of edges e of row i with x[col[e], :] = y[i, :]; where y is zero, plus one
+//   extreme:  y[i, :] = max (or min) of x[col[e], :] over the edges e of row i, zero for a row without
+//   shares:   s[i, :] = g[i, :] / ties of y[i, :] among the x[col[e], :], plus one where y is zero
 //   grad:     d[j, :] = sum of s[col[e], :] [x[j, :] = y[col[e], :]] over the e of row j of the *transposed* pattern;
 //             zero times infinity is NaN: where y is NaN no edge ties, and all get NaN
-//
-// The "plus one" is torch's: its scatter_reduce counts the zeros that it starts from among the ties, though they get no
-// gradient.
 #pragma once
 
 #include <cstdint>
 
-#include "kernels/element.h"
-#include "kernels/level.h"
+#include "formats/element.h"
 
 namespace pyg_dist {
 
@@ -23,8 +20,9 @@ struct ExtremeCsr {
   const int32_t* col;
   const void* x;
   const void* y;  // extreme: not read
-  const void* g;  // shares: the gradient; grad: the shares
+  const void* g;  // shares: the gradient; grad: the shares; extreme: not read
   void* out;
+  int64_t num_rows;
   int64_t num_edges;
   int64_t num_features;
   int64_t x_stride;
@@ -32,9 +30,5 @@ struct ExtremeCsr {
   Element element;
   bool largest;
 };
-
-PYG_DIST_AT_EVERY_LEVEL(void extreme_rows(const ExtremeCsr& problem, int64_t row_begin, int64_t row_end))
-PYG_DIST_AT_EVERY_LEVEL(void extreme_share_rows(const ExtremeCsr& problem, int64_t row_begin, int64_t row_end))
-PYG_DIST_AT_EVERY_LEVEL(void extreme_grad_rows(const ExtremeCsr& problem, int64_t row_begin, int64_t row_end))
 
 }  // namespace pyg_dist

@@ -1,4 +1,4 @@
-// out[r] = x[index[r]], by bytes. The C library's memcpy chooses its own instruction set, so there is one version.
+// out[r] = x[index[r]], by bytes.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,5 @@ struct GatherRows {
   int64_t x_stride;
   int64_t out_stride;
 };
-
-// Copies the rows [row_begin, row_end) of `out`; false, and that row left as it was, if an index is out of range.
-bool gather_rows(const GatherRows& problem, int64_t row_begin, int64_t row_end);
 
 }  // namespace pyg_dist

@@ -1,16 +1,15 @@
-// Random numbers keyed by (seed, key of the row, column); philox.h has the mapping.
+// Random numbers keyed by (seed, key of the row, column); formats/keyed.h has the mapping.
 #pragma once
 
 #include <cstdint>
 
-#include "kernels/element.h"
-#include "kernels/level.h"
-#include "kernels/philox.h"
+#include "formats/element.h"
 
 namespace pyg_dist {
 
 struct Keyed {
   const int64_t* key;  // [num_rows]
+  int64_t num_rows;
   int64_t num_columns;
   int64_t column_offset;  // >= 0; column_offset + num_columns <= 2^33
   uint64_t seed;
@@ -26,14 +25,11 @@ struct KeyedDropout {
   Element element;
 };
 
-// y[i, c] = the word(s) of (i, c) as a fraction in [0, 1): the upper 24, 53 or 8 bits for f32, f64, bf16. y is dense.
-struct KeyedUniform {
+// y[i, c] = what the word(s) of (i, c) make: a fraction in [0, 1), or a standard normal number. y is dense.
+struct KeyedNumbers {
   Keyed keyed;
   void* y;
   Element element;
 };
-
-PYG_DIST_AT_EVERY_LEVEL(void dropout_rows(const KeyedDropout& problem, int64_t row_begin, int64_t row_end))
-PYG_DIST_AT_EVERY_LEVEL(void uniform_rows(const KeyedUniform& problem, int64_t row_begin, int64_t row_end))
 
 }  // namespace pyg_dist

@@ -11,16 +11,15 @@
 
 #include <cstdint>
 
-#include "kernels/element.h"
+#include "formats/element.h"
 #include "kernels/keyed.h"
-#include "kernels/level.h"
 
 namespace pyg_dist {
 
 enum class RowNorm : uint8_t { none, layer, rms };
 
 struct RowEpilogue {
-  Keyed keyed;         // key is null if nothing is dropped; num_columns always holds
+  Keyed keyed;         // key is null if nothing is dropped; num_rows and num_columns always hold
   const void* x;       // [num_rows, num_columns], dense, as y, grad and grad_x are
   const void* weight;  // [num_columns] accumulator type, or null for ones
   const void* bias;    // [num_columns] accumulator type, or null for zeros
@@ -35,17 +34,14 @@ struct RowEpilogue {
   Element element;
 };
 
-// grad_weight and grad_bias ([num_columns], accumulator type) are added to; scratch has num_columns of that type.
+// Sums over rows are made by groups, group g being the rows [g num_rows / num_groups, (g + 1) num_rows / num_groups):
+// their number alone decides the order of additions.
 struct RowEpilogueGrad {
   RowEpilogue forward;
   const void* grad;
   void* grad_x;
-  void* grad_weight;
-  void* grad_bias;
-  void* scratch;
+  void* sums;  // [num_groups, 3, num_columns] accumulator type, zeros: by weight, by bias, scratch
+  int64_t num_groups;
 };
-
-PYG_DIST_AT_EVERY_LEVEL(void epilogue_rows(const RowEpilogue& problem, int64_t row_begin, int64_t row_end))
-PYG_DIST_AT_EVERY_LEVEL(void epilogue_grad_rows(const RowEpilogueGrad& problem, int64_t row_begin, int64_t row_end))
 
 }  // namespace pyg_dist

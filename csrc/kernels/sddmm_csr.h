@@ -4,8 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/element.h"
-#include "kernels/level.h"
+#include "formats/element.h"
 
 namespace pyg_dist {
 
@@ -22,7 +21,5 @@ struct SddmmCsr {
   int64_t b_stride;
   Element element;
 };
-
-PYG_DIST_AT_EVERY_LEVEL(void sddmm_edges(const SddmmCsr& problem, int64_t edge_begin, int64_t edge_end))
 
 }  // namespace pyg_dist

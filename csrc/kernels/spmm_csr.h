@@ -1,14 +1,13 @@
 // Sparse (CSR) times dense:
 //   out[i, :] (+)= row_scale[i] * sum over e in [rowptr[i], rowptr[i + 1]) of
 //                    weight[e] * col_scale[col[e]] * x[col[e], :]
-// Each scale that is null counts as one; with `divide` the sum is divided by row_scale[i] instead. A row's edges are
+// Each scale that is null counts as one; with `divide` both divide instead. A row's edges are
 // added in their order, each column on its own, so a row's sum does not depend on which thread computes it.
 #pragma once
 
 #include <cstdint>
 
-#include "kernels/element.h"
-#include "kernels/level.h"
+#include "formats/element.h"
 
 namespace pyg_dist {
 
@@ -20,6 +19,8 @@ struct SpmmCsr {
   const void* row_scale;  // [num_rows] accumulator type, or null
   const void* col_scale;  // [rows of x] accumulator type, or null
   void* out;              // rows of num_features, out_stride elements apart
+  int64_t num_rows;
+  int64_t num_source_rows;
   int64_t num_edges;
   int64_t num_features;
   int64_t x_stride;
@@ -29,7 +30,5 @@ struct SpmmCsr {
   bool accumulate;
   bool divide;
 };
-
-PYG_DIST_AT_EVERY_LEVEL(void spmm_rows(const SpmmCsr& problem, int64_t row_begin, int64_t row_end))
 
 }  // namespace pyg_dist

@@ -11,7 +11,7 @@
 #include <string>
 #include <utility>
 
-#include "kernels/element.h"
+#include "formats/element.h"
 
 namespace pyg_dist {
 

@@ -1,36 +1,27 @@
 // The checks that the ops on a CSR pattern share.
 #pragma once
 
-#include <algorithm>
-#include <atomic>
-#include <functional>
-
-#include "ops/check.h"
-#include "ops/parallel.h"
+#include "ops/device.h"
 
 namespace pyg_dist {
 
 // Every row's bounds are looked at: kernels split the work by them, and write. That col lies in range is the caller's
 // promise (CSR.from_edges looks): a pass over all edges takes 3 to 15 % of a product of width 16.
-inline void check_csr(const char* op, const Tensor& rowptr, const Tensor& col) {
+inline void check_csr(const char* op, const DeviceOps* device, const Tensor& rowptr, const Tensor& col) {
   check_vector(op, "rowptr", rowptr, ScalarType::Long);
   check_vector(op, "col", col, ScalarType::Int);
   PYG_DIST_CHECK(rowptr.size(0) >= 1, op, ": expected 'rowptr' to have one entry more than there are rows, got none");
-  const auto* start = static_cast<const int64_t*>(rowptr.const_data_ptr());
-  const int64_t num_rows = rowptr.size(0) - 1;
-  PYG_DIST_CHECK(start[0] == 0 && start[num_rows] == col.size(0), op, ": expected 'rowptr' to run from 0 to the ",
-                 col.size(0), " entries of 'col', got ", start[0], " to ", start[num_rows]);
-  constexpr int64_t kRowsPerChunk = 1 << 15;
-  std::atomic<bool> decreases{false};
-  for_each_range(num_rows, kRowsPerChunk, [&](int64_t begin, int64_t end) {
-    bool falls = false;
-    for (int64_t row = begin; row < end; ++row) falls |= start[row + 1] < start[row];
-    if (falls) decreases.store(true, std::memory_order_relaxed);
-  });
-  if (decreases) {
-    const int64_t* bad = std::adjacent_find(start, start + num_rows + 1, std::greater<>()) + 1;
-    fail(op, ": expected 'rowptr' not to decrease, got ", *bad, " after ", bad[-1], " at position ", bad - start);
-  }
+  const RowptrScan scan = device->scan_rowptr(static_cast<const int64_t*>(rowptr.const_data_ptr()), rowptr.size(0) - 1);
+  PYG_DIST_CHECK(scan.first == 0 && scan.last == col.size(0), op, ": expected 'rowptr' to run from 0 to the ",
+                 col.size(0), " entries of 'col', got ", scan.first, " to ", scan.last);
+  PYG_DIST_CHECK(scan.falls_at < 0, op, ": expected 'rowptr' not to decrease, got ", scan.after, " after ", scan.before,
+                 " at position ", scan.falls_at);
+}
+
+// The tensor whose rows `col` names.
+inline void check_gathered(const char* op, const char* name, const Tensor& tensor, const Tensor& col) {
+  PYG_DIST_CHECK(tensor.size(0) > 0 || col.size(0) == 0, op, ": expected '", name, "' to have rows for ", col.size(0),
+                 " edges, got none");
 }
 
 }  // namespace pyg_dist

@@ -14,6 +14,7 @@ inline Keyed keyed_of(const char* op, const Tensor& key, int64_t num_columns, in
                  num_columns);
   return {
       .key = static_cast<const int64_t*>(key.const_data_ptr()),
+      .num_rows = key.size(0),
       .num_columns = num_columns,
       .column_offset = column_offset,
       .seed = static_cast<uint64_t>(seed),

@@ -25,14 +25,7 @@ def on_grid(
     given = None if options.mesh is None else MeshShape.of(options.mesh, num_ranks)
     shape = best.shape if given is None else given
     plan, orders = GridPlan.of(
-        in_one_piece(graph_input.edge_index),
-        model,
-        shape,
-        best.sums,
-        best.price,
-        machine.source,
-        options.seed,
-        identity,
+        in_one_piece(graph_input.edge_index), model, shape, best.sums, best.price, machine, options.seed, identity
     )
     grid = Grid(Mesh(shape), orders, best.sums, GRID_BLOCKS.value(), options.comm_dtype)
     return GridGraph.of(grid, graph_input.edge_index, graph_input.loop_rule), plan

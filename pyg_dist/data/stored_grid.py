@@ -20,6 +20,7 @@ from pyg_dist.layout.grid.sharding import Grid, Tile
 from pyg_dist.plan.grid.node_order import Balance, NodeOrder
 from pyg_dist.plan.grid.plan import GridPlan
 from pyg_dist.plan.grid.tiling import WHOLE_ROWS, row_range, split, tilings
+from pyg_dist.plan.machine import Machine
 from pyg_dist.plan.model import Model, Price
 from pyg_dist.store.format import as_torch, storage_dtype
 from pyg_dist.store.grid_store import GridStore
@@ -31,10 +32,10 @@ def stored_grid_plan(store: GridStore) -> GridPlan:
     """The plan for the mesh that the store was written for (not collective)."""
     made: dict[str, Any] = store.manifest.plan
     model = Model(**(made["model"] | {"widths": tuple(made["model"]["widths"])}))
+    machine = Machine(**(made["machine"] | {"spmm": tuple(made["machine"]["spmm"])}))
     return GridPlan(
         MeshShape(**made["shape"]), made["sums"], made["num_nodes"], tuple(made["edges"]),
-        tuple(Balance(**balance) for balance in made["tries"]), model, Price(**made["price"]), made["constants"],
-        made["hash"],
+        tuple(Balance(**balance) for balance in made["tries"]), model, Price(**made["price"]), machine, made["hash"],
     )  # fmt: skip
 
 

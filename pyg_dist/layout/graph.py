@@ -11,20 +11,18 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from pyg_dist.backend.comm.group import Group
-from pyg_dist.backend.halo.exchange import Traffic
+from pyg_dist.backend.comm.transport import Pending, Traffic
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.errors import UnsupportedError
 from pyg_dist.layout.self_loops import LoopRule
 from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.sharding import RowSharding, Selection
-
-T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -61,24 +59,6 @@ class Operator(Protocol):
     @property
     def learns(self) -> bool:
         """Whether its values require a gradient. Such an operator holds for one forward pass."""
-
-
-class Pending(Protocol[T_co]):
-    """A result whose messages are under way."""
-
-    def wait(self) -> T_co:
-        """The result."""
-
-
-class Finished(Generic[T_co]):
-    """A :class:`Pending` that waits for nothing."""
-
-    def __init__(self, result: T_co) -> None:
-        self._result = result
-
-    def wait(self) -> T_co:
-        """The result."""
-        return self._result
 
 
 class NodeSharding(RowSharding):

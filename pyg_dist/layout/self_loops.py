@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Literal
 
@@ -29,68 +30,76 @@ def put_loop_values(filled: Tensor, node: Tensor, values: Tensor, rule: LoopRule
     return filled if rule == "replace" else filled.index_put((node,), values, accumulate=rule == "add")
 
 
+Entries = tuple[Tensor, Tensor, Tensor]
+"""Row, column and place in edge storage of each entry of a pattern; those of a row in PyG's order of edges."""
+
+
 class SelfLoops:
     """A pattern with and without its self loops. Patterns are made when first used, and kept. Not collective.
 
     Args:
-        pattern: edges by target, ``[n, m]``.
+        entries: gives the pattern's entries, which need not be kept.
+        shape: of the pattern, ``(n, m)``.
         loop_row: rows that have their own node among the columns, int64 ``[k]``.
         loop_col: those columns, int64 ``[k]``.
         rule: what becomes of loops that exist.
         num_edges: of the edge storage; the values of added loops lie behind it, in the order of ``loop_row``.
     """
 
-    def __init__(self, pattern: CSR, loop_row: Tensor, loop_col: Tensor, rule: LoopRule, num_edges: int) -> None:
-        self._pattern = pattern
+    def __init__(
+        self,
+        entries: Callable[[], Entries],
+        shape: tuple[int, int],
+        loop_row: Tensor,
+        loop_col: Tensor,
+        rule: LoopRule,
+        num_edges: int,
+    ) -> None:
+        self._entries = entries
+        self._shape = shape
         self._loop_row = loop_row
         self._loop_col = loop_col
         self._rule: LoopRule = rule
         self._num_edges = num_edges
 
-    def _is_loop(self) -> Tensor:
-        """Which entries of the pattern are loops, bool."""
-        own_col = torch.full((self._pattern.num_rows,), -1, dtype=torch.int64, device=self._loop_row.device)
+    def _split(self) -> tuple[Entries, Tensor]:
+        """The entries beside which loops are added, and which of all entries are loops."""
+        row, col, edge = self._entries()
+        own_col = torch.full((self._shape[0],), -1, dtype=torch.int64, device=row.device)
         own_col[self._loop_row] = self._loop_col
-        return own_col[self._pattern.row()] == self._pattern.col
+        is_loop = own_col[row.long()] == col
+        if self._rule == "add":
+            return (row, col, edge), is_loop
+        kept = (~is_loop).nonzero().view(-1)
+        return (row[kept], col[kept], edge[kept]), is_loop
 
     @cached_property
     @lasting
     def _present(self) -> tuple[Tensor, Tensor]:
         """Of every loop that exists: its number among the added ones, and its place in edge storage."""
-        number = torch.full((self._pattern.num_rows,), -1, dtype=torch.int64, device=self._loop_row.device)
-        number[self._loop_row] = torch.arange(self._loop_row.numel(), device=number.device)
-        entry = self._is_loop().nonzero().view(-1)
-        return number[self._pattern.row()[entry]], self._pattern.edge[entry]
-
-    def _entries(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Row, column and edge of the entries beside which loops are added."""
-        pattern = self._pattern
-        entries = pattern.row(), pattern.col, pattern.edge
-        if self._rule == "add":
-            return entries
-        kept = (~self._is_loop()).nonzero().view(-1)
-        return entries[0][kept], entries[1][kept], entries[2][kept]
+        row, _, edge = self._entries()
+        number = torch.full((self._shape[0],), -1, dtype=torch.int64, device=row.device)
+        number[self._loop_row] = torch.arange(self._loop_row.numel(), device=row.device)
+        entry = self._split()[1].nonzero().view(-1)
+        return number[row[entry].long()], edge[entry]
 
     @cached_property
     @lasting
     def others(self) -> CSR:
         """The edges beside which one loop a node is added."""
-        if self._rule == "add":
-            return self._pattern
-        return CSR.from_edges(*self._entries(), self._pattern.num_rows, self._pattern.num_cols)
+        return CSR.from_edges(*self._split()[0], *self._shape)
 
     @cached_property
     @lasting
     def added(self) -> CSR:
         """The same edges with the added loops."""
-        number = torch.arange(self._loop_row.numel(), device=self._loop_row.device)
-        row, col, edge = self._entries()
+        (row, col, edge), _ = self._split()
+        number = torch.arange(self._loop_row.numel(), device=row.device)
         return CSR.from_edges(
-            torch.cat([row, self._loop_row]),
-            torch.cat([col, self._loop_col.to(torch.int32)]),
+            torch.cat([row.long(), self._loop_row]),
+            torch.cat([col.long(), self._loop_col]),
             torch.cat([edge, number + self._num_edges]),
-            self._pattern.num_rows,
-            self._pattern.num_cols,
+            *self._shape,
         )
 
     def weight(self, values: Tensor, loop_value: float) -> Tensor:

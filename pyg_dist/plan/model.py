@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from pyg_dist.errors import OptionError
+from pyg_dist.plan.machine import Machine
 
 Conv = Literal["gcn", "sage"]
 Input = Literal["remembered", "new", "learns"]
@@ -22,14 +24,14 @@ class Layer(NamedTuple):
     """One conv.
 
     Attributes:
-        wide: columns that come in.
-        width: columns that go out.
+        in_channels: columns that come in.
+        out_channels: columns that go out.
         learns: whether the input needs a gradient.
         is_remembered: whether the sums of its neighbours are known.
     """
 
-    wide: int
-    width: int
+    in_channels: int
+    out_channels: int
     learns: bool
     is_remembered: bool
 
@@ -90,10 +92,10 @@ class Model:
 
     def layers(self) -> Iterator[Layer]:
         """Each conv in turn."""
-        for number, (wide, width) in enumerate(pairwise(self.widths)):
+        for number, (in_channels, out_channels) in enumerate(pairwise(self.widths)):
             is_first = number == 0
             learns, is_remembered = not is_first or self.input == "learns", is_first and self.input == "remembered"
-            yield Layer(wide, width, learns, is_remembered)
+            yield Layer(in_channels, out_channels, learns, is_remembered)
 
     @property
     def num_matrices(self) -> int:
@@ -151,3 +153,13 @@ class Price:
     def __str__(self) -> str:
         share = {name: value / self.seconds for name, value in vars(self).items() if value > 0.005 * self.seconds}
         return f"{self.seconds:.3g} s ({', '.join(f'{name} {part:.0%}' for name, part in share.items())})"
+
+
+def reduction_seconds(model: Model, machine: Machine, num_ranks: int) -> float:
+    """The sums over all ranks of a step: the weights' gradients and the loss, by halving and doubling."""
+    if num_ranks == 1:
+        return 0.0
+    is_inside = num_ranks <= machine.ranks_per_node
+    steps = 2 * math.ceil(math.log2(num_ranks))
+    seconds = machine.send_seconds(model.gradient_bytes(num_ranks), 2 * steps, num_ranks, is_inside)
+    return (machine.turns(num_ranks) if is_inside else 1.0) * (seconds + 2 * machine.call_seconds)

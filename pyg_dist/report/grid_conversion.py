@@ -76,7 +76,7 @@ def write_grid_store(
         wanted = None if mesh is None else MeshShape.of(mesh, options.parts)
         best = next(c for c in grid_plans(model, options.parts, machine) if wanted in (None, c.shape))
         plan, orders = GridPlan.of(
-            lambda: _pieces(edges), model, best.shape, best.sums, best.price, machine.source, options.seed,
+            lambda: _pieces(edges), model, best.shape, best.sums, best.price, machine, options.seed,
             digest(repr((edge_digest, options.seed))),
         )  # fmt: skip
         known = folder.known("nan")

@@ -20,6 +20,7 @@ from pyg_dist.errors import OptionError
 from pyg_dist.partition import METHODS, partition
 from pyg_dist.plan import Machine, Model, Plan
 from pyg_dist.plan.auto import HaloCandidate, halo_candidates, reasons
+from pyg_dist.plan.base import DistributionPlan
 from pyg_dist.plan.grid.candidates import Candidate, grid_plans, grid_table
 from pyg_dist.plan.grid.node_order import in_one_piece
 from pyg_dist.plan.grid.plan import GridPlan
@@ -87,20 +88,19 @@ def run(args: argparse.Namespace) -> None:
             halo = halo_candidates(graph.edge_index, parts, args.ranks, model, machine)
         steps.update()
         steps.set_postfix_str("counting")
-        plan: Plan | GridPlan
+        plan: DistributionPlan
         if parts is None or (halo and grid[0].seconds < halo[0].seconds):
             best = grid[0]
             plan, _ = GridPlan.of(
-                in_one_piece(graph.edge_index), model, best.shape, best.sums, best.price, machine.source, args.seed,
+                in_one_piece(graph.edge_index), model, best.shape, best.sums, best.price, machine, args.seed,
                 digest(repr((digest(graph.edge_index), args.seed))),
             )  # fmt: skip
-            numbers, text = plan.to_dict(args.widths), plan.describe(args.widths)
         else:
             exchange = halo[0].exchange if halo else args.exchange
             name = Path(args.partition).name
-            plan = Plan.of(graph.edge_index, parts, args.ranks, exchange, name, machine.ranks_per_node)
-            plan = replace(plan, bits=(args.bits[0], args.bits[-1]))
-            numbers, text = plan.to_dict(args.widths, machine, model), plan.describe(args.widths, machine, model)
+            planned = Plan.of(graph.edge_index, parts, args.ranks, exchange, name, machine.ranks_per_node)
+            plan = replace(planned, bits=(args.bits[0], args.bits[-1]))
+        numbers, text = plan.to_dict(args.widths, machine, model), plan.describe(args.widths, machine, model)
         steps.update()
     if args.json:
         candidates = [c.to_dict() for c in halo] + [c.to_dict() for c in grid]
@@ -108,10 +108,7 @@ def run(args: argparse.Namespace) -> None:
     else:
         print(*_notes(halo, grid, model, machine, args.ranks), text, sep="\n")
     if args.plot:
-        if isinstance(plan, Plan):
-            plan.plot(args.plot, max(args.widths, default=256))
-        else:
-            plan.plot(args.plot)
+        plan.plot(args.plot, max(args.widths, default=256))
     if args.save:
         if not isinstance(plan, Plan):
             raise OptionError(

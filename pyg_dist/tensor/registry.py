@@ -78,9 +78,14 @@ def writes(function: Function) -> bool:
 
 @cache
 def changes_values(function: Function) -> bool:
-    """Whether ``function``, which :func:`writes`, does so for good: ``x[:3] += 1`` goes on to assign the result."""
-    name = public_name(function).rsplit(".", 1)[-1]
-    return not name.startswith("__i") and name not in ("requires_grad_", "detach_", "share_memory_", "rename_")
+    """Whether ``function``, which :func:`writes`, changes values."""
+    return public_name(function).rsplit(".", 1)[-1] not in ("requires_grad_", "detach_", "share_memory_", "rename_")
+
+
+@cache
+def assigns_result(function: Function) -> bool:
+    """Whether ``function`` is an operator like ``+=``, after which Python assigns: ``x[:3] += 1`` changes ``x``."""
+    return public_name(function).rsplit(".", 1)[-1].startswith("__i")
 
 
 @cache

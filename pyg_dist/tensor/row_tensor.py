@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
-from pyg_dist.tensor.registry import TABLE, Function, Handler, changes_values, public_name, writes
+from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, UnsupportedError
+from pyg_dist.tensor.registry import TABLE, Function, Handler, assigns_result, changes_values, public_name, writes
 from pyg_dist.tensor.sharding import Kind, RowSharding, Selection
 
 local_tensors = torch._C.DisableTorchFunctionSubclass
@@ -50,7 +50,7 @@ class RowTensor(Tensor):
     _as_rows: tuple[Any, NodeTensor] | None = None  # a tile's whole rows
     _counters: tuple[Tensor, ...] = ()  # this memory under torch's two counters of changes: its own and that of `.data`
     _uncounted: int = 0  # changes that neither has counted
-    _is_copied_slice: bool = False  # rows that would be a view in torch, and are a copy here
+    _copy_of: str = ""  # where torch would have a view: of "a slice of rows" or, on the grid, "columns"
 
     @classmethod
     def from_local(cls: type[R], local: Tensor, rows: RowSharding) -> R:
@@ -73,7 +73,7 @@ class RowTensor(Tensor):
             return as_row_tensor_(local.as_subclass(Tensor), rows)  # type: ignore[return-value]
 
     def to_local(self) -> Tensor:
-        """This rank's rows as a plain tensor: shares memory and autograd, talks to nobody."""
+        """This rank's rows as a plain tensor: shares memory and autograd; no communication."""
         with local_tensors():
             return self.as_subclass(Tensor)
 
@@ -101,7 +101,7 @@ class RowTensor(Tensor):
 
     def __iter__(self) -> NoReturn:  # torch does not dispatch it
         raise MixedRowsError(
-            f"Iterating over the rows of a {type(self).__name__} would talk once a row: use .full_tensor() or .tolist()"
+            f"Iterating over a {type(self).__name__} would need one collective per row: use .full_tensor() or .tolist()"
         )
 
     @classmethod
@@ -131,31 +131,23 @@ class RowTensor(Tensor):
             if first is not None:  # handlers find the tensor in one place
                 args = (kwargs[first],)
                 kwargs = {name: value for name, value in kwargs.items() if name != first}
-        written = args[0] if args and writes(func) else (kwargs or {}).get("out")
-        if isinstance(written, RowTensor):
-            if written._is_copied_slice and changes_values(func):
-                raise MixedRowsError(
-                    f"{public_name(func)} of a slice of rows would change a copy, where torch has a view: assign, "
-                    f"x[low:high] = ..., or change a clone"
-                )
-            return _write(written, handler, func, args, kwargs or {})
+        if args and (writes(func) or (kwargs and kwargs.get("inplace"))):
+            _refuse_copy(func, args[0])
+        elif kwargs:
+            _refuse_copy(func, kwargs.get("out"))
         return handler(func, args, kwargs or {})
 
 
-def _write(
-    written: RowTensor, handler: Handler, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """Call a function that changes ``written``, which may be a view of rows that a tile was brought to."""
-    with local_tensors():
-        base: Any = written._base
-    copied_from = getattr(base, "copied_from", None)
-    tile = None if copied_from is None else copied_from()
-    if tile is None:
-        return handler(function, args, kwargs)
-    copy_back = tile.take_back(base)
-    out = handler(function, args, kwargs)
-    copy_back()
-    return out
+def _refuse_copy(function: Function, written: Any) -> None:
+    """Raise where ``written`` is a copy, and torch would change what it was copied from."""
+    source = copy_of(written) if isinstance(written, RowTensor) else ""
+    if not source or not changes_values(function) or (source == SLICE and assigns_result(function)):
+        return
+    remedy = "x[low:high] = ..." if source == SLICE else "x[:, low:high] = ..."
+    raise MixedRowsError(
+        f"{public_name(function)} of {source} would change a copy, where torch has a view: assign, {remedy}, or "
+        f"change a clone"
+    )
 
 
 def takes_out(handler: Handler, out: Any) -> bool:
@@ -163,9 +155,7 @@ def takes_out(handler: Handler, out: Any) -> bool:
     return isinstance(out, RowTensor) and getattr(handler, "keeps_rows", False)
 
 
-KEPT = frozenset(
-    {"_sharding", "_selection", "_cached_aggregates", "_as_rows", "_counters", "_uncounted", "_is_copied_slice"}
-)
+KEPT = frozenset({"_sharding", "_selection", "_cached_aggregates", "_as_rows", "_counters", "_uncounted", "_copy_of"})
 """Attributes of a row tensor that a copy of it does not get."""
 
 
@@ -206,6 +196,10 @@ def as_row_tensor_(out: T, rows: RowSharding) -> T:
     """Turn the fresh plain tensors in ``out`` (a tensor or a sequence of them) into row tensors, in place."""
     if type(out) is Tensor:
         fresh: Any = out
+        if fresh.is_complex():
+            raise UnsupportedError(
+                f"Expected real rows (got {fresh.dtype}): keep the real and the imaginary part as two tensors"
+            )
         fresh.__class__ = _CLASSES[rows.kind]
         fresh._sharding = rows
     elif isinstance(out, (tuple, list)):
@@ -214,11 +208,21 @@ def as_row_tensor_(out: T, rows: RowSharding) -> T:
     return out
 
 
+SLICE, COLUMNS = "a slice of rows", "columns of rows in tiles"
+"""What :func:`copy_of` says."""
+
+
 def copied_slice(x: T) -> T:
-    """Mark rows that torch would make a view of, so that nobody writes to the copy in vain."""
+    """Mark a slice of rows, which is a copy: in-place writes to it raise, since torch would return a view."""
     if isinstance(x, RowTensor):
-        x._is_copied_slice = True
+        x._copy_of = SLICE
     return x
+
+
+def copy_of(x: RowTensor) -> str:
+    """What ``x``, or what it is a view of, is a copy of where torch would have a view; ``""`` if it is none."""
+    with local_tensors():
+        return x._copy_of or getattr(x._base, "_copy_of", "")
 
 
 def on_rows(function: Function, x: Any, *args: Any, **kwargs: Any) -> Any:

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from pyg_dist.backend.autograd import replicated
-from pyg_dist.backend.autograd.permute_rows import RowPermutation, permute_rows
+from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.comm.group import Group
+from pyg_dist.backend.comm.redistribution import Redistribution
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import AgreementError
 
@@ -55,7 +56,7 @@ class RowSharding:
         self._listed: deque[Selection] = deque(maxlen=8)
         self._elements: WeakValueDictionary[int, RowSharding] = WeakValueDictionary()
         self._compared = WeakIdKeyDictionary()  # by list: (version, selection)
-        self._moves: WeakKeyDictionary[RowSharding, RowPermutation] = WeakKeyDictionary()
+        self._moves: WeakKeyDictionary[RowSharding, Redistribution] = WeakKeyDictionary()
 
     def __deepcopy__(self, memo: object) -> RowSharding:
         return self  # immutable
@@ -222,8 +223,8 @@ class RowSharding:
             return None
         if other not in self._moves:
             everyone = (torch.split(r._gathered_position, r.counts) for r in (other, self))
-            self._moves[other] = RowPermutation.by_position(self.group, *everyone)
-        return permute_rows(local, self._moves[other])
+            self._moves[other] = Redistribution.by_position(self.group, *everyone)
+        return apply(self._moves[other], local)
 
     def _pairs_with(self, other: RowSharding) -> bool:
         kinds_differ = self.kind != other.kind

@@ -28,7 +28,7 @@ def pattern(width: int, seed: int = 0, num_sources: int = NUM_SOURCES) -> tuple[
     generator = torch.Generator().manual_seed(seed)
     degree = torch.randint(0, 13, (NUM_ROWS,), generator=generator)
     degree[:2] = degree[20:25] = degree[-1] = 0
-    chunk = min(max(2**18 // width, 256), 16384)  # chunk_work of csrc/ops/spmm_csr_cpu.cpp
+    chunk = min(max(2**18 // width, 256), 16384)  # chunk_work of csrc/ops/cpu/spmm_csr.cpp
     degree[7], degree[8] = 3 * chunk + 5, chunk + 1
     rowptr = torch.zeros(NUM_ROWS + 1, dtype=torch.int64)
     torch.cumsum(degree, 0, out=rowptr[1:])

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ assert spec is not None
 sys.modules["pyg_dist"] = importlib.util.module_from_spec(spec)
 
 from pyg_dist.backend.comm.group import Group  # noqa: E402
+from pyg_dist.backend.comm.transport import Transport  # noqa: E402
 from pyg_dist.backend.halo.exchange import Exchange  # noqa: E402
 from pyg_dist.backend.session import agreement, session  # noqa: E402
 
@@ -35,9 +37,11 @@ def all_reduce() -> float:
     return ones.item()
 
 
+FOREVER = timedelta(hours=9)  # no test waits as long
+
 case, concerned = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else -1
 before = session.rank(), session.world_size()
-session.init()
+session.init(timeout=FOREVER)
 assert (session.rank(), session.world_size()) == before
 is_concerned = session.rank() == concerned
 all_reduce()
@@ -56,22 +60,21 @@ elif case == "raises with work in flight":
         pending = dist.all_reduce(torch.ones(1000), async_op=True)
         raise RuntimeError(f"the fault of rank {concerned}")
     work.wait()
-    time.sleep(60.0)
+    time.sleep(FOREVER.total_seconds())
 elif case == "raises while rank 0 computes":
     if is_concerned:
         raise RuntimeError(f"the fault of rank {concerned}")
-    agreement.on_main(lambda: time.sleep(60.0) or torch.ones(1))
+    agreement.on_main(lambda: time.sleep(FOREVER.total_seconds()) or torch.ones(1))
 elif case == "sends NaN in two bits":
     from pyg_dist.backend.comm.group import world_group
     from pyg_dist.backend.comm.quantized import quantized
-    from pyg_dist.backend.halo.exchange import Exchange, Traffic
     from pyg_dist.backend.halo.transfer import HaloTransfer
     from pyg_dist.backend.sparse.matrix import Matrix
     from pyg_dist.plan import halo_share
 
     node = torch.arange(30)  # a ring, of which every rank has each third node
     lists = halo_share(torch.stack([node, node.roll(1)]), node % 3, session.rank(), 3, "post").post
-    exchange = Exchange(world_group(), lists.send_counts, lists.recv_counts, Traffic())
+    exchange = Exchange(Transport(world_group()), lists.send_counts, lists.recv_counts)
     halo = HaloTransfer(Matrix(lists.outgoing), exchange, Matrix(lists.incoming))
     halo = halo.coded(quantized((2, 2), (lists.outgoing_key, lists.incoming_key), 1, lambda: "the layer"))
     x = torch.ones(10, 8)
@@ -85,11 +88,11 @@ elif case == "is killed":
     all_reduce()
 elif case == "is killed in an exchange":
     counts = tuple(0 if r == session.rank() else 4 for r in range(3))
-    exchange = Exchange(Group(dist.group.WORLD), counts, counts, is_dense="all-to-all" in sys.argv)
+    exchange = Exchange(Transport(Group(dist.group.WORLD)), counts, counts, is_dense="all-to-all" in sys.argv)
     if is_concerned:
         time.sleep(1.0)  # the others wait for its message by then
         os.kill(os.getpid(), signal.SIGKILL)
-    exchange.start(torch.ones(8, 5)).land()
+    exchange.start(torch.ones(8, 5)).wait()
 elif case == "exits":
     if is_concerned:
         sys.exit(3)
@@ -97,6 +100,6 @@ elif case == "is interrupted":
     if is_concerned:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(10.0)
+        time.sleep(FOREVER.total_seconds())
 else:
     raise AssertionError(case)

@@ -128,10 +128,10 @@ def _slow_on_main() -> float:
     from datetime import timedelta
 
     session.shutdown()
-    session.init(timeout=timedelta(seconds=1))
+    session.init(timeout=timedelta(seconds=5))
 
     def slow() -> Tensor:
-        time.sleep(3.0)
+        time.sleep(7.0)
         return torch.arange(3)
 
     start = time.process_time()

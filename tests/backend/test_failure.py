@@ -1,4 +1,7 @@
-"""A rank that fails takes every rank with it, soon and with its message; a rank that ends well disturbs nobody."""
+"""A rank that fails takes every rank with it, soon and with its message; a rank that ends well disturbs nobody.
+
+Nothing here looks at a time: what the others wait for takes longer than ``run_script`` waits for them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ from launching import LAUNCHERS, run_script
 
 SCRIPT = Path(__file__).with_name("rank_script.py")
 RANKS = 3
-MAX_SECONDS = 30.0
 
 
 @pytest.mark.parametrize("failing", [0, 2])
@@ -18,7 +20,6 @@ MAX_SECONDS = 30.0
 def test_every_rank_ends_with_the_message_of_the_one_that_raises(launcher: str, failing: int) -> None:
     ended = run_script(launcher, RANKS, SCRIPT, "raises", str(failing))
     assert 0 not in ended.codes
-    assert ended.seconds < MAX_SECONDS
     assert f"RuntimeError: the fault of rank {failing}\n" in ended.stderr  # its own traceback
     for rank in {0, 1, 2} - {failing}:
         told = f"pyg_dist: rank {failing} failed: RuntimeError: the fault of rank {failing} and more"
@@ -32,7 +33,6 @@ def test_every_rank_ends_with_the_message_of_the_one_that_raises(launcher: str, 
 def test_it_matters_not_what_the_others_wait_for(case: str, failing: int) -> None:
     ended = run_script("by hand", RANKS, SCRIPT, case, str(failing))
     assert ended.codes == [1, 1, 1]
-    assert ended.seconds < MAX_SECONDS
     assert ended.stderr.count(f"pyg_dist: rank {failing} failed: RuntimeError: the fault of rank {failing};") == 2
 
 
@@ -48,7 +48,6 @@ def test_every_rank_ends_with_the_line_of_the_one_that_has_a_nan() -> None:
 def test_a_killed_rank_ends_the_others(launcher: str, killed: int) -> None:
     ended = run_script(launcher, RANKS, SCRIPT, "is killed", str(killed))
     assert 0 not in ended.codes
-    assert ended.seconds < MAX_SECONDS
     if launcher == "by hand":  # the launchers kill the others themselves, maybe before they have noticed
         assert ended.codes[killed] == -9
         # gloo aborts (-6) where its own thread is the first to notice, as happens on a busy machine.
@@ -61,7 +60,6 @@ def test_a_killed_rank_ends_the_others(launcher: str, killed: int) -> None:
 def test_who_waits_for_a_killed_rank_says_so(killed: int, way: str, other: str) -> None:
     ended = run_script("by hand", RANKS, SCRIPT, "is killed in an exchange", str(killed), way)
     assert ended.codes[killed] == -9
-    assert ended.seconds < MAX_SECONDS
     lost = f"lost its connection to {other}, which was killed or has crashed: see "
     assert re.search(rf"pyg_dist: rank \d {lost}.*; ending rank \d of 3", ended.stderr)
     assert re.search(rf"ConnectionLostError: rank \d {lost}.* \[rank \d of 3\]", ended.stderr)

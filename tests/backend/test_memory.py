@@ -11,13 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from limits import COMMAND_SECONDS
 from torch import Tensor
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.ops import memory
 
 HUGE_PAGE = 1 << 21
-LARGE = 8 << 20  # kWorthIt of csrc/ops/block_pool.h
+LARGE = 8 << 20  # kWorthIt of csrc/ops/cpu/block_pool.h
 
 pytestmark = pytest.mark.skipif(not memory.has_pool(), reason="Linux and torch 2.11")
 
@@ -160,4 +161,4 @@ assert memory.block_bytes() == (64 << 20, 0)
 
 @pytest.mark.parametrize("script", [AT_EXIT, SHORT], ids=["at exit", "short of memory"])
 def test_in_a_process_of_its_own(script: str) -> None:
-    subprocess.run([sys.executable, "-c", script], timeout=100, check=True)
+    subprocess.run([sys.executable, "-c", script], timeout=COMMAND_SECONDS, check=True)

@@ -65,7 +65,7 @@ def test_spmm_divides(width: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("width", [47, 64, 100, 130])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_spmm_by_column_blocks(width: int, dtype: torch.dtype) -> None:
-    """Sources and edges enough for blocks (``ColumnBlocks`` of csrc/ops/spmm_csr_cpu.cpp), out of a wider tensor."""
+    """Sources and edges enough for blocks (``ColumnBlocks`` of csrc/ops/cpu/spmm_csr.cpp), out of a wider tensor."""
     num_sources, num_edges = 50_000, 4 * 51_000
     generator = torch.Generator().manual_seed(0)
     row = torch.randint(0, NUM_ROWS - 2, (num_edges,), generator=generator).sort().values

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pyg_dist.backend import ops
+from pyg_dist.backend.ops.call import call
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.errors import DataError, OptionError, PygDistError, UnsupportedError
 
@@ -98,6 +99,20 @@ def test_other_layouts_are_refused_in_one_line() -> None:
         ops.spmm_csr(ROWPTR, COL, X.to_sparse())
     assert "\n" not in str(caught.value)
     assert isinstance(caught.value, PygDistError)
+
+
+@pytest.mark.parametrize("key", [torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA], ids=str)
+def test_devices_are_checked_before_anything_is_read(key: torch._C.DispatchKey) -> None:
+    """Meta tensors stand for those of a device: they have no memory that could be read."""
+
+    def on_device(*args: object) -> object:
+        return torch.ops.pyg_dist.gather_rows.default.redispatch(torch._C.DispatchKeySet(key), *args)
+
+    assert torch.equal(call(on_device, X, INDEX), X[INDEX])
+    with pytest.raises(DataError, match="gather_rows: expected all tensors on one device, got them on cpu and meta"):
+        call(on_device, X, INDEX.to("meta"))
+    with pytest.raises(UnsupportedError, match=r"gather_rows: expected tensors on cpu, .*, got them on meta; move"):
+        call(on_device, X.to("meta"), INDEX.to("meta"))
 
 
 def test_columns_beyond_32_bits_are_refused() -> None:

@@ -16,6 +16,7 @@ import power_law
 import pytest
 import resident_memory
 import torch
+from limits import COMMAND_SECONDS
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -25,7 +26,7 @@ def test_epoch(tmp_path: Path) -> None:
     output = tmp_path / "epoch.json"
     command = [sys.executable, str(BENCHMARKS / "epoch.py"), "--graph", "tiny", "--models", "sage"]
     command += ["--rounds", "2", "--epochs", "1", "--retakes", "0", "--output", str(output)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
     assert ended.returncode == 0, ended.stderr
     content = json.loads(output.read_text())
     assert content["machine"]["pyg_dist"]["isa"] in ("baseline", "avx2", "avx512")

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from limits import COMMAND_SECONDS
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "plan.py"
 
@@ -15,7 +16,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "plan.py"
 @pytest.mark.timeout(300)  # new Python processes, on a machine that may be busy
 def test_planning() -> None:
     command = [sys.executable, str(SCRIPT), "--edges", "2000", "8000", "--ranks", "5", "--json"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
     assert ended.returncode == 0, ended.stderr
     small, large = (json.loads(line) for line in ended.stdout.splitlines())
     assert (small["edges"], large["edges"]) == (2000, 8000)

@@ -92,7 +92,7 @@ def compare() -> None:
 
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_convs(workers: Pools, world_size: int) -> None:
-    workers(world_size).run(compare, timeout=100)
+    workers(world_size).run(compare)
 
 
 def refusals() -> None:

@@ -256,16 +256,16 @@ def compare(names: list[str], dtype: torch.dtype = torch.float64, num_edges: int
 
 
 def test_every_conv_in_float64(workers: Pools) -> None:
-    workers(3).run(compare, list(CASES), timeout=100)
+    workers(3).run(compare, list(CASES))
 
 
 def test_every_conv_in_float32(workers: Pools) -> None:
-    workers(2).run(compare, list(CASES), torch.float32, timeout=100)
+    workers(2).run(compare, list(CASES), torch.float32)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_world_sizes(workers: Pools, world_size: int) -> None:
-    workers(world_size).run(compare, EVERYWHERE, timeout=100)
+    workers(world_size).run(compare, EVERYWHERE)
 
 
 def with_another_global() -> None:

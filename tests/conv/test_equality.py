@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from bits import assert_same_bits
 from graphs import load_npz
 from random_graphs import random_graph, uneven_parts
 from torch import Tensor
@@ -113,7 +114,7 @@ def all_cases() -> list[tuple[str, dict[str, Any], str]]:
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_every_option_in_float64(workers: Pools, world_size: int, exchange: str) -> None:
     graph = random_graph(47, 310, seed=1)
-    results = workers(world_size).run(compare, graph, uneven_parts(47, world_size), all_cases(), exchange, timeout=200)
+    results = workers(world_size).run(compare, graph, uneven_parts(47, world_size), all_cases(), exchange)
     assert sum(rows for _, rows in results) == 47
     assert (sum(num_bytes for num_bytes, _ in results) > 0) == (world_size > 1)
 
@@ -124,7 +125,7 @@ def test_every_option_in_float64(workers: Pools, world_size: int, exchange: str)
 )
 def test_every_option_in_float32(workers: Pools, world_size: int, partition: str, exchange: str) -> None:
     graph = random_graph(60, 400, seed=2, dtype=torch.float32)
-    workers(world_size).run(compare, graph, partition, all_cases(), exchange, timeout=200)
+    workers(world_size).run(compare, graph, partition, all_cases(), exchange)
 
 
 def mean_bits() -> None:
@@ -145,11 +146,11 @@ def mean_bits() -> None:
             found.append([t.full_tensor() if hasattr(t, "full_tensor") else t for t in (out.detach(), x.grad)])
             found[-1] += [p.grad for p in layer.parameters()]
         for expected, got in zip(*found, strict=True):
-            assert torch.equal(got, expected)
+            assert_same_bits(got, expected)
 
 
 def test_means_have_the_bits_of_stock_pyg(workers: Pools) -> None:
-    workers(1).run(mean_bits, timeout=60)
+    workers(1).run(mean_bits)
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
@@ -173,7 +174,7 @@ def test_real_graphs(workers: Pools, shared_data: Any, name: str, world_size: in
     graph = load_npz(shared_data / f"{name}.npz")
     graph.edge_weight = torch.rand(graph.num_edges, generator=torch.Generator().manual_seed(0)) + 0.1
     cases = [("sage", {}, "none"), ("gcn", {}, "learned")]
-    workers(world_size).run(compare, graph, partition, cases, timeout=120)
+    workers(world_size).run(compare, graph, partition, cases)
 
 
 def cached_norms(layout: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from bits import assert_same_bits
 from quantized_graph import distributed
 from random_graphs import random_graph
 from torch import Tensor, nn
@@ -56,7 +57,7 @@ def again_and_exact(bits: Any, exchange: str, aggr: str) -> tuple[list[float], l
     got, out = train(bits, exchange, aggr)
     repeated, repeated_out = train(bits, exchange, aggr)
     assert got == repeated
-    assert torch.equal(out, repeated_out)
+    assert_same_bits(out, repeated_out)
     return got, train(32, exchange, aggr)[0]
 
 
@@ -94,12 +95,12 @@ def evaluation() -> None:
     state = torch.get_rng_state()
     x, y = coarse.x * 1.0, exact.x * 1.0
     conv.eval()
-    assert torch.equal(conv(x, coarse.edge_index).to_local(), conv(y, exact.edge_index).to_local())
+    assert_same_bits(conv(x, coarse.edge_index).to_local(), conv(y, exact.edge_index).to_local())
     assert torch.equal(state, torch.get_rng_state())
     conv.train()
     with torch.no_grad():
-        assert torch.equal(conv(x * 2, coarse.edge_index).to_local(), conv(y * 2, exact.edge_index).to_local())
-    assert torch.equal(conv(coarse.x, coarse.edge_index).to_local(), conv(exact.x, exact.edge_index).to_local())
+        assert_same_bits(conv(x * 2, coarse.edge_index).to_local(), conv(y * 2, exact.edge_index).to_local())
+    assert_same_bits(conv(coarse.x, coarse.edge_index).to_local(), conv(exact.x, exact.edge_index).to_local())
     assert not torch.equal(conv(x * 2, coarse.edge_index).to_local(), conv(y * 2, exact.edge_index).to_local())
 
 
@@ -131,7 +132,8 @@ def recomputed() -> None:
             out = checkpoint(block, x, use_reentrant=False) if is_checkpointed else block(x)
             out.square().sum().backward()
             results.append([out.detach().to_local(), *(p.grad.clone() for p in conv.parameters())])
-        assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+        for pair in zip(*results, strict=True):
+            assert_same_bits(*pair)
 
 
 def test_a_checkpoint_rounds_alike(workers: Pools) -> None:
@@ -181,19 +183,19 @@ def any_conv(kind: str) -> list[Tensor]:
         return conv(data.x * 1.0, data.edge_index).full_tensor().detach()
 
     conv.eval()
-    assert torch.equal(out(coarse), out(exact))
+    assert_same_bits(out(coarse), out(exact))
     conv.train()
     state = torch.get_rng_state()
     first = out(coarse)
     after = torch.get_rng_state()
     torch.set_rng_state(state)
     again = out(coarse)
-    assert torch.equal(first, again)
+    assert_same_bits(first, again)
     with torch.no_grad():
-        assert torch.equal(out(coarse), out(exact))
+        assert_same_bits(out(coarse), out(exact))
     narrow = distribute(gnn.EdgeConv(nn.Linear(30, 16))).double()
     few = [narrow(data.x[:, :15], data.edge_index).to_local() for data in (coarse, exact)]
-    assert torch.equal(*few)
+    assert_same_bits(*few)
     assert torch.equal(first, out(exact)) == (coarse.graph.group.size == 1)
     return [after]
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
 import weakref
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -169,20 +171,15 @@ def test_checkpoints(workers: Pools, kind: str) -> None:
     workers(2).run(checkpointed, 2, kind)
 
 
+@patch.dict(os.environ, PYG_DIST_REMEMBER_MIB="0")
 def without_memory(world_size: int) -> None:
-    import os
-
     from pyg_dist.errors import OptionError
 
-    os.environ["PYG_DIST_REMEMBER_MIB"] = "0"
-    try:
-        pair = Pair("sage", (5, 8), world_size)
-        assert all(pair.columns() > 0 for _ in range(3))
-        os.environ["PYG_DIST_REMEMBER_MIB"] = "much"
-        with pytest.raises(OptionError, match="PYG_DIST_REMEMBER_MIB"):
-            Pair("sage", (5, 8), world_size)
-    finally:
-        del os.environ["PYG_DIST_REMEMBER_MIB"]
+    pair = Pair("sage", (5, 8), world_size)
+    assert all(pair.columns() > 0 for _ in range(3))
+    os.environ["PYG_DIST_REMEMBER_MIB"] = "much"
+    with pytest.raises(OptionError, match="PYG_DIST_REMEMBER_MIB"):
+        Pair("sage", (5, 8), world_size)
 
 
 def test_memory_can_be_forbidden(workers: Pools) -> None:

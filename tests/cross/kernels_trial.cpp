@@ -10,9 +10,10 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/bfloat16.h"
-#include "kernels/packed_rows.h"
-#include "kernels/table.h"
+#include "formats/bfloat16.h"
+#include "formats/keyed.h"
+#include "formats/packed_rows.h"
+#include "kernels/cpu/table.h"
 
 namespace pyg_dist {
 namespace {
@@ -74,7 +75,7 @@ void expect(const char* kernel, int64_t width, const std::vector<T>& got, const 
 
 constexpr int64_t kRows = 23, kSources = 17;
 
-// Word `column` of a row: kernels/philox.h, as plainly as can be.
+// Word `column` of a row: formats/keyed.h, as plainly as can be.
 uint32_t philox_word(uint64_t seed, uint64_t key, int64_t column, Stream stream) {
   uint32_t c[4] = {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32), static_cast<uint32_t>(column / 4),
                    static_cast<uint32_t>(stream)};
@@ -133,6 +134,8 @@ void try_width(int64_t width) {
                        .row_scale = row_scale.data(),
                        .col_scale = col_scale.data(),
                        .out = out.data(),
+                       .num_rows = kRows,
+                       .num_source_rows = kSources,
                        .num_edges = num_edges,
                        .num_features = width,
                        .x_stride = width,
@@ -165,9 +168,10 @@ void try_width(int64_t width) {
   for (size_t r = 0; r < kSources; ++r) {
     for (size_t c = 0; c < F; ++c) want_added[static_cast<size_t>(index[r]) * F + c] += to_double(x[r * F + c]);
   }
-  kernels().scatter_add_owned({index.data(), x.data(), added.data(), kSources, width, width, width, 3, kElement<T>}, 0,
-                              3);
-  expect("scatter_add_owned", width, added, want_added);
+  const ScatterAddRows addition{index.data(), x.data(), added.data(), kSources,   kRows,
+                                width,        width,    width,        kElement<T>};
+  kernels().scatter_add_owners({addition, 3}, 0, 3);
+  expect("scatter_add_owners", width, added, want_added);
 
   std::vector<T> extreme(kRows * F);
   std::vector<double> want_extreme(extreme.size()), ties(extreme.size());
@@ -178,8 +182,8 @@ void try_width(int64_t width) {
       if (e == static_cast<size_t>(p.rowptr[static_cast<size_t>(p.row[e])]) || value > best) best = value;
     }
   }
-  ExtremeCsr problem{p.rowptr.data(), p.col.data(), x.data(), nullptr, nullptr,     extreme.data(),
-                     num_edges,       width,        width,    width,   kElement<T>, true};
+  ExtremeCsr problem{p.rowptr.data(), p.col.data(), x.data(), nullptr,     nullptr, extreme.data(), kRows, num_edges,
+                     width,           width,        width,    kElement<T>, true};
   kernels().extreme_rows(problem, 0, kRows);
   expect("extreme_rows", width, extreme, want_extreme);
   for (size_t i = 0; i < ties.size(); ++i) ties[i] = want_extreme[i] == 0;
@@ -208,14 +212,14 @@ void try_width(int64_t width) {
     }
   }
   kernels().extreme_grad_rows(
-      {transposed.rowptr.data(), transposed.col.data(), x.data(), extreme.data(), shares.data(), by_x.data(),
+      {transposed.rowptr.data(), transposed.col.data(), x.data(), extreme.data(), shares.data(), by_x.data(), kSources,
        static_cast<int64_t>(transposed.col.size()), width, width, width, kElement<T>, true},
       0, kSources);
   expect("extreme_grad_rows", width, by_x, want_by_x);
 
   std::vector<int64_t> key(kRows);
   for (size_t r = 0; r < kRows; ++r) key[r] = static_cast<int64_t>(r * r) << (r % 3 * 20);
-  const Keyed keyed{key.data(), width, 5, 0x123456789abcdefu};
+  const Keyed keyed{key.data(), kRows, width, 5, 0x123456789abcdefu};
   const std::vector<T> ones(kRows * F, from_double<T>(1));
   std::vector<T> mask(kRows * F), uniform(kRows * F);
   kernels().dropout_rows({keyed, ones.data(), mask.data(), 1u << 30, 2, kElement<T>}, 0, kRows);
@@ -252,12 +256,19 @@ void try_width(int64_t width) {
   for (const int bits : {2, 4, 8, 16}) {
     for (const bool stochastic : {false, true}) {
       std::vector<uint8_t> packed(static_cast<size_t>(kRows * packed_row_bytes(width, bits)));
-      const QuantizeRows rows{key.data(), from.data(),        twice.data(), packed.data(), width,
-                              width,      0x123456789abcdefu, bits,         stochastic,    kElement<T>};
+      const QuantizeRows rows{stochastic ? key.data() : nullptr,
+                              from.data(),
+                              twice.data(),
+                              packed.data(),
+                              width,
+                              width,
+                              0x123456789abcdefu,
+                              bits,
+                              kElement<T>};
       if (kernels().quantize_rows(rows, 0, kRows) != kAllFinite) ++failures;
       std::vector<T> back(kRows * F);
       kernels().dequantize_add_rows({each.data(), own.data(), packed.data(), packed.data() + packed.size(), nullptr,
-                                     nullptr, back.data(), kRows, width, width, bits, kElement<T>},
+                                     nullptr, back.data(), kRows, kRows, width, width, bits, kElement<T>},
                                     0, kRows);
       const double step = bits == 16 ? 0 : 6.1 / ((1 << bits) - 1);  // the largest range is 6
       for (size_t i = 0; i < back.size(); ++i) {

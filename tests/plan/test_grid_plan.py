@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pyg_dist.backend.grid.mesh import GRID_AXES, MeshShape, meshes, nearest_cube
 from pyg_dist.errors import OptionError
+from pyg_dist.plan.grid.cost import price_of
 from pyg_dist.plan.grid.node_order import NodeOrder, choose_orders, in_one_piece
 from pyg_dist.plan.grid.plan import GridPlan
 from pyg_dist.plan.grid.redistribution_plan import columns_between, redistribution_plan
@@ -27,6 +28,7 @@ from pyg_dist.plan.grid.tiling import (
     split,
     tilings,
 )
+from pyg_dist.plan.machine import Machine
 from pyg_dist.plan.model import Model, Price
 
 LAYOUTS = [
@@ -117,7 +119,7 @@ def test_routes_deliver_every_element_once(
         assert torch.equal(out, local(after, receiver))
 
 
-def test_dealt_orders_are_permutations_with_even_blocks() -> None:
+def test_orders_by_degree_are_permutations_with_even_blocks() -> None:
     weight = torch.randint(0, 50, (103,), generator=torch.Generator().manual_seed(0))
     weight[17] = 1000
     order = NodeOrder.round_robin_by_degree(weight, 7, torch.Generator().manual_seed(1))
@@ -144,9 +146,12 @@ def test_orders_are_a_function_of_the_seed() -> None:
 def test_plot(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     edge_index, shape = torch.randint(0, 50, (2, 300)), MeshShape(x=2, y=1, z=3)
-    plan, _ = GridPlan.of(
-        in_one_piece(edge_index), Model.of_layers(50, 300, 8, 3), shape, "all_reduce", Price(0, 0, 0, 0), "none", 0, ""
-    )
+    model, free = Model.of_layers(50, 300, 8, 3), Price(0, 0, 0, 0)
+    plan, _ = GridPlan.of(in_one_piece(edge_index), model, shape, "all_reduce", free, Machine(), 0, "")
+    assert plan.price() is free  # what it was chosen by
+    slow = Machine(gemm_rate=1.0)
+    assert plan.price(machine=slow).seconds == price_of(model, shape, "all_reduce", slow).seconds > 0
+    assert plan.to_dict(machine=slow)["predicted_seconds"] == plan.price(machine=slow).seconds
     plan.plot(tmp_path / "plan.svg")
     assert (tmp_path / "plan.svg").read_text().count("<image") >= 1, "no heat map"
 

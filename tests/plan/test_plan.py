@@ -143,16 +143,25 @@ def test_fewer_bits() -> None:
 
 
 def test_price_of_a_step() -> None:
-    """Two layers: the first one's sums are remembered, the second narrows and is aggregated there and back."""
+    """By hand. Two layers, 8 to 16 to 4 columns, on a rank of one node with 10 entries that sends 30 and 10 rows.
+
+    The first layer's sums are remembered; the second narrows: projected, then aggregated at 4 columns, there and back.
+    """
+    machine = replace(BARE, spmm=(1.0, 100.0, 1e4), gemm_rate=0.5, stream_rate=0.25)
     model, loads = Model(3, 30, (8, 16, 4)), loads_of((1, 1, 1), (10, 10, 10), ROWS, 4)
-    price = halo_price(model, loads, BARE, 3)
-    assert price.sparse == pytest.approx(2 * BARE.spmm_seconds(10, 1, 4))
-    assert price.dense == pytest.approx(2 * (2 * 8 * 16 + 3 * 16 * 4) / BARE.gemm_rate)
-    gradients = model.gradient_bytes(3) / 4.0 + 2 * 2 * 2 * 0.5
-    assert price.messages == pytest.approx(2 * exchange_seconds(loads[0], 4, BARE, 3) + gradients)
-    published = halo_price(model, loads, BARE, 3, saves=False)
-    wide = exchange_seconds(loads[0], 8, BARE, 3) + 2 * exchange_seconds(loads[0], 16, BARE, 3)
-    assert published.messages == pytest.approx(wide + gradients)
+    price = halo_price(model, loads, machine, 3)
+    aggregation = 10 * 4 + 100 * 10 + 1e4 * 1 * 4
+    assert price.sparse == pytest.approx(2 * aggregation)
+    first, second = 2 * 8 * 16, 2 * 16 * 4  # flops of x W
+    assert price.dense == pytest.approx((2 * first + 3 * second) / 0.5)  # with W's gradient; the second with x's, too
+    weights = 16 * (8 + 1) + 4 * (16 + 1)
+    assert price.streams == pytest.approx((12 * weights * 4 + 8 * (16 + 4) * 4) / 0.25)
+    exchange = 40 * 16 / 4 + 2 * 0.5  # 40 rows of 16 bytes at 4 bytes a second, two messages
+    gradients = 2 * 2 * weights * 4 // 3 / 4 + 2 * 4 * 0.5
+    assert price.messages == pytest.approx(2 * exchange + gradients)
+    published = halo_price(model, loads, machine, 3, saves=False)
+    exchanges = (40 * 32 / 4 + 1) + 2 * (40 * 64 / 4 + 1)  # the input's 8 columns, then 16 there and back
+    assert published.messages == pytest.approx(exchanges + gradients)
 
 
 def test_saved_and_stale(tmp_path: Path) -> None:
@@ -226,7 +235,7 @@ def run_again(world_size: int, folder: str) -> None:
     else:
         with pytest.raises(DataError, match="is_main"):
             first.plan.save(path)
-    first.graph.group.reduce_(torch.zeros(1))
+    first.graph.group.all_reduce_(torch.zeros(1))
     loaded = Plan.load(path)
     again = DistributedData(graph, partition=loaded)
     assert again.plan == first.plan == loaded

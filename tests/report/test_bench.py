@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from limits import COMMAND_SECONDS
 from workers import Workers
 
 from pyg_dist.backend import calibration
@@ -99,7 +100,7 @@ def test_groups_inside_and_between_machines(workers: Callable[[int], Workers]) -
 def test_loopback_ranks_are_started(tmp_path: Path) -> None:
     path = tmp_path / "machine.json"
     command = [sys.executable, "-m", "pyg_dist", "bench", "network", "--output", str(path)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
     if "quiet machine" in ended.stderr:
         pytest.skip("the machine is too busy to tell large messages from small ones")
     assert ended.returncode == 0, ended.stderr

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from typing import Any
 
+from limits import COMMAND_SECONDS
+
 from pyg_dist.backend.ops import library
 from pyg_dist.report import doctor
 
@@ -60,7 +62,9 @@ def test_reasons() -> None:
 def run(*arguments: str, **environment: str) -> str:
     command = [sys.executable, "-m", "pyg_dist", "doctor", *arguments]
     environ = {**os.environ, **environment}
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=100, check=True).stdout
+    return subprocess.run(
+        command, env=environ, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=True
+    ).stdout
 
 
 def test_command() -> None:

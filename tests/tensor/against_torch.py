@@ -107,9 +107,12 @@ class Operands:
             value = _value(self._layout, name)
             value = value.to(self._dtype, copy=True) if value.is_floating_point() else value.clone()
             if self._distributed and name in self.ROWS:
-                value = distribute(value, node_rows(self._layout))
+                value = self._distribute(value)
             self._made[name] = value.requires_grad_(value.is_floating_point() and name not in self.CONSTANT)
         return self._made[name]
+
+    def _distribute(self, full: Tensor) -> RowTensor:
+        return distribute(full, node_rows(self._layout))
 
 
 @cache
@@ -192,12 +195,9 @@ def assert_same(got: Any, want: Any, what: str) -> None:
     if isinstance(want, Tensor):
         assert type(got) in (Tensor, torch.nn.Parameter), f"{what}: {got!r}"
         dtype = want.dtype
-        if dtype == got.dtype == torch.complex32:  # which torch cannot compare
-            got, want = torch.view_as_real(got), torch.view_as_real(want)
         if got.dtype == want.dtype and torch.equal(got, want):
             return
-        real = dtype.to_real() if dtype.is_complex else dtype
-        tolerance = 1e-10 if real == torch.float64 else 8 * torch.finfo(real).eps if real.is_floating_point else 0.0
+        tolerance = 1e-10 if dtype == torch.float64 else 8 * torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
         torch.testing.assert_close(
             got.detach(), want.detach(), rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda m: f"{what}: {m}"
         )
@@ -224,7 +224,7 @@ def _back_propagate(results: list[Any]) -> None:
 
 # What torch says where it has no such form of a call, or no derivative of it.
 _NOT_IN_TORCH = (TypeError, AttributeError, RuntimeError, IndexError)
-_NO_DERIVATIVE = ("derivative for", "not implemented for")
+NO_DERIVATIVE = ("derivative for", "not implemented for")
 
 
 def check(
@@ -260,7 +260,7 @@ def check(
     try:
         _back_propagate(want)
     except RuntimeError as error:
-        if not any(reason in str(error) for reason in _NO_DERIVATIVE):
+        if not any(reason in str(error) for reason in NO_DERIVATIVE):
             raise
         return True
     _back_propagate(got)

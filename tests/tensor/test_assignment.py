@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from against_torch import LAYOUTS, WORLD_SIZES, Operands, Refusal, check, refuse_all
 from workers import Workers
 
@@ -74,6 +75,8 @@ REFUSED: list[Refusal] = [
     ),
     (lambda t: (t.x * 1)[1:3].zero_(), MixedRowsError, "zero_ of a slice of rows would change a copy"),
     (lambda t: (t.x * 1).narrow(0, 1, 2).mul_(2), MixedRowsError, "mul_ of a slice of rows would change a copy"),
+    (lambda t: t.x.detach()[1:4][:, :2].zero_(), MixedRowsError, "zero_ of a slice of rows would change a copy"),
+    (lambda t: F.relu(t.x.detach()[1:4], inplace=True), MixedRowsError, "relu of a slice of rows would change a copy"),
     (lambda t: t.x.detach().split(3)[0].add_(1), MixedRowsError, "add_ of a slice of rows would change a copy"),
     (
         lambda t: torch.add(t.y[1:3], 1, out=t.x.detach()[1:3]),

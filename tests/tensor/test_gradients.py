@@ -283,7 +283,7 @@ def features_of_the_graph(side: Side) -> Results:
         if x.requires_grad:
             with torch.no_grad():
                 x.add_(0.1 * x.grad.sign())
-        x.grad = None
+        del x.grad
     return results | {"x": x.detach()}
 
 

@@ -46,6 +46,7 @@ FORMS: dict[str, Sequence[Form]] = {
         lambda f, t: f(t.x, t.vector), lambda f, t: f(t.x[t.only], t.weight, t.matrix[0]),
         lambda f, t: f(t.x[t.v > 99], t.weight, t.matrix[0]),
     ],
+    "relu": [lambda f, t: f(t.x), lambda f, t: f(t.c)],
     "bilinear": [
         lambda f, t: f(t.x, t.y, t.gates.view(4, t.F, t.F)),
         lambda f, t: f(t.x, t.full, t.gates.view(4, t.F, t.F), t.matrix[0]),

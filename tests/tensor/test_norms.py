@@ -47,14 +47,9 @@ SPREADS: list[Form] = [
     lambda f, t: f(t.holes, 0),
     lambda f, t: f(t.x * 0 + 1, 0, correction=0),
     lambda f, t: f(t.v[t.only]),  # no degree of freedom
-    lambda f, t: f(torch.complex(t.x, t.y), 0),
 ]
 FORMS: dict[str, Sequence[Form]] = {
-    "vector_norm": [
-        *NORMS,
-        lambda f, t: f(torch.complex(t.x, t.y), 0, 0),
-        lambda f, t: f(torch.complex(t.x, t.y), -1, 0),
-    ],
+    "vector_norm": NORMS,
     "norm": [form for form in NORMS if form is not FROBENIUS],
     **each("std var std_mean var_mean", SPREADS),
     "dist": [lambda f, t: f(t.x, t.y), lambda f, t: f(t.x, t.full, 1), lambda f, t: f(t.full, t.x, p=3)],

@@ -39,7 +39,6 @@ PAIRS: dict[str, Callable[[Operands], Any]] = {
     "all rows and a permutation": lambda t: t.x - t.x[torch.arange(t.N).roll(2)],
     "a permutation and all rows": lambda t: t.x[torch.arange(t.N).roll(2)] - t.y,
     "small integers": lambda t: (t.v[SOURCE] * 9).to(torch.int16) == (t.v[TARGET] * 9).to(torch.int16),
-    "complex numbers": lambda t: torch.complex(t.v, -t.v)[SOURCE] + torch.complex(t.v, t.v)[TARGET],
     "nothing": lambda t: t.x[SOURCE[:0]] * t.x[TARGET[:0]],
 }
 

@@ -10,7 +10,7 @@ from against_torch import WORLD_SIZES, Form, agree, each, is_in_place, names_in_
 from workers import Workers
 
 from pyg_dist import world_size
-from pyg_dist.tensor.functions import pointwise
+from pyg_dist.tensor.functions import autograd, pointwise
 
 UNARY: list[Form] = [lambda f, t: f(t.x), lambda f, t: f(t.c)]
 BINARY: list[Form] = [
@@ -57,9 +57,6 @@ FORMS: dict[str, Sequence[Form]] = {
     **each("pow float_power xlogy xlog1py __pow__ __rpow__ __ipow__", POWERS),
     **each("bitwise_and bitwise_or bitwise_xor __and__ __or__ __xor__ __rand__ __ror__ __rxor__", INTEGER + LOGICAL),
     **each("bitwise_left_shift bitwise_right_shift __lshift__ __rshift__ __rlshift__ __rrshift__", INTEGER),
-    "complex": [lambda f, t: f(t.x, t.y), lambda f, t: f(t.v, t.full_v)],
-    "polar": [lambda f, t: f(t.p, t.x), lambda f, t: f(t.p, t.full)],
-    **each("real imag real.__get__ imag.__get__", [lambda f, t: f(torch.complex(t.x, t.y) * (1 - 2j))]),
     **each("gcd lcm", [lambda f, t: f(t.i, t.j), lambda f, t: f(t.i, t.full_i), lambda f, t: f(t.full_i, t.j)]),
     **each("logical_and logical_or logical_xor", LOGICAL + BINARY[:1]),
     **each("bitwise_not __invert__ logical_not", [lambda f, t: f(t.m), lambda f, t: f(t.i)]),
@@ -134,10 +131,7 @@ def forms_of(name: str) -> list[Form]:
     return FORMS.get(base) or (BINARY if base in BINARY_NAMES else UNARY)
 
 
-HANDLERS = (
-    pointwise.pointwise, pointwise.pointwise_, pointwise.cast, pointwise.where, pointwise.new,
-    pointwise.part_of_complex,
-)  # fmt: skip
+HANDLERS = (pointwise.pointwise, pointwise.pointwise_, pointwise.cast, pointwise.where, pointwise.new, autograd.detach)
 NAMES = [name for name in names_in_table(*HANDLERS) if name not in NEEDS_GPU]
 
 

@@ -39,7 +39,7 @@ FORMS: dict[str, Sequence[Form]] = {
     ],
     **each("dot vdot inner", [
         lambda f, t: f(t.v, t.u), lambda f, t: f(t.v, t.full_v), lambda f, t: f(t.full_v, t.u),
-        lambda f, t: f(t.label, t.position), lambda f, t: f(torch.complex(t.v, t.u), torch.complex(t.u, -t.v)),
+        lambda f, t: f(t.label, t.position),
     ]),
     "cross": [
         lambda f, t: f(three(t), three(t).sin(), dim=1), lambda f, t: f(three(t), t.vector[:1].expand(1, 3), dim=-1),
@@ -69,8 +69,7 @@ def values_and_gradients(name: str) -> None:
 TRANSPOSED: dict[str, Expression] = {
     "Gram matrix": lambda t: t.x.T @ t.x,
     "of two": lambda t: torch.mm(t.x.t(), t.y),
-    "of a mean": lambda t: (t.x.t() / t.N) @ (t.y - t.y.mean(0)),
-    "of numbers": lambda t: -2 * t.x.mT.detach() @ t.y + (t.x.T - t.y.T) @ t.x,
+    "of a mean": lambda t: t.x.mT @ (t.y - t.y.mean(0)) / t.N,
     "with a vector": lambda t: t.x.T @ t.v,
     "with plain rows": lambda t: t.x.transpose(1, 0) @ t.full,
     "Hermitian": lambda t: t.x.H @ t.y + t.x.mH @ t.y,
@@ -86,7 +85,6 @@ TRANSPOSED: dict[str, Expression] = {
     "plain with all": lambda t: (t.weight @ t.x.T).T * t.N,
     "there and back": lambda t: t.x.T.T + t.x.t().transpose(0, 0).t(),
     "vector with all": lambda t: t.vector @ t.x.T,
-    "added": lambda t: torch.addmm(t.matrix[:1, :1], t.x.T, t.y, alpha=0.5),
     "whole": lambda t: t.x.T.full_tensor() if hasattr(t.x, "full_tensor") else t.x.T,
     "of a list": lambda t: t.v.t() * t.v.T,
     "shapes": lambda t: t.x * (t.x.T.shape[1] + len(t.x.T) + t.x.T.numel() + t.x.t().dim()) / t.N,

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from against_stock import NUM_CLASSES, NUM_FEATURES, NUM_NODES, Net, sides
+from bits import assert_same_bits
 from torch import Tensor, nn
 from workers import Workers
 
@@ -132,4 +133,4 @@ def test_what_no_module_owns_agrees(workers: Pools) -> None:
     for other in ranks[1:]:
         for mine, theirs in zip(ranks[0], other, strict=True):
             for name, value in mine.items():
-                assert torch.equal(value, theirs[name]), name
+                assert_same_bits(value, theirs[name], name)

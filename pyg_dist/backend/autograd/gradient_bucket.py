@@ -1,14 +1,16 @@
 """The one bucket: leaf parameters' partial gradients, summed once at the end of a backward pass.
 
 One all-reduce per parameter doubled the epoch in a trial, since each waits for the slowest rank. So the backward of
-:func:`pyg_dist.backend.autograd.replicated.copy_to_ranks` hands the partial gradient of a leaf to :func:`put`, gives
-autograd nothing, and the engine calls the bucket when the pass (its *graph task*) ends.
+:func:`pyg_dist.backend.autograd.replicated.copy_to_ranks` hands the partial gradient of a leaf to
+:meth:`LeafGradient.defer`, gives autograd nothing, and the engine calls the bucket when the pass (its *graph task*)
+ends.
 """
 
 from __future__ import annotations
 
+import itertools
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -20,10 +22,8 @@ from pyg_dist.backend.comm.group import Group
 
 @dataclass
 class _Entry:
-    parameter: Tensor
     partial: Tensor
-    group: Group
-    order: int
+    leaf: LeafGradient
 
 
 class _Bucket:
@@ -35,18 +35,19 @@ class _Bucket:
     def flush(self) -> None:
         """Sum the partial gradients over the ranks and add them to ``parameter.grad`` (collective)."""
         groups: dict[tuple[int, torch.dtype, torch.device], list[_Entry]] = {}
-        for entry in sorted(self.entries.values(), key=lambda e: e.order):
-            groups.setdefault((id(entry.group), entry.partial.dtype, entry.partial.device), []).append(entry)
+        for entry in sorted(self.entries.values(), key=lambda e: e.leaf.order):
+            groups.setdefault((id(entry.leaf.group), entry.partial.dtype, entry.partial.device), []).append(entry)
         with torch.no_grad():
             for entries in groups.values():
                 flat = torch.cat([entry.partial.reshape(-1) for entry in entries])
-                flat = entries[0].group.all_reduce_(flat)
+                flat = entries[0].leaf.group.all_reduce_(flat)
                 for entry, total in zip(entries, torch.split(flat, [e.partial.numel() for e in entries]), strict=True):
-                    gradient = total.view_as(entry.parameter).detach()  # else a view, which scripts may not write into
-                    if entry.parameter.grad is None:
-                        entry.parameter.grad = gradient
+                    parameter = entry.leaf.parameter
+                    gradient = total.view_as(parameter).detach()  # else a view, which scripts may not write into
+                    if parameter.grad is None:
+                        parameter.grad = gradient
                     else:
-                        entry.parameter.grad += gradient
+                        parameter.grad += gradient
 
 
 # By graph task: nested (reentrant) passes have a bucket each. The engine alone keeps a bucket alive, through its
@@ -54,39 +55,46 @@ class _Bucket:
 _buckets: weakref.WeakValueDictionary[int, _Bucket] = weakref.WeakValueDictionary()
 
 
-def accepts(parameter: Tensor, accumulator: Node) -> bool:
-    """Whether the gradient of the leaf ``parameter`` may wait until the end of the running backward pass.
-
-    It may not where somebody looks at it earlier or elsewhere: gradients of gradients, hooks on the tensor,
-    and ``autograd.grad``, which returns what arrives at ``accumulator`` instead of storing it.
-    """
-    if torch.is_grad_enabled() or parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-        return False
-    try:
-        return bool(torch._C._will_engine_execute_node(accumulator))
-    except RuntimeError:  # torch's answer for a leaf that autograd.grad captures
-        return False
+_order = itertools.count()  # every rank runs the same calls, so the numbers agree
 
 
-def put(parameter: Tensor, partial: Tensor, group: Group, order: int) -> None:
-    """Keep ``partial``, this rank's share of the gradient of ``parameter``, until the pass ends.
+@dataclass(frozen=True)
+class LeafGradient:
+    """Where the gradient of one use of a leaf goes.
 
-    Args:
-        parameter: a leaf.
-        partial: shaped like ``parameter``.
+    Attributes:
+        parameter: the leaf.
         group: the ranks to sum over.
-        order: the number of the ``enter`` in the forward pass. Equal on every rank, so it fixes the layout
-            of the message.
+        order: the number of the use in the forward pass. Equal on every rank, so it fixes the layout of the message.
     """
-    task = torch._C._current_graph_task_id()
-    bucket = _buckets.get(task)
-    if bucket is None:
-        bucket = _buckets[task] = _Bucket()
-        Variable._execution_engine.queue_callback(bucket.flush)
-    key = (id(parameter), id(group))
-    entry = bucket.entries.get(key)
-    if entry is None:
-        bucket.entries[key] = _Entry(parameter, partial, group, order)
-    else:  # a shared weight, or one used by several layers
-        entry.partial = entry.partial + partial
-        entry.order = min(entry.order, order)
+
+    parameter: Tensor
+    group: Group
+    order: int = field(default_factory=lambda: next(_order))
+
+    def defer(self, partial: Tensor, accumulator: Node) -> bool:
+        """Keep ``partial``, this rank's share of the gradient, until the pass ends; ``False``: it may not wait.
+
+        It may not where somebody looks at it earlier or elsewhere: gradients of gradients, hooks on the tensor,
+        and ``autograd.grad``, which returns what arrives at ``accumulator`` instead of storing it.
+        """
+        if torch.is_grad_enabled() or self.parameter._backward_hooks or self.parameter._post_accumulate_grad_hooks:
+            return False
+        try:
+            if not torch._C._will_engine_execute_node(accumulator):
+                return False
+        except RuntimeError:  # torch's answer for a leaf that autograd.grad captures
+            return False
+        task = torch._C._current_graph_task_id()
+        bucket = _buckets.get(task)
+        if bucket is None:
+            bucket = _buckets[task] = _Bucket()
+            Variable._execution_engine.queue_callback(bucket.flush)
+        key = (id(self.parameter), id(self.group))
+        entry = bucket.entries.get(key)
+        if entry is None:
+            bucket.entries[key] = _Entry(partial, self)
+        else:  # a shared weight, or one used by several layers
+            entry.partial = entry.partial + partial
+            entry.leaf = min(entry.leaf, self, key=lambda leaf: leaf.order)
+        return True

@@ -15,65 +15,95 @@ hold as well. ``all_gather_rows`` is ``reduce_from_ranks`` for whole rows.
 
 from __future__ import annotations
 
-import itertools
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from pyg_dist.backend.autograd import broadcast, gradient_bucket
+from pyg_dist.backend.autograd import broadcast
+from pyg_dist.backend.autograd.gradient_bucket import LeafGradient
+from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.comm.group import Group, world_group
-from pyg_dist.backend.local_function import LocalFunction
+from pyg_dist.backend.comm.transport import Pending
 from pyg_dist.errors import UnsupportedError
 
-_order = itertools.count()  # every rank runs the same calls, so the numbers agree
+
+@dataclass(frozen=True)
+class CopyToRanks:
+    """Identity: a tensor that several ranks hold meets another part on each of them.
+
+    Attributes:
+        total: makes the sum of every rank's tensor, on every rank (collective); it leaves what it is given as it was.
+    """
+
+    total: Callable[[Tensor], Tensor]
+
+    @property
+    def transposed(self) -> SumOverRanks:
+        """The sum of what each part has made of it."""
+        return SumOverRanks(self.total)
+
+    def start(self, x: Tensor) -> Pending[Tensor]:
+        """Nothing is sent."""
+        return Pending(lambda: x.view_as(x))
 
 
-class _CopyToRanks(LocalFunction):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        ctx.order = next(_order)
-        # DDP's own hooks sit on the gradient's way into a leaf and must see the finished sum.
-        ddp = DistributedDataParallel._active_ddp_module is not None
-        ctx.leaf = tensor if tensor.is_leaf and not ddp else None
-        ctx.set_materialize_grads(False)
-        return tensor.view_as(tensor)
+@dataclass(frozen=True)
+class SumOverRanks:
+    """The sum of every rank's tensor, on every rank. See :class:`CopyToRanks`."""
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:
-        if grad is None:
-            return None, None
-        if ctx.leaf is not None and gradient_bucket.accepts(ctx.leaf, ctx.next_functions[0][0]):
-            gradient_bucket.put(ctx.leaf, grad, ctx.group, ctx.order)
-            return None, None
-        return reduce_from_ranks(grad, ctx.group), None
+    total: Callable[[Tensor], Tensor]
+
+    @property
+    def transposed(self) -> CopyToRanks:
+        """Each rank's summand has the gradient of the sum."""
+        return CopyToRanks(self.total)
+
+    def start(self, x: Tensor) -> Pending[Tensor]:
+        """The collective runs when it is waited for."""
+        return Pending(lambda: self.total(x))
 
 
-class _ReduceFromRanks(LocalFunction):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return group.all_reduce_(tensor.clone())
+@dataclass(frozen=True, eq=False)
+class GatherRows:
+    """All rows in global order, on every rank: a sum of tensors that are zero where another rank has the row.
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return copy_to_ranks(grad, ctx.group), None
+    Attributes:
+        group: the ranks that hold the others.
+        counts: rows by rank.
+        order: ``[sum(counts)]``, the position in the output of each row, ranks one after another.
+        mine: ``[counts[rank]]``, this rank's piece of ``order``.
+    """
+
+    group: Group
+    counts: list[int]
+    order: Tensor
+    mine: Tensor
+
+    @property
+    def transposed(self) -> SliceRows:
+        """This rank's rows."""
+        return SliceRows(self)
+
+    def start(self, x: Tensor) -> Pending[Tensor]:
+        """The collective runs when it is waited for."""
+        return Pending(lambda: self._ordered(self.group.gather_rows(x, self.counts)))
+
+    def _ordered(self, gathered: Tensor) -> Tensor:
+        return torch.empty_like(gathered).index_copy_(0, self.order, gathered)
 
 
-class _AllGatherRows(LocalFunction):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, group: Group, counts: list[int], order: Tensor, mine: Tensor) -> Tensor:
-        ctx.group = group
-        ctx.save_for_backward(mine)
-        gathered = group.gather_rows(rows, counts)
-        return torch.empty_like(gathered).index_copy_(0, order, gathered)
+@dataclass(frozen=True, eq=False)
+class SliceRows:
+    """This rank's rows of a tensor that every rank holds. Nothing is sent."""
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (mine,) = ctx.saved_tensors
-        return copy_to_ranks(grad, ctx.group).index_select(0, mine), None, None, None, None
+    transposed: GatherRows
+
+    def start(self, x: Tensor) -> Pending[Tensor]:
+        """Nothing is sent."""
+        return Pending(lambda: x.index_select(0, self.transposed.mine))
 
 
 def copy_to_ranks(tensor: Tensor, group: Group) -> Tensor:
@@ -93,25 +123,19 @@ def copy_to_ranks(tensor: Tensor, group: Group) -> Tensor:
     if group.size == 1 or not tensor.requires_grad:
         return tensor
     if tensor.is_leaf and not broadcast.is_synchronised(tensor):
-        broadcast.broadcast_from_main([tensor], world_group())  # `axis` may be one of many such groups
-    return _CopyToRanks.apply(tensor, group) if torch.is_grad_enabled() else tensor  # type: ignore[no-untyped-call]
+        broadcast.broadcast_from_main([tensor], world_group())  # `group` may be one of many such groups
+    if not torch.is_grad_enabled():
+        return tensor
+    # DDP's own hooks sit on the gradient's way into a leaf and must see the finished sum.
+    is_deferred = tensor.is_leaf and DistributedDataParallel._active_ddp_module is None
+    return apply(CopyToRanks(group.sum), tensor, leaf=LeafGradient(tensor, group) if is_deferred else None)
 
 
 def reduce_from_ranks(tensor: Tensor, group: Group) -> Tensor:
     """The sum over ``group`` of each rank's ``tensor``, equal on every rank (collective); backward: identity."""
-    if group.size == 1:
-        return tensor
-    return _ReduceFromRanks.apply(tensor, group)  # type: ignore[no-any-return, no-untyped-call]
+    return tensor if group.size == 1 else apply(SumOverRanks(group.sum), tensor)
 
 
 def all_gather_rows(rows: Tensor, group: Group, counts: list[int], order: Tensor, mine: Tensor) -> Tensor:
-    """All rows in global order, equal on every rank (collective); backward: this rank's slice.
-
-    Args:
-        rows: ``[counts[rank], ...]``, this rank's rows.
-        group: the ranks that hold the others.
-        counts: rows by rank.
-        order: ``[sum(counts)]``, the position in the output of each row, ranks one after another.
-        mine: ``[counts[rank]]``, this rank's piece of ``order``.
-    """
-    return _AllGatherRows.apply(rows, group, counts, order, mine)  # type: ignore[no-any-return, no-untyped-call]
+    """:class:`GatherRows`, differentiable; backward: this rank's slice."""
+    return apply(GatherRows(group, counts, order, mine), rows)

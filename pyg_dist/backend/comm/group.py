@@ -78,6 +78,10 @@ class Group:
             dist.all_reduce(wire, op=_REDUCE[op], group=self.process_group)
         return from_wire(wire, tensor.dtype)
 
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum of every rank's tensor, on every rank; what it is given stays as it was."""
+        return self.all_reduce_(tensor.clone())
+
     def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:
         """Overwrite ``tensor`` on all_true rank with the one of axis rank ``source``."""
         if self.size > 1:

@@ -21,7 +21,7 @@ from pyg_dist.backend import ops
 from pyg_dist.backend.local_function import LocalFunction
 
 LARGE = 8 << 20
-"""Bytes from which on an output is worth a block; ``kWorthIt`` of ``csrc/ops/block_pool.h``."""
+"""Bytes from which on an output is worth a block; ``kWorthIt`` of ``csrc/ops/cpu/block_pool.h``."""
 
 
 def _is_large(x: Tensor, num_elements: int) -> bool:

@@ -1,13 +1,13 @@
-"""Sums and gathers along mesh axes, and their adjoints, with messages in the dtype that the caller chooses.
+"""Sums and gathers along mesh axes, with messages in the dtype that the caller chooses.
 
-=====================  ==========================  ==========================
-function               forward                     backward
-=====================  ==========================  ==========================
-``all_gather``       all-gather                  sum, each rank its piece
-``reduce_scatter``      sum, each rank its piece    all-gather
-``copy_to_replicas``     identity                    sum over the ranks
-``reduce_from_replicas``     sum over ranks              identity
-=====================  ==========================  ==========================
+=========================  ==========================  ==========================
+function                   forward                     backward
+=========================  ==========================  ==========================
+``all_gather``             all-gather                  sum, each rank its piece
+``reduce_scatter``         sum, each rank its piece    all-gather
+``copy_to_replicas``       identity                    sum over the ranks
+``reduce_from_replicas``   sum over ranks              identity
+=========================  ==========================  ==========================
 
 The first two are the *reduce-scatter* form of the grid's sums, the other two the *all-reduce* form (Plexus, Alg. 1); an
 all-reduce is a reduce-scatter and an all-gather. Each sum is made on one rank in rank order (the same bits everywhere)
@@ -20,65 +20,92 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.grid.transport import MeshTransport, Pending
-from pyg_dist.backend.local_function import LocalFunction
+from pyg_dist.backend.autograd.linear_map import apply
+from pyg_dist.backend.autograd.replicated import CopyToRanks, SumOverRanks
+from pyg_dist.backend.comm.transport import Pending, Transport
 
 
-def gather_pieces(piece: Tensor, wire: MeshTransport, sizes: Sequence[int], dim: int = 0) -> Tensor:
-    """Every rank's piece, concatenated along ``dim`` (collective, no autograd)."""
-    group = wire.group
-    if group.size == 1:
-        return piece
-    flat = piece.to(wire.narrow(piece.dtype)).contiguous().view(-1)
-    shapes = [(size, *piece.shape[1:]) if dim == 0 else (piece.shape[0], size, *piece.shape[2:]) for size in sizes]
-    received = [math.prod(shape) for shape in shapes]
-    arrived = Pending(wire, flat.repeat(group.size), [flat.numel()] * group.size, received).wait().to(piece.dtype)
-    if dim == 0:
-        return arrived.view(sum(sizes), *piece.shape[1:])
-    return torch.cat([p.view(s) for p, s in zip(torch.split(arrived, received), shapes, strict=True)], dim)
+@dataclass(frozen=True)
+class AllGather:
+    """Every rank's piece, concatenated.
+
+    Attributes:
+        transport: the axis.
+        sizes: of the pieces along ``dim``, by rank.
+        dim: 0 or 1.
+    """
+
+    transport: Transport
+    sizes: Sequence[int]
+    dim: int = 0
+
+    @property
+    def transposed(self) -> ReduceScatter:
+        """Each rank has met the whole in another part: a sum."""
+        return ReduceScatter(self.transport, self.sizes, self.dim)
+
+    def start(self, x: Tensor) -> Pending[Tensor]:
+        """Send this rank's piece (collective, no autograd)."""
+        size = self.transport.group.size
+        if size == 1:
+            return Pending(lambda: x)
+        dtype, flat = x.dtype, x.to(self.transport.narrow(x.dtype)).contiguous().view(-1)
+        shape = x.shape
+        shapes = [(n, *shape[1:]) if self.dim == 0 else (shape[0], n, *shape[2:]) for n in self.sizes]
+        received = [math.prod(s) for s in shapes]
+        messages = self.transport.all_to_all(flat.repeat(size), [flat.numel()] * size, received)
+
+        def finish() -> Tensor:
+            arrived = messages.wait().to(dtype)
+            if self.dim == 0:
+                return arrived.view(sum(self.sizes), *shape[1:])
+            pieces = torch.split(arrived, received)
+            return torch.cat([piece.view(s) for piece, s in zip(pieces, shapes, strict=True)], self.dim)
+
+        return Pending(finish)
 
 
-class PendingSum:
-    """:func:`sum_pieces` under way; :meth:`wait` adds up what arrived."""
+@dataclass(frozen=True)
+class ReduceScatter:
+    """This rank's piece of the sum of every rank's whole. See :class:`AllGather`."""
 
-    def __init__(self, whole: Tensor, wire: MeshTransport, sizes: Sequence[int], dim: int) -> None:
-        self._dtype = whole.dtype
-        group, dtype = wire.group, wire.narrow(whole.dtype)
-        pieces = torch.split(whole, list(sizes), dim)
-        self._shape = pieces[group.rank].shape
-        sent = [piece.numel() for piece in pieces]
-        whole = whole.to(dtype)
-        if dim == 0:
-            flat = whole.contiguous().view(-1)
-        else:
-            flat = torch.cat([piece.reshape(-1) for piece in torch.split(whole, list(sizes), dim)])
-        self._num_ranks = group.size
-        self._pending = Pending(wire, flat, sent, [sent[group.rank]] * group.size)
+    transport: Transport
+    sizes: Sequence[int]
+    dim: int = 0
 
-    def wait(self) -> Tensor:
-        """This rank's piece of the sum."""
-        arrived = self._pending.wait().view(self._num_ranks, *self._shape)
+    @property
+    def transposed(self) -> AllGather:
+        """Every rank's summand has the gradient of the whole."""
+        return AllGather(self.transport, self.sizes, self.dim)
+
+    def start(self, x: Tensor) -> Pending[Tensor]:
+        """Send each rank its piece; what arrives is added up when it is waited for (collective, no autograd)."""
+        group, dtype = self.transport.group, x.dtype
+        if group.size == 1:
+            return Pending(lambda: x)
+        x = x.to(self.transport.narrow(dtype))
+        pieces = torch.split(x, list(self.sizes), self.dim)
+        shape, sent = pieces[group.rank].shape, [piece.numel() for piece in pieces]
+        flat = x.contiguous().view(-1) if self.dim == 0 else torch.cat([piece.reshape(-1) for piece in pieces])
+        messages = self.transport.all_to_all(flat, sent, [sent[group.rank]] * group.size)
         # Wide enough that messages in bfloat16 lose nothing here that they did not lose on the way.
-        return arrived.sum(0, dtype=self._dtype)
+        return Pending(lambda: messages.wait().view(group.size, *shape).sum(0, dtype=dtype))
 
 
-def sum_pieces(whole: Tensor, wire: MeshTransport, sizes: Sequence[int], dim: int = 0) -> Tensor:
-    """This rank's piece of the sum of every rank's ``whole`` (collective, no autograd)."""
-    return whole if wire.group.size == 1 else PendingSum(whole, wire, sizes, dim).wait()
-
-
-def sum_all(tensor: Tensor, wire: MeshTransport) -> Tensor:
+def sum_all(tensor: Tensor, transport: Transport) -> Tensor:
     """The sum of every rank's ``tensor``, the same bits on every rank (collective, no autograd)."""
-    if wire.group.size == 1:
+    if transport.group.size == 1:
         return tensor
-    sizes = near_equal(tensor.numel(), wire.group.size)
-    return gather_pieces(sum_pieces(tensor.reshape(-1), wire, sizes), wire, sizes).view(tensor.shape)
+    sizes = near_equal(tensor.numel(), transport.group.size)
+    own = ReduceScatter(transport, sizes).start(tensor.reshape(-1)).wait()
+    return AllGather(transport, sizes).start(own).wait().view(tensor.shape)
 
 
 def near_equal(size: int, num_parts: int) -> list[int]:
@@ -87,77 +114,23 @@ def near_equal(size: int, num_parts: int) -> list[int]:
     return [high - low for low, high in pairwise(bounds)]
 
 
-class _AllGather(LocalFunction):
-    @staticmethod
-    def forward(ctx: Any, piece: Tensor, wire: MeshTransport, sizes: Sequence[int], dim: int) -> Tensor:
-        ctx.rest = (wire, sizes, dim)
-        return gather_pieces(piece, wire, sizes, dim)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return reduce_scatter(grad, *ctx.rest), None, None, None
-
-
-class _ReduceScatter(LocalFunction):
-    @staticmethod
-    def forward(ctx: Any, whole: Tensor, wire: MeshTransport, sizes: Sequence[int], dim: int) -> Tensor:
-        ctx.rest = (wire, sizes, dim)
-        return sum_pieces(whole, wire, sizes, dim)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return all_gather(grad, *ctx.rest), None, None, None
-
-
-class _CopyToReplicas(LocalFunction):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, wire: MeshTransport) -> Tensor:
-        ctx.wire = wire
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return reduce_from_replicas(grad, ctx.wire), None
-
-
-class _ReduceFromReplicas(LocalFunction):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, wire: MeshTransport) -> Tensor:
-        ctx.wire = wire
-        return sum_all(tensor, wire)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return copy_to_replicas(grad, ctx.wire), None
-
-
-def all_gather(piece: Tensor, wire: MeshTransport, sizes: Sequence[int], dim: int = 0) -> Tensor:
+def all_gather(piece: Tensor, transport: Transport, sizes: Sequence[int], dim: int = 0) -> Tensor:
     """Every rank's piece, for a product in which each rank has another part (collective; backward: a sum)."""
-    if wire.group.size == 1:
-        return piece
-    out: Tensor = _AllGather.apply(piece, wire, sizes, dim)  # type: ignore[no-untyped-call]
-    return out
+    return piece if transport.group.size == 1 else apply(AllGather(transport, sizes, dim), piece)
 
 
-def reduce_scatter(whole: Tensor, wire: MeshTransport, sizes: Sequence[int], dim: int = 0) -> Tensor:
+def reduce_scatter(whole: Tensor, transport: Transport, sizes: Sequence[int], dim: int = 0) -> Tensor:
     """This rank's piece of the sum of every rank's ``whole`` (collective; backward: an all-gather)."""
-    if wire.group.size == 1:
-        return whole
-    out: Tensor = _ReduceScatter.apply(whole, wire, sizes, dim)  # type: ignore[no-untyped-call]
-    return out
+    return whole if transport.group.size == 1 else apply(ReduceScatter(transport, sizes, dim), whole)
 
 
-def copy_to_replicas(tensor: Tensor, wire: MeshTransport) -> Tensor:
+def copy_to_replicas(tensor: Tensor, transport: Transport) -> Tensor:
     """A replica, for a product in which each rank has another part (backward: a sum, collective)."""
-    if wire.group.size == 1 or not tensor.requires_grad:
+    if transport.group.size == 1 or not tensor.requires_grad:
         return tensor
-    out: Tensor = _CopyToReplicas.apply(tensor, wire)  # type: ignore[no-untyped-call]
-    return out
+    return apply(CopyToRanks(partial(sum_all, transport=transport)), tensor)
 
 
-def reduce_from_replicas(tensor: Tensor, wire: MeshTransport) -> Tensor:
+def reduce_from_replicas(tensor: Tensor, transport: Transport) -> Tensor:
     """The sum over the ranks, on every rank (collective; backward: identity)."""
-    if wire.group.size == 1:
-        return tensor
-    out: Tensor = _ReduceFromReplicas.apply(tensor, wire)  # type: ignore[no-untyped-call]
-    return out
+    return tensor if transport.group.size == 1 else apply(SumOverRanks(partial(sum_all, transport=transport)), tensor)

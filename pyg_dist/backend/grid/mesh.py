@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pyg_dist.backend.comm.group import Group, group_within, world_group
-from pyg_dist.backend.halo.exchange import Traffic
+from pyg_dist.backend.comm.transport import Traffic
 from pyg_dist.errors import OptionError
 
 GRID_AXES = ("x", "y", "z")

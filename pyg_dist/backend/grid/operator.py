@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyg_dist.backend import ops
+from pyg_dist.backend.autograd.linear_map import apply
+from pyg_dist.backend.comm.transport import Pending, Transport
 from pyg_dist.backend.grid.collectives import (
-    PendingSum,
+    AllGather,
+    ReduceScatter,
     all_gather,
     copy_to_replicas,
-    gather_pieces,
     reduce_from_replicas,
     reduce_scatter,
 )
-from pyg_dist.backend.grid.transport import MeshTransport
-from pyg_dist.backend.halo.operator import edge_product
-from pyg_dist.backend.local_function import LocalFunction
 from pyg_dist.backend.sparse.csr import CSR
+from pyg_dist.backend.sparse.edge_product import edge_product
 from pyg_dist.backend.timing import phase
 
 
@@ -34,8 +33,8 @@ class GridOperator:
         weight: by edge storage of the pattern, or ``None`` for ones. Where it requires grad, it learns.
         row_scale: r, or ``None`` for ones.
         col_scale: c, or ``None`` for ones.
-        divides: whether r and c stand for their inverses, as in
-            :class:`~pyg_dist.backend.halo.operator.LinearOperator`.
+        divides: whether r and c stand for their inverses, as in the halo layout's
+            operators.
     """
 
     csr: CSR
@@ -78,12 +77,12 @@ class Side:
     """The rows of a product, or of what it multiplies, and the axis along which they are one whole.
 
     Attributes:
-        wire: the axis.
+        transport: the axis.
         sizes: rows by rank of the axis.
         is_scattered: whether each rank holds its piece of them, and not all.
     """
 
-    wire: MeshTransport
+    transport: Transport
     sizes: tuple[int, ...]
     is_scattered: bool
 
@@ -114,81 +113,62 @@ class TileProduct:
         """The derivative."""
         return TileProduct(self.operator.transposed, self.target, self.source, self.num_blocks)
 
+    @torch.no_grad()
+    def start(self, x: Tensor) -> Pending[Tensor]:
+        """Multiply, and send what is to be added up (collective, no autograd).
 
-class PendingProduct:
-    """A :class:`TileProduct` under way: all is multiplied, and sums are in flight (collective, no autograd)."""
+        Shapes:
+            - x: ``[m, F]``: this rank's piece of the source's rows, or all of them
+            - output: ``[n, F]``: this rank's piece of the target's rows, or all of them
+        """
+        x, source, target = x.detach(), self.source, self.target
+        if source.is_scattered:
+            x = AllGather(source.transport, source.sizes).start(x).wait()
+        x = x.contiguous()
+        if target.transport.group.size == 1:
+            whole = self.operator.multiply(x)
+            return Pending(lambda: whole)
+        sums, done = [], [0] * len(target.sizes)
+        for block in range(self.num_blocks):
+            sizes = self._block_sizes(block)
+            part = self._multiply_rows(x, done, sizes)
+            sums.append(ReduceScatter(target.transport, sizes).start(part))
+            done = [d + size for d, size in zip(done, sizes, strict=True)]
 
-    def __init__(self, x: Tensor, product: TileProduct) -> None:
-        self._operator, self._target = product.operator, product.target
-        source, wire = product.source, product.target.wire
-        with torch.no_grad():
-            x = x.detach()
-            if source.is_scattered:
-                x = gather_pieces(x, source.wire, source.sizes)
-            self._x = x.contiguous()
-            self._sums: list[Tensor | PendingSum] = []
-            if wire.group.size == 1:
-                self._sums.append(self._operator.multiply(self._x))
-                return
-            self._sizes = [self._block_sizes(b, product.num_blocks) for b in range(product.num_blocks)]
-            done = [0] * wire.group.size
-            for sizes in self._sizes:
-                self._sums.append(PendingSum(self._multiply_rows(done, sizes), wire, sizes, 0))
-                done = [d + size for d, size in zip(done, sizes, strict=True)]
+        def finish() -> Tensor:
+            pieces = [pending.wait() for pending in sums]
+            piece = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+            return piece if target.is_scattered else AllGather(target.transport, target.sizes).start(piece).wait()
 
-    def wait(self) -> Tensor:
-        """The product's rows, on this rank or on all."""
-        wire = self._target.wire
-        if wire.group.size == 1:
-            (whole,) = self._sums
-            return whole  # type: ignore[return-value]
-        pieces = [pending.wait() for pending in self._sums]  # type: ignore[union-attr]
-        piece = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-        return piece if self._target.is_scattered else gather_pieces(piece, wire, self._target.sizes)
+        return Pending(finish)
 
-    def _block_sizes(self, block: int, num_blocks: int) -> list[int]:
+    def _block_sizes(self, block: int) -> list[int]:
         """How many rows of each rank's piece the block has."""
-        return [size * (block + 1) // num_blocks - size * block // num_blocks for size in self._target.sizes]
+        return [size * (block + 1) // self.num_blocks - size * block // self.num_blocks for size in self.target.sizes]
 
-    def _multiply_rows(self, done: list[int], sizes: list[int]) -> Tensor:
+    def _multiply_rows(self, x: Tensor, done: list[int], sizes: list[int]) -> Tensor:
         """The product's next rows of every rank's piece."""
-        if len(self._sizes) == 1:
-            return self._operator.multiply(self._x)
+        if self.num_blocks == 1:
+            return self.operator.multiply(x)
         start, parts = 0, []
-        for size, first, count in zip(self._target.sizes, done, sizes, strict=True):
-            parts.append(self._operator.multiply(self._x, start + first, start + first + count))
+        for size, first, count in zip(self.target.sizes, done, sizes, strict=True):
+            parts.append(self.operator.multiply(x, start + first, start + first + count))
             start += size
         return torch.cat(parts)
 
 
-class _Multiply(LocalFunction):
-    """The product; the derivative is the transposed one, to any order."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, product: TileProduct, pending: PendingProduct | None) -> Tensor:
-        ctx.product = product
-        return (PendingProduct(x, product) if pending is None else pending).wait()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return multiply(grad, ctx.product.transposed), None, None
-
-
-def multiply(x: Tensor, product: TileProduct, pending: PendingProduct | None = None) -> Tensor:
+def multiply(x: Tensor, product: TileProduct, pending: Pending[Tensor] | None = None) -> Tensor:
     """The product, differentiable by x, and by weights that learn (collective).
 
     Args:
         x: ``[m, F]``: this rank's piece of the source's rows, or all of them.
         product: the matrix.
-        pending: the same product, where it has been started; not with weights that learn.
+        pending: ``product.start(x)``, where it has been started; not with weights that learn.
 
     Shapes:
         - output: ``[n, F]``: this rank's piece of the target's rows, or all of them
     """
-    if product.operator.learns:
-        return _multiply_edges(x, product)
-    out: Tensor = _Multiply.apply(x, product, pending)  # type: ignore[no-untyped-call]
-    return out
+    return _multiply_edges(x, product) if product.operator.learns else apply(product, x, pending)
 
 
 def _multiply_edges(x: Tensor, product: TileProduct) -> Tensor:
@@ -196,17 +176,14 @@ def _multiply_edges(x: Tensor, product: TileProduct) -> Tensor:
 
     Their derivative on a rank is a dot product of its columns for each of the tile's edges, a part of the whole: the
     sum over the column axis is made where the weights come from, by
-    :func:`~pyg_dist.backend.grid.edge_values.scatter_edge_values`.
+    :meth:`~pyg_dist.backend.comm.redistribution.Redistribution.of_copies`.
     """
     operator, source, target = product.operator, product.source, product.target
     assert operator.weight is not None
     assert operator.row_scale is None
     assert operator.col_scale is None
-    scattered = source.is_scattered
-    x = all_gather(x, source.wire, source.sizes) if scattered else copy_to_replicas(x, source.wire)
+    x = all_gather(x, source.transport, source.sizes) if source.is_scattered else copy_to_replicas(x, source.transport)
     out = edge_product(operator.weight, x, operator.csr)
-    return (
-        reduce_scatter(out, target.wire, target.sizes)
-        if target.is_scattered
-        else reduce_from_replicas(out, target.wire)
-    )
+    if target.is_scattered:
+        return reduce_scatter(out, target.transport, target.sizes)
+    return reduce_from_replicas(out, target.transport)

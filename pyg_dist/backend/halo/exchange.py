@@ -7,57 +7,16 @@ the roles of sender and receiver swapped.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor
 
 from pyg_dist.backend.comm.buffers import Buffers
-from pyg_dist.backend.comm.group import Group
-from pyg_dist.backend.session.failure import connected, wait
+from pyg_dist.backend.comm.transport import Messages, Transport
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.sparse.matrix import Matrix
-from pyg_dist.backend.timing import phase
-
-
-@dataclass
-class Traffic:
-    """What one rank has sent so far, counted where the messages are handed to the process group."""
-
-    num_bytes: int = 0
-    num_messages: int = 0
-    num_rows: int = 0
-
-
-@dataclass
-class Pending:
-    """Messages under way. ``wait()`` waits for them and returns the rows that arrived."""
-
-    received: Tensor
-    sent: Tensor  # must stay alive until the messages have left
-    works: list[tuple[dist.Work, int | None]] = field(default_factory=list)  # with the other rank, if it is one
-    arrivals: dict[int, tuple[dist.Work, int]] = field(default_factory=dict)  # by sender, if messages can be told apart
-
-    def wait_for(self, sender: int) -> None:
-        """Wait until the rows of ``sender`` have arrived."""
-        if sender not in self.arrivals:
-            self.wait()
-            return
-        with phase("exchange"):
-            wait(*self.arrivals.pop(sender))
-
-    def wait(self) -> Tensor:
-        """Wait until all rows have arrived (and all sent ones have left)."""
-        if self.works or self.arrivals:
-            with phase("exchange"):
-                for work in (*self.arrivals.values(), *self.works):
-                    wait(*work)
-            self.works, self.arrivals = [], {}
-        return self.received
 
 
 @dataclass(frozen=True)
@@ -65,18 +24,16 @@ class Exchange:
     """Fixed lists of who sends how many rows to whom.
 
     Attributes:
-        group: the ranks.
+        transport: the ranks; its counter is shared by all exchanges of a graph.
         send_counts: rows to send, by receiver.
         recv_counts: rows that arrive, by sender.
-        traffic: counts what was really sent; shared by all exchanges of a graph.
         is_dense: whether to use one all-to-all-v, the same on every rank; else one non-blocking message per neighbour.
-        buffers: for rows on their way; shared like ``traffic``.
+        buffers: for rows on their way; shared like the counter.
     """
 
-    group: Group
+    transport: Transport
     send_counts: tuple[int, ...]
     recv_counts: tuple[int, ...]
-    traffic: Traffic = field(default_factory=Traffic)
     is_dense: bool = False
     buffers: Buffers = field(default_factory=Buffers)
 
@@ -93,7 +50,7 @@ class Exchange:
     @cached_property
     def transposed(self) -> Exchange:
         """The way back: who received sends."""
-        return Exchange(self.group, self.recv_counts, self.send_counts, self.traffic, self.is_dense, self.buffers)
+        return Exchange(self.transport, self.recv_counts, self.send_counts, self.is_dense, self.buffers)
 
     @cached_property
     def slots(self) -> Matrix:
@@ -109,10 +66,11 @@ class Exchange:
         if self.is_dense:
             return ((-1, 0, self.num_received),) if self.num_received else ()
         bounds = [0, *accumulate(self.recv_counts)]
-        senders = [(self.group.rank - offset) % self.group.size for offset in range(1, self.group.size)]
+        rank, size = self.transport.group.rank, self.transport.group.size
+        senders = [(rank - offset) % size for offset in range(1, size)]
         return tuple((p, bounds[p], bounds[p + 1]) for p in senders if self.recv_counts[p])
 
-    def start(self, rows: Tensor, received: Tensor | None = None) -> Pending:
+    def start(self, rows: Tensor, received: Tensor | None = None) -> Messages:
         """Send rows, grouped by receiver (collective, does not wait).
 
         Shapes:
@@ -121,56 +79,8 @@ class Exchange:
         """
         if received is None:
             received = rows.new_empty((self.num_received, *rows.shape[1:]))
-        width = rows.shape[1:].numel()
-        if self.group.size == 1 or width == 0:
-            return Pending(received, rows)
-        self.traffic.num_bytes += rows.numel() * rows.element_size()
-        self.traffic.num_rows += rows.shape[0]
-        self.traffic.num_messages += sum(count > 0 for count in self.send_counts)
-        with phase("exchange"):
-            return self._all_to_all(received, rows) if self.is_dense else self._send(received, rows)
-
-    def meet(self) -> None:
-        """Wait until every rank is here (collective)."""
-        if self.group.size > 1:
-            with phase("wait"), connected():
-                dist.barrier(self.group.process_group)
-
-    def _all_to_all(self, received: Tensor, rows: Tensor) -> Pending:
-        """One collective, whose cost does not depend on how many neighbours there are."""
-        counts = list(self.recv_counts), list(self.send_counts)
-        with connected():
-            work = dist.all_to_all_single(received, rows, *counts, group=self.group.process_group, async_op=True)
-        return Pending(received, rows, [(work, None)])
-
-    def _send(self, received: Tensor, rows: Tensor) -> Pending:
-        """One message per neighbour."""
-        messages: list[dist.P2POp] = []
-        senders: list[int] = []  # of each message; -1: this rank
-        bounds = [0, *accumulate(self.send_counts)]
-        slots = {sender: (low, high) for sender, low, high in self.arrivals}
-        for offset in range(1, self.group.size):  # each rank starts with its successor, so no rank is everyone's first
-            sender, receiver = (
-                (self.group.rank - offset) % self.group.size,
-                (self.group.rank + offset) % self.group.size,
-            )
-            if sender in slots:
-                messages.append(self._message(dist.irecv, received[slice(*slots[sender])], sender))
-                senders.append(sender)
-            if self.send_counts[receiver]:
-                messages.append(self._message(dist.isend, rows[bounds[receiver] : bounds[receiver + 1]], receiver))
-                senders.append(-1)
-        with connected():
-            works = dist.batch_isend_irecv(messages) if messages else []
-        if len(works) != len(messages):  # nccl makes one of them
-            return Pending(received, rows, [(work, None) for work in works])
-        pending = Pending(received, rows)
-        for sender, message, work in zip(senders, messages, works, strict=True):
-            if sender < 0:
-                pending.works.append((work, message.peer))
-            else:
-                pending.arrivals[sender] = work, message.peer
-        return pending
-
-    def _message(self, direction: Callable[..., Any], piece: Tensor, peer: int) -> dist.P2POp:
-        return dist.P2POp(direction, piece, self.group.global_rank(peer), self.group.process_group)
+        if self.transport.group.size == 1 or rows.shape[1:].numel() == 0:
+            return Messages(received, rows)
+        if self.is_dense:
+            return self.transport.all_to_all(rows, self.send_counts, self.recv_counts, received)
+        return self.transport.to_neighbours(rows, self.send_counts, self.arrivals, received)

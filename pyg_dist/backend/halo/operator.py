@@ -12,16 +12,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyg_dist.backend import ops
+from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.comm.codec import EXACT, Codec
+from pyg_dist.backend.comm.transport import Pending
 from pyg_dist.backend.halo.transfer import HaloTransfer
-from pyg_dist.backend.local_function import LocalFunction
 from pyg_dist.backend.sparse.csr import CSR
+from pyg_dist.backend.sparse.edge_product import edge_product
 from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.backend.timing import phase
 from pyg_dist.errors import UnsupportedError
@@ -56,100 +57,70 @@ class LinearOperator:
         halo = self.halo.coded(codecs)
         return self if halo is self.halo else replace(self, halo=halo)
 
-    def multiply(self, x: Tensor) -> Tensor:
-        """The product (collective, no autograd). Shapes: ``[n, F] -> [n, F]``."""
-        pending = self.halo.start(x, self.col_scale, self.divides)
+    def start(self, x: Tensor) -> Pending[Tensor]:
+        """Begin the product (collective, no autograd). Shapes: ``[n, F] -> [n, F]``."""
+        x = x.contiguous()
+        messages = self.halo.start(x, self.col_scale, self.divides)
         with phase("aggregate"):
             out = self.local.multiply(x, self.row_scale, self.col_scale, self.divides)
-        return self.halo.finish(pending, out, self.row_scale, self.divides)
+        return Pending(lambda: self.halo.finish(messages, out, self.row_scale, self.divides))
 
 
-class _Multiply(LocalFunction):
-    """Multiply by an operator or by its transpose: each is the other's backward, to any order."""
+@dataclass(frozen=True)
+class HaloRows:
+    """The halo of x by a post exchange. Shapes: ``[n, F] -> [h, F]``."""
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, operator: LinearOperator, transposed: bool) -> Tensor:
-        ctx.operator, ctx.transposed = operator, transposed
-        if transposed or ctx.needs_input_grad[0]:
-            turned = operator.transposed  # sorted now, not in the backward pass on top of all activations
-        return (turned if transposed else operator).multiply(x.contiguous())
+    post: HaloTransfer
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _Multiply.apply(grad, ctx.operator, not ctx.transposed), None, None  # type: ignore[no-untyped-call]
+    @property
+    def transposed(self) -> HaloSums:
+        """Halo rows go home."""
+        return HaloSums(self.post)
 
-
-class _HaloRows(LocalFunction):
-    """Bring the halo, or add halo rows to their owners': each is the other's backward."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, post: HaloTransfer, transposed: bool) -> Tensor:
-        ctx.post, ctx.transposed = post, transposed
-        rows = rows.contiguous()
-        if post.codecs[transposed] is not EXACT:
-            halo = HaloTransfer(post.outgoing, post.exchange, post.exchange.slots, post.codecs)
-            halo = halo.transposed if transposed else halo
-            num_rows = post.outgoing.num_cols if transposed else post.exchange.num_received
-            return halo.finish(halo.start(rows), rows.new_zeros(num_rows, rows.shape[1]))
-        if not transposed:
+    def start(self, x: Tensor) -> Pending[Tensor]:
+        """Send local rows (collective, no autograd)."""
+        x, post = x.contiguous(), self.post
+        if post.codecs[0] is EXACT:
             with phase("pack"):
-                sent = post.outgoing.multiply(rows)
-            return post.exchange.start(sent).wait()
-        received = post.exchange.transposed.start(rows).wait()
-        with phase("unpack"):
-            return post.outgoing.transposed.multiply(received)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _HaloRows.apply(grad, ctx.post, not ctx.transposed), None, None  # type: ignore[no-untyped-call]
+                sent = post.outgoing.multiply(x)
+            return post.exchange.start(sent)
+        return _added(_to_slots(post), x, post.exchange.num_received)
 
 
-class _EdgeProduct(LocalFunction):
-    """``y_i = sum_e w_e x_col(e)``, by rows, of one rank's pattern; linear in w and in x."""
+@dataclass(frozen=True)
+class HaloSums:
+    """Halo rows, sent home and added up there: the transpose of :class:`HaloRows`. Shapes: ``[h, F] -> [n, F]``."""
 
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, x: Tensor, csr: CSR) -> Tensor:
-        ctx.csr = csr
-        ctx.save_for_backward(weight, x)
-        with phase("aggregate"):
-            return ops.spmm_csr(csr.rowptr, csr.col, x.contiguous(), weight[csr.edge])
+    post: HaloTransfer
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        weight, x = ctx.saved_tensors
-        by_weight = _EdgeDot.apply(grad, x, ctx.csr, weight.numel()) if ctx.needs_input_grad[0] else None  # type: ignore[no-untyped-call]
-        by_x = _EdgeProduct.apply(weight, grad, ctx.csr.transposed) if ctx.needs_input_grad[1] else None  # type: ignore[no-untyped-call]
-        return by_weight, by_x, None
+    @property
+    def transposed(self) -> HaloRows:
+        """The halo."""
+        return HaloRows(self.post)
 
+    def start(self, x: Tensor) -> Pending[Tensor]:
+        """Send halo rows (collective, no autograd)."""
+        x, post = x.contiguous(), self.post
+        if post.codecs[1] is not EXACT:
+            return _added(_to_slots(post).transposed, x, post.outgoing.num_cols)
+        messages = post.exchange.transposed.start(x)
 
-class _EdgeDot(LocalFunction):
-    """``d_e = <a_row(e), b_col(e)>`` in edge storage order (zero for edges that the pattern lacks)."""
+        def finish() -> Tensor:
+            received = messages.wait()
+            with phase("unpack"):
+                return post.outgoing.transposed.multiply(received)
 
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, csr: CSR, num_edges: int) -> Tensor:
-        ctx.csr = csr
-        ctx.save_for_backward(a, b)
-        dots = ops.sddmm_csr(csr.rowptr, csr.col, a.contiguous(), b.contiguous())
-        return dots.new_zeros(num_edges).index_copy_(0, csr.edge, dots)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        a, b = ctx.saved_tensors
-        by_a = _EdgeProduct.apply(grad, b, ctx.csr)  # type: ignore[no-untyped-call]
-        by_b = _EdgeProduct.apply(grad, a, ctx.csr.transposed)  # type: ignore[no-untyped-call]
-        return by_a, by_b, None, None
+        return Pending(finish)
 
 
-def edge_product(weight: Tensor, x: Tensor, csr: CSR) -> Tensor:
-    """``y_i = sum_e w_e x_col(e)`` on one rank, differentiable by w and by x to any order; talks to nobody.
+def _to_slots(post: HaloTransfer) -> HaloTransfer:
+    """The same messages, each row of which becomes one of the result."""
+    return HaloTransfer(post.outgoing, post.exchange, post.exchange.slots, post.codecs)
 
-    Shapes:
-        - weight: ``[e]``, by edge storage of the pattern
-        - x: ``[m, F]``
-        - output: ``[n, F]``
-    """
-    out: Tensor = _EdgeProduct.apply(weight, x, csr)  # type: ignore[no-untyped-call]
-    return out
+
+def _added(halo: HaloTransfer, x: Tensor, num_rows: int) -> Pending[Tensor]:
+    messages = halo.start(x)
+    return Pending(lambda: halo.finish(messages, x.new_zeros(num_rows, x.shape[1])))
 
 
 def _require_dtype(x: Tensor) -> None:
@@ -169,19 +140,19 @@ def aggregate(x: Tensor, operator: LinearOperator) -> Tensor:
         - output: ``[n, F]``
     """
     _require_dtype(x)
-    return _Multiply.apply(x, operator, False)  # type: ignore[no-any-return, no-untyped-call]
+    return apply(operator, x)
 
 
 def halo_rows(x: Tensor, post: HaloTransfer) -> Tensor:
     """The halo of x by a post exchange, differentiable; collective both ways. Shapes: ``[n, F] -> [h, F]``."""
     _require_dtype(x)
-    return _HaloRows.apply(x, post, False)  # type: ignore[no-any-return, no-untyped-call]
+    return apply(HaloRows(post), x)
 
 
 def halo_sums(rows: Tensor, post: HaloTransfer) -> Tensor:
     """Send halo rows home, where they are summed: the transpose of :func:`halo_rows`. Shapes: ``[h, F] -> [n, F]``."""
     _require_dtype(rows)
-    return _HaloRows.apply(rows, post, True)  # type: ignore[no-any-return, no-untyped-call]
+    return apply(HaloSums(post), rows)
 
 
 def aggregate_edges(x: Tensor, weight: Tensor, local: CSR, post: HaloTransfer) -> Tensor:

@@ -8,7 +8,8 @@ from functools import cached_property
 from torch import Tensor
 
 from pyg_dist.backend.comm.codec import EXACT, Codec
-from pyg_dist.backend.halo.exchange import Exchange, Pending
+from pyg_dist.backend.comm.transport import Messages
+from pyg_dist.backend.halo.exchange import Exchange
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.backend.timing import overlaps, phase
@@ -40,7 +41,7 @@ class HaloTransfer:
         """The same, with other codecs. Everything that is kept, is kept by the parts."""
         return self if codecs == self.codecs else replace(self, codecs=codecs)
 
-    def start(self, x: Tensor, col_scale: Tensor | None = None, divide: bool = False) -> Pending:
+    def start(self, x: Tensor, col_scale: Tensor | None = None, divide: bool = False) -> Messages:
         """Multiply by ``outgoing diag(col_scale)`` and send (collective, does not wait). Shapes: ``[n, F]``.
 
         With ``divide``: by the scale's inverse.
@@ -54,21 +55,21 @@ class HaloTransfer:
                 codec.pack(sent, self.outgoing, _last(x, k), _factor(col_scale, k, divide))
         if overlaps():
             return exchange.start(sent, received)
-        exchange.meet()  # what slower ranks are late is no part of the exchange
-        pending = exchange.start(sent, received)
-        pending.wait()
-        return pending
+        exchange.transport.meet()  # what slower ranks are late is no part of the exchange
+        messages = exchange.start(sent, received)
+        messages.wait()
+        return messages
 
-    def finish(self, pending: Pending, out: Tensor, row_scale: Tensor | None = None, divide: bool = False) -> Tensor:
+    def finish(self, messages: Messages, out: Tensor, row_scale: Tensor | None = None, divide: bool = False) -> Tensor:
         """Add ``diag(row_scale) incoming`` times what has arrived to ``out`` (waits). Shapes: ``[n, F]``.
 
         With ``divide``: by the scale's inverse.
         """
-        received, b = pending.received, self.incoming.num_rows
+        received, b = messages.received, self.incoming.num_rows
         addends, factor = _last(out, b), _factor(row_scale, b, divide)
         is_identity = self.incoming.pattern.is_identity
         for sender, low, high in self.exchange.arrivals:
-            pending.wait_for(sender)
+            messages.wait_for(sender)
             with phase("unpack"):
                 if is_identity:  # rows that stay rows: each message has its own place
                     own = slice(low, high)
@@ -76,8 +77,8 @@ class HaloTransfer:
                     self.codecs[0].unpack_add(received[own], slots, addends[own], factor)
                 else:
                     self.codecs[0].unpack_add(received[low:high], self._piece(low, high), addends, factor)
-        pending.wait()
-        self.exchange.buffers.release(pending.sent, received)
+        messages.wait()
+        self.exchange.buffers.release(messages.sent, received)
         return out
 
     def _piece(self, low: int, high: int) -> Matrix:

@@ -34,7 +34,8 @@ def call(op: Any, *args: Any) -> Any:
         message = str(error)
         if ": expected" not in message:
             raise
-        raise DataError(message.splitlines()[0]) from None
+        kind = UnsupportedError if ": expected tensors on " in message else DataError  # csrc/ops/device.cpp
+        raise kind(message.splitlines()[0]) from None
 
 
 def as_rows(x: Tensor) -> Tensor:

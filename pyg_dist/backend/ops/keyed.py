@@ -17,7 +17,7 @@ def keyed_dropout(x: Tensor, key: Tensor, p: float, seed: int, column_offset: in
         y_{ic} = \frac{x_{ic}}{1 - p} \, [\, \mathrm{word}(\mathrm{seed}, \mathrm{key}_i, c + \mathrm{offset})
         \ge p \, 2^{32} \,]
 
-    The words come from Philox-4x32-10 (``csrc/kernels/philox.h``): the mask depends neither on ranks, threads and
+    The words come from Philox-4x32-10 (``csrc/formats/keyed.h``): the mask depends neither on ranks, threads and
     instruction sets nor on which other rows there are. Columns of ``x[i]`` are counted over its trailing dimensions.
 
     Shapes:
@@ -65,7 +65,7 @@ def keyed_normal(
 ) -> Tensor:
     """Standard normal numbers, a function of (seed, key of the row, column) alone, as in :func:`keyed_dropout`.
 
-    Box-Muller in double precision (``csrc/kernels/keyed_normal.h``), then rounded; equal between machines up to the
+    Box-Muller in double precision (``csrc/formats/keyed.h``), then rounded; equal between machines up to the
     last bit of the C library's logarithm, sine and cosine.
 
     Shapes:

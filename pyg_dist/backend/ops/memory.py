@@ -1,7 +1,7 @@
 """Memory that has been freed: blocks of large outputs wait to be used again, the C library's is given back.
 
 Full-batch epochs ask for the same few large tensors again and again. The native ops take outputs of 8 MiB and more out
-of a pool of blocks in huge pages (``csrc/ops/block_pool.h``): a freed block waits for the next request of its size.
+of a pool of blocks in huge pages (``csrc/ops/cpu/block_pool.h``): a freed block waits for the next request of its size.
 Blocks in use and blocks that wait are together never more than were in use at once, and while they wait the kernel may
 take their pages. docs/performance.md has the figures. With torch 2.10 and outside of Linux there is no pool.
 """

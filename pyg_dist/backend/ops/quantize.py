@@ -32,7 +32,7 @@ def quantize_csr(
     Source: SuperGCN, 2.4 and 7.3. Approximate: with a ``key``, u is uniform in [0, 1), a function of (seed, key of the
     row, column, F, b) alone, each value is within S of h, and the mean of ``Z + S q`` is h; without one, u is 1/2 and
     each value within S / 2. Z and S are the row's smallest value and a step of ``2^b - 1`` to its largest, rounded to
-    bfloat16 outward (``csrc/kernels/packed_rows.h`` has every step). ``bits=16`` rounds to bfloat16.
+    bfloat16 outward (``csrc/formats/packed_rows.h`` has every step). ``bits=16`` rounds to bfloat16.
     A pattern with one entry a row gathers rows, and reads them where they lie.
 
     u has 16 bits, so the mean is low by less than ``2^-16 S``, beside a standard error of up to ``S / 200`` for 10,000

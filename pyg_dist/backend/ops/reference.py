@@ -1,6 +1,6 @@
 """Slow, readable twins of the native ops, in plain torch and NumPy: what the kernels are tested against.
 
-Same arguments, shapes and dtypes as :mod:`pyg_dist.backend.ops`. Random words are those of ``csrc/kernels/philox.h``,
+Same arguments, shapes and dtypes as :mod:`pyg_dist.backend.ops`. Random words are those of ``csrc/formats/keyed.h``,
 bit for bit.
 """
 
@@ -188,7 +188,7 @@ def quantize_csr(
     key: Tensor | None = None,
     seed: int = 0,
 ) -> Tensor:
-    """The steps of ``csrc/kernels/packed_rows.h``, for finite rows."""
+    """The steps of ``csrc/formats/packed_rows.h``, for finite rows."""
     sums = spmm_csr(rowptr, col, x.to(_sum_dtype(x)), weight, col_scale=col_scale).float()
     if bits == 16:
         return sums.bfloat16().view(torch.uint8)

@@ -1,4 +1,4 @@
-"""How long the rows of messages are and what they are keyed by; ``csrc/kernels/packed_rows.h`` has how they lie.
+"""How long the rows of messages are and what they are keyed by; ``csrc/formats/packed_rows.h`` has how they lie.
 
 No torch here: plans count with the same functions that messages are made by.
 """

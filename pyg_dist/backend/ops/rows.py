@@ -233,5 +233,5 @@ def _(
     seed: int,
     column_offset: int,
 ) -> tuple[Tensor, Tensor]:
-    num_groups = min(max(x.numel() // 2**15, 1), 64)  # csrc/ops/row_epilogue_cpu.cpp
+    num_groups = min(max(x.numel() // 2**15, 1), 64)  # csrc/ops/row_epilogue.cpp
     return torch.empty_like(x), x.new_empty(num_groups, 3, x.shape[1], dtype=sum_dtype(x))

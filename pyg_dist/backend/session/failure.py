@@ -12,8 +12,8 @@ Three orderings matter:
 * only the first failure is spread. Later ones are usually its consequences, such as closed connections.
 
 A rank that is killed leaves no message: its closed connections raise in its partners, which then spread the word. What
-the transport says of that names no rank, and whoever is first to notice would get the blame: :func:`wait` and the hook
-say it in words of ours.
+the transport says of that names no rank, and whoever is first to notice would get the blame: the hook and
+:mod:`~pyg_dist.backend.comm.connection` say it in words of ours.
 Background threads are left alone: an exception there does not end a plain Python process either.
 """
 
@@ -25,12 +25,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from types import TracebackType
 
 import torch.distributed as dist
 
+from pyg_dist.backend.comm.connection import is_lost, loss_of
 from pyg_dist.backend.session.agreement import LONGEST_WAIT, one_line
 from pyg_dist.errors import ConnectionLostError
 
@@ -160,41 +161,11 @@ class FailureWatch:
         self._leave()
 
 
-def wait(work: dist.Work, peer: int | None = None) -> None:
-    """``work.wait()``; ``peer`` is the only other rank that takes part in it, if there is one.
-
-    Raises:
-        ConnectionLostError: The connection to a rank is gone.
-    """
-    with connected(peer):
-        work.wait()
-
-
-@contextlib.contextmanager
-def connected(peer: int | None = None) -> Iterator[None]:
-    """Within it, the transport's errors about closed connections become ours. See :func:`wait`."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not _is_lost_connection(error):
-            raise
-        raise ConnectionLostError(_lost(dist.get_rank(), peer)) from error
-
-
-def _is_lost_connection(error: BaseException) -> bool:
-    return any(words in str(error) for words in ("closed by peer", "reset by peer", "Broken pipe"))
-
-
-def _lost(rank: int, peer: int | None) -> str:
-    other, its = ("another rank", "the others' logs") if peer is None else (f"rank {peer}", "that rank's log")
-    return f"rank {rank} lost its connection to {other}, which was killed or has crashed: see {its}"
-
-
 def _what_happened(rank: int, error: BaseException) -> str:
     """What ``rank`` tells the others of its ``error``."""
     if isinstance(error, ConnectionLostError):
         return error.message
-    return _lost(rank, None) if _is_lost_connection(error) else f"rank {rank} failed: {one_line(error)}"
+    return loss_of(rank, None) if is_lost(error) else f"rank {rank} failed: {one_line(error)}"
 
 
 def _report(line: str) -> None:

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.grid.edge_values import EdgeValueScatter
+from pyg_dist.backend.comm.redistribution import Redistribution
 from pyg_dist.backend.grid.mesh import GRID_AXES
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.layout.grid.sharding import Grid
@@ -45,7 +45,7 @@ class AdjacencyTile:
     column_id: Tensor
     loop_row: Tensor
     loop_column: Tensor
-    make_dispatch: Callable[[], EdgeValueScatter]
+    make_dispatch: Callable[[], Redistribution]
 
     @staticmethod
     def of(
@@ -80,7 +80,7 @@ class AdjacencyTile:
 
         (row_low, row_high), (column_low, column_high) = block(row_axis), block(column_axis)
         if read is None:
-            source, target = make_dispatch().scatter(edge_index.t()).unbind(1)
+            source, target = make_dispatch().start(edge_index.t()).wait().unbind(1)
             row, column = (rows.position[target] - row_low).int(), (columns.position[source] - column_low).int()
         else:
             row, column = read(row_axis, column_axis, order)
@@ -99,7 +99,7 @@ class AdjacencyTile:
 
     @cached_property
     @lasting
-    def dispatch(self) -> EdgeValueScatter:
+    def dispatch(self) -> Redistribution:
         """Brings values of edges here; a graph without edge weights needs none (collective at the first use)."""
         return self.make_dispatch()
 
@@ -111,7 +111,10 @@ class AdjacencyTile:
         """The edges with a loop for every node that is in both blocks. Made once."""
         known = self._loops.get(rule)
         if known is None:
-            known = self._loops[rule] = SelfLoops(self.csr, self.loop_row, self.loop_column, rule, self.row.numel())
+            entries = lambda: (self.row, self.column, torch.arange(self.row.numel()))  # noqa: E731
+            shape = self.row_id.numel(), self.column_id.numel()
+            known = SelfLoops(entries, shape, self.loop_row, self.loop_column, rule, self.row.numel())
+            self._loops[rule] = known
         return known
 
     def _csr(self, row: Tensor, column: Tensor, edge: Tensor) -> CSR:
@@ -120,7 +123,7 @@ class AdjacencyTile:
 
 def _dispatch(
     grid: Grid, edge_index: Tensor, edge_id: Tensor, row_axis: str, column_axis: str, order: int
-) -> EdgeValueScatter:
+) -> Redistribution:
     """What brings values from where the edges are stored to their tiles (collective). See :meth:`AdjacencyTile.of`."""
     shape = grid.mesh.grid_shape
     rows, columns = grid.orders[grid.other_order(order)], grid.orders[order]
@@ -129,4 +132,4 @@ def _dispatch(
     first = at_row * shape.stride(row_axis) + at_column * shape.stride(column_axis)
     receiver = torch.cat([first + replica * shape.stride(third) for replica in range(shape[third])])
     edge = torch.arange(first.numel()).repeat(shape[third])
-    return EdgeValueScatter.by_rank(grid.wire(*GRID_AXES, exact=True), receiver, edge, edge_id)
+    return Redistribution.of_copies(grid.wire(*GRID_AXES, exact=True), receiver, edge, edge_id)

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_dist.backend.autograd.replicated import copy_to_ranks
+from pyg_dist.backend.comm.transport import Pending
 from pyg_dist.backend.grid.collectives import copy_to_replicas, reduce_from_replicas, reduce_scatter
 from pyg_dist.backend.grid.mesh import GRID_AXES
 from pyg_dist.errors import DataError, MixedRowsError
-from pyg_dist.layout.graph import Pending
 from pyg_dist.layout.grid.sharding import Tile
 from pyg_dist.layout.grid.tile_tensor import TILES, TileTensor, as_tile, on_tiles
 from pyg_dist.plan.grid.tiling import TileLayout

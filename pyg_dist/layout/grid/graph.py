@@ -9,17 +9,17 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.comm.group import Group
+from pyg_dist.backend.comm.transport import Pending, Traffic
 from pyg_dist.backend.grid.collectives import sum_all
-from pyg_dist.backend.grid.edge_values import scatter_edge_values
 from pyg_dist.backend.grid.mesh import GRID_AXES
-from pyg_dist.backend.grid.operator import GridOperator, PendingProduct, Side, TileProduct, multiply
-from pyg_dist.backend.halo.exchange import Traffic
+from pyg_dist.backend.grid.operator import GridOperator, Side, TileProduct, multiply
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.errors import LayoutMismatchError
 from pyg_dist.layout import aggregation_cache
 from pyg_dist.layout.gcn_norm import gcn_product, gcn_scales
-from pyg_dist.layout.graph import Finished, NodeSharding, Norm, Pending, refuse_edge_view
+from pyg_dist.layout.graph import NodeSharding, Norm, refuse_edge_view
 from pyg_dist.layout.grid.adjacency import AdjacencyTile, ReadTile
 from pyg_dist.layout.grid.functions import linear_sum
 from pyg_dist.layout.grid.operator import TiledOperator
@@ -190,7 +190,8 @@ class GridGraph:
     def start(self, x: NodeTensor, operator: TiledOperator, layer: nn.Module | None = None) -> Pending[TileTensor]:
         """:meth:`aggregate` up to its last sum. What is cached is there at once, and nothing is sent."""
         if operator.norm.kind == "gcn" and operator.learns:
-            return Finished(self.aggregate(x, operator))
+            out = self.aggregate(x, operator)
+            return Pending(lambda: out)
         return self._start(as_tiles(x), operator)
 
     def _start(self, x: TileTensor, operator: TiledOperator, exact: bool = False) -> Pending[TileTensor]:
@@ -201,7 +202,7 @@ class GridGraph:
         matrix = operator.tile(layout)
         known = aggregation_cache.lookup(x, matrix)
         if known is not None:
-            return Finished(TileTensor.from_local(known, after))
+            return Pending(lambda: TileTensor.from_local(known, after))
         kept = not matrix.learns and aggregation_cache.is_cacheable(x, after)
         exact = exact or kept  # rounded once, it would be wrong in every epoch
         scatters, is_scattered = self.grid.sums == "reduce_scatter", len(layout.rows) == 2
@@ -218,7 +219,17 @@ class GridGraph:
             Side(grid.wire(row, exact=exact), tuple(grid.row_sizes(pieces, row)), scatters),
             grid.num_blocks,
         )
-        return _PendingTiles(x, product, after, kept)
+        local = x.to_local()
+        pending = None if matrix.learns else product.start(local)
+
+        def finish() -> TileTensor:
+            out = multiply(local, product, pending)
+            if kept:
+                aggregation_cache.store(x, matrix, out)
+            x._is_reused = True
+            return TileTensor.from_local(out, after)
+
+        return Pending(finish)
 
     def is_cached(self, x: NodeTensor, operator: TiledOperator) -> bool:
         """Whether :meth:`aggregate` knows the result, or would keep it (collective if built)."""
@@ -285,7 +296,7 @@ class GridGraph:
         is_source[csr.col.long()] = True
         scales = gcn_scales(
             self._row_sums(tile, csr, values, dtype),
-            lambda scale: redistribution.move(scale.view(-1, 1)).view(-1),
+            lambda scale: redistribution.start(scale.view(-1, 1)).wait().view(-1),
             is_source,
         )
         return GridOperator(csr, values, *scales)
@@ -349,14 +360,14 @@ class GridGraph:
             whole_key = (key, tile.row_axis, tile.column_axis, tile.column_order)
             if weight is not None and learns(weight):
                 if whole_key not in learning:
-                    values = scatter_edge_values(weight.to_local().to(dtype), tile.dispatch)
+                    values = apply(tile.dispatch, weight.to_local().to(dtype))
                     learning[whole_key] = build(tile, values)
                 return learning[whole_key]
 
             def build_constant() -> GridOperator:
                 if weight is None:
                     return build(tile, None)
-                return build(tile, tile.dispatch.scatter(weight.to_local().detach().to(dtype)))
+                return build(tile, tile.dispatch.start(weight.to_local().detach().to(dtype)).wait())
 
             return self._operators.get(whole_key, weight, build_constant)
 
@@ -372,22 +383,3 @@ def as_tiles(x: NodeTensor) -> TileTensor:
     """``x``, which :meth:`GridGraph.place` has made."""
     assert isinstance(x, TileTensor), "products take what place() gives"
     return x
-
-
-class _PendingTiles:
-    """A product of tiles whose last sum is under way."""
-
-    def __init__(self, x: TileTensor, product: TileProduct, after: Tile, kept: bool) -> None:
-        self._x = x
-        self._product = product
-        self._after = after
-        self._kept = kept
-        self._pending = None if product.operator.learns else PendingProduct(x.to_local(), product)
-
-    def wait(self) -> TileTensor:
-        """The product."""
-        out = multiply(self._x.to_local(), self._product, self._pending)
-        if self._kept:
-            aggregation_cache.store(self._x, self._product.operator, out)
-        self._x._is_reused = True
-        return TileTensor.from_local(out, self._after)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_dist.backend.autograd.replicated import copy_to_ranks, reduce_from_ranks
-from pyg_dist.backend.grid.collectives import gather_pieces
+from pyg_dist.backend.grid.collectives import all_gather
 from pyg_dist.errors import DataError
 from pyg_dist.layout.grid.sharding import Tile
 from pyg_dist.layout.grid.tile_tensor import TileTensor, on_tiles
@@ -82,7 +82,7 @@ def _normalise(x: Tensor, tile: Tile, running: list[Tensor | None], momentum: fl
         with torch.no_grad():
             mine = torch.stack([mean, variance * (tile.size / (tile.size - 1))])
             wire = tile.grid.wire(*(tile.layout.columns or ()), exact=True)
-            for buffer, batch in zip(running, gather_pieces(mine, wire, tile.column_sizes, 1), strict=True):
+            for buffer, batch in zip(running, all_gather(mine, wire, tile.column_sizes, 1), strict=True):
                 if buffer is not None:
                     buffer.lerp_(batch.to(buffer.dtype), momentum)
     return centred * copy_to_ranks(torch.rsqrt(variance + eps), group)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.autograd.replicated import copy_to_ranks
 from pyg_dist.backend.comm.group import Group
+from pyg_dist.backend.comm.redistribution import Blocks, Redistribution
+from pyg_dist.backend.comm.transport import Transport
 from pyg_dist.backend.grid.mesh import GRID_AXES, Mesh
-from pyg_dist.backend.grid.redistribute import Redistribution, redistribute
-from pyg_dist.backend.grid.transport import MeshTransport
 from pyg_dist.errors import DataError
 from pyg_dist.layout.graph import NodeSharding
 from pyg_dist.plan.grid.node_order import NodeOrder
@@ -122,7 +122,7 @@ class Tile(RowSharding):
 
     def to(self, local: Tensor, other: Tile) -> Tensor:
         """The local tile of ``other``; differentiable (collective where they differ)."""
-        return local if other is self else redistribute(local, self.grid.redistribution(self, other))
+        return local if other is self else apply(self.grid.redistribution(self, other), local)
 
 
 class GridNodes(NodeSharding):
@@ -202,17 +202,17 @@ class Grid:
         layout, shape = TileLayout((), axis, 0), self.mesh.grid_shape
         return [len(column_range(width, layout, shape, {axis: k})) for k in range(shape[axis])]
 
-    def wire(self, *axes: str, exact: bool = False) -> MeshTransport:
+    def wire(self, *axes: str, exact: bool = False) -> Transport:
         """The messages along a product of axes; in the narrow dtype unless ``exact``."""
-        return MeshTransport(self.mesh.group(*axes), self.mesh.traffic_of(*axes), None if exact else self.comm_dtype)
+        return Transport(self.mesh.group(*axes), self.mesh.traffic_of(*axes), None if exact else self.comm_dtype)
 
     def redistribution(self, before: Tile, after: Tile) -> Redistribution:
         """The change between two distributions of equal width."""
         known = self._redistributions.get((before, after))
         if known is None:
             there, back = self._redistribution(before, after), self._redistribution(after, before)
-            there.back.append(back)
-            back.back.append(there)
+            # The gradient of a matrix, too, is one matrix, of which replicas hold the same elements: they count once.
+            there.transposed, back.transposed = back, there
             self._redistributions[before, after] = known = there
             self._redistributions[after, before] = back
         return known
@@ -222,20 +222,19 @@ class Grid:
         shape = self.mesh.grid_shape
         places = [shape.coordinates(rank) for rank in range(shape.size)]
 
-        def pieces(lists: tuple[Tensor | None, ...], mine: Tile, other: Tile) -> Any:
+        def blocks(lists: tuple[Tensor | None, ...], mine: Tile, other: Tile) -> Blocks:
+            pieces = []
             for rank, rows in enumerate(lists):
                 there = column_range(mine.width, other.layout, shape, places[rank])
                 shared = columns_between(mine.columns, there)
                 start = mine.columns.start
-                yield (rows if len(shared) else None), shared.start - start, shared.stop - start
+                pieces.append((rows if len(shared) else None, shared.start - start, shared.stop - start))
+            return Blocks.of_columns(pieces, (mine.num_local, len(mine.columns)))
 
         return Redistribution(
             self.wire(*GRID_AXES, exact=True),
-            tuple(pieces(rows.send, before, after)),
-            tuple(pieces(rows.receive, after, before)),
-            after.num_local,
-            len(after.columns),
-            [],
+            blocks(rows.send, before, after),
+            blocks(rows.receive, after, before),
         )
 
     def _route(self, before: TileLayout, after: TileLayout) -> RedistributionPlan:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, cast
-from weakref import ref
 
 import torch
 from torch import Tensor
@@ -23,6 +22,7 @@ from pyg_dist.tensor.functions.autograd import (
     backward_of_one,
     data,
     deepcopy,
+    detach,
     grad,
     grad_fn,
     register_hook,
@@ -33,9 +33,10 @@ from pyg_dist.tensor.functions.autograd import (
 )
 from pyg_dist.tensor.functions.random import dropout, initialise, normal_, random_like, uniform_
 from pyg_dist.tensor.functions.refusals import pickle, trace
-from pyg_dist.tensor.functions.shapes import length, metadata, numel, shape
+from pyg_dist.tensor.functions.shapes import length, metadata, num_bytes, numel, shape
 from pyg_dist.tensor.registry import NAMESPACES, TABLE, Function, Handler, functions, public_name, writes
 from pyg_dist.tensor.row_tensor import (
+    COLUMNS,
     DerivedOperand,
     NodeTensor,
     RowTensor,
@@ -106,29 +107,8 @@ class TileTensor(NodeTensor):
             rows: Any = as_row_tensor_(local.as_subclass(Tensor), grid.node_sharding)
             self._as_rows = None if version is None or (records and self.is_leaf) else (state, rows)
             if whole is not tile:
-                local.copied_from = ref(self)
+                local._copy_of = COLUMNS
             return cast(NodeTensor, rows)
-
-    def take_back(self, rows: Tensor) -> Callable[[], None]:
-        """Before a view of ``rows``, this tile's whole ones, is written to; what it returns is to be called after that.
-
-        Raises:
-            MixedRowsError: They are not the tile's any more.
-        """
-        kept = self._as_rows
-        with local_tensors():
-            if kept is None or kept[1]._base is not rows or kept[0][0] != version_of(self):
-                raise MixedRowsError(
-                    "Expected to write into a view of rows as they are (got one of before they changed): take it anew"
-                )
-
-        def copy_back() -> None:
-            with local_tensors():
-                moved = self._sharding.from_sharding(rows, self._sharding.grid.node_sharding)
-                self.copy_(moved)  # type: ignore[arg-type]
-                self._as_rows = ((version_of(self), *kept[0][1:]), kept[1])
-
-        return copy_back
 
 
 row_tensor.register_class("tile", TileTensor)
@@ -164,15 +144,16 @@ def _write_rows(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 _SAME_FOR_TILES = (
-    metadata, shape, numel, length, stored, store, data, replace_data, unchanged, register_hook, backward_of_one,
-    backward, grad, deepcopy, grad_fn, trace, pickle, dropout, random_like, uniform_, normal_, initialise,
+    metadata, shape, numel, num_bytes, length, stored, store, data, detach, replace_data, unchanged, register_hook,
+    backward_of_one, backward, grad, deepcopy, grad_fn, trace, pickle, dropout, random_like, uniform_, normal_,
+    initialise,
 )  # fmt: skip
 TILES.update({function: handler for function, handler in TABLE.items() if handler in _SAME_FOR_TILES})
 
 
 @on_tiles("__repr__", "__format__")
 def representation(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Global shape and local values; talks to nobody."""
+    """Global shape and local values; no communication."""
     x: TileTensor = args[0]
     with local_tensors():
         tile, local = x._sharding, x.as_subclass(Tensor)

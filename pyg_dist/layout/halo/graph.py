@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from pyg_dist.backend import ops
 from pyg_dist.backend.comm.codec import EXACT, Codec
 from pyg_dist.backend.comm.quantized import Bits, quantized
-from pyg_dist.backend.halo.exchange import Exchange, Traffic
+from pyg_dist.backend.comm.transport import Pending, Traffic, Transport
+from pyg_dist.backend.halo.exchange import Exchange
 from pyg_dist.backend.halo.operator import LinearOperator, aggregate, aggregate_edges, halo_rows, halo_sums
 from pyg_dist.backend.halo.transfer import HaloTransfer
 from pyg_dist.backend.sparse.csr import CSR
@@ -22,7 +23,7 @@ from pyg_dist.layout import aggregation_cache
 from pyg_dist.layout.accumulate import add_into_
 from pyg_dist.layout.edges import Edges
 from pyg_dist.layout.gcn_norm import gcn_product, gcn_scales
-from pyg_dist.layout.graph import Finished, Norm, Pending
+from pyg_dist.layout.graph import Norm
 from pyg_dist.layout.halo.operator import ConstantOperator, HaloOperator, LearningOperator
 from pyg_dist.layout.halo.sharding import HaloNodes
 from pyg_dist.layout.operator_cache import OperatorCache
@@ -73,7 +74,9 @@ class HaloGraph:
         )
         self.local = share.local.to(self.device)
         node = torch.arange(nodes.num_local, device=self.device)
-        self._loops = SelfLoops(self.local, node, node, loop_rule, self.edge_sharding.num_local)
+        entries = lambda: (self.local.row(), self.local.col, self.local.edge)  # noqa: E731
+        shape = nodes.num_local, nodes.num_local
+        self._loops = SelfLoops(entries, shape, node, node, loop_rule, self.edge_sharding.num_local)
         self.row_transfer = self._halo(share.post)
         self._sum_transfer = self.row_transfer if share.sums is share.post else self._halo(share.sums)
         self._operators: OperatorCache[ConstantOperator] = OperatorCache()
@@ -82,10 +85,14 @@ class HaloGraph:
     def __deepcopy__(self, memo: object) -> HaloGraph:
         return self  # immutable, apart from caches
 
+    @property
+    def _transport(self) -> Transport:
+        return Transport(self.group, self.traffic)
+
     def _halo(self, transfer: Transfer) -> HaloTransfer:
         """The runtime form of a transfer, all values one."""
         counts = transfer.send_counts, transfer.recv_counts
-        exchange = Exchange(self.group, *counts, self.traffic, self.is_dense, self.node_sharding.buffers)
+        exchange = Exchange(self._transport, *counts, self.is_dense, self.node_sharding.buffers)
         return HaloTransfer(
             Matrix(transfer.outgoing.to(self.device)), exchange, Matrix(transfer.incoming.to(self.device))
         )
@@ -335,9 +342,10 @@ class HaloGraph:
             aggregation_cache.store(x, operator, result)
         return NodeTensor.from_local(result, x._sharding)
 
-    def start(self, x: NodeTensor, operator: HaloOperator, layer: nn.Module | None = None) -> Finished[NodeTensor]:
+    def start(self, x: NodeTensor, operator: HaloOperator, layer: nn.Module | None = None) -> Pending[NodeTensor]:
         """:meth:`aggregate`, which hides its messages behind local edges."""
-        return Finished(self.aggregate(x, operator, layer))
+        out = self.aggregate(x, operator, layer)
+        return Pending(lambda: out)
 
     def align(self, x: NodeTensor, like: NodeTensor) -> NodeTensor:
         """Itself: a product lies as what was multiplied."""
@@ -379,7 +387,7 @@ class HaloGraph:
     def _learning(self, norm: Norm, weight: Tensor) -> LearningOperator:
         """The operator of weights that learn."""
         adds_loops = norm.kind == "gcn" and norm.add_self_loops
-        local = self._loops.others if adds_loops else self.local
+        local = self._loops.others if adds_loops and self.loop_rule != "add" else self.local
 
         def sums(x: Tensor, weight: Tensor, transfer: HaloTransfer) -> Tensor:
             out = aggregate_edges(x, weight, local, transfer)
@@ -410,7 +418,7 @@ class HaloGraph:
             return Matrix(local), self._sum_transfer
         # Weights stay with the target's rank; the source's rank borrows those of the edges that it sums.
         lists, one = self.share.sums, values.new_ones(1)  # the last value: of the entries UNIT
-        borrow = Exchange(self.group, lists.weight_send_counts, lists.weight_recv_counts, self.traffic)
+        borrow = Exchange(self._transport, lists.weight_send_counts, lists.weight_recv_counts)
         borrowed = borrow.start(values[lists.weights_to_send.to(self.device)]).wait()
         storage = torch.cat([values, one])
         halo = HaloTransfer(

@@ -8,7 +8,7 @@ from torch import Tensor
 from pyg_dist.backend.comm.buffers import Buffers
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.quantized import Bits
-from pyg_dist.backend.halo.exchange import Traffic
+from pyg_dist.backend.comm.transport import Traffic
 from pyg_dist.layout.graph import NodeSharding
 from pyg_dist.plan.halo.remote_edges import Exchange
 from pyg_dist.tensor.sharding import lasting

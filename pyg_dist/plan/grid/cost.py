@@ -12,9 +12,8 @@ from dataclasses import replace
 from pyg_dist.backend.grid.mesh import GRID_AXES, MeshShape
 from pyg_dist.plan.grid.tiling import INPUT, Sums, column_range, row_range
 from pyg_dist.plan.grid.work import Work, work_of
-from pyg_dist.plan.halo.cost import reduction_seconds
 from pyg_dist.plan.machine import Machine
-from pyg_dist.plan.model import Model, Price
+from pyg_dist.plan.model import Model, Price, reduction_seconds
 
 
 def all_to_all_seconds(

@@ -41,7 +41,7 @@ class NodeOrder:
 
     @staticmethod
     def round_robin_by_degree(weight: Tensor, num_blocks: int, rng: torch.Generator) -> NodeOrder:
-        """Nodes dealt to ``num_blocks`` ranges by weight: each range gets as many of every weight as the others.
+        """Nodes go to ``num_blocks`` ranges in turn, by weight: each range gets as many of every weight as the others.
 
         Nodes of like weight form rounds of one node per range; within a round, who gets which is random.
         """
@@ -117,8 +117,9 @@ def choose_orders(
 ) -> tuple[tuple[NodeOrder, ...], tuple[Balance, ...]]:
     """The node orders under which the tiles of GCN's matrix (with self loops) are even, and how even each try was.
 
-    In turn: the input's order, a random one, two random ones in alternation (Plexus, 5.1), and two in which nodes are
-    dealt by degree. The first try with an imbalance of at most :data:`GOOD_IMBALANCE` is taken, else the best.
+    In turn: the input's order, a random one, two random ones in alternation (Plexus, 5.1), and two by degree
+    (:meth:`NodeOrder.round_robin_by_degree`, "dealt" in plans). The first try with an imbalance of at most
+    :data:`GOOD_IMBALANCE` is taken, else the best.
 
     Args:
         edges: all of them.

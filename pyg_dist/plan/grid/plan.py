@@ -11,15 +11,18 @@ import torch
 
 from pyg_dist.backend.grid.mesh import GRID_AXES, RANK_ORDER, MeshShape
 from pyg_dist.backend.session.agreement import digest
-from pyg_dist.plan.grid.cost import memory_of
+from pyg_dist.plan.base import DistributionPlan
+from pyg_dist.plan.grid.cost import memory_of, price_of
 from pyg_dist.plan.grid.node_order import Balance, EdgeChunks, NodeOrder, choose_orders, tile_counts
 from pyg_dist.plan.grid.tiling import INPUT, Sums, row_range
-from pyg_dist.plan.grid.work import aggregation_bytes, work_of
-from pyg_dist.plan.model import Model, Price, memory_range
+from pyg_dist.plan.grid.work import Work, aggregation_bytes, work_of
+from pyg_dist.plan.machine import Machine
+from pyg_dist.plan.model import Model, Price
+from pyg_dist.plan.plot import Bars, HeatMap, draw
 
 
 @dataclass(frozen=True)
-class GridPlan:
+class GridPlan(DistributionPlan):
     """The plan of one :class:`~pyg_dist.DistributedData` in the grid layout, equal on every rank.
 
     Attributes:
@@ -29,8 +32,8 @@ class GridPlan:
         edges: edges of each rank's tile in the first layer, by rank.
         tries: node orders that were tried, and how even their tiles are; the last one is used.
         model: the convs that the mesh was chosen for.
-        price: predicted for a training step of them.
-        constants: the machine's that it was priced with.
+        predicted: the price of a training step of them.
+        machine: what it was priced with.
         hash: digest of graph, mesh and options; equal plans have equal hashes.
     """
 
@@ -40,8 +43,8 @@ class GridPlan:
     edges: tuple[int, ...]
     tries: tuple[Balance, ...]
     model: Model
-    price: Price
-    constants: str
+    predicted: Price
+    machine: Machine
     hash: str
     layout: str = "grid"
 
@@ -52,7 +55,7 @@ class GridPlan:
         shape: MeshShape,
         sums: Sums,
         price: Price,
-        constants: str,
+        machine: Machine,
         seed: int,
         identity: str,
     ) -> tuple[GridPlan, tuple[NodeOrder, ...]]:
@@ -64,7 +67,7 @@ class GridPlan:
             shape: the mesh.
             sums: the form of the two big sums.
             price: of a step.
-            constants: that it was priced with.
+            machine: what it was priced with.
             seed: of the node orders.
             identity: digest of graph and options.
         """
@@ -75,7 +78,7 @@ class GridPlan:
         places = [shape.coordinates(rank) for rank in range(shape.size)]
         by_rank = tuple(int(counts[place["z"], place["x"]]) for place in places)
         name = digest(identity + repr((shape, sums)))
-        return GridPlan(shape, sums, model.num_nodes, by_rank, tries, model, price, constants, name), orders
+        return GridPlan(shape, sums, model.num_nodes, by_rank, tries, model, price, machine, name), orders
 
     @property
     def ranks(self) -> int:
@@ -90,56 +93,76 @@ class GridPlan:
             for rank in range(self.ranks)
         ]
 
-    def memory_bytes(self) -> list[int]:
+    @property
+    def messages(self) -> int:
+        """Messages of a training step, all ranks together."""
+        return sum(work.num_messages(self.shape) for work in self._works())
+
+    def halo_bytes(self, width: int) -> int:
+        """Bytes that the first layer's aggregation of ``width`` columns of float32 sends, all ranks together."""
+        return aggregation_bytes(self.model, self.shape, self.sums, width)
+
+    def memory_bytes(self, model: Model | None = None) -> list[int]:
         """See :func:`~pyg_dist.plan.grid.cost.memory_of`; by rank."""
-        return [memory_of(self.model, self.shape, self.sums, rank) for rank in range(self.ranks)]
+        model = self.model if model is None else model
+        return [memory_of(model, self.shape, self.sums, rank) for rank in range(self.ranks)]
 
-    def to_dict(self, widths: Sequence[int] = ()) -> dict[str, Any]:
-        """Plain numbers for programs; ``bytes`` is by width, for float32, of one aggregation.
+    def price(self, model: Model | None = None, machine: Machine | None = None) -> Price:
+        """What a training step costs (see :func:`~pyg_dist.plan.grid.cost.price_of`)."""
+        model, machine = self._described_model(model), self._machine(machine)
+        if (model, machine) == (self.model, self.machine):
+            return self.predicted
+        return price_of(model, self.shape, self.sums, machine)
 
-        Messages, ``step_bytes``, memory and seconds are of a training step of the model that the mesh was chosen for.
-        """
-        works = [work_of(self.model, self.shape, self.sums, rank) for rank in range(self.ranks)]
+    def plot(self, path: str | Path, width: int = 256) -> None:
+        """Draw edges by tile, and each rank's bytes and memory in a training step; ``width`` is the halo's."""
+        shape, mebibyte = self.shape, 2**-20
+        places = map(shape.coordinates, range(self.ranks))
+        edges = {(place["z"], place["x"]): count for place, count in zip(places, self.edges, strict=True)}
+        draw(
+            path,
+            f"mesh {shape}, {self.model}, plan {self.hash[:12]}",
+            HeatMap(
+                f"edges of a tile, {self.tries[-1].method} order",
+                [[edges[z, x] for x in range(shape.x)] for z in range(shape.z)],
+                "edges",
+                "x: sources",
+                "z: targets",
+            ),
+            Bars("sent in a step", {"sent": [work.num_bytes * mebibyte for work in self._works()]}, "MiB"),
+            Bars("memory", {"memory": [num_bytes * mebibyte for num_bytes in self.memory_bytes()]}, "MiB"),
+        )
+
+    def _works(self) -> list[Work]:
+        return [work_of(self.model, self.shape, self.sums, rank) for rank in range(self.ranks)]
+
+    def _machine(self, machine: Machine | None) -> Machine:
+        return self.machine if machine is None else machine
+
+    def _described_model(self, model: Model | None) -> Model:
+        return self.model if model is None else model
+
+    def _numbers(self, widths: Sequence[int], machine: Machine) -> dict[str, Any]:
+        """Messages, ``step_bytes``, memory and seconds are of a training step."""
         return {
-            "ranks": self.ranks,
-            "layout": self.layout,
             "mesh": {axis: self.shape[axis] for axis in reversed(RANK_ORDER)},
             "sums": self.sums,
-            "orders": self.tries[-1].method,
-            "hash": self.hash,
-            "nodes": self.nodes,
             "edges": list(self.edges),
+            "orders": self.tries[-1].method,
             # No row goes to a rank for itself alone: collectives along axes carry blocks of rows.
             "rows": {},
-            "messages": sum(work.num_messages(self.shape) for work in works),
-            "bytes": {str(w): aggregation_bytes(self.model, self.shape, self.sums, w) for w in widths},
-            "step_bytes": sum(work.num_bytes for work in works),
-            "memory_bytes": self.memory_bytes(),
+            "step_bytes": sum(work.num_bytes for work in self._works()),
             "model": str(self.model),
-            "predicted_seconds": self.price.seconds,
             "imbalance": {balance.method: balance.imbalance for balance in self.tries},
         }
 
-    def describe(self, widths: Sequence[int] = ()) -> str:
-        """A few lines for people."""
-        tried = ", ".join(f"{b.method} {b.imbalance:.3f}" for b in self.tries)
+    def _title(self) -> str:
         sides = " x ".join(str(self.shape[axis]) for axis in GRID_AXES)
-        return "\n".join(
-            [
-                f"grid layout, mesh {self.shape} ({sides}), sums by {self.sums}, plan {self.hash[:12]}",
-                f"node orders: {self.tries[-1].method} (max/mean of tiles: {tried})",
-                f"edges by rank: {min(self.edges):,} to {max(self.edges):,}",
-                f"predicted for a {self.model}: {self.price} a step; constants: {self.constants}",
-                f"memory of a rank, about: {memory_range(self.memory_bytes())}",
-                *(
-                    f"width {w}: {aggregation_bytes(self.model, self.shape, self.sums, w):,} bytes per aggregation"
-                    for w in widths
-                ),
-            ]
-        )
+        return f"grid layout, mesh {self.shape} ({sides}), sums by {self.sums}, plan {self.hash[:12]}"
 
-    def plot(self, path: str | Path) -> None:
-        """Draw edges by tile, and each rank's bytes (needs matplotlib). See :func:`pyg_dist.plan.plot.plot_grid`."""
-        from pyg_dist.plan.plot import plot_grid
-
-        plot_grid(self, path)
+    def _table(self, machine: Machine) -> list[str]:
+        tried = ", ".join(f"{b.method} {b.imbalance:.3f}" for b in self.tries)
+        return [
+            f"node orders: {self.tries[-1].method} (max/mean of tiles: {tried})",
+            f"edges by rank: {min(self.edges):,} to {max(self.edges):,}",
+        ]

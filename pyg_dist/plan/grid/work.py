@@ -103,7 +103,7 @@ class _StepTrace:
         source = self.rows(TileLayout((row, free), column, before.order))
         target = self.rows(TileLayout((free, row), column, order))
         all_source, all_target = self.rows(TileLayout((row,), column, 0)), self.rows(TileLayout((free,), column, 0))
-        wide = self.columns(self.width)
+        columns = self.columns(self.width)
         scattered, scatters = len(before.rows) == 2, self.sums == "reduce_scatter"
         self.layout = TileLayout((free, row) if scatters else (free,), column, order)
         self.work.tiles.add((free, row, before.order))
@@ -115,12 +115,12 @@ class _StepTrace:
         source_size = model.element_size if of_input else model.message_size
 
         def gather(piece: int, axis: str, size: int = 0) -> None:
-            self.send(piece * wide * (self.shape[axis] - 1), axis, size=size)
-            self.copy(axis, 2 * piece * wide * self.shape[axis])
+            self.send(piece * columns * (self.shape[axis] - 1), axis, size=size)
+            self.copy(axis, 2 * piece * columns * self.shape[axis])
 
         def sum_up(whole: int, piece: int, axis: str, to_all: bool, size: int = 0) -> None:
-            self.send((whole - piece) * wide, axis, size=size)
-            self.copy(axis, (whole + piece) * wide)
+            self.send((whole - piece) * columns, axis, size=size)
+            self.copy(axis, (whole + piece) * columns)
             if to_all:
                 gather(piece, axis, size)
 
@@ -128,17 +128,17 @@ class _StepTrace:
         if scattered:
             gather(source, free, source_size)
         sum_up(all_target, target, row, not scatters)
-        self.work.spmm.append((tile, all_target, wide))
+        self.work.spmm.append((tile, all_target, columns))
         if self.learns:
             if scatters:
                 gather(target, row)
             sum_up(all_source, source, free, not scattered, source_size)
-            self.work.spmm.append((tile, all_source, wide))
-        self.work.passing_numbers = max(self.work.passing_numbers, (all_source + all_target) * wide)
+            self.work.spmm.append((tile, all_source, columns))
+        self.work.passing_numbers = max(self.work.passing_numbers, (all_source + all_target) * columns)
 
     def linear(self, width: int, pairs: int = 1) -> None:
         """A product with weights, over ``pairs`` matrices side by side."""
-        before, rows, wide = self.layout, self.rows(), self.columns(self.width)
+        before, rows, columns = self.layout, self.rows(), self.columns(self.width)
         column = before.columns or ""
         self.at_input = False
         if before.replicas:
@@ -147,13 +147,13 @@ class _StepTrace:
             self.sum_to_all(rows * out, column)
             if self.learns:
                 for _ in range(pairs):
-                    self.sum_to_all(rows * wide, before.replicas[0])
+                    self.sum_to_all(rows * columns, before.replicas[0])
         else:
             out, mine = width, self.columns(width)
             self.send(rows * (width - mine), column)
             self.send(rows * mine * (self.shape[column] - 1), column)  # of the gradient
             self.copy(column, 3 * rows * width + rows * mine * (1 + 2 * self.shape[column]) + 2 * rows * width)
-        self.work.gemm_flops += 2.0 * rows * wide * out * pairs * (3 if self.learns else 2)
+        self.work.gemm_flops += 2.0 * rows * columns * out * pairs * (3 if self.learns else 2)
         self.width, self.learns = width, True
 
     def reroute(self, before: TileLayout, after: TileLayout, width: int) -> None:
@@ -191,27 +191,27 @@ class _StepTrace:
 
     def layer(self, layer: Layer) -> None:
         """One conv, with the order of its products that the conv itself chooses."""
-        before, wide, width = self.layout, layer.wide, layer.width
+        before, in_channels, out_channels = self.layout, layer.in_channels, layer.out_channels
         is_gcn = self.model.conv == "gcn"
         # A constant's sums are made before the linear map, whatever its width: they will be remembered.
-        if layer.learns and (width < wide or (width == wide and PROJECT_FIRST.value())):
-            self.linear(width)
+        if layer.learns and (out_channels < in_channels or (out_channels == in_channels and PROJECT_FIRST.value())):
+            self.linear(out_channels)
             if not is_gcn:  # the root's product, which then goes where the neighbours' is
                 projected = self.layout
-                self.layout, self.width = before, wide
-                self.linear(width)
+                self.layout, self.width = before, in_channels
+                self.linear(out_channels)
                 self.aggregate()
-                self.move(projected, self.layout, width, learns=True)
+                self.move(projected, self.layout, out_channels, learns=True)
             else:
                 self.aggregate()
         else:
             self.aggregate(layer.is_remembered)
             if not (is_gcn or layer.is_remembered):
-                self.move(before, self.layout, wide, learns=layer.learns)
-            self.work.kept_numbers += self.rows() * self.columns(wide) * self.model.num_matrices
-            self.linear(width, self.model.num_matrices)
-        self.work.kept_numbers += self.rows() * self.columns(width)
-        self.work.copied += ACTIVATION_PASSES * self.rows() * self.columns(width)
+                self.move(before, self.layout, in_channels, learns=layer.learns)
+            self.work.kept_numbers += self.rows() * self.columns(in_channels) * self.model.num_matrices
+            self.linear(out_channels, self.model.num_matrices)
+        self.work.kept_numbers += self.rows() * self.columns(out_channels)
+        self.work.copied += ACTIVATION_PASSES * self.rows() * self.columns(out_channels)
 
     def move(self, before: TileLayout, after: TileLayout, width: int, learns: bool) -> None:
         """There, and the gradient back."""

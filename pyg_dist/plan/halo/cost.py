@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,7 +10,7 @@ from torch import Tensor
 from pyg_dist.backend.ops.row_format import is_packed, row_bytes
 from pyg_dist.plan.halo.placement import node_of_rank
 from pyg_dist.plan.machine import Machine
-from pyg_dist.plan.model import ACTIVATION_PASSES, Model, Price
+from pyg_dist.plan.model import ACTIVATION_PASSES, Model, Price, reduction_seconds
 
 ELEMENT_BYTES = 4  # float32
 
@@ -117,28 +116,19 @@ def _price(model: Model, load: HaloLoad, machine: Machine, num_ranks: int, bits:
     streams = float(model.update_bytes)
     for layer in model.layers():
         directions = bits if layer.learns else () if saves and layer.is_remembered else bits[:1]
-        aggregated = min(layer.wide, layer.width) if saves and layer.learns else layer.wide
+        aggregated = min(layer.in_channels, layer.out_channels) if saves and layer.learns else layer.in_channels
         for direction in directions:
             sparse += machine.spmm_seconds(load.entries, load.nodes, aggregated)
             messages += exchange_seconds(load, aggregated, machine, num_ranks, direction)
             quantize += quantize_seconds(load, aggregated, machine, num_ranks, direction)
             quantize += pre_quantize_seconds(load, aggregated, machine, num_ranks, direction)
-        flops += 2.0 * load.nodes * layer.wide * layer.width * model.num_matrices * (3 if layer.learns else 2)
-        streams += ACTIVATION_PASSES * load.nodes * layer.width * model.element_size
+        weights = layer.in_channels * layer.out_channels * model.num_matrices
+        flops += 2.0 * load.nodes * weights * (3 if layer.learns else 2)
+        streams += ACTIVATION_PASSES * load.nodes * layer.out_channels * model.element_size
     messages += reduction_seconds(model, machine, num_ranks)
     return Price(
         turns * sparse, turns * flops / machine.gemm_rate, turns * streams / machine.stream_rate, messages, quantize
     )
-
-
-def reduction_seconds(model: Model, machine: Machine, num_ranks: int) -> float:
-    """The sums over all ranks of a step: the weights' gradients and the loss, by halving and doubling."""
-    if num_ranks == 1:
-        return 0.0
-    is_inside = num_ranks <= machine.ranks_per_node
-    steps = 2 * math.ceil(math.log2(num_ranks))
-    seconds = machine.send_seconds(model.gradient_bytes(num_ranks), 2 * steps, num_ranks, is_inside)
-    return (machine.turns(num_ranks) if is_inside else 1.0) * (seconds + 2 * machine.call_seconds)
 
 
 def memory_bytes(

@@ -19,12 +19,14 @@ from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import AgreementError, DataError, OptionError
 from pyg_dist.partition.edge_list import as_edges, check_ends
 from pyg_dist.partition.given import as_parts, check_given
+from pyg_dist.plan.base import DistributionPlan
 from pyg_dist.plan.halo.cost import ELEMENT_BYTES, halo_price, loads_of, memory_bytes
 from pyg_dist.plan.halo.placement import rows_between_nodes
 from pyg_dist.plan.halo.remote_edges import EXCHANGES, Exchange
 from pyg_dist.plan.halo.sizes import ShareSizes, all_sizes
 from pyg_dist.plan.machine import Machine
-from pyg_dist.plan.model import Model, Price, memory_range
+from pyg_dist.plan.model import Model, Price
+from pyg_dist.plan.plot import Bars, HeatMap, draw
 
 _FORMAT = 2
 
@@ -34,7 +36,7 @@ _DENSE = 0.75
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(DistributionPlan):
     """The plan of one :class:`~pyg_dist.DistributedData`, equal on every rank.
 
     Attributes:
@@ -95,6 +97,11 @@ class Plan:
         return len(self.sizes)
 
     @property
+    def nodes(self) -> list[int]:
+        """Nodes owned, by rank."""
+        return [s.nodes for s in self.sizes]
+
+    @property
     def rows(self) -> dict[str, int]:
         """Rows sent in one aggregation, all ranks together, by kind of exchange."""
         return {kind: sum(getattr(s, kind) for s in self.sizes) for kind in EXCHANGES}
@@ -151,7 +158,7 @@ class Plan:
 
     def assumed_model(self) -> Model:
         """The model that is priced where none is named."""
-        return Model.of_layers(sum(s.nodes for s in self.sizes), sum(s.edges for s in self.sizes), None, None)
+        return Model.of_layers(sum(self.nodes), sum(s.edges for s in self.sizes), None, None)
 
     def price(self, model: Model | None = None, machine: Machine | None = None) -> Price:
         """What a training step costs (see :func:`~pyg_dist.plan.halo.cost.halo_price`).
@@ -161,8 +168,8 @@ class Plan:
             machine: None: the constants measured here, else the defaults, with the plan's ``ranks_per_node``.
         """
         machine = self._machine(machine)
-        nodes, work = [s.nodes for s in self.sizes], [s.work for s in self.sizes]
-        loads = loads_of(nodes, work, self.rows_between(), machine.ranks_per_node)
+        work = [s.work for s in self.sizes]
+        loads = loads_of(self.nodes, work, self.rows_between(), machine.ranks_per_node)
         return halo_price(self.assumed_model() if model is None else model, loads, machine, self.ranks, self.bits)
 
     def _machine(self, machine: Machine | None) -> Machine:
@@ -176,40 +183,32 @@ class Plan:
         """Largest over mean: 1.0 is even."""
         return max(values) * len(values) / sum(values) if sum(values) else 1.0
 
-    def to_dict(
-        self, widths: Sequence[int] = (), machine: Machine | None = None, model: Model | None = None
-    ) -> dict[str, Any]:
-        """Plain numbers for programs; ``bytes`` is by width, of float32 or ``bits``.
+    def _described_model(self, model: Model | None) -> Model | None:
+        return model
 
-        Seconds and memory are those of ``model``, None: :meth:`assumed_model`. A node, in ``..._between_nodes``, is one
-        of the machine's ``ranks_per_node`` ranks.
-        """
-        machine = self._machine(machine)
+    def _numbers(self, widths: Sequence[int], machine: Machine) -> dict[str, Any]:
+        """``bytes`` are of float32 or ``bits``. A node, in ``..._between_nodes``, is one of the machine's ranks."""
         between = rows_between_nodes(self.rows_between(), machine.ranks_per_node)
         uneven = ("nodes", "edges", "work", "rows_sent", "rows_received")
         return {
-            "ranks": self.ranks,
-            "layout": self.layout,
             "partition": self.partition,
             "exchange": self.exchange,
-            "hash": self.hash,
             **{name: [getattr(s, name) for s in self.sizes] for name in ("inner", "halo_edges", *uneven)},
             "rows": self.rows,
-            "messages": self.messages,
             "all_to_all": self.is_dense,
             "bits": list(self.bits),
-            "bytes": {str(width): self.halo_bytes(width) for width in widths},
             "backward_bytes": {str(width): self.halo_bytes(width, backward=True) for width in widths},
             "ranks_per_node": machine.ranks_per_node,
             "rows_between_nodes": between,
             "bytes_between_nodes": {str(width): between * self.row_bytes(width) for width in widths},
-            "memory_bytes": self.memory_bytes(model),
-            "predicted_seconds": self.price(model, machine).seconds,
             "imbalance": {name: self.imbalance([getattr(s, name) for s in self.sizes]) for name in uneven},
         }
 
-    def describe(self, widths: Sequence[int] = (), machine: Machine | None = None, model: Model | None = None) -> str:
-        """A table for people: a line per rank (the first ones, where there are many), totals, a ``model``'s price."""
+    def _title(self) -> str:
+        return f"{self.layout} layout, {self.partition} partition, {self.exchange} exchange, plan {self.hash[:12]}"
+
+    def _table(self, machine: Machine) -> list[str]:
+        """A line per rank (the first ones, where there are many) and totals."""
         columns = ("nodes", "inner", "edges", "halo_edges", "work", "rows_sent", "rows_received", "messages")
         header = ["rank", *(c.replace("_", " ") for c in columns)]
         shown = list(enumerate(self.sizes))[: 32 if self.ranks > 40 else None]
@@ -220,27 +219,24 @@ class Plan:
         lines.append(["max/mean", *(f"{self.imbalance([getattr(s, c) for s in self.sizes]):.2f}" for c in columns)])
         width_of = [max(len(row[k]) for row in [header, *lines]) for k in range(len(header))]
         table = ["  ".join(cell.rjust(w) for cell, w in zip(row, width_of, strict=True)) for row in [header, *lines]]
-        title = f"{self.layout} layout, {self.partition} partition, {self.exchange} exchange, plan {self.hash[:12]}"
         by_kind = ", ".join(f"{kind} {count:,}" for kind, count in self.rows.items())
-        machine = self._machine(machine)
-        between = rows_between_nodes(self.rows_between(), machine.ranks_per_node)
-        is_spread = self.ranks > machine.ranks_per_node
-        in_bits = "" if self.bits == (32, 32) else " in {} bits, {:,} backward in {}"
-        traffic = [
-            f"width {w}: {self.halo_bytes(w):,} bytes per aggregation"
-            + in_bits.format(self.bits[0], self.halo_bytes(w, backward=True), self.bits[1])
-            + (f"; {between * self.row_bytes(w):,} forward leave their node" if is_spread else "")
-            for w in widths
-        ]
         way = "an all-to-all-v" if self.is_dense else "a message per neighbour"
-        total = [f"rows per aggregation: {by_kind}; by {way}"]
-        if is_spread:
+        table.append(f"rows per aggregation: {by_kind}; by {way}")
+        if self.ranks > machine.ranks_per_node:
+            between = rows_between_nodes(self.rows_between(), machine.ranks_per_node)
             inside = self.rows[self.exchange] - between
-            total.append(f"on nodes of {machine.ranks_per_node} ranks: {inside:,} rows stay inside, {between:,} leave")
-        if model is not None:
-            total.append(f"predicted for a {model}: {self.price(model, machine)} a step; constants: {machine.source}")
-            total.append(f"memory of a rank, about: {memory_range(self.memory_bytes(model))}")
-        return "\n".join([title, *table, *total, *traffic])
+            table.append(f"on nodes of {machine.ranks_per_node} ranks: {inside:,} rows stay inside, {between:,} leave")
+        return table
+
+    def _traffic(self, width: int, machine: Machine) -> str:
+        text = super()._traffic(width, machine)
+        if self.bits != (32, 32):
+            backward = self.halo_bytes(width, backward=True)
+            text += f" in {self.bits[0]} bits, {backward:,} backward in {self.bits[1]}"
+        if self.ranks > machine.ranks_per_node:
+            between = rows_between_nodes(self.rows_between(), machine.ranks_per_node)
+            text += f"; {between * self.row_bytes(width):,} forward leave their node"
+        return text
 
     def save(self, path: str | Path) -> None:
         """Write the plan and its parts, as safetensors with the rest as JSON in the header.
@@ -313,10 +309,28 @@ class Plan:
         return self.parts.long()
 
     def plot(self, path: str | Path, width: int = 256) -> None:
-        """Draw bytes between ranks and each rank's work and bytes (needs matplotlib). See :mod:`pyg_dist.plan.plot`."""
-        from pyg_dist.plan.plot import plot
-
-        plot(self, path, width)
+        """Draw bytes between ranks, and each rank's work and bytes, of an aggregation of ``width`` columns."""
+        mebibyte, sizes = self.row_bytes(width) / 2**20, self.sizes
+        draw(
+            path,
+            f"{self.partition} partition, {self.exchange} exchange, plan {self.hash[:12]}",
+            HeatMap(
+                f"sent in one aggregation of {width} columns",
+                (self.rows_between() * mebibyte).tolist(),
+                "MiB",
+                "to rank",
+                "from rank",
+            ),
+            Bars("work: rows read and added", {"work": [s.work for s in sizes]}),
+            Bars(
+                "traffic of one aggregation",
+                {
+                    "sent": [s.rows_sent * mebibyte for s in sizes],
+                    "received": [s.rows_received * mebibyte for s in sizes],
+                },
+                "MiB",
+            ),
+        )
 
 
 def is_dense(messages: int, ranks: int) -> bool:

@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from pyg_dist.errors import LayoutMismatchError, UnsupportedError
 from pyg_dist.tensor.functions.shapes import metadata
 from pyg_dist.tensor.registry import TABLE, Function, bind, implements
-from pyg_dist.tensor.row_tensor import KEPT, RowTensor, as_row_tensor_, local_tensors, version_of
+from pyg_dist.tensor.row_tensor import KEPT, RowTensor, as_row_tensor_, copy_of, local_tensors, version_of
 from pyg_dist.tensor.sharding import RowSharding
 
 
@@ -48,7 +48,18 @@ def data(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
             x._counters = (x.detach(), function(x))
         out = as_row_tensor_(x._counters[1].detach(), x._sharding)
         out._counters = x._counters  # type: ignore[attr-defined]
+        out._copy_of = copy_of(x)  # type: ignore[attr-defined]
         return out
+
+
+@implements("detach")
+def detach(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The rows without history; of a copy torch no longer knows what it is a view of."""
+    x: RowTensor = args[0]
+    with local_tensors():
+        out = as_row_tensor_(function(x), x._sharding)
+    out._copy_of = copy_of(x)
+    return out
 
 
 @implements("data.__set__")

@@ -136,11 +136,10 @@ def _with_position(x: Tensor, keepdim: bool, rows: RowSharding, op: str) -> tupl
 
 @reduction("logsumexp")
 def _logsumexp(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[str, Any]) -> Tensor:
-    x = x if x.is_floating_point() or x.is_complex() else x.to(torch.get_default_dtype())
+    x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
     if count(x, dims, rows) == 0:
         return rows.reduce_from_ranks(x.exp().sum(dims, keepdim)).log()
-    of_real = x.detach().real if x.is_complex() else x.detach()
-    shift = extreme(of_real, dims, True, rows, "max")
+    shift = extreme(x.detach(), dims, True, rows, "max")
     shift = torch.where(shift.isfinite(), shift, 0)
     total = rows.reduce_from_ranks((x - shift).exp().sum(dims, keepdim)).log()
     return total + (shift if keepdim else shift.squeeze(dims))

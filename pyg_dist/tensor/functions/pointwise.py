@@ -116,13 +116,6 @@ def where(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return pointwise(function, args, kwargs)
 
 
-@implements("real", "imag", "real.__get__", "imag.__get__")
-def part_of_complex(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A view, as in torch."""
-    with local_tensors():
-        return as_row_tensor_(function(*args, **kwargs), args[0]._sharding)
-
-
 @implements("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor")
 def new(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """A plain tensor of the given shape, like ``torch.zeros``; only dtype and device are the row tensor's."""
@@ -135,9 +128,9 @@ abs absolute neg negative positive sign sgn exp exp2 expm1 log log2 log10 log1p 
 atan sinh cosh tanh asinh acosh atanh arcsin arccos arctan arcsinh arccosh arctanh sigmoid logit erf erfc erfinv lgamma
 digamma floor ceil round trunc fix frac reciprocal relu relu6 silu gelu elu celu selu leaky_relu softplus softsign
 softshrink hardshrink hardtanh hardsigmoid hardswish mish logsigmoid tanhshrink threshold isnan isinf isfinite isneginf
-isposinf isreal signbit logical_not bitwise_not nan_to_num deg2rad rad2deg sinc i0 i0e i1 i1e expit clone detach
-contiguous type float double half bfloat16 int long short char byte bool cpu cuda fill conj resolve_conj resolve_neg
-zeros_like ones_like empty_like full_like angle entr erfcx gammaln psi polygamma ndtr ndtri log_ndtr bessel_j0 bessel_j1
+isposinf isreal signbit logical_not bitwise_not nan_to_num deg2rad rad2deg sinc i0 i0e i1 i1e expit clone
+contiguous type float double half bfloat16 int long short char byte bool cpu cuda fill
+zeros_like ones_like empty_like full_like entr erfcx gammaln psi polygamma ndtr ndtri log_ndtr bessel_j0 bessel_j1
 """
 
 BROADCASTING = """
@@ -145,7 +138,7 @@ add sub subtract mul multiply div divide true_divide floor_divide remainder fmod
 minimum fmax fmin eq ne lt le gt ge not_equal less less_equal greater greater_equal logical_and logical_or logical_xor
 bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift lerp addcmul addcdiv hypot logaddexp
 logaddexp2 xlogy xlog1py copysign nextafter isclose heaviside clamp clip clamp_min clamp_max masked_fill rsub ldexp gcd
-lcm complex polar
+lcm
 """
 
 OPERATORS = "add sub mul truediv floordiv mod pow and or xor eq ne lt le gt ge lshift rshift div"
@@ -156,7 +149,7 @@ def _register_all() -> None:
     register(pointwise, *names, "__invert__", "__neg__", "__pos__", "__abs__")
     register(pointwise, "broadcast_tensors", namespaces=(torch,))
     known = {name for namespace in NAMESPACES for name in dir(namespace)}
-    register(pointwise_, *(n + "_" for n in names if n + "_" in known), "zero_", "copy_", "requires_grad_")
+    register(pointwise_, *(n + "_" for n in names if n + "_" in known), "zero_", "copy_", "requires_grad_", "detach_")
     for name in OPERATORS.split():
         for form, handler in (("__{}__", pointwise), ("__r{}__", pointwise), ("__i{}__", pointwise_)):
             if hasattr(Tensor, form.format(name)):

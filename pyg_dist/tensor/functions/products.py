@@ -49,7 +49,7 @@ def dot(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         raise MixedRowsError(
             f"{public_name(function)} of row tensors expected one dimension (got {x.dim()}): use torch.einsum"
         )
-    return ((x.conj() if function.__name__ == "vdot" else x) * other).sum()
+    return (x * other).sum()
 
 
 @implements("cross")

@@ -59,14 +59,12 @@ def by_rank(local: Tensor, rows: RowSharding) -> Tensor:
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which partial sums of ``dtype`` travel, as torch's own kernels accumulate."""
-    if dtype == torch.complex32:
-        return torch.complex64
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 @reduction("sum", "dim keepdim dtype")
 def _sum(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[str, Any]) -> Tensor:
-    dtype = bound.get("dtype") or (x.dtype if x.is_floating_point() or x.is_complex() else torch.int64)
+    dtype = bound.get("dtype") or (x.dtype if x.is_floating_point() else torch.int64)
     return rows.reduce_from_ranks(x.sum(dims, keepdim, dtype=accumulation_dtype(dtype))).to(dtype)
 
 
@@ -78,7 +76,7 @@ def _nansum(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict
 @reduction("mean", "dim keepdim dtype")
 def _mean(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[str, Any]) -> Tensor:
     dtype = bound.get("dtype") or x.dtype
-    if not (dtype.is_floating_point or dtype.is_complex):
+    if not dtype.is_floating_point:
         raise RuntimeError(f"mean(): expected a floating point dtype (got {dtype}): cast first, x.float().mean()")
     return (rows.reduce_from_ranks(x.sum(dims, keepdim, dtype=accumulation_dtype(dtype))) / count(x, dims, rows)).to(
         dtype

@@ -12,15 +12,14 @@ from torch import Tensor
 
 from pyg_dist.errors import MixedRowsError
 from pyg_dist.tensor.functions.shapes import dims_of, refuse
-from pyg_dist.tensor.registry import TABLE, Function, functions, implements, public_name
+from pyg_dist.tensor.registry import Function, functions, implements, public_name
 from pyg_dist.tensor.row_tensor import DerivedOperand, RowTensor, local_tensors, on_rows
 
 
 class Transposed(DerivedOperand):
     """The ``[F, N]`` transpose of a row tensor ``[N, F]``.
 
-    It takes part in products with rows and with plain matrices, in arithmetic with numbers and with other transposes,
-    and turns back; everything else raises.
+    It takes part in products with rows and with plain matrices, and turns back; everything else raises.
 
     Attributes:
         of: the row tensor.
@@ -64,24 +63,10 @@ class Transposed(DerivedOperand):
         if func in _PRODUCTS:
             x, other = (*args, *kwargs.values())
             return _product(other, x) if func is Tensor.__rmatmul__ else _product(x, other)
-        handler = TABLE.get(func)
-        if handler is TABLE[torch.addmm]:
-            return handler(func, args, kwargs)
-        if getattr(handler, "keeps_rows", False):
-            given = [*args, *kwargs.values()]
-            if all(isinstance(a, Transposed) or not isinstance(a, Tensor) or a.dim() == 0 for a in given):
-                out = func(
-                    *map(_as_plain_rows, args), **{name: _as_plain_rows(value) for name, value in kwargs.items()}
-                )
-                return Transposed.make(out)
         raise MixedRowsError(
-            f"{public_name(func)} of transposed rows would mix rows: transposes are for products, x.T @ y and x @ y.T; "
-            f"use it before .T, or on .full_tensor() (all rows, collective)"
+            f"{public_name(func)} of transposed rows would mix rows, which take part in x.T @ y and x @ y.T only: call "
+            f"it before .T, or on .full_tensor() (all rows, collective)"
         )
-
-
-def _as_plain_rows(value: Any) -> Any:
-    return value.of if isinstance(value, Transposed) else value
 
 
 def _product(x: Any, other: Any) -> Tensor:
@@ -116,8 +101,8 @@ _PRODUCTS = {*functions("matmul", "mm", "mv", "__matmul__", "__rmatmul__")}
 def turn(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The transpose of a matrix."""
     x: RowTensor = args[0]
-    if x.dim() > 2 or x.is_complex():  # H conjugates
-        raise refuse(function, f"of {x.dim()} dimensions in {x.dtype} would move rows")
+    if x.dim() > 2:
+        raise refuse(function, f"of {x.dim()} dimensions would move rows")
     return Transposed.make(x) if x.dim() == 2 else x
 
 

@@ -23,7 +23,7 @@ def _vector_norm(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound:
     if order in (math.inf, -math.inf):
         return extreme(x.abs(), dims, keepdim, rows, "max" if order > 0 else "min")
     if order == 0:  # a count
-        return rows.reduce_from_ranks((x != 0).sum(dims, keepdim).to(x.dtype.to_real()))
+        return rows.reduce_from_ranks((x != 0).sum(dims, keepdim).to(x.dtype))
     if order < 0 and x.shape[0] == 0:  # torch has no neutral element for it; the sum keeps the graph alike on all ranks
         local = x.abs().sum(dims, keepdim) + math.inf
     else:
@@ -82,7 +82,7 @@ def std_var(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         if "std" in function.__name__:  # a norm is differentiable where it is zero, as torch's std is
             spread = _vector_norm(deviation, dims, keepdim, rows, {}) / math.sqrt(freedom)
         else:
-            square = deviation.abs().square() if x.is_complex() else deviation.square()
+            square = deviation.square()
             spread = (
                 rows.reduce_from_ranks(square.sum(dims, keepdim, dtype=accumulation_dtype(square.dtype))) / freedom
             ).to(square.dtype)

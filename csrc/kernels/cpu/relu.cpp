@@ -1,0 +1,103 @@
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+#include "formats/bfloat16.h"
+#include "kernels/cpu/table.h"
+
+namespace pyg_dist {
+namespace {
+
+constexpr int64_t kFlags = 512;  // elements whose flags are bytes, in the first level of cache
+
+template <class T>
+bool is_positive_or_nan(T value) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    return !(widen(value) <= 0);
+  } else {
+    return !(value <= 0);
+  }
+}
+
+// Eight flags of 0 or 1 to a byte, the first one lowest: flag i is shifted by 56 - 7 i, to bit 56 + i.
+void pack(uint8_t* flags, int64_t count, uint8_t* bits) {
+  for (int64_t i = count; i % 8 != 0; ++i) flags[i] = 0;
+  for (int64_t i = 0; i < count; i += 8) {
+    uint64_t word;
+    std::memcpy(&word, flags + i, 8);
+    bits[i / 8] = static_cast<uint8_t>((word * 0x0102040810204080) >> 56);
+  }
+}
+
+// A byte of zero where the bit is, of another value elsewhere.
+void unpack(const uint8_t* bits, int64_t count, uint8_t* flags) {
+  for (int64_t i = 0; i < count; i += 8) {
+    const uint64_t word = (bits[i / 8] * uint64_t{0x0101010101010101}) & uint64_t{0x8040201008040201};
+    std::memcpy(flags + i, &word, 8);
+  }
+}
+
+template <class T>
+using Bits = std::conditional_t<sizeof(T) == 8, uint64_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t>>;
+
+// to = from where there is a flag, zero elsewhere; without a branch, which random signs would mislead half the time.
+template <class T>
+void select(const T* from, const uint8_t* flags, int64_t count, T* to) {
+  for (int64_t i = 0; i < count; ++i) {
+    Bits<T> bits;
+    std::memcpy(&bits, from + i, sizeof bits);
+    bits &= static_cast<Bits<T>>(-static_cast<Bits<T>>(flags[i] != 0));
+    std::memcpy(to + i, &bits, sizeof bits);
+  }
+}
+
+template <class T>
+void forward(const Relu& p, int64_t first, int64_t last) {
+  const auto* from = static_cast<const T*>(p.x);
+  auto* to = static_cast<T*>(p.y);
+  uint8_t flags[kFlags];
+  for (int64_t begin = first; begin < last; begin += kFlags) {
+    const int64_t count = std::min(kFlags, last - begin);
+    for (int64_t i = 0; i < count; ++i) flags[i] = is_positive_or_nan(from[begin + i]);
+    select(from + begin, flags, count, to + begin);
+    if (p.passed != nullptr) pack(flags, count, p.passed + begin / 8);
+  }
+}
+
+template <class T>
+void backward(const ReluGrad& p, int64_t first, int64_t last) {
+  const auto* from = static_cast<const T*>(p.grad);
+  auto* to = static_cast<T*>(p.grad_x);
+  uint8_t flags[kFlags];
+  for (int64_t begin = first; begin < last; begin += kFlags) {
+    const int64_t count = std::min(kFlags, last - begin);
+    unpack(p.passed + begin / 8, count, flags);
+    select(from + begin, flags, count, to + begin);
+  }
+}
+
+}  // namespace
+
+void relu_elements(const Relu& p, int64_t begin, int64_t end) {
+  switch (p.element) {
+    case Element::f32:
+      return forward<float>(p, begin, end);
+    case Element::f64:
+      return forward<double>(p, begin, end);
+    case Element::bf16:
+      return forward<BFloat16>(p, begin, end);
+  }
+}
+
+void relu_grad_elements(const ReluGrad& p, int64_t begin, int64_t end) {
+  switch (p.element) {
+    case Element::f32:
+      return backward<float>(p, begin, end);
+    case Element::f64:
+      return backward<double>(p, begin, end);
+    case Element::bf16:
+      return backward<BFloat16>(p, begin, end);
+  }
+}
+
+}  // namespace pyg_dist

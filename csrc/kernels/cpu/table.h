@@ -1,0 +1,64 @@
+// The kernels of the instruction set in use, behind one pointer each, and those of which there is one version.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/level.h"
+#include "kernels/cpu/quantize_rows.h"
+#include "kernels/cpu/scatter_add_owned.h"
+#include "kernels/dequantize_csr.h"
+#include "kernels/extreme_csr.h"
+#include "kernels/gather_rows.h"
+#include "kernels/keyed.h"
+#include "kernels/relu.h"
+#include "kernels/row_epilogue.h"
+#include "kernels/sddmm_csr.h"
+#include "kernels/spmm_csr.h"
+
+namespace pyg_dist {
+
+// X(result, kernel, problem) for each: result kernel(const problem&, int64_t begin, int64_t end) does a part of the
+// work, by rows of the output unless its name says otherwise. quantize_rows returns the first bad row or kAllFinite.
+#define PYG_DIST_FOR_EACH_KERNEL(X)              \
+  X(void, spmm_rows, SpmmCsr)                    \
+  X(void, sddmm_edges, SddmmCsr)                 \
+  X(void, extreme_rows, ExtremeCsr)              \
+  X(void, extreme_share_rows, ExtremeCsr)        \
+  X(void, extreme_grad_rows, ExtremeCsr)         \
+  X(void, scatter_add_owners, ScatterAddOwned)   \
+  X(void, dropout_rows, KeyedDropout)            \
+  X(void, uniform_rows, KeyedNumbers)            \
+  X(void, epilogue_rows, RowEpilogue)            \
+  X(void, epilogue_grad_groups, RowEpilogueGrad) \
+  X(int64_t, quantize_rows, QuantizeRows)        \
+  X(void, dequantize_add_rows, DequantizeCsr)
+
+#define PYG_DIST_DECLARE(result, kernel, problem) result kernel(const problem& p, int64_t begin, int64_t end);
+#define PYG_DIST_DECLARE_LEVEL(level)        \
+  namespace level {                          \
+  PYG_DIST_FOR_EACH_KERNEL(PYG_DIST_DECLARE) \
+  }
+PYG_DIST_FOR_EACH_LEVEL(PYG_DIST_DECLARE_LEVEL)
+
+struct Kernels {
+  const char* isa;
+#define PYG_DIST_POINTER(result, kernel, problem) result (*kernel)(const problem& p, int64_t begin, int64_t end);
+  PYG_DIST_FOR_EACH_KERNEL(PYG_DIST_POINTER)
+};
+
+// Chosen at the first call: PYG_DIST_ISA if set, else the best level of this machine. Throws std::runtime_error when
+// the environment asks for a level that is unknown or that this machine lacks.
+const Kernels& kernels();
+
+// The C library's memcpy chooses its own instruction set. False if an index is out of range; its row is left as it was.
+bool gather_rows(const GatherRows& p, int64_t row_begin, int64_t row_end);
+
+// Equal to the last bit at every instruction set, since the C library's logarithm, sine and cosine are.
+void normal_rows(const KeyedNumbers& p, int64_t row_begin, int64_t row_end);
+
+// Memory sets the pace: plain loops, which compilers turn into vectors of the baseline, are as fast as wider ones. The
+// first element is a multiple of 8.
+void relu_elements(const Relu& p, int64_t begin, int64_t end);
+void relu_grad_elements(const ReluGrad& p, int64_t begin, int64_t end);
+
+}  // namespace pyg_dist

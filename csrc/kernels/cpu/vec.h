@@ -1,0 +1,275 @@
+// Short vectors of any power-of-two length, by the vector extension of GCC and Clang; only for .simd.cpp files.
+//
+// Vec<A, L> is L lanes of A (L = 1: A itself); `+`, `*` and `vector * scalar` are the compiler's own. load<L>(p) widens
+// bfloat16 to float, store(p, v) rounds to nearest even. No alignment is asked for.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+#include "formats/element.h"
+
+#if defined(__x86_64__)
+#  include <immintrin.h>
+#endif
+
+#define PYG_DIST_INLINE inline __attribute__((always_inline))
+
+namespace pyg_dist::PYG_DIST_LEVEL {
+
+#if defined(__ARM_FEATURE_SVE_BITS) && __ARM_FEATURE_SVE_BITS > 0
+#  define PYG_DIST_HAS_SVE 1
+#else
+#  define PYG_DIST_HAS_SVE 0
+#endif
+
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64;
+constexpr int kMaxVectors = 16;  // accumulators held at once, of 32 registers
+#elif defined(__AVX2__)
+constexpr int kVectorBytes = 32;
+constexpr int kMaxVectors = 8;  // of 16
+#elif PYG_DIST_HAS_SVE
+constexpr int kVectorBytes = __ARM_FEATURE_SVE_BITS / 8;
+constexpr int kMaxVectors = 16;  // of 32
+#elif defined(__aarch64__)
+constexpr int kVectorBytes = 16;
+constexpr int kMaxVectors = 16;  // of 32
+#else
+constexpr int kVectorBytes = 16;
+constexpr int kMaxVectors = 8;  // of 16
+#endif
+
+template <class A>
+constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(A));
+
+template <class A, int L>
+struct VecOf {
+  typedef A type __attribute__((vector_size(L * sizeof(A))));
+};
+template <class A>
+struct VecOf<A, 1> {
+  using type = A;
+};
+template <class A, int L>
+using Vec = typename VecOf<A, L>::type;
+
+template <class To, class From>
+PYG_DIST_INLINE To bit_cast(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  __builtin_memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+// Lane by lane, as static_cast does.
+template <class To, int L, class From>
+PYG_DIST_INLINE Vec<To, L> convert(Vec<From, L> v) {
+  if constexpr (L == 1) {
+    return static_cast<To>(v);
+  } else {
+    return __builtin_convertvector(v, Vec<To, L>);
+  }
+}
+
+template <int L>
+PYG_DIST_INLINE Vec<float, L> widen(Vec<uint16_t, L> bf16) {
+  return bit_cast<Vec<float, L>>(convert<uint32_t, L, uint16_t>(bf16) << 16);
+}
+
+template <int L>
+PYG_DIST_INLINE Vec<uint16_t, L> narrow(Vec<float, L> v) {
+  const auto bits = bit_cast<Vec<uint32_t, L>>(v);
+  // Ties go to even: 0x7fff, plus one if the lowest kept bit is odd. That carry must not turn a NaN into infinity.
+  const Vec<uint32_t, L> rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const Vec<uint32_t, L> quiet = (bits >> 16) | 0x40u;
+  return convert<uint16_t, L, uint32_t>((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
+}
+
+template <int L, class T>
+PYG_DIST_INLINE Vec<accumulator_t<T>, L> load(const T* p) {
+  if constexpr (sizeof(T) == sizeof(BFloat16)) {
+    Vec<uint16_t, L> bits;
+    __builtin_memcpy(&bits, p, sizeof(bits));
+    return widen<L>(bits);
+  } else {
+    Vec<T, L> v;
+    __builtin_memcpy(&v, p, sizeof(v));
+    return v;
+  }
+}
+
+template <int L, class T>
+PYG_DIST_INLINE void store(T* p, Vec<accumulator_t<T>, L> v) {
+  if constexpr (sizeof(T) == sizeof(BFloat16)) {
+    const Vec<uint16_t, L> bits = narrow<L>(v);
+    __builtin_memcpy(p, &bits, sizeof(bits));
+  } else {
+    __builtin_memcpy(p, &v, sizeof(v));
+  }
+}
+
+// The lanes below `count`.
+template <int L>
+PYG_DIST_INLINE Vec<int32_t, L> first_lanes(int64_t count) {
+  Vec<int32_t, L> lane = {};
+  for (int i = 0; i < L; ++i) lane[i] = i;
+  return lane < static_cast<int32_t>(count);
+}
+
+// The first `count` values from p on, in [0, L], and nothing behind them is read; the other lanes are zero.
+template <int L, class T>
+PYG_DIST_INLINE Vec<accumulator_t<T>, L> load_first(const T* p, int64_t count) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4 && L == 16) {
+    return bit_cast<Vec<accumulator_t<T>, L>>(_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), p));
+  }
+#endif
+  T values[L] = {};
+  for (int64_t i = 0; i < count; ++i) values[i] = p[i];
+  return load<L>(values);
+}
+
+// Writes the first `count` lanes.
+template <int L, class T>
+PYG_DIST_INLINE void store_first(T* p, Vec<accumulator_t<T>, L> v, int64_t count) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4 && L == 16) {
+    _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << count) - 1), bit_cast<__m512>(v));
+    return;
+  }
+#endif
+  T values[L];
+  store<L>(values, v);
+  for (int64_t i = 0; i < count; ++i) p[i] = values[i];
+}
+
+template <int L, class A>
+PYG_DIST_INLINE A horizontal_sum(Vec<A, L> v) {
+  if constexpr (L == 1) {
+    return v;
+  } else {
+    A sum = v[0];
+    for (int lane = 1; lane < L; ++lane) sum += v[lane];
+    return sum;
+  }
+}
+
+// Bytes from p on in 32-bit lanes. For a conversion by four times the width GCC 12 writes a dozen shuffles.
+template <int L>
+PYG_DIST_INLINE Vec<int32_t, L> load_bytes(const uint8_t* p) {
+  Vec<uint8_t, L> bytes;
+  __builtin_memcpy(&bytes, p, sizeof(bytes));
+#if defined(__AVX512F__)
+  constexpr __mmask16 kAll = 0xffff;
+  return bit_cast<Vec<int32_t, L>>(_mm512_maskz_cvtepu8_epi32(kAll, bit_cast<__m128i>(bytes)));
+#elif defined(__AVX2__)
+  return bit_cast<Vec<int32_t, L>>(_mm256_cvtepu8_epi32(_mm_loadu_si64(&bytes)));
+#else
+  return convert<int32_t, L, uint8_t>(bytes);
+#endif
+}
+
+// The lowest bytes of 32-bit lanes.
+template <int L>
+PYG_DIST_INLINE void store_bytes(uint8_t* p, Vec<uint32_t, L> lanes) {
+#if defined(__AVX512F__)
+  constexpr __mmask16 kAll = 0xffff;
+  const __m128i bytes = _mm512_maskz_cvtepi32_epi8(kAll, bit_cast<__m512i>(lanes));
+#else
+  const Vec<uint8_t, L> bytes = convert<uint8_t, L, uint32_t>(lanes);
+#endif
+  __builtin_memcpy(p, &bytes, sizeof(bytes));
+}
+
+// The products of the lower halves of 64-bit lanes with m, which x86 makes in one instruction; the compilers do not
+// find that out from the plain product.
+template <int L>
+PYG_DIST_INLINE Vec<uint64_t, L> multiply_lower(Vec<uint64_t, L> lanes, uint32_t m) {
+#if defined(__AVX512F__)
+  constexpr __mmask8 kAll = 0xff;  // the form without a mask trips -Wmaybe-uninitialized inside GCC 12's own header
+  const __m512i factors = _mm512_set1_epi32(static_cast<int>(m));
+  return bit_cast<Vec<uint64_t, L>>(_mm512_maskz_mul_epu32(kAll, bit_cast<__m512i>(lanes), factors));
+#elif defined(__AVX2__)
+  return bit_cast<Vec<uint64_t, L>>(_mm256_mul_epu32(bit_cast<__m256i>(lanes), _mm256_set1_epi32(static_cast<int>(m))));
+#elif defined(__x86_64__)
+  return bit_cast<Vec<uint64_t, L>>(_mm_mul_epu32(bit_cast<__m128i>(lanes), _mm_set1_epi32(static_cast<int>(m))));
+#else
+  return (lanes & 0xffffffffu) * m;
+#endif
+}
+
+// Stores a[0] b[0] a[1] b[1] ...
+template <int L, class A>
+PYG_DIST_INLINE void store_interleaved(A* p, Vec<A, L> a, Vec<A, L> b) {
+  [&]<int... I>(std::integer_sequence<int, I...>) {
+#if __has_builtin(__builtin_shufflevector)
+    store<L>(p, __builtin_shufflevector(a, b, (I / 2 + I % 2 * L)...));
+    store<L>(p + L, __builtin_shufflevector(a, b, (L / 2 + I / 2 + I % 2 * L)...));
+#else
+    ((p[2 * I] = a[I], p[2 * I + 1] = b[I]), ...);
+#endif
+  }(std::make_integer_sequence<int, L>{});
+}
+
+// a < b ? a : b and a > b ? a : b, lane by lane: b where one is NaN. The compilers make two instructions of these.
+template <int L, class A>
+PYG_DIST_INLINE Vec<A, L> lesser(Vec<A, L> a, Vec<A, L> b) {
+#if defined(__AVX512F__)
+  constexpr __mmask16 kAll = 0xffff;
+  if constexpr (sizeof(a) == 64 && std::is_same_v<A, float>) {
+    return bit_cast<Vec<A, L>>(_mm512_maskz_min_ps(kAll, bit_cast<__m512>(a), bit_cast<__m512>(b)));
+  } else if constexpr (sizeof(a) == 64 && std::is_same_v<A, uint32_t>) {
+    return bit_cast<Vec<A, L>>(_mm512_maskz_min_epu32(kAll, bit_cast<__m512i>(a), bit_cast<__m512i>(b)));
+  }
+#elif defined(__AVX2__)
+  if constexpr (sizeof(a) == 32 && std::is_same_v<A, float>) {
+    return bit_cast<Vec<A, L>>(_mm256_min_ps(bit_cast<__m256>(a), bit_cast<__m256>(b)));
+  } else if constexpr (sizeof(a) == 32 && std::is_same_v<A, uint32_t>) {
+    return bit_cast<Vec<A, L>>(_mm256_min_epu32(bit_cast<__m256i>(a), bit_cast<__m256i>(b)));
+  }
+#endif
+  return a < b ? a : b;
+}
+
+template <int L, class A>
+PYG_DIST_INLINE Vec<A, L> greater(Vec<A, L> a, Vec<A, L> b) {
+#if defined(__AVX512F__)
+  constexpr __mmask16 kAll = 0xffff;
+  if constexpr (sizeof(a) == 64 && std::is_same_v<A, float>) {
+    return bit_cast<Vec<A, L>>(_mm512_maskz_max_ps(kAll, bit_cast<__m512>(a), bit_cast<__m512>(b)));
+  }
+#elif defined(__AVX2__)
+  if constexpr (sizeof(a) == 32 && std::is_same_v<A, float>) {
+    return bit_cast<Vec<A, L>>(_mm256_max_ps(bit_cast<__m256>(a), bit_cast<__m256>(b)));
+  }
+#endif
+  return a > b ? a : b;
+}
+
+// All lanes joined to one, half with half; `join` takes two vectors, in the end two lanes.
+template <int L, class A, class Join>
+PYG_DIST_INLINE A reduce(Vec<A, L> v, const Join& join) {
+  if constexpr (L == 1) {
+    return v;
+  } else {
+    Vec<A, L / 2> halves[2];
+    __builtin_memcpy(halves, &v, sizeof(v));
+    return reduce<L / 2, A>(join(halves[0], halves[1]), join);
+  }
+}
+
+constexpr int64_t kCacheLine = 64;
+
+// Asks for the cache lines of `num_bytes` from p; never faults. Into the second-level cache: the first level has too
+// few buffers for lines under way (on Zen 4 a sparse product of width 100 takes 1.4 times as long with prefetches into
+// it).
+PYG_DIST_INLINE void prefetch(const void* p, int64_t num_bytes) {
+  for (int64_t byte = 0; byte < num_bytes; byte += kCacheLine) {
+    __builtin_prefetch(static_cast<const char*>(p) + byte, 0, 2);
+  }
+}
+
+}  // namespace pyg_dist::PYG_DIST_LEVEL

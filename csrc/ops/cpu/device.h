@@ -1,0 +1,49 @@
+// The CPU's table: threads (parallel.h) and memory (block_pool.h) for the kernels of csrc/kernels/cpu/.
+#pragma once
+
+#include "ops/device.h"
+
+namespace pyg_dist::cpu {
+
+Tensor allocate(const Tensor& like, Sizes sizes, ScalarType dtype, size_t num_bytes);
+RowptrScan scan_rowptr(const int64_t* rowptr, int64_t num_rows);
+void spmm_csr(const SpmmCsr& problem, const Tensor& x);
+void sddmm_csr(const SddmmCsr& problem);
+void extreme_csr(const ExtremeCsr& problem);
+void extreme_csr_shares(const ExtremeCsr& problem);
+void extreme_csr_grad(const ExtremeCsr& problem);
+BadIndex gather_rows(const GatherRows& problem);
+BadIndex scatter_add_rows(const ScatterAddRows& problem);
+void keyed_dropout(const KeyedDropout& problem);
+void keyed_uniform(const KeyedNumbers& problem);
+void keyed_normal(const KeyedNumbers& problem);
+void row_epilogue(const RowEpilogue& problem);
+void row_epilogue_grad(const RowEpilogueGrad& problem);
+void relu(const Relu& problem);
+void relu_grad(const ReluGrad& problem);
+void quantize_csr(const QuantizeCsr& problem);
+void dequantize_csr_add(const DequantizeCsr& problem);
+
+inline constexpr DeviceOps kOps = {
+    .name = "cpu",
+    .allocate = allocate,
+    .scan_rowptr = scan_rowptr,
+    .spmm_csr = spmm_csr,
+    .sddmm_csr = sddmm_csr,
+    .extreme_csr = extreme_csr,
+    .extreme_csr_shares = extreme_csr_shares,
+    .extreme_csr_grad = extreme_csr_grad,
+    .gather_rows = gather_rows,
+    .scatter_add_rows = scatter_add_rows,
+    .keyed_dropout = keyed_dropout,
+    .keyed_uniform = keyed_uniform,
+    .keyed_normal = keyed_normal,
+    .row_epilogue = row_epilogue,
+    .row_epilogue_grad = row_epilogue_grad,
+    .relu = relu,
+    .relu_grad = relu_grad,
+    .quantize_csr = quantize_csr,
+    .dequantize_csr_add = dequantize_csr_add,
+};
+
+}  // namespace pyg_dist::cpu

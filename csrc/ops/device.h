@@ -1,0 +1,88 @@
+// What a device does for the ops.
+//
+// An op's own file, ops/<op>.cpp, checks, shapes and makes the outputs, whatever the device, and then makes one call of
+// the device's table with a problem of raw pointers (csrc/kernels/<op>.h). A device is such a table: ops/cpu/device.h;
+// another one adds its own, and a line in device.cpp, and repeats no check.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+
+#include <optional>
+#include <string>
+
+#include "kernels/dequantize_csr.h"
+#include "kernels/extreme_csr.h"
+#include "kernels/gather_rows.h"
+#include "kernels/keyed.h"
+#include "kernels/quantize_csr.h"
+#include "kernels/relu.h"
+#include "kernels/row_epilogue.h"
+#include "kernels/scatter_add_rows.h"
+#include "kernels/sddmm_csr.h"
+#include "kernels/spmm_csr.h"
+#include "ops/check.h"
+
+namespace pyg_dist {
+
+using torch::headeronly::DeviceType;
+using MaybeTensor = std::optional<Tensor>;
+using Sizes = torch::headeronly::IntHeaderOnlyArrayRef;
+
+// What the checks want to know of values, which only their device may read.
+struct RowptrScan {
+  int64_t first, last;
+  int64_t falls_at = -1;  // the first position with less than before it, or -1
+  int64_t before = 0, after = 0;
+};
+struct BadIndex {
+  int64_t position = -1;  // the first one out of range, or -1
+  int64_t value = 0;
+};
+
+struct DeviceOps {
+  const char* name;
+  Tensor (*allocate)(const Tensor& like, Sizes sizes, ScalarType dtype, size_t num_bytes);  // uninitialised
+  RowptrScan (*scan_rowptr)(const int64_t* rowptr, int64_t num_rows);
+  void (*spmm_csr)(const SpmmCsr& problem, const Tensor& x);  // x: what copies are made like
+  void (*sddmm_csr)(const SddmmCsr& problem);
+  void (*extreme_csr)(const ExtremeCsr& problem);
+  void (*extreme_csr_shares)(const ExtremeCsr& problem);
+  void (*extreme_csr_grad)(const ExtremeCsr& problem);
+  BadIndex (*gather_rows)(const GatherRows& problem);           // in range or not, the other rows are written
+  BadIndex (*scatter_add_rows)(const ScatterAddRows& problem);  // where one is out of range nothing is added
+  void (*keyed_dropout)(const KeyedDropout& problem);
+  void (*keyed_uniform)(const KeyedNumbers& problem);
+  void (*keyed_normal)(const KeyedNumbers& problem);
+  void (*row_epilogue)(const RowEpilogue& problem);
+  void (*row_epilogue_grad)(const RowEpilogueGrad& problem);
+  void (*relu)(const Relu& problem);
+  void (*relu_grad)(const ReluGrad& problem);
+  void (*quantize_csr)(const QuantizeCsr& problem);
+  void (*dequantize_csr_add)(const DequantizeCsr& problem);
+};
+
+// The table for tensors on `device`, or an error that says which devices this build has.
+const DeviceOps* device_ops(const char* op, const torch::stable::Device& device);
+
+[[noreturn]] void fail_mixed_devices(const char* op, const torch::stable::Device& one,
+                                     const torch::stable::Device& other);
+
+// The table for all the tensors of a call, which lie on one device.
+template <class... Tensors>
+const DeviceOps* device_of(const char* op, const Tensor& first, const Tensors&... others) {
+  const torch::stable::Device device = first.device();
+  [[maybe_unused]] const auto check = [&](const MaybeTensor& other) {
+    if (other && other->device() != device) fail_mixed_devices(op, device, other->device());
+  };
+  (check(others), ...);
+  return device_ops(op, device);
+}
+
+// Defines the ops of a file for every device that a table may stand for: where there is none, device_ops says so.
+#define PYG_DIST_OPS(m)                                                         \
+  static void register_ops(torch::stable::detail::StableLibrary&);              \
+  STABLE_TORCH_LIBRARY_IMPL(pyg_dist, CPU, library) { register_ops(library); }  \
+  STABLE_TORCH_LIBRARY_IMPL(pyg_dist, CUDA, library) { register_ops(library); } \
+  static void register_ops(torch::stable::detail::StableLibrary& m)
+
+}  // namespace pyg_dist

@@ -1,0 +1,93 @@
+#include "ops/allocate.h"
+#include "ops/csr.h"
+#include "ops/rows.h"
+
+namespace pyg_dist {
+namespace {
+
+constexpr const char* kOp = "spmm_csr";
+
+// The factors of a product.
+struct Factors {
+  const MaybeTensor &weight, &row_scale, &col_scale;
+  bool divide;
+};
+
+const DeviceOps* check(const Tensor& rowptr, const Tensor& col, const Tensor& x, const Factors& f) {
+  const auto device = device_of(kOp, x, rowptr, col, f.weight, f.row_scale, f.col_scale);
+  check_csr(kOp, device, rowptr, col);
+  check_rows(kOp, "x", x);
+  check_gathered(kOp, "x", x, col);
+  return device;
+}
+
+void multiply(const DeviceOps* device, const Tensor& out, bool accumulate, const Tensor& rowptr, const Tensor& col,
+              const Tensor& x, const Factors& f) {
+  const Element element = element_of(kOp, "x", x.scalar_type());
+  const int64_t num_rows = rowptr.size(0) - 1;
+  const SpmmCsr problem{
+      .rowptr = static_cast<const int64_t*>(rowptr.const_data_ptr()),
+      .col = static_cast<const int32_t*>(col.const_data_ptr()),
+      .x = x.const_data_ptr(),
+      .weight = vector_data(kOp, "weight", f.weight, element, col.size(0)),
+      .row_scale = vector_data(kOp, "row_scale", f.row_scale, element, num_rows),
+      .col_scale = vector_data(kOp, "col_scale", f.col_scale, element, x.size(0)),
+      .out = out.mutable_data_ptr(),
+      .num_rows = num_rows,
+      .num_source_rows = x.size(0),
+      .num_edges = col.size(0),
+      .num_features = x.size(1),
+      .x_stride = x.stride(0),
+      .out_stride = out.stride(0),
+      .x_element = element,
+      .out_element = element,
+      .accumulate = accumulate,
+      .divide = f.divide,
+  };
+  if (num_rows > 0 && problem.num_features > 0) device->spmm_csr(problem, x);
+}
+
+Tensor spmm_csr(Tensor rowptr, Tensor col, Tensor x, MaybeTensor weight, MaybeTensor row_scale, MaybeTensor col_scale,
+                bool divide) {
+  const Factors factors{weight, row_scale, col_scale, divide};
+  const auto device = check(rowptr, col, x, factors);
+  const Tensor out = new_output(x, {rowptr.size(0) - 1, x.size(1)});
+  multiply(device, out, false, rowptr, col, x, factors);
+  return out;
+}
+
+void multiply_into(const Tensor& out, bool accumulate, const Tensor& rowptr, const Tensor& col, const Tensor& x,
+                   const Factors& f) {
+  device_of(kOp, x, out);
+  const auto device = check(rowptr, col, x, f);
+  check_written_rows(kOp, "out", out);
+  check_same_dtype(kOp, "out", out, "x", x);
+  check_shape(kOp, "out", out, rowptr.size(0) - 1, x.size(1));
+  check_apart(kOp, "out", out, "rowptr", rowptr);
+  check_apart(kOp, "out", out, "col", col);
+  check_apart(kOp, "out", out, "x", x);
+  check_apart(kOp, "out", out, "weight", f.weight);
+  check_apart(kOp, "out", out, "row_scale", f.row_scale);
+  check_apart(kOp, "out", out, "col_scale", f.col_scale);
+  multiply(device, out, accumulate, rowptr, col, x, f);
+}
+
+void spmm_csr_into(Tensor out, Tensor rowptr, Tensor col, Tensor x, MaybeTensor weight, MaybeTensor row_scale,
+                   MaybeTensor col_scale, bool divide) {
+  multiply_into(out, false, rowptr, col, x, {weight, row_scale, col_scale, divide});
+}
+
+void spmm_csr_add(Tensor out, Tensor rowptr, Tensor col, Tensor x, MaybeTensor weight, MaybeTensor row_scale,
+                  MaybeTensor col_scale, bool divide) {
+  multiply_into(out, true, rowptr, col, x, {weight, row_scale, col_scale, divide});
+}
+
+}  // namespace
+
+PYG_DIST_OPS(m) {
+  m.impl("spmm_csr", TORCH_BOX(&spmm_csr));
+  m.impl("spmm_csr_into", TORCH_BOX(&spmm_csr_into));
+  m.impl("spmm_csr_add", TORCH_BOX(&spmm_csr_add));
+}
+
+}  // namespace pyg_dist

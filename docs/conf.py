@@ -1,0 +1,39 @@
+"""The site: `make docs` builds it from these pages and the docstrings. Warnings are errors; no network is used."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import generated
+
+import pyg_dist
+
+project = "pyg_dist"
+author = "The pyg_dist developers"
+release = pyg_dist.__version__
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
+html_theme = "furo"
+html_title = "pyg_dist"
+source_suffix = {".md": "markdown"}
+exclude_patterns = ["_build"]
+
+myst_heading_anchors = 3  # links to headings, checked
+myst_enable_extensions = ["dollarmath"]
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # the signatures of PyG's classes name types by strings that only PyG can resolve
+autodoc_class_signature = "mixed"
+napoleon_custom_sections = ["Shapes"]
+napoleon_numpy_docstring = False
+
+
+def setup(app: object) -> None:
+    """Put the tables that come from the code where the pages ask for them."""
+    app.connect("source-read", fill)  # type: ignore[attr-defined]
+
+
+def fill(app: object, name: str, source: list[str]) -> None:
+    """Fill a page before it is parsed."""
+    source[0] = generated.fill(source[0])

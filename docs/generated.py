@@ -1,0 +1,161 @@
+"""The tables of the reference that come from the code itself, so that they cannot be out of date.
+
+    python docs/generated.py functions     prints one of them: functions, convs, settings or commands
+
+A page asks for a table by a line ``<!-- generated: NAME -->``; ``docs/conf.py`` fills it in when the site is built.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import io
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch_geometric import nn as gnn
+
+from pyg_dist import cli, conv
+from pyg_dist.backend.session.settings import SETTINGS
+from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
+from pyg_dist.conv.any_conv import distributed_class
+from pyg_dist.errors import UnsupportedError
+from pyg_dist.tensor.functions import refusals
+from pyg_dist.tensor.registry import NAMESPACES, TABLE
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+# Settings in words; test_generated.py fails where one is missing.
+PURPOSES = {
+    "PYG_DIST_ISA": "instruction set of the kernels: `baseline`, `avx2`, `avx512`; Arm: `baseline`, `sve256`, `sve512`",
+    "PYG_DIST_PROJECT_FIRST": "`1`: linear maps before sums where both cost the same; less memory, other rounding",
+    "PYG_DIST_REMEMBER_MIB": "largest cached aggregation, MiB per rank; `0`: cache none",
+    "PYG_DIST_GRID_SUMS": "form of the grid's sums: `all_reduce` or `reduce_scatter`; unset: the planner's choice",
+    "PYG_DIST_GRID_BLOCKS": "row blocks of the grid's aggregation, whose sums overlap with the next block",
+    "PYG_DIST_MACHINE": "constants of `python -m pyg_dist bench`; unset: `machine.json` in the user's cache folder",
+}
+
+
+def functions() -> str:
+    """A table of torch's functions by the module that implements them for row tensors."""
+    names: dict[str, set[str]] = defaultdict(set)
+    for function, handler in TABLE.items():
+        if (name := _public_name(function)) is not None:
+            names[_origin(handler)].add(name)
+    lines = ["| file in `pyg_dist/tensor/functions/` | what happens | functions |", "|---|---|---|"]
+    for module in sorted(names):
+        if not module.startswith("pyg_dist.tensor.functions.") or module == refusals.__name__:
+            continue
+        summary = (inspect.getdoc(sys.modules[module]) or "").split("\n")[0].replace("``", "`").replace("|", "\\|")
+        listed = ", ".join(f"`{name}`" for name in sorted(names[module], key=str.lower))
+        lines.append(f"| `{module.rsplit('.', 1)[1]}` | {summary} | {listed} |")
+    return "\n".join(lines)
+
+
+def _public_name(function: Any) -> str | None:
+    """Its name without its namespace; None for what a script does not call."""
+    attribute = getattr(function, "__self__", None)
+    if type(attribute).__name__ in ("getset_descriptor", "property"):
+        name = attribute.__name__
+    else:
+        name = getattr(function, "__name__", None) or torch.overrides.resolve_name(function)
+    if not isinstance(name, str) or (name.startswith("_") and not name.startswith("__")):
+        return None
+    is_setter = name in ("__set__", "__delete__", "__get__")
+    return None if is_setter or not any(hasattr(space, name) for space in NAMESPACES) else name
+
+
+def _origin(handler: Any) -> str:
+    while hasattr(handler, "func"):  # functools.partial
+        handler = handler.func
+    return str(handler.__module__)
+
+
+def convs() -> str:
+    """A table of PyG's message-passing convs, and what becomes of each."""
+    compared, refused = _of_tests()
+    lines = ["| conv | halo layout | compared with stock PyG in the tests | grid layout |", "|---|---|---|---|"]
+    for name, class_ in _convs_of_pyg():
+        has_own_class = class_ in (DistributedSAGEConv.__base__, DistributedGCNConv.__base__)
+        takes = _on_halo(name, class_, refused)
+        is_compared = "" if takes.startswith("raises") else "yes" if re.search(rf"\b{name}\b", compared) else "no"
+        lines.append(f"| `{name}` | {takes} | {is_compared} | {'yes' if has_own_class else 'no'} |")
+    return "\n".join(lines)
+
+
+def _convs_of_pyg() -> Iterator[tuple[str, Any]]:
+    for name in sorted(gnn.conv.__all__):
+        class_ = getattr(gnn, name, None)
+        if inspect.isclass(class_) and issubclass(class_, gnn.MessagePassing) and class_ is not gnn.MessagePassing:
+            yield name, class_
+
+
+def _of_tests() -> tuple[str, str]:
+    """The text of the tests that compare convs with stock PyG, and of the cases that raise when they are called."""
+    compared, refused = "", ""
+    for file in sorted((REPOSITORY / "tests" / "conv").rglob("*.py")):
+        before, _, rest = file.read_text().partition("\nREFUSED")
+        cases, _, after = rest.partition("\n}")
+        compared += before + after
+        refused += "".join(line for line in cases.splitlines() if "cannot be distributed as it is called here" in line)
+    return compared, refused
+
+
+def _on_halo(name: str, class_: Any, refused: str) -> str:
+    try:
+        distributed = distributed_class(class_)
+    except UnsupportedError as error:
+        return f"raises `UnsupportedError`: {error.message.split(', ')[0].removeprefix(name).strip()}"
+    if re.search(rf"\b{name}\b", refused):
+        return "raises `UnsupportedError` when called"
+    return f"`{distributed.__name__}`" + ("" if hasattr(conv, distributed.__name__) else ", by `distribute`")
+
+
+def settings() -> str:
+    """A table of the environment variables."""
+    lines = ["| variable | default | what it does | allowed | equal on all ranks |", "|---|---|---|---|---|"]
+    for setting in SETTINGS:
+        default = f"`{setting.default}`" if setting.default else "unset"
+        equal = "yes, checked" if setting.must_agree else "no"
+        lines.append(f"| `{setting.name}` | {default} | {PURPOSES[setting.name]} | {setting.expected} | {equal} |")
+    return "\n".join(lines)
+
+
+def commands() -> str:
+    """The help of each command, as it prints itself."""
+    names = re.search(r"{([\w,]+)}", _help())
+    assert names is not None
+    return "\n\n".join(f"## {name}\n\n```text\n{_help(name)}\n```" for name in names[1].split(","))
+
+
+def _help(*command: str) -> str:
+    printed = io.StringIO()
+    with redirect_stdout(printed), suppress(SystemExit):
+        cli.main([*command, "--help"])
+    home = re.escape(str(Path.home()))
+    return re.sub(rf"{home}\S*machine\.json", "machine.json in the user's cache folder", printed.getvalue()).strip()
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "functions": functions,
+    "convs": convs,
+    "settings": settings,
+    "commands": commands,
+}
+_MARK = re.compile(r"<!-- generated: (\w+) -->")
+
+
+def fill(text: str) -> str:
+    """``text`` with the tables that it asks for."""
+    return _MARK.sub(lambda mark: TABLES[mark[1]](), text)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", choices=TABLES)
+    print(TABLES[parser.parse_args().table]())

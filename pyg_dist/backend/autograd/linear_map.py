@@ -1,0 +1,70 @@
+"""Whatever moves or sums between ranks is a linear map, and its derivative is its transpose: one autograd function.
+
+====================================  ==========================================  ==================================
+map                                   forward                                     transpose
+====================================  ==========================================  ==================================
+``replicated.CopyToRanks``            identity                                    ``SumOverRanks``
+``replicated.GatherRows``             all rows, on every rank                     ``SliceRows``
+``comm.redistribution``               elements go to other ranks                  they come back, copies are summed
+``halo.operator.LinearOperator``      ``diag(r) (local + halo) diag(c) x``        the transposed matrix
+``halo.operator.HaloRows``            rows to the ranks that need them            ``HaloSums``
+``grid.collectives.AllGather``        every rank's piece                          ``ReduceScatter``
+``grid.operator.TileProduct``         a matrix in tiles times x                   the same with its sides swapped
+====================================  ==========================================  ==================================
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from pyg_dist.backend.autograd.gradient_bucket import LeafGradient
+from pyg_dist.backend.comm.transport import Pending
+from pyg_dist.backend.local_function import LocalFunction
+
+
+class LinearMap(Protocol):
+    """A linear map of tensors that lie on several ranks. Every rank has its own piece of it."""
+
+    @property
+    def transposed(self) -> LinearMap:
+        """The transpose: ``<A x, y> = <x, A^T y>``, inner products taken over all ranks."""
+        ...
+
+    def start(self, x: Tensor) -> Pending[Tensor]:
+        """Begin to apply it: what is sent is on its way (collective, no autograd, does not wait)."""
+        ...
+
+
+class _Apply(LocalFunction):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, a: LinearMap, transposed: LinearMap | None, pending: Pending[Tensor] | None,
+        leaf: LeafGradient | None,
+    ) -> Tensor:  # fmt: skip
+        if ctx.needs_input_grad[0]:
+            # Transposed now: sorting in the backward pass would come on top of all activations. The transpose of the
+            # transpose is the map itself, not one that is sorted again.
+            ctx.map, ctx.transposed = a, a.transposed if transposed is None else transposed
+            ctx.leaf = leaf
+            ctx.set_materialize_grads(False)
+        return (a.start(x) if pending is None else pending).wait()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None, None, None, None]:
+        if grad is None or (ctx.leaf is not None and ctx.leaf.defer(grad, ctx.next_functions[0][0])):
+            return None, None, None, None, None
+        return _Apply.apply(grad, ctx.transposed, ctx.map, None, None), None, None, None, None  # type: ignore[no-untyped-call]
+
+
+def apply(a: LinearMap, x: Tensor, pending: Pending[Tensor] | None = None, leaf: LeafGradient | None = None) -> Tensor:
+    """``a x``, differentiable by x to any order: the derivative is ``a.transposed`` (collective both ways).
+
+    Args:
+        a: the map.
+        x: this rank's piece.
+        pending: ``a.start(x)``, where it has been started.
+        leaf: takes the gradient, where it may wait until the backward pass ends.
+    """
+    return _Apply.apply(x, a, None, pending, leaf)  # type: ignore[no-any-return, no-untyped-call]

@@ -1,0 +1,26 @@
+"""The same bits, which ``torch.equal`` does not ask for: it takes -0.0 for 0.0, and NaN for no NaN."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def assert_same_bits(a: Tensor, b: Tensor, msg: str = "") -> None:
+    """Fail, with ``msg`` in front, unless ``a`` and ``b`` have the same dtype, shape and bits."""
+    assert (a.dtype, a.shape) == (b.dtype, b.shape), f"{msg}: {a.dtype} {[*a.shape]} and {b.dtype} {[*b.shape]}"
+    bits_a, bits_b = (_as_integers(t.detach()) for t in (a, b))
+    if not torch.equal(bits_a, bits_b):
+        where = (bits_a != bits_b).nonzero()
+        first = tuple(where[0].tolist())
+        raise AssertionError(
+            f"{msg}: {len(where)} of {bits_a.numel()} numbers differ, first {bits_a[first]:#x} and {bits_b[first]:#x} "
+            f"at {list(first)}"
+        )
+
+
+def _as_integers(tensor: Tensor) -> Tensor:
+    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return tensor.view(_INTEGERS[tensor.element_size()])

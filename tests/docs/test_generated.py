@@ -1,0 +1,77 @@
+"""The tables of the reference that come from the code, and those by hand that have to name all of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from pyg_dist import DistributedData
+from pyg_dist.backend.session.settings import SETTINGS
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def generated() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generated", DOCS / "generated.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_functions(generated: ModuleType) -> None:
+    table = generated.functions()
+    for file, function in (
+        ("pointwise", "sigmoid"),
+        ("losses", "cross_entropy"),
+        ("indexing", "__getitem__"),
+        ("random", "dropout"),
+        ("transpose", "T"),
+    ):
+        line = next(line for line in table.splitlines() if line.startswith(f"| `{file}` |"))
+        assert f"`{function}`" in line
+        assert line.count(" | ") == 2  # no cell is broken by a bar
+    assert len(re.findall(r"`\w+`", table)) > 500  # what the README says
+
+
+def test_convs(generated: ModuleType) -> None:
+    lines = {line.split("`")[1]: line for line in generated.convs().splitlines()[2:]}
+    assert len(lines) > 50
+    assert "`DistributedGCNConv` | yes | yes |" in lines["GCNConv"]
+    assert "by `distribute` | yes | no |" in lines["GATConv"]
+    for refused in ("HypergraphConv", "SuperGATConv", "ARMAConv"):
+        assert "raises `UnsupportedError`" in lines[refused]
+
+
+def test_settings(generated: ModuleType) -> None:
+    """Each setting has its purpose in words, and none is left that is gone."""
+    assert set(generated.PURPOSES) == {setting.name for setting in SETTINGS}
+    assert all(f"| `{setting.name}` |" in generated.settings() for setting in SETTINGS)
+
+
+def test_commands(generated: ModuleType) -> None:
+    page = generated.commands()
+    assert {"plan", "simulate", "bench", "doctor"} <= set(re.findall(r"^## (\w+)$", page, re.M))
+    assert "--ranks-per-node" in page
+    assert str(Path.home()) not in page
+
+
+def test_options() -> None:
+    page = (DOCS / "reference" / "options.md").read_text()
+    documented = re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", page, re.M)
+    parameters = list(inspect.signature(DistributedData).parameters.values())[1:]
+    assert documented == [(p.name, repr(p.default).replace("'", '"')) for p in parameters]
+
+
+def test_every_mark_is_filled(generated: ModuleType) -> None:
+    marked = [page for page in DOCS.rglob("*.md") if "<!-- generated:" in page.read_text()]
+    assert len(marked) == len(generated.TABLES)
+    for page in marked:
+        assert "<!-- generated:" not in generated.fill(page.read_text())

@@ -1,0 +1,50 @@
+"""Paths and links in the docs lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+_FENCED = re.compile(r"^( *)```.*?^\1```", re.M | re.S)
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def paths(text: str) -> list[str]:
+    """What is written as the path of a file or folder."""
+    spans = re.findall(r"`([\w.][\w./-]*)`", _FENCED.sub("", text))
+    return [span for span in spans if "/" in span and (span.endswith("/") or re.search(r"\.\w+$", span))]
+
+
+def exists(path: str) -> bool:
+    """From the repository's root, or from the package: pages on the code leave its name away."""
+    return (ROOT / path).exists() or (ROOT / "pyg_dist" / path).exists()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_paths(page: Path) -> None:
+    built = {"build/docs"}
+    missing = [path for path in paths(page.read_text()) if not exists(path) and path not in built]
+    assert not missing, f"{name(page)} names what is not there: {missing}"
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "benchmarks" / "REPORT.md"], ids=name)
+def test_links(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#\s]+)(?:#[\w-]*)?\)", _FENCED.sub("", page.read_text()))
+    missing = [t for t in targets if not t.startswith(("http://", "https://")) and not (page.parent / t).exists()]
+    assert not missing, f"{name(page)} links to what is not there: {missing}"
+
+
+def test_a_missing_file_is_noticed() -> None:
+    text = "`pyg_dist/no_such_file.py`, `backend/session/session.py`\n```text\n`a/b.py`\n```\n"
+    assert [path for path in paths(text) if not exists(path)] == ["pyg_dist/no_such_file.py"]
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 130
