@@ -35,7 +35,7 @@ def stored_grid_plan(store: GridStore) -> GridPlan:
     machine = Machine(**(made["machine"] | {"spmm": tuple(made["machine"]["spmm"])}))
     return GridPlan(
         MeshShape(**made["shape"]), made["sums"], made["num_nodes"], tuple(made["edges"]),
-        tuple(Balance(**balance) for balance in made["tries"]), model, Price(**made["price"]), machine, made["hash"],
+        tuple(Balance(**balance) for balance in made["tries"]), model, Price(**made["predicted"]), machine, made["hash"],
     )  # fmt: skip
 
 
@@ -49,7 +49,7 @@ def on_stored_grid(store: GridStore, options: Options) -> tuple[GridGraph, GridP
     if (options.mesh is None and shape.size != num_ranks) or shape != plan.shape:
         best = candidates(plan.model, num_ranks, options, common_machine())[0]
         shape = best.shape if options.mesh is None else shape
-        plan = replace(plan, shape=shape, sums=best.sums, price=best.price)
+        plan = replace(plan, shape=shape, sums=best.sums, predicted=best.price)
     orders: tuple[NodeOrder, ...] = ()
     try:
         orders = tuple(NodeOrder.of(node_id) for node_id in store.orders())
