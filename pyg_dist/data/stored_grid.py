@@ -35,7 +35,8 @@ def stored_grid_plan(store: GridStore) -> GridPlan:
     machine = Machine(**(made["machine"] | {"spmm": tuple(made["machine"]["spmm"])}))
     return GridPlan(
         MeshShape(**made["shape"]), made["sums"], made["num_nodes"], tuple(made["edges"]),
-        tuple(Balance(**balance) for balance in made["tries"]), model, Price(**made["predicted"]), machine, made["hash"],
+        tuple(Balance(**balance) for balance in made["tries"]), model, Price(**made["predicted"]), machine,
+        made["hash"],
     )  # fmt: skip
 
 

@@ -71,7 +71,7 @@ def write_grid_store(
     with explained_disk_errors(out), StoreFolder(out, identity, options.resume, options.force) as folder:
         edges = read_edges(source, info, folder, options, tell)
         edge_digest = edges.digest()
-        model = Model.of_layers(edges.num_nodes, edges.num_edges, *_columns(info), layers)
+        model = Model.of_layers(edges.num_nodes, edges.num_edges, *model_columns(info), layers)
         machine = Machine.load()
         wanted = None if mesh is None else MeshShape.of(mesh, options.parts)
         best = next(c for c in grid_plans(model, options.parts, machine) if wanted in (None, c.shape))
@@ -106,7 +106,7 @@ def _pieces(edges: Spool) -> Iterator[tuple[Tensor, Tensor]]:
         yield torch.from_numpy(source), torch.from_numpy(target)
 
 
-def _columns(info: SourceInfo) -> tuple[int | None, int | None]:
+def model_columns(info: SourceInfo) -> tuple[int | None, int | None]:
     """Columns of x and classes of y, as ``DistributedData`` sees them."""
     in_channels = out_channels = None
     for attribute in info.nodes:
