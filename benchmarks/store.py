@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from machine import describe_machine
+from machine import describe
 
 PARTS = 16
 
@@ -65,7 +65,9 @@ def make(folder: Path, edges: int, scale: int) -> None:
     np.save(folder / "edges.npy", ends.astype(np.int32))
     with (folder / "edges.txt").open("w") as file:
         for low in range(0, edges, 1 << 20):
-            file.write("\n".join(map("%d %d".__mod__, zip(*ends[:, low : low + (1 << 20)].tolist(), strict=True))) + "\n")
+            file.write(
+                "\n".join(map("%d %d".__mod__, zip(*ends[:, low : low + (1 << 20)].tolist(), strict=True))) + "\n"
+            )
 
 
 def sort(folder: Path, **_: Any) -> dict[str, Any]:
@@ -95,7 +97,6 @@ def load(folder: Path, ranks: int, rank: int, **_: Any) -> dict[str, Any]:
     import torch
 
     from pyg_dist.data.stored_halo import node_rows, rank_of_part, stored_share
-    from pyg_dist.store import shard_reader
     from pyg_dist.store.halo_reader import HaloStore
     from pyg_dist.store.manifest import Manifest
 
@@ -112,7 +113,6 @@ def load(folder: Path, ranks: int, rank: int, **_: Any) -> dict[str, Any]:
     del store
     held = resident() - before
     assert rows is not None
-    assert shard_reader is not None
     return {"seconds": seconds, "peak": watch.most - before, "held": held, "ratio": (watch.most - before) / held}
 
 
@@ -179,7 +179,7 @@ def main() -> None:
         finally:
             shutil.rmtree(folder)
     if args.out:
-        args.out.write_text(json.dumps({"machine": describe_machine(), "results": results}, indent=1) + "\n")
+        args.out.write_text(json.dumps({"machine": describe(), "results": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
