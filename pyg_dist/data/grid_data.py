@@ -10,6 +10,7 @@ from pyg_dist.data.options import Options
 from pyg_dist.layout.grid.graph import GridGraph
 from pyg_dist.layout.grid.sharding import Grid
 from pyg_dist.plan.grid.candidates import Candidate, grid_plans
+from pyg_dist.plan.grid.node_order import in_one_piece
 from pyg_dist.plan.grid.plan import GridPlan
 from pyg_dist.plan.machine import Machine
 from pyg_dist.plan.model import Model
@@ -24,7 +25,7 @@ def on_grid(
     given = None if options.mesh is None else MeshShape.of(options.mesh, num_ranks)
     shape = best.shape if given is None else given
     plan, orders = GridPlan.of(
-        graph_input.edge_index, model, shape, best.sums, best.price, machine, options.seed, identity
+        in_one_piece(graph_input.edge_index), model, shape, best.sums, best.price, machine, options.seed, identity
     )
     grid = Grid(Mesh(shape), orders, best.sums, GRID_BLOCKS.value(), options.comm_dtype)
     return GridGraph.of(grid, graph_input.edge_index, graph_input.loop_rule), plan

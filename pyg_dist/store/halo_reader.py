@@ -13,16 +13,14 @@ import xxhash
 from torch import Tensor
 
 from pyg_dist.errors import StoreError
-from pyg_dist.store.folder import open_shard, require_digest
+from pyg_dist.store.folder import require_digest
 from pyg_dist.store.format import as_torch, storage_dtype
 from pyg_dist.store.halo_writer import BLOCK_COLUMNS, block_digest
 from pyg_dist.store.manifest import Manifest
-from pyg_dist.store.reader import TensorFile
 from pyg_dist.store.records import stable_order
+from pyg_dist.store.shard_reader import PIECE_BYTES, ShardReader
 
 Array = np.ndarray[Any, Any]
-
-_PIECE_BYTES = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ class RankEdges:
     load: Tensor
 
 
-class HaloStore:
+class HaloStore(ShardReader):
     """A halo store, opened for reading. Whatever is handed out was checked by its digest.
 
     Args:
@@ -73,9 +71,8 @@ class HaloStore:
     """
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
-        self.path, self.manifest = path, manifest
+        super().__init__(path, manifest)
         self.num_parts = manifest.num_parts
-        self._files: dict[str, TensorFile] = {}
         self.edges_between = self.between("edges")
         """Edges from part p to part q, int64 ``[P, P]``."""
         self._rows, self._sums = self.between("rows"), self.between("sums")
@@ -89,32 +86,6 @@ class HaloStore:
         """Nodes with a source in another part, by part."""
         return [self.manifest.shards[f"edges-{q:05d}"].blocks["boundary"][0] for q in range(self.num_parts)]
 
-    def _file(self, key: str) -> TensorFile:
-        if key not in self._files:
-            self._files[key] = open_shard(self.path, self.manifest.shards[key])
-        return self._files[key]
-
-    def close(self) -> None:
-        """Let go of all pages."""
-        for file in self._files.values():
-            file.release_all()
-        self._files.clear()
-
-    def tensor(self, key: str, name: str) -> Tensor:
-        """A whole tensor of a shard, copied and checked in one pass."""
-        file, shard = self._file(key), self.manifest.shards[key]
-        spec, hasher, low = file.spec(name), xxhash.xxh3_128(), 0
-        if not spec.shape:
-            require_digest(file.path, name, file.digest(name), shard.digests[name])
-            return as_torch(file.whole(name).copy(), spec.dtype)
-        out = np.empty(spec.shape, storage_dtype(spec.dtype))
-        for piece in file.pieces(name, num_bytes=_PIECE_BYTES):
-            hasher.update(piece.reshape(-1).view(np.uint8).data)
-            out[low : low + len(piece)] = piece
-            low += len(piece)
-        require_digest(file.path, name, str(hasher.hexdigest()), shard.digests[name])
-        return as_torch(out, spec.dtype)
-
     def rows(self, kind: str, name: str, parts: Sequence[int], place: Sequence[Tensor]) -> Tensor:
         """Attribute rows of several parts in one tensor.
 
@@ -124,12 +95,12 @@ class HaloStore:
             parts: whose rows.
             place: where each row of each part goes in the result, int64 by part; together a permutation.
         """
-        specs = [self._file(f"{kind}-{part:05d}").spec(name) for part in parts]
+        specs = [self.file(f"{kind}-{part:05d}").spec(name) for part in parts]
         shape = (sum(spec.num_rows for spec in specs), *specs[0].shape[1:])
         out = as_torch(np.empty(shape, storage_dtype(specs[0].dtype)), specs[0].dtype)
         for part, spec, where in zip(parts, specs, place, strict=True):
-            file, hasher, low = self._file(f"{kind}-{part:05d}"), xxhash.xxh3_128(), 0
-            for piece in file.pieces(name, num_bytes=_PIECE_BYTES):
+            file, hasher, low = self.file(f"{kind}-{part:05d}"), xxhash.xxh3_128(), 0
+            for piece in file.pieces(name, num_bytes=PIECE_BYTES):
                 hasher.update(piece.reshape(-1).view(np.uint8).data)
                 high = low + len(piece)
                 out[where[low:high]] = as_torch(np.array(piece), spec.dtype)
@@ -142,19 +113,18 @@ class HaloStore:
         """The edges from one part into another: views of the mapped files, which :meth:`release` lets go of."""
         spans = self._spans(sender, receiver)
         views = {
-            name: self._file(f"{kind}-{receiver:05d}").rows(name, low, high)
-            for name, (kind, low, high) in spans.items()
+            name: self.file(f"{kind}-{receiver:05d}").rows(name, low, high) for name, (kind, low, high) in spans.items()
         }
         digests = (xxhash.xxh3_128(views[name].view(np.uint8).data).digest() for name in BLOCK_COLUMNS)
         expected = self.manifest.shards[f"edges-{receiver:05d}"].blocks["digest"][sender]
-        path = self._file(f"edges-{receiver:05d}").path
+        path = self.file(f"edges-{receiver:05d}").path
         require_digest(path, f"edges from part {sender}", block_digest(digests), expected)
         return views
 
     def release(self, sender: int, receiver: int) -> None:
         """Let go of a block's pages."""
         for name, (kind, low, high) in self._spans(sender, receiver).items():
-            self._file(f"{kind}-{receiver:05d}").release(name, low, high)
+            self.file(f"{kind}-{receiver:05d}").release(name, low, high)
 
     def _spans(self, sender: int, receiver: int) -> dict[str, tuple[str, int, int]]:
         """The file and the rows of each column of a block."""
