@@ -75,6 +75,11 @@ class DistributedData(Data):  # type: ignore[misc]
             another graph, exchange, number of bits or of ranks.
         OptionError: An option is not one of the values above.
         UnsupportedError: A heterogeneous graph, a batch, or an option whose feature does not exist yet.
+
+    Example:
+        >>> data = DistributedData(KarateClub()[0])
+        >>> tuple(data.x.shape), data.num_edges
+        ((34, 34), 156)
     """
 
     is_distributed = True

@@ -59,6 +59,7 @@ class MaskedLabelPropagation(nn.Module):
             and its rank), or x is a tile of the grid layout.
 
     Example:
+        >>> label_propagation = MaskedLabelPropagation(num_classes=4, channels=34)
         >>> x, loss_mask = label_propagation(data.x, data.y, data.train_mask)
         >>> out = model(x, data.edge_index)
         >>> loss = F.cross_entropy(out[loss_mask], data.y[loss_mask])

@@ -173,13 +173,25 @@ def version_of(x: Tensor) -> int | None:
 
 
 class NodeTensor(RowTensor):
-    """One row per node (or per selected node)."""
+    """One row per node (or per selected node).
+
+    Example:
+        >>> mean = data.x[data.train_mask].mean(dim=0)  # of all ranks: a plain tensor, equal on each
+        >>> type(data.x).__name__, tuple(data.x.shape), tuple(mean.shape)
+        ('NodeTensor', (34, 34), (34,))
+    """
 
     kind = "node"
 
 
 class EdgeTensor(RowTensor):
-    """One row per edge; each lies on the one rank that executes that edge."""
+    """One row per edge; each lies on the one rank that executes that edge.
+
+    Example:
+        >>> row, col = data.edge_index
+        >>> isinstance(row, EdgeTensor), (row < col).sum().item()
+        (True, 78)
+    """
 
     kind = "edge"
 

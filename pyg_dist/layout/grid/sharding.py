@@ -229,7 +229,7 @@ class Grid:
                 shared = columns_between(mine.columns, there)
                 start = mine.columns.start
                 pieces.append((rows if len(shared) else None, shared.start - start, shared.stop - start))
-            return Blocks.of_columns(pieces, (mine.num_local, len(mine.columns)))
+            return Blocks(tuple(pieces), (mine.num_local, len(mine.columns)))
 
         return Redistribution(
             self.wire(*GRID_AXES, exact=True),
