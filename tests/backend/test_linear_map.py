@@ -140,7 +140,7 @@ def of_redistributions(rank: int, size: int) -> Iterator[Case]:
 
 
 def tile_of(tile: Any, pieces: Pieces) -> Tensor:
-    return pieces[0][tile.key][:, tile.columns.start : tile.columns.stop]
+    return pieces[0][tile.global_id][:, tile.columns.start : tile.columns.stop]
 
 
 def of_halo(rank: int, size: int) -> Iterator[Case]:
@@ -178,7 +178,7 @@ def of_halo(rank: int, size: int) -> Iterator[Case]:
         data = DistributedData(graph, partition=parts, exchange=exchange_name)
         for is_dense in (False, True):
             halo = HaloGraph(data.graph.share, data.graph.node_sharding, data.graph.loop_rule, is_dense)
-            nodes = by_rank(halo.node_sharding.key, group)
+            nodes = by_rank(halo.node_sharding.global_id, group)
             shapes = [(n.numel(), WIDTH) for n in nodes]
             name = f"{exchange_name} {is_dense}"
 

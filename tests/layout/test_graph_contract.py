@@ -243,7 +243,7 @@ def edge_view(graph: Data, data: Any, how: Layout) -> None:
     assert (view.num_local, view.num_neighbours) == (len(here), len(ids))
     assert ids[: view.num_local].tolist() == here.tolist()
     source, target = view.ends()
-    mine = view.edge_sharding.key
+    mine = view.edge_sharding.global_id
     assert_same_bits(torch.stack([ids[source], here[target]]), graph.edge_index[:, mine])
     assert view.max_in_degree == int(torch.bincount(graph.edge_index[1]).max())
     csr, padded = view.csr, view.neighbour_lists(2)
