@@ -140,7 +140,7 @@ def of_redistributions(rank: int, size: int) -> Iterator[Case]:
 
 
 def tile_of(tile: Any, pieces: Pieces) -> Tensor:
-    return pieces[0][tile.key][:, tile.columns.start : tile.columns.stop]
+    return pieces[0][tile.global_id][:, tile.columns.start : tile.columns.stop]
 
 
 def of_halo(rank: int, size: int) -> Iterator[Case]:
