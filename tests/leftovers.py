@@ -12,13 +12,11 @@ import random
 import sys
 import types
 import warnings
-import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
 # What comes once and stays, the same for all: a session, which may go on with its groups, the hook of the first
 # DistributedData, and the methods that PyG writes into a conv's class when the first object is made.
@@ -36,9 +34,7 @@ _WRITTEN = {
 _MODULES = ("builtins", "os", "time", "torch", "torch.distributed", "torch.nn.functional", "torch_geometric.utils")
 _CLASSES = (torch.Tensor, torch.nn.Module)
 _TESTS = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_CONTAINERS = (
-    dict, list, set, weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, WeakIdKeyDictionary,
-)  # fmt: skip
+_CONTAINERS = (dict, list, set)  # a weak one holds nothing: what is in it, a script holds
 
 
 class State(NamedTuple):

@@ -61,7 +61,7 @@ def _work(seconds: float) -> None:
 def _leave(what: str) -> None:
     from pyg_dist import DistributedData
     from pyg_dist.backend import ops
-    from pyg_dist.conv import inputs
+    from pyg_dist.conv import linear_order
 
     session.init()
     keeper = torch.ones(3)
@@ -77,7 +77,9 @@ def _leave(what: str) -> None:
         "torch.distributed.all_reduce": lambda: setattr(dist, "all_reduce", print),
         "pyg_dist.data.distributed_data.DistributedData.traffic": lambda: setattr(DistributedData, "traffic", None),
         "test_workers.KEPT is another": lambda: globals().update(KEPT=[keeper]),
-        "pyg_dist.conv.inputs._DERIVED": lambda: (KEPT.append(keeper), inputs._DERIVED.__setitem__(keeper, ())),
+        "pyg_dist.conv.linear_order.NORMS": lambda: linear_order.NORMS.update(
+            {int: linear_order.NORMS[SumAggregation]}
+        ),
     }[what]()
 
 
@@ -86,7 +88,7 @@ LEFT = [
     "environment variable PYG_DIST_BITS", "the default dtype", "the number of threads", "grad mode",
     "warnings' filters", "modules that cannot be imported", "the session's options", "pyg_dist.backend.ops.spmm_csr",
     "torch.distributed.all_reduce", "pyg_dist.data.distributed_data.DistributedData.traffic",
-    "test_workers.KEPT is another", "pyg_dist.conv.inputs._DERIVED",
+    "test_workers.KEPT is another", "pyg_dist.conv.linear_order.NORMS",
 ]  # fmt: skip
 
 
