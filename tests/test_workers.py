@@ -77,9 +77,7 @@ def _leave(what: str) -> None:
         "torch.distributed.all_reduce": lambda: setattr(dist, "all_reduce", print),
         "pyg_dist.data.distributed_data.DistributedData.traffic": lambda: setattr(DistributedData, "traffic", None),
         "test_workers.KEPT is another": lambda: globals().update(KEPT=[keeper]),
-        "pyg_dist.conv.linear_order.NORMS": lambda: linear_order.NORMS.update(
-            {int: linear_order.NORMS[SumAggregation]}
-        ),
+        "pyg_dist.conv.linear_order.NORMS": lambda: linear_order.NORMS.update({int: linear_order.Norm.SUM}),
     }[what]()
 
 
