@@ -1,6 +1,6 @@
 // Philox-4x32-10, the counter-based generator of Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC
-// 2011), and the one place that fixes which random word belongs to which element. pyg_dist/backend/ops/reference.py mirrors
-// it, and kernels for any other device must follow it.
+// 2011), and the one place that fixes which random word belongs to which element. pyg_dist/backend/ops/reference.py
+// mirrors it, and kernels for any other device must follow it.
 //
 //   key      = (seed mod 2^32, seed div 2^32)                      seed as an unsigned 64-bit number
 //   counter  = (row_key mod 2^32, row_key div 2^32, block, stream) row_key alike; for a node, its global id
