@@ -16,7 +16,7 @@ from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import digest, raise_together, require_equal
 from pyg_dist.data.graph_input import GraphInput, read_graph
 from pyg_dist.data.layout_choice import lay_out
-from pyg_dist.data.options import Options
+from pyg_dist.data.options import GridOptions, HaloOptions, Options
 from pyg_dist.data.storage import DistributedStorage
 from pyg_dist.data.stored_graph import open_store
 from pyg_dist.errors import MixedRowsError, PygDistError, UnsupportedError
@@ -102,7 +102,13 @@ class DistributedData(Data):  # type: ignore[misc]
         module_hooks.install()
         options, graph_input, error = None, None, None
         try:
-            options = Options(layout, partition, epsilon, exchange, bits, mesh, comm_dtype, seed, model)
+            options = Options(
+                layout,
+                HaloOptions(partition, epsilon, exchange, bits),
+                GridOptions(mesh, comm_dtype),
+                seed,
+                model,
+            )
             graph_input = read_graph(data, allow_nan, warn=session.is_main())
         except (PygDistError, ImportError) as caught:
             error = caught
