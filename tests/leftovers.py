@@ -47,6 +47,7 @@ class State(NamedTuple):
     settings: dict[str, Any]
     attributes: dict[str, dict[str, Any]]
     sizes: dict[str, int]
+    num_modules: int
 
 
 def fresh_generators() -> None:
@@ -60,12 +61,14 @@ def state(has_caches: bool = True) -> State:
     """What there is now. ``has_caches``: collect garbage first, and look into caches, which then hold what is alive."""
     if has_caches:
         gc.collect()
-    return State(_settings(), dict(_attributes()), dict(_sizes()) if has_caches else {})
+    return State(_settings(), dict(_attributes()), dict(_sizes()) if has_caches else {}, len(sys.modules))
 
 
 def difference(before: State, after: State) -> list[str]:
     """A line for everything that ``after`` has and ``before`` has not."""
     names = [*before.settings, *(name for name in after.settings if name not in before.settings)]
+    if before.num_modules != after.num_modules:  # other packages set such things when they are imported
+        names = [name for name in names if not _is_of_imports(name)]
     pairs = [(name, before.settings.get(name), after.settings.get(name)) for name in names]
     lines = [f"{name} is {now!r}, was {was!r}" for name, was, now in pairs if now != was and name not in _STAYS]
     for owner, was in before.attributes.items():
@@ -80,6 +83,11 @@ def difference(before: State, after: State) -> list[str]:
         if size > before.sizes.get(name, size):
             lines.append(f"{name} has {size} entries, had {before.sizes[name]}")
     return lines
+
+
+def _is_of_imports(name: str) -> bool:
+    is_variable, is_ours = (name.startswith(f"environment variable {prefix}") for prefix in ("", "PYG_DIST_"))
+    return name == "warnings' filters" or (is_variable and not is_ours)
 
 
 def _settings() -> dict[str, Any]:
@@ -106,7 +114,7 @@ def _options() -> Any:
     """Those of a session with other options than ``init()`` gives; a group of the script's own, too."""
     session = sys.modules.get("pyg_dist.backend.session.session")
     if session is None:
-        return None
+        return True, False
     is_default = session._options == (session.DEFAULT_BACKEND, session.DEFAULT_TIMEOUT)
     is_foreign = session.world.is_group_open() and not session._owns_group
     return (not session.is_initialized() or is_default, is_foreign)

@@ -161,8 +161,8 @@ def test_what_a_body_leaves_behind_is_named(workers: Pools, what: str) -> None:
 def test_ranks_at_different_collectives_are_told(workers: Pools) -> None:
     pool = workers(2)
     pool.run(session.init)
-    with pytest.raises(WorkersError, match=r"left the ranks after \[\d+, \d+\] collectives"):
-        pool.run(_part)
+    with pytest.raises(WorkersError, match="_part left its ranks in different collectives"):
+        pool.run(_part, patience=5.0)
 
 
 def test_every_body_draws_the_same(workers: Pools) -> None:

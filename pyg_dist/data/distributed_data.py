@@ -118,7 +118,7 @@ class DistributedData(Data):  # type: ignore[misc]
         """Fill this object with the local rows of every attribute."""
         values, weight = graph_input.adj_values, None
         if values is not None:
-            weight = EdgeTensor.from_local(values.detach()[graph.edge_sharding.key], graph.edge_sharding)
+            weight = EdgeTensor.from_local(values.detach()[graph.edge_sharding.global_id], graph.edge_sharding)
             weight.requires_grad_(values.requires_grad)
         given: dict[str, Any] = {}
         for attributes in (graph_input.node_attributes, graph_input.edge_attributes):

@@ -139,7 +139,7 @@ def _rows_of(x: Tensor, y: Tensor, train_mask: Tensor) -> RowSharding | None:
 
 
 def _key_of(local: Tensor, rows: RowSharding | None) -> Tensor:
-    return torch.arange(local.shape[0]) if rows is None else rows.key
+    return torch.arange(local.shape[0]) if rows is None else rows.rng_key
 
 
 class _Checked(NamedTuple):

@@ -89,10 +89,7 @@ def compare_models(names: list[str]) -> None:
         assert pyg_dist.distribute(model) is model
         assert list(model.state_dict()) == keys
         expected, got = step(stock, data), step(model, ours)
-        try:
-            assert_same(got, expected)
-        except AssertionError as error:
-            raise AssertionError(f"{name}: {error}") from None
+        assert_same(got, expected, name)
         assert str(model) == str(stock)
 
 

@@ -120,7 +120,7 @@ def views() -> None:
     every = torch.arange(NUM_NODES).repeat(2, 1)
     assert torch.equal(others.with_loops.full_tensor(), torch.cat([data.edge_index[:, ~loop], every], 1))
     keys = others.with_loops.rows
-    assert torch.equal(keys.gather(keys.key)[-NUM_NODES:], NUM_EDGES + torch.arange(NUM_NODES))
+    assert torch.equal(keys.gather(keys.rng_key)[-NUM_NODES:], NUM_EDGES + torch.arange(NUM_NODES))
     source, target = edges
     assert torch.equal((source == target).full_tensor(), loop)
     for refused in (lambda: edges + 1, lambda: edges.max(), lambda: torch.cat([edges, edges], 1), lambda: edges[:, 0]):

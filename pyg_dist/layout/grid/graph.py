@@ -325,7 +325,9 @@ class GridGraph:
         key = (layout.free_axis(), layout.rows[0], layout.order)
         known = self._adjacency.get(key)
         if known is None:
-            known = self._adjacency[key] = AdjacencyTile.of(self.grid, self.edge_index, self.edge_sharding.key, *key)
+            known = self._adjacency[key] = AdjacencyTile.of(
+                self.grid, self.edge_index, self.edge_sharding.global_id, *key
+            )
         return known
 
     def _row_sums(self, tile: AdjacencyTile, csr: CSR, values: Tensor | None, dtype: torch.dtype) -> Tensor:
