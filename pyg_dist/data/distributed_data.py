@@ -46,7 +46,8 @@ class DistributedData(Data):  # type: ignore[misc]
         layout: ``"halo"``: rows by part; ``"grid"``: tiles of rows and columns on a mesh, without a partition;
             ``"auto"``: what the constants of ``python -m pyg_dist bench`` say is cheaper, printed with the reasons.
         partition: ``"metis"``; ``"hypergraph"``: fewer rows to send, for more time to partition (needs mtkahypar;
-            Demirci et al., 4.3.2); ``"random"``; the owner of each node, a LongTensor ``[N]``; or a
+            Demirci et al., 4.3.2); ``"metis-cut"``, ``"stochastic"``, ``"stream"``, ``"random"``
+            (:func:`pyg_dist.partition.partition`); the owner of each node, a LongTensor ``[N]``; or a
             :class:`~pyg_dist.plan.Plan` that was saved, whose parts are used again. Parts that are found here are put
             on ranks such that few rows leave a machine, where there are several; given ones stay as they are.
         epsilon: how much heavier than the mean a part may be.
