@@ -263,8 +263,9 @@ def _place(node_id: Tensor, own: Tensor, is_all: bool) -> Tensor | None:
 
 def _index(local: Array) -> Array:
     """The number of each id among the distinct ones, ascending: int32 ``[m]``."""
-    mark = np.zeros(int(local.max(initial=-1)) + 1, np.int32)
+    mark: Array = np.zeros(int(local.max(initial=-1)) + 1, np.int32)
     mark[local] = 1
     np.cumsum(mark, out=mark)
     mark -= 1
-    return mark[local]
+    number: Array = mark[local]
+    return number
