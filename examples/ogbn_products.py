@@ -3,14 +3,14 @@
     python -m pyg_dist partition dataset/ogbn_products products.store --parts 4
     torchrun --standalone --nproc-per-node 4 examples/ogbn_products.py products.store
 
-The first line reads the folder that ``ogb`` has downloaded, once; each process then reads only its part of the store.
-Any store with classes as ``y`` and the three masks will do.
+The first line reads the folder that ``ogb`` has downloaded, once; each process then reads its own part of the store
+alone. Any store with classes as ``y`` and the three masks will do.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ class SAGE(torch.nn.Module):
     def __init__(self, in_channels: int, hidden: int, out_channels: int, num_layers: int, dropout: float) -> None:
         super().__init__()
         widths = [in_channels, *[hidden] * (num_layers - 1), out_channels]
-        self.convs = torch.nn.ModuleList(SAGEConv(a, b) for a, b in itertools.pairwise(widths))
+        self.convs = torch.nn.ModuleList(SAGEConv(a, b) for a, b in pairwise(widths))
         self.dropout = dropout
 
     def forward(self, x: Tensor, edge_index: Any) -> Tensor:

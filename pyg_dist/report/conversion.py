@@ -93,8 +93,8 @@ def write_halo_store(source: Source, out: Path, options: StoreOptions, progress:
         nodes = NodeParts.of(parts, options.parts)
         shards, known = write_others(folder, info), folder.known("nan")
         nan: dict[str, int] = {} if known is None else known["counts"]
-        watched = tuple(watched(a, nan) for a in info.nodes)
-        shards |= write_nodes(folder, nodes, watched, options.memory, again=known is None)
+        attributes = tuple(watched(a, nan) for a in info.nodes)
+        shards |= write_nodes(folder, nodes, attributes, options.memory, again=known is None)
         folder.note("nan", {"counts": nan})
         load = np.bincount(parts, weights=edges.in_degree, minlength=options.parts)
         shards |= write_edges(folder, edges, nodes, _cover(load), options.memory, lambda n: tell("sorting", n))

@@ -24,22 +24,37 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
+class Ends:
+    """Distinct ends of edges that cross, in the order (sender, receiver, node).
+
+    Attributes:
+        sender, receiver: ranks, int64 ``[k]``.
+        node: global ids, int64 ``[k]``.
+    """
+
+    sender: Tensor
+    receiver: Tensor
+    node: Tensor
+
+
+@dataclass(frozen=True)
 class CrossEdges:
     """Edges that begin or end in some parts, and do not do both. By ascending ``edge_id``.
 
     Attributes:
         edge_id: global ids, int64 ``[m]``.
-        source, target: global ids of nodes, int64 ``[m]``.
-        sender, receiver: their ranks, int64 ``[m]``.
+        row, sum: which of ``rows`` is each edge's source, and of ``sums`` its target, int64 ``[m]``.
         is_post: how the stored exchange carries them, bool ``[m]``.
+        rows: the distinct sources.
+        sums: the distinct targets.
     """
 
     edge_id: Tensor
-    source: Tensor
-    target: Tensor
-    sender: Tensor
-    receiver: Tensor
+    row: Tensor
+    sum: Tensor
     is_post: Tensor
+    rows: Ends
+    sums: Ends
 
 
 @dataclass(frozen=True)
@@ -192,23 +207,54 @@ class HaloStore(ShardReader):
         return parts
 
     def _cross(self, pairs: Sequence[tuple[int, int]], owner: Sequence[int]) -> CrossEdges:
-        count = sum(int(self.edges_between[pair]) for pair in pairs)
-        names, low = ("edge_id", "source", "target", "sender", "receiver"), 0
-        found = {name: np.empty(count, np.int64) for name in names}
+        """Rows and sums are numbered by the lists that the store has of them, which are merged where parts are."""
+        count, low = sum(int(self.edges_between[pair]) for pair in pairs), 0
+        found = {name: np.empty(count, np.int64) for name in ("edge_id", "row_id", "sum_id")}
         is_post = np.empty(count, np.bool_)
+        of_ranks: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for p, q in pairs:
-            block = self.block(p, q)
-            high = low + len(block["edge_id"])
-            found["edge_id"][low:high] = block["edge_id"]
-            found["source"][low:high] = _ids(block["source"], block["row_id"])
-            found["target"][low:high] = _ids(block["target"], block["sum_id"])
-            found["sender"][low:high], found["receiver"][low:high] = owner[p], owner[q]
-            is_post[low:high] = block["is_post"]
-            self.release(p, q)
-            low = high
+            of_ranks.setdefault((owner[p], owner[q]), []).append((p, q))
+        ends: dict[str, list[Array]] = {"row_id": [], "sum_id": []}
+        for ranks in sorted(of_ranks):
+            before = {name: sum(map(len, lists)) for name, lists in ends.items()}
+            place = {}
+            for name, kind in (("row_id", "source"), ("sum_id", "target")):
+                lists = [self.block_list(p, q, name) for p, q in of_ranks[ranks]]
+                distinct, number = np.unique(np.concatenate(lists), return_inverse=True)
+                ends[name].append(distinct)
+                place[name] = (kind, np.split(number + before[name], np.cumsum([len(ids) for ids in lists])[:-1]))
+            for turn, (p, q) in enumerate(of_ranks[ranks]):
+                block = self.block(p, q)
+                high = low + len(block["edge_id"])
+                found["edge_id"][low:high], is_post[low:high] = block["edge_id"], block["is_post"]
+                for name, (kind, numbers) in place.items():
+                    found[name][low:high] = numbers[turn][_index(block[kind])]
+                self.release(p, q)
+                low = high
         order = stable_order(found["edge_id"], max(self.manifest.num_edges, 1))
-        ordered = {name: torch.from_numpy(found.pop(name)[order]) for name in names}
-        return CrossEdges(**ordered, is_post=torch.from_numpy(is_post[order]))
+        ordered = {name: torch.from_numpy(found.pop(name)[order]) for name in ("edge_id", "row_id", "sum_id")}
+        keys = sorted(of_ranks)
+        return CrossEdges(
+            ordered["edge_id"],
+            ordered["row_id"],
+            ordered["sum_id"],
+            torch.from_numpy(is_post[order]),
+            *(_ends(keys, ends[name]) for name in ("row_id", "sum_id")),
+        )
+
+    def block_list(self, sender: int, receiver: int, name: str) -> Array:
+        """``row_id`` or ``sum_id`` of a block, a copy that :meth:`block` has yet to check."""
+        kind, low, high = self._spans(sender, receiver)[name]
+        rows: Array = self.file(f"{kind}-{receiver:05d}").rows(name, low, high).copy()
+        return rows
+
+
+def _ends(keys: Sequence[tuple[int, int]], lists: Sequence[Array]) -> Ends:
+    """The lists of pairs of ranks, one after another."""
+    sizes = torch.tensor([len(ids) for ids in lists], dtype=torch.int64)
+    pair = torch.tensor(keys, dtype=torch.int64).view(-1, 2).repeat_interleave(sizes, 0)
+    node = torch.from_numpy(np.concatenate(lists)) if lists else torch.empty(0, dtype=torch.int64)
+    return Ends(pair[:, 0].contiguous(), pair[:, 1].contiguous(), node)
 
 
 def _place(node_id: Tensor, own: Tensor, is_all: bool) -> Tensor | None:
@@ -216,9 +262,11 @@ def _place(node_id: Tensor, own: Tensor, is_all: bool) -> Tensor | None:
     return None if is_all else torch.searchsorted(node_id, own).to(torch.int32)
 
 
-def _ids(local: Array, distinct: Array) -> Array:
-    """Global ids, from numbers within a part and the ids of the distinct ones, both in the same order."""
-    mark = np.zeros(int(local.max(initial=-1)) + 1, np.int32)
+def _index(local: Array) -> Array:
+    """The number of each id among the distinct ones, ascending: int32 ``[m]``."""
+    mark: Array = np.zeros(int(local.max(initial=-1)) + 1, np.int32)
     mark[local] = 1
     np.cumsum(mark, out=mark)
-    return distinct[mark[local] - 1]
+    mark -= 1
+    number: Array = mark[local]
+    return number

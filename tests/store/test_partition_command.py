@@ -63,7 +63,6 @@ def test_a_grid_store(tmp_path: Path, graph: str, capsys: pytest.CaptureFixture[
         (["--parts", "2", "--epsilon", "-1"], "epsilon"),
         (["--parts", "2", "--resume", "--force"], "--resume or --force"),
         (["--parts", "2", "--undirected"], "edge_"),
-        (["--parts", "2", "--memory", "8MiB"], "8"),
         (["--parts", "2", "--layout", "grid", "--tiles", "0", "1"], "--tiles"),
         (["--parts", "2", "--plot", "a.txt"], "--plot"),
     ],
@@ -71,8 +70,6 @@ def test_a_grid_store(tmp_path: Path, graph: str, capsys: pytest.CaptureFixture[
 def test_errors_are_one_line(
     tmp_path: Path, graph: str, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
 ) -> None:
-    if arguments[-1] == "8MiB":
-        arguments = [*arguments, "--model", "hypergraph"]
     assert main(["partition", graph, str(tmp_path / "store"), *arguments]) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1
