@@ -74,7 +74,8 @@ class HaloGraph:
         )
         self.local = share.local.to(self.device)
         node = torch.arange(nodes.num_local, device=self.device)
-        entries = lambda: (self.local.row(), self.local.col, self.local.edge)  # noqa: E731
+        local = self.local  # not self, which would be a cycle: drawn graphs are freed at once
+        entries = lambda: (local.row(), local.col, local.edge)  # noqa: E731
         shape = nodes.num_local, nodes.num_local
         self._loops = SelfLoops(entries, shape, node, node, loop_rule, self.edge_sharding.num_local)
         self.row_transfer = self._halo(share.post)
