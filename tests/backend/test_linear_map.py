@@ -191,13 +191,15 @@ def of_halo(rank: int, size: int) -> Iterator[Case]:
                 entries = torch.ones(num_edges, dtype=torch.float64) if values is None else weight
                 adjacency.index_put_((target, source), entries, accumulate=True)
                 in_degree = torch.bincount(target, minlength=num_nodes).clamp(min=1).view(-1, 1)
-                mean = halo.neighbourhood("mean", values, torch.float64)
+                from pyg_dist.layout.graph import Norm
+
+                mean = halo.operator(Norm.MEAN, values, torch.float64).matrix
                 yield Case(f"mean {name}", mean, shapes, partial(product, adjacency / in_degree), own, own)
                 looped = adjacency.clone().fill_diagonal_(0.0)
                 looped += torch.diag(torch.where(adjacency.diagonal() > 0, 0.0, 1.0).double())
                 looped += torch.diag(last_loop(source, target, entries, num_nodes))
                 scale = looped.sum(1).rsqrt()
-                norm = halo.symmetric_norm(True, 1.0, values, torch.float64)
+                norm = halo.operator(Norm.gcn(True), values, torch.float64).matrix
                 gcn = scale.view(-1, 1) * looped * scale
                 yield Case(f"gcn {name}", norm, shapes, partial(product, gcn), own, own)
 
