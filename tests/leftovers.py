@@ -24,6 +24,7 @@ _STAYS = {
     *(f"pyg_dist.backend.session.session.{name}" for name in ("_options", "_owns_group", "_store", "_watch")),
     *("pyg_dist.backend.session.world._current", "pyg_dist.errors._suffix", "pyg_dist.errors._where"),
     *("environment variable GLOO_SOCKET_IFNAME", "pyg_dist.layout.module_hooks._hooks"),
+    *(f"torch.nn.modules.module.Module.{name}" for name in ("__init__", "__setstate__")),  # of torch.compile
     *(f"pyg_dist.backend.comm.group.{name}" for name in ("_axes", "_open", "_world")),
 }
 _WRITTEN = {
@@ -132,8 +133,8 @@ def _is_ours(name: str, module: types.ModuleType) -> bool:
 
 
 def _is_told(name: str, value: Any, was_there: bool) -> bool:
-    """Whether an attribute's value is a patch; what a session sets, late imports and Python's own notes are none."""
-    is_note = isinstance(value, types.ModuleType) or name.endswith("__")
+    """Whether an attribute's value is a patch; what a session sets, late imports and notes of torch are none."""
+    is_note = isinstance(value, types.ModuleType) or name.endswith("__") or ".__" in name
     return name not in _STAYS and (was_there or not is_note)
 
 

@@ -62,6 +62,7 @@ def _leave(what: str) -> None:
     from pyg_dist import DistributedData
     from pyg_dist.backend import ops
     from pyg_dist.conv import linear_order
+    from pyg_dist.layout.graph import Norm
 
     session.init()
     keeper = torch.ones(3)
@@ -77,7 +78,7 @@ def _leave(what: str) -> None:
         "torch.distributed.all_reduce": lambda: setattr(dist, "all_reduce", print),
         "pyg_dist.data.distributed_data.DistributedData.traffic": lambda: setattr(DistributedData, "traffic", None),
         "test_workers.KEPT is another": lambda: globals().update(KEPT=[keeper]),
-        "pyg_dist.conv.linear_order.NORMS": lambda: linear_order.NORMS.update({int: linear_order.Norm.SUM}),
+        "pyg_dist.conv.linear_order.NORMS": lambda: linear_order.NORMS.update({int: Norm.SUM}),
     }[what]()
 
 

@@ -327,7 +327,7 @@ def test_refusals(workers: Pools) -> None:
             "distribute expected a model (got OrderedDict): pass an nn.Module",
             "distribute stopped at '1': HypergraphConv takes no 'edge_index'",
             "DistributedConv expected a MessagePassing conv (got Sequential): pyg_dist.distribute(model)",
-            "GATConv needs every neighbour's row in one place, and layout='grid'",
+            "GATConv needs every neighbour's row in one place, and layout='grid' has partial sums",
             "GATConv expected data.edge_index (got adj_t",
             "two different graphs",
             "of a distributed edge_index needs all edges",
