@@ -59,14 +59,14 @@ class Variant:
 def switched(variant: Variant, model_name: str) -> Iterator[None]:
     """Switch the savings that the variant lacks off; they have no option, since they are exact."""
     module = {"sage": sage, "gcn": gcn}[model_name]
-    original = module.projects_first
+    original = module.project_first
     if not variant.has_cheaper_order:
-        module.projects_first = lambda *_: STOCK_ORDER[model_name]
+        module.project_first = lambda *_: STOCK_ORDER[model_name]
     os.environ[REMEMBER_MIB.name] = "inf" if variant.remembers else "0"
     try:
         yield
     finally:
-        module.projects_first = original
+        module.project_first = original
         del os.environ[REMEMBER_MIB.name]
 
 
