@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch_geometric.nn import GraphConv, SAGEConv
 
 # What comes once and stays, the same for all: a session, which may go on with its groups, the hook of the first
 # DistributedData, and the methods that PyG writes into a conv's class when the first object is made.
@@ -45,6 +46,18 @@ class State(NamedTuple):
     attributes: dict[str, dict[str, Any]]
     sizes: dict[str, int]
     num_modules: int
+
+
+def write_propagates() -> None:
+    """Make each fused conv's first object one that fuses.
+
+    PyG writes ``propagate`` into a conv's class for the first object. One that cannot fuse (``aggr="lstm"``) leaves out
+    what all later ones need for a sparse adj_t, so a test would depend on what ran before it in its process.
+    """
+    from pyg_dist.conv import DistributedSAGEConv  # not before a rank has its environment
+
+    for conv in (GraphConv, SAGEConv, DistributedSAGEConv):
+        conv(1, 1)
 
 
 def fresh_generators() -> None:

@@ -307,6 +307,7 @@ def _serve(connection: Connection, environ: dict[str, str], output: str) -> None
     torch.set_num_threads(1)
     for module in PACKAGE:
         importlib.import_module(module)
+    leftovers.write_propagates()
     gc.collect()
     gc.freeze()  # the collections after each body pass over all that stays
     while True:
