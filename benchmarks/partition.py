@@ -28,16 +28,14 @@ METHODS = ("random", "metis-cut", "metis", "hypergraph", "cover", "stream")
 def measure(path: Path, num_parts: int, method: str, epsilon: float, preset: str | None) -> dict[str, Any]:
     """One line."""
     from pyg_dist.plan import Machine, Model
-    from pyg_dist.plan.parts import PartsOptions
+    from pyg_dist.plan.parts import PartsOptions, solve
     from pyg_dist.report.comparison import measured, options_for
-    from pyg_dist.report.graph_file import read_npz
+    from pyg_dist.report.planned_graph import read_planned_graph
 
-    graph, num_edges = read_npz(path), 0
+    graph = read_planned_graph(path)
     num_edges = graph.edge_index.shape[1]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     options = options_for(PartsOptions("random", epsilon, preset=preset), method)  # type: ignore[arg-type]
-    from pyg_dist.plan.parts import solve
-
     began, cpu = time.perf_counter(), time.process_time()
     parts = solve(graph.edge_index, graph.num_nodes, num_parts, options, graph.train_mask)
     seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
@@ -62,9 +60,9 @@ def expected(path: Path, num_parts: int, epsilon: float, preset: str | None, cou
     from pyg_dist.partition.models.stochastic import _batch_nets, uniform_batch
     from pyg_dist.plan.parts import PartsOptions, solve
     from pyg_dist.report.comparison import options_for
-    from pyg_dist.report.graph_file import read_npz
+    from pyg_dist.report.planned_graph import read_planned_graph
 
-    graph = read_npz(path)
+    graph = read_planned_graph(path)
     options = PartsOptions("random", epsilon, preset=preset, batches=Batches(theta=0.1, delta=0.5))  # type: ignore[arg-type]
     methods = ("metis-cut", "hypergraph", "stochastic")
     found = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from pyg_dist.errors import OptionError
 
 # Bytes by node, by edge and by part, above the graph itself: rounded up from the peaks that benchmarks/partition.py
@@ -42,3 +44,20 @@ def require_memory(method: str, num_nodes: int, num_edges: int, num_parts: int, 
         f"Expected a partition within {memory / 2**30:.3g} GiB (got {method!r}, which takes about "
         f"{needed[method] / 2**30:.3g} GiB): {way}"
     )
+
+
+def parse_bytes(text: str) -> int:
+    """A number of bytes such as "4GiB", "500 MB" or "1e9".
+
+    Raises:
+        OptionError: It is none.
+    """
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kKMGT]?)(i?)B?\s*", text)
+    try:
+        number, prefix, binary = match.groups() if match else ("", "", "")
+        num_bytes = float(number) * (1024 if binary else 1000) ** " KMGT".index(prefix.upper() or " ")
+        if num_bytes >= 1:
+            return int(num_bytes)
+    except ValueError:
+        pass
+    raise OptionError(f"Expected memory such as 4GiB or 500MB (got {text!r})")

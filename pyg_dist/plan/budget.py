@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -17,6 +18,8 @@ from torch import Tensor
 
 from pyg_dist import errors
 from pyg_dist.errors import OptionError, PygDistError
+from pyg_dist.partition import Batches
+from pyg_dist.partition.models.stochastic import build_stochastic_model
 from pyg_dist.plan.halo.remote_edges import Exchange, RemoteEdges
 from pyg_dist.plan.parts import PartsOptions, Report, solve
 
@@ -33,19 +36,23 @@ def solve_within(
 ) -> Tensor:
     """Return the parts with the fewest rows of ``options.exchange`` that were found in time: int32 ``[N]``.
 
+    Parts of "stochastic" compare by the rows of mini-batches that no seed was solved for.
+
     A process of its own solves with ``options.seed``, then with the seeds that follow; it is ended when the time is up,
     and what an unfinished seed has found so far counts. So a solver that hangs, or is killed for the memory it takes,
     is an error here and not the end of this process. Not collective.
 
     Raises:
-        OptionError: Nothing was found in time, the solver crashed, or seeds cannot be compared.
+        OptionError: Nothing was found in time, the solver crashed, or the parts are given.
         PygDistError: The error of :func:`~pyg_dist.plan.parts.solve`.
     """
-    if not isinstance(options.method, str) or options.method == "stochastic" or not seconds > 0:
+    if not isinstance(options.method, str) or not seconds > 0:
         raise OptionError(
-            f"Expected a time budget above 0 with a method whose seeds compare by rows (got {seconds} s, "
+            f"Expected a time budget above 0 with a method that finds parts (got {seconds} s, "
             f"{options.method if isinstance(options.method, str) else 'given parts'!r}): leave it out"
         )
+    if options.batches is not None and options.batches.draw is not None:
+        raise OptionError("Expected uniform mini-batches with a time budget (got a callable): leave the budget out")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         np.save(folder / "edge_index.npy", edge_index.numpy())
@@ -81,6 +88,17 @@ def _wait(child: subprocess.Popen[bytes], folder: Path, seconds: float) -> int |
     return child.poll()
 
 
+def _measure(
+    edge_index: Tensor, num_nodes: int, num_parts: int, options: PartsOptions, train_mask: Tensor | None
+) -> Callable[[Tensor], int]:
+    """What parts are compared by."""
+    if options.method != "stochastic" or not 1 < num_parts < num_nodes:
+        return lambda parts: rows_of(edge_index, parts, num_parts, options.exchange)
+    batches = options.batches or Batches()
+    fresh = build_stochastic_model(edge_index, num_nodes, num_parts, batches, options.seed - 1, train_mask)
+    return lambda parts: fresh.connectivity(parts.numpy())
+
+
 def rows_of(edge_index: Tensor, parts: Tensor, num_parts: int, exchange: Exchange) -> int:
     """Rows that one aggregation sends, all ranks together. Not collective, O(E log E) time."""
     cover = RemoteEdges.of(edge_index, parts, num_parts).cover(exchange)
@@ -95,7 +113,7 @@ def _main(folder: Path) -> None:
 
     def keep(step: str, parts: Tensor) -> None:
         nonlocal least
-        rows = rows_of(edge_index, parts, num_parts, options.exchange)
+        rows = measure(parts)
         if least is None or rows < least:
             least = rows
             np.save(folder / "new.npy", parts.numpy())
@@ -104,6 +122,7 @@ def _main(folder: Path) -> None:
     report: Report = keep
     (folder / "begun").touch()
     try:
+        measure = _measure(edge_index, num_nodes, num_parts, options, train_mask)
         for seed in count(options.seed):
             keep("", solve(edge_index, num_nodes, num_parts, replace(options, seed=seed), train_mask, report))
     except PygDistError as error:

@@ -7,85 +7,73 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import resource
 import sys
 import time
+from pathlib import Path
 
 from tqdm import tqdm
 
 from pyg_dist.errors import OptionError
-from pyg_dist.plan import Machine, Model
-from pyg_dist.plan.halo.remote_edges import EXCHANGES
+from pyg_dist.partition import Batches
+from pyg_dist.partition.memory import parse_bytes
+from pyg_dist.plan import Machine
 from pyg_dist.report.conversion import StoreOptions, write_halo_store
-from pyg_dist.report.output_file import require_drawable
-from pyg_dist.report.stored_plan import halo_plan
+from pyg_dist.report.grid_conversion import write_grid_store
+from pyg_dist.report.stored_plan import plan_of_store
 from pyg_dist.store.manifest import Manifest
 from pyg_dist.store.sources import open_source
 
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _LEAST_MEMORY = 1 << 23
 
 
-def num_bytes(text: str) -> int:
-    """The bytes of ``4GiB``, ``500MB``, ``1000000``.
+def run(args: argparse.Namespace, parts: int, method: str, batches: Batches | None) -> None:
+    """Convert, and say what came out.
 
     Raises:
-        argparse.ArgumentTypeError: It is none of these.
+        OptionError: Options that do not go together, or out of range.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", text.strip().lower())
-    if found is None:
-        raise argparse.ArgumentTypeError(f"expected a number of bytes such as 4GiB (got {text!r})")
-    return int(float(found[1]) * _UNITS[found[2] or ""])
-
-
-def run(args: argparse.Namespace) -> None:
-    """Convert, and say what came out."""
-    require_drawable(args.plot)
-    if args.memory < _LEAST_MEMORY:
-        raise OptionError(f"Expected --memory of {_LEAST_MEMORY >> 20} MiB or more (got {args.memory / 2**20:.1f} MiB)")
+    memory = parse_bytes(args.memory or "4GiB")
+    if memory < _LEAST_MEMORY:
+        raise OptionError(f"Expected --memory of {_LEAST_MEMORY >> 20} MiB or more (got {args.memory})")
     if args.resume and args.force:
         raise OptionError("Expected --resume or --force (got both): one goes on, the other starts anew")
     began = time.perf_counter()
     options = StoreOptions(
-        args.parts,
-        args.partition,
-        args.epsilon,
-        args.seed,
-        args.memory,
-        args.undirected,
-        args.resume,
-        args.force,
-        args.solver,
-        args.preset,
-        args.batches,
-    )
+        parts, method, args.epsilon, args.seed, memory, args.solver, args.preset, args.undirected,
+        args.resume, args.force, batches,
+    )  # fmt: skip
+    out = Path(args.out)
     with tqdm(leave=False, disable=None, unit=" edges", unit_scale=True) as bar:
 
         def progress(step: str, count: int) -> None:
             bar.set_description(step, refresh=False)
             bar.update(count)
 
-        manifest = write_halo_store(open_source(args.graph), args.out, options, progress)
+        source = open_source(args.graph)
+        if args.layout == "grid":
+            mesh = None if args.mesh is None else dict(zip("xyz", args.mesh, strict=True))
+            tiles = (args.tiles[0], args.tiles[1])
+            manifest = write_grid_store(source, out, options, tiles, mesh, progress=progress)
+        else:
+            manifest = write_halo_store(source, out, options, progress)
     seconds = time.perf_counter() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    print_store(args, manifest, seconds, peak)
+    print_store(args, out, manifest, seconds, peak)
 
 
-def print_store(args: argparse.Namespace, manifest: Manifest, seconds: float, peak: int) -> None:
+def print_store(args: argparse.Namespace, out: Path, manifest: Manifest, seconds: float, peak: int) -> None:
     """Sizes, traffic, and what it took."""
-    plan = halo_plan(args.out, manifest, "hybrid")
+    plan = plan_of_store(out, manifest.num_parts, "hybrid")
     size = sum(shard.num_bytes for shard in manifest.shards.values())
     if args.json:
         numbers = plan.to_dict() | {"seconds": seconds, "peak_bytes": peak, "store_bytes": size}
         print(json.dumps(numbers | {"num_nodes": manifest.num_nodes, "num_edges": manifest.num_edges}))
     else:
-        model = Model.of_layers(manifest.num_nodes, manifest.num_edges, None, None)
-        print(plan.describe((), Machine.load(), model))
-        rows = ", ".join(f"{kind} {plan.rows[kind]:,}" for kind in EXCHANGES)
+        print(plan.describe((), Machine.load()))
         print(
-            f"{args.out}: {manifest.num_nodes:,} nodes, {manifest.num_edges:,} edges, {manifest.num_parts} parts, "
-            f"{size / 2**20:,.1f} MiB; rows per aggregation: {rows}; {seconds:.1f} s, peak {peak / 2**20:,.0f} MiB"
+            f"{out}: {manifest.num_nodes:,} nodes, {manifest.num_edges:,} edges, {len(manifest.shards)} files, "
+            f"{size / 2**20:,.1f} MiB; {seconds:.1f} s, peak {peak / 2**20:,.0f} MiB"
         )
     if args.plot:
         plan.plot(args.plot)

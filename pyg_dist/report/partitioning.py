@@ -8,28 +8,23 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from pyg_dist.errors import OptionError
 from pyg_dist.partition import Batches
+from pyg_dist.partition.memory import parse_bytes, require_memory
 from pyg_dist.partition.solvers.options import PRESETS, SOLVERS
 from pyg_dist.plan import Machine, Model
 from pyg_dist.plan.parts import METHODS, PartsOptions
 from pyg_dist.report import partition_store
 from pyg_dist.report.comparison import Measured, found_parts, measured, options_for, plot, table, to_dict
-from pyg_dist.report.conversion import train_mask_of
 from pyg_dist.report.output_file import require_drawable, require_folder
-from pyg_dist.store.sources import KINDS, open_source
-from pyg_dist.store.spool import spool
-
-_STORE_MEMORY = 4 << 30
+from pyg_dist.report.planned_graph import read_planned_graph
+from pyg_dist.store.sources import KINDS
 
 
 def add_command(commands: Any) -> None:
@@ -41,7 +36,7 @@ def add_command(commands: Any) -> None:
                         "rank reads its own part of; nothing: compare")  # fmt: skip
     parser.add_argument("--parts", type=_number_or_path, nargs="+", required=True, metavar="P",
                         help="as many as ranks, or more: a store's parts are then merged")  # fmt: skip
-    parser.add_argument("--partition", "--model", nargs="+", metavar="METHOD",
+    parser.add_argument("--model", nargs="+", metavar="METHOD",
                         help=f"{', '.join(METHODS)}, or a .npy file with a part per node; default: metis")  # fmt: skip
     parser.add_argument("--compare", action="store_true", help="every method")
     parser.add_argument("--solver", choices=SOLVERS, default="mt-kahypar", help="of hypergraphs")
@@ -53,7 +48,12 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--theta", type=float, default=0.1, help="error of a stochastic net's connectivity")
     parser.add_argument("--delta", type=float, default=0.5, help="probability of a larger one")
     parser.add_argument("--machine", type=Path, help="constants of `bench`; default: those measured here")
-    parser.add_argument("--memory", type=partition_store.num_bytes, help="to use; a store's default: 4GiB")
+    parser.add_argument("--memory", help="to use, such as 4GiB, which is a store's default")
+    parser.add_argument("--layout", choices=["halo", "grid"], default="halo", help="of a store")
+    parser.add_argument("--tiles", type=int, nargs=2, metavar=("R", "C"), default=[16, 16], help="of a grid store")
+    parser.add_argument(
+        "--mesh", type=int, nargs=3, metavar=("X", "Y", "Z"), help="of a grid store; default: the planner's choice"
+    )
     parser.add_argument("--undirected", action="store_true", help="add the reverse of each edge; each then stands once")
     parser.add_argument("--resume", action="store_true", help="go on with a store that an interrupted run has left")
     parser.add_argument("--force", action="store_true", help="replace a store, or an interrupted run's work")
@@ -70,25 +70,27 @@ def run(args: argparse.Namespace) -> None:
     """Compare, write parts, or write a store."""
     parts, methods = _checked(args)
     batches = Batches(args.batch_size, None, args.theta, args.delta)
-    if args.out is not None and not args.out.endswith(".npy"):
-        args.out, args.parts, args.partition = Path(args.out), parts[0], methods[0]
-        args.memory = _STORE_MEMORY if args.memory is None else args.memory
-        args.batches = batches if methods[0] == "stochastic" else None
-        partition_store.run(args)
+    if _is_store(args):
+        partition_store.run(args, parts[0], methods[0], batches if methods[0] == "stochastic" else None)
         return
-    options = PartsOptions("random", args.epsilon, args.seed, args.solver, args.preset, args.memory, batches)
+    memory = None if args.memory is None else parse_bytes(args.memory)
+    options = PartsOptions("random", args.epsilon, args.seed, args.solver, args.preset, memory, batches)
     machine = Machine.load(args.machine)
     lines: list[Measured] = []
     with tqdm(total=len(parts) * len(methods), desc="reading", leave=False, disable=None) as bar:
-        edge_index, num_nodes, train_mask = _read(args)
+        graph = read_planned_graph(args.graph, args.undirected)
+        edge_index, num_nodes = graph.edge_index, graph.num_nodes
         if max(parts) > num_nodes:
             raise OptionError(f"Expected at most a part for each of {num_nodes:,} nodes (got {max(parts):,} parts)")
-        model = Model.of_layers(num_nodes, edge_index.shape[1], None, None)
+        model = Model.of_layers(num_nodes, edge_index.shape[1], graph.num_features, graph.num_classes)
+        for count in parts:
+            for method in methods:  # before the first begins
+                require_memory(method, num_nodes, edge_index.shape[1], count, memory)
         for count in parts:
             for method in methods:
                 bar.set_description(f"{method}, {count} parts")
                 found, seconds = found_parts(
-                    edge_index, num_nodes, count, options_for(options, method), train_mask, args.time_budget,
+                    edge_index, num_nodes, count, options_for(options, method), graph.train_mask, args.time_budget,
                     lambda step, _: bar.set_postfix_str(step),
                 )  # fmt: skip
                 lines.append(measured(edge_index, found, count, method, seconds, model, machine))
@@ -114,23 +116,25 @@ def _checked(args: argparse.Namespace) -> tuple[list[int], list[str]]:
         numbers = args.parts
     if not all(isinstance(number, int) and number >= 1 for number in numbers):
         raise OptionError(f"Expected --parts with numbers from 1 (got {' '.join(map(str, args.parts))})")
-    if args.compare and args.partition:
-        raise OptionError("Expected --compare or --partition (got both): one takes every method")
-    methods = ["random", *(m for m in METHODS if m != "random")] if args.compare else args.partition or ["metis"]
+    if args.compare and args.model:
+        raise OptionError("Expected --compare or --model (got both): one takes every method")
+    methods = ["random", *(m for m in METHODS if m != "random")] if args.compare else args.model or ["metis"]
     if args.out is not None and (len(numbers) > 1 or len(methods) > 1):
         raise OptionError(
             f"Expected one number of parts and one method to write {args.out} (got {len(numbers)} and {len(methods)}): "
             f"leave the output out to compare"
         )
-    is_store = args.out is not None and not args.out.endswith(".npy")
+    is_store = _is_store(args)
     if is_store and args.time_budget is not None:
-        raise OptionError("Expected --time-budget without a store: write OUT.npy, then --partition OUT.npy")
+        raise OptionError("Expected --time-budget without a store: write OUT.npy, then --model OUT.npy")
     if not is_store:
         for method in methods:
             if method not in METHODS:
-                raise OptionError(f"Expected --partition of {', '.join(METHODS)} (got {method!r})")
+                raise OptionError(f"Expected --model of {', '.join(METHODS)} (got {method!r})")
         if args.resume or args.force:
             raise OptionError("Expected --resume and --force with the folder of a store (got none)")
+        if args.layout != "halo":
+            raise OptionError("Expected --layout grid with the folder of a store (got none): a grid has no parts")
     if args.solver != "mt-kahypar" and "cover" in methods and not args.compare:
         PartsOptions("cover", solver=args.solver)  # raises
     if not -(2**63) <= args.seed < 2**63:
@@ -141,10 +145,6 @@ def _checked(args: argparse.Namespace) -> tuple[list[int], list[str]]:
     return numbers, methods
 
 
-def _read(args: argparse.Namespace) -> tuple[Tensor, int, Tensor | None]:
-    """Edges, number of nodes and the nodes with a loss."""
-    source = open_source(args.graph)
-    with tempfile.TemporaryDirectory() as folder:
-        edges = spool(source, Path(folder) / "spool", args.undirected, args.memory or _STORE_MEMORY, lambda count: None)
-        edge_index = edges.edge_index() if edges.num_edges else torch.empty(2, 0, dtype=torch.int64)
-    return edge_index, edges.num_nodes, train_mask_of(source.info())
+def _is_store(args: argparse.Namespace) -> bool:
+    """Whether the output is the folder of a store."""
+    return args.out is not None and not args.out.endswith(".npy")

@@ -14,7 +14,7 @@ from random_graphs import random_graph
 from torch import Tensor
 
 from pyg_dist.errors import DataError, OptionError
-from pyg_dist.partition import partition
+from pyg_dist.partition import Batches, partition
 from pyg_dist.partition.models.cover import build_cover_model, choice_by_degree
 from pyg_dist.plan import Plan
 from pyg_dist.plan import budget as budget_module
@@ -122,9 +122,13 @@ def test_seeds_until_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
         solve_within(30.0, graph.edge_index, 300, 4, options, torch.ones(7, dtype=torch.bool))
     with pytest.raises(OptionError, match=r"within 1e-09 s .it did not."):
         solve_within(1e-9, *large(), 8, PartsOptions("hypergraph"))
-    for wrong, seconds in ((PartsOptions("stochastic"), 1.0), (options, 0.0), (PartsOptions(torch.zeros(300)), 1.0)):
+    for wrong, seconds in ((options, 0.0), (PartsOptions(torch.zeros(300)), 1.0)):
         with pytest.raises(OptionError, match="time budget above 0"):
             solve_within(seconds, graph.edge_index, 300, 4, wrong)
+    drawn = PartsOptions("stochastic", batches=Batches(draw=lambda seed, step: [0]))
+    with pytest.raises(OptionError, match="a callable"):
+        solve_within(1.0, graph.edge_index, 300, 4, drawn)
+    assert solve_within(9.0, graph.edge_index, 300, 4, PartsOptions("stochastic")).unique().numel() == 4
     real = subprocess.Popen
 
     def killed(*args: Any, **kwargs: Any) -> Any:

@@ -27,6 +27,7 @@ _MAX_UFACTOR = 2**31 - 1
 # used: with this objective it has ended in a segmentation fault.
 _TRIES, _MAX_TRIED = 4, 4_000_000  # neighbours
 
+
 def metis_parts(graph: GraphModel, num_parts: int, epsilon: float, seed: int, cuts_edges: bool = False) -> Tensor:
     """Return the part of every node such that few rows are sent and the parts' weights are balanced. Not collective.
 
