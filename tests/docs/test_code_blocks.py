@@ -200,7 +200,9 @@ def test_commands(page: Path, graph_file: Path) -> None:
 
 def check(command: str, page: Path, graph_file: Path) -> None:
     store = str(graph_file.with_name(f"store of {page.stem}"))
-    words = shlex.split(command.replace("GRAPH.npz", str(graph_file)).replace("STORE", f"'{store}'"))
+    parts = str(graph_file.with_name(f"{page.stem}.npy"))
+    command = command.replace("GRAPH.npz", str(graph_file)).replace("PARTS.npy", f"'{parts}'")
+    words = shlex.split(command.replace("STORE", f"'{store}'"))
     variables = dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word))
     words = [word for word in words if not re.match(r"[A-Z_]+=", word)]
     where = f"{name(page)}: {command}"

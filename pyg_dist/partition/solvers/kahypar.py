@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pyg_dist.errors import MissingPackageError, OptionError
 from pyg_dist.partition.models.hypergraph import HypergraphModel
+from pyg_dist.partition.solvers.failure import explained_failure
 from pyg_dist.partition.solvers.options import SolverOptions
 
 _MAX_WEIGHT = 2**31 - 1  # of all nodes together: KaHyPar counts in 32 bits
@@ -74,7 +75,7 @@ def kahypar_parts(hypergraph: HypergraphModel, num_parts: int, options: SolverOp
 
     Raises:
         MissingPackageError: If kahypar is not installed.
-        OptionError: The model is too large for KaHyPar's 32 bits.
+        OptionError: The model is too large for KaHyPar's 32 bits, or KaHyPar fails.
     """
     kahypar = _import_kahypar()
     if hypergraph.num_nets == 0:
@@ -98,7 +99,8 @@ def kahypar_parts(hypergraph: HypergraphModel, num_parts: int, options: SolverOp
     context.setEpsilon(options.epsilon)
     context.setSeed(options.seed % 2**31)
     context.suppressOutput(True)
-    kahypar.partition(model, context)
+    with explained_failure("KaHyPar"):
+        kahypar.partition(model, context)
     return torch.tensor([model.blockID(node) for node in range(hypergraph.num_nodes)], dtype=torch.int32)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyg_dist.errors import MissingPackageError
 from pyg_dist.partition.models.graph import GraphModel
+from pyg_dist.partition.solvers.failure import explained_failure
 from pyg_dist.partition.solvers.random import random_parts
 
 Array = np.ndarray[Any, Any]
@@ -48,6 +49,7 @@ def metis_parts(graph: GraphModel, num_parts: int, epsilon: float, seed: int, cu
 
     Raises:
         MissingPackageError: If pymetis is not installed.
+        OptionError: If METIS fails.
     """
     pymetis = _import_pymetis()
     if num_parts == 1:  # METIS mishandles both of these
@@ -66,7 +68,8 @@ def metis_parts(graph: GraphModel, num_parts: int, epsilon: float, seed: int, cu
             seed=(seed * tries + number) % (2**31 - 1) + 1,  # METIS hands it to srand, for which 0 and 1 are one seed
             ufactor=min(max(1, round(1000 * epsilon)), _MAX_UFACTOR),
         )
-        _, parts = pymetis.part_graph(num_parts, adjacency, vweights=weight, recursive=False, options=options)
+        with explained_failure("METIS"):
+            _, parts = pymetis.part_graph(num_parts, adjacency, vweights=weight, recursive=False, options=options)
         return np.asarray(parts, dtype=np.int32)
 
     found = [attempt(number) for number in range(tries)]

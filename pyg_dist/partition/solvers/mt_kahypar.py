@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_dist.errors import MissingPackageError, OptionError
+from pyg_dist.errors import MissingPackageError
 from pyg_dist.partition.models.hypergraph import HypergraphModel
+from pyg_dist.partition.solvers.failure import explained_failure
 from pyg_dist.partition.solvers.options import Preset, SolverOptions
 
 _MAX_WEIGHT = 2**31 - 1  # of all nodes together: Mt-KaHyPar counts in 32 bits
@@ -37,10 +39,14 @@ def hypergraph_parts(
 
     Raises:
         MissingPackageError: If mtkahypar is not installed.
-        OptionError: If Mt-KaHyPar refuses the model.
+        OptionError: If Mt-KaHyPar fails.
     """
-    context, model = _prepared(hypergraph, num_parts, options, preset)
-    return _parts_of(lambda: model.partition(context))
+
+    def solved() -> Any:
+        context, model = _prepared(hypergraph, num_parts, options, preset)
+        return model.partition(context)
+
+    return _parts_of(solved)
 
 
 def improved_parts(
@@ -56,11 +62,11 @@ def improved_parts(
 
     Raises:
         MissingPackageError: If mtkahypar is not installed.
-        OptionError: If Mt-KaHyPar refuses the model.
+        OptionError: If Mt-KaHyPar fails.
     """
-    context, model = _prepared(hypergraph, num_parts, options, preset)
 
     def improved() -> Any:
+        context, model = _prepared(hypergraph, num_parts, options, preset)
         partitioned = model.create_partitioned_hypergraph(context, num_parts, parts.tolist())
         partitioned.improve_partition(context, 1)
         return partitioned
@@ -83,15 +89,12 @@ def _prepared(hypergraph: HypergraphModel, num_parts: int, options: SolverOption
     )
 
 
-def _parts_of(solve: Any) -> Tensor:
+def _parts_of(solve: Callable[[], Any]) -> Tensor:
     mtkahypar = _import_mtkahypar()
-    errors = (mtkahypar.InvalidInputError, mtkahypar.InvalidParameterError, mtkahypar.SystemError,
-              mtkahypar.UnsupportedOperationError)  # fmt: skip
-    try:
+    kinds = (mtkahypar.InvalidInputError, mtkahypar.InvalidParameterError, mtkahypar.SystemError,
+             mtkahypar.UnsupportedOperationError)  # fmt: skip
+    with explained_failure("Mt-KaHyPar", *kinds):
         return torch.tensor(solve().get_partition(), dtype=torch.int32)
-    except errors as error:
-        line = " ".join(str(error).split())
-        raise OptionError(f"Expected Mt-KaHyPar to solve this model (got: {line}): take another preset") from error
 
 
 @functools.cache
