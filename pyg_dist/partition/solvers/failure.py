@@ -19,8 +19,9 @@ def explained_failure(solver: str, *kinds: type[Exception]) -> Iterator[None]:
     Raises:
         OptionError: It fails.
     """
+    caught: tuple[type[Exception], ...] = (RuntimeError, MemoryError, *kinds)
     try:
         yield
-    except (RuntimeError, MemoryError, *kinds) as error:
+    except caught as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise OptionError(f"Expected {solver} to find parts (got: {reason}): choose another partition") from error
