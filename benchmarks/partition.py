@@ -91,7 +91,7 @@ def expected(path: Path, num_parts: int, epsilon: float, preset: str | None, cou
 
 
 def geometric_mean(values: list[float]) -> float:
-    return math.exp(sum(math.log(value) for value in values) / len(values)) if values else math.nan
+    return math.exp(sum(math.log(value) for value in values) / len(values))
 
 
 def summary(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -103,6 +103,8 @@ def summary(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
             if line["parts"] == parts:
                 by_graph.setdefault(line["graph"], {})[line["method"]] = line
         whole = {name: of for name, of in by_graph.items() if set(METHODS) <= set(of)}
+        if not whole:
+            continue
         others = {name: min(of[m]["hybrid"] for m in METHODS if m != "cover") for name, of in whole.items()}
         found.append(
             {
