@@ -107,6 +107,7 @@ def find_parts(
     """Return the rank of every node: int32 ``[N]``. Not collective.
 
     Given parts stay as they are. Others are put on ranks such that few rows leave a machine.
+    "cover" finds other parts in each run where several cores take part, but for a deterministic preset.
 
     Raises:
         DataError: edge_index, train_mask or given parts are not valid.
