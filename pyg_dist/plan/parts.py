@@ -216,7 +216,7 @@ def _by_cover(
         if name == "cover":
             model = build_cover_model(edge_index, num_nodes, by_degree, train_mask)
             return hypergraph_parts(model, num_parts, solver, "default")
-        preset: Preset | None = (options.preset or "default") if name == "hypergraph" else None
+        preset = options.preset if name == "hypergraph" else None
         return partition(
             edge_index, num_nodes, num_parts, name, train_mask, options.epsilon, options.seed, preset=preset
         )

@@ -14,7 +14,7 @@ from random_graphs import random_graph
 from torch import Tensor
 
 from pyg_dist.errors import DataError, OptionError
-from pyg_dist.partition import Batches, partition
+from pyg_dist.partition import Batches
 from pyg_dist.partition.models.cover import build_cover_model, choice_by_degree
 from pyg_dist.plan import Plan
 from pyg_dist.plan import budget as budget_module
@@ -22,21 +22,15 @@ from pyg_dist.plan.budget import solve_within
 from pyg_dist.plan.parts import PartsOptions, covered, find_parts, refine, solve
 
 
-def hubs(num_hubs: int = 12, leaves: int = 30) -> Tensor:
-    """Every other hub is read by its leaves, the rest read theirs; leaves of all meet at random."""
-    rng = torch.Generator().manual_seed(0)
-    hub = torch.arange(num_hubs).repeat_interleave(leaves)
-    leaf = num_hubs + torch.randint(num_hubs * leaves // 2, hub.shape, generator=rng)
-    forward = torch.stack([hub, leaf])
-    return torch.where(hub % 2 == 0, forward, forward.flip(0))
-
-
 def test_a_round_never_sends_more() -> None:
-    edge_index = hubs()
-    num_nodes = int(edge_index.max()) + 1
-    start = covered(
-        edge_index, partition(edge_index, num_nodes, 4, "random").long(), 4, choice_by_degree(edge_index, num_nodes)
-    )
+    """A ring in four arcs, one node in six on a wrong rank: rounds put them back."""
+    num_nodes, rng = 240, torch.Generator().manual_seed(0)
+    node = torch.arange(num_nodes)
+    edge_index = torch.cat([torch.stack([node, (node + step) % num_nodes]) for step in range(1, 5)], 1)
+    parts = node // 60
+    moved = torch.randperm(num_nodes, generator=rng)[:40]
+    parts[moved] = parts[moved[torch.randperm(40, generator=rng)]]
+    start = covered(edge_index, parts, 4, choice_by_degree(edge_index, num_nodes))
     rows: list[int] = []
 
     def report(step: str, parts: Tensor) -> None:
