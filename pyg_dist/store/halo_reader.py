@@ -245,7 +245,8 @@ class HaloStore(ShardReader):
     def block_list(self, sender: int, receiver: int, name: str) -> Array:
         """``row_id`` or ``sum_id`` of a block, a copy that :meth:`block` has yet to check."""
         kind, low, high = self._spans(sender, receiver)[name]
-        return self.file(f"{kind}-{receiver:05d}").rows(name, low, high).copy()
+        ids: Array = self.file(f"{kind}-{receiver:05d}").rows(name, low, high).copy()
+        return ids
 
 
 def _ends(keys: Sequence[tuple[int, int]], lists: Sequence[Array]) -> Ends:
