@@ -46,10 +46,10 @@ def on_stored_grid(store: GridStore, options: Options) -> tuple[GridGraph, GridP
     On another mesh than the store was written for, the node orders stay what they are.
     """
     num_ranks, plan, error = world_group().size, stored_grid_plan(store), None
-    shape = plan.shape if options.mesh is None else MeshShape.of(options.mesh, num_ranks)
-    if (options.mesh is None and shape.size != num_ranks) or shape != plan.shape:
+    shape = plan.shape if options.grid.mesh is None else MeshShape.of(options.grid.mesh, num_ranks)
+    if (options.grid.mesh is None and shape.size != num_ranks) or shape != plan.shape:
         best = candidates(plan.model, num_ranks, options, common_machine())[0]
-        shape = best.shape if options.mesh is None else shape
+        shape = best.shape if options.grid.mesh is None else shape
         plan = replace(plan, shape=shape, sums=best.sums, predicted=best.price)
     orders: tuple[NodeOrder, ...] = ()
     try:
@@ -57,7 +57,7 @@ def on_stored_grid(store: GridStore, options: Options) -> tuple[GridGraph, GridP
     except (ValueError, OSError) as caught:
         error = caught
     raise_together(error)
-    grid = Grid(Mesh(shape), orders, plan.sums, GRID_BLOCKS.value(), options.comm_dtype)
+    grid = Grid(Mesh(shape), orders, plan.sums, GRID_BLOCKS.value(), options.grid.comm_dtype)
     try:
         graph = _graph(store, grid)
         attributes = _attributes(store, graph)
@@ -115,7 +115,7 @@ def _attributes(store: GridStore, graph: GridGraph) -> dict[str, RowTensor]:
         if isinstance(sharding, Tile):
             local = local[:, sharding.columns.start : sharding.columns.stop].contiguous()
         found[name] = RowTensor.from_local(local, sharding)
-    ids = graph.edge_sharding.key
+    ids = graph.edge_sharding.global_id
     low, high = (int(ids[0]), int(ids[-1]) + 1) if ids.numel() else (0, 0)
     for name in manifest.edge_attributes:
         local = store.range_rows("edges", name, manifest.num_edges, low, high)

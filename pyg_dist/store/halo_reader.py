@@ -245,8 +245,8 @@ class HaloStore(ShardReader):
     def block_list(self, sender: int, receiver: int, name: str) -> Array:
         """``row_id`` or ``sum_id`` of a block, a copy that :meth:`block` has yet to check."""
         kind, low, high = self._spans(sender, receiver)[name]
-        ids: Array = self.file(f"{kind}-{receiver:05d}").rows(name, low, high).copy()
-        return ids
+        rows: Array = self.file(f"{kind}-{receiver:05d}").rows(name, low, high).copy()
+        return rows
 
 
 def _ends(keys: Sequence[tuple[int, int]], lists: Sequence[Array]) -> Ends:

@@ -111,7 +111,8 @@ class AdjacencyTile:
         """The edges with a loop for every node that is in both blocks. Made once."""
         known = self._loops.get(rule)
         if known is None:
-            entries = lambda: (self.row, self.column, torch.arange(self.row.numel()))  # noqa: E731
+            row, column = self.row, self.column  # not self, which would be a cycle
+            entries = lambda: (row, column, torch.arange(row.numel()))  # noqa: E731
             shape = self.row_id.numel(), self.column_id.numel()
             known = SelfLoops(entries, shape, self.loop_row, self.loop_column, rule, self.row.numel())
             self._loops[rule] = known

@@ -281,10 +281,9 @@ class GridGraph:
 
     def _gcn(self, norm: Norm, dtype: torch.dtype, tile: AdjacencyTile, values: Tensor | None) -> GridOperator:
         """The tile of GCN's ``D^-1/2 (A + loops) D^-1/2`` for constant weights."""
-        csr = tile.csr
+        csr = tile.loops(self.loop_rule).added if norm.add_self_loops else tile.csr
         if norm.add_self_loops:
             loops = tile.loops(self.loop_rule)
-            csr = loops.added
             if values is None and norm.loop_value != 1.0:
                 values = torch.ones(tile.row.numel(), dtype=dtype)
             if values is not None:
@@ -335,7 +334,7 @@ class GridGraph:
         known = self._adjacency.get(key)
         if known is None:
             known = self._adjacency[key] = AdjacencyTile.of(
-                self.grid, self.edge_index, self.edge_sharding.key, *key, read=self._read_tile
+                self.grid, self.edge_index, self.edge_sharding.global_id, *key, read=self._read_tile
             )
         return known
 
