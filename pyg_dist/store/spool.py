@@ -186,7 +186,7 @@ def _symmetric(edges: Spool, memory: int) -> Spool:
                 is_new[1:] = records[1:] != records[:-1]
                 is_new[0] = before is None or records[0] != before
                 before = records[-1].copy()
-                kept = records[is_new]
+                kept = records.compress(is_new)
                 kept["source"].tofile(sources)
                 kept["target"].tofile(targets)
                 degree += np.bincount(kept["target"], minlength=num_nodes)
