@@ -81,3 +81,19 @@ def on_another_mesh(path: str) -> None:
 
 def test_another_mesh(workers: Pools, tmp_path: Path) -> None:
     workers(2).run(on_another_mesh, str(write(tmp_path, 4, {"x": 2, "z": 2}, (4, 4))))
+
+
+def on_fewer_ranks(path: str) -> None:
+    from pyg_dist import DistributedData, world_size
+    from pyg_dist.report.stored_plan import plan_of_store
+
+    opened: Any = DistributedData.open(path)
+    planned: Any = plan_of_store(Path(path), world_size(), "hybrid", machine=opened.plan.machine)
+    assert opened.plan == planned
+    assert sum(planned.edges) == planned.shape.y * 1500
+    assert opened.plan.hash != plan_of_store(Path(path), 4, "hybrid").hash
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_the_plan_of_fewer_ranks(workers: Pools, tmp_path: Path, num_ranks: int) -> None:
+    workers(num_ranks).run(on_fewer_ranks, str(write(tmp_path, 4, {"x": 2, "z": 2}, (4, 4))))
