@@ -193,8 +193,10 @@ class HaloStore(ShardReader):
             self.release(p, q)
             low = high
         if len(parts) > 1:
-            order = torch.argsort(edge_id)
-            edge_id, ends = edge_id[order], ends[:, order]
+            edge_id, order = edge_id.sort()
+            for row in ends:
+                row.copy_(row[order])
+            del order
         into = torch.zeros(int(rank_of_part.max()) + 1, dtype=torch.int64)
         load = into.index_add_(0, rank_of_part, self.edges_between.sum(0))
         return RankEdges(node_id, edge_id, ends[0], ends[1], cross, load)

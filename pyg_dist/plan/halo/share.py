@@ -149,14 +149,12 @@ def share_of(
         node_id = ascending[order]
     else:
         order = torch.searchsorted(ascending, node_id)
-    row_of = torch.empty_like(order).scatter_(0, order, torch.arange(num_local))
+    row_of = torch.empty(num_local, dtype=torch.int32).scatter_(0, order, torch.arange(num_local, dtype=torch.int32))
     boundary = on_boundary[order].nonzero()
     num_inner = int(boundary[0]) if boundary.numel() else num_local
 
     # Edge storage: local edges before halo edges, each by target.
-    local = CSR.from_edges(
-        row_of[inside.target], row_of[inside.source], torch.arange(inside.edge_id.numel()), num_local, num_local
-    )
+    local = CSR.from_edges(row_of[inside.target], row_of[inside.source], None, num_local, num_local)
     local_edge = inside.edge_id[local.edge]
     local = replace(local, edge=torch.arange(local.num_entries))
     remote_order = torch.argsort(row_of[target], stable=True)

@@ -60,7 +60,7 @@ class Places:
     Attributes:
         rank: the rank.
         node_id: global ids of the rank's nodes, ascending, int64 ``[n]``.
-        row: local id of each of them, int64 ``[n]``.
+        row: local id of each of them, int32 ``[n]``.
         num_inner: nodes before the boundary.
         remote_edge: place in edge storage of the rank's edges with a remote source, by global id of the edge.
     """
