@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pyg_dist.backend.ops.memory import trim_heap
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import StoreError
 from pyg_dist.plan.halo.block_sizes import BlockNumbers, block_sizes
@@ -72,6 +73,7 @@ def stored_share(store: HaloStore, rank: int, ranks: Tensor, exchange: Exchange)
     hybrid = remote.known_cover(cross.is_post) if num_ranks == store.num_parts else remote.cover("hybrid")
     inside = LocalEdges(found.node_id, found.edge_id, found.source, found.target)
     del found, cross
+    trim_heap()  # of what sorting and matching have left
     return share_of(rank, num_nodes, num_edges, inside, remote, exchange, hybrid)
 
 

@@ -140,10 +140,13 @@ def share_of(
         node_id: see :func:`halo_share`.
     """
     ascending, num_local = inside.node_id, inside.node_id.numel()
-    arrives = remote.rows.receiver[remote.row] == rank
-    target = torch.searchsorted(ascending, remote.sums.node[remote.sum[arrives]])
+    arrives = (remote.rows.receiver == rank)[remote.row]
+    is_ours = remote.sums.receiver == rank
+    place_of_sum = torch.full((len(remote.sums),), -1, dtype=torch.int32)
+    place_of_sum[is_ours] = torch.searchsorted(ascending, remote.sums.node[is_ours], out_int32=True)
+    target = place_of_sum[remote.sum[arrives]]
     on_boundary = torch.zeros(num_local, dtype=torch.bool)
-    on_boundary[target] = True
+    on_boundary[place_of_sum[is_ours]] = True
     if node_id is None:
         order = torch.cat([(~on_boundary).nonzero().view(-1), on_boundary.nonzero().view(-1)])
         node_id = ascending[order]
