@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from pyg_dist.backend.ops.memory import trim_heap
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.plan.halo.remote_edges import EXCHANGES, Exchange, RemoteEdges
 from pyg_dist.plan.halo.transfer import Places, Transfer, transfer
@@ -165,10 +166,13 @@ def share_of(
         0, remote_order, torch.arange(local.num_entries, local.num_entries + remote_order.numel())
     )
     edge_id = torch.cat([local_edge, remote.edge[arrives][remote_order]])
+    del inside, local_edge, target, remote_order, arrives
+    trim_heap()  # of what sorting has left
 
     places = Places(rank, ascending, row_of, num_inner, place)
     covers = {kind: hybrid if kind == "hybrid" else remote.cover(kind) for kind in EXCHANGES}
     post = transfer(remote, covers["post"], places)
+    trim_heap()
     sums = post if exchange == "post" else transfer(remote, covers[exchange], places)
     row_is_sent, sum_is_sent = remote.rows.sender == rank, remote.sums.sender == rank
     return HaloShare(
