@@ -17,6 +17,7 @@ import json
 import math
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -36,6 +37,7 @@ PARTS = 16
 EDGES_BY_NODE = 20
 """About; the number of nodes is a power of two."""
 FEATURES = 128
+MODELS = ("random", "stream")
 
 
 def scale_of(edges: int) -> int:
@@ -171,19 +173,23 @@ def measured(step: str, folder: Path, edges: int, **options: Any) -> dict[str, A
         )
         for r in range(ranks)
     ]
-    said = [process.communicate()[0] for process in running]
+    try:
+        said = [process.communicate()[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
     if any(process.returncode for process in running):
         raise SystemExit(f"{step} {options} failed")
     found: list[dict[str, Any]] = [json.loads(text.splitlines()[-1]) for text in said]
     return found[0] if ranks == 1 else {name: max(one[name] for one in found) for name in found[0]}
 
 
-def plan(memory: str) -> dict[str, tuple[str, dict[str, Any]]]:
+def plan(memory: str, models: list[str]) -> dict[str, tuple[str, dict[str, Any]]]:
     """The measurements in their order, by name."""
     steps: dict[str, tuple[str, dict[str, Any]]] = {"make": ("make", {}), "sort": ("sort", {})}
     for graph in ("edges.npy", "edges.txt"):
         steps[graph] = ("convert", {"graph": graph, "model": "random", "memory": memory})
-    for model in ("random", "stream"):
+    for model in models:
         steps[f"rmat, {model}"] = ("convert", {"graph": "rmat", "model": model, "memory": memory})
         for ranks in (1, PARTS):
             steps[f"load {model}, 1 of {ranks}"] = ("load", {"model": model, "ranks": ranks})
@@ -197,7 +203,7 @@ def add_ratios(found: dict[str, Any]) -> None:
     for graph in ("edges.npy", "edges.txt"):
         if graph in found and "sort" in found:
             found[graph]["over_sort"] = found[graph]["seconds"] / found["sort"]["seconds"]
-    for model in ("random", "stream"):
+    for model in MODELS:
         whole, one = (found.get(f"load {model}, 1 of {ranks}") for ranks in (1, PARTS))
         if whole and one:
             one["of_the_whole"] = {name: one[name] / whole[name] for name in ("seconds", "peak_mib", "held_mib")}
@@ -205,10 +211,10 @@ def add_ratios(found: dict[str, Any]) -> None:
             found[f"digests {model}"]["of_the_load"] = found[f"digests {model}"]["seconds"] / whole["seconds"]
 
 
-def study(edges: int, memory: str, folder: Path, out: Path) -> None:
+def study(edges: int, memory: str, models: list[str], folder: Path, out: Path) -> None:
     """All figures of one size that ``out`` lacks."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, (step, options) in plan(memory).items():
+    for name, (step, options) in plan(memory, models).items():
         whole = json.loads(out.read_text()) if out.exists() else {"results": {}}
         found = whole["results"].setdefault(str(edges), {"scale": scale_of(edges)})
         if name not in found:
@@ -223,6 +229,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--edges", type=int, default=10_000_000)
     parser.add_argument("--memory", default="4GiB")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="of the parts")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "store.json")
     parser.add_argument("--clean", action="store_true", help="remove the graphs and stores of this size in the folder")
@@ -233,11 +240,12 @@ def main() -> None:
         torch.set_num_threads(1)
         print(json.dumps(STEPS[args.step](args.folder, args.edges, **args.options)))
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("interrupted: call again to go on"))  # ends the processes, too
     folder = args.folder / f"store-{args.edges}"
     if args.clean:
         shutil.rmtree(folder)
     else:
-        study(args.edges, args.memory, folder, args.out)
+        study(args.edges, args.memory, args.models, folder, args.out)
 
 
 if __name__ == "__main__":

@@ -10,20 +10,27 @@ import pytest
 import torch
 from stored_graphs import same, skewed_graph
 from test_halo_store import training
+from torch_geometric.data import Data
 from workers import Workers
 
 Pools = Callable[[int], Workers]
 
 
 def write(
-    folder: Path, num_ranks: int, mesh: dict[str, int] | None, tiles: tuple[int, int], memory: int = 1 << 30
+    folder: Path,
+    num_ranks: int,
+    mesh: dict[str, int] | None,
+    tiles: tuple[int, int],
+    memory: int = 1 << 30,
+    data: Data | None = None,
 ) -> Path:
     from pyg_dist import save_graph
     from pyg_dist.report.conversion import StoreOptions
     from pyg_dist.report.grid_conversion import write_grid_store
     from pyg_dist.store.sources import open_source
 
-    save_graph(skewed_graph(), folder / "g.safetensors")
+    folder.mkdir(exist_ok=True)
+    save_graph(skewed_graph() if data is None else data, folder / "g.safetensors")
     options = StoreOptions(num_ranks, memory=memory, force=True)
     write_grid_store(open_source(str(folder / "g.safetensors")), folder / "store", options, tiles, mesh)
     return folder / "store"
