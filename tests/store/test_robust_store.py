@@ -20,7 +20,7 @@ from test_grid_store import write as write_grid
 
 from pyg_dist import save_graph
 from pyg_dist.data.stored_halo import edge_rows, node_rows, rank_of_part, stored_share
-from pyg_dist.errors import PygDistError, StoreError
+from pyg_dist.errors import DataError, OptionError, PygDistError, StoreError
 from pyg_dist.report.conversion import StoreOptions, write_halo_store
 from pyg_dist.report.grid_conversion import write_grid_store
 from pyg_dist.report.stored_plan import check_store
@@ -312,6 +312,22 @@ def test_what_is_in_the_way(store: Path, tmp_path: Path) -> None:
     assert "one part" in message(tmp_path / "new", parts=0)
     assert "--memory" in message(tmp_path / "new", memory=1 << 10)
     assert not (tmp_path / "new" / "manifest.json").exists()
+
+
+def test_a_wrong_input_leaves_nothing(store: Path, tmp_path: Path) -> None:
+    text, out = tmp_path / "edges.txt", tmp_path / "out"
+    for before in (None, store):
+        if before is not None:
+            shutil.copytree(before, out)
+        text.write_text("0 1\n1 x\n")
+        with pytest.raises(DataError, match="line 2"):
+            write_halo_store(open_source(str(text)), out, StoreOptions(2, "random", force=before is not None))
+        assert (files_of(out) if out.exists() else None) == (before and files_of(before))
+        assert not (out / PARTIAL).exists()
+    shutil.rmtree(out)
+    text.write_text(f"0 1\n1 {10**13}\n")
+    with pytest.raises(OptionError, match=r"the largest id is in .*, line 2"):
+        write_halo_store(open_source(str(text)), out, StoreOptions(2, "random"))
 
 
 def test_a_full_disk_before_and_during(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
