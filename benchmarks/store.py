@@ -1,71 +1,65 @@
 """Writing a store of an R-MAT graph and opening it: seconds by edge, peaks of memory, beside sorting in memory.
 
-    python benchmarks/store.py --edges 10000000 100000000 --out benchmarks/results/store.json
+    python benchmarks/store.py --edges 10000000 --folder /scratch --out benchmarks/results/store.json
 
-Each measurement is a process of its own. The baseline is a stable sort of the same edges by target with NumPy, in
-memory, with sources and ids taken along. Peaks are of resident memory, mapped pages included; the imports' share, which
-is measured beside them, is taken off.
+Each measurement is a process of one thread. Figures that --out has already are not measured again: a long study may be
+interrupted, and called again with the same --folder, which takes about 200 bytes an edge; --clean empties it.
+
+The baseline is a stable sort of the same edges by target with NumPy, in memory, with sources taken along. Peaks are of
+resident memory, mapped pages included, above what was resident after the imports. What a rank holds is the bytes of its
+tensors.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import resource
+import math
+import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
-import tempfile
-import threading
 import time
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from machine import describe
+from resident_memory import current_mib, forget_peak, peak_mib
+from torch import Tensor
 
 PARTS = 16
+EDGES_BY_NODE = 20
+"""About; the number of nodes is a power of two."""
+FEATURES = 128
+MODELS = ("random", "stream")
 
 
-def resident() -> int:
-    """Bytes that are resident."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+def scale_of(edges: int) -> int:
+    """The logarithm of the number of nodes."""
+    return round(math.log2(edges / EDGES_BY_NODE))
 
 
-class Watch:
-    """The largest resident memory while it runs, sampled."""
-
-    def __enter__(self) -> Watch:
-        self.most, self._ends = resident(), threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-        return self
-
-    def _run(self) -> None:
-        while not self._ends.wait(0.002):
-            self.most = max(self.most, resident())
-
-    def __exit__(self, *error: object) -> None:
-        self._ends.set()
-        self._thread.join()
-        self.most = max(self.most, resident())
-
-
-def make(folder: Path, edges: int, scale: int) -> None:
+def make(folder: Path, edges: int) -> dict[str, Any]:
     """The same edges as ``.npy`` and as text."""
     from pyg_dist.store.sources import open_source
 
-    chunks = list(open_source(f"rmat:scale={scale},edges={edges}").chunks(1 << 20))
+    chunks = list(open_source(f"rmat:scale={scale_of(edges)},edges={edges}").chunks(1 << 20))
     ends = np.stack([np.concatenate([c.source for c in chunks]), np.concatenate([c.target for c in chunks])])
     np.save(folder / "edges.npy", ends.astype(np.int32))
     with (folder / "edges.txt").open("w") as file:
         for low in range(0, edges, 1 << 20):
-            file.write(
-                "\n".join(map("%d %d".__mod__, zip(*ends[:, low : low + (1 << 20)].tolist(), strict=True))) + "\n"
-            )
+            pairs = zip(*ends[:, low : low + (1 << 20)].tolist(), strict=True)
+            file.write("\n".join(map("%d %d".__mod__, pairs)) + "\n")
+    return {"text_bytes": (folder / "edges.txt").stat().st_size}
 
 
-def sort(folder: Path, **_: Any) -> dict[str, Any]:
+def sort(folder: Path, edges: int) -> dict[str, Any]:
     """The baseline."""
     source, target = np.load(folder / "edges.npy").astype(np.int64)
     start = time.perf_counter()
@@ -74,108 +68,184 @@ def sort(folder: Path, **_: Any) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - start, "edges": len(taken[0])}
 
 
-def convert(folder: Path, graph: str, model: str, memory: str, **_: Any) -> dict[str, Any]:
+def convert(folder: Path, edges: int, graph: str, model: str, memory: str) -> dict[str, Any]:
     """The command, in this process."""
     from pyg_dist.cli import main
 
-    before, start = resident(), time.perf_counter()
-    graph = graph if graph.startswith("rmat:") else str(folder / graph)
-    with Watch() as watch:
-        status = main(["partition", graph, str(folder / "store"), "--parts", str(PARTS), "--model", model,
+    wanted = f"rmat:scale={scale_of(edges)},edges={edges},features={FEATURES}"
+    name, store = (wanted, model) if graph == "rmat" else (str(folder / graph), f"store of {graph}")
+    before, start = current_mib(), time.perf_counter()
+    forget_peak()
+    with (folder / "said").open("w") as file:
+        stdout, sys.stdout = sys.stdout, file
+        status = main(["partition", name, str(folder / store), "--parts", str(PARTS), "--model", model,
                        "--memory", memory, "--force", "--json"])  # fmt: skip
+        sys.stdout = stdout
+    seconds = time.perf_counter() - start
     if status:
         raise SystemExit(status)
-    return {"seconds": time.perf_counter() - start, "peak_above_imports": watch.most - before}
+    if graph != "rmat":
+        shutil.rmtree(folder / store)
+    return {
+        "seconds": seconds,
+        "microseconds_per_edge": seconds / edges * 1e6,
+        "peak_above_imports_mib": peak_mib() - before,
+    }
 
 
-def load(folder: Path, ranks: int, rank: int, **_: Any) -> dict[str, Any]:
-    """What one of so many ranks does to open the store, alone."""
-    import torch
+def held_mib(thing: Any, seen: set[int]) -> float:
+    """The bytes of all tensors in a value."""
+    if isinstance(thing, Tensor):
+        storage = thing.untyped_storage()
+        is_new = storage.data_ptr() not in seen
+        seen.add(storage.data_ptr())
+        return storage.nbytes() / 2**20 if is_new else 0.0
+    if is_dataclass(thing):
+        return sum(held_mib(getattr(thing, field.name), seen) for field in fields(thing))
+    values = thing.values() if isinstance(thing, dict) else thing if isinstance(thing, (list, tuple)) else ()
+    return sum(held_mib(value, seen) for value in values)
 
+
+def load(folder: Path, edges: int, model: str, ranks: int) -> dict[str, Any]:
+    """What the first of so many ranks reads of a store, alone: its share of the graph, and the rows of its nodes."""
     from pyg_dist.data.stored_halo import node_rows, rank_of_part, stored_share
     from pyg_dist.store.halo_reader import HaloStore
     from pyg_dist.store.manifest import Manifest
 
-    torch.set_num_threads(1)
-    before, start = resident(), time.perf_counter()
-    with Watch() as watch:
-        store = HaloStore(folder / "store", Manifest.load(folder / "store"))
-        ranks_of = rank_of_part(store, ranks)
-        share = stored_share(store, rank, ranks_of, "hybrid")
-        parts = store.parts_of(rank, ranks_of)
-        rows = {name: node_rows(store, name, parts, share) for name in store.manifest.node_attributes}
-        store.close()
-    seconds = time.perf_counter() - start
-    del store
-    held = resident() - before
-    assert rows is not None
-    return {"seconds": seconds, "peak": watch.most - before, "held": held, "ratio": (watch.most - before) / held}
+    before, start = current_mib(), time.perf_counter()
+    forget_peak()
+    store = HaloStore(folder / model, Manifest.load(folder / model))
+    ranks_of = rank_of_part(store, ranks)
+    share = stored_share(store, 0, ranks_of, "hybrid")
+    parts = store.parts_of(0, ranks_of)
+    rows = {name: node_rows(store, name, parts, share) for name in store.manifest.node_attributes}
+    store.close()
+    seconds, peak, held = time.perf_counter() - start, peak_mib() - before, held_mib([share, rows], set())
+    return {"seconds": seconds, "peak_mib": peak, "held_mib": held, "peak_over_held": peak / held}
 
 
-def digests(folder: Path, **_: Any) -> dict[str, Any]:
+def open_as_rank(folder: Path, edges: int, model: str, ranks: int) -> dict[str, Any]:
+    """``DistributedData.open`` on one of several ranks."""
+    import pyg_dist
+    from pyg_dist import DistributedData
+
+    pyg_dist.init()
+    before, start = current_mib(), time.perf_counter()
+    forget_peak()
+    data: Any = DistributedData.open(folder / model)
+    seconds, peak = time.perf_counter() - start, peak_mib() - before
+    local = [data[name].to_local() for name in ("x", "y", "train_mask", "val_mask", "test_mask")]
+    held = held_mib([data.graph.share, local], set())
+    return {"seconds": seconds, "peak_mib": peak, "held_mib": held, "peak_over_held": peak / held}
+
+
+def digests(folder: Path, edges: int, model: str) -> dict[str, Any]:
     """The time to read and digest every file, from the page cache."""
     from pyg_dist.report.stored_plan import check_store
 
     start = time.perf_counter()
-    manifest = check_store(folder / "store")
+    manifest = check_store(folder / model)
     size = sum(shard.num_bytes for shard in manifest.shards.values())
     return {"seconds": time.perf_counter() - start, "bytes": size}
 
 
-STEPS = {"sort": sort, "convert": convert, "load": load, "digests": digests}
+STEPS: dict[str, Callable[..., dict[str, Any]]] = {
+    "make": make, "sort": sort, "convert": convert, "load": load, "open": open_as_rank, "digests": digests,
+}  # fmt: skip
 
 
-def measured(step: str, folder: Path, **options: Any) -> dict[str, Any]:
-    """A step in a process of its own."""
-    command = [sys.executable, __file__, "--step", step, "--folder", str(folder), "--options", json.dumps(options)]
-    out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    found: dict[str, Any] = json.loads(out.splitlines()[-1])
-    print(step, options, found, flush=True)
-    return found
+def measured(step: str, folder: Path, edges: int, **options: Any) -> dict[str, Any]:
+    """A step in a process of its own; of ``open``, in as many as there are ranks."""
+    command = [sys.executable, __file__, "--step", step, "--folder", str(folder), "--edges", str(edges)]
+    command += ["--options", json.dumps(options)]
+    env, ranks = os.environ | {"OMP_NUM_THREADS": "1"}, options["ranks"] if step == "open" else 1
+    if step == "open":
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}
+            env |= {"LOCAL_WORLD_SIZE": str(ranks)}
+    running = [
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=env | ({"RANK": str(r), "LOCAL_RANK": str(r)} if step == "open" else {}),
+        )
+        for r in range(ranks)
+    ]
+    try:
+        said = [process.communicate()[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    if any(process.returncode for process in running):
+        raise SystemExit(f"{step} {options} failed")
+    found: list[dict[str, Any]] = [json.loads(text.splitlines()[-1]) for text in said]
+    return found[0] if ranks == 1 else {name: max(one[name] for one in found) for name in found[0]}
 
 
-def study(edges: int, scale: int, memory: str, folder: Path) -> dict[str, Any]:
-    """All figures of one size."""
-    make(folder, edges, scale)
-    found: dict[str, Any] = {"edges": edges, "scale": scale, "sort": measured("sort", folder)}
+def plan(memory: str, models: list[str]) -> dict[str, tuple[str, dict[str, Any]]]:
+    """The measurements in their order, by name."""
+    steps: dict[str, tuple[str, dict[str, Any]]] = {"make": ("make", {}), "sort": ("sort", {})}
     for graph in ("edges.npy", "edges.txt"):
-        found[graph] = measured("convert", folder, graph=graph, model="random", memory=memory)
-        found[graph]["over_sort"] = found[graph]["seconds"] / found["sort"]["seconds"]
-    rmat = f"rmat:scale={scale},edges={edges},features=128"
-    for model in ("stream", "random"):
-        found[f"rmat, {model}"] = measured("convert", folder, graph=rmat, model=model, memory=memory)
-        found[f"rmat, {model}"]["seconds_per_edge"] = found[f"rmat, {model}"]["seconds"] / edges
-    for ranks in (1, 2, PARTS):
-        found[f"load, 1 of {ranks}"] = measured("load", folder, ranks=ranks, rank=0)
-    whole, one = found["load, 1 of 1"], found[f"load, 1 of {PARTS}"]
-    found["one share of the whole"] = {k: one[k] / whole[k] for k in ("seconds", "peak")}
-    found["digests"] = measured("digests", folder)
-    found["digests"]["of_the_load"] = found["digests"]["seconds"] / whole["seconds"]
-    return found
+        steps[graph] = ("convert", {"graph": graph, "model": "random", "memory": memory})
+    for model in models:
+        steps[f"rmat, {model}"] = ("convert", {"graph": "rmat", "model": model, "memory": memory})
+        for ranks in (1, PARTS):
+            steps[f"load {model}, 1 of {ranks}"] = ("load", {"model": model, "ranks": ranks})
+        steps[f"digests {model}"] = ("digests", {"model": model})
+        steps[f"open {model}, 2 ranks"] = ("open", {"model": model, "ranks": 2})
+    return steps
+
+
+def add_ratios(found: dict[str, Any]) -> None:
+    """What follows from the figures that are there."""
+    for graph in ("edges.npy", "edges.txt"):
+        if graph in found and "sort" in found:
+            found[graph]["over_sort"] = found[graph]["seconds"] / found["sort"]["seconds"]
+    for model in MODELS:
+        whole, one = (found.get(f"load {model}, 1 of {ranks}") for ranks in (1, PARTS))
+        if whole and one:
+            one["of_the_whole"] = {name: one[name] / whole[name] for name in ("seconds", "peak_mib", "held_mib")}
+        if whole and f"digests {model}" in found:
+            found[f"digests {model}"]["of_the_load"] = found[f"digests {model}"]["seconds"] / whole["seconds"]
+
+
+def study(edges: int, memory: str, models: list[str], folder: Path, out: Path) -> None:
+    """All figures of one size that ``out`` lacks."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, (step, options) in plan(memory, models).items():
+        whole = json.loads(out.read_text()) if out.exists() else {"results": {}}
+        found = whole["results"].setdefault(str(edges), {"scale": scale_of(edges)})
+        if name not in found:
+            found[name] = measured(step, folder, edges, **options)
+            add_ratios(found)
+            whole["machine"] = describe()
+            out.write_text(json.dumps(whole, indent=1) + "\n")
+            print(edges, name, found[name], flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--edges", type=int, nargs="+", default=[10_000_000, 100_000_000])
-    parser.add_argument("--scale", type=int, default=22)
+    parser.add_argument("--edges", type=int, default=10_000_000)
     parser.add_argument("--memory", default="4GiB")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="of the parts")
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "store.json")
+    parser.add_argument("--clean", action="store_true", help="remove the graphs and stores of this size in the folder")
     parser.add_argument("--step", choices=STEPS, help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--options", type=json.loads, default={}, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.step:
-        print(json.dumps(STEPS[args.step](args.folder, **args.options)))
+        torch.set_num_threads(1)
+        print(json.dumps(STEPS[args.step](args.folder, args.edges, **args.options)))
         return
-    results = []
-    for edges in args.edges:
-        folder = Path(tempfile.mkdtemp(prefix="store", dir=args.folder))
-        try:
-            results.append(study(edges, args.scale, args.memory, folder))
-        finally:
-            shutil.rmtree(folder)
-    if args.out:
-        args.out.write_text(json.dumps({"machine": describe(), "results": results}, indent=1) + "\n")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("interrupted: call again to go on"))  # ends the processes, too
+    folder = args.folder / f"store-{args.edges}"
+    if args.clean:
+        shutil.rmtree(folder)
+    else:
+        study(args.edges, args.memory, args.models, folder, args.out)
 
 
 if __name__ == "__main__":

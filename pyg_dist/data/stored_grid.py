@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.grid.mesh import GRID_AXES, Mesh, MeshShape
-from pyg_dist.backend.session.agreement import raise_together
+from pyg_dist.backend.session.agreement import digest, raise_together
 from pyg_dist.backend.session.settings import GRID_BLOCKS
 from pyg_dist.data.grid_data import candidates
 from pyg_dist.data.machine import common_machine
@@ -19,7 +20,7 @@ from pyg_dist.layout.grid.graph import GridGraph
 from pyg_dist.layout.grid.sharding import Grid, Tile
 from pyg_dist.plan.grid.node_order import Balance, NodeOrder
 from pyg_dist.plan.grid.plan import GridPlan
-from pyg_dist.plan.grid.tiling import WHOLE_ROWS, row_range, split, tilings
+from pyg_dist.plan.grid.tiling import WHOLE_ROWS, Sums, row_range, split, tilings
 from pyg_dist.plan.machine import Machine
 from pyg_dist.plan.model import Model, Price
 from pyg_dist.store.format import as_torch, storage_dtype
@@ -40,17 +41,44 @@ def stored_grid_plan(store: GridStore) -> GridPlan:
     )  # fmt: skip
 
 
+def on_mesh(
+    written: GridPlan, shape: MeshShape, sums: Sums, price: Price, machine: Machine, edges: tuple[int, ...]
+) -> GridPlan:
+    """A plan for another mesh than its store was written for; the node orders stay (not collective).
+
+    Args:
+        written: the store's.
+        shape: the mesh.
+        sums: the form of the two big sums.
+        price: of a step.
+        machine: what it was priced with.
+        edges: of each rank's tile, see :func:`edges_of_tile`; their balance is what the plan says of the orders.
+    """
+    balance = Balance(written.tries[-1].method, max(edges) * len(edges) / max(sum(edges), 1))
+    name = digest(repr((written.hash, shape, sums)))
+    return replace(
+        written, shape=shape, sums=sums, edges=edges, tries=(balance,), predicted=price, machine=machine, hash=name
+    )
+
+
+def edges_of_tile(store: GridStore, shape: MeshShape, place: Mapping[str, int]) -> int:
+    """Edges of a rank's tile in the first layer, of which the files are read."""
+    return len(store.rectangle(0, *_bounds(store.manifest.num_nodes, shape, place, "z", "x"))[0])
+
+
 def on_stored_grid(store: GridStore, options: Options) -> tuple[GridGraph, GridPlan, dict[str, RowTensor]]:
     """The runtime form, the plan, and the attributes by name (collective).
 
     On another mesh than the store was written for, the node orders stay what they are.
     """
-    num_ranks, plan, error = world_group().size, stored_grid_plan(store), None
-    shape = plan.shape if options.grid.mesh is None else MeshShape.of(options.grid.mesh, num_ranks)
-    if (options.grid.mesh is None and shape.size != num_ranks) or shape != plan.shape:
-        best = candidates(plan.model, num_ranks, options, common_machine())[0]
+    num_ranks, written, error = world_group().size, stored_grid_plan(store), None
+    shape = written.shape if options.grid.mesh is None else MeshShape.of(options.grid.mesh, num_ranks)
+    plan, is_as_written = written, shape == written.shape and shape.size == num_ranks
+    if not is_as_written:
+        machine = common_machine()
+        best = candidates(written.model, num_ranks, options, machine)[0]
         shape = best.shape if options.grid.mesh is None else shape
-        plan = replace(plan, shape=shape, sums=best.sums, predicted=best.price)
+        plan = on_mesh(written, shape, best.sums, best.price, machine, (0,))
     orders: tuple[NodeOrder, ...] = ()
     try:
         orders = tuple(NodeOrder.of(node_id) for node_id in store.orders())
@@ -61,12 +89,13 @@ def on_stored_grid(store: GridStore, options: Options) -> tuple[GridGraph, GridP
     try:
         graph = _graph(store, grid)
         attributes = _attributes(store, graph)
-        first = len(_rectangle(store, grid, "z", "x", 0)[0]) if shape != stored_grid_plan(store).shape else 0
+        mine = 0 if is_as_written else edges_of_tile(store, shape, grid.mesh.coordinates)
     except (ValueError, OSError) as caught:
         error = caught
     raise_together(error)
-    if shape != stored_grid_plan(store).shape:
-        plan = replace(plan, edges=tuple(world_group().gather_counts(first)))
+    if not is_as_written:
+        edges = tuple(world_group().gather_counts(mine))
+        plan = on_mesh(written, shape, plan.sums, plan.predicted, plan.machine, edges)
     return graph, plan, attributes
 
 
@@ -78,7 +107,9 @@ def _graph(store: GridStore, grid: Grid) -> GridGraph:
     edge_rows = RowSharding(group, "edge", manifest.num_edges, torch.arange(low, high))
     for row_axis, column_axis in tilings(grid.sums):
         for order in range(len(grid.orders)):
-            for key, _, _ in store.overlapping(order, *_bounds(grid, row_axis, column_axis)):
+            for key, _, _ in store.overlapping(
+                order, *_bounds(grid.num_nodes, grid.mesh.shape, grid.mesh.coordinates, row_axis, column_axis)
+            ):
                 for name in ("edge_id", "row", "column"):
                     store.check(key, name)
 
@@ -89,17 +120,18 @@ def _graph(store: GridStore, grid: Grid) -> GridGraph:
 
 
 def _rectangle(store: GridStore, grid: Grid, row_axis: str, column_axis: str, order: int) -> tuple[Tensor, Tensor]:
-    found = store.rectangle(order, *_bounds(grid, row_axis, column_axis))
+    found = store.rectangle(
+        order, *_bounds(grid.num_nodes, grid.mesh.shape, grid.mesh.coordinates, row_axis, column_axis)
+    )
     store.close()
     return found
 
 
-def _bounds(grid: Grid, row_axis: str, column_axis: str) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The positions of this rank's tile."""
-    shape, here = grid.mesh.grid_shape, grid.mesh.coordinates
-    rows, columns = (
-        split(grid.num_nodes, shape[axis])[here[axis] : here[axis] + 2] for axis in (row_axis, column_axis)
-    )
+def _bounds(
+    num_nodes: int, shape: MeshShape, place: Mapping[str, int], row_axis: str, column_axis: str
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The positions of the tile at a place on the mesh."""
+    rows, columns = (split(num_nodes, shape[axis])[place[axis] : place[axis] + 2] for axis in (row_axis, column_axis))
     return (rows[0], rows[1]), (columns[0], columns[1])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pyg_dist.backend.ops.memory import trim_heap
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import StoreError
 from pyg_dist.plan.halo.block_sizes import BlockNumbers, block_sizes
@@ -70,9 +71,10 @@ def stored_share(store: HaloStore, rank: int, ranks: Tensor, exchange: Exchange)
     rows, sums = (Candidates(ends.sender, ends.receiver, ends.node) for ends in (cross.rows, cross.sums))
     remote = RemoteEdges(num_ranks, cross.edge_id, cross.row, cross.sum, rows, sums, found.load)
     hybrid = remote.known_cover(cross.is_post) if num_ranks == store.num_parts else remote.cover("hybrid")
-    inside = LocalEdges(found.node_id, found.edge_id, found.source, found.target)
+    edges = found.node_id, found.edge_id, found.source, found.target
     del found, cross
-    return share_of(rank, num_nodes, num_edges, inside, remote, exchange, hybrid)
+    trim_heap()  # of what sorting and matching have left
+    return share_of(rank, num_nodes, num_edges, LocalEdges(*edges), remote, exchange, hybrid)
 
 
 def node_rows(store: HaloStore, name: str, parts: list[int], share: HaloShare) -> Tensor:

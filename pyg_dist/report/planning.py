@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> None:
     if args.ranks_per_node is not None:
         machine = machine.with_ranks_per_node(args.ranks_per_node)
     if is_store(args.graph):
-        stored = plan_of_store(Path(args.graph), args.ranks, args.exchange, args.ranks_per_node)
+        stored = plan_of_store(Path(args.graph), args.ranks, args.exchange, args.ranks_per_node, machine)
         print(json.dumps(stored.to_dict(args.widths, machine)) if args.json else stored.describe(args.widths, machine))
         if args.plot:
             stored.plot(args.plot)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pyg_dist.data.stored_grid import stored_grid_plan
-from pyg_dist.data.stored_halo import stored_plan
-from pyg_dist.errors import StoreError
-from pyg_dist.plan import Plan
+import torch
+
+from pyg_dist.data.stored_grid import edges_of_tile, on_mesh, stored_grid_plan
+from pyg_dist.data.stored_halo import merged_hash, rank_of_part, stored_plan, stored_share
+from pyg_dist.errors import OptionError
+from pyg_dist.plan import Machine, Plan, ShareSizes
 from pyg_dist.plan.base import DistributionPlan
+from pyg_dist.plan.grid.candidates import grid_plans
+from pyg_dist.plan.grid.plan import GridPlan
+from pyg_dist.plan.halo.plan import pairs_of
 from pyg_dist.plan.halo.remote_edges import Exchange
 from pyg_dist.store.folder import check_shard
 from pyg_dist.store.grid_store import GridStore
@@ -26,21 +31,56 @@ def is_store(graph: str) -> bool:
     return (Path(graph) / FILE).is_file()
 
 
-def plan_of_store(path: Path, ranks: int, exchange: Exchange, ranks_per_node: int | None = None) -> DistributionPlan:
-    """The plan that a store was written with.
+def plan_of_store(
+    path: Path, ranks: int, exchange: Exchange, ranks_per_node: int | None = None, machine: Machine | None = None
+) -> DistributionPlan:
+    """The plan that :meth:`pyg_dist.DistributedData.open` makes on ``ranks`` ranks.
+
+    From the manifest alone for the number of ranks that the store was written for. For another number every rank's part
+    is read, one after another: of a halo store merged parts, of a grid store the tiles of the cheapest mesh.
+
+    Args:
+        path: the store.
+        ranks: how many.
+        exchange: of a halo store.
+        ranks_per_node: see :class:`~pyg_dist.plan.Plan`.
+        machine: to choose a mesh by; None: as :meth:`~pyg_dist.plan.Machine.load` finds it.
 
     Raises:
-        StoreError: It was written for another number of ranks.
+        StoreError: There are more ranks than parts, or what has to be read is damaged.
     """
     manifest = Manifest.load(path)
-    if manifest.num_parts != ranks:
-        raise StoreError(
-            f"Expected --ranks {manifest.num_parts}, as many as {path} has parts (got {ranks}): the plan of another "
-            f"number needs the graph, not the store"
-        )
+    if ranks < 1:
+        raise OptionError(f"Expected at least one rank (got {ranks}): give --ranks a positive integer")
     if manifest.layout == "grid":
-        return stored_grid_plan(GridStore(path, manifest))
-    return halo_plan(path, manifest, exchange, ranks_per_node)
+        return _grid_plan(GridStore(path, manifest), ranks, machine)
+    store = HaloStore(path, manifest)
+    if ranks == manifest.num_parts:
+        return halo_plan(path, manifest, exchange, ranks_per_node)
+    return _merged_plan(store, ranks, exchange, ranks_per_node)
+
+
+def _merged_plan(store: HaloStore, ranks: int, exchange: Exchange, ranks_per_node: int | None) -> Plan:
+    of_part = rank_of_part(store, ranks)
+    sizes, rows = [], torch.zeros(ranks, ranks, dtype=torch.int64)
+    for rank in range(ranks):
+        share = stored_share(store, rank, of_part, exchange)
+        sizes.append(ShareSizes.of(share))
+        rows[rank] = torch.tensor(share.sums.send_counts)
+    return Plan(
+        "halo", store.manifest.plan["partition"], exchange, tuple(sizes), pairs_of(rows),
+        merged_hash(store, of_part, exchange), ranks_per_node=ranks_per_node,
+    )  # fmt: skip
+
+
+def _grid_plan(store: GridStore, ranks: int, machine: Machine | None) -> GridPlan:
+    written = stored_grid_plan(store)
+    if ranks == written.shape.size:
+        return written
+    machine = Machine.load() if machine is None else machine
+    best = grid_plans(written.model, ranks, machine)[0]
+    edges = tuple(edges_of_tile(store, best.shape, best.shape.coordinates(rank)) for rank in range(ranks))
+    return on_mesh(written, best.shape, best.sums, best.price, machine, edges)
 
 
 def check_store(path: Path) -> Manifest:

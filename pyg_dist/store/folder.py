@@ -20,7 +20,7 @@ from typing import Any
 
 import xxhash
 
-from pyg_dist.errors import StoreError
+from pyg_dist.errors import DataError, StoreError
 from pyg_dist.store.manifest import FILE, Manifest, Shard
 from pyg_dist.store.reader import TensorFile
 from pyg_dist.store.writer import ShardWriter, sync
@@ -93,6 +93,12 @@ class StoreFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._lock.close()
+        if isinstance(error, DataError) and not isinstance(
+            error, StoreError
+        ):  # the input has to change: there is nothing to go on with
+            shutil.rmtree(self.work)
+            if not any(self.path.iterdir()):
+                self.path.rmdir()
 
     def known(self, key: str) -> dict[str, Any] | None:
         """What the journal says of a finished step."""

@@ -17,7 +17,6 @@ from pyg_dist.store.folder import require_digest
 from pyg_dist.store.format import as_torch, storage_dtype
 from pyg_dist.store.halo_writer import BLOCK_COLUMNS, block_digest
 from pyg_dist.store.manifest import Manifest
-from pyg_dist.store.records import stable_order
 from pyg_dist.store.shard_reader import PIECE_BYTES, ShardReader
 
 Array = np.ndarray[Any, Any]
@@ -43,7 +42,7 @@ class CrossEdges:
 
     Attributes:
         edge_id: global ids, int64 ``[m]``.
-        row, sum: which of ``rows`` is each edge's source, and of ``sums`` its target, int64 ``[m]``.
+        row, sum: which of ``rows`` is each edge's source, and of ``sums`` its target, int32 ``[m]``.
         is_post: how the stored exchange carries them, bool ``[m]``.
         rows: the distinct sources.
         sums: the distinct targets.
@@ -193,8 +192,10 @@ class HaloStore(ShardReader):
             self.release(p, q)
             low = high
         if len(parts) > 1:
-            order = torch.argsort(edge_id)
-            edge_id, ends = edge_id[order], ends[:, order]
+            edge_id, order = edge_id.sort()
+            for row in ends:
+                row.copy_(row[order])
+            del order
         into = torch.zeros(int(rank_of_part.max()) + 1, dtype=torch.int64)
         load = into.index_add_(0, rank_of_part, self.edges_between.sum(0))
         return RankEdges(node_id, edge_id, ends[0], ends[1], cross, load)
@@ -209,7 +210,8 @@ class HaloStore(ShardReader):
     def _cross(self, pairs: Sequence[tuple[int, int]], owner: Sequence[int]) -> CrossEdges:
         """Rows and sums are numbered by the lists that the store has of them, which are merged where parts are."""
         count, low = sum(int(self.edges_between[pair]) for pair in pairs), 0
-        found = {name: np.empty(count, np.int64) for name in ("edge_id", "row_id", "sum_id")}
+        found = {name: np.empty(count, np.int32) for name in ("row_id", "sum_id")}
+        edge_id = torch.empty(count, dtype=torch.int64)
         is_post = np.empty(count, np.bool_)
         of_ranks: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for p, q in pairs:
@@ -222,23 +224,24 @@ class HaloStore(ShardReader):
                 lists = [self.block_list(p, q, name) for p, q in of_ranks[ranks]]
                 distinct, number = np.unique(np.concatenate(lists), return_inverse=True)
                 ends[name].append(distinct)
-                place[name] = (kind, np.split(number + before[name], np.cumsum([len(ids) for ids in lists])[:-1]))
+                number = (number + before[name]).astype(np.int32)
+                place[name] = (kind, np.split(number, np.cumsum([len(ids) for ids in lists])[:-1]))
             for turn, (p, q) in enumerate(of_ranks[ranks]):
                 block = self.block(p, q)
                 high = low + len(block["edge_id"])
-                found["edge_id"][low:high], is_post[low:high] = block["edge_id"], block["is_post"]
+                edge_id.numpy()[low:high], is_post[low:high] = block["edge_id"], block["is_post"]
                 for name, (kind, numbers) in place.items():
                     found[name][low:high] = numbers[turn][_index(block[kind])]
                 self.release(p, q)
                 low = high
-        order = stable_order(found["edge_id"], max(self.manifest.num_edges, 1))
-        ordered = {name: torch.from_numpy(found.pop(name)[order]) for name in ("edge_id", "row_id", "sum_id")}
+        edge_id, order = edge_id.sort()
+        ordered = {name: torch.from_numpy(found.pop(name))[order] for name in ("row_id", "sum_id")}
         keys = sorted(of_ranks)
         return CrossEdges(
-            ordered["edge_id"],
+            edge_id,
             ordered["row_id"],
             ordered["sum_id"],
-            torch.from_numpy(is_post[order]),
+            torch.from_numpy(is_post)[order],
             *(_ends(keys, ends[name]) for name in ("row_id", "sum_id")),
         )
 

@@ -167,8 +167,10 @@ def write_edges(
         for name, rows in values.items():
             records[name] = rows
         counts += np.bincount(records["sender"] * num_parts + receiver, minlength=num_parts**2).reshape(counts.shape)
-        is_wanted = wanted[receiver]
-        buckets.add(receiver[is_wanted], records[is_wanted])
+        if len(todo) < num_parts:
+            is_wanted = wanted[receiver]
+            receiver, records = receiver.compress(is_wanted), records.compress(is_wanted)
+        buckets.add(receiver, records)
         tick(len(source))
     for part in todo:
         writer = _PartWriter(folder, edges, nodes, part, counts[:, part], choose, memory // 2)

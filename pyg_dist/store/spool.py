@@ -117,7 +117,8 @@ def spool(source: Source, folder: Path, undirected: bool, memory: int, tick: Tic
                 continue
             last = max(last, _check(chunk, info.num_nodes))
             if info.num_nodes is None and last >= len(degree):
-                _require_memory(last + 1, memory)
+                largest = int(np.maximum(chunk.source, chunk.target).argmax())
+                _require_memory(last + 1, memory, f"; the largest id is in {chunk.place(largest)}")
                 degree = np.concatenate([degree, np.zeros(max(last + 1 - len(degree), len(degree)), np.int64)])
             ends = chunk.source.astype(np.int64, copy=False), chunk.target.astype(np.int64, copy=False)
             np.ascontiguousarray(ends[0]).tofile(files["source"])
@@ -153,11 +154,11 @@ def _check(chunk: EdgeChunk, num_nodes: int | None) -> int:
     return high
 
 
-def _require_memory(num_nodes: int, memory: int) -> None:
+def _require_memory(num_nodes: int, memory: int, place: str = "") -> None:
     if num_nodes * _NODE_BYTES > memory:
         raise OptionError(
             f"Expected --memory of {num_nodes * _NODE_BYTES / 2**30:.1f} GiB or more for {num_nodes:,} nodes (got "
-            f"{memory / 2**30:.1f} GiB): give more, or number the nodes without gaps"
+            f"{memory / 2**30:.1f} GiB{place}): give more, or number the nodes without gaps"
         )
 
 
@@ -186,7 +187,7 @@ def _symmetric(edges: Spool, memory: int) -> Spool:
                 is_new[1:] = records[1:] != records[:-1]
                 is_new[0] = before is None or records[0] != before
                 before = records[-1].copy()
-                kept = records[is_new]
+                kept = records.compress(is_new)
                 kept["source"].tofile(sources)
                 kept["target"].tofile(targets)
                 degree += np.bincount(kept["target"], minlength=num_nodes)

@@ -16,6 +16,8 @@ import torch
 from launching import run_script
 from random_graphs import random_graph
 
+from pyg_dist.cli import main
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
@@ -159,3 +161,17 @@ def test_read_npz(tmp_path: Path) -> None:
     assert torch.equal(data.x, torch.from_numpy(x))
     assert [int(data[name].sum()) for name in masks] == [3, 1, 1]
     assert not (data.train_mask | data.val_mask | data.test_mask)[3]  # it has no label
+
+
+def test_ogbn_products_from_a_store(tmp_path: Path) -> None:
+    pytest.importorskip("ogb")
+    store = str(tmp_path / "store")
+    graph = "rmat:scale=9,edges=5000,features=8,classes=4"
+    assert main(["partition", graph, store, "--parts", "2", "--model", "random"]) == 0
+    options = ("--hidden", "16", "--layers", "2", "--dropout", "0", store)
+    alone, together = (
+        _numbers(_printed(*launched, "ogbn_products", *options)) for launched in (("python", 1), ("torchrun", 2))
+    )
+    assert np.allclose(alone, together, atol=0.01)  # the loss, and the accuracies of training, validation and test
+    assert len(alone) == 4
+    assert min(alone[1:]) > 0.5

@@ -10,20 +10,27 @@ import pytest
 import torch
 from stored_graphs import same, skewed_graph
 from test_halo_store import training
+from torch_geometric.data import Data
 from workers import Workers
 
 Pools = Callable[[int], Workers]
 
 
 def write(
-    folder: Path, num_ranks: int, mesh: dict[str, int] | None, tiles: tuple[int, int], memory: int = 1 << 30
+    folder: Path,
+    num_ranks: int,
+    mesh: dict[str, int] | None,
+    tiles: tuple[int, int],
+    memory: int = 1 << 30,
+    data: Data | None = None,
 ) -> Path:
     from pyg_dist import save_graph
     from pyg_dist.report.conversion import StoreOptions
     from pyg_dist.report.grid_conversion import write_grid_store
     from pyg_dist.store.sources import open_source
 
-    save_graph(skewed_graph(), folder / "g.safetensors")
+    folder.mkdir(exist_ok=True)
+    save_graph(skewed_graph() if data is None else data, folder / "g.safetensors")
     options = StoreOptions(num_ranks, memory=memory, force=True)
     write_grid_store(open_source(str(folder / "g.safetensors")), folder / "store", options, tiles, mesh)
     return folder / "store"
@@ -81,3 +88,19 @@ def on_another_mesh(path: str) -> None:
 
 def test_another_mesh(workers: Pools, tmp_path: Path) -> None:
     workers(2).run(on_another_mesh, str(write(tmp_path, 4, {"x": 2, "z": 2}, (4, 4))))
+
+
+def on_fewer_ranks(path: str) -> None:
+    from pyg_dist import DistributedData, world_size
+    from pyg_dist.report.stored_plan import plan_of_store
+
+    opened: Any = DistributedData.open(path)
+    planned: Any = plan_of_store(Path(path), world_size(), "hybrid", machine=opened.plan.machine)
+    assert opened.plan == planned
+    assert sum(planned.edges) == planned.shape.y * 1500
+    assert opened.plan.hash != plan_of_store(Path(path), 4, "hybrid").hash
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_the_plan_of_fewer_ranks(workers: Pools, tmp_path: Path, num_ranks: int) -> None:
+    workers(num_ranks).run(on_fewer_ranks, str(write(tmp_path, 4, {"x": 2, "z": 2}, (4, 4))))

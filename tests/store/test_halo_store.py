@@ -55,6 +55,7 @@ def test_equal_to_the_whole_graph(workers: Pools, tmp_path: Path, world_size: in
 def merged_share(path: str) -> None:
     from pyg_dist import DistributedData, rank, world_size
     from pyg_dist.data.stored_halo import rank_of_part
+    from pyg_dist.report.stored_plan import plan_of_store
     from pyg_dist.store.halo_reader import HaloStore
     from pyg_dist.store.manifest import Manifest
 
@@ -64,6 +65,7 @@ def merged_share(path: str) -> None:
     made = DistributedData(skewed_graph(), partition=ranks[uneven(200, 16)])
     assert differences(made.graph.share, opened.graph.share) == []
     assert made.plan.sizes == opened.plan.sizes
+    assert opened.plan == plan_of_store(Path(path), world_size(), "hybrid")
     assert same(made.x.to_local(), opened.x.to_local()), rank()
     assert same(made.edge_attr.to_local(), opened.edge_attr.to_local()), rank()
 

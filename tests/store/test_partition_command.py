@@ -51,6 +51,22 @@ def test_a_grid_store(tmp_path: Path, graph: str, capsys: pytest.CaptureFixture[
     assert sum(key.startswith("tile-0") for key in Manifest.load(Path(out)).shards) == 6
 
 
+def test_the_plan_of_other_numbers_of_ranks(tmp_path: Path, graph: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "store")
+    assert main(["partition", graph, out, "--parts", "4", "--model", "random"]) == 0
+    capsys.readouterr()
+    for ranks in (1, 3):
+        assert main(["plan", out, "--ranks", str(ranks), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["ranks"], sum(found["nodes"]), sum(found["edges"])) == (ranks, 200, 1500)
+        assert (found["rows"]["hybrid"] == 0) == (ranks == 1)
+    for ranks, words in ((5, "--parts 5 --force"), (0, "positive")):
+        assert main(["plan", out, "--ranks", str(ranks)]) == 1
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert words in error
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

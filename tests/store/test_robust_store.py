@@ -16,13 +16,16 @@ from typing import Any
 import pytest
 import torch
 from stored_graphs import skewed_graph, write
+from test_grid_store import write as write_grid
 
 from pyg_dist import save_graph
 from pyg_dist.data.stored_halo import edge_rows, node_rows, rank_of_part, stored_share
-from pyg_dist.errors import PygDistError, StoreError
+from pyg_dist.errors import DataError, OptionError, PygDistError, StoreError
 from pyg_dist.report.conversion import StoreOptions, write_halo_store
+from pyg_dist.report.grid_conversion import write_grid_store
 from pyg_dist.report.stored_plan import check_store
-from pyg_dist.store.folder import PARTIAL
+from pyg_dist.store.folder import PARTIAL, StoreFolder
+from pyg_dist.store.grid_store import GridStore
 from pyg_dist.store.halo_reader import HaloStore
 from pyg_dist.store.manifest import Manifest
 from pyg_dist.store.sources import open_source
@@ -70,8 +73,8 @@ def corrupt(rng: random.Random, path: Path, foreign: Path) -> str:
     """Do one bad thing to the store in ``path``; returns what."""
     shards = sorted(p for p in path.iterdir() if p.suffix == ".safetensors")
     victim, kind = rng.choice(shards), rng.choice(["flip", "cut", "grow", "swap", "missing", "foreign", "manifest"])
-    if kind == "foreign":  # attributes without rows are equal in both
-        victim = rng.choice([p for p in shards if not p.name.startswith("other")])
+    if kind == "foreign":  # some files are equal in both
+        victim = rng.choice([p for p in shards if not (foreign / p.name).exists()])
     if kind == "flip":
         content = bytearray(victim.read_bytes())
         place = rng.randrange(len(content))
@@ -110,17 +113,43 @@ def corrupt(rng: random.Random, path: Path, foreign: Path) -> str:
     return f"{kind} {victim.name}"
 
 
+def read_tiles(path: Path) -> None:
+    """All that the ranks of a run on two by two tiles would read of a grid store."""
+    store = GridStore(path, Manifest.load(path))
+    size, num_edges = store.manifest.num_nodes, store.manifest.num_edges
+    halves = [(0, size // 2), (size // 2, size)]
+    for order in range(len(store.orders())):
+        for rows in halves:
+            for columns in halves:
+                store.rectangle(order, rows, columns)
+    for name in store.manifest.node_attributes:
+        store.range_rows("rows", name, size, 0, size)
+    for name in ("source", "target", *store.manifest.edge_attributes):
+        store.range_rows("edges", name, num_edges, 0, num_edges)
+    for name in store.manifest.shards["other"].tensors:
+        store.tensor("other", name)
+
+
+def written(layout: str, folder: Path, seed: int) -> Path:
+    data = skewed_graph(seed=seed)
+    if layout == "grid":
+        return write_grid(folder, 4, {"x": 2, "z": 2}, (2, 3), data=data)
+    return write(data, folder, parts_of(seed), PARTS)
+
+
 @pytest.mark.timeout(600)
-def test_500_corruptions_are_named(store: Path, tmp_path: Path) -> None:
-    foreign = write(skewed_graph(seed=1), tmp_path / "foreign", parts_of(1), PARTS)
-    read_as_ranks(store)
+@pytest.mark.parametrize(("layout", "times"), [("halo", 400), ("grid", 100)])
+def test_500_corruptions_are_named(tmp_path: Path, layout: str, times: int) -> None:
+    store, foreign = (written(layout, tmp_path / name, seed) for seed, name in enumerate(("own", "foreign")))
+    read_all = read_tiles if layout == "grid" else read_as_ranks
+    read_all(store)
     check_store(store)
-    for seed in range(500):
+    for seed in range(times):
         rng, path = random.Random(seed), tmp_path / "bad"
         shutil.rmtree(path, ignore_errors=True)
         shutil.copytree(store, path)
         what = corrupt(rng, path, foreign)
-        for read in (read_as_ranks, check_store):
+        for read in (read_all, check_store):
             message = message_of(lambda path=path, read=read: read(path))
             assert message, f"{what} was not noticed by {read.__name__}, seed {seed}"
             assert "\n" not in message
@@ -205,8 +234,6 @@ def test_killed_at_50_points(tmp_path: Path) -> None:
 
 
 def test_a_resumed_writer_keeps_what_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pyg_dist.store.folder import StoreFolder
-
     save_graph(skewed_graph(), tmp_path / "g.safetensors")
     source, options = open_source(str(tmp_path / "g.safetensors")), StoreOptions(PARTS, "random")
     made: list[str] = []
@@ -228,6 +255,38 @@ def test_a_resumed_writer_keeps_what_is_whole(tmp_path: Path, monkeypatch: pytes
     write_halo_store(source, tmp_path / "out", StoreOptions(PARTS, "random", resume=True))
     assert made[1:] == ["edges-00000", "halo-00000", "edges-00002", "halo-00002"]
     check_store(tmp_path / "out")
+
+
+@pytest.mark.parametrize("layout", ["halo", "grid"])
+def test_a_writer_may_end_at_any_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
+    save_graph(skewed_graph(), tmp_path / "g.safetensors")
+    keep, left = StoreFolder.keep, 0
+
+    def convert(out: Path, **options: Any) -> None:
+        source, chosen = open_source(str(tmp_path / "g.safetensors")), StoreOptions(PARTS, "random", **options)
+        if layout == "grid":
+            write_grid_store(source, out, chosen, (2, 2))
+        else:
+            write_halo_store(source, out, chosen)
+
+    def counted(self: Any, *args: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise KeyboardInterrupt
+        return keep(self, *args)
+
+    convert(tmp_path / "whole")
+    wanted = files_of(tmp_path / "whole")
+    monkeypatch.setattr(StoreFolder, "keep", counted)
+    for number in range(0, len(wanted) - 1, 2):
+        out, left = tmp_path / f"out{number}", number
+        with pytest.raises(KeyboardInterrupt):
+            convert(out)
+        assert not (out / "manifest.json").exists()
+        left = 1000
+        convert(out, resume=True)
+        assert files_of(out) == wanted
 
 
 def test_what_is_in_the_way(store: Path, tmp_path: Path) -> None:
@@ -253,6 +312,22 @@ def test_what_is_in_the_way(store: Path, tmp_path: Path) -> None:
     assert "one part" in message(tmp_path / "new", parts=0)
     assert "--memory" in message(tmp_path / "new", memory=1 << 10)
     assert not (tmp_path / "new" / "manifest.json").exists()
+
+
+def test_a_wrong_input_leaves_nothing(store: Path, tmp_path: Path) -> None:
+    text, out = tmp_path / "edges.txt", tmp_path / "out"
+    for before in (None, store):
+        if before is not None:
+            shutil.copytree(before, out)
+        text.write_text("0 1\n1 x\n")
+        with pytest.raises(DataError, match="line 2"):
+            write_halo_store(open_source(str(text)), out, StoreOptions(2, "random", force=before is not None))
+        assert (files_of(out) if out.exists() else None) == (before and files_of(before))
+        assert not (out / PARTIAL).exists()
+    shutil.rmtree(out)
+    text.write_text(f"0 1\n1 {10**13}\n")
+    with pytest.raises(OptionError, match=r"the largest id is in .*, line 2"):
+        write_halo_store(open_source(str(text)), out, StoreOptions(2, "random"))
 
 
 def test_a_full_disk_before_and_during(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,6 +150,15 @@ def bad_inputs(folder: Path) -> dict[str, tuple[str, str]]:
     np.save(folder / "objects.npy", np.array([[{}], [{}]]), allow_pickle=True)
     np.savez(folder / "range.npz", num_nodes=3, edge_index=np.array([[0, 1], [2, 3]]))
     np.savez(folder / "keys.npz", edges=3)
+    edges, ones = np.array([[0, 1], [1, 0]]), np.arange(6)
+    np.savez(folder / "counts.npz", num_nodes=[3, 4], edge_index=edges)
+    np.savez(folder / "half.npz", num_nodes=2.5, edge_index=edges)
+    np.savez(folder / "csr.npz", num_nodes=5, edge_index=edges, x_indptr=ones, x_shape=[5, 4])
+    np.savez(folder / "short.npz", num_nodes=5, edge_index=edges, x_indptr=ones, x_indices=ones[:3], x_shape=[5, 4])
+    below = ones[:5] - 1
+    np.savez(folder / "below.npz", num_nodes=5, edge_index=edges, x_indptr=ones, x_indices=below, x_shape=[5, 4])
+    (folder / "less.mtx").write_text(f"{banner}-3 -3 1\n1 2\n")
+    (folder / "garbage.mtx.gz").write_bytes(gzip.compress(b"x" * 99)[:12] + b"\xff" * 40)
     np.savez(folder / "objects.npz", num_nodes=3, edge_index=np.array([[0], [1]]), a=np.array([{}, 1, 2]))
     (folder / "cut.npz").write_bytes((folder / "range.npz").read_bytes()[:-30])
     (folder / "foreign.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")
@@ -165,7 +174,10 @@ def bad_inputs(folder: Path) -> dict[str, tuple[str, str]]:
         "floats.npy": ("integers", "float64"), "shape.npy": ("[2, E]", ""), "cut.npy": ("8 more bytes", ""),
         "objects.npy": ("integers", ""), "range.npz": ("[0, 3)", "edge 1"), "keys.npz": ("num_nodes", ""),
         "objects.npz": ("Python objects", ""), "cut.npz": (".npz", ""), "foreign.safetensors": ("save_graph", ""),
-        "folder": ("raw/", ""), "a.unknown": (".mtx", ""), "missing.txt": ("nothing", ""),
+        "counts.npz": ("num_nodes", ""), "half.npz": ("num_nodes", ""), "csr.npz": ("x_indices", ""),
+        "short.npz": ("CSR", "x_indptr"), "below.npz": ("[0, 4)", ""), "less.mtx": ("entries", "line 2"),
+        "garbage.mtx.gz": ("Matrix Market", ""), "folder": ("raw/", ""),
+        "a.unknown": (".mtx", ""), "missing.txt": ("nothing", ""),
     }  # fmt: skip
 
 

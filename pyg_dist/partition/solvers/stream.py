@@ -25,6 +25,7 @@ CHUNK = 1 << 20
 _PASSES = 4  # of each level of clusters
 _LEVELS = 4
 _PARTS_PASSES = 8
+_CHANCES = 1 << 24
 _CLUSTERS_BY_PART = 16  # at least so many are left to pack
 
 
@@ -97,18 +98,22 @@ def _move(chunks: Chunks, item: Array, place: Array, size: Array, load: Array, l
         mover, other = np.concatenate([ends[0], ends[1]]), np.concatenate([ends[1], ends[0]])
         pair, votes = np.unique(mover * load.size + place[other], return_counts=True)
         mover, wanted = pair // load.size, pair % load.size
-        fits = (load[wanted] + size[mover] <= limit) | (place[mover] == wanted)
-        mover, wanted, votes = mover[fits], wanted[fits], votes[fits]
-        # Of one item's wishes the last in this order: most votes, where it is already, then by chance.
-        order = np.lexsort((rng.random(mover.size), place[mover] == wanted, votes, mover))
-        mover, wanted = mover[order], wanted[order]
-        last = np.flatnonzero(np.append(mover[1:] != mover[:-1], True)) if mover.size else np.empty(0, np.int64)
-        mover, wanted = mover[last], wanted[last]
-        goes = (place[mover] != wanted) & (rng.random(mover.size) < 0.5)
+        is_there = place[mover] == wanted
+        fits = (load[wanted] + size[mover] <= limit) | is_there
+        mover, wanted, votes, is_there = mover[fits], wanted[fits], votes[fits], is_there[fits]
+        if mover.size == 0:
+            continue
+        # Of one item's wishes the largest in this order: most votes, where it is already, then by chance.
+        wish = (votes * 2 + is_there) * _CHANCES + rng.integers(0, _CHANCES, mover.size)
+        begin = np.flatnonzero(np.append(True, mover[1:] != mover[:-1]))
+        is_best = wish == np.repeat(np.maximum.reduceat(wish, begin), np.diff(np.append(begin, mover.size)))
+        goes = np.flatnonzero(is_best & ~is_there)
         mover, wanted = mover[goes], wanted[goes]
+        is_first = np.append(True, mover[1:] != mover[:-1])[: mover.size]  # of equal wishes
+        goes = np.flatnonzero(is_first & (rng.random(mover.size) < 0.5))
         # Each place takes as many, by chance, as it has room for.
-        order = np.lexsort((rng.random(mover.size), wanted))
-        mover, wanted = mover[order], wanted[order]
+        goes = goes[np.argsort(wanted[goes] * goes.size + rng.permutation(goes.size))]
+        mover, wanted = mover[goes], wanted[goes]
         taken = np.cumsum(size[mover])
         begin = np.flatnonzero(np.append(True, wanted[1:] != wanted[:-1])) if mover.size else np.empty(0, np.int64)
         before = np.repeat((taken - size[mover])[begin], np.diff(np.append(begin, mover.size)))

@@ -42,8 +42,8 @@ class RemoteEdges:
     Attributes:
         num_ranks: number of ranks P.
         edge: global ids of the edges, ascending, int64 ``[m]``.
-        row: which row of ``rows`` could carry each edge, int64 ``[m]``.
-        sum: which sum of ``sums`` could carry each edge, int64 ``[m]``.
+        row: which row of ``rows`` could carry each edge, integers ``[m]``.
+        sum: which sum of ``sums`` could carry each edge, integers ``[m]``.
         rows: the rows; their node is a source.
         sums: the partial sums; their node is a target.
         load: in-edges of the nodes of each rank, ``[P]``.

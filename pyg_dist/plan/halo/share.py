@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from pyg_dist.backend.ops.memory import trim_heap
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.plan.halo.remote_edges import EXCHANGES, Exchange, RemoteEdges
 from pyg_dist.plan.halo.transfer import Places, Transfer, transfer
@@ -140,23 +141,24 @@ def share_of(
         node_id: see :func:`halo_share`.
     """
     ascending, num_local = inside.node_id, inside.node_id.numel()
-    arrives = remote.rows.receiver[remote.row] == rank
-    target = torch.searchsorted(ascending, remote.sums.node[remote.sum[arrives]])
+    arrives = (remote.rows.receiver == rank)[remote.row]
+    is_ours = remote.sums.receiver == rank
+    place_of_sum = torch.full((len(remote.sums),), -1, dtype=torch.int32)
+    place_of_sum[is_ours] = torch.searchsorted(ascending, remote.sums.node[is_ours], out_int32=True)
+    target = place_of_sum[remote.sum[arrives]]
     on_boundary = torch.zeros(num_local, dtype=torch.bool)
-    on_boundary[target] = True
+    on_boundary[place_of_sum[is_ours]] = True
     if node_id is None:
         order = torch.cat([(~on_boundary).nonzero().view(-1), on_boundary.nonzero().view(-1)])
         node_id = ascending[order]
     else:
         order = torch.searchsorted(ascending, node_id)
-    row_of = torch.empty_like(order).scatter_(0, order, torch.arange(num_local))
+    row_of = torch.empty(num_local, dtype=torch.int32).scatter_(0, order, torch.arange(num_local, dtype=torch.int32))
     boundary = on_boundary[order].nonzero()
     num_inner = int(boundary[0]) if boundary.numel() else num_local
 
     # Edge storage: local edges before halo edges, each by target.
-    local = CSR.from_edges(
-        row_of[inside.target], row_of[inside.source], torch.arange(inside.edge_id.numel()), num_local, num_local
-    )
+    local = CSR.from_edges(row_of[inside.target], row_of[inside.source], None, num_local, num_local)
     local_edge = inside.edge_id[local.edge]
     local = replace(local, edge=torch.arange(local.num_entries))
     remote_order = torch.argsort(row_of[target], stable=True)
@@ -164,10 +166,13 @@ def share_of(
         0, remote_order, torch.arange(local.num_entries, local.num_entries + remote_order.numel())
     )
     edge_id = torch.cat([local_edge, remote.edge[arrives][remote_order]])
+    del inside, local_edge, target, remote_order, arrives
+    trim_heap()  # of what sorting has left
 
     places = Places(rank, ascending, row_of, num_inner, place)
     covers = {kind: hybrid if kind == "hybrid" else remote.cover(kind) for kind in EXCHANGES}
     post = transfer(remote, covers["post"], places)
+    trim_heap()
     sums = post if exchange == "post" else transfer(remote, covers[exchange], places)
     row_is_sent, sum_is_sent = remote.rows.sender == rank, remote.sums.sender == rank
     return HaloShare(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pyg_dist.backend.ops.row_format import SUM_KEY
 from pyg_dist.backend.sparse.csr import CSR
-from pyg_dist.plan.halo.remote_edges import RemoteEdges
+from pyg_dist.plan.halo.remote_edges import Candidates, RemoteEdges
 from pyg_dist.plan.halo.vertex_cover import Cover
 
 UNIT = -1
@@ -60,7 +60,7 @@ class Places:
     Attributes:
         rank: the rank.
         node_id: global ids of the rank's nodes, ascending, int64 ``[n]``.
-        row: local id of each of them, int64 ``[n]``.
+        row: local id of each of them, int32 ``[n]``.
         num_inner: nodes before the boundary.
         remote_edge: place in edge storage of the rank's edges with a remote source, by global id of the edge.
     """
@@ -88,9 +88,11 @@ def transfer(remote: RemoteEdges, cover: Cover, places: Places) -> Transfer:
     """
     rank, num_ranks = places.rank, remote.num_ranks
     rows, sums = remote.rows, remote.sums
+    ends = ((rows, rows.sender), (sums, sums.receiver))
     is_post = cover.left[remote.row]
-    starts_here = rows.sender[remote.row] == rank
+    starts_here = (rows.sender == rank)[remote.row]
 
+    row_here, sum_here = (_local_ids(kind, rank_of == rank, places) for kind, rank_of in ends)
     row_slot, sum_slot, send_counts = _slots(
         num_ranks, cover.left & (rows.sender == rank), rows.receiver, cover.right & (sums.sender == rank), sums.receiver
     )
@@ -98,7 +100,7 @@ def transfer(remote: RemoteEdges, cover: Cover, places: Places) -> Transfer:
     order, weight_recv_counts = _by_peer(sums.receiver[remote.sum[summed]], num_ranks)
     outgoing = CSR.from_edges(
         torch.cat([row_slot[sent], sum_slot[remote.sum[summed]]]),
-        places.local_id(torch.cat([rows.node[sent], rows.node[remote.row[summed]]])),
+        torch.cat([row_here[sent], row_here[remote.row[summed]]]),
         torch.cat([torch.full_like(sent, UNIT), _inverse(order)]),
         sum(send_counts),
         places.num_local,
@@ -114,7 +116,7 @@ def transfer(remote: RemoteEdges, cover: Cover, places: Places) -> Transfer:
     carried, summed = remote_in[is_post], remote_in[~is_post]
     arriving = (sum_slot >= 0).nonzero().view(-1)
     incoming = CSR.from_edges(
-        places.local_id(torch.cat([sums.node[remote.sum[carried]], sums.node[arriving]])) - places.num_inner,
+        torch.cat([sum_here[remote.sum[carried]], sum_here[arriving]]) - places.num_inner,
         torch.cat([row_slot[remote.row[carried]], sum_slot[arriving]]),
         torch.cat([places.remote_edge[is_post], torch.full_like(arriving, UNIT)]),
         places.num_local - places.num_inner,
@@ -139,11 +141,11 @@ def transfer(remote: RemoteEdges, cover: Cover, places: Places) -> Transfer:
 def _slots(
     num_ranks: int, row_is_here: Tensor, row_peer: Tensor, sum_is_here: Tensor, sum_peer: Tensor
 ) -> tuple[Tensor, Tensor, tuple[int, ...]]:
-    """The slot of each row and of each sum in one buffer of this rank (-1: not in it), and the slots by peer."""
+    """The slot of each row and of each sum in one buffer of this rank (-1: not in it), int32, and the slots by peer."""
     row, total = row_is_here.nonzero().view(-1), sum_is_here.nonzero().view(-1)
     order, counts = _by_peer(torch.cat([row_peer[row], sum_peer[total]]), num_ranks)
-    row_slot, sum_slot = torch.full_like(row_peer, -1), torch.full_like(sum_peer, -1)
-    slot = _inverse(order)
+    row_slot, sum_slot = (torch.full_like(peer, -1, dtype=torch.int32) for peer in (row_peer, sum_peer))
+    slot = _inverse(order).to(torch.int32)
     row_slot[row], sum_slot[total] = slot[: row.numel()], slot[row.numel() :]
     return row_slot, sum_slot, counts
 
@@ -152,7 +154,14 @@ def _keys(row_slot: Tensor, row_key: Tensor, sum_slot: Tensor, sum_key: Tensor) 
     """The keys by slot."""
     slot, key = torch.cat([row_slot, sum_slot]), torch.cat([row_key, sum_key])
     used = slot >= 0
-    return torch.empty_like(key[used]).scatter_(0, slot[used], key[used])
+    return torch.empty_like(key[used]).scatter_(0, slot[used].long(), key[used])
+
+
+def _local_ids(candidates: Candidates, is_here: Tensor, places: Places) -> Tensor:
+    """The local ids of those whose node is here (-1: elsewhere), int32."""
+    found = torch.full_like(candidates.node, -1, dtype=torch.int32)
+    found[is_here] = places.local_id(candidates.node[is_here])
+    return found
 
 
 def _by_peer(peer: Tensor, num_ranks: int) -> tuple[Tensor, tuple[int, ...]]:

@@ -61,7 +61,7 @@ def minimum_vertex_cover(
             f"Expected at most 2**31 - 1 remote edges in one cover (got {left.numel()}): use more ranks or "
             f"exchange='post'"
         )
-    row, col = left.numpy().astype(np.int32), right.numpy().astype(np.int32)
+    row, col = (end.numpy().astype(np.int32, copy=False) for end in (left, right))
     right_of = _matching(row, col, num_left, num_right)
     left_of = np.full(num_right, -1, dtype=np.int32)
     is_matched = right_of >= 0

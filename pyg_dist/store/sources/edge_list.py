@@ -51,7 +51,8 @@ def chunk_of(path: Path, lines: Lines, first_id: int) -> EdgeChunk:
     """
     ends, number = lines.values[:, :2], lines.number
     if ends.dtype != np.int64:
-        whole = ends.astype(np.int64)
+        with np.errstate(invalid="ignore"):  # what is no number is not whole either
+            whole = ends.astype(np.int64)
         wrong = (whole != ends).any(1).nonzero()[0]
         if wrong.size:
             raise DataError(

@@ -5,6 +5,7 @@ Entry ``i j value`` is the edge from node i - 1 to node j - 1, as SciPy and netw
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,7 +39,7 @@ class MatrixMarket(Source):
                     elif line.strip() and not line.lstrip().startswith(b"%"):
                         size = line
                         break
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, zlib.error) as error:
             raise DataError(f"Expected a Matrix Market file in {path} (got: {error}): fetch it again") from error
         words = banner.decode(errors="replace").lower().split()
         if len(words) != 5 or words[:2] != ["%%matrixmarket", "matrix"]:
@@ -53,6 +54,8 @@ class MatrixMarket(Source):
             )
         try:
             rows, columns, self.num_entries = (int(word) for word in size.split())
+            if min(rows, columns, self.num_entries) < 0:
+                raise ValueError("a negative number")
         except ValueError as error:
             raise DataError(
                 f"Expected 'rows columns entries' in {path}, line {self.head} (got {size[:60]!r}): mend the line"

@@ -39,8 +39,11 @@ class Npz(Source):
                 f"Expected integers [2, E] as 'edge_index' in {path} (got {self.edges.dtype} {list(self.edges.shape)}"
                 f"): transpose or cast them"
             )
-        self.num_nodes, self.num_edges = int(self.members["num_nodes"].array()), self.edges.shape[1]
-        self.stands_once = "undirected" in self.members and bool(self.members["undirected"].array())
+        count = self.members["num_nodes"]
+        if count.dtype.kind not in "iu" or int(np.prod(count.shape)) != 1 or int(count.array().item()) < 0:
+            raise DataError(f"Expected one number of nodes as 'num_nodes' in {path} (got others): save an integer")
+        self.num_nodes, self.num_edges = int(count.array().item()), self.edges.shape[1]
+        self.stands_once = "undirected" in self.members and bool(self.members["undirected"].array().all())
 
     def info(self) -> SourceInfo:
         """Sizes and attributes; content stays in the file."""
@@ -88,9 +91,17 @@ class Npz(Source):
             low += len(source)
 
     def _sparse(self) -> NodeAttribute:
+        missing = {"x_indices", "x_shape"} - self.members.keys()
+        if missing or self.members["x_shape"].shape != (2,):
+            raise DataError(
+                f"Expected x_indptr, x_indices and x_shape [2] in {self.path} (got no such "
+                f"{min(missing, default='x_shape')}): save CSR features whole"
+            )
         start, (height, width) = self.members["x_indptr"].array(), self.members["x_shape"].array().tolist()
         count: Array = np.diff(start.astype(np.int64))
-        if height != self.num_nodes or start.shape != (height + 1,) or (count < 0).any():
+        lengths = {self.members[name].shape for name in ("x_indices", "x_data") if name in self.members}
+        is_whole = start.shape == (height + 1,) and start[0] == 0 and lengths == {(int(start[-1]),)}
+        if height != self.num_nodes or not is_whole or (count < 0).any():
             raise DataError(
                 f"Expected CSR features of {self.num_nodes} rows in {self.path} (got {height}): check x_indptr"
             )
@@ -104,9 +115,10 @@ class Npz(Source):
                 first, last = int(start[low]), int(start[high])
                 row = np.repeat(np.arange(high - low), count[low:high])
                 dense = np.zeros((high - low, width), np.float32)
-                if column[first:last].size and int(column[first:last].max()) >= width:
+                here = column[first:last]
+                if here.size and not 0 <= int(here.min()) <= int(here.max()) < width:
                     raise DataError(
-                        f"Expected columns below {width} in 'x_indices' of {self.path} (got others): check it"
+                        f"Expected columns in [0, {width}) in 'x_indices' of {self.path} (got others): check it"
                     )
                 np.add.at(dense, (row, column[first:last]), 1 if values is None else values[first:last])
                 yield dense
