@@ -24,6 +24,7 @@ from pyg_dist.layout.accumulate import add_into_
 from pyg_dist.layout.edges import Edges
 from pyg_dist.layout.gcn_norm import gcn_product, gcn_scales
 from pyg_dist.layout.graph import Norm
+from pyg_dist.layout.halo.links import HaloLinks
 from pyg_dist.layout.halo.operator import ConstantOperator, HaloOperator, LearningOperator
 from pyg_dist.layout.halo.sharding import HaloNodes
 from pyg_dist.layout.operator_cache import OperatorCache
@@ -72,9 +73,9 @@ class HaloGraph:
         self.edge_sharding = (
             RowSharding(self.group, "edge", share.num_edges, edge_id) if edge_rows is None else edge_rows
         )
-        self.local = share.local.to(self.device)
+        self.local = local = share.local.to(self.device)
         node = torch.arange(nodes.num_local, device=self.device)
-        entries = lambda: (self.local.row(), self.local.col, self.local.edge)  # noqa: E731
+        entries = lambda: (local.row(), local.col, local.edge)  # noqa: E731  # not of self: a graph goes with its last user
         shape = nodes.num_local, nodes.num_local
         self._loops = SelfLoops(entries, shape, node, node, loop_rule, self.edge_sharding.num_local)
         self.row_transfer = self._halo(share.post)
@@ -181,6 +182,11 @@ class HaloGraph:
     def has_self_loops(self) -> bool:
         """Whether some edge is a self loop (collective)."""
         return not self.group.all_true(not bool((self.local.row() == self.local.col).any()))
+
+    @cached_property
+    def links(self) -> HaloLinks:
+        """What subgraphs are cut from (collective at the first use)."""
+        return HaloLinks(self.share, self.group)
 
     @property
     def num_local(self) -> int:

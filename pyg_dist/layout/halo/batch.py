@@ -1,0 +1,262 @@
+"""The subgraph that a sample of nodes induces, over nodes of its own: made by each rank without a message.
+
+The graph's rows stay where they are. With the probabilities of a sample's pairs, the operators are those of the whole
+graph at the sample, ``w_ij / p_ij`` off the diagonal and ``w_ii`` on it (ScaleGNN, III-D, eq. 23-24): GCN keeps the
+norm of the whole graph, a mean its degree, and the mean over all samples that hold a node is the full aggregation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from pyg_dist.backend.halo.operator import LinearOperator
+from pyg_dist.backend.halo.transfer import HaloTransfer
+from pyg_dist.backend.sparse.csr import CSR
+from pyg_dist.backend.sparse.matrix import Matrix
+from pyg_dist.errors import UnsupportedError
+from pyg_dist.layout.graph import Norm
+from pyg_dist.layout.halo.graph import HaloGraph
+from pyg_dist.layout.halo.operator import ConstantOperator, LearningOperator
+from pyg_dist.layout.halo.sharding import HaloNodes
+from pyg_dist.plan.halo.restriction import Restriction, restricted, restricted_rows
+from pyg_dist.plan.sample import PairProbability, Sample
+from pyg_dist.tensor.picked_rows import PickedEdges, PickedNodes
+from pyg_dist.tensor.row_tensor import RowTensor, version_of
+from pyg_dist.tensor.sharding import RowSharding, lasting
+
+
+class BatchNodes(HaloNodes):
+    """Sampled nodes. They are numbered by their places in the sample, and keyed as in the graph.
+
+    Args:
+        parent: the graph's nodes.
+        row: the local ones among them, int64 ``[b]``.
+        position: their places in the sample, int64 ``[b]``.
+        size: of the sample.
+    """
+
+    def __init__(self, parent: HaloNodes, row: Tensor, position: Tensor, size: int) -> None:
+        super().__init__(parent.group, parent.key[row], size, parent.exchange, parent.bits)
+        self.parent, self.row = parent, row
+        self._place = position
+        self.traffic, self.buffers = parent.traffic, parent.buffers
+
+    @property
+    def position(self) -> Tensor:
+        """The place of each local node in the sample."""
+        return self._place
+
+    @property
+    def global_id(self) -> Tensor:
+        """See :attr:`position`: it is what the batch's ``edge_index`` has."""
+        return self._place
+
+    @property
+    def num_keys(self) -> int:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
+        return self.parent.num_keys
+
+    def to(self, device: torch.device | str) -> HaloNodes:
+        """The same nodes on another device."""
+        return BatchNodes(self.parent.to(device), self.row.to(device), self._place.to(device), self.size)
+
+
+class BatchEdges(RowSharding):
+    """The edges between sampled nodes. Their number is counted when somebody asks (collective), and not before."""
+
+    def __init__(self, parent: RowSharding, place: Tensor) -> None:
+        super().__init__(parent.group, "edge", 0, parent.key[place])
+        self.parent, self.place = parent, place
+        del self.size
+
+    @cached_property
+    def size(self) -> int:  # type: ignore[override]
+        """Number of edges over all ranks (collective at the first use)."""
+        return sum(self.counts)
+
+    def __repr__(self) -> str:
+        return f"{self.num_local} sampled edges of this rank"
+
+    @property
+    def num_keys(self) -> int:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
+        return self.parent.num_keys
+
+    @property
+    def position(self) -> Tensor:
+        """Where each edge stands among those of all ranks, which keep the graph's order (collective)."""
+        return self._position
+
+    @cached_property
+    @lasting
+    def _position(self) -> Tensor:
+        mine = self.parent.position[self.place]
+        return torch.searchsorted(self.group.gather_rows(mine, self.counts).sort().values, mine)
+
+
+class HaloBatch(HaloGraph):
+    """See the module. Not collective, given the links of the graph; :meth:`operator` may be.
+
+    Args:
+        parent: the graph.
+        sample: of its nodes.
+    """
+
+    def __init__(self, parent: HaloGraph, sample: Sample) -> None:
+        self.parent = parent
+        self.restriction: Restriction = restricted(parent.share, parent.links.links, sample.node_id)
+        share = self.restriction.share
+        nodes = BatchNodes(parent.node_sharding, self.restriction.row, share.node_id, sample.node_id.numel())
+        rows = BatchEdges(parent.edge_sharding, self.restriction.edge)
+        super().__init__(share, nodes, parent.loop_rule, parent.is_dense, rows)
+        self._sample = sample
+        self._from_parent = WeakIdKeyDictionary()  # by tensor: (its version, what it was picked from)
+
+    def pick_nodes(self) -> PickedNodes:
+        """``n_id``: the nodes' global ids; ``t[n_id]`` is a node tensor of the graph at the sample."""
+        nodes = self.node_sharding
+        ids = self.parent.node_sharding.global_id[self.restriction.row]
+        return PickedNodes.of(ids, nodes, self.parent.node_sharding, self.restriction.row)
+
+    def pick_edges(self) -> PickedEdges:
+        """``e_id``: the edges' places in the input; ``t[e_id]`` is an edge tensor of the graph at the sample."""
+        edges = self.edge_sharding
+        ids = self.parent.edge_sharding.key[self.restriction.edge]
+        return PickedEdges.of(ids, edges, self.parent.edge_sharding, self.restriction.edge)
+
+    def picked(self, parent_values: RowTensor, index: PickedNodes | PickedEdges) -> RowTensor:
+        """``parent_values[index]``; weights are known as what they were picked from while they do not change."""
+        values = index.fetch(parent_values)
+        self._from_parent[values] = (version_of(values), parent_values)
+        return values
+
+    # ---- The graph's operators at the sample -------------------------------------------------------------------------
+
+    def operator(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> Any:
+        """See :meth:`~pyg_dist.layout.graph.DistributedGraph.operator`.
+
+        Raises:
+            UnsupportedError: GCN's norm with weights that learn, or that are no attribute of the graph: it needs the
+                degrees of the whole graph.
+        """
+        if self._sample.pairs is None:
+            return super().operator(norm, weight, dtype)
+        if weight is not None and weight.requires_grad and torch.is_grad_enabled():
+            return self._learning_at_sample(norm, weight.to_local(), dtype)
+        return self._operators.get((norm, dtype), weight, lambda: self._at_sample(norm, weight, dtype))
+
+    def _at_sample(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> ConstantOperator:
+        """The graph's operator, restricted and rescaled (collective)."""
+        of_graph = self._weight_of_graph(weight)
+        if weight is not None and of_graph is None:
+            if norm.kind == "gcn":
+                raise UnsupportedError(
+                    "Expected edge weights of a batch to be an attribute of its graph, whose degrees GCN's norm needs "
+                    "(got other ones): put them into data before the loader is made"
+                )
+            return self._own_weights(norm, weight, dtype)
+        operator = self.parent.operator(norm, of_graph, dtype)
+        whole: LinearOperator = operator.matrix
+        values = None if of_graph is None else whole.halo.incoming.storage
+        borrowed = None if values is None else self.parent.links.borrowed(operator, values)
+        local = None
+        if norm.kind == "gcn" and norm.add_self_loops:
+            local = self._with_loops(whole.local, dtype)
+        at_edges = None if values is None else values[self.restriction.edge]
+        lent = None if borrowed is None else borrowed[self.restriction.borrowed]
+        return self._rescaled(local, at_edges, lent, whole.row_scale, whole.col_scale, whole.divides, dtype)
+
+    def _own_weights(self, norm: Norm, weight: RowTensor, dtype: torch.dtype) -> ConstantOperator:
+        """Sum or mean with weights of the batch alone (collective)."""
+        whole = self.parent.operator(norm, None, dtype).matrix
+        values = weight.to_local().detach().to(dtype)
+        _, halo = self._weighted(self.local, values)
+        lent = None if halo.outgoing.storage is None else halo.outgoing.storage[:-1]
+        return self._rescaled(None, values, lent, whole.row_scale, whole.col_scale, whole.divides, dtype)
+
+    def _rescaled(
+        self,
+        local: Matrix | None,
+        values: Tensor | None,
+        borrowed: Tensor | None,
+        row_scale: Tensor | None,
+        col_scale: Tensor | None,
+        divides: bool,
+        dtype: torch.dtype,
+    ) -> ConstantOperator:
+        """The batch's operator.
+
+        Args:
+            local: of the local edges; ``None``: by ``values``.
+            values: of the edges, ``[e]``; ``None``: ones.
+            borrowed: of those that are summed here for other ranks; ``None``: ones.
+            row_scale: of the graph's rows.
+            col_scale: of the graph's rows.
+            divides: whether these are inverses.
+            dtype: of the values.
+        """
+        one = torch.ones(1, dtype=dtype)
+        storage = torch.cat([self._factors(dtype) if values is None else values * self._factors(dtype), one])
+        factor = self._pairs.of(*self.restriction.borrowed_ends).reciprocal().to(dtype)
+        lent = torch.cat([factor if borrowed is None else borrowed * factor, one])
+        sums = self._sum_transfer
+        halo = HaloTransfer(Matrix(sums.outgoing.pattern, lent), sums.exchange, Matrix(sums.incoming.pattern, storage))
+        scales = [None if scale is None else scale[self.restriction.row] for scale in (row_scale, col_scale)]
+        return ConstantOperator(
+            LinearOperator(Matrix(self.local, storage) if local is None else local, halo, *scales, divides=divides)
+        )
+
+    def _with_loops(self, whole: Matrix, dtype: torch.dtype) -> Matrix:
+        """The local matrix of the graph, loops of the norm included, at the sample."""
+        row = self.restriction.row
+        new_row = torch.full((whole.num_rows,), -1, dtype=torch.int32)
+        new_row[row] = torch.arange(row.numel(), dtype=torch.int32)
+        pattern = restricted_rows(whole.pattern, row, new_row)
+        ids = self.parent.node_sharding.global_id[row]
+        factor = self._pairs.of(ids[pattern.col.long()], ids[pattern.row()]).reciprocal().to(dtype)
+        values = factor if whole.storage is None else whole.storage[pattern.edge] * factor
+        return Matrix(_numbered(pattern), values)
+
+    def _learning_at_sample(self, norm: Norm, weight: Tensor, dtype: torch.dtype) -> LearningOperator:
+        """Sum or mean with weights that learn, rescaled."""
+        if norm.kind == "gcn":
+            raise UnsupportedError(
+                "Expected constant edge weights in GCN's norm on a batch (got weights that learn): the degrees would "
+                "need all of them; train on the whole graph, or normalize=False"
+            )
+        factor = self._factors(weight.dtype)
+        if norm.kind == "mean":
+            degree = self.parent.in_degree(weight.dtype)[self.restriction.row].clamp_(min=1)
+            factor = factor / degree[self.ends()[1]]
+        return self._learning(Norm.SUM, weight * factor)
+
+    @property
+    def _pairs(self) -> PairProbability:
+        assert self._sample.pairs is not None
+        return self._sample.pairs
+
+    @lasting
+    def _factors(self, dtype: torch.dtype) -> Tensor:
+        """One over the probability of each edge's source, by edge storage, ``[e]``."""
+        source, target = self.ends()
+        ids = self._sample.node_id
+        factor = self._pairs.of(ids[self.neighbour_id[source]], ids[self.node_sharding.position[target]])
+        return factor.reciprocal_().to(dtype)
+
+    def _weight_of_graph(self, weight: RowTensor | None) -> RowTensor | None:
+        """What the weights were picked from; ``None``: unknown, or no weights."""
+        if weight is None:
+            return None
+        known = self._from_parent.get(weight)  # type: ignore[no-untyped-call]
+        return known[1] if known is not None and known[0] == version_of(weight) else None
+
+
+def _numbered(pattern: CSR) -> CSR:
+    """The same pattern, whose values lie in the order of its entries."""
+    return replace(pattern, edge=torch.arange(pattern.num_entries))

@@ -1,0 +1,95 @@
+"""The samples of nodes, S_t: functions of the seed, the step and the sizes, which every rank knows without talking."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_dist.loader.permutation import mixed_key, permuted
+from pyg_dist.plan.sample import PairProbability, Sample
+
+
+@dataclass(frozen=True, eq=False)
+class UniformSampling:
+    """Uniform samples without replacement (ScaleGNN, III-D), each from the first places of a keyed permutation.
+
+    Not collective, and equal on every machine. O(B) time and memory, whatever N is.
+
+    Attributes:
+        num_nodes: N.
+        batch_size: B.
+        num_steps: of an epoch.
+        seed: any integer modulo 2^64.
+        num_groups: data groups, which draw independently.
+        cover: an epoch is one permutation, cut into batches whose sizes differ by one at most.
+        input_nodes: ascending ids of the nodes of which every batch has the same number; ``None``: no such nodes.
+        other_nodes: ascending ids of the others, where there are input nodes.
+    """
+
+    num_nodes: int
+    batch_size: int
+    num_steps: int
+    seed: int
+    num_groups: int = 1
+    cover: bool = False
+    input_nodes: Tensor | None = None
+    other_nodes: Tensor | None = None
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Input nodes and others of each batch."""
+        if self.input_nodes is None:
+            return 0, self.batch_size
+        num_input = max(1, round(self.batch_size * self.input_nodes.numel() / self.num_nodes))
+        return num_input, self.batch_size - num_input
+
+    def sample(self, step: int, group: int, rescale: bool) -> Sample:
+        """The sample of a step, counted over all epochs, and the probabilities of its pairs."""
+        node_id = self.node_id(step, group)
+        return Sample(node_id, self._pairs(node_id.numel()) if rescale else None)
+
+    def node_id(self, step: int, group: int = 0) -> Tensor:
+        """S_t, ascending, int64 ``[B]``."""
+        if self.cover:
+            return self._piece(step, group)
+        words = (self.seed, step, group, self.num_nodes, self.batch_size)
+        if self.input_nodes is None or self.other_nodes is None:
+            return _drawn(self.num_nodes, self.batch_size, mixed_key(*words, 0))
+        lists = (self.input_nodes, self.other_nodes)
+        picked = [
+            nodes[_drawn(nodes.numel(), size, mixed_key(*words, kind))]
+            for kind, (nodes, size) in enumerate(zip(lists, self.sizes, strict=True), start=1)
+        ]
+        return torch.cat(picked).sort().values
+
+    def _piece(self, step: int, group: int) -> Tensor:
+        epoch, first = divmod(step, self.num_steps)
+        number, count = first * self.num_groups + group, self.num_steps * self.num_groups
+        low, high = (self.num_nodes * (number + k) // count for k in (0, 1))
+        key = mixed_key(self.seed, epoch, self.num_nodes, count, 3)
+        return torch.from_numpy(permuted(np.arange(low, high), self.num_nodes, key)).sort().values
+
+    def _pairs(self, batch_size: int) -> PairProbability:
+        if self.input_nodes is None or self.other_nodes is None:
+            return PairProbability.uniform(batch_size, self.num_nodes)
+        is_other = torch.ones(self.num_nodes, dtype=torch.bool)
+        is_other[self.input_nodes] = False
+        return PairProbability.of_kinds(self.sizes, (self.input_nodes.numel(), self.other_nodes.numel()), is_other)
+
+    def probability_of_none(self, num_marked: int) -> float:
+        """How probable it is that a batch has none of ``num_marked`` nodes: hypergeometric."""
+        others, size = self.num_nodes - num_marked, self.batch_size
+        if size > others:
+            return 0.0
+        log = math.lgamma(others + 1) - math.lgamma(others - size + 1)
+        log -= math.lgamma(self.num_nodes + 1) - math.lgamma(self.num_nodes - size + 1)
+        return math.exp(log)
+
+
+def _drawn(size: int, count: int, key: int) -> Tensor:
+    """``count`` numbers of ``[0, size)``, ascending."""
+    return torch.from_numpy(permuted(np.arange(count), size, key)).sort().values
