@@ -14,7 +14,7 @@ from pyg_dist.backend.comm.transport import Traffic
 from pyg_dist.backend.ops.memory import release_free_memory
 from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import digest, raise_together, require_equal
-from pyg_dist.data import batch
+from pyg_dist.data.batch import add_learning, chosen_nodes, induced, ready
 from pyg_dist.data.graph_input import GraphInput, read_graph
 from pyg_dist.data.layout_choice import lay_out
 from pyg_dist.data.options import Options
@@ -155,9 +155,9 @@ class DistributedData(Data):  # type: ignore[misc]
             DataError: They are no nodes of this graph.
             UnsupportedError: ``layout="grid"``.
         """
-        batch.ready(self)
-        found = batch.induced(self, Sample(batch.chosen_nodes(self, subset)))
-        batch.add_learning(self, found)
+        ready(self)
+        found = induced(self, Sample(chosen_nodes(self, subset)))
+        add_learning(self, found)
         return found
 
     @classmethod

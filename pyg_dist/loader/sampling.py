@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -76,9 +77,15 @@ class UniformSampling:
     def _pairs(self, batch_size: int) -> PairProbability:
         if self.input_nodes is None or self.other_nodes is None:
             return PairProbability.uniform(batch_size, self.num_nodes)
-        is_other = torch.ones(self.num_nodes, dtype=torch.bool)
-        is_other[self.input_nodes] = False
-        return PairProbability.of_kinds(self.sizes, (self.input_nodes.numel(), self.other_nodes.numel()), is_other)
+        sizes = self.input_nodes.numel(), self.other_nodes.numel()
+        return PairProbability.of_kinds(self.sizes, sizes, self._is_other)
+
+    @cached_property
+    def _is_other(self) -> Tensor:
+        """Bool ``[N]``, where there are input nodes."""
+        is_other = torch.zeros(self.num_nodes, dtype=torch.bool)
+        is_other[self.other_nodes] = True
+        return is_other
 
     def probability_of_none(self, num_marked: int) -> float:
         """How probable it is that a batch has none of ``num_marked`` nodes: hypergeometric."""

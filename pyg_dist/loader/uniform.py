@@ -118,18 +118,17 @@ class UniformVertexLoader:
     def __iter__(self) -> Iterator[DistributedData]:
         last = (self._step // len(self) + 1) * len(self)
         while self._step < last:
-            step = self._step
-            made = self._next if self._next is not None and self._next.step == step else None
-            self._next = None
-            batch = self._make(step) if made is None else made.result()
-            self._step = step + 1
-            if self.prefetch:
-                self._next = _Prefetched(self, step + 1)
-            add_learning(self.data, batch)
-            yield batch
-            del batch  # the caller's is the last reference
-            if self._step >= (step // len(self) + 1) * len(self) or self._step <= step:
-                break
+            yield self._take()  # not held here: the caller's is the last reference
+
+    def _take(self) -> DistributedData:
+        """The batch of the next step; the one after it is begun."""
+        step, made, self._next = self._step, self._next, None
+        batch = self._make(step) if made is None or made.step != step else made.result()
+        self._step = step + 1
+        if self.prefetch:
+            self._next = _Prefetched(self, step + 1)
+        add_learning(self.data, batch)
+        return batch
 
     def _make(self, step: int) -> DistributedData:
         return induced(self.data, self.sampling.sample(step, 0, self.rescale))
