@@ -32,7 +32,7 @@ demo: .venv/.ready
 	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 2 examples/digits.py
 
 test: .venv/.ready
-	@$(BIN)/pytest -n $(TESTS) --dist loadfile $(ARGS)
+	@$(BIN)/pytest -n $(TESTS) --dist worksteal $(ARGS)
 
 check: .venv/.ready
 	$(BIN)/ruff check

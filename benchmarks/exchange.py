@@ -59,14 +59,14 @@ class Variant:
 def switched(variant: Variant, model_name: str) -> Iterator[None]:
     """Switch the savings that the variant lacks off; they have no option, since they are exact."""
     module = {"sage": sage, "gcn": gcn}[model_name]
-    original = module.projects_first
+    original = module.project_first
     if not variant.has_cheaper_order:
-        module.projects_first = lambda *_: STOCK_ORDER[model_name]
+        module.project_first = lambda *_: STOCK_ORDER[model_name]
     os.environ[REMEMBER_MIB.name] = "inf" if variant.remembers else "0"
     try:
         yield
     finally:
-        module.projects_first = original
+        module.project_first = original
         del os.environ[REMEMBER_MIB.name]
 
 
@@ -134,12 +134,12 @@ def main() -> None:
         for variant in variants:
             assert variant.epoch is not None
             with switched(variant, args.model):
-                axis.reduce_(torch.zeros(1))  # start together
+                axis.all_reduce_(torch.zeros(1))  # start together
                 sent, start = variant.data.traffic.num_bytes, time.perf_counter()
                 torch.manual_seed(turn)  # for dropout
                 losses.append(variant.epoch())
                 taken = [time.perf_counter() - start, variant.data.traffic.num_bytes - sent]
-            slowest, variant.num_bytes = axis.reduce_(torch.tensor(taken, dtype=torch.float64), "max").tolist()
+            slowest, variant.num_bytes = axis.all_reduce_(torch.tensor(taken, dtype=torch.float64), "max").tolist()
             if turn >= 2:  # the second epoch remembers what the first one computed
                 variant.seconds.append(slowest)
         if turn == 0 and max(losses) - min(losses) > 1e-4:

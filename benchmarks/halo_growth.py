@@ -15,7 +15,7 @@ import numpy as np
 
 from pyg_dist.partition import partition
 from pyg_dist.plan import Plan
-from pyg_dist.report.graph_file import read_npz
+from pyg_dist.report.planned_graph import read_planned_graph
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     args = parser.parse_args()
     print(f"{'graph':<20}{'ranks':>6}{'post / node':>13}{'hybrid / post':>15}{'pairs':>8}{'max/mean work':>15}")
     for path in args.graphs:
-        graph = read_npz(path)
+        graph = read_planned_graph(path)
         points = []
         for ranks in (r for r in args.ranks if graph.num_nodes >= 60 * r):
             parts = partition(graph.edge_index, graph.num_nodes, ranks, "metis")

@@ -43,14 +43,14 @@ def measure(num_edges: int, num_ranks: int, path: Path | None = None) -> dict[st
     """Plan once; the peak is of the whole process, the graph included."""
     from pyg_dist.partition import partition
     from pyg_dist.plan import Plan
-    from pyg_dist.report.graph_file import read_npz
+    from pyg_dist.report.planned_graph import read_planned_graph
 
     if path is None:
         num_nodes = 2 ** max(4, (num_edges // 16).bit_length())
         edge_index = r_mat(num_nodes.bit_length() - 1, num_edges)
         parts = partition(edge_index, num_nodes, num_ranks, "random")
     else:
-        edge_index, num_nodes, *_ = read_npz(path)
+        edge_index, num_nodes, *_ = read_planned_graph(path)
     graph_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     start, start_cpu = time.perf_counter(), time.process_time()
     if path is not None:

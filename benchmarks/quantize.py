@@ -32,6 +32,7 @@ from pyg_dist.backend import ops
 from pyg_dist.backend.ops import library
 from pyg_dist.backend.ops.row_format import packed_row_bytes
 from pyg_dist.conv import DistributedSAGEConv
+from pyg_dist.layout.graph import Norm
 
 RESULTS = Path(__file__).resolve().parent / "results" / "quantize.json"
 NUM_ROWS, WIDTHS, BITS = 100_000, (64, 128, 256, 602), (2, 4, 8)
@@ -110,7 +111,7 @@ def make_exchange(bits: int, width: int) -> Callable[[], object]:
     """One aggregation of what needs a gradient, forward and backward, without local edges worth mentioning."""
     data = DistributedData(power_law.load("small"), partition="random", bits=bits)
     layer = torch.nn.Identity().train()
-    operator = data.graph.neighbourhood("mean", None, torch.float32)
+    operator = data.graph.operator(Norm.MEAN, None, torch.float32).matrix
     x = torch.randn(data.graph.num_local, width)
 
     def exchange() -> None:

@@ -50,7 +50,7 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
       "row_epilogue_grad(Tensor grad, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, Tensor? key, "
       "int norm, bool relu, float p, int seed, int column_offset) -> (Tensor, Tensor)");
 
-  // max(x, 0), and where x passes ([elements] bytes, or none); the gradient there, zero elsewhere
+  // zero where x < 0, else x; and where x passes ([elements] bytes, or none); the gradient there, zero elsewhere
   m.def("relu(Tensor x, bool keeps_mask) -> (Tensor, Tensor)");
   m.def("relu_grad(Tensor grad, Tensor passed) -> Tensor");
 

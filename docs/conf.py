@@ -1,4 +1,4 @@
-"""The site: `make docs` builds it from these pages and the docstrings. Warnings are errors; no network is used."""
+"""The site: ``make docs`` builds it from these pages and the docstrings, with warnings as errors and no network."""
 
 from __future__ import annotations
 

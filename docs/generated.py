@@ -32,12 +32,12 @@ from pyg_dist.tensor.registry import NAMESPACES, TABLE
 REPOSITORY = Path(__file__).resolve().parent.parent
 # Settings in words; test_generated.py fails where one is missing.
 PURPOSES = {
-    "PYG_DIST_ISA": "instruction set of the kernels: `baseline`, `avx2`, `avx512`; Arm: `baseline`, `sve256`, `sve512`",
-    "PYG_DIST_PROJECT_FIRST": "`1`: linear maps before sums where both cost the same; less memory, other rounding",
+    "PYG_DIST_ISA": "kernels for `baseline`, `avx2`, `avx512`; on AArch64 `baseline`, `sve256`, `sve512`",
+    "PYG_DIST_PROJECT_FIRST": "`1`: linear maps before sums where both orders cost the same: other rounding",
     "PYG_DIST_REMEMBER_MIB": "largest cached aggregation, MiB per rank; `0`: cache none",
     "PYG_DIST_GRID_SUMS": "form of the grid's sums: `all_reduce` or `reduce_scatter`; unset: the planner's choice",
     "PYG_DIST_GRID_BLOCKS": "row blocks of the grid's aggregation, whose sums overlap with the next block",
-    "PYG_DIST_MACHINE": "constants of `python -m pyg_dist bench`; unset: `machine.json` in the user's cache folder",
+    "PYG_DIST_MACHINE": "constants from `python -m pyg_dist bench`; unset: `machine.json` in the user's cache",
 }
 
 

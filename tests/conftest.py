@@ -28,6 +28,11 @@ def workers() -> Iterator[Callable[[int], Workers]]:
         yield pool_of
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _propagates() -> None:
+    leftovers.write_propagates()
+
+
 @pytest.fixture(autouse=True)
 def _nothing_left_behind() -> Iterator[None]:
     """A test in this process, too, draws fresh numbers, and fails if it leaves a setting or a patch behind."""

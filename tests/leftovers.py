@@ -12,13 +12,12 @@ import random
 import sys
 import types
 import warnings
-import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
+from torch_geometric.nn import GraphConv, SAGEConv
 
 # What comes once and stays, the same for all: a session, which may go on with its groups, the hook of the first
 # DistributedData, and the methods that PyG writes into a conv's class when the first object is made.
@@ -26,6 +25,7 @@ _STAYS = {
     *(f"pyg_dist.backend.session.session.{name}" for name in ("_options", "_owns_group", "_store", "_watch")),
     *("pyg_dist.backend.session.world._current", "pyg_dist.errors._suffix", "pyg_dist.errors._where"),
     *("environment variable GLOO_SOCKET_IFNAME", "pyg_dist.layout.module_hooks._hooks"),
+    *(f"torch.nn.modules.module.Module.{name}" for name in ("__init__", "__setstate__")),  # of torch.compile
     *(f"pyg_dist.backend.comm.group.{name}" for name in ("_axes", "_open", "_world")),
 }
 _WRITTEN = {
@@ -36,9 +36,7 @@ _WRITTEN = {
 _MODULES = ("builtins", "os", "time", "torch", "torch.distributed", "torch.nn.functional", "torch_geometric.utils")
 _CLASSES = (torch.Tensor, torch.nn.Module)
 _TESTS = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_CONTAINERS = (
-    dict, list, set, weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, WeakIdKeyDictionary,
-)  # fmt: skip
+_CONTAINERS = (dict, list, set)  # a weak one holds nothing: what is in it, a script holds
 
 
 class State(NamedTuple):
@@ -47,6 +45,19 @@ class State(NamedTuple):
     settings: dict[str, Any]
     attributes: dict[str, dict[str, Any]]
     sizes: dict[str, int]
+    num_modules: int
+
+
+def write_propagates() -> None:
+    """Make each fused conv's first object one that fuses.
+
+    PyG writes ``propagate`` into a conv's class for the first object. One that cannot fuse (``aggr="lstm"``) leaves out
+    what all later ones need for a sparse adj_t, so a test would depend on what ran before it in its process.
+    """
+    from pyg_dist.conv import DistributedSAGEConv  # not before a rank has its environment
+
+    for conv in (GraphConv, SAGEConv, DistributedSAGEConv):
+        conv(1, 1)
 
 
 def fresh_generators() -> None:
@@ -60,12 +71,14 @@ def state(has_caches: bool = True) -> State:
     """What there is now. ``has_caches``: collect garbage first, and look into caches, which then hold what is alive."""
     if has_caches:
         gc.collect()
-    return State(_settings(), dict(_attributes()), dict(_sizes()) if has_caches else {})
+    return State(_settings(), dict(_attributes()), dict(_sizes()) if has_caches else {}, len(sys.modules))
 
 
 def difference(before: State, after: State) -> list[str]:
     """A line for everything that ``after`` has and ``before`` has not."""
     names = [*before.settings, *(name for name in after.settings if name not in before.settings)]
+    if before.num_modules != after.num_modules:  # other packages set such things when they are imported
+        names = [name for name in names if not _is_of_imports(name)]
     pairs = [(name, before.settings.get(name), after.settings.get(name)) for name in names]
     lines = [f"{name} is {now!r}, was {was!r}" for name, was, now in pairs if now != was and name not in _STAYS]
     for owner, was in before.attributes.items():
@@ -80,6 +93,11 @@ def difference(before: State, after: State) -> list[str]:
         if size > before.sizes.get(name, size):
             lines.append(f"{name} has {size} entries, had {before.sizes[name]}")
     return lines
+
+
+def _is_of_imports(name: str) -> bool:
+    is_variable, is_ours = (name.startswith(f"environment variable {prefix}") for prefix in ("", "PYG_DIST_"))
+    return name == "warnings' filters" or (is_variable and not is_ours)
 
 
 def _settings() -> dict[str, Any]:
@@ -106,7 +124,7 @@ def _options() -> Any:
     """Those of a session with other options than ``init()`` gives; a group of the script's own, too."""
     session = sys.modules.get("pyg_dist.backend.session.session")
     if session is None:
-        return None
+        return True, False
     is_default = session._options == (session.DEFAULT_BACKEND, session.DEFAULT_TIMEOUT)
     is_foreign = session.world.is_group_open() and not session._owns_group
     return (not session.is_initialized() or is_default, is_foreign)
@@ -128,8 +146,8 @@ def _is_ours(name: str, module: types.ModuleType) -> bool:
 
 
 def _is_told(name: str, value: Any, was_there: bool) -> bool:
-    """Whether an attribute's value is a patch; what a session sets, late imports and Python's own notes are none."""
-    is_note = isinstance(value, types.ModuleType) or name.endswith("__")
+    """Whether an attribute's value is a patch; what a session sets, late imports and notes of torch are none."""
+    is_note = isinstance(value, types.ModuleType) or name.endswith("__") or ".__" in name
     return name not in _STAYS and (was_there or not is_note)
 
 

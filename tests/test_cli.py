@@ -54,7 +54,7 @@ def test_plan_as_a_table(graph_file: Path, capsys: pytest.CaptureFixture[str]) -
         (["nothing.npz", "--ranks", "2"], "nothing.npz"),
         (["{graph}", "--ranks", "0"], "at least one part"),
         (["{graph}", "--ranks", "2", "--partition", "metiss"], "metiss"),
-        ([__file__, "--ranks", "2"], "num_nodes and edge_index"),
+        ([__file__, "--ranks", "2"], "Expected .npz"),
         (["{graph}", "--ranks", "41"], "at most a rank for each of 40 nodes (got 41 ranks)"),
         (["nothing.npz", "--ranks", "2", "--plot", "g.xyz"], "ends in .png, .svg, .pdf (got 'g.xyz')"),
         (["nothing.npz", "--ranks", "2", "--plot", "nowhere/g.svg"], "in a folder that exists (got nowhere)"),
@@ -65,9 +65,9 @@ def test_plan_as_a_table(graph_file: Path, capsys: pytest.CaptureFixture[str]) -
         (["nothing.npz", "--ranks", "2", "--layout", "grid", "--partition", "p.npy"], "no parts with --layout grid"),
         (["nothing.npz", "--ranks", "2", "--save", "nowhere/plan"], "--save in a folder that exists (got nowhere)"),
         (["nothing.npz", "--ranks", "2", "--seed", str(2**70)], "an integer of 64 bits"),
-        (["{empty}", "--ranks", "2"], "num_nodes and edge_index"),
-        (["{outside}", "--ranks", "2", "--partition", "{parts}"], "node ids from 0 (got -1)"),
-        (["{outside}", "--ranks", "2", "--layout", "grid"], "node ids from 0 (got -1)"),
+        (["{empty}", "--ranks", "2"], "Expected an .npz file"),
+        (["{outside}", "--ranks", "2", "--partition", "{parts}"], "Expected node ids in [0, 3)"),
+        (["{outside}", "--ranks", "2", "--layout", "grid"], "Expected node ids in [0, 3)"),
     ],
 )
 def test_mistakes_are_one_line(

@@ -28,7 +28,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import leftovers
 import limits
@@ -60,17 +60,20 @@ MAX_RANKS = 12
 # Less processor time than this within ``limits.STALL_SECONDS`` is none: threads that only wait wake up now and then.
 _IDLE_SECONDS = 0.1
 
+_MEET = b"meet"
+_num_meetings = 0
+
 
 class WorkersError(AssertionError):
     """A body failed, hung or left something behind; the message has what every rank raised, or where it stood."""
 
 
 class _Outcome(NamedTuple):
-    """What a rank sends back: the value or the traceback, and how many collectives its group has seen."""
+    """What a rank sends back: the value or the traceback, and whether torch's default group is open."""
 
     kind: str  # "value", "error", "skip", "dead" or "late"
     content: Any
-    num_collectives: int | None = None
+    has_group: bool = False
 
 
 @dataclass
@@ -104,19 +107,18 @@ class Workers:
             self._start()
         job = _pickle_job(function, args, kwargs)
         marks = [os.path.getsize(rank.output) for rank in self._ranks]
-        for rank in self._ranks:
-            with contextlib.suppress(BrokenPipeError):  # it died between two jobs, which _collect finds out
-                rank.connection.send_bytes(job)
-        outcomes = self._collect(patience)
+        outcomes = self._serve(job, patience)
         kinds = {outcome.kind for outcome in outcomes}
-        seen = {outcome.num_collectives for outcome in outcomes}
-        if len(seen) == 1 and kinds == {"value"}:
-            return [pickle.loads(outcome.content) for outcome in outcomes]
-        if len(seen) == 1 and kinds == {"skip"}:
+        if kinds not in ({"value"}, {"skip"}):
+            self._fail(function, outcomes, marks, patience)
+        if any(outcome.has_group for outcome in outcomes):
+            # A rank that has called one collective more than others would meet them in the wrong ones from now on.
+            met = self._serve(_MEET, patience)
+            if {outcome.kind for outcome in met} != {"value"}:
+                self._fail(function, met, marks, patience, "left its ranks in different collectives")
+        if kinds == {"skip"}:
             pytest.skip(outcomes[0].content)
-        report = self._report(function, outcomes, marks, patience)
-        self.close()
-        raise WorkersError(report)
+        return [pickle.loads(outcome.content) for outcome in outcomes]
 
     @property
     def num_processes(self) -> int:
@@ -151,12 +153,20 @@ class Workers:
             there.close()
             self._ranks.append(_Rank(process, here, output))
 
+    def _serve(self, job: bytes, patience: float) -> list[_Outcome]:
+        for rank in self._ranks:
+            with contextlib.suppress(
+                BrokenPipeError, ConnectionResetError
+            ):  # it died between two jobs, which _collect finds out
+                rank.connection.send_bytes(job)
+        return self._collect(patience)
+
     def _collect(self, patience: float) -> list[_Outcome]:
         outcomes: dict[int, _Outcome] = {}
-        processes = [psutil.Process(rank.process.pid) for rank in self._ranks]
+        pids = [rank.process.pid for rank in self._ranks]
         end, used, moved = time.monotonic() + limits.BODY_SECONDS, 0.0, time.monotonic()
         while len(outcomes) < self.world_size:
-            now, seconds = time.monotonic(), _processor_seconds(processes)
+            now, seconds = time.monotonic(), _processor_seconds(pids)
             if seconds >= used + _IDLE_SECONDS:
                 used, moved = seconds, now
             if now >= min(end, moved + patience):
@@ -166,7 +176,7 @@ class Workers:
                 rank = waiting[connection]
                 try:
                     outcomes[rank] = _Outcome(*pickle.loads(connection.recv_bytes()))
-                except EOFError:
+                except (EOFError, ConnectionResetError):
                     self._ranks[rank].process.join(limits.GRACE_SECONDS)
                     outcomes[rank] = _Outcome("dead", f"ended with exit code {self._ranks[rank].process.exitcode}")
                 if outcomes[rank].kind in ("error", "dead"):
@@ -187,29 +197,34 @@ class Workers:
         if late:
             time.sleep(0.5)  # a dump is written line by line
 
-    def _report(self, function: Callable[..., Any], outcomes: list[_Outcome], marks: list[int], patience: float) -> str:
-        kinds = {outcome.kind for outcome in outcomes}
-        if kinds & {"error", "dead"}:
+    def _fail(
+        self,
+        function: Callable[..., Any],
+        outcomes: list[_Outcome],
+        marks: list[int],
+        patience: float,
+        reason: str = "",
+    ) -> NoReturn:
+        """End the processes and raise what they report, each with what it has written since ``marks``."""
+        if not reason and {outcome.kind for outcome in outcomes} & {"error", "dead"}:
             reason = "failed"
-        elif "late" in kinds:
-            reason = f"hung (no progress for {patience:g} s, or no end after {limits.BODY_SECONDS:g} s)"
-        else:
-            reason = f"left the ranks after {[outcome.num_collectives for outcome in outcomes]} collectives"
+        reason = reason or f"hung (no progress for {patience:g} s, or no end after {limits.BODY_SECONDS:g} s)"
         lines = [f"{function.__qualname__} {reason} on {self.world_size} rank(s)"]
         for rank, outcome in enumerate(outcomes):
             lines.append(f"--- rank {rank}: {'ended well' if outcome.kind == 'value' else outcome.content}")
             with open(self._ranks[rank].output, errors="replace") as output:
                 output.seek(marks[rank])
                 lines.append(output.read()[-20_000:])
-        return "\n".join(line.rstrip() for line in lines if line.strip())
+        self.close()
+        raise WorkersError("\n".join(line.rstrip() for line in lines if line.strip()))
 
 
-def _processor_seconds(processes: list[psutil.Process]) -> float:
+def _processor_seconds(pids: list[int | None]) -> float:
     """Of all that are still there."""
     total = 0.0
-    for process in processes:
+    for pid in pids:
         with contextlib.suppress(psutil.Error):
-            times = process.cpu_times()
+            times = psutil.Process(pid).cpu_times()
             total += times.user + times.system
     return total
 
@@ -292,6 +307,7 @@ def _serve(connection: Connection, environ: dict[str, str], output: str) -> None
     torch.set_num_threads(1)
     for module in PACKAGE:
         importlib.import_module(module)
+    leftovers.write_propagates()
     gc.collect()
     gc.freeze()  # the collections after each body pass over all that stays
     while True:
@@ -299,7 +315,8 @@ def _serve(connection: Connection, environ: dict[str, str], output: str) -> None
             job = connection.recv_bytes()
         except EOFError:  # pytest has ended
             os._exit(0)
-        connection.send_bytes(pickle.dumps((*_run_job(job), _num_collectives())))
+        kind, content = _meet() if job == _MEET else _run_job(job)
+        connection.send_bytes(pickle.dumps((kind, content, dist.is_available() and dist.is_initialized())))
 
 
 def _run_job(job: bytes) -> tuple[str, Any]:
@@ -322,11 +339,17 @@ def _run_job(job: bytes) -> tuple[str, Any]:
         return "error", traceback.format_exc()
 
 
-def _num_collectives() -> int | None:
-    """How many collectives this rank's default group has seen; ranks that disagree would meet in different ones."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return None
-    return dist.distributed_c10d._get_default_group()._get_sequence_number_for_group()
+def _meet() -> tuple[str, Any]:
+    """One collective, in which every rank must be the same number of meetings along."""
+    global _num_meetings
+    _num_meetings += 1
+    try:
+        numbers = torch.tensor([_num_meetings, -_num_meetings])
+        dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
+        assert numbers.tolist() == [_num_meetings, -_num_meetings], f"expected {_num_meetings}, got {numbers.tolist()}"
+        return "value", None
+    except BaseException:
+        return "error", traceback.format_exc()
 
 
 def _import(name: str, file: str) -> Any:

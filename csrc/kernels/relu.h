@@ -1,5 +1,5 @@
-// y = max(x, 0), a NaN kept; and for the backward, bit by bit, whether each value passes: is positive or NaN. The
-// gradient is what comes in where it passed, zero elsewhere.
+// y = 0 where x < 0, else x: a NaN is kept, and so is -0.0, as in torch; and for the backward, bit by bit, whether each
+// value passes: is positive or NaN. The gradient is what comes in where it passed, zero elsewhere.
 #pragma once
 
 #include <cstdint>

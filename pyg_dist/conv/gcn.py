@@ -47,6 +47,11 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
         - output: ``[N, F_out]`` node tensor
 
     Collective, forward and backward.
+
+    Example:
+        >>> conv = DistributedGCNConv(34, 16)
+        >>> tuple(conv(data.x, data.edge_index).shape)
+        (34, 16)
     """
 
     is_distributed = True

@@ -136,8 +136,8 @@ def node_rows(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: Any) 
                     f"edges, edge_index[:, mask], and rows of the output"
                 )
             raise LayoutMismatchError(
-                f"{name} got node features and an edge_index of two graphs ({x._sharding.size} and {rows.size} "
-                f"nodes): take both from one DistributedData"
+                f"{name} got node features and an edge_index of two different graphs ({x._sharding.size} and "
+                f"{rows.size} nodes): take both from one DistributedData"
             )
         return x
     if isinstance(x, Tensor) and x.dim() > 0 and x.shape[0] == rows.size:

@@ -37,6 +37,11 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
         - output: ``[N, F_out]`` node tensor
 
     Collective, forward and backward.
+
+    Example:
+        >>> conv = DistributedSAGEConv(34, 16)
+        >>> tuple(conv(data.x, data.edge_index).shape)
+        (34, 16)
     """
 
     is_distributed = True

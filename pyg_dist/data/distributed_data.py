@@ -17,7 +17,7 @@ from pyg_dist.backend.session.agreement import digest, raise_together, require_e
 from pyg_dist.data.batch import add_learning, chosen_nodes, induced, ready
 from pyg_dist.data.graph_input import GraphInput, read_graph
 from pyg_dist.data.layout_choice import lay_out
-from pyg_dist.data.options import Options
+from pyg_dist.data.options import GridOptions, HaloOptions, Options
 from pyg_dist.data.storage import DistributedStorage
 from pyg_dist.data.stored_graph import open_store
 from pyg_dist.errors import MixedRowsError, PygDistError, UnsupportedError
@@ -48,7 +48,8 @@ class DistributedData(Data):  # type: ignore[misc]
         layout: ``"halo"``: rows by part; ``"grid"``: tiles of rows and columns on a mesh, without a partition;
             ``"auto"``: what the constants of ``python -m pyg_dist bench`` say is cheaper, printed with the reasons.
         partition: ``"metis"``; ``"hypergraph"``: fewer rows to send, for more time to partition (needs mtkahypar;
-            Demirci et al., 4.3.2); ``"random"``; the owner of each node, a LongTensor ``[N]``; or a
+            Demirci et al., 4.3.2); ``"metis-cut"``, ``"stochastic"``, ``"stream"``, ``"random"``
+            (:func:`pyg_dist.partition.partition`); the owner of each node, a LongTensor ``[N]``; or a
             :class:`~pyg_dist.plan.Plan` that was saved, whose parts are used again. Parts that are found here are put
             on ranks such that few rows leave a machine, where there are several; given ones stay as they are.
         epsilon: how much heavier than the mean a part may be.
@@ -77,6 +78,11 @@ class DistributedData(Data):  # type: ignore[misc]
             another graph, exchange, number of bits or of ranks.
         OptionError: An option is not one of the values above.
         UnsupportedError: A heterogeneous graph, a batch, or an option whose feature does not exist yet.
+
+    Example:
+        >>> data = DistributedData(KarateClub()[0])
+        >>> tuple(data.x.shape), data.num_edges
+        ((34, 34), 156)
     """
 
     is_distributed = True
@@ -99,7 +105,13 @@ class DistributedData(Data):  # type: ignore[misc]
         module_hooks.install()
         options, graph_input, error = None, None, None
         try:
-            options = Options(layout, partition, epsilon, exchange, bits, mesh, comm_dtype, seed, model)
+            options = Options(
+                layout,
+                HaloOptions(partition, epsilon, exchange, bits),
+                GridOptions(mesh, comm_dtype),
+                seed,
+                model,
+            )
             graph_input = read_graph(data, allow_nan, warn=session.is_main())
         except (PygDistError, ImportError) as caught:
             error = caught
@@ -115,7 +127,7 @@ class DistributedData(Data):  # type: ignore[misc]
         """Fill this object with the local rows of every attribute."""
         values, weight = graph_input.adj_values, None
         if values is not None:
-            weight = EdgeTensor.from_local(values.detach()[graph.edge_sharding.key], graph.edge_sharding)
+            weight = EdgeTensor.from_local(values.detach()[graph.edge_sharding.global_id], graph.edge_sharding)
             weight.requires_grad_(values.requires_grad)
         given: dict[str, Any] = {}
         for attributes in (graph_input.node_attributes, graph_input.edge_attributes):

@@ -22,22 +22,26 @@ from pyg_dist.plan.halo.share import HaloShare
 def on_halo(graph_input: GraphInput, options: Options, parts: Tensor) -> tuple[HaloGraph, Plan]:
     """The runtime form and the plan (collective)."""
     group = world_group()
-    share = halo_share(graph_input.edge_index, parts, group.rank, group.size, options.exchange)
-    identity = plan_hash(graph_input.edge_index, parts, group.size, options.exchange)
+    share = halo_share(graph_input.edge_index, parts, group.rank, group.size, options.halo.exchange)
+    identity = plan_hash(graph_input.edge_index, parts, group.size, options.halo.exchange)
     kept = parts.to(torch.int32) if group.rank == 0 else None
-    plan = gathered_plan(share, group, options, options.partition_name, kept, identity)
-    nodes = HaloNodes(group, share.node_id, share.num_nodes, options.exchange, options.bits_by_direction)
+    plan = gathered_plan(share, group, options, options.halo.partition_name, kept, identity)
+    nodes = HaloNodes(group, share.node_id, share.num_nodes, options.halo.exchange, options.halo.bits_by_direction)
     graph = HaloGraph(share, nodes, graph_input.loop_rule, plan.is_dense)
     return graph, plan
 
 
 def node_parts(graph_input: GraphInput, options: Options) -> Tensor:
     """The owner of each node: computed on one rank, since solvers differ from run to run, and sent to all."""
-    method, group = options.partition, world_group()
+    method, group = options.halo.partition, world_group()
     if isinstance(method, Plan):  # a data.plan has its parts on rank 0 alone
         return on_main(
             lambda: method.parts_for(
-                graph_input.edge_index, graph_input.num_nodes, group.size, options.exchange, options.bits_by_direction
+                graph_input.edge_index,
+                graph_input.num_nodes,
+                group.size,
+                options.halo.exchange,
+                options.halo.bits_by_direction,
             )
         )
     train_mask = graph_input.node_attributes.get("train_mask")
@@ -53,12 +57,12 @@ def node_parts(graph_input: GraphInput, options: Options) -> Tensor:
             group.size,
             method,
             train_mask=train_mask,
-            epsilon=options.epsilon,
+            epsilon=options.halo.epsilon,
             seed=options.seed,
         )
         if not isinstance(method, str) or on_each is None:
             return found
-        return place(edge_index, found, group.size, on_each, options.exchange)
+        return place(edge_index, found, group.size, on_each, options.halo.exchange)
 
     return on_main(parts)
 
@@ -72,6 +76,6 @@ def gathered_plan(
     sizes, rows = table[:, : -group.size].tolist(), table[:, -group.size :]
     shares = tuple(ShareSizes(*size) for size in sizes)
     return Plan(
-        options.layout, partition, options.exchange, shares, pairs_of(rows), identity, parts,
-        options.bits_by_direction, ranks_per_node(),
+        options.layout, partition, options.halo.exchange, shares, pairs_of(rows), identity, parts,
+        options.halo.bits_by_direction, ranks_per_node(),
     )  # fmt: skip

@@ -15,7 +15,7 @@ from pyg_dist.data.graph_input import GraphInput
 from pyg_dist.data.grid_data import candidates, on_grid
 from pyg_dist.data.halo_data import node_parts, on_halo
 from pyg_dist.data.machine import common_machine
-from pyg_dist.data.options import Options
+from pyg_dist.data.options import GridOptions, Options
 from pyg_dist.layout.graph import DistributedGraph
 from pyg_dist.plan import Plan
 from pyg_dist.plan.auto import HaloCandidate, halo_candidates, reasons
@@ -31,7 +31,7 @@ def model_of(graph_input: GraphInput, options: Options) -> Model:
     in_channels = features.shape[1] if features is not None and features.dim() == 2 else None
     is_classes = labels is not None and labels.numel() > 0 and not labels.is_floating_point()
     out_channels = max(int(labels.max()) + 1, 1) if is_classes and labels is not None else None
-    size = 4 if options.comm_dtype is None else options.comm_dtype.itemsize
+    size = 4 if options.grid.comm_dtype is None else options.grid.comm_dtype.itemsize
     num_edges = graph_input.edge_index.shape[1]
     return Model.of_layers(
         graph_input.num_nodes, num_edges, in_channels, out_channels, options.model, message_size=size
@@ -71,6 +71,9 @@ def choose_layout(graph_input: GraphInput, options: Options, parts: Tensor, mode
         # The one line that the library prints: a choice that was left to it should not be silent.
         print(f"pyg_dist: {reasons(halo, grid, model, machine)}", file=sys.stderr)
     if halo[0].seconds <= grid[0].seconds:
-        return replace(options, layout="halo", exchange=halo[0].exchange, mesh=None, comm_dtype=None)
-    mesh = dict(zip("xyz", grid[0].shape.sizes("x", "y", "z"), strict=True)) if options.mesh is None else options.mesh
-    return replace(options, layout="grid", mesh=mesh)
+        chosen = replace(options.halo, exchange=halo[0].exchange)
+        return replace(options, layout="halo", halo=chosen, grid=GridOptions(None, None))
+    mesh = options.grid.mesh
+    if mesh is None:
+        mesh = dict(zip("xyz", grid[0].shape.sizes("x", "y", "z"), strict=True))
+    return replace(options, layout="grid", grid=replace(options.grid, mesh=mesh))

@@ -29,6 +29,9 @@ def save_graph(data: Data, path: str | Path) -> None:
 
     Raises:
         DataError: The graph is not valid, or an attribute is neither a tensor nor plain (what JSON has).
+
+    Example:
+        >>> pyg_dist.save_graph(KarateClub()[0], "karate.safetensors")
     """
     path = Path(path)
     if path.suffix != ".safetensors":

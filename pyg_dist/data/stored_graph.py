@@ -14,7 +14,8 @@ from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import raise_together, require_equal
 from pyg_dist.data.halo_data import gathered_plan
 from pyg_dist.data.machine import ranks_per_node
-from pyg_dist.data.options import Options
+from pyg_dist.data.options import GridOptions, HaloOptions, Options
+from pyg_dist.data.stored_grid import on_stored_grid
 from pyg_dist.data.stored_halo import edge_rows, merged_hash, node_rows, rank_of_part, stored_plan, stored_share
 from pyg_dist.layout.graph import DistributedGraph
 from pyg_dist.layout.halo.graph import HaloGraph
@@ -22,8 +23,10 @@ from pyg_dist.layout.halo.sharding import HaloNodes
 from pyg_dist.plan import Plan
 from pyg_dist.plan.grid.plan import GridPlan
 from pyg_dist.plan.halo.remote_edges import Exchange
+from pyg_dist.store.grid_store import GridStore
 from pyg_dist.store.halo_reader import HaloStore
 from pyg_dist.store.manifest import ADJ_VALUES, Manifest
+from pyg_dist.store.shard_reader import ShardReader
 from pyg_dist.tensor import EdgeTensor, RowTensor
 
 
@@ -58,7 +61,9 @@ def open_store(
     manifest, options, error = None, None, None
     try:
         manifest = Manifest.load(path)
-        options = Options(manifest.layout, "random", 0.03, exchange, bits, mesh, comm_dtype, 0)
+        options = Options(
+            manifest.layout, HaloOptions("random", 0.03, exchange, bits), GridOptions(mesh, comm_dtype), 0
+        )
     except (ValueError, OSError) as caught:
         error = caught
     raise_together(error)
@@ -73,7 +78,21 @@ def open_store(
                 f"'{name}' has {count} NaN entries: they spread over the graph; fill them, or pass allow_nan=True",
                 stacklevel=3,
             )
+    if manifest.layout == "grid":
+        return _open_grid(GridStore(path, manifest), options)
     return _open_halo(HaloStore(path, manifest), options)
+
+
+def _open_grid(store: GridStore, options: Options) -> StoredGraph:
+    graph, plan, rows = on_stored_grid(store, options)
+    others, error = {}, None
+    try:
+        others = _others(store)
+    except (ValueError, OSError) as caught:
+        error = caught
+    raise_together(error)
+    weight: Any = rows.pop(ADJ_VALUES, None)
+    return StoredGraph(graph, plan, store.manifest.graph["key"], weight, rows | others)
 
 
 def _open_halo(store: HaloStore, options: Options) -> StoredGraph:
@@ -81,16 +100,16 @@ def _open_halo(store: HaloStore, options: Options) -> StoredGraph:
     try:
         ranks = rank_of_part(store, group.size)
         parts = store.parts_of(group.rank, ranks)
-        share = stored_share(store, group.rank, ranks, options.exchange)
+        share = stored_share(store, group.rank, ranks, options.halo.exchange)
     except (ValueError, OSError) as caught:
         error = caught
     raise_together(error)
     if group.size == store.num_parts:
-        plan = stored_plan(store, options.exchange, options.bits_by_direction, ranks_per_node())
+        plan = stored_plan(store, options.halo.exchange, options.halo.bits_by_direction, ranks_per_node())
     else:
-        identity = merged_hash(store, ranks, options.exchange)
+        identity = merged_hash(store, ranks, options.halo.exchange)
         plan = gathered_plan(share, group, options, manifest.plan["partition"], None, identity)
-    nodes = HaloNodes(group, share.node_id, share.num_nodes, options.exchange, options.bits_by_direction)
+    nodes = HaloNodes(group, share.node_id, share.num_nodes, options.halo.exchange, options.halo.bits_by_direction)
     graph = HaloGraph(share, nodes, manifest.graph["loop_rule"], plan.is_dense)
     attributes: dict[str, Any] = {}
     try:
@@ -108,7 +127,7 @@ def _open_halo(store: HaloStore, options: Options) -> StoredGraph:
     return StoredGraph(graph, plan, manifest.graph["key"], weight, rows | attributes)
 
 
-def _others(store: HaloStore) -> dict[str, Any]:
+def _others(store: ShardReader) -> dict[str, Any]:
     """Attributes without rows, the same on every rank."""
     tensors = store.manifest.shards["other"].tensors if "other" in store.manifest.shards else {}
     return {name: store.tensor("other", name) for name in tensors} | store.manifest.other

@@ -10,7 +10,7 @@ from pyg_dist.errors import StoreError
 from pyg_dist.plan.halo.block_sizes import BlockNumbers, block_sizes
 from pyg_dist.plan.halo.placement import merged_parts
 from pyg_dist.plan.halo.plan import Plan, hash_of_digests, pairs_of
-from pyg_dist.plan.halo.remote_edges import Exchange, RemoteEdges
+from pyg_dist.plan.halo.remote_edges import Candidates, Exchange, RemoteEdges
 from pyg_dist.plan.halo.share import HaloShare, LocalEdges, share_of
 from pyg_dist.store.halo_reader import HaloStore
 
@@ -67,9 +67,8 @@ def stored_share(store: HaloStore, rank: int, ranks: Tensor, exchange: Exchange)
     found = store.rank_edges(rank, ranks)
     cross, num_ranks = found.cross, found.load.numel()
     num_nodes, num_edges = store.manifest.num_nodes, store.manifest.num_edges
-    remote = RemoteEdges.of_list(
-        cross.edge_id, cross.source, cross.target, cross.sender, cross.receiver, num_nodes, num_ranks, found.load
-    )
+    rows, sums = (Candidates(ends.sender, ends.receiver, ends.node) for ends in (cross.rows, cross.sums))
+    remote = RemoteEdges(num_ranks, cross.edge_id, cross.row, cross.sum, rows, sums, found.load)
     hybrid = remote.known_cover(cross.is_post) if num_ranks == store.num_parts else remote.cover("hybrid")
     inside = LocalEdges(found.node_id, found.edge_id, found.source, found.target)
     del found, cross

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyg_dist.tensor.row_tensor import local_tensors
+from pyg_dist.tensor.row_tensor import NodeTensor, local_tensors
 
 
 def add_into_(out: Tensor, addend: Tensor) -> Tensor:
@@ -16,5 +16,8 @@ def add_into_(out: Tensor, addend: Tensor) -> Tensor:
     dispatch mode looks at, since selective checkpointing keeps outputs of linear maps.
     """
     with local_tensors():
-        in_place = out.dtype == addend.dtype and not out._is_view() and not torch._C._len_torch_dispatch_stack()
+        is_plain = type(out) in (Tensor, NodeTensor)  # tiles take operands in their own way
+        in_place = (
+            is_plain and out.dtype == addend.dtype and not out._is_view() and not torch._C._len_torch_dispatch_stack()
+        )
     return out.add_(addend) if in_place else out + addend

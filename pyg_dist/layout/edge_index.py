@@ -36,6 +36,12 @@ class DistributedEdgeIndex:
         graph: this rank's runtime form.
         sparse: whether it stands for ``adj_t``, whose shape is ``[N, N]``, not for ``edge_index``, ``[2, E]``.
         weight: the values of ``adj_t``, where it has any.
+
+    Example:
+        >>> row, col = data.edge_index
+        >>> forward = data.edge_index[:, row < col]
+        >>> tuple(forward.shape), tuple(data.edge_index.full_tensor().shape)
+        ((2, 78), (2, 156))
     """
 
     is_distributed = True

@@ -85,7 +85,7 @@ class Edges(Tensor):
     @lasting
     def by_target(self) -> Tensor:
         """The order by target in which one target's edges keep PyG's order, int64 ``[e]``."""
-        order = torch.argsort(self.rows.key)
+        order = torch.argsort(self.rows.rng_key)
         return order[torch.argsort(self.target[order], stable=True)]
 
     @cached_property
@@ -100,7 +100,7 @@ class Edges(Tensor):
     def loops(self) -> Tensor:
         """Places of the self loops, in PyG's order."""
         place = (self.source == self.target).nonzero().view(-1)
-        return place[torch.argsort(self.rows.key[place])]
+        return place[torch.argsort(self.rows.rng_key[place])]
 
     @cached_property
     @lasting
@@ -178,7 +178,7 @@ class _AndLoops(RowSharding):
     def __init__(self, edges: RowSharding, graph: EdgeView) -> None:
         loops = graph.node_sharding
         super().__init__(
-            edges.group, "edge", edges.size + loops.size, torch.cat([edges.key, _first(graph) + loops.key])
+            edges.group, "edge", edges.size + loops.size, torch.cat([edges.rng_key, _first(graph) + loops.rng_key])
         )
         self._edges, self._loops = edges, loops
 
@@ -194,7 +194,7 @@ class _AndLoops(RowSharding):
 
 def _first(graph: EdgeView) -> int:
     """The key of the first node's self loop, behind those of all edges."""
-    return graph.edge_sharding.num_keys
+    return graph.edge_sharding.num_rng_keys
 
 
 class NodeIds(RowIndex):

@@ -72,11 +72,6 @@ class NodeSharding(RowSharding):
         super().__init__(group, "node", size, global_id)
         self.edge_sets: OrderedDict[str, Any] = OrderedDict()  # handles, whose graphs know these nodes
 
-    @property
-    def global_id(self) -> Tensor:
-        """The number of each local node in the input, int64 ``[num_local]``."""
-        return self.key
-
 
 class EdgeView(Protocol):
     """What messages per edge need: all in-edges of a node on the rank that has the node.

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import Any, Protocol, cast
 
 import torch
 import torch_geometric.utils
@@ -22,13 +22,17 @@ from pyg_dist.errors import LayoutMismatchError, UnsupportedError
 from pyg_dist.layout.graph import EdgeView
 from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, as_row_tensor_, local_values, version_of
 
-if TYPE_CHECKING:
-    from pyg_dist.layout.edges import NodeIds
-
 _FEW_COLUMNS = 16
 """Narrower rows travel as they are here, also where packing would shorten them: logits of attention, degrees,
 positions. A column of these has a meaning and a range of its own, and what follows is no sum (a softmax of rounded
 logits is biased); in two bits 15 columns would be 8 bytes instead of 60."""
+
+
+class EdgeEnd(Protocol):
+    """What a :class:`~pyg_dist.layout.edges.NodeIds` is: the sources (0) or targets (1) of edges."""
+
+    edges: Any
+    end: Any
 
 
 _EdgeRows = tuple[NodeTensor, tuple[int | None, bool], Tensor]
@@ -56,7 +60,7 @@ def share_halo_within(layer: nn.Module) -> Iterator[None]:
         _call = outer
 
 
-def nodes_to_edges(x: NodeTensor, ids: NodeIds) -> EdgeTensor:
+def nodes_to_edges(x: NodeTensor, ids: EdgeEnd) -> EdgeTensor:
     """Each edge's row of ``x``: its source's or its target's. Differentiable, collective for sources.
 
     Exact, but for sources' rows of 16 columns or more in a conv's training with ``bits``: those are rounded at random,
@@ -74,7 +78,7 @@ def nodes_to_edges(x: NodeTensor, ids: NodeIds) -> EdgeTensor:
             f"Expected a row for each of {edges.graph.node_sharding} (got {x._sharding}): take both from one data"
         )
     rows = x.to_local() if ids.end == 1 else _neighbour_rows(x, edges.graph)
-    return edges.tensor(rows.index_select(0, edges.target if ids.end == 1 else edges.source))
+    return cast(EdgeTensor, edges.tensor(rows.index_select(0, edges.target if ids.end == 1 else edges.source)))
 
 
 def _neighbour_rows(x: NodeTensor, graph: EdgeView) -> Tensor:
@@ -93,7 +97,7 @@ def _neighbour_rows(x: NodeTensor, graph: EdgeView) -> Tensor:
     return rows
 
 
-def edges_to_nodes(values: EdgeTensor, ids: NodeIds, reduce: str = "sum") -> NodeTensor:
+def edges_to_nodes(values: EdgeTensor, ids: EdgeEnd, reduce: str = "sum") -> NodeTensor:
     """Reduce the values of the edges that share a target (or, sums only, a source). Exact, differentiable.
 
     Collective for sources.

@@ -32,6 +32,11 @@ class DistributedGraphNorm(GraphNorm):  # type: ignore[misc]
 
     Raises:
         UnsupportedError: Distributed rows with ``batch``.
+
+    Example:
+        >>> norm = DistributedGraphNorm(34)
+        >>> tuple(norm(data.x).shape)
+        (34, 34)
     """
 
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
@@ -59,6 +64,11 @@ class DistributedInstanceNorm(InstanceNorm):  # type: ignore[misc]
 
     Raises:
         UnsupportedError: Distributed rows with ``batch``.
+
+    Example:
+        >>> norm = DistributedInstanceNorm(34)
+        >>> tuple(norm(data.x).shape)
+        (34, 34)
     """
 
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:

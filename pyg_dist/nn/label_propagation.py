@@ -59,6 +59,7 @@ class MaskedLabelPropagation(nn.Module):
             and its rank), or x is a tile of the grid layout.
 
     Example:
+        >>> label_propagation = MaskedLabelPropagation(num_classes=4, channels=34)
         >>> x, loss_mask = label_propagation(data.x, data.y, data.train_mask)
         >>> out = model(x, data.edge_index)
         >>> loss = F.cross_entropy(out[loss_mask], data.y[loss_mask])
@@ -138,7 +139,7 @@ def _rows_of(x: Tensor, y: Tensor, train_mask: Tensor) -> RowSharding | None:
 
 
 def _key_of(local: Tensor, rows: RowSharding | None) -> Tensor:
-    return torch.arange(local.shape[0]) if rows is None else rows.key
+    return torch.arange(local.shape[0]) if rows is None else rows.rng_key
 
 
 class _Checked(NamedTuple):

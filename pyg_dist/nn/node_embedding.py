@@ -33,6 +33,11 @@ class NodeEmbedding(nn.Module):
     Raises:
         DataError: ``data`` is not distributed.
         OptionError: ``channels`` is not positive.
+
+    Example:
+        >>> embedding = NodeEmbedding(data, 8)
+        >>> tuple(embedding().shape)
+        (34, 8)
     """
 
     def __init__(self, data: DistributedData, channels: int, dtype: torch.dtype | None = None) -> None:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.dense.norm_relu_dropout import norm_relu_dropout_rows
+from pyg_dist.backend.dense.norm_relu_dropout import NormReLUDropoutSpec, norm_relu_dropout_rows
 from pyg_dist.backend.ops import Norm
 from pyg_dist.errors import DataError, OptionError
 from pyg_dist.tensor import RowTensor
@@ -57,6 +57,11 @@ def norm_relu_dropout(
     Raises:
         DataError: x has not two dimensions or another dtype.
         OptionError: ``norm`` or ``p`` is not one of the values allowed.
+
+    Example:
+        >>> y = norm_relu_dropout(data.x, p=0.5, training=False)
+        >>> tuple(y.shape), bool((y >= 0).all())
+        ((34, 34), True)
     """
     if norm not in _NORMS:
         raise OptionError(f"Expected 'norm' to be one of {_NORMS} (got {norm!r})")
@@ -77,12 +82,11 @@ def norm_relu_dropout(
     drops = training and p > 0
     key = None
     if drops and p < 1:
-        key = torch.arange(local.shape[0]) if rows is None else rows.key
+        key = torch.arange(local.shape[0]) if rows is None else rows.rng_key
     seed = draw_seed() if drops else 0
     first_column = 0 if rows is None else rows.first_column
-    y = norm_relu_dropout_rows(
-        local, weight, bias, key, norm, eps, relu, p if key is not None else 0.0, seed, first_column
-    )
+    spec = NormReLUDropoutSpec(norm, eps, relu, p if key is not None else 0.0, seed, first_column)
+    y = norm_relu_dropout_rows(local, weight, bias, key, spec)
     if drops and p == 1.0:
         y = F.dropout(y, 1.0)
     return y if rows is None else RowTensor.from_local(y, rows)
@@ -104,6 +108,10 @@ class NormReLUDropout(nn.Module):
 
     Raises:
         OptionError: ``norm`` is not one of the values allowed.
+
+    Example:
+        >>> NormReLUDropout(16, norm="layer", p=0.5)
+        NormReLUDropout(16, norm='layer', p=0.5, relu=True)
     """
 
     def __init__(

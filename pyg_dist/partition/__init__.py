@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -12,15 +11,21 @@ from torch import Tensor
 from pyg_dist.errors import OptionError
 from pyg_dist.partition.edge_list import as_edges, check_ends
 from pyg_dist.partition.given import check_given
+from pyg_dist.partition.memory import require_memory
 from pyg_dist.partition.models.graph import build_graph_model
-from pyg_dist.partition.models.hypergraph import build_hypergraph_model
+from pyg_dist.partition.models.hypergraph import HypergraphModel, build_hypergraph_model
+from pyg_dist.partition.models.stochastic import Batches, build_stochastic_model
+from pyg_dist.partition.node_work import node_work
+from pyg_dist.partition.solvers.kahypar import kahypar_parts
 from pyg_dist.partition.solvers.metis import metis_parts
 from pyg_dist.partition.solvers.mt_kahypar import hypergraph_parts
+from pyg_dist.partition.solvers.options import Preset, Solver, SolverOptions
 from pyg_dist.partition.solvers.random import random_parts
+from pyg_dist.partition.solvers.stream import chunks_of, stream_parts
 
-__all__ = ["check_given", "partition"]
+__all__ = ["Batches", "check_given", "partition"]
 
-METHODS = ("metis", "hypergraph", "random")
+METHODS = ("metis", "metis-cut", "hypergraph", "stochastic", "stream", "random")
 
 
 def partition(
@@ -31,6 +36,10 @@ def partition(
     train_mask: Tensor | None = None,
     epsilon: float = 0.03,
     seed: int = 0,
+    solver: Solver = "mt-kahypar",
+    preset: Preset | None = None,
+    memory: int | None = None,
+    batches: Batches | None = None,
 ) -> Tensor:
     """Return the part of every node. Deterministic for given arguments; not collective.
 
@@ -40,11 +49,18 @@ def partition(
         edge_index: Source and target of each edge, in any order; self loops and duplicates are allowed.
         num_nodes: Number of nodes N.
         num_parts: Number of parts P.
-        method: "metis" (few rows to send, balanced work), "hypergraph" (the same goal, with fewer rows for more time),
-            "random" (balanced node counts), or the parts themselves, one integer a node.
+        method: "metis" (few rows to send, balanced work), "metis-cut" (METIS for few cut edges, as papers use it),
+            "hypergraph" (the goal of "metis", with fewer rows for more time), "stochastic" (few rows in mini-batches),
+            "stream" (passes over the edges in O(N) memory), "random" (balanced node counts), or the parts themselves,
+            one integer a node. ("cover" is one step higher: :mod:`pyg_dist.plan.parts`.)
         train_mask: Nodes with a loss, which are spread over the parts, except at random.
         epsilon: How much heavier than the mean a part may be, as a fraction, except at random.
-        seed: Seed of METIS and of the random partition.
+        seed: Of the solver, of mini-batches and of the random partition. (Mt-KaHyPar's deterministic presets find the
+            same parts for every seed.)
+        solver: Of hypergraphs: "mt-kahypar", on all cores, or "kahypar", on one.
+        preset: Mt-KaHyPar's; None: "deterministic".
+        memory: Bytes that a method may take, by an estimate; None: as many as it likes.
+        batches: The mini-batches of "stochastic"; None: uniform ones of a tenth of the nodes.
 
     Shapes:
         - **input:** edge_index :math:`(2, |E|)` integer, train_mask :math:`(|V|)` or :math:`(|V|, K)` boolean
@@ -52,8 +68,8 @@ def partition(
 
     Raises:
         DataError: If edge_index, train_mask or given parts have the wrong shape, dtype or range.
-        OptionError: If another argument is not valid.
-        MissingPackageError: If the package of the method is not installed: pymetis or mtkahypar.
+        OptionError: If another argument is not valid, the method would take too much memory, or the solver fails.
+        MissingPackageError: If the package of the method is not installed: pymetis, mtkahypar or kahypar.
     """
     if num_parts < 1:
         raise OptionError(f"Expected at least one part (got num_parts={num_parts})")
@@ -65,14 +81,30 @@ def partition(
         raise OptionError(
             f"Expected 'method' to be one of {', '.join(METHODS)} or a LongTensor of parts (got {method!r})"
         )
-    if not (math.isfinite(epsilon) and epsilon > 0):
-        raise OptionError(f"Expected 'epsilon' to be a positive number (got {epsilon})")
+    options = SolverOptions(epsilon, seed, solver, preset, memory)
+    if batches is not None and method != "stochastic":
+        raise OptionError(f"Expected batches with method='stochastic' (got {method!r}): leave them out")
     if num_parts == 1:
         return torch.zeros(num_nodes, dtype=torch.int32)
     if num_parts >= num_nodes:  # one node each, which METIS cannot do
         return torch.arange(num_nodes, dtype=torch.int32)
+    require_memory(method, num_nodes, edge_index.shape[1], num_parts, memory)
     if method == "random":
         return random_parts(num_nodes, num_parts, seed)
+    if method == "stream":
+        weight = node_work(edge_index[1].numpy(), num_nodes, train_mask)
+        return stream_parts(chunks_of(edge_index), weight, num_parts, epsilon, seed)
+    if method in ("metis", "metis-cut"):
+        graph = build_graph_model(edge_index, num_nodes, train_mask)
+        return metis_parts(graph, num_parts, epsilon, seed, cuts_edges=method == "metis-cut")
     if method == "hypergraph":
-        return hypergraph_parts(build_hypergraph_model(edge_index, num_nodes, train_mask), num_parts, epsilon)
-    return metis_parts(build_graph_model(edge_index, num_nodes, train_mask), num_parts, epsilon, seed)
+        return _solved(build_hypergraph_model(edge_index, num_nodes, train_mask), num_parts, options)
+    model = build_stochastic_model(edge_index, num_nodes, num_parts, batches or Batches(), seed, train_mask)
+    return _solved(model, num_parts, options)
+
+
+def _solved(model: HypergraphModel, num_parts: int, options: SolverOptions) -> Tensor:
+    """The parts by the solver that was named."""
+    if options.solver == "kahypar":
+        return kahypar_parts(model, num_parts, options)
+    return hypergraph_parts(model, num_parts, options)

@@ -32,8 +32,13 @@ def node_work(target: Array, num_nodes: int, train_mask: Tensor | None = None) -
     Raises:
         DataError: If train_mask has the wrong length or dtype.
     """
-    in_degree = np.bincount(target, minlength=num_nodes)
-    mean = max(1, round(target.size / max(1, num_nodes)))
+    return work_by_degree(np.bincount(target, minlength=num_nodes), target.size, train_mask)
+
+
+def work_by_degree(in_degree: Array, num_edges: int, train_mask: Tensor | None = None) -> Array:
+    """:func:`node_work` from in-degrees."""
+    num_nodes = in_degree.size
+    mean = max(1, round(num_edges / max(1, num_nodes)))
     weight: Array = in_degree + mean
     if train_mask is not None:
         weight += mean * _is_training(train_mask, num_nodes)

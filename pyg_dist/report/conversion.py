@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,12 @@ from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import DataError, OptionError
 from pyg_dist.partition import check_given, partition
 from pyg_dist.partition.given import as_parts
+from pyg_dist.partition.memory import require_memory
+from pyg_dist.partition.node_work import work_by_degree
+from pyg_dist.partition.solvers.options import Preset, Solver
+from pyg_dist.partition.solvers.stream import CHUNK, stream_parts
 from pyg_dist.plan.halo.vertex_cover import minimum_vertex_cover
+from pyg_dist.plan.parts import PartsOptions, find_parts
 from pyg_dist.store.folder import StoreFolder, explained_disk_errors, require_space
 from pyg_dist.store.format import TensorSpec, as_torch
 from pyg_dist.store.halo_writer import Block, Choose, NodeParts, write_edges, write_nodes
@@ -29,8 +34,6 @@ Array = np.ndarray[Any, Any]
 Progress = Callable[[str, int], None]
 """Is told the step and how many edges more are done in it."""
 
-_SOLVER_BYTES_PER_EDGE = 150
-"""That METIS or Mt-KaHyPar take, model included, measured on graphs of 20 to 90 edges per node."""
 _WORK_BYTES_PER_EDGE = 16 + 20 + 17
 """On disk: the spool, the buckets and the edges of the store."""
 
@@ -45,6 +48,8 @@ class StoreOptions:
         epsilon: how much heavier than the mean a part may be.
         seed: of the partition.
         memory: bytes to use.
+        solver: of hypergraphs.
+        preset: Mt-KaHyPar's; None: the method's own.
         undirected: add the reverse of each edge.
         resume: go on with interrupted work.
         force: replace a store.
@@ -55,6 +60,8 @@ class StoreOptions:
     epsilon: float = 0.03
     seed: int = 0
     memory: int = 4 << 30
+    solver: Solver = "mt-kahypar"
+    preset: Preset | None = None
     undirected: bool = False
     resume: bool = False
     force: bool = False
@@ -74,20 +81,20 @@ def write_halo_store(source: Source, out: Path, options: StoreOptions, progress:
     info = source.info()
     if info.num_nodes is not None and options.parts > info.num_nodes:
         _refuse_parts(options.parts, info.num_nodes)
-    require_space(out, _space(info))
+    require_space(out, space_needed(info))
     with (
         explained_disk_errors(out),
-        StoreFolder(out, _identity(source, info, options), options.resume, options.force) as folder,
+        StoreFolder(out, identity_of(source, info, options), options.resume, options.force) as folder,
     ):
-        edges = _edges(source, info, folder, options, tell)
+        edges = read_edges(source, info, folder, options, tell)
         if options.parts > edges.num_nodes:
             _refuse_parts(options.parts, edges.num_nodes)
         parts = _parts(edges, info, folder, options)
         nodes = NodeParts.of(parts, options.parts)
-        shards, known = _other(folder, info), folder.known("nan")
+        shards, known = write_others(folder, info), folder.known("nan")
         nan: dict[str, int] = {} if known is None else known["counts"]
-        watched = tuple(_watched(a, nan) for a in info.nodes)
-        shards |= write_nodes(folder, nodes, watched, options.memory, again=known is None)
+        attributes = tuple(watched(a, nan) for a in info.nodes)
+        shards |= write_nodes(folder, nodes, attributes, options.memory, again=known is None)
         folder.note("nan", {"counts": nan})
         load = np.bincount(parts, weights=edges.in_degree, minlength=options.parts)
         shards |= write_edges(folder, edges, nodes, _cover(load), options.memory, lambda n: tell("sorting", n))
@@ -112,14 +119,14 @@ def _refuse_parts(parts: int, nodes: int) -> None:
     raise OptionError(f"Expected at most a part for each of {nodes:,} nodes (got {parts:,} parts)")
 
 
-def _identity(source: Source, info: SourceInfo, options: StoreOptions) -> str:
+def identity_of(source: Source, info: SourceInfo, options: StoreOptions, mesh: str = "") -> str:
     """Digest of input and options, but for how the work is done."""
     wanted = {k: v for k, v in asdict(options).items() if k not in ("memory", "resume", "force")}
     files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in info.files]
-    return digest(repr((source.name, files, wanted)))
+    return digest(repr((source.name, files, wanted, mesh)))
 
 
-def _space(info: SourceInfo) -> int:
+def space_needed(info: SourceInfo) -> int:
     """Bytes on the disk, about; where an input does not count its edges, they are guessed from its size."""
     num_edges = info.num_edges
     if num_edges is None:
@@ -129,7 +136,8 @@ def _space(info: SourceInfo) -> int:
     return num_edges * _WORK_BYTES_PER_EDGE + rows + 3 * of_edges
 
 
-def _edges(source: Source, info: SourceInfo, folder: StoreFolder, options: StoreOptions, tell: Progress) -> Spool:
+def read_edges(source: Source, info: SourceInfo, folder: StoreFolder, options: StoreOptions, tell: Progress) -> Spool:
+    """The edges on disk, of an interrupted run where they are whole."""
     known, path = folder.known("spool"), folder.work / "spool"
     found = None if known is None else load_spool(path, known, info.edges)
     if found is None:
@@ -158,19 +166,26 @@ def node_parts(edges: Spool, info: SourceInfo, options: StoreOptions) -> Tensor:
     """
     if options.method.endswith(".npy"):
         return check_given(read_parts(options.method), edges.num_nodes, options.parts)
-    none = torch.empty(2, 0, dtype=torch.int64)
+    chosen = PartsOptions(
+        options.method, options.epsilon, options.seed, options.solver, options.preset, options.memory
+    )  # checked here
     if options.method == "random" or options.parts == 1:
+        none = torch.empty(2, 0, dtype=torch.int64)
         return partition(none, edges.num_nodes, options.parts, "random", seed=options.seed)
-    needed = edges.num_edges * _SOLVER_BYTES_PER_EDGE
-    if needed > options.memory:
-        raise OptionError(
-            f"Expected --memory of {needed / 2**30:.1f} GiB or more for {options.method}, which holds the whole graph "
-            f"(got {options.memory / 2**30:.1f} GiB): give more, or take random"
-        )
-    return partition(
-        edges.edge_index(), edges.num_nodes, options.parts, options.method,
-        train_mask=_train_mask(info), epsilon=options.epsilon, seed=options.seed,
-    )  # fmt: skip
+    mask = train_mask_of(info)
+    mask = None if mask is None or mask.dim() > 1 else mask
+    if options.method == "stream":
+        require_memory("stream", edges.num_nodes, edges.num_edges, options.parts, options.memory)
+        weight = work_by_degree(edges.in_degree, edges.num_edges, mask)
+        return stream_parts(lambda: _ends(edges), weight, options.parts, options.epsilon, options.seed)
+    left = options.memory - 16 * edges.num_edges
+    require_memory(options.method, edges.num_nodes, edges.num_edges, options.parts, max(left, 0))
+    return find_parts(edges.edge_index(), edges.num_nodes, options.parts, chosen, mask)
+
+
+def _ends(edges: Spool) -> Iterator[Array]:
+    for _, source, target, _ in edges.chunks(CHUNK):
+        yield np.stack([source, target])
 
 
 def read_parts(path: str) -> Tensor:
@@ -187,10 +202,10 @@ def read_parts(path: str) -> Tensor:
         raise DataError(f"Expected {path} to be .npy with a part per node (got: {error})") from error
 
 
-def _train_mask(info: SourceInfo) -> Tensor | None:
-    """As ``DistributedData`` gives it to the solvers."""
+def train_mask_of(info: SourceInfo) -> Tensor | None:
+    """The training nodes, bool ``[N]`` or ``[N, K]``, if the input has them."""
     for attribute in info.nodes:
-        if attribute.name == "train_mask" and attribute.dtype == "BOOL" and attribute.shape == ():
+        if attribute.name == "train_mask" and attribute.dtype == "BOOL" and len(attribute.shape) < 2:
             return torch.from_numpy(np.concatenate(list(attribute.rows(1 << 22))))
     return None
 
@@ -209,7 +224,8 @@ def _cover(load: Array) -> Choose:
     return choose
 
 
-def _other(folder: StoreFolder, info: SourceInfo) -> dict[str, Shard]:
+def write_others(folder: StoreFolder, info: SourceInfo) -> dict[str, Shard]:
+    """The tensors without rows, if there are any."""
     if not info.other_tensors:
         return {}
     kept = folder.kept_shard("other")
@@ -222,7 +238,7 @@ def _other(folder: StoreFolder, info: SourceInfo) -> dict[str, Shard]:
     return {"other": kept}
 
 
-def _watched(attribute: NodeAttribute, nan: dict[str, int]) -> NodeAttribute:
+def watched(attribute: NodeAttribute, nan: dict[str, int]) -> NodeAttribute:
     """The attribute, whose NaN entries are counted on the way; training nodes are looked for."""
 
     def rows(num_bytes: int) -> Any:

@@ -15,17 +15,21 @@ from typing import Any
 from torch import Tensor
 from tqdm import tqdm
 
+from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import OptionError
 from pyg_dist.partition import METHODS, partition
 from pyg_dist.plan import Machine, Model, Plan
 from pyg_dist.plan.auto import HaloCandidate, halo_candidates, reasons
 from pyg_dist.plan.base import DistributionPlan
 from pyg_dist.plan.grid.candidates import Candidate, grid_plans, grid_table
+from pyg_dist.plan.grid.node_order import in_one_piece
 from pyg_dist.plan.grid.plan import GridPlan
 from pyg_dist.plan.halo.placement import place
 from pyg_dist.plan.halo.remote_edges import EXCHANGES
-from pyg_dist.report.graph_file import GraphFile, read_npz, read_parts
 from pyg_dist.report.output_file import require_drawable, require_folder
+from pyg_dist.report.planned_graph import PlannedGraph, read_parts, read_planned_graph
+from pyg_dist.report.stored_plan import is_store, plan_of_store
+from pyg_dist.store.sources import KINDS
 
 
 def add_command(commands: Any) -> None:
@@ -34,8 +38,8 @@ def add_command(commands: Any) -> None:
         "plan", help="what training on some number of ranks would send, multiply, hold and cost"
     )
     parser.set_defaults(run=run)
-    parser.add_argument("graph", type=Path, help=".npz with num_nodes, edge_index [2, E] and, if each edge stands once "
-                        "for both directions, undirected")  # fmt: skip
+    parser.add_argument("graph", help=f"{KINDS}; a store of the command partition")
+    parser.add_argument("--undirected", action="store_true", help="add the reverse of each edge; each then stands once")
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument(
         "--partition", default="metis", help=f"{', '.join(METHODS)}, or a .npy file with a part per node"
@@ -65,9 +69,15 @@ def run(args: argparse.Namespace) -> None:
     machine = Machine.load(args.machine)
     if args.ranks_per_node is not None:
         machine = machine.with_ranks_per_node(args.ranks_per_node)
-    with tqdm(total=4, desc=f"plan {args.graph.name}", leave=False, disable=None, unit="step") as steps:
+    if is_store(args.graph):
+        stored = plan_of_store(Path(args.graph), args.ranks, args.exchange, args.ranks_per_node)
+        print(json.dumps(stored.to_dict(args.widths, machine)) if args.json else stored.describe(args.widths, machine))
+        if args.plot:
+            stored.plot(args.plot)
+        return
+    with tqdm(total=4, desc=f"plan {Path(args.graph).name}", leave=False, disable=None, unit="step") as steps:
         steps.set_postfix_str("reading")
-        graph = read_npz(args.graph)
+        graph = read_planned_graph(args.graph, args.undirected)
         if args.layout != "grid" and args.ranks > graph.num_nodes:  # the grid pads
             raise OptionError(
                 f"Expected at most a rank for each of {graph.num_nodes:,} nodes (got {args.ranks:,} ranks)"
@@ -89,7 +99,10 @@ def run(args: argparse.Namespace) -> None:
         plan: DistributionPlan
         if parts is None or (halo and grid[0].seconds < halo[0].seconds):
             best = grid[0]
-            plan, _ = GridPlan.of(graph.edge_index, model, best.shape, best.sums, best.price, machine, args.seed)
+            plan, _ = GridPlan.of(
+                in_one_piece(graph.edge_index), model, best.shape, best.sums, best.price, machine, args.seed,
+                digest(repr((digest(graph.edge_index), args.seed))),
+            )  # fmt: skip
         else:
             exchange = halo[0].exchange if halo else args.exchange
             name = Path(args.partition).name
@@ -130,7 +143,7 @@ def _check(args: argparse.Namespace) -> None:
     require_drawable(args.plot)
 
 
-def _parts_of(graph: GraphFile, args: argparse.Namespace, ranks_per_node: int) -> Tensor:
+def _parts_of(graph: PlannedGraph, args: argparse.Namespace, ranks_per_node: int) -> Tensor:
     method = read_parts(args.partition) if args.partition.endswith(".npy") else args.partition
     parts = partition(
         graph.edge_index, graph.num_nodes, args.ranks, method,

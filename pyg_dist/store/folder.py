@@ -168,11 +168,15 @@ def shard_of(
     key: str, writer: ShardWriter, digests: Mapping[str, str], blocks: Mapping[str, list[Any]] | None = None
 ) -> Shard:
     """The manifest's entry of a written file; the name's digest is of header and tensors."""
-    hasher = xxhash.xxh3_64(writer.layout.header)
-    for name in writer.layout.tensors:
-        hasher.update(digests[name].encode())
-    name = f"{key}-{hasher.hexdigest()}.safetensors"
+    name = f"{key}-{_name_digest(writer.layout.header, digests)}.safetensors"
     return Shard(name, writer.layout.num_bytes, writer.layout.tensors, dict(digests), dict(blocks or {}))
+
+
+def _name_digest(header: bytes, digests: Mapping[str, str]) -> str:
+    hasher = xxhash.xxh3_64(header)
+    for name in sorted(digests):
+        hasher.update(digests[name].encode())
+    return str(hasher.hexdigest())
 
 
 def open_shard(path: Path, shard: Shard) -> TensorFile:
@@ -182,7 +186,8 @@ def open_shard(path: Path, shard: Shard) -> TensorFile:
         StoreError: It is missing, cut, or another file.
     """
     file = TensorFile(path / shard.file)
-    if file.tensors != shard.tensors:
+    is_named_so = shard.file.endswith(f"-{_name_digest(file.header, shard.digests)}.safetensors")
+    if file.tensors != shard.tensors or not is_named_so:
         raise StoreError(
             f"Expected the tensors of the manifest in {file.path} (got others): restore it, or write the store again"
         )

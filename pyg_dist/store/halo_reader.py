@@ -13,16 +13,28 @@ import xxhash
 from torch import Tensor
 
 from pyg_dist.errors import StoreError
-from pyg_dist.store.folder import open_shard, require_digest
+from pyg_dist.store.folder import require_digest
 from pyg_dist.store.format import as_torch, storage_dtype
 from pyg_dist.store.halo_writer import BLOCK_COLUMNS, block_digest
 from pyg_dist.store.manifest import Manifest
-from pyg_dist.store.reader import TensorFile
 from pyg_dist.store.records import stable_order
+from pyg_dist.store.shard_reader import PIECE_BYTES, ShardReader
 
 Array = np.ndarray[Any, Any]
 
-_PIECE_BYTES = 1 << 22
+
+@dataclass(frozen=True)
+class Ends:
+    """Distinct ends of edges that cross, in the order (sender, receiver, node).
+
+    Attributes:
+        sender, receiver: ranks, int64 ``[k]``.
+        node: global ids, int64 ``[k]``.
+    """
+
+    sender: Tensor
+    receiver: Tensor
+    node: Tensor
 
 
 @dataclass(frozen=True)
@@ -31,17 +43,18 @@ class CrossEdges:
 
     Attributes:
         edge_id: global ids, int64 ``[m]``.
-        source, target: global ids of nodes, int64 ``[m]``.
-        sender, receiver: their ranks, int64 ``[m]``.
+        row, sum: which of ``rows`` is each edge's source, and of ``sums`` its target, int64 ``[m]``.
         is_post: how the stored exchange carries them, bool ``[m]``.
+        rows: the distinct sources.
+        sums: the distinct targets.
     """
 
     edge_id: Tensor
-    source: Tensor
-    target: Tensor
-    sender: Tensor
-    receiver: Tensor
+    row: Tensor
+    sum: Tensor
     is_post: Tensor
+    rows: Ends
+    sums: Ends
 
 
 @dataclass(frozen=True)
@@ -64,7 +77,7 @@ class RankEdges:
     load: Tensor
 
 
-class HaloStore:
+class HaloStore(ShardReader):
     """A halo store, opened for reading. Whatever is handed out was checked by its digest.
 
     Args:
@@ -73,9 +86,8 @@ class HaloStore:
     """
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
-        self.path, self.manifest = path, manifest
+        super().__init__(path, manifest)
         self.num_parts = manifest.num_parts
-        self._files: dict[str, TensorFile] = {}
         self.edges_between = self.between("edges")
         """Edges from part p to part q, int64 ``[P, P]``."""
         self._rows, self._sums = self.between("rows"), self.between("sums")
@@ -89,32 +101,6 @@ class HaloStore:
         """Nodes with a source in another part, by part."""
         return [self.manifest.shards[f"edges-{q:05d}"].blocks["boundary"][0] for q in range(self.num_parts)]
 
-    def _file(self, key: str) -> TensorFile:
-        if key not in self._files:
-            self._files[key] = open_shard(self.path, self.manifest.shards[key])
-        return self._files[key]
-
-    def close(self) -> None:
-        """Let go of all pages."""
-        for file in self._files.values():
-            file.release_all()
-        self._files.clear()
-
-    def tensor(self, key: str, name: str) -> Tensor:
-        """A whole tensor of a shard, copied and checked in one pass."""
-        file, shard = self._file(key), self.manifest.shards[key]
-        spec, hasher, low = file.spec(name), xxhash.xxh3_128(), 0
-        if not spec.shape:
-            require_digest(file.path, name, file.digest(name), shard.digests[name])
-            return as_torch(file.whole(name).copy(), spec.dtype)
-        out = np.empty(spec.shape, storage_dtype(spec.dtype))
-        for piece in file.pieces(name, num_bytes=_PIECE_BYTES):
-            hasher.update(piece.reshape(-1).view(np.uint8).data)
-            out[low : low + len(piece)] = piece
-            low += len(piece)
-        require_digest(file.path, name, str(hasher.hexdigest()), shard.digests[name])
-        return as_torch(out, spec.dtype)
-
     def rows(self, kind: str, name: str, parts: Sequence[int], place: Sequence[Tensor]) -> Tensor:
         """Attribute rows of several parts in one tensor.
 
@@ -124,12 +110,12 @@ class HaloStore:
             parts: whose rows.
             place: where each row of each part goes in the result, int64 by part; together a permutation.
         """
-        specs = [self._file(f"{kind}-{part:05d}").spec(name) for part in parts]
+        specs = [self.file(f"{kind}-{part:05d}").spec(name) for part in parts]
         shape = (sum(spec.num_rows for spec in specs), *specs[0].shape[1:])
         out = as_torch(np.empty(shape, storage_dtype(specs[0].dtype)), specs[0].dtype)
         for part, spec, where in zip(parts, specs, place, strict=True):
-            file, hasher, low = self._file(f"{kind}-{part:05d}"), xxhash.xxh3_128(), 0
-            for piece in file.pieces(name, num_bytes=_PIECE_BYTES):
+            file, hasher, low = self.file(f"{kind}-{part:05d}"), xxhash.xxh3_128(), 0
+            for piece in file.pieces(name, num_bytes=PIECE_BYTES):
                 hasher.update(piece.reshape(-1).view(np.uint8).data)
                 high = low + len(piece)
                 out[where[low:high]] = as_torch(np.array(piece), spec.dtype)
@@ -142,19 +128,18 @@ class HaloStore:
         """The edges from one part into another: views of the mapped files, which :meth:`release` lets go of."""
         spans = self._spans(sender, receiver)
         views = {
-            name: self._file(f"{kind}-{receiver:05d}").rows(name, low, high)
-            for name, (kind, low, high) in spans.items()
+            name: self.file(f"{kind}-{receiver:05d}").rows(name, low, high) for name, (kind, low, high) in spans.items()
         }
         digests = (xxhash.xxh3_128(views[name].view(np.uint8).data).digest() for name in BLOCK_COLUMNS)
         expected = self.manifest.shards[f"edges-{receiver:05d}"].blocks["digest"][sender]
-        path = self._file(f"edges-{receiver:05d}").path
+        path = self.file(f"edges-{receiver:05d}").path
         require_digest(path, f"edges from part {sender}", block_digest(digests), expected)
         return views
 
     def release(self, sender: int, receiver: int) -> None:
         """Let go of a block's pages."""
         for name, (kind, low, high) in self._spans(sender, receiver).items():
-            self._file(f"{kind}-{receiver:05d}").release(name, low, high)
+            self.file(f"{kind}-{receiver:05d}").release(name, low, high)
 
     def _spans(self, sender: int, receiver: int) -> dict[str, tuple[str, int, int]]:
         """The file and the rows of each column of a block."""
@@ -222,23 +207,54 @@ class HaloStore:
         return parts
 
     def _cross(self, pairs: Sequence[tuple[int, int]], owner: Sequence[int]) -> CrossEdges:
-        count = sum(int(self.edges_between[pair]) for pair in pairs)
-        names, low = ("edge_id", "source", "target", "sender", "receiver"), 0
-        found = {name: np.empty(count, np.int64) for name in names}
+        """Rows and sums are numbered by the lists that the store has of them, which are merged where parts are."""
+        count, low = sum(int(self.edges_between[pair]) for pair in pairs), 0
+        found = {name: np.empty(count, np.int64) for name in ("edge_id", "row_id", "sum_id")}
         is_post = np.empty(count, np.bool_)
+        of_ranks: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for p, q in pairs:
-            block = self.block(p, q)
-            high = low + len(block["edge_id"])
-            found["edge_id"][low:high] = block["edge_id"]
-            found["source"][low:high] = _ids(block["source"], block["row_id"])
-            found["target"][low:high] = _ids(block["target"], block["sum_id"])
-            found["sender"][low:high], found["receiver"][low:high] = owner[p], owner[q]
-            is_post[low:high] = block["is_post"]
-            self.release(p, q)
-            low = high
+            of_ranks.setdefault((owner[p], owner[q]), []).append((p, q))
+        ends: dict[str, list[Array]] = {"row_id": [], "sum_id": []}
+        for ranks in sorted(of_ranks):
+            before = {name: sum(map(len, lists)) for name, lists in ends.items()}
+            place = {}
+            for name, kind in (("row_id", "source"), ("sum_id", "target")):
+                lists = [self.block_list(p, q, name) for p, q in of_ranks[ranks]]
+                distinct, number = np.unique(np.concatenate(lists), return_inverse=True)
+                ends[name].append(distinct)
+                place[name] = (kind, np.split(number + before[name], np.cumsum([len(ids) for ids in lists])[:-1]))
+            for turn, (p, q) in enumerate(of_ranks[ranks]):
+                block = self.block(p, q)
+                high = low + len(block["edge_id"])
+                found["edge_id"][low:high], is_post[low:high] = block["edge_id"], block["is_post"]
+                for name, (kind, numbers) in place.items():
+                    found[name][low:high] = numbers[turn][_index(block[kind])]
+                self.release(p, q)
+                low = high
         order = stable_order(found["edge_id"], max(self.manifest.num_edges, 1))
-        ordered = {name: torch.from_numpy(found.pop(name)[order]) for name in names}
-        return CrossEdges(**ordered, is_post=torch.from_numpy(is_post[order]))
+        ordered = {name: torch.from_numpy(found.pop(name)[order]) for name in ("edge_id", "row_id", "sum_id")}
+        keys = sorted(of_ranks)
+        return CrossEdges(
+            ordered["edge_id"],
+            ordered["row_id"],
+            ordered["sum_id"],
+            torch.from_numpy(is_post[order]),
+            *(_ends(keys, ends[name]) for name in ("row_id", "sum_id")),
+        )
+
+    def block_list(self, sender: int, receiver: int, name: str) -> Array:
+        """``row_id`` or ``sum_id`` of a block, a copy that :meth:`block` has yet to check."""
+        kind, low, high = self._spans(sender, receiver)[name]
+        rows: Array = self.file(f"{kind}-{receiver:05d}").rows(name, low, high).copy()
+        return rows
+
+
+def _ends(keys: Sequence[tuple[int, int]], lists: Sequence[Array]) -> Ends:
+    """The lists of pairs of ranks, one after another."""
+    sizes = torch.tensor([len(ids) for ids in lists], dtype=torch.int64)
+    pair = torch.tensor(keys, dtype=torch.int64).view(-1, 2).repeat_interleave(sizes, 0)
+    node = torch.from_numpy(np.concatenate(lists)) if lists else torch.empty(0, dtype=torch.int64)
+    return Ends(pair[:, 0].contiguous(), pair[:, 1].contiguous(), node)
 
 
 def _place(node_id: Tensor, own: Tensor, is_all: bool) -> Tensor | None:
@@ -246,9 +262,11 @@ def _place(node_id: Tensor, own: Tensor, is_all: bool) -> Tensor | None:
     return None if is_all else torch.searchsorted(node_id, own).to(torch.int32)
 
 
-def _ids(local: Array, distinct: Array) -> Array:
-    """Global ids, from numbers within a part and the ids of the distinct ones, both in the same order."""
-    mark = np.zeros(int(local.max(initial=-1)) + 1, np.int32)
+def _index(local: Array) -> Array:
+    """The number of each id among the distinct ones, ascending: int32 ``[m]``."""
+    mark: Array = np.zeros(int(local.max(initial=-1)) + 1, np.int32)
     mark[local] = 1
     np.cumsum(mark, out=mark)
-    return distinct[mark[local] - 1]
+    mark -= 1
+    number: Array = mark[local]
+    return number

@@ -119,7 +119,8 @@ class Manifest:
         """
         file = path / FILE
         try:
-            content = json.loads(file.read_bytes())
+            text = file.read_text()
+            content = json.loads(text)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise StoreError(
                 f"Expected a store in {path} (got no {FILE}): write one with python -m pyg_dist partition"
@@ -136,7 +137,7 @@ class Manifest:
             found = content.pop("digest")
             if found != _digest(content):
                 raise ValueError("its digest does not hold: it was altered")
-            return Manifest(
+            manifest = Manifest(
                 content["layout"],
                 content["num_nodes"],
                 content["num_edges"],
@@ -149,6 +150,9 @@ class Manifest:
                 {key: Shard.from_dict(entry) for key, entry in content["shards"].items()},
                 found,
             )
+            if manifest.to_json() != text:
+                raise ValueError("it is not as it was written")
+            return manifest
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             if isinstance(error, StoreError):
                 raise

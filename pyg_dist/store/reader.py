@@ -27,6 +27,7 @@ class TensorFile:
         path: the file.
         tensors: type and shape by name.
         metadata: of the header.
+        header: the bytes before the first tensor.
 
     Raises:
         StoreError: It is missing, or no safetensors file.
@@ -40,7 +41,9 @@ class TensorFile:
                 length = int.from_bytes(file.read(8), "little")
                 if not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
                     raise ValueError(f"{size} bytes are no safetensors file")
-                self.tensors, self._start, self.metadata = parse_header(file.read(length), size)
+                text = file.read(length)
+                self.header = length.to_bytes(8, "little") + text
+                self.tensors, self._start, self.metadata = parse_header(text, size)
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except FileNotFoundError as error:
             raise StoreError(

@@ -1,4 +1,4 @@
-"""What errors call a layer: its place in the model that the script runs, and what it is."""
+"""Names of layers in errors: the path in the model that the script runs, and the layer itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def remember_model(model: nn.Module) -> None:
-    """A script has called ``model`` on distributed data: layers inside of it are named by their path."""
+    """Remember that a script has called ``model`` on distributed data: its layers are named by their path."""
     _models.add(model)
 
 

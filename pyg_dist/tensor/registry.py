@@ -1,4 +1,4 @@
-"""The one table: which function of torch does what to a tensor whose rows lie on several ranks.
+"""The function table: the handler of each torch function for tensors whose rows lie on several ranks.
 
 Each module beside this one registers its functions here, by name, with :func:`implements`. A name stands for every
 function that torch exposes under it: ``relu`` is ``torch.relu``, ``Tensor.relu`` and ``F.relu``.
@@ -17,7 +17,7 @@ Function = Callable[..., Any]
 Handler = Callable[[Function, tuple[Any, ...], dict[str, Any]], Any]
 
 TABLE: dict[Function, Handler] = {}
-# PyG puts functions of its own before torch.index_select and torch.select: the originals are below.
+# PyG replaces torch.index_select and torch.select by wrappers: these namespaces hold the originals.
 _BELOW = (torch._C._VariableFunctions, torch._C._nn)
 NAMESPACES = (torch, Tensor, torch.nn.functional, torch.special, torch.linalg, *_BELOW)
 
@@ -35,7 +35,7 @@ def functions(*names: str, namespaces: Sequence[Any] = NAMESPACES) -> Iterator[F
             if callable(function):
                 found = True
                 yield function
-        if not found:  # a misspelt name would leave a hole in the table
+        if not found:  # a misspelt name
             raise LookupError(f"torch has no function named {name!r}")
 
 

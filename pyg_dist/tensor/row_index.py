@@ -1,4 +1,4 @@
-"""``RowIndex``: an edge tensor of node ids that can fetch the rows which it names."""
+"""``RowIndex``: an edge tensor of node ids, by which rows of node tensors can be fetched."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _FIRST = ("condition", "input", "x1", "elements")
 
 
 class DerivedOperand(Tensor):
-    """What is made of row tensors and is none: its class answers for functions of both."""
+    """A tensor made of row tensors that is none itself: its ``__torch_function__`` answers for functions of both."""
 
 
 class RowTensor(Tensor):
@@ -43,13 +43,13 @@ class RowTensor(Tensor):
     _sharding: RowSharding
     _is_attribute: bool = False  # of a DistributedData; this and the next are for pyg_dist.layout.aggregation_cache
     _is_reused: bool = False
-    # What is kept with the tensor (KEPT): it holds for this object at one version, and never has a graph over a leaf,
-    # which would hold the leaf in turn.
+    # Caches (KEPT) are valid for this object at one version. They never reference a leaf's autograd graph, which would
+    # be a cycle.
     _selection: tuple[int, RowSharding, Selection] | None = None  # what a mask selected: version, rows, selection
     _cached_aggregates: tuple[Any, ...] = ()
     _as_rows: tuple[Any, NodeTensor] | None = None  # a tile's whole rows
     _counters: tuple[Tensor, ...] = ()  # this memory under torch's two counters of changes: its own and that of `.data`
-    _uncounted: int = 0  # changes that neither has counted
+    _uncounted: int = 0  # changes that neither counter has seen
     _copy_of: str = ""  # where torch would have a view: of "a slice of rows" or, on the grid, "columns"
 
     @classmethod
@@ -173,13 +173,25 @@ def version_of(x: Tensor) -> int | None:
 
 
 class NodeTensor(RowTensor):
-    """One row per node (or per selected node)."""
+    """One row per node (or per selected node).
+
+    Example:
+        >>> mean = data.x[data.train_mask].mean(dim=0)  # of all ranks: a plain tensor, equal on each
+        >>> type(data.x).__name__, tuple(data.x.shape), tuple(mean.shape)
+        ('NodeTensor', (34, 34), (34,))
+    """
 
     kind = "node"
 
 
 class EdgeTensor(RowTensor):
-    """One row per edge; each lies on the one rank that executes that edge."""
+    """One row per edge; each lies on the one rank that executes that edge.
+
+    Example:
+        >>> row, col = data.edge_index
+        >>> isinstance(row, EdgeTensor), (row < col).sum().item()
+        (True, 78)
+    """
 
     kind = "edge"
 
@@ -239,7 +251,7 @@ def on_rows(function: Function, x: Any, *args: Any, **kwargs: Any) -> Any:
 def like_rows(function: Function, *operands: Any) -> tuple[tuple[Any, ...], RowSharding]:
     """The operands, with all row tensors distributed as the first one is, and their rows.
 
-    To be called :data:`local_tensors`; collective where two masks, or lists, made the rows.
+    To be called under :data:`local_tensors`; collective where two masks, or lists, made the rows.
 
     Raises:
         LayoutMismatchError: Rows that do not pair with those of the first one.

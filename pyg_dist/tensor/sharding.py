@@ -1,4 +1,4 @@
-"""Which rows of a global tensor this rank holds, and how selections of rows follow from it."""
+"""Which rows of a global tensor this rank holds, and the distributions of selections of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pyg_dist.backend.comm.redistribution import Redistribution
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import AgreementError
 
-# What is remembered under inference mode serves training, too.
+# Caches that are filled under inference mode are used in training, too.
 lasting = torch.inference_mode(False)
 
 Kind = Literal["node", "edge", "tile"]
@@ -34,25 +34,25 @@ class RowSharding:
         kind: what the rows are, for messages.
         size: number of rows over all ranks.
         num_local: rows on this rank.
-        key: int64 ``[num_local]``: what dropout and random tensors are keyed by. The same for a row on every world
-            size and partition: the global id, or the position in a list of ids.
+        rng_key: int64 ``[num_local]``: the key of each local row in dropout and random tensors, the same at every world
+            size and partition: its global id, or its position in a list of ids.
     """
 
     is_indexed = False
-    """Whether a list of the script's says which rows these are: others then pair with them by position."""
+    """Whether a list of indices made these rows: other rows then align with them by position."""
 
     @property
     def derives_from_index(self) -> bool:
-        """Whether a list is among what these were selected from."""
+        """Whether these were selected, directly or not, by a list of indices."""
         return self.is_indexed
 
-    def __init__(self, group: Group, kind: Kind, size: int, key: Tensor) -> None:
+    def __init__(self, group: Group, kind: Kind, size: int, rng_key: Tensor) -> None:
         self.group = group
         self.kind: Kind = kind
         self.size = size
-        self.num_local = key.numel()
-        self.key = key
-        # A script has a few splits, and uses them for outputs and labels alike, every epoch.
+        self.num_local = rng_key.numel()
+        self.rng_key = rng_key
+        # Scripts use the same few splits for outputs and labels in every epoch.
         self._listed: deque[Selection] = deque(maxlen=8)
         self._elements: WeakValueDictionary[int, RowSharding] = WeakValueDictionary()
         self._compared = WeakIdKeyDictionary()  # by list: (version, selection)
@@ -65,13 +65,18 @@ class RowSharding:
         return f"{self.size} {self.kind}s"
 
     @property
-    def position(self) -> Tensor:
-        """Where each local row stands in the global order, int64 ``[num_local]`` (may be collective)."""
-        return self.key
+    def global_id(self) -> Tensor:
+        """The number of each local row in the input, int64 ``[num_local]``: of nodes and edges, not of selections."""
+        return self.rng_key
 
     @property
-    def num_keys(self) -> int:
-        """A number that no key reaches."""
+    def position(self) -> Tensor:
+        """Where each local row stands in the global order, int64 ``[num_local]`` (may be collective)."""
+        return self.rng_key
+
+    @property
+    def num_rng_keys(self) -> int:
+        """An upper bound of the keys, exclusive."""
         return self.size
 
     @property
@@ -138,7 +143,7 @@ class RowSharding:
     @lasting
     def by_mask(self, mask: Tensor) -> Selection:
         """The rows where ``mask`` (bool ``[num_local]``, this rank's piece) holds (collective: counts them)."""
-        picked = mask.nonzero().view(-1).to(self.key.device)
+        picked = mask.nonzero().view(-1).to(self.rng_key.device)
         return Selection(MaskedRows(self, picked), picked)
 
     @lasting
@@ -163,17 +168,17 @@ class RowSharding:
     def by_index(self, index: Tensor) -> Selection:
         """The rows at the positions ``index`` (int64 ``[k]``, equal on every rank), repeats and any order allowed.
 
-        Row k of the result lives where row ``index[k]`` lives. The latest selections are kept: a list with the same
-        values gets the same one (collective, unless the very tensor comes again, unchanged).
+        Row k of the result lives where row ``index[k]`` lives. The latest selections are cached by value
+        (collective, unless the same tensor object is used again, unchanged).
 
         Raises:
             IndexError: A position is out of bounds.
             AgreementError: The ranks were given different lists.
         """
-        wanted = torch.where(index < 0, index + self.size, index).to(self.key.device)
+        wanted = torch.where(index < 0, index + self.size, index).to(self.rng_key.device)
         version = None if index.is_inference() else index._version
-        # Ranks compare lists unless the script has brought this object before: by values alone, one might and another
-        # not. Values count as well, since they may change behind torch's back (numpy shares memory).
+        # Ranks skip the comparison only where this very object has been seen: equal values might be cached on one rank
+        # and not on another. Values are compared as well, since NumPy can change them without a new version.
         known = self._compared.get(index)  # type: ignore[no-untyped-call]
         if known is not None and known[0] == version and torch.equal(known[1].rows._index, wanted):
             return known[1]  # type: ignore[no-any-return]
@@ -202,7 +207,7 @@ class RowSharding:
         return selection
 
     def _require_equal(self, index: Tensor, what: str) -> None:
-        """An unseeded permutation makes each rank select other rows, and nothing else would notice (collective)."""
+        """Raise if the ranks were given different values, as an unseeded permutation would be (collective)."""
         if self.group.size > 1:
             require_same(self.group, digest(index), f"{what} of {self.kind}s")
 
@@ -258,11 +263,11 @@ class RowSharding:
 
 
 class MaskedRows(RowSharding):
-    """Rows picked by a mask. Their positions, rarely needed, cost a gather and wait until then."""
+    """Rows picked by a mask. Their positions cost a gather, which is made at the first use."""
 
     def __init__(self, parent: RowSharding, picked: Tensor) -> None:
         counts = parent.group.gather_counts(picked.numel())
-        super().__init__(parent.group, parent.kind, sum(counts), parent.key[picked])
+        super().__init__(parent.group, parent.kind, sum(counts), parent.rng_key[picked])
         self.counts = counts
         self._parent = parent
         self._picked = picked
@@ -273,9 +278,9 @@ class MaskedRows(RowSharding):
         return self._parent.derives_from_index
 
     @property
-    def num_keys(self) -> int:
+    def num_rng_keys(self) -> int:
         """See :class:`RowSharding`."""
-        return self._parent.num_keys
+        return self._parent.num_rng_keys
 
     @property
     def whole(self) -> RowSharding:
@@ -295,7 +300,7 @@ class MaskedRows(RowSharding):
         return torch.searchsorted(everyone.sort().values, mine)
 
     def _equals(self, other: RowSharding) -> bool:
-        # Every rank gets to `every`, or none: what is asked before it has the same answer everywhere.
+        # All ranks reach the collective `all_true`, or none: the conditions before it are equal on all ranks.
         if (
             not isinstance(other, MaskedRows)
             or self.size != other.size
@@ -309,7 +314,7 @@ class ElementRows(RowSharding):
     """The elements of rows that have several."""
 
     def __init__(self, parent: RowSharding, width: int) -> None:
-        super().__init__(parent.group, parent.kind, parent.size * width, _numbered(parent.key, width))
+        super().__init__(parent.group, parent.kind, parent.size * width, _numbered(parent.rng_key, width))
         self._parent = parent
         self._width = width
 
@@ -319,9 +324,9 @@ class ElementRows(RowSharding):
         return self._parent.derives_from_index
 
     @property
-    def num_keys(self) -> int:
+    def num_rng_keys(self) -> int:
         """See :class:`RowSharding`."""
-        return self._parent.num_keys * self._width
+        return self._parent.num_rng_keys * self._width
 
     @property
     def whole(self) -> RowSharding:

@@ -14,6 +14,19 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def equal_bits(got: Tensor, expected: Tensor) -> bool:
+    """Whether all bits agree, the signs of zeros included; NaNs must lie alike, and may differ in their bits."""
+    if got.dtype != expected.dtype or got.shape != expected.shape:
+        return False
+    if not got.is_floating_point():
+        return torch.equal(got, expected)
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[got.element_size()]
+    numbers = ~expected.isnan()
+    return torch.equal(~got.isnan(), numbers) and torch.equal(
+        got.contiguous().view(whole)[numbers], expected.contiguous().view(whole)[numbers]
+    )
+
+
 def integers(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
     """Small integers: every order of summation gives the same bits, so a kernel must equal its reference exactly."""
     return torch.randint(-4, 5, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)

@@ -144,11 +144,13 @@ def test_passes_in_any_order(workers: Pools, world_size: int, exception: bool) -
 def sums_in_bfloat16(world_size: int) -> None:
     """Partial sums of bfloat16 rows are made in float32 and rounded once, into the message."""
     from pyg_dist import DistributedData
+    from pyg_dist.layout.graph import Norm
 
     parts = torch.arange(NUM_NODES) % world_size
     data = DistributedData(random_graph(NUM_NODES, 20 * NUM_NODES, seed=3), partition=parts, exchange="pre")
     float32, graph = torch.float32, data.graph
-    for operator in (graph.neighbourhood("sum", None, float32), graph.symmetric_norm(True, 1.0, None, float32)):
+    for norm in (Norm.SUM, Norm.gcn(add_self_loops=True)):
+        operator = graph.operator(norm, None, float32).matrix
         outgoing, scale = operator.halo.outgoing, operator.col_scale
         assert int(outgoing.pattern.rowptr.diff().max()) > 2, "no partial sums to round"
         x = (torch.randn(graph.num_local, 33) * 100).bfloat16()

@@ -63,12 +63,8 @@ def test_kernels_leave_no_inline_function_to_the_linker(source: Path, optimizati
         pytest.skip("needs a compiler and nm")
     compiled = tmp_path / "kernels.o"
     flags = ["-std=c++20", optimization, "-fPIC", "-fno-exceptions", "-DPYG_DIST_LEVEL=baseline", "-I."]
-    subprocess.run(
-        [compiler, *flags, "-c", str(source), "-o", str(compiled)],
-        cwd=ROOT / "csrc",
-        timeout=COMMAND_SECONDS,
-        check=True,
-    )
+    command = [compiler, *flags, "-c", str(source), "-o", str(compiled)]
+    subprocess.run(command, cwd=ROOT / "csrc", timeout=COMMAND_SECONDS, check=True)
     symbols = subprocess.run(
         [nm, "--demangle", compiled], capture_output=True, text=True, timeout=COMMAND_SECONDS, check=True
     ).stdout

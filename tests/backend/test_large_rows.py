@@ -77,10 +77,10 @@ def test_relu_has_the_bits_of_torch_and_keeps_a_bit_each(num_rows: int, dtype: t
     assert [t.numel() for t in kept if t.dtype == torch.uint8] == [-(-x.numel() // 8)]
     assert len(kept) == 2, "that, and the weights of the sum"
     for mine, expected in zip(got, results(F.relu, x), strict=True):
-        assert_same_bits(mine + 0.0, expected + 0.0)  # torch keeps the sign of a zero
+        assert_same_bits(mine, expected)
     y, passed = ops.relu(x, False)
     assert passed.numel() == 0
-    assert_same_bits(y, x.relu() + 0.0)
+    assert_same_bits(y, x.relu())
 
 
 def test_derivatives_of_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,3 +108,35 @@ def test_other_forms_are_torch_s(monkeypatch: pytest.MonkeyPatch) -> None:
         large_tensors.linear(x[0], weight.double())
     with torch.autocast("cpu", torch.bfloat16):
         assert large_tensors.linear(x[0], weight).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: large_tensors.linear(x, torch.ones(2, 3)),
+        lambda x: large_tensors.relu(x),
+        lambda x: large_tensors.layer_norm(x, (3,)),
+        lambda x: large_tensors.log_softmax(x),
+        lambda x: large_tensors.select(x, torch.tensor([2, 0, 2])),
+    ],
+    ids=["linear", "relu", "layer_norm", "log_softmax", "select"],
+)
+def test_transforms_and_forward_mode(monkeypatch: pytest.MonkeyPatch, function: Callable[[Tensor], Tensor]) -> None:
+    """Of a large tensor as of a small one."""
+    x, tangent = torch.randn(5, 3), torch.randn(5, 3)
+
+    def everything() -> list[Tensor]:
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(x, tangent)
+            forward = torch.autograd.forward_ad.unpack_dual(function(dual)).tangent
+        return [
+            forward,
+            torch.func.jvp(function, (x,), (tangent,))[1],
+            torch.func.grad(lambda x: function(x).square().sum())(x),
+            torch.func.vmap(function)(x[None])[0],
+        ]
+
+    small = everything()
+    monkeypatch.setattr(large_tensors, "LARGE", 0)
+    for got, expected in zip(everything(), small, strict=True):
+        assert_same_bits(got, expected)

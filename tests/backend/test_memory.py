@@ -138,7 +138,8 @@ torch.kept = kept[7:]  # outlives the interpreter's own clean-up
 
 SHORT = """
 import resource, torch
-from pyg_dist.backend import memory, ops
+from pyg_dist.backend import ops
+from pyg_dist.backend.ops import memory
 like = torch.empty(0, 1)
 blocks = [ops.empty_rows(like, (8 + 2 * k << 20) // 4, 1) for k in range(20)]
 waiting = sum(block.numel() * 4 for block in blocks)

@@ -6,6 +6,8 @@ from typing import Literal
 
 import pytest
 import torch
+from bits import assert_same_bits
+from op_inputs import equal_bits
 from torch import Tensor
 from torch.library import opcheck
 
@@ -54,7 +56,7 @@ def test_kernels_equal_the_reference(width: int, dtype: torch.dtype, reduce: Lit
     transposed = csr.transposed
     grad = with_ties(width, dtype, seed=1).repeat(2, 1)[:NUM_ROWS]
     y = ops.extreme_csr(csr.rowptr, csr.col, x, reduce)
-    assert torch.equal(y, reference.extreme_csr(csr.rowptr, csr.col, x, reduce))
+    assert_same_bits(y, reference.extreme_csr(csr.rowptr, csr.col, x, reduce))
     shares = ops.extreme_csr_shares(csr.rowptr, csr.col, x, y, grad)
     expected_shares = reference.extreme_csr_shares(csr.rowptr, csr.col, x, y, grad)
     torch.testing.assert_close(shares, expected_shares, rtol=0, atol=0, equal_nan=True)
@@ -72,7 +74,7 @@ def test_gradient_at_ties_equals_torch(dtype: torch.dtype, reduce: Literal["max"
     weights = torch.randn(NUM_ROWS, 19, generator=torch.Generator().manual_seed(3), dtype=dtype)
     ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
     y, expected = extreme(ours, csr, reduce), by_torch(theirs, csr, reduce)
-    assert torch.equal(y, expected)
+    assert_same_bits(y, expected)
     (y * weights).sum().backward()
     (expected * weights).sum().backward()
     assert ours.grad is not None
@@ -100,7 +102,7 @@ def test_hubs_among_sources(width: int, dtype: torch.dtype) -> None:
     got = ops.extreme_csr_grad(hubs.rowptr, hubs.col, x, y, shares)
     expected = reference.extreme_csr_grad(hubs.rowptr, hubs.col, x, y, shares)
     assert bool((expected != 0).any())
-    assert torch.equal(got, expected)  # sums of small integers
+    assert equal_bits(got, expected)  # sums of small integers
 
 
 def test_not_a_number_wins() -> None:
@@ -123,8 +125,8 @@ def test_results_do_not_depend_on_threads() -> None:
             gradients.append(torch.autograd.grad(extreme(x, csr, "max").square().sum(), x)[0])
     finally:
         torch.set_num_threads(before)
-    assert torch.equal(gradients[0], gradients[1])
-    assert torch.equal(gradients[0], gradients[2])
+    assert_same_bits(gradients[0], gradients[1])
+    assert_same_bits(gradients[0], gradients[2])
 
 
 def test_opcheck_and_zero_sizes() -> None:
@@ -138,7 +140,7 @@ def test_opcheck_and_zero_sizes() -> None:
     for rows, sources, width in [(0, 5, 3), (4, 0, 3), (4, 5, 0)]:
         rowptr = torch.zeros(rows + 1, dtype=torch.int64)
         y = ops.extreme_csr(rowptr, nothing, torch.ones(sources, width), "min")
-        assert torch.equal(y, torch.zeros(rows, width))
+        assert_same_bits(y, torch.zeros(rows, width))
 
 
 def test_wrong_arguments_are_refused() -> None:

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from against_stock import Results, assert_same, gradients, twins, whole
 from random_graphs import random_graph, uneven_parts
-from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import GCNConv, SAGEConv
 from torch_geometric.transforms import ToSparseTensor
 from workers import Workers
 
@@ -39,20 +38,17 @@ def sparse_graph(ones: bool) -> Data:
     return graph
 
 
-def train(conv: Any, data: Any, values: Any) -> dict[str, Tensor]:
+def train(conv: Any, data: Any, values: Any) -> Results:
     """Two steps, the second one with other values."""
-    results: dict[str, Tensor] = {}
+    results: Results = {}
     for step in range(2):
         conv.zero_grad()
         data.x.grad = values.grad = None
         out = conv(data.x, data.adj_t)
         (out.tanh() * torch.arange(1, out.shape[1] + 1)).square().mean().backward()
-        grad = values.grad
-        named = {"out": out, "x": data.x.grad, "values": grad.values() if grad.layout != torch.strided else grad}
-        named |= {name: parameter.grad for name, parameter in conv.named_parameters()}
-        for name, tensor in named.items():
-            whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-            results[f"{name}, step {step}"] = whole.detach().clone()
+        grad = values.grad.values() if values.grad.layout != torch.strided else values.grad
+        found = whole({"out": out, "values": grad, **gradients(conv, x=data.x)})
+        results |= {f"{name}, step {step}": value for name, value in found.items()}
         with torch.no_grad():
             (values.values() if values.layout != torch.strided else values).mul_(1.5)
     return results
@@ -60,12 +56,9 @@ def train(conv: Any, data: Any, values: Any) -> dict[str, Tensor]:
 
 def compare(layouts: list[dict[str, Any]], ones: bool) -> None:
     import pyg_dist
-    from pyg_dist import conv as ours
 
-    pairs = {"gcn": (GCNConv, ours.DistributedGCNConv), "sage": (SAGEConv, ours.DistributedSAGEConv)}
     for kind, options in CONVS:
-        stock, distributed = (cls(5, **options).double() for cls in pairs[kind])
-        distributed.load_state_dict(stock.state_dict())
+        stock, distributed = twins(kind, 5, **options)
         graph = sparse_graph(ones)
         expected = train(stock, graph, graph.adj_t)
         for layout in layouts:
@@ -74,11 +67,7 @@ def compare(layouts: list[dict[str, Any]], ones: bool) -> None:
             data: Any = pyg_dist.DistributedData(sparse_graph(ones), **layout)
             assert data.adj_t.weight.requires_grad
             got = train(distributed, data, data.adj_t.weight)
-            assert got.keys() == expected.keys()
-            for name, want in expected.items():
-                torch.testing.assert_close(
-                    got[name], want, rtol=0, atol=1e-10, msg=f"{kind} {options} {layout}: {name}"
-                )
+            assert_same(got, expected, f"{kind} {options} {layout}")
 
 
 @pytest.mark.parametrize("num_ranks", [1, 3, 4])

@@ -249,10 +249,7 @@ def compare(names: list[str], dtype: torch.dtype = torch.float64, num_edges: int
     ours = pyg_dist.DistributedData(data, partition=uneven_parts(NUM_NODES, pyg_dist.world_size()))
     for name in names:
         expected, got = step(data, CASES[name], False), step(ours, CASES[name], True)
-        try:
-            assert_same(got, expected)
-        except AssertionError as error:
-            raise AssertionError(f"{name}: {error}") from None
+        assert_same(got, expected, name)
 
 
 def test_every_conv_in_float64(workers: Pools) -> None:

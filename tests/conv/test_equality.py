@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from against_stock import Results, assert_same, convs, gradients, whole
 from bits import assert_same_bits
 from graphs import load_npz
 from random_graphs import random_graph, uneven_parts
@@ -55,8 +56,8 @@ class TwoLayers(torch.nn.Module):
         return self.second(self.norm(self.first(x, edge_index, *weight)).tanh(), edge_index, *weight)
 
 
-def train_once(conv: Any, data: Any, weights: str, options: dict[str, Any]) -> dict[str, Tensor]:
-    """One step's outputs and gradients, all plain and in the original order."""
+def train_once(conv: Any, data: Any, weights: str, options: dict[str, Any]) -> Results:
+    """One step's outputs and gradients."""
     torch.manual_seed(0)
     dtype = data.x.dtype
     model = TwoLayers(conv, (data.x.size(1), 7, int(data.y.max()) + 1), **options).to(dtype)
@@ -65,21 +66,8 @@ def train_once(conv: Any, data: Any, weights: str, options: dict[str, Any]) -> d
     out = model(x, data.edge_index, *weight)
     loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
     (loss + 0.01 * sum(p.square().sum() for p in model.parameters())).backward()
-    results = {"out": out.detach(), "loss": loss.detach(), "x.grad": x.grad}
-    results |= {name: p.grad for name, p in model.named_parameters()}
-    results |= {name: b.to(dtype) for name, b in model.named_buffers() if b.dtype.is_floating_point}
-    if weights == "learned":
-        results["edge_weight.grad"] = weight[0].grad
-    return {name: v.full_tensor() if hasattr(v, "full_tensor") else v.clone() for name, v in results.items()}
-
-
-def assert_close(got: dict[str, Tensor], expected: dict[str, Tensor], what: str) -> None:
-    assert got.keys() == expected.keys()
-    for name, want in expected.items():
-        assert got[name] is not None, f"{what}: {name} has no gradient"
-        error = (got[name] - want).abs().max().item() if want.numel() else 0.0
-        bound = 1e-10 if want.dtype == torch.float64 else 1e-4 * want.abs().max().item() + 1e-5
-        assert error <= bound, f"{what}: {name} is off by {error:.2e}, allowed {bound:.2e}"
+    leaves = {"x": x, **({"edge_weight": weight[0]} if weights == "learned" else {})}
+    return {"out": out, "loss": loss, **gradients(model, **leaves)}
 
 
 def compare(
@@ -87,7 +75,6 @@ def compare(
 ) -> tuple[int, int]:
     """On every rank: run the cases on the stock conv and on ours. Returns halo bytes sent and this rank's rows."""
     import pyg_dist
-    from pyg_dist import conv as ours
 
     graph = graph.clone()
     order = graph.edge_index[1].argsort(stable=True)  # stock LSTM and median want edges by target
@@ -95,13 +82,10 @@ def compare(
     graph.edge_weight = graph.edge_weight[order]
     data = pyg_dist.DistributedData(graph, partition=partition, exchange=exchange)
     for kind, options, weights in cases:
-        stock_conv, our_conv = (
-            (SAGEConv, ours.DistributedSAGEConv) if kind == "sage" else (GCNConv, ours.DistributedGCNConv)
-        )
-        got = train_once(our_conv, data, weights, options)
+        stock, ours = convs(kind)
+        got = whole(train_once(ours, data, weights, options))
         if graph.num_nodes < 1000 or pyg_dist.is_main():  # large graphs once, not on every rank
-            expected = train_once(stock_conv, graph, weights, options)
-            assert_close(got, expected, f"{kind} {options} weights {weights}")
+            assert_same(got, train_once(stock, graph, weights, options), f"{kind} {options} weights {weights}")
     return data.traffic.num_bytes, data.x.to_local().shape[0]
 
 

@@ -58,7 +58,7 @@ def compare(names: list[str]) -> None:
         stock = CASES[name][0]
         expected = call(name, stock, data.edge_index, data)
         assert_same(call(name, SUBSTITUTES[stock], data.edge_index, data), expected)
-        assert_same(call(name, SUBSTITUTES[stock], ours.edge_index.edges, ours), expected)
+        assert_same(call(name, SUBSTITUTES[stock], ours.edge_index.edges("a test"), ours), expected)
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
@@ -71,7 +71,7 @@ def refusals() -> list[str]:
     from pyg_dist.conv.graph_functions import SUBSTITUTES
 
     data = pyg_dist.DistributedData(random_graph(NUM_NODES, NUM_EDGES, seed=4))
-    edges, attr = data.edge_index.edges, data.edge_attr
+    edges, attr = data.edge_index.edges("a test"), data.edge_attr
     calls: list[Callable[[], Any]] = [
         lambda: SUBSTITUTES[pyg.softmax](attr, edges[0]),
         lambda: SUBSTITUTES[pyg.softmax](attr, data.y),

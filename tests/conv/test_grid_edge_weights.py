@@ -11,6 +11,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.nn.functional as F
+from against_stock import Results, assert_same, meshes
 from random_graphs import random_graph
 from torch import Tensor, nn
 from torch_geometric.data import Data
@@ -30,13 +31,7 @@ CASES: list[Case] = [
 ]
 
 
-def shapes(num_ranks: int) -> list[dict[str, int]]:
-    from pyg_dist.backend.grid.mesh import meshes
-
-    return [{"x": m.x, "y": m.y, "z": m.z} for m in meshes(num_ranks)]
-
-
-def train_once(conv_class: Any, data: Any, case: Case) -> dict[str, Tensor]:
+def train_once(conv_class: Any, data: Any, case: Case) -> Results:
     """Weights that follow from a leaf, as those of an attention do, and the leaf itself."""
     torch.manual_seed(0)
     widths = case["widths"]
@@ -66,30 +61,28 @@ def train_once(conv_class: Any, data: Any, case: Case) -> dict[str, Tensor]:
         results |= {f"{n}, 2": g for n, g in zip(leaves, torch.autograd.grad(norm, list(leaves.values())), strict=True)}
     with torch.no_grad():
         results["without gradients"] = forward()
-    return {name: (v.full_tensor() if hasattr(v, "full_tensor") else v).detach() for name, v in results.items()}
+    return results
 
 
 @patch.dict(os.environ)  # what is set ends with the body
-def compare(graph: Data, meshes: list[dict[str, int]], stride: int) -> None:
+def compare(graph: Data, shapes: list[dict[str, int]], stride: int) -> None:
     import pyg_dist
     from pyg_dist.conv import DistributedGCNConv
 
     expected = [train_once(GCNConv, graph, case) for case in CASES]
-    for turn, mesh in enumerate(meshes):
+    for turn, mesh in enumerate(shapes):
         for form, sums in enumerate(("reduce_scatter", "all_reduce")):
             os.environ["PYG_DIST_GRID_SUMS"] = sums
             data = pyg_dist.DistributedData(graph, layout="grid", mesh=mesh)
             for number in range((2 * turn + form) % stride, len(CASES), stride):
                 got = train_once(DistributedGCNConv, data, CASES[number])
-                for name, want in expected[number].items():
-                    message = f"{mesh} {sums} {CASES[number]}: {name}"
-                    torch.testing.assert_close(got[name], want, rtol=0, atol=1e-10, msg=message)
+                assert_same(got, expected[number], f"{mesh} {sums} {CASES[number]}")
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 6])
 def test_every_gradient_on_every_mesh(workers: Pools, num_ranks: int) -> None:
     graph = random_graph(47, 310, seed=1)
-    workers(num_ranks).run(compare, graph, shapes(num_ranks), min(num_ranks, 5))
+    workers(num_ranks).run(compare, graph, meshes(num_ranks), min(num_ranks, 5))
 
 
 def negative_degrees(mesh: dict[str, int]) -> None:

@@ -11,10 +11,10 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.nn.functional as F
+from against_stock import Results, assert_same, convs, gradients, meshes
 from random_graphs import random_graph
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.nn import GCNConv, SAGEConv
 from workers import Workers
 
 Pools = Callable[[int], Workers]
@@ -27,12 +27,6 @@ NORMS: dict[str, Callable[[int], nn.Module]] = {
     "rms": nn.RMSNorm,
     "batch": nn.BatchNorm1d,
 }
-
-
-def shapes(num_ranks: int) -> list[dict[str, int]]:
-    from pyg_dist.backend.grid.mesh import meshes
-
-    return [{"x": m.x, "y": m.y, "z": m.z} for m in meshes(num_ranks)]
 
 
 class Stack(nn.Module):
@@ -58,7 +52,7 @@ class Stack(nn.Module):
         return self.head(out)
 
 
-def train_once(conv: Any, data: Any, case: Case) -> dict[str, Tensor]:
+def train_once(conv: Any, data: Any, case: Case) -> Results:
     torch.manual_seed(0)
     dtype = data.x.dtype
     model = Stack(conv, case, data.x.size(1), int(data.y.max()) + 1).to(dtype)
@@ -68,28 +62,23 @@ def train_once(conv: Any, data: Any, case: Case) -> dict[str, Tensor]:
     loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
     loss = loss + 0.1 * F.nll_loss(out.log_softmax(dim=-1), data.y) + 0.01 * (out * out).mean()
     (loss + 0.01 * sum(p.square().sum() for p in model.parameters())).backward()
-    results = {"out": out.detach(), "loss": loss.detach(), "x.grad": x.grad}
-    results |= {name: p.grad for name, p in model.named_parameters()}
-    results |= {name: b.to(dtype) for name, b in model.named_buffers() if b.dtype.is_floating_point}
+    results = {"out": out, "loss": loss, **gradients(model, x=x)}
     model.eval()
     with torch.no_grad():
         results["eval"] = model(x, data.edge_index, *weight)
-        results["classes"] = results["eval"].argmax(dim=-1).to(dtype)
-    return {name: v.full_tensor() if hasattr(v, "full_tensor") else v.clone() for name, v in results.items()}
+        results["classes"] = results["eval"].argmax(dim=-1)
+    return results
 
 
 @patch.dict(os.environ)  # what is set ends with the body
-def compare(graph: Data, meshes: list[dict[str, int]], cases: list[Case], stride: int = 1) -> None:
+def compare(graph: Data, shapes: list[dict[str, int]], cases: list[Case], stride: int = 1) -> None:
     """On every rank, for every mesh and form of the sums: every ``stride``-th case, another first one each time."""
     import pyg_dist
-    from pyg_dist import conv as ours
     from pyg_dist.plan.grid import node_order as plan
 
-    expected = {}
-    for number, case in enumerate(cases):
-        expected[number] = train_once(SAGEConv if case["conv"] == "sage" else GCNConv, graph, case)
+    expected = [train_once(convs(case["conv"])[0], graph, case) for case in cases]
     good = plan.GOOD_IMBALANCE
-    for turn, mesh in enumerate(meshes):
+    for turn, mesh in enumerate(shapes):
         for form, sums in enumerate(("reduce_scatter", "all_reduce")):
             os.environ["PYG_DIST_GRID_SUMS"] = sums
             os.environ["PYG_DIST_GRID_BLOCKS"] = str(1 + turn % 3)
@@ -98,19 +87,9 @@ def compare(graph: Data, meshes: list[dict[str, int]], cases: list[Case], stride
             data = pyg_dist.DistributedData(graph, layout="grid", mesh=mesh)
             for number in range((2 * turn + form) % stride, len(cases), stride):
                 case = cases[number]
-                conv = ours.DistributedSAGEConv if case["conv"] == "sage" else ours.DistributedGCNConv
-                assert_close(train_once(conv, data, case), expected[number], f"{mesh} {sums} {case}")
+                got = train_once(convs(case["conv"])[1], data, case)
+                assert_same(got, expected[number], f"{mesh} {sums} {case}")
     plan.GOOD_IMBALANCE = good
-
-
-def assert_close(got: dict[str, Tensor], expected: dict[str, Tensor], what: str) -> None:
-    assert got.keys() == expected.keys()
-    for name, want in expected.items():
-        assert got[name] is not None, f"{what}: {name} has no gradient"
-        assert got[name].shape == want.shape, f"{what}: {name} has shape {list(got[name].shape)}"
-        error = (got[name] - want).abs().max().item() if want.numel() else 0.0
-        bound = 1e-10 if want.dtype == torch.float64 else 1e-4 * want.abs().max().item() + 1e-5
-        assert error <= bound, f"{what}: {name} is off by {error:.2e}, allowed {bound:.2e}"
 
 
 def gcn(layers: int, norm: str, **case: Any) -> Case:
@@ -146,19 +125,19 @@ STRIDES = {1: 2, 2: 5, 3: 5, 4: 9, 6: 9, 8: 14}
 @pytest.mark.parametrize("num_ranks", list(STRIDES))
 def test_every_mesh_in_float64(workers: Pools, num_ranks: int) -> None:
     graph, stride = random_graph(47, 310, seed=1), STRIDES[num_ranks]
-    meshes = shapes(num_ranks)
-    seen = {c for turn in range(2 * len(meshes)) for c in range(turn % stride, len(CASES), stride)}
+    shapes = meshes(num_ranks)
+    seen = {c for turn in range(2 * len(shapes)) for c in range(turn % stride, len(CASES), stride)}
     assert len(seen) == len(CASES)
-    workers(num_ranks).run(compare, graph, meshes, CASES, stride)
+    workers(num_ranks).run(compare, graph, shapes, CASES, stride)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_float32(workers: Pools, num_ranks: int) -> None:
     graph = random_graph(60, 400, seed=2, dtype=torch.float32)
-    workers(num_ranks).run(compare, graph, shapes(num_ranks)[:4], CASES[2:6], 2)
+    workers(num_ranks).run(compare, graph, meshes(num_ranks)[:4], CASES[2:6], 2)
 
 
 @pytest.mark.parametrize("num_ranks", [3, 4])
 def test_more_ranks_than_rows_and_columns(workers: Pools, num_ranks: int) -> None:
     graph = random_graph(3, 5, num_features=1, num_classes=2, seed=5)
-    workers(num_ranks).run(compare, graph, shapes(num_ranks), [gcn(2, "none"), sage(3, "none")])
+    workers(num_ranks).run(compare, graph, meshes(num_ranks), [gcn(2, "none"), sage(3, "none")])

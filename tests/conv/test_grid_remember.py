@@ -10,17 +10,10 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from random_graphs import random_graph
-from torch_geometric.nn import GCNConv, SAGEConv
+from against_stock import Pair, meshes
 from workers import Workers
 
 Pools = Callable[[int], Workers]
-
-
-def shapes(num_ranks: int) -> list[dict[str, int]]:
-    from pyg_dist.backend.grid.mesh import meshes
-
-    return [{"x": m.x, "y": m.y, "z": m.z} for m in meshes(num_ranks)]
 
 
 class Products:
@@ -43,49 +36,30 @@ class Products:
         self.ops.spmm_csr = self.multiply
 
 
-class Pair:
-    """A stock conv on the whole graph and ours on the grid, with equal weights."""
+class OnGrid(Pair):
+    """Tells whether a run aggregates."""
 
-    def __init__(self, kind: str, channels: tuple[int, int], mesh: dict[str, int], **options: Any) -> None:
-        from pyg_dist import DistributedData
-        from pyg_dist import conv as ours
-
-        self.graph = random_graph(61, 400, num_features=channels[0], seed=3)
-        self.data: Any = DistributedData(self.graph, layout="grid", mesh=mesh)
-        sage = kind == "sage"
-        self.stock = (SAGEConv if sage else GCNConv)(*channels, **options).double()
-        self.ours = (ours.DistributedSAGEConv if sage else ours.DistributedGCNConv)(*channels, **options).double()
-        self.ours.load_state_dict(self.stock.state_dict())
+    def __init__(self, kind: str, channels: tuple[int, int], mesh: dict[str, int]) -> None:
+        super().__init__(kind, channels, layout="grid", mesh=mesh)
 
     def aggregates(self, x: Any = None, want: Any = None, *weight: Any, grad: bool = True) -> bool:
-        """Run and compare both; whether there was a sparse product, or a message other than the linear map's sums."""
-        x, want = (self.data.x, self.graph.x) if x is None else (x, want)
+        """Whether there was a sparse product, or a message other than the linear map's sums."""
         traffic = self.data.graph.grid.mesh.traffic
-        for counter in traffic.values():
-            counter.num_bytes = 0
-        with Products() as products, torch.set_grad_enabled(grad):
-            out = self.ours(x, self.data.edge_index, *weight)
-            if grad:
-                out.to_local().square().sum().backward()
-        sent = sum(counter.num_bytes for axes, counter in traffic.items() if axes != ("y",))
-        with torch.set_grad_enabled(grad):
-            stock_weight = [w.full_tensor() for w in weight]
-            expected = self.stock(want, self.graph.edge_index, *stock_weight)
-            torch.testing.assert_close(out.full_tensor().detach(), expected.detach(), rtol=0, atol=1e-11)
-            if grad:
-                expected.square().sum().backward()
-                for (name, p), q in zip(self.ours.named_parameters(), self.stock.parameters(), strict=True):
-                    torch.testing.assert_close(p.grad, q.grad, rtol=0, atol=1e-9, msg=name)
+        before = {axes: counter.num_bytes for axes, counter in traffic.items()}
+        with Products() as products:
+            compare = self.run(x, want, *weight, grad=grad)
+        sent = sum(n.num_bytes - before.get(axes, 0) for axes, n in traffic.items() if axes != ("y",))
+        compare()
         assert products.number > 0 or not sent, f"{sent} bytes for no product"
         return products.number > 0
 
 
 @patch.dict(os.environ)  # what is set ends with the body
-def epochs(meshes: list[dict[str, int]], kind: str, channels: tuple[int, int]) -> None:
-    for mesh in meshes:
+def epochs(shapes: list[dict[str, int]], kind: str, channels: tuple[int, int]) -> None:
+    for mesh in shapes:
         for sums in ("reduce_scatter", "all_reduce"):
             os.environ["PYG_DIST_GRID_SUMS"] = sums
-            pair = Pair(kind, channels, mesh)
+            pair = OnGrid(kind, channels, mesh)
             seen = [pair.aggregates(), pair.aggregates(), pair.aggregates(grad=False)]
             with torch.inference_mode():
                 seen.append(pair.aggregates(grad=False))
@@ -108,12 +82,12 @@ def epochs(meshes: list[dict[str, int]], kind: str, channels: tuple[int, int]) -
 def test_an_attribute_is_aggregated_once_per_version(
     workers: Pools, num_ranks: int, kind: str, channels: tuple[int, int]
 ) -> None:
-    workers(num_ranks).run(epochs, shapes(num_ranks), kind, channels)
+    workers(num_ranks).run(epochs, meshes(num_ranks), kind, channels)
 
 
 @patch.dict(os.environ)  # what is set ends with the body
 def other_cases(mesh: dict[str, int]) -> None:
-    pair = Pair("gcn", (5, 4), mesh)
+    pair = OnGrid("gcn", (5, 4), mesh)
     weight = pair.data.edge_weight
     assert [pair.aggregates(None, None, weight) for _ in range(2)] == [True, False]
     weight.mul_(2.0)  # another operator
@@ -122,14 +96,14 @@ def other_cases(mesh: dict[str, int]) -> None:
     assert all(pair.aggregates(None, None, learning) for _ in range(2))
 
     # An intermediate that is used again is kept from the second time, with the place of its root.
-    pair = Pair("sage", (4, 5), mesh)
+    pair = OnGrid("sage", (4, 5), mesh)
     hidden, want = pair.data.x.tanh(), pair.graph.x.tanh()
     assert [pair.aggregates(hidden, want, grad=False) for _ in range(3)] == [True, True, False]
     pair.data.x.requires_grad_()
     assert all(pair.aggregates() for _ in range(2))
 
     # A change of what was returned is not handed out again.
-    pair = Pair("sage", (5, 4), mesh)
+    pair = OnGrid("sage", (5, 4), mesh)
     conv = pair.ours
     conv.lin_l, conv.root_weight, pair.stock.lin_l, pair.stock.root_weight = (torch.nn.Identity(), False) * 2
     expected = pair.stock(pair.graph.x, pair.graph.edge_index)
@@ -139,7 +113,7 @@ def other_cases(mesh: dict[str, int]) -> None:
         out.mul_(2.0)
 
     os.environ["PYG_DIST_REMEMBER_MIB"] = "0"
-    pair = Pair("sage", (5, 8), mesh)
+    pair = OnGrid("sage", (5, 8), mesh)
     assert all(pair.aggregates() for _ in range(3))
 
 

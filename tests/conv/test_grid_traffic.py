@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from against_stock import meshes
 from bits import assert_same_bits
 from random_graphs import random_graph
 from torch import nn
@@ -67,7 +68,7 @@ Bytes = dict[tuple[str, ...], int]
 
 @patch.dict(os.environ)  # what is set ends with the body
 def count(
-    meshes: list[dict[str, int]],
+    shapes: list[dict[str, int]],
     cases: list[tuple[str, bool]],
     stride: int,
     complete: bool = False,
@@ -76,7 +77,7 @@ def count(
     """Compare counted and modelled bytes, step by step; every ``stride``-th case on each mesh and form.
 
     Args:
-        meshes: to train on.
+        shapes: to train on.
         cases: kind of conv, and whether the input learns.
         stride: another first case each time.
         complete: whether the graph is a complete one, whose nodes keep their order.
@@ -95,7 +96,7 @@ def count(
     if complete:
         graph = Data(graph.x, torch.cartesian_prod(*[torch.arange(97)] * 2).t(), y=graph.y, train_mask=graph.train_mask)
     last = []
-    for turn, mesh in enumerate(meshes):
+    for turn, mesh in enumerate(shapes):
         for form, sums in enumerate(("reduce_scatter", "all_reduce")):
             os.environ["PYG_DIST_GRID_SUMS"] = sums
             data: Any = pyg_dist.DistributedData(graph, layout="grid", mesh=mesh, comm_dtype=comm_dtype)
@@ -120,19 +121,13 @@ def count(
     return last
 
 
-def shapes(num_ranks: int) -> list[dict[str, int]]:
-    from pyg_dist.backend.grid.mesh import meshes
-
-    return [{"x": m.x, "y": m.y, "z": m.z} for m in meshes(num_ranks)]
-
-
 CASES = [(kind, learns) for kind in ("gcn", "sage") for learns in (False, True)]
 
 
 @pytest.mark.parametrize(("num_ranks", "stride"), [(4, 1), (6, 3)])
 def test_counted_bytes_are_the_models(workers: Pools, num_ranks: int, stride: int) -> None:
     """Those of sums and gathers to the byte; those of changes between two random orders as they are to be expected."""
-    by_rank = workers(num_ranks).run(count, shapes(num_ranks), CASES, stride)
+    by_rank = workers(num_ranks).run(count, meshes(num_ranks), CASES, stride)
     for steps in zip(*by_rank, strict=True):
         seen, said = (sum(sent.get(("x", "y", "z"), 0) for sent in side) for side in zip(*steps, strict=True))
         assert abs(seen - said) <= 0.1 * said, (seen, said)
@@ -140,12 +135,12 @@ def test_counted_bytes_are_the_models(workers: Pools, num_ranks: int, stride: in
 
 def test_counted_bytes_are_the_models_in_one_order(workers: Pools) -> None:
     """All of them to the byte."""
-    workers(4).run(count, shapes(4), CASES, 4, True)
+    workers(4).run(count, meshes(4), CASES, 4, True)
 
 
 @patch.dict(os.environ, PYG_DIST_PROJECT_FIRST="1")
 def projected_first() -> None:
-    count(shapes(2), [("gcn", True), ("sage", True)], 1)
+    count(meshes(2), [("gcn", True), ("sage", True)], 1)
 
 
 def test_the_model_takes_the_order_that_is_set(workers: Pools) -> None:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any, Optional
 
 import pytest
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
-from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, SAGEConv
-from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import to_torch_csc_tensor
-from workers import Workers
 
 from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
 
@@ -296,21 +292,3 @@ def test_hooks_and_overrides_of_steps_work_on_plain_edges() -> None:
     twice = conv(x, EDGE_INDEX)
     conv.register_message_forward_hook(lambda module, inputs, out: out / 2)
     torch.testing.assert_close(2 * conv(x, EDGE_INDEX), twice)
-
-
-def norm_of_a_graph_handle() -> None:
-    from pyg_dist import DistributedData
-
-    generator = torch.Generator().manual_seed(0)
-    edge_index = torch.randint(0, 9, (2, 30), generator=generator)
-    for loops in (True, False):
-        graph = DistributedData(Data(x=torch.eye(9), edge_index=edge_index)).edge_index.graph
-        got = graph.symmetric_norm(loops, 1.0, None, torch.float32).multiply(torch.eye(9))
-        index, weight = gcn_norm(edge_index, None, 9, add_self_loops=loops)
-        dense = torch.zeros(9, 9).index_put_((index[1], index[0]), weight, accumulate=True)
-        torch.testing.assert_close(got, dense)
-
-
-def test_gcn_norm_agrees_on_a_graph_handle(workers: Callable[[int], Workers]) -> None:
-    """The operator that stands for the norm, made dense, is PyG's normalised adjacency."""
-    workers(1).run(norm_of_a_graph_handle)

@@ -53,7 +53,7 @@ def train(bits: Any, exchange: str, aggr: str, num_epochs: int = 12) -> tuple[li
 
 
 def again_and_exact(bits: Any, exchange: str, aggr: str) -> tuple[list[float], list[float]]:
-    """The same numbers twice; close to full precision; forward and backward bits each have an effect."""
+    """Losses in ``bits``, which a second training repeats, and in full precision."""
     got, out = train(bits, exchange, aggr)
     repeated, repeated_out = train(bits, exchange, aggr)
     assert got == repeated
@@ -61,20 +61,22 @@ def again_and_exact(bits: Any, exchange: str, aggr: str) -> tuple[list[float], l
     return got, train(32, exchange, aggr)[0]
 
 
+# Losses fall by 0.41. The tolerances are 1.2 to 3 times what was seen, the largest over all exchanges.
 @pytest.mark.parametrize("exchange", ["hybrid", "post", "pre"])
-@pytest.mark.parametrize(("bits", "tolerance"), [(8, 0.1), (2, 0.5), ((32, 2), 0.5)], ids=str)
+@pytest.mark.parametrize(("bits", "tolerance"), [(8, 0.02), (2, 0.14), ((32, 2), 0.05), ((2, 32), 0.12)], ids=str)
 def test_training_repeats_and_stays_near_full_precision(
     workers: Pools, exchange: str, bits: Any, tolerance: float
 ) -> None:
+    """Forward bits change the first loss, which comes before any gradient; backward bits alone only later ones."""
     for got, exact in workers(3).run(again_and_exact, bits, exchange, "mean"):
-        assert got != exact
+        assert (got[0] == exact[0]) == (bits == (32, 2))
+        assert got[1] != exact[1]
         assert max(abs(a - b) for a, b in zip(got, exact, strict=True)) < tolerance
-        assert got[-1] < got[0] - 0.1
 
 
 def test_rows_of_extremes_are_quantized_too(workers: Pools) -> None:
     for got, exact in workers(2).run(again_and_exact, 8, "hybrid", "max"):
-        assert got != exact
+        assert got[0] != exact[0]
         assert max(abs(a - b) for a, b in zip(got, exact, strict=True)) < 0.15
 
 

@@ -62,8 +62,8 @@ def expectation(exchange: str, kind: str) -> None:
     torch.manual_seed(1)
     model = Linear(kind).double()
     factor = torch.randn(10, model(exact.x, exact.edge_index, exact.edge_weight).shape[1]).double()
-    order = torch.argsort(exact.graph.node_sharding.key)
-    here = exact.graph.node_sharding.key[order]
+    order = torch.argsort(exact.graph.node_sharding.global_id)
+    here = exact.graph.node_sharding.global_id[order]
 
     def run(data: Any) -> list[Tensor]:
         """This rank's outputs and gradients by x, a row per copy, and the parameters' gradients, one row."""

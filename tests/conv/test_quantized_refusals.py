@@ -43,7 +43,7 @@ def out_of_range(bits: int) -> list[str]:
     conv = DistributedSAGEConv(7, 9).double()
     for value in (float("nan"), float("inf"), 1e39):
         x = data.x * 1.0
-        is_bad = (data.graph.node_sharding.key >= 15) & (data.graph.node_sharding.key < 18)
+        is_bad = (data.graph.node_sharding.global_id >= 15) & (data.graph.node_sharding.global_id < 18)
         x.to_local()[is_bad] = torch.tensor([-value, value, 0, 0, 0, 0, value], dtype=torch.float64)
         with pytest.raises(DataError) as caught:
             conv(x, data.edge_index)

@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from against_stock import Results, convs, differences, gradients
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
-from torch_geometric.nn import GCNConv, SAGEConv
 from torch_geometric.utils import to_torch_csr_tensor, to_undirected
 from workers import Workers
 
@@ -106,7 +105,7 @@ def graph_of(case: Case) -> Data:
     return data
 
 
-def results(conv_class: Any, data: Any, case: Case) -> dict[str, Tensor | None]:
+def results(conv_class: Any, data: Any, case: Case) -> Results:
     torch.manual_seed(case.seed)
     conv = conv_class(case.num_features, case.out_channels, **copy.deepcopy(case.options)).double()
     x = data.x.detach().clone().requires_grad_()
@@ -119,36 +118,26 @@ def results(conv_class: Any, data: Any, case: Case) -> dict[str, Tensor | None]:
     # Each entry has its own weight, and second derivatives are not constant.
     score = torch.linspace(0.5, 1.5, out.numel(), dtype=torch.float64).view(out.shape)
     (out * score + 0.1 * out.square()).sum().backward()
-    found = {"out": out.detach(), "x.grad": x.grad, **{name: p.grad for name, p in conv.named_parameters()}}
-    if case.weights == "learned":
-        found["edge_weight.grad"] = weight[0].grad
+    leaves = {"x": x, **({"edge_weight": weight[0]} if case.weights == "learned" else {})}
+    found = {"out": out, **gradients(conv, **leaves)}
     if case.options.get("cached"):
-        found["again"] = conv(x, edge_index, *weight).detach()
-    return {name: v.full_tensor() if hasattr(v, "full_tensor") else v for name, v in found.items()}
+        found["again"] = conv(x, edge_index, *weight)
+    return found
 
 
-def differences(case: Case) -> list[str]:
+def compare(case: Case) -> list[str]:
     """On every rank: what stock PyG finds on the whole graph, and ours does not on the distributed one."""
     from pyg_dist import DistributedData
-    from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
 
     graph = graph_of(case)
-    stock, ours = (SAGEConv, DistributedSAGEConv) if case.conv == "sage" else (GCNConv, DistributedGCNConv)
+    stock, ours = convs(case.conv)
     expected = results(stock, graph, case)
     try:
         data = DistributedData(graph, partition=torch.tensor(case.owners), exchange=case.exchange)
         got = results(ours, data, case)
     except ValueError as error:  # ours are raised on every rank: no need to start new processes
         return [str(error)]
-    assert got.keys() == expected.keys()
-    return [name for name, want in expected.items() if not agree(got[name], want)]
-
-
-def agree(got: Tensor | None, want: Tensor | None) -> bool:
-    """Up to 1e-10, relative where numbers are large (products)."""
-    if want is None or got is None:
-        return want is got
-    return got.shape == want.shape and torch.allclose(got, want, rtol=1e-10, atol=1e-10)
+    return differences(got, expected)
 
 
 # Found by hand or by an earlier search: cases that have failed.
@@ -172,7 +161,7 @@ def test_random_graphs(workers: Pools, world_size: int, num_examples: int) -> No
     @example(EMPTY._replace(form="weighted adj_t", edges=[(0, 1), (2, 1)], options={"aggr": ["mean", "max"]}))
     @example(EMPTY._replace(form="weighted adj_t", edges=[(0, 1), (2, 1)], options={"aggr": "min"}))
     def check(case: Case) -> None:
-        for rank, differs in enumerate(workers(world_size).run(differences, case)):
+        for rank, differs in enumerate(workers(world_size).run(compare, case)):
             assert not differs, f"on rank {rank}"
 
     check()

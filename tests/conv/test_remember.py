@@ -12,52 +12,29 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from random_graphs import random_graph, uneven_parts
+from against_stock import Pair
+from random_graphs import uneven_parts
 from torch.utils.checkpoint import checkpoint
-from torch_geometric.nn import GCNConv, SAGEConv
 from workers import Workers
 
 Pools = Callable[[int], Workers]
 
 
-class Pair:
-    """A stock conv on the whole graph and ours on the distributed one, with equal weights."""
+class Columns(Pair):
+    """Counts the columns that a run sends."""
 
     def __init__(self, kind: str, channels: tuple[int, int], world_size: int, **options: Any) -> None:
-        from pyg_dist import DistributedData
-        from pyg_dist import conv as ours
-
-        self.graph = random_graph(61, 400, num_features=channels[0], seed=3)
-        self.data: Any = DistributedData(self.graph, partition=uneven_parts(61, world_size))
-        stock, distributed = (
-            (SAGEConv, ours.DistributedSAGEConv) if kind == "sage" else (GCNConv, ours.DistributedGCNConv)
-        )
-        self.stock = stock(*channels, **options).double()
-        self.ours = distributed(*channels, **options).double()
-        self.ours.load_state_dict(self.stock.state_dict())
+        super().__init__(kind, channels, options, partition=uneven_parts(61, world_size))
 
     def columns(self, x: Any = None, want: Any = None, *weight: Any, grad: bool = True) -> float:
-        """Run and compare both; return this rank's part of the columns sent, forward and backward.
-
-        The parts of all ranks add up to the number of columns.
-        """
-        x, want = (self.data.x, self.graph.x) if x is None else (x, want)
+        """This rank's part of the columns sent, forward and backward; the parts of all ranks add up to them."""
         before = self.data.traffic.num_bytes
-        stock_weight = [(w.full_tensor() if hasattr(w, "full_tensor") else w).view(-1) for w in weight]
-        with torch.set_grad_enabled(grad):
-            out = self.ours(x, self.data.edge_index, *weight)
-            expected = self.stock(want, self.graph.edge_index, *stock_weight)
-            torch.testing.assert_close(out.full_tensor().detach(), expected.detach(), rtol=0, atol=1e-11)
-            if grad:
-                out.square().sum().backward()
-                expected.square().sum().backward()
-                for (name, p), q in zip(self.ours.named_parameters(), self.stock.parameters(), strict=True):
-                    torch.testing.assert_close(p.grad, q.grad, rtol=0, atol=1e-9, msg=name)
+        self.run(x, want, *weight, grad=grad)()
         return (self.data.traffic.num_bytes - before) / 8 / self.data.plan.rows["hybrid"]
 
 
 def epochs(world_size: int, kind: str, channels: tuple[int, int]) -> list[float]:
-    pair = Pair(kind, channels, world_size)
+    pair = Columns(kind, channels, world_size)
     seen = [pair.columns(), pair.columns(), pair.columns(grad=False)]
     with torch.inference_mode():
         seen.append(pair.columns(grad=False))
@@ -89,7 +66,7 @@ def test_an_attribute_is_aggregated_once_per_version(
 def orders(world_size: int, kind: str) -> dict[str, float]:
     seen = {}
     for name, channels in {"wider": (4, 6), "narrower": (6, 4), "much narrower": (9, 4)}.items():
-        pair = Pair(kind, channels, world_size)
+        pair = Columns(kind, channels, world_size)
         seen[f"constant, {name}"] = pair.columns(pair.data.x * 1, pair.graph.x)
         pair.data.x.requires_grad_()
         seen[f"learning, {name}"] = pair.columns()
@@ -113,7 +90,7 @@ def test_the_cheaper_order_is_taken(workers: Pools, kind: str) -> None:
 
 
 def other_cases(world_size: int) -> None:
-    pair = Pair("gcn", (5, 4), world_size)
+    pair = Columns("gcn", (5, 4), world_size)
     weight = pair.data.edge_weight
     pair.columns(None, None, weight)
     assert pair.columns(None, None, weight) == 0
@@ -128,7 +105,7 @@ def other_cases(world_size: int) -> None:
         assert pair.columns(None, None, learning) > 0
 
     # What two convs share is aggregated once; an intermediate that is used again in one forward, too.
-    pair = Pair("sage", (5, 4), world_size)
+    pair = Columns("sage", (5, 4), world_size)
     hidden, want = pair.data.x.tanh(), pair.graph.x.tanh()
     first, second, third = (pair.columns(hidden, want, grad=False) for _ in range(3))
     assert (first > 0, second > 0, third) == (True, True, 0)
@@ -154,7 +131,7 @@ def test_weights_lifetimes_and_results_changed_in_place(workers: Pools) -> None:
 
 def checkpointed(world_size: int, kind: str) -> None:
     """Checkpoints compute forward again, and compare: nothing remembered meanwhile may change the way."""
-    pair = Pair(kind, (12, 3), world_size)
+    pair = Columns(kind, (12, 3), world_size)
     other = copy.deepcopy(pair.ours)
     for x in (pair.data.x * 1, pair.data.x):
         for _ in range(3):
@@ -175,11 +152,11 @@ def test_checkpoints(workers: Pools, kind: str) -> None:
 def without_memory(world_size: int) -> None:
     from pyg_dist.errors import OptionError
 
-    pair = Pair("sage", (5, 8), world_size)
+    pair = Columns("sage", (5, 8), world_size)
     assert all(pair.columns() > 0 for _ in range(3))
     os.environ["PYG_DIST_REMEMBER_MIB"] = "much"
     with pytest.raises(OptionError, match="PYG_DIST_REMEMBER_MIB"):
-        Pair("sage", (5, 8), world_size)
+        Columns("sage", (5, 8), world_size)
 
 
 def test_memory_can_be_forbidden(workers: Pools) -> None:

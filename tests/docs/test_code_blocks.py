@@ -33,6 +33,8 @@ TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 # The contributor's guide shows the form of a handler, which is no script.
 SCRIPTS = [page for page in PAGES if page.parent.name in ("tutorials", "how-to") and "```python" in page.read_text()]
+# Two ranks that import torch on few cores, beside other tests.
+pytestmark = pytest.mark.timeout(240)
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e[+-]\d+)?")
 
 
@@ -45,7 +47,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def printed_by(script: Path, launcher: str, num_ranks: int, *args: str) -> str:
-    ended = run_script(launcher, num_ranks, script, *args)
+    ended = run_script(launcher, num_ranks, script, *args, timeout=200)
     assert set(ended.codes) == {0}, ended.stdout + ended.stderr
     return ended.stdout
 
@@ -197,7 +199,8 @@ def test_commands(page: Path, graph_file: Path) -> None:
 
 
 def check(command: str, page: Path, graph_file: Path) -> None:
-    words = shlex.split(command.replace("GRAPH.npz", str(graph_file)))
+    store = str(graph_file.with_name(f"store of {page.stem}"))
+    words = shlex.split(command.replace("GRAPH.npz", str(graph_file)).replace("STORE", f"'{store}'"))
     variables = dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word))
     words = [word for word in words if not re.match(r"[A-Z_]+=", word)]
     where = f"{name(page)}: {command}"
@@ -228,7 +231,7 @@ def run(arguments: list[str], where: str) -> None:
     if not arguments or arguments[0].isupper():
         return
     graphs = [Path(word) for word in command if word.endswith(".npz")]
-    if not all(graph.exists() for graph in graphs) or (arguments[0] == "plan" and not graphs):
+    if not all(graph.exists() for graph in graphs) or (arguments[0] in ("partition", "plan") and not graphs):
         return
     if arguments[0] == "bench":  # takes a minute, and writes to the user's cache folder
         arguments = command = ["bench", "--help"]

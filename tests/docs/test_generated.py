@@ -12,6 +12,7 @@ import pytest
 
 from pyg_dist import DistributedData
 from pyg_dist.backend.session.settings import SETTINGS
+from pyg_dist.partition import METHODS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -68,6 +69,14 @@ def test_options() -> None:
     documented = re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", page, re.M)
     parameters = list(inspect.signature(DistributedData).parameters.values())[1:]
     assert documented == [(p.name, repr(p.default).replace("'", '"')) for p in parameters]
+
+
+def test_partitions() -> None:
+    """Both pages name every method, and no other."""
+    (row,) = re.findall(r"^\| `partition` .*$", (DOCS / "reference" / "options.md").read_text(), re.M)
+    assert set(re.findall(r'"([\w-]+)"', row)) == set(METHODS)
+    how_to = (DOCS / "how-to" / "partition-layout-bits.md").read_text()
+    assert all(f'| `"{method}"` |' in how_to for method in METHODS)
 
 
 def test_every_mark_is_filled(generated: ModuleType) -> None:

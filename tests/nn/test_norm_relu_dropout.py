@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.library import opcheck
 
 from pyg_dist.backend import ops
+from pyg_dist.backend.dense.norm_relu_dropout import NormReLUDropoutSpec as Spec
 from pyg_dist.backend.dense.norm_relu_dropout import norm_relu_dropout_rows
 from pyg_dist.backend.ops import reference
 from pyg_dist.errors import DataError, OptionError
@@ -59,7 +60,7 @@ def test_kernels_equal_the_reference(width: int, dtype: torch.dtype, norm: Any, 
 @pytest.mark.parametrize("norm", NORMS)
 def test_gradcheck(norm: Any) -> None:
     x, weight, bias = (reals(*s, seed=k).requires_grad_() for k, s in enumerate([(13, 6), (6,), (6,)]))
-    call = lambda x, w, b: norm_relu_dropout_rows(x, w, b, KEY, norm, 1e-5, True, 0.4, 3)  # noqa: E731
+    call = lambda x, w, b: norm_relu_dropout_rows(x, w, b, KEY, Spec(norm, 1e-5, True, 0.4, 3))  # noqa: E731
     assert torch.autograd.gradcheck(call, (x, weight, bias))
     assert torch.autograd.gradcheck(lambda x, b: call(x, None, b), (x, bias))
 
@@ -68,7 +69,7 @@ def test_gradcheck(norm: Any) -> None:
 def test_without_a_norm_the_output_tells_the_gradient(dtype: torch.dtype) -> None:
     x, bias = (reals(*shape, dtype=dtype).requires_grad_() for shape in ((13, 47), (47,)))
     x.data[3, 5:7] = torch.tensor([float("nan"), float("inf")])
-    y = norm_relu_dropout_rows(x, None, bias, KEY, None, 1e-5, True, 0.4, 3)
+    y = norm_relu_dropout_rows(x, None, bias, KEY, Spec(None, 1e-5, True, 0.4, 3))
     grad = reals(13, 47, dtype=dtype, seed=4)
     by_x, by_bias = torch.autograd.grad(y, (x, bias), grad, retain_graph=True)
     kept = ~(y <= 0)

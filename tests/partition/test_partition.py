@@ -16,9 +16,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pyg_dist.errors import DataError, MissingPackageError, OptionError
-from pyg_dist.partition import check_given, partition
+from pyg_dist.partition import Batches, check_given, partition
+from pyg_dist.partition.memory import parse_bytes
+from pyg_dist.partition.models.hypergraph import build_hypergraph_model
+from pyg_dist.partition.solvers.stream import chunks_of, stream_parts
 
-METHODS = ["metis", "hypergraph", "random"]
+METHODS = ["metis", "metis-cut", "hypergraph", "stochastic", "stream", "random"]
 
 
 def rows_sent(edge_index: Tensor, parts: Tensor, num_parts: int) -> int:
@@ -59,6 +62,54 @@ def test_without_edges_the_nodes_are_spread_evenly(method: str) -> None:
     assert sorted(torch.bincount(parts).tolist()) == [25, 26, 26, 26]
 
 
+def test_seeds_of_metis_differ() -> None:
+    """Its srand takes 0 and 1 for one seed."""
+    edge_index = torch.randint(300, (2, 2000), generator=torch.Generator().manual_seed(0))
+    parts = [partition(edge_index, 300, 4, "metis-cut", seed=seed) for seed in (0, 1, 2)]
+    assert not any(torch.equal(parts[a], parts[b]) for a, b in ((0, 1), (0, 2), (1, 2)))
+
+
+def test_memory_is_refused_with_the_methods_that_fit() -> None:
+    edge_index = torch.randint(100_000, (2, 3_000_000), generator=torch.Generator().manual_seed(0))
+    with pytest.raises(OptionError, match=r"'hypergraph', which takes about .* GiB.: choose .*stream, .*random|random"):
+        partition(edge_index, 100_000, 8, "hypergraph", memory=parse_bytes("0.5GiB"))
+    assert [parse_bytes(text) for text in ("4GiB", "500 MB", "1e6", "2k")] == [2**32, 500_000_000, 10**6, 2000]
+    for wrong in ("", "GiB", "-1", "4 apples", "0"):
+        with pytest.raises(OptionError, match="memory such as 4GiB"):
+            parse_bytes(wrong)
+
+
+@pytest.mark.parametrize("num_parts", [2, 8])
+@pytest.mark.parametrize("name", ["cora", "pubmed", "power_usa82k"])
+def test_stream_sends_less_than_random(shared_data: Path, name: str, num_parts: int) -> None:
+    """In any order of nodes and edges: the input's may be local."""
+    data = load_npz(shared_data / f"{name}.npz")
+    order = torch.randperm(data.num_nodes, generator=torch.Generator().manual_seed(0))
+    shuffled = torch.randperm(data.edge_index.shape[1], generator=torch.Generator().manual_seed(1))
+    edge_index = order[data.edge_index[:, shuffled]]
+    stream, scattered = (partition(edge_index, data.num_nodes, num_parts, m) for m in ("stream", "random"))
+    assert rows_sent(edge_index, stream, num_parts) < 0.7 * rows_sent(edge_index, scattered, num_parts)
+    weight = torch.bincount(edge_index[1], minlength=data.num_nodes)
+    weight += round(edge_index.shape[1] / data.num_nodes)
+    total = torch.bincount(stream, weight)
+    assert float(total.max() / total.mean()) <= 1.031
+
+
+def test_stream_reads_chunks() -> None:
+    """It knows no more of the edges than a chunk at a time."""
+    edge_index = torch.randint(500, (2, 4000), generator=torch.Generator().manual_seed(0))
+    sizes = []
+
+    def chunks() -> Any:
+        for chunk in chunks_of(edge_index, 64)():
+            sizes.append(chunk.shape[1])
+            yield chunk
+
+    parts = stream_parts(chunks, np.ones(500, dtype=np.int64), 4, 0.03, seed=0)
+    assert max(sizes) == 64
+    assert torch.bincount(parts, minlength=4).max() <= 129
+
+
 def test_random_is_balanced_and_depends_on_the_seed() -> None:
     edge_index = torch.tensor([[0], [1]])
     first, second = (partition(edge_index, 1001, 4, "random", seed=seed) for seed in (0, 1))
@@ -66,7 +117,7 @@ def test_random_is_balanced_and_depends_on_the_seed() -> None:
     assert not torch.equal(first, second)
 
 
-@pytest.mark.parametrize("method", ["metis", "hypergraph"])
+@pytest.mark.parametrize("method", ["metis", "metis-cut", "hypergraph", "stochastic"])
 def test_clusters_are_found(method: str) -> None:
     cluster = torch.arange(80) // 20
     row, column = torch.nonzero(cluster[:, None] == cluster, as_tuple=True)
@@ -164,7 +215,12 @@ def test_wrong_given_parts(parts: Tensor, words: str) -> None:
     ("arguments", "kind", "words"),
     [
         ({"num_parts": 0}, OptionError, "num_parts=0"),
-        ({"method": "metiss"}, OptionError, "metis, hypergraph, random.*'metiss'"),
+        ({"method": "metiss"}, OptionError, "metis, metis-cut, .*random.*'metiss'"),
+        ({"solver": "patoh"}, OptionError, "mt-kahypar, kahypar.*'patoh'"),
+        ({"preset": "best"}, OptionError, "deterministic, .*'best'"),
+        ({"preset": "default", "solver": "kahypar"}, OptionError, "no preset with solver='kahypar'"),
+        ({"batches": Batches()}, OptionError, "batches with method='stochastic' .got 'metis'"),
+        ({"memory": 10}, OptionError, "within 9.31e-09 GiB .got 'metis'.*none fits"),
         ({"epsilon": 0.0}, OptionError, "epsilon.*0.0"),
         ({"epsilon": float("nan")}, OptionError, "epsilon.*nan"),
         ({"edge_index": torch.tensor([[0, 1], [1, 9]])}, DataError, "below num_nodes=4 .got 9"),
@@ -183,10 +239,15 @@ def test_wrong_arguments(arguments: dict[str, Any], kind: type[Exception], words
 
 
 @pytest.mark.parametrize(
-    ("method", "package", "way_out"), [("metis", "pymetis", "random"), ("hypergraph", "mtkahypar", "metis")]
+    ("arguments", "package", "words"),
+    [
+        ({"method": "metis"}, "pymetis", "pip install pymetis.*'random'"),
+        ({"method": "hypergraph"}, "mtkahypar", "pip install mtkahypar.*'metis'"),
+        ({"method": "hypergraph", "solver": "kahypar"}, "kahypar", r"pip install 'pyg-dist\[kahypar\]'.*'mt-kahypar'"),
+    ],
 )
 def test_without_its_package_there_is_a_way_out(
-    monkeypatch: pytest.MonkeyPatch, method: str, package: str, way_out: str
+    monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], package: str, words: str
 ) -> None:
     real_import = builtins.__import__
 
@@ -196,5 +257,21 @@ def test_without_its_package_there_is_a_way_out(
         return real_import(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without_package)
-    with pytest.raises(MissingPackageError, match=f"pip install {package}.*'{way_out}'"):
-        partition(torch.tensor([[0, 1], [1, 2]]), 4, 2, method)
+    with pytest.raises(MissingPackageError, match=words):
+        partition(torch.tensor([[0, 1], [1, 2]]), 4, 2, **arguments)
+
+
+def test_kahypar(shared_data: Path) -> None:
+    """The same goal by another library: connectivity near Mt-KaHyPar's, balance, and the seed decides."""
+    pytest.importorskip("kahypar", exc_type=ImportError)
+    data = load_npz(shared_data / "cora.npz")
+    model = build_hypergraph_model(data.edge_index, data.num_nodes)
+    parts = [partition(data.edge_index, data.num_nodes, 8, "hypergraph", solver="kahypar", seed=s) for s in (0, 0, 1)]
+    assert torch.equal(parts[0], parts[1])
+    assert not torch.equal(parts[0], parts[2])
+    weight = torch.bincount(parts[0].long(), torch.from_numpy(model.weight).double(), 8)
+    assert float(weight.max() / weight.mean()) <= 1.0301
+    other = partition(data.edge_index, data.num_nodes, 8, "hypergraph")
+    assert model.connectivity(parts[0].numpy()) < 1.1 * model.connectivity(other.numpy())
+    with pytest.raises(OptionError, match="with edges"):
+        partition(torch.empty(2, 0, dtype=torch.long), 9, 2, "hypergraph", solver="kahypar")

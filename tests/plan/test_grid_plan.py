@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pyg_dist.backend.grid.mesh import GRID_AXES, MeshShape, meshes, nearest_cube
 from pyg_dist.errors import OptionError
 from pyg_dist.plan.grid.cost import price_of
-from pyg_dist.plan.grid.node_order import NodeOrder, choose_orders
+from pyg_dist.plan.grid.node_order import NodeOrder, choose_orders, in_one_piece
 from pyg_dist.plan.grid.plan import GridPlan
 from pyg_dist.plan.grid.redistribution_plan import columns_between, redistribution_plan
 from pyg_dist.plan.grid.tiling import (
@@ -134,9 +134,9 @@ def test_orders_by_degree_are_permutations_with_even_blocks() -> None:
 def test_orders_are_a_function_of_the_seed() -> None:
     edge_index = torch.randint(0, 500, (2, 4000), generator=torch.Generator().manual_seed(0)).sort(1).values
     shape = MeshShape(4, 1, 4)
-    first, tries = choose_orders(edge_index, 500, shape, seed=3)
-    again, _ = choose_orders(edge_index, 500, shape, seed=3)
-    other, _ = choose_orders(edge_index, 500, shape, seed=4)
+    first, tries = choose_orders(in_one_piece(edge_index), 500, shape, seed=3)
+    again, _ = choose_orders(in_one_piece(edge_index), 500, shape, seed=3)
+    other, _ = choose_orders(in_one_piece(edge_index), 500, shape, seed=4)
     assert tries[0].method == "original"
     assert tries[-1].imbalance == min(t.imbalance for t in tries)
     assert torch.equal(first[0].node_id, again[0].node_id)
@@ -147,7 +147,7 @@ def test_plot(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     edge_index, shape = torch.randint(0, 50, (2, 300)), MeshShape(x=2, y=1, z=3)
     model, free = Model.of_layers(50, 300, 8, 3), Price(0, 0, 0, 0)
-    plan, _ = GridPlan.of(edge_index, model, shape, "all_reduce", free, Machine(), 0)
+    plan, _ = GridPlan.of(in_one_piece(edge_index), model, shape, "all_reduce", free, Machine(), 0, "")
     assert plan.price() is free  # what it was chosen by
     slow = Machine(gemm_rate=1.0)
     assert plan.price(machine=slow).seconds == price_of(model, shape, "all_reduce", slow).seconds > 0
@@ -165,6 +165,6 @@ def test_scattered_sums_use_two_tilings_and_the_paper_three() -> None:
 def test_balance_of_real_graphs_on_8_by_8_tiles(shared_data: Any, name: str) -> None:
     """Plexus, Table 3, has 7.70 (original), 3.24 (single) and 1.001 (double) for its best graph."""
     graph = load_npz(shared_data / f"{name}.npz")
-    _, tries = choose_orders(graph.edge_index, graph.num_nodes, MeshShape(8, 1, 8), seed=0)
+    _, tries = choose_orders(in_one_piece(graph.edge_index), graph.num_nodes, MeshShape(8, 1, 8), seed=0)
     assert tries[-1].imbalance <= 1.06, tries
     assert tries[0].imbalance > 2, tries

@@ -239,7 +239,7 @@ def run_again(world_size: int, folder: str) -> None:
     loaded = Plan.load(path)
     again = DistributedData(graph, partition=loaded)
     assert again.plan == first.plan == loaded
-    assert torch.equal(again.graph.node_sharding.key, first.graph.node_sharding.key)
+    assert torch.equal(again.graph.node_sharding.global_id, first.graph.node_sharding.global_id)
     other = random_graph(50, 300, seed=5)
     for stale, options in ((other, {}), (graph, {"exchange": "post"}), (graph, {"bits": 4})):
         with pytest.raises(AgreementError, match="plan again"):

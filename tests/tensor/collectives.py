@@ -23,7 +23,7 @@ _OF_GROUP = {
     "all_reduce_": "sum", "gather_counts": "count", "all_true": "agree", "gather_rows": "gather",
     "broadcast_": "broadcast",
 }  # fmt: skip
-_OF_TORCH = {"all_to_all_single": "all-to-all", "batch_isend_irecv": "messages"}
+_OF_TORCH = {"all_to_all_single": "all-to-all", "batch_isend_irecv": "messages", "barrier": "barrier"}
 MESH = {"x": 2, "y": 2}
 
 

@@ -323,7 +323,7 @@ def test_every_function_is_listed() -> None:
 @pytest.mark.parametrize("on_grid", [False, True], ids=["rows", "tiles"])
 def test_functions(workers: Callable[[int], Workers], on_grid: bool) -> None:
     """The calls give what torch gives; the costs are those that are listed, on every rank."""
-    results = workers(4 if on_grid else 3).run(measured, on_grid, timeout=300)
+    results = workers(4 if on_grid else 3).run(measured, on_grid)
     differ = {
         f"{name}, of {module}: {cost[:2]}, expected {want}"
         for found in results

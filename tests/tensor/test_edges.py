@@ -29,7 +29,7 @@ def lifted_and_scattered() -> None:
     from pyg_dist.layout.node_edge import edges_to_nodes, nodes_to_edges
 
     data, ours = pair()
-    edges, cube = ours.edge_index.edges, torch.stack([data.x, data.x.tanh()], 1)
+    edges, cube = ours.edge_index.edges("the test"), torch.stack([data.x, data.x.tanh()], 1)
     for end in (0, 1):
         ids, plain_ids = edges.end(end), data.edge_index[end]
         assert torch.equal(ids.full_tensor(), plain_ids)
@@ -74,7 +74,7 @@ def exchanges() -> list[int]:
     from pyg_dist.layout.node_edge import nodes_to_edges, share_halo_within
 
     _, ours = pair()
-    sources, sent = ours.edge_index.edges.end(0), []
+    sources, sent = ours.edge_index.edges("the test").end(0), []
 
     def count(x: Any, rows_before: int) -> None:
         nodes_to_edges(x, sources)
@@ -103,7 +103,7 @@ def views() -> None:
     from pyg_dist.layout.node_edge import nodes_to_edges
 
     data, ours = pair()
-    edges = ours.edge_index.edges
+    edges = ours.edge_index.edges("the test")
     assert (edges.shape, edges.size(1), len(edges), edges.numel()) == ((2, NUM_EDGES), NUM_EDGES, 2, 2 * NUM_EDGES)
     assert (edges.dtype, edges.device, edges.layout) == (torch.int64, torch.device("cpu"), torch.strided)
     assert torch.equal(edges.full_tensor(), data.edge_index)
@@ -120,7 +120,7 @@ def views() -> None:
     every = torch.arange(NUM_NODES).repeat(2, 1)
     assert torch.equal(others.with_loops.full_tensor(), torch.cat([data.edge_index[:, ~loop], every], 1))
     keys = others.with_loops.rows
-    assert torch.equal(keys.gather(keys.key)[-NUM_NODES:], NUM_EDGES + torch.arange(NUM_NODES))
+    assert torch.equal(keys.gather(keys.rng_key)[-NUM_NODES:], NUM_EDGES + torch.arange(NUM_NODES))
     source, target = edges
     assert torch.equal((source == target).full_tensor(), loop)
     for refused in (lambda: edges + 1, lambda: edges.max(), lambda: torch.cat([edges, edges], 1), lambda: edges[:, 0]):

@@ -11,11 +11,11 @@ namespace {
 constexpr int64_t kFlags = 512;  // elements whose flags are bytes, in the first level of cache
 
 template <class T>
-bool is_positive_or_nan(T value) {
+accumulator_t<T> number(T value) {
   if constexpr (std::is_same_v<T, BFloat16>) {
-    return !(widen(value) <= 0);
+    return widen(value);
   } else {
-    return !(value <= 0);
+    return value;
   }
 }
 
@@ -40,15 +40,13 @@ void unpack(const uint8_t* bits, int64_t count, uint8_t* flags) {
 template <class T>
 using Bits = std::conditional_t<sizeof(T) == 8, uint64_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t>>;
 
-// to = from where there is a flag, zero elsewhere; without a branch, which random signs would mislead half the time.
+// The value, or zero; without a branch, which random signs would mislead half the time.
 template <class T>
-void select(const T* from, const uint8_t* flags, int64_t count, T* to) {
-  for (int64_t i = 0; i < count; ++i) {
-    Bits<T> bits;
-    std::memcpy(&bits, from + i, sizeof bits);
-    bits &= static_cast<Bits<T>>(-static_cast<Bits<T>>(flags[i] != 0));
-    std::memcpy(to + i, &bits, sizeof bits);
-  }
+void keep_if(bool kept, const T* from, T* to) {
+  Bits<T> bits;
+  std::memcpy(&bits, from, sizeof bits);
+  bits &= static_cast<Bits<T>>(-static_cast<Bits<T>>(kept));
+  std::memcpy(to, &bits, sizeof bits);
 }
 
 template <class T>
@@ -58,9 +56,10 @@ void forward(const Relu& p, int64_t first, int64_t last) {
   uint8_t flags[kFlags];
   for (int64_t begin = first; begin < last; begin += kFlags) {
     const int64_t count = std::min(kFlags, last - begin);
-    for (int64_t i = 0; i < count; ++i) flags[i] = is_positive_or_nan(from[begin + i]);
-    select(from + begin, flags, count, to + begin);
-    if (p.passed != nullptr) pack(flags, count, p.passed + begin / 8);
+    for (int64_t i = begin; i < begin + count; ++i) keep_if(!(number(from[i]) < 0), from + i, to + i);
+    if (p.passed == nullptr) continue;
+    for (int64_t i = 0; i < count; ++i) flags[i] = !(number(from[begin + i]) <= 0);
+    pack(flags, count, p.passed + begin / 8);
   }
 }
 
@@ -72,7 +71,7 @@ void backward(const ReluGrad& p, int64_t first, int64_t last) {
   for (int64_t begin = first; begin < last; begin += kFlags) {
     const int64_t count = std::min(kFlags, last - begin);
     unpack(p.passed + begin / 8, count, flags);
-    select(from + begin, flags, count, to + begin);
+    for (int64_t i = 0; i < count; ++i) keep_if(flags[i] != 0, from + begin + i, to + begin + i);
   }
 }
 

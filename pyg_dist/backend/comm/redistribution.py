@@ -18,57 +18,61 @@ from pyg_dist.backend.comm.transport import Pending, Transport
 
 
 @dataclass(frozen=True)
-class Blocks:
-    """Which elements of a local tensor each rank has to do with.
+class Rows:
+    """Rows of a local tensor of any shape, by rank.
 
     Attributes:
-        rows: int64, local rows, by rank.
-        counts: how many there are, by rank.
-        shape: of the local tensor: its rows and, with ``columns``, its columns.
-        columns: the first and the last column, exclusive, by rank; ``None``: whole rows, of any shape.
-        repeats: whether rows occur several times; then what is put there is added up.
+        index: int64, the rows for one rank after another.
+        sizes: how many there are, by rank.
+        num_rows: of the tensor.
+        repeats: whether rows may occur several times; then what is put there is added up.
     """
 
-    rows: Tensor
-    counts: tuple[int, ...]
-    shape: tuple[int, ...]
-    columns: tuple[tuple[int, int], ...] | None = None
+    index: Tensor
+    sizes: tuple[int, ...]
+    num_rows: int
     repeats: bool = False
 
-    @staticmethod
-    def of_columns(pieces: Sequence[tuple[Tensor | None, int, int]], shape: tuple[int, int]) -> Blocks:
-        """Rows (or ``None``), first and last column, exclusive, for each rank."""
-        rows = [piece[0] if piece[0] is not None else torch.empty(0, dtype=torch.int64) for piece in pieces]
-        columns = tuple((low, high) for _, low, high in pieces)
-        return Blocks(torch.cat(rows), tuple(r.numel() for r in rows), shape, columns)
+    def take(self, x: Tensor) -> Tensor:
+        """The rows, by rank. Shapes: ``[n, ...] -> [sum(sizes), ...]``."""
+        return x.index_select(0, self.index.to(x.device))
+
+    def put(self, rows: Tensor) -> Tensor:
+        """The tensor whose rows these are. Shapes: ``[sum(sizes), ...] -> [n, ...]``."""
+        index, shape = self.index.to(rows.device), (self.num_rows, *rows.shape[1:])
+        if self.repeats:
+            return rows.new_zeros(shape).index_add_(0, index, rows)
+        return rows.new_empty(shape).index_copy_(0, index, rows)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Blocks of a local matrix, one for each rank.
+
+    Attributes:
+        blocks: for each rank: the rows (or ``None``), the first and the last column, exclusive.
+        shape: of the matrix.
+    """
+
+    blocks: tuple[tuple[Tensor | None, int, int], ...]
+    shape: tuple[int, int]
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """Entries of the first dimension of the messages, by rank."""
-        if self.columns is None:
-            return self.counts
-        return tuple(count * (high - low) for count, (low, high) in zip(self.counts, self.columns, strict=True))
+        """Elements by rank."""
+        return tuple(0 if rows is None else rows.numel() * (high - low) for rows, low, high in self.blocks)
 
     def take(self, x: Tensor) -> Tensor:
-        """The elements, by rank. Shapes: ``[n, ...] -> [sum(sizes), ...]``."""
-        rows = self.rows.to(x.device)
-        if self.columns is None:
-            return x.index_select(0, rows)
-        of_ranks = zip(torch.split(rows, list(self.counts)), self.columns, strict=True)
-        pieces = [x[:, low:high].index_select(0, mine).view(-1) for mine, (low, high) in of_ranks]
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        """The elements, by rank. Shapes: ``[n, m] -> [sum(sizes)]``."""
+        taken = [x[:, low:high].index_select(0, rows).view(-1) for rows, low, high in self.blocks if rows is not None]
+        return taken[0] if len(taken) == 1 else torch.cat([x.new_empty(0), *taken])
 
     def put(self, elements: Tensor) -> Tensor:
-        """The tensor whose elements these are. Shapes: ``[sum(sizes), ...] -> [n, ...]``."""
-        rows = self.rows.to(elements.device)
-        if self.repeats:
-            return elements.new_zeros(*self.shape, *elements.shape[1:]).index_add_(0, rows, elements)
-        out = elements.new_empty(*self.shape, *elements.shape[1:])
-        if self.columns is None:
-            return out.index_copy_(0, rows, elements)
-        pieces, of_ranks = torch.split(elements, list(self.sizes)), torch.split(rows, list(self.counts))
-        for piece, mine, (low, high) in zip(pieces, of_ranks, self.columns, strict=True):
-            out[:, low:high].index_copy_(0, mine, piece.view(mine.numel(), high - low))
+        """The matrix whose elements these are. Shapes: ``[sum(sizes)] -> [n, m]``."""
+        out = elements.new_empty(self.shape)
+        for piece, (rows, low, high) in zip(torch.split(elements, list(self.sizes)), self.blocks, strict=True):
+            if rows is not None:
+                out[:, low:high].index_copy_(0, rows, piece.view(rows.numel(), high - low))
         return out
 
 
@@ -83,8 +87,8 @@ class Redistribution:
     """
 
     transport: Transport
-    send: Blocks
-    receive: Blocks
+    send: Rows | Blocks
+    receive: Rows | Blocks
 
     @cached_property
     def transposed(self) -> Redistribution:
@@ -124,12 +128,12 @@ class Redistribution:
         order = torch.argsort(receiver, stable=True)
         sent = torch.bincount(receiver, minlength=group.size)
         received = group.gather_rows(sent.view(1, -1), [1] * group.size)[:, group.rank]
-        send = Blocks(row[order], tuple(sent.tolist()), (key.numel(),), repeats=True)
-        num_received, counts = int(received.sum()), tuple(received.tolist())
-        unsorted = Blocks(torch.arange(num_received), counts, (num_received,))
+        send = Rows(row[order], tuple(sent.tolist()), key.numel(), repeats=True)
+        num_received, sizes = int(received.sum()), tuple(received.tolist())
+        unsorted = Rows(torch.arange(num_received), sizes, num_received)
         arrived = Redistribution(transport, send, unsorted).start(key).wait()
         place = torch.argsort(torch.argsort(arrived, stable=True))
-        return Redistribution(transport, send, Blocks(place, counts, (num_received,)))
+        return Redistribution(transport, send, Rows(place, sizes, num_received))
 
 
 def _owner(positions: Sequence[Tensor]) -> Tensor:
@@ -138,10 +142,10 @@ def _owner(positions: Sequence[Tensor]) -> Tensor:
     return torch.empty_like(ranks).index_copy_(0, torch.cat(list(positions)).cpu(), ranks)
 
 
-def _by_rank(position: Tensor, owner: Tensor, num_ranks: int) -> Blocks:
+def _by_rank(position: Tensor, owner: Tensor, num_ranks: int) -> Rows:
     """Local rows ordered by the rank at the other end and then by position."""
     position = position.cpu()
     order = torch.argsort(position)
     rank = owner[position[order]]
-    counts = tuple(torch.bincount(rank, minlength=num_ranks).tolist())
-    return Blocks(order[torch.argsort(rank, stable=True)], counts, (position.numel(),))
+    sizes = tuple(torch.bincount(rank, minlength=num_ranks).tolist())
+    return Rows(order[torch.argsort(rank, stable=True)], sizes, position.numel())

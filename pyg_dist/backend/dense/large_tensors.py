@@ -2,8 +2,8 @@
 
 Their outputs and gradients lie in memory that is used again (:mod:`pyg_dist.backend.ops.memory`): where an operator
 streams once through memory, page faults are most of its time (docs/performance.md). ReLU keeps a bit an element for its
-backward, not its output. Small tensors, and forms that these do not know, go to torch's own operators. No function is
-collective.
+backward, not its output. Small tensors, other forms, ``torch.func`` and forward-mode differentiation go to torch's own
+operators. No function is collective.
 
 Legend: N rows, F columns in, O columns out.
 """
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.local_function import LocalFunction
@@ -25,7 +26,13 @@ LARGE = 8 << 20
 
 
 def _is_large(x: Tensor, num_elements: int) -> bool:
-    return num_elements * x.element_size() >= LARGE and x.dtype in ops.FLOATS and x.device.type == "cpu"
+    large = num_elements * x.element_size() >= LARGE and x.dtype in ops.FLOATS and x.device.type == "cpu"
+    return large and not _is_transformed()
+
+
+def _is_transformed() -> bool:
+    """Whether ``torch.func`` or forward-mode differentiation is at work, which know torch's own functions only."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:

@@ -156,7 +156,7 @@ def row_epilogue(
 
 
 def relu(x: Tensor, keeps_mask: bool) -> tuple[Tensor, Tensor]:
-    """``max(x, 0)`` and, if asked for, the bits of where x is positive or NaN."""
+    """Zero where x is negative, else x, and, if asked for, the bits of where x is positive or NaN."""
     bits = np.packbits((~(x <= 0)).numpy(), bitorder="little")
     return x.relu(), torch.from_numpy(bits)[: None if keeps_mask else 0]
 
@@ -164,7 +164,7 @@ def relu(x: Tensor, keeps_mask: bool) -> tuple[Tensor, Tensor]:
 def relu_grad(grad: Tensor, passed: Tensor) -> Tensor:
     """``grad`` where ``passed``."""
     bits = np.unpackbits(passed.numpy(), count=grad.numel(), bitorder="little")
-    return grad * torch.from_numpy(bits).view_as(grad)
+    return torch.where(torch.from_numpy(bits).view_as(grad) != 0, grad, 0.0)
 
 
 _TINY = np.float32(2.0**-100)

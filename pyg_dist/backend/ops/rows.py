@@ -58,7 +58,7 @@ def scatter_add_rows(out: Tensor, index: Tensor, rows: Tensor) -> Tensor:
 
 
 def relu(x: Tensor, keeps_mask: bool) -> tuple[Tensor, Tensor]:
-    """``max(x, 0)``, a NaN kept, and for the backward where x passes.
+    """Zero where x is negative, else x (a NaN and -0.0 included, as in torch), and for the backward where x passes.
 
     Shapes:
         - x: any shape, contiguous; float32, float64 or bfloat16

@@ -59,6 +59,10 @@ def init(backend: str = DEFAULT_BACKEND, timeout: timedelta = DEFAULT_TIMEOUT) -
         AgreementError: If the ranks run different versions of pyg_dist, torch or torch_geometric.
         OptionError: If an argument is not valid.
         MissingPackageError: Under mpirun without mpi4py and without MASTER_ADDR and MASTER_PORT.
+
+    Example:
+        >>> from datetime import timedelta
+        >>> pyg_dist.init(timeout=timedelta(minutes=30))
     """
     global _options
     if is_initialized():

@@ -68,12 +68,22 @@ def place() -> tuple[int, int, int]:
 
 
 def rank() -> int:
-    """Return this process's rank, 0 when it runs alone; works before ``init``. Not collective."""
+    """Return this process's rank, 0 when it runs alone; works before ``init``. Not collective.
+
+    Example:
+        >>> pyg_dist.rank()
+        0
+    """
     return place()[0]
 
 
 def world_size() -> int:
-    """Return the number of ranks, 1 when this process runs alone; works before ``init``. Not collective."""
+    """Return the number of ranks, 1 when this process runs alone; works before ``init``. Not collective.
+
+    Example:
+        >>> pyg_dist.world_size()
+        1
+    """
     return place()[1]
 
 
@@ -83,5 +93,11 @@ def local_rank() -> int:
 
 
 def is_main() -> bool:
-    """Return whether this is rank 0, the rank that writes files; works before ``init``. Not collective."""
+    """Return whether this is rank 0, the rank that writes files; works before ``init``. Not collective.
+
+    Example:
+        >>> if pyg_dist.is_main():
+        ...     print("written once")
+        written once
+    """
     return rank() == 0

@@ -18,6 +18,9 @@ from pyg_dist.plan.grid.node_order import edge_blocks
 from pyg_dist.plan.grid.tiling import split
 from pyg_dist.tensor.sharding import lasting
 
+ReadTile = Callable[[str, str, int], tuple[Tensor, Tensor]]
+"""Rows and columns of the edges of this rank's tile, by ascending id, of (row axis, column axis, order of sources)."""
+
 
 @dataclass(frozen=True)
 class AdjacencyTile:
@@ -46,9 +49,15 @@ class AdjacencyTile:
 
     @staticmethod
     def of(
-        grid: Grid, edge_index: Tensor, edge_id: Tensor, row_axis: str, column_axis: str, order: int
+        grid: Grid,
+        edge_index: Tensor,
+        edge_id: Tensor,
+        row_axis: str,
+        column_axis: str,
+        order: int,
+        read: ReadTile | None = None,
     ) -> AdjacencyTile:
-        """The edges of this rank's tile, brought together from all ranks (collective).
+        """The edges of this rank's tile, brought together from all ranks (collective), or read (not collective).
 
         Args:
             grid: the mesh and the node orders.
@@ -57,12 +66,12 @@ class AdjacencyTile:
             row_axis: splits the targets.
             column_axis: splits the sources.
             order: the node order of the sources.
+            read: reads the tile from where it is stored.
         """
         shape, column_order = grid.mesh.grid_shape, order
         row_order = grid.other_order(order)
         rows, columns = grid.orders[row_order], grid.orders[column_order]
         make_dispatch = partial(_dispatch, grid, edge_index, edge_id, row_axis, column_axis, order)
-        source, target = make_dispatch().start(edge_index.t()).wait().unbind(1)
 
         def block(axis: str) -> tuple[int, int]:
             bounds = split(grid.num_nodes, shape[axis])
@@ -70,13 +79,17 @@ class AdjacencyTile:
             return bounds[index], bounds[index + 1]
 
         (row_low, row_high), (column_low, column_high) = block(row_axis), block(column_axis)
+        if read is None:
+            source, target = make_dispatch().start(edge_index.t()).wait().unbind(1)
+            row, column = (rows.position[target] - row_low).int(), (columns.position[source] - column_low).int()
+        else:
+            row, column = read(row_axis, column_axis, order)
         row_id, column_id = rows.node_id[row_low:row_high], columns.node_id[column_low:column_high]
         as_column = columns.position[row_id]
         loop_row = ((as_column >= column_low) & (as_column < column_high)).nonzero().view(-1)
         return AdjacencyTile(
             row_axis, column_axis, row_order, column_order,
-            (rows.position[target] - row_low).int(), (columns.position[source] - column_low).int(),
-            row_id, column_id, loop_row, as_column[loop_row] - column_low, make_dispatch,
+            row, column, row_id, column_id, loop_row, as_column[loop_row] - column_low, make_dispatch,
         )  # fmt: skip
 
     @cached_property
@@ -98,7 +111,8 @@ class AdjacencyTile:
         """The edges with a loop for every node that is in both blocks. Made once."""
         known = self._loops.get(rule)
         if known is None:
-            entries = lambda: (self.row, self.column, torch.arange(self.row.numel()))  # noqa: E731
+            row, column = self.row, self.column  # not self, which would be a cycle
+            entries = lambda: (row, column, torch.arange(row.numel()))  # noqa: E731
             shape = self.row_id.numel(), self.column_id.numel()
             known = SelfLoops(entries, shape, self.loop_row, self.loop_column, rule, self.row.numel())
             self._loops[rule] = known

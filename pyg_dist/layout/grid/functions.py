@@ -1,4 +1,4 @@
-"""What works on tiles: element by element, and linear maps."""
+"""Functions with a form for tiles: element-wise functions and linear maps."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def _as_operand(operand: Any, tile: Tile) -> Any:
         return copy_to_ranks(operand, tile.group) if columns == 1 else tile.slice_columns(operand)
     # One column beside a tile, or one for each of the tile's: a matrix of one column has both readings, alike.
     return (
-        tile.slice(operand) if columns == tile.width else copy_to_ranks(operand, tile.group).index_select(0, tile.key)
+        tile.slice(operand)
+        if columns == tile.width
+        else copy_to_ranks(operand, tile.group).index_select(0, tile.global_id)
     )
 
 

@@ -20,7 +20,7 @@ from pyg_dist.errors import LayoutMismatchError
 from pyg_dist.layout import aggregation_cache
 from pyg_dist.layout.gcn_norm import gcn_product, gcn_scales
 from pyg_dist.layout.graph import NodeSharding, Norm, refuse_edge_view
-from pyg_dist.layout.grid.adjacency import AdjacencyTile
+from pyg_dist.layout.grid.adjacency import AdjacencyTile, ReadTile
 from pyg_dist.layout.grid.functions import linear_sum
 from pyg_dist.layout.grid.operator import TiledOperator
 from pyg_dist.layout.grid.sharding import Grid, Tile
@@ -43,12 +43,20 @@ class GridGraph:
         edge_index: int64 ``[2, e]``, this rank's edges.
         edge_rows: which they are, by ascending key.
         loop_rule: how GCN's self loops meet existing ones.
+        read_tile: reads adjacency tiles that are stored; None: they are brought together from all ranks.
 
     Attributes:
         digest: of the edges, where a script has made them.
     """
 
-    def __init__(self, grid: Grid, edge_index: Tensor, edge_rows: RowSharding, loop_rule: LoopRule) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        edge_index: Tensor,
+        edge_rows: RowSharding,
+        loop_rule: LoopRule,
+        read_tile: ReadTile | None = None,
+    ) -> None:
         self.grid = grid
         self.edge_index = edge_index
         self.edge_sharding = edge_rows
@@ -57,6 +65,7 @@ class GridGraph:
         self.node_sharding = grid.node_sharding
         self.device = edge_index.device
         self.digest: str | None = None
+        self._read_tile = read_tile
         self._adjacency: dict[tuple[str, str, int], AdjacencyTile] = {}
         self._operators: OperatorCache[GridOperator] = OperatorCache()
 
@@ -272,10 +281,9 @@ class GridGraph:
 
     def _gcn(self, norm: Norm, dtype: torch.dtype, tile: AdjacencyTile, values: Tensor | None) -> GridOperator:
         """The tile of GCN's ``D^-1/2 (A + loops) D^-1/2`` for constant weights."""
-        csr = tile.csr
+        csr = tile.loops(self.loop_rule).added if norm.add_self_loops else tile.csr
         if norm.add_self_loops:
             loops = tile.loops(self.loop_rule)
-            csr = loops.added
             if values is None and norm.loop_value != 1.0:
                 values = torch.ones(tile.row.numel(), dtype=dtype)
             if values is not None:
@@ -325,7 +333,9 @@ class GridGraph:
         key = (layout.free_axis(), layout.rows[0], layout.order)
         known = self._adjacency.get(key)
         if known is None:
-            known = self._adjacency[key] = AdjacencyTile.of(self.grid, self.edge_index, self.edge_sharding.key, *key)
+            known = self._adjacency[key] = AdjacencyTile.of(
+                self.grid, self.edge_index, self.edge_sharding.global_id, *key, read=self._read_tile
+            )
         return known
 
     def _row_sums(self, tile: AdjacencyTile, csr: CSR, values: Tensor | None, dtype: torch.dtype) -> Tensor:

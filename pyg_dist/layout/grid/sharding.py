@@ -102,7 +102,7 @@ class Tile(RowSharding):
 
     def slice(self, full: Tensor) -> Tensor:
         """This rank's tile of a replicated ``[N, width]`` tensor; differentiable."""
-        return self.slice_columns(full).index_select(0, self.key)
+        return self.slice_columns(full).index_select(0, self.global_id)
 
     def gather(self, local: Tensor) -> Tensor:
         """The whole matrix in the original order, on every rank; differentiable (collective)."""
@@ -229,7 +229,7 @@ class Grid:
                 shared = columns_between(mine.columns, there)
                 start = mine.columns.start
                 pieces.append((rows if len(shared) else None, shared.start - start, shared.stop - start))
-            return Blocks.of_columns(pieces, (mine.num_local, len(mine.columns)))
+            return Blocks(tuple(pieces), (mine.num_local, len(mine.columns)))
 
         return Redistribution(
             self.wire(*GRID_AXES, exact=True),

@@ -135,7 +135,7 @@ def _in_rows(value: Any) -> Any:
 
 
 def _write_rows(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Change whole rows, and bring them back."""
+    """Apply an in-place function to a copy in whole rows, and copy the result into the tile (collective)."""
     x: TileTensor = args[0]
     rows = x.to_rows().clone()
     function(rows, *_in_rows(args[1:]), **_in_rows(kwargs))

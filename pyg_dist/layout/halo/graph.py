@@ -66,7 +66,7 @@ class HaloGraph:
         self.loop_rule: LoopRule = loop_rule
         self.is_dense = is_dense
         self.group = nodes.group
-        self.device = nodes.key.device
+        self.device = nodes.global_id.device
         self._given_rows = edge_rows
         self.digest: str | None = None
         edge_id = share.edge_id.to(self.device)
@@ -75,7 +75,8 @@ class HaloGraph:
         )
         self.local = local = share.local.to(self.device)
         node = torch.arange(nodes.num_local, device=self.device)
-        entries = lambda: (local.row(), local.col, local.edge)  # noqa: E731  # not of self: a graph goes with its last user
+        # local, not self, which would be a cycle: batches are freed with their last reference
+        entries = lambda: (local.row(), local.col, local.edge)  # noqa: E731
         shape = nodes.num_local, nodes.num_local
         self._loops = SelfLoops(entries, shape, node, node, loop_rule, self.edge_sharding.num_local)
         self.row_transfer = self._halo(share.post)
@@ -210,7 +211,7 @@ class HaloGraph:
         row = torch.cat([self.local.row(), self.halo.row() + self.num_local - self.num_boundary])
         col = torch.cat([self.local.col, self.halo.col + self.num_local])
         edge = torch.cat([self.local.edge, self.halo.edge])
-        order = torch.argsort(self.edge_sharding.key[edge])
+        order = torch.argsort(self.edge_sharding.global_id[edge])
         return CSR.from_edges(row[order], col[order], edge[order], self.num_local, self.num_local + self.halo.num_cols)
 
     def full_edge_index(self) -> Tensor:

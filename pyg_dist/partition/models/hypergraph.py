@@ -1,4 +1,4 @@
-"""The hypergraph whose connectivity is what an aggregation sends: a net per source of edges."""
+"""Hypergraphs with weights, and the column-net model, whose connectivity is what a post aggregation sends."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ Array = np.ndarray[Any, Any]
 class HypergraphModel:
     """Nets in CSR form over nodes with integer weights.
 
-    Net ``e`` joins the nodes ``pin[start[e]:start[e + 1]]``, ascending, two or more; ``weight[i] >= 1``.
+    Net ``e`` joins the nodes ``pin[start[e]:start[e + 1]]``, ascending, two or more. Each part beyond the first
+    that it reaches costs ``net_weight[e]``; ``weight[i] >= 1``.
     """
 
     start: Array
     pin: Array
     weight: Array
+    net_weight: Array
 
     @property
     def num_nodes(self) -> int:
@@ -35,6 +37,31 @@ class HypergraphModel:
         """Number of nets."""
         return int(self.start.size) - 1
 
+    def connectivity(self, parts: Array) -> int:
+        """Sum of ``net_weight (lambda - 1)``, with lambda the number of parts that a net reaches. Not collective."""
+        net = np.repeat(np.arange(self.num_nets), np.diff(self.start))
+        num_parts = int(parts.max(initial=0)) + 1
+        reached = np.unique(net * num_parts + parts[self.pin]) // num_parts
+        return int(self.net_weight @ (np.bincount(reached, minlength=self.num_nets) - 1)) if self.num_nets else 0
+
+
+def nets_of(owner: Array, pin: Array, num_nodes: int) -> tuple[Array, Array]:
+    """For each owner the net of the owner and its pins, in the form of :class:`HypergraphModel`: ``start``, ``pin``.
+
+    Nets of one pin send nothing and are left out.
+
+    Shapes:
+        - **input:** owner, pin: ``[E]`` integers, duplicates and equal ends allowed
+    """
+    nodes = np.arange(num_nodes)
+    # Booleans: a duplicate is or-ed away, where small integers could wrap around to zero.
+    rows, columns = np.concatenate([owner, nodes]), np.concatenate([pin, nodes])
+    shape = (num_nodes, num_nodes)
+    nets = scipy.sparse.coo_array((np.ones(rows.size, dtype=bool), (rows, columns)), shape=shape).tocsr()
+    nets = nets[np.diff(nets.indptr) > 1]
+    nets.sort_indices()
+    return nets.indptr, nets.indices
+
 
 def build_hypergraph_model(edge_index: Tensor, num_nodes: int, train_mask: Tensor | None = None) -> HypergraphModel:
     r"""Build the column-net model of a graph with valid ``edge_index``. Not collective.
@@ -44,9 +71,9 @@ def build_hypergraph_model(edge_index: Tensor, num_nodes: int, train_mask: Tenso
     .. math:: \mathrm{pins}(n_j) = \{j\} \cup \{i : (j \to i) \in E\},
 
     those who need row ``j`` (Demirci et al., 4.3.2, eq. 10): owners of its :math:`\lambda_j` parts other than that of
-    ``j`` receive the row, each once. The graph model counts a row once an edge, and in both directions. Nets of one pin
-    send nothing and are left out. All nets cost the same, since all rows are equally wide. The nodes' weights are those
-    of the graph model; the paper takes in-degrees alone.
+    ``j`` receive the row, each once. The graph model counts a row once an edge, and in both directions. All nets cost
+    the same, since all rows are equally wide. The nodes' weights are those of the graph model; the paper takes
+    in-degrees alone.
 
     Shapes:
         - **input:** edge_index :math:`(2, |E|)`, train_mask :math:`(|V|)` or :math:`(|V|, K)` boolean
@@ -56,11 +83,5 @@ def build_hypergraph_model(edge_index: Tensor, num_nodes: int, train_mask: Tenso
         DataError: If train_mask has the wrong length or dtype.
     """
     source, target = edge_index.detach().cpu().numpy()
-    nodes = np.arange(num_nodes)
-    rows, columns = np.concatenate([source, nodes]), np.concatenate([target, nodes])
-    # Booleans: a duplicate is or-ed away, where small integers could wrap around to zero.
-    shape = (num_nodes, num_nodes)
-    pins = scipy.sparse.coo_array((np.ones(rows.size, dtype=bool), (rows, columns)), shape=shape).tocsr()
-    pins = pins[np.diff(pins.indptr) > 1]
-    pins.sort_indices()
-    return HypergraphModel(pins.indptr, pins.indices, node_work(target, num_nodes, train_mask))
+    start, pin = nets_of(source, target, num_nodes)
+    return HypergraphModel(start, pin, node_work(target, num_nodes, train_mask), np.ones(start.size - 1, np.int64))

@@ -5,7 +5,7 @@ A *node order* is a permutation of the nodes; *position* is a node's place in it
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -99,8 +99,21 @@ def imbalance_of(counts: Tensor) -> float:
     return float(counts.max()) * counts.numel() / total if total else 1.0
 
 
+def _dealt(degree: Tensor, num_blocks: int, rng: torch.Generator) -> tuple[NodeOrder, ...]:
+    return tuple(NodeOrder.round_robin_by_degree(degree, num_blocks, rng) for _ in range(2))
+
+
+EdgeChunks = Callable[[], Iterable[tuple[Tensor, Tensor]]]
+"""All edges in pieces, (sources, targets); each call begins anew."""
+
+
+def in_one_piece(edge_index: Tensor) -> EdgeChunks:
+    """Edges that are in memory, int64 ``[2, E]``."""
+    return lambda: [(edge_index[0], edge_index[1])]
+
+
 def choose_orders(
-    edge_index: Tensor, num_nodes: int, shape: MeshShape, seed: int, sums: Sums = "reduce_scatter"
+    edges: EdgeChunks, num_nodes: int, shape: MeshShape, seed: int, sums: Sums = "reduce_scatter"
 ) -> tuple[tuple[NodeOrder, ...], tuple[Balance, ...]]:
     """The node orders under which the tiles of GCN's matrix (with self loops) are even, and how even each try was.
 
@@ -109,7 +122,7 @@ def choose_orders(
     :data:`GOOD_IMBALANCE` is taken, else the best.
 
     Args:
-        edge_index: int64 ``[2, E]``.
+        edges: all of them.
         num_nodes: N.
         shape: the mesh.
         seed: of the permutations; equal on every rank.
@@ -119,17 +132,24 @@ def choose_orders(
         One or two orders, and the tries, the last of which is the one taken.
     """
     loops = torch.arange(num_nodes)
-    source, target = torch.cat([edge_index[0], loops]), torch.cat([edge_index[1], loops])
     rng = torch.Generator().manual_seed(seed)
     num_blocks = max(shape.x * shape.y * shape.z, 1)
-    degree = torch.bincount(source, minlength=num_nodes) + torch.bincount(target, minlength=num_nodes)
+
+    def degrees() -> Tensor:
+        degree = torch.full((num_nodes,), 2)
+        for ends in edges():
+            for end in ends:
+                degree += torch.bincount(end, minlength=num_nodes)
+        return degree
 
     def worst(orders: tuple[NodeOrder, ...]) -> float:
-        return max(
-            imbalance_of(tile_counts(target, source, rows, columns, shape[a], shape[b]))
-            for a, b in tilings(sums)
-            for rows, columns in ((orders[-1], orders[0]), (orders[0], orders[-1]))[: len(orders)]
-        )
+        pairs = ((orders[-1], orders[0]), (orders[0], orders[-1]))[: len(orders)]
+        kinds = [(rows, columns, shape[a], shape[b]) for a, b in tilings(sums) for rows, columns in pairs]
+        counts = [tile_counts(loops, loops, *kind) for kind in kinds]
+        for source, target in edges():
+            for count, kind in zip(counts, kinds, strict=True):
+                count += tile_counts(target, source, *kind)
+        return max(imbalance_of(count) for count in counts)
 
     if all(shape[a] * shape[b] == 1 for a, b in tilings(sums)):
         return (NodeOrder.of(loops),), (Balance("original", 1.0),)
@@ -138,10 +158,7 @@ def choose_orders(
         "original": lambda: (NodeOrder.of(loops),),
         "single": lambda: (NodeOrder.random(num_nodes, rng),),
         "double": lambda: (NodeOrder.random(num_nodes, rng), NodeOrder.random(num_nodes, rng)),
-        "dealt": lambda: (
-            NodeOrder.round_robin_by_degree(degree, num_blocks, rng),
-            NodeOrder.round_robin_by_degree(degree, num_blocks, rng),
-        ),
+        "dealt": lambda: _dealt(degrees(), num_blocks, rng),
     }
     best: tuple[float, str, tuple[NodeOrder, ...]] | None = None
     for method, make in makers.items():

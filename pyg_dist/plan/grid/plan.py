@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
 
 from pyg_dist.backend.grid.mesh import GRID_AXES, RANK_ORDER, MeshShape
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.plan.base import DistributionPlan
 from pyg_dist.plan.grid.cost import memory_of, price_of
-from pyg_dist.plan.grid.node_order import Balance, NodeOrder, choose_orders, tile_counts
+from pyg_dist.plan.grid.node_order import Balance, EdgeChunks, NodeOrder, choose_orders, tile_counts
 from pyg_dist.plan.grid.tiling import INPUT, Sums, row_range
 from pyg_dist.plan.grid.work import Work, aggregation_bytes, work_of
 from pyg_dist.plan.machine import Machine
@@ -50,35 +50,35 @@ class GridPlan(DistributionPlan):
 
     @staticmethod
     def of(
-        edge_index: Tensor,
+        edges: EdgeChunks,
         model: Model,
         shape: MeshShape,
         sums: Sums,
         price: Price,
         machine: Machine,
         seed: int,
-        identity: str | None = None,
+        identity: str,
     ) -> tuple[GridPlan, tuple[NodeOrder, ...]]:
         """The plan of a mesh, and its node orders (not collective).
 
         Args:
-            edge_index: int64 ``[2, E]``.
+            edges: all of them.
             model: the convs; it has the number of nodes.
             shape: the mesh.
             sums: the form of the two big sums.
             price: of a step.
             machine: what it was priced with.
             seed: of the node orders.
-            identity: digest of graph and options; None: of the edges and the seed.
+            identity: digest of graph and options.
         """
-        orders, tries = choose_orders(edge_index, model.num_nodes, shape, seed, sums)
-        source, target = edge_index
-        counts = tile_counts(target, source, orders[-1], orders[0], shape.z, shape.x)
+        orders, tries = choose_orders(edges, model.num_nodes, shape, seed, sums)
+        counts = torch.zeros(shape.z, shape.x, dtype=torch.int64)
+        for source, target in edges():
+            counts += tile_counts(target, source, orders[-1], orders[0], shape.z, shape.x)
         places = [shape.coordinates(rank) for rank in range(shape.size)]
-        edges = tuple(int(counts[place["z"], place["x"]]) for place in places)
-        identity = digest(repr((digest(edge_index), seed))) if identity is None else identity
+        by_rank = tuple(int(counts[place["z"], place["x"]]) for place in places)
         name = digest(identity + repr((shape, sums)))
-        return GridPlan(shape, sums, model.num_nodes, edges, tries, model, price, machine, name), orders
+        return GridPlan(shape, sums, model.num_nodes, by_rank, tries, model, price, machine, name), orders
 
     @property
     def ranks(self) -> int:

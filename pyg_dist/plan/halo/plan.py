@@ -49,6 +49,13 @@ class Plan(DistributionPlan):
         parts: the owner of each node, ``[N]`` integers; of a ``data.plan``, on rank 0 alone.
         bits: of a value in the messages of training, forward and backward.
         ranks_per_node: ranks on each machine, one after another; None: as the constants say that it is priced with.
+
+    Example:
+        >>> from pyg_dist.partition import partition
+        >>> graph = KarateClub()[0]
+        >>> plan = Plan.of(graph.edge_index, partition(graph.edge_index, graph.num_nodes, 4, "metis"), 4)
+        >>> plan.ranks, plan.rows["hybrid"] <= plan.rows["post"]
+        (4, True)
     """
 
     layout: str

@@ -72,39 +72,9 @@ class RemoteEdges:
             is_remote &= (sender == rank) | (receiver == rank)
         edge = is_remote.nonzero().view(-1)
         sender, receiver = sender[edge].long(), receiver[edge].long()
-        return RemoteEdges.of_list(
-            edge, edge_index[0, edge], edge_index[1, edge], sender, receiver, parts.numel(), num_ranks, load
-        )
-
-    @staticmethod
-    def of_list(
-        edge: Tensor,
-        source: Tensor,
-        target: Tensor,
-        sender: Tensor,
-        receiver: Tensor,
-        num_nodes: int,
-        num_ranks: int,
-        load: Tensor,
-    ) -> RemoteEdges:
-        """Those of a list. Not collective, O(m log m) time.
-
-        Args:
-            edge: global ids, ascending.
-            source: global id of each edge's source.
-            target: of its target.
-            sender: the source's rank.
-            receiver: the target's rank.
-            num_nodes: nodes of the whole graph.
-            num_ranks: number of ranks P.
-            load: in-edges of the nodes of each rank, ``[P]``.
-
-        Shapes:
-            - edge, source, target, sender, receiver: int64 ``[m]``
-        """
-        pair = sender * num_ranks + receiver
-        row, rows = _candidates(pair, source, num_nodes, num_ranks)
-        sums_of, sums = _candidates(pair, target, num_nodes, num_ranks)
+        pair = sender.mul_(num_ranks).add_(receiver)
+        row, rows = _candidates(pair, edge_index[0, edge], parts.numel(), num_ranks)
+        sums_of, sums = _candidates(pair, edge_index[1, edge], parts.numel(), num_ranks)
         return RemoteEdges(num_ranks, edge, row, sums_of, rows, sums, load)
 
     def known_cover(self, is_post: Tensor) -> Cover:

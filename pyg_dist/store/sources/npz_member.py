@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -46,17 +48,32 @@ class Member:
         """Consecutive rows from row ``first`` on, about ``num_bytes`` at a time.
 
         Raises:
-            DataError: The columns of the array lie one after another, not its rows; or the zip is damaged.
+            DataError: The zip is damaged.
         """
         if self.is_fortran and len(self.shape) > 1:
-            raise DataError(
-                f"Expected '{self.name}' in {self.path} row by row (got Fortran order): save a C-ordered copy"
-            )
+            yield from self._turned(num_bytes, first)
+            return
         step = max(1, num_bytes // max(self.row_bytes, 1))
         with _reading(self.path), zipfile.ZipFile(self.path) as archive, _stream(archive, self.name) as (stream, *_):
             _skip(stream, first * self.row_bytes)
             for low in range(first, self.shape[0], step):
                 yield self._read(stream, min(step, self.shape[0] - low))
+
+    def _turned(self, num_bytes: int, first: int) -> Iterator[Array]:
+        """Rows of an array whose columns lie one after another: it is unpacked to a temporary file first."""
+        with tempfile.TemporaryFile() as file:
+            with (
+                _reading(self.path),
+                zipfile.ZipFile(self.path) as archive,
+                _stream(archive, self.name) as (stream, *_),
+            ):
+                shutil.copyfileobj(stream, file, _SKIP_BYTES)
+            file.flush()
+            step = max(1, num_bytes // max(self.row_bytes, 1))
+            for low in range(first, self.shape[0], step):  # mapped anew for each piece: pages are let go
+                whole = np.memmap(file, self.dtype, "r", shape=self.shape, order="F")
+                yield np.ascontiguousarray(whole[low : low + step])
+                del whole
 
     def _read(self, stream: IO[bytes], count: int) -> Array:
         content = stream.read(count * self.row_bytes)

@@ -46,7 +46,7 @@ def _normalise(
     momentum: float,
     eps: float,
 ) -> Tensor:
-    """Training on more than one rank, to be called :data:`local_tensors`."""
+    """Training on more than one rank, to be called under :data:`local_tensors`."""
     rows, dims, shape = x._sharding, (0, *range(2, x.dim())), (1, -1, *[1] * (x.dim() - 2))
     number = rows.size * math.prod(x.shape[2:])
     if number <= 1:

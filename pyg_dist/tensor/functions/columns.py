@@ -1,6 +1,6 @@
 """Functions along a dimension, and functions that join or extend columns: row-wise along any dimension but 0.
 
-Along dimension 0 rows can be put one after another, and such lists be cut: no row leaves its rank.
+Along dimension 0 rows can be concatenated and split: no row leaves its rank.
 """
 
 from __future__ import annotations
@@ -88,10 +88,10 @@ def join(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 def _append(function: Function, tensors: tuple[Tensor, ...]) -> RowTensor:
-    """Rows one after another (collective at the first use of a mask's rows); those of plain tensors are dealt out."""
+    """Concatenated rows (collective at the first use of a mask's rows); plain tensors are split into blocks."""
     with local_tensors():
         first = next(t for t in tensors if isinstance(t, RowTensor))
-        # torch passes over flat empty tensors, too
+        # torch ignores flat empty tensors, too
         tensors = tuple(t for t in tensors if isinstance(t, RowTensor) or t.shape != (0,) or first.dim() == 1)
         parts = tuple(
             t._sharding if isinstance(t, RowTensor) else first._sharding.block_sharding(t.shape[0]) for t in tensors

@@ -1,6 +1,6 @@
 """Functions that need every row: they gather (collective), and the result is plain and equal on every rank.
 
-And the one that shows rows without gathering.
+``repr`` is here as well; it shows the local rows and does not gather.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def order_statistic(function: Function, args: tuple[Any, ...], kwargs: dict[str,
 
 @implements("__repr__", "__format__")
 def representation(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Global shape and local values; talks to nobody, so that one rank alone may print."""
+    """Global shape and local values; no communication, so one rank alone may print."""
     x = args[0]
     with local_tensors():
         local = x.as_subclass(Tensor)

@@ -160,7 +160,7 @@ def _assign_elements(x: RowTensor, mask: Tensor, value: Any) -> None:
 
 
 def _mask_of(x: RowTensor, mask: Tensor) -> RowTensor:
-    """A mask of x's elements, with x's rows; to be called :data:`local_tensors`."""
+    """A mask of x's elements, with x's rows; to be called under :data:`local_tensors`."""
     size = mask._sharding.size if isinstance(mask, RowTensor) else mask.shape[0]
     if size != x._sharding.size or x.shape[1 : mask.dim()] != mask.shape[1:]:
         raise IndexError(
@@ -174,7 +174,7 @@ def _mask_of(x: RowTensor, mask: Tensor) -> RowTensor:
 
 
 def _beside(rows: RowSharding, value: Any) -> Any:
-    """What is assigned to ``rows``, with its own moved there by position; to be called :data:`LOCALLY`."""
+    """What is assigned to ``rows``, with its own moved there by position; to be called under :data:`local_tensors`."""
     if not isinstance(value, RowTensor) or rows.is_equivalent(value._sharding):
         return value
     paired = rows.align_by_position(value.as_subclass(Tensor), value._sharding)

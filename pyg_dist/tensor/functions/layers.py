@@ -48,7 +48,7 @@ def with_parameters(
 
 @implements("linear")
 def linear(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """One operand with rows; torch would name the shape of a rank's share, were its columns too many or too few."""
+    """One operand with rows. The number of columns is checked here, since torch's error would name the local shape."""
     bound = bind("input weight", args, kwargs)
     x, weight = bound["input"], bound["weight"]
     if isinstance(x, RowTensor) and x.shape[-1] != weight.shape[-1]:
@@ -67,7 +67,7 @@ def relu(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 @implements("group_norm")
 def group_norm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Of each row; ``F.group_norm`` wants more than one value a channel, of all rows, and not of a rank's."""
+    """Of each row. ``F.group_norm`` requires several values per channel over all rows, not over the local ones."""
     bound = bind("input num_groups", args, kwargs)
     x = bound["input"]
     if isinstance(x, RowTensor) and x.numel() == bound["num_groups"]:
@@ -129,7 +129,7 @@ def pair_layer(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 @implements("isin", "bucketize", "cdist")
 def look_up(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Where each element, or row, stands in a plain set or list, or towards each row of a plain matrix."""
+    """Membership in a plain set, position in a plain list, or distance to each row of a plain matrix."""
     has_other_rows = function.__name__ == "cdist" and args[0].dim() > 2  # a matrix for each row of both
     return with_parameters(function, args, kwargs, num_operands=2 if has_other_rows else 1)
 

@@ -18,7 +18,7 @@ from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, copied_slice, 
 
 @implements("matmul", "mm", "mv", "bmm", "__matmul__", "__rmatmul__")
 def matmul(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``rows @ plain matrix``, or a product of two matrices per row; every other product would sum or spread rows."""
+    """``rows @ plain matrix``, or a product of two matrices per row; every other product would mix rows."""
     x, other = (*args, *kwargs.values())
     if function is Tensor.__rmatmul__:
         function, x, other = torch.matmul, other, x

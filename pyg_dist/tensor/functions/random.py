@@ -30,9 +30,9 @@ def draw_seed() -> int:
 
 @contextmanager
 def own_randomness(rank: int) -> Iterator[None]:
-    """Code that draws for this rank's rows alone, as many numbers as it likes: all ranks go on with equal generators.
+    """Context for code that draws any number of values for this rank's rows: the generators of all ranks stay equal.
 
-    They go on one draw ahead if ``rank`` has drawn at all (what one rank does, each must), else where they were.
+    Afterwards they are one draw ahead if the code has drawn (on every rank or on none), else unchanged.
     """
     generator = torch.default_generator
     before = generator.get_state()
@@ -56,14 +56,14 @@ def dropout(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if not training or p == 0.0:
         return x
     with local_tensors():
-        out = ops.keyed_dropout(x.as_subclass(Tensor), x._sharding.key, p, draw_seed(), x._sharding.first_column)
+        out = ops.keyed_dropout(x.as_subclass(Tensor), x._sharding.rng_key, p, draw_seed(), x._sharding.first_column)
         return x.copy_(out) if bound["inplace"] else as_row_tensor_(out, x._sharding)
 
 
 def _draw(keyed: Callable[..., Tensor], x: RowTensor, dtype: torch.dtype) -> Tensor:
-    """Numbers like the local rows of x, to be called :data:`local_tensors`."""
+    """Numbers like the local rows of x, to be called under :data:`local_tensors`."""
     per_row = x.shape[1:]
-    drawn = keyed(x._sharding.key, math.prod(per_row), draw_seed(), x._sharding.first_column, dtype)
+    drawn = keyed(x._sharding.rng_key, math.prod(per_row), draw_seed(), x._sharding.first_column, dtype)
     return drawn.view(x._sharding.num_local, *per_row)
 
 
@@ -151,7 +151,7 @@ def gumbel_softmax(function: Function, args: tuple[Any, ...], kwargs: dict[str, 
 
 @implements("multinomial")
 def multinomial(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Columns of each row, drawn with its weights: where uniform numbers meet their sums, or by the Gumbel trick."""
+    """Columns of each row, drawn with its weights: by inverting the cumulative sums, or by exponential races."""
     bound = {"replacement": False, **bind("x num_samples replacement", args, kwargs)}
     x, num_samples = bound["x"], bound["num_samples"]
     _refuse_generator(function, kwargs)
@@ -169,11 +169,11 @@ def multinomial(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any
             )
         if bound["replacement"]:
             dtype = torch.promote_types(x.dtype, torch.float32)
-            uniform = ops.keyed_uniform(x._sharding.key, num_samples, draw_seed(), 0, dtype)
+            uniform = ops.keyed_uniform(x._sharding.rng_key, num_samples, draw_seed(), 0, dtype)
             sums = weights.cumsum(1, dtype=dtype)
             drawn = torch.searchsorted(sums, uniform * sums[:, -1:], right=True).clamp_(max=weights.shape[1] - 1)
         else:
-            races = _exponential(x) / weights  # the first to arrive
+            races = _exponential(x) / weights  # the smallest win (Efraimidis and Spirakis, 2006)
             drawn = races.topk(num_samples, 1, largest=False).indices
         return as_row_tensor_(drawn, x._sharding)
 

@@ -1,6 +1,6 @@
-"""What row tensors refuse, with the reason and the way out.
+"""Functions that row tensors refuse, with the reason and the remedy.
 
-Functions that are not in the table are refused too, with a general message (:mod:`pyg_dist.tensor.row_tensor`). What
+Functions that are not in the table raise as well, with a general message (:mod:`pyg_dist.tensor.row_tensor`). What
 torch does not dispatch cannot be refused: ``docs/architecture.md`` lists it.
 """
 
@@ -14,7 +14,7 @@ from pyg_dist.tensor.registry import Function, implements
 
 @implements("__reduce_ex__")
 def pickle(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
-    """A file would hold one rank's rows, and nothing of the others."""
+    """A file would hold the rows of one rank only."""
     raise MixedRowsError(
         f"A {type(args[0]).__name__} cannot be pickled or copied by copy.copy: each rank holds some of its rows; "
         f"save .full_tensor(), or use copy.deepcopy"
@@ -23,7 +23,7 @@ def pickle(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 @implements("_is_view", "_base.__get__")
 def trace(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
-    """The first thing that torch.compile asks a tensor for."""
+    """``torch.compile`` reads these first when it traces a tensor."""
     raise MixedRowsError(
         f"A {type(args[0]).__name__} has no _base, and torch.compile cannot trace it: what it sees are one rank's "
         f"rows; compile functions of plain tensors"
@@ -32,7 +32,7 @@ def trace(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 @implements("__dlpack__", "__dlpack_device__")
 def export(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
-    """Another library would take one rank's rows for all."""
+    """Another library would see the rows of one rank only."""
     raise MixedRowsError(
         f"A {type(args[0]).__name__} cannot be exported: use .full_tensor() (all rows, collective) or .to_local()"
     )

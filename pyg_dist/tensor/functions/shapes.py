@@ -1,4 +1,4 @@
-"""Global shapes and what else can be asked for free, and changes of shape that keep rows whole."""
+"""Global shapes and other metadata, with no communication, and changes of shape that keep rows whole."""
 
 from __future__ import annotations
 

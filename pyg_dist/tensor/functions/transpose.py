@@ -1,6 +1,7 @@
-"""``Transposed``: the transpose of a matrix whose rows are distributed, up to the product that it is made for.
+"""``Transposed``: the transpose of a row tensor, which exists only as an operand of a product.
 
-``x.T @ y`` sums over rows and gives a plain matrix, ``x @ y.T`` has a row for each row of x. Nothing moves before that.
+``x.T @ y`` sums over rows and gives a plain matrix, ``x @ y.T`` has a row for each row of x. No communication
+before the product.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Transposed(DerivedOperand):
     @staticmethod
     def make(of: RowTensor) -> Transposed:
         """The transpose of ``of``, which has two dimensions."""
-        # Of a device without memory, as Edges are: what torch does not dispatch finds no values.
+        # On the meta device: functions that torch does not dispatch to __torch_function__ find no values to read.
         result: Any = torch.empty(*reversed(of.shape), dtype=of.dtype, device="meta").as_subclass(Transposed)
         result.of = of
         return cast(Transposed, result)

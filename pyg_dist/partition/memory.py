@@ -1,0 +1,63 @@
+"""How much memory a method of partitioning takes, estimated before it starts."""
+
+from __future__ import annotations
+
+import re
+
+from pyg_dist.errors import OptionError
+
+# Bytes by node, by edge and by part, above the graph itself: rounded up from the peaks that benchmarks/partition.py
+# records. Mt-KaHyPar takes its nets as Python lists.
+_BYTES: dict[str, tuple[int, int, int]] = {
+    "random": (20, 0, 0),
+    "stream": (120, 0, 100),
+    "metis": (400, 180, 0),
+    "metis-cut": (400, 180, 0),
+    "hypergraph": (1500, 350, 0),
+    "cover": (1500, 450, 0),
+    "stochastic": (6000, 900, 0),
+}
+_CHUNK_BYTES = 400 << 20  # of stream, whatever the graph
+
+
+def estimated_bytes(method: str, num_nodes: int, num_edges: int, num_parts: int) -> int:
+    """Bytes that ``method`` takes beside the edges, about. Not collective."""
+    by_node, by_edge, by_part = _BYTES[method]
+    fixed = _CHUNK_BYTES if method == "stream" else 0
+    return by_node * num_nodes + by_edge * num_edges + by_part * num_parts + fixed
+
+
+def require_memory(method: str, num_nodes: int, num_edges: int, num_parts: int, memory: int | None) -> None:
+    """Refuse a method that would take more than ``memory`` bytes; None is no limit. Not collective.
+
+    Raises:
+        OptionError: It would; the message has the number, and the methods that fit.
+    """
+    if memory is None:
+        return
+    needed = {name: estimated_bytes(name, num_nodes, num_edges, num_parts) for name in _BYTES}
+    if needed[method] <= memory:
+        return
+    fitting = [name for name, num_bytes in needed.items() if num_bytes <= memory]
+    way = f"choose one that fits ({', '.join(fitting)})" if fitting else "none fits: give it more"
+    raise OptionError(
+        f"Expected a partition within {memory / 2**30:.3g} GiB (got {method!r}, which takes about "
+        f"{needed[method] / 2**30:.3g} GiB): {way}"
+    )
+
+
+def parse_bytes(text: str) -> int:
+    """A number of bytes such as "4GiB", "500 MB" or "1e9".
+
+    Raises:
+        OptionError: It is none.
+    """
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kKMGT]?)(i?)B?\s*", text)
+    try:
+        number, prefix, binary = match.groups() if match else ("", "", "")
+        num_bytes = float(number) * (1024 if binary else 1000) ** " KMGT".index(prefix.upper() or " ")
+        if num_bytes >= 1:
+            return int(num_bytes)
+    except ValueError:
+        pass
+    raise OptionError(f"Expected memory such as 4GiB or 500MB (got {text!r})")

@@ -1,0 +1,236 @@
+"""From a graph to the parts of its nodes: solve a model, refine by minimum covers, place on machines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_dist.errors import OptionError
+from pyg_dist.partition import METHODS as MODELS
+from pyg_dist.partition import Batches, partition
+from pyg_dist.partition.edge_list import as_edges, check_ends
+from pyg_dist.partition.memory import require_memory
+from pyg_dist.partition.models.cover import build_cover_model, choice_by_degree
+from pyg_dist.partition.solvers.mt_kahypar import hypergraph_parts, improved_parts
+from pyg_dist.partition.solvers.options import Preset, Solver, SolverOptions
+from pyg_dist.plan.halo.placement import place
+from pyg_dist.plan.halo.remote_edges import Exchange, RemoteEdges
+
+METHODS = (*MODELS, "cover")
+
+_MAX_ROUNDS = 8
+_LEAST_GAIN = 0.002  # of the rows: a round that saves less was the last
+
+Array = np.ndarray[Any, Any]
+Report = Callable[[str, Tensor], None]
+"""Called with what was found, in words, and the best parts so far."""
+
+
+def _silent(step: str, parts: Tensor) -> None:
+    """Report to nobody."""
+
+
+@dataclass(frozen=True)
+class PartsOptions:
+    """How parts are found. See :func:`pyg_dist.partition.partition` for all but the first and the last two.
+
+    Attributes:
+        method: one of :data:`METHODS`, or the parts themselves.
+        epsilon: how much heavier than the mean a part may be.
+        seed: of solvers.
+        solver: of hypergraphs.
+        preset: Mt-KaHyPar's; None: the method's own.
+        memory: bytes that a method may take.
+        batches: mini-batches of "stochastic".
+        exchange: what sums will send; "cover" makes parts for "hybrid".
+        ranks_per_node: ranks on each machine; None: they are not known to lie there one after another.
+    """
+
+    method: str | Tensor | np.ndarray[Any, Any] = "metis"
+    epsilon: float = 0.03
+    seed: int = 0
+    solver: Solver = "mt-kahypar"
+    preset: Preset | None = None
+    memory: int | None = None
+    batches: Batches | None = field(default=None, compare=False)
+    exchange: Exchange = "hybrid"
+    ranks_per_node: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check what belongs together.
+
+        Raises:
+            OptionError: The method does not go with another option.
+        """
+        SolverOptions(self.epsilon, self.seed, self.solver, self.preset, self.memory)
+        if not isinstance(self.method, str):
+            return
+        if self.method not in METHODS:
+            raise OptionError(
+                f"Expected a partition of {', '.join(METHODS)}, or the part of each node (got {self.method!r})"
+            )
+        if self.method == "cover":
+            require_hybrid(self.method, self.exchange)
+            if self.solver != "mt-kahypar":
+                raise OptionError(
+                    f"Expected solver='mt-kahypar' with partition='cover', which improves parts (got {self.solver!r})"
+                )
+
+
+def require_hybrid(method: str, exchange: Exchange) -> None:
+    """Refuse ``"cover"`` for another exchange than the hybrid one, whose rows alone it saves.
+
+    Raises:
+        OptionError: So it is.
+    """
+    if method == "cover" and exchange != "hybrid":
+        raise OptionError(
+            f"Expected exchange='hybrid' with partition='cover' (got {exchange!r}, whose rows it makes more): "
+            f"partition='hypergraph' has few of them"
+        )
+
+
+def find_parts(
+    edge_index: Tensor,
+    num_nodes: int,
+    num_parts: int,
+    options: PartsOptions,
+    train_mask: Tensor | None = None,
+    report: Report = _silent,
+) -> Tensor:
+    """Return the rank of every node: int32 ``[N]``. Not collective.
+
+    Given parts stay as they are. Others are put on ranks such that few rows leave a machine.
+
+    Raises:
+        DataError: edge_index, train_mask or given parts are not valid.
+        OptionError: Another argument is not valid, the method would take too much memory, or the solver fails.
+        MissingPackageError: The package of the method is not installed.
+    """
+    parts = solve(edge_index, num_nodes, num_parts, options, train_mask, report)
+    if not isinstance(options.method, str) or options.ranks_per_node is None:
+        return parts
+    return place(as_edges(edge_index), parts, num_parts, options.ranks_per_node, options.exchange)
+
+
+def solve(
+    edge_index: Tensor,
+    num_nodes: int,
+    num_parts: int,
+    options: PartsOptions,
+    train_mask: Tensor | None = None,
+    report: Report = _silent,
+) -> Tensor:
+    """Return the part of every node by the method's model: int32 ``[N]``. Not collective; see :func:`find_parts`."""
+    is_cover = isinstance(options.method, str) and options.method == "cover"
+    if not is_cover or not 1 < num_parts < num_nodes:
+        method = "hypergraph" if is_cover else options.method  # nothing to solve: one part, or a node each
+        return partition(
+            edge_index, num_nodes, num_parts, method, train_mask,
+            options.epsilon, options.seed, options.solver, options.preset, options.memory, options.batches,
+        )  # fmt: skip
+    edge_index = as_edges(edge_index)
+    check_ends(edge_index, num_nodes, "edge_index")
+    require_memory("cover", num_nodes, edge_index.shape[1], num_parts, options.memory)
+    return _by_cover(edge_index, num_nodes, num_parts, options, train_mask, report)
+
+
+class Covered(NamedTuple):
+    """Parts with their minimum cover.
+
+    Attributes:
+        parts: int32 ``[N]``.
+        is_post: the cover's choice for remote edges, and for local ones that of the net that reaches more parts.
+        rows: rows that the hybrid exchange sends.
+    """
+
+    parts: Tensor
+    is_post: Array
+    rows: int
+
+
+def covered(edge_index: Tensor, parts: Tensor, num_parts: int, is_post: Array) -> Covered:
+    """Choose post or pre for every edge by the minimum cover of the remote ones. Not collective, O(E log E) time.
+
+    A local edge could lie in either net and costs nothing now. It goes to the net that already reaches more parts: its
+    nodes can then follow one another across a boundary at no cost. Where both reach as many, it stays with ``is_post``.
+    """
+    source, target = edge_index
+    remote = RemoteEdges.of(edge_index, parts, num_parts)
+    cover = remote.cover("hybrid")
+    sent = torch.bincount(remote.rows.node[cover.left], minlength=parts.numel())
+    summed = torch.bincount(remote.sums.node[cover.right], minlength=parts.numel())
+    more, less = (sent[source] > summed[target]).numpy(), (sent[source] < summed[target]).numpy()
+    chosen: Array = more | (is_post & ~less)
+    chosen[remote.edge.numpy()] = cover.left[remote.row].numpy()
+    return Covered(parts, chosen, int(cover.left.sum() + cover.right.sum()))
+
+
+def refine(
+    edge_index: Tensor,
+    start: Covered,
+    num_parts: int,
+    options: PartsOptions,
+    train_mask: Tensor | None = None,
+    report: Report = _silent,
+) -> Covered:
+    """Rounds of: medium-grain model of the cover's choice, a V-cycle from the parts, minimum cover. Not collective.
+
+    The model's connectivity is exactly what the parts send, and the next cover sends at most what the V-cycle left: a
+    round that would send more is dropped, and the last.
+    """
+    best, solver = start, SolverOptions(options.epsilon, options.seed, preset=options.preset)
+    for number in range(_MAX_ROUNDS):
+        model = build_cover_model(edge_index, best.parts.numel(), best.is_post, train_mask)
+        parts = improved_parts(model, best.parts, num_parts, solver)
+        found = covered(edge_index, parts, num_parts, best.is_post)
+        gain = best.rows - found.rows
+        if gain > 0:
+            best = found
+            report(f"round {number + 1}: {best.rows:,} rows", best.parts)
+        if gain <= _LEAST_GAIN * best.rows:
+            break
+    return best
+
+
+def _by_cover(
+    edge_index: Tensor,
+    num_nodes: int,
+    num_parts: int,
+    options: PartsOptions,
+    train_mask: Tensor | None,
+    report: Report,
+) -> Tensor:
+    """Rounds from three starts: the model of the choice by degree, the column nets, and METIS. The best is taken."""
+    by_degree = choice_by_degree(edge_index, num_nodes)
+    solver = SolverOptions(options.epsilon, options.seed, preset=options.preset)
+
+    def start(name: str) -> Tensor:
+        if name == "cover":
+            model = build_cover_model(edge_index, num_nodes, by_degree, train_mask)
+            return hypergraph_parts(model, num_parts, solver, "default")
+        preset: Preset | None = (options.preset or "default") if name == "hypergraph" else None
+        return partition(
+            edge_index, num_nodes, num_parts, name, train_mask, options.epsilon, options.seed, preset=preset
+        )
+
+    best: Covered | None = None
+    for name in ("metis", "cover", "hypergraph"):
+        began = time.monotonic()
+        first = covered(edge_index, start(name), num_parts, by_degree)
+
+        def found(step: str, parts: Tensor, name: str = name, began: float = began) -> None:
+            report(f"{name}, {step}, {time.monotonic() - began:.0f} s", parts)
+
+        found(f"start: {first.rows:,} rows", first.parts)
+        refined = refine(edge_index, first, num_parts, options, train_mask, found)
+        if best is None or refined.rows < best.rows:
+            best = refined
+    assert best is not None
+    return best.parts

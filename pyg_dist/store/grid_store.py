@@ -1,0 +1,255 @@
+"""A grid store: edges in R x C tiles under the plan's node orders, rows of nodes by position.
+
+Files: ``orders``, global ids by position; ``rows-r``, attributes of the nodes at range r of the positions in order 0;
+``edges-r``, range r of the edges in input order, with attributes; ``tile-o-r-c``, the edges whose target is in range r
+of the other order and whose source is in range c of order o, by ascending id (2D shards: Plexus, 5.4; orders: 5.1).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_dist.store.folder import StoreFolder
+from pyg_dist.store.format import as_torch, of_rows, storage_dtype
+from pyg_dist.store.manifest import Manifest, Shard
+from pyg_dist.store.reader import TensorFile
+from pyg_dist.store.records import Buckets, read_records, stable_order
+from pyg_dist.store.shard_reader import ShardReader
+from pyg_dist.store.sources.source import NodeAttribute
+from pyg_dist.store.spool import Spool, Tick
+from pyg_dist.store.writer import ShardWriter
+
+Array = np.ndarray[Any, Any]
+
+_TILE = np.dtype([("edge_id", np.int64), ("row", np.int32), ("column", np.int32)])
+_PIECE_BYTES = 1 << 22
+
+
+def bounds(size: int, count: int) -> Array:
+    """The bounds of ``count`` near-equal ranges, int64 ``[count + 1]``."""
+    return np.array([size * k // count for k in range(count + 1)], np.int64)
+
+
+def write_grid(
+    folder: StoreFolder,
+    edges: Spool,
+    attributes: tuple[NodeAttribute, ...],
+    orders: list[Array],
+    tiles: tuple[int, int],
+    memory: int,
+    tick: Tick,
+) -> dict[str, Shard]:
+    """Write all shards of a grid store in bounded memory.
+
+    Args:
+        folder: of the store.
+        edges: of the graph.
+        attributes: of its nodes.
+        orders: global ids by position, one or two node orders.
+        tiles: R and C.
+        memory: bytes to use.
+        tick: is told of progress.
+    """
+    num_nodes, shards = edges.num_nodes, dict[str, Shard]()
+    positions = []
+    for node in orders:
+        position = np.empty(num_nodes, np.int64)
+        position[node] = np.arange(num_nodes)
+        positions.append(position)
+    kept = folder.kept_shard("orders")
+    if kept is None:
+        writer = ShardWriter(
+            folder.work / "orders", {f"order{k}": of_rows("I64", num_nodes) for k in range(len(orders))}
+        )
+        writer.append(**{f"order{k}": node for k, node in enumerate(orders)})
+        kept = folder.keep("orders", writer)
+    shards["orders"] = kept
+    chunk = max(1 << 12, min(1 << 20, memory // 1024))
+    shards |= _write_rows(folder, attributes, positions[0], tiles[0], memory)
+    shards |= _write_ranges(folder, edges, tiles[0], chunk)
+    for number in range(len(orders)):
+        other = positions[len(orders) - 1 - number]
+        shards |= _write_tiles(folder, edges, number, other, positions[number], tiles, chunk, tick)
+    return shards
+
+
+def _write_rows(
+    folder: StoreFolder, attributes: tuple[NodeAttribute, ...], position: Array, count: int, memory: int
+) -> dict[str, Shard]:
+    keys = [f"rows-{number:05d}" for number in range(count)]
+    kept = {key: folder.kept_shard(key) for key in keys}
+    found = {key: shard for key, shard in kept.items() if shard is not None}
+    if len(found) == count or not attributes:
+        return found
+    ends = bounds(len(position), count)
+    writers = [
+        ShardWriter(
+            folder.work / key, {a.name: of_rows(a.dtype, int(ends[k + 1] - ends[k]), a.shape) for a in attributes}
+        )
+        for k, key in enumerate(keys)
+    ]
+    for attribute in attributes:
+        row = np.dtype([("position", np.int64), ("row", storage_dtype(attribute.dtype), attribute.shape)])
+        buckets, low = Buckets(folder.work / "row-buckets", count, row), 0
+        for rows in attribute.rows(max(memory // 32, 1 << 16)):
+            records = np.empty(len(rows), row)
+            records["position"], records["row"] = position[low : low + len(rows)], rows
+            buckets.add(np.searchsorted(ends, records["position"], side="right") - 1, records)
+            low += len(rows)
+        for number, writer in enumerate(writers):
+            size = int(ends[number + 1] - ends[number])
+            if size:
+                records = np.fromfile(buckets.path(number), row)
+                order = stable_order(records["position"] - ends[number], size)
+                writer.append(**{attribute.name: np.ascontiguousarray(records["row"][order])})
+            buckets.remove(number)
+        buckets.folder.rmdir()
+    return {key: folder.keep(key, writer) for key, writer in zip(keys, writers, strict=True)}
+
+
+def _write_ranges(folder: StoreFolder, edges: Spool, count: int, chunk: int) -> dict[str, Shard]:
+    """The edges as they are, for what needs no tile."""
+    ends, shards = bounds(edges.num_edges, count), dict[str, Shard]()
+    keys = [f"edges-{number:05d}" for number in range(count)]
+    kept = {key: folder.kept_shard(key) for key in keys}
+    if all(kept.values()):
+        return {key: shard for key, shard in kept.items() if shard is not None}
+    writers = []
+    for number, key in enumerate(keys):
+        size = int(ends[number + 1] - ends[number])
+        columns = {"source": of_rows("I64", size), "target": of_rows("I64", size)}
+        columns |= {a.name: of_rows(a.dtype, size, a.shape) for a in edges.attributes}
+        writers.append(ShardWriter(folder.work / key, columns))
+    for low, source, target, values in edges.chunks(chunk):
+        columns_here = {"source": source, "target": target} | values
+        high = low + len(source)
+        for number in range(count):
+            first, last = max(low, int(ends[number])), min(high, int(ends[number + 1]))
+            if first < last:
+                part = slice(first - low, last - low)
+                writers[number].append(**{n: np.ascontiguousarray(v[part]) for n, v in columns_here.items()})
+    for key, writer in zip(keys, writers, strict=True):
+        shards[key] = folder.keep(key, writer)
+    return shards
+
+
+def _write_tiles(
+    folder: StoreFolder,
+    edges: Spool,
+    number: int,
+    row_of: Array,
+    column_of: Array,
+    tiles: tuple[int, int],
+    chunk: int,
+    tick: Tick,
+) -> dict[str, Shard]:
+    """The tiles of one order of sources; edges of a tile keep the input's order."""
+    keys = [f"tile-{number}-{r:05d}-{c:05d}" for r in range(tiles[0]) for c in range(tiles[1])]
+    kept = {key: folder.kept_shard(key) for key in keys}
+    shards = {key: shard for key, shard in kept.items() if shard is not None}
+    if len(shards) == len(keys):
+        return shards
+    row_ends, column_ends = bounds(edges.num_nodes, tiles[0]), bounds(edges.num_nodes, tiles[1])
+    buckets = Buckets(folder.work / "tiles", len(keys), _TILE)
+    for low, source, target, _ in edges.chunks(chunk):
+        row, column = row_of[target], column_of[source]
+        r = np.searchsorted(row_ends, row, side="right") - 1
+        c = np.searchsorted(column_ends, column, side="right") - 1
+        records = np.empty(len(source), _TILE)
+        records["edge_id"] = np.arange(low, low + len(source))
+        records["row"], records["column"] = row - row_ends[r], column - column_ends[c]
+        buckets.add(r * tiles[1] + c, records)
+        tick(len(source))
+    for bucket, key in enumerate(keys):
+        if key not in shards:
+            size = int(buckets.counts[bucket])
+            writer = ShardWriter(
+                folder.work / key,
+                {"edge_id": of_rows("I64", size), "row": of_rows("I32", size), "column": of_rows("I32", size)},
+            )
+            for records in read_records(buckets.path(bucket), _TILE, chunk):
+                writer.append(**{name: np.ascontiguousarray(records[name]) for name in ("edge_id", "row", "column")})
+            shards[key] = folder.keep(key, writer)
+        buckets.remove(bucket)
+    buckets.folder.rmdir()
+    return shards
+
+
+class GridStore(ShardReader):
+    """A grid store, opened for reading. Whatever is handed out was checked by its digest.
+
+    Args:
+        path: the folder.
+        manifest: its manifest.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        super().__init__(path, manifest)
+        self.tiles: tuple[int, int] = tuple(manifest.plan["tiles"])
+        self._row_ends = bounds(manifest.num_nodes, self.tiles[0])
+        self._column_ends = bounds(manifest.num_nodes, self.tiles[1])
+
+    def orders(self) -> list[Tensor]:
+        """Global ids by position, of each node order."""
+        return [self.tensor("orders", name) for name in sorted(self.manifest.shards["orders"].tensors)]
+
+    def range_rows(self, kind: str, name: str, size: int, low: int, high: int) -> Tensor:
+        """Rows ``low`` to ``high`` of a tensor that lies in near-equal ranges.
+
+        Args:
+            kind: ``"rows"`` or ``"edges"``.
+            name: of the tensor.
+            size: rows of all ranges together.
+            low: first row.
+            high: last row, exclusive.
+        """
+        ends, out, done = bounds(size, self.tiles[0]), None, 0
+        for number in range(self.tiles[0]):
+            key = f"{kind}-{number:05d}"
+            first, last = max(low, int(ends[number])), min(high, int(ends[number + 1]))
+            spec = self.manifest.shards[key].tensors[name]
+            if out is None:
+                out = np.empty((max(high - low, 0), *spec.shape[1:]), storage_dtype(spec.dtype))
+            if first >= last:
+                continue
+            self.check(key, name)
+            file: TensorFile = self.file(key)
+            begin = int(ends[number])
+            for piece in file.pieces(name, first - begin, last - begin, _PIECE_BYTES):
+                out[done : done + len(piece)] = piece
+                done += len(piece)
+        assert out is not None
+        return as_torch(out, spec.dtype)
+
+    def overlapping(self, order: int, rows: tuple[int, int], columns: tuple[int, int]) -> list[tuple[str, int, int]]:
+        """The tiles that a rectangle of positions overlaps: key, first row, first column."""
+        found = []
+        for r in range(self.tiles[0]):
+            for c in range(self.tiles[1]):
+                row, column = int(self._row_ends[r]), int(self._column_ends[c])
+                meets_rows = row < rows[1] and int(self._row_ends[r + 1]) > rows[0]
+                if meets_rows and column < columns[1] and int(self._column_ends[c + 1]) > columns[0]:
+                    found.append((f"tile-{order}-{r:05d}-{c:05d}", row, column))
+        return found
+
+    def rectangle(self, order: int, rows: tuple[int, int], columns: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        """The edges in a rectangle of positions, counted from its corner, by ascending id: int32 ``[e]`` each."""
+        ids, ends = [], []
+        for key, row, column in self.overlapping(order, rows, columns):
+            parts = [self.tensor(key, name) for name in ("edge_id", "row", "column")]
+            place = torch.stack([parts[1] + (row - rows[0]), parts[2] + (column - columns[0])])
+            inside = (place >= 0).all(0) & (place[0] < rows[1] - rows[0]) & (place[1] < columns[1] - columns[0])
+            ids.append(parts[0] if bool(inside.all()) else parts[0][inside])
+            ends.append(place if bool(inside.all()) else place[:, inside])
+        if not ids:
+            return torch.empty(0, dtype=torch.int32), torch.empty(0, dtype=torch.int32)
+        if len(ids) == 1:
+            return ends[0][0], ends[0][1]
+        order_of = torch.argsort(torch.cat(ids))
+        whole = torch.cat(ends, 1)[:, order_of]
+        return whole[0], whole[1]

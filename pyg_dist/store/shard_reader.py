@@ -1,0 +1,68 @@
+"""Reading the shards of an opened store, each tensor checked by its digest before it is used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import xxhash
+from torch import Tensor
+
+from pyg_dist.store.folder import open_shard, require_digest
+from pyg_dist.store.format import as_torch, storage_dtype
+from pyg_dist.store.manifest import Manifest
+from pyg_dist.store.reader import TensorFile
+
+PIECE_BYTES = 1 << 22
+
+
+class ShardReader:
+    """The files of a store, mapped when they are first needed.
+
+    Args:
+        path: the folder.
+        manifest: its manifest.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path, self.manifest = path, manifest
+        self._files: dict[str, TensorFile] = {}
+        self._checked: set[tuple[str, str]] = set()
+
+    def file(self, key: str) -> TensorFile:
+        """A shard by its key."""
+        if key not in self._files:
+            self._files[key] = open_shard(self.path, self.manifest.shards[key])
+        return self._files[key]
+
+    def close(self) -> None:
+        """Let go of all pages."""
+        for file in self._files.values():
+            file.release_all()
+        self._files.clear()
+
+    def check(self, key: str, name: str) -> None:
+        """Check a tensor by its digest, once.
+
+        Raises:
+            StoreError: It is damaged.
+        """
+        if (key, name) not in self._checked:
+            file = self.file(key)
+            require_digest(file.path, name, file.digest(name), self.manifest.shards[key].digests[name])
+            self._checked.add((key, name))
+
+    def tensor(self, key: str, name: str) -> Tensor:
+        """A whole tensor of a shard, copied and checked in one pass."""
+        file, shard = self.file(key), self.manifest.shards[key]
+        spec, hasher, low = file.spec(name), xxhash.xxh3_128(), 0
+        if not spec.shape:
+            self.check(key, name)
+            return as_torch(file.whole(name).copy(), spec.dtype)
+        out = np.empty(spec.shape, storage_dtype(spec.dtype))
+        for piece in file.pieces(name, num_bytes=PIECE_BYTES):
+            hasher.update(piece.reshape(-1).view(np.uint8).data)
+            out[low : low + len(piece)] = piece
+            low += len(piece)
+        require_digest(file.path, name, str(hasher.hexdigest()), shard.digests[name])
+        return as_torch(out, spec.dtype)

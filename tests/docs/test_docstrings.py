@@ -1,0 +1,58 @@
+"""Every public name has an example in its docstring, and the examples run."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+from launching import run_script
+
+import pyg_dist
+import pyg_dist.conv
+import pyg_dist.nn
+from pyg_dist.plan import Plan
+
+MODULES = [pyg_dist, pyg_dist.conv, pyg_dist.nn]
+PUBLIC = {name: getattr(module, name) for module in MODULES for name in module.__all__ if name != "__version__"}
+PUBLIC["Plan"] = Plan
+
+# In a process of its own: DistributedData installs hooks.
+SCRIPT = """
+import doctest, sys
+from datetime import timedelta
+import torch
+import torch.nn.functional as F
+from torch_geometric.datasets import KarateClub
+from torch_geometric.nn.models import GraphSAGE
+
+import pyg_dist
+from test_docstrings import PUBLIC
+
+pyg_dist.init(timeout=timedelta(minutes=30))  # as the example of init does, which may not differ
+data = pyg_dist.DistributedData(KarateClub()[0])
+model = pyg_dist.distribute(GraphSAGE(34, 16, num_layers=2, out_channels=4))
+names = {"torch": torch, "F": F, "KarateClub": KarateClub, "pyg_dist": pyg_dist, "data": data, "model": model}
+parser, runner = doctest.DocTestParser(), doctest.DocTestRunner()
+for name, thing in PUBLIC.items():
+    runner.run(parser.get_doctest(thing.__doc__, {**names, **PUBLIC}, name, None, None))
+failed, tried = runner.summarize()
+print(f"tried {tried}")
+sys.exit(failed > 0)
+"""
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_there_is_an_example(name: str) -> None:
+    assert "\n>>> " in inspect.cleandoc(PUBLIC[name].__doc__).replace("    >>> ", ">>> ")
+
+
+@pytest.mark.timeout(240)
+def test_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}:{Path(__file__).parents[1]}")
+    script = tmp_path / "examples.py"
+    script.write_text(SCRIPT)
+    ended = run_script("python", 1, script, timeout=200)
+    assert ended.codes == [0], ended.stdout + ended.stderr
+    assert int(ended.stdout.split("tried ")[1]) > 30

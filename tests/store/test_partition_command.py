@@ -1,0 +1,77 @@
+"""``partition``, ``plan`` and ``doctor --store`` as people call them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from stored_graphs import skewed_graph
+
+from pyg_dist import save_graph
+from pyg_dist.cli import main
+from pyg_dist.store.manifest import Manifest
+
+
+@pytest.fixture
+def graph(tmp_path: Path) -> str:
+    save_graph(skewed_graph(), tmp_path / "graph.safetensors")
+    return str(tmp_path / "graph.safetensors")
+
+
+@pytest.mark.parametrize("model", ["random", "metis", "stream", "parts.npy"])
+def test_the_stores_plan_is_the_graphs(
+    tmp_path: Path, graph: str, capsys: pytest.CaptureFixture[str], model: str
+) -> None:
+    out = str(tmp_path / "store")
+    if model == "parts.npy":
+        model = str(tmp_path / model)
+        np.save(model, np.arange(200) % 4)
+    assert main(["partition", graph, out, "--parts", "4", "--model", model, "--json"]) == 0
+    written = json.loads(capsys.readouterr().out)
+    assert (written["num_nodes"], written["num_edges"], written["ranks"]) == (200, 1500, 4)
+    assert main(["plan", out, "--ranks", "4", "--json"]) == 0
+    stored = json.loads(capsys.readouterr().out)
+    assert main(["plan", graph, "--ranks", "4", "--json", "--partition", model, "--ranks-per-node", "1"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    for key in ("rows", "nodes", "edges", "inner", "work", "rows_sent", "messages", "hash"):
+        assert stored[key] == planned[key], key
+    assert main(["doctor", "--store", out]) == 0
+    assert "all as the manifest says" in capsys.readouterr().out
+
+
+def test_a_grid_store(tmp_path: Path, graph: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "store")
+    grid = ["--layout", "grid", "--tiles", "2", "3", "--mesh", "2", "1", "2"]
+    assert main(["partition", graph, out, "--parts", "4", *grid]) == 0
+    capsys.readouterr()
+    assert main(["plan", out, "--ranks", "4", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["mesh"] == {"data": 1, "z": 2, "x": 2, "y": 1}
+    assert sum(key.startswith("tile-0") for key in Manifest.load(Path(out)).shards) == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--parts", "0"], "part"),
+        (["--parts", "201"], "200 nodes"),
+        (["--parts", "2", "--memory", "1MiB"], "--memory"),
+        (["--parts", "2", "--memory", "much"], "much"),
+        (["--parts", "2", "--model", "magic"], "magic"),
+        (["--parts", "2", "--model", "missing.npy"], "missing.npy"),
+        (["--parts", "2", "--epsilon", "-1"], "epsilon"),
+        (["--parts", "2", "--resume", "--force"], "--resume or --force"),
+        (["--parts", "2", "--undirected"], "edge_"),
+        (["--parts", "2", "--layout", "grid", "--tiles", "0", "1"], "--tiles"),
+        (["--parts", "2", "--plot", "a.txt"], "--plot"),
+    ],
+)
+def test_errors_are_one_line(
+    tmp_path: Path, graph: str, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    assert main(["partition", graph, str(tmp_path / "store"), *arguments]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert words in error
+    assert not (tmp_path / "store" / "manifest.json").exists()
