@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.session.agreement import digest
-from pyg_dist.errors import DataError, LayoutMismatchError, UnsupportedError
+from pyg_dist.errors import DataError, LayoutMismatchError
 from pyg_dist.layout.edge_index import DistributedEdgeIndex
+from pyg_dist.layout.grid.batch import GridBatch
 from pyg_dist.layout.halo.batch import HaloBatch
 from pyg_dist.layout.halo.graph import HaloGraph
 from pyg_dist.plan.sample import Sample
@@ -21,22 +22,15 @@ if TYPE_CHECKING:
     from pyg_dist.data.distributed_data import DistributedData
 
 
+Batch = HaloBatch | GridBatch
+
+
 def ready(data: DistributedData) -> None:
-    """Prepare subgraphs of ``data`` (collective at the first use).
-
-    Raises:
-        UnsupportedError: A layout that has none.
-    """
-    _halo_graph(data).links  # noqa: B018
-
-
-def _halo_graph(data: DistributedData) -> HaloGraph:
-    graph = data.graph
-    if not isinstance(graph, HaloGraph):
-        raise UnsupportedError(
-            "Subgraphs and batches of layout='grid' are not in this version: use DistributedData(data, layout='halo')"
-        )
-    return graph
+    """Prepare subgraphs of ``data`` (collective at the first use)."""
+    if isinstance(data.graph, HaloGraph):
+        data.graph.links  # noqa: B018
+    else:
+        data.graph.stored_by_source  # noqa: B018
 
 
 def induced(data: DistributedData, sample: Sample) -> DistributedData:
@@ -45,16 +39,16 @@ def induced(data: DistributedData, sample: Sample) -> DistributedData:
     Raises:
         LayoutMismatchError: An edge attribute belongs to edges that ``data`` had before.
     """
-    parent = _halo_graph(data)
     with torch.inference_mode(False):
-        graph = HaloBatch(parent, sample)
+        parent = data.graph
+        graph: Batch = HaloBatch(parent, sample) if isinstance(parent, HaloGraph) else GridBatch(parent, sample)
         nodes, edges = graph.pick_nodes(), graph.pick_edges()
         batch = type(data).__new__(type(data))
         batch._adopt_rows(graph, data.plan, _attributes(data, graph, nodes, edges) | {"n_id": nodes, "e_id": edges})
     return batch
 
 
-def _attributes(data: DistributedData, graph: HaloBatch, nodes: PickedNodes, edges: PickedEdges) -> dict[str, Any]:
+def _attributes(data: DistributedData, graph: Batch, nodes: PickedNodes, edges: PickedEdges) -> dict[str, Any]:
     """Everything of ``data`` at the sample that does not learn, by name."""
     attributes: dict[str, Any] = {}
     for name, value in data._store.items():
@@ -73,8 +67,9 @@ def _attributes(data: DistributedData, graph: HaloBatch, nodes: PickedNodes, edg
     return attributes
 
 
-def _require_rows(name: str, value: RowTensor, graph: HaloBatch) -> None:
-    if value._sharding not in (graph.parent.node_sharding, graph.parent.edge_sharding):
+def _require_rows(name: str, value: RowTensor, graph: Batch) -> None:
+    parent = graph.parent
+    if not parent.owns(value) and value._sharding is not parent.edge_sharding:
         raise LayoutMismatchError(
             f"Expected '{name}' with a row for every node or edge of the graph (got {value._sharding} that it had "
             f"before): select it alike, or delete it"
@@ -83,7 +78,7 @@ def _require_rows(name: str, value: RowTensor, graph: HaloBatch) -> None:
 
 def add_learning(data: DistributedData, batch: DistributedData) -> None:
     """Add the attributes that learn, at their present values; the gradient reaches those of ``data``."""
-    graph: HaloBatch = batch.graph
+    graph: Batch = batch.graph
     for name, value in data._store.items():
         if isinstance(value, DistributedEdgeIndex):
             if value.weight is not None and value.weight.requires_grad:

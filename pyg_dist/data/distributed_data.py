@@ -165,7 +165,6 @@ class DistributedData(Data):  # type: ignore[misc]
         Raises:
             AgreementError: The ranks were given different nodes.
             DataError: They are no nodes of this graph.
-            UnsupportedError: ``layout="grid"``.
         """
         ready(self)
         found = induced(self, Sample(chosen_nodes(self, subset)))

@@ -6,11 +6,10 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_dist.loader.permutation import mixed_key, permuted
+from pyg_dist.backend import ops
 from pyg_dist.plan.sample import PairProbability, Sample
 
 
@@ -59,10 +58,10 @@ class UniformSampling:
             return self._piece(step, group)
         words = (self.seed, step, group, self.num_nodes, self.batch_size)
         if self.input_nodes is None or self.other_nodes is None:
-            return _drawn(self.num_nodes, self.batch_size, mixed_key(*words, 0))
+            return _drawn(self.num_nodes, self.batch_size, ops.mixed_seed(*words, 0))
         lists = (self.input_nodes, self.other_nodes)
         picked = [
-            nodes[_drawn(nodes.numel(), size, mixed_key(*words, kind))]
+            nodes[_drawn(nodes.numel(), size, ops.mixed_seed(*words, kind))]
             for kind, (nodes, size) in enumerate(zip(lists, self.sizes, strict=True), start=1)
         ]
         return torch.cat(picked).sort().values
@@ -71,8 +70,8 @@ class UniformSampling:
         epoch, first = divmod(step, self.num_steps)
         number, count = first * self.num_groups + group, self.num_steps * self.num_groups
         low, high = (self.num_nodes * (number + k) // count for k in (0, 1))
-        key = mixed_key(self.seed, epoch, self.num_nodes, count, 3)
-        return torch.from_numpy(permuted(np.arange(low, high), self.num_nodes, key)).sort().values
+        seed = ops.mixed_seed(self.seed, epoch, self.num_nodes, count, 3)
+        return ops.keyed_permutation(torch.arange(low, high), self.num_nodes, seed).sort().values
 
     def _pairs(self, batch_size: int) -> PairProbability:
         if self.input_nodes is None or self.other_nodes is None:
@@ -97,6 +96,6 @@ class UniformSampling:
         return math.exp(log)
 
 
-def _drawn(size: int, count: int, key: int) -> Tensor:
+def _drawn(size: int, count: int, seed: int) -> Tensor:
     """``count`` numbers of ``[0, size)``, ascending."""
-    return torch.from_numpy(permuted(np.arange(count), size, key)).sort().values
+    return ops.keyed_permutation(torch.arange(count), size, seed).sort().values

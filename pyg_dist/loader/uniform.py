@@ -38,7 +38,7 @@ class UniformVertexLoader:
     Steps count on over epochs. An iteration ends with its epoch; after a ``break`` the next one goes on.
 
     Args:
-        data: the graph, of ``layout="halo"``.
+        data: the graph.
         batch_size: B, in ``[2, N]``.
         num_steps: of an epoch; None: ceil(N / B).
         seed: of the samples.
@@ -53,7 +53,6 @@ class UniformVertexLoader:
         DataError: ``data`` is no ``DistributedData``, or ``input_nodes`` are no nodes of it.
         OptionError: An option is not one of the values allowed.
         AgreementError: The ranks were given different options.
-        UnsupportedError: ``layout="grid"``.
 
     Making it is collective. Drawing batches is not; all ranks use the same ones, since using them is.
 

@@ -180,7 +180,9 @@ def reference(conv: Any, graph: Data, case: Case, ids: Tensor, pairs: Any, x: Te
     weight = values if weight is None else weight
     native = case.conv not in ("max", "gat") and pairs is not None
     if not native:
-        edges, keep = subgraph(ids, edge_index, relabel_nodes=True, num_nodes=case.num_nodes, return_edge_mask=True)[::2]
+        edges, keep = subgraph(ids, edge_index, relabel_nodes=True, num_nodes=case.num_nodes, return_edge_mask=True)[
+            ::2
+        ]
         if isinstance(conv, GATConv):
             return conv(x, edges, graph.edge_attr[keep])
         if "adj_t" in graph:
@@ -229,7 +231,11 @@ def one_step(case: Case) -> str:
     size = max(case.batch_size, 4) if case.draws == "cover" and case.num_nodes >= 4 else case.batch_size
     if case.draws == "cover" and case.num_nodes < 2 * -(-case.num_nodes // size):
         size = case.num_nodes
-    loader = quiet(lambda: UniformVertexLoader(data, size, num_steps=None if case.draws == "cover" else 2, **options.get(case.draws, {})))
+    loader = quiet(
+        lambda: UniformVertexLoader(
+            data, size, num_steps=None if case.draws == "cover" else 2, **options.get(case.draws, {})
+        )
+    )
     sampling = loader.sampling
     embedding = torch.nn.Parameter(torch.linspace(-1, 1, case.num_nodes * 2, dtype=torch.float64).view(-1, 2))
     from pyg_dist.nn import NodeEmbedding
@@ -254,7 +260,9 @@ def one_step(case: Case) -> str:
             assert torch.equal(batch.edge_index.full_tensor(), edges)
             assert torch.equal(batch.edge_attr.full_tensor(), graph.edge_attr[keep])
             assert torch.equal(batch.edge_weight.full_tensor(), graph.edge_weight[keep])
-        weight: Any = {"none": None, "constant": batch.get("edge_weight"), "learned": batch.get("edge_weight")}.get(case.weights)
+        weight: Any = {"none": None, "constant": batch.get("edge_weight"), "learned": batch.get("edge_weight")}.get(
+            case.weights
+        )
         if case.weights == "other":
             weight = batch.edge_weight * 1.0
         x = torch.cat([batch.x, own.weight[batch.n_id]], dim=1)
@@ -267,7 +275,9 @@ def one_step(case: Case) -> str:
             out = distributed(x, handle)
         loss = F.cross_entropy(out, batch.y)
         x = torch.cat([graph.x[ids], embedding[ids]], dim=1)
-        expected = reference(twin, graph, case, ids, sample.pairs, x, None if case.weights == "none" else graph.edge_weight)
+        expected = reference(
+            twin, graph, case, ids, sample.pairs, x, None if case.weights == "none" else graph.edge_weight
+        )
         expected_loss = F.cross_entropy(expected, graph.y[ids])
         close = {"rtol": 0, "atol": 1e-10}
         torch.testing.assert_close(out.full_tensor(), expected, **close)

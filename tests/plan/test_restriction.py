@@ -44,8 +44,7 @@ def product(shares: list[HaloShare], kind: str, x: Tensor) -> Tensor:
     """What the ranks compute together, every message delivered."""
     num_ranks, out = len(shares), torch.zeros_like(x)
     sent = [
-        torch.split(dense(getattr(s, kind).outgoing) @ x[s.node_id], list(getattr(s, kind).send_counts))
-        for s in shares
+        torch.split(dense(getattr(s, kind).outgoing) @ x[s.node_id], list(getattr(s, kind).send_counts)) for s in shares
     ]
     for s in shares:
         lists = getattr(s, kind)
@@ -59,8 +58,12 @@ def product(shares: list[HaloShare], kind: str, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
-@pytest.mark.parametrize(("num_ranks", "num_nodes", "num_edges", "size"), [(1, 20, 60, 7), (4, 60, 400, 25), (64, 300, 3000, 120)])
-def test_sums_are_those_of_the_subgraph(exchange: Exchange, num_ranks: int, num_nodes: int, num_edges: int, size: int) -> None:
+@pytest.mark.parametrize(
+    ("num_ranks", "num_nodes", "num_edges", "size"), [(1, 20, 60, 7), (4, 60, 400, 25), (64, 300, 3000, 120)]
+)
+def test_sums_are_those_of_the_subgraph(
+    exchange: Exchange, num_ranks: int, num_nodes: int, num_edges: int, size: int
+) -> None:
     graph = random_graph(num_nodes, num_edges)
     rng = torch.Generator().manual_seed(num_ranks)
     parts = torch.randint(0, num_ranks, (num_nodes,), generator=rng)

@@ -62,7 +62,7 @@ class GridGraph:
         self.edge_sharding = edge_rows
         self.loop_rule: LoopRule = loop_rule
         self.group: Group = grid.mesh.group(*GRID_AXES)
-        self.node_sharding = grid.node_sharding
+        self.node_sharding: NodeSharding = grid.node_sharding
         self.device = edge_index.device
         self.digest: str | None = None
         self._read_tile = read_tile
@@ -326,6 +326,14 @@ class GridGraph:
         is_source = torch.zeros(self.grid.num_nodes, dtype=torch.bool)
         is_source[self.edge_index[0]] = True
         return self.group.all_reduce_(is_source, "max")
+
+    @cached_property
+    @lasting
+    def stored_by_source(self) -> CSR:
+        """This rank's edges by source: what subgraphs are cut from."""
+        source, target = self.edge_index
+        num_nodes = self.grid.num_nodes
+        return CSR.from_edges(source, target, torch.arange(source.numel()), num_nodes, num_nodes)
 
     @lasting
     def adjacency(self, layout: TileLayout) -> AdjacencyTile:

@@ -8,30 +8,29 @@ norm of the whole graph, a mean its degree, and the mean over all samples that h
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from pyg_dist.backend.halo.operator import LinearOperator
 from pyg_dist.backend.halo.transfer import HaloTransfer
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.sparse.matrix import Matrix
-from pyg_dist.errors import UnsupportedError
 from pyg_dist.layout.graph import Norm
 from pyg_dist.layout.halo.graph import HaloGraph
 from pyg_dist.layout.halo.operator import ConstantOperator, LearningOperator
 from pyg_dist.layout.halo.sharding import HaloNodes
-from pyg_dist.plan.halo.restriction import Restriction, restricted, restricted_rows
+from pyg_dist.layout.sampled_edges import Origins, SampledEdges, refuse_learning_weights, refuse_other_weights
+from pyg_dist.plan.halo.restriction import Restriction, restricted
+from pyg_dist.plan.restricted_rows import restricted_rows
 from pyg_dist.plan.sample import PairProbability, Sample
 from pyg_dist.tensor.picked_rows import PickedEdges, PickedNodes
-from pyg_dist.tensor.row_tensor import RowTensor, version_of
-from pyg_dist.tensor.sharding import RowSharding, lasting
+from pyg_dist.tensor.row_tensor import RowTensor
+from pyg_dist.tensor.sharding import lasting
 
 
-class BatchNodes(HaloNodes):
+class SampledNodes(HaloNodes):
     """Sampled nodes. They are numbered by their places in the sample, and keyed as in the graph.
 
     Args:
@@ -42,7 +41,7 @@ class BatchNodes(HaloNodes):
     """
 
     def __init__(self, parent: HaloNodes, row: Tensor, position: Tensor, size: int) -> None:
-        super().__init__(parent.group, parent.key[row], size, parent.exchange, parent.bits)
+        super().__init__(parent.group, parent.rng_key[row], size, parent.exchange, parent.bits)
         self.parent, self.row = parent, row
         self._place = position
         self.traffic, self.buffers = parent.traffic, parent.buffers
@@ -58,46 +57,13 @@ class BatchNodes(HaloNodes):
         return self._place
 
     @property
-    def num_keys(self) -> int:
+    def num_rng_keys(self) -> int:
         """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
-        return self.parent.num_keys
+        return self.parent.num_rng_keys
 
     def to(self, device: torch.device | str) -> HaloNodes:
         """The same nodes on another device."""
-        return BatchNodes(self.parent.to(device), self.row.to(device), self._place.to(device), self.size)
-
-
-class BatchEdges(RowSharding):
-    """The edges between sampled nodes. Their number is counted when somebody asks (collective), and not before."""
-
-    def __init__(self, parent: RowSharding, place: Tensor) -> None:
-        super().__init__(parent.group, "edge", 0, parent.key[place])
-        self.parent, self.place = parent, place
-        del self.size
-
-    @cached_property
-    def size(self) -> int:  # type: ignore[override]
-        """Number of edges over all ranks (collective at the first use)."""
-        return sum(self.counts)
-
-    def __repr__(self) -> str:
-        return f"{self.num_local} sampled edges of this rank"
-
-    @property
-    def num_keys(self) -> int:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
-        return self.parent.num_keys
-
-    @property
-    def position(self) -> Tensor:
-        """Where each edge stands among those of all ranks, which keep the graph's order (collective)."""
-        return self._position
-
-    @cached_property
-    @lasting
-    def _position(self) -> Tensor:
-        mine = self.parent.position[self.place]
-        return torch.searchsorted(self.group.gather_rows(mine, self.counts).sort().values, mine)
+        return SampledNodes(self.parent.to(device), self.row.to(device), self._place.to(device), self.size)
 
 
 class HaloBatch(HaloGraph):
@@ -112,11 +78,11 @@ class HaloBatch(HaloGraph):
         self.parent = parent
         self.restriction: Restriction = restricted(parent.share, parent.links.links, sample.node_id)
         share = self.restriction.share
-        nodes = BatchNodes(parent.node_sharding, self.restriction.row, share.node_id, sample.node_id.numel())
-        rows = BatchEdges(parent.edge_sharding, self.restriction.edge)
+        nodes = SampledNodes(parent.node_sharding, self.restriction.row, share.node_id, sample.node_id.numel())
+        rows = SampledEdges(parent.edge_sharding, self.restriction.edge)
         super().__init__(share, nodes, parent.loop_rule, parent.is_dense, rows)
         self._sample = sample
-        self._from_parent = WeakIdKeyDictionary()  # by tensor: (its version, what it was picked from)
+        self._origins = Origins()
 
     def pick_nodes(self) -> PickedNodes:
         """``n_id``: the nodes' global ids; ``t[n_id]`` is a node tensor of the graph at the sample."""
@@ -127,13 +93,13 @@ class HaloBatch(HaloGraph):
     def pick_edges(self) -> PickedEdges:
         """``e_id``: the edges' places in the input; ``t[e_id]`` is an edge tensor of the graph at the sample."""
         edges = self.edge_sharding
-        ids = self.parent.edge_sharding.key[self.restriction.edge]
+        ids = self.parent.edge_sharding.rng_key[self.restriction.edge]
         return PickedEdges.of(ids, edges, self.parent.edge_sharding, self.restriction.edge)
 
     def picked(self, parent_values: RowTensor, index: PickedNodes | PickedEdges) -> RowTensor:
         """``parent_values[index]``; weights are known as what they were picked from while they do not change."""
         values = index.fetch(parent_values)
-        self._from_parent[values] = (version_of(values), parent_values)
+        self._origins.note(values, parent_values)
         return values
 
     # ---- The graph's operators at the sample -------------------------------------------------------------------------
@@ -153,13 +119,10 @@ class HaloBatch(HaloGraph):
 
     def _at_sample(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> ConstantOperator:
         """The graph's operator, restricted and rescaled (collective)."""
-        of_graph = self._weight_of_graph(weight)
+        of_graph = self._origins.of(weight)
         if weight is not None and of_graph is None:
             if norm.kind == "gcn":
-                raise UnsupportedError(
-                    "Expected edge weights of a batch to be an attribute of its graph, whose degrees GCN's norm needs "
-                    "(got other ones): put them into data before the loader is made"
-                )
+                raise refuse_other_weights()
             return self._own_weights(norm, weight, dtype)
         operator = self.parent.operator(norm, of_graph, dtype)
         whole: LinearOperator = operator.matrix
@@ -217,7 +180,7 @@ class HaloBatch(HaloGraph):
         row = self.restriction.row
         new_row = torch.full((whole.num_rows,), -1, dtype=torch.int32)
         new_row[row] = torch.arange(row.numel(), dtype=torch.int32)
-        pattern = restricted_rows(whole.pattern, row, new_row)
+        pattern = restricted_rows(whole.pattern, row, new_row, row.numel())
         ids = self.parent.node_sharding.global_id[row]
         factor = self._pairs.of(ids[pattern.col.long()], ids[pattern.row()]).reciprocal().to(dtype)
         values = factor if whole.storage is None else whole.storage[pattern.edge] * factor
@@ -226,10 +189,7 @@ class HaloBatch(HaloGraph):
     def _learning_at_sample(self, norm: Norm, weight: Tensor, dtype: torch.dtype) -> LearningOperator:
         """Sum or mean with weights that learn, rescaled."""
         if norm.kind == "gcn":
-            raise UnsupportedError(
-                "Expected constant edge weights in GCN's norm on a batch (got weights that learn): the degrees would "
-                "need all of them; train on the whole graph, or normalize=False"
-            )
+            raise refuse_learning_weights()
         factor = self._factors(weight.dtype)
         if norm.kind == "mean":
             degree = self.parent.in_degree(weight.dtype)[self.restriction.row].clamp_(min=1)
@@ -248,13 +208,6 @@ class HaloBatch(HaloGraph):
         ids = self._sample.node_id
         factor = self._pairs.of(ids[self.neighbour_id[source]], ids[self.node_sharding.position[target]])
         return factor.reciprocal_().to(dtype)
-
-    def _weight_of_graph(self, weight: RowTensor | None) -> RowTensor | None:
-        """What the weights were picked from; ``None``: unknown, or no weights."""
-        if weight is None:
-            return None
-        known = self._from_parent.get(weight)  # type: ignore[no-untyped-call]
-        return known[1] if known is not None and known[0] == version_of(weight) else None
 
 
 def _numbered(pattern: CSR) -> CSR:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.plan.halo.remote_edges import EXCHANGES, Candidates, RemoteEdges
 from pyg_dist.plan.halo.share import HaloShare
 from pyg_dist.plan.halo.transfer import Places, transfer
+from pyg_dist.plan.restricted_rows import restricted_rows
 from pyg_dist.plan.sample import contains
 
 
@@ -62,7 +62,6 @@ class RemoteLinks:
             torch.cat([sender, own(receiver, share.rank)])[order],
             torch.cat([own(sender, share.rank), receiver])[order],
             share.num_nodes,
-            share.num_ranks,
             load,
         )
         node_id, row = share.node_id.sort()
@@ -103,7 +102,7 @@ def restricted(share: HaloShare, links: RemoteLinks, node_id: Tensor) -> Restric
     num_local, num_inner = row.numel(), int((row < share.num_inner).sum())
     new_row = torch.full((num_all,), -1, dtype=torch.int32)
     new_row[row] = torch.arange(num_local, dtype=torch.int32)
-    local = restricted_rows(share.local, row, new_row)
+    local = restricted_rows(share.local, row, new_row, num_local)
 
     remote = _between(links.edges, node_id)
     arrives = remote.rows.receiver[remote.row] == rank
@@ -142,25 +141,6 @@ def restricted(share: HaloShare, links: RemoteLinks, node_id: Tensor) -> Restric
     )
     ends = torch.stack([remote.rows.node[remote.row[borrowed]], remote.sums.node[remote.sum[borrowed]]])
     return Restriction(result, row, edge, remote.edge[borrowed], ends)
-
-
-def restricted_rows(csr: CSR, row: Tensor, new_col: Tensor) -> CSR:
-    """Some rows of a pattern, and of their entries those whose column has a new number; ``edge`` stays.
-
-    Shapes:
-        - row: int64 ``[b]``
-        - new_col: int32 ``[num_cols]``, -1: none
-    """
-    first, count = csr.rowptr[row], csr.rowptr[row + 1] - csr.rowptr[row]
-    ends = torch.cumsum(count, 0)
-    entry = torch.arange(int(ends[-1]) if row.numel() else 0)
-    entry += torch.repeat_interleave(first - ends + count, count)
-    col = new_col[csr.col[entry].long()]
-    chosen = col >= 0
-    before = torch.zeros(entry.numel() + 1, dtype=torch.int64)
-    torch.cumsum(chosen, 0, out=before[1:])
-    rowptr = before[torch.cat([ends.new_zeros(1), ends])]
-    return CSR(rowptr, col[chosen], csr.edge[entry[chosen]], row.numel())
 
 
 def _between(edges: RemoteEdges, node_id: Tensor) -> RemoteEdges:
