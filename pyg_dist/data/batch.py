@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.session.agreement import digest
-from pyg_dist.errors import DataError, LayoutMismatchError
+from pyg_dist.errors import DataError, LayoutMismatchError, UnsupportedError
 from pyg_dist.layout.edge_index import DistributedEdgeIndex
 from pyg_dist.layout.grid.batch import GridBatch
+from pyg_dist.layout.grid.graph import GridGraph
 from pyg_dist.layout.halo.batch import HaloBatch
 from pyg_dist.layout.halo.graph import HaloGraph
 from pyg_dist.plan.sample import Sample
@@ -25,12 +26,30 @@ if TYPE_CHECKING:
 Batch = HaloBatch | GridBatch
 
 
+def data_group(data: DistributedData) -> tuple[int, int]:
+    """The number of this rank's data group, and how many there are: ranks of several hold the same rows."""
+    if not isinstance(data.graph, GridGraph):
+        return 0, 1
+    mesh = data.graph.grid.mesh
+    return mesh.coordinates["data"], mesh.shape.data
+
+
 def ready(data: DistributedData) -> None:
-    """Prepare subgraphs of ``data`` (collective at the first use)."""
-    if isinstance(data.graph, HaloGraph):
-        data.graph.links  # noqa: B018
-    else:
-        data.graph.stored_by_source  # noqa: B018
+    """Prepare subgraphs of ``data`` (collective at the first use).
+
+    Raises:
+        UnsupportedError: It is a batch of several data groups.
+    """
+    graph = data.graph
+    if isinstance(graph, HaloGraph):
+        graph.links  # noqa: B018
+        return
+    if isinstance(graph, GridBatch) and graph.is_union:
+        raise UnsupportedError(
+            "Expected a graph, or a batch of one data group (got a batch of several): take the subgraph of the graph"
+        )
+    graph.stored_by_source  # noqa: B018
+    graph.grid.mesh.connect_data_groups()
 
 
 def induced(data: DistributedData, sample: Sample) -> DistributedData:

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from pyg_dist.backend.comm.group import Group
 from pyg_dist.errors import UnsupportedError
+from pyg_dist.plan.sample import DataGroup
 from pyg_dist.tensor.row_tensor import RowTensor, version_of
 from pyg_dist.tensor.sharding import RowSharding, lasting
 
@@ -19,11 +21,17 @@ class SampledEdges(RowSharding):
     Args:
         parent: the graph's edges.
         place: the local ones among them, int64 ``[e]``.
+        ranks: the ranks over which they lie; ``None``: those of ``parent``.
+        union: of what they are a part, where data groups have samples of their own.
     """
 
-    def __init__(self, parent: RowSharding, place: Tensor) -> None:
-        super().__init__(parent.group, "edge", 0, parent.rng_key[place])
+    def __init__(
+        self, parent: RowSharding, place: Tensor, ranks: Group | None = None, union: DataGroup | None = None
+    ) -> None:
+        first = 0 if union is None else union.index * parent.num_rng_keys
+        super().__init__(parent.group if ranks is None else ranks, "edge", 0, parent.rng_key[place] + first)
         self.parent, self.place = parent, place
+        self._union = union
         del self.size
 
     @cached_property
@@ -37,7 +45,7 @@ class SampledEdges(RowSharding):
     @property
     def num_rng_keys(self) -> int:
         """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
-        return self.parent.num_rng_keys
+        return self.parent.num_rng_keys * (1 if self._union is None else self._union.index + 1)
 
     @property
     def position(self) -> Tensor:
@@ -48,6 +56,8 @@ class SampledEdges(RowSharding):
     @lasting
     def _position(self) -> Tensor:
         mine = self.parent.position[self.place]
+        if self._union is not None:
+            mine = mine + self._union.index * self.parent.size
         return torch.searchsorted(self.group.gather_rows(mine, self.counts).sort().values, mine)
 
 

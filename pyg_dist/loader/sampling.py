@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend import ops
-from pyg_dist.plan.sample import PairProbability, Sample
+from pyg_dist.plan.sample import DataGroup, PairProbability, Sample
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +50,11 @@ class UniformSampling:
     def sample(self, step: int, group: int, rescale: bool) -> Sample:
         """The sample of a step, counted over all epochs, and the probabilities of its pairs."""
         node_id = self.node_id(step, group)
-        return Sample(node_id, self._pairs(node_id.numel()) if rescale else None)
+        pairs = self._pairs(node_id.numel()) if rescale else None
+        if self.num_groups == 1:
+            return Sample(node_id, pairs)
+        sizes = [self._size(step, g) for g in range(self.num_groups)]
+        return Sample(node_id, pairs, DataGroup(group, sum(sizes[:group]), sum(sizes)))
 
     def node_id(self, step: int, group: int = 0) -> Tensor:
         """S_t, ascending, int64 ``[B]``."""
@@ -66,10 +70,21 @@ class UniformSampling:
         ]
         return torch.cat(picked).sort().values
 
+    def _size(self, step: int, group: int) -> int:
+        """Nodes of a group's sample."""
+        if not self.cover:
+            return self.batch_size
+        low, high = self._bounds(step, group)
+        return high - low
+
+    def _bounds(self, step: int, group: int) -> tuple[int, int]:
+        """First and last place, exclusive, of a batch in its epoch's permutation."""
+        number, count = step % self.num_steps * self.num_groups + group, self.num_steps * self.num_groups
+        return self.num_nodes * number // count, self.num_nodes * (number + 1) // count
+
     def _piece(self, step: int, group: int) -> Tensor:
-        epoch, first = divmod(step, self.num_steps)
-        number, count = first * self.num_groups + group, self.num_steps * self.num_groups
-        low, high = (self.num_nodes * (number + k) // count for k in (0, 1))
+        epoch, count = step // self.num_steps, self.num_steps * self.num_groups
+        low, high = self._bounds(step, group)
         seed = ops.mixed_seed(self.seed, epoch, self.num_nodes, count, 3)
         return ops.keyed_permutation(torch.arange(low, high), self.num_nodes, seed).sort().values
 
@@ -98,4 +113,6 @@ class UniformSampling:
 
 def _drawn(size: int, count: int, seed: int) -> Tensor:
     """``count`` numbers of ``[0, size)``, ascending."""
+    if count == 0:
+        return torch.arange(0)
     return ops.keyed_permutation(torch.arange(count), size, seed).sort().values

@@ -14,7 +14,7 @@ import torch
 from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import digest, raise_together, require_equal
 from pyg_dist.data import DistributedData
-from pyg_dist.data.batch import add_learning, chosen_nodes, induced, ready
+from pyg_dist.data.batch import add_learning, chosen_nodes, data_group, induced, ready
 from pyg_dist.errors import DataError, OptionError, PygDistError
 from pyg_dist.loader.sampling import UniformSampling
 from pyg_dist.tensor import NodeTensor
@@ -26,9 +26,12 @@ class UniformVertexLoader:
     r"""Iterates over subgraphs that B uniformly drawn nodes induce, each a ``DistributedData`` of its own.
 
     The sample of a step is a function of the seed, the step, N and B: every rank knows it, takes its own rows and edges
-    of it, and no message is sent until the batch is used (ScaleGNN, III-D and IV; one data group). A batch has the
-    attributes of ``data``, and ``n_id`` and ``e_id``: ``t[batch.n_id]`` is any node tensor of ``data`` at the batch,
-    with its gradient and without a message.
+    of it, and no message is sent until the batch is used (ScaleGNN, III-D and IV). A batch has the attributes of
+    ``data``, and ``n_id`` and ``e_id``: ``t[batch.n_id]`` is any node tensor of ``data`` at the batch, with its
+    gradient and without a message.
+
+    On a grid with several data groups (``mesh={"data": 2, "x": 2}``) each group draws its own sample, and the batch is
+    the disjoint union of all: losses, norms and gradients are those of its rows, B for each group.
 
     Edges' weights are divided by the probability of the source being there, given the target,
     :math:`p = (B - 1) / (N - 1)`; self loops stay (eq. 23-24). ``GCNConv`` keeps the norm of the whole graph,
@@ -40,7 +43,7 @@ class UniformVertexLoader:
     Args:
         data: the graph.
         batch_size: B, in ``[2, N]``.
-        num_steps: of an epoch; None: ceil(N / B).
+        num_steps: of an epoch; None: ceil(N / (B groups)).
         seed: of the samples.
         cover: an epoch is one permutation of all nodes, cut into batches whose sizes differ by one at most.
         input_nodes: a mask or ids of nodes, say those that train, of which every batch has
@@ -53,6 +56,7 @@ class UniformVertexLoader:
         DataError: ``data`` is no ``DistributedData``, or ``input_nodes`` are no nodes of it.
         OptionError: An option is not one of the values allowed.
         AgreementError: The ranks were given different options.
+        UnsupportedError: ``data`` is a batch of several data groups.
 
     Making it is collective. Drawing batches is not; all ranks use the same ones, since using them is.
 
@@ -93,12 +97,14 @@ class UniformVertexLoader:
             is_other[given] = False
             others = is_other.nonzero().view(-1)
         self.data = data
+        self._group, num_groups = data_group(data)
         self.rescale, self.prefetch = bool(rescale), bool(prefetch)
         self.sampling = UniformSampling(
             num_nodes,
             int(batch_size),
-            math.ceil(num_nodes / batch_size) if num_steps is None else int(num_steps),
+            math.ceil(num_nodes / (batch_size * num_groups)) if num_steps is None else int(num_steps),
             int(seed),
+            num_groups,
             cover=bool(cover),
             input_nodes=given,
             other_nodes=others,
@@ -130,7 +136,7 @@ class UniformVertexLoader:
         return batch
 
     def _make(self, step: int) -> DistributedData:
-        return induced(self.data, self.sampling.sample(step, 0, self.rescale))
+        return induced(self.data, self.sampling.sample(step, self._group, self.rescale))
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader stands: the next step, and what the samples follow from."""
@@ -158,6 +164,7 @@ class UniformVertexLoader:
         nodes = None if s.input_nodes is None else digest(s.input_nodes)
         return {
             "seed": s.seed, "num_nodes": s.num_nodes, "batch_size": s.batch_size, "num_steps": s.num_steps,
+            "num_groups": s.num_groups,
             "cover": s.cover, "rescale": self.rescale, "input_nodes": nodes,
         }  # fmt: skip
 
@@ -166,7 +173,7 @@ class UniformVertexLoader:
         s, messages = self.sampling, []
         mask = self.data.get("train_mask")
         if s.input_nodes is None and isinstance(mask, NodeTensor) and mask.dtype == torch.bool and mask.dim() == 1:
-            none = s.probability_of_none(int(mask.sum()))
+            none = s.probability_of_none(int(mask.sum())) ** s.num_groups
             if 1 - (1 - none) ** len(self) > _LIKELY:
                 messages.append(
                     f"{none:.0%} of the batches have no node of train_mask, and a mean over none is NaN: pass "
@@ -225,7 +232,9 @@ def _check(data: Any, batch_size: Any, num_steps: Any, seed: Any, cover: Any, in
     if cover:
         if input_nodes is not None:
             raise OptionError("Expected cover or input_nodes (got both): leave one out")
-        count = math.ceil(data.num_nodes / batch_size) if num_steps is None else num_steps
+        _, num_groups = data_group(data)
+        num_steps = math.ceil(data.num_nodes / (batch_size * num_groups)) if num_steps is None else num_steps
+        count = num_steps * num_groups
         if data.num_nodes < 2 * count:
             raise OptionError(
                 f"Expected two nodes at least in each of {count} batches that cover {data.num_nodes} nodes (got "

@@ -56,17 +56,34 @@ def _within(batch_size: int, num_nodes: int) -> float:
     return (batch_size - 1) / (num_nodes - 1) if num_nodes > 1 else 1.0
 
 
+@dataclass(frozen=True)
+class DataGroup:
+    """Where a group's sample stands in the disjoint union of the samples of several data groups.
+
+    Attributes:
+        index: the number of the group.
+        first: nodes of the groups before it.
+        size: nodes of all groups.
+    """
+
+    index: int
+    first: int
+    size: int
+
+
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """Nodes, the same ones on every rank.
+    """Nodes, the same ones on every rank of a data group.
 
     Attributes:
         node_id: global ids, ascending, int64 ``[B]``.
         pairs: by what the weights of edges are divided so that sums are unbiased; ``None``: they are not.
+        group: the place in the union of all groups' samples; ``None``: the sample is the same on all ranks.
     """
 
     node_id: Tensor
     pairs: PairProbability | None = None
+    group: DataGroup | None = None
 
 
 def contains(ascending: Tensor, node: Tensor) -> Tensor:

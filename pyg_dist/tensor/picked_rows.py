@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from pyg_dist.backend.autograd.replicated import copy_to_ranks
+from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.dense import large_tensors
 from pyg_dist.errors import LayoutMismatchError
 from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor, local_tensors
@@ -20,10 +22,12 @@ class PickedRows(RowTensor):
     Attributes:
         source: the graph's rows.
         place: the local ones among them, int64 ``[rows.num_local]``.
+        replicas: ranks that hold the same rows of the graph, and pick others; ``None``: there are none.
     """
 
     source: RowSharding
     place: Tensor
+    replicas: Group | None = None
 
     @classmethod
     def of(cls: type[P], ids: Tensor, rows: RowSharding, source: RowSharding, place: Tensor) -> P:
@@ -49,7 +53,12 @@ class PickedRows(RowTensor):
                 f"tensor of that data"
             )
         with local_tensors():
-            return RowTensor.from_local(large_tensors.select(x.as_subclass(Tensor), self.place), self._sharding)
+            return RowTensor.from_local(large_tensors.select(self.entered(x), self.place), self._sharding)
+
+    def entered(self, x: RowTensor) -> Tensor:
+        """The local rows of ``x``; the backward sums over replicas (collective). To be called under `local_tensors`."""
+        local = x.as_subclass(Tensor)
+        return local if self.replicas is None else copy_to_ranks(local, self.replicas)
 
 
 class PickedNodes(PickedRows, NodeTensor):

@@ -4,41 +4,24 @@ from __future__ import annotations
 
 import copy
 import gc
-import itertools
 import threading
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from batch_cases import distribute, quiet
 from random_graphs import random_graph, uneven_parts
-from torch import Tensor, nn
-from torch_geometric.data import Data
+from torch import nn
 from torch_geometric.loader import RandomNodeLoader
-from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv
-from torch_geometric.nn.conv.gcn_conv import gcn_norm
-from torch_geometric.utils import subgraph, to_torch_csr_tensor
+from torch_geometric.nn import GATConv, GCNConv, SAGEConv
+from torch_geometric.utils import subgraph
 from workers import Workers
 
 Pools = Callable[[int], Workers]
 WORLD_SIZES = [1, 2, 3]
-
-
-def quiet(call: Callable[[], Any]) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return call()
-
-
-def distribute(graph: Data, parts: Tensor, **options: Any) -> Any:
-    from pyg_dist import DistributedData
-
-    return DistributedData(graph, partition=parts, **options)
 
 
 # ---- Samples ---------------------------------------------------------------------------------------------------------
@@ -91,267 +74,7 @@ def test_cover(num_nodes: int, batch_size: int, num_groups: int) -> None:
     assert pairs.table[0, 0].item() == (epochs[0][smallest].numel() - 1) / (num_nodes - 1)
 
 
-# ---- A batch is PyG's subgraph, rescaled -----------------------------------------------------------------------------
-
-
-class Case(NamedTuple):
-    num_nodes: int
-    edges: list[tuple[int, int]]
-    owners: list[int]
-    batch_size: int
-    conv: str
-    form: str
-    exchange: str
-    weights: str  # "none", "constant", "other" (no attribute of the data) or "learned"
-    draws: str  # "uniform", "cover", "input" or "plain" (rescale=False)
-    seed: int
-
-
-CONVS: dict[str, Callable[[int], Any]] = {
-    "mean": lambda width: SAGEConv(width, 3),
-    "sum": lambda width: SAGEConv(width, 3, aggr="sum"),
-    "max": lambda width: SAGEConv(width, 3, aggr="max"),
-    "gcn": lambda width: GCNConv(width, 3),
-    "gcn without loops": lambda width: GCNConv(width, 3, add_self_loops=False),
-    "improved gcn": lambda width: GCNConv(width, 3, improved=True),
-    "sum gcn": lambda width: GCNConv(width, 3, normalize=False),
-    "gat": lambda width: GATConv(width, 3, edge_dim=2),
-    "gin": lambda width: GINConv(nn.Linear(width, 3)),
-}
-
-
-@st.composite
-def cases(draw: Any, world_size: int) -> Case:
-    num_nodes = draw(st.integers(2, 12))
-    node = st.integers(0, num_nodes - 1)
-    conv = draw(st.sampled_from(sorted(CONVS)))
-    takes_weights = "gcn" in conv
-    form = draw(st.sampled_from(["edge_index", "edge_index", "adj_t", "weighted adj_t"]))
-    if conv in ("gat", "gin", "max"):  # which read the values of an adj_t otherwise than as weights
-        form = "edge_index"
-    weights = ["none"]
-    if takes_weights and form == "edge_index":
-        weights = ["none", "constant"] + (["other", "learned"] if conv == "sum gcn" else [])
-    return Case(
-        num_nodes,
-        draw(st.lists(st.tuples(node, node), max_size=40)),
-        draw(st.lists(st.integers(0, world_size - 1), min_size=num_nodes, max_size=num_nodes)),
-        draw(st.integers(2, num_nodes)),
-        conv,
-        form,
-        draw(st.sampled_from(["hybrid", "post", "pre"])),
-        draw(st.sampled_from(weights)),
-        draw(st.sampled_from(["uniform", "cover", "input", "plain"])),
-        draw(st.integers(0, 3)),
-    )
-
-
-def graph_of(case: Case) -> Data:
-    rng = torch.Generator().manual_seed(case.seed)
-    edge_index = torch.tensor(case.edges, dtype=torch.int64).view(-1, 2).T.contiguous()
-    num_edges = edge_index.shape[1]
-    graph = Data(
-        x=torch.randn(case.num_nodes, 4, generator=rng, dtype=torch.float64),
-        y=torch.randint(0, 3, (case.num_nodes,), generator=rng),
-        train_mask=torch.arange(case.num_nodes) % 2 == 0,
-    )
-    weight = torch.rand(num_edges, generator=rng, dtype=torch.float64) + 0.1
-    if case.form == "edge_index":
-        graph.edge_index, graph.edge_weight = edge_index, weight
-        graph.edge_attr = torch.randn(num_edges, 2, generator=rng, dtype=torch.float64)
-    else:
-        graph.adj_t = to_torch_csr_tensor(
-            edge_index.flip(0), weight if case.form.startswith("weighted") else None, (case.num_nodes, case.num_nodes)
-        )
-    return graph
-
-
-def edges_of(graph: Data) -> tuple[Tensor, Tensor | None]:
-    """Plain edges and values, those of ``adj_t`` in its own order."""
-    if "edge_index" in graph:
-        return graph.edge_index, None
-    coo = graph.adj_t.to_sparse_coo().coalesce()
-    return coo.indices().flip(0), coo.values().double()
-
-
-def reference(conv: Any, graph: Data, case: Case, ids: Tensor, pairs: Any, x: Tensor, weight: Tensor | None) -> Tensor:
-    """The conv on the subgraph: with the matrix of the whole graph, rescaled, where sums of rows are native."""
-    edge_index, values = edges_of(graph)
-    weight = values if weight is None else weight
-    native = case.conv not in ("max", "gat") and pairs is not None
-    if not native:
-        edges, keep = subgraph(ids, edge_index, relabel_nodes=True, num_nodes=case.num_nodes, return_edge_mask=True)[
-            ::2
-        ]
-        if isinstance(conv, GATConv):
-            return conv(x, edges, graph.edge_attr[keep])
-        if "adj_t" in graph:
-            adj_t = torch.sparse_coo_tensor(edges.flip(0), values[keep], (ids.numel(), ids.numel())).coalesce()
-            return conv(x, adj_t.to_sparse_csr())
-        return conv(x, edges) if weight is None or not isinstance(conv, GCNConv) else conv(x, edges, weight[keep])
-    num_nodes = case.num_nodes
-    if isinstance(conv, GCNConv) and conv.normalize:
-        loops = 2.0 if conv.improved and (weight is not None or "adj_t" in graph) else 1.0
-        if "adj_t" in graph:  # a sparse tensor adds loops beside those that exist
-            ones = torch.ones(num_nodes if conv.add_self_loops else 0, dtype=torch.float64)
-            node = torch.arange(ones.numel())
-            edge_index = torch.cat([edge_index, torch.stack([node, node])], dim=1)
-            weight = torch.cat([weight, loops * ones])
-            edge_index, weight = gcn_norm(edge_index, weight, num_nodes, False, False, dtype=x.dtype)
-        else:
-            edge_index, weight = gcn_norm(
-                edge_index, weight, num_nodes, conv.improved, conv.add_self_loops, dtype=x.dtype
-            )
-    elif weight is None or not (isinstance(conv, GCNConv) or "adj_t" in graph):
-        weight = torch.ones(edge_index.shape[1], dtype=x.dtype)
-    if case.conv == "mean":
-        weight = weight / torch.bincount(edge_index[1], minlength=num_nodes).clamp(min=1)[edge_index[1]]
-    source, target = edge_index
-    matrix = torch.zeros(num_nodes, num_nodes, dtype=x.dtype)
-    matrix = matrix.index_put((target, source), weight / pairs.of(source, target), accumulate=True)
-    out = matrix[ids][:, ids] @ x
-    if isinstance(conv, GCNConv):
-        return conv.lin(out) + conv.bias
-    if isinstance(conv, GINConv):
-        return conv.nn(out + (1 + conv.eps) * x)
-    return conv.lin_l(out) + conv.lin_r(x)
-
-
-def one_step(case: Case) -> str:
-    """Compare a step on the second batch: the output, the loss, and every gradient."""
-    import pyg_dist
-    from pyg_dist.loader import UniformVertexLoader
-
-    graph = graph_of(case)
-    learns = case.weights == "learned"
-    if learns:
-        graph.edge_weight.requires_grad_()
-    data = distribute(graph, torch.tensor(case.owners), exchange=case.exchange)
-    options = {"cover": {"cover": True}, "input": {"input_nodes": graph.train_mask}, "plain": {"rescale": False}}
-    size = max(case.batch_size, 4) if case.draws == "cover" and case.num_nodes >= 4 else case.batch_size
-    if case.draws == "cover" and case.num_nodes < 2 * -(-case.num_nodes // size):
-        size = case.num_nodes
-    loader = quiet(
-        lambda: UniformVertexLoader(
-            data, size, num_steps=None if case.draws == "cover" else 2, **options.get(case.draws, {})
-        )
-    )
-    sampling = loader.sampling
-    embedding = torch.nn.Parameter(torch.linspace(-1, 1, case.num_nodes * 2, dtype=torch.float64).view(-1, 2))
-    from pyg_dist.nn import NodeEmbedding
-
-    own = NodeEmbedding(data, 2, dtype=torch.float64)
-    own.load_state_dict({"weight": embedding.detach()})
-    torch.manual_seed(0)
-    conv = CONVS[case.conv](6).double()
-    twin = copy.deepcopy(conv)
-    distributed = pyg_dist.distribute(conv)
-    for step, batch in enumerate(loader):
-        sample = sampling.sample(step, 0, loader.rescale)
-        ids = sample.node_id
-        assert torch.equal(batch.n_id.full_tensor(), ids)
-        assert batch.num_nodes == ids.numel()
-        assert torch.equal(batch.y.full_tensor(), graph.y[ids])
-        plain, _ = edges_of(graph)
-        edges, _, keep = subgraph(ids, plain, relabel_nodes=True, num_nodes=case.num_nodes, return_edge_mask=True)
-        assert batch.num_edges == edges.shape[1]
-        assert torch.equal(batch.e_id.full_tensor(), keep.nonzero().view(-1))
-        if "edge_index" in graph:
-            assert torch.equal(batch.edge_index.full_tensor(), edges)
-            assert torch.equal(batch.edge_attr.full_tensor(), graph.edge_attr[keep])
-            assert torch.equal(batch.edge_weight.full_tensor(), graph.edge_weight[keep])
-        weight: Any = {"none": None, "constant": batch.get("edge_weight"), "learned": batch.get("edge_weight")}.get(
-            case.weights
-        )
-        if case.weights == "other":
-            weight = batch.edge_weight * 1.0
-        x = torch.cat([batch.x, own.weight[batch.n_id]], dim=1)
-        handle = batch.edge_index if "edge_index" in batch else batch.adj_t
-        if case.conv == "gat":
-            out = distributed(x, handle, batch.edge_attr)
-        elif weight is not None:
-            out = distributed(x, handle, weight)
-        else:
-            out = distributed(x, handle)
-        loss = F.cross_entropy(out, batch.y)
-        x = torch.cat([graph.x[ids], embedding[ids]], dim=1)
-        expected = reference(
-            twin, graph, case, ids, sample.pairs, x, None if case.weights == "none" else graph.edge_weight
-        )
-        expected_loss = F.cross_entropy(expected, graph.y[ids])
-        close = {"rtol": 0, "atol": 1e-10}
-        torch.testing.assert_close(out.full_tensor(), expected, **close)
-        torch.testing.assert_close(loss, expected_loss, **close)
-        loss.backward()
-        expected_loss.backward()
-    for mine, its in zip(conv.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, its.grad, **close)
-    torch.testing.assert_close(own.weight.grad.full_tensor(), embedding.grad, **close)
-    if learns:
-        mine = data.edge_weight.grad
-        torch.testing.assert_close(mine.full_tensor(), graph.edge_weight.grad, **close)
-    return "same"
-
-
-NO_EDGES = Case(6, [], [0, 0, 0, 0, 0, 0], 3, "gcn", "edge_index", "hybrid", "none", "uniform", 0)
-LOOPS = Case(
-    4, [(0, 0), (0, 0), (1, 0), (0, 1), (3, 0), (2, 1), (1, 2)], [0, 0, 0, 0], 3, "gcn", "edge_index", "hybrid",
-    "constant", "uniform", 1,
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_a_step_is_that_of_one_process(world_size: int, workers: Pools) -> None:
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-    @given(case=cases(world_size))
-    @example(case=NO_EDGES)
-    @example(case=LOOPS)
-    def check(case: Case) -> None:
-        assert workers(world_size).run(one_step, case) == ["same"] * world_size
-
-    check()
-
-
-# ---- Unbiased, exactly -----------------------------------------------------------------------------------------------
-
-
-def mean_over_all_samples(conv_name: str, with_input: bool) -> float:
-    """The largest difference to the full aggregation of the mean over all samples that hold a node."""
-    import pyg_dist
-    from pyg_dist.data.batch import induced, ready
-    from pyg_dist.plan.sample import PairProbability, Sample
-
-    graph = random_graph(8, 40)
-    data = distribute(graph, torch.arange(8) % pyg_dist.world_size())
-    ready(data)
-    torch.manual_seed(0)
-    conv = {"sage": lambda: SAGEConv(5, 3), "gcn": lambda: GCNConv(5, 3)}[conv_name]().double()
-    whole = conv(graph.x, graph.edge_index).detach()
-    conv = pyg_dist.distribute(conv)
-    is_other = torch.arange(8) >= 3
-    pairs = PairProbability.uniform(4, 8)
-    if with_input:
-        pairs = PairProbability.of_kinds((2, 2), (3, 5), is_other)
-    total, count = torch.zeros(8, 3, dtype=torch.float64), torch.zeros(8, 1, dtype=torch.float64)
-    for chosen in itertools.combinations(range(8), 4):
-        ids = torch.tensor(chosen)
-        if with_input and int(is_other[ids].sum()) != 2:
-            continue
-        batch = induced(data, Sample(ids, pairs))
-        with torch.no_grad():
-            total[ids] += conv(batch.x, batch.edge_index).full_tensor()
-        count[ids] += 1
-    return float((total / count - whole).abs().max())
-
-
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("with_input", [False, True])
-@pytest.mark.parametrize("conv", ["sage", "gcn"])
-def test_unbiased(conv: str, with_input: bool, world_size: int, workers: Pools) -> None:
-    assert max(workers(world_size).run(mean_over_all_samples, conv, with_input)) < 1e-12
-
-
-# ---- No message, and what else batches promise -----------------------------------------------------------------------
+# ---- What batches promise -----------------------------------------------------------------------
 
 
 def collectives_while_sampling(prefetch: bool) -> list[str]:
@@ -495,7 +218,9 @@ def refusals() -> list[str]:
         lambda: UniformVertexLoader(data, 4, input_nodes=torch.zeros(20, dtype=torch.bool)),
         lambda: UniformVertexLoader(data, 4, input_nodes=torch.tensor([20])),
         lambda: UniformVertexLoader(data, 4, input_nodes=torch.tensor([rank])),
-        lambda: UniformVertexLoader(DistributedData(graph, layout="grid"), 4),
+        lambda: next(iter(UniformVertexLoader(DistributedData(graph, layout="grid", mesh={"data": 2}), 4))).subgraph(
+            [1]
+        ),
         lambda: DistributedData(graph, mesh={"data": 2, "part": 1}),
         lambda: use(learned, gcn, lambda batch: batch.edge_weight),
         lambda: use(data, gcn, lambda batch: batch.edge_weight * 2),
@@ -528,7 +253,7 @@ def test_refusals(workers: Pools) -> None:
         "DataError: Expected input_nodes to be at least one node",
         "DataError: Expected ids in 'input_nodes' between 0 and 19",
         "AgreementError: Expected the same input_nodes on every rank",
-        "UnsupportedError: Subgraphs and batches of layout='grid'",
+        "UnsupportedError: Expected a graph, or a batch of one data group (got a batch of several)",
         "UnsupportedError: mesh with layout='halo'",
         "UnsupportedError: Expected constant edge weights in GCN's norm",
         "UnsupportedError: Expected edge weights of a batch to be an attribute",

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.dense import large_tensors
 from pyg_dist.backend.grid.mesh import GRID_AXES
 from pyg_dist.backend.grid.operator import GridOperator
@@ -43,7 +44,7 @@ class PickedTiles(PickedNodes):
             return super().fetch(x)
         layout = x._sharding.layout
         with local_tensors():
-            local = large_tensors.select(x.as_subclass(Tensor), self.grid.places(layout))
+            local = large_tensors.select(self.entered(x), self.grid.places(layout))
             return RowTensor.from_local(local, self.grid.tile(layout, x._sharding.width))
 
 
@@ -58,26 +59,40 @@ class GridBatch(GridGraph):
     def __init__(self, parent: GridGraph, sample: Sample) -> None:
         self.parent = parent
         self._sample = sample
-        grid = SampledGrid(parent.grid, sample.node_id)
+        grid = SampledGrid(parent.grid, sample)
         place = edges_between(parent.stored_by_source, sample.node_id)
-        edge_index = torch.searchsorted(sample.node_id, parent.edge_index[:, place])
-        super().__init__(grid, edge_index, SampledEdges(parent.edge_sharding, place), parent.loop_rule)
+        edge_index = torch.searchsorted(sample.node_id, parent.edge_index[:, place]) + grid.first
+        rows = SampledEdges(parent.edge_sharding, place, grid.ranks(*GRID_AXES), sample.group)
+        super().__init__(grid, edge_index, rows, parent.loop_rule)
         self._sampled_grid, self._place = grid, place
         self._origins = Origins()
 
     def pick_nodes(self) -> PickedTiles:
         """``n_id``: the nodes' global ids; ``t[n_id]`` is a node tensor of the graph at the sample."""
         source, rows = self.parent.node_sharding, self.node_sharding
-        ids = self._sample.node_id[rows.global_id]
+        ids = self._sampled_grid.parent_id(rows.global_id)
         place = self._sampled_grid.places(WHOLE_ROWS)
         picked = PickedTiles.of(ids, rows, source, place)
-        picked.grid = self._sampled_grid
+        picked.grid, picked.replicas = self._sampled_grid, self._replicas
         return picked
 
     def pick_edges(self) -> PickedEdges:
         """``e_id``: the edges' places in the input; ``t[e_id]`` is an edge tensor of the graph at the sample."""
         rows = self.edge_sharding
-        return PickedEdges.of(rows.rng_key.clone(), rows, self.parent.edge_sharding, self._place)
+        ids = self.parent.edge_sharding.global_id[self._place]
+        picked = PickedEdges.of(ids, rows, self.parent.edge_sharding, self._place)
+        picked.replicas = self._replicas
+        return picked
+
+    @property
+    def is_union(self) -> bool:
+        """Whether data groups have samples of their own."""
+        return self._sample.group is not None
+
+    @property
+    def _replicas(self) -> Group | None:
+        """The ranks that hold the same rows of the graph and other ones of the batch."""
+        return None if self._sample.group is None else self.grid.mesh.group("data")
 
     def picked(self, parent_values: RowTensor, index: PickedNodes | PickedEdges) -> RowTensor:
         """``parent_values[index]``; weights are known as what they were picked from while they do not change."""
@@ -97,10 +112,9 @@ class GridBatch(GridGraph):
     def _tile_at_sample(self, whole: AdjacencyTile) -> AdjacencyTile:
         pattern = self._pattern_at_sample(whole.csr, whole)
         order = torch.argsort(pattern.edge)  # as ids ascend, so that values of edges arrive
-        return AdjacencyTile.of_entries(
-            self.grid, self.edge_index, self.edge_sharding.global_id, whole.row_axis, whole.column_axis,
-            whole.column_order, pattern.row()[order].int(), pattern.col[order],
-        )  # fmt: skip
+        edges = self.edge_index - self._sampled_grid.first, self.edge_sharding.global_id
+        axes = whole.row_axis, whole.column_axis, whole.column_order
+        return AdjacencyTile.of_entries(self.grid, *edges, *axes, pattern.row()[order].int(), pattern.col[order])
 
     def _pattern_at_sample(self, pattern: CSR, whole: AdjacencyTile) -> CSR:
         """A pattern of the graph's tile at the sample; ``edge`` still names the graph's values."""
@@ -134,7 +148,7 @@ class GridBatch(GridGraph):
             return TiledOperator(norm, False, self._kept((norm, dtype), weight, build))
         if norm.kind == "gcn":
             raise refuse_learning_weights() if learns(weight) else refuse_other_weights()
-        factor = self._pairs.of(*self._sample.node_id[self.edge_index]).reciprocal_().to(dtype)
+        factor = self._pairs.of(*self._sampled_grid.parent_id(self.edge_index)).reciprocal_().to(dtype)
         scaled: Any = EdgeTensor.from_local(weight.to_local().to(dtype) * factor, self.edge_sharding)
         whole = self.parent.operator(norm, None, dtype)
         made = self._tiles((norm, learns(weight), dtype), scaled, dtype, partial(self._own_weights, whole))

@@ -129,7 +129,7 @@ def linear_sum(
             x = given if isinstance(given, TileTensor) else given.wait()
             _require_width(x._sharding, weight)
             columns = x._sharding.columns
-            part = copy_to_ranks(weight, grid.mesh.group(*GRID_AXES))[:, columns.start : columns.stop]
+            part = copy_to_ranks(weight, grid.ranks(*GRID_AXES))[:, columns.start : columns.stop]
             local = x.as_subclass(Tensor)
             if replicas:
                 part = part[after.columns.start : after.columns.stop]

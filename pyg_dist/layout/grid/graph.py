@@ -61,7 +61,7 @@ class GridGraph:
         self.edge_index = edge_index
         self.edge_sharding = edge_rows
         self.loop_rule: LoopRule = loop_rule
-        self.group: Group = grid.mesh.group(*GRID_AXES)
+        self.group: Group = grid.ranks(*GRID_AXES)
         self.node_sharding: NodeSharding = grid.node_sharding
         self.device = edge_index.device
         self.digest: str | None = None

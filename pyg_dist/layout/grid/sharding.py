@@ -43,7 +43,7 @@ class Tile(RowSharding):
 
     def __init__(self, grid: Grid, layout: TileLayout, width: int) -> None:
         self._node_id = grid.node_ids(layout)
-        super().__init__(grid.mesh.group(*layout.distinct), "tile", grid.num_nodes, grid.rng_key(self._node_id))
+        super().__init__(grid.ranks(*layout.distinct), "tile", grid.num_nodes, grid.rng_key(self._node_id))
         self.grid = grid
         self.layout = layout
         self.width = width
@@ -76,7 +76,7 @@ class Tile(RowSharding):
     @property
     def row_group(self) -> Group:
         """The ranks that hold other rows of the same columns."""
-        return self.grid.mesh.group(*self.layout.rows)
+        return self.grid.ranks(*self.layout.rows)
 
     @property
     def column_group(self) -> Group:
@@ -157,7 +157,7 @@ class GridNodes(NodeSharding):
 
     def __init__(self, grid: Grid) -> None:
         self._node_id = grid.node_ids(WHOLE_ROWS)
-        super().__init__(grid.mesh.group(*GRID_AXES), grid.num_nodes, grid.rng_key(self._node_id))
+        super().__init__(grid.ranks(*GRID_AXES), grid.num_nodes, grid.rng_key(self._node_id))
         self.grid = grid
 
     @property
@@ -224,6 +224,10 @@ class Grid:
     def rng_key(self, node: Tensor) -> Tensor:
         """What stands for each node in dropout and random tensors."""
         return node
+
+    def ranks(self, *axes: str) -> Group:
+        """The ranks that hold other rows, or columns where one of the axes splits them."""
+        return self.mesh.group(*axes)
 
     def tile(self, layout: TileLayout, width: int) -> Tile:
         """The distribution of ``width`` columns."""

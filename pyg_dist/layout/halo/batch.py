@@ -126,7 +126,7 @@ class HaloBatch(HaloGraph):
             return self._own_weights(norm, weight, dtype)
         operator = self.parent.operator(norm, of_graph, dtype)
         whole: LinearOperator = operator.matrix
-        values = None if of_graph is None else whole.halo.incoming.storage
+        values = whole.halo.incoming.storage
         borrowed = None if values is None else self.parent.links.borrowed(operator, values)
         local = None
         if norm.kind == "gcn" and norm.add_self_loops:

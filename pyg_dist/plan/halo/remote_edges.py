@@ -82,8 +82,10 @@ class RemoteEdges:
 
         Args:
             edge: see the class.
-            source, target: of each edge.
-            sender, receiver: their owners.
+            source: of each edge.
+            target: of each edge.
+            sender: the owner of its source.
+            receiver: the owner of its target.
             num_nodes: nodes of the whole graph.
             load: see the class.
         """
