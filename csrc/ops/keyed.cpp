@@ -61,7 +61,7 @@ Tensor keyed_permutation(Tensor place, int64_t size, int64_t seed) {
   const auto device = device_of(op, place);
   check_vector(op, "place", place, ScalarType::Long);
   PYG_DIST_CHECK(size >= 1 && size <= kMaxSize, op, ": expected 'size' to lie in [1, 2^62], got ", size);
-  const Tensor y = new_output(place, {place.size(0)}, ScalarType::Long);
+  const Tensor y = new_output_like(place);
   const BadIndex bad = device->keyed_permutation({
       .place = static_cast<const int64_t*>(place.const_data_ptr()),
       .y = static_cast<int64_t*>(y.mutable_data_ptr()),

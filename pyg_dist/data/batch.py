@@ -127,7 +127,7 @@ def chosen_nodes(data: DistributedData, subset: Any, what: str = "subset") -> Te
             f"Expected '{what}' to be a mask of {num_nodes} nodes, or a list of ids (got {subset.dtype} of shape "
             f"{list(subset.shape)})"
         )
-    ids = subset.nonzero().view(-1) if is_mask else torch.unique(subset.long())
+    ids: Tensor = subset.nonzero().view(-1) if is_mask else torch.unique(subset.long())
     if ids.numel() and not (int(ids[0]) >= 0 and int(ids[-1]) < num_nodes):
         raise DataError(f"Expected ids in '{what}' between 0 and {num_nodes - 1} (got {int(ids[0])} to {int(ids[-1])})")
     require_same(data.graph.group, digest(ids), what)

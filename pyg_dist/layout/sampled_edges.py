@@ -73,8 +73,10 @@ class Origins:
 
     def of(self, values: RowTensor | None) -> RowTensor | None:
         """What the values were picked from; ``None``: unknown, or no values."""
-        known = None if values is None else self._known.get(values)  # type: ignore[no-untyped-call]
-        return known[1] if known is not None and known[0] == version_of(values) else None
+        if values is None:
+            return None
+        version, origin = self._known.get(values, (None, None))  # type: ignore[no-untyped-call]
+        return origin if origin is not None and version == version_of(values) else None
 
 
 def refuse_other_weights() -> UnsupportedError:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
+from random_graphs import uneven_parts
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv
@@ -29,6 +30,15 @@ def distribute(graph: Data, parts: Tensor, **options: Any) -> Any:
     from pyg_dist import DistributedData
 
     return DistributedData(graph, partition=parts, **options)
+
+
+def laid_out(graph: Data, mesh: dict[str, int] | None) -> Any:
+    """The graph on a mesh, or for ``None`` in the halo layout by uneven parts."""
+    import pyg_dist
+
+    if mesh is None:
+        return distribute(graph, uneven_parts(graph.num_nodes, pyg_dist.world_size()))
+    return pyg_dist.DistributedData(graph, layout="grid", mesh=mesh)
 
 
 class Case(NamedTuple):

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from batch_cases import distribute, quiet
-from random_graphs import random_graph, uneven_parts
+from batch_cases import distribute, laid_out, quiet
+from random_graphs import random_graph
 from torch import nn
 from torch_geometric.loader import RandomNodeLoader
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
@@ -22,21 +22,23 @@ from workers import Workers
 
 Pools = Callable[[int], Workers]
 WORLD_SIZES = [1, 2, 3]
+GRIDS = [(2, {"x": 2}), (2, {"y": 2}), (2, {"data": 2}), (4, {"x": 2, "z": 2})]
 
 
 # ---- Samples ---------------------------------------------------------------------------------------------------------
 
 
-def samples(world_size: int) -> list[list[int]]:
+def samples(mesh: dict[str, int] | None) -> list[list[int]]:
     from pyg_dist.loader import UniformVertexLoader
 
     graph = random_graph(41, 150)
-    loader = quiet(lambda: UniformVertexLoader(distribute(graph, uneven_parts(41, world_size)), 9))
+    loader = quiet(lambda: UniformVertexLoader(laid_out(graph, mesh), 9))
     return [batch.n_id.full_tensor().tolist() for _ in range(2) for batch in loader]
 
 
-def test_samples_are_alike_on_all_ranks_and_world_sizes(workers: Pools) -> None:
-    drawn = [s for size in WORLD_SIZES for s in workers(size).run(samples, size)]
+def test_samples_are_alike_on_all_ranks_world_sizes_and_layouts(workers: Pools) -> None:
+    runs = [(1, None), (2, None), (3, None), (2, {"x": 2}), (2, {"y": 2}), (3, {"z": 3})]
+    drawn = [s for size, mesh in runs for s in workers(size).run(samples, mesh)]
     assert all(s == drawn[0] for s in drawn)
     assert len(drawn[0]) == 10
     assert all(len(set(ids)) == 9 and ids == sorted(ids) for ids in drawn[0])
@@ -77,7 +79,7 @@ def test_cover(num_nodes: int, batch_size: int, num_groups: int) -> None:
 # ---- What batches promise -----------------------------------------------------------------------
 
 
-def collectives_while_sampling(prefetch: bool) -> list[str]:
+def collectives_while_sampling(prefetch: bool, mesh: dict[str, int] | None) -> list[str]:
     import torch.distributed as dist
 
     import pyg_dist
@@ -85,7 +87,7 @@ def collectives_while_sampling(prefetch: bool) -> list[str]:
     from pyg_dist.loader import UniformVertexLoader
 
     size = pyg_dist.world_size()
-    data = distribute(random_graph(50, 400), uneven_parts(50, size))
+    data = laid_out(random_graph(50, 400), mesh)
     loader = quiet(lambda: UniformVertexLoader(data, 11, prefetch=prefetch))
     called: list[str] = []
     real = {}
@@ -105,15 +107,15 @@ def collectives_while_sampling(prefetch: bool) -> list[str]:
         group._all_gather = gather
         for name, value in real.items():
             setattr(dist, name, value)
-    assert len(batches) == 5
+    assert len(batches) == len(loader)
     assert size == 1 or len(called) > len(sampled), "the spy sees nothing"
     return sampled
 
 
 @pytest.mark.parametrize("prefetch", [False, True])
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_sampling_sends_nothing(world_size: int, prefetch: bool, workers: Pools) -> None:
-    assert workers(world_size).run(collectives_while_sampling, prefetch) == [[]] * world_size
+@pytest.mark.parametrize(("world_size", "mesh"), [(1, None), (2, None), (3, None), *GRIDS])
+def test_sampling_sends_nothing(world_size: int, mesh: dict[str, int] | None, prefetch: bool, workers: Pools) -> None:
+    assert workers(world_size).run(collectives_while_sampling, prefetch, mesh) == [[]] * world_size
 
 
 def restarted() -> bool:
@@ -268,12 +270,12 @@ def test_refusals(workers: Pools) -> None:
             assert "\n" not in message
 
 
-def kept_alive() -> tuple[int, int]:
+def kept_alive(mesh: dict[str, int] | None) -> tuple[int, int]:
     """Batches alive after their last reference, and threads left."""
     import pyg_dist
     from pyg_dist.loader import UniformVertexLoader
 
-    data = distribute(random_graph(50, 400), uneven_parts(50, pyg_dist.world_size()))
+    data = laid_out(random_graph(50, 400), mesh)
     loader = quiet(lambda: UniformVertexLoader(data, 11))
     model = pyg_dist.distribute(nn.ModuleList([SAGEConv(5, 5), GCNConv(5, 4)])).double()
     graphs: list[Any] = []
@@ -282,10 +284,11 @@ def kept_alive() -> tuple[int, int]:
     gc.disable()
     try:
         for batch in loader:
-            loss = model[1](model[0](batch.x, batch.edge_index), batch.edge_index).square().mean()
+            out = model[1](model[0](batch.x, batch.edge_index), batch.edge_index)
+            loss = out[batch.train_mask].square().sum()
             loss.backward()
             graphs.append(weakref.ref(batch.graph))
-            del loss
+            del loss, out
         del batch
         loader._next.result()
         loader._next = None
@@ -296,9 +299,9 @@ def kept_alive() -> tuple[int, int]:
     return alive, sum(thread.name.startswith("pyg_dist sampling") for thread in threading.enumerate())
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_a_batch_goes_with_its_last_reference(world_size: int, workers: Pools) -> None:
-    assert workers(world_size).run(kept_alive) == [(0, 0)] * world_size
+@pytest.mark.parametrize(("world_size", "mesh"), [(1, None), (2, None), *GRIDS])
+def test_a_batch_goes_with_its_last_reference(world_size: int, mesh: dict[str, int] | None, workers: Pools) -> None:
+    assert workers(world_size).run(kept_alive, mesh) == [(0, 0)] * world_size
 
 
 def failing_thread() -> str:

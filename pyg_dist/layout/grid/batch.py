@@ -112,9 +112,12 @@ class GridBatch(GridGraph):
     def _tile_at_sample(self, whole: AdjacencyTile) -> AdjacencyTile:
         pattern = self._pattern_at_sample(whole.csr, whole)
         order = torch.argsort(pattern.edge)  # as ids ascend, so that values of edges arrive
-        edges = self.edge_index - self._sampled_grid.first, self.edge_sharding.global_id
-        axes = whole.row_axis, whole.column_axis, whole.column_order
-        return AdjacencyTile.of_entries(self.grid, *edges, *axes, pattern.row()[order].int(), pattern.col[order])
+        edge_index = self.edge_index - self._sampled_grid.first
+        edge_id = self.edge_sharding.global_id
+        row, column = pattern.row()[order].int(), pattern.col[order]
+        return AdjacencyTile.of_entries(
+            self.grid, edge_index, edge_id, whole.row_axis, whole.column_axis, whole.column_order, row, column
+        )
 
     def _pattern_at_sample(self, pattern: CSR, whole: AdjacencyTile) -> CSR:
         """A pattern of the graph's tile at the sample; ``edge`` still names the graph's values."""

@@ -42,7 +42,7 @@ class SampledGrid(Grid):
         if nodes is None:
             nodes = GridNodes(self)
             self._nodes = weakref.ref(nodes)
-        return nodes  # type: ignore[no-any-return]
+        return nodes
 
     @property
     def num_rng_keys(self) -> int:

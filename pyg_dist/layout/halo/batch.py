@@ -124,8 +124,8 @@ class HaloBatch(HaloGraph):
             if norm.kind == "gcn":
                 raise refuse_other_weights()
             return self._own_weights(norm, weight, dtype)
-        operator = self.parent.operator(norm, of_graph, dtype)
-        whole: LinearOperator = operator.matrix
+        operator = self._operator_of_graph(norm, of_graph, dtype)
+        whole = operator.matrix
         values = whole.halo.incoming.storage
         borrowed = None if values is None else self.parent.links.borrowed(operator, values)
         local = None
@@ -135,9 +135,14 @@ class HaloBatch(HaloGraph):
         lent = None if borrowed is None else borrowed[self.restriction.borrowed]
         return self._rescaled(local, at_edges, lent, whole.row_scale, whole.col_scale, whole.divides, dtype)
 
+    def _operator_of_graph(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> ConstantOperator:
+        operator = self.parent.operator(norm, weight, dtype)
+        assert isinstance(operator, ConstantOperator), "weights that learn go another way"
+        return operator
+
     def _own_weights(self, norm: Norm, weight: RowTensor, dtype: torch.dtype) -> ConstantOperator:
         """Sum or mean with weights of the batch alone (collective)."""
-        whole = self.parent.operator(norm, None, dtype).matrix
+        whole = self._operator_of_graph(norm, None, dtype).matrix
         values = weight.to_local().detach().to(dtype)
         _, halo = self._weighted(self.local, values)
         lent = None if halo.outgoing.storage is None else halo.outgoing.storage[:-1]
@@ -170,10 +175,9 @@ class HaloBatch(HaloGraph):
         lent = torch.cat([factor if borrowed is None else borrowed * factor, one])
         sums = self._sum_transfer
         halo = HaloTransfer(Matrix(sums.outgoing.pattern, lent), sums.exchange, Matrix(sums.incoming.pattern, storage))
-        scales = [None if scale is None else scale[self.restriction.row] for scale in (row_scale, col_scale)]
-        return ConstantOperator(
-            LinearOperator(Matrix(self.local, storage) if local is None else local, halo, *scales, divides=divides)
-        )
+        of_rows, of_cols = (None if s is None else s[self.restriction.row] for s in (row_scale, col_scale))
+        local = Matrix(self.local, storage) if local is None else local
+        return ConstantOperator(LinearOperator(local, halo, of_rows, of_cols, divides))
 
     def _with_loops(self, whole: Matrix, dtype: torch.dtype) -> Matrix:
         """The local matrix of the graph, loops of the norm included, at the sample."""

@@ -83,8 +83,9 @@ class SampledOrder(NodeOrder):
         """The order of the sampled nodes (ascending ids). O(B log B) time."""
         parent_position, place = parent.position[node_id].sort()
         position = torch.empty_like(place).scatter_(0, place, torch.arange(place.numel()))
-        is_sample = isinstance(parent, SampledOrder)
-        split_position = parent.split_position[parent_position] if is_sample else parent_position
+        split_position = parent_position
+        if isinstance(parent, SampledOrder):
+            split_position = parent.split_position[parent_position]
         return SampledOrder(place, position, parent_position, split_position, parent.num_split)
 
     @property
