@@ -170,7 +170,8 @@ def reference(conv: Any, graph: Data, case: Case, ids: Tensor, pairs: Any, x: Te
         weight = torch.ones(edge_index.shape[1], dtype=x.dtype)
     if case.conv == "mean":
         weight = weight / torch.bincount(edge_index[1], minlength=num_nodes).clamp(min=1)[edge_index[1]]
-    source, target = edge_index
+    kept = torch.isin(edge_index, ids).all(0)  # a pair that never meets has a probability of zero
+    (source, target), weight = edge_index[:, kept], weight[kept]
     matrix = torch.zeros(num_nodes, num_nodes, dtype=x.dtype)
     matrix = matrix.index_put((target, source), weight / pairs.of(source, target), accumulate=True)
     out = matrix[ids][:, ids] @ x
