@@ -28,10 +28,11 @@ Batch = HaloBatch | GridBatch
 
 def data_group(data: DistributedData) -> tuple[int, int]:
     """The number of this rank's data group, and how many there are: ranks of several hold the same rows."""
-    if not isinstance(data.graph, GridGraph):
-        return 0, 1
-    mesh = data.graph.grid.mesh
-    return mesh.coordinates["data"], mesh.shape.data
+    if isinstance(data.graph, GridGraph):
+        mesh = data.graph.grid.mesh
+        return mesh.coordinates["data"], mesh.shape.data
+    groups = data.graph.node_sharding.groups
+    return groups.index, groups.count
 
 
 def ready(data: DistributedData) -> None:
@@ -41,13 +42,13 @@ def ready(data: DistributedData) -> None:
         UnsupportedError: It is a batch of several data groups.
     """
     graph = data.graph
-    if isinstance(graph, HaloGraph):
-        graph.links  # noqa: B018
-        return
-    if isinstance(graph, GridBatch) and graph.is_union:
+    if graph.node_sharding.is_union:
         raise UnsupportedError(
             "Expected a graph, or a batch of one data group (got a batch of several): take the subgraph of the graph"
         )
+    if isinstance(graph, HaloGraph):
+        graph.links  # noqa: B018
+        return
     graph.stored_by_source  # noqa: B018
     graph.grid.mesh.connect_data_groups()
 

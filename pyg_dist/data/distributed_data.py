@@ -64,7 +64,9 @@ class DistributedData(Data):  # type: ignore[misc]
             computed again and differentiated is rounded; without it both are rounded alike. A value that the format
             does not hold (NaN, an infinity, in bfloat16 3.4e38) is an error that names the layer, the node and the
             rank. Not with ``layout="grid"``.
-        mesh: the grid's axes, ``{"x": 2, "y": 1, "z": 2}``; one left out is 1; None: the planner's choice.
+        mesh: the grid's axes, ``{"x": 2, "y": 1, "z": 2}``; one left out is 1; None: the planner's choice. In the halo
+            layout ``{"data": 2, "part": 2}``: two groups of ranks with the whole graph each, in two parts, which a
+            :class:`~pyg_dist.loader.UniformVertexLoader` gives samples of their own; the grid takes ``"data"``, too.
         comm_dtype: ``torch.bfloat16``: the messages of the grid's two big sums, approximate; None: exact.
         seed: of the partitioner, or of the grid's node orders.
         allow_nan: accept NaN features without a warning.

@@ -30,8 +30,9 @@ class UniformVertexLoader:
     ``data``, and ``n_id`` and ``e_id``: ``t[batch.n_id]`` is any node tensor of ``data`` at the batch, with its
     gradient and without a message.
 
-    On a grid with several data groups (``mesh={"data": 2, "x": 2}``) each group draws its own sample, and the batch is
-    the disjoint union of all: losses, norms and gradients are those of its rows, B for each group.
+    With several data groups (``mesh={"data": 2, "part": 2}``, on the grid ``mesh={"data": 2, "x": 2}``) each group
+    draws its own sample, and the batch is the disjoint union of all (ScaleGNN, IV-A): losses, norms and gradients are
+    those of its rows, B for each group.
 
     Edges' weights are divided by the probability of the source being there, given the target,
     :math:`p = (B - 1) / (N - 1)`; self loops stay (eq. 23-24). ``GCNConv`` keeps the norm of the whole graph,

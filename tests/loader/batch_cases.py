@@ -36,8 +36,9 @@ def laid_out(graph: Data, mesh: dict[str, int] | None) -> Any:
     """The graph on a mesh, or for ``None`` in the halo layout by uneven parts."""
     import pyg_dist
 
-    if mesh is None:
-        return distribute(graph, uneven_parts(graph.num_nodes, pyg_dist.world_size()))
+    if mesh is None or "part" in mesh:
+        num_parts = pyg_dist.world_size() if mesh is None else mesh["part"]
+        return distribute(graph, uneven_parts(graph.num_nodes, num_parts), mesh=mesh)
     return pyg_dist.DistributedData(graph, layout="grid", mesh=mesh)
 
 
@@ -76,17 +77,24 @@ def distributed(graph: Data, case: Case) -> Any:
     """The graph in the case's layout."""
     from pyg_dist import DistributedData
 
-    if case.mesh is not None:
+    if case.mesh is not None and "part" not in case.mesh:
         return DistributedData(graph, layout="grid", mesh=case.mesh)
-    return distribute(graph, torch.tensor(case.owners), exchange=case.exchange)
+    return distribute(graph, torch.tensor(case.owners), exchange=case.exchange, mesh=case.mesh)
 
 
 @st.composite
 def cases(draw: Any, world_size: int, meshes: list[dict[str, int]] | None = None) -> Case:
-    """Small graphs with everything that graphs can have, on the halo layout or on one of some meshes."""
+    """Small graphs with everything that graphs can have, on the halo layout or on one of some meshes.
+
+    Args:
+        draw: of hypothesis.
+        world_size: number of ranks that have nodes of their own.
+        meshes: of the grid, or data groups of the halo layout (with ``"part"``).
+    """
+    on_grid = meshes is not None and "part" not in meshes[0]
     num_nodes = draw(st.integers(2, 12))
     node = st.integers(0, num_nodes - 1)
-    conv = draw(st.sampled_from(sorted(CONVS) if meshes is None else ON_GRID))
+    conv = draw(st.sampled_from(ON_GRID if on_grid else sorted(CONVS)))
     takes_weights = "gcn" in conv
     form = draw(st.sampled_from(["edge_index", "edge_index", "adj_t", "weighted adj_t"]))
     if conv in ("gat", "gin", "max"):  # which read the values of an adj_t otherwise than as weights

@@ -53,6 +53,21 @@ def test_a_step_on_the_grid_is_that_of_one_process(world_size: int, workers: Poo
     check()
 
 
+HALO_GROUPS = {2: [{"data": 2, "part": 1}], 4: [{"data": 2, "part": 2}]}
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_a_step_of_several_halo_groups_is_that_of_the_union(world_size: int, workers: Pools) -> None:
+    @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @given(case=cases(world_size // 2, HALO_GROUPS[world_size]))
+    @example(case=NO_EDGES._replace(mesh=HALO_GROUPS[world_size][0]))
+    @example(case=LOOPS._replace(mesh=HALO_GROUPS[world_size][0]))
+    def check(case: Case) -> None:
+        assert workers(world_size).run(one_step, case) == ["same"] * world_size
+
+    check()
+
+
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_a_step_of_several_data_groups_is_that_of_the_union(world_size: int, workers: Pools) -> None:
     @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)

@@ -22,7 +22,7 @@ from workers import Workers
 
 Pools = Callable[[int], Workers]
 WORLD_SIZES = [1, 2, 3]
-GRIDS = [(2, {"x": 2}), (2, {"y": 2}), (2, {"data": 2}), (4, {"x": 2, "z": 2})]
+GRIDS = [(2, {"x": 2}), (2, {"y": 2}), (2, {"data": 2}), (2, {"data": 2, "part": 1}), (4, {"x": 2, "z": 2})]
 
 
 # ---- Samples ---------------------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def refusals() -> list[str]:
         lambda: next(iter(UniformVertexLoader(DistributedData(graph, layout="grid", mesh={"data": 2}), 4))).subgraph(
             [1]
         ),
-        lambda: DistributedData(graph, mesh={"data": 2, "part": 1}),
+        lambda: DistributedData(graph, mesh={"data": 2, "part": 2}),
         lambda: use(learned, gcn, lambda batch: batch.edge_weight),
         lambda: use(data, gcn, lambda batch: batch.edge_weight * 2),
         lambda: use(data, cached, lambda batch: None),
@@ -256,7 +256,7 @@ def test_refusals(workers: Pools) -> None:
         "DataError: Expected ids in 'input_nodes' between 0 and 19",
         "AgreementError: Expected the same input_nodes on every rank",
         "UnsupportedError: Expected a graph, or a batch of one data group (got a batch of several)",
-        "UnsupportedError: mesh with layout='halo'",
+        "OptionError: Expected a mesh of 2 ranks (got data=2 x part=2, which makes 4)",
         "UnsupportedError: Expected constant edge weights in GCN's norm",
         "UnsupportedError: Expected edge weights of a batch to be an attribute",
         "DataError: A DistributedGCNConv with cached=True",

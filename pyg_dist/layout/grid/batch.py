@@ -85,11 +85,6 @@ class GridBatch(GridGraph):
         return picked
 
     @property
-    def is_union(self) -> bool:
-        """Whether data groups have samples of their own."""
-        return self._sample.group is not None
-
-    @property
     def _replicas(self) -> Group | None:
         """The ranks that hold the same rows of the graph and other ones of the batch."""
         return None if self._sample.group is None else self.grid.mesh.group("data")
@@ -112,12 +107,11 @@ class GridBatch(GridGraph):
     def _tile_at_sample(self, whole: AdjacencyTile) -> AdjacencyTile:
         pattern = self._pattern_at_sample(whole.csr, whole)
         order = torch.argsort(pattern.edge)  # as ids ascend, so that values of edges arrive
-        edge_index = self.edge_index - self._sampled_grid.first
-        edge_id = self.edge_sharding.global_id
         row, column = pattern.row()[order].int(), pattern.col[order]
         return AdjacencyTile.of_entries(
-            self.grid, edge_index, edge_id, whole.row_axis, whole.column_axis, whole.column_order, row, column
-        )
+            self.grid, self.edges_of_group, self.edge_sharding.global_id,
+            whole.row_axis, whole.column_axis, whole.column_order, row, column,
+        )  # fmt: skip
 
     def _pattern_at_sample(self, pattern: CSR, whole: AdjacencyTile) -> CSR:
         """A pattern of the graph's tile at the sample; ``edge`` still names the graph's values."""

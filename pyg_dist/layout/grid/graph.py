@@ -342,9 +342,14 @@ class GridGraph:
         known = self._adjacency.get(key)
         if known is None:
             known = self._adjacency[key] = AdjacencyTile.of(
-                self.grid, self.edge_index, self.edge_sharding.global_id, *key, read=self._read_tile
+                self.grid, self.edges_of_group, self.edge_sharding.global_id, *key, read=self._read_tile
             )
         return known
+
+    @property
+    def edges_of_group(self) -> Tensor:
+        """:attr:`edge_index`, nodes counted from the first one of the data group."""
+        return self.edge_index - self.grid.first if self.grid.is_union else self.edge_index
 
     def _row_sums(self, tile: AdjacencyTile, csr: CSR, values: Tensor | None, dtype: torch.dtype) -> Tensor:
         """The sum of each row of the whole matrix, for the tile's rows (collective)."""

@@ -32,6 +32,7 @@ class SampledGrid(Grid):
         self.parent, self._sample = parent, sample
         self.num_nodes = self.num_nodes if sample.group is None else sample.group.size
         self.first = 0 if sample.group is None else sample.group.first
+        self.is_union = sample.group is not None
         self._sampled_orders = orders
         self._tiles = weakref.WeakValueDictionary()
 

@@ -155,6 +155,11 @@ class GridNodes(NodeSharding):
         grid: the grid.
     """
 
+    @property
+    def is_union(self) -> bool:
+        """See :class:`~pyg_dist.layout.graph.NodeSharding`."""
+        return self.grid.is_union
+
     def __init__(self, grid: Grid) -> None:
         self._node_id = grid.node_ids(WHOLE_ROWS)
         super().__init__(grid.ranks(*GRID_AXES), grid.num_nodes, grid.rng_key(self._node_id))
@@ -185,7 +190,14 @@ class Grid:
         sums: the form of the two big sums.
         num_blocks: row blocks of an aggregation (Plexus, 5.2).
         comm_dtype: of the messages of the two big sums, or ``None``.
+
+    Attributes:
+        first: the number of the first node of this data group, where the groups have nodes of their own.
+        is_union: whether they have.
     """
+
+    first = 0
+    is_union = False
 
     def __init__(
         self,

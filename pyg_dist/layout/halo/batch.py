@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_dist.backend import ops
 from pyg_dist.backend.halo.operator import LinearOperator
 from pyg_dist.backend.halo.transfer import HaloTransfer
 from pyg_dist.backend.sparse.csr import CSR
@@ -36,20 +37,41 @@ class SampledNodes(HaloNodes):
     Args:
         parent: the graph's nodes.
         row: the local ones among them, int64 ``[b]``.
-        position: their places in the sample, int64 ``[b]``.
-        size: of the sample.
+        place: their places in the sample, int64 ``[b]``.
+        sample: the sample. Where data groups have samples of their own, the rows are those of the union of all.
     """
 
-    def __init__(self, parent: HaloNodes, row: Tensor, position: Tensor, size: int) -> None:
-        super().__init__(parent.group, parent.rng_key[row], size, parent.exchange, parent.bits)
+    def __init__(self, parent: HaloNodes, row: Tensor, place: Tensor, sample: Sample) -> None:
+        union, key = sample.group, parent.rng_key[row]
+        self._sample, self._own_place = sample, place
+        if union is None:
+            size = sample.node_id.numel()
+            super().__init__(parent.group, key, size, parent.exchange, parent.bits, parent.groups)
+        else:  # groups draw other numbers for a node
+            key = key + union.index * parent.num_rng_keys
+            super().__init__(parent.groups.everyone, key, union.size, parent.exchange, parent.bits)
         self.parent, self.row = parent, row
-        self._place = position
+        self._place = place + self.first
         self.traffic, self.buffers = parent.traffic, parent.buffers
 
     @property
     def position(self) -> Tensor:
-        """The place of each local node in the sample."""
+        """The place of each local node in the sample, or in the union of all groups' samples."""
         return self._place
+
+    @property
+    def first(self) -> int:
+        """See :class:`~pyg_dist.layout.halo.sharding.HaloNodes`."""
+        return 0 if self._sample.group is None else self._sample.group.first
+
+    @property
+    def is_union(self) -> bool:
+        """See :class:`~pyg_dist.layout.graph.NodeSharding`."""
+        return self._sample.group is not None
+
+    def seed_of_group(self, seed: int) -> int:
+        """See :class:`~pyg_dist.layout.halo.sharding.HaloNodes`."""
+        return seed if self._sample.group is None else ops.mixed_seed(seed, self._sample.group.index)
 
     @property
     def global_id(self) -> Tensor:
@@ -59,11 +81,11 @@ class SampledNodes(HaloNodes):
     @property
     def num_rng_keys(self) -> int:
         """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
-        return self.parent.num_rng_keys
+        return self.parent.num_rng_keys * (1 if self._sample.group is None else self._sample.group.index + 1)
 
     def to(self, device: torch.device | str) -> HaloNodes:
         """The same nodes on another device."""
-        return SampledNodes(self.parent.to(device), self.row.to(device), self._place.to(device), self.size)
+        return SampledNodes(self.parent.to(device), self.row.to(device), self._own_place.to(device), self._sample)
 
 
 class HaloBatch(HaloGraph):
@@ -78,9 +100,11 @@ class HaloBatch(HaloGraph):
         self.parent = parent
         self.restriction: Restriction = restricted(parent.share, parent.links.links, sample.node_id)
         share = self.restriction.share
-        nodes = SampledNodes(parent.node_sharding, self.restriction.row, share.node_id, sample.node_id.numel())
-        rows = SampledEdges(parent.edge_sharding, self.restriction.edge)
-        super().__init__(share, nodes, parent.loop_rule, parent.is_dense, rows)
+        of_graph = parent.node_sharding
+        nodes = SampledNodes(of_graph, self.restriction.row, share.node_id, sample)
+        rows = SampledEdges(parent.edge_sharding, self.restriction.edge, nodes.group, sample.group)
+        self._replicas = None if sample.group is None else of_graph.groups.data
+        super().__init__(share, nodes, parent.loop_rule, parent.is_dense, rows, parent.exchange_group)
         self._sample = sample
         self._origins = Origins()
 
@@ -88,13 +112,17 @@ class HaloBatch(HaloGraph):
         """``n_id``: the nodes' global ids; ``t[n_id]`` is a node tensor of the graph at the sample."""
         nodes = self.node_sharding
         ids = self.parent.node_sharding.global_id[self.restriction.row]
-        return PickedNodes.of(ids, nodes, self.parent.node_sharding, self.restriction.row)
+        picked = PickedNodes.of(ids, nodes, self.parent.node_sharding, self.restriction.row)
+        picked.replicas = self._replicas
+        return picked
 
     def pick_edges(self) -> PickedEdges:
         """``e_id``: the edges' places in the input; ``t[e_id]`` is an edge tensor of the graph at the sample."""
         edges = self.edge_sharding
         ids = self.parent.edge_sharding.rng_key[self.restriction.edge]
-        return PickedEdges.of(ids, edges, self.parent.edge_sharding, self.restriction.edge)
+        picked = PickedEdges.of(ids, edges, self.parent.edge_sharding, self.restriction.edge)
+        picked.replicas = self._replicas
+        return picked
 
     def picked(self, parent_values: RowTensor, index: PickedNodes | PickedEdges) -> RowTensor:
         """``parent_values[index]``; weights are known as what they were picked from while they do not change."""
@@ -209,8 +237,10 @@ class HaloBatch(HaloGraph):
     def _factors(self, dtype: torch.dtype) -> Tensor:
         """One over the probability of each edge's source, by edge storage, ``[e]``."""
         source, target = self.ends()
-        ids = self._sample.node_id
-        factor = self._pairs.of(ids[self.neighbour_id[source]], ids[self.node_sharding.position[target]])
+        ids, first = self._sample.node_id, self.node_sharding.first
+        factor = self._pairs.of(
+            ids[self.neighbour_id[source] - first], ids[self.node_sharding.position[target] - first]
+        )
         return factor.reciprocal_().to(dtype)
 
 

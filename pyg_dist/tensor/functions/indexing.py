@@ -113,7 +113,9 @@ def getitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     x, index = args
     if not isinstance(x, RowTensor):
         return _look_up(x, index)
-    if isinstance(index, PickedRows) or (isinstance(index, RowIndex) and isinstance(x, NodeTensor)):
+    if isinstance(index, PickedRows):
+        return index.fetch(x)
+    if isinstance(index, RowIndex) and isinstance(x, NodeTensor):
         return index.fetch(x)
     if isinstance(index, tuple) and index and isinstance(index[0], RowIndex):
         if _lists(index[1:]):
