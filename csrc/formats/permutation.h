@@ -1,11 +1,11 @@
-// A permutation of [0, size) that is a function of a seed; what stands at one of its places is found without the others.
-// pyg_dist/backend/ops/reference.py mirrors it.
+// A permutation of [0, size) that is a function of a seed; what stands at one of its places is found without the
+// others. pyg_dist/backend/ops/reference.py mirrors it.
 //
 // A Feistel network on the smallest 2^bits >= size (two bits at least), whose parts have ceil(bits / 2) and
 // floor(bits / 2) bits, with cycle walking (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002): a number
 // outside of [0, size) is encrypted again until one inside comes, fewer than two times on average. A round adds to one
-// part, modulo two, the upper bits of mix(other part ^ round key); mix is SplitMix64's finaliser (Steele, Lea and Flood,
-// 2014), and round key k is combine(combine(0, seed), k).
+// part, modulo two, the upper bits of mix(other part ^ round key); mix is SplitMix64's finaliser (Steele, Lea and
+// Flood, 2014), and round key k is combine(combine(0, seed), k).
 #pragma once
 
 #include <bit>

@@ -69,8 +69,8 @@ Tensor keyed_permutation(Tensor place, int64_t size, int64_t seed) {
       .size = size,
       .seed = static_cast<uint64_t>(seed),
   });
-  PYG_DIST_CHECK(bad.position < 0, op, ": expected 'place' to lie in [0, ", size, "), got ", bad.value,
-                 " at position ", bad.position);
+  PYG_DIST_CHECK(bad.position < 0, op, ": expected 'place' to lie in [0, ", size, "), got ", bad.value, " at position ",
+                 bad.position);
   return y;
 }
 
