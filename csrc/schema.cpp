@@ -40,6 +40,9 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
   m.def("keyed_uniform(Tensor key, int num_columns, int seed, int column_offset, ScalarType dtype) -> Tensor");
   m.def("keyed_normal(Tensor key, int num_columns, int seed, int column_offset, ScalarType dtype) -> Tensor");
 
+  // y[i] = what stands at place[i] of a permutation of [0, size): formats/permutation.h
+  m.def("keyed_permutation(Tensor place, int size, int seed) -> Tensor");
+
   // y = dropout(relu(norm(x) * weight + bias)), mean, 1 / deviation; norm: 0 none, 1 layer, 2 RMS; without a key
   // dropout drops nothing and only scales. The gradients by x, and by weight and bias in [:, 0] and [:, 1] of partial
   // sums [groups, 3, columns], compute all else again: kernels/row_epilogue.h

@@ -32,4 +32,13 @@ struct KeyedNumbers {
   Element element;
 };
 
+// y[i] = what stands at place[i] of the permutation of [0, size) that the seed names: formats/permutation.h.
+struct KeyedPermutation {
+  const int64_t* place;  // [num_places], in [0, size)
+  int64_t* y;
+  int64_t num_places;
+  int64_t size;
+  uint64_t seed;
+};
+
 }  // namespace pyg_dist

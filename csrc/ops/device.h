@@ -53,6 +53,7 @@ struct DeviceOps {
   void (*keyed_dropout)(const KeyedDropout& problem);
   void (*keyed_uniform)(const KeyedNumbers& problem);
   void (*keyed_normal)(const KeyedNumbers& problem);
+  BadIndex (*keyed_permutation)(const KeyedPermutation& problem);  // where a place is out of range, not all is written
   void (*row_epilogue)(const RowEpilogue& problem);
   void (*row_epilogue_grad)(const RowEpilogueGrad& problem);
   void (*relu)(const Relu& problem);

@@ -10,6 +10,8 @@
 namespace pyg_dist {
 namespace {
 
+constexpr int64_t kMaxSize = int64_t{1} << 62;
+
 bool is_empty(const Keyed& keyed) { return keyed.num_rows == 0 || keyed.num_columns == 0; }
 
 Tensor keyed_dropout(Tensor x, Tensor key, double p, int64_t seed, int64_t column_offset) {
@@ -54,12 +56,31 @@ Tensor keyed_normal(Tensor key, int64_t num_columns, int64_t seed, int64_t colum
   return draw("keyed_normal", &DeviceOps::keyed_normal, key, num_columns, seed, column_offset, dtype);
 }
 
+Tensor keyed_permutation(Tensor place, int64_t size, int64_t seed) {
+  const char* op = "keyed_permutation";
+  const auto device = device_of(op, place);
+  check_vector(op, "place", place, ScalarType::Long);
+  PYG_DIST_CHECK(size >= 1 && size <= kMaxSize, op, ": expected 'size' to lie in [1, 2^62], got ", size);
+  const Tensor y = new_output_like(place);
+  const BadIndex bad = device->keyed_permutation({
+      .place = static_cast<const int64_t*>(place.const_data_ptr()),
+      .y = static_cast<int64_t*>(y.mutable_data_ptr()),
+      .num_places = place.size(0),
+      .size = size,
+      .seed = static_cast<uint64_t>(seed),
+  });
+  PYG_DIST_CHECK(bad.position < 0, op, ": expected 'place' to lie in [0, ", size, "), got ", bad.value, " at position ",
+                 bad.position);
+  return y;
+}
+
 }  // namespace
 
 PYG_DIST_OPS(m) {
   m.impl("keyed_dropout", TORCH_BOX(&keyed_dropout));
   m.impl("keyed_uniform", TORCH_BOX(&keyed_uniform));
   m.impl("keyed_normal", TORCH_BOX(&keyed_normal));
+  m.impl("keyed_permutation", TORCH_BOX(&keyed_permutation));
 }
 
 }  // namespace pyg_dist

@@ -14,6 +14,7 @@ from pyg_dist.backend.comm.transport import Traffic
 from pyg_dist.backend.ops.memory import release_free_memory
 from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import digest, raise_together, require_equal
+from pyg_dist.data.batch import add_learning, chosen_nodes, induced, ready
 from pyg_dist.data.graph_input import GraphInput, read_graph
 from pyg_dist.data.layout_choice import lay_out
 from pyg_dist.data.options import GridOptions, HaloOptions, Options
@@ -25,6 +26,7 @@ from pyg_dist.layout.edge_index import DistributedEdgeIndex
 from pyg_dist.layout.graph import DistributedGraph
 from pyg_dist.plan import Plan
 from pyg_dist.plan.halo.remote_edges import Exchange
+from pyg_dist.plan.sample import Sample
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 
 
@@ -65,7 +67,9 @@ class DistributedData(Data):  # type: ignore[misc]
             computed again and differentiated is rounded; without it both are rounded alike. A value that the format
             does not hold (NaN, an infinity, in bfloat16 3.4e38) is an error that names the layer, the node and the
             rank. Not with ``layout="grid"``.
-        mesh: the grid's axes, ``{"x": 2, "y": 1, "z": 2}``; one left out is 1; None: the planner's choice.
+        mesh: the grid's axes, ``{"x": 2, "y": 1, "z": 2}``; one left out is 1; None: the planner's choice. In the halo
+            layout ``{"data": 2, "part": 2}``: two groups of ranks with the whole graph each, in two parts, which a
+            :class:`~pyg_dist.loader.UniformVertexLoader` gives samples of their own; the grid takes ``"data"``, too.
         comm_dtype: ``torch.bfloat16``: the messages of the grid's two big sums, approximate; None: exact.
         seed: of the partitioner, or of the grid's node orders.
         allow_nan: accept NaN features without a warning.
@@ -147,6 +151,30 @@ class DistributedData(Data):  # type: ignore[misc]
         self[graph_key] = DistributedEdgeIndex(graph, graph_key == "adj_t", weight)
         for name, value in attributes.items():
             self[name] = value
+
+    def _adopt_rows(self, graph: DistributedGraph, plan: Any, attributes: dict[str, Any]) -> None:
+        """Fill this object with attributes that lie as the graph does. Sums of these are not remembered."""
+        super().__init__()
+        self.__dict__.update(graph=graph, plan=plan, _store=DistributedStorage(_parent=self))
+        self._store._mapping.update(attributes)
+
+    def subgraph(self, subset: Any) -> DistributedData:
+        """The subgraph that some nodes induce, as ``Data.subgraph`` gives it, without moving a row (collective).
+
+        Nodes are in ascending order. ``n_id`` and ``e_id`` have the places of nodes and edges in this graph, and
+        ``t[sub.n_id]`` is any of its node tensors at the subgraph, differentiable. Convs see the induced edges alone.
+
+        Args:
+            subset: ids or a bool mask of the nodes, equal on every rank, or a mask of this data.
+
+        Raises:
+            AgreementError: The ranks were given different nodes.
+            DataError: They are no nodes of this graph.
+        """
+        ready(self)
+        found = induced(self, Sample(chosen_nodes(self, subset)))
+        add_learning(self, found)
+        return found
 
     @classmethod
     def open(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pyg_dist.backend.comm.data_groups import DataGroups
 from pyg_dist.backend.comm.group import Group, world_group
 from pyg_dist.backend.session.agreement import on_main
 from pyg_dist.data.graph_input import GraphInput
@@ -18,21 +19,31 @@ from pyg_dist.plan.halo.share import HaloShare
 from pyg_dist.plan.parts import PartsOptions, find_parts
 
 
-def on_halo(graph_input: GraphInput, options: Options, parts: Tensor) -> tuple[HaloGraph, Plan]:
-    """The runtime form and the plan (collective)."""
-    group = world_group()
+def on_halo(
+    graph_input: GraphInput, options: Options, parts: Tensor, groups: DataGroups | None = None
+) -> tuple[HaloGraph, Plan]:
+    """The runtime form and the plan (collective); ``None``: one data group."""
+    groups = DataGroups.of(None) if groups is None else groups
+    group = groups.part
     share = halo_share(graph_input.edge_index, parts, group.rank, group.size, options.halo.exchange)
     identity = plan_hash(graph_input.edge_index, parts, group.size, options.halo.exchange)
     kept = parts.to(torch.int32) if group.rank == 0 else None
     plan = gathered_plan(share, group, options, options.halo.partition_name, kept, identity)
-    nodes = HaloNodes(group, share.node_id, share.num_nodes, options.halo.exchange, options.halo.bits_by_direction)
+    bits = options.halo.bits_by_direction
+    nodes = HaloNodes(group, share.node_id, share.num_nodes, options.halo.exchange, bits, groups)
     graph = HaloGraph(share, nodes, graph_input.loop_rule, plan.is_dense)
     return graph, plan
 
 
-def node_parts(graph_input: GraphInput, options: Options) -> Tensor:
-    """The owner of each node: computed on one rank, since solvers differ from run to run, and sent to all."""
-    method, group = options.halo.partition, world_group()
+def node_parts(graph_input: GraphInput, options: Options, group: Group) -> Tensor:
+    """The owner of each node: computed on one rank, since solvers differ from run to run, and sent to all.
+
+    Args:
+        graph_input: what was read.
+        options: of the script.
+        group: the ranks that get a part each.
+    """
+    method = options.halo.partition
     if isinstance(method, Plan):  # a data.plan has its parts on rank 0 alone
         return on_main(
             lambda: method.parts_for(
@@ -47,7 +58,11 @@ def node_parts(graph_input: GraphInput, options: Options) -> Tensor:
     if train_mask is not None and (train_mask.dtype != torch.bool or train_mask.dim() != 1):
         train_mask = None
     found_by = PartsOptions(
-        method, options.halo.epsilon, options.seed, exchange=options.halo.exchange, ranks_per_node=ranks_per_node()
+        method,
+        options.halo.epsilon,
+        options.seed,
+        exchange=options.halo.exchange,
+        ranks_per_node=_ranks_per_node(group),
     )
     return on_main(lambda: find_parts(graph_input.edge_index, graph_input.num_nodes, group.size, found_by, train_mask))
 
@@ -62,5 +77,11 @@ def gathered_plan(
     shares = tuple(ShareSizes(*size) for size in sizes)
     return Plan(
         options.layout, partition, options.halo.exchange, shares, pairs_of(rows), identity, parts,
-        options.halo.bits_by_direction, ranks_per_node(),
+        options.halo.bits_by_direction, _ranks_per_node(group),
     )  # fmt: skip
+
+
+def _ranks_per_node(group: Group) -> int | None:
+    """:func:`ranks_per_node`, unknown where there are several data groups (collective over all ranks)."""
+    found = ranks_per_node()
+    return found if group.size == world_group().size else None

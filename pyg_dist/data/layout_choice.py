@@ -8,6 +8,7 @@ from dataclasses import astuple, replace
 import torch
 from torch import Tensor
 
+from pyg_dist.backend.comm.data_groups import DataGroups
 from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import on_main
@@ -47,8 +48,9 @@ def lay_out(graph_input: GraphInput, options: Options, identity: str) -> tuple[D
         identity: digest of both.
     """
     if options.layout == "halo":
-        return on_halo(graph_input, options, node_parts(graph_input, options))
-    parts = node_parts(graph_input, options) if options.layout == "auto" else None
+        groups = DataGroups.of(options.grid.mesh)
+        return on_halo(graph_input, options, node_parts(graph_input, options, groups.part), groups)
+    parts = node_parts(graph_input, options, world_group()) if options.layout == "auto" else None
     priced, machine = model_of(graph_input, options), common_machine()
     if parts is not None:
         options = choose_layout(graph_input, options, parts, priced, machine)

@@ -119,11 +119,10 @@ class Options:
                 f"bits={bits!r} with layout={self.layout!r} is not in this version: use layout='halo', or "
                 f"comm_dtype=torch.bfloat16"
             )
-        for name in ("mesh", "comm_dtype"):
-            if self.layout == "halo" and getattr(self.grid, name) is not None:
-                raise UnsupportedError(
-                    f"{name} with layout='halo' is not in this version: leave it out, or layout='grid'"
-                )
+        if self.layout == "halo" and self.grid.comm_dtype is not None:
+            raise UnsupportedError(
+                "comm_dtype with layout='halo' is not in this version: leave it out, or layout='grid'"
+            )
         if self.layout != "halo" and isinstance(partition, Plan):
             raise OptionError(f"Expected layout='halo' with a plan, which was made for it (got {self.layout!r})")
         if self.layout == "grid" and not isinstance(partition, str):

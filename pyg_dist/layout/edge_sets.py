@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from pyg_dist.errors import UnsupportedError
 from pyg_dist.layout.graph import DistributedGraph, NodeSharding
 from pyg_dist.layout.grid.graph import GridGraph
 from pyg_dist.layout.grid.sharding import GridNodes
@@ -37,7 +38,13 @@ def graph_over(edge_index: Tensor, nodes: NodeSharding, loop_rule: LoopRule) -> 
 
     Raises:
         DataError: They are no edges between these nodes.
+        UnsupportedError: The nodes are those of several data groups' samples.
     """
+    if nodes.is_union:
+        raise UnsupportedError(
+            "Expected the edges of a batch of several data groups (got edges of the script's own): put them into the "
+            "graph before the batch is taken"
+        )
     check_ends(edge_index, nodes.size, "edge_index")
     if isinstance(nodes, GridNodes):
         return GridGraph.of(nodes.grid, edge_index, loop_rule, ListedEdges)

@@ -68,6 +68,11 @@ class NodeSharding(RowSharding):
         edge_sets: a script's own edges between them, see :meth:`DistributedEdgeIndex.over`.
     """
 
+    @property
+    def is_union(self) -> bool:
+        """Whether data groups have nodes of their own, between which no rows are exchanged."""
+        return False
+
     def __init__(self, group: Group, size: int, global_id: Tensor) -> None:
         super().__init__(group, "node", size, global_id)
         self.edge_sets: OrderedDict[str, Any] = OrderedDict()  # handles, whose graphs know these nodes

@@ -98,11 +98,21 @@ def test_edge_weights_alone() -> None:
     assert true_edges > noise + 0.1
 
 
+def test_minibatches_alone() -> None:
+    assert _numbers(_printed_alone("minibatch_4d"))[-1] > 0.85
+
+
+def test_minibatches_of_two_data_groups() -> None:
+    assert _numbers(_printed("forked", 2, "minibatch_4d", "--mesh", "data=2"))[-1] > 0.85
+
+
 def test_gat() -> None:
     assert _numbers(_printed("forked", 2, "gat"))[-1] > 0.85
 
 
-@pytest.mark.parametrize(("name", "launcher"), [("full_batch_gcn", "mpirun"), ("edge_weights", "forked")])
+@pytest.mark.parametrize(
+    ("name", "launcher"), [("full_batch_gcn", "mpirun"), ("edge_weights", "forked"), ("minibatch_4d", "forked")]
+)
 def test_two_ranks_print_the_same_as_one(name: str, launcher: str) -> None:
     """The GCN drops out: equal losses mean equal masks. Each line stands there once: the other rank is silent."""
     np.testing.assert_allclose(_numbers(_printed(launcher, 2, name)), _numbers(_printed_alone(name)), atol=2e-3)

@@ -97,7 +97,7 @@ def test_routes_deliver_every_element_once(
         rows, columns = row_range(num_nodes, layout, shape, place), column_range(width, layout, shape, place)
         return matrix[orders[layout.order].node_id[rows.start : rows.stop]][:, columns.start : columns.stop]
 
-    routes = [redistribution_plan(num_nodes, orders, shape, rank, before, after) for rank in range(shape.size)]
+    routes = [redistribution_plan(orders, shape, rank, before, after) for rank in range(shape.size)]
     columns = {
         layout: [column_range(width, layout, shape, shape.coordinates(r)) for r in range(shape.size)]
         for layout in (before, after)

@@ -56,6 +56,9 @@ bool gather_rows(const GatherRows& p, int64_t row_begin, int64_t row_end);
 // Equal to the last bit at every instruction set, since the C library's logarithm, sine and cosine are.
 void normal_rows(const KeyedNumbers& p, int64_t row_begin, int64_t row_end);
 
+// Integers of 64 bits, whose product no instruction set before AVX-512 has. False if a place is out of range.
+bool permute_places(const KeyedPermutation& p, int64_t begin, int64_t end);
+
 // Memory sets the pace: plain loops, which compilers turn into vectors of the baseline, are as fast as wider ones. The
 // first element is a multiple of 8.
 void relu_elements(const Relu& p, int64_t begin, int64_t end);

@@ -17,6 +17,7 @@ BadIndex scatter_add_rows(const ScatterAddRows& problem);
 void keyed_dropout(const KeyedDropout& problem);
 void keyed_uniform(const KeyedNumbers& problem);
 void keyed_normal(const KeyedNumbers& problem);
+BadIndex keyed_permutation(const KeyedPermutation& problem);
 void row_epilogue(const RowEpilogue& problem);
 void row_epilogue_grad(const RowEpilogueGrad& problem);
 void relu(const Relu& problem);
@@ -38,6 +39,7 @@ inline constexpr DeviceOps kOps = {
     .keyed_dropout = keyed_dropout,
     .keyed_uniform = keyed_uniform,
     .keyed_normal = keyed_normal,
+    .keyed_permutation = keyed_permutation,
     .row_epilogue = row_epilogue,
     .row_epilogue_grad = row_epilogue_grad,
     .relu = relu,

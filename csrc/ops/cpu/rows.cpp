@@ -37,4 +37,13 @@ BadIndex scatter_add_rows(const ScatterAddRows& problem) {
   return bad;
 }
 
+BadIndex keyed_permutation(const KeyedPermutation& problem) {
+  constexpr int64_t kPlacesPerChunk = 1 << 12;
+  std::atomic<bool> in_range{true};
+  for_each_range(problem.num_places, kPlacesPerChunk, [&](int64_t begin, int64_t end) {
+    if (!permute_places(problem, begin, end)) in_range.store(false, std::memory_order_relaxed);
+  });
+  return in_range ? BadIndex{} : first_bad(problem.place, problem.num_places, problem.size);
+}
+
 }  // namespace pyg_dist::cpu

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import combinations
 
 from pyg_dist.backend.comm.group import Group, group_within, world_group
 from pyg_dist.backend.comm.transport import Traffic
@@ -125,6 +126,12 @@ class Mesh:
         if key not in self._groups:
             self._groups[key] = group_within(self.rank_lists(*key)) if key else Group()
         return self._groups[key]
+
+    def connect_data_groups(self) -> None:
+        """Make the groups of products of axes with ``data``, where there are several (collective over all ranks)."""
+        for count in range(len(GRID_AXES) + 1 if self.shape.data > 1 else 0):
+            for names in combinations(GRID_AXES, count):
+                self.group(*names, "data")
 
     def traffic_of(self, *names: str) -> Traffic:
         """The counter of what this rank sends along a product of axes."""

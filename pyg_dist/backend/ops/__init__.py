@@ -13,7 +13,9 @@ from pyg_dist.backend.ops.call import FLOATS as FLOATS
 from pyg_dist.backend.ops.call import sum_dtype as sum_dtype
 from pyg_dist.backend.ops.keyed import keyed_dropout as keyed_dropout
 from pyg_dist.backend.ops.keyed import keyed_normal as keyed_normal
+from pyg_dist.backend.ops.keyed import keyed_permutation as keyed_permutation
 from pyg_dist.backend.ops.keyed import keyed_uniform as keyed_uniform
+from pyg_dist.backend.ops.keyed import mixed_seed as mixed_seed
 from pyg_dist.backend.ops.quantize import dequantize_csr_add as dequantize_csr_add
 from pyg_dist.backend.ops.quantize import quantize_csr as quantize_csr
 from pyg_dist.backend.ops.rows import Norm as Norm

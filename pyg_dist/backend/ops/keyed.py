@@ -80,6 +80,56 @@ def keyed_normal(
     return call(native.keyed_normal.default, *args)  # type: ignore[no-any-return]
 
 
+def keyed_permutation(place: Tensor, size: int, seed: int) -> Tensor:
+    """What stands at some places of the permutation of ``[0, size)`` that a seed names: O(places), whatever the size.
+
+    A Feistel network with cycle walking (``csrc/formats/permutation.h``; Black and Rogaway, "Ciphers with arbitrary
+    finite domains", 2002). Integers alone: equal on every machine. The first k places are a sample of k numbers without
+    replacement.
+
+    Shapes:
+        - place: ``[k]`` int64, in ``[0, size)``
+        - output: ``[k]`` int64, distinct where ``place`` are
+
+    Args:
+        place: The places.
+        size: Of the permutation, 1 to 2^62.
+        seed: Any integer modulo 2^64; :func:`mixed_seed` makes one of several numbers.
+
+    Raises:
+        DataError: a shape, dtype or value does not fit.
+        UnsupportedError: ``place`` is not a dense CPU tensor.
+
+    Example:
+        >>> sorted(keyed_permutation(torch.arange(5), 5, seed=7).tolist())
+        [0, 1, 2, 3, 4]
+    """
+    return call(native.keyed_permutation.default, place.contiguous(), size, signed(seed))  # type: ignore[no-any-return]
+
+
+def mixed_seed(*numbers: int) -> int:
+    """A seed of 64 bits in which every bit of every number counts, and their order.
+
+    Args:
+        numbers: integers modulo 2^64.
+    """
+    seed = 0
+    for number in numbers:
+        seed = mix(((seed ^ mix((number + _GOLDEN) & _WORD)) + _GOLDEN) & _WORD)
+    return seed
+
+
+_WORD = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def mix(word: int) -> int:
+    """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): a permutation of the words of 64 bits."""
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 & _WORD
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EB & _WORD
+    return word ^ (word >> 31)
+
+
 @torch.library.register_fake("pyg_dist::keyed_dropout")
 def _(x: Tensor, key: Tensor, p: float, seed: int, column_offset: int) -> Tensor:
     return torch.empty_like(x)
@@ -89,6 +139,11 @@ def _(x: Tensor, key: Tensor, p: float, seed: int, column_offset: int) -> Tensor
 @torch.library.register_fake("pyg_dist::keyed_normal")
 def _(key: Tensor, num_columns: int, seed: int, column_offset: int, dtype: torch.dtype) -> Tensor:
     return key.new_empty(key.shape[0], num_columns, dtype=dtype)
+
+
+@torch.library.register_fake("pyg_dist::keyed_permutation")
+def _(place: Tensor, size: int, seed: int) -> Tensor:
+    return torch.empty_like(place)
 
 
 def _setup_dropout(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -11,6 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pyg_dist.backend.ops.keyed import mix, mixed_seed
+
 _Words = npt.NDArray[np.uint64]  # 32-bit numbers; the products of two of them fit
 
 _MASK = np.uint64(0xFFFFFFFF)
@@ -128,6 +130,25 @@ def keyed_dropout(x: Tensor, key: Tensor, p: float, seed: int, column_offset: in
     scale = torch.tensor(1 / (1 - p), dtype=_sum_dtype(x))
     y = torch.where(keep, rows.to(_sum_dtype(x)) * scale, torch.zeros((), dtype=_sum_dtype(x)))
     return y.to(x.dtype).view_as(x)
+
+
+def keyed_permutation(place: Tensor, size: int, seed: int) -> Tensor:
+    """A Feistel network on the numbers of as many bits as ``size - 1`` has, walked until it is below ``size``."""
+    num_bits = max((size - 1).bit_length(), 2)
+    low_bits = num_bits // 2
+    keys = [mixed_seed(seed, k) for k in range(24 if num_bits <= 8 else 8)]
+    permuted = []
+    for number in place.tolist():
+        while True:
+            high, low = divmod(number, 2**low_bits)
+            for first, second in zip(keys[::2], keys[1::2], strict=True):
+                high ^= mix(low ^ first) >> (64 - (num_bits - low_bits))
+                low ^= mix(high ^ second) >> (64 - low_bits)
+            number = high * 2**low_bits + low
+            if number < size:
+                break
+        permuted.append(number)
+    return torch.tensor(permuted, dtype=torch.int64)
 
 
 def row_epilogue(

@@ -14,7 +14,7 @@ from pyg_dist.backend.grid.mesh import GRID_AXES
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.layout.grid.sharding import Grid
 from pyg_dist.layout.self_loops import LoopRule, SelfLoops
-from pyg_dist.plan.grid.node_order import edge_blocks
+from pyg_dist.plan.grid.node_order import NodeOrder, edge_blocks
 from pyg_dist.plan.grid.tiling import split
 from pyg_dist.tensor.sharding import lasting
 
@@ -68,22 +68,36 @@ class AdjacencyTile:
             order: the node order of the sources.
             read: reads the tile from where it is stored.
         """
-        shape, column_order = grid.mesh.grid_shape, order
-        row_order = grid.other_order(order)
+        if read is not None:
+            entries = read(row_axis, column_axis, order)
+        else:
+            rows, columns = grid.orders[grid.other_order(order)], grid.orders[order]
+            dispatch = _dispatch(grid, edge_index, edge_id, row_axis, column_axis, order)
+            source, target = dispatch.start(edge_index.t()).wait().unbind(1)
+            row_low, _ = _block(grid, rows, row_axis)
+            column_low, _ = _block(grid, columns, column_axis)
+            entries = (rows.position[target] - row_low).int(), (columns.position[source] - column_low).int()
+        return AdjacencyTile.of_entries(grid, edge_index, edge_id, row_axis, column_axis, order, *entries)
+
+    @staticmethod
+    def of_entries(
+        grid: Grid,
+        edge_index: Tensor,
+        edge_id: Tensor,
+        row_axis: str,
+        column_axis: str,
+        order: int,
+        row: Tensor,
+        column: Tensor,
+    ) -> AdjacencyTile:
+        """The tile whose edges are known; see the class and :meth:`of` (not collective)."""
+        column_order, row_order = order, grid.other_order(order)
         rows, columns = grid.orders[row_order], grid.orders[column_order]
         make_dispatch = partial(_dispatch, grid, edge_index, edge_id, row_axis, column_axis, order)
-
-        def block(axis: str) -> tuple[int, int]:
-            bounds = split(grid.num_nodes, shape[axis])
-            index = grid.mesh.coordinates[axis]
-            return bounds[index], bounds[index + 1]
-
-        (row_low, row_high), (column_low, column_high) = block(row_axis), block(column_axis)
-        if read is None:
-            source, target = make_dispatch().start(edge_index.t()).wait().unbind(1)
-            row, column = (rows.position[target] - row_low).int(), (columns.position[source] - column_low).int()
-        else:
-            row, column = read(row_axis, column_axis, order)
+        (row_low, row_high), (column_low, column_high) = (
+            _block(grid, rows, row_axis),
+            _block(grid, columns, column_axis),
+        )
         row_id, column_id = rows.node_id[row_low:row_high], columns.node_id[column_low:column_high]
         as_column = columns.position[row_id]
         loop_row = ((as_column >= column_low) & (as_column < column_high)).nonzero().view(-1)
@@ -120,6 +134,13 @@ class AdjacencyTile:
 
     def _csr(self, row: Tensor, column: Tensor, edge: Tensor) -> CSR:
         return CSR.from_edges(row, column, edge, self.row_id.numel(), self.column_id.numel())
+
+
+def _block(grid: Grid, order: NodeOrder, axis: str) -> tuple[int, int]:
+    """First and last position, exclusive, of this rank's block along ``axis``."""
+    index = grid.mesh.coordinates[axis]
+    low, high = order.bounds(split(order.num_split, grid.mesh.grid_shape[axis])[index : index + 2])
+    return low, high
 
 
 def _dispatch(

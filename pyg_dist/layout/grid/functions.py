@@ -19,6 +19,7 @@ from pyg_dist.layout.grid.tile_tensor import TILES, TileTensor, as_tile, on_tile
 from pyg_dist.plan.grid.tiling import TileLayout
 from pyg_dist.tensor.functions.layers import relu
 from pyg_dist.tensor.functions.pointwise import cast, new, pointwise, pointwise_
+from pyg_dist.tensor.picked_rows import PickedRows
 from pyg_dist.tensor.registry import TABLE, Function, bind, public_name
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors
 
@@ -128,7 +129,7 @@ def linear_sum(
             x = given if isinstance(given, TileTensor) else given.wait()
             _require_width(x._sharding, weight)
             columns = x._sharding.columns
-            part = copy_to_ranks(weight, grid.mesh.group(*GRID_AXES))[:, columns.start : columns.stop]
+            part = copy_to_ranks(weight, grid.ranks(*GRID_AXES))[:, columns.start : columns.stop]
             local = x.as_subclass(Tensor)
             if replicas:
                 part = part[after.columns.start : after.columns.stop]
@@ -177,3 +178,18 @@ def matmul(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if not _is_linear_here(x, weight) or weight.shape[0] != x._sharding.width:
         return NotImplemented
     return linear_sum([(x, weight.t())])
+
+
+@on_tiles("__getitem__")
+def getitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A batch's rows; everything else needs whole rows."""
+    x, index = args
+    return index.fetch(x) if isinstance(index, PickedRows) else NotImplemented
+
+
+@on_tiles("index_select")
+def index_select(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A batch's rows; everything else needs whole rows."""
+    bound = bind("x dim index", args, kwargs)
+    picks = isinstance(bound["index"], PickedRows) and bound["dim"] in (0, -2)
+    return bound["index"].fetch(bound["x"]) if picks else NotImplemented

@@ -61,8 +61,8 @@ class GridGraph:
         self.edge_index = edge_index
         self.edge_sharding = edge_rows
         self.loop_rule: LoopRule = loop_rule
-        self.group: Group = grid.mesh.group(*GRID_AXES)
-        self.node_sharding = grid.node_sharding
+        self.group: Group = grid.ranks(*GRID_AXES)
+        self.node_sharding: NodeSharding = grid.node_sharding
         self.device = edge_index.device
         self.digest: str | None = None
         self._read_tile = read_tile
@@ -327,6 +327,14 @@ class GridGraph:
         is_source[self.edge_index[0]] = True
         return self.group.all_reduce_(is_source, "max")
 
+    @cached_property
+    @lasting
+    def stored_by_source(self) -> CSR:
+        """This rank's edges by source: what subgraphs are cut from."""
+        source, target = self.edge_index
+        num_nodes = self.grid.num_nodes
+        return CSR.from_edges(source, target, torch.arange(source.numel()), num_nodes, num_nodes)
+
     @lasting
     def adjacency(self, layout: TileLayout) -> AdjacencyTile:
         """The edges that meet an x of this layout (collective at the first use of its axes and order)."""
@@ -334,9 +342,14 @@ class GridGraph:
         known = self._adjacency.get(key)
         if known is None:
             known = self._adjacency[key] = AdjacencyTile.of(
-                self.grid, self.edge_index, self.edge_sharding.global_id, *key, read=self._read_tile
+                self.grid, self.edges_of_group, self.edge_sharding.global_id, *key, read=self._read_tile
             )
         return known
+
+    @property
+    def edges_of_group(self) -> Tensor:
+        """:attr:`edge_index`, nodes counted from the first one of the data group."""
+        return self.edge_index - self.grid.first if self.grid.is_union else self.edge_index
 
     def _row_sums(self, tile: AdjacencyTile, csr: CSR, values: Tensor | None, dtype: torch.dtype) -> Tensor:
         """The sum of each row of the whole matrix, for the tile's rows (collective)."""

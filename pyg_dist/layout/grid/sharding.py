@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,8 +18,13 @@ from pyg_dist.backend.grid.mesh import GRID_AXES, Mesh
 from pyg_dist.errors import DataError
 from pyg_dist.layout.graph import NodeSharding
 from pyg_dist.plan.grid.node_order import NodeOrder
-from pyg_dist.plan.grid.redistribution_plan import RedistributionPlan, columns_between, redistribution_plan
-from pyg_dist.plan.grid.tiling import WHOLE_ROWS, Sums, TileLayout, column_range, nested_split, row_range
+from pyg_dist.plan.grid.redistribution_plan import (
+    RedistributionPlan,
+    columns_between,
+    held_positions,
+    redistribution_plan,
+)
+from pyg_dist.plan.grid.tiling import WHOLE_ROWS, Sums, TileLayout, column_range, nested_split
 from pyg_dist.tensor.sharding import RowSharding
 
 
@@ -35,7 +42,8 @@ class Tile(RowSharding):
     """
 
     def __init__(self, grid: Grid, layout: TileLayout, width: int) -> None:
-        super().__init__(grid.mesh.group(*layout.distinct), "tile", grid.num_nodes, grid.node_ids(layout))
+        self._node_id = grid.node_ids(layout)
+        super().__init__(grid.ranks(*layout.distinct), "tile", grid.num_nodes, grid.rng_key(self._node_id))
         self.grid = grid
         self.layout = layout
         self.width = width
@@ -46,6 +54,21 @@ class Tile(RowSharding):
         """The grid's nodes."""
         return self.grid.node_sharding
 
+    @property
+    def global_id(self) -> Tensor:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
+        return self._node_id
+
+    @property
+    def position(self) -> Tensor:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
+        return self._node_id
+
+    @property
+    def num_rng_keys(self) -> int:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
+        return self.grid.num_rng_keys
+
     def __repr__(self) -> str:
         rows = "·".join(self.layout.rows)
         return f"{self.size} nodes x {self.width} columns, rows over {rows}, columns over {self.layout.columns}"
@@ -53,7 +76,7 @@ class Tile(RowSharding):
     @property
     def row_group(self) -> Group:
         """The ranks that hold other rows of the same columns."""
-        return self.grid.mesh.group(*self.layout.rows)
+        return self.grid.ranks(*self.layout.rows)
 
     @property
     def column_group(self) -> Group:
@@ -132,9 +155,30 @@ class GridNodes(NodeSharding):
         grid: the grid.
     """
 
+    @property
+    def is_union(self) -> bool:
+        """See :class:`~pyg_dist.layout.graph.NodeSharding`."""
+        return self.grid.is_union
+
     def __init__(self, grid: Grid) -> None:
-        super().__init__(grid.mesh.group(*GRID_AXES), grid.num_nodes, grid.node_ids(WHOLE_ROWS))
+        self._node_id = grid.node_ids(WHOLE_ROWS)
+        super().__init__(grid.ranks(*GRID_AXES), grid.num_nodes, grid.rng_key(self._node_id))
         self.grid = grid
+
+    @property
+    def global_id(self) -> Tensor:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
+        return self._node_id
+
+    @property
+    def position(self) -> Tensor:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
+        return self._node_id
+
+    @property
+    def num_rng_keys(self) -> int:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
+        return self.grid.num_rng_keys
 
 
 class Grid:
@@ -146,7 +190,14 @@ class Grid:
         sums: the form of the two big sums.
         num_blocks: row blocks of an aggregation (Plexus, 5.2).
         comm_dtype: of the messages of the two big sums, or ``None``.
+
+    Attributes:
+        first: the number of the first node of this data group, where the groups have nodes of their own.
+        is_union: whether they have.
     """
+
+    first = 0
+    is_union = False
 
     def __init__(
         self,
@@ -162,13 +213,33 @@ class Grid:
         self.num_blocks = num_blocks
         self.comm_dtype = comm_dtype
         self.num_nodes = orders[0].node_id.numel()
-        self.node_sharding = GridNodes(self)
-        self._tiles: dict[tuple[TileLayout, int], Tile] = {}
+        self._nodes: Any = None
+        self._tiles: MutableMapping[tuple[TileLayout, int], Tile] = {}
         self._routes: dict[tuple[TileLayout, TileLayout], RedistributionPlan] = {}
-        self._redistributions: dict[tuple[Tile, Tile], Redistribution] = {}
+        self._redistributions: dict[tuple[TileLayout, TileLayout, int], Redistribution] = {}
 
     def __deepcopy__(self, memo: object) -> Grid:
         return self  # immutable, apart from caches
+
+    @property
+    def node_sharding(self) -> GridNodes:
+        """The nodes, whole rows of which lie on every rank."""
+        if self._nodes is None:
+            self._nodes = GridNodes(self)
+        return self._nodes  # type: ignore[no-any-return]
+
+    @property
+    def num_rng_keys(self) -> int:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
+        return self.num_nodes
+
+    def rng_key(self, node: Tensor) -> Tensor:
+        """What stands for each node in dropout and random tensors."""
+        return node
+
+    def ranks(self, *axes: str) -> Group:
+        """The ranks that hold other rows, or columns where one of the axes splits them."""
+        return self.mesh.group(*axes)
 
     def tile(self, layout: TileLayout, width: int) -> Tile:
         """The distribution of ``width`` columns."""
@@ -183,12 +254,13 @@ class Grid:
 
     def node_ids(self, layout: TileLayout) -> Tensor:
         """Global ids of the rows here."""
-        held = row_range(self.num_nodes, layout, self.mesh.grid_shape, self.mesh.coordinates)
-        return self.orders[layout.order].node_id[held.start : held.stop]
+        low, high = held_positions(self.orders, layout, self.mesh.grid_shape, self.mesh.coordinates)
+        return self.orders[layout.order].node_id[low:high]
 
     def row_sizes(self, layout: TileLayout, axis: str) -> list[int]:
         """Rows by rank of ``axis``, the finest one of the layout, with this rank's place on the others."""
-        bounds = nested_split(self.num_nodes, self.mesh.shape.sizes(*layout.rows))
+        order = self.orders[layout.order]
+        bounds = order.bounds(nested_split(order.num_split, self.mesh.shape.sizes(*layout.rows)))
         here = self.mesh.coordinates
         index = 0
         for name in layout.rows:
@@ -208,13 +280,13 @@ class Grid:
 
     def redistribution(self, before: Tile, after: Tile) -> Redistribution:
         """The change between two distributions of equal width."""
-        known = self._redistributions.get((before, after))
+        key = before.layout, after.layout, before.width
+        known = self._redistributions.get(key)
         if known is None:
-            there, back = self._redistribution(before, after), self._redistribution(after, before)
+            known = self._redistributions[key] = self._redistribution(before, after)
             # The gradient of a matrix, too, is one matrix, of which replicas hold the same elements: they count once.
-            there.transposed, back.transposed = back, there
-            self._redistributions[before, after] = known = there
-            self._redistributions[after, before] = back
+            # An object of its own: two that named each other would outlive a batch's graph.
+            known.transposed = self._redistribution(after, before)
         return known
 
     def _redistribution(self, before: Tile, after: Tile) -> Redistribution:
@@ -241,6 +313,6 @@ class Grid:
         known = self._routes.get((before, after))
         if known is None:
             known = self._routes[before, after] = redistribution_plan(
-                self.num_nodes, self.orders, self.mesh.grid_shape, self.mesh.rank, before, after
+                self.orders, self.mesh.grid_shape, self.mesh.rank, before, after
             )
         return known

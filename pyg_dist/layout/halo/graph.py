@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.comm.codec import EXACT, Codec
+from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.quantized import Bits, quantized
 from pyg_dist.backend.comm.transport import Pending, Traffic, Transport
 from pyg_dist.backend.halo.exchange import Exchange
@@ -24,6 +25,7 @@ from pyg_dist.layout.accumulate import add_into_
 from pyg_dist.layout.edges import Edges
 from pyg_dist.layout.gcn_norm import gcn_product, gcn_scales
 from pyg_dist.layout.graph import Norm
+from pyg_dist.layout.halo.links import HaloLinks
 from pyg_dist.layout.halo.operator import ConstantOperator, HaloOperator, LearningOperator
 from pyg_dist.layout.halo.sharding import HaloNodes
 from pyg_dist.layout.operator_cache import OperatorCache
@@ -47,6 +49,7 @@ class HaloGraph:
         loop_rule: how GCN's self loops meet existing ones; it follows from the form of the input.
         is_dense: see :class:`~pyg_dist.backend.halo.exchange.Exchange`.
         edge_rows: the share's edges; ``None``: all those of a graph.
+        exchange_group: the ranks that exchange rows; ``None``: all those that have nodes.
 
     Attributes:
         digest: of the edges, where a script has made them.
@@ -59,12 +62,14 @@ class HaloGraph:
         loop_rule: LoopRule,
         is_dense: bool = False,
         edge_rows: RowSharding | None = None,
+        exchange_group: Group | None = None,
     ) -> None:
         self.share = share
         self.node_sharding = nodes
         self.loop_rule: LoopRule = loop_rule
         self.is_dense = is_dense
         self.group = nodes.group
+        self.exchange_group = nodes.group if exchange_group is None else exchange_group
         self.device = nodes.global_id.device
         self._given_rows = edge_rows
         self.digest: str | None = None
@@ -72,9 +77,9 @@ class HaloGraph:
         self.edge_sharding = (
             RowSharding(self.group, "edge", share.num_edges, edge_id) if edge_rows is None else edge_rows
         )
-        self.local = share.local.to(self.device)
+        self.local = local = share.local.to(self.device)
         node = torch.arange(nodes.num_local, device=self.device)
-        local = self.local  # not self, which would be a cycle: drawn graphs are freed at once
+        # local, not self, which would be a cycle: batches are freed with their last reference
         entries = lambda: (local.row(), local.col, local.edge)  # noqa: E731
         shape = nodes.num_local, nodes.num_local
         self._loops = SelfLoops(entries, shape, node, node, loop_rule, self.edge_sharding.num_local)
@@ -88,7 +93,7 @@ class HaloGraph:
 
     @property
     def _transport(self) -> Transport:
-        return Transport(self.group, self.traffic)
+        return Transport(self.exchange_group, self.traffic)
 
     def _halo(self, transfer: Transfer) -> HaloTransfer:
         """The runtime form of a transfer, all values one."""
@@ -106,7 +111,7 @@ class HaloGraph:
 
     def over(self, nodes: HaloNodes) -> HaloGraph:
         """The same edges over the same nodes on another device."""
-        return HaloGraph(self.share, nodes, self.loop_rule, self.is_dense, self._given_rows)
+        return HaloGraph(self.share, nodes, self.loop_rule, self.is_dense, self._given_rows, self.exchange_group)
 
     def select(self, chosen: Selection) -> HaloGraph:
         """The graph of some of the edges, over the same nodes: nothing is asked of other ranks.
@@ -115,7 +120,8 @@ class HaloGraph:
             chosen: of :attr:`edge_sharding`.
         """
         share = self.share.selected(chosen.local_index.cpu())
-        return HaloGraph(share, self.node_sharding, self.loop_rule, self.is_dense, chosen.rows)
+        nodes, ranks = self.node_sharding, self.exchange_group
+        return HaloGraph(share, nodes, self.loop_rule, self.is_dense, chosen.rows, ranks)
 
     @property
     def traffic(self) -> Traffic:
@@ -141,7 +147,7 @@ class HaloGraph:
         """
         if self.bits == (32, 32) or not layer.training:
             return EXACT, EXACT
-        seed = draw_seed()
+        seed = self.node_sharding.seed_of_group(draw_seed())
         if not torch.is_grad_enabled():
             return EXACT, EXACT
         transfer = self.share.post if of_rows else self.share.sums
@@ -182,6 +188,11 @@ class HaloGraph:
     def has_self_loops(self) -> bool:
         """Whether some edge is a self loop (collective)."""
         return not self.group.all_true(not bool((self.local.row() == self.local.col).any()))
+
+    @cached_property
+    def links(self) -> HaloLinks:
+        """What subgraphs are cut from (collective at the first use)."""
+        return HaloLinks(self.share, self.group)
 
     @property
     def num_local(self) -> int:
@@ -238,7 +249,7 @@ class HaloGraph:
     @property
     def neighbour_id(self) -> Tensor:
         """Global ids of the local rows and of the halo slots, int64 ``[n + h]``."""
-        return torch.cat([self.node_sharding.global_id, self.share.halo_id.to(self.device)])
+        return torch.cat([self.node_sharding.global_id, self.share.halo_id.to(self.device) + self.node_sharding.first])
 
     def neighbour_rows(self, x: Tensor, layer: nn.Module | None = None) -> Tensor:
         """Local rows, then halo slots; differentiable (collective).
@@ -253,7 +264,7 @@ class HaloGraph:
         transfer = self.row_transfer
         if layer is not None:
             transfer = transfer.coded(self.codecs(layer, of_rows=True))
-        if self.group.size == 1:
+        if self.exchange_group.size == 1:
             return x
         halo = _halo(x.reshape(x.shape[0], x.shape[1:].numel()), transfer)
         return torch.cat([x, halo.view(halo.shape[0], *x.shape[1:])])
@@ -265,7 +276,7 @@ class HaloGraph:
             - rows: ``[n + h, ...]``
             - output: ``[n, ...]``
         """
-        if self.group.size == 1:
+        if self.exchange_group.size == 1:
             return rows
         own, halo = torch.split(rows, [self.num_local, self.halo.num_cols])
         home = halo_sums(halo.reshape(halo.shape[0], halo.shape[1:].numel()), self.row_transfer)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.comm.buffers import Buffers
+from pyg_dist.backend.comm.data_groups import DataGroups
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.quantized import Bits
 from pyg_dist.backend.comm.transport import Traffic
@@ -22,12 +23,20 @@ class HaloNodes(NodeSharding):
         bits: of a value in a message, forward and backward; 32: values as they are.
         traffic: counts what all of their graphs send.
         buffers: of all of their messages.
+        groups: the data groups.
     """
 
     def __init__(
-        self, group: Group, node_id: Tensor, num_nodes: int, exchange: Exchange, bits: tuple[Bits, Bits] = (32, 32)
+        self,
+        group: Group,
+        node_id: Tensor,
+        num_nodes: int,
+        exchange: Exchange,
+        bits: tuple[Bits, Bits] = (32, 32),
+        groups: DataGroups | None = None,
     ) -> None:
         super().__init__(group, num_nodes, node_id)
+        self.groups = DataGroups(group, None, group) if groups is None else groups
         self.exchange: Exchange = exchange
         self.bits = bits
         self.traffic = Traffic()
@@ -35,7 +44,16 @@ class HaloNodes(NodeSharding):
 
     def to(self, device: torch.device | str) -> HaloNodes:
         """The same nodes on another device."""
-        return HaloNodes(self.group, self.global_id.to(device), self.size, self.exchange, self.bits)
+        return HaloNodes(self.group, self.global_id.to(device), self.size, self.exchange, self.bits, self.groups)
+
+    @property
+    def first(self) -> int:
+        """The number of the first node of this data group, where the groups have nodes of their own."""
+        return 0
+
+    def seed_of_group(self, seed: int) -> int:
+        """A seed of what data groups draw; where they have nodes of their own, they draw other numbers."""
+        return seed
 
     @lasting
     def parts(self) -> Tensor:

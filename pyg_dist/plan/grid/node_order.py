@@ -5,7 +5,7 @@ A *node order* is a permutation of the nodes; *position* is a node's place in it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +26,15 @@ class NodeOrder:
 
     node_id: Tensor
     position: Tensor
+
+    @property
+    def num_split(self) -> int:
+        """Number of positions that are split over axes."""
+        return self.node_id.numel()
+
+    def bounds(self, split_at: Sequence[int]) -> list[int]:
+        """The first position in each range, given where positions are split."""
+        return list(split_at)
 
     @staticmethod
     def of(node_id: Tensor) -> NodeOrder:
@@ -51,6 +60,43 @@ class NodeOrder:
         num_rounds = -(-num_nodes // num_blocks)
         seat = torch.rand(num_rounds, num_blocks, generator=rng).argsort(1).view(-1)[:num_nodes]
         return NodeOrder.of(by_weight[torch.argsort(seat, stable=True)])
+
+
+@dataclass(frozen=True)
+class SampledOrder(NodeOrder):
+    """The nodes of a sample in the order of the whole graph, whose ranges are split: a range's number of nodes varies.
+
+    Nodes are numbered by their places in the sample.
+
+    Attributes:
+        parent_position: their positions in the graph's order, ascending, int64 ``[B]``.
+        split_position: the same in the order that is split evenly; another one where the graph is a sample itself.
+        num_even: number of positions of that one.
+    """
+
+    parent_position: Tensor
+    split_position: Tensor
+    num_even: int
+
+    @staticmethod
+    def at(parent: NodeOrder, node_id: Tensor) -> SampledOrder:
+        """The order of the sampled nodes (ascending ids). O(B log B) time."""
+        parent_position, place = parent.position[node_id].sort()
+        position = torch.empty_like(place).scatter_(0, place, torch.arange(place.numel()))
+        split_position = parent_position
+        if isinstance(parent, SampledOrder):
+            split_position = parent.split_position[parent_position]
+        return SampledOrder(place, position, parent_position, split_position, parent.num_split)
+
+    @property
+    def num_split(self) -> int:
+        """See :class:`NodeOrder`."""
+        return self.num_even
+
+    def bounds(self, split_at: Sequence[int]) -> list[int]:
+        """See :class:`NodeOrder`; every rank knows them all. O(k log B) time."""
+        found: list[int] = torch.searchsorted(self.split_position, torch.tensor(split_at, dtype=torch.int64)).tolist()
+        return found
 
 
 @dataclass(frozen=True)
@@ -85,8 +131,10 @@ def edge_blocks(
     edge_index: Tensor, rows: NodeOrder, columns: NodeOrder, shape: MeshShape, row_axis: str, column_axis: str
 ) -> tuple[Tensor, Tensor]:
     """The coordinates of each edge's tile on the row and on the column axis. Shapes: ``[2, E] -> [E], [E]``."""
-    num_nodes = rows.node_id.numel()
-    bounds = [torch.tensor(split(num_nodes, shape[a])[1:-1], dtype=torch.int64) for a in (row_axis, column_axis)]
+    bounds = [
+        torch.tensor(order.bounds(split(order.num_split, shape[axis])[1:-1]), dtype=torch.int64)
+        for order, axis in ((rows, row_axis), (columns, column_axis))
+    ]
     return (
         torch.bucketize(rows.position[edge_index[1]], bounds[0], right=True),
         torch.bucketize(columns.position[edge_index[0]], bounds[1], right=True),

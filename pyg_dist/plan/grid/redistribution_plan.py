@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,21 +27,17 @@ class RedistributionPlan:
 
 
 def redistribution_plan(
-    num_nodes: int, orders: Sequence[NodeOrder], shape: MeshShape, rank: int, before: TileLayout, after: TileLayout
+    orders: Sequence[NodeOrder], shape: MeshShape, rank: int, before: TileLayout, after: TileLayout
 ) -> RedistributionPlan:
     """The rows that ``rank`` sends and receives in a change of layout; every rank gets each element once.
 
     Of several replicas, a receiver listens to the one that stands on its own coordinates of the replica axes.
     """
     here = shape.coordinates(rank)
-    held = torch.tensor(row_range(num_nodes, before, shape, here), dtype=torch.int64)
-    wanted = torch.tensor(row_range(num_nodes, after, shape, here), dtype=torch.int64)
-    goes_to = _rows_by_block(
-        held, orders[before.order], orders[after.order], num_nodes, shape.sizes(*after.rows), False
-    )
-    comes_from = _rows_by_block(
-        wanted, orders[after.order], orders[before.order], num_nodes, shape.sizes(*before.rows), True
-    )
+    held = torch.arange(*held_positions(orders, before, shape, here))
+    wanted = torch.arange(*held_positions(orders, after, shape, here))
+    goes_to = _rows_by_block(held, orders[before.order], orders[after.order], shape.sizes(*after.rows), False)
+    comes_from = _rows_by_block(wanted, orders[after.order], orders[before.order], shape.sizes(*before.rows), True)
     send, receive = [], []
     for other in range(shape.size):
         there = shape.coordinates(other)
@@ -53,15 +49,25 @@ def redistribution_plan(
     return RedistributionPlan(tuple(send), tuple(receive))
 
 
+def held_positions(
+    orders: Sequence[NodeOrder], layout: TileLayout, shape: MeshShape, coordinates: Mapping[str, int]
+) -> tuple[int, int]:
+    """First and last position, exclusive, that are held at ``coordinates``."""
+    order = orders[layout.order]
+    held = row_range(order.num_split, layout, shape, coordinates)
+    low, high = order.bounds((held.start, held.stop))
+    return low, high
+
+
 def _rows_by_block(
-    positions: Tensor, own: NodeOrder, other: NodeOrder, num_nodes: int, parts: Sequence[int], by_own: bool
+    positions: Tensor, own: NodeOrder, other: NodeOrder, parts: Sequence[int], by_own: bool
 ) -> list[Tensor]:
     """Local rows (places in ``positions``) by the block of the other layout that holds them.
 
     Both sides list the rows of a pair in the order of the layout *after*: ``by_own`` says that it is this one's own.
     """
     there = other.position[own.node_id[positions]]
-    bounds = torch.tensor(nested_split(num_nodes, parts)[1:-1], dtype=torch.int64)
+    bounds = torch.tensor(other.bounds(nested_split(other.num_split, parts)[1:-1]), dtype=torch.int64)
     block = torch.bucketize(there, bounds, right=True)
     local = torch.arange(positions.numel()) if by_own else torch.argsort(there)
     local = local[torch.argsort(block[local], stable=True)]

@@ -71,10 +71,28 @@ class RemoteEdges:
         if rank is not None:
             is_remote &= (sender == rank) | (receiver == rank)
         edge = is_remote.nonzero().view(-1)
-        sender, receiver = sender[edge].long(), receiver[edge].long()
-        pair = sender.mul_(num_ranks).add_(receiver)
-        row, rows = _candidates(pair, edge_index[0, edge], parts.numel(), num_ranks)
-        sums_of, sums = _candidates(pair, edge_index[1, edge], parts.numel(), num_ranks)
+        source, target = edge_index[0, edge], edge_index[1, edge]
+        return RemoteEdges.of_list(edge, source, target, sender[edge], receiver[edge], parts.numel(), load)
+
+    @staticmethod
+    def of_list(
+        edge: Tensor, source: Tensor, target: Tensor, sender: Tensor, receiver: Tensor, num_nodes: int, load: Tensor
+    ) -> RemoteEdges:
+        """Of edges that are known with the owners of both ends. Not collective, O(m log m) time.
+
+        Args:
+            edge: see the class.
+            source: of each edge.
+            target: of each edge.
+            sender: the owner of its source.
+            receiver: the owner of its target.
+            num_nodes: nodes of the whole graph.
+            load: see the class.
+        """
+        num_ranks = load.numel()
+        pair = sender.long() * num_ranks + receiver
+        row, rows = _candidates(pair, source, num_nodes, num_ranks)
+        sums_of, sums = _candidates(pair, target, num_nodes, num_ranks)
         return RemoteEdges(num_ranks, edge, row, sums_of, rows, sums, load)
 
     def known_cover(self, is_post: Tensor) -> Cover:

@@ -15,6 +15,7 @@ from pyg_dist.tensor.functions.full_tensor import on_full_tensor
 from pyg_dist.tensor.functions.layers import with_parameters
 from pyg_dist.tensor.functions.pointwise import as_operand
 from pyg_dist.tensor.functions.shapes import dims_of, refuse
+from pyg_dist.tensor.picked_rows import PickedRows
 from pyg_dist.tensor.registry import Function, bind, implements
 from pyg_dist.tensor.row_index import RowIndex
 from pyg_dist.tensor.row_tensor import (
@@ -112,6 +113,8 @@ def getitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     x, index = args
     if not isinstance(x, RowTensor):
         return _look_up(x, index)
+    if isinstance(index, PickedRows):
+        return index.fetch(x)
     if isinstance(index, RowIndex) and isinstance(x, NodeTensor):
         return index.fetch(x)
     if isinstance(index, tuple) and index and isinstance(index[0], RowIndex):
@@ -221,7 +224,8 @@ def index_select(function: Function, args: tuple[Any, ...], kwargs: dict[str, An
     """Rows (dimension 0), or columns; by list, or one."""
     bound = bind("x dim index", args, kwargs)
     x, index = bound["x"], bound["index"]
-    if isinstance(index, RowIndex) and isinstance(x, NodeTensor) and dims_of(bound["dim"], x.dim()) == (0,):
+    names_rows = isinstance(index, (PickedRows, RowIndex)) and isinstance(x, NodeTensor)
+    if names_rows and dims_of(bound["dim"], x.dim()) == (0,):
         return index.fetch(x)
     if not isinstance(x, RowTensor) and dims_of(bound["dim"], x.dim()) == (0,):
         return x[index]

@@ -1,0 +1,198 @@
+"""The subgraph that a sample of nodes induces, in tiles: each rank restricts its own tiles, without a message.
+
+With the probabilities of a sample's pairs, the tiles are those of the graph's operators at the sample, ``w_ij / p_ij``
+off the diagonal and ``w_ii`` on it (ScaleGNN, III-D, eq. 23-24, and IV-B).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_dist.backend.comm.group import Group
+from pyg_dist.backend.dense import large_tensors
+from pyg_dist.backend.grid.mesh import GRID_AXES
+from pyg_dist.backend.grid.operator import GridOperator
+from pyg_dist.backend.sparse.csr import CSR
+from pyg_dist.layout.graph import Norm
+from pyg_dist.layout.grid.adjacency import AdjacencyTile
+from pyg_dist.layout.grid.graph import GridGraph, learns
+from pyg_dist.layout.grid.operator import TiledOperator
+from pyg_dist.layout.grid.sampled_grid import SampledGrid
+from pyg_dist.layout.grid.tile_tensor import TileTensor
+from pyg_dist.layout.sampled_edges import Origins, SampledEdges, refuse_learning_weights, refuse_other_weights
+from pyg_dist.plan.grid.tiling import WHOLE_ROWS, TileLayout
+from pyg_dist.plan.restricted_rows import edges_between, restricted_rows
+from pyg_dist.plan.sample import PairProbability, Sample
+from pyg_dist.tensor.picked_rows import PickedEdges, PickedNodes
+from pyg_dist.tensor.row_tensor import EdgeTensor, RowTensor, local_tensors
+from pyg_dist.tensor.sharding import lasting
+
+
+class PickedTiles(PickedNodes):
+    """``n_id`` of a batch on the grid: picks whole rows, and rows of tiles."""
+
+    grid: SampledGrid
+
+    def fetch(self, x: RowTensor) -> RowTensor:
+        """See :class:`~pyg_dist.tensor.picked_rows.PickedRows`."""
+        if not isinstance(x, TileTensor) or x._sharding.grid is not self.grid.parent:
+            return super().fetch(x)
+        layout = x._sharding.layout
+        with local_tensors():
+            local = large_tensors.select(self.entered(x), self.grid.places(layout))
+            return RowTensor.from_local(local, self.grid.tile(layout, x._sharding.width))
+
+
+class GridBatch(GridGraph):
+    """See the module. Not collective; :meth:`operator` may be, where the graph has not used the tile before.
+
+    Args:
+        parent: the graph.
+        sample: of its nodes.
+    """
+
+    def __init__(self, parent: GridGraph, sample: Sample) -> None:
+        self.parent = parent
+        self._sample = sample
+        grid = SampledGrid(parent.grid, sample)
+        place = edges_between(parent.stored_by_source, sample.node_id)
+        edge_index = torch.searchsorted(sample.node_id, parent.edge_index[:, place]) + grid.first
+        rows = SampledEdges(parent.edge_sharding, place, grid.ranks(*GRID_AXES), sample.group)
+        super().__init__(grid, edge_index, rows, parent.loop_rule)
+        self._sampled_grid, self._place = grid, place
+        self._origins = Origins()
+
+    def pick_nodes(self) -> PickedTiles:
+        """``n_id``: the nodes' global ids; ``t[n_id]`` is a node tensor of the graph at the sample."""
+        source, rows = self.parent.node_sharding, self.node_sharding
+        ids = self._sampled_grid.parent_id(rows.global_id)
+        place = self._sampled_grid.places(WHOLE_ROWS)
+        picked = PickedTiles.of(ids, rows, source, place)
+        picked.grid, picked.replicas = self._sampled_grid, self._replicas
+        return picked
+
+    def pick_edges(self) -> PickedEdges:
+        """``e_id``: the edges' places in the input; ``t[e_id]`` is an edge tensor of the graph at the sample."""
+        rows = self.edge_sharding
+        ids = self.parent.edge_sharding.global_id[self._place]
+        picked = PickedEdges.of(ids, rows, self.parent.edge_sharding, self._place)
+        picked.replicas = self._replicas
+        return picked
+
+    @property
+    def _replicas(self) -> Group | None:
+        """The ranks that hold the same rows of the graph and other ones of the batch."""
+        return None if self._sample.group is None else self.grid.mesh.group("data")
+
+    def picked(self, parent_values: RowTensor, index: PickedNodes | PickedEdges) -> RowTensor:
+        """``parent_values[index]``; weights are known as what they were picked from while they do not change."""
+        values = index.fetch(parent_values)
+        self._origins.note(values, parent_values)
+        return values
+
+    @lasting
+    def adjacency(self, layout: TileLayout) -> AdjacencyTile:
+        """See :class:`~pyg_dist.layout.grid.graph.GridGraph` (collective where the graph has not used the tile)."""
+        key = (layout.free_axis(), layout.rows[0], layout.order)
+        known = self._adjacency.get(key)
+        if known is None:
+            known = self._adjacency[key] = self._tile_at_sample(self.parent.adjacency(layout))
+        return known
+
+    def _tile_at_sample(self, whole: AdjacencyTile) -> AdjacencyTile:
+        pattern = self._pattern_at_sample(whole.csr, whole)
+        order = torch.argsort(pattern.edge)  # as ids ascend, so that values of edges arrive
+        row, column = pattern.row()[order].int(), pattern.col[order]
+        return AdjacencyTile.of_entries(
+            self.grid, self.edges_of_group, self.edge_sharding.global_id,
+            whole.row_axis, whole.column_axis, whole.column_order, row, column,
+        )  # fmt: skip
+
+    def _pattern_at_sample(self, pattern: CSR, whole: AdjacencyTile) -> CSR:
+        """A pattern of the graph's tile at the sample; ``edge`` still names the graph's values."""
+        row, column = self._tile_places(whole)
+        new_column = torch.full((pattern.num_cols,), -1, dtype=torch.int32)
+        new_column[column] = torch.arange(column.numel(), dtype=torch.int32)
+        return restricted_rows(pattern, row, new_column, column.numel())
+
+    def _tile_places(self, tile: AdjacencyTile) -> tuple[Tensor, Tensor]:
+        """Which rows and columns of the graph's tile are the sample's."""
+        return (
+            self._sampled_grid.places(TileLayout((tile.row_axis,), None, tile.row_order)),
+            self._sampled_grid.places(TileLayout((tile.column_axis,), None, tile.column_order)),
+        )
+
+    # ---- The graph's operators at the sample -------------------------------------------------------------------------
+
+    def operator(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> TiledOperator:
+        """See :meth:`~pyg_dist.layout.graph.DistributedGraph.operator`.
+
+        Raises:
+            UnsupportedError: GCN's norm with weights that learn, or that are no attribute of the graph: it needs the
+                degrees of the whole graph.
+        """
+        if self._sample.pairs is None:
+            return super().operator(norm, weight, dtype)
+        origin = self._origins.of(weight)
+        if weight is None or (origin is not None and not learns(weight)):
+            whole = self.parent.operator(norm, origin, dtype)
+            build = partial(self._rescaled, whole, dtype)
+            return TiledOperator(norm, False, self._kept((norm, dtype), weight, build))
+        if norm.kind == "gcn":
+            raise refuse_learning_weights() if learns(weight) else refuse_other_weights()
+        factor = self._pairs.of(*self._sampled_grid.parent_id(self.edge_index)).reciprocal_().to(dtype)
+        scaled: Any = EdgeTensor.from_local(weight.to_local().to(dtype) * factor, self.edge_sharding)
+        whole = self.parent.operator(norm, None, dtype)
+        made = self._tiles((norm, learns(weight), dtype), scaled, dtype, partial(self._own_weights, whole))
+        return TiledOperator(norm, learns(weight), made)
+
+    def _kept(
+        self, key: Any, weight: RowTensor | None, build: Callable[[TileLayout], GridOperator]
+    ) -> Callable[[TileLayout], GridOperator]:
+        """The operator by layout of x."""
+
+        def of(layout: TileLayout) -> GridOperator:
+            axes = layout.free_axis(), layout.rows[0], layout.order
+            return self._operators.get((key, *axes), weight, lambda: build(layout))
+
+        return of
+
+    def _rescaled(self, operator: TiledOperator, dtype: torch.dtype, layout: TileLayout) -> GridOperator:
+        """The graph's tile at the sample (collective where the graph has not used it before)."""
+        whole, tile = operator.tile(layout), self.parent.adjacency(layout)
+        row, column = self._tile_places(tile)
+        pattern = self._pattern_at_sample(whole.csr, tile)
+        row_id, column_id = self._tile_ids(tile)
+        factor = self._pairs.of(column_id[pattern.col.long()], row_id[pattern.row()]).reciprocal_().to(dtype)
+        values = factor if whole.weight is None else whole.weight[pattern.edge] * factor
+        in_place = CSR(pattern.rowptr, pattern.col, torch.arange(pattern.num_entries), pattern.num_cols)
+        row_scale = None if whole.row_scale is None else whole.row_scale[row]
+        col_scale = None if whole.col_scale is None else whole.col_scale[column]
+        return GridOperator(in_place, values, row_scale, col_scale, whole.divides)
+
+    def _own_weights(self, whole: TiledOperator, tile: AdjacencyTile, values: Tensor | None) -> GridOperator:
+        """The tile of sums or means with weights of the batch alone, rescaled already."""
+        assert values is not None
+        if whole.norm.kind == "mean":
+            (third,) = (axis for axis in GRID_AXES if axis not in (tile.row_axis, tile.column_axis))
+            layout = TileLayout((tile.column_axis,), third, tile.column_order)
+            degree = whole.tile(layout).row_scale
+            assert degree is not None
+            row, _ = self._tile_places(self.parent.adjacency(layout))
+            values = values / degree[row][tile.row]
+        return GridOperator(tile.csr, values)
+
+    def _tile_ids(self, tile: AdjacencyTile) -> tuple[Tensor, Tensor]:
+        """Ids in the graph of the sample's rows and columns of the graph's tile."""
+        row, column = self._tile_places(tile)
+        return tile.row_id[row], tile.column_id[column]
+
+    @property
+    def _pairs(self) -> PairProbability:
+        assert self._sample.pairs is not None
+        return self._sample.pairs

@@ -1,0 +1,249 @@
+"""The subgraph that a sample of nodes induces, over nodes of its own: made by each rank without a message.
+
+The graph's rows stay where they are. With the probabilities of a sample's pairs, the operators are those of the whole
+graph at the sample, ``w_ij / p_ij`` off the diagonal and ``w_ii`` on it (ScaleGNN, III-D, eq. 23-24): GCN keeps the
+norm of the whole graph, a mean its degree, and the mean over all samples that hold a node is the full aggregation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_dist.backend import ops
+from pyg_dist.backend.halo.operator import LinearOperator
+from pyg_dist.backend.halo.transfer import HaloTransfer
+from pyg_dist.backend.sparse.csr import CSR
+from pyg_dist.backend.sparse.matrix import Matrix
+from pyg_dist.layout.graph import Norm
+from pyg_dist.layout.halo.graph import HaloGraph
+from pyg_dist.layout.halo.operator import ConstantOperator, LearningOperator
+from pyg_dist.layout.halo.sharding import HaloNodes
+from pyg_dist.layout.sampled_edges import Origins, SampledEdges, refuse_learning_weights, refuse_other_weights
+from pyg_dist.plan.halo.restriction import Restriction, restricted
+from pyg_dist.plan.restricted_rows import restricted_rows
+from pyg_dist.plan.sample import PairProbability, Sample
+from pyg_dist.tensor.picked_rows import PickedEdges, PickedNodes
+from pyg_dist.tensor.row_tensor import RowTensor
+from pyg_dist.tensor.sharding import lasting
+
+
+class SampledNodes(HaloNodes):
+    """Sampled nodes. They are numbered by their places in the sample, and keyed as in the graph.
+
+    Args:
+        parent: the graph's nodes.
+        row: the local ones among them, int64 ``[b]``.
+        place: their places in the sample, int64 ``[b]``.
+        sample: the sample. Where data groups have samples of their own, the rows are those of the union of all.
+    """
+
+    def __init__(self, parent: HaloNodes, row: Tensor, place: Tensor, sample: Sample) -> None:
+        union, key = sample.group, parent.rng_key[row]
+        self._sample, self._own_place = sample, place
+        if union is None:
+            size = sample.node_id.numel()
+            super().__init__(parent.group, key, size, parent.exchange, parent.bits, parent.groups)
+        else:  # groups draw other numbers for a node
+            key = key + union.index * parent.num_rng_keys
+            super().__init__(parent.groups.everyone, key, union.size, parent.exchange, parent.bits)
+        self.parent, self.row = parent, row
+        self._place = place + self.first
+        self.traffic, self.buffers = parent.traffic, parent.buffers
+
+    @property
+    def position(self) -> Tensor:
+        """The place of each local node in the sample, or in the union of all groups' samples."""
+        return self._place
+
+    @property
+    def first(self) -> int:
+        """See :class:`~pyg_dist.layout.halo.sharding.HaloNodes`."""
+        return 0 if self._sample.group is None else self._sample.group.first
+
+    @property
+    def is_union(self) -> bool:
+        """See :class:`~pyg_dist.layout.graph.NodeSharding`."""
+        return self._sample.group is not None
+
+    def seed_of_group(self, seed: int) -> int:
+        """See :class:`~pyg_dist.layout.halo.sharding.HaloNodes`."""
+        return seed if self._sample.group is None else ops.mixed_seed(seed, self._sample.group.index)
+
+    @property
+    def global_id(self) -> Tensor:
+        """See :attr:`position`: it is what the batch's ``edge_index`` has."""
+        return self._place
+
+    @property
+    def num_rng_keys(self) -> int:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
+        return self.parent.num_rng_keys * (1 if self._sample.group is None else self._sample.group.index + 1)
+
+    def to(self, device: torch.device | str) -> HaloNodes:
+        """The same nodes on another device."""
+        return SampledNodes(self.parent.to(device), self.row.to(device), self._own_place.to(device), self._sample)
+
+
+class HaloBatch(HaloGraph):
+    """See the module. Not collective, given the links of the graph; :meth:`operator` may be.
+
+    Args:
+        parent: the graph.
+        sample: of its nodes.
+    """
+
+    def __init__(self, parent: HaloGraph, sample: Sample) -> None:
+        self.parent = parent
+        self.restriction: Restriction = restricted(parent.share, parent.links.links, sample.node_id)
+        share = self.restriction.share
+        of_graph = parent.node_sharding
+        nodes = SampledNodes(of_graph, self.restriction.row, share.node_id, sample)
+        rows = SampledEdges(parent.edge_sharding, self.restriction.edge, nodes.group, sample.group)
+        self._replicas = None if sample.group is None else of_graph.groups.data
+        super().__init__(share, nodes, parent.loop_rule, parent.is_dense, rows, parent.exchange_group)
+        self._sample = sample
+        self._origins = Origins()
+
+    def pick_nodes(self) -> PickedNodes:
+        """``n_id``: the nodes' global ids; ``t[n_id]`` is a node tensor of the graph at the sample."""
+        nodes = self.node_sharding
+        ids = self.parent.node_sharding.global_id[self.restriction.row]
+        picked = PickedNodes.of(ids, nodes, self.parent.node_sharding, self.restriction.row)
+        picked.replicas = self._replicas
+        return picked
+
+    def pick_edges(self) -> PickedEdges:
+        """``e_id``: the edges' places in the input; ``t[e_id]`` is an edge tensor of the graph at the sample."""
+        edges = self.edge_sharding
+        ids = self.parent.edge_sharding.rng_key[self.restriction.edge]
+        picked = PickedEdges.of(ids, edges, self.parent.edge_sharding, self.restriction.edge)
+        picked.replicas = self._replicas
+        return picked
+
+    def picked(self, parent_values: RowTensor, index: PickedNodes | PickedEdges) -> RowTensor:
+        """``parent_values[index]``; weights are known as what they were picked from while they do not change."""
+        values = index.fetch(parent_values)
+        self._origins.note(values, parent_values)
+        return values
+
+    # ---- The graph's operators at the sample -------------------------------------------------------------------------
+
+    def operator(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> Any:
+        """See :meth:`~pyg_dist.layout.graph.DistributedGraph.operator`.
+
+        Raises:
+            UnsupportedError: GCN's norm with weights that learn, or that are no attribute of the graph: it needs the
+                degrees of the whole graph.
+        """
+        if self._sample.pairs is None:
+            return super().operator(norm, weight, dtype)
+        if weight is not None and weight.requires_grad and torch.is_grad_enabled():
+            return self._learning_at_sample(norm, weight.to_local(), dtype)
+        return self._operators.get((norm, dtype), weight, lambda: self._at_sample(norm, weight, dtype))
+
+    def _at_sample(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> ConstantOperator:
+        """The graph's operator, restricted and rescaled (collective)."""
+        of_graph = self._origins.of(weight)
+        if weight is not None and of_graph is None:
+            if norm.kind == "gcn":
+                raise refuse_other_weights()
+            return self._own_weights(norm, weight, dtype)
+        operator = self._operator_of_graph(norm, of_graph, dtype)
+        whole = operator.matrix
+        values = whole.halo.incoming.storage
+        borrowed = None if values is None else self.parent.links.borrowed(operator, values)
+        local = None
+        if norm.kind == "gcn" and norm.add_self_loops:
+            local = self._with_loops(whole.local, dtype)
+        at_edges = None if values is None else values[self.restriction.edge]
+        lent = None if borrowed is None else borrowed[self.restriction.borrowed]
+        return self._rescaled(local, at_edges, lent, whole.row_scale, whole.col_scale, whole.divides, dtype)
+
+    def _operator_of_graph(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> ConstantOperator:
+        operator = self.parent.operator(norm, weight, dtype)
+        assert isinstance(operator, ConstantOperator), "weights that learn go another way"
+        return operator
+
+    def _own_weights(self, norm: Norm, weight: RowTensor, dtype: torch.dtype) -> ConstantOperator:
+        """Sum or mean with weights of the batch alone (collective)."""
+        whole = self._operator_of_graph(norm, None, dtype).matrix
+        values = weight.to_local().detach().to(dtype)
+        _, halo = self._weighted(self.local, values)
+        lent = None if halo.outgoing.storage is None else halo.outgoing.storage[:-1]
+        return self._rescaled(None, values, lent, whole.row_scale, whole.col_scale, whole.divides, dtype)
+
+    def _rescaled(
+        self,
+        local: Matrix | None,
+        values: Tensor | None,
+        borrowed: Tensor | None,
+        row_scale: Tensor | None,
+        col_scale: Tensor | None,
+        divides: bool,
+        dtype: torch.dtype,
+    ) -> ConstantOperator:
+        """The batch's operator.
+
+        Args:
+            local: of the local edges; ``None``: by ``values``.
+            values: of the edges, ``[e]``; ``None``: ones.
+            borrowed: of those that are summed here for other ranks; ``None``: ones.
+            row_scale: of the graph's rows.
+            col_scale: of the graph's rows.
+            divides: whether these are inverses.
+            dtype: of the values.
+        """
+        one = torch.ones(1, dtype=dtype)
+        storage = torch.cat([self._factors(dtype) if values is None else values * self._factors(dtype), one])
+        factor = self._pairs.of(*self.restriction.borrowed_ends).reciprocal().to(dtype)
+        lent = torch.cat([factor if borrowed is None else borrowed * factor, one])
+        sums = self._sum_transfer
+        halo = HaloTransfer(Matrix(sums.outgoing.pattern, lent), sums.exchange, Matrix(sums.incoming.pattern, storage))
+        of_rows, of_cols = (None if s is None else s[self.restriction.row] for s in (row_scale, col_scale))
+        local = Matrix(self.local, storage) if local is None else local
+        return ConstantOperator(LinearOperator(local, halo, of_rows, of_cols, divides))
+
+    def _with_loops(self, whole: Matrix, dtype: torch.dtype) -> Matrix:
+        """The local matrix of the graph, loops of the norm included, at the sample."""
+        row = self.restriction.row
+        new_row = torch.full((whole.num_rows,), -1, dtype=torch.int32)
+        new_row[row] = torch.arange(row.numel(), dtype=torch.int32)
+        pattern = restricted_rows(whole.pattern, row, new_row, row.numel())
+        ids = self.parent.node_sharding.global_id[row]
+        factor = self._pairs.of(ids[pattern.col.long()], ids[pattern.row()]).reciprocal().to(dtype)
+        values = factor if whole.storage is None else whole.storage[pattern.edge] * factor
+        return Matrix(_numbered(pattern), values)
+
+    def _learning_at_sample(self, norm: Norm, weight: Tensor, dtype: torch.dtype) -> LearningOperator:
+        """Sum or mean with weights that learn, rescaled."""
+        if norm.kind == "gcn":
+            raise refuse_learning_weights()
+        factor = self._factors(weight.dtype)
+        if norm.kind == "mean":
+            degree = self.parent.in_degree(weight.dtype)[self.restriction.row].clamp_(min=1)
+            factor = factor / degree[self.ends()[1]]
+        return self._learning(Norm.SUM, weight * factor)
+
+    @property
+    def _pairs(self) -> PairProbability:
+        assert self._sample.pairs is not None
+        return self._sample.pairs
+
+    @lasting
+    def _factors(self, dtype: torch.dtype) -> Tensor:
+        """One over the probability of each edge's source, by edge storage, ``[e]``."""
+        source, target = self.ends()
+        ids, first = self._sample.node_id, self.node_sharding.first
+        factor = self._pairs.of(
+            ids[self.neighbour_id[source] - first], ids[self.node_sharding.position[target] - first]
+        )
+        return factor.reciprocal_().to(dtype)
+
+
+def _numbered(pattern: CSR) -> CSR:
+    """The same pattern, whose values lie in the order of its entries."""
+    return replace(pattern, edge=torch.arange(pattern.num_entries))

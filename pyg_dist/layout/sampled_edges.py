@@ -1,0 +1,95 @@
+"""The edges between sampled nodes, and where the weights of a batch come from: what both layouts' batches have."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from pyg_dist.backend.comm.group import Group
+from pyg_dist.errors import UnsupportedError
+from pyg_dist.plan.sample import DataGroup
+from pyg_dist.tensor.row_tensor import RowTensor, version_of
+from pyg_dist.tensor.sharding import RowSharding, lasting
+
+
+class SampledEdges(RowSharding):
+    """The edges between sampled nodes. Their number is counted when somebody asks (collective), and not before.
+
+    Args:
+        parent: the graph's edges.
+        place: the local ones among them, int64 ``[e]``.
+        ranks: the ranks over which they lie; ``None``: those of ``parent``.
+        union: of what they are a part, where data groups have samples of their own.
+    """
+
+    def __init__(
+        self, parent: RowSharding, place: Tensor, ranks: Group | None = None, union: DataGroup | None = None
+    ) -> None:
+        first = 0 if union is None else union.index * parent.num_rng_keys
+        super().__init__(parent.group if ranks is None else ranks, "edge", 0, parent.rng_key[place] + first)
+        self.parent, self.place = parent, place
+        self._union = union
+        del self.size
+
+    @cached_property
+    def size(self) -> int:  # type: ignore[override]
+        """Number of edges over all ranks (collective at the first use)."""
+        return sum(self.counts)
+
+    def __repr__(self) -> str:
+        return f"{self.num_local} sampled edges of this rank"
+
+    @property
+    def num_rng_keys(self) -> int:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
+        return self.parent.num_rng_keys * (1 if self._union is None else self._union.index + 1)
+
+    @property
+    def position(self) -> Tensor:
+        """Where each edge stands among those of all ranks, which keep the graph's order (collective)."""
+        return self._position
+
+    @cached_property
+    @lasting
+    def _position(self) -> Tensor:
+        mine = self.parent.position[self.place]
+        if self._union is not None:
+            mine = mine + self._union.index * self.parent.size
+        return torch.searchsorted(self.group.gather_rows(mine, self.counts).sort().values, mine)
+
+
+class Origins:
+    """What the tensors of a batch were picked from."""
+
+    def __init__(self) -> None:
+        self._known = WeakIdKeyDictionary()  # by tensor: (its version, what it was picked from)
+
+    def note(self, values: RowTensor, origin: RowTensor) -> None:
+        """Remember that ``values`` are rows of ``origin``, for as long as they do not change."""
+        self._known[values] = (version_of(values), origin)
+
+    def of(self, values: RowTensor | None) -> RowTensor | None:
+        """What the values were picked from; ``None``: unknown, or no values."""
+        if values is None:
+            return None
+        version, origin = self._known.get(values, (None, None))  # type: ignore[no-untyped-call]
+        return origin if origin is not None and version == version_of(values) else None
+
+
+def refuse_other_weights() -> UnsupportedError:
+    """The error of GCN's norm on a batch, with weights of which the rest of the graph is not known."""
+    return UnsupportedError(
+        "Expected edge weights of a batch to be an attribute of its graph, whose degrees GCN's norm needs (got other "
+        "ones): put them into data before the loader is made"
+    )
+
+
+def refuse_learning_weights() -> UnsupportedError:
+    """The error of GCN's norm on a batch, with weights that learn."""
+    return UnsupportedError(
+        "Expected constant edge weights in GCN's norm on a batch (got weights that learn): the degrees would need all "
+        "of them; train on the whole graph, or normalize=False"
+    )

@@ -1,0 +1,118 @@
+"""The samples of nodes, S_t: functions of the seed, the step and the sizes, which every rank knows without talking."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from pyg_dist.backend import ops
+from pyg_dist.plan.sample import DataGroup, PairProbability, Sample
+
+
+@dataclass(frozen=True, eq=False)
+class UniformSampling:
+    """Uniform samples without replacement (ScaleGNN, III-D), each from the first places of a keyed permutation.
+
+    Not collective, and equal on every machine. O(B) time and memory, whatever N is.
+
+    Attributes:
+        num_nodes: N.
+        batch_size: B.
+        num_steps: of an epoch.
+        seed: any integer modulo 2^64.
+        num_groups: data groups, which draw independently.
+        cover: an epoch is one permutation, cut into batches whose sizes differ by one at most.
+        input_nodes: ascending ids of the nodes of which every batch has the same number; ``None``: no such nodes.
+        other_nodes: ascending ids of the others, where there are input nodes.
+    """
+
+    num_nodes: int
+    batch_size: int
+    num_steps: int
+    seed: int
+    num_groups: int = 1
+    cover: bool = False
+    input_nodes: Tensor | None = None
+    other_nodes: Tensor | None = None
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Input nodes and others of each batch."""
+        if self.input_nodes is None:
+            return 0, self.batch_size
+        num_input = max(1, round(self.batch_size * self.input_nodes.numel() / self.num_nodes))
+        return num_input, self.batch_size - num_input
+
+    def sample(self, step: int, group: int, rescale: bool) -> Sample:
+        """The sample of a step, counted over all epochs, and the probabilities of its pairs."""
+        node_id = self.node_id(step, group)
+        pairs = self._pairs(node_id.numel()) if rescale else None
+        if self.num_groups == 1:
+            return Sample(node_id, pairs)
+        sizes = [self._size(step, g) for g in range(self.num_groups)]
+        return Sample(node_id, pairs, DataGroup(group, sum(sizes[:group]), sum(sizes)))
+
+    def node_id(self, step: int, group: int = 0) -> Tensor:
+        """S_t, ascending, int64 ``[B]``."""
+        if self.cover:
+            return self._piece(step, group)
+        words = (self.seed, step, group, self.num_nodes, self.batch_size)
+        if self.input_nodes is None or self.other_nodes is None:
+            return _drawn(self.num_nodes, self.batch_size, ops.mixed_seed(*words, 0))
+        lists = (self.input_nodes, self.other_nodes)
+        picked = [
+            nodes[_drawn(nodes.numel(), size, ops.mixed_seed(*words, kind))]
+            for kind, (nodes, size) in enumerate(zip(lists, self.sizes, strict=True), start=1)
+        ]
+        return torch.cat(picked).sort().values
+
+    def _size(self, step: int, group: int) -> int:
+        """Nodes of a group's sample."""
+        if not self.cover:
+            return self.batch_size
+        low, high = self._bounds(step, group)
+        return high - low
+
+    def _bounds(self, step: int, group: int) -> tuple[int, int]:
+        """First and last place, exclusive, of a batch in its epoch's permutation."""
+        number, count = step % self.num_steps * self.num_groups + group, self.num_steps * self.num_groups
+        return self.num_nodes * number // count, self.num_nodes * (number + 1) // count
+
+    def _piece(self, step: int, group: int) -> Tensor:
+        epoch, count = step // self.num_steps, self.num_steps * self.num_groups
+        low, high = self._bounds(step, group)
+        seed = ops.mixed_seed(self.seed, epoch, self.num_nodes, count, 3)
+        return ops.keyed_permutation(torch.arange(low, high), self.num_nodes, seed).sort().values
+
+    def _pairs(self, batch_size: int) -> PairProbability:
+        if self.input_nodes is None or self.other_nodes is None:
+            return PairProbability.uniform(batch_size, self.num_nodes)
+        sizes = self.input_nodes.numel(), self.other_nodes.numel()
+        return PairProbability.of_kinds(self.sizes, sizes, self._is_other)
+
+    @cached_property
+    def _is_other(self) -> Tensor:
+        """Bool ``[N]``, where there are input nodes."""
+        is_other = torch.zeros(self.num_nodes, dtype=torch.bool)
+        is_other[self.other_nodes] = True
+        return is_other
+
+    def probability_of_none(self, num_marked: int) -> float:
+        """How probable it is that a batch has none of ``num_marked`` nodes: hypergeometric."""
+        others, size = self.num_nodes - num_marked, self.batch_size
+        if size > others:
+            return 0.0
+        log = math.lgamma(others + 1) - math.lgamma(others - size + 1)
+        log -= math.lgamma(self.num_nodes + 1) - math.lgamma(self.num_nodes - size + 1)
+        return math.exp(log)
+
+
+def _drawn(size: int, count: int, seed: int) -> Tensor:
+    """``count`` numbers of ``[0, size)``, ascending."""
+    if count == 0:
+        return torch.arange(0)
+    return ops.keyed_permutation(torch.arange(count), size, seed).sort().values

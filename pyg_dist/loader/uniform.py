@@ -1,0 +1,247 @@
+"""``UniformVertexLoader``: mini-batches of nodes drawn uniformly, which no rank has to ask another for."""
+
+from __future__ import annotations
+
+import math
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from pyg_dist.backend.session import session
+from pyg_dist.backend.session.agreement import digest, raise_together, require_equal
+from pyg_dist.data import DistributedData
+from pyg_dist.data.batch import add_learning, chosen_nodes, data_group, induced, ready
+from pyg_dist.errors import DataError, OptionError, PygDistError
+from pyg_dist.loader.sampling import UniformSampling
+from pyg_dist.tensor import NodeTensor
+
+_LIKELY = 0.5
+
+
+class UniformVertexLoader:
+    r"""Iterates over subgraphs that B uniformly drawn nodes induce, each a ``DistributedData`` of its own.
+
+    The sample of a step is a function of the seed, the step, N and B: every rank knows it, takes its own rows and edges
+    of it, and no message is sent until the batch is used (ScaleGNN, III-D and IV). A batch has the attributes of
+    ``data``, and ``n_id`` and ``e_id``: ``t[batch.n_id]`` is any node tensor of ``data`` at the batch, with its
+    gradient and without a message.
+
+    With several data groups (``mesh={"data": 2, "part": 2}``, on the grid ``mesh={"data": 2, "x": 2}``) each group
+    draws its own sample, and the batch is the disjoint union of all (ScaleGNN, IV-A): losses, norms and gradients are
+    those of its rows, B for each group.
+
+    Edges' weights are divided by the probability of the source being there, given the target,
+    :math:`p = (B - 1) / (N - 1)`; self loops stay (eq. 23-24). ``GCNConv`` keeps the norm of the whole graph,
+    means of ``SAGEConv`` its degree: with these and all convs that sum rows natively (``GINConv`` ...), an aggregation
+    is on average that of the whole graph. Convs that make messages of their own see the induced subgraph as it is.
+
+    Steps count on over epochs. An iteration ends with its epoch; after a ``break`` the next one goes on.
+
+    Args:
+        data: the graph.
+        batch_size: B, in ``[2, N]``.
+        num_steps: of an epoch; None: ceil(N / (B groups)).
+        seed: of the samples.
+        cover: an epoch is one permutation of all nodes, cut into batches whose sizes differ by one at most.
+        input_nodes: a mask or ids of nodes, say those that train, of which every batch has
+            ``max(1, round(B * number / N))``; the others are drawn from the rest. Weights are divided by the
+            probabilities of these pairs.
+        rescale: divide the weights; False: every conv sees the induced subgraph, as of ``data.subgraph``.
+        prefetch: whether a thread makes the next batch while this one trains.
+
+    Raises:
+        DataError: ``data`` is no ``DistributedData``, or ``input_nodes`` are no nodes of it.
+        OptionError: An option is not one of the values allowed.
+        AgreementError: The ranks were given different options.
+        UnsupportedError: ``data`` is a batch of several data groups.
+
+    Making it is collective. Drawing batches is not; all ranks use the same ones, since using them is.
+
+    Example:
+        >>> loader = UniformVertexLoader(data, batch_size=8192)  # doctest: +SKIP
+        >>> for batch in loader:  # doctest: +SKIP
+        ...     out = model(batch.x, batch.edge_index)
+    """
+
+    def __init__(
+        self,
+        data: DistributedData,
+        batch_size: int,
+        num_steps: int | None = None,
+        seed: int = 0,
+        cover: bool = False,
+        input_nodes: Any = None,
+        rescale: bool = True,
+        prefetch: bool = True,
+    ) -> None:
+        error: PygDistError | None = None
+        try:
+            _check(data, batch_size, num_steps, seed, cover, input_nodes)
+        except PygDistError as caught:
+            error = caught
+        raise_together(error)
+        options = {"batch_size": batch_size, "num_steps": num_steps, "seed": seed, "cover": cover, "rescale": rescale}
+        options["input_nodes"] = input_nodes is not None
+        require_equal({f"option {k}": str(v) for k, v in options.items()}, "give every rank the same loader")
+        given = None if input_nodes is None else chosen_nodes(data, input_nodes, "input_nodes")
+        if given is not None and given.numel() == 0:
+            raise DataError("Expected input_nodes to be at least one node (got none): leave it out")
+        ready(data)
+        num_nodes = data.num_nodes
+        others = None
+        if given is not None:
+            is_other = torch.ones(num_nodes, dtype=torch.bool)
+            is_other[given] = False
+            others = is_other.nonzero().view(-1)
+        self.data = data
+        self._group, num_groups = data_group(data)
+        self.rescale, self.prefetch = bool(rescale), bool(prefetch)
+        self.sampling = UniformSampling(
+            num_nodes,
+            int(batch_size),
+            math.ceil(num_nodes / (batch_size * num_groups)) if num_steps is None else int(num_steps),
+            int(seed),
+            num_groups,
+            cover=bool(cover),
+            input_nodes=given,
+            other_nodes=others,
+        )
+        self._step = 0
+        self._next: _Prefetched | None = None
+        self._warn()
+
+    def __len__(self) -> int:
+        return self.sampling.num_steps
+
+    def __repr__(self) -> str:
+        s = self.sampling
+        return f"{type(self).__name__}({s.batch_size} of {s.num_nodes} nodes, {s.num_steps} steps)"
+
+    def __iter__(self) -> Iterator[DistributedData]:
+        last = (self._step // len(self) + 1) * len(self)
+        while self._step < last:
+            yield self._take()  # not held here: the caller's is the last reference
+
+    def _take(self) -> DistributedData:
+        """The batch of the next step; the one after it is begun."""
+        step, made, self._next = self._step, self._next, None
+        batch = self._make(step) if made is None or made.step != step else made.result()
+        self._step = step + 1
+        if self.prefetch:
+            self._next = _Prefetched(self, step + 1)
+        add_learning(self.data, batch)
+        return batch
+
+    def _make(self, step: int) -> DistributedData:
+        return induced(self.data, self.sampling.sample(step, self._group, self.rescale))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader stands: the next step, and what the samples follow from."""
+        return {"step": self._step, **self._identity()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there, bit for bit (not collective; every rank loads the same state).
+
+        Raises:
+            OptionError: The state is of a loader with other options or another number of nodes.
+        """
+        mine = self._identity()
+        differing = [name for name, value in mine.items() if state.get(name) != value]
+        step = state.get("step")
+        if differing or not isinstance(step, int) or step < 0:
+            name = differing[0] if differing else "step"
+            raise OptionError(
+                f"Expected the state of a loader with the same options (got {name}={state.get(name)!r}"
+                f"{f' for {mine[name]!r}' if name in mine else ''}): make the loader as it was"
+            )
+        self._step, self._next = step, None
+
+    def _identity(self) -> dict[str, Any]:
+        s = self.sampling
+        nodes = None if s.input_nodes is None else digest(s.input_nodes)
+        return {
+            "seed": s.seed, "num_nodes": s.num_nodes, "batch_size": s.batch_size, "num_steps": s.num_steps,
+            "num_groups": s.num_groups,
+            "cover": s.cover, "rescale": self.rescale, "input_nodes": nodes,
+        }  # fmt: skip
+
+    def _warn(self) -> None:
+        """Say what the script's loss, or its sums, will not be (collective where the data has a mask)."""
+        s, messages = self.sampling, []
+        mask = self.data.get("train_mask")
+        if s.input_nodes is None and isinstance(mask, NodeTensor) and mask.dtype == torch.bool and mask.dim() == 1:
+            none = s.probability_of_none(int(mask.sum())) ** s.num_groups
+            if 1 - (1 - none) ** len(self) > _LIKELY:
+                messages.append(
+                    f"{none:.0%} of the batches have no node of train_mask, and a mean over none is NaN: pass "
+                    f"input_nodes=data.train_mask, or a larger batch_size"
+                )
+        if s.input_nodes is not None and s.other_nodes is not None and self.rescale:
+            pairs = zip(s.sizes, (s.input_nodes.numel(), s.other_nodes.numel()), strict=True)
+            if any(drawn < min(number, 2) for drawn, number in pairs):
+                messages.append(
+                    f"Batches of {s.batch_size} nodes have {s.sizes[0]} of input_nodes and {s.sizes[1]} others, so "
+                    f"that some pairs never meet and sums are biased: pass a larger batch_size"
+                )
+        if session.is_main():
+            for message in messages:
+                warnings.warn(message, stacklevel=3)
+
+
+class _Prefetched:
+    """A batch that a thread makes; its exception reaches :meth:`result`."""
+
+    def __init__(self, loader: UniformVertexLoader, step: int) -> None:
+        self.step = step
+        self._batch: DistributedData | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(loader,), daemon=True, name="pyg_dist sampling")
+        self._thread.start()
+
+    def _run(self, loader: UniformVertexLoader) -> None:
+        try:
+            self._batch = loader._make(self.step)
+        except BaseException as error:
+            self._error = error
+
+    def result(self) -> DistributedData:
+        """The batch, waited for; to be called once."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        batch, self._batch = self._batch, None
+        assert batch is not None
+        return batch
+
+
+def _check(data: Any, batch_size: Any, num_steps: Any, seed: Any, cover: Any, input_nodes: Any) -> None:
+    """Check each option by itself."""
+    if not isinstance(data, DistributedData):
+        raise DataError(
+            f"Expected a DistributedData (got {type(data).__name__}): wrap the graph, DistributedData(data)"
+        )
+    if not _is_integer(batch_size) or not 2 <= batch_size <= data.num_nodes:
+        raise OptionError(f"Expected batch_size between 2 and the {data.num_nodes} nodes (got {batch_size!r})")
+    if num_steps is not None and (not _is_integer(num_steps) or num_steps < 1):
+        raise OptionError(f"Expected num_steps to be a positive integer or None (got {num_steps!r})")
+    if not _is_integer(seed) or not -(2**63) <= seed < 2**63:
+        raise OptionError(f"Expected seed to be an integer of 64 bits (got {seed!r})")
+    if cover:
+        if input_nodes is not None:
+            raise OptionError("Expected cover or input_nodes (got both): leave one out")
+        _, num_groups = data_group(data)
+        num_steps = math.ceil(data.num_nodes / (batch_size * num_groups)) if num_steps is None else num_steps
+        count = num_steps * num_groups
+        if data.num_nodes < 2 * count:
+            raise OptionError(
+                f"Expected two nodes at least in each of {count} batches that cover {data.num_nodes} nodes (got "
+                f"fewer): pass a larger batch_size or fewer num_steps"
+            )
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)

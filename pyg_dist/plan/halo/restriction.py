@@ -1,0 +1,173 @@
+"""One rank's share of the subgraph that a sample of nodes induces, from its share of the graph and no messages.
+
+Rows lie where the graph's rows lie. A rank keeps its edges from and to other ranks with both of their ends
+(:class:`RemoteLinks`), so that both ranks of a pair find the same edges, the same minimum cover of them, and the same
+slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pyg_dist.plan.halo.remote_edges import EXCHANGES, Candidates, RemoteEdges
+from pyg_dist.plan.halo.share import HaloShare
+from pyg_dist.plan.halo.transfer import Places, transfer
+from pyg_dist.plan.restricted_rows import restricted_rows
+from pyg_dist.plan.sample import contains
+
+
+@dataclass(frozen=True, eq=False)
+class RemoteLinks:
+    """What a rank knows of the edges between itself and others, and of where its nodes are.
+
+    Attributes:
+        edges: the edges, in the order of their global ids. ``edge`` is a place: in the rank's edge storage for those
+            that end here, in the list of borrowed values for those that begin here.
+        node_id: global ids of the rank's nodes, ascending, int64 ``[n]``.
+        row: local id of each of them, int64 ``[n]``.
+    """
+
+    edges: RemoteEdges
+    node_id: Tensor
+    row: Tensor
+
+    @staticmethod
+    def of(share: HaloShare, incoming: Tensor, outgoing: Tensor, sender: Tensor, receiver: Tensor, load: Tensor) -> (
+        RemoteLinks
+    ):  # fmt: skip
+        """Not collective; O(m log m) time.
+
+        Args:
+            share: the rank's.
+            incoming: global id, source, target and place in edge storage of each edge that ends here.
+            outgoing: global id, source and target of each edge that begins here, as other ranks have them.
+            sender: the rank from which each of ``incoming`` comes.
+            receiver: the rank to which each of ``outgoing`` goes.
+            load: in-edges of the nodes of each rank, ``[P]``.
+
+        Shapes:
+            - incoming: int64 ``[m_in, 4]``; outgoing: int64 ``[m_out, 3]``
+            - sender: int64 ``[m_in]``; receiver: int64 ``[m_out]``
+        """
+        own = torch.full_like
+        edge = torch.cat([incoming[:, 0], outgoing[:, 0]])
+        order = torch.argsort(edge)
+        found = RemoteEdges.of_list(
+            torch.cat([incoming[:, 3], torch.arange(outgoing.shape[0])])[order],
+            torch.cat([incoming[:, 1], outgoing[:, 1]])[order],
+            torch.cat([incoming[:, 2], outgoing[:, 2]])[order],
+            torch.cat([sender, own(receiver, share.rank)])[order],
+            torch.cat([own(sender, share.rank), receiver])[order],
+            share.num_nodes,
+            load,
+        )
+        node_id, row = share.node_id.sort()
+        return RemoteLinks(
+            replace(found, edge=_small(found.edge), row=_small(found.row), sum=_small(found.sum)), node_id, row
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Restriction:
+    """A rank's share of an induced subgraph, and where it stands in the graph's.
+
+    Attributes:
+        share: the share; nodes are numbered by their places in the sample.
+        row: which rows of the graph these are, ascending, int64 ``[b]``.
+        edge: places of the edges in the graph's edge storage, int64 ``[e]``.
+        borrowed: the same for the values that ``share.sums`` borrows: places in the list of all that can be borrowed.
+        borrowed_ends: global ids of source and target of these edges, int64 ``[2, k]``.
+    """
+
+    share: HaloShare
+    row: Tensor
+    edge: Tensor
+    borrowed: Tensor
+    borrowed_ends: Tensor
+
+
+def restricted(share: HaloShare, links: RemoteLinks, node_id: Tensor) -> Restriction:
+    """The share of the subgraph that ``node_id`` (ascending, the same on every rank) induces.
+
+    Not collective: ranks agree on what they exchange without talking. O(B log n + edges of the sampled rows + remote
+    edges of the rank) time.
+    """
+    rank, num_all = share.rank, share.node_id.numel()
+    position = contains(links.node_id, node_id).nonzero().view(-1)
+    of_sample = links.row[torch.searchsorted(links.node_id, node_id[position])]
+    row, order = of_sample.sort()
+    num_local, num_inner = row.numel(), int((row < share.num_inner).sum())
+    new_row = torch.full((num_all,), -1, dtype=torch.int32)
+    new_row[row] = torch.arange(num_local, dtype=torch.int32)
+    local = restricted_rows(share.local, row, new_row, num_local)
+
+    remote = _between(links.edges, node_id)
+    arrives = remote.rows.receiver[remote.row] == rank
+    target = remote.sums.node[remote.sum[arrives]]
+    own_id, own_row = node_id[position], torch.empty_like(order).scatter_(0, order, torch.arange(num_local))
+    remote_order = torch.argsort(own_row[torch.searchsorted(own_id, target)], stable=True)
+    place = torch.empty_like(remote_order).scatter_(
+        0, remote_order, torch.arange(local.num_entries, local.num_entries + remote_order.numel())
+    )
+    edge = torch.cat([local.edge, remote.edge[arrives][remote_order]])
+
+    places = Places(rank, own_id, own_row, num_inner, place)
+    covers = {kind: remote.cover(kind) for kind in EXCHANGES if kind in ("post", share.exchange)}
+    post = transfer(remote, covers["post"], places)
+    cover = covers[share.exchange]
+    sums = post if share.exchange == "post" else transfer(remote, cover, places)
+    borrowed = _borrowed(remote, cover.left, rank)
+    arriving = remote.rows.receiver == rank
+    sent = (remote.rows.sender == rank, remote.sums.sender == rank)
+    result = HaloShare(
+        rank=rank,
+        num_ranks=share.num_ranks,
+        num_nodes=node_id.numel(),
+        num_edges=-1,  # nobody knows it without asking
+        node_id=position[order],
+        num_inner=num_inner,
+        edge_id=share.edge_id[edge],
+        local=replace(local, edge=torch.arange(local.num_entries)),
+        post=post,
+        sums=sums,
+        halo_id=torch.searchsorted(node_id, remote.rows.node[arriving]),
+        exchange=share.exchange,
+        rows_sent={
+            kind: int((cover.left & sent[0]).sum() + (cover.right & sent[1]).sum()) for kind, cover in covers.items()
+        },
+    )
+    ends = torch.stack([remote.rows.node[remote.row[borrowed]], remote.sums.node[remote.sum[borrowed]]])
+    return Restriction(result, row, edge, remote.edge[borrowed], ends)
+
+
+def _between(edges: RemoteEdges, node_id: Tensor) -> RemoteEdges:
+    """The edges with both ends in an ascending list."""
+    row_is_here, sum_is_here = contains(node_id, edges.rows.node), contains(node_id, edges.sums.node)
+    kept = (row_is_here[edges.row] & sum_is_here[edges.sum]).nonzero().view(-1)
+    row, rows = _renumbered(edges.row[kept].long(), edges.rows)
+    sums_of, sums = _renumbered(edges.sum[kept].long(), edges.sums)
+    return RemoteEdges(edges.num_ranks, edges.edge[kept].long(), row, sums_of, rows, sums, edges.load)
+
+
+def _renumbered(number: Tensor, candidates: Candidates) -> tuple[Tensor, Candidates]:
+    """The candidates that some edge needs, and their numbers among these."""
+    used = torch.zeros(len(candidates), dtype=torch.bool)
+    used[number] = True
+    place = torch.cumsum(used, 0) - 1
+    return place[number], Candidates(candidates.sender[used], candidates.receiver[used], candidates.node[used])
+
+
+def _borrowed(remote: RemoteEdges, row_is_sent: Tensor, rank: int) -> Tensor:
+    """The edges that are summed here, in the order in which :func:`~.transfer.transfer` numbers their values."""
+    starts_here = remote.rows.sender[remote.row] == rank
+    summed = (starts_here & ~row_is_sent[remote.row]).nonzero().view(-1)
+    return summed[torch.argsort(remote.sums.receiver[remote.sum[summed]], stable=True)]
+
+
+def _small(numbers: Tensor) -> Tensor:
+    """In 32 bits where they fit."""
+    fits = numbers.numel() == 0 or int(numbers.max()) <= torch.iinfo(torch.int32).max
+    return numbers.to(torch.int32) if fits else numbers

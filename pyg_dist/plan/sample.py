@@ -1,0 +1,94 @@
+"""A sample of nodes, which every rank knows, and how probable the pairs in it are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class PairProbability:
+    r"""The probability that a node is in the sample, given that another one is.
+
+    Of B nodes out of N, drawn without replacement, :math:`p = (B - 1) / (N - 1)` for every pair (ScaleGNN, eq. 23).
+    Where nodes of two kinds are drawn by themselves, :math:`B_a` of :math:`N_a`, it is
+    :math:`(B_a - 1) / (N_a - 1)` within a kind and :math:`B_b / N_b` between them.
+
+    Attributes:
+        table: float64 ``[2, 2]``, kind of the node that is there by kind of the other.
+        kind: bool ``[N]``, the kind of each node; ``None``: all are of the first.
+    """
+
+    table: Tensor
+    kind: Tensor | None = None
+
+    @staticmethod
+    def uniform(batch_size: int, num_nodes: int) -> PairProbability:
+        """One kind."""
+        p = _within(batch_size, num_nodes)
+        return PairProbability(torch.full((2, 2), p, dtype=torch.float64))
+
+    @staticmethod
+    def of_kinds(batch_sizes: tuple[int, int], sizes: tuple[int, int], kind: Tensor) -> PairProbability:
+        """Two kinds: how many are drawn of each, and how many there are."""
+        within = [_within(b, n) for b, n in zip(batch_sizes, sizes, strict=True)]
+        alone = [b / n if n else 1.0 for b, n in zip(batch_sizes, sizes, strict=True)]
+        table = torch.tensor([[within[0], alone[1]], [alone[0], within[1]]], dtype=torch.float64)
+        return PairProbability(table, kind)
+
+    def of(self, source: Tensor, target: Tensor) -> Tensor:
+        """The probability of each edge's source, given its target; one for self loops, which are not drawn.
+
+        Shapes:
+            - source, target: global ids, int64 ``[k]``
+            - output: float64 ``[k]``
+        """
+        if self.kind is None:
+            p = self.table[0, 0].expand(source.numel())
+        else:
+            p = self.table[self.kind[target].long(), self.kind[source].long()]
+        return torch.where(source == target, 1.0, p)
+
+
+def _within(batch_size: int, num_nodes: int) -> float:
+    return (batch_size - 1) / (num_nodes - 1) if num_nodes > 1 else 1.0
+
+
+@dataclass(frozen=True)
+class DataGroup:
+    """Where a group's sample stands in the disjoint union of the samples of several data groups.
+
+    Attributes:
+        index: the number of the group.
+        first: nodes of the groups before it.
+        size: nodes of all groups.
+    """
+
+    index: int
+    first: int
+    size: int
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Nodes, the same ones on every rank of a data group.
+
+    Attributes:
+        node_id: global ids, ascending, int64 ``[B]``.
+        pairs: by what the weights of edges are divided so that sums are unbiased; ``None``: they are not.
+        group: the place in the union of all groups' samples; ``None``: the sample is the same on all ranks.
+    """
+
+    node_id: Tensor
+    pairs: PairProbability | None = None
+    group: DataGroup | None = None
+
+
+def contains(ascending: Tensor, node: Tensor) -> Tensor:
+    """Whether each of ``node`` is in an ascending list, bool. Not collective, O(k log B)."""
+    if ascending.numel() == 0:
+        return torch.zeros_like(node, dtype=torch.bool)
+    place = torch.searchsorted(ascending, node).clamp_(max=ascending.numel() - 1)
+    return ascending[place] == node

@@ -1,0 +1,69 @@
+"""Ids of the rows that a subgraph took from a graph: ``t[ids]`` takes the same rows of the graph's tensors."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from pyg_dist.backend.autograd.replicated import copy_to_ranks
+from pyg_dist.backend.comm.group import Group
+from pyg_dist.backend.dense import large_tensors
+from pyg_dist.errors import LayoutMismatchError
+from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor, local_tensors
+from pyg_dist.tensor.sharding import RowSharding
+
+P = TypeVar("P", bound="PickedRows")
+
+
+class PickedRows(RowTensor):
+    """Where each row was in the graph: values are the graph's ids.
+
+    Attributes:
+        source: the graph's rows.
+        place: the local ones among them, int64 ``[rows.num_local]``.
+        replicas: ranks that hold the same rows of the graph, and pick others; ``None``: there are none.
+    """
+
+    source: RowSharding
+    place: Tensor
+    replicas: Group | None = None
+
+    @classmethod
+    def of(cls: type[P], ids: Tensor, rows: RowSharding, source: RowSharding, place: Tensor) -> P:
+        """See the class."""
+        made: Any = ids.as_subclass(Tensor)
+        made.__class__ = cls
+        made._sharding, made.source, made.place = rows, source, place
+        return made  # type: ignore[no-any-return]
+
+    def fetch(self, x: RowTensor) -> RowTensor:
+        """The rows of ``x``; differentiable, no communication.
+
+        Shapes:
+            - x: ``[N, ...]``
+            - output: ``[B, ...]``
+
+        Raises:
+            LayoutMismatchError: ``x`` is no tensor of the graph.
+        """
+        if x._sharding is not self.source:
+            raise LayoutMismatchError(
+                f"Expected rows of the graph that the batch was taken from, {self.source} (got {x._sharding}): index a "
+                f"tensor of that data"
+            )
+        with local_tensors():
+            return RowTensor.from_local(large_tensors.select(self.entered(x), self.place), self._sharding)
+
+    def entered(self, x: RowTensor) -> Tensor:
+        """The local rows of ``x``; the backward sums over replicas (collective). To be called under `local_tensors`."""
+        local = x.as_subclass(Tensor)
+        return local if self.replicas is None else copy_to_ranks(local, self.replicas)
+
+
+class PickedNodes(PickedRows, NodeTensor):
+    """``n_id``: the nodes of a subgraph."""
+
+
+class PickedEdges(PickedRows, EdgeTensor):
+    """``e_id``: the edges of a subgraph."""

@@ -1,0 +1,126 @@
+"""Steps on batches: those of one process on PyG's subgraphs, rescaled; and unbiased, exactly."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from batch_cases import Case, cases, distribute, one_step
+from hypothesis import HealthCheck, example, given, settings
+from random_graphs import random_graph
+from torch_geometric.nn import GCNConv, SAGEConv
+from workers import Workers
+
+Pools = Callable[[int], Workers]
+WORLD_SIZES = [1, 2, 3]
+MESHES = {
+    1: [{"x": 1}],
+    2: [{"x": 2}, {"y": 2}, {"z": 2}],
+    4: [{"x": 4}, {"y": 4}, {"z": 4}, {"x": 2, "y": 2}, {"x": 2, "z": 2}, {"y": 2, "z": 2}],
+}
+WITH_GROUPS = {2: [{"data": 2}], 4: [{"data": 2, "x": 2}, {"data": 2, "y": 2}, {"data": 2, "z": 2}, {"data": 4}]}
+
+NO_EDGES = Case(6, [], [0, 0, 0, 0, 0, 0], 3, "gcn", "edge_index", "hybrid", "none", "uniform", 0)
+LOOPS = Case(
+    4, [(0, 0), (0, 0), (1, 0), (0, 1), (3, 0), (2, 1), (1, 2)], [0, 0, 0, 0], 3, "gcn", "edge_index", "hybrid",
+    "constant", "uniform", 1,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_a_step_is_that_of_one_process(world_size: int, workers: Pools) -> None:
+    @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @given(case=cases(world_size))
+    @example(case=NO_EDGES)
+    @example(case=LOOPS)
+    def check(case: Case) -> None:
+        assert workers(world_size).run(one_step, case) == ["same"] * world_size
+
+    check()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_a_step_on_the_grid_is_that_of_one_process(world_size: int, workers: Pools) -> None:
+    @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @given(case=cases(world_size, MESHES[world_size]))
+    @example(case=NO_EDGES._replace(mesh=MESHES[world_size][-1]))
+    @example(case=LOOPS._replace(mesh=MESHES[world_size][-1]))
+    def check(case: Case) -> None:
+        assert workers(world_size).run(one_step, case) == ["same"] * world_size
+
+    check()
+
+
+HALO_GROUPS = {2: [{"data": 2, "part": 1}], 4: [{"data": 2, "part": 2}]}
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_a_step_of_several_halo_groups_is_that_of_the_union(world_size: int, workers: Pools) -> None:
+    @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @given(case=cases(world_size // 2, HALO_GROUPS[world_size]))
+    @example(case=NO_EDGES._replace(mesh=HALO_GROUPS[world_size][0]))
+    @example(case=LOOPS._replace(mesh=HALO_GROUPS[world_size][0]))
+    def check(case: Case) -> None:
+        assert workers(world_size).run(one_step, case) == ["same"] * world_size
+
+    check()
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_a_step_of_several_data_groups_is_that_of_the_union(world_size: int, workers: Pools) -> None:
+    @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @given(case=cases(world_size, WITH_GROUPS[world_size]))
+    @example(case=NO_EDGES._replace(mesh=WITH_GROUPS[world_size][0]))
+    @example(case=LOOPS._replace(mesh=WITH_GROUPS[world_size][0]))
+    def check(case: Case) -> None:
+        assert workers(world_size).run(one_step, case) == ["same"] * world_size
+
+    check()
+
+
+def mean_over_all_samples(conv_name: str, with_input: bool, mesh: dict[str, int] | None = None) -> float:
+    """The largest difference to the full aggregation of the mean over all samples that hold a node."""
+    import pyg_dist
+    from pyg_dist.data.batch import induced, ready
+    from pyg_dist.plan.sample import PairProbability, Sample
+
+    graph = random_graph(8, 40)
+    if mesh is None:
+        data = distribute(graph, torch.arange(8) % pyg_dist.world_size())
+    else:
+        data = pyg_dist.DistributedData(graph, layout="grid", mesh=mesh)
+    ready(data)
+    torch.manual_seed(0)
+    conv = {"sage": lambda: SAGEConv(5, 3), "gcn": lambda: GCNConv(5, 3)}[conv_name]().double()
+    whole = conv(graph.x, graph.edge_index).detach()
+    conv = pyg_dist.distribute(conv)
+    is_other = torch.arange(8) >= 3
+    pairs = PairProbability.uniform(4, 8)
+    if with_input:
+        pairs = PairProbability.of_kinds((2, 2), (3, 5), is_other)
+    total, count = torch.zeros(8, 3, dtype=torch.float64), torch.zeros(8, 1, dtype=torch.float64)
+    for chosen in itertools.combinations(range(8), 4):
+        ids = torch.tensor(chosen)
+        if with_input and int(is_other[ids].sum()) != 2:
+            continue
+        batch = induced(data, Sample(ids, pairs))
+        with torch.no_grad():
+            total[ids] += conv(batch.x, batch.edge_index).full_tensor()
+        count[ids] += 1
+    return float((total / count - whole).abs().max())
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("with_input", [False, True])
+@pytest.mark.parametrize("conv", ["sage", "gcn"])
+def test_unbiased(conv: str, with_input: bool, world_size: int, workers: Pools) -> None:
+    assert max(workers(world_size).run(mean_over_all_samples, conv, with_input)) < 1e-12
+
+
+@pytest.mark.parametrize("mesh", [mesh for size in (1, 2) for mesh in MESHES[size]], ids=str)
+@pytest.mark.parametrize("conv", ["sage", "gcn"])
+def test_unbiased_on_the_grid(conv: str, mesh: dict[str, int], workers: Pools) -> None:
+    world_size = max(mesh.values())
+    assert max(workers(world_size).run(mean_over_all_samples, conv, True, mesh)) < 1e-12
