@@ -160,7 +160,7 @@ def _keys(row_slot: Tensor, row_key: Tensor, sum_slot: Tensor, sum_key: Tensor) 
 def _local_ids(candidates: Candidates, is_here: Tensor, places: Places) -> Tensor:
     """The local ids of those whose node is here (-1: elsewhere), int32."""
     found = torch.full_like(candidates.node, -1, dtype=torch.int32)
-    found[is_here] = places.local_id(candidates.node[is_here])
+    found[is_here] = places.local_id(candidates.node[is_here]).to(torch.int32)
     return found
 
 
