@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import singledispatch
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
 
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import DataError, LayoutMismatchError, UnsupportedError
@@ -19,56 +21,53 @@ from pyg_dist.tensor import NodeTensor, RowTensor
 from pyg_dist.tensor.picked_rows import PickedEdges, PickedNodes
 from pyg_dist.tensor.sharding import require_same
 
-if TYPE_CHECKING:
-    from pyg_dist.data.distributed_data import DistributedData
-
-
 Batch = HaloBatch | GridBatch
 
 
-def data_group(data: DistributedData) -> tuple[int, int]:
-    """The number of this rank's data group, and how many there are: ranks of several hold the same rows."""
-    if isinstance(data.graph, GridGraph):
-        mesh = data.graph.grid.mesh
-        return mesh.coordinates["data"], mesh.shape.data
-    groups = data.graph.node_sharding.groups
-    return groups.index, groups.count
+@singledispatch
+def _at(graph: Any, sample: Sample) -> Batch:
+    """The graph that a sample induces, in the layout of ``graph`` (not collective)."""
+    raise NotImplementedError(f"batches of {type(graph).__name__}")
 
 
-def ready(data: DistributedData) -> None:
+@_at.register
+def _(graph: HaloGraph, sample: Sample) -> Batch:
+    return HaloBatch(graph, sample)
+
+
+@_at.register
+def _(graph: GridGraph, sample: Sample) -> Batch:
+    return GridBatch(graph, sample)
+
+
+def ready(data: Data) -> None:
     """Prepare subgraphs of ``data`` (collective at the first use).
 
     Raises:
         UnsupportedError: It is a batch of several data groups.
     """
-    graph = data.graph
-    if graph.node_sharding.is_union:
+    if data.graph.node_sharding.is_union:
         raise UnsupportedError(
             "Expected a graph, or a batch of one data group (got a batch of several): take the subgraph of the graph"
         )
-    if isinstance(graph, HaloGraph):
-        graph.links  # noqa: B018
-        return
-    graph.stored_by_source  # noqa: B018
-    graph.grid.mesh.connect_data_groups()
+    data.graph.prepare_subgraphs()
 
 
-def induced(data: DistributedData, sample: Sample) -> DistributedData:
+def induced(data: Data, sample: Sample) -> Data:
     """The subgraph, with all attributes but those that learn (:func:`add_learning`). Not collective, once ready.
 
     Raises:
         LayoutMismatchError: An edge attribute belongs to edges that ``data`` had before.
     """
     with torch.inference_mode(False):
-        parent = data.graph
-        graph: Batch = HaloBatch(parent, sample) if isinstance(parent, HaloGraph) else GridBatch(parent, sample)
+        graph = _at(data.graph, sample)
         nodes, edges = graph.pick_nodes(), graph.pick_edges()
         batch = type(data).__new__(type(data))
         batch._adopt_rows(graph, data.plan, _attributes(data, graph, nodes, edges) | {"n_id": nodes, "e_id": edges})
     return batch
 
 
-def _attributes(data: DistributedData, graph: Batch, nodes: PickedNodes, edges: PickedEdges) -> dict[str, Any]:
+def _attributes(data: Data, graph: Batch, nodes: PickedNodes, edges: PickedEdges) -> dict[str, Any]:
     """Everything of ``data`` at the sample that does not learn, by name."""
     attributes: dict[str, Any] = {}
     for name, value in data._store.items():
@@ -96,7 +95,7 @@ def _require_rows(name: str, value: RowTensor, graph: Batch) -> None:
         )
 
 
-def add_learning(data: DistributedData, batch: DistributedData) -> None:
+def add_learning(data: Data, batch: Data) -> None:
     """Add the attributes that learn, at their present values; the gradient reaches those of ``data``."""
     graph: Batch = batch.graph
     for name, value in data._store.items():
@@ -110,7 +109,7 @@ def add_learning(data: DistributedData, batch: DistributedData) -> None:
             batch._store._mapping[name] = graph.picked(value, index)
 
 
-def chosen_nodes(data: DistributedData, subset: Any, what: str = "subset") -> Tensor:
+def chosen_nodes(data: Data, subset: Any, what: str = "subset") -> Tensor:
     """Ascending ids of nodes that are given as ids or as a mask (collective: ranks compare them).
 
     Raises:

@@ -172,7 +172,7 @@ class DistributedData(Data):  # type: ignore[misc]
             DataError: They are no nodes of this graph.
         """
         ready(self)
-        found = induced(self, Sample(chosen_nodes(self, subset)))
+        found: DistributedData = induced(self, Sample(chosen_nodes(self, subset)))
         add_learning(self, found)
         return found
 

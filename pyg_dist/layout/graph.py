@@ -255,6 +255,13 @@ class DistributedGraph(Protocol):
     def has_self_loops(self) -> bool:
         """Whether some edge is a self loop (collective)."""
 
+    @property
+    def data_group(self) -> tuple[int, int]:
+        """The number of this rank's data group, and how many there are: ranks of several hold the same rows."""
+
+    def prepare_subgraphs(self) -> None:
+        """Make what subgraphs are cut from without messages (collective at the first use)."""
+
     # ---- What only some layouts have -------------------------------------------------------------------------------
 
     def edge_view(self, asker: str) -> EdgeView:

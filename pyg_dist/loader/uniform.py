@@ -14,7 +14,7 @@ import torch
 from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import digest, raise_together, require_equal
 from pyg_dist.data import DistributedData
-from pyg_dist.data.batch import add_learning, chosen_nodes, data_group, induced, ready
+from pyg_dist.data.batch import add_learning, chosen_nodes, induced, ready
 from pyg_dist.errors import DataError, OptionError, PygDistError
 from pyg_dist.loader.sampling import UniformSampling
 from pyg_dist.tensor import NodeTensor
@@ -98,7 +98,7 @@ class UniformVertexLoader:
             is_other[given] = False
             others = is_other.nonzero().view(-1)
         self.data = data
-        self._group, num_groups = data_group(data)
+        self._group, num_groups = data.graph.data_group
         self.rescale, self.prefetch = bool(rescale), bool(prefetch)
         self.sampling = UniformSampling(
             num_nodes,
@@ -137,7 +137,8 @@ class UniformVertexLoader:
         return batch
 
     def _make(self, step: int) -> DistributedData:
-        return induced(self.data, self.sampling.sample(step, self._group, self.rescale))
+        batch: DistributedData = induced(self.data, self.sampling.sample(step, self._group, self.rescale))
+        return batch
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader stands: the next step, and what the samples follow from."""
@@ -233,7 +234,7 @@ def _check(data: Any, batch_size: Any, num_steps: Any, seed: Any, cover: Any, in
     if cover:
         if input_nodes is not None:
             raise OptionError("Expected cover or input_nodes (got both): leave one out")
-        _, num_groups = data_group(data)
+        _, num_groups = data.graph.data_group
         num_steps = math.ceil(data.num_nodes / (batch_size * num_groups)) if num_steps is None else num_steps
         count = num_steps * num_groups
         if data.num_nodes < 2 * count:

@@ -150,7 +150,6 @@ def transforms(world_size: int) -> None:
         lambda: data.edge_index[:, None],
         lambda: data.edge_index[:5],
         lambda: torch.cat([data.edge_index, data.edge_index]),
-        lambda: data.subgraph(torch.arange(5)),
         lambda: data.edge_subgraph(torch.arange(5)),
         lambda: data.sort(),
     ):

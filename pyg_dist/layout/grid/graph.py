@@ -327,6 +327,17 @@ class GridGraph:
         is_source[self.edge_index[0]] = True
         return self.group.all_reduce_(is_source, "max")
 
+    @property
+    def data_group(self) -> tuple[int, int]:
+        """See :class:`~pyg_dist.layout.graph.DistributedGraph`."""
+        mesh = self.grid.mesh
+        return mesh.coordinates["data"], mesh.shape.data
+
+    def prepare_subgraphs(self) -> None:
+        """See :class:`~pyg_dist.layout.graph.DistributedGraph`."""
+        self.stored_by_source  # noqa: B018
+        self.grid.mesh.connect_data_groups()
+
     @cached_property
     @lasting
     def stored_by_source(self) -> CSR:

@@ -189,6 +189,15 @@ class HaloGraph:
         """Whether some edge is a self loop (collective)."""
         return not self.group.all_true(not bool((self.local.row() == self.local.col).any()))
 
+    @property
+    def data_group(self) -> tuple[int, int]:
+        """See :class:`~pyg_dist.layout.graph.DistributedGraph`."""
+        return self.node_sharding.groups.index, self.node_sharding.groups.count
+
+    def prepare_subgraphs(self) -> None:
+        """See :class:`~pyg_dist.layout.graph.DistributedGraph`."""
+        self.links  # noqa: B018
+
     @cached_property
     def links(self) -> HaloLinks:
         """What subgraphs are cut from (collective at the first use)."""
