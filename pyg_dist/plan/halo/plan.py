@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import safetensors
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from pyg_dist.backend.ops.row_format import row_bytes
@@ -256,7 +256,8 @@ class Plan(DistributionPlan):
         content = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("parts", "sizes")}
         content |= {"format": _FORMAT, "sizes": [asdict(size) for size in self.sizes]}
         narrow = self.parts.to("cpu", torch.from_numpy(np.empty(0, np.min_scalar_type(-self.ranks))).dtype)
-        save_file({"parts": narrow.contiguous()}, path, metadata={"plan": json.dumps(content)})
+        # Not save_file, whose files only their owner may read.
+        Path(path).write_bytes(save({"parts": narrow.contiguous()}, {"plan": json.dumps(content)}))
 
     @staticmethod
     def load(path: str | Path, expected_hash: str | None = None) -> Plan:
