@@ -73,6 +73,10 @@ class DistributionPlan(ABC):
             **self._numbers(widths, machine),
         }
 
+    def __str__(self) -> str:
+        """What :meth:`describe` says: ``print(data.plan)``."""
+        return self.describe()
+
     def describe(self, widths: Sequence[int] = (), machine: Machine | None = None, model: Model | None = None) -> str:
         """A table for people: what each rank has, what is sent, and what a training step of ``model`` costs."""
         machine, priced = self._machine(machine), self._described_model(model)

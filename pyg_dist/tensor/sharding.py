@@ -39,7 +39,7 @@ class Living:
         return len(self._references)
 
     def watch(self, on_first: Callable[[], None], on_last: Callable[[], None]) -> None:
-        """Call ``on_first`` when the first one is made (at once if there is one), ``on_last`` when the last has gone."""
+        """Call ``on_first`` when the first one is made (at once if there is one), ``on_last`` when the last is gone."""
         self._on_first, self._on_last = on_first, on_last
         if self._references:
             on_first()

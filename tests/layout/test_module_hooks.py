@@ -28,7 +28,7 @@ def body(layout: str) -> list[int]:
     found.append(hooks())
     data = DistributedData(random_graph(20, 60), layout=layout)
     found.append(hooks())
-    conv = DistributedSAGEConv(data.x.shape[1], 3)
+    conv = DistributedSAGEConv(data.x.shape[1], 3).double()
     conv(data.x, data.edge_index).sum().backward()
     picked = conv(data.x, data.edge_index)[torch.arange(20) % 3 == 0].detach()
     edges = data.edge_index

@@ -59,11 +59,12 @@ def metis_parts(graph: GraphModel, num_parts: int, epsilon: float, seed: int, cu
         ncuts=_TRIES if is_cheap and not cuts_edges else 1,
         ufactor=min(max(1, round(1000 * epsilon)), _MAX_UFACTOR),
     )
-    # METIS computes in 64 bits; handing them over as int64 avoids a second copy.
+    # METIS computes in 64 bits; handing them over as int64 avoids a second copy. The narrower ones go before METIS
+    # runs, if nobody else holds the model.
     adjacency = pymetis.CSRAdjacency(graph.start.astype(np.int64), graph.neighbor.astype(np.int64))
-    _, parts = pymetis.part_graph(
-        num_parts, adjacency, vweights=graph.weight.astype(np.int64), recursive=False, options=options
-    )
+    weight = graph.weight.astype(np.int64)
+    del graph
+    _, parts = pymetis.part_graph(num_parts, adjacency, vweights=weight, recursive=False, options=options)
     return torch.from_numpy(np.asarray(parts, dtype=np.int32))
 
 
