@@ -116,7 +116,7 @@ def test_every_mesh_is_printed(graph_file: Path, layout: str, capsys: pytest.Cap
     out = capsys.readouterr().out
     assert sum("reduce_scatter" in line and "plan" not in line for line in out.splitlines()) >= 6
     assert out.count("nearest cube") == 2
-    assert "2-layer GCN, columns 16 16 16" in out
+    assert "2-layer GCN, columns 16 16 16" in " ".join(out.split())
     assert "constants: " in out
     assert ("layout='auto': " in out) == (layout == "auto")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from pyg_dist.plan.machine import Machine
 from pyg_dist.plan.model import Model, Price, memory_range
+from pyg_dist.plan.text import fold
 
 
 class DistributionPlan(ABC):
@@ -84,7 +85,7 @@ class DistributionPlan(ABC):
         if priced is not None:
             lines.append(f"predicted for a {priced}: {self.price(model, machine)} a step; constants: {machine.source}")
             lines.append(f"memory of a rank, about: {memory_range(self.memory_bytes(model))}")
-        return "\n".join([*lines, *(f"width {w}: {self._traffic(w, machine)}" for w in widths)])
+        return fold("\n".join([*lines, *(f"width {w}: {self._traffic(w, machine)}" for w in widths)]))
 
     @abstractmethod
     def _machine(self, machine: Machine | None) -> Machine:

@@ -26,6 +26,7 @@ from pyg_dist.plan.grid.node_order import in_one_piece
 from pyg_dist.plan.grid.plan import GridPlan
 from pyg_dist.plan.halo.placement import place
 from pyg_dist.plan.halo.remote_edges import EXCHANGES
+from pyg_dist.plan.text import fold
 from pyg_dist.report import rank_counts
 from pyg_dist.report.output_file import require_drawable, require_folder
 from pyg_dist.report.page import write_page
@@ -100,7 +101,7 @@ def run(args: argparse.Namespace) -> None:
         numbers = plan.to_dict(args.widths, machine, model)
         print(json.dumps(numbers | ({"candidates": candidates} if candidates else {})))
     else:
-        text = "\n".join([*_notes(planned, model, machine), text])
+        text = fold("\n".join([*_notes(planned, model, machine), text]))
         print(text)
     _draw(args, plan, text)
     if args.save:

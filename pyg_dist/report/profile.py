@@ -6,7 +6,7 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from pyg_dist.backend.session import session
 from pyg_dist.backend.timing import OUTSIDE, PHASES, Recorder, Span, phase
 from pyg_dist.errors import OptionError
 from pyg_dist.plan.plot import Bars, draw
+from pyg_dist.plan.text import aligned
 from pyg_dist.report.page import write_page
 
 _aten = torch.ops.aten
@@ -65,15 +66,13 @@ class Profile:
                 if max(found) >= 0.0005 * total:
                     times = [f"{1000 * seconds:.1f}" for seconds in (min(found), max(found))]
                     mean = sum(found) / len(found)
-                    lines.append(
-                        [_short(self.layers[layer]), name, f"{1000 * mean:.1f}", f"{mean / total:.0%}", *times]
-                    )
+                    lines.append([self.layers[layer], name, f"{1000 * mean:.1f}", f"{mean / total:.0%}", *times])
         ranks = f"{len(tables)} rank{'s' if len(tables) > 1 else ''}"
         totals = [f"{ranks}: {1000 * min(self.seconds):.1f} to {1000 * max(self.seconds):.1f} ms"]
         for name, values in (("sent", self.sent_bytes), ("peak memory of a process", self.peak_bytes)):
             if any(values):
                 totals.append(f"{name} {min(values) / 2**20:,.1f} to {max(values) / 2**20:,.1f} MiB")
-        return "\n".join([*_aligned(lines, left=(0, 1)), ", ".join(totals)])
+        return "\n".join([*aligned(lines, left=(0, 1), elastic=0), ", ".join(totals)])
 
     def table(self, rank: int) -> list[dict[str, float]]:
         """Seconds by layer and phase of one rank; together they are the seconds of the block."""
@@ -111,7 +110,7 @@ class Profile:
             for layer in [*range(1, len(table)), OUTSIDE]:
                 add(str(rank), self.layers[layer], table[layer])
             add(str(rank), "all", {p: sum(row[p] for row in table) for p in PHASES})
-        return "\n".join(_aligned([[a, _short(b), *rest] for a, b, *rest in lines], left=(1,)))
+        return "\n".join(aligned(lines, left=(1,), elastic=1))
 
     def export_chrome_trace(self, path: str | Path) -> None:
         """Write the spans of all ranks for chrome://tracing or Perfetto. Not collective: call it on one rank.
@@ -150,22 +149,6 @@ class Profile:
             MissingPackageError: matplotlib is not installed.
         """
         write_page(path, "profile", f"{self}\n\n{self.describe()}", [self.plot])
-
-
-_WIDEST_LAYER = 48
-
-
-def _short(layer: str) -> str:
-    """A layer's name as far as a table has room."""
-    return layer if len(layer) <= _WIDEST_LAYER else f"{layer[: _WIDEST_LAYER - 3]}..."
-
-
-def _aligned(lines: Sequence[Sequence[str]], left: Sequence[int]) -> list[str]:
-    """Columns of equal width; those in ``left`` begin at the left."""
-    widths = [max(len(line[k]) for line in lines) for k in range(len(lines[0]))]
-    cells = ([c.ljust(w) if k in left else c.rjust(w) for k, (c, w) in enumerate(zip(line, widths, strict=True))]
-             for line in lines)  # fmt: skip
-    return ["  ".join(row).rstrip() for row in cells]
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from pyg_dist.plan.base import DistributionPlan
 from pyg_dist.plan.machine import Machine
 from pyg_dist.plan.model import Model
 from pyg_dist.plan.plot import new_figure, number_ranks
+from pyg_dist.plan.text import fold
 
 MIB = 2**20
 
@@ -76,14 +77,14 @@ def table(found: Sequence[RankCount], width: int, model: Model, machine: Machine
             f"{one.ranks:>6}  {one.layout:<6}  {one.seconds:>10.4g}  {one.speedup:>7.2f}x  "
             f"{one.memory_bytes / MIB:>10,.1f}  {one.sent_bytes / MIB:>10,.2f}  {one.imbalance:>14.2f}"
         )
-    return "\n".join([*lines, advice(found)])
+    return fold("\n".join([*lines, advice(found)]))
 
 
 def advice(found: Sequence[RankCount]) -> str:
     """The fastest number, and the largest that uses its ranks at least half."""
     fastest = min(found, key=lambda one: one.seconds)
     busy = [one for one in found if one.speedup >= 0.5 * one.ranks]
-    text = f"fastest: {fastest.ranks} ranks ({fastest.speedup:.1f} times as fast as one)"
+    text = f"fastest: {fastest.ranks} rank{'s' * (fastest.ranks > 1)} ({fastest.speedup:.1f} times as fast as one)"
     if busy:
         text += f"; the most that are used at least half: {max(busy, key=lambda one: one.ranks).ranks}"
     return text

@@ -27,6 +27,7 @@ from pyg_dist.plan.halo.sizes import ShareSizes, all_sizes
 from pyg_dist.plan.machine import Machine
 from pyg_dist.plan.model import Model, Price
 from pyg_dist.plan.plot import Bars, HeatMap, draw
+from pyg_dist.plan.text import aligned
 
 _FORMAT = 2
 
@@ -230,8 +231,7 @@ class Plan(DistributionPlan):
             header[0] = "worst"
         lines.append(["all", *(f"{sum(getattr(s, c) for s in self.sizes):,}" for c in columns)])
         lines.append(["max/mean", *(f"{self.imbalance([getattr(s, c) for s in self.sizes]):.2f}" for c in columns)])
-        width_of = [max(len(row[k]) for row in [header, *lines]) for k in range(len(header))]
-        table = ["  ".join(cell.rjust(w) for cell, w in zip(row, width_of, strict=True)) for row in [header, *lines]]
+        table = aligned([header, *lines])
         by_kind = ", ".join(f"{kind} {count:,}" for kind, count in self.rows.items())
         way = "an all-to-all-v" if self.is_dense else "a message per neighbour"
         table.append(f"rows per aggregation: {by_kind}; by {way}")

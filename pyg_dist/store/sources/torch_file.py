@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+from torch_geometric.data.storage import GlobalStorage
 
 from pyg_dist.errors import DataError
 from pyg_dist.store.format import dtype_name
@@ -76,12 +80,13 @@ def _array(tensor: Tensor) -> np.ndarray[Any, Any]:
 
 def _tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of the graph in the file, by name."""
-    import torch_geometric.data  # noqa: F401  # tells torch which classes of PyG a file may name
-
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        # Classes of PyG that hold a graph, all without code of their own that a file could make run.
+        with torch.serialization.safe_globals([Data, DataEdgeAttr, DataTensorAttr, GlobalStorage]):
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        why = str(error).splitlines()[0]
+        unknown = re.search(r"Unsupported global: GLOBAL (\S+)", str(error))
+        why = f"the class {unknown[1]}" if unknown else str(error).splitlines()[0]
         raise DataError(
             f"Expected a graph of torch.save in {path} that loads with weights_only=True (got {why[:200]}): "
             f"save data.to_dict()"
