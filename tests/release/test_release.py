@@ -49,6 +49,7 @@ def test_examples_import_what_the_readme_installs(example: Path) -> None:
     extras = table["optional-dependencies"]
     installed = needed(table["dependencies"] + extras["examples"]) | {"pyg-dist"}
     installed |= needed(extras["ogb"]) if example.stem == "ogbn_products" else set()
+    installed |= needed(extras["trainers"]) if example.stem.startswith("with_") else set()
     beside = {path.stem for path in EXAMPLES}
     distributions = packages_distributions()
     for name in imported(example) - beside:
