@@ -3,8 +3,8 @@
     pip install lightning
     torchrun --standalone --nproc-per-node 2 examples/with_lightning.py
 
-The Trainer sees one device a process, since pyg_dist and not Lightning joins the processes. Early stopping runs on every
-rank and decides alike, because losses are equal everywhere. Loggers and checkpoints are given to rank 0.
+The Trainer sees one device a process, since pyg_dist and not Lightning joins the processes. Early stopping runs on
+every rank and decides alike, because losses are equal everywhere. Loggers and checkpoints are given to rank 0.
 """
 
 from __future__ import annotations
