@@ -106,7 +106,7 @@ def test_pages_are_self_contained(graph_file: Path, capsys: pytest.CaptureFixtur
         text = page.read_text()
         assert "<svg" in text
         assert out.splitlines()[0].split(",")[0] in text
-        links = [link for link in re.findall(r'(?:src|href)="([^"]*)"', text) if not link.startswith("#")]
+        links = [link for link in re.findall(r'(?:src|href)="([^"]*)"', text) if not link.startswith(("#", "data:"))]
         assert links == []
 
 

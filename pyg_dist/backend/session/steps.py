@@ -15,9 +15,6 @@ from pyg_dist.backend.session.settings import LOG
 
 logger = logging.getLogger("pyg_dist")
 
-_BAR_AFTER = 1.0
-"""Seconds that pass before a bar is drawn: what takes less needs none."""
-
 _bars: list[tqdm[None]] = []
 
 
@@ -47,7 +44,7 @@ def set_up(what: str, num_steps: int) -> Iterator[None]:
     """
     began = time.monotonic()
     has_terminal = world.is_main() and sys.stderr.isatty()
-    bar = tqdm(total=num_steps, desc=what, unit="step", leave=False, delay=_BAR_AFTER, disable=not has_terminal)
+    bar = tqdm(total=num_steps, desc=what, unit="step", leave=False, disable=not has_terminal)
     _bars.append(bar)
     try:
         yield

@@ -85,7 +85,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         with torch.serialization.safe_globals([Data, DataEdgeAttr, DataTensorAttr, GlobalStorage]):
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        unknown = re.search(r"Unsupported global: GLOBAL (\S+)", str(error))
+        unknown = re.search(r"[Uu]nsupported (?:global: )?GLOBAL (\S+)", str(error))
         why = f"the class {unknown[1]}" if unknown else str(error).splitlines()[0]
         raise DataError(
             f"Expected a graph of torch.save in {path} that loads with weights_only=True (got {why[:200]}): "
