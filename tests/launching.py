@@ -1,21 +1,29 @@
-"""Real launches: a script under python, torchrun, mpirun, or as ranks set up by hand."""
+"""Launches of a script: under python, torchrun, mpirun, as ranks set up by hand, or forked.
+
+"forked" is "by hand" without Python's start: each rank is forked from a process that has imported torch and PyG, which
+takes most of a short script's time. What looks at how a launcher or Python's end behaves takes one of the others.
+"""
 
 from __future__ import annotations
 
+import atexit
 import os
+import runpy
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 from limits import COMMAND_SECONDS
-from workers import LAUNCHER_PREFIXES
+from workers import LAUNCHER_PREFIXES, fork_server
 
 LAUNCHERS = ["torchrun", "mpirun", "by hand"]
 
@@ -43,10 +51,15 @@ def run_script(launcher: str, num_ranks: int, script: Path, *args: str, timeout:
         return _run([([_mpirun(), "-n", str(num_ranks), *python], environ)], timeout)
     if launcher == "python":
         return _run([(python, environ)], timeout)
+    if launcher == "forked" and num_ranks == 1:
+        return _fork(script, args, [environ], timeout)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(probe.getsockname()[1]), WORLD_SIZE=str(num_ranks))
-    return _run([(python, {**environ, "RANK": str(rank)}) for rank in range(num_ranks)], timeout)
+    environs = [{**environ, "RANK": str(rank)} for rank in range(num_ranks)]
+    if launcher == "forked":
+        return _fork(script, args, environs, timeout)
+    return _run([(python, environ) for environ in environs], timeout)
 
 
 def _mpirun() -> str:
@@ -57,6 +70,56 @@ def _mpirun() -> str:
     if found is None:
         pytest.skip("no mpirun is installed")
     return found
+
+
+def _fork(script: Path, args: tuple[str, ...], environs: list[dict[str, str]], timeout: float) -> Ended:
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = [Path(folder, name) for name in ("stdout", "stderr")]
+        for path in outputs:
+            path.touch()
+        processes = [
+            fork_server().Process(target=_main, args=(str(script), args, environ, os.getcwd(), *map(str, outputs)))
+            for environ in environs
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(max(0.1, start + timeout - time.monotonic()))
+        codes = [process.exitcode for process in processes]
+        for process in processes:
+            process.kill()
+            process.join()
+        seconds = time.monotonic() - start
+        stdout, stderr = (path.read_text() for path in outputs)
+    if None in codes:
+        pytest.fail(f"{script} had not ended after {timeout} s\n{stdout}\n{stderr}")
+    return Ended([int(code or 0) for code in codes], stdout, stderr, seconds)
+
+
+def _main(script: str, args: tuple[str, ...], environ: dict[str, str], folder: str, stdout: str, stderr: str) -> None:
+    """Run the script as ``python SCRIPT`` would, and end as it would; the main function of a forked rank."""
+    os.environ.clear()
+    os.environ.update(environ)
+    os.chdir(folder)
+    for number, path in ((1, stdout), (2, stderr)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), number)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", buffering=1, closefd=False)
+    sys.argv = [script, *args]
+    sys.path[:0] = [str(Path(script).parent), *environ["PYTHONPATH"].split(os.pathsep)[:1]]
+    torch.set_num_threads(1)
+    code = 0
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit(code)
 
 
 def _run(commands: list[tuple[list[str], dict[str, str]]], timeout: float) -> Ended:

@@ -142,7 +142,7 @@ class Workers:
         # Held here as torchrun's agent holds it: no port can be lost between choosing and opening it.
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._folder = tempfile.TemporaryDirectory(prefix="pyg_dist_workers_")
-        context = _fork_server()
+        context = fork_server()
         for rank in range(self.world_size):
             here, there = context.Pipe()
             output = os.path.join(self._folder.name, f"rank{rank}.txt")
@@ -255,7 +255,8 @@ def pools() -> Iterator[Callable[[int], Workers]]:
             pool.close()
 
 
-def _fork_server() -> multiprocessing.context.ForkServerContext:
+def fork_server() -> multiprocessing.context.ForkServerContext:
+    """The server that ranks are forked from; it has imported torch and PyG."""
     context = multiprocessing.get_context("forkserver")
     # Only what never keeps state of ours: the package under test is imported by each rank.
     context.set_forkserver_preload(["torch", "torch.distributed", "torch_geometric.nn", "scipy.sparse", "pytest"])

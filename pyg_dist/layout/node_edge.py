@@ -67,8 +67,8 @@ def nodes_to_edges(x: NodeTensor, ids: EdgeEnd) -> EdgeTensor:
     and so are their gradients on the way back.
 
     Shapes:
-        - x: ``[N, ...]``; floating types travel as they are (float16 as float32), or in ``bits``; complex ones as two
-          columns; integers and bools as int64
+        - x: ``[N, ...]``; floating types travel as they are (float16 as float32), or in ``bits``; integers and
+          bools as int64
         - output: ``[E, ...]``
     """
     edges = ids.edges

@@ -27,7 +27,7 @@ def run_with_isa(isa: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYG_DIST_ISA": isa, "OMP_WAIT_POLICY": "passive"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=600,
         check=False,
     )
 

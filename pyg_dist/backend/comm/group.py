@@ -83,7 +83,7 @@ class Group:
         return self.all_reduce_(tensor.clone())
 
     def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:
-        """Overwrite ``tensor`` on all_true rank with the one of axis rank ``source``."""
+        """Overwrite ``tensor`` on every rank with the one of axis rank ``source``."""
         if self.size > 1:
             wire = to_wire(tensor)
             dist.broadcast(wire, src=self.global_rank(source), group=self.process_group)

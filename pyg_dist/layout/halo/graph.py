@@ -244,7 +244,7 @@ class HaloGraph:
         """Local rows, then halo slots; differentiable (collective).
 
         Exact, but for a training ``layer`` with ``bits``. Floating types travel as they are (float16 as float32), or in
-        ``bits``; complex ones as two columns; integers and bools as int64.
+        ``bits``; integers and bools as int64.
 
         Shapes:
             - x: ``[n, ...]``
@@ -445,9 +445,6 @@ def _constant(weight: RowTensor | None, dtype: torch.dtype) -> Tensor | None:
 
 def _halo(flat: Tensor, transfer: HaloTransfer) -> Tensor:
     """Halo slots (collective). Shapes: ``[n, F] -> [h, F]``."""
-    if flat.is_complex():
-        real = _halo(torch.view_as_real(flat.resolve_conj()).flatten(1), transfer)
-        return torch.view_as_complex(real.view(real.shape[0], flat.shape[1], 2))
     if flat.dtype == torch.float16:
         return _halo(flat.float(), transfer).half()
     if flat.dtype.is_floating_point:
