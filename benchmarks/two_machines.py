@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -161,11 +162,15 @@ def measured(args: argparse.Namespace, parts: Path) -> list[dict[str, Any]]:
                     "predicted": answers[0]["predicted"], "sent_mib": sum(a["sent"] for a in answers) / 2**20,
                     "loss": answers[0]["loss"],
                 })  # fmt: skip
+                print(report(rows[-1:]).splitlines()[1], flush=True)
     finally:
         for rank in ranks:
             rank.process.stdin.close()
         for rank in ranks:
-            rank.process.wait(60)
+            try:
+                rank.process.wait(20)
+            except subprocess.TimeoutExpired:
+                rank.process.kill()
     return rows
 
 
@@ -204,6 +209,7 @@ def main() -> None:
     if args.worker:
         serve(args.graph, args.parts)
         return
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that the namespaces are removed
     why = allowed()
     if why is not None:
         print(f"skipped: no network namespaces here: {why}")
