@@ -7,18 +7,20 @@
 # The first call makes .venv and installs everything there. Variables:
 #   PYTHON       the interpreter that .venv is made from (>= 3.10)
 #   TORCH_INDEX  a package index to take torch from, for instance https://download.pytorch.org/whl/cpu
+#   CONSTRAINTS  the versions to install (constraints.txt; constraints-oldest.txt has the oldest ones that are supported)
 #   ARGS         more arguments for pytest, for instance ARGS="-k spmm"
 #   TESTS        how many files of tests run at once (2)
 
 PYTHON ?= python3
 TORCH_INDEX ?=
+CONSTRAINTS ?= constraints.txt
 ARGS ?=
 TESTS ?= 2
 
 SHELL := /bin/bash
 BIN := .venv/bin
 LOG := .venv/install.log
-NATIVE := CMakeLists.txt $(shell find csrc -type f)
+NATIVE := CMakeLists.txt $(shell find csrc third_party -type f)
 SOURCES_CXX = $(shell find csrc tests -name '*.cpp' -o -name '*.h')
 
 # Idle threads sleep instead of spinning: tests and the demo run several processes on few cores.
@@ -69,19 +71,14 @@ cross:
 	qemu-aarch64 -cpu max,sve-default-vector-length=64 "$$scratch/trial" sve512
 
 # The trial runs in the scratch folder, where no source tree can stand in for what the wheel lacks.
-TRIAL := import torch; from torch_geometric.data import Data; from pyg_dist import DistributedData; \
-	from pyg_dist.backend import library; from pyg_dist.conv import DistributedGCNConv; \
-	data = DistributedData(Data(x=torch.eye(3), edge_index=torch.tensor([[0, 1], [1, 2]]))); \
-	conv = DistributedGCNConv(3, 2); conv(data.x, data.edge_index).sum().backward(); \
-	assert conv.lin.weight.grad.sum() > 0; print("the wheel works:", library.isa(), library.build_info())
 wheel: .venv/.ready
 	@rm -rf dist
 	$(call run,building the wheel,$(BIN)/python -m build --no-isolation --outdir dist)
 	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && \
 	$(call quietly,making an empty environment,$(PYTHON) -m venv "$$scratch/venv") && \
-	$(call quietly,installing torch for the trial,"$$scratch/venv/bin/pip" install -c constraints.txt $(TORCH)) && \
-	$(call quietly,installing the wheel,"$$scratch/venv/bin/pip" install -c constraints.txt dist/*.whl) && \
-	cd "$$scratch" && venv/bin/python -c '$(TRIAL)'
+	$(call quietly,installing torch for the trial,"$$scratch/venv/bin/pip" install -c $(CONSTRAINTS) $(TORCH)) && \
+	$(call quietly,installing the wheel,"$$scratch/venv/bin/pip" install -c $(CONSTRAINTS) dist/*.whl) && \
+	cp tests/release/try_wheel.py "$$scratch" && cd "$$scratch" && venv/bin/python try_wheel.py
 	@ls dist
 
 clean:
@@ -101,12 +98,12 @@ CAUSE := awk '/: (fatal )?error: / && !compiler {compiler = $$0} \
 quietly = { echo "$(1) ..."; $(2) > $(LOG) 2>&1 || \
 	{ echo "make: $(1) failed: $$($(CAUSE) $(LOG)); $(if $(3),$(3); )the whole log is $(LOG)" >&2; exit 1; }; }
 run = @$(call quietly,$(1),$(2),$(3))
-PIP := $(BIN)/python -m pip install -c constraints.txt
+PIP := $(BIN)/python -m pip install -c $(CONSTRAINTS)
 # Asked for first and alone: taken along by another package, torch may come in a build with gigabytes of CUDA libraries.
 TORCH := torch $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 
 # Dependencies: again only when what is asked for changes.
-.venv/.dependencies: pyproject.toml constraints.txt
+.venv/.dependencies: pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2> /dev/null || \
 	  { echo "make: expected Python 3.10 or newer, got '$(PYTHON)' = $$($(PYTHON) -V 2>&1 | tail -n 1); set PYTHON=..." >&2; exit 1; }
 	@command -v "$${CXX:-c++}" > /dev/null || \
@@ -114,7 +111,7 @@ TORCH := torch $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	@mkdir -p .venv
 	@test -x $(BIN)/pip || $(call quietly,making .venv,$(PYTHON) -m venv .venv)
 	$(call run,installing torch,$(PIP) $(TORCH))
-	$(call run,installing the build tools,$(PIP) scikit-build-core cmake ninja)
+	$(call run,installing the build tools,$(PIP) scikit-build-core setuptools-scm cmake ninja)
 	$(call run,installing METIS,$(PIP) --only-binary pymetis pymetis,expected a pymetis wheel for this Python: set PYTHON=...)
 	@touch $@
 

@@ -7,8 +7,9 @@
 Variants take turns in one process. A sample during which another process had the cores is taken again: the system says
 how long our threads waited for one (``/proc/self/task/*/schedstat``). What a sample waited even so stands in the JSON,
 with its CPU time, which on one thread is a fair figure on a busy machine too.
-Beside the products, two figures of the same minute: the bandwidth of a plain copy, and that of gathering the rows of
-all edges in the graph's own order, which is what a product without any reuse of cached rows would move.
+Where torch_scatter is installed (``pip install '.[scatter]'``), its segment sum is one of them. Beside the products,
+two figures of the same minute: the bandwidth of a plain copy, and that of gathering the rows of all edges in the
+graph's own order, which is what a product without any reuse of cached rows would move.
 """
 
 from __future__ import annotations
@@ -32,6 +33,11 @@ from tqdm import tqdm
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.sparse.csr import CSR
+
+try:
+    import torch_scatter
+except ImportError:
+    torch_scatter = None
 
 RESULTS = Path(__file__).resolve().parent / "results"
 BASELINE = "torch CSR (MKL)"
@@ -110,6 +116,9 @@ def variants_of(pattern: CSR, width: int) -> dict[str, Callable[[], Any]]:
     if pattern.num_entries * width * 4 <= MAX_MESSAGES:
         gathered = torch.empty(pattern.num_entries, width)
         chosen["gather"] = lambda: torch.index_select(x, 0, index, out=gathered)
+        if torch_scatter is not None:
+            rowptr = pattern.rowptr
+            chosen["torch_scatter"] = lambda: torch_scatter.segment_csr(x.index_select(0, index), rowptr)
         chosen["PyG, edge_index"] = lambda: scatter(x.index_select(0, index), target, dim_size=shape[0], reduce="sum")
     # A fast wrong product is no result. MKL's own sums over C's largest hub, 34,049 edges, are off by 2.3e-3, ours by
     # 1.0e-3.

@@ -7,6 +7,7 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
+from pyg_dist.backend.session import steps as _steps
 from pyg_dist.backend.session.session import init, is_main, rank, world_size
 from pyg_dist.data import DistributedData, save_graph
 from pyg_dist.layout.edge_index import DistributedEdgeIndex
@@ -18,6 +19,8 @@ try:
     __version__ = version("pyg-dist")
 except PackageNotFoundError:  # a source tree on the path, not installed
     __version__ = "0+unknown"
+
+_steps.configure_log()
 
 __all__ = [
     "DistributedData",

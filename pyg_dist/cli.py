@@ -9,22 +9,34 @@ what training on P ranks would send, multiply, hold and cost; ``simulate`` what 
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
+from pyg_dist import __version__
 from pyg_dist.errors import PygDistError
 from pyg_dist.report import bench, doctor, partitioning, planning, simulation
+
+_PIPE_CLOSED = 128 + signal.SIGPIPE
+"""What a shell says of a program that wrote to a closed pipe."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m pyg_dist", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--version", action="version", version=f"pyg_dist {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     for command in (partitioning, planning, simulation, bench, doctor):
         command.add_command(commands)
     args = parser.parse_args(arguments)
     try:
         args.run(args)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader, such as `head`, has what it wanted. What Python would still flush at its end goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _PIPE_CLOSED
     except (PygDistError, OSError) as error:
         print(f"pyg_dist {args.command}: {error}", file=sys.stderr)
         return 1

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch_geometric.nn import GraphConv, SAGEConv
 
-# What comes once and stays, the same for all: a session, which may go on with its groups, the hook of the first
-# DistributedData, and the methods that PyG writes into a conv's class when the first object is made.
+# What comes once and stays, the same for all: a session, which may go on with its groups, the hook that lives while
+# distributed rows do, and the methods that PyG writes into a conv's class when the first object is made.
 _STAYS = {
     *(f"pyg_dist.backend.session.session.{name}" for name in ("_options", "_owns_group", "_store", "_watch")),
     *("pyg_dist.backend.session.world._current", "pyg_dist.errors._suffix", "pyg_dist.errors._where"),

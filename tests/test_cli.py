@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ import torch
 from graphs import load_npz
 from random_graphs import random_graph
 
+import pyg_dist
 from pyg_dist.cli import main
 from pyg_dist.plan import Machine, Plan
 
@@ -114,7 +116,7 @@ def test_every_mesh_is_printed(graph_file: Path, layout: str, capsys: pytest.Cap
     out = capsys.readouterr().out
     assert sum("reduce_scatter" in line and "plan" not in line for line in out.splitlines()) >= 6
     assert out.count("nearest cube") == 2
-    assert "2-layer GCN, columns 16 16 16" in out
+    assert "2-layer GCN, columns 16 16 16" in " ".join(out.split())
     assert "constants: " in out
     assert ("layout='auto': " in out) == (layout == "auto")
 
@@ -190,3 +192,28 @@ def test_simulate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     ):
         assert main([*graph, *wrong]) == 1
         assert message in capsys.readouterr().err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"pyg_dist {pyg_dist.__version__}\n"
+
+
+def test_a_reader_that_stops_reading(graph_file: Path) -> None:
+    """``doctor --json | head``: no traceback."""
+    command = [sys.executable, "-m", "pyg_dist", "doctor", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait() == 128 + signal.SIGPIPE
+
+
+def test_saved_plans_may_be_read_by_whom_the_umask_says(graph_file: Path, tmp_path: Path) -> None:
+    saved, other = tmp_path / "plan", tmp_path / "other"
+    other.touch()
+    assert main(["plan", str(graph_file), "--ranks", "2", "--partition", "random", "--save", str(saved)]) == 0
+    assert saved.stat().st_mode == other.stat().st_mode

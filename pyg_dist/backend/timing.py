@@ -53,6 +53,7 @@ class Recorder:
     def __init__(self, overlaps: bool) -> None:
         self.overlaps = overlaps
         self.spans: list[Span] = []
+        self.sent_bytes = 0
         self._inner = [0.0]  # seconds of the spans inside of each open one
         self._layer = OUTSIDE
         self._numbered: list[tuple[int, int, int]] = []  # layer, first and last number of its nodes, exclusive
@@ -114,6 +115,12 @@ def record(recorder: Recorder | None) -> None:
 def is_recording() -> bool:
     """Whether somebody asks."""
     return _recorder is not None
+
+
+def count_sent(num_bytes: int) -> None:
+    """Bytes of halos or tiles go to other ranks."""
+    if _recorder is not None:
+        _recorder.sent_bytes += num_bytes
 
 
 def phase(name: str) -> AbstractContextManager[None]:

@@ -62,7 +62,8 @@ def induced(data: Data, sample: Sample) -> Data:
     with torch.inference_mode(False):
         graph = _at(data.graph, sample)
         nodes, edges = graph.pick_nodes(), graph.pick_edges()
-        batch = type(data).__new__(type(data))
+        of: Any = type(data)
+        batch = of.__new__(of)
         batch._adopt_rows(graph, data.plan, _attributes(data, graph, nodes, edges) | {"n_id": nodes, "e_id": edges})
     return batch
 

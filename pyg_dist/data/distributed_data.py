@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,6 +15,7 @@ from pyg_dist.backend.comm.transport import Traffic
 from pyg_dist.backend.ops.memory import release_free_memory
 from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import digest, raise_together, require_equal
+from pyg_dist.backend.session.steps import set_up, step
 from pyg_dist.data.batch import add_learning, chosen_nodes, induced, ready
 from pyg_dist.data.graph_input import GraphInput, read_graph
 from pyg_dist.data.layout_choice import lay_out
@@ -28,6 +30,8 @@ from pyg_dist.plan import Plan
 from pyg_dist.plan.halo.remote_edges import Exchange
 from pyg_dist.plan.sample import Sample
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
+
+logger = logging.getLogger("pyg_dist")
 
 
 class DistributedData(Data):  # type: ignore[misc]
@@ -109,24 +113,31 @@ class DistributedData(Data):  # type: ignore[misc]
         session.init()
         module_hooks.install()
         options, graph_input, error = None, None, None
-        try:
-            options = Options(
-                layout,
-                HaloOptions(partition, epsilon, exchange, bits),
-                GridOptions(mesh, comm_dtype),
-                seed,
-                model,
-            )
-            graph_input = read_graph(data, allow_nan, warn=session.is_main())
-        except (PygDistError, ImportError) as caught:
-            error = caught
-        raise_together(error)
-        assert options is not None
-        assert graph_input is not None
-        identity = _agree(graph_input, options)
-        graph, plan = lay_out(graph_input, options, identity)
-        release_free_memory()
-        self._adopt(graph_input, graph, plan)
+        with set_up("DistributedData", num_steps=4):
+            with step("read and check"):
+                try:
+                    options = Options(
+                        layout,
+                        HaloOptions(partition, epsilon, exchange, bits),
+                        GridOptions(mesh, comm_dtype),
+                        seed,
+                        model,
+                    )
+                    graph_input = read_graph(data, allow_nan, warn=session.is_main())
+                except (PygDistError, ImportError) as caught:
+                    error = caught
+                raise_together(error)
+                assert options is not None
+                assert graph_input is not None
+            with step("compare the ranks' inputs"):
+                identity = _agree(graph_input, options)
+            graph, plan = lay_out(graph_input, options, identity)
+            release_free_memory()
+            self._adopt(graph_input, graph, plan)
+        logger.debug(
+            "rank %d: %s of %s nodes, %s of %s edges", session.rank(), f"{graph.node_sharding.num_local:,}",
+            f"{self.num_nodes:,}", f"{graph.edge_sharding.num_local:,}", f"{self.num_edges:,}",
+        )  # fmt: skip
 
     def _adopt(self, graph_input: GraphInput, graph: DistributedGraph, plan: Any) -> None:
         """Fill this object with the local rows of every attribute."""
@@ -207,8 +218,9 @@ class DistributedData(Data):  # type: ignore[misc]
         """
         session.init()
         module_hooks.install()
-        stored = open_store(Path(path), exchange, bits, mesh, comm_dtype, allow_nan)
-        release_free_memory()
+        with set_up(f"DistributedData.open({str(path)!r})", num_steps=1), step("read this rank's part"):
+            stored = open_store(Path(path), exchange, bits, mesh, comm_dtype, allow_nan)
+            release_free_memory()
         data = cls.__new__(cls)
         data._fill(stored.graph, stored.plan, stored.graph_key, stored.weight, stored.attributes)
         return data

@@ -12,6 +12,7 @@ from pyg_dist.backend.comm.data_groups import DataGroups
 from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import on_main
+from pyg_dist.backend.session.steps import step
 from pyg_dist.data.graph_input import GraphInput
 from pyg_dist.data.grid_data import candidates, on_grid
 from pyg_dist.data.halo_data import node_parts, on_halo
@@ -47,16 +48,21 @@ def lay_out(graph_input: GraphInput, options: Options, identity: str) -> tuple[D
         options: of the script.
         identity: digest of both.
     """
-    if options.layout == "halo":
-        groups = DataGroups.of(options.grid.mesh)
-        return on_halo(graph_input, options, node_parts(graph_input, options, groups.part), groups)
-    parts = node_parts(graph_input, options, world_group()) if options.layout == "auto" else None
+    groups = DataGroups.of(options.grid.mesh if options.layout == "halo" else None)
+    parts = None
+    if options.layout != "grid":
+        with step(f"partition ({options.halo.partition_name}, {groups.part.size} parts)"):
+            parts = node_parts(graph_input, options, groups.part)
+    if options.layout == "halo" and parts is not None:
+        with step("lay out (halo)"):
+            return on_halo(graph_input, options, parts, groups)
     priced, machine = model_of(graph_input, options), common_machine()
     if parts is not None:
         options = choose_layout(graph_input, options, parts, priced, machine)
-        if options.layout == "halo":
+    with step(f"lay out ({options.layout})"):
+        if options.layout == "halo" and parts is not None:
             return on_halo(graph_input, options, parts)
-    return on_grid(graph_input, options, priced, machine, identity)
+        return on_grid(graph_input, options, priced, machine, identity)
 
 
 def choose_layout(graph_input: GraphInput, options: Options, parts: Tensor, model: Model, machine: Machine) -> Options:

@@ -1,7 +1,8 @@
 """Equal first values: the first call of a model on distributed data broadcasts its parameters and buffers from rank 0.
 
 So models agree even where each rank seeded its generator differently or loaded another checkpoint. A hook that torch
-runs before every module's forward sees the calls. What it cannot see (leaves that no module owns, parameters that a
+runs before every module's forward sees the calls; it is there only while distributed rows are, since it slows every
+module and makes torch.compile warn. What it cannot see (leaves that no module owns, parameters that a
 lazy module or a script makes later) is made equal when it first meets rows:
 :func:`pyg_dist.backend.autograd.replicated.copy_to_ranks`.
 """
@@ -23,16 +24,26 @@ from pyg_dist.errors import UnsupportedError, set_locator
 from pyg_dist.layout.edges import Edges
 from pyg_dist.tensor.layer_names import remember_model, running_layer
 from pyg_dist.tensor.row_tensor import RowTensor
+from pyg_dist.tensor.sharding import living
 
 _settled: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _hooks: list[Any] = []
 
 
 def install() -> None:
-    """Watch all modules' forwards; the second call does nothing."""
+    """Watch all modules' forwards while distributed rows are alive; the second call does nothing."""
+    set_locator(running_layer)
+    living.watch(_add_hook, _remove_hook)
+
+
+def _add_hook() -> None:
     if not _hooks:
-        set_locator(running_layer)
         _hooks.append(nn.modules.module.register_module_forward_pre_hook(_before_forward))
+
+
+def _remove_hook() -> None:
+    while _hooks:
+        _hooks.pop().remove()
 
 
 def _before_forward(module: nn.Module, args: tuple[Any, ...]) -> None:

@@ -95,8 +95,10 @@ def partition(
         weight = node_work(np.bincount(edge_index[1].numpy(), minlength=num_nodes), train_mask)
         return stream_parts(chunks_of(edge_index), weight, num_parts, epsilon, seed)
     if method in ("metis", "metis-cut"):
-        graph = build_graph_model(edge_index, num_nodes, train_mask)
-        return metis_parts(graph, num_parts, epsilon, seed, cuts_edges=method == "metis-cut")
+        # The model is built in the call, so that METIS alone holds it.
+        return metis_parts(
+            build_graph_model(edge_index, num_nodes, train_mask), num_parts, epsilon, seed, method == "metis-cut"
+        )
     if method == "hypergraph":
         return _solved(build_hypergraph_model(edge_index, num_nodes, train_mask), num_parts, options)
     model = build_stochastic_model(edge_index, num_nodes, num_parts, batches or Batches(), seed, train_mask)

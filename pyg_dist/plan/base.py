@@ -9,6 +9,7 @@ from typing import Any
 
 from pyg_dist.plan.machine import Machine
 from pyg_dist.plan.model import Model, Price, memory_range
+from pyg_dist.plan.text import fold
 
 
 class DistributionPlan(ABC):
@@ -73,6 +74,10 @@ class DistributionPlan(ABC):
             **self._numbers(widths, machine),
         }
 
+    def __str__(self) -> str:
+        """What :meth:`describe` says: ``print(data.plan)``."""
+        return self.describe()
+
     def describe(self, widths: Sequence[int] = (), machine: Machine | None = None, model: Model | None = None) -> str:
         """A table for people: what each rank has, what is sent, and what a training step of ``model`` costs."""
         machine, priced = self._machine(machine), self._described_model(model)
@@ -80,7 +85,7 @@ class DistributionPlan(ABC):
         if priced is not None:
             lines.append(f"predicted for a {priced}: {self.price(model, machine)} a step; constants: {machine.source}")
             lines.append(f"memory of a rank, about: {memory_range(self.memory_bytes(model))}")
-        return "\n".join([*lines, *(f"width {w}: {self._traffic(w, machine)}" for w in widths)])
+        return fold("\n".join([*lines, *(f"width {w}: {self._traffic(w, machine)}" for w in widths)]))
 
     @abstractmethod
     def _machine(self, machine: Machine | None) -> Machine:

@@ -123,8 +123,8 @@ ACTIVATION_PASSES = 8
 
 def memory_range(num_bytes: Sequence[int]) -> str:
     """The memory of all ranks, for people."""
-    low, high = min(num_bytes) / 1e6, max(num_bytes) / 1e6
-    return f"{high:,.1f} MB" if f"{low:,.1f}" == f"{high:,.1f}" else f"{low:,.1f} to {high:,.1f} MB"
+    low, high = min(num_bytes) / 2**20, max(num_bytes) / 2**20
+    return f"{high:,.1f} MiB" if f"{low:,.1f}" == f"{high:,.1f}" else f"{low:,.1f} to {high:,.1f} MiB"
 
 
 @dataclass(frozen=True)

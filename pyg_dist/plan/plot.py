@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyg_dist.errors import MissingPackageError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+MOST_BARS = 32
+"""With more ranks, their numbers are drawn sorted, as steps: single bars would not be seen."""
 
 
 class HeatMap(NamedTuple):
@@ -37,34 +40,72 @@ class Bars(NamedTuple):
         title: above it.
         series: numbers by rank, by what they are; a single one has no legend.
         unit: of the numbers.
+        is_stacked: whether the series of a rank stand on one another.
     """
 
     title: str
     series: Mapping[str, Sequence[float]]
     unit: str = ""
+    is_stacked: bool = False
 
 
-def draw(path: str | Path, title: str, heat_map: HeatMap, *bars: Bars) -> None:
+def draw(path: str | Path, title: str, heat_map: HeatMap | None, *bars: Bars) -> None:
     """Write a picture to ``path``; the suffix (.png, .svg, .pdf) chooses the format.
 
     Raises:
         MissingPackageError: matplotlib is not installed.
     """
-    figure = new_figure(13, 4.2)
-    first, *others = figure.subplots(1, 1 + len(bars))
-    image = first.imshow(heat_map.rows, cmap="viridis")
-    figure.colorbar(image, ax=first, label=heat_map.unit)
-    first.set(title=heat_map.title, xlabel=heat_map.xlabel, ylabel=heat_map.ylabel)
-    for axes, panel in zip(others, bars, strict=True):
-        width = 0.8 / len(panel.series)
-        for number, (name, values) in enumerate(panel.series.items()):
-            shift = (number - (len(panel.series) - 1) / 2) * width
-            axes.bar([rank + shift for rank in range(len(values))], values, width=width, label=name)
-        axes.set(title=panel.title, xlabel="rank", ylabel=panel.unit)
-        if len(panel.series) > 1:
-            axes.legend()
+    num_panels = len(bars) + (heat_map is not None)
+    figure = new_figure(4.6 * max(num_panels, 2), 4.4)
+    panels = list(figure.subplots(1, num_panels, squeeze=False)[0])
+    if heat_map is not None:
+        first = panels.pop(0)
+        image = first.imshow(heat_map.rows, cmap="viridis")
+        figure.colorbar(image, ax=first, label=heat_map.unit)
+        first.set(title=heat_map.title, xlabel=heat_map.xlabel, ylabel=heat_map.ylabel)
+        whole_numbers(first, "both")
+    for axes, panel in zip(panels, bars, strict=True):
+        draw_bars(axes, panel)
     figure.suptitle(title)
     figure.savefig(path)
+
+
+def draw_bars(axes: Any, panel: Bars) -> None:
+    """Bars by rank, or, of many ranks, each series sorted and drawn as steps."""
+    num_ranks = max((len(values) for values in panel.series.values()), default=0)
+    if num_ranks > MOST_BARS:
+        for name, values in panel.series.items():
+            axes.stairs(sorted(values, reverse=True), label=name, baseline=None)
+        axes.set(title=panel.title, xlabel="ranks, each series sorted", ylabel=panel.unit, ylim=(0, None))
+    else:
+        width = 0.8 / (1 if panel.is_stacked else len(panel.series))
+        below = [0.0] * num_ranks
+        for number, (name, values) in enumerate(panel.series.items()):
+            shift = 0.0 if panel.is_stacked else (number - (len(panel.series) - 1) / 2) * width
+            places = [rank + shift for rank in range(len(values))]
+            axes.bar(places, values, width=width, bottom=below if panel.is_stacked else None, label=name)
+            below = [a + b for a, b in zip(below, values, strict=True)]
+        axes.set(title=panel.title, xlabel="rank", ylabel=panel.unit)
+        whole_numbers(axes, "x")
+    if len(panel.series) > 1:  # beside the bars, which it would hide
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small")
+
+
+def whole_numbers(axes: Any, which: str) -> None:
+    """Ticks at integers alone: there is no rank 0.5."""
+    from matplotlib.ticker import MaxNLocator
+
+    for axis in ("x", "y") if which == "both" else (which,):
+        getattr(axes, f"{axis}axis").set_major_locator(MaxNLocator(integer=True))
+
+
+def number_ranks(axes: Any, ranks: Sequence[int]) -> None:
+    """Label an axis of ranks with these numbers, whatever its scale."""
+    from matplotlib.ticker import NullLocator
+
+    axes.set_xlabel("ranks")
+    axes.set_xticks(list(ranks), [str(count) for count in ranks])
+    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def new_figure(width: float, height: float) -> Figure:

@@ -16,6 +16,7 @@ import torch
 from pyg_dist.backend.ops import library
 from pyg_dist.backend.ops.memory import has_pool
 from pyg_dist.backend.session.settings import SETTINGS
+from pyg_dist.plan.text import fold
 from pyg_dist.report.stored_plan import check_store
 
 # What csrc/kernels/cpu/table.cpp asks of a machine, by level, best first; names as in /proc/cpuinfo.
@@ -124,7 +125,7 @@ def describe(facts: Mapping[str, Any]) -> str:
         f"environment  {' '.join(f'{k}={v}' for k, v in facts['environment'].items()) or 'nothing set'}",
     ]
     notes = [f"slower than it could be: {remark}" for remark in facts["remarks"]]
-    return "\n".join([*lines, *(notes or ["nothing is slower than it could be"])])
+    return fold("\n".join([*lines, *(notes or ["nothing is slower than it could be"])]))
 
 
 def add_command(commands: Any) -> None:

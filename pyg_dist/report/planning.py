@@ -1,4 +1,4 @@
-"""``python -m pyg_dist plan GRAPH --ranks P``: what training on P ranks would send, multiply, hold and cost.
+"""``python -m pyg_dist plan GRAPH --ranks P ...``: what training on P ranks would send, multiply, hold and cost.
 
 One process, no launch, nothing collective.
 """
@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
-from tqdm import tqdm
 
 from pyg_dist.backend.session.agreement import digest
+from pyg_dist.backend.session.steps import set_up, step
 from pyg_dist.errors import OptionError
 from pyg_dist.plan import Machine, Model, Plan
 from pyg_dist.plan.auto import HaloCandidate, halo_candidates, reasons
@@ -25,7 +25,10 @@ from pyg_dist.plan.grid.node_order import in_one_piece
 from pyg_dist.plan.grid.plan import GridPlan
 from pyg_dist.plan.halo.remote_edges import EXCHANGES
 from pyg_dist.plan.parts import METHODS, PartsOptions, find_parts
+from pyg_dist.plan.text import fold
+from pyg_dist.report import rank_counts
 from pyg_dist.report.output_file import require_drawable, require_folder
+from pyg_dist.report.page import write_page
 from pyg_dist.report.planned_graph import PlannedGraph, read_parts, read_planned_graph
 from pyg_dist.report.stored_plan import is_store, plan_of_store
 from pyg_dist.store.sources import KINDS
@@ -39,7 +42,8 @@ def add_command(commands: Any) -> None:
     parser.set_defaults(run=run)
     parser.add_argument("graph", help=f"{KINDS}; a store of the command partition")
     parser.add_argument("--undirected", action="store_true", help="add the reverse of each edge; each then stands once")
-    parser.add_argument("--ranks", type=int, required=True)
+    parser.add_argument("--ranks", type=int, nargs="+", required=True, metavar="P",
+                        help="of several numbers, a line each says what they gain")  # fmt: skip
     parser.add_argument(
         "--partition", default="metis", help=f"{', '.join(METHODS)}, or a .npy file with a part per node"
     )
@@ -59,6 +63,7 @@ def add_command(commands: Any) -> None:
                         "on one; default: as the constants say")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print plan.to_dict() instead of tables")
     parser.add_argument("--plot", type=Path, help="draw the plan: .png, .svg or .pdf")
+    parser.add_argument("--html", type=Path, help="write one page with the tables and pictures")
     parser.add_argument("--save", type=Path, help="write the halo plan with its parts, for Plan.load")
 
 
@@ -69,53 +74,35 @@ def run(args: argparse.Namespace) -> None:
     if args.ranks_per_node is not None:
         machine = machine.with_ranks_per_node(args.ranks_per_node)
     if is_store(args.graph):
-        stored = plan_of_store(Path(args.graph), args.ranks, args.exchange, args.ranks_per_node, machine)
+        stored = plan_of_store(Path(args.graph), args.ranks[0], args.exchange, args.ranks_per_node, machine)
         print(json.dumps(stored.to_dict(args.widths, machine)) if args.json else stored.describe(args.widths, machine))
-        if args.plot:
-            stored.plot(args.plot)
+        _draw(args, stored, stored.describe(args.widths, machine))
         return
-    with tqdm(total=4, desc=f"plan {Path(args.graph).name}", leave=False, disable=None, unit="step") as steps:
-        steps.set_postfix_str("reading")
-        graph = read_planned_graph(args.graph, args.undirected)
-        if args.layout != "grid" and args.ranks > graph.num_nodes:  # the grid pads
-            raise OptionError(
-                f"Expected at most a rank for each of {graph.num_nodes:,} nodes (got {args.ranks:,} ranks)"
-            )
+    with set_up(
+        f"plan {Path(args.graph).name}", num_steps=1 + 2 * len({1, *args.ranks} if len(args.ranks) > 1 else args.ranks)
+    ):
+        with step("read"):
+            graph = read_planned_graph(args.graph, args.undirected)
+        most = max(args.ranks)
+        if args.layout != "grid" and most > graph.num_nodes:  # the grid pads
+            raise OptionError(f"Expected at most a rank for each of {graph.num_nodes:,} nodes (got {most:,} ranks)")
         layers = None if args.model is None else tuple(args.model)
         num_edges = graph.edge_index.shape[1]
         model = Model.of_layers(graph.num_nodes, num_edges, graph.num_features, graph.num_classes, layers, args.conv)
-        steps.update()
-        steps.set_postfix_str("partitioning")
-        parts = None if args.layout == "grid" else _parts_of(graph, args, machine.ranks_per_node)
-        steps.update()
-        steps.set_postfix_str("pricing")
-        grid = [] if args.layout == "halo" else grid_plans(model, args.ranks, machine)
-        halo: list[HaloCandidate] = []
-        if args.layout == "auto" and parts is not None:
-            halo = halo_candidates(graph.edge_index, parts, args.ranks, model, machine)
-        steps.update()
-        steps.set_postfix_str("counting")
-        plan: DistributionPlan
-        if parts is None or (halo and grid[0].seconds < halo[0].seconds):
-            best = grid[0]
-            plan, _ = GridPlan.of(
-                in_one_piece(graph.edge_index), model, best.shape, best.sums, best.price, machine, args.seed,
-                digest(repr((digest(graph.edge_index), args.seed))),
-            )  # fmt: skip
-        else:
-            exchange = halo[0].exchange if halo else args.exchange
-            name = Path(args.partition).name
-            planned = Plan.of(graph.edge_index, parts, args.ranks, exchange, name, machine.ranks_per_node)
-            plan = replace(planned, bits=(args.bits[0], args.bits[-1]))
-        numbers, text = plan.to_dict(args.widths, machine, model), plan.describe(args.widths, machine, model)
-        steps.update()
+        if len(args.ranks) > 1:
+            _compare(args, graph, model, machine)
+            return
+        planned = _plan(args, graph, args.ranks[0], model, machine)
+    plan = planned.plan
+    text = plan.describe(args.widths, machine, model)
     if args.json:
-        candidates = [c.to_dict() for c in halo] + [c.to_dict() for c in grid]
+        candidates = [c.to_dict() for c in planned.halo] + [c.to_dict() for c in planned.grid]
+        numbers = plan.to_dict(args.widths, machine, model)
         print(json.dumps(numbers | ({"candidates": candidates} if candidates else {})))
     else:
-        print(*_notes(halo, grid, model, machine, args.ranks), text, sep="\n")
-    if args.plot:
-        plan.plot(args.plot, max(args.widths, default=256))
+        text = fold("\n".join([*_notes(planned, model, machine), text]))
+        print(text)
+    _draw(args, plan, text)
     if args.save:
         if not isinstance(plan, Plan):
             raise OptionError(
@@ -124,8 +111,78 @@ def run(args: argparse.Namespace) -> None:
         plan.save(args.save)
 
 
+class Planned(NamedTuple):
+    """A plan, and what it was chosen from.
+
+    Attributes:
+        plan: the cheapest.
+        halo: every exchange, where the layout was to be chosen.
+        grid: every mesh, unless the halo was asked for.
+    """
+
+    plan: DistributionPlan
+    halo: list[HaloCandidate]
+    grid: list[Candidate]
+
+
+def _plan(args: argparse.Namespace, graph: PlannedGraph, ranks: int, model: Model, machine: Machine) -> Planned:
+    """Partition where the layout asks for it, price and count."""
+    with step(f"partition into {ranks}"):
+        parts = None if args.layout == "grid" else _parts_of(graph, args, ranks, machine.ranks_per_node)
+    with step(f"count for {ranks} ranks"):
+        grid = [] if args.layout == "halo" else grid_plans(model, ranks, machine)
+        halo: list[HaloCandidate] = []
+        if args.layout == "auto" and parts is not None:
+            halo = halo_candidates(graph.edge_index, parts, ranks, model, machine)
+        if parts is None or (halo and grid[0].seconds < halo[0].seconds):
+            best = grid[0]
+            tiles, _ = GridPlan.of(
+                in_one_piece(graph.edge_index), model, best.shape, best.sums, best.price, machine, args.seed,
+                digest(repr((digest(graph.edge_index), args.seed))),
+            )  # fmt: skip
+            return Planned(tiles, halo, grid)
+        exchange = halo[0].exchange if halo else args.exchange
+        name = Path(args.partition).name
+        counted = Plan.of(graph.edge_index, parts, ranks, exchange, name, machine.ranks_per_node)
+        return Planned(replace(counted, bits=(args.bits[0], args.bits[-1])), halo, grid)
+
+
+def _compare(args: argparse.Namespace, graph: PlannedGraph, model: Model, machine: Machine) -> None:
+    """A line for each number of ranks."""
+    width = max(args.widths, default=max(model.widths))
+    found = rank_counts.compare(
+        args.ranks, lambda ranks: _plan(args, graph, ranks, model, machine).plan, width, model, machine
+    )
+    text = rank_counts.table(found, width, model, machine)
+    print(json.dumps(rank_counts.to_dict(found, width, model, machine)) if args.json else text)
+    if args.plot:
+        rank_counts.plot(args.plot, found)
+    if args.html:
+        write_page(args.html, f"plans of {Path(args.graph).name}", text, [partial(rank_counts.plot, found=found)])
+
+
+def _draw(args: argparse.Namespace, plan: DistributionPlan, text: str) -> None:
+    """The picture and the page of one plan, where they were asked for."""
+    width = max(args.widths, default=256)
+    if args.plot:
+        plan.plot(args.plot, width)
+    if args.html:
+        write_page(args.html, f"plan of {Path(args.graph).name}", text, [partial(plan.plot, width=width)])
+
+
 def _check(args: argparse.Namespace) -> None:
     """What can be known before the work begins."""
+    if min(args.ranks) < 1:
+        raise OptionError(f"Expected --ranks of one rank or more, at least one part each (got {min(args.ranks)})")
+    if len(args.ranks) > 1:
+        single = {
+            "--save": args.save is not None,
+            "parts of a .npy file": args.partition.endswith(".npy"),
+            "a store": is_store(args.graph),
+        }
+        for option, given in single.items():
+            if given:
+                raise OptionError(f"Expected {option} with one number of ranks (got {len(args.ranks)}): name one")
     if args.layout == "grid" and args.save is not None:
         raise OptionError("Expected --save with the halo layout (got --layout grid): leave it out")
     if args.layout == "grid" and args.partition.endswith(".npy"):
@@ -139,19 +196,18 @@ def _check(args: argparse.Namespace) -> None:
     if not -(2**63) <= args.seed < 2**63:
         raise OptionError(f"Expected --seed to be an integer of 64 bits (got {args.seed})")
     require_folder("--save", args.save)
+    require_folder("--html", args.html)
     require_drawable(args.plot)
 
 
-def _parts_of(graph: PlannedGraph, args: argparse.Namespace, ranks_per_node: int) -> Tensor:
+def _parts_of(graph: PlannedGraph, args: argparse.Namespace, ranks: int, ranks_per_node: int) -> Tensor:
     method = read_parts(args.partition) if args.partition.endswith(".npy") else args.partition
     options = PartsOptions(method, args.epsilon, args.seed, exchange=args.exchange, ranks_per_node=ranks_per_node)
-    return find_parts(graph.edge_index, graph.num_nodes, args.ranks, options, graph.train_mask)
+    return find_parts(graph.edge_index, graph.num_nodes, ranks, options, graph.train_mask)
 
 
-def _notes(
-    halo: Sequence[HaloCandidate], grid: Sequence[Candidate], model: Model, machine: Machine, num_ranks: int
-) -> list[str]:
+def _notes(planned: Planned, model: Model, machine: Machine) -> list[str]:
     """What was compared: every mesh, every exchange, and why one was taken."""
-    notes = [grid_table(grid, num_ranks)] if grid else []
-    notes += [f"{candidate}: {candidate.price} a step" for candidate in halo]
-    return [*notes, reasons(halo, grid, model, machine)] if halo else notes
+    notes = [grid_table(planned.grid, planned.plan.ranks)] if planned.grid else []
+    notes += [f"{candidate}: {candidate.price} a step" for candidate in planned.halo]
+    return [*notes, reasons(planned.halo, planned.grid, model, machine)] if planned.halo else notes

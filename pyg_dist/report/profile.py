@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,6 +21,9 @@ from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.session import session
 from pyg_dist.backend.timing import OUTSIDE, PHASES, Recorder, Span, phase
 from pyg_dist.errors import OptionError
+from pyg_dist.plan.plot import Bars, draw
+from pyg_dist.plan.text import aligned
+from pyg_dist.report.page import write_page
 
 _aten = torch.ops.aten
 _DENSE = {_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm, _aten.linear}
@@ -31,6 +36,8 @@ class Profile:
         layers: what the layers are called, by number; number 0 is everything outside of them.
         seconds: how long the block took, by rank.
         spans: what was recorded, by rank, in the order in which it ended. Times count from the block's begin.
+        sent_bytes: what each rank has sent of halos and tiles, by rank.
+        peak_bytes: the largest memory of each process so far, by rank; 0 where the system does not say.
 
     Example:
         >>> with pyg_dist.profile() as profiled:
@@ -43,6 +50,29 @@ class Profile:
         self.layers = ["(outside)"]
         self.seconds: list[float] = []
         self.spans: list[list[Span]] = []
+        self.sent_bytes: list[int] = []
+        self.peak_bytes: list[int] = []
+
+    def __str__(self) -> str:
+        """A summary over the ranks: ``print(profile)``; :meth:`describe` has a line per rank."""
+        tables = [self.table(rank) for rank in range(len(self.seconds))]
+        if not tables:
+            return "a profile that has not ended"
+        total = sum(self.seconds) / len(tables)
+        lines = [["layer", "phase", "mean ms", "share", "min ms", "max ms"]]
+        for layer in [*range(1, len(self.layers)), OUTSIDE]:
+            for name in PHASES:
+                found = [table[layer][name] for table in tables]
+                if max(found) >= 0.0005 * total:
+                    times = [f"{1000 * seconds:.1f}" for seconds in (min(found), max(found))]
+                    mean = sum(found) / len(found)
+                    lines.append([self.layers[layer], name, f"{1000 * mean:.1f}", f"{mean / total:.0%}", *times])
+        ranks = f"{len(tables)} rank{'s' if len(tables) > 1 else ''}"
+        totals = [f"{ranks}: {1000 * min(self.seconds):.1f} to {1000 * max(self.seconds):.1f} ms"]
+        for name, values in (("sent", self.sent_bytes), ("peak memory of a process", self.peak_bytes)):
+            if any(values):
+                totals.append(f"{name} {min(values) / 2**20:,.1f} to {max(values) / 2**20:,.1f} MiB")
+        return "\n".join([*aligned(lines, left=(0, 1), elastic=0), ", ".join(totals)])
 
     def table(self, rank: int) -> list[dict[str, float]]:
         """Seconds by layer and phase of one rank; together they are the seconds of the block."""
@@ -57,7 +87,12 @@ class Profile:
         """Plain numbers for programs, in seconds."""
         return {
             "ranks": [
-                {"seconds": seconds, "layers": dict(zip(self.layers, self.table(rank), strict=True))}
+                {
+                    "seconds": seconds,
+                    "sent_bytes": self.sent_bytes[rank],
+                    "peak_bytes": self.peak_bytes[rank],
+                    "layers": dict(zip(self.layers, self.table(rank), strict=True)),
+                }
                 for rank, seconds in enumerate(self.seconds)
             ]
         }
@@ -75,11 +110,7 @@ class Profile:
             for layer in [*range(1, len(table)), OUTSIDE]:
                 add(str(rank), self.layers[layer], table[layer])
             add(str(rank), "all", {p: sum(row[p] for row in table) for p in PHASES})
-        widths = [max(len(line[k]) for line in lines) for k in range(len(lines[0]))]
-        return "\n".join(
-            "  ".join(c.ljust(w) if k == 1 else c.rjust(w) for k, (c, w) in enumerate(zip(line, widths, strict=True)))
-            for line in lines
-        )
+        return "\n".join(aligned(lines, left=(1,), elastic=1))
 
     def export_chrome_trace(self, path: str | Path) -> None:
         """Write the spans of all ranks for chrome://tracing or Perfetto. Not collective: call it on one rank.
@@ -89,11 +120,35 @@ class Profile:
         events: list[dict[str, Any]] = []
         for rank, spans in enumerate(self.spans):
             events.append({"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}})
+            for layer, name in enumerate(self.layers):
+                row = {"pid": rank, "tid": layer}
+                events.append({"name": "thread_name", "ph": "M", **row, "args": {"name": name}})
+                events.append({"name": "thread_sort_index", "ph": "M", **row, "args": {"sort_index": layer}})
             for span in spans:
                 times = {"ts": 1e6 * span.begin, "dur": 1e6 * span.seconds}
-                where = {"pid": rank, "tid": 0, "args": {"layer": self.layers[span.layer]}}
+                where = {"pid": rank, "tid": span.layer, "args": {"layer": self.layers[span.layer]}}
                 events.append({"name": PHASES[span.phase], "cat": "pyg_dist", "ph": "X", **times, **where})
         Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+
+    def plot(self, path: str | Path) -> None:
+        """Draw what each rank's time goes into, and what it has sent; the suffix chooses the format. Not collective.
+
+        Raises:
+            MissingPackageError: matplotlib is not installed.
+        """
+        tables = [self.table(rank) for rank in range(len(self.seconds))]
+        by_phase = {name: [1000 * sum(row[name] for row in table) for table in tables] for name in PHASES}
+        shown = {name: values for name, values in by_phase.items() if any(values)}
+        sent = {"sent": [count / 2**20 for count in self.sent_bytes]}
+        draw(path, "profile", None, Bars("time", shown, "ms", is_stacked=True), Bars("sent", sent, "MiB"))
+
+    def to_html(self, path: str | Path) -> None:
+        """Write one page with the summary, the table and the picture. Not collective: call it on one rank.
+
+        Raises:
+            MissingPackageError: matplotlib is not installed.
+        """
+        write_page(path, "profile", f"{self}\n\n{self.describe()}", [self.plot])
 
 
 @contextmanager
@@ -138,8 +193,17 @@ def profile(overlap: bool = True) -> Iterator[Profile]:
     mine[:, Span._fields.index("begin")] -= begin
     counts = axis.gather_counts(mine.shape[0])
     gathered = torch.split(axis.gather_rows(mine, counts), counts)
-    result.seconds = axis.gather_rows(torch.tensor([seconds], dtype=torch.float64), [1] * axis.size).tolist()
+    numbers = torch.tensor([[seconds, recorder.sent_bytes, _peak_bytes()]], dtype=torch.float64)
+    of_ranks = axis.gather_rows(numbers, [1] * axis.size)
+    result.seconds = of_ranks[:, 0].tolist()
+    result.sent_bytes, result.peak_bytes = (of_ranks[:, k].long().tolist() for k in (1, 2))
     result.spans = [[Span(int(a), int(b), *rest) for a, b, *rest in rows.tolist()] for rows in gathered]
+
+
+def _peak_bytes() -> int:
+    """The largest resident memory of this process so far."""
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 @contextmanager

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from functools import cached_property
 from itertools import accumulate
 from typing import Literal, NamedTuple
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import ReferenceType, WeakKeyDictionary, WeakValueDictionary, ref
 
 import torch
 from torch import Tensor
@@ -24,6 +25,38 @@ lasting = torch.inference_mode(False)
 
 Kind = Literal["node", "edge", "tile"]
 """What a row stands for; a tile's rows are nodes, and its columns are distributed, too."""
+
+
+class Living:
+    """Which distributions are alive; tells when the first one is made and when the last one is gone."""
+
+    def __init__(self) -> None:
+        self._references: set[ReferenceType[RowSharding]] = set()
+        self._on_first: Callable[[], None] | None = None
+        self._on_last: Callable[[], None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._references)
+
+    def watch(self, on_first: Callable[[], None], on_last: Callable[[], None]) -> None:
+        """Call ``on_first`` when the first one is made (at once if there is one), ``on_last`` when the last is gone."""
+        self._on_first, self._on_last = on_first, on_last
+        if self._references:
+            on_first()
+
+    def add(self, rows: RowSharding) -> None:
+        """Note a new one."""
+        if not self._references and self._on_first is not None:
+            self._on_first()
+        self._references.add(ref(rows, self._remove))
+
+    def _remove(self, reference: ReferenceType[RowSharding]) -> None:
+        self._references.discard(reference)
+        if not self._references and self._on_last is not None:
+            self._on_last()
+
+
+living = Living()
 
 
 class RowSharding:
@@ -57,6 +90,7 @@ class RowSharding:
         self._elements: WeakValueDictionary[int, RowSharding] = WeakValueDictionary()
         self._compared = WeakIdKeyDictionary()  # by list: (version, selection)
         self._moves: WeakKeyDictionary[RowSharding, Redistribution] = WeakKeyDictionary()
+        living.add(self)
 
     def __deepcopy__(self, memo: object) -> RowSharding:
         return self  # immutable

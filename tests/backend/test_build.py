@@ -99,7 +99,8 @@ def clone(tmp_path: Path) -> Path:
         pytest.skip("needs make and the source tree")
     for name in ("Makefile", "CMakeLists.txt", "constraints.txt", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path / name)
-    shutil.copytree(ROOT / "csrc", tmp_path / "csrc")
+    for name in ("csrc", "third_party"):
+        shutil.copytree(ROOT / name, tmp_path / name)
     return tmp_path
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+from datetime import timedelta
+
 import pytest
 
 from pyg_dist.backend.session.launch import Launch, detect, expand_node_list
+from pyg_dist.backend.session.rendezvous import meet
 from pyg_dist.errors import LaunchError
 
 MASTER = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234"}
@@ -156,3 +160,15 @@ def test_node_lists(nodes: str, hosts: list[str]) -> None:
 def test_broken_node_lists(nodes: str) -> None:
     with pytest.raises(LaunchError, match="MASTER_ADDR"):
         expand_node_list(nodes)
+
+
+def test_a_port_that_is_taken_is_no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch gives up at once, and the message says after which time."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        found = Launch(0, 2, 0, "env", "127.0.0.1", taken.getsockname()[1])
+        with pytest.raises(LaunchError, match=r"got, after \d+\.\d s of 15: .*in use") as caught:
+            meet(found, timedelta(seconds=15))
+    assert "within" not in str(caught.value)

@@ -14,7 +14,7 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     for setting in settings.SETTINGS:
         monkeypatch.delenv(setting.name, raising=False)
     values = [setting.value() for setting in settings.SETTINGS]
-    assert values == ["", False, float("inf"), None, 1, None]
+    assert values == ["", False, float("inf"), None, 1, None, None]
     for setting in settings.SETTINGS:
         monkeypatch.setenv(setting.name, "")
     assert [setting.value() for setting in settings.SETTINGS] == values
@@ -28,6 +28,7 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
         (settings.GRID_SUMS, "all_reduce", "all_reduce"),
         (settings.GRID_BLOCKS, "3", 3),
         (settings.MACHINE, "there/it.json", Path("there/it.json")),
+        (settings.LOG, "Info", "info"),
     ],
 )
 def test_values(monkeypatch: pytest.MonkeyPatch, setting: settings.Setting[object], given: str, value: object) -> None:
@@ -44,6 +45,7 @@ def test_values(monkeypatch: pytest.MonkeyPatch, setting: settings.Setting[objec
         (settings.GRID_SUMS, "ring"),
         (settings.GRID_BLOCKS, "0"),
         (settings.GRID_BLOCKS, "two"),
+        (settings.LOG, "loud"),
     ],
 )
 def test_what_makes_no_sense(monkeypatch: pytest.MonkeyPatch, setting: settings.Setting[object], given: str) -> None:

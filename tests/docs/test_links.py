@@ -8,8 +8,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _FENCED = re.compile(r"^( *)```.*?^\1```", re.M | re.S)
+
+
+_URL = re.search(r'^Homepage = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.M)
+assert _URL is not None
+# The README stands on PyPI, too, where relative links lead nowhere.
+REPOSITORY = f"{_URL[1]}/"
 
 
 def name(page: Path) -> str:
@@ -37,8 +43,18 @@ def test_paths(page: Path) -> None:
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "benchmarks" / "REPORT.md"], ids=name)
 def test_links(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#\s]+)(?:#[\w-]*)?\)", _FENCED.sub("", page.read_text()))
-    missing = [t for t in targets if not t.startswith(("http://", "https://")) and not (page.parent / t).exists()]
+    inside = [re.sub(rf"^{re.escape(REPOSITORY)}(blob|tree)/main/", f"{ROOT}/", target) for target in targets]
+    missing = [t for t in inside if not t.startswith(("http://", "https://")) and not (page.parent / t).exists()]
     assert not missing, f"{name(page)} links to what is not there: {missing}"
+
+
+def test_the_readme_has_absolute_links() -> None:
+    targets = re.findall(r"\]\(([^)\s]+)\)", (ROOT / "README.md").read_text())
+    assert [t for t in targets if not t.startswith("https://")] == []
+    files = [t.removeprefix(REPOSITORY) for t in targets if t.startswith(REPOSITORY)]
+    assert len(files) > 20
+    for kind, path in (file.split("/main/") for file in files):
+        assert (ROOT / path.split("#")[0]).is_dir() == (kind == "tree"), path
 
 
 def test_a_missing_file_is_noticed() -> None:

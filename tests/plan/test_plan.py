@@ -64,7 +64,7 @@ def test_to_dict_and_describe() -> None:
     assert "predicted" not in plan.describe()
     priced = plan.describe(model=Model.of_layers(50, 300, 10, 3, (2, 8)))
     assert "predicted for a 2-layer GCN, columns 10 8 3: " in priced
-    assert "memory of a rank, about: 0.0 MB" in priced
+    assert "memory of a rank, about: 0.0 MiB" in priced
     assert f"{plan.rows['hybrid']:,}" in plan.describe()
     assert len(Plan.of(*example()[:2], 500).describe().splitlines()) < 50
 

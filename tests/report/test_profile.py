@@ -50,6 +50,7 @@ def profiled(world_size: int, folder: str, overlap: bool) -> None:
 
     trained = Trained(world_size)
     expected = trained.epoch()
+    sent_before = trained.data.traffic.num_bytes
     with pyg_dist.profile(overlap=overlap) as found:
         gradients = trained.epoch()
         if pyg_dist.rank() == 0:
@@ -85,7 +86,23 @@ def profiled(world_size: int, folder: str, overlap: bool) -> None:
         found.export_chrome_trace(path)
         events = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]
         assert {e["pid"] for e in events} == set(range(world_size))
+        rows = [e for e in json.loads(path.read_text())["traceEvents"] if e["name"] == "thread_name"]
+        assert [e["args"]["name"] for e in rows] == world_size * found.layers
+        assert all(found.layers[e["tid"]] == e["args"]["layer"] for e in events)
         assert all(0 <= e["ts"] <= e["ts"] + e["dur"] <= 1e6 * max(found.seconds) for e in events)
+    assert found.sent_bytes[pyg_dist.rank()] == trained.data.traffic.num_bytes - sent_before
+    assert min(found.sent_bytes) > 0
+    assert min(found.peak_bytes) > 50 * 2**20
+    summary = str(found).splitlines()
+    assert summary[0].split() == ["layer", "phase", "mean", "ms", "share", "min", "ms", "max", "ms"]
+    assert max(map(len, [*summary, *found.describe().splitlines()])) <= 120
+    assert summary[-1].startswith(f"{world_size} ranks: ")
+    assert "MiB, peak memory of a process" in summary[-1]
+    assert abs(sum(int(line.split()[-3][:-1]) for line in summary[1:-1]) - 100) <= len(summary) / 2 + 1
+    if pyg_dist.is_main():
+        pytest.importorskip("matplotlib")
+        found.to_html(Path(folder) / "profile.html")
+        assert (Path(folder) / "profile.html").read_text().count("<svg") == 1
     with pyg_dist.profile(), pytest.raises(pyg_dist.errors.OptionError, match="at a time"), pyg_dist.profile():
         pass
     assert not pyg_dist.backend.timing.is_recording()

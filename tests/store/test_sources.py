@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import scipy.io
 import scipy.sparse
 import torch
 from graphs import load_npz
+from torch_geometric.data import Data
 
 from pyg_dist import save_graph
 from pyg_dist.errors import DataError, PygDistError
@@ -287,3 +289,63 @@ def test_ogb_folders_as_ogb_reads_them(tmp_path: Path, name: str, form: str) -> 
     assert found["y"].shape == (40, 1)
     assert found["y"].dtype == (np.float32 if form == "npz" else np.int64)
     assert np.isnan(found["y"]).any() == (form == "npz")
+
+
+def saved(data: Data, path: Path, form: str) -> Path:
+    """The graph as scripts, PyG and its datasets save it; what names it."""
+    if form == "dataset":
+        (path / "processed").mkdir()
+        torch.save((data.to_dict(), None, Data), path / "processed" / "data.pt")
+        return path
+    torch.save(data if form == "data" else data.to_dict(), path / "graph.pt")
+    return path / "graph.pt"
+
+
+@pytest.mark.parametrize("form", ["data", "dict", "dataset"])
+def test_torch_files(tmp_path: Path, form: str) -> None:
+    edges = torch.from_numpy(random_edges(50, 333))
+    data = Data(x=torch.randn(50, 4), edge_index=edges, y=torch.arange(50) % 3, edge_attr=torch.randn(333, 2))
+    data.train_mask, data.name, data.scale = torch.arange(50) % 2 == 0, "a name", torch.tensor(3.0)
+    source = open_source(str(saved(data, tmp_path, form)))
+    found = read(source)
+    assert (source.info().num_nodes, source.info().num_edges) == (50, 333)
+    assert found.keys() == {"edge_index", "edge_attr", "x", "y", "train_mask"}
+    for name, rows in found.items():
+        assert np.array_equal(rows, data[name].numpy()), name
+
+
+class Harmful:
+    """Unpickled, it would end the process."""
+
+    def __reduce__(self) -> Any:
+        return os._exit, (3,)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"edge_index": torch.tensor([[0.5, 1.0], [1.0, 2.0]])}, "Expected integers .*torch.float32"),
+        ({"x": torch.zeros(3)}, "Expected integers .*got nothing"),
+        ([torch.zeros(3)], "Expected a Data, or a dict of tensors"),
+        (({"edge_index": torch.zeros(2, 4).long()}, {"edge_index": torch.tensor([0, 2, 4])}), "Expected one graph"),
+        ({"_global_store": {"x": torch.zeros(2)}}, "homogeneous"),
+        (Harmful(), "weights_only=True .*_exit"),
+    ],
+)
+def test_torch_files_that_are_no_graph(tmp_path: Path, content: Any, message: str) -> None:
+    torch.save(content, tmp_path / "graph.pt")
+    with pytest.raises(DataError, match=message) as caught:
+        open_source(str(tmp_path / "graph.pt"))
+    assert "\n" not in str(caught.value)
+
+
+def test_float_ids_are_refused(tmp_path: Path) -> None:
+    """Everywhere: cut off, 0.5 would be node 0."""
+    ends = np.array([[0, 1], [0.5, 2]])
+    np.save(tmp_path / "e.npy", ends)
+    np.savez(tmp_path / "e.npz", num_nodes=3, edge_index=ends)
+    (tmp_path / "e.txt").write_text("0 0.5\n1 2\n")
+    (tmp_path / "e.csv").write_text("0,0.5,1\n1,2,1\n")
+    for name in ("e.npy", "e.npz", "e.txt", "e.csv"):
+        with pytest.raises(DataError, match=f"{name}"):
+            read(open_source(str(tmp_path / name)))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pyg_dist.backend.comm.connection import connected, wait
 from pyg_dist.backend.comm.group import Group
-from pyg_dist.backend.timing import phase
+from pyg_dist.backend.timing import count_sent, phase
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -171,7 +171,9 @@ class Transport:
         own = sent[self.group.rank]
         num_rows = sum(sent) - own
         self.traffic.num_rows += num_rows
-        self.traffic.num_bytes += num_rows * rows.shape[1:].numel() * rows.element_size()
+        num_bytes = num_rows * rows.shape[1:].numel() * rows.element_size()
+        self.traffic.num_bytes += num_bytes
+        count_sent(num_bytes)
         self.traffic.num_messages += sum(count > 0 for count in sent) - (own > 0)
 
     def _message(self, direction: Callable[..., Any], piece: Tensor, peer: int) -> dist.P2POp:

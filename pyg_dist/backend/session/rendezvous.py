@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -28,14 +29,16 @@ def meet(launch: Launch, timeout: timedelta) -> dist.Store:
     if launch.master_addr in _LOOPBACK:
         _use_loopback()
     host = f"[{launch.master_addr}]" if ":" in launch.master_addr else launch.master_addr
+    began = time.monotonic()
     try:
         # torch's own rendezvous, because torchrun's agent may already hold the store.
         meeting = dist.rendezvous(f"tcp://{host}:{launch.master_port}", launch.rank, launch.world_size, timeout=timeout)
         store: dist.Store = next(meeting)[0]
     except dist.DistError as error:
         raise LaunchError(
-            f"Expected {launch.world_size} ranks to meet at {host}:{launch.master_port} within {timeout} "
-            f"(got {str(error).splitlines()[0]}); check MASTER_ADDR, MASTER_PORT and that every rank has started"
+            f"Expected {launch.world_size} ranks to meet at {host}:{launch.master_port} "
+            f"(got, after {time.monotonic() - began:.1f} s of {timeout.total_seconds():g}: "
+            f"{str(error).splitlines()[0]}); check MASTER_ADDR, MASTER_PORT and that every rank has started"
         ) from error
     return store
 

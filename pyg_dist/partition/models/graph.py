@@ -47,12 +47,16 @@ def build_graph_model(edge_index: Tensor, num_nodes: int, train_mask: Tensor | N
 
 
 def _symmetric_csr(source: Array, target: Array, num_nodes: int) -> tuple[Array, Array]:
-    index_dtype = np.int32 if num_nodes <= np.iinfo(np.int32).max else np.int64
+    index_dtype = np.int32 if max(num_nodes, 2 * source.size) <= np.iinfo(np.int32).max else np.int64
     is_link = source != target
+    # Each array goes as soon as the next one stands: this is where rank 0 holds most.
     source, target = source[is_link].astype(index_dtype), target[is_link].astype(index_dtype)
-    rows, columns = np.concatenate([source, target]), np.concatenate([target, source])
+    del is_link
     # Booleans: a duplicate is or-ed away, where small integers could wrap around to zero.
     shape = (num_nodes, num_nodes)
-    adjacency = scipy.sparse.coo_array((np.ones(rows.size, dtype=bool), (rows, columns)), shape=shape).tocsr()
+    one_way = scipy.sparse.coo_array((np.ones(source.size, dtype=bool), (source, target)), shape=shape).tocsr()
+    del source, target
+    adjacency = one_way + one_way.T.tocsr()
+    del one_way
     adjacency.sort_indices()
     return adjacency.indptr, adjacency.indices

@@ -82,12 +82,12 @@ def grid_plans(model: Model, num_ranks: int, machine: Machine) -> list[Candidate
 def grid_table(candidates: Sequence[Candidate], num_ranks: int) -> str:
     """The candidates as a table for people; the first one is marked as chosen, and the baseline as nearest cube."""
     cube = nearest_cube(num_ranks)
-    lines = [f"{'x':>4} {'y':>4} {'z':>4}  {'sums':<14} {'seconds':>11} {'MB, about':>10} {'MB a rank':>10}"]
+    lines = [f"{'x':>4} {'y':>4} {'z':>4}  {'sums':<14} {'seconds':>11} {'MiB, about':>10} {'MiB a rank':>10}"]
     for candidate in candidates:
         sides = " ".join(f"{candidate.shape[axis]:>4}" for axis in GRID_AXES)
         marks = ["chosen"] * (candidate is candidates[0]) + ["nearest cube"] * (candidate.shape == cube)
         lines.append(
-            f"{sides}  {candidate.sums:<14} {candidate.seconds:>11.4g} {candidate.num_bytes / 1e6:>10.2f} "
-            f"{candidate.memory / 1e6:>10.2f}  {', '.join(marks)}".rstrip()
+            f"{sides}  {candidate.sums:<14} {candidate.seconds:>11.4g} {candidate.num_bytes / 2**20:>10.2f} "
+            f"{candidate.memory / 2**20:>10.2f}  {', '.join(marks)}".rstrip()
         )
     return "\n".join(lines)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import safetensors
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from pyg_dist.backend.ops.row_format import row_bytes
@@ -27,8 +27,12 @@ from pyg_dist.plan.halo.sizes import ShareSizes, all_sizes
 from pyg_dist.plan.machine import Machine
 from pyg_dist.plan.model import Model, Price
 from pyg_dist.plan.plot import Bars, HeatMap, draw
+from pyg_dist.plan.text import aligned
 
 _FORMAT = 2
+
+_MOST_LINES = 32
+"""With more ranks, a table has half as many: those with most to do."""
 
 # Above this share of all pairs of ranks, one all-to-all-v replaces the messages: where all pairs of 4 or 8 ranks
 # exchange over gloo on one machine, messages take as long or longer (up to 1.4 times at 8).
@@ -215,17 +219,19 @@ class Plan(DistributionPlan):
         return f"{self.layout} layout, {self.partition} partition, {self.exchange} exchange, plan {self.hash[:12]}"
 
     def _table(self, machine: Machine) -> list[str]:
-        """A line per rank (the first ones, where there are many) and totals."""
+        """A line per rank (where there are many: those with most to do) and totals."""
         columns = ("nodes", "inner", "edges", "halo_edges", "work", "rows_sent", "rows_received", "messages")
         header = ["rank", *(c.replace("_", " ") for c in columns)]
-        shown = list(enumerate(self.sizes))[: 32 if self.ranks > 40 else None]
+        shown = list(enumerate(self.sizes))
+        if self.ranks > _MOST_LINES:
+            shown = sorted(shown, key=lambda pair: (-self._load(pair[1]), pair[0]))[: _MOST_LINES // 2]
         lines = [[str(rank), *(f"{getattr(s, c):,}" for c in columns)] for rank, s in shown]
         if len(shown) < self.ranks:
             lines.append([f"+{self.ranks - len(shown)}", *("..." for _ in columns)])
+            header[0] = "worst"
         lines.append(["all", *(f"{sum(getattr(s, c) for s in self.sizes):,}" for c in columns)])
         lines.append(["max/mean", *(f"{self.imbalance([getattr(s, c) for s in self.sizes]):.2f}" for c in columns)])
-        width_of = [max(len(row[k]) for row in [header, *lines]) for k in range(len(header))]
-        table = ["  ".join(cell.rjust(w) for cell, w in zip(row, width_of, strict=True)) for row in [header, *lines]]
+        table = aligned([header, *lines])
         by_kind = ", ".join(f"{kind} {count:,}" for kind, count in self.rows.items())
         way = "an all-to-all-v" if self.is_dense else "a message per neighbour"
         table.append(f"rows per aggregation: {by_kind}; by {way}")
@@ -234,6 +240,12 @@ class Plan(DistributionPlan):
             inside = self.rows[self.exchange] - between
             table.append(f"on nodes of {machine.ranks_per_node} ranks: {inside:,} rows stay inside, {between:,} leave")
         return table
+
+    def _load(self, sizes: ShareSizes) -> float:
+        """How far a rank is above the mean, in that of work, rows sent and rows received where it is most."""
+        names = ("work", "rows_sent", "rows_received")
+        means = {name: sum(getattr(s, name) for s in self.sizes) / self.ranks for name in names}
+        return max(getattr(sizes, name) / means[name] if means[name] else 0.0 for name in names)
 
     def _traffic(self, width: int, machine: Machine) -> str:
         text = super()._traffic(width, machine)
@@ -256,7 +268,8 @@ class Plan(DistributionPlan):
         content = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("parts", "sizes")}
         content |= {"format": _FORMAT, "sizes": [asdict(size) for size in self.sizes]}
         narrow = self.parts.to("cpu", torch.from_numpy(np.empty(0, np.min_scalar_type(-self.ranks))).dtype)
-        save_file({"parts": narrow.contiguous()}, path, metadata={"plan": json.dumps(content)})
+        # Not save_file, whose files only their owner may read.
+        Path(path).write_bytes(save({"parts": narrow.contiguous()}, {"plan": json.dumps(content)}))
 
     @staticmethod
     def load(path: str | Path, expected_hash: str | None = None) -> Plan:

@@ -12,15 +12,18 @@ from pyg_dist.store.sources.ogb import OGB, is_ogb_folder
 from pyg_dist.store.sources.rmat import PREFIX, RMat
 from pyg_dist.store.sources.saved_graph import SavedGraph
 from pyg_dist.store.sources.source import Source
+from pyg_dist.store.sources.torch_file import PROCESSED, TorchFile
 
 __all__ = ["KINDS", "Source", "open_source"]
 
 KINDS = (
-    ".npz; .safetensors of pyg_dist.save_graph; a folder of an OGB node dataset; Matrix Market .mtx; edges in "
+    ".npz; .pt of torch.save; .safetensors of pyg_dist.save_graph; the folder of a dataset of PyG or of an OGB node "
+    "dataset; Matrix Market .mtx; edges in "
     ".txt .csv .tsv .edges .el (.gz too) or .npy; rmat:scale=22,edges=100000000,seed=0"
 )
 _BY_SUFFIX: dict[str, type[Source]] = {
     ".npz": Npz,
+    ".pt": TorchFile,
     ".safetensors": SavedGraph,
     ".npy": ArrayEdges,
     ".mtx": MatrixMarket,
@@ -38,11 +41,14 @@ def open_source(graph: str) -> Source:
         return RMat(graph)
     path = Path(graph)
     if path.is_dir():
-        if not is_ogb_folder(path):
-            raise DataError(
-                f"Expected raw/edge.csv.gz or raw/data.npz in {path} (got neither): name an OGB node dataset"
-            )
-        return OGB(path)
+        if is_ogb_folder(path):
+            return OGB(path)
+        if (path / PROCESSED).is_file():
+            return TorchFile(path / PROCESSED)
+        raise DataError(
+            f"Expected {PROCESSED}, raw/edge.csv.gz or raw/data.npz in {path} (got none of them): name the folder of a "
+            f"dataset of PyG or of OGB"
+        )
     if not path.exists():
         raise DataError(f"Expected a graph in {path} (there is nothing): check the name")
     kind = _BY_SUFFIX.get(path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix)

@@ -1,0 +1,232 @@
+"""Training over a slow network: two ranks in two network namespaces, joined by a pair of rate-limited interfaces.
+
+    python benchmarks/two_machines.py                                     # graph A, 1 Gbit/s and 200 Mbit/s; root
+    python benchmarks/two_machines.py --graph small --rates 50 --epochs 1
+
+Each namespace stands for a machine with one core: its ranks reach each other over the link alone (``ip netns``,
+``veth``, and a token bucket, ``tc ... tbf``, in both directions). An epoch is that of benchmarks/epoch.py: SAGE with 3
+layers of 256, forward, loss, backward, Adam. Beside each time stands what the plan predicts for a machine with such a
+link. All that is made is removed in the end. Where namespaces are not allowed, the script says so and ends well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import machine
+import numpy as np
+import power_law
+from tqdm import tqdm
+
+RESULTS = Path(__file__).resolve().parent / "results"
+VARIANTS: dict[str, dict[str, Any]] = {
+    "halo, post": {"exchange": "post"},
+    "halo, hybrid": {},
+    "halo, 8 bits": {"bits": 8},
+    "halo, 2 bits": {"bits": 2},
+    "grid": {"layout": "grid"},
+}
+NAMES = [f"pyg_dist_{os.getpid()}_{rank}" for rank in range(2)]
+LINKS = [f"pgd{os.getpid() % 100_000}{'ab'[rank]}" for rank in range(2)]
+ADDRESSES = ["10.213.77.1", "10.213.77.2"]
+PORT = 29_577
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+@contextmanager
+def two_machines() -> Iterator[None]:
+    """Two namespaces and the link between them."""
+    try:
+        for name in NAMES:
+            ip("netns", "add", name)
+        ip("link", "add", LINKS[0], "netns", NAMES[0], "type", "veth", "peer", "name", LINKS[1], "netns", NAMES[1])
+        for name, link, address in zip(NAMES, LINKS, ADDRESSES, strict=True):
+            ip("-n", name, "address", "add", f"{address}/24", "dev", link)
+            for interface in (link, "lo"):
+                ip("-n", name, "link", "set", interface, "up")
+        yield
+    finally:
+        for name in NAMES:  # which takes its end of the link along, and so the link
+            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+
+
+def limit(megabits: int) -> None:
+    """Let the link carry so much in each direction."""
+    for name, link in zip(NAMES, LINKS, strict=True):
+        bucket = ["rate", f"{megabits}mbit", "burst", f"{max(32, megabits * 2)}kb", "latency", "200ms"]
+        command = ["tc", "-n", name, "qdisc", "replace", "dev", link, "root", "tbf", *bucket]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+
+
+class Rank:
+    """A process in a namespace that does what it is told."""
+
+    def __init__(self, rank: int, graph: str, parts: Path) -> None:
+        places = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": str(PORT)}
+        environment = os.environ | places | {"GLOO_SOCKET_IFNAME": LINKS[rank], "OMP_NUM_THREADS": "1"}
+        command = ["ip", "netns", "exec", NAMES[rank], sys.executable, __file__, "--worker", "--graph", graph]
+        self.process = subprocess.Popen(
+            [*command, "--parts", str(parts)], env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+
+    def ask(self, **request: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError("Expected an answer of every rank (one has ended); its error stands above")
+        return json.loads(line)
+
+
+def serve(graph: str, parts: Path) -> None:
+    """A rank: lays out a variant, or runs epochs of the last one."""
+    import torch
+    import torch.nn.functional as F
+    from epoch import sage
+
+    from pyg_dist import DistributedData
+    from pyg_dist.conv import DistributedSAGEConv
+    from pyg_dist.plan import Machine, Model
+
+    torch.set_num_threads(1)
+    whole, owner = power_law.load(graph), torch.from_numpy(np.load(parts))
+    num_classes = int(whole.y.max()) + 1
+    stack = Model.of_layers(whole.num_nodes, whole.num_edges, whole.num_features, num_classes, (3, 256), "sage")
+    data: Any = None
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "options" in request:
+            options = request["options"]
+            given = {} if options.get("layout") == "grid" else {"partition": owner}
+            data = DistributedData(whole, **given, **options)
+            torch.manual_seed(0)
+            model = sage(whole.num_features, num_classes, DistributedSAGEConv)
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
+            print(json.dumps({"done": True}), flush=True)
+            continue
+        link = replace(Machine(), inter_bandwidth=request["megabits"] * 1e6 / 8, ranks_per_node=1, cores=1)
+        seconds, sent = [], data.traffic.num_bytes
+        for _ in range(request["epochs"]):
+            began = time.perf_counter()
+            optimizer.zero_grad()
+            out = model(data.x, data.edge_index)
+            loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
+            loss.backward()
+            optimizer.step()
+            last = loss.item()
+            seconds.append(time.perf_counter() - began)
+        sent = (data.traffic.num_bytes - sent) / request["epochs"]
+        predicted = data.plan.price(stack, link).seconds
+        print(json.dumps({"seconds": seconds, "loss": last, "sent": sent, "predicted": predicted}), flush=True)
+
+
+def measured(args: argparse.Namespace, parts: Path) -> list[dict[str, Any]]:
+    """A row for each rate and variant; the processes stay, and the link changes under them."""
+    rows = []
+    ranks = [Rank(rank, args.graph, parts) for rank in range(2)]
+    try:
+        for name in tqdm(args.variants, desc="variants", disable=None):
+            limit(10_000)
+            for requests in ({"options": VARIANTS[name]}, {"epochs": 1, "megabits": 10_000}):  # the first epoch plans
+                for rank in ranks:
+                    rank.ask(**requests)
+                [rank.answer() for rank in ranks]
+            for megabits in args.rates:
+                limit(megabits)
+                for rank in ranks:
+                    rank.ask(epochs=args.epochs, megabits=megabits)
+                answers = [rank.answer() for rank in ranks]
+                epochs = [max(pair) for pair in zip(*(answer["seconds"] for answer in answers), strict=True)]
+                rows.append({
+                    "megabits": megabits, "variant": name, "seconds": statistics.median(epochs), "epochs": epochs,
+                    "predicted": answers[0]["predicted"], "sent_mib": sum(a["sent"] for a in answers) / 2**20,
+                    "loss": answers[0]["loss"],
+                })  # fmt: skip
+                print(report(rows[-1:]).splitlines()[1], flush=True)
+    finally:
+        for rank in ranks:
+            rank.process.stdin.close()
+        for rank in ranks:
+            try:
+                rank.process.wait(20)
+            except subprocess.TimeoutExpired:
+                rank.process.kill()
+    return rows
+
+
+def report(rows: list[dict[str, Any]]) -> str:
+    lines = ["Mbit/s  variant         s an epoch  predicted  MiB sent  faster than post"]
+    post = {row["megabits"]: row["seconds"] for row in rows if row["variant"] == "halo, post"}
+    for row in sorted(rows, key=lambda row: -row["megabits"]):
+        ratio = f"{post[row['megabits']] / row['seconds']:.2f}x" if row["megabits"] in post else "-"
+        lines.append(f"{row['megabits']:>6}  {row['variant']:<14}  {row['seconds']:>10.2f}  {row['predicted']:>9.2f}  "
+                     f"{row['sent_mib']:>8.1f}  {ratio:>16}")  # fmt: skip
+    return "\n".join(lines)
+
+
+def allowed() -> str | None:
+    """Why there can be no namespaces; None: there can."""
+    try:
+        with two_machines():
+            limit(1000)
+    except FileNotFoundError as error:
+        return f"{error.filename} is not installed (iproute2)"
+    except subprocess.CalledProcessError as error:
+        return str(error.stderr).strip() or str(error)
+    return None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--graph", default="A", help=f"{', '.join(power_law.SIZES)}, or a .npz file")
+    parser.add_argument("--rates", type=int, nargs="+", default=[1000, 200], help="Mbit/s in each direction")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
+    parser.add_argument("--parts", type=Path, help=".npy file of parts to use; if it is not there, METIS' are written")
+    parser.add_argument("--output", type=Path, default=RESULTS / "two-machines.json")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        serve(args.graph, args.parts)
+        return
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that the namespaces are removed
+    why = allowed()
+    if why is not None:
+        print(f"skipped: no network namespaces here: {why}")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        parts = args.parts or Path(folder) / "parts.npy"
+        if not parts.exists():
+            from pyg_dist.partition import partition
+
+            data = power_law.load(args.graph)
+            np.save(parts, partition(data.edge_index, data.num_nodes, 2, "metis", train_mask=data.train_mask).numpy())
+        with two_machines():
+            rows = measured(args, parts)
+    print(report(rows))
+    content = {"command": " ".join(["python", "benchmarks/two_machines.py", *sys.argv[1:]]), "graph": args.graph}
+    args.output.write_text(json.dumps(content | {"machine": machine.describe(), "rows": rows}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

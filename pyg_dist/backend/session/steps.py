@@ -1,0 +1,71 @@
+"""What a set-up says while it works: its steps with their times in the log, and a bar where rank 0 has a terminal."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tqdm import tqdm
+
+from pyg_dist.backend.session import world
+from pyg_dist.backend.session.settings import LOG
+
+logger = logging.getLogger("pyg_dist")
+
+_bars: list[tqdm[None]] = []
+
+
+def configure_log() -> None:
+    """Write the package's log to stderr if the setting PYG_DIST_LOG asks for a level. Not collective.
+
+    Raises:
+        OptionError: The setting is no level.
+    """
+    level = LOG.value()
+    if level is None:
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("pyg_dist: %(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(level.upper())
+    logger.propagate = False  # a script that configures logging, too, would print each line twice
+
+
+@contextmanager
+def set_up(what: str, num_steps: int) -> Iterator[None]:
+    """Show a bar of so many steps in a terminal while the block runs, and log what it took. Not collective.
+
+    Args:
+        what: the name of the whole.
+        num_steps: how many of :func:`step` there will be.
+    """
+    began = time.monotonic()
+    has_terminal = world.is_main() and sys.stderr.isatty()
+    bar = tqdm(total=num_steps, desc=what, unit="step", leave=False, disable=not has_terminal)
+    _bars.append(bar)
+    try:
+        yield
+    finally:
+        _bars.pop()
+        bar.close()
+    _say("%s: %.1f s in all", what, time.monotonic() - began)
+
+
+@contextmanager
+def step(name: str) -> Iterator[None]:
+    """Log, on rank 0, what a step of a set-up takes, and move the bar on. Not collective."""
+    began = time.monotonic()
+    if _bars:
+        _bars[-1].set_postfix_str(name)
+    yield
+    if _bars:
+        _bars[-1].update()
+    _say("%s: %.1f s", name, time.monotonic() - began)
+
+
+def _say(message: str, *values: object) -> None:
+    if world.is_main():
+        logger.info(message, *values)

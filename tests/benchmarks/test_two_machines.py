@@ -1,0 +1,31 @@
+"""Epochs over a rate-limited link: every variant trains alike, fewer bits send less, and nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from launching import run_script
+
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "two_machines.py"
+
+
+@pytest.mark.timeout(300)  # new Python processes, on a machine that may be busy
+def test_two_machines(tmp_path: Path) -> None:
+    output = tmp_path / "two.json"
+    options = ("--graph", "tiny", "--epochs", "1", "--rates", "100", "--output", str(output))
+    ended = run_script("python", 1, SCRIPT, *options)
+    assert ended.codes == [0], ended.stderr
+    if ended.stdout.startswith("skipped"):
+        pytest.skip(ended.stdout)
+    rows = {row["variant"]: row for row in json.loads(output.read_text())["rows"]}
+    assert len(rows) == 5
+    sent = [rows[f"halo, {name}"]["sent_mib"] for name in ("post", "hybrid", "8 bits", "2 bits")]
+    assert sent == sorted(sent, reverse=True)
+    assert sent[-1] < sent[0]
+    exact = [rows[name]["loss"] for name in ("halo, post", "halo, hybrid", "grid")]
+    assert exact == pytest.approx([exact[0]] * 3, abs=1e-3)
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
+    assert "pyg_dist_" not in listed

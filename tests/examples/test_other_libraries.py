@@ -1,0 +1,184 @@
+"""Trainers, metrics and models of other libraries compute what they do on stock PyG; runs go on with other ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from launching import run_script
+from random_graphs import random_graph
+from torch import nn
+from torch_geometric.datasets import KarateClub
+from torch_geometric.nn import LINKX, CorrectAndSmooth, RGCNConv
+from torch_geometric.nn.models import GCN
+from workers import Workers
+
+ROOT = Path(__file__).resolve().parents[2]
+Pools = Callable[[int], Workers]
+
+
+def stock_losses(optimizer: Callable[..., torch.optim.Optimizer], epochs: int) -> list[float]:
+    """Those of the model that all scripts here train."""
+    torch.manual_seed(0)
+    data = KarateClub()[0]
+    model = GCN(34, 16, num_layers=2, out_channels=4)
+    updates, losses = optimizer(model.parameters()), []
+    for _ in range(epochs):
+        updates.zero_grad()
+        loss = F.cross_entropy(model(data.x, data.edge_index)[data.train_mask], data.y[data.train_mask])
+        loss.backward()
+        updates.step()
+        losses.append(loss.item())
+    return losses
+
+
+def losses_of(printed: str) -> dict[int, float]:
+    return {int(epoch): float(loss) for epoch, loss in re.findall(r"^epoch (\d+) loss (\S+)$", printed, re.M)}
+
+
+@pytest.mark.parametrize(("launcher", "num_ranks"), [("python", 1), ("torchrun", 2)])
+@pytest.mark.parametrize(
+    ("script", "package"),
+    [("with_accelerate", "accelerate"), ("with_fabric", "lightning"), ("with_lightning", "lightning")],
+)
+def test_trainers(
+    script: str, package: str, launcher: str, num_ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    ended = run_script(launcher, num_ranks, ROOT / "examples" / f"{script}.py", "--epochs", "6")
+    assert set(ended.codes) == {0}, ended.stderr
+    assert len(re.findall("^epoch", ended.stdout, re.M)) == 6, "one rank prints"
+    expected = stock_losses(lambda p: torch.optim.SGD(p, lr=0.1), 6)
+    np.testing.assert_allclose(list(losses_of(ended.stdout).values()), expected, atol=2e-6)
+    if script == "with_lightning":
+        assert [path.name for path in tmp_path.rglob("*.ckpt")] == ["best.ckpt"]
+        (metrics,) = tmp_path.rglob("metrics.csv")
+        assert len(metrics.read_text().splitlines()) == 7
+
+
+def test_resuming_on_other_numbers_of_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2, 1 and 3 ranks go on where the last ones stopped, the optimizer's moments included."""
+    page = (ROOT / "docs/how-to/save-and-resume.md").read_text()
+    script = tmp_path / "train.py"
+    script.write_text("\n".join(re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)))
+    monkeypatch.chdir(tmp_path)
+    found: dict[int, float] = {}
+    for num_ranks in (2, 1, 3):
+        ended = run_script("env", num_ranks, script)
+        assert set(ended.codes) == {0}, ended.stderr
+        found |= losses_of(ended.stdout)
+    assert list(found) == list(range(1, 10))
+    np.testing.assert_allclose(list(found.values()), stock_losses(lambda p: torch.optim.Adam(p, lr=0.01), 9), atol=2e-6)
+
+
+# ---- Models and metrics, each on stock PyG and on ours --------------------------------------------------------------
+
+
+def trained(make: Callable[[], nn.Module], data: Any, inputs: Callable[[Any], tuple[Any, ...]], wrap: Any) -> list[Any]:
+    """Outputs, loss and gradients of three epochs."""
+    torch.manual_seed(0)
+    model = wrap(make().double())
+    updates = torch.optim.Adam(model.parameters(), lr=0.01)
+    averaged = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    for _ in range(3):
+        updates.zero_grad()
+        out = model(*inputs(data))
+        loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
+        loss.backward()
+        updates.step()
+        averaged.update_parameters(model)
+    return [out.detach(), loss.detach(), *(p.detach() for p in averaged.parameters()), averaged(*inputs(data)).detach()]
+
+
+def linkx() -> nn.Module:
+    return LINKX(60, 5, 8, 4, num_layers=2)
+
+
+def rgcn() -> nn.Module:
+    return RGCNConv(5, 4, num_relations=3)
+
+
+def with_edges(data: Any) -> tuple[Any, ...]:
+    return data.x, data.edge_index
+
+
+def with_relations(data: Any) -> tuple[Any, ...]:
+    return data.x, data.edge_index, data.edge_type
+
+
+def smoothed(data: Any, wrap: Any) -> list[Any]:
+    steps = wrap(CorrectAndSmooth(3, 0.8, 3, 0.8))
+    soft = data.x[:, :4].softmax(dim=-1)
+    known = data.y[data.train_mask]
+    corrected = steps.correct(soft, known, data.train_mask, data.edge_index)
+    return [corrected, steps.smooth(corrected, known, data.train_mask, data.edge_index)]
+
+
+def in_bfloat16(data: Any, wrap: Any) -> list[Any]:
+    torch.manual_seed(0)
+    model = wrap(GCN(5, 8, num_layers=2, out_channels=4))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = F.cross_entropy(model(data.x.float(), data.edge_index)[data.train_mask], data.y[data.train_mask])
+    loss.backward()
+    return [loss.detach(), *(p.grad for p in model.parameters())]
+
+
+def metrics(data: Any, wrap: Any) -> list[Any]:
+    sklearn_metrics = pytest.importorskip("sklearn.metrics")
+    predicted, truth = data.x[:, :4].argmax(dim=-1), data.y
+    if wrap is not whole:
+        predicted, truth = predicted.full_tensor(), truth.full_tensor()
+    found = [sklearn_metrics.f1_score(truth.numpy(), predicted.numpy(), average="macro")]
+    try:
+        from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
+    except ImportError:
+        return [torch.tensor(found)]
+    scores = data.x[:, :4] if wrap is whole else data.x[:, :4].full_tensor()
+    for alone in (True, False):
+        found.append(MulticlassF1Score(num_classes=4, average="macro", sync_on_compute=alone)(predicted, truth).item())
+    found.append(MulticlassAUROC(num_classes=4)(scores.softmax(-1), truth).item())
+    return [torch.tensor(found)]
+
+
+def whole(model: Any) -> Any:
+    return model
+
+
+def both_sides(script: Callable[[Any, Any], list[Any]], tolerance: float) -> None:
+    """On every rank: the same numbers as stock PyG's."""
+    from pyg_dist import DistributedData, distribute
+
+    graph = random_graph(60, 600, seed=1)
+    graph.edge_type = torch.arange(600) % 3
+    graph.y = torch.arange(60) % 4
+    expected = script(graph, whole)
+    found = script(DistributedData(graph), distribute)
+    assert len(found) == len(expected) > 0
+    for ours, stock in zip(found, expected, strict=True):
+        value = ours.full_tensor() if hasattr(ours, "full_tensor") else ours
+        torch.testing.assert_close(value, stock, rtol=tolerance, atol=tolerance)
+
+
+def linkx_script(data: Any, wrap: Any) -> list[Any]:
+    return trained(linkx, data, with_edges, wrap)
+
+
+def rgcn_script(data: Any, wrap: Any) -> list[Any]:
+    return trained(rgcn, data, with_relations, wrap)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("script", "tolerance"),
+    [(linkx_script, 1e-10), (rgcn_script, 1e-10), (smoothed, 1e-10), (in_bfloat16, 3e-2), (metrics, 1e-6)],
+    ids=["LINKX and EMA", "RGCN and EMA", "correct and smooth", "autocast", "metrics"],
+)
+def test_models_and_metrics(workers: Pools, world_size: int, script: Any, tolerance: float) -> None:
+    workers(world_size).run(both_sides, script, tolerance)
