@@ -60,7 +60,7 @@ def test_the_plan_of_other_numbers_of_ranks(tmp_path: Path, graph: str, capsys: 
         found = json.loads(capsys.readouterr().out)
         assert (found["ranks"], sum(found["nodes"]), sum(found["edges"])) == (ranks, 200, 1500)
         assert (found["rows"]["hybrid"] == 0) == (ranks == 1)
-    for ranks, words in ((5, "--parts 5 --force"), (0, "positive")):
+    for ranks, words in ((5, "--parts 5 --force"), (0, "one rank or more")):
         assert main(["plan", out, "--ranks", str(ranks)]) == 1
         error = capsys.readouterr().err
         assert error.count("\n") == 1

@@ -239,6 +239,7 @@ TILES_ADD: list[tuple[str, str, str]] = [
     ("all-to-all", "none", "batch_norm"),  # every rank has the running statistics of all columns
     ("2 sum", "2 sum", "layer_norm"),  # over columns, which lie on several ranks
     ("sum", "sum", "rms_norm"),
+    ("all-to-all", "all-to-all", "__getitem__ index_select"),  # the form is a batch's rows; all else takes whole rows
 ]
 # Changes of layout beyond one for each operand: calls with an operand twice, and writes; index_add_ writes to no tile.
 MORE_MOVES = {
