@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -268,8 +269,15 @@ class Plan(DistributionPlan):
         content = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("parts", "sizes")}
         content |= {"format": _FORMAT, "sizes": [asdict(size) for size in self.sizes]}
         narrow = self.parts.to("cpu", torch.from_numpy(np.empty(0, np.min_scalar_type(-self.ranks))).dtype)
-        # Not save_file, whose files only their owner may read.
-        Path(path).write_bytes(save({"parts": narrow.contiguous()}, {"plan": json.dumps(content)}))
+        # Not save_file, whose files only their owner may read. A file that is there may be mapped by a loaded plan, so
+        # it is replaced, not overwritten.
+        target = Path(path)
+        partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+        try:
+            partial.write_bytes(save({"parts": narrow.contiguous()}, {"plan": json.dumps(content)}))
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
 
     @staticmethod
     def load(path: str | Path, expected_hash: str | None = None) -> Plan:
