@@ -12,7 +12,7 @@ import pytest
 
 from pyg_dist import DistributedData
 from pyg_dist.backend.session.settings import SETTINGS
-from pyg_dist.partition import METHODS
+from pyg_dist.plan.parts import METHODS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
