@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,8 @@ def losses_of(printed: str) -> dict[int, float]:
 def test_trainers(
     script: str, package: str, launcher: str, num_ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip(package)
+    if find_spec(package) is None:  # an import would patch torch in this process
+        pytest.skip(f"{package} is not installed")
     monkeypatch.chdir(tmp_path)
     ended = run_script(launcher, num_ranks, ROOT / "examples" / f"{script}.py", "--epochs", "6")
     assert set(ended.codes) == {0}, ended.stderr
@@ -177,7 +179,8 @@ def rgcn_script(data: Any, wrap: Any) -> list[Any]:
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize(
     ("script", "tolerance"),
-    [(linkx_script, 1e-10), (rgcn_script, 1e-10), (smoothed, 1e-10), (in_bfloat16, 3e-2), (metrics, 1e-6)],
+    # Adam divides by the root of moments that are near 0 in LINKX.
+    [(linkx_script, 1e-8), (rgcn_script, 1e-10), (smoothed, 1e-10), (in_bfloat16, 3e-2), (metrics, 1e-6)],
     ids=["LINKX and EMA", "RGCN and EMA", "correct and smooth", "autocast", "metrics"],
 )
 def test_models_and_metrics(workers: Pools, world_size: int, script: Any, tolerance: float) -> None:

@@ -265,9 +265,24 @@ def edge_view(graph: Data, data: Any, how: Layout) -> None:
     assert isinstance(view.operator(Norm.SUM, None, torch.float64).learns, bool)
 
 
+def subgraphs(graph: Data, data: Any, how: Layout) -> None:
+    """A graph of one data group cuts PyG's subgraph."""
+    assert data.graph.data_group == (0, 1)
+    data.graph.prepare_subgraphs()
+    nodes = torch.arange(0, N, 2)
+    part = data.subgraph(nodes)
+    expected = graph.subgraph(nodes)
+    assert_same_bits(part.n_id.full_tensor(), nodes)
+    assert_same_bits(part.x.full_tensor(), expected.x)
+    found, known = (
+        sorted(zip(*ends.tolist(), strict=True)) for ends in (part.graph.full_edge_index(), expected.edge_index)
+    )
+    assert found == known
+
+
 CHECKS = [
     node_sharding, edge_sharding, owns, place, products, operators, started, linear_sums, cached, selected, moved,
-    questions, same_edges, edge_view,
+    questions, same_edges, edge_view, subgraphs,
 ]  # fmt: skip
 
 
@@ -301,6 +316,6 @@ def test_every_method_has_its_check() -> None:
     checked = {
         "node_sharding", "traffic", "feature_sharding", "attribute_sharding", "place_attribute", "place", "owns",
         "operator", "aggregate", "start", "align", "linear_sum", "is_cached", "select", "over", "to", "full_edge_index",
-        "global_ends", "has_isolated_nodes", "has_self_loops", "edge_view",
+        "global_ends", "has_isolated_nodes", "has_self_loops", "edge_view", "data_group", "prepare_subgraphs",
     }  # fmt: skip
     assert {name for name in vars(DistributedGraph) if not name.startswith("_")} - checked == set()
