@@ -7,6 +7,7 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
+from pyg_dist.backend.session import generators as _generators
 from pyg_dist.backend.session import steps as _steps
 from pyg_dist.backend.session.session import init, is_main, rank, world_size
 from pyg_dist.data import DistributedData, save_graph
@@ -21,6 +22,7 @@ except PackageNotFoundError:  # a source tree on the path, not installed
     __version__ = "0+unknown"
 
 _steps.configure_log()
+_generators.start_alike()
 
 __all__ = [
     "DistributedData",

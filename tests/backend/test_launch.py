@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from pyg_dist.backend.session.launch import Launch, detect, expand_node_list
+from pyg_dist.backend.session.launch import Launch, Run, detect, expand_node_list, identify
 from pyg_dist.backend.session.rendezvous import meet
 from pyg_dist.errors import LaunchError
 
@@ -131,6 +131,38 @@ def test_contradictions_are_one_line(environ: dict[str, str], words: list[str]) 
     line = str(caught.value)
     assert "\n" not in line
     assert [word for word in words if word not in line] == []
+
+
+NAME = ("MASTER_ADDR=10.0.0.1", "MASTER_PORT=1234")
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        pytest.param({}, None, id="python"),
+        pytest.param({"RANK": "0", "WORLD_SIZE": "1"}, None, id="one rank"),
+        pytest.param(TORCHRUN, Run(("TORCHELASTIC_RUN_ID=x", *NAME), "RANK", False), id="torchrun"),
+        pytest.param(
+            {**TORCHRUN, "LOCAL_WORLD_SIZE": "8"},
+            Run(("TORCHELASTIC_RUN_ID=x", *NAME), "RANK", True),
+            id="torchrun on one machine",
+        ),
+        pytest.param(
+            {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8", **MASTER}, Run(NAME, "RANK", False), id="by hand"
+        ),
+        pytest.param(HYDRA, Run((), "PMI_RANK", False), id="MPICH on several machines"),
+        pytest.param({**HYDRA, "MPI_LOCALNRANKS": "8"}, Run((), "PMI_RANK", True), id="MPICH on one machine"),
+        pytest.param({**HYDRA, "PBS_JOBID": "7"}, Run(("PBS_JOBID=7",), "PMI_RANK", False), id="MPICH in a job"),
+        pytest.param(
+            {**OPEN_MPI, "PMIX_NAMESPACE": "n@1", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"},
+            Run(("PMIX_NAMESPACE=n@1",), "OMPI_COMM_WORLD_RANK", False),
+            id="Open MPI",
+        ),
+        pytest.param(SRUN, Run(("SLURM_JOB_ID=71", "SLURM_STEP_ID=2"), "SLURM_PROCID", False), id="srun"),
+    ],
+)
+def test_what_all_ranks_of_a_run_know(environ: dict[str, str], expected: Run | None) -> None:
+    assert identify(environ) == expected
 
 
 def test_slurm_ports_of_steps_differ() -> None:

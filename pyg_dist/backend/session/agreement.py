@@ -44,16 +44,23 @@ def require_equal(what: Mapping[str, str], remedy: str) -> None:
     Raises:
         AgreementError: On every rank, naming the entries that differ, their values and the ranks that have them.
     """
-    differences = []
+    found = differences(what)
+    if found:
+        described = ", ".join(f"{name} (got {_describe(ranks)})" for name, ranks in found.items())
+        raise AgreementError(f"Expected the same on every rank: {described}; {remedy}")
+
+
+def differences(what: Mapping[str, str]) -> dict[str, dict[str, list[int]]]:
+    """Return, for the names whose values are not the same on every rank, the ranks by value. Collective."""
+    found = {}
     gathered = _all_gather(dict(what))
     for name in dict.fromkeys(name for given in gathered for name in given):
         ranks_by_value: dict[str, list[int]] = {}
         for rank, given in enumerate(gathered):
             ranks_by_value.setdefault(given.get(name, "nothing"), []).append(rank)
         if len(ranks_by_value) > 1:
-            differences.append(f"{name} (got {_describe(ranks_by_value)})")
-    if differences:
-        raise AgreementError(f"Expected the same on every rank: {', '.join(differences)}; {remedy}")
+            found[name] = ranks_by_value
+    return found
 
 
 def digest(value: Tensor | ArrayLike) -> str:

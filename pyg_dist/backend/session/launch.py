@@ -24,6 +24,24 @@ from pyg_dist.errors import LaunchError
 
 Launcher = Literal["alone", "torchrun", "env", "mpi", "slurm"]
 
+# What each launcher tells all ranks of a run alike: the run's name first, then the job's, which several runs may share.
+_COMMON: dict[Launcher, tuple[str, ...]] = {
+    "alone": (),
+    "torchrun": ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"),
+    "env": ("MASTER_ADDR", "MASTER_PORT"),
+    "mpi": (
+        *("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PALS_APID", "PMI_JOBID"),
+        *("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "MASTER_ADDR", "MASTER_PORT"),
+    ),
+    "slurm": ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_STEP_ID", "SLURM_STEPID"),
+}
+
+# Where the launcher is one process a machine, the number of ranks that it has started here.
+_LOCAL_SIZES: dict[Launcher, tuple[str, ...]] = {
+    "torchrun": ("LOCAL_WORLD_SIZE",),
+    "mpi": ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+}
+
 # Below Linux' ephemeral ports (32768-60999), which other programs are given at random.
 _SLURM_FIRST_PORT, _SLURM_NUM_PORTS = 15_000, 16_384
 
@@ -45,6 +63,18 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class Run:
+    """What all ranks of a run know of it without a message.
+
+    ``words`` are the launcher's, ``rank_variable`` numbers the ranks, ``is_one_machine`` says that all share this one.
+    """
+
+    words: tuple[str, ...]
+    rank_variable: str
+    is_one_machine: bool
+
+
+@dataclass(frozen=True)
 class _Claim:
     """What one launcher says, and the variables that say it, for error messages."""
 
@@ -58,6 +88,10 @@ class _Claim:
     def place(self) -> tuple[int, int]:
         return self.rank, self.world_size
 
+    @property
+    def rank_variable(self) -> str:
+        return self.source.split("/")[0]
+
     def __str__(self) -> str:
         rank_name, size_name = self.source.split("/")
         owner = {"torchrun": "torchrun's ", "mpi": "mpirun's ", "slurm": "srun's "}.get(self.launcher, "")
@@ -70,20 +104,8 @@ def detect(environ: Mapping[str, str]) -> Launch:
     Raises:
         LaunchError: If launchers contradict each other, a variable is not a number, or a meeting point is missing.
     """
-    script, mpi, slurm = _script_claim(environ), _mpi_claim(environ), _slurm_claim(environ)
+    claim, outer_local_rank = _choose(environ)
     addr, port = environ.get("MASTER_ADDR") or None, _integer(environ, "MASTER_PORT")
-    outer = mpi or slurm
-    if mpi and slurm:
-        _check_nested(mpi, slurm, num_agents=_integer(environ, "SLURM_STEP_NUM_NODES"))
-        if mpi.world_size == slurm.world_size:
-            # srun's own PMI: the same ranks, and Slurm knows a meeting point without mpi4py.
-            outer = slurm
-    claim, local_rank = script or outer, None
-    if script and outer:
-        _check_nested(script, outer, num_agents=_integer(environ, "GROUP_WORLD_SIZE"))
-        if script.place == outer.place:
-            local_rank = outer.local_rank
-            claim = script if addr and port else outer
     if claim is None:
         return Launch(0, 1, 0, "alone")
     if claim.launcher == "slurm":
@@ -93,9 +115,41 @@ def detect(environ: Mapping[str, str]) -> Launch:
             missing = "MASTER_PORT" if addr else "MASTER_ADDR"
             raise LaunchError(f"Expected MASTER_ADDR and MASTER_PORT with {claim} (got no {missing}); or use torchrun")
         addr, port = None, None
-    candidates = (claim.local_rank, local_rank, claim.rank)
+    candidates = (claim.local_rank, outer_local_rank, claim.rank)
     local_rank = next(number for number in candidates if number is not None)
     return Launch(claim.rank, claim.world_size, local_rank, claim.launcher, addr, port)
+
+
+def identify(environ: Mapping[str, str]) -> Run | None:
+    """Return what tells this run from others, the same on all of its ranks; None at one rank. Not collective.
+
+    Raises:
+        LaunchError: As :func:`detect`.
+    """
+    claim, _ = _choose(environ)
+    if claim is None or claim.world_size == 1:
+        return None
+    words = tuple(f"{name}={environ[name]}" for name in _COMMON[claim.launcher] if environ.get(name))
+    local_sizes = (_integer(environ, name) for name in _LOCAL_SIZES.get(claim.launcher, ()))
+    return Run(words, claim.rank_variable, claim.world_size in local_sizes)
+
+
+def _choose(environ: Mapping[str, str]) -> tuple[_Claim | None, int | None]:
+    """Return the launcher whose ranks these are, and the local rank by one around it that has the same ranks."""
+    script, mpi, slurm = _script_claim(environ), _mpi_claim(environ), _slurm_claim(environ)
+    outer = mpi or slurm
+    if mpi and slurm:
+        _check_nested(mpi, slurm, num_agents=_integer(environ, "SLURM_STEP_NUM_NODES"))
+        if mpi.world_size == slurm.world_size:
+            # srun's own PMI: the same ranks, and Slurm knows a meeting point without mpi4py.
+            outer = slurm
+    if not (script and outer):
+        return script or outer, None
+    _check_nested(script, outer, num_agents=_integer(environ, "GROUP_WORLD_SIZE"))
+    if script.place != outer.place:
+        return script, None
+    has_meeting_point = environ.get("MASTER_ADDR") and _integer(environ, "MASTER_PORT")
+    return script if has_meeting_point else outer, outer.local_rank
 
 
 def _script_claim(environ: Mapping[str, str]) -> _Claim | None:

@@ -11,17 +11,14 @@ import importlib.metadata
 import itertools
 import logging
 import os
-import random
 from datetime import timedelta
-from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 from pyg_dist import errors
 from pyg_dist.backend.comm.group import close_groups
-from pyg_dist.backend.session import launch, world
+from pyg_dist.backend.session import generators, launch, world
 from pyg_dist.backend.session.agreement import require_equal
 from pyg_dist.backend.session.failure import FailureWatch
 from pyg_dist.backend.session.rendezvous import meet, running_mpi
@@ -47,8 +44,8 @@ def init(backend: str = DEFAULT_BACKEND, timeout: timedelta = DEFAULT_TIMEOUT) -
     """Join the other ranks; implied by ``DistributedData``. Collective.
 
     Alone, nothing is started and the world size is 1. Under a launcher, torch's default process group is opened (or
-    used, if the script has opened one), the versions on the ranks are compared, and the generators of torch (on the
-    CPU), numpy and Python are set to rank 0's states. A second call does nothing.
+    used, if the script has opened one), the versions on the ranks are compared, and where the generators of torch (on
+    the CPU), numpy and Python differ, they are set to rank 0's states. A second call does nothing.
 
     Args:
         backend: torch.distributed backend; "auto" is gloo, and nccl beside it for CUDA tensors where there is a GPU.
@@ -85,7 +82,7 @@ def init(backend: str = DEFAULT_BACKEND, timeout: timedelta = DEFAULT_TIMEOUT) -
     except errors.AgreementError:
         shutdown()
         raise
-    _share_generators(found.control_group)
+    generators.share(found.control_group)
     logger.info("rank %d of %d, started by %s", found.rank, found.world_size, found.launcher)
 
 
@@ -114,18 +111,6 @@ def _check_same_options(backend: str, timeout: timedelta) -> None:
             raise LaunchError(
                 f"Expected '{name}' as in the first init (got {value}, it was {current}); call init once, at the top"
             )
-
-
-def _share_generators(group: dist.ProcessGroup | None) -> None:
-    """Give every rank the states of rank 0's generators: torch's (CPU), numpy's and Python's; PyG draws from all three.
-
-    What the ranks draw from here on, splits, negative samples, initial weights, is the same everywhere.
-    """
-    states: list[Any] = [torch.get_rng_state(), np.random.get_state(), random.getstate()]
-    dist.broadcast_object_list(states, src=0, group=group, device=torch.device("cpu"))
-    torch.set_rng_state(states[0])
-    np.random.set_state(states[1])
-    random.setstate(states[2])
 
 
 def _adopt_group(backend: str, timeout: timedelta) -> World:

@@ -1,0 +1,104 @@
+"""The generators that scripts and PyG draw from, torch's (on the CPU), numpy's and Python's: alike on all ranks."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import pickle
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import xxhash
+
+from pyg_dist.backend.session import launch, world
+from pyg_dist.backend.session.agreement import differences, digest
+from pyg_dist.errors import LaunchError
+
+logger = logging.getLogger("pyg_dist")
+
+# torch seeds itself with 53 random bits. A script's own seed is nearly always below, a random one is not (2^-21).
+_LEAST_OWN_SEED = 2**32
+
+# The generators that were alike on all ranks at the import, by this module or by the script; None before.
+_alike: set[str] | None = None
+
+
+def start_alike() -> None:
+    """Set the generators from what the launcher tells all ranks of a run, so that they draw alike. Not collective.
+
+    The import of pyg_dist calls it. Nothing happens at one rank, in processes that a rank starts, where the launcher
+    tells nothing that is common, and at the second call. What the script has seeded before stays as it is; Python's
+    generator, which does not tell, counts as seeded where torch's or numpy's is.
+    """
+    global _alike
+    if _alike is not None or multiprocessing.parent_process() is not None:
+        return
+    _alike = set()
+    try:
+        run = launch.identify(os.environ)
+    except LaunchError:  # init raises it
+        return
+    words = [] if run is None else [*run.words, *_launcher_process(run)]
+    if not words:
+        return
+    seed = xxhash.xxh3_64_intdigest("\n".join(words).encode())
+    is_torch_seeded = torch.initial_seed() < _LEAST_OWN_SEED
+    is_numpy_seeded = np.random.get_bit_generator().seed_seq is None  # type: ignore[attr-defined]
+    _alike |= {"torch", "numpy"}
+    if not is_torch_seeded:
+        torch.manual_seed(seed)
+    if not is_numpy_seeded:
+        np.random.seed([seed >> 32, seed & 0xFFFFFFFF])
+    if not (is_torch_seeded or is_numpy_seeded):
+        random.seed(seed)
+        _alike.add("Python")
+
+
+def share(group: dist.ProcessGroup | None) -> None:
+    """Give every rank the states of rank 0's generators where they differ. Collective.
+
+    What the ranks draw from here on, splits, negative samples, initial weights, is the same everywhere. Rank 0 warns of
+    generators that were alike at the import: what the ranks have drawn with them since is not.
+    """
+    states: list[Any] = [torch.get_rng_state(), np.random.get_state(), random.getstate()]
+    names = ("torch", "numpy", "Python")
+    digests = (digest(states[0]), digest(pickle.dumps(states[1])), digest(pickle.dumps(states[2])))
+    different = differences(dict(zip(names, digests, strict=True)))
+    if not different:
+        return
+    drawn = [name for name in different if name in (_alike or ())]
+    if drawn and world.is_main():
+        logger.warning(
+            "what the ranks have drawn with %s differs between them; from here on they draw as rank 0",
+            " and ".join(drawn),
+        )
+    dist.broadcast_object_list(states, src=0, group=group, device=torch.device("cpu"))
+    torch.set_rng_state(states[0])
+    np.random.set_state(states[1])
+    random.setstate(states[2])
+
+
+def _launcher_process(run: launch.Run) -> list[str]:
+    """The process that started all ranks, where they are on one machine and Linux tells; it is new in each run.
+
+    It is the nearest ancestor without the variable that numbers the ranks: wrappers of a rank inherit it.
+    """
+    if not run.is_one_machine:
+        return []
+    try:
+        process = os.getppid()
+        while process:
+            environ = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+            # The name, in parentheses, may contain anything.
+            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+            if not any(entry.startswith(f"{run.rank_variable}=".encode()) for entry in environ):
+                return [str(process), fields[19]]  # its start, in ticks since the machine's
+            process = int(fields[1])
+    except OSError:  # no Linux, or another user's process
+        pass
+    return []
