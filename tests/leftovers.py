@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import gc
 import logging
+import operator
 import os
 import random
 import sys
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sized
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,6 +49,24 @@ class State(NamedTuple):
     num_modules: int
 
 
+class _Places:
+    """Where to look: the namespaces and the containers of all modules, by name."""
+
+    def __init__(self) -> None:
+        self._modules: list[types.ModuleType] = []
+        self.namespaces: dict[str, Mapping[str, Any]] = {}
+        self.containers: dict[str, Sized] = {}
+
+    def find(self) -> None:
+        """Once for the modules that are imported now."""
+        modules = list(sys.modules.values())
+        if len(modules) != len(self._modules) or not all(map(operator.is_, modules, self._modules)):
+            self._modules, self.namespaces, self.containers = modules, dict(_namespaces()), dict(_containers())
+
+
+_places = _Places()
+
+
 def write_propagates() -> None:
     """Make each fused conv's first object one that fuses.
 
@@ -71,7 +90,10 @@ def state(has_caches: bool = True) -> State:
     """What there is now. ``has_caches``: collect garbage first, and look into caches, which then hold what is alive."""
     if has_caches:
         gc.collect()
-    return State(_settings(), dict(_attributes()), dict(_sizes()) if has_caches else {}, len(sys.modules))
+    _places.find()
+    attributes = {name: dict(namespace) for name, namespace in _places.namespaces.items()}
+    sizes = {name: len(container) for name, container in _places.containers.items()} if has_caches else {}
+    return State(_settings(), attributes, sizes, len(sys.modules))
 
 
 def difference(before: State, after: State) -> list[str]:
@@ -83,6 +105,8 @@ def difference(before: State, after: State) -> list[str]:
     lines = [f"{name} is {now!r}, was {was!r}" for name, was, now in pairs if now != was and name not in _STAYS]
     for owner, was in before.attributes.items():
         now = after.attributes.get(owner, {})
+        if was.keys() == now.keys() and all(map(operator.is_, was.values(), now.values())):
+            continue
         written = _WRITTEN if "_jinja_propagate" in now and "_jinja_propagate" not in was else ()
         lines += [
             f"{owner}.{name} is another"
@@ -130,14 +154,14 @@ def _options() -> Any:
     return (not session.is_initialized() or is_default, is_foreign)
 
 
-def _attributes() -> Iterator[tuple[str, dict[str, Any]]]:
+def _namespaces() -> Iterator[tuple[str, Mapping[str, Any]]]:
     for name, module in list(sys.modules.items()):
         if isinstance(module, types.ModuleType) and (name in _MODULES or _is_ours(name, module)):
-            yield name, dict(vars(module))
+            yield name, vars(module)
             if name not in _MODULES:
                 owned = (value for value in vars(module).values() if isinstance(value, type))
-                yield from ((f"{name}.{c.__qualname__}", dict(vars(c))) for c in owned if c.__module__ == name)
-    yield from ((f"{c.__module__}.{c.__qualname__}", dict(vars(c))) for c in _CLASSES)
+                yield from ((f"{name}.{c.__qualname__}", vars(c)) for c in owned if c.__module__ == name)
+    yield from ((f"{c.__module__}.{c.__qualname__}", vars(c)) for c in _CLASSES)
 
 
 def _is_ours(name: str, module: types.ModuleType) -> bool:
@@ -151,9 +175,9 @@ def _is_told(name: str, value: Any, was_there: bool) -> bool:
     return name not in _STAYS and (was_there or not is_note)
 
 
-def _sizes() -> Iterator[tuple[str, int]]:
+def _containers() -> Iterator[tuple[str, Sized]]:
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "pyg_dist":
             for key, value in list(vars(module).items()):
                 if isinstance(value, _CONTAINERS) and not key.startswith("__") and f"{name}.{key}" not in _STAYS:
-                    yield f"{name}.{key}", len(value)
+                    yield f"{name}.{key}", value
