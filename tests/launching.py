@@ -1,6 +1,6 @@
 """Launches of a script: under python, torchrun, mpirun, as ranks set up by hand, or forked.
 
-"forked" is "by hand" without Python's start: each rank is forked from a process that has imported torch and PyG, which
+"forked" is "by hand" without Python's start: each rank is forked from a process that has imported the package, which
 takes most of a short script's time. What looks at how a launcher or Python's end behaves takes one of the others.
 """
 

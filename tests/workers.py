@@ -2,7 +2,7 @@
 
 ``Workers(3).run(body, *args)`` calls the module-level function ``body`` in three processes that see the environment of
 torchrun's workers, and returns the three results. The processes start once and are used again until a body fails. They
-are forked from a server process that has only imported torch and PyG, so that each starts clean and in milliseconds.
+are forked from a server process that has only imported modules, so that each starts clean and in milliseconds.
 
 Bodies of all modules share them. Each body finds the same random numbers to draw, and fails if it leaves anything
 behind (see ``leftovers``) or the ranks apart. A session that it has opened goes on.
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import gc
 import importlib
 import importlib.util
 import inspect
@@ -50,9 +49,6 @@ LAUNCHER_PREFIXES = (
     "OMPI",
     "SLURM_",
 )
-
-# Imported by each rank before its first body, so that leftovers tells a patch from what an import defines.
-PACKAGE = ("pyg_dist", "pyg_dist.conv", "pyg_dist.data", "pyg_dist.nn", "pyg_dist.report.profile")
 
 # A rank has some 60 MB for itself, so two runs of tests side by side keep within 2 GB. It holds the sizes 1 to 4.
 MAX_RANKS = 12
@@ -256,20 +252,15 @@ def pools() -> Iterator[Callable[[int], Workers]]:
 
 
 def fork_server() -> multiprocessing.context.ForkServerContext:
-    """The server that ranks are forked from; it has imported torch and PyG."""
+    """The server that ranks are forked from; it has imported what ``preloaded`` lists."""
     context = multiprocessing.get_context("forkserver")
-    # Only what never keeps state of ours: the package under test is imported by each rank.
-    context.set_forkserver_preload(["torch", "torch.distributed", "torch_geometric.nn", "scipy.sparse", "pytest"])
-    kept = dict(os.environ)
-    os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
-    try:
-        # The server is started here, because thread pools are sized when their library is loaded.
-        multiprocessing.forkserver.ensure_running()
-    finally:
+    context.set_forkserver_preload(["preloaded"])
+    # Thread pools are sized when their library is loaded, and modules found where the path was at the start.
+    with pytest.MonkeyPatch.context() as patch:
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-            os.environ.pop(name)
-            if name in kept:
-                os.environ[name] = kept[name]
+            patch.setenv(name, "1")
+        patch.setenv("PYTHONPATH", os.path.dirname(os.path.abspath(__file__)), prepend=os.pathsep)
+        multiprocessing.forkserver.ensure_running()
     return context
 
 
@@ -306,11 +297,7 @@ def _serve(connection: Connection, environ: dict[str, str], output: str) -> None
     faulthandler.register(signal.SIGUSR1, sys.stderr)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends pytest, which ends the ranks
     torch.set_num_threads(1)
-    for module in PACKAGE:
-        importlib.import_module(module)
-    leftovers.write_propagates()
-    gc.collect()
-    gc.freeze()  # the collections after each body pass over all that stays
+    importlib.import_module("preloaded")  # as it is, unless the server could not
     while True:
         try:
             job = connection.recv_bytes()
