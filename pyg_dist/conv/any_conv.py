@@ -100,7 +100,7 @@ def distributed_class(stock: Any) -> Any:
             raise UnsupportedError(
                 f"{stock.__name__} has a {step!r} of its own, which no rank takes: write message, aggregate and update"
             )
-    code = copy_of_classes(own, _Defaults, SUBSTITUTES)
+    code = copy_of_classes(stock.__mro__, MessagePassing, _Defaults, SUBSTITUTES)
     body = {"stock": stock, "code": code, "sums_rows": _sums_rows(stock)}
     body |= {"__module__": __name__, "__doc__": stock.__doc__}
     return type(f"Distributed{stock.__name__}", (_OnEdges, code, stock), body)
@@ -136,7 +136,7 @@ class _Defaults(MessagePassing):  # type: ignore[misc]
     def aggregate(self, inputs: Any, index: Any, ptr: Any = None, dim_size: int | None = None) -> Any:
         """By the conv's aggregation module."""
         if not isinstance(index, NodeIds):
-            return super().aggregate(inputs, index, ptr, dim_size)
+            return MessagePassing.aggregate(self, inputs, index, ptr, dim_size)  # the stock one comes next
         if self.node_dim % inputs.dim() != 0:
             raise UnsupportedError(
                 f"{_name(self)} aggregates messages of shape {list(inputs.shape)} along dimension {self.node_dim}, and "

@@ -13,12 +13,19 @@ from typing import Any
 
 Functions = Mapping[Callable[..., Any], Callable[..., Any]]
 
+_METHODS = (FunctionType, staticmethod, classmethod, property)
 
-def copy_of_classes(classes: tuple[type, ...], base: type, substitutes: Functions) -> type:
-    """A class with the methods of ``classes``, subclasses first as in an MRO, above ``base``.
 
-    Each has its own copy in the chain, so that ``super()`` in a method leads from copy to copy.
+def copy_of_classes(mro: tuple[type, ...], root: type, base: type, substitutes: Functions) -> type:
+    """A class with the methods of the classes of ``mro`` below ``root``, above ``base``, which is or extends ``root``.
+
+    Each has its own copy in the chain, so that ``super()`` in a method leads from copy to copy, and from the last one
+    to ``base`` or ``root``: also in a class that inherits the originals beside the copies.
     """
+    classes, beyond = _below(root, mro), mro[mro.index(root) :]
+    names = {name for original in classes for name, member in vars(original).items() if isinstance(member, _METHODS)}
+    names -= {name for class_ in _below(root, base.__mro__) for name in vars(class_)}
+    base = type(base.__name__, (base,), {**_inherited(names, beyond), "__module__": base.__module__})
     for original in reversed(classes):
         own_class = CellType()
         methods = {
@@ -29,6 +36,16 @@ def copy_of_classes(classes: tuple[type, ...], base: type, substitutes: Function
         base = type(original.__name__, (base,), {**methods, "__module__": original.__module__})
         own_class.cell_contents = base
     return base
+
+
+def _below(root: type, mro: tuple[type, ...]) -> tuple[type, ...]:
+    return mro[: mro.index(root)]
+
+
+def _inherited(names: set[str], mro: tuple[type, ...]) -> dict[str, Any]:
+    """What classes with ``mro`` have under ``names``."""
+    found = ((name, next((vars(class_)[name] for class_ in mro if name in vars(class_)), None)) for name in names)
+    return {name: member for name, member in found if member is not None}
 
 
 def _method(member: Any, substitutes: Functions, own_class: CellType) -> Any:

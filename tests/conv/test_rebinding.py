@@ -154,7 +154,7 @@ class Kinds(Root):
 
 
 def test_static_and_class_methods_and_properties() -> None:
-    twin: Any = copy_of_classes((Kinds,), Root, SUBSTITUTES)
+    twin: Any = copy_of_classes(Kinds.__mro__, Root, Root, SUBSTITUTES)
     assert twin.static(2) == twin().static(2) == 200
     assert twin().of_class(2) == (twin, 200)
     assert twin().prop == 100
@@ -162,7 +162,14 @@ def test_static_and_class_methods_and_properties() -> None:
 
 
 def test_super_leads_from_copy_to_copy() -> None:
-    twin: Any = copy_of_classes((Second, First), Root, SUBSTITUTES)()
+    twin: Any = copy_of_classes(Second.__mro__, Root, Root, SUBSTITUTES)()
     assert twin.value() == 10 * (200 + 1)
     assert twin.named() == "second"
     assert Second().value() == 30
+
+
+def test_super_leads_from_the_last_copy_to_the_root() -> None:
+    """Not to the originals, which a class may inherit as well: they would do their part once more."""
+    code = copy_of_classes(Second.__mro__, Root, Root, SUBSTITUTES)
+    both: Any = type("Both", (code, Second), {})
+    assert both().value() == 10 * (200 + 1)
