@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -180,16 +181,18 @@ def refine(
     options: PartsOptions,
     train_mask: Tensor | None = None,
     report: Report = _silent,
+    rounds: range = range(_MAX_ROUNDS),
 ) -> Covered:
     """Rounds of: medium-grain model of the cover's choice, a V-cycle from the parts, minimum cover. Not collective.
 
     The model's connectivity is exactly what the parts send, and the next cover sends at most what the V-cycle left: a
-    round that would send more is dropped, and the last.
+    round that would send more is dropped, and the last. Each round has a seed of its own.
     """
-    best, solver = start, SolverOptions(options.epsilon, options.seed, preset=options.preset)
-    for number in range(_MAX_ROUNDS):
+    best = start
+    for number in rounds:
+        solver = SolverOptions(options.epsilon, options.seed + number, preset=options.preset)
         model = build_cover_model(edge_index, best.parts.numel(), best.is_post, train_mask)
-        parts = improved_parts(model, best.parts, num_parts, solver)
+        parts = improved_parts(model, best.parts, num_parts, solver, "quality")
         found = covered(edge_index, parts, num_parts, best.is_post)
         gain = best.rows - found.rows
         if gain > 0:
@@ -208,7 +211,7 @@ def _by_cover(
     train_mask: Tensor | None,
     report: Report,
 ) -> Tensor:
-    """Rounds from three starts: the model of the choice by degree, the column nets, and METIS. The best is taken."""
+    """A round from each of three starts: the model of the choice by degree, the column nets, METIS. The best goes on."""
     by_degree = choice_by_degree(edge_index, num_nodes)
     solver = SolverOptions(options.epsilon, options.seed, preset=options.preset)
 
@@ -216,22 +219,25 @@ def _by_cover(
         if name == "cover":
             model = build_cover_model(edge_index, num_nodes, by_degree, train_mask)
             return hypergraph_parts(model, num_parts, solver, "default")
-        preset = options.preset if name == "hypergraph" else None
+        preset = (options.preset or "default") if name == "hypergraph" else None
         return partition(
             edge_index, num_nodes, num_parts, name, train_mask, options.epsilon, options.seed, preset=preset
         )
 
-    best: Covered | None = None
+    began = time.monotonic()
+
+    def found(name: str, step: str, parts: Tensor) -> None:
+        report(f"{name}, {step}, {time.monotonic() - began:.0f} s", parts)
+
+    best: tuple[str, Covered] | None = None
     for name in ("metis", "cover", "hypergraph"):
-        began = time.monotonic()
         first = covered(edge_index, start(name), num_parts, by_degree)
-
-        def found(step: str, parts: Tensor, name: str = name, began: float = began) -> None:
-            report(f"{name}, {step}, {time.monotonic() - began:.0f} s", parts)
-
-        found(f"start: {first.rows:,} rows", first.parts)
-        refined = refine(edge_index, first, num_parts, options, train_mask, found)
-        if best is None or refined.rows < best.rows:
-            best = refined
+        found(name, f"start: {first.rows:,} rows", first.parts)
+        said = functools.partial(found, name)
+        refined = refine(edge_index, first, num_parts, options, train_mask, said, range(1))
+        if best is None or refined.rows < best[1].rows:
+            best = name, refined
     assert best is not None
-    return best.parts
+    name, refined = best
+    said = functools.partial(found, name)
+    return refine(edge_index, refined, num_parts, options, train_mask, said, range(1, _MAX_ROUNDS)).parts
