@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 
+#include "kernels/attention.h"
 #include "kernels/dequantize_csr.h"
 #include "kernels/extreme_csr.h"
 #include "kernels/gather_rows.h"
@@ -48,6 +49,9 @@ struct DeviceOps {
   void (*extreme_csr)(const ExtremeCsr& problem);
   void (*extreme_csr_shares)(const ExtremeCsr& problem);
   void (*extreme_csr_grad)(const ExtremeCsr& problem);
+  void (*attention)(const AttentionForward& problem);
+  void (*attention_by_target)(const AttentionGrad& problem);
+  void (*attention_by_source)(const AttentionGrad& problem);
   BadIndex (*gather_rows)(const GatherRows& problem);           // in range or not, the other rows are written
   BadIndex (*scatter_add_rows)(const ScatterAddRows& problem);  // where one is out of range nothing is added
   void (*keyed_dropout)(const KeyedDropout& problem);

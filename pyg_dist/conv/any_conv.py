@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 from torch_geometric.nn import GCNConv, MessagePassing, SAGEConv
 
+from pyg_dist.conv.attention import fusing, pending_weights, weighed_sum
 from pyg_dist.conv.function_patching import copy_of_classes
 from pyg_dist.conv.gcn import DistributedGCNConv
 from pyg_dist.conv.graph_functions import SUBSTITUTES
@@ -45,7 +46,8 @@ def DistributedConv(conv: C) -> C:
     :class:`~pyg_dist.conv.DistributedSAGEConv` and :class:`~pyg_dist.conv.DistributedGCNConv`; every other conv runs
     its own code on the halo layout: messages, attention, self loops, norms, multi-layer perceptrons and batch norm
     inside of it. Rows of sources travel (post exchange), once for each tensor that a call needs at its edges; plain
-    sums and means of rows (``GINConv`` ...) go by the chosen exchange and the native product. Dropout is keyed by edge
+    sums and means of rows (``GINConv`` ...) go by the chosen exchange and the native product; ``GATConv``,
+    ``GATv2Conv`` and ``TransformerConv`` by one op that makes no edge tensors. Dropout is keyed by edge
     or node: its masks do not depend on the world size. On plain tensors the conv is the stock conv. With
     ``bits``, rows of 16 columns or more and their gradients travel in few bits while training, unbiased; narrower ones
     (logits of attention, degrees, positions) as they are.
@@ -175,7 +177,7 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
         self._require_cached(graph)
         for name, value in given.items():
             bound.arguments[name] = self._row_values(name, value, graph)
-        with share_halo_within(self):
+        with share_halo_within(self), fusing(self, given):
             try:
                 return self.code.forward(*bound.args, **bound.kwargs)
             except (MixedRowsError, LayoutMismatchError, UnsupportedError) as error:
@@ -242,7 +244,8 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
         if isinstance(edge_index, Edges):
             if edge_index.weight is not None and kwargs.get("edge_weight") is None:
                 kwargs["edge_weight"] = edge_index.weight
-            sums = self._sum_of_rows(edge_index, **kwargs)
+            weighed = weighed_sum(self, edge_index, kwargs)
+            sums = self._sum_of_rows(edge_index, **kwargs) if weighed is None else weighed
             if sums is not None:
                 return sums
         code = MessagePassing if isinstance(edge_index, Edges) or self.decomposed_layers > 1 else self.stock
@@ -263,6 +266,9 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
 
     def edge_updater(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
         """As :meth:`propagate`."""
+        pending = pending_weights(self, edge_index, kwargs | {"size": size}) if isinstance(edge_index, Edges) else None
+        if pending is not None:
+            return pending
         code = MessagePassing if isinstance(edge_index, Edges) else self.stock
         return code.edge_updater(self, edge_index, size=size, **kwargs)
 

@@ -71,7 +71,7 @@ def edge_handle(conv: MessagePassing, edge_index: Any, x: Any, calls_message: bo
             f"{name} expected flow='source_to_target' (got {conv.flow!r}): make it so, and pass edge_index.flip(0)"
         )
     if not calls_message:
-        changed = "explain" if conv.explain else _overridden(type(conv)) or hooked(conv) or _patched(conv)  # type: ignore[arg-type]
+        changed = _overridden(type(conv)) or changed_step(conv)  # type: ignore[arg-type]
         if changed is not None:
             raise UnsupportedError(
                 f"{name} got a change to {changed!r}, a step of the stock conv that no rank takes: change x, edge "
@@ -96,6 +96,11 @@ def hooked(conv: MessagePassing) -> str | None:
     return next(
         (s for s in _STEPS if getattr(conv, f"_{s}_forward_pre_hooks") or getattr(conv, f"_{s}_forward_hooks")), None
     )
+
+
+def changed_step(conv: MessagePassing) -> str | None:
+    """The step that this one conv, and not its class, has changed: it is explained, hooked or replaced."""
+    return "explain" if conv.explain else hooked(conv) or _patched(conv)
 
 
 _NATIVE = (SumAggregation, MeanAggregation, MaxAggregation, MinAggregation)

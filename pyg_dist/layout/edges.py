@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.errors import MixedRowsError
 from pyg_dist.layout.graph import EdgeView
 from pyg_dist.layout.node_edge import nodes_to_edges
@@ -87,6 +88,14 @@ class Edges(Tensor):
         """The order by target in which one target's edges keep PyG's order, int64 ``[e]``."""
         order = torch.argsort(self.rows.rng_key)
         return order[torch.argsort(self.target[order], stable=True)]
+
+    @cached_property
+    @lasting
+    def csr(self) -> CSR:
+        """Targets by neighbours; values lie in the order of these edges."""
+        if self.rows is self.graph.edge_sharding:
+            return self.graph.csr
+        return CSR.from_edges(self.target, self.source, None, self.graph.num_local, self.graph.num_neighbours)
 
     @cached_property
     @lasting

@@ -77,12 +77,15 @@ def nodes_to_edges(x: NodeTensor, ids: EdgeEnd) -> EdgeTensor:
         raise LayoutMismatchError(
             f"Expected a row for each of {edges.graph.node_sharding} (got {x._sharding}): take both from one data"
         )
-    rows = x.to_local() if ids.end == 1 else _neighbour_rows(x, edges.graph)
+    rows = x.to_local() if ids.end == 1 else neighbour_rows(x, edges.graph)
     return cast(EdgeTensor, edges.tensor(rows.index_select(0, edges.target if ids.end == 1 else edges.source)))
 
 
-def _neighbour_rows(x: NodeTensor, graph: EdgeView) -> Tensor:
-    """Local rows, then those of other ranks; exchanged once for all edges of a layer's call (collective)."""
+def neighbour_rows(x: NodeTensor, graph: EdgeView) -> Tensor:
+    """Local rows, then those of other ranks; exchanged once for all edges of a layer's call (collective).
+
+    Differentiable; exact, but as :func:`nodes_to_edges` is. Shapes: ``[N, ...] -> [n + h, ...]``.
+    """
     local = x.to_local()
     version = version_of(x)
     call = None if version is None else _call

@@ -15,6 +15,7 @@ LEVEL = os.environ.get("PYG_DIST_ISA")
 KERNELS = {
     "test_ops.py": "spmm or sddmm or rows or relu",
     "test_ops_keyed.py": "keyed",
+    "test_ops_attention.py": "kernels",
     "test_ops_extremes.py": "kernels or torch",
     "test_quantize.py": "quantize",
 }

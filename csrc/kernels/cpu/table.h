@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "kernels/attention.h"
 #include "kernels/cpu/level.h"
 #include "kernels/cpu/quantize_rows.h"
 #include "kernels/cpu/scatter_add_owned.h"
@@ -25,6 +26,9 @@ namespace pyg_dist {
   X(void, extreme_rows, ExtremeCsr)              \
   X(void, extreme_share_rows, ExtremeCsr)        \
   X(void, extreme_grad_rows, ExtremeCsr)         \
+  X(void, attention_rows, AttentionForward)      \
+  X(void, attention_target_rows, AttentionGrad)  \
+  X(void, attention_source_rows, AttentionGrad)  \
   X(void, scatter_add_owners, ScatterAddOwned)   \
   X(void, dropout_rows, KeyedDropout)            \
   X(void, uniform_rows, KeyedNumbers)            \

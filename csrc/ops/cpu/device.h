@@ -12,6 +12,9 @@ void sddmm_csr(const SddmmCsr& problem);
 void extreme_csr(const ExtremeCsr& problem);
 void extreme_csr_shares(const ExtremeCsr& problem);
 void extreme_csr_grad(const ExtremeCsr& problem);
+void attention(const AttentionForward& problem);
+void attention_by_target(const AttentionGrad& problem);
+void attention_by_source(const AttentionGrad& problem);
 BadIndex gather_rows(const GatherRows& problem);
 BadIndex scatter_add_rows(const ScatterAddRows& problem);
 void keyed_dropout(const KeyedDropout& problem);
@@ -34,6 +37,9 @@ inline constexpr DeviceOps kOps = {
     .extreme_csr = extreme_csr,
     .extreme_csr_shares = extreme_csr_shares,
     .extreme_csr_grad = extreme_csr_grad,
+    .attention = attention,
+    .attention_by_target = attention_by_target,
+    .attention_by_source = attention_by_source,
     .gather_rows = gather_rows,
     .scatter_add_rows = scatter_add_rows,
     .keyed_dropout = keyed_dropout,

@@ -9,6 +9,11 @@ Legend: N rows, M source rows, E edges, F columns, R selected rows. The *sum dty
 and bfloat16, float32.
 """
 
+from pyg_dist.backend.ops.attention import AttentionInputs as AttentionInputs
+from pyg_dist.backend.ops.attention import AttentionSpec as AttentionSpec
+from pyg_dist.backend.ops.attention import attention_csr as attention_csr
+from pyg_dist.backend.ops.attention import attention_csr_by_source as attention_csr_by_source
+from pyg_dist.backend.ops.attention import attention_csr_by_target as attention_csr_by_target
 from pyg_dist.backend.ops.call import FLOATS as FLOATS
 from pyg_dist.backend.ops.call import sum_dtype as sum_dtype
 from pyg_dist.backend.ops.keyed import keyed_dropout as keyed_dropout

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pyg_dist.backend.ops.attention import AttentionInputs, AttentionSpec
 from pyg_dist.backend.ops.keyed import mix, mixed_seed
 
 _Words = npt.NDArray[np.uint64]  # 32-bit numbers; the products of two of them fit
@@ -77,6 +78,42 @@ def extreme_csr_grad(rowptr: Tensor, col: Tensor, x: Tensor, y: Tensor, shares: 
     row, target = _row_of_edge(rowptr), col.long()
     won = shares[target] * (x[row] == y[target])
     return torch.zeros_like(x, dtype=shares.dtype).index_add_(0, row, won).to(x.dtype)
+
+
+def attention_csr(
+    rowptr: Tensor, col: Tensor, edge: Tensor, inputs: AttentionInputs, edge_key: Tensor | None, spec: AttentionSpec
+) -> tuple[Tensor, Tensor]:
+    """Row by row; the first two outputs alone. The gradients are autograd's."""
+    num_rows, heads = rowptr.numel() - 1, spec.heads
+    wide = [None if x is None else x.to(_sum_dtype(inputs.value)) for x in inputs]
+    value = wide[0].view(inputs.value.shape[0], heads, -1)  # type: ignore[union-attr]
+    keep = torch.ones(col.numel(), heads, dtype=value.dtype)
+    if edge_key is not None and col.numel() > 0:
+        keep = keyed_dropout(keep, edge_key[edge], spec.p, spec.seed)
+    ys, zs = [], []
+    for i in range(num_rows):
+        own = slice(int(rowptr[i]), int(rowptr[i + 1]))
+        j, t = col[own].long(), edge[own]
+        f = value.new_zeros(t.numel(), 0) if wide[3] is None else wide[3][t]
+        per_head = value.new_zeros(heads, 0) if wide[4] is None else wide[4][i % wide[4].shape[0]].view(heads, -1)
+        if spec.form == "dynamic":
+            ends = value[j] + wide[2][i].view(heads, -1)  # type: ignore[index]
+            ends = ends if wide[4] is None else ends + (f @ wide[4]).view(-1, heads, value.shape[2])
+            logits = (_leaky(ends, spec.slope) * wide[5].view(heads, -1)).sum(2)  # type: ignore[union-attr]
+        else:
+            key = wide[1].view(value.shape[0], heads, -1)[j]  # type: ignore[union-attr]
+            query = key.new_zeros(heads, 1) if wide[2] is None else wide[2][i].view(heads, -1)
+            logits = (key + query if spec.form == "additive" else key * query).sum(2) + f @ per_head.T
+            logits = _leaky(logits, spec.slope) if spec.form == "additive" else logits * spec.scale
+        alpha = logits.softmax(0) * keep[own]
+        ys.append((alpha.unsqueeze(2) * value[j]).sum(0).flatten())
+        zs.append((alpha.unsqueeze(2) * f.unsqueeze(1)).sum(0).flatten())
+    rows = [torch.stack(parts).to(inputs.value.dtype) for parts in (ys, zs)]
+    return rows[0], rows[1]
+
+
+def _leaky(u: Tensor, slope: float) -> Tensor:
+    return torch.where(u > 0, u, u * slope)
 
 
 def gather_rows(x: Tensor, index: Tensor, *, out: Tensor | None = None) -> Tensor:

@@ -1,0 +1,546 @@
+#include "kernels/cpu/attention.h"
+
+#include "kernels/cpu/keyed_words.h"
+#include "kernels/cpu/table.h"
+
+namespace pyg_dist::PYG_DIST_LEVEL {
+namespace {
+
+constexpr int64_t kPrefetchEdges = 32;  // as in spmm_csr
+
+// ---- Columns of one head
+// -----------------------------------------------------------------------------------------------
+
+// Calls f.operator()<L>(c) for vectors of columns [c, c + L) of n: full ones, then shorter and shorter ones.
+template <int L, class F>
+PYG_DIST_INLINE void for_rest(int64_t c, int64_t n, const F& f) {
+  if constexpr (L >= 1) {
+    if (n - c >= L) {
+      f.template operator()<L>(c);
+      c += L;
+    }
+    for_rest<L / 2>(c, n, f);
+  }
+}
+
+template <class A, class F>
+PYG_DIST_INLINE void for_vectors(int64_t n, const F& f) {
+  constexpr int L = kLanes<A>;
+  int64_t c = 0;
+  for (; c + L <= n; c += L) f.template operator()<L>(c);
+  if (c < n) for_rest<L / 2>(c, n, f);
+}
+
+struct Plus {
+  template <class V>
+  PYG_DIST_INLINE V operator()(V a, V b) const {
+    return a + b;
+  }
+};
+
+// The sum over n columns of what f gives for each.
+template <class A, class F>
+PYG_DIST_INLINE A sum_columns(int64_t n, const F& f) {
+  constexpr int L = kLanes<A>;
+  Vec<A, L> sum = {};
+  A rest = 0;
+  for_vectors<A>(n, [&]<int K>(int64_t c) __attribute__((always_inline)) {
+    if constexpr (K == L) {
+      sum += f.template operator()<K>(c);
+    } else {
+      rest += reduce<K, A>(f.template operator()<K>(c), Plus{});
+    }
+  });
+  return n >= L ? reduce<L, A>(sum, Plus{}) + rest : rest;
+}
+
+template <class A, class T, class U>
+PYG_DIST_INLINE A dot(const T* a, const U* b, int64_t n) {
+  return sum_columns<A>(
+      n, [&]<int K>(int64_t c) __attribute__((always_inline)) { return load<K>(a + c) * load<K>(b + c); });
+}
+
+// sum += x * factor
+template <class A, class T>
+PYG_DIST_INLINE void add(A* sum, const T* x, A factor, int64_t n) {
+  for_vectors<A>(n, [&]<int K>(int64_t c) __attribute__((always_inline)) {
+    store<K>(sum + c, load<K>(sum + c) + load<K>(x + c) * factor);
+  });
+}
+
+template <class A, int K>
+PYG_DIST_INLINE Vec<A, K> leaky(Vec<A, K> u, A slope) {
+  return u > 0 ? u : u * slope;
+}
+
+template <class A, int K>
+PYG_DIST_INLINE Vec<A, K> leaky_slope(Vec<A, K> u, A slope) {
+  return u > 0 ? Vec<A, K>{} + A{1} : Vec<A, K>{} + slope;
+}
+
+// exp(x) for x <= 0 or NaN, to an ulp or two: 2^n times the Taylor series of |r| <= ln(2) / 2. Zero where the result
+// would be denormal.
+template <class A, int L>
+PYG_DIST_INLINE Vec<A, L> exp_of(Vec<A, L> x) {
+  constexpr bool kDouble = sizeof(A) == 8;
+  using Int = std::conditional_t<kDouble, int64_t, int32_t>;
+  constexpr int kMantissa = kDouble ? 52 : 23, kTerms = kDouble ? 13 : 7;
+  constexpr A kLeast = kDouble ? A(-708) : A(-87);
+  constexpr A kShift = kDouble ? A(0x1.8p52) : A(0x1.8p23);  // x + kShift has the nearest integer in its lowest bits
+  constexpr A kLog2E = A(1.44269504088896340736);
+  // ln(2) in two parts, the first of few bits, so that its product with n is exact.
+  constexpr A kHigh = kDouble ? A(6.93147180369123816490e-01) : A(0x1.62e4p-1);
+  constexpr A kLow = kDouble ? A(1.90821492927058770002e-10) : A(0x1.7f7d1cp-20);
+  const Vec<A, L> clamped = x < kLeast ? Vec<A, L>{} + kLeast : x;
+  const Vec<A, L> shifted = clamped * kLog2E + kShift;
+  const Vec<A, L> n = shifted - kShift;
+  const Vec<A, L> r = (clamped - n * kHigh) - n * kLow;
+  Vec<A, L> series = Vec<A, L>{} + A{1};
+#pragma GCC unroll 13
+  for (int k = kTerms; k >= 1; --k) series = series * r * (A{1} / static_cast<A>(k)) + A{1};
+  using Bits = std::conditional_t<kDouble, uint64_t, uint32_t>;
+  constexpr Bits kBias = kDouble ? 1023 : 127;
+  const auto power = (bit_cast<Vec<Bits, L>>(shifted) + kBias) << kMantissa;
+  const Vec<A, L> result = series * bit_cast<Vec<A, L>>(power);
+  static_assert(sizeof(Int) == sizeof(A));
+  return x < kLeast ? Vec<A, L>{} : result;
+}
+
+// ---- One edge, and a batch of them
+// ---------------------------------------------------------------------------------------
+
+template <class T, AttentionForm kForm>
+struct Edges {
+  using A = accumulator_t<T>;
+  static constexpr int L = kLanes<A>;
+  static constexpr int64_t B = kAttentionBatch;
+
+  const Attention& p;
+  const int64_t num_heads, num_columns, num_edge_columns, row;
+  const A slope, scale;
+  A *const logit, *const weight, *const keep, *const columns, *const sums;
+  int64_t words_of_edge;
+
+  explicit Edges(const Attention& attention)
+      : p(attention),
+        num_heads(p.num_heads),
+        num_columns(p.num_columns),
+        num_edge_columns(p.num_edge_columns),
+        row(num_heads * num_columns),
+        slope(static_cast<A>(p.slope)),
+        scale(static_cast<A>(p.scale)),
+        logit(static_cast<A*>(p.scratch)),
+        weight(logit + num_heads * B),
+        keep(weight + num_heads * B),
+        columns(keep + num_heads * B),
+        sums(columns + row),
+        words_of_edge((num_heads + 3) / 4) {
+    for (int64_t k = 0; k < num_heads * B; ++k) keep[k] = A{1};
+  }
+
+  // How many edges are looked at together: words of dropout for all of them lie in one batch of numbers.
+  int64_t batch() const {
+    const int64_t most = p.edge_key == nullptr ? B : kBatch / words_of_edge;
+    return most < B ? most : B;
+  }
+
+  PYG_DIST_INLINE const T* value(int64_t source) const {
+    return static_cast<const T*>(p.value) + source * p.value_stride;
+  }
+  PYG_DIST_INLINE const T* key(int64_t source) const { return static_cast<const T*>(p.key) + source * p.key_stride; }
+  PYG_DIST_INLINE const T* query(int64_t target) const {
+    return static_cast<const T*>(p.query) + target * p.query_stride;
+  }
+  PYG_DIST_INLINE const T* edge_attr(int64_t place) const {
+    return static_cast<const T*>(p.edge_attr) + place * p.edge_attr_stride;
+  }
+  PYG_DIST_INLINE const T* edge_weight(int64_t target) const {
+    return static_cast<const T*>(p.edge_weight) + target * p.edge_weight_stride;
+  }
+
+  // columns[h, c] = query + value (+ edge): what `dynamic` takes the leaky ReLU of.
+  PYG_DIST_INLINE void add_ends(int64_t target, int64_t source, int64_t place) const {
+    const T *x = value(source), *q = query(target);
+    const auto* w = static_cast<const A*>(p.edge_weight);
+    for_vectors<A>(row, [&]<int K>(int64_t c) __attribute__((always_inline)) {
+      Vec<A, K> sum = load<K>(x + c) + load<K>(q + c);
+      if (num_edge_columns > 0) {
+        const T* attr = edge_attr(place);
+        for (int64_t d = 0; d < num_edge_columns; ++d) sum += load<K>(w + d * row + c) * load<1>(attr + d);
+      }
+      store<K>(columns + c, sum);
+    });
+  }
+
+  // logit[h, b] of one edge.
+  PYG_DIST_INLINE void set_logits(int64_t target, int64_t source, int64_t place, int64_t b) const {
+    if constexpr (kForm == AttentionForm::additive) {
+      const T* k = key(source);
+      for (int64_t h = 0; h < num_heads; ++h) {
+        A u = load<1>(k + h);
+        if (p.query != nullptr) u += load<1>(query(target) + h);
+        if (num_edge_columns > 0) {
+          u += dot<A>(edge_weight(target) + h * num_edge_columns, edge_attr(place), num_edge_columns);
+        }
+        logit[h * B + b] = leaky<A, 1>(u, slope);
+      }
+    } else if constexpr (kForm == AttentionForm::dot) {
+      const T *k = key(source), *q = query(target);
+      for (int64_t h = 0; h < num_heads; ++h) {
+        A u = dot<A>(k + h * num_columns, q + h * num_columns, num_columns);
+        if (num_edge_columns > 0) {
+          u += dot<A>(edge_weight(target) + h * num_edge_columns, edge_attr(place), num_edge_columns);
+        }
+        logit[h * B + b] = u * scale;
+      }
+    } else {
+      add_ends(target, source, place);
+      const auto* att = static_cast<const A*>(p.att);
+      for (int64_t h = 0; h < num_heads; ++h) {
+        const A *u = columns + h * num_columns, *a = att + h * num_columns;
+        logit[h * B + b] = sum_columns<A>(num_columns, [&]<int K>(int64_t c) __attribute__((always_inline)) {
+          return load<K>(a + c) * leaky<A, K>(load<K>(u + c), slope);
+        });
+      }
+    }
+  }
+
+  // keep[h, b] of the edges [begin, begin + count).
+  void set_dropout(int64_t begin, int64_t count) const {
+    if (p.edge_key == nullptr) return;
+    Batch words;
+    for (int64_t b = 0; b < count; ++b) {
+      for (int64_t k = 0; k < words_of_edge; ++k) {
+        words.key[b * words_of_edge + k] = static_cast<uint64_t>(p.edge_key[p.edge[begin + b]]);
+        words.block[b * words_of_edge + k] = static_cast<uint64_t>(k);
+      }
+    }
+    for (int64_t l = count * words_of_edge; l % Batch::L != 0; ++l) words.key[l] = words.block[l] = 0;
+    words.template draw<Philox::kRounds>(count * words_of_edge, p.seed, Stream::dropout);
+    const A factor = static_cast<A>(p.dropout_scale);
+    for (int64_t b = 0; b < count; ++b) {
+      for (int64_t h = 0; h < num_heads; ++h) {
+        keep[h * B + b] = words.words[4 * b * words_of_edge + h] >= p.threshold ? factor : A{0};
+      }
+    }
+  }
+
+  // Asks for rows of an edge some way ahead.
+  PYG_DIST_INLINE void prefetch_row(const T* rows, int64_t stride, int64_t width, int64_t e) const {
+    const int64_t ahead = e + kPrefetchEdges < p.num_edges ? e + kPrefetchEdges : p.num_edges - 1;
+    prefetch(rows + p.col[ahead] * stride, width * static_cast<int64_t>(sizeof(T)));
+  }
+};
+
+template <class T, class A>
+PYG_DIST_INLINE void write_row(void* out, bool wide, int64_t row, const A* sums, int64_t width) {
+  if (wide) {
+    A* to = static_cast<A*>(out) + row * width;
+    for_vectors<A>(width,
+                   [&]<int K>(int64_t c) __attribute__((always_inline)) { store<K>(to + c, load<K>(sums + c)); });
+  } else {
+    T* to = static_cast<T*>(out) + row * width;
+    for_vectors<A>(width,
+                   [&]<int K>(int64_t c) __attribute__((always_inline)) { store<K>(to + c, load<K>(sums + c)); });
+  }
+}
+
+template <class A>
+PYG_DIST_INLINE void clear(A* numbers, int64_t count) {
+  for (int64_t k = 0; k < count; ++k) numbers[k] = 0;
+}
+
+// ---- Forward
+// -------------------------------------------------------------------------------------------------------------
+
+template <class T, AttentionForm kForm>
+void rows_of_form(const AttentionForward& f, int64_t row_begin, int64_t row_end) {
+  using E = Edges<T, kForm>;
+  using A = typename E::A;
+  constexpr int64_t B = E::B, L = E::L;
+  const Attention& p = f.attention;
+  const E edges(p);
+  const int64_t heads = edges.num_heads, columns = edges.num_columns;
+  const int64_t edge_columns = kForm == AttentionForm::dot ? edges.num_edge_columns : 0;
+  A *const y = edges.sums, *const z = y + edges.row, *const largest = z + heads * edge_columns;
+  A* const sum = largest + heads;
+  const int64_t batch = edges.batch();
+  for (int64_t row = row_begin; row < row_end; ++row) {
+    const int64_t target = p.first_row + row, end = p.rowptr[row + 1];
+    clear(y, edges.row + heads * edge_columns);
+    for (int64_t h = 0; h < heads; ++h) {
+      largest[h] = -__builtin_inf();
+      sum[h] = 0;
+    }
+    for (int64_t begin = p.rowptr[row]; begin < end; begin += batch) {
+      const int64_t count = batch < end - begin ? batch : end - begin;
+      const int64_t padded = (count + L - 1) / L * L;
+      for (int64_t b = 0; b < count; ++b) {
+        const int64_t e = begin + b;
+        edges.prefetch_row(edges.value(0), p.value_stride, edges.row, e);
+        if constexpr (kForm == AttentionForm::dot) edges.prefetch_row(edges.key(0), p.key_stride, edges.row, e);
+        if constexpr (kForm == AttentionForm::additive) edges.prefetch_row(edges.key(0), p.key_stride, heads, e);
+        edges.set_logits(target, p.col[e], p.edge[e], b);
+      }
+      edges.set_dropout(begin, count);
+      for (int64_t h = 0; h < heads; ++h) {
+        A* const s = edges.logit + h * B;
+        A most = largest[h];
+        for (int64_t b = 0; b < count; ++b) most = s[b] > most || s[b] != s[b] ? s[b] : most;
+        if (!(most == largest[h])) {
+          const A factor = sum[h] > 0 ? exp_of<A, 1>(largest[h] - most) : A{0};
+          largest[h] = most;
+          sum[h] *= factor;
+          for (int64_t c = 0; c < columns; ++c) y[h * columns + c] *= factor;
+          for (int64_t d = 0; d < edge_columns; ++d) z[h * edge_columns + d] *= factor;
+        }
+        for (int64_t b = count; b < padded; ++b) s[b] = -__builtin_inf();
+        for (int64_t b = 0; b < padded; b += L) store<L>(s + b, exp_of<A, L>(load<L>(s + b) - most));
+        for (int64_t b = 0; b < count; ++b) {
+          sum[h] += s[b];
+          add<A>(y + h * columns, edges.value(p.col[begin + b]) + h * columns, s[b] * edges.keep[h * B + b], columns);
+        }
+        if (edge_columns > 0) {
+          for (int64_t b = 0; b < count; ++b) {
+            add<A>(z + h * edge_columns, edges.edge_attr(p.edge[begin + b]), s[b] * edges.keep[h * B + b],
+                   edge_columns);
+          }
+        }
+      }
+    }
+    const bool is_empty = p.rowptr[row] == end;
+    for (int64_t h = 0; h < heads; ++h) {
+      const A factor = is_empty ? A{1} : A{1} / sum[h];
+      for (int64_t c = 0; c < columns; ++c) y[h * columns + c] *= factor;
+      for (int64_t d = 0; d < edge_columns; ++d) z[h * edge_columns + d] *= factor;
+      static_cast<A*>(f.max)[row * heads + h] = is_empty ? A{0} : largest[h];
+      static_cast<A*>(f.sum)[row * heads + h] = sum[h];
+    }
+    write_row<T, A>(f.y, f.wide, row, y, edges.row);
+    if (edge_columns > 0) write_row<T, A>(f.z, f.wide, row, z, heads * edge_columns);
+  }
+}
+
+// ---- Gradients
+// -----------------------------------------------------------------------------------------------------------
+
+// logit[h, b] and weight[h, b] of a batch: ds and k p. `other` is the end that col names.
+template <class T, AttentionForm kForm, bool kBySource>
+PYG_DIST_INLINE void set_gradients(const AttentionGrad& g, const Edges<T, kForm>& edges, int64_t own, int64_t begin,
+                                   int64_t count) {
+  using A = accumulator_t<T>;
+  constexpr int64_t B = kAttentionBatch;
+  constexpr int L = kLanes<A>;
+  const Attention& p = g.attention;
+  const int64_t heads = edges.num_heads, columns = edges.num_columns;
+  const auto* grad_y = static_cast<const T*>(g.grad_y);
+  const auto* grad_z = static_cast<const T*>(g.grad_z);
+  const auto *largest = static_cast<const A*>(g.max), *sum = static_cast<const A*>(g.sum);
+  const auto* delta = static_cast<const A*>(g.delta);
+  edges.set_dropout(begin, count);
+  for (int64_t b = 0; b < count; ++b) {
+    const int64_t e = begin + b, other = p.col[e], place = p.edge[e];
+    const int64_t target = kBySource ? other : own, source = kBySource ? own : other;
+    if constexpr (kBySource) {
+      edges.prefetch_row(grad_y, edges.row, edges.row, e);
+      if constexpr (kForm != AttentionForm::additive) edges.prefetch_row(edges.query(0), p.query_stride, edges.row, e);
+    } else {
+      edges.prefetch_row(edges.value(0), p.value_stride, edges.row, e);
+      if constexpr (kForm == AttentionForm::dot) edges.prefetch_row(edges.key(0), p.key_stride, edges.row, e);
+      if constexpr (kForm == AttentionForm::additive) edges.prefetch_row(edges.key(0), p.key_stride, heads, e);
+    }
+    edges.set_logits(target, source, place, b);
+    const T *row = grad_y + target * edges.row, *x = edges.value(source);
+    for (int64_t h = 0; h < heads; ++h) {
+      edges.weight[h * B + b] = dot<A>(row + h * columns, x + h * columns, columns);
+      if (grad_z != nullptr) {
+        const T* of_edge = grad_z + (target * heads + h) * edges.num_edge_columns;
+        edges.weight[h * B + b] += dot<A>(of_edge, edges.edge_attr(place), edges.num_edge_columns);
+      }
+    }
+  }
+  const int64_t padded = (count + L - 1) / L * L;
+  for (int64_t h = 0; h < heads; ++h) {
+    A *const s = edges.logit + h * B, *const w = edges.weight + h * B, *const keep = edges.keep + h * B;
+    A shifted[B] = {}, inverse[B] = {}, mean[B] = {};
+    for (int64_t b = 0; b < count; ++b) {
+      const int64_t at = (kBySource ? p.col[begin + b] : own) * heads + h;
+      shifted[b] = s[b] - largest[at];
+      inverse[b] = sum[at];
+      mean[b] = delta[at];
+    }
+    for (int64_t b = 0; b < padded; b += L) {
+      const Vec<A, L> k = load<L>(keep + b);
+      const Vec<A, L> probability = exp_of<A, L>(load<L>(shifted + b)) / load<L>(inverse + b);
+      Vec<A, L> ds = probability * (k * load<L>(w + b) - load<L>(mean + b));
+      if constexpr (kForm == AttentionForm::additive) ds *= leaky_slope<A, L>(load<L>(s + b), edges.slope);
+      if constexpr (kForm == AttentionForm::dot) ds *= edges.scale;
+      store<L>(s + b, ds);
+      store<L>(w + b, k * probability);
+    }
+  }
+}
+
+template <class T, AttentionForm kForm>
+void target_rows_of_form(const AttentionGrad& g, int64_t row_begin, int64_t row_end) {
+  using E = Edges<T, kForm>;
+  using A = typename E::A;
+  constexpr int64_t B = E::B;
+  const Attention& p = g.attention;
+  const E edges(p);
+  const int64_t heads = edges.num_heads, columns = edges.num_columns, edge_columns = edges.num_edge_columns;
+  const int64_t query_columns = logit_columns(p);
+  const bool weighs_edges = kForm != AttentionForm::dynamic && edge_columns > 0;
+  A *const by_query = edges.sums, *const by_edge_weight = by_query + query_columns;
+  auto* const by_attr = static_cast<T*>(g.by_edge_attr);
+  auto* const by_parameters = static_cast<A*>(g.by_parameters);
+  const auto* att = static_cast<const A*>(p.att);
+  const int64_t batch = edges.batch();
+  for (int64_t row = row_begin; row < row_end; ++row) {
+    const int64_t target = p.first_row + row, end = p.rowptr[row + 1];
+    clear(by_query, query_columns);
+    if (weighs_edges) clear(by_edge_weight, heads * edge_columns);
+    for (int64_t begin = p.rowptr[row]; begin < end; begin += batch) {
+      const int64_t count = batch < end - begin ? batch : end - begin;
+      set_gradients<T, kForm, false>(g, edges, target, begin, count);
+      for (int64_t b = 0; b < count; ++b) {
+        const int64_t source = p.col[begin + b], place = p.edge[begin + b];
+        if constexpr (kForm == AttentionForm::dynamic) edges.add_ends(target, source, place);
+        for (int64_t h = 0; h < heads; ++h) {
+          const A ds = edges.logit[h * B + b];
+          const int64_t at = h * columns;
+          if constexpr (kForm == AttentionForm::additive) by_query[h] += ds;
+          if constexpr (kForm == AttentionForm::dot) add<A>(by_query + at, edges.key(source) + at, ds, columns);
+          if constexpr (kForm == AttentionForm::dynamic) {
+            A* const u = edges.columns + at;
+            for_vectors<A>(columns, [&]<int K>(int64_t c) __attribute__((always_inline)) {
+              const Vec<A, K> before = load<K>(u + c);
+              if (by_parameters != nullptr) {
+                A* const to = by_parameters + at + c;
+                store<K>(to, load<K>(to) + leaky<A, K>(before, edges.slope) * ds);
+              }
+              const Vec<A, K> by_u = load<K>(att + at + c) * leaky_slope<A, K>(before, edges.slope) * ds;
+              store<K>(by_query + at + c, load<K>(by_query + at + c) + by_u);
+              store<K>(u + c, by_u);
+            });
+          } else if (weighs_edges) {
+            add<A>(by_edge_weight + h * edge_columns, edges.edge_attr(place), ds, edge_columns);
+          }
+        }
+        if constexpr (kForm == AttentionForm::dynamic) {
+          if (edge_columns > 0 && by_parameters != nullptr) {
+            for (int64_t d = 0; d < edge_columns; ++d) {
+              add<A>(by_parameters + (1 + d) * edges.row, edges.columns, load<1>(edges.edge_attr(place) + d),
+                     edges.row);
+            }
+          }
+        }
+        if (by_attr == nullptr) continue;
+        for (int64_t d = 0; d < edge_columns; ++d) {
+          A sum = 0;
+          if constexpr (kForm == AttentionForm::dynamic) {
+            sum = dot<A>(static_cast<const A*>(p.edge_weight) + d * edges.row, edges.columns, edges.row);
+          } else {
+            for (int64_t h = 0; h < heads; ++h) {
+              sum += edges.logit[h * B + b] * load<1>(edges.edge_weight(target) + h * edge_columns + d);
+              if (g.grad_z != nullptr) {
+                const T* of_edge = static_cast<const T*>(g.grad_z) + (target * heads + h) * edge_columns;
+                sum += edges.weight[h * B + b] * load<1>(of_edge + d);
+              }
+            }
+          }
+          store<1>(by_attr + place * edge_columns + d, sum);
+        }
+      }
+    }
+    if (g.by_query != nullptr) write_row<T, A>(g.by_query, g.wide, row, by_query, query_columns);
+    if (g.by_edge_weight != nullptr) {
+      write_row<T, A>(g.by_edge_weight, g.wide, row, by_edge_weight, heads * edge_columns);
+    }
+  }
+}
+
+template <class T, AttentionForm kForm>
+void source_rows_of_form(const AttentionGrad& g, int64_t row_begin, int64_t row_end) {
+  using E = Edges<T, kForm>;
+  using A = typename E::A;
+  constexpr int64_t B = E::B;
+  const Attention& p = g.attention;
+  const E edges(p);
+  const int64_t heads = edges.num_heads, columns = edges.num_columns, num_key_columns = key_columns(p);
+  A *const by_value = edges.sums, *const by_key = by_value + edges.row;
+  const auto* grad_y = static_cast<const T*>(g.grad_y);
+  const auto* att = static_cast<const A*>(p.att);
+  const int64_t batch = edges.batch();
+  for (int64_t row = row_begin; row < row_end; ++row) {
+    const int64_t source = p.first_row + row, end = p.rowptr[row + 1];
+    clear(by_value, edges.row + num_key_columns);
+    for (int64_t begin = p.rowptr[row]; begin < end; begin += batch) {
+      const int64_t count = batch < end - begin ? batch : end - begin;
+      set_gradients<T, kForm, true>(g, edges, source, begin, count);
+      for (int64_t b = 0; b < count; ++b) {
+        const int64_t target = p.col[begin + b];
+        const T* grad = grad_y + target * edges.row;
+        if constexpr (kForm == AttentionForm::dynamic) edges.add_ends(target, source, p.edge[begin + b]);
+        for (int64_t h = 0; h < heads; ++h) {
+          const A ds = edges.logit[h * B + b], weight = edges.weight[h * B + b];
+          const int64_t at = h * columns;
+          if constexpr (kForm == AttentionForm::dynamic) {
+            for_vectors<A>(columns, [&]<int K>(int64_t c) __attribute__((always_inline)) {
+              const Vec<A, K> slope = leaky_slope<A, K>(load<K>(edges.columns + at + c), edges.slope);
+              store<K>(by_value + at + c, load<K>(by_value + at + c) + load<K>(grad + at + c) * weight +
+                                              load<K>(att + at + c) * slope * ds);
+            });
+          } else {
+            add<A>(by_value + at, grad + at, weight, columns);
+          }
+          if constexpr (kForm == AttentionForm::additive) by_key[h] += ds;
+          if constexpr (kForm == AttentionForm::dot) add<A>(by_key + at, edges.query(target) + at, ds, columns);
+        }
+      }
+    }
+    write_row<T, A>(g.by_value, g.wide, row, by_value, edges.row);
+    if (num_key_columns > 0) write_row<T, A>(g.by_key, g.wide, row, by_key, num_key_columns);
+  }
+}
+
+// Calls f.operator()<T, form>().
+template <class F>
+PYG_DIST_INLINE void for_form(const Attention& p, const F& f) {
+  const auto of_type = [&]<class T>() {
+    switch (p.form) {
+      case AttentionForm::additive:
+        return f.template operator()<T, AttentionForm::additive>();
+      case AttentionForm::dynamic:
+        return f.template operator()<T, AttentionForm::dynamic>();
+      case AttentionForm::dot:
+        return f.template operator()<T, AttentionForm::dot>();
+    }
+  };
+  switch (p.element) {
+    case Element::f32:
+      return of_type.template operator()<float>();
+    case Element::f64:
+      return of_type.template operator()<double>();
+    case Element::bf16:
+      return of_type.template operator()<BFloat16>();
+  }
+}
+
+}  // namespace
+
+void attention_rows(const AttentionForward& problem, int64_t begin, int64_t end) {
+  for_form(problem.attention, [&]<class T, AttentionForm kForm>() { rows_of_form<T, kForm>(problem, begin, end); });
+}
+
+void attention_target_rows(const AttentionGrad& problem, int64_t begin, int64_t end) {
+  for_form(problem.attention,
+           [&]<class T, AttentionForm kForm>() { target_rows_of_form<T, kForm>(problem, begin, end); });
+}
+
+void attention_source_rows(const AttentionGrad& problem, int64_t begin, int64_t end) {
+  for_form(problem.attention,
+           [&]<class T, AttentionForm kForm>() { source_rows_of_form<T, kForm>(problem, begin, end); });
+}
+
+}  // namespace pyg_dist::PYG_DIST_LEVEL

@@ -1,0 +1,261 @@
+"""Attention over the in-edges of every row: logits, softmax and weighted sum in one pass, and its two gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_dist.backend.ops.call import as_rows, call, factor_of, native, signed, sum_dtype
+
+MAX_HEADS = 2048
+"""Of the kernels: the dropout words of an edge lie in one batch (``csrc/kernels/cpu/attention.h``)."""
+
+_FORMS = ("additive", "dynamic", "dot")
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """How logits are made; the formulas are :func:`attention_csr`'s.
+
+    Attributes:
+        form: ``"additive"`` (GAT), ``"dynamic"`` (GATv2) or ``"dot"`` (scaled dot product).
+        heads: number of heads H.
+        slope: of the leaky ReLU, zero or more; not for ``"dot"``.
+        scale: of the logits; for ``"dot"`` alone.
+        p: the probability that dropout drops an edge from a head, in ``[0, 1)``.
+        seed: of the dropout, any integer modulo 2^64.
+    """
+
+    form: Literal["additive", "dynamic", "dot"]
+    heads: int
+    slope: float = 0.0
+    scale: float = 1.0
+    p: float = 0.0
+    seed: int = 0
+
+
+class AttentionInputs(NamedTuple):
+    """What logits and sums are made of; shapes are :func:`attention_csr`'s."""
+
+    value: Tensor
+    key: Tensor | None = None
+    query: Tensor | None = None
+    edge_attr: Tensor | None = None
+    edge_weight: Tensor | None = None
+    att: Tensor | None = None
+
+
+def attention_csr(
+    rowptr: Tensor, col: Tensor, edge: Tensor, inputs: AttentionInputs, edge_key: Tensor | None, spec: AttentionSpec
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    r"""Softmax over the in-edges of every row, and the sum of the sources' rows that it weighs, head by head.
+
+    .. math::
+        y_{ih} = \sum_e k_{eh} \, \frac{\exp(s_{eh} - m_{ih})}{\sum_{e'} \exp(s_{e'h} - m_{ih})} \,
+        v_{\mathrm{col}_e h}, \qquad m_{ih} = \max_e s_{eh}
+
+    with :math:`\mathrm{rowptr}_i \le e < \mathrm{rowptr}_{i+1}`, :math:`j = \mathrm{col}_e`, the edge's features
+    :math:`f = \mathrm{edge\_attr}_{\mathrm{edge}_e}` and the logits :math:`s_{eh}`
+
+    - ``additive``: :math:`\mathrm{leaky}(\mathrm{key}_{jh} + \mathrm{query}_{ih} + \langle w_{ih}, f \rangle)`
+      (Veličković et al., "Graph attention networks", 2018)
+    - ``dynamic``: :math:`\langle a_h, \mathrm{leaky}(v_{jh} + \mathrm{query}_{ih} + f w_h) \rangle` (Brody et al., "How
+      attentive are graph attention networks?", 2022)
+    - ``dot``: :math:`\mathrm{scale} \, (\langle \mathrm{key}_{jh}, \mathrm{query}_{ih} \rangle + \langle w_{ih}, f
+      \rangle)` (Shi et al., "Masked label prediction", 2021)
+
+    k is zero or :math:`1 / (1 - p)`, the mask of :func:`keyed_dropout` for rows ``edge_key[edge[e]]`` and H columns.
+    Logits, of which none is stored, are computed with a running maximum (Milakov and Gimelshein, 2018); the maxima and
+    the sums of exponentials are all that the gradients need beside the output (Dao et al., 2022). Exact up to rounding;
+    sums do not depend on the number of threads. ``col`` and ``edge`` are not checked, as in :func:`spmm_csr`.
+
+    Shapes:
+        - rowptr: ``[N + 1]`` int64, col: ``[E]`` int32, edge: ``[E]`` int64, places among S stored edges
+        - value: ``[M, H, C]`` or ``[M, H C]``, float32, float64 or bfloat16; the next four in the same dtype
+        - key: ``[M, H]`` (additive), ``[M, H, C]`` (dot); query: ``[N, H]`` or none for zeros (additive), else
+          ``[N, H, C]``
+        - edge_attr: ``[S, D]`` or none; edge_weight: with it, ``[N, H, D]`` or ``[1, H, D]``; dynamic: ``[D, H C]``
+          in the dtype of value or its sum dtype, and att: ``[H C]`` alike
+        - edge_key: ``[S]`` int64
+        - output: y ``[N, H C]``; for ``dot`` with edge_attr the same sums of f, ``[N, H D]`` (else empty); maxima and
+          sums of exponentials ``[N, H]`` in the sum dtype, zeros for a row without edges
+
+    Raises:
+        DataError: a shape, a dtype, a value or the pattern does not fit.
+        UnsupportedError: a tensor is not a dense CPU tensor.
+    """
+    return call(native.attention_csr.default, *_arguments(rowptr, col, edge, inputs, edge_key, spec))  # type: ignore[no-any-return]
+
+
+def attention_csr_by_target(
+    rowptr: Tensor,
+    col: Tensor,
+    edge: Tensor,
+    inputs: AttentionInputs,
+    edge_key: Tensor | None,
+    spec: AttentionSpec,
+    largest: Tensor,
+    total: Tensor,
+    delta: Tensor,
+    grad: Tensor,
+    grad_z: Tensor | None,
+    by_edge_attr: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    r"""The gradients of :func:`attention_csr` that add up by target: by query, edge_weight, edge_attr and att.
+
+    Probabilities p and the mask k are computed again; then
+    :math:`ds_{eh} = p_{eh} (k_{eh} (\langle g_{ih}, v_{jh} \rangle + \langle g^z_{ih}, f \rangle) - \delta_{ih})`.
+
+    Shapes:
+        - largest, total: the last two outputs; delta: ``[N, H]`` in the sum dtype, :math:`\langle g, y \rangle +
+          \langle g^z, z \rangle` head by head; grad: ``[N, H C]``, grad_z: ``[N, H D]`` or none, contiguous
+        - output: by query ``[N, H]`` or ``[N, H C]``; by edge_weight ``[N, H D]`` (additive, dot); by edge_attr
+          ``[S, D]``, zero where no edge of the pattern lies (``[0, D]`` unless asked for); dynamic: by att, and
+          below it by edge_weight, ``[1 + D, H C]`` in the sum dtype. What there is none of is empty.
+
+    Raises:
+        DataError: a shape, a dtype, a value or the pattern does not fit.
+        UnsupportedError: a tensor is not a dense CPU tensor.
+    """
+    args = _arguments(rowptr, col, edge, inputs, edge_key, spec)
+    return call(  # type: ignore[no-any-return]
+        native.attention_csr_by_target.default, *args, largest, total, delta, grad, grad_z, by_edge_attr
+    )
+
+
+def attention_csr_by_source(
+    rowptr: Tensor,
+    col: Tensor,
+    edge: Tensor,
+    inputs: AttentionInputs,
+    edge_key: Tensor | None,
+    spec: AttentionSpec,
+    largest: Tensor,
+    total: Tensor,
+    delta: Tensor,
+    grad: Tensor,
+    grad_z: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """The gradients of :func:`attention_csr` that add up by source: by value and key. No atomics.
+
+    Shapes:
+        - rowptr: ``[M + 1]``, col: ``[E]``, edge: ``[E]``, the *transposed* pattern
+        - all others: as for :func:`attention_csr_by_target`
+        - output: as value, ``[M, H C]``, and as key (``[0, 0]`` without)
+
+    Raises:
+        DataError: a shape, a dtype, a value or the pattern does not fit.
+        UnsupportedError: a tensor is not a dense CPU tensor.
+    """
+    args = _arguments(rowptr, col, edge, inputs, edge_key, spec)
+    return call(native.attention_csr_by_source.default, *args, largest, total, delta, grad, grad_z)  # type: ignore[no-any-return]
+
+
+_Arguments = tuple[Tensor | int | float | None, ...]
+
+
+def _arguments(
+    rowptr: Tensor, col: Tensor, edge: Tensor, inputs: AttentionInputs, edge_key: Tensor | None, spec: AttentionSpec
+) -> _Arguments:
+    value = as_rows(inputs.value)
+    key, query, edge_attr = (None if rows is None else as_rows(rows) for rows in inputs[1:4])
+    weight, att = inputs.edge_weight, inputs.att
+    if weight is not None:
+        weight = factor_of(weight, value) if spec.form == "dynamic" else as_rows(weight)
+    att = None if att is None else factor_of(att.reshape(-1), value)
+    keys = None if edge_key is None else edge_key.contiguous()
+    form = _FORMS.index(spec.form)
+    numbers = form, spec.heads, spec.slope, spec.scale, spec.p, signed(spec.seed)
+    return rowptr, col, edge, value, key, query, edge_attr, weight, att, keys, *numbers
+
+
+@torch.library.register_fake("pyg_dist::attention_csr")
+def _(
+    rowptr: Tensor,
+    col: Tensor,
+    edge: Tensor,
+    value: Tensor,
+    key: Tensor | None,
+    query: Tensor | None,
+    edge_attr: Tensor | None,
+    edge_weight: Tensor | None,
+    att: Tensor | None,
+    edge_key: Tensor | None,
+    form: int,
+    heads: int,
+    slope: float,
+    scale: float,
+    p: float,
+    seed: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    num_rows, has_sums = rowptr.shape[0] - 1, form == 2 and edge_attr is not None
+    edge_columns = 0 if edge_attr is None else heads * edge_attr.shape[1]
+    kept = [value.new_empty(num_rows, heads, dtype=sum_dtype(value)) for _ in range(2)]
+    z = value.new_empty(num_rows if has_sums else 0, edge_columns)
+    return value.new_empty(num_rows, value.shape[1]), z, kept[0], kept[1]
+
+
+@torch.library.register_fake("pyg_dist::attention_csr_by_target")
+def _(
+    rowptr: Tensor,
+    col: Tensor,
+    edge: Tensor,
+    value: Tensor,
+    key: Tensor | None,
+    query: Tensor | None,
+    edge_attr: Tensor | None,
+    edge_weight: Tensor | None,
+    att: Tensor | None,
+    edge_key: Tensor | None,
+    form: int,
+    heads: int,
+    slope: float,
+    scale: float,
+    p: float,
+    seed: int,
+    max: Tensor,
+    sum: Tensor,
+    delta: Tensor,
+    grad: Tensor,
+    grad_z: Tensor | None,
+    by_edge_attr: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    num_rows, is_dynamic = rowptr.shape[0] - 1, form == 1
+    storage, edge_columns = (0, 0) if edge_attr is None else edge_attr.shape
+    return (
+        value.new_empty(num_rows, heads if form == 0 else value.shape[1]),
+        value.new_empty(0 if edge_attr is None or is_dynamic else num_rows, heads * edge_columns),
+        value.new_empty(storage if by_edge_attr else 0, edge_columns),
+        value.new_empty(1 + edge_columns if is_dynamic else 0, value.shape[1], dtype=sum_dtype(value)),
+    )
+
+
+@torch.library.register_fake("pyg_dist::attention_csr_by_source")
+def _(
+    rowptr: Tensor,
+    col: Tensor,
+    edge: Tensor,
+    value: Tensor,
+    key: Tensor | None,
+    query: Tensor | None,
+    edge_attr: Tensor | None,
+    edge_weight: Tensor | None,
+    att: Tensor | None,
+    edge_key: Tensor | None,
+    form: int,
+    heads: int,
+    slope: float,
+    scale: float,
+    p: float,
+    seed: int,
+    max: Tensor,
+    sum: Tensor,
+    delta: Tensor,
+    grad: Tensor,
+    grad_z: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    by_key = value.new_empty((0, 0)) if key is None else value.new_empty(key.shape)
+    return value.new_empty(value.shape), by_key

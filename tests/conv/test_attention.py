@@ -1,0 +1,217 @@
+"""GATConv, GATv2Conv and TransformerConv by the fused op: stock PyG's numbers, and no tensor of edges and columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from against_stock import Results, assert_same, differences, gradients
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from random_graphs import random_graph, uneven_parts
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch_geometric import nn as gnn
+from torch_geometric.data import Data
+from workers import Workers
+
+Pools = Callable[[int], Workers]
+CONVS: dict[str, Any] = {"GAT": gnn.GATConv, "GATv2": gnn.GATv2Conv, "Transformer": gnn.TransformerConv}
+F = 3
+
+
+class Case(NamedTuple):
+    """One conv on one graph."""
+
+    num_nodes: int
+    edges: list[tuple[int, int]]
+    owners: list[int]
+    conv: str
+    heads: int
+    columns: int
+    options: dict[str, Any]
+    edge_dim: int  # 0: none
+    is_pair: bool
+    seed: int = 0
+
+
+@st.composite
+def cases(draw: Any, world_size: int) -> Case:
+    num_nodes = draw(st.integers(1, 10))
+    node = st.integers(0, num_nodes - 1)
+    conv = draw(st.sampled_from(list(CONVS)))
+    options: dict[str, Any] = {"concat": draw(st.booleans()), "bias": draw(st.booleans())}
+    if conv == "Transformer":
+        options |= {"beta": draw(st.booleans()), "root_weight": draw(st.booleans())}
+    else:
+        options |= {
+            "add_self_loops": draw(st.booleans()), "residual": draw(st.booleans()),
+            "negative_slope": draw(st.sampled_from([0.2, 0.0, 1.5])),
+            "fill_value": draw(st.sampled_from(["mean", "add", "max", 0.5])),
+        }  # fmt: skip
+    return Case(
+        num_nodes,
+        draw(st.lists(st.tuples(node, node), max_size=40)),
+        draw(st.lists(st.integers(0, world_size - 1), min_size=num_nodes, max_size=num_nodes)),
+        conv,
+        draw(st.integers(1, 5)),
+        draw(st.integers(1, 6)),
+        options,
+        draw(st.integers(0, 2)),
+        draw(st.booleans()),
+        draw(st.integers(0, 1000)),
+    )
+
+
+def results(data: Any, case: Case, is_ours: bool) -> Results:
+    from pyg_dist.conv import DistributedConv
+
+    torch.manual_seed(case.seed)
+    conv = CONVS[case.conv](F, case.columns, heads=case.heads, edge_dim=case.edge_dim or None, **case.options).double()
+    conv = DistributedConv(conv) if is_ours else conv
+    leaves = {name: data[name].detach().clone().requires_grad_() for name in ("x", "edge_attr")}
+    x = leaves["x"]
+    out = conv((x, x.tanh()) if case.is_pair else x, data.edge_index, leaves["edge_attr"] if case.edge_dim else None)
+    score = torch.linspace(0.5, 1.5, out.numel(), dtype=torch.float64).view(out.shape)
+    (out * score + 0.1 * out.square()).sum().backward()
+    return {"out": out, **gradients(conv, **leaves)}
+
+
+def compare(case: Case) -> list[str]:
+    """On every rank: what stock PyG finds on the whole graph, and ours does not on the distributed one."""
+    import pyg_dist
+
+    rng = torch.Generator().manual_seed(case.seed)
+    edge_index = torch.tensor(case.edges, dtype=torch.int64).view(-1, 2).t().contiguous()
+    data = Data(
+        x=torch.randn(case.num_nodes, F, generator=rng, dtype=torch.float64),
+        edge_index=edge_index,
+        edge_attr=torch.randn(len(case.edges), max(case.edge_dim, 1), generator=rng, dtype=torch.float64),
+    )
+    expected = results(data, case, is_ours=False)
+    try:
+        got = results(pyg_dist.DistributedData(data, partition=torch.tensor(case.owners)), case, is_ours=True)
+    except ValueError as error:  # ours are raised on every rank: no need to start new processes
+        return [str(error)]
+    return differences(got, expected)
+
+
+HUB = [(k % 9, 3) for k in range(40)] + [(3, k) for k in range(9)]
+EXAMPLES = [
+    Case(1, [(0, 0), (0, 0)], [0], "GATv2", 2, 3, {"add_self_loops": False}, 2, False),
+    Case(4, [], [0, 0, 0, 0], "Transformer", 2, 3, {}, 2, True),
+    Case(9, HUB, [0] * 9, "GAT", 3, 5, {"concat": False, "fill_value": "min"}, 2, True),
+]
+
+
+@pytest.mark.parametrize(("world_size", "num_examples"), [(1, 60), (2, 25), (3, 25), (4, 15)])
+def test_random_graphs(workers: Pools, world_size: int, num_examples: int) -> None:
+    @settings(
+        max_examples=num_examples, deadline=None, derandomize=True, database=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )  # fmt: skip
+    @given(cases(world_size))
+    @example(EXAMPLES[0])
+    @example(EXAMPLES[1]._replace(owners=[0, 0, world_size - 1, 0]))
+    @example(EXAMPLES[2]._replace(owners=[k % world_size for k in range(9)]))
+    def check(case: Case) -> None:
+        for rank, differs in enumerate(workers(world_size).run(compare, case)):
+            assert not differs, f"on rank {rank}"
+
+    check()
+
+
+def graph(num_nodes: int = 40, num_edges: int = 300, dtype: torch.dtype = torch.float64) -> tuple[Data, Any]:
+    import pyg_dist
+
+    data = random_graph(num_nodes, num_edges, F, seed=5, dtype=dtype)
+    return data, pyg_dist.DistributedData(data, partition=uneven_parts(num_nodes, pyg_dist.world_size()))
+
+
+def with_dropout() -> Results:
+    """The fused sums, and those of PyG's steps, which run where weights are asked for: one mask."""
+    from pyg_dist.conv import DistributedConv
+
+    found: Results = {}
+    _, data = graph()
+    for name, conv_class in CONVS.items():
+        torch.manual_seed(0)
+        conv = DistributedConv(conv_class(F, 4, heads=5, dropout=0.4, edge_dim=3).double())
+        by_steps = []
+        for asked in (None, True):
+            torch.manual_seed(1)
+            conv.zero_grad()
+            out = conv(data.x, data.edge_index, data.edge_attr, return_attention_weights=asked)
+            out = out if asked is None else out[0]
+            out.square().sum().backward()
+            by_steps.append({"out": out.detach(), "next draw": float(torch.rand(())), **gradients(conv)})
+        assert_same(*by_steps, name)
+        found[name] = by_steps[0]["out"].full_tensor()
+        assert not torch.allclose(found[name], conv.eval()(data.x, data.edge_index, data.edge_attr).full_tensor())
+    return found
+
+
+def test_dropout_is_that_of_the_steps_at_any_world_size(workers: Pools) -> None:
+    alone = workers(1).run(with_dropout)[0]
+    for world_size in (2, 3):
+        assert_same(workers(world_size).run(with_dropout)[0], alone)
+
+
+class LargestPerEdge(TorchDispatchMode):
+    """The most numbers a row of all tensors that are made with a row per edge, or more."""
+
+    def __init__(self, num_edges: int) -> None:
+        super().__init__()
+        self.num_edges, self.largest = num_edges, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(tensor, Tensor) and tensor.numel() >= self.num_edges:
+                self.largest = max(self.largest, tensor.numel() // self.num_edges)
+        return out
+
+
+def largest_per_edge(name: str, is_ours: bool) -> int:
+    import pyg_dist
+    from pyg_dist.conv import DistributedConv
+
+    data = random_graph(20, 4000, F, seed=5)
+    conv = CONVS[name](F, 16, heads=4, dropout=0.3).double()
+    if is_ours:
+        data, conv = pyg_dist.DistributedData(data), DistributedConv(conv)
+    x = data.x.detach().clone().requires_grad_()
+    with LargestPerEdge(4000) as seen:
+        conv(x, data.edge_index).square().sum().backward()
+    return seen.largest
+
+
+@pytest.mark.parametrize("name", CONVS)
+def test_no_tensor_of_edges_and_columns_is_made(workers: Pools, name: str) -> None:
+    """The ends of edges and what orders them have two numbers an edge; stock messages have 64, of loopless edges."""
+    assert workers(1).run(largest_per_edge, name, True)[0] <= 2
+    assert workers(1).run(largest_per_edge, name, False)[0] >= 32
+
+
+def changed_steps() -> None:
+    """Where somebody looks at messages, they are made."""
+    from pyg_dist.conv import DistributedConv
+
+    data, ours = graph()
+    for name, conv_class in CONVS.items():
+        torch.manual_seed(0)
+        stock = conv_class(F, 4, heads=2).double()
+        seen: list[int] = []
+        stock.register_message_forward_hook(lambda conv, inputs, out, seen=seen: seen.append(out.shape[-1]))
+        expected = stock(data.x, data.edge_index)
+        got = DistributedConv(stock)(ours.x, ours.edge_index)
+        assert seen == [4, 4]
+        assert_same({"out": got}, {"out": expected}, name)
+        mixed = conv_class(F, 4, aggr="max").double()
+        assert_same({"out": mixed(data.x, data.edge_index)}, {"out": DistributedConv(mixed)(ours.x, ours.edge_index)})
+
+
+def test_hooks_and_other_aggregations_keep_the_steps(workers: Pools) -> None:
+    workers(2).run(changed_steps)
