@@ -1,7 +1,8 @@
 """Launches of a script: under python, torchrun, mpirun, as ranks set up by hand, or forked.
 
-"forked" is "by hand" without Python's start: each rank is forked from a process that has imported the package, which
-takes most of a short script's time. What looks at how a launcher or Python's end behaves takes one of the others.
+"forked" is torchrun without Python's start: each rank is forked from a process that has imported the package, which
+takes most of a short script's time. What looks at how a launcher, the import or Python's end behaves takes one of the
+others.
 """
 
 from __future__ import annotations
@@ -58,7 +59,10 @@ def run_script(launcher: str, num_ranks: int, script: Path, *args: str, timeout:
         environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(probe.getsockname()[1]), WORLD_SIZE=str(num_ranks))
     environs = [{**environ, "RANK": str(rank)} for rank in range(num_ranks)]
     if launcher == "forked":
+        local = {"LOCAL_WORLD_SIZE": str(num_ranks), "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "tests"}
+        environs = [{**environ, **local, "LOCAL_RANK": environ["RANK"]} for environ in environs]
         return _fork(script, args, environs, timeout)
+    assert launcher == "by hand"
     return _run([(python, environ) for environ in environs], timeout)
 
 

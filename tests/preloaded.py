@@ -1,6 +1,7 @@
 """What the server that ranks are forked from has imported: torch, PyG, the package and what tests have in common.
 
-An import of the package opens nothing and reads no environment, so a rank starts as if it had imported all by itself.
+The import reads PYG_DIST_LOG, PYG_DIST_ISA and what a launcher tells, as they are when the tests start. What is about
+these takes a launch that is not forked.
 """
 
 import gc

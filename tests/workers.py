@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 import traceback
+import unittest.mock
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -56,6 +57,7 @@ MAX_RANKS = 12
 # Less processor time than this within ``limits.STALL_SECONDS`` is none: threads that only wait wake up now and then.
 _IDLE_SECONDS = 0.1
 
+_ENVIRON = dict(os.environ)  # before any test has set a variable
 _MEET = b"meet"
 _num_meetings = 0
 
@@ -256,10 +258,10 @@ def fork_server() -> multiprocessing.context.ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["preloaded"])
     # Thread pools are sized when their library is loaded, and modules found where the path was at the start.
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-            patch.setenv(name, "1")
-        patch.setenv("PYTHONPATH", os.path.dirname(os.path.abspath(__file__)), prepend=os.pathsep)
+    environ = {**_ENVIRON, **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")}
+    folder = os.path.dirname(os.path.abspath(__file__))
+    environ["PYTHONPATH"] = os.pathsep.join([folder, environ.get("PYTHONPATH", "")])
+    with unittest.mock.patch.dict(os.environ, environ, clear=True):
         multiprocessing.forkserver.ensure_running()
     return context
 

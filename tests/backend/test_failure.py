@@ -27,17 +27,21 @@ def test_every_rank_ends_with_the_message_of_the_one_that_raises(launcher: str, 
 
 
 @pytest.mark.parametrize(
-    ("case", "failing"),
-    [("raises with work in flight", 0), ("raises while rank 0 computes", 0), ("raises while rank 0 computes", 2)],
+    ("launcher", "case", "failing"),
+    [
+        ("by hand", "raises with work in flight", 0),
+        ("forked", "raises while rank 0 computes", 0),
+        ("forked", "raises while rank 0 computes", 2),
+    ],
 )
-def test_it_matters_not_what_the_others_wait_for(case: str, failing: int) -> None:
-    ended = run_script("by hand", RANKS, SCRIPT, case, str(failing))
+def test_it_matters_not_what_the_others_wait_for(launcher: str, case: str, failing: int) -> None:
+    ended = run_script(launcher, RANKS, SCRIPT, case, str(failing))
     assert ended.codes == [1, 1, 1]
     assert ended.stderr.count(f"pyg_dist: rank {failing} failed: RuntimeError: the fault of rank {failing};") == 2
 
 
 def test_every_rank_ends_with_the_line_of_the_one_that_has_a_nan() -> None:
-    ended = run_script("by hand", RANKS, SCRIPT, "sends NaN in two bits", "1")
+    ended = run_script("forked", RANKS, SCRIPT, "sends NaN in two bits", "1")
     assert ended.codes == [1, 1, 1]
     told = "rank 1 failed: DataError: Expected finite features in the messages of the layer, which go in 2 bits (got"
     for rank in (0, 2):
@@ -58,7 +62,7 @@ def test_a_killed_rank_ends_the_others(launcher: str, killed: int) -> None:
 
 @pytest.mark.parametrize(("killed", "way", "other"), [(1, "messages", "rank 1"), (2, "all-to-all", "another rank")])
 def test_who_waits_for_a_killed_rank_says_so(killed: int, way: str, other: str) -> None:
-    ended = run_script("by hand", RANKS, SCRIPT, "is killed in an exchange", str(killed), way)
+    ended = run_script("forked", RANKS, SCRIPT, "is killed in an exchange", str(killed), way)
     assert ended.codes[killed] == -9
     lost = f"lost its connection to {other}, which was killed or has crashed: see "
     assert re.search(rf"pyg_dist: rank \d {lost}.*; ending rank \d of 3", ended.stderr)

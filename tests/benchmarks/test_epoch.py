@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,7 +14,7 @@ import power_law
 import pytest
 import resident_memory
 import torch
-from limits import COMMAND_SECONDS
+from launching import run_script
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -24,10 +22,9 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 @pytest.mark.timeout(300)  # it starts six Python processes, on a machine that may be busy
 def test_epoch(tmp_path: Path) -> None:
     output = tmp_path / "epoch.json"
-    command = [sys.executable, str(BENCHMARKS / "epoch.py"), "--graph", "tiny", "--models", "sage"]
-    command += ["--rounds", "2", "--epochs", "1", "--retakes", "0", "--output", str(output)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
-    assert ended.returncode == 0, ended.stderr
+    options = ("--graph", "tiny", "--models", "sage", "--rounds", "2", "--epochs", "1", "--retakes", "0")
+    ended = run_script("forked", 1, BENCHMARKS / "epoch.py", *options, "--output", str(output))
+    assert ended.codes == [0], ended.stderr
     content = json.loads(output.read_text())
     assert content["machine"]["pyg_dist"]["isa"] in ("baseline", "avx2", "avx512")
     measured = content["results"]["sage"]

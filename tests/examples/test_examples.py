@@ -48,8 +48,9 @@ def _numbers(text: str) -> list[float]:
     return [float(number) for number in re.findall(r"\d+\.\d+", text)]
 
 
-@pytest.mark.parametrize(("launcher", "num_ranks"), [("python", 1), ("torchrun", 2), ("mpirun", 2)])
+@pytest.mark.parametrize(("launcher", "num_ranks"), [("forked", 1), ("mpirun", 2)])
 def test_digits(launcher: str, num_ranks: int, tmp_path: Path) -> None:
+    """Under torchrun they run as the README's demo, in tests/docs."""
     picture = tmp_path / "curves.png"
     printed = _printed(launcher, num_ranks, "digits", "--picture", str(picture))
     losses = _numbers("\n".join(line for line in printed.splitlines() if line.startswith("epoch")))
@@ -110,12 +111,10 @@ def test_gat() -> None:
     assert _numbers(_printed("forked", 2, "gat"))[-1] > 0.85
 
 
-@pytest.mark.parametrize(
-    ("name", "launcher"), [("full_batch_gcn", "mpirun"), ("edge_weights", "forked"), ("minibatch_4d", "forked")]
-)
-def test_two_ranks_print_the_same_as_one(name: str, launcher: str) -> None:
+@pytest.mark.parametrize("name", ["full_batch_gcn", "edge_weights", "minibatch_4d"])
+def test_two_ranks_print_the_same_as_one(name: str) -> None:
     """The GCN drops out: equal losses mean equal masks. Each line stands there once: the other rank is silent."""
-    np.testing.assert_allclose(_numbers(_printed(launcher, 2, name)), _numbers(_printed_alone(name)), atol=2e-3)
+    np.testing.assert_allclose(_numbers(_printed("forked", 2, name)), _numbers(_printed_alone(name)), atol=2e-3)
 
 
 @pytest.mark.parametrize("has_labels", [False, True])
@@ -179,9 +178,7 @@ def test_ogbn_products_from_a_store(tmp_path: Path) -> None:
     graph = "rmat:scale=9,edges=5000,features=8,classes=4"
     assert main(["partition", graph, store, "--parts", "2", "--model", "random"]) == 0
     options = ("--hidden", "16", "--layers", "2", "--dropout", "0", store)
-    alone, together = (
-        _numbers(_printed(*launched, "ogbn_products", *options)) for launched in (("python", 1), ("torchrun", 2))
-    )
+    alone, together = (_numbers(_printed("forked", ranks, "ogbn_products", *options)) for ranks in (1, 2))
     assert np.allclose(alone, together, atol=0.01)  # the loss, and the accuracies of training, validation and test
     assert len(alone) == 4
     assert min(alone[1:]) > 0.5

@@ -43,10 +43,16 @@ def losses_of(printed: str) -> dict[int, float]:
     return {int(epoch): float(loss) for epoch, loss in re.findall(r"^epoch (\d+) loss (\S+)$", printed, re.M)}
 
 
-@pytest.mark.parametrize(("launcher", "num_ranks"), [("python", 1), ("torchrun", 2)])
 @pytest.mark.parametrize(
-    ("script", "package"),
-    [("with_accelerate", "accelerate"), ("with_fabric", "lightning"), ("with_lightning", "lightning")],
+    ("script", "package", "launcher", "num_ranks"),
+    [
+        ("with_accelerate", "accelerate", "forked", 1),
+        ("with_accelerate", "accelerate", "forked", 2),
+        ("with_fabric", "lightning", "forked", 1),
+        ("with_fabric", "lightning", "forked", 2),
+        ("with_lightning", "lightning", "forked", 1),
+        ("with_lightning", "lightning", "torchrun", 2),
+    ],
 )
 def test_trainers(
     script: str, package: str, launcher: str, num_ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -73,7 +79,7 @@ def test_resuming_on_other_numbers_of_ranks(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     found: dict[int, float] = {}
     for num_ranks in (2, 1, 3):
-        ended = run_script("env", num_ranks, script)
+        ended = run_script("forked", num_ranks, script)
         assert set(ended.codes) == {0}, ended.stderr
         found |= losses_of(ended.stdout)
     assert list(found) == list(range(1, 10))
