@@ -65,6 +65,14 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
   // y[i] = what stands at place[i] of a permutation of [0, size): formats/permutation.h
   m.def("keyed_permutation(Tensor place, int size, int seed) -> Tensor");
 
+  // The rows and columns of a pattern that two lists name, the columns ascending, numbered by their places there:
+  // rowptr, col, where each entry stood; and the transpose with the places in these: kernels/restrict_csr.h
+  m.def(
+      "restrict_csr(Tensor rowptr, Tensor col, Tensor row, Tensor column, int num_cols) -> (Tensor, Tensor, Tensor, "
+      "Tensor, Tensor, Tensor)");
+  // y[k] = i where sorted[i] = value[k], or -1
+  m.def("find_sorted(Tensor sorted, Tensor value) -> Tensor");
+
   // y = dropout(relu(norm(x) * weight + bias)), mean, 1 / deviation; norm: 0 none, 1 layer, 2 RMS; without a key
   // dropout drops nothing and only scales. The gradients by x, and by weight and bias in [:, 0] and [:, 1] of partial
   // sums [groups, 3, columns], compute all else again: kernels/row_epilogue.h

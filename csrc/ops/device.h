@@ -7,6 +7,7 @@
 
 #include <torch/csrc/stable/library.h>
 
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -17,6 +18,7 @@
 #include "kernels/keyed.h"
 #include "kernels/quantize_csr.h"
 #include "kernels/relu.h"
+#include "kernels/restrict_csr.h"
 #include "kernels/row_epilogue.h"
 #include "kernels/scatter_add_rows.h"
 #include "kernels/sddmm_csr.h"
@@ -40,6 +42,12 @@ struct BadIndex {
   int64_t value = 0;
 };
 
+struct BadRestriction {
+  BadIndex row, column;
+};
+
+using MakeEntries = std::function<RestrictedEntries(int64_t num_entries)>;  // called once, unless something is bad
+
 struct DeviceOps {
   const char* name;
   Tensor (*allocate)(const Tensor& like, Sizes sizes, ScalarType dtype, size_t num_bytes);  // uninitialised
@@ -58,6 +66,8 @@ struct DeviceOps {
   void (*keyed_uniform)(const KeyedNumbers& problem);
   void (*keyed_normal)(const KeyedNumbers& problem);
   BadIndex (*keyed_permutation)(const KeyedPermutation& problem);  // where a place is out of range, not all is written
+  BadRestriction (*restrict_csr)(const RestrictCsr& problem, const MakeEntries& make_entries);
+  void (*find_sorted)(const FindSorted& problem);
   void (*row_epilogue)(const RowEpilogue& problem);
   void (*row_epilogue_grad)(const RowEpilogueGrad& problem);
   void (*relu)(const Relu& problem);

@@ -21,6 +21,8 @@ void keyed_dropout(const KeyedDropout& problem);
 void keyed_uniform(const KeyedNumbers& problem);
 void keyed_normal(const KeyedNumbers& problem);
 BadIndex keyed_permutation(const KeyedPermutation& problem);
+BadRestriction restrict_csr(const RestrictCsr& problem, const MakeEntries& make_entries);
+void find_sorted(const FindSorted& problem);
 void row_epilogue(const RowEpilogue& problem);
 void row_epilogue_grad(const RowEpilogueGrad& problem);
 void relu(const Relu& problem);
@@ -46,6 +48,8 @@ inline constexpr DeviceOps kOps = {
     .keyed_uniform = keyed_uniform,
     .keyed_normal = keyed_normal,
     .keyed_permutation = keyed_permutation,
+    .restrict_csr = restrict_csr,
+    .find_sorted = find_sorted,
     .row_epilogue = row_epilogue,
     .row_epilogue_grad = row_epilogue_grad,
     .relu = relu,

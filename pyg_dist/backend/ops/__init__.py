@@ -23,6 +23,8 @@ from pyg_dist.backend.ops.keyed import keyed_uniform as keyed_uniform
 from pyg_dist.backend.ops.keyed import mixed_seed as mixed_seed
 from pyg_dist.backend.ops.quantize import dequantize_csr_add as dequantize_csr_add
 from pyg_dist.backend.ops.quantize import quantize_csr as quantize_csr
+from pyg_dist.backend.ops.restrict import find_sorted as find_sorted
+from pyg_dist.backend.ops.restrict import restrict_csr as restrict_csr
 from pyg_dist.backend.ops.rows import Norm as Norm
 from pyg_dist.backend.ops.rows import empty_rows as empty_rows
 from pyg_dist.backend.ops.rows import gather_rows as gather_rows

@@ -188,6 +188,35 @@ def keyed_permutation(place: Tensor, size: int, seed: int) -> Tensor:
     return torch.tensor(permuted, dtype=torch.int64)
 
 
+def restrict_csr(
+    rowptr: Tensor, col: Tensor, row: Tensor, column: Tensor, num_cols: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Row by row, then the entries sorted by column."""
+    new_col = {int(c): place for place, c in enumerate(column)}
+    kept = [
+        (new_row, new_col[int(col[entry])], entry)
+        for new_row, r in enumerate(row.tolist())
+        for entry in range(int(rowptr[r]), int(rowptr[r + 1]))
+        if int(col[entry]) in new_col
+    ]
+    out_row, out_col, entries = (torch.tensor([k[i] for k in kept], dtype=torch.int64) for i in range(3))
+    order = torch.argsort(out_col, stable=True)
+    return (
+        _rowptr(out_row, row.numel()),
+        out_col.int(),
+        entries,
+        _rowptr(out_col, column.numel()),
+        out_row[order].int(),
+        order,
+    )
+
+
+def find_sorted(sorted: Tensor, value: Tensor) -> Tensor:
+    """By a dictionary."""
+    place = {int(v): k for k, v in enumerate(sorted)}
+    return torch.tensor([place.get(int(v), -1) for v in value], dtype=torch.int64)
+
+
 def row_epilogue(
     x: Tensor,
     weight: Tensor | None,
@@ -352,6 +381,11 @@ def keyed_normal(
 
 def _sum_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _rowptr(row: Tensor, num_rows: int) -> Tensor:
+    counts = torch.bincount(row, minlength=num_rows)
+    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
 
 def _row_of_edge(rowptr: Tensor) -> Tensor:

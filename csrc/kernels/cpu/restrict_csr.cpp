@@ -1,0 +1,78 @@
+#include "kernels/cpu/restrict_csr.h"
+
+#include <algorithm>
+
+namespace pyg_dist {
+
+int64_t ColumnSet::assign(const int64_t* column, int64_t size, int64_t num_columns) {
+  int64_t last = -1;
+  for (int64_t k = 0; k < size; ++k) {
+    if (column[k] <= last || column[k] >= num_columns) return k;
+    last = column[k];
+    words_[static_cast<size_t>(last >> 6)] |= uint64_t{1} << (last & 63);
+  }
+  int32_t count = 0;
+  for (size_t w = 0; w < words_.size(); ++w) {
+    before_[w] = count;
+    count += __builtin_popcountll(words_[w]);
+  }
+  return -1;
+}
+
+int64_t filter_rows(const RestrictCsr& p, const ColumnSet& columns, int64_t begin, int64_t end, int64_t* entry) {
+  constexpr int64_t kAhead = 8;  // rows lie far apart: the bounds of one and the columns of another are on their way
+  int64_t kept = 0;
+  for (int64_t i = begin; i < end; ++i) {
+    if (i + 2 * kAhead < end) __builtin_prefetch(p.rowptr + p.row[i + 2 * kAhead]);
+    if (i + kAhead < end) __builtin_prefetch(p.col + p.rowptr[p.row[i + kAhead]]);
+    const int64_t before = kept;
+    for (int64_t e = p.rowptr[p.row[i]]; e < p.rowptr[p.row[i] + 1]; ++e) {
+      entry[kept] = e;  // no branch, which samples would mislead
+      kept += columns.has(p.col[e]);
+    }
+    p.out_rowptr[i + 1] = kept - before;
+  }
+  return kept;
+}
+
+void remap_entries(const RestrictCsr& p, const ColumnSet& columns, const int64_t* entry, int64_t size, int32_t* col) {
+  for (int64_t k = 0; k < size; ++k) col[k] = columns.place(p.col[entry[k]]);
+}
+
+void turn_entries(const RestrictCsr& p, const RestrictedEntries& out) {
+  int64_t* first = p.turned_rowptr;  // of column c at first[c + 1] while rows are written, then its end
+  std::fill(first, first + p.num_cols + 1, 0);
+  const int64_t num_entries = p.out_rowptr[p.num_rows];
+  for (int64_t k = 0; k < num_entries; ++k) ++first[out.col[k] + 1];
+  int64_t before = 0;
+  for (int64_t c = 1; c <= p.num_cols; ++c) {
+    const int64_t count = first[c];
+    first[c] = before;
+    before += count;
+  }
+  for (int64_t i = 0; i < p.num_rows; ++i) {
+    for (int64_t k = p.out_rowptr[i]; k < p.out_rowptr[i + 1]; ++k) {
+      const int64_t slot = first[out.col[k] + 1]++;
+      out.turned_col[slot] = static_cast<int32_t>(i);
+      out.turned_entry[slot] = k;
+    }
+  }
+}
+
+void find_sorted(const FindSorted& p, int64_t begin, int64_t end) {
+  int64_t at = 0;  // all before it are less than the last value
+  for (int64_t k = begin; k < end; ++k) {
+    const int64_t value = p.value[k];
+    if (at > 0 && value <= p.sorted[at - 1]) at = 0;
+    int64_t step = 1;
+    while (at + step <= p.size && p.sorted[at + step - 1] < value) {
+      at += step;
+      step *= 2;
+    }
+    const int64_t* high = p.sorted + std::min(at + step, p.size);
+    at = std::lower_bound(p.sorted + at, high, value) - p.sorted;
+    p.place[k] = at < p.size && p.sorted[at] == value ? at : -1;
+  }
+}
+
+}  // namespace pyg_dist

@@ -1,0 +1,77 @@
+"""Some rows and columns of a sparse pattern, and places in ascending lists: what mini-batches are cut with."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pyg_dist.backend.ops.call import call, native
+
+
+def restrict_csr(
+    rowptr: Tensor, col: Tensor, row: Tensor, column: Tensor, num_cols: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The entries of a pattern in some rows and columns, numbered by their places in the lists, and the transpose.
+
+    One pass over the entries of the rows, whatever the number of the others is (ScaleGNN, Alg. 2, phases 2 and 3), and
+    two over those that are kept. Entries of one row keep their order.
+
+    Shapes:
+        - rowptr: ``[n + 1]`` int64, col: ``[e]`` int32 in ``[0, num_cols)``: the pattern; columns are not checked
+        - row: ``[b]`` int64, in any order
+        - column: ``[c]`` int64, ascending
+        - output: rowptr ``[b + 1]``, col ``[k]`` int32, and where each entry stood in the pattern ``[k]``; rowptr
+          ``[c + 1]``, col ``[k]`` int32 of the transpose, and where each of its entries stands in the first ``[k]``
+
+    Raises:
+        DataError: a row is outside of the pattern, columns do not ascend in ``[0, num_cols)``, or a dtype is wrong.
+        UnsupportedError: a tensor is not a dense CPU tensor.
+
+    Example:
+        >>> rowptr, col = torch.tensor([0, 2, 3]), torch.tensor([1, 2, 0], dtype=torch.int32)
+        >>> new_rowptr, new_col, entry, *_ = restrict_csr(rowptr, col, torch.tensor([0]), torch.tensor([0, 2]), 3)
+        >>> new_rowptr, new_col, entry
+        (tensor([0, 1]), tensor([1], dtype=torch.int32), tensor([1]))
+    """
+    args = (rowptr.contiguous(), col.contiguous(), row.contiguous(), column.contiguous(), num_cols)
+    return call(native.restrict_csr.default, *args)  # type: ignore[no-any-return]
+
+
+def find_sorted(sorted: Tensor, value: Tensor) -> Tensor:
+    """Where each value stands in an ascending list, or -1. Fastest where the values ascend, too, even in pieces.
+
+    Shapes:
+        - sorted: ``[n]`` int64, ascending, which is not checked
+        - value: ``[k]`` int64
+        - output: ``[k]`` int64
+
+    Raises:
+        DataError: a shape or dtype is wrong.
+        UnsupportedError: a tensor is not a dense CPU tensor.
+
+    Example:
+        >>> find_sorted(torch.tensor([2, 3, 7]), torch.tensor([3, 4, 7]))
+        tensor([ 1, -1,  2])
+    """
+    return call(native.find_sorted.default, sorted.contiguous(), value.contiguous())  # type: ignore[no-any-return]
+
+
+@torch.library.register_fake("pyg_dist::restrict_csr")
+def _(
+    rowptr: Tensor, col: Tensor, row: Tensor, column: Tensor, num_cols: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    num_kept = torch.library.get_ctx().new_dynamic_size()
+    entries = [like.new_empty(num_kept) for like in (col, rowptr, col, rowptr)]
+    return (
+        rowptr.new_empty(row.shape[0] + 1),
+        entries[0],
+        entries[1],
+        rowptr.new_empty(column.shape[0] + 1),
+        entries[2],
+        entries[3],
+    )
+
+
+@torch.library.register_fake("pyg_dist::find_sorted")
+def _(sorted: Tensor, value: Tensor) -> Tensor:
+    return torch.empty_like(value)
