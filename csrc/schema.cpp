@@ -66,10 +66,14 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
   m.def("keyed_permutation(Tensor place, int size, int seed) -> Tensor");
 
   // The rows and columns of a pattern that two lists name, the columns ascending, numbered by their places there:
-  // rowptr, col, where each entry stood; and the transpose with the places in these: kernels/restrict_csr.h
+  // rowptr, col, where each entry stood; and the transpose with the places in these: kernels/patterns.h
   m.def(
       "restrict_csr(Tensor rowptr, Tensor col, Tensor row, Tensor column, int num_cols) -> (Tensor, Tensor, Tensor, "
       "Tensor, Tensor, Tensor)");
+  // The transpose, and where each of its entries stood; and the stable order by row of entries in any order, behind the
+  // rowptr of that order
+  m.def("transpose_csr(Tensor rowptr, Tensor col, int num_cols) -> (Tensor, Tensor, Tensor)");
+  m.def("group_rows(Tensor row, int num_rows) -> (Tensor, Tensor)");
   // y[k] = i where sorted[i] = value[k], or -1
   m.def("find_sorted(Tensor sorted, Tensor value) -> Tensor");
 

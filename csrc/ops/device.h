@@ -16,9 +16,9 @@
 #include "kernels/extreme_csr.h"
 #include "kernels/gather_rows.h"
 #include "kernels/keyed.h"
+#include "kernels/patterns.h"
 #include "kernels/quantize_csr.h"
 #include "kernels/relu.h"
-#include "kernels/restrict_csr.h"
 #include "kernels/row_epilogue.h"
 #include "kernels/scatter_add_rows.h"
 #include "kernels/sddmm_csr.h"
@@ -67,6 +67,8 @@ struct DeviceOps {
   void (*keyed_normal)(const KeyedNumbers& problem);
   BadIndex (*keyed_permutation)(const KeyedPermutation& problem);  // where a place is out of range, not all is written
   BadRestriction (*restrict_csr)(const RestrictCsr& problem, const MakeEntries& make_entries);
+  BadIndex (*transpose_csr)(const TransposeCsr& problem);
+  BadIndex (*group_rows)(const GroupRows& problem);
   void (*find_sorted)(const FindSorted& problem);
   void (*row_epilogue)(const RowEpilogue& problem);
   void (*row_epilogue_grad)(const RowEpilogueGrad& problem);

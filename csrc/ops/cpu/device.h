@@ -22,6 +22,8 @@ void keyed_uniform(const KeyedNumbers& problem);
 void keyed_normal(const KeyedNumbers& problem);
 BadIndex keyed_permutation(const KeyedPermutation& problem);
 BadRestriction restrict_csr(const RestrictCsr& problem, const MakeEntries& make_entries);
+BadIndex transpose_csr(const TransposeCsr& problem);
+BadIndex group_rows(const GroupRows& problem);
 void find_sorted(const FindSorted& problem);
 void row_epilogue(const RowEpilogue& problem);
 void row_epilogue_grad(const RowEpilogueGrad& problem);
@@ -49,6 +51,8 @@ inline constexpr DeviceOps kOps = {
     .keyed_normal = keyed_normal,
     .keyed_permutation = keyed_permutation,
     .restrict_csr = restrict_csr,
+    .transpose_csr = transpose_csr,
+    .group_rows = group_rows,
     .find_sorted = find_sorted,
     .row_epilogue = row_epilogue,
     .row_epilogue_grad = row_epilogue_grad,

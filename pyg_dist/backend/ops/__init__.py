@@ -21,10 +21,12 @@ from pyg_dist.backend.ops.keyed import keyed_normal as keyed_normal
 from pyg_dist.backend.ops.keyed import keyed_permutation as keyed_permutation
 from pyg_dist.backend.ops.keyed import keyed_uniform as keyed_uniform
 from pyg_dist.backend.ops.keyed import mixed_seed as mixed_seed
+from pyg_dist.backend.ops.patterns import find_sorted as find_sorted
+from pyg_dist.backend.ops.patterns import group_rows as group_rows
+from pyg_dist.backend.ops.patterns import restrict_csr as restrict_csr
+from pyg_dist.backend.ops.patterns import transpose_csr as transpose_csr
 from pyg_dist.backend.ops.quantize import dequantize_csr_add as dequantize_csr_add
 from pyg_dist.backend.ops.quantize import quantize_csr as quantize_csr
-from pyg_dist.backend.ops.restrict import find_sorted as find_sorted
-from pyg_dist.backend.ops.restrict import restrict_csr as restrict_csr
 from pyg_dist.backend.ops.rows import Norm as Norm
 from pyg_dist.backend.ops.rows import empty_rows as empty_rows
 from pyg_dist.backend.ops.rows import gather_rows as gather_rows

@@ -200,15 +200,20 @@ def restrict_csr(
         if int(col[entry]) in new_col
     ]
     out_row, out_col, entries = (torch.tensor([k[i] for k in kept], dtype=torch.int64) for i in range(3))
-    order = torch.argsort(out_col, stable=True)
-    return (
-        _rowptr(out_row, row.numel()),
-        out_col.int(),
-        entries,
-        _rowptr(out_col, column.numel()),
-        out_row[order].int(),
-        order,
-    )
+    new_rowptr, _ = group_rows(out_row, row.numel())
+    return new_rowptr, out_col.int(), entries, *transpose_csr(new_rowptr, out_col.int(), column.numel())
+
+
+def transpose_csr(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tensor, Tensor]:
+    """By a sort of the columns."""
+    new_rowptr, entry = group_rows(col, num_cols)
+    return new_rowptr, _row_of_edge(rowptr)[entry].int(), entry
+
+
+def group_rows(row: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    """By a stable sort."""
+    counts = torch.bincount(row, minlength=num_rows)
+    return torch.cat([counts.new_zeros(1), counts.cumsum(0)]), torch.argsort(row, stable=True)
 
 
 def find_sorted(sorted: Tensor, value: Tensor) -> Tensor:
@@ -381,11 +386,6 @@ def keyed_normal(
 
 def _sum_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
-def _rowptr(row: Tensor, num_rows: int) -> Tensor:
-    counts = torch.bincount(row, minlength=num_rows)
-    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
 
 def _row_of_edge(rowptr: Tensor) -> Tensor:

@@ -1,12 +1,16 @@
+#include <torch/csrc/stable/ops.h>
+
 #include <limits>
 #include <tuple>
 
 #include "ops/allocate.h"
+#include "ops/csr.h"
 
 namespace pyg_dist {
 namespace {
 
 constexpr const char* kOp = "restrict_csr";
+constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
 
 using Restricted = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
@@ -16,7 +20,6 @@ Restricted restrict_csr(Tensor rowptr, Tensor col, Tensor row, Tensor column, in
   check_vector(kOp, "col", col, ScalarType::Int);
   check_vector(kOp, "row", row, ScalarType::Long);
   check_vector(kOp, "column", column, ScalarType::Long);
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   PYG_DIST_CHECK(rowptr.size(0) >= 1, kOp, ": expected 'rowptr' to have one entry more than there are rows, got none");
   PYG_DIST_CHECK(num_cols >= 0 && num_cols <= kMost && row.size(0) <= kMost, kOp,
                  ": expected fewer than 2^31 rows and columns, got ", row.size(0), " and ", num_cols);
@@ -56,6 +59,50 @@ Restricted restrict_csr(Tensor rowptr, Tensor col, Tensor row, Tensor column, in
   return {out_rowptr, out_col, entry, turned_rowptr, turned_col, turned_entry};
 }
 
+std::tuple<Tensor, Tensor, Tensor> transpose_csr(Tensor rowptr, Tensor col, int64_t num_cols) {
+  const char* op = "transpose_csr";
+  const auto device = device_of(op, rowptr, col);
+  check_csr(op, device, rowptr, col);
+  PYG_DIST_CHECK(num_cols >= 0 && rowptr.size(0) - 1 <= kMost, op, ": expected fewer than 2^31 rows, got ",
+                 rowptr.size(0) - 1);
+  const Tensor out_rowptr = new_output(rowptr, {num_cols + 1});
+  const Tensor out_col = new_output_like(col);
+  const Tensor entry = new_output(rowptr, {col.size(0)});
+  const BadIndex bad = device->transpose_csr({
+      .rowptr = static_cast<const int64_t*>(rowptr.const_data_ptr()),
+      .col = static_cast<const int32_t*>(col.const_data_ptr()),
+      .num_rows = rowptr.size(0) - 1,
+      .num_cols = num_cols,
+      .out_rowptr = static_cast<int64_t*>(out_rowptr.mutable_data_ptr()),
+      .out_col = static_cast<int32_t*>(out_col.mutable_data_ptr()),
+      .out_entry = static_cast<int64_t*>(entry.mutable_data_ptr()),
+  });
+  PYG_DIST_CHECK(bad.position < 0, op, ": expected 'col' to lie in [0, ", num_cols, "), got ", bad.value,
+                 " at position ", bad.position);
+  return {out_rowptr, out_col, entry};
+}
+
+std::tuple<Tensor, Tensor> group_rows(Tensor row, int64_t num_rows) {
+  const char* op = "group_rows";
+  const auto device = device_of(op, row);
+  const bool is_wide = row.scalar_type() != ScalarType::Int;
+  check_vector(op, "row", row, is_wide ? ScalarType::Long : ScalarType::Int);
+  PYG_DIST_CHECK(num_rows >= 0, op, ": expected 'num_rows' to be zero or more, got ", num_rows);
+  const Tensor rowptr = torch::stable::new_empty(row, {num_rows + 1}, ScalarType::Long);
+  const Tensor order = torch::stable::new_empty(row, {row.size(0)}, ScalarType::Long);
+  const BadIndex bad = device->group_rows({
+      .row = row.const_data_ptr(),
+      .is_wide = is_wide,
+      .num_entries = row.size(0),
+      .num_rows = num_rows,
+      .rowptr = static_cast<int64_t*>(rowptr.mutable_data_ptr()),
+      .order = static_cast<int64_t*>(order.mutable_data_ptr()),
+  });
+  PYG_DIST_CHECK(bad.position < 0, op, ": expected 'row' to lie in [0, ", num_rows, "), got ", bad.value,
+                 " at position ", bad.position);
+  return {rowptr, order};
+}
+
 Tensor find_sorted(Tensor sorted, Tensor value) {
   const auto device = device_of("find_sorted", sorted, value);
   check_vector("find_sorted", "sorted", sorted, ScalarType::Long);
@@ -75,6 +122,8 @@ Tensor find_sorted(Tensor sorted, Tensor value) {
 
 PYG_DIST_OPS(m) {
   m.impl("restrict_csr", TORCH_BOX(&restrict_csr));
+  m.impl("transpose_csr", TORCH_BOX(&transpose_csr));
+  m.impl("group_rows", TORCH_BOX(&group_rows));
   m.impl("find_sorted", TORCH_BOX(&find_sorted));
 }
 

@@ -1,11 +1,11 @@
-// The parts of csrc/kernels/restrict_csr.h on a CPU.
+// The work of csrc/kernels/patterns.h on a CPU, by one thread but for the rows that are filtered.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
-#include "kernels/restrict_csr.h"
+#include "kernels/patterns.h"
 
 namespace pyg_dist {
 
@@ -40,8 +40,9 @@ int64_t filter_rows(const RestrictCsr& p, const ColumnSet& columns, int64_t begi
 // col[k] of the entries.
 void remap_entries(const RestrictCsr& p, const ColumnSet& columns, const int64_t* entry, int64_t size, int32_t* col);
 
-// The transpose of what has been filtered: turned_rowptr, turned_col, turned_entry.
-void turn_entries(const RestrictCsr& p, const RestrictedEntries& out);
+// The first entry whose column or row is out of range, or -1; where there is one, nothing is in its place.
+int64_t transpose_csr(const TransposeCsr& p);
+int64_t group_rows(const GroupRows& p);
 
 void find_sorted(const FindSorted& p, int64_t begin, int64_t end);
 

@@ -1,4 +1,4 @@
-"""Some rows and columns of a sparse pattern, and places in ascending lists: what mini-batches are cut with."""
+"""Sparse patterns made from others: some rows and columns, transposes, orders; and places in ascending lists."""
 
 from __future__ import annotations
 
@@ -35,6 +35,43 @@ def restrict_csr(
     """
     args = (rowptr.contiguous(), col.contiguous(), row.contiguous(), column.contiguous(), num_cols)
     return call(native.restrict_csr.default, *args)  # type: ignore[no-any-return]
+
+
+def transpose_csr(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The transposed pattern, in O(entries + rows + columns) time. Every column is checked.
+
+    Shapes:
+        - rowptr: ``[n + 1]`` int64, col: ``[e]`` int32: the pattern
+        - output: rowptr ``[num_cols + 1]``, col ``[e]`` int32, and where each entry stood in the first pattern ``[e]``,
+          ascending in each row
+
+    Raises:
+        DataError: a column is outside of ``[0, num_cols)``, ``rowptr`` is none, or a dtype is wrong.
+        UnsupportedError: a tensor is not a dense CPU tensor.
+
+    Example:
+        >>> transpose_csr(torch.tensor([0, 2, 3]), torch.tensor([0, 1, 0], dtype=torch.int32), 2)
+        (tensor([0, 2, 3]), tensor([0, 1, 0], dtype=torch.int32), tensor([0, 2, 1]))
+    """
+    return call(native.transpose_csr.default, rowptr.contiguous(), col.contiguous(), num_cols)  # type: ignore[no-any-return]
+
+
+def group_rows(row: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    """A stable order of entries by row, in O(entries + rows) time. Every row is checked.
+
+    Shapes:
+        - row: ``[e]`` int32 or int64
+        - output: where each row begins in the order ``[num_rows + 1]``, and the order ``[e]``, int64
+
+    Raises:
+        DataError: a row is outside of ``[0, num_rows)``, or a dtype is wrong.
+        UnsupportedError: a tensor is not a dense CPU tensor.
+
+    Example:
+        >>> group_rows(torch.tensor([1, 0, 1]), 2)
+        (tensor([0, 1, 3]), tensor([1, 0, 2]))
+    """
+    return call(native.group_rows.default, row.contiguous(), num_rows)  # type: ignore[no-any-return]
 
 
 def find_sorted(sorted: Tensor, value: Tensor) -> Tensor:
@@ -75,3 +112,13 @@ def _(
 @torch.library.register_fake("pyg_dist::find_sorted")
 def _(sorted: Tensor, value: Tensor) -> Tensor:
     return torch.empty_like(value)
+
+
+@torch.library.register_fake("pyg_dist::transpose_csr")
+def _(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tensor, Tensor]:
+    return rowptr.new_empty(num_cols + 1), torch.empty_like(col), rowptr.new_empty(col.shape[0])
+
+
+@torch.library.register_fake("pyg_dist::group_rows")
+def _(row: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    return row.new_empty(num_rows + 1, dtype=torch.int64), row.new_empty(row.shape[0], dtype=torch.int64)

@@ -1,11 +1,12 @@
-// Some rows and columns of a sparse pattern, numbered by their places in two lists, with the transpose (ScaleGNN,
-// Alg. 2, phases 2 and 3). Entries of one row keep their order.
+// Sparse patterns made from others: cut, transposed, put in order.
 #pragma once
 
 #include <cstdint>
 
 namespace pyg_dist {
 
+// Some rows and columns of a pattern, numbered by their places in two lists, with the transpose (ScaleGNN, Alg. 2,
+// phases 2 and 3). Entries of one row keep their order.
 struct RestrictCsr {
   const int64_t* rowptr;  // [num_all_rows + 1]
   const int32_t* col;     // [num_all_entries], in [0, num_all_cols)
@@ -26,6 +27,27 @@ struct RestrictedEntries {
   int64_t* entry;  // where each stood in `col`
   int32_t* turned_col;
   int64_t* turned_entry;  // where each stands in the restricted pattern, ascending in each column
+};
+
+// A pattern's transpose; in each column the entries keep their order.
+struct TransposeCsr {
+  const int64_t* rowptr;  // [num_rows + 1]
+  const int32_t* col;     // in [0, num_cols)
+  int64_t num_rows;
+  int64_t num_cols;
+  int64_t* out_rowptr;  // [num_cols + 1]
+  int32_t* out_col;
+  int64_t* out_entry;  // where each stood in `col`
+};
+
+// The numbers 0, 1, ... in the order of their rows, those of one row ascending, and where each row begins.
+struct GroupRows {
+  const void* row;  // [num_entries], of 4 or 8 bytes
+  bool is_wide;
+  int64_t num_entries;
+  int64_t num_rows;
+  int64_t* rowptr;  // [num_rows + 1]
+  int64_t* order;   // [num_entries]
 };
 
 // place[k] = i where sorted[i] = value[k], or -1.

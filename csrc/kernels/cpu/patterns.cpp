@@ -1,8 +1,37 @@
-#include "kernels/cpu/restrict_csr.h"
+#include "kernels/cpu/patterns.h"
 
 #include <algorithm>
 
 namespace pyg_dist {
+namespace {
+
+// The first place of group g at [g + 1]: as its members are put down it becomes the first place of the next group.
+// Returns the first index that is no group, or -1.
+template <class Index>
+int64_t count(const Index* index, int64_t size, int64_t num_groups, int64_t* first) {
+  std::fill_n(first, num_groups + 1, 0);
+  for (int64_t k = 0; k < size; ++k) {
+    if (index[k] < 0 || index[k] >= num_groups) return k;
+    ++first[index[k] + 1];
+  }
+  int64_t before = 0;
+  for (int64_t g = 1; g <= num_groups; ++g) {
+    const int64_t members = first[g];
+    first[g] = before;
+    before += members;
+  }
+  return -1;
+}
+
+template <class Index>
+int64_t group(const GroupRows& p, const Index* row) {
+  const int64_t bad = count(row, p.num_entries, p.num_rows, p.rowptr);
+  if (bad >= 0) return bad;
+  for (int64_t e = 0; e < p.num_entries; ++e) p.order[p.rowptr[row[e] + 1]++] = e;
+  return -1;
+}
+
+}  // namespace
 
 int64_t ColumnSet::assign(const int64_t* column, int64_t size, int64_t num_columns) {
   int64_t last = -1;
@@ -39,24 +68,21 @@ void remap_entries(const RestrictCsr& p, const ColumnSet& columns, const int64_t
   for (int64_t k = 0; k < size; ++k) col[k] = columns.place(p.col[entry[k]]);
 }
 
-void turn_entries(const RestrictCsr& p, const RestrictedEntries& out) {
-  int64_t* first = p.turned_rowptr;  // of column c at first[c + 1] while rows are written, then its end
-  std::fill(first, first + p.num_cols + 1, 0);
-  const int64_t num_entries = p.out_rowptr[p.num_rows];
-  for (int64_t k = 0; k < num_entries; ++k) ++first[out.col[k] + 1];
-  int64_t before = 0;
-  for (int64_t c = 1; c <= p.num_cols; ++c) {
-    const int64_t count = first[c];
-    first[c] = before;
-    before += count;
-  }
+int64_t transpose_csr(const TransposeCsr& p) {
+  const int64_t bad = count(p.col, p.rowptr[p.num_rows], p.num_cols, p.out_rowptr);
+  if (bad >= 0) return bad;
   for (int64_t i = 0; i < p.num_rows; ++i) {
-    for (int64_t k = p.out_rowptr[i]; k < p.out_rowptr[i + 1]; ++k) {
-      const int64_t slot = first[out.col[k] + 1]++;
-      out.turned_col[slot] = static_cast<int32_t>(i);
-      out.turned_entry[slot] = k;
+    for (int64_t e = p.rowptr[i]; e < p.rowptr[i + 1]; ++e) {
+      const int64_t slot = p.out_rowptr[p.col[e] + 1]++;
+      p.out_col[slot] = static_cast<int32_t>(i);
+      p.out_entry[slot] = e;
     }
   }
+  return -1;
+}
+
+int64_t group_rows(const GroupRows& p) {
+  return p.is_wide ? group(p, static_cast<const int64_t*>(p.row)) : group(p, static_cast<const int32_t*>(p.row));
 }
 
 void find_sorted(const FindSorted& p, int64_t begin, int64_t end) {

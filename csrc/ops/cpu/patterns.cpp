@@ -1,4 +1,4 @@
-#include "kernels/cpu/restrict_csr.h"
+#include "kernels/cpu/patterns.h"
 
 #include <algorithm>
 #include <memory>
@@ -65,8 +65,27 @@ BadRestriction restrict_csr(const RestrictCsr& p, const MakeEntries& make_entrie
     std::copy_n(chunk.kept.get(), chunk.num_kept, out.entry + first);
     remap_entries(p, columns, out.entry + first, chunk.num_kept, out.col + first);
   });
-  turn_entries(p, out);
+  pyg_dist::transpose_csr({
+      .rowptr = p.out_rowptr,
+      .col = out.col,
+      .num_rows = p.num_rows,
+      .num_cols = p.num_cols,
+      .out_rowptr = p.turned_rowptr,
+      .out_col = out.turned_col,
+      .out_entry = out.turned_entry,
+  });
   return {};
+}
+
+BadIndex transpose_csr(const TransposeCsr& p) {
+  const int64_t bad = pyg_dist::transpose_csr(p);
+  return bad < 0 ? BadIndex{} : BadIndex{bad, p.col[bad]};
+}
+
+BadIndex group_rows(const GroupRows& p) {
+  const int64_t bad = pyg_dist::group_rows(p);
+  if (bad < 0) return {};
+  return {bad, p.is_wide ? static_cast<const int64_t*>(p.row)[bad] : static_cast<const int32_t*>(p.row)[bad]};
 }
 
 void find_sorted(const FindSorted& problem) {
