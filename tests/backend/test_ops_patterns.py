@@ -96,9 +96,9 @@ def test_arguments() -> None:
             ops.group_rows(torch.tensor([0, bad, 1]), 2)
     with pytest.raises(DataError, match="'rowptr' to run from 0 to the 2 entries"):
         ops.transpose_csr(rowptr, col[:2], 3)
-    with pytest.raises(DataError, match="'row' .* Long"):
+    with pytest.raises(DataError, match=r"'row' .* Long"):
         ops.group_rows(torch.ones(2), 2)
-    with pytest.raises(DataError, match="'sorted' .* Long"):
+    with pytest.raises(DataError, match=r"'sorted' .* Long"):
         ops.find_sorted(one.int(), one)
 
 

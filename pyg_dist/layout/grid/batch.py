@@ -17,7 +17,6 @@ from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.dense import large_tensors
 from pyg_dist.backend.grid.mesh import GRID_AXES
 from pyg_dist.backend.grid.operator import GridOperator
-from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.layout.graph import Norm
 from pyg_dist.layout.grid.adjacency import AdjacencyTile
 from pyg_dist.layout.grid.graph import GridGraph, learns
@@ -26,7 +25,6 @@ from pyg_dist.layout.grid.sampled_grid import SampledGrid
 from pyg_dist.layout.grid.tile_tensor import TileTensor
 from pyg_dist.layout.sampled_edges import Origins, SampledEdges, refuse_learning_weights, refuse_other_weights
 from pyg_dist.plan.grid.tiling import WHOLE_ROWS, TileLayout
-from pyg_dist.plan.restricted_rows import edges_between, restricted_rows
 from pyg_dist.plan.sample import PairProbability, Sample
 from pyg_dist.tensor.picked_rows import PickedEdges, PickedNodes
 from pyg_dist.tensor.row_tensor import EdgeTensor, RowTensor, local_tensors
@@ -60,8 +58,10 @@ class GridBatch(GridGraph):
         self.parent = parent
         self._sample = sample
         grid = SampledGrid(parent.grid, sample)
-        place = edges_between(parent.stored_by_source, sample.node_id)
-        edge_index = torch.searchsorted(sample.node_id, parent.edge_index[:, place]) + grid.first
+        node_id, stored = sample.node_id, parent.stored_by_source
+        pattern, entry = stored.restricted(node_id, node_id)
+        place, order = stored.edge[entry].sort()
+        edge_index = torch.stack([pattern.row(), pattern.col.long()])[:, order] + grid.first
         rows = SampledEdges(parent.edge_sharding, place, grid.ranks(*GRID_AXES), sample.group)
         super().__init__(grid, edge_index, rows, parent.loop_rule)
         self._sampled_grid, self._place = grid, place
@@ -105,20 +105,13 @@ class GridBatch(GridGraph):
         return known
 
     def _tile_at_sample(self, whole: AdjacencyTile) -> AdjacencyTile:
-        pattern = self._pattern_at_sample(whole.csr, whole)
-        order = torch.argsort(pattern.edge)  # as ids ascend, so that values of edges arrive
+        pattern, entry = whole.csr.restricted(*self._tile_places(whole))
+        order = torch.argsort(whole.csr.edge[entry])  # as ids ascend, so that values of edges arrive
         row, column = pattern.row()[order].int(), pattern.col[order]
         return AdjacencyTile.of_entries(
             self.grid, self.edges_of_group, self.edge_sharding.global_id,
             whole.row_axis, whole.column_axis, whole.column_order, row, column,
         )  # fmt: skip
-
-    def _pattern_at_sample(self, pattern: CSR, whole: AdjacencyTile) -> CSR:
-        """A pattern of the graph's tile at the sample; ``edge`` still names the graph's values."""
-        row, column = self._tile_places(whole)
-        new_column = torch.full((pattern.num_cols,), -1, dtype=torch.int32)
-        new_column[column] = torch.arange(column.numel(), dtype=torch.int32)
-        return restricted_rows(pattern, row, new_column, column.numel())
 
     def _tile_places(self, tile: AdjacencyTile) -> tuple[Tensor, Tensor]:
         """Which rows and columns of the graph's tile are the sample's."""
@@ -166,14 +159,13 @@ class GridBatch(GridGraph):
         """The graph's tile at the sample (collective where the graph has not used it before)."""
         whole, tile = operator.tile(layout), self.parent.adjacency(layout)
         row, column = self._tile_places(tile)
-        pattern = self._pattern_at_sample(whole.csr, tile)
+        pattern, entry = whole.csr.restricted(row, column)
         row_id, column_id = self._tile_ids(tile)
         factor = self._pairs.of(column_id[pattern.col.long()], row_id[pattern.row()]).reciprocal_().to(dtype)
-        values = factor if whole.weight is None else whole.weight[pattern.edge] * factor
-        in_place = CSR(pattern.rowptr, pattern.col, torch.arange(pattern.num_entries), pattern.num_cols)
+        values = factor if whole.weight is None else whole.weight[whole.csr.edge[entry]] * factor
         row_scale = None if whole.row_scale is None else whole.row_scale[row]
         col_scale = None if whole.col_scale is None else whole.col_scale[column]
-        return GridOperator(in_place, values, row_scale, col_scale, whole.divides)
+        return GridOperator(pattern, values, row_scale, col_scale, whole.divides)
 
     def _own_weights(self, whole: TiledOperator, tile: AdjacencyTile, values: Tensor | None) -> GridOperator:
         """The tile of sums or means with weights of the batch alone, rescaled already."""

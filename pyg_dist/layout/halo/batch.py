@@ -7,7 +7,6 @@ norm of the whole graph, a mean its degree, and the mean over all samples that h
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from torch import Tensor
 from pyg_dist.backend import ops
 from pyg_dist.backend.halo.operator import LinearOperator
 from pyg_dist.backend.halo.transfer import HaloTransfer
-from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.layout.graph import Norm
 from pyg_dist.layout.halo.graph import HaloGraph
@@ -24,7 +22,6 @@ from pyg_dist.layout.halo.operator import ConstantOperator, LearningOperator
 from pyg_dist.layout.halo.sharding import HaloNodes
 from pyg_dist.layout.sampled_edges import Origins, SampledEdges, refuse_learning_weights, refuse_other_weights
 from pyg_dist.plan.halo.restriction import Restriction, restricted
-from pyg_dist.plan.restricted_rows import restricted_rows
 from pyg_dist.plan.sample import PairProbability, Sample
 from pyg_dist.tensor.picked_rows import PickedEdges, PickedNodes
 from pyg_dist.tensor.row_tensor import RowTensor
@@ -210,13 +207,10 @@ class HaloBatch(HaloGraph):
     def _with_loops(self, whole: Matrix, dtype: torch.dtype) -> Matrix:
         """The local matrix of the graph, loops of the norm included, at the sample."""
         row = self.restriction.row
-        new_row = torch.full((whole.num_rows,), -1, dtype=torch.int32)
-        new_row[row] = torch.arange(row.numel(), dtype=torch.int32)
-        pattern = restricted_rows(whole.pattern, row, new_row, row.numel())
+        pattern, entry = whole.pattern.restricted(row, row)
         ids = self.parent.node_sharding.global_id[row]
         factor = self._pairs.of(ids[pattern.col.long()], ids[pattern.row()]).reciprocal().to(dtype)
-        values = factor if whole.storage is None else whole.storage[pattern.edge] * factor
-        return Matrix(_numbered(pattern), values)
+        return Matrix(pattern, factor if whole.value is None else whole.value[entry] * factor)
 
     def _learning_at_sample(self, norm: Norm, weight: Tensor, dtype: torch.dtype) -> LearningOperator:
         """Sum or mean with weights that learn, rescaled."""
@@ -242,8 +236,3 @@ class HaloBatch(HaloGraph):
             ids[self.neighbour_id[source] - first], ids[self.node_sharding.position[target] - first]
         )
         return factor.reciprocal_().to(dtype)
-
-
-def _numbered(pattern: CSR) -> CSR:
-    """The same pattern, whose values lie in the order of its entries."""
-    return replace(pattern, edge=torch.arange(pattern.num_entries))

@@ -246,8 +246,12 @@ class HaloGraph:
     @lasting
     def ends(self) -> tuple[Tensor, Tensor]:
         """Neighbour and local row of each edge in edge storage order, int64 ``[e]``; made at each call."""
-        csr, ends = self.csr, torch.empty(2, self.edge_sharding.num_local, dtype=torch.int64, device=self.device)
-        ends[0, csr.edge], ends[1, csr.edge] = csr.col.long(), csr.row()
+        ends = torch.empty(2, self.edge_sharding.num_local, dtype=torch.int64, device=self.device)
+        for csr, first_row, first_col in (
+            (self.local, 0, 0),
+            (self.halo, self.num_local - self.num_boundary, self.num_local),
+        ):
+            ends[0, csr.edge], ends[1, csr.edge] = csr.col.long() + first_col, csr.row() + first_row
         return ends[0], ends[1]
 
     @property

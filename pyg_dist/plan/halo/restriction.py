@@ -7,30 +7,43 @@ slots.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_dist.backend import ops
 from pyg_dist.plan.halo.remote_edges import EXCHANGES, Candidates, RemoteEdges
 from pyg_dist.plan.halo.share import HaloShare
 from pyg_dist.plan.halo.transfer import Places, transfer
-from pyg_dist.plan.restricted_rows import restricted_rows
-from pyg_dist.plan.sample import contains
 
 
 @dataclass(frozen=True, eq=False)
 class RemoteLinks:
     """What a rank knows of the edges between itself and others, and of where its nodes are.
 
+    The edges are a pattern, rows that could be sent by sums that could be sent
+    (:class:`~pyg_dist.plan.halo.remote_edges.RemoteEdges`): both ranks of a pair have them in the same order.
+
     Attributes:
-        edges: the edges, in the order of their global ids. ``edge`` is a place: in the rank's edge storage for those
-            that end here, in the list of borrowed values for those that begin here.
+        rows: the rows.
+        sums: the sums.
+        rowptr: int64 ``[len(rows) + 1]``, the edges of each row.
+        sum: int32 ``[m]``, the sum that could carry each edge; edges of one row are in input order.
+        place: ``[m]`` integers. Of an edge that ends here, its place in the rank's edge storage; of one that begins
+            here, in the list of borrowed values.
+        load: in-edges of the nodes of each rank, ``[P]``.
         node_id: global ids of the rank's nodes, ascending, int64 ``[n]``.
         row: local id of each of them, int64 ``[n]``.
     """
 
-    edges: RemoteEdges
+    rows: Candidates
+    sums: Candidates
+    rowptr: Tensor
+    sum: Tensor
+    place: Tensor
+    load: Tensor
     node_id: Tensor
     row: Tensor
 
@@ -64,10 +77,24 @@ class RemoteLinks:
             share.num_nodes,
             load,
         )
+        rowptr, order = ops.group_rows(found.row, len(found.rows))
         node_id, row = share.node_id.sort()
         return RemoteLinks(
-            replace(found, edge=_small(found.edge), row=_small(found.row), sum=_small(found.sum)), node_id, row
+            found.rows, found.sums, rowptr, found.sum[order].int(), _small(found.edge[order]), load, node_id, row
         )
+
+    def between(self, node_id: Tensor) -> tuple[RemoteEdges, Tensor]:
+        """The edges with both ends in an ascending list, and where the nodes of their rows stand in it."""
+        at_row = ops.find_sorted(node_id, self.rows.node)
+        of_row = (at_row >= 0).nonzero().view(-1)
+        of_sum = (ops.find_sorted(node_id, self.sums.node) >= 0).nonzero().view(-1)
+        rowptr, sums_of, entry, *_ = ops.restrict_csr(self.rowptr, self.sum, of_row, of_sum, len(self.sums))
+        edges_of_row = rowptr.diff()
+        row, of_row = _used(torch.repeat_interleave(torch.arange(of_row.numel()), edges_of_row), of_row)
+        sums_of, of_sum = _used(sums_of.long(), of_sum)
+        rows, sums = _some(self.rows, of_row), _some(self.sums, of_sum)
+        edges = RemoteEdges(self.load.numel(), self.place[entry].long(), row, sums_of, rows, sums, self.load)
+        return edges, at_row[of_row]
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,16 +122,16 @@ def restricted(share: HaloShare, links: RemoteLinks, node_id: Tensor) -> Restric
     Not collective: ranks agree on what they exchange without talking. O(B log n + edges of the sampled rows + remote
     edges of the rank) time.
     """
-    rank, num_all = share.rank, share.node_id.numel()
-    position = contains(links.node_id, node_id).nonzero().view(-1)
-    of_sample = links.row[torch.searchsorted(links.node_id, node_id[position])]
-    row, order = of_sample.sort()
+    rank = share.rank
+    place = ops.find_sorted(links.node_id, node_id)
+    position = (place >= 0).nonzero().view(-1)
+    of_sample = links.row[place[position]]
+    order = torch.from_numpy(np.argsort(of_sample.numpy(), kind="stable"))  # inner and boundary nodes: two runs
+    row = of_sample[order]
     num_local, num_inner = row.numel(), int((row < share.num_inner).sum())
-    new_row = torch.full((num_all,), -1, dtype=torch.int32)
-    new_row[row] = torch.arange(num_local, dtype=torch.int32)
-    local = restricted_rows(share.local, row, new_row, num_local)
+    local, local_edge = share.local.restricted(row, row)
 
-    remote = _between(links.edges, node_id)
+    remote, halo_id = links.between(node_id)
     arrives = remote.rows.receiver[remote.row] == rank
     target = remote.sums.node[remote.sum[arrives]]
     own_id, own_row = node_id[position], torch.empty_like(order).scatter_(0, order, torch.arange(num_local))
@@ -112,7 +139,7 @@ def restricted(share: HaloShare, links: RemoteLinks, node_id: Tensor) -> Restric
     place = torch.empty_like(remote_order).scatter_(
         0, remote_order, torch.arange(local.num_entries, local.num_entries + remote_order.numel())
     )
-    edge = torch.cat([local.edge, remote.edge[arrives][remote_order]])
+    edge = torch.cat([local_edge, remote.edge[arrives][remote_order]])
 
     places = Places(rank, own_id, own_row, num_inner, place)
     covers = {kind: remote.cover(kind) for kind in EXCHANGES if kind in ("post", share.exchange)}
@@ -130,10 +157,10 @@ def restricted(share: HaloShare, links: RemoteLinks, node_id: Tensor) -> Restric
         node_id=position[order],
         num_inner=num_inner,
         edge_id=share.edge_id[edge],
-        local=replace(local, edge=torch.arange(local.num_entries)),
+        local=local,
         post=post,
         sums=sums,
-        halo_id=torch.searchsorted(node_id, remote.rows.node[arriving]),
+        halo_id=halo_id[arriving],
         exchange=share.exchange,
         rows_sent={
             kind: int((cover.left & sent[0]).sum() + (cover.right & sent[1]).sum()) for kind, cover in covers.items()
@@ -143,21 +170,16 @@ def restricted(share: HaloShare, links: RemoteLinks, node_id: Tensor) -> Restric
     return Restriction(result, row, edge, remote.edge[borrowed], ends)
 
 
-def _between(edges: RemoteEdges, node_id: Tensor) -> RemoteEdges:
-    """The edges with both ends in an ascending list."""
-    row_is_here, sum_is_here = contains(node_id, edges.rows.node), contains(node_id, edges.sums.node)
-    kept = (row_is_here[edges.row] & sum_is_here[edges.sum]).nonzero().view(-1)
-    row, rows = _renumbered(edges.row[kept].long(), edges.rows)
-    sums_of, sums = _renumbered(edges.sum[kept].long(), edges.sums)
-    return RemoteEdges(edges.num_ranks, edges.edge[kept].long(), row, sums_of, rows, sums, edges.load)
-
-
-def _renumbered(number: Tensor, candidates: Candidates) -> tuple[Tensor, Candidates]:
+def _used(number: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
     """The candidates that some edge needs, and their numbers among these."""
-    used = torch.zeros(len(candidates), dtype=torch.bool)
+    used = torch.zeros(candidates.numel(), dtype=torch.bool)
     used[number] = True
     place = torch.cumsum(used, 0) - 1
-    return place[number], Candidates(candidates.sender[used], candidates.receiver[used], candidates.node[used])
+    return place[number], candidates[used]
+
+
+def _some(candidates: Candidates, chosen: Tensor) -> Candidates:
+    return Candidates(candidates.sender[chosen], candidates.receiver[chosen], candidates.node[chosen])
 
 
 def _borrowed(remote: RemoteEdges, row_is_sent: Tensor, rank: int) -> Tensor:

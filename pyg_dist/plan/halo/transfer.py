@@ -62,7 +62,7 @@ class Places:
         node_id: global ids of the rank's nodes, ascending, int64 ``[n]``.
         row: local id of each of them, int32 ``[n]``.
         num_inner: nodes before the boundary.
-        remote_edge: place in edge storage of the rank's edges with a remote source, by global id of the edge.
+        remote_edge: place in edge storage of the rank's edges with a remote source, in the order of the remote edges.
     """
 
     rank: int
@@ -86,6 +86,8 @@ def transfer(remote: RemoteEdges, cover: Cover, places: Places) -> Transfer:
 
     Not collective; O(m log m) time and memory in the remote edges m of the rank.
     """
+    if remote.edge.numel() == 0:
+        return _nothing(remote.num_ranks, places)
     rank, num_ranks = places.rank, remote.num_ranks
     rows, sums = remote.rows, remote.sums
     ends = ((rows, rows.sender), (sums, sums.receiver))
@@ -136,6 +138,14 @@ def transfer(remote: RemoteEdges, cover: Cover, places: Places) -> Transfer:
         outgoing_key,
         incoming_key,
     )
+
+
+def _nothing(num_ranks: int, places: Places) -> Transfer:
+    """The lists of a rank without remote edges."""
+    none, peers = torch.empty(0, dtype=torch.int64), (0,) * num_ranks
+    rowptr, col = torch.zeros(places.num_local - places.num_inner + 1, dtype=torch.int64), none.int()
+    outgoing, incoming = CSR(rowptr[:1], col, none, places.num_local), CSR(rowptr, col, none, 0)
+    return Transfer(outgoing, incoming, peers, peers, none, peers, peers, none, none)
 
 
 def _slots(

@@ -61,6 +61,8 @@ def minimum_vertex_cover(
             f"Expected at most 2**31 - 1 remote edges in one cover (got {left.numel()}): use more ranks or "
             f"exchange='post'"
         )
+    if left.numel() == 0:
+        return Cover(torch.zeros(num_left, dtype=torch.bool), torch.zeros(num_right, dtype=torch.bool))
     row, col = (end.numpy().astype(np.int32, copy=False) for end in (left, right))
     right_of = _matching(row, col, num_left, num_right)
     left_of = np.full(num_right, -1, dtype=np.int32)
