@@ -211,18 +211,17 @@ def _by_cover(
     train_mask: Tensor | None,
     report: Report,
 ) -> Tensor:
-    """A round from each of three starts: the model of the choice by degree, the column nets, METIS. The best goes on."""
+    """A round from each start: METIS, the model of the choice by degree (two seeds), column nets. The best goes on."""
     by_degree = choice_by_degree(edge_index, num_nodes)
-    solver = SolverOptions(options.epsilon, options.seed, preset=options.preset)
 
-    def start(name: str) -> Tensor:
+    def start(name: str, seed: int) -> Tensor:
         if name == "cover":
             model = build_cover_model(edge_index, num_nodes, by_degree, train_mask)
-            return hypergraph_parts(model, num_parts, solver, "default")
+            return hypergraph_parts(
+                model, num_parts, SolverOptions(options.epsilon, seed, preset=options.preset), "default"
+            )
         preset = (options.preset or "default") if name == "hypergraph" else None
-        return partition(
-            edge_index, num_nodes, num_parts, name, train_mask, options.epsilon, options.seed, preset=preset
-        )
+        return partition(edge_index, num_nodes, num_parts, name, train_mask, options.epsilon, seed, preset=preset)
 
     began = time.monotonic()
 
@@ -230,8 +229,8 @@ def _by_cover(
         report(f"{name}, {step}, {time.monotonic() - began:.0f} s", parts)
 
     best: tuple[str, Covered] | None = None
-    for name in ("metis", "cover", "hypergraph"):
-        first = covered(edge_index, start(name), num_parts, by_degree)
+    for name, seed in (("metis", 0), ("cover", 0), ("cover", 1), ("hypergraph", 0)):
+        first = covered(edge_index, start(name, options.seed + seed), num_parts, by_degree)
         found(name, f"start: {first.rows:,} rows", first.parts)
         said = functools.partial(found, name)
         refined = refine(edge_index, first, num_parts, options, train_mask, said, range(1))
