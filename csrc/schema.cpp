@@ -30,26 +30,26 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
   m.def("extreme_csr_grad(Tensor rowptr, Tensor col, Tensor x, Tensor y, Tensor shares) -> Tensor");
 
   // y[i] = sum over e of dropout(softmax of logits over row i)[e] * value[col[e]], each head for itself; and the same
-  // sums of edge_attr[edge[e]], the logits' maximum and the sum of their exponentials; form: 0 additive, 1 dynamic, 2
-  // dot. The gradients compute all else again: by query, edge_weight, edge_attr, and by att and edge_weight of form 1
+  // sums of edge_attr[edge[e]], and the logarithm of the sum of the logits' exponentials; form: 0 additive, 1 dynamic,
+  // 2 dot. The gradients compute all else again: by query, edge_weight, edge_attr, and by att and edge_weight of form 1
   // in one; the last takes the transposed pattern and has those by value and key: kernels/attention.h
   m.def(
       "attention_csr(Tensor rowptr, Tensor col, Tensor edge, Tensor value, Tensor? key, Tensor? query, Tensor? "
       "edge_attr, Tensor? "
       "edge_weight, Tensor? att, Tensor? edge_key, int form, int heads, float slope, float scale, float p, int seed) "
-      "-> (Tensor, Tensor, Tensor, Tensor)");
+      "-> (Tensor, Tensor, Tensor)");
   m.def(
       "attention_csr_by_target(Tensor rowptr, Tensor col, Tensor edge, Tensor value, Tensor? key, Tensor? query, "
       "Tensor? edge_attr, Tensor? "
       "edge_weight, Tensor? att, Tensor? edge_key, int form, int heads, float slope, float scale, float p, int seed, "
-      "Tensor max, Tensor sum, Tensor delta, Tensor grad, Tensor? grad_z, bool by_edge_attr) -> (Tensor, Tensor, "
+      "Tensor lse, Tensor delta, Tensor grad, Tensor? grad_z, bool by_edge_attr) -> (Tensor, Tensor, "
       "Tensor, "
       "Tensor)");
   m.def(
       "attention_csr_by_source(Tensor rowptr, Tensor col, Tensor edge, Tensor value, Tensor? key, Tensor? query, "
       "Tensor? edge_attr, Tensor? "
       "edge_weight, Tensor? att, Tensor? edge_key, int form, int heads, float slope, float scale, float p, int seed, "
-      "Tensor max, Tensor sum, Tensor delta, Tensor grad, Tensor? grad_z) -> (Tensor, Tensor)");
+      "Tensor lse, Tensor delta, Tensor grad, Tensor? grad_z) -> (Tensor, Tensor)");
 
   // y[r] = x[index[r]]
   m.def("gather_rows(Tensor x, Tensor index) -> Tensor");

@@ -2,16 +2,16 @@
 // t = edge[e], and head h of num_heads,
 //
 //   additive   s = leaky(key[j, h] + query[i, h] + <edge_weight[i, h, :], edge_attr[t, :]>)
-//   dynamic    s = <att[h, :], leaky(value[j, h, :] + query[i, h, :] + sum over d of edge_attr[t, d] edge_weight[d, h,
-//   :])> dot        s = scale (<key[j, h, :], query[i, h, :]> + <edge_weight[i, h, :], edge_attr[t, :]>)
+//   dynamic    s = <att[h, :], leaky(value[j, h, :] + query[i, h, :] + edge_attr[t, :] edge_weight[:, h, :])>
+//   dot        s = scale (<key[j, h, :], query[i, h, :]> + <edge_weight[i, h, :], edge_attr[t, :]>)
 //
-//   max[i, h] = largest s, sum[i, h] = sum over e of exp(s - max), p = exp(s - max) / sum, 0 for a row without edges
+//   lse[i, h] = log(sum over e of exp(s)), -infinity for a row without edges, and p = exp(s - lse)
 //   k = 0 or dropout_scale: dropout of the edge with key edge_key[t], column h: formats/keyed.h
 //   y[i, h, :] = sum over e of k p value[j, h, :]
 //   z[i, h, :] = sum over e of k p edge_attr[t, :]                                                       (dot alone)
 //
 // leaky(u) = u > 0 ? u : slope u with slope >= 0. Heads have num_columns columns; edges num_edge_columns, or 0 where
-// there are no edge_attr. Max and sum are all that is kept for the gradients, which compute s and p again: by target
+// there are no edge_attr. Lse is all that is kept for the gradients, which compute s and p again: by target
 // (query, att, edge_weight, edge_attr), and over the transposed pattern by source (key, value). With delta[i, h] =
 // <grad_y[i, h], y[i, h]> + <grad_z[i, h], z[i, h]>:
 //
@@ -27,8 +27,8 @@ namespace pyg_dist {
 
 enum class AttentionForm : uint8_t { additive, dynamic, dot };
 
-// Rows of x are x_stride elements apart. A piece of a hub is a problem of one row whose inputs are row `first_target`
-// (or `first_source` in the transposed pattern); its output row is 0.
+// Rows of x are x_stride elements apart. A piece of a hub is a problem of one row whose inputs are row first_row, of
+// targets or, in the transposed pattern, of sources; its output row is 0.
 struct Attention {
   const int64_t* rowptr;  // [num_rows + 1]
   const int32_t* col;     // [num_edges]
@@ -67,20 +67,18 @@ PYG_DIST_PORTABLE int64_t key_columns(const Attention& p) {
 }
 PYG_DIST_PORTABLE int64_t edge_sum_columns(const Attention& p) { return p.num_heads * p.num_edge_columns; }
 
-// Outputs are dense; `wide`: y and z (or the gradients) hold the sums' type, as max and sum do always.
+// Outputs are dense; `wide`: y and z (or the gradients) hold the sums' type, as lse does always.
 struct AttentionForward {
   Attention attention;
   void* y;
   void* z;  // dot with edge_attr alone
-  void* max;
-  void* sum;
+  void* lse;
   bool wide;
 };
 
 struct AttentionGrad {
   Attention attention;
-  const void* max;  // [targets, num_heads] sums' type
-  const void* sum;
+  const void* lse;  // [targets, num_heads] sums' type
   const void* delta;
   const void* grad_y;  // [targets, num_heads, num_columns] element, dense
   const void* grad_z;  // null: zeros

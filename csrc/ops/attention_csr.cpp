@@ -128,7 +128,7 @@ bool is_empty(const Attention& p) { return p.num_rows == 0; }
 
 // What the gradients get beside.
 struct Known {
-  const Tensor &max, &sum, &delta, &grad;
+  const Tensor &lse, &delta, &grad;
   const MaybeTensor& grad_z;
 };
 
@@ -144,8 +144,7 @@ AttentionGrad gradient_of(const char* op, const Attention& problem, const Tensor
   const ScalarType sums = accumulator_dtype(problem.element);
   return {
       .attention = problem,
-      .max = dense("max", known.max, problem.num_heads, sums),
-      .sum = dense("sum", known.sum, problem.num_heads, sums),
+      .lse = dense("lse", known.lse, problem.num_heads, sums),
       .delta = dense("delta", known.delta, problem.num_heads, sums),
       .grad_y = dense("grad", known.grad, value.size(1), value.scalar_type()),
       .grad_z = known.grad_z ? dense("grad_z", *known.grad_z, edge_sum_columns(problem), value.scalar_type()) : nullptr,
@@ -159,11 +158,10 @@ AttentionGrad gradient_of(const char* op, const Attention& problem, const Tensor
   };
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> attention_csr(Tensor rowptr, Tensor col, Tensor edge, Tensor value,
-                                                         MaybeTensor key, MaybeTensor query, MaybeTensor edge_attr,
-                                                         MaybeTensor edge_weight, MaybeTensor att, MaybeTensor edge_key,
-                                                         int64_t form, int64_t heads, double slope, double scale,
-                                                         double p, int64_t seed) {
+std::tuple<Tensor, Tensor, Tensor> attention_csr(Tensor rowptr, Tensor col, Tensor edge, Tensor value, MaybeTensor key,
+                                                 MaybeTensor query, MaybeTensor edge_attr, MaybeTensor edge_weight,
+                                                 MaybeTensor att, MaybeTensor edge_key, int64_t form, int64_t heads,
+                                                 double slope, double scale, double p, int64_t seed) {
   const char* op = "attention_csr";
   const Inputs in{rowptr, col,      edge, value, key,   query, edge_attr, edge_weight,
                   att,    edge_key, form, heads, slope, scale, p,         seed};
@@ -174,19 +172,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_csr(Tensor rowptr, Tensor c
   const ScalarType sums = accumulator_dtype(problem.element);
   const Tensor y = new_output(value, {problem.num_rows, value.size(1)});
   const Tensor z = new_output(value, {sums_edges ? problem.num_rows : 0, edge_sum_columns(problem)});
-  const Tensor max = new_output(value, {problem.num_rows, heads}, sums);
-  const Tensor sum = new_output(value, {problem.num_rows, heads}, sums);
+  const Tensor lse = new_output(value, {problem.num_rows, heads}, sums);
   if (!is_empty(problem)) {
     device->attention({
         .attention = problem,
         .y = y.mutable_data_ptr(),
         .z = sums_edges ? z.mutable_data_ptr() : nullptr,
-        .max = max.mutable_data_ptr(),
-        .sum = sum.mutable_data_ptr(),
+        .lse = lse.mutable_data_ptr(),
         .wide = false,
     });
   }
-  return {y, z, max, sum};
+  return {y, z, lse};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> attention_csr_by_target(Tensor rowptr, Tensor col, Tensor edge, Tensor value,
@@ -194,16 +190,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_csr_by_target(Tensor rowptr
                                                                    MaybeTensor edge_attr, MaybeTensor edge_weight,
                                                                    MaybeTensor att, MaybeTensor edge_key, int64_t form,
                                                                    int64_t heads, double slope, double scale, double p,
-                                                                   int64_t seed, Tensor max, Tensor sum, Tensor delta,
-                                                                   Tensor grad, MaybeTensor grad_z, bool by_edge_attr) {
+                                                                   int64_t seed, Tensor lse, Tensor delta, Tensor grad,
+                                                                   MaybeTensor grad_z, bool by_edge_attr) {
   const char* op = "attention_csr_by_target";
   const Inputs in{rowptr, col,      edge, value, key,   query, edge_attr, edge_weight,
                   att,    edge_key, form, heads, slope, scale, p,         seed};
-  device_of(op, value, max, sum, delta, grad, grad_z);
+  device_of(op, value, lse, delta, grad, grad_z);
   const auto device = device_of_inputs(op, in);
   const Attention problem = problem_of(op, device, in, rowptr.size(0) - 1);
   check_gathered(op, "value", value, col);
-  AttentionGrad gradient = gradient_of(op, problem, value, {max, sum, delta, grad, grad_z});
+  AttentionGrad gradient = gradient_of(op, problem, value, {lse, delta, grad, grad_z});
   PYG_DIST_CHECK(grad.size(0) == problem.num_rows, op, ": expected 'grad' to have the ", problem.num_rows,
                  " rows of the pattern, got ", grad.size(0));
   const bool is_dynamic = problem.form == AttentionForm::dynamic, has_edges = edge_attr.has_value();
@@ -227,18 +223,18 @@ std::tuple<Tensor, Tensor> attention_csr_by_source(Tensor rowptr, Tensor col, Te
                                                    MaybeTensor key, MaybeTensor query, MaybeTensor edge_attr,
                                                    MaybeTensor edge_weight, MaybeTensor att, MaybeTensor edge_key,
                                                    int64_t form, int64_t heads, double slope, double scale, double p,
-                                                   int64_t seed, Tensor max, Tensor sum, Tensor delta, Tensor grad,
+                                                   int64_t seed, Tensor lse, Tensor delta, Tensor grad,
                                                    MaybeTensor grad_z) {
   const char* op = "attention_csr_by_source";
   const Inputs in{rowptr, col,      edge, value, key,   query, edge_attr, edge_weight,
                   att,    edge_key, form, heads, slope, scale, p,         seed};
-  device_of(op, value, max, sum, delta, grad, grad_z);
+  device_of(op, value, lse, delta, grad, grad_z);
   const auto device = device_of_inputs(op, in);
   const Attention problem = problem_of(op, device, in, grad.dim() > 0 ? grad.size(0) : 0);
   check_gathered(op, "grad", grad, col);
   PYG_DIST_CHECK(value.size(0) == problem.num_rows, op, ": expected 'value' to have the ", problem.num_rows,
                  " rows of the transposed pattern, got ", value.size(0));
-  AttentionGrad gradient = gradient_of(op, problem, value, {max, sum, delta, grad, grad_z});
+  AttentionGrad gradient = gradient_of(op, problem, value, {lse, delta, grad, grad_z});
   const Tensor by_value = new_output(value, {problem.num_rows, value.size(1)});
   const Tensor by_key = new_output(value, {key ? problem.num_rows : 0, key_columns(problem)});
   gradient.by_value = by_value.mutable_data_ptr();

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 from torch_geometric.nn import GCNConv, MessagePassing, SAGEConv
 
-from pyg_dist.conv.attention import fusing, pending_weights, weighed_sum
+from pyg_dist.conv.attention import fused_forward, fusing, pending_weights, weighed_sum
 from pyg_dist.conv.function_patching import copy_of_classes
 from pyg_dist.conv.gcn import DistributedGCNConv
 from pyg_dist.conv.graph_functions import SUBSTITUTES
@@ -179,7 +179,8 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
             bound.arguments[name] = self._row_values(name, value, graph)
         with share_halo_within(self), fusing(self, given):
             try:
-                return self.code.forward(*bound.args, **bound.kwargs)
+                fused = fused_forward(self, bound.arguments)
+                return self.code.forward(*bound.args, **bound.kwargs) if fused is None else fused
             except (MixedRowsError, LayoutMismatchError, UnsupportedError) as error:
                 reason = error.message.split(": ")[0]  # what follows is advice to the author of the conv
                 is_own = not self.stock.__module__.startswith("torch_geometric.") and isinstance(error, MixedRowsError)

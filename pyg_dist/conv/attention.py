@@ -1,8 +1,8 @@
-"""Attention convs by one op: PyG's forward runs as it is, its steps on edges become one call without edge tensors.
+"""Attention convs by one op, which makes no tensor with a row per edge.
 
-``GATConv`` and ``GATv2Conv`` ask for attention weights (``edge_updater``) and then for the sum that these weigh
-(``propagate``); ``TransformerConv`` does both in ``message``. Within :func:`fusing` the first request is answered by
-:class:`Pending`, which the second one carries out.
+PyG's forwards of ``GATv2Conv`` and ``TransformerConv`` run as they are, and what they ask of edges is one call: GATv2
+asks for attention weights (``edge_updater``), which stay pending, and then for the sum that they weigh
+(``propagate``); Transformer asks for the sum. GAT has its own forward, :func:`fused_forward`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing, TransformerConv
 from torch_geometric.nn.aggr import SumAggregation
@@ -21,11 +22,10 @@ from torch_geometric.nn.aggr import SumAggregation
 from pyg_dist.backend import ops
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.ops.attention import MAX_HEADS
-from pyg_dist.backend.sparse.attention import attention
+from pyg_dist.conv.graph_functions import add_self_loops, remove_self_loops
 from pyg_dist.conv.inputs import changed_step
 from pyg_dist.conv.linear_order import commutes
 from pyg_dist.layout.edges import Edges
-from pyg_dist.layout.node_edge import neighbour_rows
 from pyg_dist.tensor import NodeTensor
 from pyg_dist.tensor.functions.random import draw_seed
 from pyg_dist.tensor.row_tensor import local_values
@@ -69,83 +69,119 @@ def _is_fusable(conv: Any, given: dict[str, Any]) -> bool:
 
 
 @dataclass(frozen=True)
-class Pending:
+class PendingWeights:
     """Weights of edges that are computed together with the sum that they are for.
 
     Attributes:
-        sum: from the sources' rows ``[N, H, C]`` their weighed sums, differentiable (collective).
+        sum: gives the weighed sums ``[N, H, C]``, differentiable (collective).
     """
 
-    sum: Callable[[NodeTensor], NodeTensor]
+    sum: Callable[[], NodeTensor]
 
 
-def pending_weights(conv: Any, edges: Edges, given: dict[str, Any]) -> Pending | None:
-    """What stands for the weights that ``conv`` asks for; ``None`` where its own steps have to run (collective)."""
-    if conv is not _running or given.pop("size", None) is not None:
-        return None
-    return _additive(conv, edges, **given) if isinstance(conv, GATConv) else _dynamic(conv, edges, **given)
+def pending_weights(conv: Any, edges: Edges, given: dict[str, Any]) -> PendingWeights | None:
+    """What stands for the weights that GATv2 asks for; ``None`` where its own steps have to run (collective)."""
+    return _dynamic(conv, edges, **given) if conv is _running and isinstance(conv, GATv2Conv) else None
 
 
 def weighed_sum(conv: Any, edges: Edges, given: dict[str, Any]) -> NodeTensor | None:
     """What ``conv`` asks ``propagate`` for; ``None`` where its own steps have to run (collective)."""
     alpha = given.get("alpha")
-    if isinstance(alpha, Pending):
-        return alpha.sum(given["x"][0])
+    if isinstance(alpha, PendingWeights):
+        return alpha.sum()
     return _dot(conv, edges, **given) if conv is _running and isinstance(conv, TransformerConv) else None
 
 
-def _additive(conv: Any, edges: Edges, alpha: Any, edge_attr: Tensor | None = None) -> Pending | None:
-    """GAT: the two ends' logits are known by node, those of edge features are products with one vector a head."""
-    key, query = alpha
-    attr, is_known = _edge_attr(conv, edges, None if conv.lin_edge is None else edge_attr, key)
-    if not (is_known and _are_rows(edges, key, *(() if query is None else (query,)))):
+def fused_forward(conv: Any, given: dict[str, Any]) -> NodeTensor | None:
+    """GATConv's forward; ``None`` where PyG's has to run (collective).
+
+    The logits of nodes are products with a matrix that has the heads' vectors: PyG's ``(x * att).sum(-1)`` makes two
+    more tensors as large as x, and four in the backward pass.
+    """
+    if conv is not _running or not isinstance(conv, GATConv) or given.get("size") is not None:
         return None
+    x, edges, edge_attr = given["x"], given["edge_index"], given.get("edge_attr")
+    source, target = x if isinstance(x, (tuple, list)) else (x, x)
+    lin_source, lin_target = (conv.lin, conv.lin) if conv.lin is not None else (conv.lin_src, conv.lin_dst)
+    attr = edge_attr if conv.lin_edge is not None else None
+    if not _are_rows(edges, source, *(() if target is None else (target,))) or source.dim() != 2:
+        return None
+    if not _fits(conv, edges, attr, source.dtype) or {lin_source.weight.dtype, conv.att_src.dtype} != {source.dtype}:
+        return None
+    residual = None if conv.res is None or target is None else conv.res(target)
+    value = lin_source(source)
+    own: Any = value if target is source and lin_target is lin_source else None
+    if own is None and target is not None:
+        own = lin_target(target)
+    if conv.add_self_loops:
+        edges, attr = remove_self_loops(edges, attr)
+        edges, attr = add_self_loops(edges, attr, fill_value=conv.fill_value)
+    heads, columns = conv.heads, conv.out_channels
+    by_source, by_target = (_diagonal(att.view(heads, columns)) for att in (conv.att_src, conv.att_dst))
+    key: Any
+    query: Any
+    if own is value:
+        both = F.linear(value, torch.cat([by_source, by_target]))
+        key, query = both[:, :heads], both[:, heads:]
+    else:
+        key, query = F.linear(value, by_source), None if own is None else F.linear(own, by_target)
     weight = None
     if attr is not None:
-        of_heads = conv.lin_edge.weight.view(conv.heads, conv.out_channels, -1) * conv.att_edge.view(conv.heads, -1, 1)
+        of_heads = conv.lin_edge.weight.view(heads, columns, -1) * conv.att_edge.view(heads, columns, 1)
         weight = edges.rows.copy_to_ranks(of_heads.sum(1).view(1, -1))
-    keys, queries = neighbour_rows(key, edges.graph), None if query is None else query.to_local()
     spec = _spec(conv, "additive", slope=conv.negative_slope)
+    queries = None if query is None else query.to_local()
+    inputs = AttentionInputs(value.to_local(), key.to_local(), queries, _local_attr(edges, attr), weight)
+    out: Any = _nodes(edges, edges.graph.attend(edges, inputs, spec, conv)[0])
+    out = out if conv.concat else out.view(-1, heads, columns).mean(dim=1)
+    out = out if residual is None else out + residual
+    return out if conv.bias is None else out + conv.bias  # type: ignore[no-any-return]
 
-    def weigh(x: NodeTensor) -> NodeTensor:
-        value = neighbour_rows(x, edges.graph).to(key.dtype)
-        out, _ = _attend(edges, spec, AttentionInputs(value, keys, queries, attr, weight))
-        return NodeTensor.from_local(out, edges.graph.node_sharding)
 
-    return Pending(weigh)
+def _diagonal(att: Tensor) -> Tensor:
+    """The vectors of heads as blocks of a matrix, ``[H, H C]``."""
+    heads = torch.eye(att.shape[0], dtype=att.dtype, device=att.device)
+    return (heads.unsqueeze(2) * att).flatten(1)
 
 
-def _dynamic(conv: Any, edges: Edges, x: Any, edge_attr: Tensor | None = None) -> Pending | None:
+def _dynamic(
+    conv: Any, edges: Edges, x: Any, edge_attr: Tensor | None = None, size: Any = None
+) -> PendingWeights | None:
     """GATv2: the ends' rows meet under a leaky ReLU, so features of edges are projected again at each edge."""
-    attr, is_known = _edge_attr(conv, edges, edge_attr, x[0])
-    if not (is_known and _are_rows(edges, *x) and conv.att.dtype == x[0].dtype):
+    if not (_fits(conv, edges, edge_attr, x[0].dtype) and _are_rows(edges, *x) and conv.att.dtype == x[0].dtype):
         return None
-    rows = edges.rows
-    weight = None if attr is None else rows.copy_to_ranks(conv.lin_edge.weight).t().contiguous()
-    att, value, query = rows.copy_to_ranks(conv.att), neighbour_rows(x[0], edges.graph), x[1].to_local()
+    att, weight = edges.rows.copy_to_ranks(conv.att).view(-1), None
+    if edge_attr is not None:
+        weight = edges.rows.copy_to_ranks(conv.lin_edge.weight).t()
     spec = _spec(conv, "dynamic", slope=conv.negative_slope)
-    inputs = AttentionInputs(value, None, query, attr, weight, att.view(-1))
-    return Pending(lambda _: NodeTensor.from_local(_attend(edges, spec, inputs)[0], edges.graph.node_sharding))
+    inputs = AttentionInputs(x[0].to_local(), None, x[1].to_local(), _local_attr(edges, edge_attr), weight, att)
+
+    def weigh() -> NodeTensor:
+        sums, _ = edges.graph.attend(edges, inputs, spec, conv)
+        return _nodes(edges, sums.view(inputs.value.shape))
+
+    return PendingWeights(weigh)
 
 
 def _dot(
     conv: Any, edges: Edges, query: Any, key: Any, value: Any, edge_attr: Tensor | None = None
 ) -> NodeTensor | None:
     """Transformer: features of edges are projected by target, before logits and after sums: ``(W f) q = f (W^T q)``."""
-    attr, is_known = _edge_attr(conv, edges, edge_attr, query)
-    if not (is_known and _are_rows(edges, query, key, value)):
+    if edge_attr is None and conv.lin_edge is not None:
+        return None
+    if not (_fits(conv, edges, edge_attr, query.dtype) and _are_rows(edges, query, key, value)):
         return None
     queries, weight, by_edge = query.to_local(), None, None
-    if attr is not None:
+    if edge_attr is not None:
         by_edge = edges.rows.copy_to_ranks(conv.lin_edge.weight).view(conv.heads, conv.out_channels, -1)
         weight = torch.einsum("nhc,hcd->nhd", queries, by_edge).flatten(1)
-    keys, values = neighbour_rows(key, edges.graph), neighbour_rows(value, edges.graph)
     spec = _spec(conv, "dot", scale=1 / math.sqrt(conv.out_channels))
-    out, of_edges = _attend(edges, spec, AttentionInputs(values, keys, queries, attr, weight))
+    inputs = AttentionInputs(value.to_local(), key.to_local(), queries, _local_attr(edges, edge_attr), weight)
+    sums, of_edges = edges.graph.attend(edges, inputs, spec, conv)
+    out = sums.view(queries.shape)
     if by_edge is not None:
-        of_heads = of_edges.view(out.shape[0], conv.heads, by_edge.shape[2])
-        out = out + torch.einsum("nhd,hcd->nhc", of_heads, by_edge)
-    return NodeTensor.from_local(out, edges.graph.node_sharding)
+        out = out + torch.einsum("nhd,hcd->nhc", of_edges.view(*out.shape[:2], by_edge.shape[2]), by_edge)
+    return _nodes(edges, out)
 
 
 def _spec(conv: Any, form: Any, **numbers: float) -> AttentionSpec:
@@ -153,10 +189,8 @@ def _spec(conv: Any, form: Any, **numbers: float) -> AttentionSpec:
     return AttentionSpec(form, conv.heads, p=p, seed=draw_seed() if p > 0 else 0, **numbers)
 
 
-def _attend(edges: Edges, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-    """Sums of the values ``[n, H, C]``; of the edges' features ``[n, H D]``, where the form has these. Local rows."""
-    y, z = attention(edges.csr, edges.rows.rng_key if spec.p > 0 else None, spec, inputs)
-    return y.view(y.shape[0], *inputs.value.shape[1:]), z
+def _nodes(edges: Edges, local: Tensor) -> NodeTensor:
+    return NodeTensor.from_local(local, edges.graph.node_sharding)
 
 
 def _are_rows(edges: Edges, *rows: Any) -> bool:
@@ -167,12 +201,23 @@ def _are_rows(edges: Edges, *rows: Any) -> bool:
     )
 
 
-def _edge_attr(conv: Any, edges: Edges, edge_attr: Tensor | None, like: Any) -> tuple[Tensor | None, bool]:
-    """Features of the local edges ``[e, D]`` or ``None``, and whether they are what the op takes."""
+def _fits(conv: Any, edges: Edges, edge_attr: Tensor | None, dtype: torch.dtype) -> bool:
+    """Whether the op may project these features of edges as ``lin_edge`` does."""
     if edge_attr is None:
-        return None, conv.lin_edge is None or not isinstance(conv, TransformerConv)
-    local = local_values(edge_attr, edges.rows)
-    local = local.view(-1, 1) if local.dim() == 1 and not isinstance(conv, TransformerConv) else local
+        return True
     lin = conv.lin_edge
-    fits = lin is not None and local.dim() == 2 and local.shape[1] == lin.in_channels
-    return local, fits and local.dtype == lin.weight.dtype == like.dtype
+    width = 1 if edge_attr.dim() == 1 and not isinstance(conv, TransformerConv) else edge_attr.shape[-1]
+    return (
+        lin is not None
+        and edge_attr.dim() <= 2
+        and width == lin.in_channels
+        and edge_attr.dtype == lin.weight.dtype == dtype
+    )
+
+
+def _local_attr(edges: Edges, edge_attr: Tensor | None) -> Tensor | None:
+    """Features of the local edges, ``[e, D]``."""
+    if edge_attr is None:
+        return None
+    local = local_values(edge_attr, edges.rows)
+    return local.view(-1, 1) if local.dim() == 1 else local

@@ -99,6 +99,25 @@ class Edges(Tensor):
 
     @cached_property
     @lasting
+    def parts(self) -> tuple[CSR, CSR]:
+        """Targets by local sources, and boundary nodes by halo slots; values lie in the order of these edges."""
+        graph = self.graph
+        is_local = self.source < graph.num_local
+        here, there = (mask.nonzero().view(-1) for mask in (is_local, ~is_local))
+        inner = graph.num_local - graph.num_boundary
+        return (
+            CSR.from_edges(self.target[here], self.source[here], here, graph.num_local, graph.num_local),
+            CSR.from_edges(
+                self.target[there] - inner,
+                self.source[there] - graph.num_local,
+                there,
+                graph.num_boundary,
+                graph.num_neighbours - graph.num_local,
+            ),
+        )
+
+    @cached_property
+    @lasting
     def max_in_degree(self) -> int:
         """Largest number of edges with one target (collective at the first use)."""
         degree = torch.bincount(self.target)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.transport import Pending, Traffic
+from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.errors import UnsupportedError
 from pyg_dist.layout.self_loops import LoopRule
@@ -98,6 +99,10 @@ class EdgeView(Protocol):
         """Nodes of this rank, n."""
 
     @property
+    def num_boundary(self) -> int:
+        """Local nodes with sources on other ranks, the last ones."""
+
+    @property
     def num_neighbours(self) -> int:
         """Rows of neighbours, n + h."""
 
@@ -128,6 +133,23 @@ class EdgeView(Protocol):
         Shapes:
             - x: ``[n, ...]``
             - output: ``[n + h, ...]``
+        """
+
+    def attend(
+        self, edges: Any, inputs: AttentionInputs, spec: AttentionSpec, layer: nn.Module | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Attention over in-edges, :func:`pyg_dist.backend.ops.attention_csr`, differentiable (collective).
+
+        Exact, but for the rows of 16 columns or more that a training ``layer`` with ``bits`` sends.
+
+        Args:
+            edges: the :class:`~pyg_dist.layout.edges.Edges`, of this graph.
+            inputs: local rows: value and key of the n sources, query of the n targets, edge_attr of the edges.
+            spec: how logits are made.
+            layer: whose attention it is.
+
+        Shapes:
+            - output: ``[n, H C]``; ``[n, H D]``, or empty
         """
 
     def sum_to_owners(self, rows: Tensor) -> Tensor:

@@ -28,6 +28,11 @@ positions. A column of these has a meaning and a range of its own, and what foll
 logits is biased); in two bits 15 columns would be 8 bytes instead of 60."""
 
 
+def is_wide(rows: Tensor) -> bool:
+    """Whether these rows may travel in ``bits`` when edges ask for them."""
+    return rows.dtype.is_floating_point and rows.shape[1:].numel() >= _FEW_COLUMNS
+
+
 class EdgeEnd(Protocol):
     """What a :class:`~pyg_dist.layout.edges.NodeIds` is: the sources (0) or targets (1) of edges."""
 
@@ -77,15 +82,12 @@ def nodes_to_edges(x: NodeTensor, ids: EdgeEnd) -> EdgeTensor:
         raise LayoutMismatchError(
             f"Expected a row for each of {edges.graph.node_sharding} (got {x._sharding}): take both from one data"
         )
-    rows = x.to_local() if ids.end == 1 else neighbour_rows(x, edges.graph)
+    rows = x.to_local() if ids.end == 1 else _neighbour_rows(x, edges.graph)
     return cast(EdgeTensor, edges.tensor(rows.index_select(0, edges.target if ids.end == 1 else edges.source)))
 
 
-def neighbour_rows(x: NodeTensor, graph: EdgeView) -> Tensor:
-    """Local rows, then those of other ranks; exchanged once for all edges of a layer's call (collective).
-
-    Differentiable; exact, but as :func:`nodes_to_edges` is. Shapes: ``[N, ...] -> [n + h, ...]``.
-    """
+def _neighbour_rows(x: NodeTensor, graph: EdgeView) -> Tensor:
+    """Local rows, then those of other ranks; exchanged once for all edges of a layer's call (collective)."""
     local = x.to_local()
     version = version_of(x)
     call = None if version is None else _call
@@ -93,8 +95,7 @@ def neighbour_rows(x: NodeTensor, graph: EdgeView) -> Tensor:
     known = None if call is None else call.exchanged.get((id(x), graph))
     if known is not None and known[1] == state:
         return known[2]
-    is_wide = local.dtype.is_floating_point and local.shape[1:].numel() >= _FEW_COLUMNS
-    rows = graph.neighbour_rows(local, call.layer if call is not None and is_wide else None)
+    rows = graph.neighbour_rows(local, call.layer if call is not None and is_wide(local) else None)
     if call is not None:
         call.exchanged[id(x), graph] = (x, state, rows)
     return rows

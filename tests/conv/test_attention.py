@@ -215,3 +215,33 @@ def changed_steps() -> None:
 
 def test_hooks_and_other_aggregations_keep_the_steps(workers: Pools) -> None:
     workers(2).run(changed_steps)
+
+
+def phases_of_a_step() -> tuple[list[str], list[str]]:
+    """What a rank does in the forward pass, and in the backward pass, as far as edges are concerned."""
+    import pyg_dist
+    from pyg_dist.backend.timing import PHASES
+
+    _, data = graph()
+    conv = pyg_dist.conv.DistributedConv(gnn.TransformerConv(F, 4, heads=2, root_weight=False).double())
+    x = data.x.clone().requires_grad_()
+    with pyg_dist.profile() as forward:
+        loss = conv(x, data.edge_index).square().sum()
+    with pyg_dist.profile() as backward:
+        loss.backward()
+    found = []
+    for profile in (forward, backward):
+        named = [PHASES[span.phase] for span in profile.spans[pyg_dist.rank()]]
+        found.append([name for name in named if name in ("pack", "exchange", "aggregate", "unpack")])
+    return found[0], found[1]
+
+
+def test_local_edges_are_worked_on_while_rows_fly(workers: Pools) -> None:
+    """Keys and values leave, local edges, then those of what has arrived; gradients of the halo leave first."""
+    for forward, backward in workers(2).run(phases_of_a_step):
+        local, halo = (k for k, name in enumerate(forward) if name == "aggregate")
+        assert forward[:local].count("pack") == 2
+        assert "exchange" in forward[local:halo]
+        of_halo, *of_targets, of_sources = (k for k, name in enumerate(backward) if name == "aggregate")
+        assert "exchange" in backward[of_halo : of_targets[0]]
+        assert backward[of_sources:].count("unpack") == 2

@@ -13,6 +13,7 @@
 #include "formats/bfloat16.h"
 #include "formats/keyed.h"
 #include "formats/packed_rows.h"
+#include "kernels/cpu/attention.h"
 #include "kernels/cpu/table.h"
 
 namespace pyg_dist {
@@ -312,6 +313,129 @@ void try_width(int64_t width) {
   expect("epilogue_rows", width, y, want_y, sizeof(T) == 2 ? 0.01 : 1e-4);
 }
 
+// Attention of two heads, additive, with dropout: the sums, and the gradients of their products with small integers.
+template <class T>
+void try_attention(int64_t columns) {
+  using A = accumulator_t<T>;
+  constexpr size_t kHeads = 2;
+  const auto C = static_cast<size_t>(columns), F = kHeads * C;
+  const Pattern p(kRows, kSources);
+  const size_t num_edges = p.col.size();
+  const auto value = integers<T>(kSources * F), grad = integers<T>(kRows * F);
+  const auto key = integers<T>(kSources * kHeads), query = integers<T>(kRows * kHeads);
+  std::vector<int64_t> place(num_edges), edge_key(num_edges);
+  for (size_t e = 0; e < num_edges; ++e) {
+    place[e] = static_cast<int64_t>(num_edges - 1 - e);
+    edge_key[e] = static_cast<int64_t>(e * e);
+  }
+
+  std::vector<double> y(kRows * F), lse(kRows * kHeads, -std::numeric_limits<double>::infinity()),
+      delta(kRows * kHeads);
+  std::vector<double> by_query(kRows * kHeads), by_key(kSources * kHeads), by_value(kSources * F);
+  const auto for_each_head = [&](const auto& use) {
+    for (size_t e = 0; e < num_edges; ++e) {
+      for (size_t h = 0; h < kHeads; ++h) {
+        const auto i = static_cast<size_t>(p.row[e]), j = static_cast<size_t>(p.col[e]);
+        const double u = to_double(key[j * kHeads + h]) + to_double(query[i * kHeads + h]), slope = u > 0 ? 1 : 0.25;
+        const auto row_key = static_cast<uint64_t>(edge_key[static_cast<size_t>(place[e])]);
+        const bool kept = philox_word(7, row_key, static_cast<int64_t>(h), Stream::dropout) >= 1u << 30;
+        use(i * kHeads + h, j * kHeads + h, u * slope, slope, kept ? 4.0 / 3 : 0.0);
+      }
+    }
+  };
+  for_each_head([&](size_t i, size_t, double s, double, double) {
+    lse[i] = s > lse[i] ? s + std::log1p(std::exp(lse[i] - s)) : lse[i] + std::log1p(std::exp(s - lse[i]));
+  });
+  for_each_head([&](size_t i, size_t j, double s, double, double keep) {
+    for (size_t c = 0; c < C; ++c) y[i * C + c] += std::exp(s - lse[i]) * keep * to_double(value[j * C + c]);
+  });
+  for (size_t k = 0; k < y.size(); ++k) delta[k / C] += y[k] * to_double(grad[k]);
+  for_each_head([&](size_t i, size_t j, double s, double slope, double keep) {
+    const double probability = std::exp(s - lse[i]);
+    double product = 0;
+    for (size_t c = 0; c < C; ++c) {
+      product += to_double(grad[i * C + c]) * to_double(value[j * C + c]);
+      by_value[j * C + c] += probability * keep * to_double(grad[i * C + c]);
+    }
+    const double by_logit = probability * (keep * product - delta[i]) * slope;
+    by_query[i] += by_logit;
+    by_key[j] += by_logit;
+  });
+
+  Attention attention{.rowptr = p.rowptr.data(),
+                      .col = p.col.data(),
+                      .edge = place.data(),
+                      .num_rows = kRows,
+                      .num_edges = static_cast<int64_t>(num_edges),
+                      .first_row = 0,
+                      .value = value.data(),
+                      .key = key.data(),
+                      .query = query.data(),
+                      .edge_attr = nullptr,
+                      .edge_weight = nullptr,
+                      .att = nullptr,
+                      .value_stride = static_cast<int64_t>(F),
+                      .key_stride = kHeads,
+                      .query_stride = kHeads,
+                      .edge_attr_stride = 0,
+                      .edge_weight_stride = 0,
+                      .edge_key = edge_key.data(),
+                      .seed = 7,
+                      .threshold = 1u << 30,
+                      .num_heads = kHeads,
+                      .num_columns = columns,
+                      .num_edge_columns = 0,
+                      .slope = 0.25,
+                      .scale = 1,
+                      .dropout_scale = 4.0 / 3,
+                      .form = AttentionForm::additive,
+                      .element = kElement<T>,
+                      .scratch = nullptr};
+  std::vector<A> scratch(static_cast<size_t>(attention_scratch(attention)));
+  attention.scratch = scratch.data();
+  const double tolerance = sizeof(T) == 2 ? 0.05 : sizeof(T) == 4 ? 1e-4 : 1e-11;
+  std::vector<T> got_y(kRows * F), got_by_query(kRows * kHeads), got_by_key(kSources * kHeads),
+      got_by_value(kSources * F);
+  std::vector<A> got_lse(kRows * kHeads), given_delta(delta.begin(), delta.end());
+  kernels().attention_rows({attention, got_y.data(), nullptr, got_lse.data(), false}, 0, kRows);
+  expect("attention_rows", columns, got_y, y, tolerance);
+  expect("attention_rows, lse", columns, got_lse, lse, tolerance);
+
+  AttentionGrad gradient{.attention = attention,
+                         .lse = got_lse.data(),
+                         .delta = given_delta.data(),
+                         .grad_y = grad.data(),
+                         .grad_z = nullptr,
+                         .by_query = got_by_query.data(),
+                         .by_edge_weight = nullptr,
+                         .by_edge_attr = nullptr,
+                         .by_parameters = nullptr,
+                         .by_value = got_by_value.data(),
+                         .by_key = got_by_key.data(),
+                         .wide = false};
+  const double range = tolerance * static_cast<double>(columns);
+  kernels().attention_target_rows(gradient, 0, kRows);
+  expect("attention_target_rows", columns, got_by_query, by_query, range);
+
+  std::vector<int64_t> rowptr{0}, back_place;
+  std::vector<int32_t> col;
+  for (int32_t j = 0; j < kSources; ++j) {
+    for (size_t e = 0; e < num_edges; ++e) {
+      if (p.col[e] != j) continue;
+      col.push_back(static_cast<int32_t>(p.row[e]));
+      back_place.push_back(place[e]);
+    }
+    rowptr.push_back(static_cast<int64_t>(col.size()));
+  }
+  gradient.attention.rowptr = rowptr.data();
+  gradient.attention.col = col.data();
+  gradient.attention.edge = back_place.data();
+  gradient.attention.num_rows = kSources;
+  kernels().attention_source_rows(gradient, 0, kSources);
+  expect("attention_source_rows, value", columns, got_by_value, by_value, tolerance);
+  expect("attention_source_rows, key", columns, got_by_key, by_key, range);
+}
+
 }  // namespace
 }  // namespace pyg_dist
 
@@ -321,6 +445,9 @@ int main(int argc, char** argv) {
     try_width<float>(width);
     try_width<double>(width);
     try_width<BFloat16>(width);
+    try_attention<float>(width);
+    try_attention<double>(width);
+    try_attention<BFloat16>(width);
   }
   const bool right_level = argc < 2 || std::strcmp(argv[1], kernels().isa) == 0;
   std::printf("%s%s: %lld wrong values\n", kernels().isa, right_level ? "" : ", which is not the level asked for",

@@ -106,6 +106,9 @@ PYG_DIST_INLINE Vec<A, L> exp_of(Vec<A, L> x) {
   return x < kLeast ? Vec<A, L>{} : result;
 }
 
+PYG_DIST_INLINE float log_of(float x) { return __builtin_logf(x); }
+PYG_DIST_INLINE double log_of(double x) { return __builtin_log(x); }
+
 // ---- One edge, and a batch of them
 // ---------------------------------------------------------------------------------------
 
@@ -118,7 +121,7 @@ struct Edges {
   const Attention& p;
   const int64_t num_heads, num_columns, num_edge_columns, row;
   const A slope, scale;
-  A *const logit, *const weight, *const keep, *const columns, *const sums;
+  A *const logit, *const weight, *const keep, *const mean, *const slope_of, *const columns, *const sums;
   int64_t words_of_edge;
 
   explicit Edges(const Attention& attention)
@@ -132,7 +135,9 @@ struct Edges {
         logit(static_cast<A*>(p.scratch)),
         weight(logit + num_heads * B),
         keep(weight + num_heads * B),
-        columns(keep + num_heads * B),
+        mean(keep + num_heads * B),
+        slope_of(mean + num_heads * B),
+        columns(slope_of + num_heads * B),
         sums(columns + row),
         words_of_edge((num_heads + 3) / 4) {
     for (int64_t k = 0; k < num_heads * B; ++k) keep[k] = A{1};
@@ -226,9 +231,10 @@ struct Edges {
   }
 
   // Asks for rows of an edge some way ahead.
-  PYG_DIST_INLINE void prefetch_row(const T* rows, int64_t stride, int64_t width, int64_t e) const {
+  template <class U>
+  PYG_DIST_INLINE void prefetch_row(const U* rows, int64_t stride, int64_t width, int64_t e) const {
     const int64_t ahead = e + kPrefetchEdges < p.num_edges ? e + kPrefetchEdges : p.num_edges - 1;
-    prefetch(rows + p.col[ahead] * stride, width * static_cast<int64_t>(sizeof(T)));
+    prefetch(rows + p.col[ahead] * stride, width * static_cast<int64_t>(sizeof(U)));
   }
 };
 
@@ -298,14 +304,16 @@ void rows_of_form(const AttentionForward& f, int64_t row_begin, int64_t row_end)
         for (int64_t b = 0; b < padded; b += L) store<L>(s + b, exp_of<A, L>(load<L>(s + b) - most));
         for (int64_t b = 0; b < count; ++b) {
           sum[h] += s[b];
-          add<A>(y + h * columns, edges.value(p.col[begin + b]) + h * columns, s[b] * edges.keep[h * B + b], columns);
+          s[b] *= edges.keep[h * B + b];
         }
-        if (edge_columns > 0) {
-          for (int64_t b = 0; b < count; ++b) {
-            add<A>(z + h * edge_columns, edges.edge_attr(p.edge[begin + b]), s[b] * edges.keep[h * B + b],
-                   edge_columns);
-          }
-        }
+      }
+      for (int64_t b = 0; b < count; ++b) {
+        const T* value = edges.value(p.col[begin + b]);
+        for (int64_t h = 0; h < heads; ++h)
+          add<A>(y + h * columns, value + h * columns, edges.logit[h * B + b], columns);
+        if (edge_columns == 0) continue;
+        const T* attr = edges.edge_attr(p.edge[begin + b]);
+        for (int64_t h = 0; h < heads; ++h) add<A>(z + h * edge_columns, attr, edges.logit[h * B + b], edge_columns);
       }
     }
     const bool is_empty = p.rowptr[row] == end;
@@ -313,8 +321,7 @@ void rows_of_form(const AttentionForward& f, int64_t row_begin, int64_t row_end)
       const A factor = is_empty ? A{1} : A{1} / sum[h];
       for (int64_t c = 0; c < columns; ++c) y[h * columns + c] *= factor;
       for (int64_t d = 0; d < edge_columns; ++d) z[h * edge_columns + d] *= factor;
-      static_cast<A*>(f.max)[row * heads + h] = is_empty ? A{0} : largest[h];
-      static_cast<A*>(f.sum)[row * heads + h] = sum[h];
+      static_cast<A*>(f.lse)[row * heads + h] = is_empty ? -__builtin_inf() : largest[h] + log_of(sum[h]);
     }
     write_row<T, A>(f.y, f.wide, row, y, edges.row);
     if (edge_columns > 0) write_row<T, A>(f.z, f.wide, row, z, heads * edge_columns);
@@ -335,7 +342,7 @@ PYG_DIST_INLINE void set_gradients(const AttentionGrad& g, const Edges<T, kForm>
   const int64_t heads = edges.num_heads, columns = edges.num_columns;
   const auto* grad_y = static_cast<const T*>(g.grad_y);
   const auto* grad_z = static_cast<const T*>(g.grad_z);
-  const auto *largest = static_cast<const A*>(g.max), *sum = static_cast<const A*>(g.sum);
+  const auto* lse = static_cast<const A*>(g.lse);
   const auto* delta = static_cast<const A*>(g.delta);
   edges.set_dropout(begin, count);
   for (int64_t b = 0; b < count; ++b) {
@@ -343,7 +350,9 @@ PYG_DIST_INLINE void set_gradients(const AttentionGrad& g, const Edges<T, kForm>
     const int64_t target = kBySource ? other : own, source = kBySource ? own : other;
     if constexpr (kBySource) {
       edges.prefetch_row(grad_y, edges.row, edges.row, e);
-      if constexpr (kForm != AttentionForm::additive) edges.prefetch_row(edges.query(0), p.query_stride, edges.row, e);
+      edges.prefetch_row(lse, heads, heads, e);
+      edges.prefetch_row(delta, heads, heads, e);
+      if (p.query != nullptr) edges.prefetch_row(edges.query(0), p.query_stride, logit_columns(p), e);
     } else {
       edges.prefetch_row(edges.value(0), p.value_stride, edges.row, e);
       if constexpr (kForm == AttentionForm::dot) edges.prefetch_row(edges.key(0), p.key_stride, edges.row, e);
@@ -352,6 +361,11 @@ PYG_DIST_INLINE void set_gradients(const AttentionGrad& g, const Edges<T, kForm>
     edges.set_logits(target, source, place, b);
     const T *row = grad_y + target * edges.row, *x = edges.value(source);
     for (int64_t h = 0; h < heads; ++h) {
+      if constexpr (kForm == AttentionForm::additive) {
+        edges.slope_of[h * B + b] = leaky_slope<A, 1>(edges.logit[h * B + b], edges.slope);
+      }
+      edges.logit[h * B + b] -= lse[target * heads + h];
+      edges.mean[h * B + b] = delta[target * heads + h];
       edges.weight[h * B + b] = dot<A>(row + h * columns, x + h * columns, columns);
       if (grad_z != nullptr) {
         const T* of_edge = grad_z + (target * heads + h) * edges.num_edge_columns;
@@ -361,19 +375,11 @@ PYG_DIST_INLINE void set_gradients(const AttentionGrad& g, const Edges<T, kForm>
   }
   const int64_t padded = (count + L - 1) / L * L;
   for (int64_t h = 0; h < heads; ++h) {
-    A *const s = edges.logit + h * B, *const w = edges.weight + h * B, *const keep = edges.keep + h * B;
-    A shifted[B] = {}, inverse[B] = {}, mean[B] = {};
-    for (int64_t b = 0; b < count; ++b) {
-      const int64_t at = (kBySource ? p.col[begin + b] : own) * heads + h;
-      shifted[b] = s[b] - largest[at];
-      inverse[b] = sum[at];
-      mean[b] = delta[at];
-    }
+    A *const s = edges.logit + h * B, *const w = edges.weight + h * B;
     for (int64_t b = 0; b < padded; b += L) {
-      const Vec<A, L> k = load<L>(keep + b);
-      const Vec<A, L> probability = exp_of<A, L>(load<L>(shifted + b)) / load<L>(inverse + b);
-      Vec<A, L> ds = probability * (k * load<L>(w + b) - load<L>(mean + b));
-      if constexpr (kForm == AttentionForm::additive) ds *= leaky_slope<A, L>(load<L>(s + b), edges.slope);
+      const Vec<A, L> k = load<L>(edges.keep + h * B + b), probability = exp_of<A, L>(load<L>(s + b));
+      Vec<A, L> ds = probability * (k * load<L>(w + b) - load<L>(edges.mean + h * B + b));
+      if constexpr (kForm == AttentionForm::additive) ds *= load<L>(edges.slope_of + h * B + b);
       if constexpr (kForm == AttentionForm::dot) ds *= edges.scale;
       store<L>(s + b, ds);
       store<L>(w + b, k * probability);

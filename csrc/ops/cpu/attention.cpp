@@ -96,29 +96,26 @@ struct ForwardPass {
         heads(forward.attention.num_heads),
         columns(forward.attention.num_columns),
         edge_columns(forward.z == nullptr ? 0 : forward.attention.num_edge_columns),
-        piece_size(heads * (columns + edge_columns + 2)) {}
+        piece_size(heads * (columns + edge_columns + 1)) {}
 
   A* z_of(A* sums) const { return sums + heads * columns; }
-  A* max_of(A* sums) const { return z_of(sums) + heads * edge_columns; }
-  A* sum_of(A* sums) const { return max_of(sums) + heads; }
+  A* lse_of(A* sums) const { return z_of(sums) + heads * edge_columns; }
 
   static void rows(const AttentionForward& p, int64_t begin, int64_t end) { kernels().attention_rows(p, begin, end); }
   static void begin_chunk(AttentionForward&, int64_t) {}
   void set_outputs(AttentionForward& p, A* sums) const {
     p.y = sums;
     p.z = z_of(sums);
-    p.max = max_of(sums);
-    p.sum = sum_of(sums);
+    p.lse = lse_of(sums);
   }
-  // Two softmaxes over parts of the edges: each counts by its own sum, brought to the common maximum.
+  // Two softmaxes over parts of the edges: each counts by the sum of its exponentials.
   void join(A* sums, A* other) const {
     for (int64_t h = 0; h < heads; ++h) {
-      A &max = max_of(sums)[h], &sum = sum_of(sums)[h];
-      const A other_max = max_of(other)[h];
-      const A largest = other_max > max || std::isnan(other_max) ? other_max : max;
-      const A own = sum * std::exp(max - largest), its = sum_of(other)[h] * std::exp(other_max - largest);
-      max = largest;
-      sum = own + its;
+      A& lse = lse_of(sums)[h];
+      const A other_lse = lse_of(other)[h];
+      const A largest = other_lse > lse || std::isnan(other_lse) ? other_lse : lse;
+      const A own = std::exp(lse - largest), its = std::exp(other_lse - largest), sum = own + its;
+      lse = largest + std::log(sum);
       const auto mix = [&](A* to, const A* from, int64_t width) {
         for (int64_t c = 0; c < width; ++c) to[c] = (to[c] * own + from[c] * its) / sum;
       };
@@ -129,8 +126,7 @@ struct ForwardPass {
   void finish(int64_t row, A* sums) const {
     copy_row<T>(problem.y, row, sums, heads * columns);
     copy_row<T>(problem.z, row, z_of(sums), heads * edge_columns);
-    copy_row<A>(problem.max, row, max_of(sums), heads);
-    copy_row<A>(problem.sum, row, sum_of(sums), heads);
+    copy_row<A>(problem.lse, row, lse_of(sums), heads);
   }
 };
 

@@ -50,12 +50,12 @@ class AttentionInputs(NamedTuple):
 
 def attention_csr(
     rowptr: Tensor, col: Tensor, edge: Tensor, inputs: AttentionInputs, edge_key: Tensor | None, spec: AttentionSpec
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     r"""Softmax over the in-edges of every row, and the sum of the sources' rows that it weighs, head by head.
 
     .. math::
-        y_{ih} = \sum_e k_{eh} \, \frac{\exp(s_{eh} - m_{ih})}{\sum_{e'} \exp(s_{e'h} - m_{ih})} \,
-        v_{\mathrm{col}_e h}, \qquad m_{ih} = \max_e s_{eh}
+        y_{ih} = \sum_e k_{eh} \, \exp(s_{eh} - l_{ih}) \, v_{\mathrm{col}_e h},
+        \qquad l_{ih} = \log \sum_e \exp(s_{eh})
 
     with :math:`\mathrm{rowptr}_i \le e < \mathrm{rowptr}_{i+1}`, :math:`j = \mathrm{col}_e`, the edge's features
     :math:`f = \mathrm{edge\_attr}_{\mathrm{edge}_e}` and the logits :math:`s_{eh}`
@@ -68,9 +68,9 @@ def attention_csr(
       \rangle)` (Shi et al., "Masked label prediction", 2021)
 
     k is zero or :math:`1 / (1 - p)`, the mask of :func:`keyed_dropout` for rows ``edge_key[edge[e]]`` and H columns.
-    Logits, of which none is stored, are computed with a running maximum (Milakov and Gimelshein, 2018); the maxima and
-    the sums of exponentials are all that the gradients need beside the output (Dao et al., 2022). Exact up to rounding;
-    sums do not depend on the number of threads. ``col`` and ``edge`` are not checked, as in :func:`spmm_csr`.
+    No logit is stored: the sums go with a running maximum (Milakov and Gimelshein, 2018), and l is all that the
+    gradients need beside the output (Dao, "FlashAttention-2", 2023). Exact up to rounding; sums do not depend on the
+    number of threads. ``col`` and ``edge`` are not checked, as in :func:`spmm_csr`.
 
     Shapes:
         - rowptr: ``[N + 1]`` int64, col: ``[E]`` int32, edge: ``[E]`` int64, places among S stored edges
@@ -80,8 +80,8 @@ def attention_csr(
         - edge_attr: ``[S, D]`` or none; edge_weight: with it, ``[N, H, D]`` or ``[1, H, D]``; dynamic: ``[D, H C]``
           in the dtype of value or its sum dtype, and att: ``[H C]`` alike
         - edge_key: ``[S]`` int64
-        - output: y ``[N, H C]``; for ``dot`` with edge_attr the same sums of f, ``[N, H D]`` (else empty); maxima and
-          sums of exponentials ``[N, H]`` in the sum dtype, zeros for a row without edges
+        - output: y ``[N, H C]``; for ``dot`` with edge_attr the same sums of f, ``[N, H D]`` (else empty); l ``[N, H]``
+          in the sum dtype, minus infinity for a row without edges
 
     Raises:
         DataError: a shape, a dtype, a value or the pattern does not fit.
@@ -97,8 +97,7 @@ def attention_csr_by_target(
     inputs: AttentionInputs,
     edge_key: Tensor | None,
     spec: AttentionSpec,
-    largest: Tensor,
-    total: Tensor,
+    lse: Tensor,
     delta: Tensor,
     grad: Tensor,
     grad_z: Tensor | None,
@@ -110,7 +109,7 @@ def attention_csr_by_target(
     :math:`ds_{eh} = p_{eh} (k_{eh} (\langle g_{ih}, v_{jh} \rangle + \langle g^z_{ih}, f \rangle) - \delta_{ih})`.
 
     Shapes:
-        - largest, total: the last two outputs; delta: ``[N, H]`` in the sum dtype, :math:`\langle g, y \rangle +
+        - lse: the last output; delta: ``[N, H]`` in the sum dtype, :math:`\langle g, y \rangle +
           \langle g^z, z \rangle` head by head; grad: ``[N, H C]``, grad_z: ``[N, H D]`` or none, contiguous
         - output: by query ``[N, H]`` or ``[N, H C]``; by edge_weight ``[N, H D]`` (additive, dot); by edge_attr
           ``[S, D]``, zero where no edge of the pattern lies (``[0, D]`` unless asked for); dynamic: by att, and
@@ -122,7 +121,7 @@ def attention_csr_by_target(
     """
     args = _arguments(rowptr, col, edge, inputs, edge_key, spec)
     return call(  # type: ignore[no-any-return]
-        native.attention_csr_by_target.default, *args, largest, total, delta, grad, grad_z, by_edge_attr
+        native.attention_csr_by_target.default, *args, lse, delta, grad, grad_z, by_edge_attr
     )
 
 
@@ -133,8 +132,7 @@ def attention_csr_by_source(
     inputs: AttentionInputs,
     edge_key: Tensor | None,
     spec: AttentionSpec,
-    largest: Tensor,
-    total: Tensor,
+    lse: Tensor,
     delta: Tensor,
     grad: Tensor,
     grad_z: Tensor | None,
@@ -151,7 +149,7 @@ def attention_csr_by_source(
         UnsupportedError: a tensor is not a dense CPU tensor.
     """
     args = _arguments(rowptr, col, edge, inputs, edge_key, spec)
-    return call(native.attention_csr_by_source.default, *args, largest, total, delta, grad, grad_z)  # type: ignore[no-any-return]
+    return call(native.attention_csr_by_source.default, *args, lse, delta, grad, grad_z)  # type: ignore[no-any-return]
 
 
 _Arguments = tuple[Tensor | int | float | None, ...]
@@ -190,12 +188,12 @@ def _(
     scale: float,
     p: float,
     seed: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     num_rows, has_sums = rowptr.shape[0] - 1, form == 2 and edge_attr is not None
     edge_columns = 0 if edge_attr is None else heads * edge_attr.shape[1]
-    kept = [value.new_empty(num_rows, heads, dtype=sum_dtype(value)) for _ in range(2)]
+    lse = value.new_empty(num_rows, heads, dtype=sum_dtype(value))
     z = value.new_empty(num_rows if has_sums else 0, edge_columns)
-    return value.new_empty(num_rows, value.shape[1]), z, kept[0], kept[1]
+    return value.new_empty(num_rows, value.shape[1]), z, lse
 
 
 @torch.library.register_fake("pyg_dist::attention_csr_by_target")
@@ -216,8 +214,7 @@ def _(
     scale: float,
     p: float,
     seed: int,
-    max: Tensor,
-    sum: Tensor,
+    lse: Tensor,
     delta: Tensor,
     grad: Tensor,
     grad_z: Tensor | None,
@@ -251,8 +248,7 @@ def _(
     scale: float,
     p: float,
     seed: int,
-    max: Tensor,
-    sum: Tensor,
+    lse: Tensor,
     delta: Tensor,
     grad: Tensor,
     grad_z: Tensor | None,

@@ -15,12 +15,15 @@ from pyg_dist.backend.comm.codec import EXACT, Codec
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.quantized import Bits, quantized
 from pyg_dist.backend.comm.transport import Pending, Traffic, Transport
+from pyg_dist.backend.halo.attention import HaloAttention, halo_attention
 from pyg_dist.backend.halo.exchange import Exchange
 from pyg_dist.backend.halo.operator import LinearOperator, aggregate, aggregate_edges, halo_rows, halo_sums
 from pyg_dist.backend.halo.transfer import HaloTransfer
+from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
+from pyg_dist.backend.sparse.attention import attention
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.sparse.matrix import Matrix
-from pyg_dist.layout import aggregation_cache
+from pyg_dist.layout import aggregation_cache, node_edge
 from pyg_dist.layout.accumulate import add_into_
 from pyg_dist.layout.edges import Edges
 from pyg_dist.layout.gcn_norm import gcn_product, gcn_scales
@@ -281,6 +284,22 @@ class HaloGraph:
             return x
         halo = _halo(x.reshape(x.shape[0], x.shape[1:].numel()), transfer)
         return torch.cat([x, halo.view(halo.shape[0], *x.shape[1:])])
+
+    def attend(
+        self, edges: Edges, inputs: AttentionInputs, spec: AttentionSpec, layer: nn.Module | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """See :meth:`~pyg_dist.layout.graph.EdgeView.attend`."""
+        key = edges.rows.rng_key if spec.p > 0 else None
+        by_value, by_key = (self._edge_transfer(x, layer) for x in (inputs.value, inputs.key))
+        if self.exchange_group.size == 1:
+            return attention(edges.csr, key, spec, inputs)
+        return halo_attention(HaloAttention(*edges.parts, by_value, by_key, key, spec), inputs)
+
+    def _edge_transfer(self, x: Tensor | None, layer: nn.Module | None) -> HaloTransfer:
+        """How rows reach edges: in few bits while ``layer`` trains, unless they are narrow."""
+        if layer is None or x is None or not node_edge.is_wide(x):
+            return self.row_transfer
+        return self.row_transfer.coded(self.codecs(layer, of_rows=True))
 
     def sum_to_owners(self, rows: Tensor) -> Tensor:
         """The transpose of :meth:`neighbour_rows`: halo slots go home, where they are added (collective).

@@ -1,0 +1,179 @@
+"""Attention over the halo layout, with autograd: local edges are worked on while the sources' rows of others fly.
+
+A softmax over two parts of a target's edges is put together of its parts: each counts by the sum of its exponentials.
+The gradients of both parts need the logarithm of the whole sum alone, so they too are made part by part, and those that
+go to other ranks come first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_dist.backend.autograd.linear_map import apply
+from pyg_dist.backend.comm.transport import Pending
+from pyg_dist.backend.halo.operator import HaloRows
+from pyg_dist.backend.halo.transfer import HaloTransfer
+from pyg_dist.backend.local_function import LocalFunction
+from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
+from pyg_dist.backend.sparse.attention import (
+    Gradients,
+    as_inputs,
+    attend,
+    attention_by_edge,
+    by_source,
+    by_target,
+    differentiable_gradients,
+    dots,
+    is_shared,
+    of_outputs,
+)  # fmt: skip
+from pyg_dist.backend.sparse.csr import CSR
+
+
+@dataclass(frozen=True)
+class HaloAttention:
+    """The edges of one rank, and how sources' rows reach them.
+
+    Attributes:
+        local: ``[n, n]``, the edges with a local source.
+        halo: ``[b, h]``, the others, from halo slots to the last b local rows.
+        value: sends the sources' values.
+        key: sends their keys, or part of the logits.
+        edge_key: of the dropout, by edge storage.
+        spec: how logits are made.
+    """
+
+    local: CSR
+    halo: CSR
+    value: HaloTransfer
+    key: HaloTransfer
+    edge_key: Tensor | None
+    spec: AttentionSpec
+
+    def maps(self, inputs: AttentionInputs) -> list[HaloRows | None]:
+        """What brings values and keys to the halo."""
+        return [HaloRows(self.value), None if inputs.key is None else HaloRows(self.key)]
+
+    def of_halo(self, inputs: AttentionInputs, rows: list[Tensor | None]) -> AttentionInputs:
+        """The inputs of the part with remote sources, whose values and keys are ``rows``."""
+        value, key = rows
+        assert value is not None
+        weight = inputs.edge_weight
+        if weight is not None and not is_shared(weight) and self.spec.form != "dynamic":
+            weight = self.boundary(weight)
+        query = None if inputs.query is None else self.boundary(inputs.query)
+        return inputs._replace(value=value, key=key, query=query, edge_weight=weight)
+
+    def boundary(self, rows: Tensor) -> Tensor:
+        """The last b rows."""
+        return rows.narrow(0, rows.shape[0] - self.halo.num_rows, self.halo.num_rows)
+
+    def by_edge(self, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
+        """In torch's functions, differentiable to any order (collective)."""
+        both = [
+            x if x is None or m is None else torch.cat([x.flatten(1), apply(m, x.flatten(1))])
+            for x, m in zip(inputs[:2], self.maps(inputs), strict=True)
+        ]
+        local, halo, n = self.local, self.halo, self.local.num_rows
+        edges = CSR.from_edges(
+            torch.cat([local.row(), halo.row() + n - halo.num_rows]),
+            torch.cat([local.col, halo.col + n]),
+            torch.cat([local.edge, halo.edge]),
+            n,
+            n + halo.num_cols,
+        )
+        assert both[0] is not None
+        return attention_by_edge(edges, self.edge_key, self.spec, inputs._replace(value=both[0], key=both[1]))
+
+
+class _HaloAttention(LocalFunction):
+    @staticmethod
+    def forward(ctx: Any, a: HaloAttention, *given: Any) -> tuple[Tensor, Tensor]:
+        inputs = AttentionInputs(*given)
+        flying = [m.start(x.flatten(1)) if m is not None else None for m, x in zip(a.maps(inputs), given, strict=False)]
+        y, z, lse = attend(a.local, inputs, a.edge_key, a.spec)
+        rows = _landed(flying)
+        if a.halo.num_rows:
+            of_halo = attend(a.halo, a.of_halo(inputs, rows), a.edge_key, a.spec)
+            _join(a.boundary(lse), of_halo[2], [(a.boundary(y), of_halo[0]), (_last(z, a), of_halo[1])])
+        if any(ctx.needs_input_grad):
+            ctx.set_materialize_grads(False)
+            a.local.transposed, a.halo.transposed  # noqa: B018  # now: sorting takes room
+            ctx.a = a
+            ctx.save_for_backward(*given, *rows, y, z, lse)
+        return y, z
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, grad_z: Tensor | None) -> tuple[Tensor | None, ...]:
+        *given, halo_value, halo_key, y, z, lse = ctx.saved_tensors
+        a: HaloAttention = ctx.a
+        inputs, needs, key, spec = AttentionInputs(*given), ctx.needs_input_grad[1:], a.edge_key, a.spec
+        grads = of_outputs(grad, grad_z, y)
+        if torch.is_grad_enabled():
+            return None, *differentiable_gradients(a.by_edge, inputs, needs, grads)
+        known = lse, dots(*grads, y, z, spec.heads), *grads
+        of_halo = a.of_halo(inputs, [halo_value, halo_key])
+        known_halo = tuple(None if x is None else a.boundary(x) for x in known)
+        flying: list[Pending[Tensor] | None] = [None, None]
+        if any(needs[:2]):
+            sent = by_source(a.halo.transposed, of_halo, key, spec, known_halo)
+            flying = [
+                m.transposed.start(rows) if needed and m is not None and rows is not None else None
+                for m, rows, needed in zip(a.maps(inputs), sent, needs, strict=False)
+            ]
+        found: Gradients = [None] * len(inputs)
+        if any(needs[2:]):
+            found[2:] = by_target(a.local, inputs, key, spec, known, needs[3])
+            if a.halo.num_rows:
+                _add_targets(a, found[2:], by_target(a.halo, of_halo, key, spec, known_halo, needs[3]))
+        if any(needs[:2]):
+            found[:2] = by_source(a.local.transposed, inputs, key, spec, known)
+            for own, home in zip(found[:2], _landed(flying), strict=True):
+                if own is not None and home is not None:
+                    own += home
+        return None, *as_inputs(found, inputs, needs)
+
+
+def _landed(flying: list[Pending[Tensor] | None]) -> list[Tensor | None]:
+    return [None if messages is None else messages.wait() for messages in flying]
+
+
+def _last(z: Tensor, a: HaloAttention) -> Tensor:
+    return a.boundary(z) if z.shape[0] else z
+
+
+def _join(lse: Tensor, other_lse: Tensor, outputs: list[tuple[Tensor, Tensor]]) -> None:
+    """Put the second part of a softmax's edges to the first one, in place."""
+    whole = torch.logaddexp(lse, other_lse)
+    for out, other in outputs:
+        if out.numel():
+            finite = whole.masked_fill(whole == -torch.inf, 0.0)  # of targets without edges, whose parts are zero
+            own, its = ((part - finite).exp().unsqueeze(2) for part in (lse, other_lse))
+            shape = (*lse.shape, out.shape[1] // lse.shape[1])
+            out.copy_((out.view(shape) * own + other.view(shape) * its).view(out.shape))
+    lse.copy_(whole)
+
+
+def _add_targets(a: HaloAttention, local: Gradients, halo: Gradients) -> None:
+    """Add the gradients of the halo's part by query, edge_attr, edge_weight and att to those of the local one."""
+    for own, other in zip(local, halo, strict=True):
+        if own is None or other is None or not other.numel():
+            continue
+        is_by_row = own.shape[0] != other.shape[0]
+        (a.boundary(own) if is_by_row else own).add_(other)
+
+
+def halo_attention(a: HaloAttention, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
+    """Attention over local and remote sources; exact but for coded messages, collective both ways.
+
+    Differentiable by all inputs; twice by a pass that makes values for each edge and column.
+
+    Shapes:
+        - inputs: of :func:`pyg_dist.backend.ops.attention_csr`, value and key of the n local rows
+        - output: ``[n, H C]``; ``[n, H D]``, or empty
+    """
+    return _HaloAttention.apply(a, *inputs)  # type: ignore[no-any-return, no-untyped-call]
