@@ -106,7 +106,10 @@ def fused_forward(conv: Any, given: dict[str, Any]) -> NodeTensor | None:
     attr = edge_attr if conv.lin_edge is not None else None
     if not _are_rows(edges, source, *(() if target is None else (target,))) or source.dim() != 2:
         return None
-    if not _fits(conv, edges, attr, source.dtype) or {lin_source.weight.dtype, conv.att_src.dtype} != {source.dtype}:
+    weight = getattr(lin_source, "weight", None)  # an adapter in its place may have none
+    if weight is None or {weight.dtype, conv.att_src.dtype, source.dtype} != {weight.dtype}:
+        return None
+    if not _fits(conv, edges, attr, source.dtype):
         return None
     residual = None if conv.res is None or target is None else conv.res(target)
     value = lin_source(source)
@@ -125,13 +128,13 @@ def fused_forward(conv: Any, given: dict[str, Any]) -> NodeTensor | None:
         key, query = both[:, :heads], both[:, heads:]
     else:
         key, query = F.linear(value, by_source), None if own is None else F.linear(own, by_target)
-    weight = None
+    edge_weight = None
     if attr is not None:
         of_heads = conv.lin_edge.weight.view(heads, columns, -1) * conv.att_edge.view(heads, columns, 1)
-        weight = edges.rows.copy_to_ranks(of_heads.sum(1).view(1, -1))
+        edge_weight = edges.rows.copy_to_ranks(of_heads.sum(1).view(1, -1))
     spec = _spec(conv, "additive", slope=conv.negative_slope)
     queries = None if query is None else query.to_local()
-    inputs = AttentionInputs(value.to_local(), key.to_local(), queries, _local_attr(edges, attr), weight)
+    inputs = AttentionInputs(value.to_local(), key.to_local(), queries, _local_attr(edges, attr), edge_weight)
     out: Any = _nodes(edges, edges.graph.attend(edges, inputs, spec, conv)[0])
     out = out if conv.concat else out.view(-1, heads, columns).mean(dim=1)
     out = out if residual is None else out + residual

@@ -211,6 +211,10 @@ def changed_steps() -> None:
         assert_same({"out": got}, {"out": expected}, name)
         mixed = conv_class(F, 4, aggr="max").double()
         assert_same({"out": mixed(data.x, data.edge_index)}, {"out": DistributedConv(mixed)(ours.x, ours.edge_index)})
+    adapted = gnn.GATConv(F, 4, heads=2).double()
+    adapted.lin = torch.nn.Sequential(adapted.lin)  # as an adapter may replace it
+    expected = adapted(data.x, data.edge_index)
+    assert_same({"out": DistributedConv(adapted)(ours.x, ours.edge_index)}, {"out": expected})
 
 
 def test_hooks_and_other_aggregations_keep_the_steps(workers: Pools) -> None:
