@@ -33,6 +33,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 demo: .venv/.ready
 	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 2 examples/digits.py
 
+# Every process of the tests finds what the first one has compiled.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: .venv/.ready
 	@$(BIN)/pytest -n $(TESTS) --dist worksteal $(ARGS)
 

@@ -17,4 +17,4 @@ import pyg_dist.report.profile  # noqa: F401
 
 leftovers.write_propagates()
 gc.collect()
-gc.freeze()  # the collections after each body pass over all that stays
+gc.freeze()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import importlib
 import importlib.util
 import inspect
@@ -353,4 +354,6 @@ def _import(name: str, file: str) -> Any:
         except BaseException:
             del sys.modules[name]
             raise
+        gc.collect()
+        gc.freeze()  # the collections after each body pass over all that stays
     return sys.modules[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
 from collections.abc import Callable
@@ -9,7 +10,19 @@ from typing import Any
 
 import pytest
 import torch
-from against_stock import NUM_CLASSES, NUM_FEATURES, NUM_NODES, Results, Side, assert_same, compare, gradients, sides
+from against_stock import (
+    NUM_CLASSES,
+    NUM_FEATURES,
+    NUM_NODES,
+    Results,
+    Side,
+    assert_same,
+    compare,
+    gradients,
+    graph,
+    sides,
+    whole,
+)
 from torch import Tensor, nn
 from torch_geometric import nn as gnn
 from torch_geometric.utils import add_self_loops, dropout_edge
@@ -91,16 +104,33 @@ def script(edges: Edges, make: Callable[[], nn.Module]) -> Callable[[Side], Resu
     return run
 
 
-def all_edges(name: str) -> None:
+def results(side: Side, name: str) -> dict[str, Results]:
+    """Of a conv, by kind of edges; of the whole tensors, on every rank."""
+    found = {}
     for kind, edges in EDGES.items():
         if name in WEIGHTED or "weights" not in kind:
-            compare(script(edges, CONVS[name]))
+            torch.manual_seed(1)
+            found[kind] = whole(script(edges, CONVS[name])(side))
+    return found
+
+
+@functools.cache
+def stock_results(name: str) -> dict[str, Results]:
+    """What every number of ranks should find."""
+    return results(Side(graph(), gnn.SAGEConv, gnn.GCNConv, is_stock=True), name)
+
+
+def all_edges(name: str, expected: dict[str, Results]) -> None:
+    found = results(sides()[1], name)
+    assert found.keys() == expected.keys()
+    for kind in expected:
+        assert_same(found[kind], expected[kind], kind)
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("name", CONVS)
 def test_edges(workers: Pools, name: str, world_size: int) -> None:
-    workers(world_size).run(all_edges, name)
+    workers(world_size).run(all_edges, name, stock_results(name))
 
 
 class TwoKinds(gnn.MessagePassing):
@@ -150,8 +180,6 @@ def test_models(workers: Pools, world_size: int) -> None:
 
 
 def on_the_grid(mesh: dict[str, int]) -> None:
-    from against_stock import graph
-
     from pyg_dist import DistributedData, distribute
 
     data = graph()

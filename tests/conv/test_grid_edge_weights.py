@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.nn.functional as F
-from against_stock import Results, assert_same, meshes
+from against_stock import Results, assert_same, meshes, whole
 from random_graphs import random_graph
 from torch import Tensor, nn
 from torch_geometric.data import Data
@@ -65,11 +65,10 @@ def train_once(conv_class: Any, data: Any, case: Case) -> Results:
 
 
 @patch.dict(os.environ)  # what is set ends with the body
-def compare(graph: Data, shapes: list[dict[str, int]], stride: int) -> None:
+def compare(graph: Data, shapes: list[dict[str, int]], stride: int, expected: list[Results]) -> None:
     import pyg_dist
     from pyg_dist.conv import DistributedGCNConv
 
-    expected = [train_once(GCNConv, graph, case) for case in CASES]
     for turn, mesh in enumerate(shapes):
         for form, sums in enumerate(("reduce_scatter", "all_reduce")):
             os.environ["PYG_DIST_GRID_SUMS"] = sums
@@ -82,7 +81,8 @@ def compare(graph: Data, shapes: list[dict[str, int]], stride: int) -> None:
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 6])
 def test_every_gradient_on_every_mesh(workers: Pools, num_ranks: int) -> None:
     graph = random_graph(47, 310, seed=1)
-    workers(num_ranks).run(compare, graph, meshes(num_ranks), min(num_ranks, 5))
+    expected = [whole(train_once(GCNConv, graph, case)) for case in CASES]
+    workers(num_ranks).run(compare, graph, meshes(num_ranks), min(num_ranks, 5), expected)
 
 
 def negative_degrees(mesh: dict[str, int]) -> None:

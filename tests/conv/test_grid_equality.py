@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.nn.functional as F
-from against_stock import Results, assert_same, convs, gradients, meshes
+from against_stock import Results, assert_same, convs, gradients, meshes, whole
 from random_graphs import random_graph
 from torch import Tensor, nn
 from torch_geometric.data import Data
@@ -70,13 +70,19 @@ def train_once(conv: Any, data: Any, case: Case) -> Results:
     return results
 
 
+def stock(graph: Data, cases: list[Case]) -> list[Results]:
+    """What the cases should give."""
+    return [whole(train_once(convs(case["conv"])[0], graph, case)) for case in cases]
+
+
 @patch.dict(os.environ)  # what is set ends with the body
-def compare(graph: Data, shapes: list[dict[str, int]], cases: list[Case], stride: int = 1) -> None:
+def compare(
+    graph: Data, shapes: list[dict[str, int]], cases: list[Case], expected: list[Results], stride: int = 1
+) -> None:
     """On every rank, for every mesh and form of the sums: every ``stride``-th case, another first one each time."""
     import pyg_dist
     from pyg_dist.plan.grid import node_order as plan
 
-    expected = [train_once(convs(case["conv"])[0], graph, case) for case in cases]
     good = plan.GOOD_IMBALANCE
     for turn, mesh in enumerate(shapes):
         for form, sums in enumerate(("reduce_scatter", "all_reduce")):
@@ -122,22 +128,29 @@ STRIDES = {1: 2, 2: 5, 3: 5, 4: 9, 6: 9, 8: 14}
 """By ranks, coprime to the number of meshes and forms or above it: every case comes, on every mesh some do."""
 
 
+@pytest.fixture(scope="module")
+def expected() -> list[Results]:
+    """Of all cases on the graph of the next test."""
+    return stock(random_graph(47, 310, seed=1), CASES)
+
+
 @pytest.mark.parametrize("num_ranks", list(STRIDES))
-def test_every_mesh_in_float64(workers: Pools, num_ranks: int) -> None:
+def test_every_mesh_in_float64(workers: Pools, expected: list[Results], num_ranks: int) -> None:
     graph, stride = random_graph(47, 310, seed=1), STRIDES[num_ranks]
     shapes = meshes(num_ranks)
     seen = {c for turn in range(2 * len(shapes)) for c in range(turn % stride, len(CASES), stride)}
     assert len(seen) == len(CASES)
-    workers(num_ranks).run(compare, graph, shapes, CASES, stride)
+    workers(num_ranks).run(compare, graph, shapes, CASES, expected, stride)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_float32(workers: Pools, num_ranks: int) -> None:
     graph = random_graph(60, 400, seed=2, dtype=torch.float32)
-    workers(num_ranks).run(compare, graph, meshes(num_ranks)[:4], CASES[2:6], 2)
+    workers(num_ranks).run(compare, graph, meshes(num_ranks)[:4], CASES[2:6], stock(graph, CASES[2:6]), 2)
 
 
 @pytest.mark.parametrize("num_ranks", [3, 4])
 def test_more_ranks_than_rows_and_columns(workers: Pools, num_ranks: int) -> None:
     graph = random_graph(3, 5, num_features=1, num_classes=2, seed=5)
-    workers(num_ranks).run(compare, graph, meshes(num_ranks), [gcn(2, "none"), sage(3, "none")])
+    cases = [gcn(2, "none"), sage(3, "none")]
+    workers(num_ranks).run(compare, graph, meshes(num_ranks), cases, stock(graph, cases))

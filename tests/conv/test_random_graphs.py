@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from against_stock import Results, convs, differences, gradients
+from against_stock import Results, convs, differences, gradients, whole
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch_geometric import EdgeIndex
@@ -127,16 +127,13 @@ def results(conv_class: Any, data: Any, case: Case) -> Results:
     return found
 
 
-def compare(case: Case) -> list[str]:
+def compare(case: Case, expected: Results) -> list[str]:
     """On every rank: what stock PyG finds on the whole graph, and ours does not on the distributed one."""
     from pyg_dist import DistributedData
 
-    graph = graph_of(case)
-    stock, ours = convs(case.conv)
-    expected = results(stock, graph, case)
     try:
-        data = DistributedData(graph, partition=torch.tensor(case.owners), exchange=case.exchange)
-        got = results(ours, data, case)
+        data = DistributedData(graph_of(case), partition=torch.tensor(case.owners), exchange=case.exchange)
+        got = results(convs(case.conv)[1], data, case)
     except ValueError as error:  # ours are raised on every rank: no need to start new processes
         return [str(error)]
     return differences(got, expected)
@@ -163,7 +160,8 @@ def test_random_graphs(workers: Pools, world_size: int, num_examples: int) -> No
     @example(EMPTY._replace(form="weighted adj_t", edges=[(0, 1), (2, 1)], options={"aggr": ["mean", "max"]}))
     @example(EMPTY._replace(form="weighted adj_t", edges=[(0, 1), (2, 1)], options={"aggr": "min"}))
     def check(case: Case) -> None:
-        for rank, differs in enumerate(workers(world_size).run(compare, case)):
+        expected = whole(results(convs(case.conv)[0], graph_of(case), case))
+        for rank, differs in enumerate(workers(world_size).run(compare, case, expected)):
             assert not differs, f"on rank {rank}"
 
     check()
