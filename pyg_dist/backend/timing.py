@@ -9,6 +9,7 @@ wait           waiting for slower ranks before an exchange (only without overlap
 unpack         what has arrived, multiplied and added
 sums           sums over all ranks: losses, metrics, gradients of parameters
 dense          products with weights
+sampling       making a mini-batch, or waiting for the thread that makes it
 other          everything else
 =============  =======================================================================================
 
@@ -17,6 +18,7 @@ While nobody records, a phase costs a function call. Its name also labels a stre
 
 from __future__ import annotations
 
+import threading
 import time
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
@@ -24,7 +26,7 @@ from typing import NamedTuple
 
 import torch
 
-PHASES = ("aggregate", "pack", "quantize", "exchange", "wait", "unpack", "sums", "dense", "other")
+PHASES = ("aggregate", "pack", "quantize", "exchange", "wait", "unpack", "sums", "dense", "sampling", "other")
 
 OUTSIDE = 0
 """The layer of everything that belongs to no layer."""
@@ -41,10 +43,15 @@ class Span(NamedTuple):
 
 
 class Recorder:
-    """Collects spans on one rank. Not collective.
+    """Collects spans of the thread that made it, on one rank. Not collective.
 
     Args:
         overlaps: whether messages fly while local edges are multiplied, as they do when nobody looks.
+
+    Attributes:
+        spans: the stretches, in the order of their ends.
+        sent_bytes: bytes of halos or tiles.
+        hidden_seconds: what another thread has worked on mini-batches, waited for or not.
 
     A stretch of a forward pass belongs to the layer that is running; one of a backward pass to the layer that ran when
     autograd numbered the node whose derivative it is.
@@ -54,6 +61,8 @@ class Recorder:
         self.overlaps = overlaps
         self.spans: list[Span] = []
         self.sent_bytes = 0
+        self.hidden_seconds = 0.0
+        self.thread = threading.get_ident()
         self._inner = [0.0]  # seconds of the spans inside of each open one
         self._layer = OUTSIDE
         self._numbered: list[tuple[int, int, int]] = []  # layer, first and last number of its nodes, exclusive
@@ -123,9 +132,15 @@ def count_sent(num_bytes: int) -> None:
         _recorder.sent_bytes += num_bytes
 
 
+def count_hidden(seconds: float) -> None:
+    """Another thread has worked for so long on mini-batches."""
+    if _recorder is not None:
+        _recorder.hidden_seconds += seconds
+
+
 def phase(name: str) -> AbstractContextManager[None]:
     """What runs inside is ``name``, one of ``PHASES``."""
-    if _recorder is not None:
+    if _recorder is not None and _recorder.thread == threading.get_ident():
         return _Phase(name, _recorder)
     if torch.autograd._profiler_enabled():
         return torch.profiler.record_function(f"pyg_dist: {name}")

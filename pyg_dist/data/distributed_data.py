@@ -207,7 +207,7 @@ class DistributedData(Data):  # type: ignore[misc]
             path: the store's folder.
             exchange: see the class.
             bits: see the class.
-            mesh: of a grid store; None: the one it was written for.
+            mesh: of a grid store; None: the one it was written for. Of a halo store: data groups, as above.
             comm_dtype: see the class.
             allow_nan: accept NaN features without a warning.
 

@@ -62,7 +62,7 @@ def node_parts(graph_input: GraphInput, options: Options, group: Group) -> Tenso
         options.halo.epsilon,
         options.seed,
         exchange=options.halo.exchange,
-        ranks_per_node=_ranks_per_node(group),
+        ranks_per_node=known_ranks_per_node(group),
     )
     return on_main(lambda: find_parts(graph_input.edge_index, graph_input.num_nodes, group.size, found_by, train_mask))
 
@@ -77,11 +77,11 @@ def gathered_plan(
     shares = tuple(ShareSizes(*size) for size in sizes)
     return Plan(
         options.layout, partition, options.halo.exchange, shares, pairs_of(rows), identity, parts,
-        options.halo.bits_by_direction, _ranks_per_node(group),
+        options.halo.bits_by_direction, known_ranks_per_node(group),
     )  # fmt: skip
 
 
-def _ranks_per_node(group: Group) -> int | None:
+def known_ranks_per_node(group: Group) -> int | None:
     """:func:`ranks_per_node`, unknown where there are several data groups (collective over all ranks)."""
     found = ranks_per_node()
     return found if group.size == world_group().size else None

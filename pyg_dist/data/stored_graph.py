@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 
-from pyg_dist.backend.comm.group import world_group
+from pyg_dist.backend.comm.data_groups import DataGroups
 from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import raise_together, require_equal
-from pyg_dist.data.halo_data import gathered_plan
-from pyg_dist.data.machine import ranks_per_node
+from pyg_dist.data.halo_data import gathered_plan, known_ranks_per_node
 from pyg_dist.data.options import GridOptions, HaloOptions, Options
 from pyg_dist.data.stored_grid import on_stored_grid
 from pyg_dist.data.stored_halo import edge_rows, merged_hash, node_rows, rank_of_part, stored_plan, stored_share
@@ -96,7 +95,9 @@ def _open_grid(store: GridStore, options: Options) -> StoredGraph:
 
 
 def _open_halo(store: HaloStore, options: Options) -> StoredGraph:
-    manifest, group, error = store.manifest, world_group(), None
+    groups = DataGroups.of(options.grid.mesh)
+    manifest, group, error = store.manifest, groups.part, None
+    bits = options.halo.bits_by_direction
     try:
         ranks = rank_of_part(store, group.size)
         parts = store.parts_of(group.rank, ranks)
@@ -105,11 +106,11 @@ def _open_halo(store: HaloStore, options: Options) -> StoredGraph:
         error = caught
     raise_together(error)
     if group.size == store.num_parts:
-        plan = stored_plan(store, options.halo.exchange, options.halo.bits_by_direction, ranks_per_node())
+        plan = stored_plan(store, options.halo.exchange, bits, known_ranks_per_node(group))
     else:
         identity = merged_hash(store, ranks, options.halo.exchange)
         plan = gathered_plan(share, group, options, manifest.plan["partition"], None, identity)
-    nodes = HaloNodes(group, share.node_id, share.num_nodes, options.halo.exchange, options.halo.bits_by_direction)
+    nodes = HaloNodes(group, share.node_id, share.num_nodes, options.halo.exchange, bits, groups)
     graph = HaloGraph(share, nodes, manifest.graph["loop_rule"], plan.is_dense)
     attributes: dict[str, Any] = {}
     try:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import threading
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from pyg_dist.backend.session.agreement import digest, raise_together, require_e
 from pyg_dist.data import DistributedData
 from pyg_dist.data.batch import add_learning, chosen_nodes, induced, ready
 from pyg_dist.errors import DataError, OptionError, PygDistError
+from pyg_dist.loader.prefetch import Prefetcher
 from pyg_dist.loader.sampling import UniformSampling
 from pyg_dist.tensor import NodeTensor
 
@@ -51,7 +52,8 @@ class UniformVertexLoader:
             ``max(1, round(B * number / N))``; the others are drawn from the rest. Weights are divided by the
             probabilities of these pairs.
         rescale: divide the weights; False: every conv sees the induced subgraph, as of ``data.subgraph``.
-        prefetch: whether a thread makes the next batch while this one trains.
+        prefetch: whether a thread makes the next batch while this one trains. It lasts over epochs and ends with a
+            ``break``, the session, or the loader.
 
     Raises:
         DataError: ``data`` is no ``DistributedData``, or ``input_nodes`` are no nodes of it.
@@ -111,7 +113,8 @@ class UniformVertexLoader:
             other_nodes=others,
         )
         self._step = 0
-        self._next: _Prefetched | None = None
+        # Not self, which would be a cycle: the thread ends with the last reference to the loader.
+        self._batches = Prefetcher(partial(_batch_of, data, self.sampling, self._group, self.rescale))
         self._warn()
 
     def __len__(self) -> int:
@@ -123,21 +126,20 @@ class UniformVertexLoader:
 
     def __iter__(self) -> Iterator[DistributedData]:
         last = (self._step // len(self) + 1) * len(self)
-        while self._step < last:
-            yield self._take()  # not held here: the caller's is the last reference
+        try:
+            while self._step < last:
+                yield self._take()  # not held here: the caller's is the last reference
+        except GeneratorExit:  # a break: who knows whether there is a next step
+            self._batches.close()
+            raise
 
     def _take(self) -> DistributedData:
         """The batch of the next step; the one after it is begun."""
-        step, made, self._next = self._step, self._next, None
-        batch = self._make(step) if made is None or made.step != step else made.result()
-        self._step = step + 1
+        batch = self._batches.take(self._step)
+        self._step += 1
         if self.prefetch:
-            self._next = _Prefetched(self, step + 1)
+            self._batches.begin(self._step)
         add_learning(self.data, batch)
-        return batch
-
-    def _make(self, step: int) -> DistributedData:
-        batch: DistributedData = induced(self.data, self.sampling.sample(step, self._group, self.rescale))
         return batch
 
     def state_dict(self) -> dict[str, Any]:
@@ -159,7 +161,7 @@ class UniformVertexLoader:
                 f"Expected the state of a loader with the same options (got {name}={state.get(name)!r}"
                 f"{f' for {mine[name]!r}' if name in mine else ''}): make the loader as it was"
             )
-        self._step, self._next = step, None
+        self._step = step
 
     def _identity(self) -> dict[str, Any]:
         s = self.sampling
@@ -193,30 +195,12 @@ class UniformVertexLoader:
                 warnings.warn(message, stacklevel=3)
 
 
-class _Prefetched:
-    """A batch that a thread makes; its exception reaches :meth:`result`."""
-
-    def __init__(self, loader: UniformVertexLoader, step: int) -> None:
-        self.step = step
-        self._batch: DistributedData | None = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(loader,), daemon=True, name="pyg_dist sampling")
-        self._thread.start()
-
-    def _run(self, loader: UniformVertexLoader) -> None:
-        try:
-            self._batch = loader._make(self.step)
-        except BaseException as error:
-            self._error = error
-
-    def result(self) -> DistributedData:
-        """The batch, waited for; to be called once."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        batch, self._batch = self._batch, None
-        assert batch is not None
-        return batch
+def _batch_of(
+    data: DistributedData, sampling: UniformSampling, group: int, rescale: bool, step: int
+) -> DistributedData:
+    """The batch of a step, without what learns."""
+    batch: DistributedData = induced(data, sampling.sample(step, group, rescale))
+    return batch
 
 
 def _check(data: Any, batch_size: Any, num_steps: Any, seed: Any, cover: Any, input_nodes: Any) -> None:

@@ -37,6 +37,8 @@ class Profile:
         seconds: how long the block took, by rank.
         spans: what was recorded, by rank, in the order in which it ended. Times count from the block's begin.
         sent_bytes: what each rank has sent of halos and tiles, by rank.
+        hidden_seconds: what a thread beside the block has worked on mini-batches, by rank. What of it the block waited
+            for is its phase ``sampling``.
         peak_bytes: the largest memory of each process so far, by rank; 0 where the system does not say.
 
     Example:
@@ -51,6 +53,7 @@ class Profile:
         self.seconds: list[float] = []
         self.spans: list[list[Span]] = []
         self.sent_bytes: list[int] = []
+        self.hidden_seconds: list[float] = []
         self.peak_bytes: list[int] = []
 
     def __str__(self) -> str:
@@ -69,6 +72,9 @@ class Profile:
                     lines.append([self.layers[layer], name, f"{1000 * mean:.1f}", f"{mean / total:.0%}", *times])
         ranks = f"{len(tables)} rank{'s' if len(tables) > 1 else ''}"
         totals = [f"{ranks}: {1000 * min(self.seconds):.1f} to {1000 * max(self.seconds):.1f} ms"]
+        if any(self.hidden_seconds):
+            low, high = (1000 * choose(self.hidden_seconds) for choose in (min, max))
+            totals.append(f"batches made beside them {low:.1f} to {high:.1f} ms")
         for name, values in (("sent", self.sent_bytes), ("peak memory of a process", self.peak_bytes)):
             if any(values):
                 totals.append(f"{name} {min(values) / 2**20:,.1f} to {max(values) / 2**20:,.1f} MiB")
@@ -90,6 +96,7 @@ class Profile:
                 {
                     "seconds": seconds,
                     "sent_bytes": self.sent_bytes[rank],
+                    "hidden_seconds": self.hidden_seconds[rank],
                     "peak_bytes": self.peak_bytes[rank],
                     "layers": dict(zip(self.layers, self.table(rank), strict=True)),
                 }
@@ -193,9 +200,11 @@ def profile(overlap: bool = True) -> Iterator[Profile]:
     mine[:, Span._fields.index("begin")] -= begin
     counts = axis.gather_counts(mine.shape[0])
     gathered = torch.split(axis.gather_rows(mine, counts), counts)
-    numbers = torch.tensor([[seconds, recorder.sent_bytes, _peak_bytes()]], dtype=torch.float64)
+    numbers = torch.tensor(
+        [[seconds, recorder.sent_bytes, _peak_bytes(), recorder.hidden_seconds]], dtype=torch.float64
+    )
     of_ranks = axis.gather_rows(numbers, [1] * axis.size)
-    result.seconds = of_ranks[:, 0].tolist()
+    result.seconds, result.hidden_seconds = (of_ranks[:, k].tolist() for k in (0, 3))
     result.sent_bytes, result.peak_bytes = (of_ranks[:, k].long().tolist() for k in (1, 2))
     result.spans = [[Span(int(a), int(b), *rest) for a, b, *rest in rows.tolist()] for rows in gathered]
 

@@ -8,6 +8,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -100,7 +101,7 @@ def collectives_while_sampling(prefetch: bool, mesh: dict[str, int] | None) -> l
     try:
         batches = list(loader)
         if prefetch:
-            loader._next._thread.join()
+            loader._batches.close()  # waits for the next one
         sampled = list(called)
         batches[0].n_id.full_tensor()
     finally:
@@ -187,6 +188,27 @@ def test_warning_of_batches_without_training_nodes(workers: Pools) -> None:
     assert "81% of the batches" in first[0]  # C(58, 6) / C(60, 6) = 0.808
     assert second == []
     assert workers(2).run(warned, 30, list(range(30)))[0] == []
+
+
+def profiled() -> list[tuple[bool, bool]]:
+    import pyg_dist
+    from pyg_dist.loader import UniformVertexLoader
+
+    data, found = distribute(random_graph(60, 200), torch.arange(60) % 2), []
+    for prefetch in (False, True):
+        loader = quiet(partial(UniformVertexLoader, data, 12, prefetch=prefetch))
+        with pyg_dist.profile() as profile:
+            for batch in loader:
+                batch.x.sum()
+            next(iter(loader))
+        assert ("batches made beside" in str(profile)) == prefetch
+        found.append((profile.table(0)[0]["sampling"] > 0, profile.hidden_seconds[1] > 0))
+        assert sum(sum(row.values()) for row in profile.table(0)) == pytest.approx(profile.seconds[0])
+    return found
+
+
+def test_profile_has_sampling_and_the_wait_for_it(workers: Pools) -> None:
+    assert workers(2).run(profiled)[0] == [(True, False), (True, True)]
 
 
 def refusals() -> list[str]:
@@ -290,42 +312,21 @@ def kept_alive(mesh: dict[str, int] | None) -> tuple[int, int]:
             graphs.append(weakref.ref(batch.graph))
             del loss, out
         del batch
-        loader._next.result()
-        loader._next = None
         alive = sum(ref() is not None for ref in graphs)
+        sampling = [thread for thread in threading.enumerate() if thread.name.startswith("pyg_dist sampling")]
+        del loader
+        for thread in sampling:
+            thread.join(30)
     finally:
         gc.enable()
     assert torch.get_num_threads() == num_threads
-    return alive, sum(thread.name.startswith("pyg_dist sampling") for thread in threading.enumerate())
+    assert len(sampling) == 1
+    return alive, sum(thread.is_alive() for thread in sampling)
 
 
 @pytest.mark.parametrize(("world_size", "mesh"), [(1, None), (2, None), *GRIDS])
 def test_a_batch_goes_with_its_last_reference(world_size: int, mesh: dict[str, int] | None, workers: Pools) -> None:
     assert workers(world_size).run(kept_alive, mesh) == [(0, 0)] * world_size
-
-
-def failing_thread() -> str:
-    from pyg_dist.loader import UniformVertexLoader
-
-    def broken(step: int) -> Any:
-        raise RuntimeError(f"step {step}")
-
-    data = distribute(random_graph(20, 60), torch.arange(20) % 2)
-    loader = quiet(lambda: UniformVertexLoader(data, 4))
-    batches = iter(loader)
-    next(batches)
-    loader._next._thread.join()
-    loader._make = broken
-    next(batches)
-    try:
-        next(batches)
-    except RuntimeError as error:
-        return str(error)
-    return "no error"
-
-
-def test_an_exception_of_the_thread_reaches_next(workers: Pools) -> None:
-    assert workers(2).run(failing_thread) == ["step 2", "step 2"]
 
 
 def random_node_loader() -> bool:

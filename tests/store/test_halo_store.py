@@ -114,6 +114,27 @@ def test_training_to_the_bit(workers: Pools, tmp_path: Path, world_size: int, co
     workers(world_size).run(trained_alike, str(path), parts, conv)
 
 
+def in_data_groups(path: str, parts: Tensor) -> None:
+    """Each group has a part on each of its ranks, and a batch is the union of the groups' samples."""
+    from pyg_dist import DistributedData
+    from pyg_dist.loader import UniformVertexLoader
+
+    mesh = {"data": 2, "part": 2}
+    made = DistributedData(skewed_graph(), partition=parts, mesh=mesh)
+    opened = DistributedData.open(path, mesh=mesh)
+    assert differences(made.graph.share, opened.graph.share) == []
+    assert opened.graph.data_group == made.graph.data_group
+    for one, other in zip(UniformVertexLoader(made, 40), UniformVertexLoader(opened, 40), strict=True):
+        assert one.num_nodes == other.num_nodes == 80
+        assert same(one.x.to_local(), other.x.to_local())
+        assert torch.equal(one.edge_index.full_tensor(), other.edge_index.full_tensor())
+
+
+def test_data_groups(workers: Pools, tmp_path: Path) -> None:
+    parts = uneven(200, 2)
+    workers(4).run(in_data_groups, str(write(skewed_graph(), tmp_path, parts, 2)), parts)
+
+
 def too_many_ranks(path: str) -> str:
     from pyg_dist import DistributedData
     from pyg_dist.errors import StoreError

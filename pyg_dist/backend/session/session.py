@@ -12,6 +12,8 @@ import itertools
 import logging
 import os
 from datetime import timedelta
+from typing import Protocol
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -32,12 +34,21 @@ logger = logging.getLogger("pyg_dist")
 DEFAULT_BACKEND = "auto"
 DEFAULT_TIMEOUT = timedelta(minutes=10)
 
+
+class Closable(Protocol):
+    """What ends with the session."""
+
+    def close(self) -> None:
+        """End it; more than once does no harm."""
+
+
 _options: tuple[str, timedelta] = (DEFAULT_BACKEND, DEFAULT_TIMEOUT)
 _watch: FailureWatch | None = None
 _owns_group = False
 # The store outlives a shutdown: another rank may still read from the one that this process hosts.
 _store: dist.Store | None = None
 _generations = itertools.count()
+_closing: WeakSet[Closable] = WeakSet()
 
 
 def init(backend: str = DEFAULT_BACKEND, timeout: timedelta = DEFAULT_TIMEOUT) -> None:
@@ -92,6 +103,8 @@ def shutdown() -> None:
     Runs by itself when the process ends; ``init`` may be called again.
     """
     global _watch, _owns_group
+    for thing in list(_closing):
+        thing.close()
     if _watch is not None:
         _watch.close()
     _watch = None
@@ -101,6 +114,11 @@ def shutdown() -> None:
         dist.destroy_process_group()
     _owns_group = False
     errors.set_rank(0, 1)
+
+
+def close_at_shutdown(thing: Closable) -> None:
+    """Have the session close it when it ends. It is not kept alive for that."""
+    _closing.add(thing)
 
 
 def _check_same_options(backend: str, timeout: timedelta) -> None:
