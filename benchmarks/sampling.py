@@ -6,9 +6,9 @@
 All contestants of a line take turns in one process, and the median of each counts. *SciPy* is ``A[S][:, S]`` and its
 transpose; *Alg. 2* the same in torch operations, as ScaleGNN describes it; *subgraph* PyG's ``Data.subgraph``. A step
 is forward, backward and Adam of a three-layer SAGE (hidden 256, ReLU, dropout) on a batch that is ready. ``--cover``
-counts the rows of one aggregation over METIS parts, in one process: what the sender's end leaves of the full-batch
-lists (rows of sampled nodes, sums with a sampled source), what both ends leave, and the minimum cover of the batch's
-own edges, which is sent.
+counts the rows of one aggregation over METIS parts, in one process: what one end leaves of the full-batch lists (rows
+of sampled nodes, sums for sampled nodes), what both ends leave, and the minimum cover of the batch's own edges, which
+is sent.
 """
 
 from __future__ import annotations
@@ -194,7 +194,8 @@ def rows_sent(path: Path, num_parts: int, share: float, num_samples: int) -> dic
         here = torch.zeros(num_nodes, dtype=torch.bool)
         here[sampling.node_id(step)] = True
         of_row, of_sum = here[whole.rows.node][whole.row], here[whole.sums.node][whole.sum]
-        one_end, both_ends = (_used(whole, cover, chosen) for chosen in (of_row, of_row & of_sum))
+        one_end = int((cover.left & here[whole.rows.node]).sum() + (cover.right & here[whole.sums.node]).sum())
+        both_ends = _used(whole, cover, of_row & of_sum)
         kept = RemoteEdges.of(edge_index[:, here[edge_index].all(0)], parts, num_parts)
         own = kept.cover("hybrid")
         totals += torch.tensor([one_end, both_ends, int(own.left.sum() + own.right.sum())])

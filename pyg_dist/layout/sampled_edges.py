@@ -25,11 +25,14 @@ class SampledEdges(RowSharding):
         union: of what they are a part, where data groups have samples of their own.
     """
 
+    counts_selections = False
+
     def __init__(
         self, parent: RowSharding, place: Tensor, ranks: Group | None = None, union: DataGroup | None = None
     ) -> None:
         first = 0 if union is None else union.index * parent.num_rng_keys
-        super().__init__(parent.group if ranks is None else ranks, "edge", 0, parent.rng_key[place] + first)
+        key = parent.rng_key.index_select(0, place)
+        super().__init__(parent.group if ranks is None else ranks, "edge", 0, key + first if first else key)
         self.parent, self.place = parent, place
         self._union = union
         del self.size

@@ -38,18 +38,30 @@ class PairProbability:
         table = torch.tensor([[within[0], alone[1]], [alone[0], within[1]]], dtype=torch.float64)
         return PairProbability(table, kind)
 
-    def of(self, source: Tensor, target: Tensor) -> Tensor:
-        """The probability of each edge's source, given its target; one for self loops, which are not drawn.
+    @property
+    def uniform_p(self) -> float | None:
+        """The probability of every pair; ``None``: there are two kinds of nodes."""
+        return float(self.table[0, 0]) if self.kind is None else None
+
+    def factor(self, source: Tensor, target: Tensor, dtype: torch.dtype, node_id: Tensor | None = None) -> Tensor:
+        """One over the probability of each edge's source, given its target; one for self loops, which are not drawn.
+
+        Args:
+            source: number of one end.
+            target: number of the other.
+            dtype: of the output.
+            node_id: the global id of each number; ``None``: they are global ids.
 
         Shapes:
-            - source, target: global ids, int64 ``[k]``
-            - output: float64 ``[k]``
+            - source, target: int64 ``[k]``
+            - output: ``[k]``
         """
         if self.kind is None:
-            p = self.table[0, 0].expand(source.numel())
-        else:
-            p = self.table[self.kind[target].long(), self.kind[source].long()]
-        return torch.where(source == target, 1.0, p)
+            return torch.full(source.shape, 1 / float(self.table[0, 0]), dtype=dtype).masked_fill_(source == target, 1)
+        if node_id is not None:
+            source, target = node_id[source], node_id[target]
+        factor = self.table.reciprocal()[self.kind[target].long(), self.kind[source].long()]
+        return factor.masked_fill_(source == target, 1).to(dtype)
 
 
 def _within(batch_size: int, num_nodes: int) -> float:

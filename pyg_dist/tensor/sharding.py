@@ -71,6 +71,9 @@ class RowSharding:
             size and partition: its global id, or its position in a list of ids.
     """
 
+    counts_selections = True
+    """Whether rows picked by a mask are counted at once (collective), or when somebody asks for their number."""
+
     is_indexed = False
     """Whether a list of indices made these rows: other rows then align with them by position."""
 
@@ -176,7 +179,10 @@ class RowSharding:
 
     @lasting
     def by_mask(self, mask: Tensor) -> Selection:
-        """The rows where ``mask`` (bool ``[num_local]``, this rank's piece) holds (collective: counts them)."""
+        """The rows where ``mask`` (bool ``[num_local]``, this rank's piece) holds.
+
+        Collective where :attr:`counts_selections`.
+        """
         picked = mask.nonzero().view(-1).to(self.rng_key.device)
         return Selection(MaskedRows(self, picked), picked)
 
@@ -300,11 +306,21 @@ class MaskedRows(RowSharding):
     """Rows picked by a mask. Their positions cost a gather, which is made at the first use."""
 
     def __init__(self, parent: RowSharding, picked: Tensor) -> None:
-        counts = parent.group.gather_counts(picked.numel())
-        super().__init__(parent.group, parent.kind, sum(counts), parent.rng_key[picked])
-        self.counts = counts
+        super().__init__(parent.group, parent.kind, 0, parent.rng_key[picked])
+        del self.size
         self._parent = parent
         self._picked = picked
+        self.counts_selections = parent.counts_selections
+        if self.counts_selections:
+            self.size  # noqa: B018
+
+    @cached_property
+    def size(self) -> int:  # type: ignore[override]
+        """Number of rows over all ranks (collective at the first use)."""
+        return sum(self.counts)
+
+    def __repr__(self) -> str:
+        return f"{self.size} {self.kind}s" if "size" in vars(self) else f"{self.kind}s picked by a mask"
 
     @property
     def derives_from_index(self) -> bool:

@@ -181,7 +181,7 @@ def reference(conv: Any, graph: Data, case: Case, ids: Tensor, pairs: Any, x: Te
     kept = torch.isin(edge_index, ids).all(0)  # a pair that never meets has a probability of zero
     (source, target), weight = edge_index[:, kept], weight[kept]
     matrix = torch.zeros(num_nodes, num_nodes, dtype=x.dtype)
-    matrix = matrix.index_put((target, source), weight / pairs.of(source, target), accumulate=True)
+    matrix = matrix.index_put((target, source), weight * pairs.factor(source, target, weight.dtype), accumulate=True)
     out = matrix[ids][:, ids] @ x
     if isinstance(conv, GCNConv):
         return conv.lin(out) + conv.bias

@@ -7,12 +7,15 @@ import gc
 import threading
 import warnings
 import weakref
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from batch_cases import distribute, laid_out, quiet
 from random_graphs import random_graph
 from torch import nn
@@ -80,16 +83,13 @@ def test_cover(num_nodes: int, batch_size: int, num_groups: int) -> None:
 # ---- What batches promise -----------------------------------------------------------------------
 
 
-def collectives_while_sampling(prefetch: bool, mesh: dict[str, int] | None) -> list[str]:
+@contextmanager
+def spied() -> Iterator[list[str]]:
+    """The names of torch.distributed's functions, as they are called."""
     import torch.distributed as dist
 
-    import pyg_dist
     from pyg_dist.backend.comm import group
-    from pyg_dist.loader import UniformVertexLoader
 
-    size = pyg_dist.world_size()
-    data = laid_out(random_graph(50, 400), mesh)
-    loader = quiet(lambda: UniformVertexLoader(data, 11, prefetch=prefetch))
     called: list[str] = []
     real = {}
     for name in dir(dist):
@@ -99,17 +99,27 @@ def collectives_while_sampling(prefetch: bool, mesh: dict[str, int] | None) -> l
             setattr(dist, name, lambda *a, _name=name, **k: (called.append(_name), real[_name](*a, **k))[1])
     gather, group._all_gather = group._all_gather, lambda *a, **k: (called.append("all_gather"), gather(*a, **k))[1]
     try:
+        yield called
+    finally:
+        group._all_gather = gather
+        for name, value in real.items():
+            setattr(dist, name, value)
+
+
+def collectives_while_sampling(prefetch: bool, mesh: dict[str, int] | None) -> list[str]:
+    import pyg_dist
+    from pyg_dist.loader import UniformVertexLoader
+
+    data = laid_out(random_graph(50, 400), mesh)
+    loader = quiet(lambda: UniformVertexLoader(data, 11, prefetch=prefetch))
+    with spied() as called:
         batches = list(loader)
         if prefetch:
             loader._batches.close()  # waits for the next one
         sampled = list(called)
         batches[0].n_id.full_tensor()
-    finally:
-        group._all_gather = gather
-        for name, value in real.items():
-            setattr(dist, name, value)
     assert len(batches) == len(loader)
-    assert size == 1 or len(called) > len(sampled), "the spy sees nothing"
+    assert pyg_dist.world_size() == 1 or len(called) > len(sampled), "the spy sees nothing"
     return sampled
 
 
@@ -117,6 +127,32 @@ def collectives_while_sampling(prefetch: bool, mesh: dict[str, int] | None) -> l
 @pytest.mark.parametrize(("world_size", "mesh"), [(1, None), (2, None), (3, None), *GRIDS])
 def test_sampling_sends_nothing(world_size: int, mesh: dict[str, int] | None, prefetch: bool, workers: Pools) -> None:
     assert workers(world_size).run(collectives_while_sampling, prefetch, mesh) == [[]] * world_size
+
+
+def messages_of_a_step() -> list[Counter[str]]:
+    """What steps after the first one send over two layers."""
+    import pyg_dist
+    from pyg_dist.loader import UniformVertexLoader
+
+    data = distribute(random_graph(60, 900), torch.arange(60) % 2)
+    model = pyg_dist.distribute(nn.ModuleList([SAGEConv(5, 8), SAGEConv(8, 4)])).double()
+    found = []
+    for batch in UniformVertexLoader(data, 30, input_nodes=data.train_mask):
+        with spied() as called:
+            out = model[1](model[0](batch.x, batch.edge_index).relu(), batch.edge_index)
+            F.cross_entropy(out[batch.train_mask], batch.y[batch.train_mask]).backward()
+        found.append(Counter(called))
+        assert len(out[batch.train_mask]) == int(batch.train_mask.sum())  # counted when asked for
+    return found[1:]
+
+
+def test_a_step_sends_its_exchanges_one_loss_sum_and_one_bucket(workers: Pools) -> None:
+    for steps in workers(2).run(messages_of_a_step):
+        assert steps
+        for called in steps:
+            assert called.pop("all_reduce") == 2
+            assert set(called) <= {"P2POp", "batch_isend_irecv", "isend", "irecv", "all_to_all_single"}, called
+            assert max(called.values()) <= 6  # three exchanges: two layers forward, one backward
 
 
 def restarted() -> bool:

@@ -138,7 +138,8 @@ class GridBatch(GridGraph):
             return TiledOperator(norm, False, self._kept((norm, dtype), weight, build))
         if norm.kind == "gcn":
             raise refuse_learning_weights() if learns(weight) else refuse_other_weights()
-        factor = self._pairs.of(*self._sampled_grid.parent_id(self.edge_index)).reciprocal_().to(dtype)
+        source, target = self._sampled_grid.parent_id(self.edge_index)
+        factor = self._pairs.factor(source, target, dtype)
         scaled: Any = EdgeTensor.from_local(weight.to_local().to(dtype) * factor, self.edge_sharding)
         whole = self.parent.operator(norm, None, dtype)
         made = self._tiles((norm, learns(weight), dtype), scaled, dtype, partial(self._own_weights, whole))
@@ -161,7 +162,7 @@ class GridBatch(GridGraph):
         row, column = self._tile_places(tile)
         pattern, entry = whole.csr.restricted(row, column)
         row_id, column_id = self._tile_ids(tile)
-        factor = self._pairs.of(column_id[pattern.col.long()], row_id[pattern.row()]).reciprocal_().to(dtype)
+        factor = self._pairs.factor(column_id[pattern.col.long()], row_id[pattern.row()], dtype)
         values = factor if whole.weight is None else whole.weight[whole.csr.edge[entry]] * factor
         row_scale = None if whole.row_scale is None else whole.row_scale[row]
         col_scale = None if whole.col_scale is None else whole.col_scale[column]

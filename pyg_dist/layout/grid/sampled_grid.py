@@ -26,6 +26,8 @@ class SampledGrid(Grid):
             products stay inside a group.
     """
 
+    is_sampled = True
+
     def __init__(self, parent: Grid, sample: Sample) -> None:
         orders = tuple(SampledOrder.at(order, sample.node_id) for order in parent.orders)
         super().__init__(parent.mesh, orders, parent.sums, parent.num_blocks, parent.comm_dtype)

@@ -164,6 +164,7 @@ class GridNodes(NodeSharding):
         self._node_id = grid.node_ids(WHOLE_ROWS)
         super().__init__(grid.ranks(*GRID_AXES), grid.num_nodes, grid.rng_key(self._node_id))
         self.grid = grid
+        self.counts_selections = not grid.is_sampled
 
     @property
     def global_id(self) -> Tensor:
@@ -194,10 +195,12 @@ class Grid:
     Attributes:
         first: the number of the first node of this data group, where the groups have nodes of their own.
         is_union: whether they have.
+        is_sampled: whether the nodes are a sample of a graph's.
     """
 
     first = 0
     is_union = False
+    is_sampled = False
 
     def __init__(
         self,

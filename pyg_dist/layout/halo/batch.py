@@ -38,8 +38,10 @@ class SampledNodes(HaloNodes):
         sample: the sample. Where data groups have samples of their own, the rows are those of the union of all.
     """
 
+    counts_selections = False  # each batch has masks of its own, and a step would wait for their numbers
+
     def __init__(self, parent: HaloNodes, row: Tensor, place: Tensor, sample: Sample) -> None:
-        union, key = sample.group, parent.rng_key[row]
+        union, key = sample.group, parent.rng_key.index_select(0, row)
         self._sample, self._own_place = sample, place
         if union is None:
             size = sample.node_id.numel()
@@ -108,7 +110,7 @@ class HaloBatch(HaloGraph):
     def pick_nodes(self) -> PickedNodes:
         """``n_id``: the nodes' global ids; ``t[n_id]`` is a node tensor of the graph at the sample."""
         nodes = self.node_sharding
-        ids = self.parent.node_sharding.global_id[self.restriction.row]
+        ids = self.parent.node_sharding.global_id.index_select(0, self.restriction.row)
         picked = PickedNodes.of(ids, nodes, self.parent.node_sharding, self.restriction.row)
         picked.replicas = self._replicas
         return picked
@@ -116,7 +118,7 @@ class HaloBatch(HaloGraph):
     def pick_edges(self) -> PickedEdges:
         """``e_id``: the edges' places in the input; ``t[e_id]`` is an edge tensor of the graph at the sample."""
         edges = self.edge_sharding
-        ids = self.parent.edge_sharding.rng_key[self.restriction.edge]
+        ids = self.parent.edge_sharding.rng_key.index_select(0, self.restriction.edge)
         picked = PickedEdges.of(ids, edges, self.parent.edge_sharding, self.restriction.edge)
         picked.replicas = self._replicas
         return picked
@@ -151,6 +153,9 @@ class HaloBatch(HaloGraph):
             return self._own_weights(norm, weight, dtype)
         operator = self._operator_of_graph(norm, of_graph, dtype)
         whole = operator.matrix
+        p = self._pairs.uniform_p
+        if p is not None and weight is None and not norm.add_self_loops and not self.parent.loops_exist:
+            return self._divided_by(p, whole, dtype)
         values = whole.halo.incoming.storage
         borrowed = None if values is None else self.parent.links.borrowed(operator, values)
         local = None
@@ -158,7 +163,21 @@ class HaloBatch(HaloGraph):
             local = self._with_loops(whole.local, dtype)
         at_edges = None if values is None else values[self.restriction.edge]
         lent = None if borrowed is None else borrowed[self.restriction.borrowed]
-        return self._rescaled(local, at_edges, lent, whole.row_scale, whole.col_scale, whole.divides, dtype)
+        return self._rescaled(local, at_edges, lent, whole, dtype)
+
+    def _divided_by(self, p: float, whole: LinearOperator, dtype: torch.dtype) -> ConstantOperator:
+        """The batch's operator where every edge has the same factor: rows are scaled, and edges have no values."""
+        of_rows, of_cols = self._scales(whole)
+        if of_rows is None:
+            of_rows = torch.ones(self.num_local, dtype=dtype)
+        of_rows = of_rows * p if whole.divides else of_rows / p
+        return ConstantOperator(LinearOperator(Matrix(self.local), self._sum_transfer, of_rows, of_cols, whole.divides))
+
+    def _scales(self, whole: LinearOperator) -> tuple[Tensor | None, Tensor | None]:
+        """Those of the graph's rows and columns that are here."""
+        row = self.restriction.row
+        of_rows, of_cols = (None if s is None else s[row] for s in (whole.row_scale, whole.col_scale))
+        return of_rows, of_cols
 
     def _operator_of_graph(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> ConstantOperator:
         operator = self.parent.operator(norm, weight, dtype)
@@ -171,16 +190,14 @@ class HaloBatch(HaloGraph):
         values = weight.to_local().detach().to(dtype)
         _, halo = self._weighted(self.local, values)
         lent = None if halo.outgoing.storage is None else halo.outgoing.storage[:-1]
-        return self._rescaled(None, values, lent, whole.row_scale, whole.col_scale, whole.divides, dtype)
+        return self._rescaled(None, values, lent, whole, dtype)
 
     def _rescaled(
         self,
         local: Matrix | None,
         values: Tensor | None,
         borrowed: Tensor | None,
-        row_scale: Tensor | None,
-        col_scale: Tensor | None,
-        divides: bool,
+        whole: LinearOperator,
         dtype: torch.dtype,
     ) -> ConstantOperator:
         """The batch's operator.
@@ -189,27 +206,25 @@ class HaloBatch(HaloGraph):
             local: of the local edges; ``None``: by ``values``.
             values: of the edges, ``[e]``; ``None``: ones.
             borrowed: of those that are summed here for other ranks; ``None``: ones.
-            row_scale: of the graph's rows.
-            col_scale: of the graph's rows.
-            divides: whether these are inverses.
+            whole: the graph's, whose scales hold.
             dtype: of the values.
         """
         one = torch.ones(1, dtype=dtype)
         storage = torch.cat([self._factors(dtype) if values is None else values * self._factors(dtype), one])
-        factor = self._pairs.of(*self.restriction.borrowed_ends).reciprocal().to(dtype)
+        source, target = self.restriction.borrowed_ends
+        factor = self._pairs.factor(source, target, dtype)
         lent = torch.cat([factor if borrowed is None else borrowed * factor, one])
         sums = self._sum_transfer
         halo = HaloTransfer(Matrix(sums.outgoing.pattern, lent), sums.exchange, Matrix(sums.incoming.pattern, storage))
-        of_rows, of_cols = (None if s is None else s[self.restriction.row] for s in (row_scale, col_scale))
         local = Matrix(self.local, storage) if local is None else local
-        return ConstantOperator(LinearOperator(local, halo, of_rows, of_cols, divides))
+        return ConstantOperator(LinearOperator(local, halo, *self._scales(whole), whole.divides))
 
     def _with_loops(self, whole: Matrix, dtype: torch.dtype) -> Matrix:
         """The local matrix of the graph, loops of the norm included, at the sample."""
         row = self.restriction.row
         pattern, entry = whole.pattern.restricted(row, row)
         ids = self.parent.node_sharding.global_id[row]
-        factor = self._pairs.of(ids[pattern.col.long()], ids[pattern.row()]).reciprocal().to(dtype)
+        factor = self._pairs.factor(pattern.col.long(), pattern.row(), dtype, ids)
         return Matrix(pattern, factor if whole.value is None else whole.value[entry] * factor)
 
     def _learning_at_sample(self, norm: Norm, weight: Tensor, dtype: torch.dtype) -> LearningOperator:
@@ -231,8 +246,5 @@ class HaloBatch(HaloGraph):
     def _factors(self, dtype: torch.dtype) -> Tensor:
         """One over the probability of each edge's source, by edge storage, ``[e]``."""
         source, target = self.ends()
-        ids, first = self._sample.node_id, self.node_sharding.first
-        factor = self._pairs.of(
-            ids[self.neighbour_id[source] - first], ids[self.node_sharding.position[target] - first]
-        )
-        return factor.reciprocal_().to(dtype)
+        ids = self._sample.node_id[self.neighbour_id - self.node_sharding.first]
+        return self._pairs.factor(source, target, dtype, ids)

@@ -199,7 +199,12 @@ class HaloGraph:
 
     def prepare_subgraphs(self) -> None:
         """See :class:`~pyg_dist.layout.graph.DistributedGraph`."""
-        self.links  # noqa: B018
+        self.links, self.loops_exist  # noqa: B018
+
+    @cached_property
+    def loops_exist(self) -> bool:
+        """:meth:`has_self_loops`, which is asked once (collective at the first use)."""
+        return self.has_self_loops()
 
     @cached_property
     def links(self) -> HaloLinks:

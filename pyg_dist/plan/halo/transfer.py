@@ -87,7 +87,7 @@ def transfer(remote: RemoteEdges, cover: Cover, places: Places) -> Transfer:
     Not collective; O(m log m) time and memory in the remote edges m of the rank.
     """
     if remote.edge.numel() == 0:
-        return _nothing(remote.num_ranks, places)
+        return no_transfer(remote.num_ranks, places.num_local, places.num_local - places.num_inner)
     rank, num_ranks = places.rank, remote.num_ranks
     rows, sums = remote.rows, remote.sums
     ends = ((rows, rows.sender), (sums, sums.receiver))
@@ -140,11 +140,11 @@ def transfer(remote: RemoteEdges, cover: Cover, places: Places) -> Transfer:
     )
 
 
-def _nothing(num_ranks: int, places: Places) -> Transfer:
+def no_transfer(num_ranks: int, num_local: int, num_boundary: int) -> Transfer:
     """The lists of a rank without remote edges."""
     none, peers = torch.empty(0, dtype=torch.int64), (0,) * num_ranks
-    rowptr, col = torch.zeros(places.num_local - places.num_inner + 1, dtype=torch.int64), none.int()
-    outgoing, incoming = CSR(rowptr[:1], col, none, places.num_local), CSR(rowptr, col, none, 0)
+    rowptr, col = torch.zeros(num_boundary + 1, dtype=torch.int64), none.int()
+    outgoing, incoming = CSR(rowptr[:1], col, none, num_local), CSR(rowptr, col, none, 0)
     return Transfer(outgoing, incoming, peers, peers, none, peers, peers, none, none)
 
 
