@@ -50,9 +50,35 @@ def test_plan_as_a_table(graph_file: Path, capsys: pytest.CaptureFixture[str]) -
     assert "random partition, post exchange" in capsys.readouterr().out
 
 
+def test_plan_of_mini_batches(graph_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A batch of all nodes is the graph; a smaller one has its share of pairs, about."""
+    found = {}
+    for size in (40, 20):
+        options = ["--ranks", "4", "--data-groups", "2", "--batch-size", str(size), "--partition", "random"]
+        assert main(["plan", str(graph_file), *options, "--widths", "8", "--json"]) == 0
+        found[size] = json.loads(capsys.readouterr().out)
+    whole, sampled = found[40], found[40]["mini_batches"]
+    assert whole["ranks"] == 2
+    assert (sampled["steps"], found[20]["mini_batches"]["steps"]) == (1, 1)
+    assert sampled["edges"] == sum(whole["edges"]) == 200
+    assert sampled["rows"] == whole["rows"]["hybrid"]
+    assert sampled["bytes"]["8"] == 32 * sampled["rows"]
+    half = found[20]["mini_batches"]
+    assert 0.1 < half["edges"] / 200 < 0.5  # 0.24 on average
+    assert half["rows"] < sampled["rows"]
+    assert 0 < half["seconds"] <= sampled["seconds"]
+    assert main(["plan", str(graph_file), *options]) == 0
+    out = capsys.readouterr().out
+    assert "mini-batches of 20 of 40 nodes, 2 data groups of 2 ranks: means of 5 sampled batches" in out
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["{graph}", "--ranks", "2", "--batch-size", "41"], "--batch-size between 2 and the 40 nodes (got 41)"),
+        (["nothing.npz", "--ranks", "2", "4", "--batch-size", "9"], "one number of ranks"),
+        (["nothing.npz", "--ranks", "2", "--data-groups", "2"], "--data-groups with --batch-size"),
+        (["nothing.npz", "--ranks", "3", "--data-groups", "2", "--batch-size", "9"], "2 groups of 3 ranks"),
         (["nothing.npz", "--ranks", "2"], "nothing.npz"),
         (["{graph}", "--ranks", "0"], "at least one part"),
         (["{graph}", "--ranks", "2", "--partition", "metiss"], "metiss"),

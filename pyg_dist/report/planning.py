@@ -23,6 +23,7 @@ from pyg_dist.plan.base import DistributionPlan
 from pyg_dist.plan.grid.candidates import Candidate, grid_plans, grid_table
 from pyg_dist.plan.grid.node_order import in_one_piece
 from pyg_dist.plan.grid.plan import GridPlan
+from pyg_dist.plan.halo.mini_batches import MiniBatchPlan
 from pyg_dist.plan.halo.remote_edges import EXCHANGES
 from pyg_dist.plan.parts import METHODS, PartsOptions, find_parts
 from pyg_dist.plan.text import fold
@@ -61,6 +62,10 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--machine", type=Path, help="constants of `bench`; default: those measured here")
     parser.add_argument("--ranks-per-node", type=int, help="ranks on one machine; parts with much traffic are put "
                         "on one; default: as the constants say")  # fmt: skip
+    parser.add_argument("--batch-size", type=int, metavar="B", help="nodes of uniform mini-batches; what a step on one "
+                        "sends, holds and costs is counted on a few samples")  # fmt: skip
+    parser.add_argument("--data-groups", type=int, default=1, metavar="D",
+                        help="groups of ranks that draw batches of their own, each with P / D parts")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print plan.to_dict() instead of tables")
     parser.add_argument("--plot", type=Path, help="draw the plan: .png, .svg or .pdf")
     parser.add_argument("--html", type=Path, help="write one page with the tables and pictures")
@@ -92,14 +97,19 @@ def run(args: argparse.Namespace) -> None:
         if len(args.ranks) > 1:
             _compare(args, graph, model, machine)
             return
-        planned = _plan(args, graph, args.ranks[0], model, machine)
+        planned = _plan(args, graph, args.ranks[0] // args.data_groups, model, machine)
+        sampled = _mini_batches(args, graph, planned.plan)
     plan = planned.plan
     text = plan.describe(args.widths, machine, model)
     if args.json:
         candidates = [c.to_dict() for c in planned.halo] + [c.to_dict() for c in planned.grid]
         numbers = plan.to_dict(args.widths, machine, model)
+        if sampled is not None:
+            numbers["mini_batches"] = sampled.to_dict(args.widths, machine, model)
         print(json.dumps(numbers | ({"candidates": candidates} if candidates else {})))
     else:
+        if sampled is not None:
+            text += "\n\n" + sampled.describe(args.widths, machine, model)
         text = fold("\n".join([*_notes(planned, model, machine), text]))
         print(text)
     _draw(args, plan, text)
@@ -109,6 +119,14 @@ def run(args: argparse.Namespace) -> None:
                 f"Expected a halo plan to save in {args.save} (the grid is cheaper): --layout halo has one"
             )
         plan.save(args.save)
+
+
+def _mini_batches(args: argparse.Namespace, graph: PlannedGraph, whole: DistributionPlan) -> MiniBatchPlan | None:
+    """Plans of sampled batches, where they were asked for."""
+    if args.batch_size is None:
+        return None
+    assert isinstance(whole, Plan)
+    return MiniBatchPlan.of(graph.edge_index, whole, args.batch_size, args.data_groups, args.seed)
 
 
 class Planned(NamedTuple):
@@ -183,6 +201,16 @@ def _check(args: argparse.Namespace) -> None:
         for option, given in single.items():
             if given:
                 raise OptionError(f"Expected {option} with one number of ranks (got {len(args.ranks)}): name one")
+    if args.batch_size is not None and (args.layout != "halo" or len(args.ranks) > 1 or is_store(args.graph)):
+        raise OptionError(
+            "Expected --batch-size with --layout halo, one number of ranks, and a graph (got others): leave it out"
+        )
+    if args.data_groups != 1 and args.batch_size is None:
+        raise OptionError(f"Expected --data-groups with --batch-size (got {args.data_groups}): groups draw batches")
+    if args.data_groups < 1 or args.ranks[0] % args.data_groups:
+        raise OptionError(
+            f"Expected --data-groups to divide --ranks (got {args.data_groups} groups of {args.ranks[0]} ranks)"
+        )
     if args.layout == "grid" and args.save is not None:
         raise OptionError("Expected --save with the halo layout (got --layout grid): leave it out")
     if args.layout == "grid" and args.partition.endswith(".npy"):
