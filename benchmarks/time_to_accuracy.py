@@ -4,8 +4,8 @@
     python benchmarks/time_to_accuracy.py --report
 
 A 3-layer SAGE (hidden 128, ReLU, dropout 0.5, Adam with lr 0.01), batches of N / 8 nodes; splits are those of the
-graph, or 60 / 20 / 20 drawn by the seed. *full*: the whole graph in each step. *uniform*: ``UniformVertexLoader``, whose
-sums are unbiased; *induced*: the same without rescaling; *random node*: PyG's ``RandomNodeLoader``, a partition of the
+graph, or 60 / 20 / 20 drawn by the seed. *full*: the whole graph in each step. *uniform*: ``UniformVertexLoader``, with
+unbiased sums; *induced*: the same without rescaling; *random node*: PyG's ``RandomNodeLoader``, a partition of the
 nodes in each epoch. Each run is appended to ``results/time_to_accuracy.json`` when it ends, and runs that are there are
 passed over. A run notes its seconds, evaluations excluded, and its accuracies on the whole graph after each epoch of
 batches (full batch: after every fifth step). The target is 99 % of what full batch reaches, a mean over seeds of the

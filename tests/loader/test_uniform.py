@@ -84,8 +84,8 @@ def test_cover(num_nodes: int, batch_size: int, num_groups: int) -> None:
 
 
 @contextmanager
-def spied() -> Iterator[list[str]]:
-    """The names of torch.distributed's functions, as they are called."""
+def spied(unseen: tuple[str, ...] = ()) -> Iterator[list[str]]:
+    """The names of torch.distributed's functions, as they are called, but for some."""
     import torch.distributed as dist
 
     from pyg_dist.backend.comm import group
@@ -94,7 +94,7 @@ def spied() -> Iterator[list[str]]:
     real = {}
     for name in dir(dist):
         value = getattr(dist, name)
-        if callable(value) and not isinstance(value, type) and not name.startswith(("get_", "is_", "_")):
+        if callable(value) and not isinstance(value, type) and not name.startswith(("get_", "is_", "_", *unseen)):
             real[name] = value
             setattr(dist, name, lambda *a, _name=name, **k: (called.append(_name), real[_name](*a, **k))[1])
     gather, group._all_gather = group._all_gather, lambda *a, **k: (called.append("all_gather"), gather(*a, **k))[1]
@@ -138,7 +138,7 @@ def messages_of_a_step() -> list[Counter[str]]:
     model = pyg_dist.distribute(nn.ModuleList([SAGEConv(5, 8), SAGEConv(8, 4)])).double()
     found = []
     for batch in UniformVertexLoader(data, 30, input_nodes=data.train_mask):
-        with spied() as called:
+        with spied(unseen=("isend", "irecv")) as called:  # batch_isend_irecv asks who they are
             out = model[1](model[0](batch.x, batch.edge_index).relu(), batch.edge_index)
             F.cross_entropy(out[batch.train_mask], batch.y[batch.train_mask]).backward()
         found.append(Counter(called))
@@ -151,8 +151,7 @@ def test_a_step_sends_its_exchanges_one_loss_sum_and_one_bucket(workers: Pools) 
         assert steps
         for called in steps:
             assert called.pop("all_reduce") == 2
-            assert set(called) <= {"P2POp", "batch_isend_irecv", "isend", "irecv", "all_to_all_single"}, called
-            assert max(called.values()) <= 6  # three exchanges: two layers forward, one backward
+            assert called == {"batch_isend_irecv": 3}  # two layers forward, one backward
 
 
 def restarted() -> bool:
