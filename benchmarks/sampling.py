@@ -216,10 +216,10 @@ def _used(remote: RemoteEdges, cover: Cover, chosen: Tensor) -> int:
 
 
 def beside(laid_out: DistributedData) -> dict[str, float]:
-    """Bytes that stay beside batches, over a local node."""
+    """Bytes that stay beside batches, over a local node, and that the graph does not have anyway; on one rank."""
     laid_out.graph.prepare_subgraphs()
     links = laid_out.graph.links.links
-    kept = [t for t in vars(links).values() if isinstance(t, Tensor)]
+    kept = [t for t in vars(links).values() if isinstance(t, Tensor) and t is not laid_out.graph.share.node_id]
     return {"bytes a local node": round(sum(t.nbytes for t in kept) / links.node_id.numel(), 2)}
 
 

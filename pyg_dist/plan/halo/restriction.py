@@ -36,7 +36,7 @@ class RemoteLinks:
             here, in the list of borrowed values.
         load: in-edges of the nodes of each rank, ``[P]``.
         node_id: global ids of the rank's nodes, ascending, int64 ``[n]``.
-        row: local id of each of them, int64 ``[n]``.
+        row: local id of each of them, integers ``[n]``.
     """
 
     rows: Candidates
@@ -79,10 +79,10 @@ class RemoteLinks:
             load,
         )
         rowptr, order = ops.group_rows(found.row, len(found.rows))
-        node_id, row = share.node_id.sort()
-        return RemoteLinks(
-            found.rows, found.sums, rowptr, found.sum[order].int(), _small(found.edge[order]), load, node_id, row
-        )
+        is_ascending = bool((share.node_id.diff() > 0).all())
+        node_id, row = (share.node_id, torch.arange(share.node_id.numel())) if is_ascending else share.node_id.sort()
+        places = _small(found.edge[order]), load, node_id, _small(row)
+        return RemoteLinks(found.rows, found.sums, rowptr, found.sum[order].int(), *places)
 
     def between(self, node_id: Tensor) -> tuple[RemoteEdges, Tensor]:
         """The edges with both ends in an ascending list, and where the nodes of their rows stand in it."""
@@ -126,7 +126,7 @@ def restricted(share: HaloShare, links: RemoteLinks, node_id: Tensor) -> Restric
     rank = share.rank
     place = ops.find_sorted(links.node_id, node_id)
     position = (place >= 0).nonzero().view(-1)
-    of_sample = _at(links.row, _at(place, position))
+    of_sample = _at(links.row, _at(place, position)).long()
     order = torch.from_numpy(np.argsort(of_sample.numpy(), kind="stable"))  # inner and boundary nodes: two runs
     row = _at(of_sample, order)
     num_local, num_inner = row.numel(), int((row < share.num_inner).sum())
