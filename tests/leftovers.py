@@ -20,10 +20,11 @@ import numpy as np
 import torch
 from torch_geometric.nn import GraphConv, SAGEConv
 
-# What comes once and stays, the same for all: a session, which may go on with its groups, the hook that lives while
-# distributed rows do, and the methods that PyG writes into a conv's class when the first object is made.
+# What comes once and stays, the same for all: a session, which may go on with its groups, the hook and the constructors
+# that live while distributed rows do, and the methods that PyG writes into a conv's class when the first object is made.
 _STAYS = {
     *(f"pyg_dist.backend.session.session.{name}" for name in ("_options", "_owns_group", "_store", "_watch")),
+    *("pyg_dist.tensor.constructors._libraries", "torch.tensor", "torch.Tensor.new_tensor"),
     *("pyg_dist.backend.session.world._current", "pyg_dist.errors._suffix", "pyg_dist.errors._where"),
     *("environment variable GLOO_SOCKET_IFNAME", "pyg_dist.layout.module_hooks._hooks"),
     *(f"torch.nn.modules.module.Module.{name}" for name in ("__init__", "__setstate__")),  # of torch.compile

@@ -32,28 +32,29 @@ class Living:
 
     def __init__(self) -> None:
         self._references: set[ReferenceType[RowSharding]] = set()
-        self._on_first: Callable[[], None] | None = None
-        self._on_last: Callable[[], None] | None = None
+        self._watchers: dict[Callable[[], None], Callable[[], None]] = {}
 
     def __len__(self) -> int:
         return len(self._references)
 
     def watch(self, on_first: Callable[[], None], on_last: Callable[[], None]) -> None:
         """Call ``on_first`` when the first one is made (at once if there is one), ``on_last`` when the last is gone."""
-        self._on_first, self._on_last = on_first, on_last
-        if self._references:
+        if on_first not in self._watchers and self._references:
             on_first()
+        self._watchers[on_first] = on_last
 
     def add(self, rows: RowSharding) -> None:
         """Note a new one."""
-        if not self._references and self._on_first is not None:
-            self._on_first()
+        if not self._references:
+            for on_first in self._watchers:
+                on_first()
         self._references.add(ref(rows, self._remove))
 
     def _remove(self, reference: ReferenceType[RowSharding]) -> None:
         self._references.discard(reference)
-        if not self._references and self._on_last is not None:
-            self._on_last()
+        if not self._references:
+            for on_last in self._watchers.values():
+                on_last()
 
 
 living = Living()
