@@ -21,7 +21,7 @@ import torch
 from torch_geometric.nn import GraphConv, SAGEConv
 
 # What comes once and stays, the same for all: a session, which may go on with its groups, the hook and the constructors
-# that live while distributed rows do, and the methods that PyG writes into a conv's class when the first object is made.
+# that live while distributed rows do, and the methods that PyG writes into a conv's class with its first object.
 _STAYS = {
     *(f"pyg_dist.backend.session.session.{name}" for name in ("_options", "_owns_group", "_store", "_watch")),
     *("pyg_dist.tensor.constructors._libraries", "torch.tensor", "torch.Tensor.new_tensor"),

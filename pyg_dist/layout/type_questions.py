@@ -1,0 +1,72 @@
+"""``isinstance(edge_index, Tensor)`` in code of a script's own: it is False for the handle, and a branch is skipped.
+
+Nothing in Python tells an object that it is asked for its type, except that ``isinstance`` reads ``__class__`` where
+the type says no. The handle's ``__class__`` calls :func:`answer`, which looks at the line that asks. It cannot answer
+yes: torch's C++ asks in the same way, and would read a tensor's memory where there is none.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import sysconfig
+from functools import cache
+from types import FrameType
+from typing import TypeVar
+
+import torch
+
+from pyg_dist.errors import UnsupportedError
+
+T = TypeVar("T")
+
+_INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib"))
+
+
+def answer(class_: T, frame: FrameType) -> T:
+    """``class_``, what ``__class__`` is, if the line of ``frame`` does not ask whether edges are a ``Tensor``.
+
+    Raises:
+        UnsupportedError: It does; or PyG asks edges alone for the number of nodes.
+    """
+    asker = frame.f_back if frame.f_code is torch.is_tensor.__code__ and frame.f_back else frame
+    module = str(asker.f_globals.get("__name__"))
+    if module.startswith("torch_geometric.") and asker.f_code.co_name == "maybe_num_nodes":
+        raise UnsupportedError(
+            "Expected the number of nodes beside the edge_index of a DistributedData, whose largest number no rank "
+            "knows: pass num_nodes=data.num_nodes, or apply it to the input, before DistributedData"
+        )
+    if module.partition(".")[0] not in ("torch", "torch_geometric", "pyg_dist"):
+        name = _asked_name(asker.f_code.co_filename, asker.f_lineno)
+        if name:
+            raise UnsupportedError(
+                f"{asker.f_code.co_filename}:{asker.f_lineno} asks whether {name} is a Tensor, and that of a "
+                f"DistributedData is a handle, for which this branch would be skipped: ask whether it is no "
+                f"SparseTensor, or {name}.is_sparse"
+            )
+    return class_
+
+
+@cache
+def _asked_name(file: str, line: int) -> str:
+    """What a question for ``Tensor`` in this line of a script's own code is about, if it is called after edges."""
+    if file.startswith(_INSTALLED):
+        return ""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:  # a notebook's cell with commands
+        return ""
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Call) and node.args and node.lineno <= line <= (node.end_lineno or line)):
+            continue
+        question = _last_name(node.func)
+        asked = ast.unparse(node.args[0])
+        kinds = {_last_name(kind) for kind in ast.walk(ast.Tuple([*node.args[1:]], ast.Load()))}
+        is_asked_for_tensor = question == "is_tensor" or (question == "isinstance" and "Tensor" in kinds)
+        if is_asked_for_tensor and any(word in asked.lower() for word in ("edge", "adj")):
+            return asked
+    return ""
+
+
+def _last_name(node: ast.AST) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

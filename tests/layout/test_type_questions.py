@@ -1,0 +1,83 @@
+"""``isinstance(edge_index, Tensor)`` in a script: an error that names the line, where the branch would be skipped."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch_geometric.utils as pyg
+from random_graphs import random_graph
+from torch import Tensor, nn
+from torch_geometric.typing import SparseTensor
+from workers import Workers
+
+Pools = Callable[[int], Workers]
+
+
+class Looped(nn.Module):
+    """Self loops as a module of a script's own adds them."""
+
+    def forward(self, x: Tensor, edge_index: Any) -> Any:
+        if isinstance(edge_index, (Tensor, list)):
+            edge_index, _ = pyg.add_self_loops(edge_index, num_nodes=x.size(0))
+        return edge_index
+
+
+class LoopedUnlessSparse(nn.Module):
+    def forward(self, x: Tensor, edge_index: Any) -> Any:
+        if not isinstance(edge_index, SparseTensor):
+            edge_index, _ = pyg.add_self_loops(edge_index, num_nodes=x.size(0))
+        return edge_index
+
+
+def over_lines(edge_index: Any) -> bool:
+    return isinstance(
+        edge_index,
+        torch.Tensor,
+    )
+
+
+ASKING: list[Callable[[Any], object]] = [
+    lambda data: Looped()(data.x, data.edge_index),
+    lambda data: torch.is_tensor(data.edge_index),
+    lambda data: isinstance(data.edge_index, torch.Tensor),
+    lambda data: over_lines(data.edge_index),
+]
+
+
+def questions(partition: str) -> list[str]:
+    import pyg_dist
+
+    graph = random_graph(20, 60)
+    data = pyg_dist.DistributedData(graph, partition=partition)
+    found = []
+    for ask in ASKING:
+        with pytest.raises(pyg_dist.errors.UnsupportedError, match=r"asks whether .*edge_index is a Tensor") as caught:
+            ask(data)
+        found.append(caught.value.message)
+    looped = LoopedUnlessSparse()(data.x, data.edge_index)
+    assert torch.equal(looped, pyg.add_self_loops(graph.edge_index, num_nodes=20)[0])
+    handle = data.edge_index
+    assert isinstance(handle, pyg_dist.DistributedEdgeIndex)
+    assert [isinstance(value, Tensor) for value in (handle, data.x)] == [False, True]  # not called after edges
+    assert not isinstance(handle, SparseTensor)
+    assert copy.deepcopy(handle) is handle
+    with pytest.raises(pyg_dist.errors.UnsupportedError, match=r"pass num_nodes=data\.num_nodes"):
+        pyg.add_self_loops(handle)
+    with pytest.raises(pyg_dist.errors.UnsupportedError, match=r"pass num_nodes=data\.num_nodes"):
+        pyg.k_hop_subgraph(0, 2, handle)
+    return found
+
+
+@pytest.mark.parametrize("partition", ["metis", "random"])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_the_line_is_named(workers: Pools, world_size: int, partition: str) -> None:
+    lines, first = inspect.getsourcelines(Looped)
+    line = first + next(k for k, text in enumerate(lines) if "isinstance" in text)
+    for messages in workers(world_size).run(questions, partition):
+        assert messages[0].startswith(f"{__file__}:{line} asks whether edge_index is a Tensor")
+        assert "data.edge_index is a Tensor" in messages[1]
