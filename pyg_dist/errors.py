@@ -104,6 +104,10 @@ class ConnectionLostError(RankFailedError):
     """The connection to another rank is gone, which was killed or has crashed; the message names it where known."""
 
 
+class DivergenceError(PygDistError):
+    """The ranks make different calls, or one has ended while others wait for it; the message names their lines."""
+
+
 class MissingPackageError(PygDistError, ImportError):
     """An optional package is needed and not installed; the message has the pip command."""
 

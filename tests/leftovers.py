@@ -25,10 +25,12 @@ from torch_geometric.nn import GraphConv, SAGEConv
 _STAYS = {
     *(f"pyg_dist.backend.session.session.{name}" for name in ("_options", "_owns_group", "_store", "_watch")),
     *("pyg_dist.tensor.constructors._libraries", "torch.tensor", "torch.Tensor.new_tensor"),
+    *("pyg_dist.backend.session.session._divergence", "pyg_dist.backend.comm.connection._reason"),
     *("pyg_dist.backend.session.world._current", "pyg_dist.errors._suffix", "pyg_dist.errors._where"),
     *("environment variable GLOO_SOCKET_IFNAME", "pyg_dist.layout.module_hooks._hooks"),
     *(f"torch.nn.modules.module.Module.{name}" for name in ("__init__", "__setstate__")),  # of torch.compile
     *(f"pyg_dist.backend.comm.group.{name}" for name in ("_axes", "_open", "_world")),
+    *(f"pyg_dist.backend.comm.calls.{name}" for name in ("_file_ids", "_kind_ids", "_dtype_ids")),
 }
 _WRITTEN = {
     "propagate", "_orig_propagate", "_jinja_propagate", "collect",

@@ -55,7 +55,7 @@ def test_a_killed_rank_ends_the_others(launcher: str, killed: int) -> None:
         assert not re.search(r"pyg_dist: rank \d failed", ended.stderr), "a rank that noticed is blamed"
 
 
-@pytest.mark.parametrize(("killed", "way", "other"), [(1, "messages", "rank 1"), (2, "all-to-all", "another rank")])
+@pytest.mark.parametrize(("killed", "way", "other"), [(1, "messages", "rank 1"), (2, "all-to-all", "rank 2")])
 def test_who_waits_for_a_killed_rank_says_so(killed: int, way: str, other: str) -> None:
     ended = run_script("forked", RANKS, SCRIPT, "is killed in an exchange", str(killed), way)
     assert ended.codes[killed] == -9

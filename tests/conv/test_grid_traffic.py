@@ -10,38 +10,18 @@ from unittest.mock import patch
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from against_stock import meshes
 from bits import assert_same_bits
 from random_graphs import random_graph
 from torch import nn
 from torch_geometric.data import Data
+from wire import Wire
 from workers import Workers
 
 Pools = Callable[[int], Workers]
 
 WIDTHS = (11, 7, 13, 13, 5)  # narrower, wider, as wide, narrower
-
-
-class Counter:
-    """Counts what ``all_to_all_single`` is given for other ranks; independent of the library's own counters."""
-
-    def __init__(self) -> None:
-        self.num_bytes = 0
-        self._send = dist.all_to_all_single
-
-    def __enter__(self) -> Counter:
-        def counted(out: Any, given: Any, received: Any, sent: Any, group: Any = None, async_op: bool = False) -> Any:
-            own = sent[dist.get_rank(group)]
-            self.num_bytes += (given.numel() - own) * given.element_size()
-            return self._send(out, given, received, sent, group=group, async_op=async_op)
-
-        dist.all_to_all_single = counted  # type: ignore[assignment]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        dist.all_to_all_single = self._send  # type: ignore[assignment]
 
 
 def one_step(data: Any, conv: Any) -> None:
@@ -57,7 +37,7 @@ def counted_step(data: Any, conv: Any) -> dict[tuple[str, ...], int]:
     """Bytes along each axis, and of changes of layout along all, as they reached the process groups."""
     for traffic in data.graph.grid.mesh.traffic.values():
         traffic.num_bytes = 0
-    with Counter() as counter:
+    with Wire() as counter:
         one_step(data, conv)
     assert counter.num_bytes == data.traffic.num_bytes
     return {a: t.num_bytes for a, t in data.graph.grid.mesh.traffic.items() if t.num_bytes}

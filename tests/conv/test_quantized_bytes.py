@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from quantized_graph import distributed
-from torch import Tensor
+from wire import Wire
 from workers import Workers
 
 Pools = Callable[[int], Workers]
@@ -16,33 +16,18 @@ Pools = Callable[[int], Workers]
 
 def bytes_of_one_layer(bits: Any, attention: bool = False) -> tuple[int, int, int, dict[str, Any]]:
     """What one conv hands to the process group, forward and backward; what ``traffic`` counts; the plan."""
-    import torch.distributed as dist
     from torch_geometric.nn import GATConv
 
     from pyg_dist.conv import DistributedConv, DistributedSAGEConv
 
-    handed = [0]
-    send, to_all = dist.batch_isend_irecv, dist.all_to_all_single
-
-    def counted_send(messages: list[Any]) -> Any:
-        handed[0] += sum(m.tensor.numel() * m.tensor.element_size() for m in messages if m.op is dist.isend)
-        return send(messages)
-
-    def counted_to_all(received: Tensor, rows: Tensor, *args: Any, **kwargs: Any) -> Any:
-        handed[0] += rows.numel() * rows.element_size()
-        return to_all(received, rows, *args, **kwargs)
-
     data = distributed(bits)
     conv = DistributedConv(GATConv(256, 256)) if attention else DistributedSAGEConv(256, 256)
     x = torch.cat([data.x.float()] * 37, dim=-1)[:, :256].requires_grad_()
-    dist.batch_isend_irecv, dist.all_to_all_single = counted_send, counted_to_all
-    try:
+    with Wire() as wire:
         out = conv(x, data.edge_index)
-        forward, handed[0] = handed[0], 0
+        forward = wire.num_bytes
         out.to_local().sum().backward()
-        backward = handed[0]
-    finally:
-        dist.batch_isend_irecv, dist.all_to_all_single = send, to_all
+        backward = wire.num_bytes - forward
     return forward, backward, data.traffic.num_bytes, data.plan.to_dict((256,))
 
 

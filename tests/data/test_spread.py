@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from graphs import load_npz
 from random_graphs import random_graph, uneven_parts
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.data import Data
+from wire import Wire
 from workers import Workers
 
 Pools = Callable[[int], Workers]
@@ -75,29 +75,6 @@ def epochs(conv_name: str) -> dict[str, Any]:
         "largest": largest.shape, "bytes": traffic.num_bytes, "rows": traffic.num_rows,
         "messages": traffic.num_messages, "plan": data.plan.to_dict(),
     }  # fmt: skip
-
-
-class Wire:
-    """Counts the bytes that the process group is given to send to other ranks, apart from all-reduces."""
-
-    def __enter__(self) -> Wire:
-        self.num_bytes, self.num_collectives = 0, 0
-        self._send, self._all_to_all = dist.batch_isend_irecv, dist.all_to_all_single
-        dist.batch_isend_irecv, dist.all_to_all_single = self._count_messages, self._count_all_to_all
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        dist.batch_isend_irecv, dist.all_to_all_single = self._send, self._all_to_all
-
-    def _count_messages(self, messages: list[Any]) -> Any:
-        self.num_bytes += sum(m.tensor.numel() * m.tensor.element_size() for m in messages if m.op is dist.isend)
-        return self._send(messages)
-
-    def _count_all_to_all(self, output: Any, rows: Any, in_counts: Any, out_counts: Any, **options: Any) -> Any:
-        self.num_collectives += 1
-        assert out_counts[dist.get_rank()] == 0 == in_counts[dist.get_rank()], "own rows need no message"
-        self.num_bytes += rows[: sum(out_counts)].numel() * rows.element_size()
-        return self._all_to_all(output, rows, in_counts, out_counts, **options)
 
 
 def epoch(world_size: int, conv_name: str, exchange: Any) -> dict[str, int]:

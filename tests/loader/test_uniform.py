@@ -8,10 +8,10 @@ import threading
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -22,6 +22,7 @@ from torch import nn
 from torch_geometric.loader import RandomNodeLoader
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 from torch_geometric.utils import subgraph
+from wire import Wire
 from workers import Workers
 
 Pools = Callable[[int], Workers]
@@ -83,65 +84,44 @@ def test_cover(num_nodes: int, batch_size: int, num_groups: int) -> None:
 # ---- What batches promise -----------------------------------------------------------------------
 
 
-@contextmanager
-def spied(unseen: tuple[str, ...] = ()) -> Iterator[list[str]]:
-    """The names of torch.distributed's functions, as they are called, but for some."""
-    import torch.distributed as dist
-
-    from pyg_dist.backend.comm import group
-
-    called: list[str] = []
-    real = {}
-    for name in dir(dist):
-        value = getattr(dist, name)
-        if callable(value) and not isinstance(value, type) and not name.startswith(("get_", "is_", "_", *unseen)):
-            real[name] = value
-            setattr(dist, name, lambda *a, _name=name, **k: (called.append(_name), real[_name](*a, **k))[1])
-    gather, group._all_gather = group._all_gather, lambda *a, **k: (called.append("all_gather"), gather(*a, **k))[1]
-    try:
-        yield called
-    finally:
-        group._all_gather = gather
-        for name, value in real.items():
-            setattr(dist, name, value)
-
-
-def collectives_while_sampling(prefetch: bool, mesh: dict[str, int] | None) -> list[str]:
+def sent_while_sampling(prefetch: bool, mesh: dict[str, int] | None) -> tuple[int, int]:
     import pyg_dist
     from pyg_dist.loader import UniformVertexLoader
 
+    size = pyg_dist.world_size()
     data = laid_out(random_graph(50, 400), mesh)
     loader = quiet(lambda: UniformVertexLoader(data, 11, prefetch=prefetch))
-    with spied() as called:
+    with Wire() as wire:
         batches = list(loader)
         if prefetch:
             loader._batches.close()  # waits for the next one
-        sampled = list(called)
+        sampled = wire.num_bytes, wire.num_others
         batches[0].n_id.full_tensor()
+        assert size == 1 or wire.num_others > sampled[1], "the spy sees nothing"
     assert len(batches) == len(loader)
-    assert pyg_dist.world_size() == 1 or len(called) > len(sampled), "the spy sees nothing"
     return sampled
 
 
 @pytest.mark.parametrize("prefetch", [False, True])
 @pytest.mark.parametrize(("world_size", "mesh"), [(1, None), (2, None), (3, None), *GRIDS])
 def test_sampling_sends_nothing(world_size: int, mesh: dict[str, int] | None, prefetch: bool, workers: Pools) -> None:
-    assert workers(world_size).run(collectives_while_sampling, prefetch, mesh) == [[]] * world_size
+    assert workers(world_size).run(sent_while_sampling, prefetch, mesh) == [(0, 0)] * world_size
 
 
 def messages_of_a_step() -> list[Counter[str]]:
-    """What steps after the first one send over two layers."""
+    """The calls of steps after the first one, by kind, over two layers."""
     import pyg_dist
+    from pyg_dist.backend.comm.calls import Calls
     from pyg_dist.loader import UniformVertexLoader
 
     data = distribute(random_graph(60, 900), torch.arange(60) % 2)
     model = pyg_dist.distribute(nn.ModuleList([SAGEConv(5, 8), SAGEConv(8, 4)])).double()
     found = []
     for batch in UniformVertexLoader(data, 30, input_nodes=data.train_mask):
-        with spied(unseen=("isend", "irecv")) as called:  # batch_isend_irecv asks who they are
+        with mock.patch.object(Calls, "next", autospec=True, side_effect=Calls.next) as called:
             out = model[1](model[0](batch.x, batch.edge_index).relu(), batch.edge_index)
             F.cross_entropy(out[batch.train_mask], batch.y[batch.train_mask]).backward()
-        found.append(Counter(called))
+        found.append(Counter(call.args[1] for call in called.call_args_list))
         assert len(out[batch.train_mask]) == int(batch.train_mask.sum())  # counted when asked for
     return found[1:]
 
@@ -150,8 +130,7 @@ def test_a_step_sends_its_exchanges_one_loss_sum_and_one_bucket(workers: Pools) 
     for steps in workers(2).run(messages_of_a_step):
         assert steps
         for called in steps:
-            assert called.pop("all_reduce") == 2
-            assert called == {"batch_isend_irecv": 3}  # two layers forward, one backward
+            assert called == {"exchange": 3, "sum": 2}  # exchanges: two layers forward, one backward
 
 
 def restarted() -> bool:

@@ -9,13 +9,13 @@ from typing import Any
 from unittest import mock
 
 import torch
-import torch.distributed as dist
 from against_torch import LAYOUTS, NO_DERIVATIVE, Expression, Operands, assert_same, leaves
 from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_dist import DistributedData
 from pyg_dist.backend.comm.group import Group
+from pyg_dist.backend.comm.transport import Transport
 from pyg_dist.tensor import RowTensor
 
 # Everything that leaves a rank passes through one of these; what one of them calls inside is part of it.
@@ -23,7 +23,7 @@ _OF_GROUP = {
     "all_reduce_": "sum", "gather_counts": "count", "all_true": "agree", "gather_rows": "gather",
     "broadcast_": "broadcast",
 }  # fmt: skip
-_OF_TORCH = {"all_to_all_single": "all-to-all", "batch_isend_irecv": "messages", "barrier": "barrier"}
+_OF_TRANSPORT = {"all_to_all": "all-to-all", "to_neighbours": "messages", "meet": "barrier"}
 MESH = {"x": 2, "y": 2}
 
 
@@ -35,7 +35,7 @@ def collectives() -> Iterator[list[str]]:
 
     def spied(kind: str, function: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if depth[0] == 0 and not (isinstance(args[0], Group) and args[0].size == 1):
+            if depth[0] == 0 and (args[0] if isinstance(args[0], Group) else args[0].group).size > 1:
                 seen.append(kwargs.get("op", args[2] if len(args) > 2 else kind) if kind == "sum" else kind)
             depth[0] += 1
             try:
@@ -46,7 +46,7 @@ def collectives() -> Iterator[list[str]]:
         return call
 
     with ExitStack() as stack:
-        for owner, kinds in ((Group, _OF_GROUP), (dist, _OF_TORCH)):
+        for owner, kinds in ((Group, _OF_GROUP), (Transport, _OF_TRANSPORT)):
             for name, kind in kinds.items():
                 stack.enter_context(mock.patch.object(owner, name, spied(kind, getattr(owner, name))))
         yield seen

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable
+from types import TracebackType
 
 import torch.distributed as dist
 
-from pyg_dist.errors import ConnectionLostError
+from pyg_dist.backend.comm.calls import Calls, Wait, here
+from pyg_dist.errors import ConnectionLostError, DivergenceError, PygDistError
 
 
 def wait(work: dist.Work, peer: int | None = None) -> None:
@@ -15,20 +16,55 @@ def wait(work: dist.Work, peer: int | None = None) -> None:
 
     Raises:
         ConnectionLostError: The connection to a rank is gone.
+        DivergenceError: It is gone because that rank has ended.
     """
-    with connected(peer):
-        work.wait()
-
-
-@contextlib.contextmanager
-def connected(peer: int | None = None) -> Iterator[None]:
-    """Within it, the transport's errors about closed connections become ours. See :func:`wait`."""
     try:
-        yield
+        work.wait()
     except RuntimeError as error:
         if not is_lost(error):
             raise
-        raise ConnectionLostError(loss_of(dist.get_rank(), peer)) from error
+        raise _lost(peer) from error
+
+
+class InCall:
+    """Within it this rank waits for a call, and the transport's errors become ours (:func:`wait`).
+
+    Args:
+        calls: of a group; the call is their last when this is made.
+        peers: global numbers of the ranks that it waits for; all of the group by default.
+    """
+
+    def __init__(self, calls: Calls, peers: tuple[int, ...] | None = None) -> None:
+        self._wait = Wait(calls, calls.number, peers)
+
+    def __enter__(self) -> None:
+        here.wait = self._wait
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        lost = _lost(None) if isinstance(error, RuntimeError) and is_lost(error) else None
+        here.wait = None
+        if lost is not None:
+            raise lost from error
+
+
+def _no_reason(peer: int | None) -> str | None:
+    """Nobody knows more."""
+
+
+_reason: Callable[[int | None], str | None] = _no_reason
+
+
+def set_reason(reason: Callable[[int | None], str | None]) -> None:
+    """Let ``reason(peer)`` say why a connection is gone, if the other rank has ended well. Not collective."""
+    global _reason
+    _reason = reason
+
+
+def _lost(peer: int | None) -> PygDistError:
+    reason = _reason(peer)
+    return ConnectionLostError(loss_of(dist.get_rank(), peer)) if reason is None else DivergenceError(reason)
 
 
 def is_lost(error: BaseException) -> bool:

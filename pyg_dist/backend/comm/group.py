@@ -9,10 +9,14 @@ import weakref
 from collections.abc import Sequence
 from typing import NoReturn
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pyg_dist.backend.comm.calls import Calls, here
+from pyg_dist.backend.comm.connection import InCall
+from pyg_dist.backend.comm.tagged import TaggedMessages
 from pyg_dist.backend.timing import phase
 from pyg_dist.errors import LaunchError
 
@@ -49,15 +53,22 @@ class Group:
 
     Args:
         process_group: the ``torch.distributed`` group, or ``None`` for an axis of one rank.
+        name: tells the calls of two groups of the same ranks apart.
 
     An axis of one rank communicates nothing and works without ``torch.distributed``.
     """
 
-    def __init__(self, process_group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, process_group: dist.ProcessGroup | None = None, name: str = "") -> None:
         self.process_group = process_group
         _open.add(self)
         self.size: int = 1 if process_group is None else process_group.size()
         self.rank: int = 0 if process_group is None else process_group.rank()
+        self._messages: TaggedMessages | None = None
+        self.calls = Calls((0,))
+        if process_group is not None:
+            self.calls = here.sequence(tuple(dist.get_process_group_ranks(process_group)), name)
+            if "cpu:gloo" in str(dist.get_backend_config(process_group)):
+                self._messages = TaggedMessages(process_group)
 
     def __repr__(self) -> str:
         return f"Axis(rank={self.rank}, size={self.size})"
@@ -65,17 +76,29 @@ class Group:
     def __deepcopy__(self, memo: object) -> Group:
         return self  # a process group is a connection, not a value
 
+    def tagged(self, tensor: Tensor) -> TaggedMessages | None:
+        """What carries messages like ``tensor`` by tags, if they go that way (not collective)."""
+        return self._messages if tensor.device.type == "cpu" else None
+
     def global_rank(self, rank: int) -> int:
         """The default group's number of this axis' ``rank`` (not collective)."""
         return rank if self.process_group is None else dist.get_global_rank(self.process_group, rank)
 
-    def all_reduce_(self, tensor: Tensor, op: str = "sum") -> Tensor:
-        """Reduce ``tensor`` over the ranks, in place where its memory allows it; every rank gets the result."""
-        if self.size == 1:
+    def all_reduce_(self, tensor: Tensor, op: str = "sum", kind: str = "") -> Tensor:
+        """Reduce ``tensor`` over the ranks, and maybe overwrite it; every rank gets the result, with the same bits.
+
+        ``kind`` is what the call is to be named, if it is not ``op``.
+        """
+        if self.size == 1 or not tensor.numel():
             return tensor
-        wire = to_wire(tensor)
-        with phase("sums"):
-            dist.all_reduce(wire, op=_REDUCE[op], group=self.process_group)
+        wire = to_wire(tensor.detach())
+        tag = self.calls.next(kind or op, wire.dtype, wire.numel())
+        with phase("sums"), InCall(self.calls):
+            messages = self.tagged(wire)
+            if messages is not None:
+                wire = messages.all_reduce(wire, op, tag)
+            else:
+                dist.all_reduce(wire, op=_REDUCE[op], group=self.process_group)
         return from_wire(wire, tensor.dtype)
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -84,9 +107,15 @@ class Group:
 
     def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:
         """Overwrite ``tensor`` on every rank with the one of axis rank ``source``."""
-        if self.size > 1:
-            wire = to_wire(tensor)
-            dist.broadcast(wire, src=self.global_rank(source), group=self.process_group)
+        if self.size > 1 and tensor.numel():
+            wire = to_wire(tensor.detach())
+            tag = self.calls.next("broadcast", wire.dtype, wire.numel())
+            with InCall(self.calls):
+                messages = self.tagged(wire)
+                if messages is not None:
+                    messages.broadcast(wire, source, tag)
+                else:
+                    dist.broadcast(wire, src=self.global_rank(source), group=self.process_group)
             if wire.data_ptr() != tensor.data_ptr():
                 tensor.copy_(from_wire(wire, tensor.dtype))
         return tensor
@@ -97,7 +126,7 @@ class Group:
             return [count]
         mine = torch.zeros(self.size, dtype=torch.int64)
         mine[self.rank] = count
-        return [int(c) for c in self.all_reduce_(self._on_wire_device(mine)).tolist()]
+        return [int(c) for c in self.all_reduce_(self._on_wire_device(mine), kind="gather").tolist()]
 
     def all_true(self, truth: bool) -> bool:
         """Whether ``truth`` holds on every rank."""
@@ -112,15 +141,34 @@ class Group:
         """
         if self.size == 1:
             return rows
-        wire = to_wire(rows)
-        # Uneven all-gathers exist on neither gloo nor nccl: pad to the longest part.
-        longest = max(counts)
-        padded = wire.new_zeros((longest, *wire.shape[1:]))
-        padded[: wire.shape[0]] = wire
-        gathered = wire.new_empty((self.size * longest, *wire.shape[1:]))
-        _all_gather(gathered, padded, group=self.process_group)
+        wire = to_wire(rows.detach())
+        tag = self.calls.next("gather", wire.dtype, wire.shape[1:].numel())
+        messages = self.tagged(wire)
+        with InCall(self.calls):
+            if messages is not None:
+                return from_wire(messages.gather(wire, counts, tag), rows.dtype)
+            # nccl has no uneven all-gather: pad to the longest part.
+            longest = max(counts)
+            padded = wire.new_zeros((longest, *wire.shape[1:]))
+            padded[: wire.shape[0]] = wire
+            gathered = wire.new_empty((self.size * longest, *wire.shape[1:]))
+            _all_gather(gathered, padded, group=self.process_group)
         pieces = [gathered[r * longest : r * longest + c] for r, c in enumerate(counts)]
         return from_wire(torch.cat(pieces), rows.dtype)
+
+    def gather_bytes(self, content: bytes) -> list[bytes]:
+        """Every rank's bytes, by rank."""
+        if self.size == 1:
+            return [content]
+        counts = self.gather_counts(len(content))
+        mine = torch.from_numpy(np.frombuffer(content, np.uint8).copy())
+        gathered = self.gather_rows(self._on_wire_device(mine), counts).cpu()
+        return [piece.numpy().tobytes() for piece in torch.split(gathered, counts)]
+
+    def meet(self) -> None:
+        """Wait until every rank is here."""
+        if self.size > 1:
+            self.all_reduce_(self._on_wire_device(torch.zeros(1, dtype=torch.uint8)), kind="meeting")
 
     def _on_wire_device(self, tensor: Tensor) -> Tensor:
         """``tensor`` on a device that the group's backend can send from (not collective)."""
@@ -143,6 +191,7 @@ def close_groups() -> None:
             group.process_group = _Closed()  # type: ignore[assignment]
     _axes.clear()
     _world.clear()
+    here.sequences.clear()
 
 
 _Groups = tuple[tuple[int, ...], ...]
@@ -173,6 +222,7 @@ def group_within(groups: Sequence[Sequence[int]]) -> Group:
     key = tuple(tuple(ranks) for ranks in groups)
     if key not in _axes:
         # Torch wants every rank to open every group, in one order.
+        world.meet()
         opened = [dist.new_group(list(ranks)) for ranks in key]
         mine = (Group(group) for group, ranks in zip(opened, key, strict=True) if world.rank in ranks)
         _axes[key] = next(mine, Group())

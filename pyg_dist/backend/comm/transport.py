@@ -6,7 +6,8 @@ gloo it also beat the ring collectives, 16 against 53 ms for a sum of 8 MB on fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Generic, TypeVar
@@ -15,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_dist.backend.comm.connection import connected, wait
+from pyg_dist.backend.comm.connection import InCall, wait
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.timing import count_sent, phase
 
@@ -55,29 +56,38 @@ class Pending(Generic[T_co]):
 class Messages(Pending[Tensor]):
     """Messages under way; the result is the rows that arrive, by sender.
 
-    Attributes:
+    Args:
         received: where they arrive.
         sent: must stay alive until the messages have left.
+        call: what this rank waits for; nothing by default.
         works: what to wait for, with the other rank, if it is one.
         arrivals: the same by sender, of messages that can be told apart.
     """
 
-    def __init__(self, received: Tensor, sent: Tensor, works: Sequence[tuple[dist.Work, int | None]] = ()) -> None:
-        self.received, self.sent, self.works = received, sent, list(works)
-        self.arrivals: dict[int, tuple[dist.Work, int]] = {}
+    def __init__(
+        self,
+        received: Tensor,
+        sent: Tensor,
+        call: InCall | None = None,
+        works: Sequence[tuple[dist.Work, int | None]] = (),
+        arrivals: Mapping[int, tuple[dist.Work, int]] | None = None,
+    ) -> None:
+        self.received, self.sent = received, sent
+        self._call: AbstractContextManager[None] = call or nullcontext()
+        self.works, self.arrivals = list(works), dict(arrivals or {})
 
     def wait_for(self, sender: int) -> None:
         """Wait until the rows of ``sender`` have arrived."""
         if sender not in self.arrivals:
             self.wait()
             return
-        with phase("exchange"):
+        with phase("exchange"), self._call:
             wait(*self.arrivals.pop(sender))
 
     def wait(self) -> Tensor:
         """Wait until all rows have arrived, and all sent ones have left; it may be called again."""
         if self.works or self.arrivals:
-            with phase("exchange"):
+            with phase("exchange"), self._call:
                 for work in (*self.arrivals.values(), *self.works):
                     wait(*work)
             self.works, self.arrivals = [], {}
@@ -117,11 +127,18 @@ class Transport:
         """
         out = rows.new_empty(sum(received), *rows.shape[1:]) if out is None else out
         self._count(rows, sent)
-        with phase("exchange"), connected():
+        calls = self.group.calls
+        tag = calls.next("all-to-all", rows.dtype, rows.shape[1:].numel())
+        messages = self.group.tagged(rows)
+        call = InCall(calls)
+        with phase("exchange"), call:
+            if messages is not None:
+                arriving, leaving = messages.all_to_all(out, rows, sent, received, tag)
+                return Messages(out, rows, call, [*arriving.values(), *leaving])
             work = dist.all_to_all_single(
                 out, rows, list(received), list(sent), group=self.group.process_group, async_op=True
             )
-        return Messages(out, rows, [(work, None)])
+        return Messages(out, rows, call, [(work, None)])
 
     def to_neighbours(
         self, rows: Tensor, sent: Sequence[int], senders: Sequence[tuple[int, int, int]], out: Tensor
@@ -135,37 +152,39 @@ class Transport:
             out: where they arrive.
         """
         self._count(rows, sent)
-        messages: list[dist.P2POp] = []
-        origins: list[int] = []  # of each message; -1: this rank
+        group = self.group
+        tag = group.calls.next("exchange", rows.dtype, rows.shape[1:].numel())
+        messages = group.tagged(rows)
         bounds = [0, *accumulate(sent)]
+        arriving: dict[int, tuple[dist.Work, int]] = {}
+        leaving: list[tuple[dist.Work, int | None]] = []
+        others: list[dist.P2POp] = []
         slots = {sender: (low, high) for sender, low, high in senders}
-        rank, size = self.group.rank, self.group.size
-        with phase("exchange"):
-            for offset in range(1, size):  # each rank starts with its successor, so no rank is everyone's first
-                sender, receiver = (rank - offset) % size, (rank + offset) % size
+        peers = (*slots, *(rank for rank, count in enumerate(sent) if count))
+        call = InCall(group.calls, tuple(map(group.global_rank, peers)))
+        with phase("exchange"), call:
+            for offset in range(1, group.size):  # each rank starts with its successor, so no rank is everyone's first
+                sender, receiver = (group.rank - offset) % group.size, (group.rank + offset) % group.size
                 if sender in slots:
-                    messages.append(self._message(dist.irecv, out[slice(*slots[sender])], sender))
-                    origins.append(sender)
+                    piece = out[slice(*slots[sender])]
+                    if messages is None:
+                        others.append(self._message(dist.irecv, piece, sender))
+                    elif piece.numel():
+                        arriving[sender] = messages.receive(piece, sender, tag)
                 if sent[receiver]:
-                    messages.append(self._message(dist.isend, rows[bounds[receiver] : bounds[receiver + 1]], receiver))
-                    origins.append(-1)
-            with connected():
-                works = dist.batch_isend_irecv(messages) if messages else []
-        if len(works) != len(messages):  # nccl makes one of them
-            return Messages(out, rows, [(work, None) for work in works])
-        pending = Messages(out, rows)
-        for sender, message, work in zip(origins, messages, works, strict=True):
-            if sender < 0:
-                pending.works.append((work, message.peer))
-            else:
-                pending.arrivals[sender] = work, message.peer
-        return pending
+                    piece = rows[bounds[receiver] : bounds[receiver + 1]]
+                    if messages is None:
+                        others.append(self._message(dist.isend, piece, receiver))
+                    elif piece.numel():
+                        leaving.append(messages.send(piece, receiver, tag))
+            if others:
+                leaving = [(work, None) for work in dist.batch_isend_irecv(others)]
+        return Messages(out, rows, call, leaving, arriving)
 
     def meet(self) -> None:
         """Wait until every rank is here."""
-        if self.group.size > 1:
-            with phase("wait"), connected():
-                dist.barrier(self.group.process_group)
+        with phase("wait"):
+            self.group.meet()
 
     def _count(self, rows: Tensor, sent: Sequence[int]) -> None:
         own = sent[self.group.rank]

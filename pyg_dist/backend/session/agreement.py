@@ -18,6 +18,7 @@ import xxhash
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from pyg_dist.backend.comm.connection import InCall
 from pyg_dist.backend.session import world
 from pyg_dist.errors import AgreementError, RankFailedError
 
@@ -94,7 +95,8 @@ def on_main(function: Callable[[], Tensor]) -> Tensor:
     here = world.current()
     if here is None or here.store is None:
         return function().detach().cpu()
-    key = f"on_main/{next(_main_calls)}"
+    tag = here.control.calls.next("a result of rank 0")
+    key = f"on_main/{next(_main_calls)}/{tag}"
     if here.rank == 0:
         try:
             result = function().detach().cpu().contiguous()
@@ -103,13 +105,13 @@ def on_main(function: Callable[[], Tensor]) -> Tensor:
             raise
         _write(here.store, key, (None, result.dtype, tuple(result.shape)))
     else:
-        here.store.wait([key], LONGEST_WAIT)
+        with InCall(here.control.calls, (0,)):
+            here.store.wait([key], LONGEST_WAIT)
         failure, dtype, shape = pickle.loads(here.store.get(key))
         if failure is not None:
             raise failure
         result = torch.empty(shape, dtype=dtype)
-    if result.numel():
-        dist.broadcast(_bytes_of(result), src=0, group=here.control_group)
+    here.control.broadcast_(_bytes_of(result))
     return result
 
 
@@ -127,9 +129,7 @@ def raise_together(error: Exception | None) -> None:
         if error is not None:
             raise error
         return
-    num_errors = torch.tensor(0 if error is None else 1)
-    dist.all_reduce(num_errors, group=here.control_group)
-    if not num_errors:
+    if here.control.all_true(error is None):
         return
     lines = _all_gather(None if error is None else one_line(error))
     if error is not None:
@@ -160,9 +160,7 @@ def _all_gather(value: Any) -> list[Any]:
     here = world.current()
     if here is None or here.store is None:
         return [value]
-    gathered = [None] * here.world_size
-    dist.all_gather_object(gathered, value, group=here.control_group)
-    return gathered
+    return [pickle.loads(content) for content in here.control.gather_bytes(pickle.dumps(value))]
 
 
 def _write(store: dist.Store, key: str, value: Any) -> None:
@@ -178,13 +176,13 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 
 def _describe(ranks_by_value: Mapping[str, list[int]]) -> str:
     """Describe who has what, "2.10.0 on ranks 0-2, 2.13.0 on rank 3"; long lists are cut."""
-    shown = [f"{value} on {_describe_ranks(ranks)}" for value, ranks in ranks_by_value.items()]
+    shown = [f"{value} on {describe_ranks(ranks)}" for value, ranks in ranks_by_value.items()]
     if len(shown) > _MAX_VALUES:
         shown[_MAX_VALUES:] = [f"{len(shown) - _MAX_VALUES} other values elsewhere"]
     return ", ".join(shown)
 
 
-def _describe_ranks(ranks: list[int]) -> str:
+def describe_ranks(ranks: list[int]) -> str:
     """Describe ascending ranks: [0, 1, 2, 5] is "ranks 0-2, 5"."""
     runs = [[rank for _, rank in run] for _, run in itertools.groupby(enumerate(ranks), lambda pair: pair[1] - pair[0])]
     text = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -33,13 +33,17 @@ import torch.distributed as dist
 
 from pyg_dist.backend.comm.connection import is_lost, loss_of
 from pyg_dist.backend.session.agreement import LONGEST_WAIT, one_line
-from pyg_dist.errors import ConnectionLostError
+from pyg_dist.errors import ConnectionLostError, DivergenceError
 
 logger = logging.getLogger("pyg_dist")
 
 # Far beyond a round trip through the store, well within the half minute in which all ranks must have ended.
 _READ_SECONDS = 3.0
 _LEAVE_SECONDS = 10.0
+# From the first rank that leaves with a message to the last that hears it.
+_NEWS_SECONDS = 0.5
+# The others' stores print stacks when the host goes while they hear that all have read.
+_HOST_SECONDS = 0.3
 
 
 _STORE_ERRORS = (dist.DistError, RuntimeError)
@@ -54,19 +58,29 @@ class FailureWatch:
         rank: This rank.
         world_size: Number of ranks.
         leave: Ends this process at once with a non-zero status; does not return.
+        before_store_goes: Called when rank 0, which may hold the store, is about to end.
     """
 
-    def __init__(self, store: dist.Store, rank: int, world_size: int, leave: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        world_size: int,
+        leave: Callable[[], None],
+        before_store_goes: Callable[[], None],
+    ) -> None:
         """Start listening and chain into ``sys.excepthook``. Not collective."""
         self._store = store
         self._rank = rank
         self._world_size = world_size
         self._leave = leave
+        self._before_store_goes = before_store_goes
         self._process = os.getpid()
         self._is_ending = False
         # Held while talking to the store at the end: rank 0 is not to go while this rank still needs its store.
         self._ending = threading.Lock()
         self.has_failed = False
+        self._has_heard = threading.Event()
         self._previous_hook = sys.excepthook
         sys.excepthook = self._on_exception
         # A connection of its own: a waiting one is locked until its key is set.
@@ -92,6 +106,29 @@ class FailureWatch:
         except _STORE_ERRORS:  # the store's process was killed at this very moment: nobody left to tell
             pass
         self._thread.join(_READ_SECONDS)
+
+    def fail(self, message: str) -> None:
+        """End every rank with a message. For another thread than the main one, which may sit in a C++ wait."""
+        if self._is_ending:
+            return
+        try:
+            if self._store.add("num_failures", 1) > 1:
+                self._thread.join(_LEAVE_SECONDS)  # prints the first failure's line and ends the process
+            else:
+                self._is_ending = True
+                self._has_heard.set()
+                _report(f"{message}; ending rank {self._rank} of {self._world_size}")
+                self._write_to_all(message)
+                self._store.set(f"read/{self._rank}", "")
+                self._wait_until_read(self._store)
+        except _STORE_ERRORS:
+            _report(f"{message}; ending rank {self._rank} of {self._world_size}, which cannot reach the others")
+        self._leave()
+
+    def listen_first(self) -> None:
+        """Give the main thread, which has lost a connection, time to hear why; if it hears, its process ends here."""
+        if self._has_heard.wait(_NEWS_SECONDS):
+            time.sleep(_LEAVE_SECONDS)  # the thread that has heard ends the process
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         self._previous_hook(kind, error, traceback)
@@ -135,9 +172,11 @@ class FailureWatch:
             return
         if message == "host ends":
             with self._ending:
+                self._before_store_goes()
                 self._is_ending = True
                 self._acknowledge(store)
             return
+        self._has_heard.set()
         _report(f"{message}; ending rank {self._rank} of {self._world_size}")
         self._acknowledge(store)
         # Rank 0 may hold the store, and the first rank to end makes launchers kill the others, before they printed.
@@ -155,6 +194,8 @@ class FailureWatch:
     def _wait_until_read(self, store: dist.Store) -> None:
         with contextlib.suppress(*_STORE_ERRORS):  # a rank is gone or busy: the others are not kept for it
             store.wait([f"read/{rank}" for rank in range(self._world_size)], timedelta(seconds=_READ_SECONDS))
+        if self._rank == 0:
+            time.sleep(_HOST_SECONDS)
 
     def _leave_later(self) -> None:
         time.sleep(_LEAVE_SECONDS)
@@ -163,7 +204,7 @@ class FailureWatch:
 
 def _what_happened(rank: int, error: BaseException) -> str:
     """What ``rank`` tells the others of its ``error``."""
-    if isinstance(error, ConnectionLostError):
+    if isinstance(error, (ConnectionLostError, DivergenceError)):
         return error.message
     return loss_of(rank, None) if is_lost(error) else f"rank {rank} failed: {one_line(error)}"
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import xxhash
 
+from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.session import launch, world
 from pyg_dist.backend.session.agreement import differences, digest
 from pyg_dist.errors import LaunchError
@@ -59,7 +59,7 @@ def start_alike() -> None:
         _alike.add("Python")
 
 
-def share(group: dist.ProcessGroup | None) -> None:
+def share(group: Group) -> None:
     """Give every rank the states of rank 0's generators where they differ. Collective.
 
     What the ranks draw from here on, splits, negative samples, initial weights, is the same everywhere. Rank 0 warns of
@@ -77,7 +77,7 @@ def share(group: dist.ProcessGroup | None) -> None:
             "what the ranks have drawn with %s differs between them; from here on they draw as rank 0",
             " and ".join(drawn),
         )
-    dist.broadcast_object_list(states, src=0, group=group, device=torch.device("cpu"))
+    states = pickle.loads(group.gather_bytes(pickle.dumps(states) if group.rank == 0 else b"")[0])
     torch.set_rng_state(states[0])
     np.random.set_state(states[1])
     random.setstate(states[2])

@@ -19,9 +19,12 @@ import torch
 import torch.distributed as dist
 
 from pyg_dist import errors
-from pyg_dist.backend.comm.group import close_groups
+from pyg_dist.backend.comm.calls import here
+from pyg_dist.backend.comm.connection import set_reason
+from pyg_dist.backend.comm.group import Group, close_groups, world_group
 from pyg_dist.backend.session import generators, launch, world
 from pyg_dist.backend.session.agreement import require_equal
+from pyg_dist.backend.session.divergence import DivergenceWatch
 from pyg_dist.backend.session.failure import FailureWatch
 from pyg_dist.backend.session.rendezvous import meet, running_mpi
 from pyg_dist.backend.session.world import World, is_initialized, is_main, local_rank, rank, world_size
@@ -44,6 +47,7 @@ class Closable(Protocol):
 
 _options: tuple[str, timedelta] = (DEFAULT_BACKEND, DEFAULT_TIMEOUT)
 _watch: FailureWatch | None = None
+_divergence: DivergenceWatch | None = None
 _owns_group = False
 # The store outlives a shutdown: another rank may still read from the one that this process hosts.
 _store: dist.Store | None = None
@@ -93,7 +97,7 @@ def init(backend: str = DEFAULT_BACKEND, timeout: timedelta = DEFAULT_TIMEOUT) -
     except errors.AgreementError:
         shutdown()
         raise
-    generators.share(found.control_group)
+    generators.share(found.control)
     logger.info("rank %d of %d, started by %s", found.rank, found.world_size, found.launcher)
 
 
@@ -102,9 +106,12 @@ def shutdown() -> None:
 
     Runs by itself when the process ends; ``init`` may be called again.
     """
-    global _watch, _owns_group
+    global _watch, _divergence, _owns_group
     for thing in list(_closing):
         thing.close()
+    if _divergence is not None:
+        _divergence.close()
+    _divergence = None
     if _watch is not None:
         _watch.close()
     _watch = None
@@ -141,7 +148,7 @@ def _adopt_group(backend: str, timeout: timedelta) -> World:
         return World(0, 1, own_local_rank, "env", timeout)
     store = dist.distributed_c10d._get_default_store()  # there is no public way to it
     store = dist.PrefixStore(f"pyg_dist/{next(_generations)}", store)
-    return World(own_rank, size, own_local_rank, "env", timeout, store, _control_group(timeout))
+    return World(own_rank, size, own_local_rank, "env", timeout, store, _control(timeout))
 
 
 def _open_group(found: launch.Launch, backend: str, timeout: timedelta) -> World:
@@ -170,18 +177,34 @@ def _open_group(found: launch.Launch, backend: str, timeout: timedelta) -> World
             f"Expected 'backend' to be 'auto' or one of torch.distributed's (got {backend!r}): {error}"
         ) from error
     _owns_group = True
-    return World(*place, store, _control_group(timeout))
+    return World(*place, store, _control(timeout))
 
 
-def _control_group(timeout: timedelta) -> dist.ProcessGroup | None:
-    """Return a group that carries CPU tensors; None if the default group does."""
-    return None if "cpu" in str(dist.get_backend_config()) else dist.new_group(backend="gloo", timeout=timeout)
+def _control(timeout: timedelta) -> Group:
+    """The group of all ranks that carries CPU tensors: the default group's if it can."""
+    if "cpu" in str(dist.get_backend_config()):
+        return world_group()
+    return Group(dist.new_group(backend="gloo", timeout=timeout), "control")
 
 
 def _start_watch(found: World) -> None:
-    global _watch
+    global _watch, _divergence
     assert found.store is not None
-    _watch = FailureWatch(dist.PrefixStore("failure", found.store), found.rank, found.world_size, leave=_leave)
+    place = (found.rank, found.world_size)
+
+    def look() -> None:
+        if _divergence is not None:
+            _divergence.look()
+
+    def why_lost(peer: int | None) -> str | None:
+        if _watch is None or _divergence is None:
+            return None
+        _watch.listen_first()
+        return _divergence.why_lost(peer)
+
+    _watch = FailureWatch(dist.PrefixStore("failure", found.store), *place, leave=_leave, before_store_goes=look)
+    _divergence = DivergenceWatch(dist.PrefixStore("calls", found.store), *place, here, _watch.fail)
+    set_reason(why_lost)
     atexit.unregister(_at_exit)
     atexit.register(_at_exit)
 

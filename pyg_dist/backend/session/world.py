@@ -7,11 +7,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch.distributed as dist
 
+from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.session import launch
 
 
@@ -19,8 +20,7 @@ from pyg_dist.backend.session import launch
 class World:
     """An initialised session.
 
-    ``store`` is None at world size 1. ``control_group`` carries CPU tensors and small objects; None is torch's default
-    group.
+    ``store`` is None at world size 1. ``control`` is the group of all ranks that carries CPU tensors and small objects.
     """
 
     rank: int
@@ -29,7 +29,7 @@ class World:
     launcher: launch.Launcher
     timeout: timedelta
     store: dist.Store | None = None
-    control_group: dist.ProcessGroup | None = None
+    control: Group = field(default_factory=Group)
 
 
 _current: World | None = None

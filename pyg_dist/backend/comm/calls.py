@@ -1,0 +1,168 @@
+"""The collective calls of a group, in order: what every rank must do alike, and where this rank stands.
+
+Each call has a number in its group's sequence, a kind, a dtype, a size and the user's line that leads to it. All of it
+is mixed into the call's *tag*, which is the tag of its messages
+(:mod:`~pyg_dist.backend.comm.tagged`). Messages of different calls therefore never meet: ranks that diverge wait, and
+:mod:`~pyg_dist.backend.session.divergence` looks at what is noted here and says why.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections import deque
+from types import FrameType
+from typing import NamedTuple
+from zlib import crc32
+
+import torch
+
+_TAG_BITS = 0x7FFFFFFF
+"""gloo's point-to-point messages have tags of 31 bits."""
+
+# More than the calls whose messages fly at the same time: ranks are never further apart in one group.
+_NUM_RECENT = 16
+
+_OURS = ("pyg_dist", "torch", "torch_geometric")
+_THROUGH = ("contextlib", "functools")
+_TEMPORARY = tempfile.gettempdir() + os.sep
+
+# 0: not the user's. Else a number that is the same on every rank: files may lie in different folders.
+_file_ids: dict[str, int] = {}
+_kind_ids: dict[str, int] = {}
+_dtype_ids: dict[torch.dtype | None, int] = {}
+
+
+class Call(NamedTuple):
+    """One collective call, as every rank must make it.
+
+    Attributes:
+        number: in the sequence of its group, from 1.
+        kind: what it does: a sum, an exchange ...
+        dtype: of its elements, if it says.
+        size: elements, or bytes of a row where their number differs between ranks.
+        file: of the user's line; empty where there is none, as in threads of autograd.
+        line: of the file.
+    """
+
+    number: int
+    kind: str
+    dtype: torch.dtype | None
+    size: int
+    file: str
+    line: int
+
+    @property
+    def where(self) -> str:
+        """The user's line."""
+        return f"{os.path.basename(self.file)}:{self.line}" if self.file else "an unknown line"
+
+    @property
+    def what(self) -> str:
+        """What it does, in words."""
+        values = "" if self.dtype is None else f" of {self.size} {str(self.dtype).removeprefix('torch.')}"
+        return f"{self.kind}{values}"
+
+
+# Named tuples take longer to make, and nearly none is ever looked at.
+_Plain = tuple[int, str, torch.dtype | None, int, str, int]
+
+
+class Calls:
+    """The sequence of calls of one group. Not collective.
+
+    Attributes:
+        ranks: the global numbers of the group's ranks.
+        name: of the sequence, equal on all of them; a run may have several groups of the same ranks.
+        number: how many there have been.
+        recent: the last of them, the fields of :class:`Call`.
+    """
+
+    def __init__(self, ranks: tuple[int, ...], name: str = "") -> None:
+        self.ranks = ranks
+        self.name = f"{','.join(map(str, ranks))}{name}"
+        self.number = 0
+        self.recent: deque[_Plain] = deque(maxlen=_NUM_RECENT)
+        self._id = crc32(self.name.encode())
+
+    def next(self, kind: str, dtype: torch.dtype | None = None, size: int = 0) -> int:
+        """Number and note a call of the user's line that leads here; returns its tag."""
+        self.number = number = self.number + 1
+        frame: FrameType | None = sys._getframe(1)
+        file_id = 0
+        while frame is not None:
+            file = frame.f_code.co_filename
+            try:
+                file_id = _file_ids[file]
+            except KeyError:
+                file_id = _file_id(frame)
+            if file_id:
+                line = frame.f_lineno
+                break
+            frame = frame.f_back
+        else:
+            file, line = "", 0
+        here.last = call = number, kind, dtype, size, file, line
+        self.recent.append(call)
+        try:
+            ids = _kind_ids[kind], _dtype_ids[dtype]
+        except KeyError:
+            _kind_ids[kind], _dtype_ids[dtype] = ids = crc32(kind.encode()), crc32(str(dtype).encode())
+        return hash((self._id, number, ids, size, file_id, line)) & _TAG_BITS  # of integers: the same in all processes
+
+
+def message_tag(tag: int, num_bytes: int) -> int:
+    """The tag of a message of so many bytes in the call with ``tag``."""
+    return hash((tag, num_bytes)) & _TAG_BITS
+
+
+def _file_id(frame: FrameType) -> int:
+    """Whether a frame is the user's: see ``_file_ids``."""
+    file = frame.f_code.co_filename
+    module = str(frame.f_globals.get("__name__", ""))
+    root = module.partition(".")[0]
+    # PyG writes the propagate() of each conv into a file of a random name.
+    is_generated = file.startswith(_TEMPORARY) and module.endswith(("_propagate", "_edge_updater"))
+    is_user = root not in _OURS and root not in _THROUGH and not is_generated
+    file_id = crc32(os.path.basename(file).encode()) | 1 if is_user else 0
+    if file != "<string>":  # the code of dataclasses, and of `python -c`
+        _file_ids[file] = file_id
+    return file_id
+
+
+class Wait(NamedTuple):
+    """What this rank waits for.
+
+    Attributes:
+        calls: the sequence.
+        number: of the call.
+        peers: the ranks that it waits for, or ``None`` for the group's.
+    """
+
+    calls: Calls
+    number: int
+    peers: tuple[int, ...] | None = None
+
+
+class Standing:
+    """Where this rank stands: the one note that the rest of the package writes and a watch reads.
+
+    Attributes:
+        wait: what it waits for now.
+        last: its last call in any group.
+        sequences: those of its groups, by name.
+    """
+
+    def __init__(self) -> None:
+        self.wait: Wait | None = None
+        self.last: _Plain | None = None
+        self.sequences: dict[str, Calls] = {}
+
+    def sequence(self, ranks: tuple[int, ...], name: str = "") -> Calls:
+        """The calls of a group, of which there is one object."""
+        calls = Calls(ranks, name)
+        return self.sequences.setdefault(calls.name, calls)
+
+
+here = Standing()

@@ -1,0 +1,287 @@
+"""Ranks that make different calls: found while they wait, told in one line that names the lines of all, and ended.
+
+Messages of different calls never meet (:mod:`~pyg_dist.backend.comm.calls`), so ranks that diverge wait for each other.
+A thread of each rank looks now and then at where its rank stands. While the rank waits, it publishes that in the
+rendezvous store, and reads the others'. Three things prove that the wait will never end, and nothing else is an error:
+
+* two ranks have made different calls of the same number in the same group;
+* a rank has ended before the call that others wait for;
+* ranks wait in a circle: each for a call that another one, which waits as well, has not made.
+
+A rank that computes proves nothing, however long it takes. After ten seconds the wait is logged once a line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import linecache
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch.distributed as dist
+
+from pyg_dist.backend.comm.calls import Call, Standing, Wait
+from pyg_dist.backend.session.agreement import describe_ranks
+
+logger = logging.getLogger("pyg_dist")
+
+LOOK_SECONDS = 1.0
+"""Between two looks at this rank."""
+
+PATIENCE_SECONDS = 2.0
+"""A wait that is longer is published: longer than a step of most trainings, so that most runs never are."""
+
+NOTICE_SECONDS = 10.0
+"""A wait that is longer is logged."""
+
+# So many ranks look at each other every second; more of them, more seldom.
+_RANKS_PER_LOOK = 32
+
+_MAX_CODE = 60  # characters of a source line
+_MAX_PLACES = 4  # that an error spells out
+
+_REMEDY = (
+    "every rank must make the same calls from the same lines, so make none under is_main() or another condition that "
+    "differs between ranks"
+)
+
+_STORE_ERRORS = (dist.DistError, RuntimeError)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank stands.
+
+    Attributes:
+        numbers: of calls made, by sequence.
+        recent: the last calls of each sequence, by number: the line, what it does, and the source.
+        last: the last call of all, in words.
+        waits: the sequence and the number of the call that it waits for, or ``None``.
+        peers: the ranks that it waits for.
+        has_ended: whether it has left the run.
+        beat: counts the publications.
+    """
+
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    recent: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    last: str = "its start"
+    waits: tuple[str, int] | None = None
+    peers: tuple[int, ...] = ()
+    has_ended: bool = False
+    beat: int = 0
+
+    @property
+    def waits_at(self) -> str:
+        """The call that it waits for, in words."""
+        if self.waits is None:
+            return self.last
+        name, number = self.waits
+        return self.recent.get(name, {}).get(str(number), self.last)
+
+    @staticmethod
+    def of(standing: Standing, beat: int = 0, has_ended: bool = False) -> Place:
+        """This rank's."""
+        recent = {name: [Call(*call) for call in tuple(s.recent)] for name, s in tuple(standing.sequences.items())}
+        wait: Wait | None = standing.wait
+        return Place(
+            {name: s.number for name, s in tuple(standing.sequences.items())},
+            {name: {str(call.number): _words(call) for call in calls} for name, calls in recent.items()},
+            _words(Call(*standing.last)) if standing.last else "its start",
+            None if wait is None else (wait.calls.name, wait.number),
+            () if wait is None else wait.calls.ranks if wait.peers is None else wait.peers,
+            has_ended,
+            beat,
+        )
+
+    @staticmethod
+    def parse(text: bytes) -> Place:
+        """The inverse of :meth:`to_json`."""
+        fields: dict[str, Any] = json.loads(text)
+        fields["waits"] = None if fields["waits"] is None else tuple(fields["waits"])
+        return Place(**{**fields, "peers": tuple(fields["peers"])})
+
+    def to_json(self) -> str:
+        """For the store."""
+        return json.dumps(asdict(self))
+
+
+def _words(call: Call) -> str:
+    source = linecache.getline(call.file, call.line).strip()
+    cut = source if len(source) <= _MAX_CODE else f"{source[:_MAX_CODE]} ..."
+    return f"{call.where}{f' `{cut}`' if cut else ''}, {call.what}"
+
+
+def diagnose(places: Sequence[Place], sure: Sequence[bool] | None = None) -> str | None:
+    """What proves that a wait never ends, or ``None``. A pure function.
+
+    Args:
+        places: of all ranks.
+        sure: whether each is known to have been waiting at one moment, the same for all; by default all that wait.
+    """
+    different = _different_calls(places)
+    if different is not None:
+        return different
+    will_go_on = {
+        rank
+        for rank, place in enumerate(places)
+        if not place.has_ended and (place.waits is None or (sure is not None and not sure[rank]))
+    }
+    waiting = [rank for rank, place in enumerate(places) if place.waits is not None and not place.has_ended]
+    blockers = {rank: _blockers(rank, places) for rank in waiting}
+    is_new = True
+    while is_new:
+        freed = {rank for rank in waiting if rank not in will_go_on and blockers[rank] <= will_go_on}
+        is_new = bool(freed)
+        will_go_on |= freed
+    stuck = [rank for rank in waiting if rank not in will_go_on]
+    if not stuck:
+        return None
+    involved = {*stuck, *(b for rank in stuck for b in blockers[rank] if places[b].has_ended)}
+    says = {
+        rank: f"{'has ended after' if places[rank].has_ended else 'waiting at'} {places[rank].waits_at}"
+        for rank in sorted(involved)
+    }
+    return _message(says)
+
+
+def _different_calls(places: Sequence[Place]) -> str | None:
+    """The first call of a group in which ranks differ."""
+    for name in sorted({name for place in places for name in place.recent}):
+        by_number: dict[int, dict[int, str]] = {}
+        for rank, place in enumerate(places):
+            for number, words in place.recent.get(name, {}).items():
+                by_number.setdefault(int(number), {})[rank] = words
+        for _, says in sorted(by_number.items()):
+            if len(set(says.values())) > 1:
+                return _message({rank: f"at {words}" for rank, words in says.items()})
+    return None
+
+
+def _blockers(rank: int, places: Sequence[Place]) -> set[int]:
+    """The ranks that have not made the call that a rank waits for."""
+    place = places[rank]
+    assert place.waits is not None
+    name, number = place.waits
+    return {peer for peer in place.peers if peer != rank and places[peer].numbers.get(name, 0) < number}
+
+
+def _message(says: Mapping[int, str]) -> str:
+    return f"Expected the same calls on every rank (got {_listed(says)}): {_REMEDY}"
+
+
+def _listed(says: Mapping[int, str]) -> str:
+    """What ranks say, those that say the same together."""
+    ranks_by_words: dict[str, list[int]] = {}
+    for rank, words in says.items():
+        ranks_by_words.setdefault(words, []).append(rank)
+    shown = [f"{describe_ranks(ranks)} {words}" for words, ranks in ranks_by_words.items()]
+    if len(shown) > _MAX_PLACES:
+        shown[_MAX_PLACES:] = [f"{len(shown) - _MAX_PLACES} other places elsewhere"]
+    return "; ".join(shown)
+
+
+class DivergenceWatch:
+    """Watches where this rank stands, and ends the run when ranks diverge.
+
+    Args:
+        store: the rendezvous store, used by this watch alone below its prefix.
+        rank: this rank.
+        world_size: number of ranks.
+        standing: what to watch.
+        fail: ends the run on every rank with a message; does not return. It is called by the watch's thread, since the
+            main thread sits in a C++ wait.
+    """
+
+    def __init__(
+        self, store: dist.Store, rank: int, world_size: int, standing: Standing, fail: Callable[[str], object]
+    ) -> None:
+        """Start watching. Not collective."""
+        self._store = store.clone()  # type: ignore[attr-defined]  # not in the stub
+        self._rank, self._world_size, self._standing, self._fail = rank, world_size, standing, fail
+        self._keys = [f"place/{r}" for r in range(world_size)]
+        self._beat = 0
+        self._places = [Place()] * world_size
+        # Two looks back, since two threads that wake every second may miss each other once.
+        self._looks: deque[list[Place]] = deque(maxlen=2)
+        self._noticed: set[str] = set()
+        # The main thread reads the store, too, when it has lost a connection.
+        self._lock = threading.Lock()
+        self._is_closed = threading.Event()
+        self._publish()
+        self._thread = threading.Thread(target=self._watch, name="pyg_dist divergence", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the watch of a rank that ends well, and say so. Not collective."""
+        self._is_closed.set()
+        self._thread.join()
+        with contextlib.suppress(*_STORE_ERRORS):
+            self._publish(has_ended=True)
+
+    def look(self) -> None:
+        """Read where all ranks stand, if all have begun. Not collective."""
+        with contextlib.suppress(*_STORE_ERRORS), self._lock:
+            if self._store.check(self._keys):
+                values = self._store.multi_get(self._keys)
+                self._places = [Place.parse(value) for value in values]
+
+    def why_lost(self, peer: int | None) -> str | None:
+        """Why a connection is gone, if a rank has ended: see :func:`~pyg_dist.backend.comm.connection.set_reason`."""
+        mine = Place.of(self._standing)
+        self.look()
+        ended = {r: place for r, place in enumerate(self._places) if place.has_ended and peer in (None, r)}
+        if not ended:
+            return None
+        says = {self._rank: f"waiting at {mine.waits_at}"}
+        return _message(says | {r: f"has ended after {place.last}" for r, place in ended.items()})
+
+    def _watch(self) -> None:
+        wait, since, published, next_look = None, 0.0, None, 0.0
+        while not self._is_closed.wait(LOOK_SECONDS):
+            now = time.monotonic()
+            if self._standing.wait is not wait:
+                wait, since = self._standing.wait, now
+            has_waited = 0.0 if wait is None else now - since
+            try:
+                if has_waited >= PATIENCE_SECONDS:
+                    self._publish()
+                    if now >= next_look:
+                        next_look = now + LOOK_SECONDS * (self._world_size // _RANKS_PER_LOOK)
+                        self._compare(has_waited)
+                elif self._standing.last is not published:
+                    self._publish()
+                    published = self._standing.last
+            except _STORE_ERRORS:  # the store is gone, which the watch of failures tells
+                return
+
+    def _publish(self, has_ended: bool = False) -> None:
+        self._beat += 1
+        place = Place.of(self._standing, self._beat, has_ended)
+        self._places[self._rank] = place
+        with self._lock:
+            self._store.set(self._keys[self._rank], place.to_json())
+
+    def _compare(self, has_waited: float) -> None:
+        self.look()
+        # Who waits for what it waited for at an earlier look, and has published so since, waited in that moment.
+        earlier = self._looks[0] if self._looks else self._places
+        sure = [p.waits == e.waits and p.beat > e.beat for p, e in zip(self._places, earlier, strict=True)]
+        self._looks.append(self._places)
+        found = diagnose(self._places, sure)
+        if found is not None:
+            self._fail(found)
+        mine = self._places[self._rank].waits_at
+        if has_waited >= NOTICE_SECONDS and mine not in self._noticed:
+            self._noticed.add(mine)
+            others = {
+                r: f"{'waits at' if place.waits else 'computes after'} {place.waits_at}"
+                for r, place in enumerate(self._places)
+                if r != self._rank
+            }
+            logger.warning("rank %d has waited %.0f s at %s; %s", self._rank, has_waited, mine, _listed(others))

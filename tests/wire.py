@@ -1,0 +1,55 @@
+"""What a rank hands to gloo, counted where it does; independent of the library's own counters."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+from unittest import mock
+
+from pyg_dist.backend.comm.tagged import TaggedMessages
+from pyg_dist.backend.comm.transport import Transport
+
+
+class Wire:
+    """Counts, within it, what goes to other ranks through transports; sums and gathers of groups are apart.
+
+    Attributes:
+        num_bytes: of the messages.
+        num_collectives: all-to-alls.
+        num_others: messages of groups.
+    """
+
+    def __init__(self) -> None:
+        self.num_bytes = self.num_collectives = self.num_others = 0
+        self._is_inside = False
+
+    def __enter__(self) -> Wire:
+        send, to_all, to_neighbours = TaggedMessages.send, Transport.all_to_all, Transport.to_neighbours
+
+        def counted_send(messages: TaggedMessages, tensor: Any, peer: int, tag: int) -> Any:
+            if self._is_inside:
+                self.num_bytes += tensor.nbytes
+            else:
+                self.num_others += 1
+            return send(messages, tensor, peer, tag)
+
+        def inside(function: Any, is_collective: int) -> Any:
+            def call(*args: Any, **options: Any) -> Any:
+                self.num_collectives += is_collective
+                self._is_inside = True
+                try:
+                    return function(*args, **options)
+                finally:
+                    self._is_inside = False
+
+            return call
+
+        with ExitStack() as stack:
+            stack.enter_context(mock.patch.object(TaggedMessages, "send", counted_send))
+            stack.enter_context(mock.patch.object(Transport, "all_to_all", inside(to_all, 1)))
+            stack.enter_context(mock.patch.object(Transport, "to_neighbours", inside(to_neighbours, 0)))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
