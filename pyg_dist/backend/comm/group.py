@@ -189,6 +189,7 @@ def close_groups() -> None:
     for group in tuple(_open):
         if group.process_group is not None:
             group.process_group = _Closed()  # type: ignore[assignment]
+            group._messages = None
     _axes.clear()
     _world.clear()
     here.sequences.clear()
