@@ -15,7 +15,8 @@ struct Keyed {
   uint64_t seed;
 };
 
-// y[i, c] = x[i, c] * scale if the word of (i, c) is at least `threshold`, else 0. x and y are dense.
+// y[i, c] = x[i, c] * (scale if the word of (i, c) is at least `threshold`, else 0): NaN and infinities become NaN, as
+// in torch. x and y are dense.
 struct KeyedDropout {
   Keyed keyed;
   const void* x;

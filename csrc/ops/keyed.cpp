@@ -1,7 +1,5 @@
 #include "ops/keyed.h"
 
-#include <torch/csrc/stable/ops.h>
-
 #include <cmath>
 
 #include "ops/allocate.h"
@@ -24,14 +22,14 @@ Tensor keyed_dropout(Tensor x, Tensor key, double p, int64_t seed, int64_t colum
   const Keyed keyed = keyed_of(op, key, x.size(1), seed, column_offset);
   const Element element = element_of(op, "x", x.scalar_type());
   const double threshold = std::nearbyint(std::ldexp(p, 32));
-  if (threshold >= 0x1p32) return torch::stable::new_zeros(x, x.sizes());
+  const bool drops_all = threshold >= 0x1p32;
   const Tensor y = new_output_like(x);
   const KeyedDropout problem{
       .keyed = keyed,
       .x = x.const_data_ptr(),
       .y = y.mutable_data_ptr(),
-      .threshold = static_cast<uint32_t>(threshold),
-      .scale = 1 / (1 - p),
+      .threshold = drops_all ? 0 : static_cast<uint32_t>(threshold),
+      .scale = drops_all ? 0 : 1 / (1 - p),
       .element = element,
   };
   if (!is_empty(keyed)) device->keyed_dropout(problem);

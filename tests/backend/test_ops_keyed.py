@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+import torch.nn.functional as F
 from bits import assert_same_bits
 from op_inputs import DTYPES, WIDTHS, equal_bits, reals
 
@@ -91,11 +92,15 @@ def test_dropout_keeps_the_right_share(p: float) -> None:
             assert abs(float(np.corrcoef(a.flatten(), b.flatten())[0, 1])) < 0.012
 
 
-def test_dropout_propagates_and_drops_non_finite_values() -> None:
-    x = torch.full((200, 8), float("nan"))
-    y = ops.keyed_dropout(x, torch.arange(200), 0.5, 0)
-    kept = ops.keyed_dropout(torch.ones(200, 8), torch.arange(200), 0.5, 0) != 0
-    assert_same_bits(y.isnan(), kept)
+@pytest.mark.parametrize("p", [0.5, 1.0])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_what_is_dropped_is_multiplied_by_zero(dtype: torch.dtype, p: float) -> None:
+    """As in torch, whose own mask is all that differs: NaN and infinities become NaN, and signs stay."""
+    x = torch.tensor([float("nan"), float("inf"), float("-inf"), -3.0, 3.0, -0.0]).to(dtype).repeat(200, 7)
+    factor = ops.keyed_dropout(torch.ones_like(x), torch.arange(200), p, 0)
+    assert 0 <= float(factor.min()) < float(factor.max()) or p == 1
+    assert equal_bits(ops.keyed_dropout(x, torch.arange(200), p, 0), x * factor)
+    assert equal_bits(F.dropout(x, 1.0), x * 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

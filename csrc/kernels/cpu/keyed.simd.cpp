@@ -18,9 +18,9 @@ void dropout_of_type(const KeyedDropout& p, int64_t row_begin, int64_t row_end) 
     int64_t c = 0;
     for (; c + L <= count; c += L) {
       const auto keep = convert<Mask, L, int32_t>(load<L>(words + c) >= p.threshold);
-      store<L>(y + c, keep ? load<L>(x + c) * scale : Vec<A, L>{});
+      store<L>(y + c, load<L>(x + c) * (keep ? Vec<A, L>{} + scale : Vec<A, L>{}));
     }
-    for (; c < count; ++c) store<1>(y + c, words[c] >= p.threshold ? load<1>(x + c) * scale : A{0});
+    for (; c < count; ++c) store<1>(y + c, load<1>(x + c) * (words[c] >= p.threshold ? scale : A{0}));
   };
   for_each_run(p.keyed, Stream::dropout, 1, row_begin, row_end, use);
 }

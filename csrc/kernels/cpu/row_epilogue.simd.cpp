@@ -77,17 +77,17 @@ struct Row {
     return n;
   }
 
-  // What v becomes where z is let through and the word keeps it; zero elsewhere. A NaN in z is let through.
+  // What v becomes: zero where z is not let through, which a NaN is, and times zero where the word drops it.
   template <int L>
   PYG_DIST_INLINE Vec<A, L> passed(Vec<A, L> v, Vec<A, L> z, const uint32_t* word) const {
     using Mask = std::conditional_t<sizeof(A) == 8, int64_t, int32_t>;
-    v *= static_cast<A>(p.scale);
+    const A scale = static_cast<A>(p.scale);
     if (p.relu) v = z <= A{0} ? Vec<A, L>{} : v;
-    if (word == nullptr) return v;
+    if (word == nullptr) return v * scale;
     if constexpr (L == 1) {
-      return *word >= p.threshold ? v : A{0};
+      return v * (*word >= p.threshold ? scale : A{0});
     } else {
-      return convert<Mask, L, int32_t>(load<L>(word) >= p.threshold) ? v : Vec<A, L>{};
+      return v * (convert<Mask, L, int32_t>(load<L>(word) >= p.threshold) ? Vec<A, L>{} + scale : Vec<A, L>{});
     }
   }
 };

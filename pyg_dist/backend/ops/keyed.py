@@ -19,6 +19,7 @@ def keyed_dropout(x: Tensor, key: Tensor, p: float, seed: int, column_offset: in
 
     The words come from Philox-4x32-10 (``csrc/formats/keyed.h``): the mask depends neither on ranks, threads and
     instruction sets nor on which other rows there are. Columns of ``x[i]`` are counted over its trailing dimensions.
+    What is dropped is multiplied by zero, as in torch: a NaN or an infinity becomes NaN.
 
     Shapes:
         - x: ``[N, ...]`` float32, float64 or bfloat16; copied unless contiguous

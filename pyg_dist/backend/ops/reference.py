@@ -157,15 +157,14 @@ def _words(
 
 
 def keyed_dropout(x: Tensor, key: Tensor, p: float, seed: int, column_offset: int = 0) -> Tensor:
-    """``y = x / (1 - p)`` where the element's word is at least p 2^32, else zero."""
+    """``y = x / (1 - p)`` where the element's word is at least p 2^32, else ``x * 0``."""
     threshold = round(p * 2**32)
     if threshold >= 2**32:
-        return torch.zeros_like(x)
+        return x * 0
     rows = x.reshape(x.shape[0], -1) if x.numel() else x.new_empty(x.shape[0], 0)
     (words,) = _words(key, rows.shape[1], seed, column_offset, _DROPOUT, 1)
     keep = torch.from_numpy(words >= threshold)
-    scale = torch.tensor(1 / (1 - p), dtype=_sum_dtype(x))
-    y = torch.where(keep, rows.to(_sum_dtype(x)) * scale, torch.zeros((), dtype=_sum_dtype(x)))
+    y = rows.to(_sum_dtype(x)) * (keep.to(_sum_dtype(x)) * (1 / (1 - p)))
     return y.to(x.dtype).view_as(x)
 
 
