@@ -1,6 +1,11 @@
 // Marks a function that kernels of every device and every instruction set call.
 #pragma once
 
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || \
+    defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || defined(__NO_SIGNED_ZEROS__)
+#  error "expected IEEE arithmetic: leave out -ffast-math and -Ofast, which drop NaNs, zeros' signs and orders of sums"
+#endif
+
 #if defined(__CUDACC__)
 #  define PYG_DIST_HOST_DEVICE __host__ __device__
 #else

@@ -73,6 +73,19 @@ def test_kernels_leave_no_inline_function_to_the_linker(source: Path, optimizati
     assert shared == []
 
 
+@pytest.mark.parametrize("flag", ["-ffast-math", "-Ofast"])
+def test_fast_math_does_not_compile(flag: str) -> None:
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    if compiler is None:
+        pytest.skip("needs a compiler")
+    command = [compiler, "-std=c++20", flag, "-fsyntax-only", "-I.", "kernels/cpu/relu.cpp"]
+    result = subprocess.run(
+        command, cwd=ROOT / "csrc", capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False
+    )
+    assert result.returncode != 0
+    assert "expected IEEE arithmetic" in result.stderr
+
+
 def test_a_missing_library_is_one_line_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     spec = find_spec("pyg_dist")
     assert spec is not None
