@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import random
+import resource
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -36,16 +38,47 @@ def large(num_bytes: int = LARGE) -> Tensor:
 
 
 def test_a_freed_block_is_used_again(before: memory.BlockBytes) -> None:
-    block = large(LARGE + 4).fill_(1)
+    block = large(2 * LARGE + 4).fill_(1)
     address = block.data_ptr()
     assert address % HUGE_PAGE == 0
-    assert memory.block_bytes() == (before.in_use + LARGE + HUGE_PAGE, 0)
+    assert memory.block_bytes() == (before.in_use + 2 * LARGE + HUGE_PAGE, 0)
     del block
-    assert memory.block_bytes() == (before.in_use, LARGE + HUGE_PAGE)
-    assert large(2 * LARGE).data_ptr() != address, "another size"
-    assert large(LARGE + 8).data_ptr() == address
+    assert memory.block_bytes() == (before.in_use, 2 * LARGE + HUGE_PAGE)
+    first, second = large(LARGE), large(LARGE + 8)
+    assert (first.data_ptr(), second.data_ptr()) == (address, address + LARGE), "smaller ones are cut from it"
+    del first, second
+    assert large(2 * LARGE + 8).data_ptr() == address, "free neighbours are one piece"
+    assert memory.block_bytes() == (before.in_use, 2 * LARGE + HUGE_PAGE)
     memory.release_free_memory()
     assert memory.block_bytes() == before
+
+
+@pytest.mark.parametrize("held", [1, 4])
+def test_sizes_that_vary_meet_no_fresh_pages(held: int) -> None:
+    """Thirty sizes in another order each round, some tensors alive at once: what was in use once is enough."""
+    draw = random.Random(0)
+    sizes = [draw.randrange(9 << 20, 31 << 20) for _ in range(30)]
+    most = [large(size).fill_(1) for size in sorted(sizes)[-held:]]
+    most.clear()
+    faults = []
+    for _ in range(6):
+        start, alive = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, deque[Tensor]()
+        draw.shuffle(sizes)
+        for size in sizes:
+            if len(alive) == held:
+                alive.popleft()
+            alive.append(large(size).fill_(1))
+        alive.clear()
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - start)
+    assert max(faults[2:]) < 5, f"expected fewer page faults than a fresh block has, got {faults} in rounds"
+
+
+def test_a_peak_is_forgotten(before: memory.BlockBytes) -> None:
+    peak = large(16 * LARGE)
+    del peak
+    for _ in range(2048):
+        large()
+    assert memory.block_bytes() == (before.in_use, LARGE)
 
 
 def test_small_outputs_are_torchs_own(before: memory.BlockBytes) -> None:

@@ -1,22 +1,23 @@
 // Large blocks of memory that are used again.
 //
-// A full-batch epoch asks for the same few sizes again and again. The C library maps each block over 32 MiB anew and
-// unmaps it when it is freed, so that every write into it meets fresh pages; on a virtual machine the host may have to
-// find them, too. Here a freed block waits for the next request of its size: docs/performance.md has the figures.
+// A full-batch epoch asks for the same few sizes again and again, mini-batches for sizes that vary. The C library maps
+// each block over 32 MiB anew and unmaps it when it is freed, so that every write into it meets fresh pages; on a
+// virtual machine the host may have to find them, too. Here a freed block waits, as one piece with free neighbours, for
+// the next request that fits into it: docs/performance.md has the figures.
 #pragma once
 
 #include <cstddef>
-#include <deque>
+#include <map>
 #include <mutex>
-#include <unordered_map>
 
 namespace pyg_dist {
 
 // All members may be called from any thread.
 //
-// What the pool holds, blocks that wait included, is never more than what was in use at once at some time, in whole
-// huge pages: a request that no waiting block fits maps new memory only after those that have waited longest have made
-// room for it below that mark. A block that waits is the kernel's to take (MADV_FREE) should memory become short.
+// What the pool holds, what waits included, is never more than what was in use at once during the last one or two
+// thousand requests, in whole huge pages. A request that fits into no waiting piece gets new addresses, behind which
+// pages of several pieces are moved (mremap), the smallest pieces first: only what waits nowhere is fresh. What waits
+// is the kernel's to take (MADV_FREE) should memory become short.
 class BlockPool {
  public:
   static constexpr size_t kWorthIt = 8 << 20;  // bytes of the smallest block; below, the C library's heap does well
@@ -40,19 +41,25 @@ class BlockPool {
   Bytes bytes();
 
  private:
-  struct Block {
-    void* address;
-    size_t size;
-  };
+  static constexpr int kWindow = 1024;  // requests; a full-batch epoch makes some dozens
+
+  using Pieces = std::map<char*, size_t>;  // sizes by address
 
   BlockPool();
-  void unmap_longest_waiting();
+  char* cut_from_waiting(size_t size);
+  char* map_over_waiting(size_t size);
+  char* cut_last_page();
+  Pieces::iterator smallest_piece();
+  void wait(char* address, size_t size);
+  void unmap_down_to(size_t waiting);
+  void count_request();
 
   std::mutex mutex_;
-  std::deque<Block> waiting_;                 // the one that has waited longest comes first
-  std::unordered_map<void*, size_t> in_use_;  // sizes
+  Pieces waiting_;  // of which no two touch
+  Pieces in_use_;
   Bytes bytes_{0, 0};
-  size_t most_in_use_ = 0;
+  size_t most_in_use_ = 0, most_before_ = 0;  // in this window of requests, and in the last one
+  int num_requests_ = 0;                      // in this window
 };
 
 }  // namespace pyg_dist

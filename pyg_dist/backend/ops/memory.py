@@ -1,9 +1,10 @@
 """Memory that has been freed: blocks of large outputs wait to be used again, the C library's is given back.
 
-Full-batch epochs ask for the same few large tensors again and again. The native ops take outputs of 8 MiB and more out
-of a pool of blocks in huge pages (``csrc/ops/cpu/block_pool.h``): a freed block waits for the next request of its size.
-Blocks in use and blocks that wait are together never more than were in use at once, and while they wait the kernel may
-take their pages. docs/performance.md has the figures. With torch 2.10 and outside of Linux there is no pool.
+Full-batch epochs ask for the same few large tensors again and again, mini-batches for sizes that vary. The native ops
+take outputs of 8 MiB and more out of a pool of huge pages (``csrc/ops/cpu/block_pool.h``): what is freed waits for the
+next request, whatever its size. What is in use and what waits are together never more than was in use at once (in the
+last thousand or two requests), and while pages wait the kernel may take them. docs/performance.md has the figures. With
+torch 2.10 and outside of Linux there is no pool.
 """
 
 from __future__ import annotations
