@@ -72,6 +72,39 @@ def test_quantize_equals_the_reference(bits: int, dtype: torch.dtype) -> None:
             assert torch.equal(whole, expected.to(dtype))  # nothing beside it was touched
 
 
+def test_hubs_are_cut_by_work() -> None:
+    """Rows of more edges than a chunk of work: sums of pieces, the same for any number of threads."""
+    generator = torch.Generator().manual_seed(0)
+    degree = torch.tensor([3, 1, 40_000, 0, 17_000, 1])
+    rowptr = torch.cat([torch.zeros(1, dtype=torch.int64), degree.cumsum(0)])
+    col = torch.randint(0, NUM_SOURCES, (int(rowptr[-1]),), generator=generator, dtype=torch.int32)
+    for dtype in DTYPES:
+        x = quarters(NUM_SOURCES, 16, dtype=dtype)
+        weight = torch.randint(1, 4, (col.numel(),), generator=generator).to(ops.sum_dtype(x))
+        scale, options = weight[:6], {"key": torch.arange(6), "seed": 3}
+        before, results = torch.get_num_threads(), []
+        try:
+            for num_threads in (1, 3):
+                torch.set_num_threads(num_threads)
+                packed = ops.quantize_csr(rowptr, col, x, 4, weight, **options)  # type: ignore[arg-type]
+                rows = ops.quantize_csr(*identity(NUM_SOURCES), x, 8)
+                out = quarters(6, 16, dtype=dtype, seed=7)
+                results.append((packed, ops.dequantize_csr_add(out, rowptr, col, rows, 8, weight, row_scale=scale)))
+        finally:
+            torch.set_num_threads(before)
+        assert torch.equal(packed, reference.quantize_csr(rowptr, col, x, 4, weight, **options))  # type: ignore[arg-type]
+        expected = quarters(6, 16, dtype=dtype, seed=7).double()
+        reference.dequantize_csr_add(expected, rowptr, col, rows, 8, weight, row_scale=scale)
+        tolerance = 2**-7 if dtype == torch.bfloat16 else 1e-5
+        torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=1e-5 * expected.abs().max())
+        for one, other in zip(*results, strict=True):
+            assert torch.equal(one, other)
+    x = quarters(NUM_SOURCES, 16)
+    x[int(col[rowptr[3] - 1])] = float("nan")
+    with pytest.raises(NotFiniteError, match="got NaN in row 2"):
+        ops.quantize_csr(torch.tensor([0, 0, 0, 40_000]), col[rowptr[2] : rowptr[3]], x, 4)
+
+
 def test_numbers_depend_on_seed_key_and_column_only() -> None:
     x = torch.randn(50, 77, generator=torch.Generator().manual_seed(0))
     rowptr, col = identity(50)

@@ -5,21 +5,13 @@
 #include "formats/packed_rows.h"
 #include "kernels/cpu/table.h"
 #include "ops/cpu/device.h"
-#include "ops/cpu/parallel.h"
+#include "ops/cpu/hub_rows.h"
 
 namespace pyg_dist::cpu {
 namespace {
 
-// Values read per chunk of rows, as for spmm_csr.
-constexpr int64_t kValuesPerChunk = 1 << 18;
-
 // Sums that wait in the first-level cache to be quantized.
 constexpr int64_t kSumBytes = 1 << 14;
-
-int64_t rows_per_chunk(int64_t num_rows, int64_t num_edges, int64_t num_columns) {
-  const int64_t values_per_row = (num_edges / std::max<int64_t>(num_rows, 1) + 1) * std::max<int64_t>(num_columns, 1);
-  return std::max<int64_t>(kValuesPerChunk / values_per_row, 1);
-}
 
 // Rows [row_begin, row_end): those that are a row of x as it is are quantized where they lie, the others are summed
 // into a small buffer and quantized there. Each kind comes in long runs.
@@ -67,27 +59,83 @@ int64_t quantize(const QuantizeCsr& problem, int64_t row_begin, int64_t row_end)
   return first_bad;
 }
 
-}  // namespace
-
-void quantize_csr(const QuantizeCsr& problem) {
+// A: what sums are kept in.
+template <class A>
+void quantize_sums(const QuantizeCsr& problem) {
   const SpmmCsr& sums = problem.sums;
-  *problem.bad_row = kAllFinite;
-  if (sums.num_rows == 0 || sums.num_features == 0) return;
+  const int64_t n = sums.num_features, row_bytes = packed_row_bytes(n, problem.bits);
   std::atomic<int64_t> found{kAllFinite};
-  for_each_range(sums.num_rows, rows_per_chunk(sums.num_rows, sums.num_edges, sums.num_features),
-                 [&](int64_t begin, int64_t end) {
-                   const int64_t bad = quantize(problem, begin, end);
-                   if (bad == kAllFinite) return;
-                   int64_t first = found.load();
-                   while ((first == kAllFinite || bad < first) && !found.compare_exchange_weak(first, bad)) {
-                   }
-                 });
+  const auto note = [&](int64_t bad) {
+    if (bad == kAllFinite) return;
+    int64_t first = found.load();
+    while ((first == kAllFinite || bad < first) && !found.compare_exchange_weak(first, bad)) {
+    }
+  };
+  for_each_row_by_work<A>(
+      sums.rowptr, sums.num_rows, n, [&](int64_t begin, int64_t end) { note(quantize(problem, begin, end)); },
+      [&](int64_t begin, int64_t end, A* hub) { sum_edges(sums, begin, end, hub); },
+      [&](int64_t row, const A* hub) {
+        const QuantizeRows one_row{
+            .key = problem.key == nullptr ? nullptr : problem.key + row,
+            .index = nullptr,
+            .x = hub,
+            .packed = problem.packed + row * row_bytes,
+            .num_columns = n,
+            .x_stride = n,
+            .seed = problem.seed,
+            .bits = problem.bits,
+            .element = sums.out_element,
+        };
+        if (kernels().quantize_rows(one_row, 0, 1) != kAllFinite) note(row);
+      });
   *problem.bad_row = found;
 }
 
+template <class T>
+void dequantize(const DequantizeCsr& problem) {
+  using A = accumulator_t<T>;
+  const auto* row_scale = static_cast<const A*>(problem.row_scale);
+  for_each_row_by_work<A>(
+      problem.rowptr, problem.num_rows, problem.num_columns,
+      [&](int64_t begin, int64_t end) { kernels().dequantize_add_rows(problem, begin, end); },
+      [&](int64_t begin, int64_t end, A* sums) {
+        const int64_t rowptr[] = {begin, end};
+        DequantizeCsr one_row = problem;
+        one_row.rowptr = rowptr;
+        one_row.row_scale = nullptr;
+        one_row.out = sums;
+        one_row.element = accumulator_of(problem.element);
+        std::fill_n(sums, problem.num_columns, A{0});
+        kernels().dequantize_add_rows(one_row, 0, 1);
+      },
+      [&](int64_t row, const A* sums) {
+        write_hub(sums, problem.num_columns, row_scale == nullptr ? A{1} : row_scale[row], false, true,
+                  static_cast<T*>(problem.out) + row * problem.out_stride);
+      });
+}
+
+}  // namespace
+
+void quantize_csr(const QuantizeCsr& problem) {
+  *problem.bad_row = kAllFinite;
+  if (problem.sums.num_rows == 0 || problem.sums.num_features == 0) return;
+  switch (problem.sums.out_element) {
+    case Element::f64:
+      return quantize_sums<double>(problem);
+    default:
+      return quantize_sums<float>(problem);
+  }
+}
+
 void dequantize_csr_add(const DequantizeCsr& problem) {
-  for_each_range(problem.num_rows, rows_per_chunk(problem.num_rows, problem.num_edges, problem.num_columns),
-                 [&](int64_t begin, int64_t end) { kernels().dequantize_add_rows(problem, begin, end); });
+  switch (problem.element) {
+    case Element::f32:
+      return dequantize<float>(problem);
+    case Element::f64:
+      return dequantize<double>(problem);
+    case Element::bf16:
+      return dequantize<BFloat16>(problem);
+  }
 }
 
 }  // namespace pyg_dist::cpu

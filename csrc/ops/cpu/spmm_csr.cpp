@@ -1,86 +1,27 @@
 #include <algorithm>
-#include <memory>
 #include <numeric>
-#include <vector>
 
-#include "formats/bfloat16.h"
-#include "kernels/cpu/row_chunks.h"
 #include "kernels/cpu/table.h"
 #include "ops/allocate.h"
 #include "ops/cpu/device.h"
+#include "ops/cpu/hub_rows.h"
 #include "ops/cpu/parallel.h"
 
 namespace pyg_dist::cpu {
 namespace {
 
-// Edges per chunk: about 2^18 multiplications, 20 to 50 microseconds, are enough to hide the cost of taking a chunk and
-// few enough to keep many threads busy. A function of the width alone, so that sums do not depend on the threads.
-int64_t chunk_work(int64_t num_features) { return std::clamp<int64_t>((1 << 18) / num_features, 256, 16384); }
-
-// The sums of one piece of a hub row, over its own edges alone.
-template <class A>
-struct PartialSums {
-  int64_t row;
-  std::unique_ptr<A[]> sums;
-};
-
-template <class A>
-PartialSums<A> sum_piece(const SpmmCsr& problem, const RowChunks::Piece& piece) {
-  PartialSums<A> partial{piece.row, std::make_unique_for_overwrite<A[]>(static_cast<size_t>(problem.num_features))};
-  // The piece as a matrix of one row. Edge numbers, and so col and weight, stay those of the whole matrix.
-  const int64_t rowptr[] = {piece.edge_begin, piece.edge_end};
-  SpmmCsr one_row = problem;
-  one_row.rowptr = rowptr;
-  one_row.row_scale = nullptr;
-  one_row.accumulate = false;
-  one_row.out = partial.sums.get();
-  one_row.out_element = accumulator_of(problem.x_element);
-  kernels().spmm_rows(one_row, 0, 1);
-  return partial;
-}
-
-template <class T>
-void finish_hub(const SpmmCsr& problem, int64_t row, const accumulator_t<T>* sums) {
-  using A = accumulator_t<T>;
-  const A scale = problem.row_scale == nullptr ? A{1} : static_cast<const A*>(problem.row_scale)[row];
-  T* out = static_cast<T*>(problem.out) + row * problem.out_stride;
-  for (int64_t c = 0; c < problem.num_features; ++c) {
-    const A sum = problem.divide ? sums[c] / scale : scale * sums[c];
-    if constexpr (std::is_same_v<T, BFloat16>) {
-      out[c] = narrow((problem.accumulate ? widen(out[c]) : A{0}) + sum);
-    } else {
-      out[c] = (problem.accumulate ? out[c] : A{0}) + sum;
-    }
-  }
-}
-
 template <class T>
 void run_columns(const SpmmCsr& problem) {
   using A = accumulator_t<T>;
-  const RowChunks chunks(problem.rowptr, problem.num_rows, chunk_work(problem.num_features));
-  // Two slots a chunk, head and tail: a hub's pieces stand in consecutive filled slots, the first one in a tail.
-  std::vector<PartialSums<A>> partials(static_cast<size_t>(2 * chunks.size()));
-  for_each_chunk(chunks.size(), [&](int64_t k) {
-    const RowChunks::Chunk chunk = chunks[k];
-    const auto slot = static_cast<size_t>(2 * k);
-    if (chunk.head.row >= 0) partials[slot] = sum_piece<A>(problem, chunk.head);
-    if (chunk.row_begin < chunk.row_end) kernels().spmm_rows(problem, chunk.row_begin, chunk.row_end);
-    if (chunk.tail.row >= 0) partials[slot + 1] = sum_piece<A>(problem, chunk.tail);
-  });
-  PartialSums<A>* hub = nullptr;
-  const auto finish = [&] {
-    if (hub != nullptr) finish_hub<T>(problem, hub->row, hub->sums.get());
-  };
-  for (PartialSums<A>& partial : partials) {
-    if (partial.sums == nullptr) continue;
-    if (hub != nullptr && hub->row == partial.row) {
-      for (int64_t c = 0; c < problem.num_features; ++c) hub->sums[c] += partial.sums[c];
-    } else {
-      finish();
-      hub = &partial;
-    }
-  }
-  finish();
+  const auto* row_scale = static_cast<const A*>(problem.row_scale);
+  for_each_row_by_work<A>(
+      problem.rowptr, problem.num_rows, problem.num_features,
+      [&](int64_t begin, int64_t end) { kernels().spmm_rows(problem, begin, end); },
+      [&](int64_t begin, int64_t end, A* sums) { sum_edges(problem, begin, end, sums); },
+      [&](int64_t row, const A* sums) {
+        write_hub(sums, problem.num_features, row_scale == nullptr ? A{1} : row_scale[row], problem.divide,
+                  problem.accumulate, static_cast<T*>(problem.out) + row * problem.out_stride);
+      });
 }
 
 // Columns by blocks of two or three cache lines, each copied out of x into a dense array before its edges go by. Rows
