@@ -1,6 +1,7 @@
 # make demo    train on two processes and compare with one        make check   style, types, directions of imports
 # make test    all tests                                          make format  apply the style
 # make cross   the NEON and SVE kernels, cross-compiled and tried in an emulator (g++-aarch64-linux-gnu, qemu-user)
+# make sanitize  the kernels of this machine under AddressSanitizer and UndefinedBehaviorSanitizer
 # make wheel   wheel and sdist, tried in an empty environment     make docs    the site, build/docs/index.html
 # make clean   remove all that make has made
 #
@@ -27,7 +28,7 @@ SOURCES_CXX = $(shell find csrc tests -name '*.cpp' -o -name '*.h')
 export OMP_WAIT_POLICY ?= passive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test check docs cross wheel format clean
+.PHONY: demo test check docs cross sanitize wheel format clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.ready
@@ -71,6 +72,21 @@ cross:
 	qemu-aarch64 -cpu cortex-a72 "$$scratch/trial" baseline && \
 	qemu-aarch64 -cpu max,sve-default-vector-length=32 "$$scratch/trial" sve256 && \
 	qemu-aarch64 -cpu max,sve-default-vector-length=64 "$$scratch/trial" sve512
+
+# Every instruction set that this machine has; GCC's or Clang's sanitizers end the trial at the first error.
+SANITIZED := $(CXX) -std=c++20 -O1 -g -Wall -Wextra -Icsrc -fsanitize=address,undefined -fno-sanitize-recover=all
+X86 := $(filter x86_64,$(shell uname -m))
+LEVELS := baseline $(if $(X86),avx2 avx512)
+FLAGS_avx2 := -mavx2 -mfma -mf16c
+FLAGS_avx512 := $(FLAGS_avx2) -mavx512f -mavx512bw -mavx512dq -mavx512vl
+sanitize:
+	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && \
+	for source in csrc/kernels/cpu/*.simd.cpp; do name=$$(basename $$source .simd.cpp); \
+	  $(foreach level,$(LEVELS),echo '$(SANITIZED) $(if $(X86),-DPYG_DIST_X86_LEVELS) -DPYG_DIST_LEVEL=$(level) $(FLAGS_$(level))' \
+	    -c $$source -o "$$scratch/$$name.$(level).o";) \
+	done | xargs -P $$(nproc) -I{} sh -c '{}' && \
+	$(SANITIZED) $(if $(X86),-DPYG_DIST_X86_LEVELS) tests/cross/kernels_trial.cpp $(PLAIN_KERNELS) "$$scratch"/*.o -o "$$scratch/trial" && \
+	for level in $(LEVELS); do "$$scratch/trial" $$level || [ $$? = 77 ] || exit 1; done
 
 # The trial runs in the scratch folder, where no source tree can stand in for what the wheel lacks.
 wheel: .venv/.ready

@@ -15,6 +15,7 @@ void scatter_add_rows(Tensor out, Tensor index, Tensor rows) {
   check_apart(op, "out", out, "rows", rows);
   const BadIndex bad = device->scatter_add_rows({
       .index = static_cast<const int64_t*>(index.const_data_ptr()),
+      .order = nullptr,
       .rows = rows.const_data_ptr(),
       .out = out.mutable_data_ptr(),
       .num_rows = index.size(0),

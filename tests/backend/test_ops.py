@@ -158,6 +158,15 @@ def test_sddmm_equals_the_reference(width: int, dtype: torch.dtype) -> None:
     assert_same_bits(d, reference.sddmm_csr(rowptr, col, a, b))
 
 
+@pytest.mark.parametrize("width", [1, 2, 3, 16, 17])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sddmm_of_negative_zeros_is_zero(width: int, dtype: torch.dtype) -> None:
+    """Sums begin with 0, as torch's do: adding -0.0 to it leaves 0."""
+    rowptr, col = torch.tensor([0, 1]), torch.zeros(1, dtype=torch.int32)
+    a, b = torch.full((1, width), -3.0, dtype=dtype), torch.zeros(1, width, dtype=dtype)
+    assert_same_bits(ops.sddmm_csr(rowptr, col, a, b), torch.zeros(1, dtype=sum_dtype(dtype)))
+
+
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float16, torch.int64, torch.int16, torch.uint8, torch.bool], ids=str)
 @pytest.mark.parametrize("trailing", [(), (1,), (3,), (47,), (4, 5), (602,)], ids=str)
 def test_gather_rows(dtype: torch.dtype, trailing: tuple[int, ...]) -> None:

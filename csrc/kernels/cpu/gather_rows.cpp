@@ -8,14 +8,21 @@ namespace {
 
 constexpr int64_t kPrefetchRows = 8;
 
+// Where row `index` would lie. Unsigned, since the index may be out of range.
+uintptr_t address_of(const GatherRows& p, int64_t index) {
+  return reinterpret_cast<uintptr_t>(p.x) + static_cast<uintptr_t>(index) * static_cast<uintptr_t>(p.x_stride);
+}
+
 // kBytes > 0: known at compile time, so that a row of one element is a load and a store instead of a call.
 template <int64_t kBytes>
 bool gather(const GatherRows& p, int64_t row_begin, int64_t row_end) {
   const int64_t bytes = kBytes > 0 ? kBytes : p.row_bytes;
   bool in_range = true;
   for (int64_t r = row_begin; r < row_end; ++r) {
-    const char* ahead = p.x + p.index[std::min(r + kPrefetchRows, row_end - 1)] * p.x_stride;
-    for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(ahead + byte);  // never faults
+    const uintptr_t ahead = address_of(p, p.index[std::min(r + kPrefetchRows, row_end - 1)]);
+    for (uintptr_t byte = 0; byte < static_cast<uintptr_t>(bytes); byte += 64) {
+      __builtin_prefetch(reinterpret_cast<const char*>(ahead + byte));  // never faults
+    }
     const int64_t from = p.index[r];
     if (from < 0 || from >= p.num_source_rows) {
       in_range = false;

@@ -6,13 +6,13 @@
 #include "kernels/attention.h"
 #include "kernels/cpu/level.h"
 #include "kernels/cpu/quantize_rows.h"
-#include "kernels/cpu/scatter_add_owned.h"
 #include "kernels/dequantize_csr.h"
 #include "kernels/extreme_csr.h"
 #include "kernels/gather_rows.h"
 #include "kernels/keyed.h"
 #include "kernels/relu.h"
 #include "kernels/row_epilogue.h"
+#include "kernels/scatter_add_rows.h"
 #include "kernels/sddmm_csr.h"
 #include "kernels/spmm_csr.h"
 
@@ -29,7 +29,7 @@ namespace pyg_dist {
   X(void, attention_rows, AttentionForward)      \
   X(void, attention_target_rows, AttentionGrad)  \
   X(void, attention_source_rows, AttentionGrad)  \
-  X(void, scatter_add_owners, ScatterAddOwned)   \
+  X(void, scatter_add_places, ScatterAddRows)    \
   X(void, dropout_rows, KeyedDropout)            \
   X(void, uniform_rows, KeyedNumbers)            \
   X(void, epilogue_rows, RowEpilogue)            \

@@ -146,17 +146,6 @@ PYG_DIST_INLINE void store_first(T* p, Vec<accumulator_t<T>, L> v, int64_t count
   for (int64_t i = 0; i < count; ++i) p[i] = values[i];
 }
 
-template <int L, class A>
-PYG_DIST_INLINE A horizontal_sum(Vec<A, L> v) {
-  if constexpr (L == 1) {
-    return v;
-  } else {
-    A sum = v[0];
-    for (int lane = 1; lane < L; ++lane) sum += v[lane];
-    return sum;
-  }
-}
-
 // Bytes from p on in 32-bit lanes. For a conversion by four times the width GCC 12 writes a dozen shuffles.
 template <int L>
 PYG_DIST_INLINE Vec<int32_t, L> load_bytes(const uint8_t* p) {
@@ -259,6 +248,11 @@ PYG_DIST_INLINE A reduce(Vec<A, L> v, const Join& join) {
     __builtin_memcpy(halves, &v, sizeof(v));
     return reduce<L / 2, A>(join(halves[0], halves[1]), join);
   }
+}
+
+template <int L, class A>
+PYG_DIST_INLINE A horizontal_sum(Vec<A, L> v) {
+  return reduce<L, A>(v, [](auto a, auto b) { return a + b; });
 }
 
 constexpr int64_t kCacheLine = 64;
