@@ -77,7 +77,7 @@ class Features:
     def __init__(self, x: Tensor) -> None:
         row, col = x.nonzero(as_tuple=True)
         self.x = x if row.numel() > 0.15 * x.numel() else None
-        self.entries = Matrix(CSR.from_edges(row, col, torch.arange(row.numel()), *x.shape), x[row, col])
+        self.entries = Matrix(CSR.from_edges(row, col, None, *x.shape), x[row, col])
 
     def linear(self, weight: Tensor) -> Tensor:
         """``x weight^T``."""

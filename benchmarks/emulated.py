@@ -125,7 +125,7 @@ def _placed(csr: CSR, row: Tensor, col: Tensor) -> tuple[Tensor, Tensor]:
 
 def _joined(pieces: list[tuple[Tensor, Tensor]], num_rows: int, num_cols: int) -> CSR:
     row, col = (torch.cat(side) for side in zip(*pieces, strict=True))
-    return CSR.from_edges(row, col, torch.arange(row.numel()), num_rows, num_cols)
+    return CSR.from_edges(row, col, None, num_rows, num_cols)
 
 
 def _order(shares: list[HaloShare], sent: list[int]) -> Tensor:

@@ -158,7 +158,7 @@ def main() -> None:
     description = machine.describe()
     data = power_law.load(args.graph)
     source, target = data.edge_index
-    pattern = CSR.from_edges(target, source, torch.arange(target.numel()), data.num_nodes, data.num_nodes)
+    pattern = CSR.from_edges(target, source, None, data.num_nodes, data.num_nodes)
     pattern = pattern.transposed if args.transposed else pattern
     results = []
     for num_threads in args.threads:

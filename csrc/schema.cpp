@@ -7,6 +7,10 @@
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(pyg_dist, m) {
+  // Entries grouped by row in their order: rowptr, col, and edge (or where each stood, where none is given; empty where
+  // that is the order of the entries already)
+  m.def("csr_from_edges(Tensor row, Tensor col, Tensor? edge, int num_rows, int num_cols) -> (Tensor, Tensor, Tensor)");
+
   // y[i] = row_scale[i] * sum_e weight[e] * col_scale[col[e]] * x[col[e]], e in [rowptr[i], rowptr[i + 1]); with
   // `divide` both scales divide instead
   m.def(
@@ -70,10 +74,8 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
   m.def(
       "restrict_csr(Tensor rowptr, Tensor col, Tensor row, Tensor column, int num_cols) -> (Tensor, Tensor, Tensor, "
       "Tensor, Tensor, Tensor)");
-  // The transpose, and where each of its entries stood; and the stable order by row of entries in any order, behind the
-  // rowptr of that order
+  // The transpose, and where each of its entries stood
   m.def("transpose_csr(Tensor rowptr, Tensor col, int num_cols) -> (Tensor, Tensor, Tensor)");
-  m.def("group_rows(Tensor row, int num_rows) -> (Tensor, Tensor)");
   // y[k] = i where sorted[i] = value[k], or -1
   m.def("find_sorted(Tensor sorted, Tensor value) -> Tensor");
 

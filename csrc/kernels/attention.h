@@ -32,7 +32,7 @@ enum class AttentionForm : uint8_t { additive, dynamic, dot };
 struct Attention {
   const int64_t* rowptr;  // [num_rows + 1]
   const int32_t* col;     // [num_edges]
-  const int64_t* edge;    // [num_edges]
+  const int32_t* edge;    // [num_edges]
   int64_t num_rows;
   int64_t num_edges;
   int64_t first_row;

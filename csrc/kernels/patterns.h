@@ -40,16 +40,6 @@ struct TransposeCsr {
   int64_t* out_entry;  // where each stood in `col`
 };
 
-// The numbers 0, 1, ... in the order of their rows, those of one row ascending, and where each row begins.
-struct GroupRows {
-  const void* row;  // [num_entries], of 4 or 8 bytes
-  bool is_wide;
-  int64_t num_entries;
-  int64_t num_rows;
-  int64_t* rowptr;  // [num_rows + 1]
-  int64_t* order;   // [num_entries]
-};
-
 // place[k] = i where sorted[i] = value[k], or -1.
 struct FindSorted {
   const int64_t* sorted;  // [size], ascending

@@ -48,7 +48,7 @@ void require(const char* op, const char* name, bool is_given, bool is_wanted) {
 
 Attention problem_of(const char* op, const DeviceOps* device, const Inputs& in, int64_t num_targets) {
   check_csr(op, device, in.rowptr, in.col);
-  check_vector(op, "edge", in.edge, ScalarType::Long, in.col.size(0));
+  check_vector(op, "edge", in.edge, ScalarType::Int, in.col.size(0));
   check_rows(op, "value", in.value);
   PYG_DIST_CHECK(in.form >= 0 && in.form <= 2, op, ": expected 'form' to be 0 (additive), 1 (dynamic) or 2 (dot), got ",
                  in.form);
@@ -67,7 +67,7 @@ Attention problem_of(const char* op, const DeviceOps* device, const Inputs& in, 
   Attention problem{
       .rowptr = static_cast<const int64_t*>(in.rowptr.const_data_ptr()),
       .col = static_cast<const int32_t*>(in.col.const_data_ptr()),
-      .edge = static_cast<const int64_t*>(in.edge.const_data_ptr()),
+      .edge = static_cast<const int32_t*>(in.edge.const_data_ptr()),
       .num_rows = in.rowptr.size(0) - 1,
       .num_edges = in.col.size(0),
       .first_row = 0,

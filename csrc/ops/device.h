@@ -12,6 +12,7 @@
 #include <string>
 
 #include "kernels/attention.h"
+#include "kernels/csr_from_edges.h"
 #include "kernels/dequantize_csr.h"
 #include "kernels/extreme_csr.h"
 #include "kernels/gather_rows.h"
@@ -52,6 +53,8 @@ struct DeviceOps {
   const char* name;
   Tensor (*allocate)(const Tensor& like, Sizes sizes, ScalarType dtype, size_t num_bytes);  // uninitialised
   RowptrScan (*scan_rowptr)(const int64_t* rowptr, int64_t num_rows);
+  EntriesScan (*scan_entries)(const CsrFromEdges& problem);
+  void (*csr_from_edges)(const CsrFromEdges& problem, bool is_sorted, const Tensor& like);  // all entries are inside
   void (*spmm_csr)(const SpmmCsr& problem, const Tensor& x);  // x: what copies are made like
   void (*sddmm_csr)(const SddmmCsr& problem);
   void (*extreme_csr)(const ExtremeCsr& problem);
@@ -68,7 +71,6 @@ struct DeviceOps {
   BadIndex (*keyed_permutation)(const KeyedPermutation& problem);  // where a place is out of range, not all is written
   BadRestriction (*restrict_csr)(const RestrictCsr& problem, const MakeEntries& make_entries);
   BadIndex (*transpose_csr)(const TransposeCsr& problem);
-  BadIndex (*group_rows)(const GroupRows& problem);
   void (*find_sorted)(const FindSorted& problem);
   void (*row_epilogue)(const RowEpilogue& problem);
   void (*row_epilogue_grad)(const RowEpilogueGrad& problem);

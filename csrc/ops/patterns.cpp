@@ -82,27 +82,6 @@ std::tuple<Tensor, Tensor, Tensor> transpose_csr(Tensor rowptr, Tensor col, int6
   return {out_rowptr, out_col, entry};
 }
 
-std::tuple<Tensor, Tensor> group_rows(Tensor row, int64_t num_rows) {
-  const char* op = "group_rows";
-  const auto device = device_of(op, row);
-  const bool is_wide = row.scalar_type() != ScalarType::Int;
-  check_vector(op, "row", row, is_wide ? ScalarType::Long : ScalarType::Int);
-  PYG_DIST_CHECK(num_rows >= 0, op, ": expected 'num_rows' to be zero or more, got ", num_rows);
-  const Tensor rowptr = torch::stable::new_empty(row, {num_rows + 1}, ScalarType::Long);
-  const Tensor order = torch::stable::new_empty(row, {row.size(0)}, ScalarType::Long);
-  const BadIndex bad = device->group_rows({
-      .row = row.const_data_ptr(),
-      .is_wide = is_wide,
-      .num_entries = row.size(0),
-      .num_rows = num_rows,
-      .rowptr = static_cast<int64_t*>(rowptr.mutable_data_ptr()),
-      .order = static_cast<int64_t*>(order.mutable_data_ptr()),
-  });
-  PYG_DIST_CHECK(bad.position < 0, op, ": expected 'row' to lie in [0, ", num_rows, "), got ", bad.value,
-                 " at position ", bad.position);
-  return {rowptr, order};
-}
-
 Tensor find_sorted(Tensor sorted, Tensor value) {
   const auto device = device_of("find_sorted", sorted, value);
   check_vector("find_sorted", "sorted", sorted, ScalarType::Long);
@@ -123,7 +102,6 @@ Tensor find_sorted(Tensor sorted, Tensor value) {
 PYG_DIST_OPS(m) {
   m.impl("restrict_csr", TORCH_BOX(&restrict_csr));
   m.impl("transpose_csr", TORCH_BOX(&transpose_csr));
-  m.impl("group_rows", TORCH_BOX(&group_rows));
   m.impl("find_sorted", TORCH_BOX(&find_sorted));
 }
 

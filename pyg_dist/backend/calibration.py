@@ -92,7 +92,7 @@ def spmm_samples(
             for z in (1, 4):
                 here = (source < num_nodes // x) & (target < num_nodes // z)
                 row, column = torch.from_numpy(target[here]), torch.from_numpy(source[here])
-                csr = CSR.from_edges(row, column, torch.arange(row.numel()), num_nodes // z, num_nodes // x)
+                csr = CSR.from_edges(row, column, None, num_nodes // z, num_nodes // x)
                 for columns in (8, 16, 32, 64, 128):
                     dense = torch.randn(num_nodes // x, columns)
                     seconds = best_seconds(lambda c=csr, d=dense: ops.spmm_csr(c.rowptr, c.col, d))  # type: ignore[misc]

@@ -68,7 +68,7 @@ def aggregate_neighbours(
     source, target = graph.neighbour_lists(num_padding)
     messages = torch.cat([graph.neighbour_rows(rows, conv), rows.new_ones(1, rows.shape[1])]).index_select(0, source)
     if weight is not None:
-        messages = messages * torch.cat([weight.new_ones(num_padding), weight[graph.csr.edge]]).view(-1, 1)
+        messages = messages * torch.cat([weight.new_ones(num_padding), graph.csr.values(weight)]).view(-1, 1)
     return _aggregate_padded(aggregation, graph, messages, target)
 
 

@@ -31,7 +31,7 @@ def pattern(num_edges_of_hub: int = 3000) -> CSR:
     degree[7], degree[8] = num_edges_of_hub, 257
     row = torch.repeat_interleave(torch.arange(NUM_ROWS), degree)
     col = torch.randint(0, NUM_SOURCES - 3, (row.numel(),), generator=generator)  # the last sources have no target
-    return CSR.from_edges(row, col, torch.arange(row.numel()), NUM_ROWS, NUM_SOURCES)
+    return CSR.from_edges(row, col, None, NUM_ROWS, NUM_SOURCES)
 
 
 def with_ties(width: int, dtype: torch.dtype, seed: int = 0) -> Tensor:

@@ -52,16 +52,11 @@ def test_many_rows(num_threads: int) -> None:
     assert torch.equal(turned.diff(), torch.bincount(second, minlength=nodes.numel()))
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_transposes_and_orders_equal_the_reference(dtype: torch.dtype) -> None:
-    rowptr, col = pattern(2**20, seed=5)
-    results = (ops.transpose_csr, reference.transpose_csr), (ops.group_rows, reference.group_rows)
-    for args, (op, twin) in zip(((rowptr, col, NUM_SOURCES), (col.to(dtype), NUM_SOURCES + 2)), results, strict=True):
-        for got, expected in zip(op(*args), twin(*args), strict=True):
-            assert got.dtype == expected.dtype
-            assert torch.equal(got, expected)
-    first, order = ops.group_rows(torch.empty(0, dtype=dtype), 0)
-    assert (first.tolist(), order.tolist()) == ([0], [])
+def test_transposes_equal_the_reference() -> None:
+    args = *pattern(2**20, seed=5), NUM_SOURCES
+    for got, expected in zip(ops.transpose_csr(*args), reference.transpose_csr(*args), strict=True):
+        assert got.dtype == expected.dtype
+        assert torch.equal(got, expected)
 
 
 def test_places_equal_the_reference() -> None:
@@ -92,12 +87,8 @@ def test_arguments() -> None:
     for bad, at in ((2, 1), (-1, 1)):
         with pytest.raises(DataError, match=rf"'col' to lie in \[0, 2\), got {bad} at position {at}"):
             ops.transpose_csr(rowptr, torch.tensor([0, bad, 1], dtype=torch.int32), 2)
-        with pytest.raises(DataError, match=rf"'row' to lie in \[0, 2\), got {bad} at position {at}"):
-            ops.group_rows(torch.tensor([0, bad, 1]), 2)
     with pytest.raises(DataError, match="'rowptr' to run from 0 to the 2 entries"):
         ops.transpose_csr(rowptr, col[:2], 3)
-    with pytest.raises(DataError, match=r"'row' .* Long"):
-        ops.group_rows(torch.ones(2), 2)
     with pytest.raises(DataError, match=r"'sorted' .* Long"):
         ops.find_sorted(one.int(), one)
 
@@ -106,5 +97,4 @@ def test_opcheck() -> None:
     rowptr, col = pattern(2**20)
     opcheck(torch.ops.pyg_dist.restrict_csr.default, (rowptr, col, torch.arange(9), torch.arange(7), NUM_SOURCES))
     opcheck(torch.ops.pyg_dist.transpose_csr.default, (rowptr, col, NUM_SOURCES))
-    opcheck(torch.ops.pyg_dist.group_rows.default, (col, NUM_SOURCES))
     opcheck(torch.ops.pyg_dist.find_sorted.default, (torch.arange(9), torch.arange(7)))

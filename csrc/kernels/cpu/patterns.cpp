@@ -7,8 +7,7 @@ namespace {
 
 // The first place of group g at [g + 1]: as its members are put down it becomes the first place of the next group.
 // Returns the first index that is no group, or -1.
-template <class Index>
-int64_t count(const Index* index, int64_t size, int64_t num_groups, int64_t* first) {
+int64_t count(const int32_t* index, int64_t size, int64_t num_groups, int64_t* first) {
   std::fill_n(first, num_groups + 1, 0);
   for (int64_t k = 0; k < size; ++k) {
     if (index[k] < 0 || index[k] >= num_groups) return k;
@@ -20,14 +19,6 @@ int64_t count(const Index* index, int64_t size, int64_t num_groups, int64_t* fir
     first[g] = before;
     before += members;
   }
-  return -1;
-}
-
-template <class Index>
-int64_t group(const GroupRows& p, const Index* row) {
-  const int64_t bad = count(row, p.num_entries, p.num_rows, p.rowptr);
-  if (bad >= 0) return bad;
-  for (int64_t e = 0; e < p.num_entries; ++e) p.order[p.rowptr[row[e] + 1]++] = e;
   return -1;
 }
 
@@ -79,10 +70,6 @@ int64_t transpose_csr(const TransposeCsr& p) {
     }
   }
   return -1;
-}
-
-int64_t group_rows(const GroupRows& p) {
-  return p.is_wide ? group(p, static_cast<const int64_t*>(p.row)) : group(p, static_cast<const int32_t*>(p.row));
 }
 
 void find_sorted(const FindSorted& p, int64_t begin, int64_t end) {

@@ -42,7 +42,6 @@ void remap_entries(const RestrictCsr& p, const ColumnSet& columns, const int64_t
 
 // The first entry whose column or row is out of range, or -1; where there is one, nothing is in its place.
 int64_t transpose_csr(const TransposeCsr& p);
-int64_t group_rows(const GroupRows& p);
 
 void find_sorted(const FindSorted& p, int64_t begin, int64_t end);
 

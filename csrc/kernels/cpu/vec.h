@@ -111,12 +111,13 @@ PYG_DIST_INLINE void store(T* p, Vec<accumulator_t<T>, L> v) {
   }
 }
 
-// The lanes below `count`.
-template <int L>
-PYG_DIST_INLINE Vec<int32_t, L> first_lanes(int64_t count) {
-  Vec<int32_t, L> lane = {};
+// The lanes below `count`, as integers of the size of A.
+template <int L, class A = float>
+PYG_DIST_INLINE auto first_lanes(int64_t count) {
+  using Lane = std::conditional_t<sizeof(A) == 8, int64_t, int32_t>;
+  Vec<Lane, L> lane = {};
   for (int i = 0; i < L; ++i) lane[i] = i;
-  return lane < static_cast<int32_t>(count);
+  return lane < static_cast<Lane>(count);
 }
 
 // The first `count` values from p on, in [0, L], and nothing behind them is read; the other lanes are zero.
@@ -247,6 +248,45 @@ PYG_DIST_INLINE A reduce(Vec<A, L> v, const Join& join) {
     Vec<A, L / 2> halves[2];
     __builtin_memcpy(halves, &v, sizeof(v));
     return reduce<L / 2, A>(join(halves[0], halves[1]), join);
+  }
+}
+
+#if __has_builtin(__builtin_shufflevector)
+template <class V, int... I>
+PYG_DIST_INLINE auto shuffle(V a, V b, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(a, b, I...);
+}
+#else
+template <class V, int... I>
+PYG_DIST_INLINE auto shuffle(V a, V b, std::integer_sequence<int, I...>) {
+  constexpr int kSize = static_cast<int>(sizeof(V) / sizeof(a[0]));
+  return Vec<std::remove_cvref_t<decltype(a[0])>, sizeof...(I)>{(I < kSize ? a[I % kSize] : b[I % kSize])...};
+}
+#endif
+
+// a and b have the lanes of G sums each, in G runs of equal length: all 2 G sums in one vector, their halves added as
+// by reduce().
+template <int L, class A, int G>
+PYG_DIST_INLINE Vec<A, L> join(Vec<A, L> a, Vec<A, L> b) {
+  constexpr int kHalf = L / (2 * G);
+  return [&]<int... I>(std::integer_sequence<int, I...>) {
+    return shuffle(a, b, std::integer_sequence<int, (I / kHalf * 2 * kHalf + I % kHalf)...>{}) +
+           shuffle(a, b, std::integer_sequence<int, (I / kHalf * 2 * kHalf + I % kHalf + kHalf)...>{});
+  }(std::make_integer_sequence<int, L>{});
+}
+
+// A vector of the lanes of 2 G sums, down to a lane each.
+template <int L, class A, int G>
+PYG_DIST_INLINE Vec<A, 2 * G> fold(Vec<A, L> v) {
+  if constexpr (L == 2 * G) {
+    return v;
+  } else {
+    constexpr int kHalf = L / (4 * G);
+    return [&]<int... I>(std::integer_sequence<int, I...>) {
+      return fold<L / 2, A, G>(
+          shuffle(v, v, std::integer_sequence<int, (I / kHalf * 2 * kHalf + I % kHalf)...>{}) +
+          shuffle(v, v, std::integer_sequence<int, (I / kHalf * 2 * kHalf + I % kHalf + kHalf)...>{}));
+    }(std::make_integer_sequence<int, L / 2>{});
   }
 }
 

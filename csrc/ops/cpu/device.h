@@ -7,6 +7,8 @@ namespace pyg_dist::cpu {
 
 Tensor allocate(const Tensor& like, Sizes sizes, ScalarType dtype, size_t num_bytes);
 RowptrScan scan_rowptr(const int64_t* rowptr, int64_t num_rows);
+EntriesScan scan_entries(const CsrFromEdges& problem);
+void csr_from_edges(const CsrFromEdges& problem, bool is_sorted, const Tensor& like);
 void spmm_csr(const SpmmCsr& problem, const Tensor& x);
 void sddmm_csr(const SddmmCsr& problem);
 void extreme_csr(const ExtremeCsr& problem);
@@ -23,7 +25,6 @@ void keyed_normal(const KeyedNumbers& problem);
 BadIndex keyed_permutation(const KeyedPermutation& problem);
 BadRestriction restrict_csr(const RestrictCsr& problem, const MakeEntries& make_entries);
 BadIndex transpose_csr(const TransposeCsr& problem);
-BadIndex group_rows(const GroupRows& problem);
 void find_sorted(const FindSorted& problem);
 void row_epilogue(const RowEpilogue& problem);
 void row_epilogue_grad(const RowEpilogueGrad& problem);
@@ -36,6 +37,8 @@ inline constexpr DeviceOps kOps = {
     .name = "cpu",
     .allocate = allocate,
     .scan_rowptr = scan_rowptr,
+    .scan_entries = scan_entries,
+    .csr_from_edges = csr_from_edges,
     .spmm_csr = spmm_csr,
     .sddmm_csr = sddmm_csr,
     .extreme_csr = extreme_csr,
@@ -52,7 +55,6 @@ inline constexpr DeviceOps kOps = {
     .keyed_permutation = keyed_permutation,
     .restrict_csr = restrict_csr,
     .transpose_csr = transpose_csr,
-    .group_rows = group_rows,
     .find_sorted = find_sorted,
     .row_epilogue = row_epilogue,
     .row_epilogue_grad = row_epilogue_grad,

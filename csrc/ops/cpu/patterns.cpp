@@ -82,12 +82,6 @@ BadIndex transpose_csr(const TransposeCsr& p) {
   return bad < 0 ? BadIndex{} : BadIndex{bad, p.col[bad]};
 }
 
-BadIndex group_rows(const GroupRows& p) {
-  const int64_t bad = pyg_dist::group_rows(p);
-  if (bad < 0) return {};
-  return {bad, p.is_wide ? static_cast<const int64_t*>(p.row)[bad] : static_cast<const int32_t*>(p.row)[bad]};
-}
-
 void find_sorted(const FindSorted& problem) {
   for_each_range(problem.num_values, kValuesPerChunk,
                  [&](int64_t begin, int64_t end) { pyg_dist::find_sorted(problem, begin, end); });

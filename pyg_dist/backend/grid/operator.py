@@ -50,7 +50,7 @@ class GridOperator:
 
     @cached_property
     def _values(self) -> Tensor | None:
-        return None if self.weight is None else self.weight[self.csr.edge]
+        return None if self.weight is None else self.csr.values(self.weight)
 
     @cached_property
     def transposed(self) -> GridOperator:

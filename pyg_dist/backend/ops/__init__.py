@@ -22,7 +22,6 @@ from pyg_dist.backend.ops.keyed import keyed_permutation as keyed_permutation
 from pyg_dist.backend.ops.keyed import keyed_uniform as keyed_uniform
 from pyg_dist.backend.ops.keyed import mixed_seed as mixed_seed
 from pyg_dist.backend.ops.patterns import find_sorted as find_sorted
-from pyg_dist.backend.ops.patterns import group_rows as group_rows
 from pyg_dist.backend.ops.patterns import restrict_csr as restrict_csr
 from pyg_dist.backend.ops.patterns import transpose_csr as transpose_csr
 from pyg_dist.backend.ops.quantize import dequantize_csr_add as dequantize_csr_add
@@ -35,6 +34,7 @@ from pyg_dist.backend.ops.rows import relu_grad as relu_grad
 from pyg_dist.backend.ops.rows import row_epilogue as row_epilogue
 from pyg_dist.backend.ops.rows import row_epilogue_grad as row_epilogue_grad
 from pyg_dist.backend.ops.rows import scatter_add_rows as scatter_add_rows
+from pyg_dist.backend.ops.sparse import csr_from_edges as csr_from_edges
 from pyg_dist.backend.ops.sparse import extreme_csr as extreme_csr
 from pyg_dist.backend.ops.sparse import extreme_csr_grad as extreme_csr_grad
 from pyg_dist.backend.ops.sparse import extreme_csr_shares as extreme_csr_shares

@@ -73,7 +73,7 @@ def attention_csr(
     number of threads. ``col`` and ``edge`` are not checked, as in :func:`spmm_csr`.
 
     Shapes:
-        - rowptr: ``[N + 1]`` int64, col: ``[E]`` int32, edge: ``[E]`` int64, places among S stored edges
+        - rowptr: ``[N + 1]`` int64, col: ``[E]`` int32, edge: ``[E]`` int32, places among S stored edges
         - value: ``[M, H, C]`` or ``[M, H C]``, float32, float64 or bfloat16; the next four in the same dtype
         - key: ``[M, H]`` (additive), ``[M, H, C]`` (dot); query: ``[N, H]`` or none for zeros (additive), else
           ``[N, H, C]``

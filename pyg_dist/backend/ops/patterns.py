@@ -56,24 +56,6 @@ def transpose_csr(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, T
     return call(native.transpose_csr.default, rowptr.contiguous(), col.contiguous(), num_cols)  # type: ignore[no-any-return]
 
 
-def group_rows(row: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-    """A stable order of entries by row, in O(entries + rows) time. Every row is checked.
-
-    Shapes:
-        - row: ``[e]`` int32 or int64
-        - output: where each row begins in the order ``[num_rows + 1]``, and the order ``[e]``, int64
-
-    Raises:
-        DataError: a row is outside of ``[0, num_rows)``, or a dtype is wrong.
-        UnsupportedError: a tensor is not a dense CPU tensor.
-
-    Example:
-        >>> group_rows(torch.tensor([1, 0, 1]), 2)
-        (tensor([0, 1, 3]), tensor([1, 0, 2]))
-    """
-    return call(native.group_rows.default, row.contiguous(), num_rows)  # type: ignore[no-any-return]
-
-
 def find_sorted(sorted: Tensor, value: Tensor) -> Tensor:
     """Where each value stands in an ascending list, or -1. Fastest where the values ascend, too, even in pieces.
 
@@ -117,8 +99,3 @@ def _(sorted: Tensor, value: Tensor) -> Tensor:
 @torch.library.register_fake("pyg_dist::transpose_csr")
 def _(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tensor, Tensor]:
     return rowptr.new_empty(num_cols + 1), torch.empty_like(col), rowptr.new_empty(col.shape[0])
-
-
-@torch.library.register_fake("pyg_dist::group_rows")
-def _(row: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-    return row.new_empty(num_rows + 1, dtype=torch.int64), row.new_empty(row.shape[0], dtype=torch.int64)

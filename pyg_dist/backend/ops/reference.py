@@ -21,6 +21,15 @@ _SHIFT = np.uint64(32)
 _DROPOUT, _UNIFORM, _NORMAL, _ROUNDING = 0, 1, 2, 3  # streams
 
 
+def csr_from_edges(
+    row: Tensor, col: Tensor, edge: Tensor | None, num_rows: int, num_cols: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A stable sort by row; ``edge`` or the places."""
+    order = torch.argsort(row, stable=True)
+    rowptr = torch.cat([torch.zeros(1, dtype=torch.int64), torch.bincount(row, minlength=num_rows).cumsum(0)])
+    return rowptr, col[order].int(), order.int() if edge is None else edge[order]
+
+
 def spmm_csr(
     rowptr: Tensor,
     col: Tensor,
@@ -199,20 +208,14 @@ def restrict_csr(
         if int(col[entry]) in new_col
     ]
     out_row, out_col, entries = (torch.tensor([k[i] for k in kept], dtype=torch.int64) for i in range(3))
-    new_rowptr, _ = group_rows(out_row, row.numel())
+    new_rowptr, _, _ = csr_from_edges(out_row, out_col, None, row.numel(), column.numel())
     return new_rowptr, out_col.int(), entries, *transpose_csr(new_rowptr, out_col.int(), column.numel())
 
 
 def transpose_csr(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tensor, Tensor]:
     """By a sort of the columns."""
-    new_rowptr, entry = group_rows(col, num_cols)
-    return new_rowptr, _row_of_edge(rowptr)[entry].int(), entry
-
-
-def group_rows(row: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-    """By a stable sort."""
-    counts = torch.bincount(row, minlength=num_rows)
-    return torch.cat([counts.new_zeros(1), counts.cumsum(0)]), torch.argsort(row, stable=True)
+    places = torch.arange(col.numel())
+    return csr_from_edges(col, _row_of_edge(rowptr), places, num_cols, rowptr.numel() - 1)
 
 
 def find_sorted(sorted: Tensor, value: Tensor) -> Tensor:

@@ -10,6 +10,36 @@ from torch import Tensor
 from pyg_dist.backend.ops.call import as_rows, call, factor_of, like_rows, native, sum_dtype, written_rows
 
 
+def csr_from_edges(
+    row: Tensor, col: Tensor, edge: Tensor | None, num_rows: int, num_cols: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The entries of a sparse matrix grouped by row, those of one row in their order: a counting sort. All are checked.
+
+    Exact, in O(E + N) time; two passes over the entries, or a copy where they are in order already.
+
+    Shapes:
+        - row, col, edge: ``[E]`` int32 or int64
+        - output: rowptr int64 ``[N + 1]``; col int32 ``[E]``; the ``edge`` of each entry, in its dtype, or, if none is
+          given, where the entry stood, int32 (int64 from 2^31 entries on); None: each entry where it stood
+
+    Args:
+        row: of each entry, in ``[0, num_rows)``.
+        col: of each entry, in ``[0, num_cols)``.
+        edge: a number of each entry.
+        num_rows: N, below 2^31.
+        num_cols: below 2^31.
+
+    Raises:
+        DataError: an entry is outside of the matrix, or a shape or dtype does not fit.
+        UnsupportedError: a tensor is not a dense CPU tensor.
+    """
+    given = None if edge is None else edge.contiguous()
+    args = (row.contiguous(), col.contiguous(), given, num_rows, num_cols)
+    rowptr, sorted_col, sorted_edge = call(native.csr_from_edges.default, *args)
+    stays = edge is None and sorted_edge.numel() < col.numel()
+    return rowptr, sorted_col, None if stays else sorted_edge
+
+
 def spmm_csr(
     rowptr: Tensor,
     col: Tensor,
@@ -134,6 +164,12 @@ def extreme_csr_grad(rowptr: Tensor, col: Tensor, x: Tensor, y: Tensor, shares: 
         UnsupportedError: a tensor is not a dense CPU tensor.
     """
     return call(native.extreme_csr_grad.default, rowptr, col, as_rows(x), y, shares)  # type: ignore[no-any-return]
+
+
+@torch.library.register_fake("pyg_dist::csr_from_edges")
+def _(row: Tensor, col: Tensor, edge: Tensor | None, num_rows: int, num_cols: int) -> tuple[Tensor, Tensor, Tensor]:
+    number = edge if edge is not None else col.to(torch.int32)
+    return row.new_empty(num_rows + 1, dtype=torch.int64), torch.empty_like(col, dtype=torch.int32), number.clone()
 
 
 @torch.library.register_fake("pyg_dist::spmm_csr")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend import ops
-from pyg_dist.errors import DataError, OptionError
+from pyg_dist.errors import OptionError
 
 
 @dataclass(frozen=True)
@@ -19,16 +19,34 @@ class CSR:
     Attributes:
         rowptr: int64 ``[num_rows + 1]``.
         col: int32 ``[num_entries]``.
-        edge: int64 ``[num_entries]``, where each entry's value lies in the caller's edge storage.
+        place: where each value lies in the caller's edge storage, int32 or int64 ``[num_entries]``; None: values
+            lie in the order of the entries.
         num_cols: number of columns.
         is_identity: whether it was made as one.
     """
 
     rowptr: Tensor
     col: Tensor
-    edge: Tensor
+    place: Tensor | None
     num_cols: int
     is_identity: bool = False
+
+    @property
+    def edge(self) -> Tensor:
+        """Where each entry's value lies in the caller's edge storage, int32 or int64 ``[num_entries]``."""
+        return self._entries() if self.place is None else self.place
+
+    def values(self, storage: Tensor) -> Tensor:
+        """Each entry's value, ``[num_entries]``; of storage in the order of the entries a view."""
+        return storage[: self.num_entries] if self.place is None else storage[self.place]
+
+    def places(self, entry: Tensor) -> Tensor:
+        """Where the values of some entries lie in the caller's edge storage, integers like ``entry``."""
+        return entry if self.place is None else self.place[entry]
+
+    def _entries(self) -> Tensor:
+        is_small = self.num_entries <= _INT32_MAX
+        return torch.arange(self.num_entries, dtype=torch.int32 if is_small else torch.int64, device=self.col.device)
 
     @property
     def num_rows(self) -> int:
@@ -58,32 +76,39 @@ class CSR:
             DataError: an entry lies outside of the matrix.
             OptionError: more rows or columns than 32 bits can number.
         """
-        if max(num_rows, num_cols) > torch.iinfo(torch.int32).max:
+        if max(num_rows, num_cols) > _INT32_MAX:
             raise OptionError(
                 f"Expected fewer than 2^31 rows and columns on one rank (got {num_rows}, {num_cols}): use more ranks"
             )
-        if not (_all_below(row, num_rows) and _all_below(col, num_cols)):
-            raise DataError(f"Expected entries with rows in [0, {num_rows}) and columns in [0, {num_cols}), got others")
-        rowptr, order = ops.group_rows(row, num_rows)
-        return CSR(rowptr, col.to(torch.int32)[order], order if edge is None else edge[order], num_cols)
+        place = None if edge is None else _small(edge)
+        return CSR(*ops.csr_from_edges(row, col, place, num_rows, num_cols), num_cols)
 
     @staticmethod
     def identity(size: int, device: torch.device | str = "cpu") -> CSR:
         """One entry in every row, on the diagonal."""
         place = torch.arange(size + 1, device=device)
-        return CSR(place, place[:-1].to(torch.int32), place[:-1], size, is_identity=True)
+        return CSR(place, place[:-1].to(torch.int32), None, size, is_identity=True)
 
     def row(self) -> Tensor:
         """The row of each entry, int64 ``[num_entries]``."""
-        return torch.repeat_interleave(torch.arange(self.num_rows, device=self.rowptr.device), self.rowptr.diff())
+        return self._row(torch.int64)
+
+    def _row(self, dtype: torch.dtype) -> Tensor:
+        rows = torch.arange(self.num_rows, dtype=dtype, device=self.rowptr.device)
+        return torch.repeat_interleave(rows, self.rowptr.diff(), output_size=self.num_entries)
 
     @cached_property
     def transposed(self) -> CSR:
-        """The pattern of the transposed matrix; ``edge`` still names the same values. Computed once and kept."""
+        """The pattern of the transposed matrix; ``edge`` still names the same values. Computed once and kept.
+
+        That of an undirected graph whose rows have their columns in ascending order is the same, and shares its memory.
+        """
         if self.is_identity:
             return self
         rowptr, col, entry = ops.transpose_csr(self.rowptr, self.col, self.num_cols)
-        return CSR(rowptr, col, self.edge[entry], self.num_rows)
+        if torch.equal(rowptr, self.rowptr) and torch.equal(col, self.col):
+            rowptr, col = self.rowptr, self.col
+        return CSR(rowptr, col, _small(self.places(entry)), self.num_rows)
 
     def columns(self, low: int, high: int) -> CSR:
         """The pattern of the columns from ``low`` to ``high``, exclusive."""
@@ -107,18 +132,20 @@ class CSR:
         rowptr, col, entry, turned_rowptr, turned_col, turned_entry = ops.restrict_csr(
             self.rowptr, self.col, row, column, self.num_cols
         )
-        restricted = CSR(rowptr, col, torch.arange(col.numel()), column.numel())
+        restricted = CSR(rowptr, col, None, column.numel())
         restricted.__dict__["transposed"] = CSR(turned_rowptr, turned_col, turned_entry, row.numel())
         return restricted, entry
 
     def to(self, device: torch.device | str) -> CSR:
         """The same pattern on ``device``."""
-        return CSR(self.rowptr.to(device), self.col.to(device), self.edge.to(device), self.num_cols, self.is_identity)
+        place = None if self.place is None else self.place.to(device)
+        return CSR(self.rowptr.to(device), self.col.to(device), place, self.num_cols, self.is_identity)
 
 
-def _all_below(numbers: Tensor, limit: int) -> bool:
-    """Whether all numbers lie in ``[0, limit)``."""
-    if numbers.numel() == 0:
-        return True
-    least, most = torch.aminmax(numbers)
-    return int(least) >= 0 and int(most) < limit
+_INT32_MAX = torch.iinfo(torch.int32).max
+
+
+def _small(numbers: Tensor) -> Tensor:
+    """In 32 bits where they fit."""
+    fits = numbers.numel() == 0 or int(numbers.max()) <= _INT32_MAX
+    return numbers.to(torch.int32) if fits else numbers

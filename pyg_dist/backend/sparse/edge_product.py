@@ -20,7 +20,7 @@ class _EdgeProduct(LocalFunction):
         ctx.csr = csr
         ctx.save_for_backward(weight, x)
         with phase("aggregate"):
-            return ops.spmm_csr(csr.rowptr, csr.col, x.contiguous(), weight[csr.edge])
+            return ops.spmm_csr(csr.rowptr, csr.col, x.contiguous(), csr.values(weight))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
@@ -38,7 +38,9 @@ class _EdgeDot(LocalFunction):
         ctx.csr = csr
         ctx.save_for_backward(a, b)
         dots = ops.sddmm_csr(csr.rowptr, csr.col, a.contiguous(), b.contiguous())
-        return dots.new_zeros(num_edges).index_copy_(0, csr.edge, dots)
+        if csr.place is None and num_edges == dots.numel():
+            return dots
+        return dots.new_zeros(num_edges).index_copy_(0, csr.edge.long(), dots)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:

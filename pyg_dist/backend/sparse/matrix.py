@@ -36,7 +36,7 @@ class Matrix:
     @cached_property
     def value(self) -> Tensor | None:
         """Values in the order of the entries, ``[num_entries]``, or ``None`` for ones."""
-        return None if self.storage is None else self.storage[self.pattern.edge]
+        return None if self.storage is None else self.pattern.values(self.storage)
 
     @cached_property
     def transposed(self) -> Matrix:

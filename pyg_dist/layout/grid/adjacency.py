@@ -109,7 +109,7 @@ class AdjacencyTile:
     @cached_property
     def csr(self) -> CSR:
         """The edges by target."""
-        return self._csr(self.row, self.column, torch.arange(self.row.numel()))
+        return CSR.from_edges(self.row, self.column, None, self.row_id.numel(), self.column_id.numel())
 
     @cached_property
     @lasting
@@ -131,9 +131,6 @@ class AdjacencyTile:
             known = SelfLoops(entries, shape, self.loop_row, self.loop_column, rule, self.row.numel())
             self._loops[rule] = known
         return known
-
-    def _csr(self, row: Tensor, column: Tensor, edge: Tensor) -> CSR:
-        return CSR.from_edges(row, column, edge, self.row_id.numel(), self.column_id.numel())
 
 
 def _block(grid: Grid, order: NodeOrder, axis: str) -> tuple[int, int]:

@@ -60,7 +60,7 @@ class GridBatch(GridGraph):
         grid = SampledGrid(parent.grid, sample)
         node_id, stored = sample.node_id, parent.stored_by_source
         pattern, entry = stored.restricted(node_id, node_id)
-        place, order = stored.edge[entry].sort()
+        place, order = stored.places(entry).long().sort()
         edge_index = torch.stack([pattern.row(), pattern.col.long()])[:, order] + grid.first
         rows = SampledEdges(parent.edge_sharding, place, grid.ranks(*GRID_AXES), sample.group)
         super().__init__(grid, edge_index, rows, parent.loop_rule)
@@ -106,7 +106,7 @@ class GridBatch(GridGraph):
 
     def _tile_at_sample(self, whole: AdjacencyTile) -> AdjacencyTile:
         pattern, entry = whole.csr.restricted(*self._tile_places(whole))
-        order = torch.argsort(whole.csr.edge[entry])  # as ids ascend, so that values of edges arrive
+        order = torch.argsort(whole.csr.places(entry))  # as ids ascend, so that values of edges arrive
         row, column = pattern.row()[order].int(), pattern.col[order]
         return AdjacencyTile.of_entries(
             self.grid, self.edges_of_group, self.edge_sharding.global_id,
@@ -163,7 +163,7 @@ class GridBatch(GridGraph):
         pattern, entry = whole.csr.restricted(row, column)
         row_id, column_id = self._tile_ids(tile)
         factor = self._pairs.factor(column_id[pattern.col.long()], row_id[pattern.row()], dtype)
-        values = factor if whole.weight is None else whole.weight[whole.csr.edge[entry]] * factor
+        values = factor if whole.weight is None else whole.weight[whole.csr.places(entry)] * factor
         row_scale = None if whole.row_scale is None else whole.row_scale[row]
         col_scale = None if whole.col_scale is None else whole.col_scale[column]
         return GridOperator(pattern, values, row_scale, col_scale, whole.divides)

@@ -344,7 +344,7 @@ class GridGraph:
         """This rank's edges by source: what subgraphs are cut from."""
         source, target = self.edge_index
         num_nodes = self.grid.num_nodes
-        return CSR.from_edges(source, target, torch.arange(source.numel()), num_nodes, num_nodes)
+        return CSR.from_edges(source, target, None, num_nodes, num_nodes)
 
     @lasting
     def adjacency(self, layout: TileLayout) -> AdjacencyTile:
@@ -364,7 +364,7 @@ class GridGraph:
 
     def _row_sums(self, tile: AdjacencyTile, csr: CSR, values: Tensor | None, dtype: torch.dtype) -> Tensor:
         """The sum of each row of the whole matrix, for the tile's rows (collective)."""
-        entries = torch.ones(csr.num_entries, dtype=dtype) if values is None else values[csr.edge]
+        entries = torch.ones(csr.num_entries, dtype=dtype) if values is None else csr.values(values)
         sums = torch.zeros(csr.num_rows, dtype=dtype).index_add_(0, csr.row(), entries)
         return sum_all(sums, self.grid.wire(tile.column_axis, exact=True))
 

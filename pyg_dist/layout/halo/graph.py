@@ -482,7 +482,7 @@ class HaloGraph:
         ones = torch.ones(max(local.num_cols, self.halo.num_cols), 1, dtype=dtype, device=self.device)
         degree = torch.zeros(self.num_local, 1, dtype=dtype, device=self.device)
         for csr, out in ((local, degree), (self.halo, degree[self.num_local - self.num_boundary :])):
-            values = None if weight is None else weight[csr.edge]
+            values = None if weight is None else csr.values(weight)
             ops.spmm_csr(csr.rowptr, csr.col, ones[: csr.num_cols], values, out=out)
         return degree.view(-1)
 

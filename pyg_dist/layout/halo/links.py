@@ -33,7 +33,7 @@ class HaloLinks:
         slot, target = incoming.col.long(), share.node_id[incoming.row() + share.num_inner]
         sender_of_slot = torch.repeat_interleave(torch.arange(share.num_ranks), torch.tensor(share.post.recv_counts))
         order = torch.argsort(sender_of_slot[slot], stable=True)
-        slot, target, place = slot[order], target[order], incoming.edge[order]
+        slot, target, place = slot[order], target[order], incoming.edge.long()[order]
         sender, source = sender_of_slot[slot], share.halo_id[slot]
         mine = torch.stack([share.edge_id[place], source, target, place], dim=1)
 

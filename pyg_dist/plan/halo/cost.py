@@ -14,7 +14,7 @@ from pyg_dist.plan.model import ACTIVATION_PASSES, Model, Price, reduction_secon
 
 ELEMENT_BYTES = 4  # float32
 
-_ENTRY_BYTES = 4 + 8  # of a pattern: int32 column and int64 edge
+_ENTRY_BYTES = 4 + 4  # of a pattern: int32 column and place
 _ROW_BYTES = 8  # of a pattern: where the row begins
 
 

@@ -78,11 +78,11 @@ class RemoteLinks:
             share.num_nodes,
             load,
         )
-        rowptr, order = ops.group_rows(found.row, len(found.rows))
+        rowptr, sums, place = ops.csr_from_edges(found.row, found.sum, found.edge, len(found.rows), len(found.sums))
         is_ascending = bool((share.node_id.diff() > 0).all())
         node_id, row = (share.node_id, torch.arange(share.node_id.numel())) if is_ascending else share.node_id.sort()
-        places = _small(found.edge[order]), load, node_id, _small(row)
-        return RemoteLinks(found.rows, found.sums, rowptr, found.sum[order].int(), *places)
+        assert place is not None
+        return RemoteLinks(found.rows, found.sums, rowptr, sums, _small(place), load, node_id, _small(row))
 
     def between(self, node_id: Tensor) -> tuple[RemoteEdges, Tensor]:
         """The edges with both ends in an ascending list, and where the nodes of their rows stand in it."""

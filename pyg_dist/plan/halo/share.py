@@ -160,7 +160,7 @@ def share_of(
     # Edge storage: local edges before halo edges, each by target.
     local = CSR.from_edges(row_of[inside.target], row_of[inside.source], None, num_local, num_local)
     local_edge = inside.edge_id[local.edge]
-    local = replace(local, edge=torch.arange(local.num_entries))
+    local = replace(local, place=None)
     remote_order = torch.argsort(row_of[target], stable=True)
     place = torch.empty_like(remote_order).scatter_(
         0, remote_order, torch.arange(local.num_entries, local.num_entries + remote_order.numel())
@@ -197,7 +197,7 @@ def share_of(
 
 def _picked(csr: CSR, picked: Tensor, num_edges: int) -> CSR:
     """The entries of some edges, whose values lie in the order of ``picked``."""
-    entry = torch.full((num_edges,), -1).scatter_(0, csr.edge, torch.arange(csr.num_entries))[picked]
+    entry = torch.full((num_edges,), -1).scatter_(0, csr.edge.long(), torch.arange(csr.num_entries))[picked]
     place = (entry >= 0).nonzero().view(-1)
     entry = entry[place]
     return CSR.from_edges(csr.row()[entry], csr.col[entry], place, csr.num_rows, csr.num_cols)

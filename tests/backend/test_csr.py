@@ -1,0 +1,99 @@
+"""Patterns of sparse matrices: entries grouped by row, their values' places, and transposes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.library import opcheck
+
+from pyg_dist.backend import ops
+from pyg_dist.backend.ops import reference
+from pyg_dist.backend.sparse.csr import CSR
+from pyg_dist.backend.sparse.matrix import Matrix
+from pyg_dist.errors import DataError
+
+SIZES = [(0, 3, 4), (5, 1, 1), (40, 7, 9), (3000, 4000, 50), (300_000, 5000, 70)]  # entries, rows, columns
+
+
+def entries(size: tuple[int, int, int], dtype: torch.dtype = torch.int64) -> tuple[Tensor, Tensor]:
+    """Half of the entries in one row, as a hub has them."""
+    generator = torch.Generator().manual_seed(size[0])
+    row, col = (torch.randint(0, limit, (size[0],), generator=generator) for limit in size[1:])
+    row[torch.rand(size[0], generator=generator) < 0.5] = size[1] // 2
+    return row.to(dtype), col.to(dtype)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("is_sorted", [False, True])
+def test_entries_are_grouped_as_the_reference_does(
+    size: tuple[int, int, int], dtype: torch.dtype, is_sorted: bool
+) -> None:
+    row, col = entries(size, dtype)
+    row = row.sort().values if is_sorted else row
+    before = torch.get_num_threads()
+    try:
+        for edge in (None, torch.arange(size[0], dtype=dtype).flip(0) * 3):
+            expected = reference.csr_from_edges(row, col.flip(0), edge, *size[1:])
+            for num_threads in (1, 3):
+                torch.set_num_threads(num_threads)
+                *got, place = ops.csr_from_edges(row, col.flip(0), edge, *size[1:])
+                if place is None:
+                    assert edge is None
+                    assert torch.equal(row.sort(stable=True).indices, torch.arange(size[0])), "in order already"
+                    place = torch.arange(size[0], dtype=torch.int32)
+                for mine, theirs in zip((*got, place), expected, strict=True):
+                    assert mine.dtype == theirs.dtype
+                    assert torch.equal(mine, theirs)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_values_are_found_in_their_storage() -> None:
+    row, col = entries((40, 7, 9))
+    storage = torch.randn(41)
+    dense = torch.zeros(7, 9).index_put_((row, col), storage[:40], accumulate=True)
+    negative = torch.arange(40) - 41  # numbers that count from the end
+    for edge in (None, torch.arange(40), negative):
+        pattern = CSR.from_edges(row, col, edge, 7, 9)
+        assert pattern.edge.dtype == torch.int32, "small numbers take 32 bits"
+        for matrix, expected in (Matrix(pattern, storage), dense), (Matrix(pattern, storage).transposed, dense.t()):
+            x = torch.eye(matrix.num_cols)
+            torch.testing.assert_close(matrix.multiply(x), expected)
+        piece = Matrix(pattern, storage).columns(2, 6)
+        torch.testing.assert_close(piece.multiply(torch.eye(4)), dense[:, 2:6])
+    large = CSR.from_edges(row, col, torch.arange(40) + 2**33, 7, 9)
+    assert large.transposed.edge.sort().values.tolist() == [2**33 + k for k in range(40)]
+
+
+def test_an_undirected_graph_and_its_transpose_share_memory() -> None:
+    ends = torch.randint(0, 30, (2, 200), generator=torch.Generator().manual_seed(0))
+    ends = torch.cat([ends, ends.flip(0)], 1)
+    ends = ends[:, torch.argsort(ends[0] * 30 + ends[1])]
+    pattern = CSR.from_edges(ends[0], ends[1], None, 30, 30)
+    turned = pattern.transposed
+    assert pattern.place is None
+    assert turned.col.data_ptr() == pattern.col.data_ptr()
+    assert turned.rowptr.data_ptr() == pattern.rowptr.data_ptr()
+    assert torch.equal(ends[1][turned.edge], turned.row())
+    assert torch.equal(ends[0][turned.edge], turned.col.long())
+    directed = CSR.from_edges(ends[0, 3:], ends[1, 3:], None, 30, 30)
+    assert directed.transposed.col.data_ptr() != directed.col.data_ptr()
+
+
+@pytest.mark.parametrize("bad", [-1, 7, -(2**62), 2**62])
+@pytest.mark.parametrize("is_col", [False, True])
+def test_the_first_entry_outside_is_named(bad: int, is_col: bool) -> None:
+    ends = [*entries((200_000, 7, 7))]
+    ends[is_col][150_000], ends[is_col][170_000] = bad, -5
+    got = (int(ends[0][150_000]), int(ends[1][150_000]))
+    words = rf"rows in \[0, 7\) and columns in \[0, 7\), got row {got[0]} and column {got[1]} at position 150000"
+    with pytest.raises(DataError, match=words):
+        CSR.from_edges(*ends, None, 7, 7)
+
+
+def test_opcheck() -> None:
+    row, col = entries((40, 7, 9))
+    opcheck(torch.ops.pyg_dist.csr_from_edges.default, (row, col, None, 7, 9))
+    opcheck(torch.ops.pyg_dist.csr_from_edges.default, (row.int(), col, torch.arange(40), 7, 9))
