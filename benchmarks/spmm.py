@@ -10,6 +10,9 @@ with its CPU time, which on one thread is a fair figure on a busy machine too.
 Where torch_scatter is installed (``pip install '.[scatter]'``), its segment sum is one of them. Beside the products,
 two figures of the same minute: the bandwidth of a plain copy, and that of gathering the rows of all edges in the
 graph's own order, which is what a product without any reuse of cached rows would move.
+
+"pyg_dist" takes the form of the product that its first calls have found to be the faster one here; "plain" and "blocks"
+are the two. Results are kept by processor.
 """
 
 from __future__ import annotations
@@ -109,10 +112,15 @@ def variants_of(pattern: CSR, width: int) -> dict[str, Callable[[], Any]]:
     chosen: dict[str, Callable[[], Any]] = {
         BASELINE: lambda: sparse @ x,
         "torch.sparse.mm, mean": lambda: torch.sparse.mm(sparse, x, "mean"),
-        "pyg_dist float32": lambda: ops.spmm_csr(pattern.rowptr, pattern.col, x),
-        "pyg_dist bfloat16": lambda: ops.spmm_csr(pattern.rowptr, pattern.col, x_bf16),
+        "pyg_dist float32": lambda: pattern.multiply(x),
+        "pyg_dist bfloat16": lambda: pattern.multiply(x_bf16),
         "copy": lambda: out.copy_(x),
     }
+    if pattern.form(x) is not None:  # both, beside the one that the first products have found to be the faster one
+        chosen["plain"] = lambda: ops.spmm_csr(pattern.rowptr, pattern.col, x, form="plain")
+        chosen["blocks"] = lambda: ops.spmm_csr(pattern.rowptr, pattern.col, x, form="blocks")
+    pattern.choose_form(x)
+    pattern.choose_form(x_bf16)
     if pattern.num_entries * width * 4 <= MAX_MESSAGES:
         gathered = torch.empty(pattern.num_entries, width)
         chosen["gather"] = lambda: torch.index_select(x, 0, index, out=gathered)
@@ -151,7 +159,9 @@ def main() -> None:
     parser.add_argument("--retries", type=int, default=10, help="tries for each sample")
     parser.add_argument("--max-waited", type=float, default=0.03, help="share of a sample that may be spent waiting")
     parser.add_argument("--skip", nargs="*", default=[], help="variants to leave out")
-    parser.add_argument("--output", type=Path, help="the JSON file (default: benchmarks/results/spmm-GRAPH.json)")
+    parser.add_argument(
+        "--output", type=Path, help="the JSON file (default: benchmarks/results/spmm-GRAPH-PROCESSOR.json)"
+    )
     args = parser.parse_args()
 
     warnings.filterwarnings("ignore", message="Sparse")
@@ -172,7 +182,8 @@ def main() -> None:
                 {"threads": num_threads, "width": width, "samples": {k: asdict(v) for k, v in samples.items()}}
             )
 
-    output = args.output or RESULTS / f"spmm-{Path(args.graph).stem}{'-transposed' if args.transposed else ''}.json"
+    graph = f"{Path(args.graph).stem}{'-transposed' if args.transposed else ''}"
+    output = args.output or RESULTS / f"spmm-{graph}-{machine.processor()}.json"
     output.parent.mkdir(parents=True, exist_ok=True)
     command = " ".join(["python", "benchmarks/spmm.py", *sys.argv[1:]])
     output.write_text(json.dumps({"command": command, "machine": description, "results": results}, indent=2) + "\n")

@@ -15,15 +15,17 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
   // `divide` both scales divide instead
   m.def(
       "spmm_csr(Tensor rowptr, Tensor col, Tensor x, Tensor? weight, Tensor? row_scale, Tensor? col_scale, "
-      "bool divide) -> Tensor");
-  // out = the above
+      "bool divide, int form) -> Tensor");
+  // 0 if the product has one form; else which one the processor's caches speak for, 1 or 2: kernels/spmm_csr.h
+  m.def("spmm_csr_guess(Tensor rowptr, Tensor col, Tensor x) -> int");
+  // out = the first
   m.def(
       "spmm_csr_into(Tensor(a!) out, Tensor rowptr, Tensor col, Tensor x, Tensor? weight, Tensor? row_scale, "
-      "Tensor? col_scale, bool divide) -> ()");
-  // out += the above
+      "Tensor? col_scale, bool divide, int form) -> ()");
+  // out += the first
   m.def(
       "spmm_csr_add(Tensor(a!) out, Tensor rowptr, Tensor col, Tensor x, Tensor? weight, Tensor? row_scale, "
-      "Tensor? col_scale, bool divide) -> ()");
+      "Tensor? col_scale, bool divide, int form) -> ()");
   // d[e] = <a[i], b[col[e]]>, e in [rowptr[i], rowptr[i + 1])
   m.def("sddmm_csr(Tensor rowptr, Tensor col, Tensor a, Tensor b) -> Tensor");
 

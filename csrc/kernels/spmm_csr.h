@@ -31,4 +31,8 @@ struct SpmmCsr {
   bool divide;
 };
 
+// How a product goes about it, with the same bits: all columns of a row at once, or by blocks of columns that caches
+// hold. Which is faster depends on the pattern, the width and the processor.
+enum class SpmmForm : uint8_t { any, plain, blocks };
+
 }  // namespace pyg_dist

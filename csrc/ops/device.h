@@ -55,7 +55,8 @@ struct DeviceOps {
   RowptrScan (*scan_rowptr)(const int64_t* rowptr, int64_t num_rows);
   EntriesScan (*scan_entries)(const CsrFromEdges& problem);
   void (*csr_from_edges)(const CsrFromEdges& problem, bool is_sorted, const Tensor& like);  // all entries are inside
-  void (*spmm_csr)(const SpmmCsr& problem, const Tensor& x);  // x: what copies are made like
+  void (*spmm_csr)(const SpmmCsr& problem, const Tensor& x, SpmmForm form);          // x: what copies are made like
+  SpmmForm (*spmm_csr_guess)(int64_t num_rows, int64_t num_edges, const Tensor& x);  // any: there is one form
   void (*sddmm_csr)(const SddmmCsr& problem);
   void (*extreme_csr)(const ExtremeCsr& problem);
   void (*extreme_csr_shares)(const ExtremeCsr& problem);

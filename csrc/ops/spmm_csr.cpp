@@ -13,6 +13,11 @@ struct Factors {
   bool divide;
 };
 
+SpmmForm form_of(int64_t form) {
+  PYG_DIST_CHECK(form >= 0 && form <= 2, kOp, ": expected 'form' to be 0 (any), 1 (plain) or 2 (blocks), got ", form);
+  return static_cast<SpmmForm>(form);
+}
+
 const DeviceOps* check(const Tensor& rowptr, const Tensor& col, const Tensor& x, const Factors& f) {
   const auto device = device_of(kOp, x, rowptr, col, f.weight, f.row_scale, f.col_scale);
   check_csr(kOp, device, rowptr, col);
@@ -22,7 +27,7 @@ const DeviceOps* check(const Tensor& rowptr, const Tensor& col, const Tensor& x,
 }
 
 void multiply(const DeviceOps* device, const Tensor& out, bool accumulate, const Tensor& rowptr, const Tensor& col,
-              const Tensor& x, const Factors& f) {
+              const Tensor& x, const Factors& f, SpmmForm form) {
   const Element element = element_of(kOp, "x", x.scalar_type());
   const int64_t num_rows = rowptr.size(0) - 1;
   const SpmmCsr problem{
@@ -44,20 +49,20 @@ void multiply(const DeviceOps* device, const Tensor& out, bool accumulate, const
       .accumulate = accumulate,
       .divide = f.divide,
   };
-  if (num_rows > 0 && problem.num_features > 0) device->spmm_csr(problem, x);
+  if (num_rows > 0 && problem.num_features > 0) device->spmm_csr(problem, x, form);
 }
 
 Tensor spmm_csr(Tensor rowptr, Tensor col, Tensor x, MaybeTensor weight, MaybeTensor row_scale, MaybeTensor col_scale,
-                bool divide) {
+                bool divide, int64_t form) {
   const Factors factors{weight, row_scale, col_scale, divide};
   const auto device = check(rowptr, col, x, factors);
   const Tensor out = new_output(x, {rowptr.size(0) - 1, x.size(1)});
-  multiply(device, out, false, rowptr, col, x, factors);
+  multiply(device, out, false, rowptr, col, x, factors, form_of(form));
   return out;
 }
 
 void multiply_into(const Tensor& out, bool accumulate, const Tensor& rowptr, const Tensor& col, const Tensor& x,
-                   const Factors& f) {
+                   const Factors& f, int64_t form) {
   device_of(kOp, x, out);
   const auto device = check(rowptr, col, x, f);
   check_written_rows(kOp, "out", out);
@@ -69,23 +74,30 @@ void multiply_into(const Tensor& out, bool accumulate, const Tensor& rowptr, con
   check_apart(kOp, "out", out, "weight", f.weight);
   check_apart(kOp, "out", out, "row_scale", f.row_scale);
   check_apart(kOp, "out", out, "col_scale", f.col_scale);
-  multiply(device, out, accumulate, rowptr, col, x, f);
+  multiply(device, out, accumulate, rowptr, col, x, f, form_of(form));
 }
 
 void spmm_csr_into(Tensor out, Tensor rowptr, Tensor col, Tensor x, MaybeTensor weight, MaybeTensor row_scale,
-                   MaybeTensor col_scale, bool divide) {
-  multiply_into(out, false, rowptr, col, x, {weight, row_scale, col_scale, divide});
+                   MaybeTensor col_scale, bool divide, int64_t form) {
+  multiply_into(out, false, rowptr, col, x, {weight, row_scale, col_scale, divide}, form);
 }
 
 void spmm_csr_add(Tensor out, Tensor rowptr, Tensor col, Tensor x, MaybeTensor weight, MaybeTensor row_scale,
-                  MaybeTensor col_scale, bool divide) {
-  multiply_into(out, true, rowptr, col, x, {weight, row_scale, col_scale, divide});
+                  MaybeTensor col_scale, bool divide, int64_t form) {
+  multiply_into(out, true, rowptr, col, x, {weight, row_scale, col_scale, divide}, form);
+}
+
+int64_t spmm_csr_guess(Tensor rowptr, Tensor col, Tensor x) {
+  const auto device = device_of(kOp, x, rowptr, col);
+  check_rows(kOp, "x", x);
+  return static_cast<int64_t>(device->spmm_csr_guess(rowptr.numel() - 1, col.numel(), x));
 }
 
 }  // namespace
 
 PYG_DIST_OPS(m) {
   m.impl("spmm_csr", TORCH_BOX(&spmm_csr));
+  m.impl("spmm_csr_guess", TORCH_BOX(&spmm_csr_guess));
   m.impl("spmm_csr_into", TORCH_BOX(&spmm_csr_into));
   m.impl("spmm_csr_add", TORCH_BOX(&spmm_csr_add));
 }

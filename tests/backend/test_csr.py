@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
+from bits import assert_same_bits
 from torch import Tensor
 from torch.library import opcheck
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.ops import reference
+from pyg_dist.backend.sparse import form_trial
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.errors import DataError
@@ -97,3 +102,62 @@ def test_opcheck() -> None:
     row, col = entries((40, 7, 9))
     opcheck(torch.ops.pyg_dist.csr_from_edges.default, (row, col, None, 7, 9))
     opcheck(torch.ops.pyg_dist.csr_from_edges.default, (row.int(), col, torch.arange(40), 7, 9))
+
+
+@pytest.fixture
+def large() -> tuple[CSR, Tensor]:
+    """A pattern and rows with two forms of a product: 12 MiB of sources."""
+    row, col = entries((220_000, 2000, 50_000))
+    return CSR.from_edges(row, col, None, 2000, 50_000), torch.randn(50_000, 64)
+
+
+def test_the_first_products_try_both_forms_and_the_faster_one_stays(
+    large: tuple[CSR, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pattern, x = large
+    clock, taken, seconds = [0.0], [], {"plain": 3.0, "blocks": 2.0}
+    spmm_csr = ops.spmm_csr
+
+    def timed(*args: Any, form: ops.SpmmForm, **kwargs: Any) -> Tensor:
+        taken.append(form)
+        clock[0] += seconds[form]
+        return spmm_csr(*args, form=form, **kwargs)
+
+    monkeypatch.setattr(ops, "spmm_csr", timed)
+    monkeypatch.setattr(form_trial, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    expected = spmm_csr(pattern.rowptr, pattern.col, x, form="plain")
+    guess = pattern.form(x)
+    for _ in range(2):
+        assert_same_bits(pattern.multiply(x), expected)
+    assert taken == [guess] * 2, "products that may not try keep the guess"
+    for _ in range(8):
+        assert_same_bits(pattern.multiply(x, tries=True), expected)
+    assert sorted(taken[2:8]) == ["blocks"] * 3 + ["plain"] * 3
+    assert taken[8:] == ["blocks"] * 2
+    assert pattern.form(x) == "blocks"
+    seconds["blocks"] = 4.0
+    pattern.choose_form(x[:, :48].contiguous())
+    assert pattern.form(x[:, :48]) == "plain", "each width for itself"
+    assert len(taken) == 16
+    pattern.choose_form(x)
+    assert len(taken) == 16, "it is known"
+
+
+@pytest.mark.parametrize("form", ["plain", "blocks"])
+def test_a_setting_fixes_the_form(
+    large: tuple[CSR, Tensor], form: ops.SpmmForm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYG_DIST_SPMM_FORM", form)
+    pattern, x = large
+    taken: list[ops.SpmmForm] = []
+    monkeypatch.setattr(ops, "spmm_csr", lambda *args, form, **kwargs: taken.append(form))
+    pattern.choose_form(x)
+    for _ in range(8):
+        pattern.multiply(x, tries=True)
+    assert taken == [form] * 8
+
+
+def test_small_products_have_one_form() -> None:
+    pattern = CSR.from_edges(*entries((40, 7, 9)), None, 7, 9)
+    assert pattern.form(torch.ones(9, 64)) is None
+    assert pattern.form(torch.ones(9)) is None

@@ -65,7 +65,8 @@ def test_spmm_divides(width: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("width", [47, 64, 100, 130])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_spmm_by_column_blocks(width: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("form", ["plain", "blocks"])
+def test_spmm_by_column_blocks(width: int, dtype: torch.dtype, form: ops.SpmmForm) -> None:
     """Sources and edges enough for blocks (``ColumnBlocks`` of csrc/ops/cpu/spmm_csr.cpp), out of a wider tensor."""
     num_sources, num_edges = 50_000, 4 * 51_000
     generator = torch.Generator().manual_seed(0)
@@ -76,14 +77,15 @@ def test_spmm_by_column_blocks(width: int, dtype: torch.dtype) -> None:
     x = integers((num_sources, width + 3), dtype)[:, 1:-2]
     scales = [integers((n,), sum_dtype(dtype), seed=n) for n in (num_edges, NUM_ROWS, num_sources)]
     expected = reference.spmm_csr(rowptr, col, x, scales[0], row_scale=scales[1], col_scale=scales[2])
-    assert_same_bits(ops.spmm_csr(rowptr, col, x, scales[0], row_scale=scales[1], col_scale=scales[2]), expected)
+    got = ops.spmm_csr(rowptr, col, x, scales[0], row_scale=scales[1], col_scale=scales[2], form=form)
+    assert_same_bits(got, expected)
     powers = 2.0 ** scales[2]
     expected = reference.spmm_csr(rowptr, col, x, col_scale=powers, divide=True)
-    assert_same_bits(ops.spmm_csr(rowptr, col, x, col_scale=powers, divide=True), expected)
+    assert_same_bits(ops.spmm_csr(rowptr, col, x, col_scale=powers, divide=True, form=form), expected)
     whole = integers((NUM_ROWS + 2, width + 2), dtype, seed=9)
     expected_whole = whole.clone()
     reference.spmm_csr(rowptr, col, x, out=expected_whole[1:-1, 1:-1])
-    ops.spmm_csr(rowptr, col, x, out=whole[1:-1, 1:-1])
+    ops.spmm_csr(rowptr, col, x, out=whole[1:-1, 1:-1], form=form)
     assert_same_bits(whole, expected_whole)
 
 
@@ -254,10 +256,10 @@ def test_opcheck() -> None:
     x, g = reals(NUM_SOURCES, 5), reals(NUM_ROWS, 5)
     weight, row_scale, col_scale = reals(col.numel()), reals(NUM_ROWS), reals(NUM_SOURCES)
     index, key = torch.tensor([3, 1, 3]), torch.arange(NUM_SOURCES)
-    opcheck(native.spmm_csr.default, (rowptr, col, x, weight, row_scale, None, False))
-    opcheck(native.spmm_csr.default, (rowptr, col, x.bfloat16(), None, None, col_scale, True))
-    opcheck(native.spmm_csr_add.default, (g.clone(), rowptr, col, x, None, row_scale, col_scale, True))
-    opcheck(native.spmm_csr_into.default, (g.clone(), rowptr, col, x, weight, None, col_scale, False))
+    opcheck(native.spmm_csr.default, (rowptr, col, x, weight, row_scale, None, False, 0))
+    opcheck(native.spmm_csr.default, (rowptr, col, x.bfloat16(), None, None, col_scale, True, 1))
+    opcheck(native.spmm_csr_add.default, (g.clone(), rowptr, col, x, None, row_scale, col_scale, True, 2))
+    opcheck(native.spmm_csr_into.default, (g.clone(), rowptr, col, x, weight, None, col_scale, False, 0))
     opcheck(native.sddmm_csr.default, (rowptr, col, g, x))
     opcheck(native.sddmm_csr.default, (rowptr, col, g.bfloat16(), x.bfloat16()))
     opcheck(native.gather_rows.default, (x, index))

@@ -9,7 +9,8 @@ Tensor allocate(const Tensor& like, Sizes sizes, ScalarType dtype, size_t num_by
 RowptrScan scan_rowptr(const int64_t* rowptr, int64_t num_rows);
 EntriesScan scan_entries(const CsrFromEdges& problem);
 void csr_from_edges(const CsrFromEdges& problem, bool is_sorted, const Tensor& like);
-void spmm_csr(const SpmmCsr& problem, const Tensor& x);
+void spmm_csr(const SpmmCsr& problem, const Tensor& x, SpmmForm form);
+SpmmForm spmm_csr_guess(int64_t num_rows, int64_t num_edges, const Tensor& x);
 void sddmm_csr(const SddmmCsr& problem);
 void extreme_csr(const ExtremeCsr& problem);
 void extreme_csr_shares(const ExtremeCsr& problem);
@@ -40,6 +41,7 @@ inline constexpr DeviceOps kOps = {
     .scan_entries = scan_entries,
     .csr_from_edges = csr_from_edges,
     .spmm_csr = spmm_csr,
+    .spmm_csr_guess = spmm_csr_guess,
     .sddmm_csr = sddmm_csr,
     .extreme_csr = extreme_csr,
     .extreme_csr_shares = extreme_csr_shares,

@@ -60,16 +60,17 @@ class GridOperator:
     def multiply(self, x: Tensor, low: int = 0, high: int | None = None) -> Tensor:
         """Rows ``low`` to ``high`` of the product, local, without autograd. Shapes: ``[m, F] -> [high - low, F]``."""
         high = self.csr.num_rows if high is None else high
+        scales = {"col_scale": self.col_scale, "divide": self.divides}
         if (low, high) == (0, self.csr.num_rows):
-            rowptr, col, values, scale = self.csr.rowptr, self.csr.col, self._values, self.row_scale
-        else:
-            rowptr = self.csr.rowptr[low : high + 1]
-            first, last = int(rowptr[0]), int(rowptr[-1])
-            rowptr, col = rowptr - first, self.csr.col[first:last]
-            values = None if self._values is None else self._values[first:last]
-            scale = None if self.row_scale is None else self.row_scale[low:high]
+            with phase("aggregate"):
+                return self.csr.multiply(x, self._values, row_scale=self.row_scale, **scales, tries=True)  # type: ignore[arg-type]
+        rowptr = self.csr.rowptr[low : high + 1]
+        first, last = int(rowptr[0]), int(rowptr[-1])
+        values = None if self._values is None else self._values[first:last]
+        scale = None if self.row_scale is None else self.row_scale[low:high]
+        pattern = rowptr - first, self.csr.col[first:last]
         with phase("aggregate"):
-            return ops.spmm_csr(rowptr, col, x, values, row_scale=scale, col_scale=self.col_scale, divide=self.divides)
+            return ops.spmm_csr(*pattern, x, values, row_scale=scale, **scales, form=self.csr.form(x))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

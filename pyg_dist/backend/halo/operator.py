@@ -59,10 +59,12 @@ class LinearOperator:
 
     def start(self, x: Tensor) -> Pending[Tensor]:
         """Begin the product (collective, no autograd). Shapes: ``[n, F] -> [n, F]``."""
-        x = x.contiguous()
+        x, talks = x.contiguous(), self.halo.exchange.transport.group.size > 1
+        if talks:
+            self.local.pattern.choose_form(x)
         messages = self.halo.start(x, self.col_scale, self.divides)
         with phase("aggregate"):
-            out = self.local.multiply(x, self.row_scale, self.col_scale, self.divides)
+            out = self.local.multiply(x, self.row_scale, self.col_scale, self.divides, tries=not talks)
         return Pending(lambda: self.halo.finish(messages, out, self.row_scale, self.divides))
 
 

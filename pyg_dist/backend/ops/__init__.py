@@ -34,9 +34,11 @@ from pyg_dist.backend.ops.rows import relu_grad as relu_grad
 from pyg_dist.backend.ops.rows import row_epilogue as row_epilogue
 from pyg_dist.backend.ops.rows import row_epilogue_grad as row_epilogue_grad
 from pyg_dist.backend.ops.rows import scatter_add_rows as scatter_add_rows
+from pyg_dist.backend.ops.sparse import SpmmForm as SpmmForm
 from pyg_dist.backend.ops.sparse import csr_from_edges as csr_from_edges
 from pyg_dist.backend.ops.sparse import extreme_csr as extreme_csr
 from pyg_dist.backend.ops.sparse import extreme_csr_grad as extreme_csr_grad
 from pyg_dist.backend.ops.sparse import extreme_csr_shares as extreme_csr_shares
+from pyg_dist.backend.ops.sparse import guessed_form as guessed_form
 from pyg_dist.backend.ops.sparse import sddmm_csr as sddmm_csr
 from pyg_dist.backend.ops.sparse import spmm_csr as spmm_csr

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from pyg_dist.backend.ops.call import as_rows, call, factor_of, like_rows, native, sum_dtype, written_rows
 
+SpmmForm = Literal["plain", "blocks"]
+_FORM_NUMBER: dict[SpmmForm | None, int] = {None: 0, "plain": 1, "blocks": 2}  # csrc/kernels/spmm_csr.h
+
 
 def csr_from_edges(
     row: Tensor, col: Tensor, edge: Tensor | None, num_rows: int, num_cols: int
@@ -51,6 +54,7 @@ def spmm_csr(
     divide: bool = False,
     out: Tensor | None = None,
     accumulate: bool = True,
+    form: SpmmForm | None = None,
 ) -> Tensor:
     r"""Sparse times dense: the sum over the in-edges of every row.
 
@@ -60,7 +64,8 @@ def spmm_csr(
     where factors that are not given are one. GCN's norm is two scales. With ``divide``, r and c divide: a mean is the
     sum divided by the degree, and its transpose takes rows divided by it (and rounded to x's dtype), bit for bit as
     PyG has both. Exact up to rounding, and the same for every number of threads. With ``out``, y is *added* to it, or
-    written into it where ``accumulate`` is False.
+    written into it where ``accumulate`` is False. ``form`` says how, with the same bits: all columns of a row at once,
+    or by blocks of columns that caches hold; where there is only one form, it changes nothing.
 
     That ``col`` lies in ``[0, M)`` is not checked here, but once for every pattern
     (:meth:`~pyg_dist.backend.sparse.csr.CSR. from_edges`): a look at every edge takes up to a seventh of a narrow
@@ -80,11 +85,21 @@ def spmm_csr(
     x_MF = as_rows(x)
     factors = (factor_of(weight, x), factor_of(row_scale, x), factor_of(col_scale, x))
     if out is None:
-        y_NF = call(native.spmm_csr.default, rowptr, col, x_MF, *factors, divide)
+        y_NF = call(native.spmm_csr.default, rowptr, col, x_MF, *factors, divide, _FORM_NUMBER[form])
         return like_rows(y_NF, x)
     op = native.spmm_csr_add if accumulate else native.spmm_csr_into
-    call(op.default, written_rows(out), rowptr, col, x_MF, *factors, divide)
+    call(op.default, written_rows(out), rowptr, col, x_MF, *factors, divide, _FORM_NUMBER[form])
     return out
+
+
+def guessed_form(rowptr: Tensor, col: Tensor, x: Tensor) -> SpmmForm | None:
+    """The form of :func:`spmm_csr` that the caches of this processor speak for; None: there is only one.
+
+    Shapes:
+        - rowptr: ``[N + 1]``, col: ``[E]``, x: ``[M, F]``
+    """
+    number = call(native.spmm_csr_guess.default, rowptr, col, as_rows(x))
+    return next(form for form in _FORM_NUMBER if _FORM_NUMBER[form] == number)
 
 
 def sddmm_csr(rowptr: Tensor, col: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -181,6 +196,7 @@ def _(
     row_scale: Tensor | None,
     col_scale: Tensor | None,
     divide: bool,
+    form: int,
 ) -> Tensor:
     return x.new_empty(rowptr.shape[0] - 1, x.shape[1])
 
@@ -196,6 +212,7 @@ def _(
     row_scale: Tensor | None,
     col_scale: Tensor | None,
     divide: bool,
+    form: int,
 ) -> None:
     return None
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend import ops
+from pyg_dist.backend.session.settings import SPMM_FORM
+from pyg_dist.backend.sparse.form_trial import FormTrial
 from pyg_dist.errors import OptionError
 
 
@@ -109,6 +111,67 @@ class CSR:
         if torch.equal(rowptr, self.rowptr) and torch.equal(col, self.col):
             rowptr, col = self.rowptr, self.col
         return CSR(rowptr, col, _small(self.places(entry)), self.num_rows)
+
+    def multiply(
+        self,
+        x: Tensor,
+        values: Tensor | None = None,
+        *,
+        row_scale: Tensor | None = None,
+        col_scale: Tensor | None = None,
+        divide: bool = False,
+        out: Tensor | None = None,
+        accumulate: bool = True,
+        tries: bool = False,
+    ) -> Tensor:
+        """:func:`~pyg_dist.backend.ops.spmm_csr` of this pattern, in the form that is the fastest here.
+
+        Args:
+            x: the rows.
+            values: of the entries in their order; None: ones.
+            row_scale: a factor of each row.
+            col_scale: a factor of each column.
+            divide: whether the scales divide.
+            out: what to add the product to, or to write it into.
+            accumulate: whether to add.
+            tries: whether this product may be one by which forms are compared: not while a message is waited for.
+
+        Shapes: ``[num_cols, F] -> [num_rows, F]``.
+        """
+        trial = self._trial(x)
+
+        def product(form: ops.SpmmForm | None) -> Tensor:
+            scales = {"row_scale": row_scale, "col_scale": col_scale, "divide": divide}
+            return ops.spmm_csr(self.rowptr, self.col, x, values, **scales, out=out, accumulate=accumulate, form=form)  # type: ignore[arg-type]
+
+        if trial is None or trial.is_over or not tries:
+            return product(None if trial is None else trial.best)
+        return trial.run(product)
+
+    def form(self, x: Tensor) -> ops.SpmmForm | None:
+        """The form of a product with x, as far as is known; None: there is only one."""
+        trial = self._trial(x)
+        return None if trial is None else trial.best
+
+    def choose_form(self, x: Tensor) -> None:
+        """Multiply in both forms until it is known which is faster: before messages fly, not while they do."""
+        trial = self._trial(x)
+        while trial is not None and not trial.is_over:
+            self.multiply(x, tries=True)
+
+    def _trial(self, x: Tensor) -> FormTrial | None:
+        width = x.shape[1] if x.dim() == 2 else x[:1].numel()
+        key = width, x.dtype
+        if key not in self._trials:
+            guess = ops.guessed_form(self.rowptr, self.col, x)
+            fixed = SPMM_FORM.value()
+            trial = None if guess is None else FormTrial(guess) if fixed is None else FormTrial(fixed, num_samples=0)
+            self._trials[key] = trial
+        return self._trials[key]
+
+    @cached_property
+    def _trials(self) -> dict[tuple[int, torch.dtype], FormTrial | None]:
+        return {}
 
     def columns(self, low: int, high: int) -> CSR:
         """The pattern of the columns from ``low`` to ``high``, exclusive."""

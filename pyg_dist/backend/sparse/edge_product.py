@@ -20,7 +20,7 @@ class _EdgeProduct(LocalFunction):
         ctx.csr = csr
         ctx.save_for_backward(weight, x)
         with phase("aggregate"):
-            return ops.spmm_csr(csr.rowptr, csr.col, x.contiguous(), csr.values(weight))
+            return csr.multiply(x.contiguous(), csr.values(weight), tries=True)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:

@@ -7,7 +7,6 @@ from functools import cached_property
 
 from torch import Tensor
 
-from pyg_dist.backend import ops
 from pyg_dist.backend.sparse.csr import CSR
 
 
@@ -61,16 +60,15 @@ class Matrix:
         divide: bool = False,
         out: Tensor | None = None,
         accumulate: bool = True,
+        tries: bool = False,
     ) -> Tensor:
         """``diag(row_scale) self diag(col_scale) x``, added to ``out`` if given, or written there.
 
-        With ``divide``: by the scales' inverses.
+        With ``divide``: by the scales' inverses. ``tries``: see :meth:`~pyg_dist.backend.sparse.csr.CSR.multiply`.
 
         Shapes: ``[num_cols, F] -> [num_rows, F]``.
         """
-        return ops.spmm_csr(
-            self.pattern.rowptr,
-            self.pattern.col,
+        return self.pattern.multiply(
             x,
             self.value,
             row_scale=row_scale,
@@ -78,4 +76,5 @@ class Matrix:
             divide=divide,
             out=out,
             accumulate=accumulate,
+            tries=tries,
         )
