@@ -4,6 +4,8 @@ gloo matches the point-to-point messages of two ranks by tag. Here every message
 (:mod:`~pyg_dist.backend.comm.calls`) mixed with its own length, and nothing else is sent for it. gloo's own collectives
 match by order alone: ranks that diverge would read one call's numbers as those of another.
 
+What a rank sends is handed over before what it receives: where processors are shared, gloo's thread otherwise spins
+on a lock that the waiting thread holds (29 against 18 ms of processor time in an epoch of cora on the grid).
 Every result has the same bits on every rank. Nothing here knows of autograd.
 """
 
@@ -66,7 +68,8 @@ class TaggedMessages:
         while distance < power:
             peer = rank ^ distance
             theirs = torch.empty_like(x)
-            self._wait([self.receive(theirs, peer, tag), self.send(x, peer, tag)])
+            leaving = self.send(x, peer, tag)
+            self._wait([self.receive(theirs, peer, tag), leaving])
             x = reduce(x, theirs) if rank < peer else reduce(theirs, x)
             distance *= 2
         if rank < self.size - power:
@@ -91,10 +94,10 @@ class TaggedMessages:
         pieces = torch.split(out, list(counts))
         works = []
         for peer in self._others():
-            if pieces[peer].numel():
-                works.append(self.receive(pieces[peer], peer, tag))
             if rows.numel():
                 works.append(self.send(rows, peer, tag))
+            if pieces[peer].numel():
+                works.append(self.receive(pieces[peer], peer, tag))
         pieces[self.rank].copy_(rows)
         self._wait(works)
         return out
@@ -113,10 +116,10 @@ class TaggedMessages:
         leaving: list[Sent] = []
         is_empty = not rows.shape[1:].numel()
         for peer in self._others():
-            if received[peer] and not is_empty:
-                arriving[peer] = self.receive(out[places[peer] : places[peer + 1]], peer, tag)
             if sent[peer] and not is_empty:
                 leaving.append(self.send(rows[starts[peer] : starts[peer + 1]], peer, tag))
+            if received[peer] and not is_empty:
+                arriving[peer] = self.receive(out[places[peer] : places[peer + 1]], peer, tag)
         own = self.rank
         if sent[own]:
             out[places[own] : places[own + 1]].copy_(rows[starts[own] : starts[own + 1]])
