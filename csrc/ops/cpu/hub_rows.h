@@ -20,9 +20,10 @@ namespace pyg_dist::cpu {
 inline int64_t chunk_work(int64_t num_columns) { return std::clamp<int64_t>((1 << 18) / num_columns, 256, 16384); }
 
 // rows(begin, end) does whole rows. sum(begin, end, sums) writes the sums of a hub's edges [begin, end), num_columns of
-// type A; finish(row, sums) gets those of all its edges, pieces added in their order.
+// type A; finish(row, sums) gets those of all its edges, pieces added in their order. `work`: of a chunk, which decides
+// where hubs are cut.
 template <class A, class Rows, class Sum, class Finish>
-void for_each_row_by_work(const int64_t* rowptr, int64_t num_rows, int64_t num_columns, const Rows& rows,
+void for_each_row_by_work(const int64_t* rowptr, int64_t num_rows, int64_t num_columns, int64_t work, const Rows& rows,
                           const Sum& sum, const Finish& finish) {
   struct PartialSums {
     int64_t row;
@@ -33,7 +34,7 @@ void for_each_row_by_work(const int64_t* rowptr, int64_t num_rows, int64_t num_c
     sum(piece.edge_begin, piece.edge_end, partial.sums.get());
     return partial;
   };
-  const RowChunks chunks(rowptr, num_rows, chunk_work(num_columns));
+  const RowChunks chunks(rowptr, num_rows, work);
   // Two slots a chunk, head and tail: a hub's pieces stand in consecutive filled slots, the first one in a tail.
   std::vector<PartialSums> partials(static_cast<size_t>(2 * chunks.size()));
   for_each_chunk(chunks.size(), [&](int64_t k) {

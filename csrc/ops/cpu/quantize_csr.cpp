@@ -72,7 +72,8 @@ void quantize_sums(const QuantizeCsr& problem) {
     }
   };
   for_each_row_by_work<A>(
-      sums.rowptr, sums.num_rows, n, [&](int64_t begin, int64_t end) { note(quantize(problem, begin, end)); },
+      sums.rowptr, sums.num_rows, n, chunk_work(n),
+      [&](int64_t begin, int64_t end) { note(quantize(problem, begin, end)); },
       [&](int64_t begin, int64_t end, A* hub) { sum_edges(sums, begin, end, hub); },
       [&](int64_t row, const A* hub) {
         const QuantizeRows one_row{
@@ -96,7 +97,7 @@ void dequantize(const DequantizeCsr& problem) {
   using A = accumulator_t<T>;
   const auto* row_scale = static_cast<const A*>(problem.row_scale);
   for_each_row_by_work<A>(
-      problem.rowptr, problem.num_rows, problem.num_columns,
+      problem.rowptr, problem.num_rows, problem.num_columns, chunk_work(problem.num_columns),
       [&](int64_t begin, int64_t end) { kernels().dequantize_add_rows(problem, begin, end); },
       [&](int64_t begin, int64_t end, A* sums) {
         const int64_t rowptr[] = {begin, end};

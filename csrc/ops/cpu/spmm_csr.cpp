@@ -12,12 +12,13 @@
 namespace pyg_dist::cpu {
 namespace {
 
+// Some columns of a product: `work` is that of all, so that hubs are cut alike, and sums have the same bits.
 template <class T>
-void run_columns(const SpmmCsr& problem) {
+void run_columns(const SpmmCsr& problem, int64_t work) {
   using A = accumulator_t<T>;
   const auto* row_scale = static_cast<const A*>(problem.row_scale);
   for_each_row_by_work<A>(
-      problem.rowptr, problem.num_rows, problem.num_features,
+      problem.rowptr, problem.num_rows, problem.num_features, work,
       [&](int64_t begin, int64_t end) { kernels().spmm_rows(problem, begin, end); },
       [&](int64_t begin, int64_t end, A* sums) { sum_edges(problem, begin, end, sums); },
       [&](int64_t row, const A* sums) {
@@ -102,7 +103,7 @@ void run(const SpmmCsr& problem, const Tensor& x, SpmmForm form) {
                             problem.x_stride, sizeof(T), form);
   const auto* divisor = problem.divide ? static_cast<const accumulator_t<T>*>(problem.col_scale) : nullptr;
   if (!blocks.copies && divisor == nullptr) {
-    run_columns<T>(problem);
+    run_columns<T>(problem, chunk_work(problem.num_features));
     return;
   }
   constexpr int64_t kRowsPerChunk = 2048;
@@ -123,7 +124,7 @@ void run(const SpmmCsr& problem, const Tensor& x, SpmmForm form) {
     if (divisor != nullptr) columns.col_scale = nullptr;
     columns.out = static_cast<T*>(problem.out) + column;
     columns.num_features = width;
-    run_columns<T>(columns);
+    run_columns<T>(columns, chunk_work(problem.num_features));
   }
 }
 
