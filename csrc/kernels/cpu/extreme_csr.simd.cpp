@@ -1,17 +1,11 @@
 #include "formats/extreme.h"
+#include "kernels/cpu/shorter.h"
 #include "kernels/cpu/table.h"
-#include "kernels/cpu/vec.h"
 
 namespace pyg_dist::PYG_DIST_LEVEL {
 namespace {
 
 constexpr int64_t kPrefetchEdges = 32;  // as in spmm_csr
-
-// The next shorter vector to try. GCC 12 compares vectors that fill an SVE register in part wrongly (`make cross` shows
-// it), so there the next shorter one is NEON's.
-template <int L, class A>
-constexpr int kShorter =
-    kVectorBytes > 16 && PYG_DIST_HAS_SVE ? (L == kLanes<A> ? 16 / static_cast<int>(sizeof(A)) : L / 2) : L / 2;
 
 // Calls body<L, V>(column) for blocks of V vectors of L lanes that cover all columns. The last one may be moved left
 // over columns that are done already, and does them again, alike.

@@ -1,5 +1,5 @@
+#include "kernels/cpu/shorter.h"
 #include "kernels/cpu/table.h"
-#include "kernels/cpu/vec.h"
 
 namespace pyg_dist::PYG_DIST_LEVEL {
 namespace {
@@ -80,7 +80,7 @@ void edges_of_lanes(const SddmmCsr& p, int64_t edge_begin, int64_t edge_end) {
 template <class T, int L = kLanes<accumulator_t<T>>>
 void edges_of_type(const SddmmCsr& p, int64_t edge_begin, int64_t edge_end) {
   if constexpr (L > 1) {
-    if (p.num_features < L) return edges_of_type<T, L / 2>(p, edge_begin, edge_end);
+    if (p.num_features < L) return edges_of_type<T, kShorter<L, accumulator_t<T>>>(p, edge_begin, edge_end);
   }
   edges_of_lanes<T, L>(p, edge_begin, edge_end);
 }

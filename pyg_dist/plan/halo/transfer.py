@@ -144,7 +144,7 @@ def no_transfer(num_ranks: int, num_local: int, num_boundary: int) -> Transfer:
     """The lists of a rank without remote edges."""
     none, peers = torch.empty(0, dtype=torch.int64), (0,) * num_ranks
     rowptr, col = torch.zeros(num_boundary + 1, dtype=torch.int64), none.int()
-    outgoing, incoming = CSR(rowptr[:1], col, none, num_local), CSR(rowptr, col, none, 0)
+    outgoing, incoming = CSR(rowptr[:1], col, None, num_local), CSR(rowptr, col, None, 0)
     return Transfer(outgoing, incoming, peers, peers, none, peers, peers, none, none)
 
 
