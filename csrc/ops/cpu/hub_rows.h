@@ -76,11 +76,11 @@ void write_hub(const accumulator_t<T>* sums, int64_t num_columns, accumulator_t<
                T* out) {
   using A = accumulator_t<T>;
   for (int64_t c = 0; c < num_columns; ++c) {
-    const A sum = divide ? sums[c] / scale : scale * sums[c];
+    const A sum = divide ? sums[c] / scale : scale * sums[c];  // not 0 + sum, which loses the sign of -0.0
     if constexpr (std::is_same_v<T, BFloat16>) {
-      out[c] = narrow((accumulate ? widen(out[c]) : A{0}) + sum);
+      out[c] = narrow(accumulate ? widen(out[c]) + sum : sum);
     } else {
-      out[c] = (accumulate ? out[c] : A{0}) + sum;
+      out[c] = accumulate ? out[c] + sum : sum;
     }
   }
 }
