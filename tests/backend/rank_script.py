@@ -54,6 +54,8 @@ elif case == "raises":
     if is_concerned:
         raise RuntimeError(f"the fault of rank {concerned}\nand more")
     all_reduce()
+elif case == "all raise":
+    raise RuntimeError("the fault of all" if session.rank() != concerned else "another fault")
 elif case == "raises with work in flight":
     work = dist.all_reduce(torch.ones(1000), async_op=True)
     if is_concerned:

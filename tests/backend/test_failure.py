@@ -25,6 +25,23 @@ def test_every_rank_ends_with_the_message_of_the_one_that_raises(launcher: str, 
         assert f"{told}; ending rank {rank} of 3" in ended.stderr.splitlines()
 
 
+@pytest.mark.parametrize(("launcher", "other"), [("torchrun", -1), ("forked", 2)])
+def test_a_mistake_of_all_ranks_is_shown_once(launcher: str, other: int) -> None:
+    """Rank 0's traceback, a line of a rank that made another mistake, and the message in torchrun's summary."""
+    ended = run_script(launcher, RANKS, SCRIPT, "all raise", str(other))
+    assert 0 not in ended.codes
+    shown, _, summary = ended.stderr.partition("rank_script.py FAILED\n")
+    assert len(re.findall(r"^.*rank_script.py\", line .*$", shown, re.M)) == 1, ended.stderr
+    assert len(re.findall(r"^\S* ?RuntimeError: the fault of all$", shown, re.M)) == 1
+    lines = [line for line in shown.splitlines() if line.startswith("pyg_dist: ")]
+    if launcher == "torchrun":
+        assert lines == []
+        assert "RuntimeError: the fault of all" in summary
+    else:
+        assert "pyg_dist: rank 2 failed: RuntimeError: another fault" in lines
+        assert all("rank 1 " not in line for line in lines)
+
+
 @pytest.mark.parametrize(
     ("case", "failing"),
     [("raises with work in flight", 0), ("raises while rank 0 computes", 0), ("raises while rank 0 computes", 2)],

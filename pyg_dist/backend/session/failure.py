@@ -9,7 +9,8 @@ Three orderings matter:
 
 * the store may live in rank 0's process: rank 0 leaves last, after waiting (a few seconds at most) until all have read;
 * a rank wakes its own thread and waits for it before its interpreter ends: a daemon thread in a C++ wait can crash it;
-* only the first failure is spread. Later ones are usually its consequences, such as closed connections.
+* only the first failure is spread. Later ones are usually its consequences, such as closed connections. A mistake that
+  all ranks make is shown once: a rank waits half a second for rank 0 to come upon it, and leaves the traceback to it.
 
 A rank that is killed leaves no message: its closed connections raise in its partners, which then spread the word. What
 the transport says of that names no rank, and whoever is first to notice would get the blame: the hook and
@@ -20,6 +21,7 @@ Background threads are left alone: an exception there does not end a plain Pytho
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import sys
@@ -42,6 +44,8 @@ _READ_SECONDS = 3.0
 _LEAVE_SECONDS = 10.0
 # From the first rank that leaves with a message to the last that hears it.
 _NEWS_SECONDS = 0.5
+# For rank 0 to come upon the mistake that another rank has found, too: one traceback tells it.
+_SAME_SECONDS = 0.5
 # The others' stores print stacks when the host goes while they hear that all have read.
 _HOST_SECONDS = 0.3
 
@@ -80,6 +84,8 @@ class FailureWatch:
         # Held while talking to the store at the end: rank 0 is not to go while this rank still needs its store.
         self._ending = threading.Lock()
         self.has_failed = False
+        self._own_line = ""  # of an error that is no consequence of another rank's
+        self._showing = threading.Lock()  # taken by the thread that shows the error, and kept
         self._has_heard = threading.Event()
         self._previous_hook = sys.excepthook
         sys.excepthook = self._on_exception
@@ -131,15 +137,29 @@ class FailureWatch:
             time.sleep(_LEAVE_SECONDS)  # the thread that has heard ends the process
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        self._previous_hook(kind, error, traceback)
         # A forked child inherits the hook but does not speak for the rank; Ctrl-C reaches every rank by itself.
-        if os.getpid() != self._process or not issubclass(kind, Exception):
+        is_own = os.getpid() == self._process
+        if is_own and issubclass(kind, KeyboardInterrupt):
+            _report(f"interrupted; ending rank {self._rank} of {self._world_size}")
+            return
+        if not is_own or not issubclass(kind, Exception) or self._is_ending:
+            self.has_failed |= is_own and issubclass(kind, Exception)
+            self._previous_hook(kind, error, traceback)
             return
         self.has_failed = True
-        if self._is_ending:
-            return
         # Threads that Python joins at exit, or a destructor waiting for a dead rank, must not keep this process.
         threading.Thread(target=self._leave_later, daemon=True).start()
+        if not (isinstance(error, (ConnectionLostError, DivergenceError)) or is_lost(error)):
+            self._own_line = one_line(error)
+        _tell_torchrun(one_line(error))
+        try:
+            told = self._told_by_rank_0()
+        except _STORE_ERRORS:
+            told = None
+        if told is not None:
+            self._show_own_unless(told)
+        elif self._showing.acquire(blocking=False):
+            self._previous_hook(kind, error, traceback)
         sys.stderr.flush()
         try:
             if self._store.add("num_failures", 1) > 1:
@@ -152,6 +172,23 @@ class FailureWatch:
         except _STORE_ERRORS:
             _report(f"rank {self._rank} of {self._world_size} cannot reach the other ranks to report its failure")
         self._thread.join(_READ_SECONDS)
+
+    def _show_own_unless(self, told: str) -> None:
+        """Show this rank's error, if there is one, unless ``told`` says the same or it has been shown."""
+        if self._own_line and not told.endswith(self._own_line) and self._showing.acquire(blocking=False):
+            _report(f"rank {self._rank} failed: {self._own_line}")
+
+    def _told_by_rank_0(self) -> str | None:
+        """The line of the error that rank 0 has come upon as well; ``None``: it has not, or this is rank 0."""
+        if self._rank == 0:
+            self._store.set("error of rank 0", self._own_line)
+            return None
+        end = time.monotonic() + _SAME_SECONDS
+        while not self._store.check(["error of rank 0"]):  # a wait that runs out makes torch log warnings
+            if time.monotonic() > end:
+                return None
+            time.sleep(0.02)
+        return self._store.get("error of rank 0").decode()
 
     def _listen(self, store: dist.Store) -> None:
         try:
@@ -177,7 +214,10 @@ class FailureWatch:
                 self._acknowledge(store)
             return
         self._has_heard.set()
-        _report(f"{message}; ending rank {self._rank} of {self._world_size}")
+        _tell_torchrun(message)
+        if not (self._own_line and message.endswith(f" failed: {self._own_line}")):
+            _report(f"{message}; ending rank {self._rank} of {self._world_size}")
+            self._show_own_unless(message)
         self._acknowledge(store)
         # Rank 0 may hold the store, and the first rank to end makes launchers kill the others, before they printed.
         self._wait_until_read(store)
@@ -207,6 +247,14 @@ def _what_happened(rank: int, error: BaseException) -> str:
     if isinstance(error, (ConnectionLostError, DivergenceError)):
         return error.message
     return loss_of(rank, None) if is_lost(error) else f"rank {rank} failed: {one_line(error)}"
+
+
+def _tell_torchrun(message: str) -> None:
+    """Leave the message where torchrun's summary of the run finds it; the first one stays."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path and not os.path.exists(path):
+        with contextlib.suppress(OSError), open(path, "w") as file:
+            json.dump({"message": message, "timestamp": int(time.time())}, file)
 
 
 def _report(line: str) -> None:
