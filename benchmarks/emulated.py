@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.comm.buffers import Buffers
-from pyg_dist.backend.comm.transport import Messages
+from pyg_dist.backend.comm.group import Group
+from pyg_dist.backend.comm.transport import Messages, Transport
 from pyg_dist.backend.halo.operator import LinearOperator
 from pyg_dist.backend.halo.transfer import HaloTransfer
 from pyg_dist.backend.sparse.csr import CSR
@@ -36,6 +37,9 @@ class EmulatedExchange:
     def arrivals(self) -> tuple[tuple[int, int, int], ...]:
         """All rows arrive as one message, of no sender."""
         return ((-1, 0, self.num_received),) if self.num_received else ()
+
+    transport = Transport(Group())
+    """Of one rank, which talks to nobody."""
 
     @cached_property
     def transposed(self) -> EmulatedExchange:

@@ -23,6 +23,7 @@ import pickle
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import unittest.mock
@@ -59,6 +60,7 @@ MAX_RANKS = 12
 _IDLE_SECONDS = 0.1
 
 _ENVIRON = dict(os.environ)  # before any test has set a variable
+_starting = threading.Lock()  # the environment is everyone's
 _MEET = b"meet"
 _num_meetings = 0
 
@@ -262,7 +264,7 @@ def fork_server() -> multiprocessing.context.ForkServerContext:
     environ = {**_ENVIRON, **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")}
     folder = os.path.dirname(os.path.abspath(__file__))
     environ["PYTHONPATH"] = os.pathsep.join([folder, environ.get("PYTHONPATH", "")])
-    with unittest.mock.patch.dict(os.environ, environ, clear=True):
+    with _starting, unittest.mock.patch.dict(os.environ, environ, clear=True):
         multiprocessing.forkserver.ensure_running()
     return context
 

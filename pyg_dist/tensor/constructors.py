@@ -65,6 +65,9 @@ def _tensor_of_all_rows(data: Any, **options: Any) -> Tensor:
 @functools.wraps(_new_tensor)
 def _new_tensor_of_all_rows(self: Tensor, data: Any, **options: Any) -> Tensor:
     data = data.full_tensor() if isinstance(data, RowTensor) else data
+    if _is_asked_for_all_rows(self):  # torch would tell the handlers of this function, not of its own
+        handle: Any = type(self).__torch_function__
+        return handle(_new_tensor, (type(self),), (self, data), options)  # type: ignore[no-any-return]
     return _new_tensor(self, data, **options)  # type: ignore[no-any-return]
 
 

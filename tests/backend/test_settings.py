@@ -14,7 +14,7 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     for setting in settings.SETTINGS:
         monkeypatch.delenv(setting.name, raising=False)
     values = [setting.value() for setting in settings.SETTINGS]
-    assert values == ["", False, float("inf"), None, 1, None, None]
+    assert values == ["", False, float("inf"), None, 1, None, None, None]
     for setting in settings.SETTINGS:
         monkeypatch.setenv(setting.name, "")
     assert [setting.value() for setting in settings.SETTINGS] == values

@@ -91,15 +91,18 @@ class Group:
         """
         if self.size == 1 or not tensor.numel():
             return tensor
-        wire = to_wire(tensor.detach())
-        tag = self.calls.next(kind or op, wire.dtype, wire.numel())
-        with phase("sums"), InCall(self.calls):
+        with phase("sums"):
+            wire = self._reduced(to_wire(tensor.detach()), op, kind or op)
+        return from_wire(wire, tensor.dtype)
+
+    def _reduced(self, wire: Tensor, op: str, kind: str) -> Tensor:
+        tag = self.calls.next(kind, wire.dtype, wire.numel())
+        with InCall(self.calls):
             messages = self.tagged(wire)
             if messages is not None:
-                wire = messages.all_reduce(wire, op, tag)
-            else:
-                dist.all_reduce(wire, op=_REDUCE[op], group=self.process_group)
-        return from_wire(wire, tensor.dtype)
+                return messages.all_reduce(wire, op, tag)
+            dist.all_reduce(wire, op=_REDUCE[op], group=self.process_group)
+        return wire
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum of every rank's tensor, on every rank; what it is given stays as it was."""
@@ -168,7 +171,7 @@ class Group:
     def meet(self) -> None:
         """Wait until every rank is here."""
         if self.size > 1:
-            self.all_reduce_(self._on_wire_device(torch.zeros(1, dtype=torch.uint8)), kind="meeting")
+            self._reduced(self._on_wire_device(torch.zeros(1, dtype=torch.uint8)), "sum", "meeting")
 
     def _on_wire_device(self, tensor: Tensor) -> Tensor:
         """``tensor`` on a device that the group's backend can send from (not collective)."""

@@ -53,6 +53,11 @@ class Pending(Generic[T_co]):
         return self._finish()
 
 
+# Messages that nobody has waited for, as after an error: gloo's thread spins if the memory of one goes before it has left
+# or arrived.
+_abandoned: list[object] = []
+
+
 class Messages(Pending[Tensor]):
     """Messages under way; the result is the rows that arrive, by sender.
 
@@ -75,6 +80,10 @@ class Messages(Pending[Tensor]):
         self.received, self.sent = received, sent
         self._call: AbstractContextManager[None] = call or nullcontext()
         self.works, self.arrivals = list(works), dict(arrivals or {})
+
+    def __del__(self, abandoned: list[object] = _abandoned) -> None:
+        if self.works or self.arrivals:
+            abandoned.append((self.received, self.sent, self.works, self.arrivals))
 
     def wait_for(self, sender: int) -> None:
         """Wait until the rows of ``sender`` have arrived."""
