@@ -53,8 +53,8 @@ class Pending(Generic[T_co]):
         return self._finish()
 
 
-# Messages that nobody has waited for, as after an error: gloo's thread spins if the memory of one goes before it has left
-# or arrived.
+# Messages that nobody has waited for, as after an error. gloo's thread spins if the memory of one goes before it has
+# left or arrived.
 _abandoned: list[object] = []
 
 
