@@ -213,6 +213,7 @@ class DivergenceWatch:
         # The main thread reads the store, too, when it has lost a connection.
         self._lock = threading.Lock()
         self._is_closed = threading.Event()
+        self._has_store = True
         self._publish()
         self._thread = threading.Thread(target=self._watch, name="pyg_dist divergence", daemon=True)
         self._thread.start()
@@ -224,10 +225,17 @@ class DivergenceWatch:
         with contextlib.suppress(*_STORE_ERRORS):
             self._publish(has_ended=True)
 
+    def leave_store(self) -> None:
+        """Look a last time: the rank that holds the store is about to end. Not collective."""
+        self.look()
+        with self._lock:
+            self._has_store = False
+        self._is_closed.set()
+
     def look(self) -> None:
         """Read where all ranks stand, if all have begun. Not collective."""
         with contextlib.suppress(*_STORE_ERRORS), self._lock:
-            if self._store.check(self._keys):
+            if self._has_store and self._store.check(self._keys):
                 values = self._store.multi_get(self._keys)
                 self._places = [Place.parse(value) for value in values]
 
@@ -265,7 +273,8 @@ class DivergenceWatch:
         place = Place.of(self._standing, self._beat, has_ended)
         self._places[self._rank] = place
         with self._lock:
-            self._store.set(self._keys[self._rank], place.to_json())
+            if self._has_store:
+                self._store.set(self._keys[self._rank], place.to_json())
 
     def _compare(self, has_waited: float) -> None:
         self.look()

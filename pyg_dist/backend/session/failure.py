@@ -10,7 +10,7 @@ Three orderings matter:
 * the store may live in rank 0's process: rank 0 leaves last, after waiting (a few seconds at most) until all have read;
 * a rank wakes its own thread and waits for it before its interpreter ends: a daemon thread in a C++ wait can crash it;
 * only the first failure is spread. Later ones are usually its consequences, such as closed connections. A mistake that
-  all ranks make is shown once: a rank waits half a second for rank 0 to come upon it, and leaves the traceback to it.
+  all ranks make is shown once: a rank waits a second or two for rank 0 to come upon it, and leaves the traceback to it.
 
 A rank that is killed leaves no message: its closed connections raise in its partners, which then spread the word. What
 the transport says of that names no rank, and whoever is first to notice would get the blame: the hook and
@@ -45,7 +45,7 @@ _LEAVE_SECONDS = 10.0
 # From the first rank that leaves with a message to the last that hears it.
 _NEWS_SECONDS = 0.5
 # For rank 0 to come upon the mistake that another rank has found, too: one traceback tells it.
-_SAME_SECONDS = 0.5
+_SAME_SECONDS = 1.5
 # The others' stores print stacks when the host goes while they hear that all have read.
 _HOST_SECONDS = 0.3
 
@@ -175,7 +175,7 @@ class FailureWatch:
 
     def _show_own_unless(self, told: str) -> None:
         """Show this rank's error, if there is one, unless ``told`` says the same or it has been shown."""
-        if self._own_line and not told.endswith(self._own_line) and self._showing.acquire(blocking=False):
+        if self._own_line and self._showing.acquire(blocking=False) and not told.endswith(self._own_line):
             _report(f"rank {self._rank} failed: {self._own_line}")
 
     def _told_by_rank_0(self) -> str | None:

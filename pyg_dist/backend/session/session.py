@@ -192,9 +192,9 @@ def _start_watch(found: World) -> None:
     assert found.store is not None
     place = (found.rank, found.world_size)
 
-    def look() -> None:
+    def leave_store() -> None:
         if _divergence is not None:
-            _divergence.look()
+            _divergence.leave_store()
 
     def why_lost(peer: int | None) -> str | None:
         if _watch is None or _divergence is None:
@@ -202,7 +202,7 @@ def _start_watch(found: World) -> None:
         _watch.listen_first()
         return _divergence.why_lost(peer)
 
-    _watch = FailureWatch(dist.PrefixStore("failure", found.store), *place, leave=_leave, before_store_goes=look)
+    _watch = FailureWatch(dist.PrefixStore("failure", found.store), *place, leave=_leave, before_store_goes=leave_store)
     _divergence = DivergenceWatch(dist.PrefixStore("calls", found.store), *place, here, _watch.fail)
     set_reason(why_lost)
     atexit.unregister(_at_exit)
