@@ -4,8 +4,8 @@
 they would give one rank's rows. What they call can be met one floor down: ``torch.as_tensor`` and ``torch.asarray``
 convert by ``aten::to.device``, which Python's ``x.to(...)`` hardly uses; ``torch.LongTensor(x)`` and its like by
 ``aten::alias``. Our kernels of the two gather a row tensor and do for all others what torch's do. They know from
-torch's own switch whether a handler has asked for the local rows. ``torch.tensor`` and ``new_tensor`` detach first,
-too common a call to stand behind: Python functions of the same names wrap them.
+torch's own switch whether a handler has asked for the local rows. ``torch.tensor`` detaches first, too common a call to
+stand behind: a Python function of the same name wraps it.
 
 All of this is there only while distributed rows are.
 """
@@ -26,7 +26,6 @@ _KEYS = ("AutogradCPU", "CPU")
 
 _libraries: list[Any] = []
 _tensor: Any = torch.tensor
-_new_tensor: Any = Tensor.new_tensor
 
 
 def _is_asked_for_all_rows(x: Tensor) -> bool:
@@ -62,15 +61,6 @@ def _tensor_of_all_rows(data: Any, **options: Any) -> Tensor:
     return _tensor(data.full_tensor() if isinstance(data, RowTensor) else data, **options)  # type: ignore[no-any-return]
 
 
-@functools.wraps(_new_tensor)
-def _new_tensor_of_all_rows(self: Tensor, data: Any, **options: Any) -> Tensor:
-    data = data.full_tensor() if isinstance(data, RowTensor) else data
-    if _is_asked_for_all_rows(self):  # torch would tell the handlers of this function, not of its own
-        handle: Any = type(self).__torch_function__
-        return handle(_new_tensor, (type(self),), (self, data), options)  # type: ignore[no-any-return]
-    return _new_tensor(self, data, **options)  # type: ignore[no-any-return]
-
-
 def _add() -> None:
     torch_: Any = torch
     # Tables that torch fills once with its functions must not find ours.
@@ -83,13 +73,11 @@ def _add() -> None:
         library.impl("alias", _alias, key)
     _libraries.append(library)
     torch_.tensor = _tensor_of_all_rows
-    torch_.Tensor.new_tensor = _new_tensor_of_all_rows
 
 
 def _remove() -> None:
     torch_: Any = torch
     torch_.tensor = _tensor
-    del torch_.Tensor.new_tensor
     while _libraries:
         _libraries.pop()._destroy()
 

@@ -171,6 +171,7 @@ def test_unknown_backend(workers: Pools) -> None:
 
 
 def test_wrong_timeout() -> None:
+    session.shutdown()
     with pytest.raises(OptionError, match="positive timedelta"):
         session.init(timeout=timedelta(0))
     with pytest.raises(OptionError, match="got 30"):
