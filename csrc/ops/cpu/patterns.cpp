@@ -44,10 +44,10 @@ BadIndex cut(const RestrictCsr& p, std::vector<Chunk>& chunks) {
 BadRestriction restrict_csr(const RestrictCsr& p, const MakeEntries& make_entries) {
   std::vector<Chunk> chunks;
   const BadIndex bad_row = cut(p, chunks);
-  if (bad_row.position >= 0) return {.row = bad_row};
+  if (bad_row.position >= 0) return {.row = bad_row, .column = {}};
   ColumnSet columns(p.num_all_cols);
   const int64_t bad = columns.assign(p.column, p.num_cols, p.num_all_cols);
-  if (bad >= 0) return {.column = {bad, p.column[bad]}};
+  if (bad >= 0) return {.row = {}, .column = {bad, p.column[bad]}};
 
   const auto num_chunks = static_cast<int64_t>(chunks.size());
   for_each_chunk(num_chunks, [&](int64_t k) {
