@@ -55,6 +55,7 @@ elif case == "raises":
         raise RuntimeError(f"the fault of rank {concerned}\nand more")
     all_reduce()
 elif case == "all raise":
+    all_reduce()
     raise RuntimeError("the fault of all" if session.rank() != concerned else "another fault")
 elif case == "raises with work in flight":
     work = dist.all_reduce(torch.ones(1000), async_op=True)

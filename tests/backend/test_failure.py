@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).with_name("rank_script.py")
 RANKS = 3
 
 
-@pytest.mark.parametrize(("launcher", "failing"), [("torchrun", 2), ("mpirun", 0), ("by hand", 0), ("forked", 2)])
+@pytest.mark.parametrize(("launcher", "failing"), [("torchrun", 2), ("mpirun", 0), ("by hand", 0), ("ranks", 2)])
 def test_every_rank_ends_with_the_message_of_the_one_that_raises(launcher: str, failing: int) -> None:
     ended = run_script(launcher, RANKS, SCRIPT, "raises", str(failing))
     assert 0 not in ended.codes
@@ -25,7 +25,7 @@ def test_every_rank_ends_with_the_message_of_the_one_that_raises(launcher: str, 
         assert f"{told}; ending rank {rank} of 3" in ended.stderr.splitlines()
 
 
-@pytest.mark.parametrize(("launcher", "other"), [("torchrun", -1), ("forked", 2)])
+@pytest.mark.parametrize(("launcher", "other"), [("torchrun", -1), ("ranks", 2)])
 def test_a_mistake_of_all_ranks_is_shown_once(launcher: str, other: int) -> None:
     """Rank 0's traceback, a line of a rank that made another mistake, and the message in torchrun's summary."""
     ended = run_script(launcher, RANKS, SCRIPT, "all raise", str(other))
@@ -46,24 +46,24 @@ def test_a_mistake_of_all_ranks_is_shown_once(launcher: str, other: int) -> None
     [("raises with work in flight", 0), ("raises while rank 0 computes", 0), ("raises while rank 0 computes", 2)],
 )
 def test_it_matters_not_what_the_others_wait_for(case: str, failing: int) -> None:
-    ended = run_script("forked", RANKS, SCRIPT, case, str(failing))
+    ended = run_script("ranks", RANKS, SCRIPT, case, str(failing))
     assert ended.codes == [1, 1, 1]
     assert ended.stderr.count(f"pyg_dist: rank {failing} failed: RuntimeError: the fault of rank {failing};") == 2
 
 
 def test_every_rank_ends_with_the_line_of_the_one_that_has_a_nan() -> None:
-    ended = run_script("forked", RANKS, SCRIPT, "sends NaN in two bits", "1")
+    ended = run_script("ranks", RANKS, SCRIPT, "sends NaN in two bits", "1")
     assert ended.codes == [1, 1, 1]
     told = "rank 1 failed: DataError: Expected finite features in the messages of the layer, which go in 2 bits (got"
     for rank in (0, 2):
         assert re.search(rf"{re.escape(told)} NaN at node 13\).*; ending rank {rank} of 3", ended.stderr), ended.stderr
 
 
-@pytest.mark.parametrize(("launcher", "killed"), [("forked", 0), ("by hand", 2), ("torchrun", 2), ("mpirun", 0)])
+@pytest.mark.parametrize(("launcher", "killed"), [("ranks", 0), ("by hand", 2), ("torchrun", 2), ("mpirun", 0)])
 def test_a_killed_rank_ends_the_others(launcher: str, killed: int) -> None:
     ended = run_script(launcher, RANKS, SCRIPT, "is killed", str(killed))
     assert 0 not in ended.codes
-    if launcher in ("by hand", "forked"):  # the launchers kill the others themselves, maybe before they have noticed
+    if launcher in ("by hand", "ranks"):  # the launchers kill the others themselves, maybe before they have noticed
         assert ended.codes[killed] == -9
         # gloo aborts (-6) where its own thread is the first to notice, as happens on a busy machine.
         assert all(code in (1, -6) for rank, code in enumerate(ended.codes) if rank != killed)
@@ -73,7 +73,7 @@ def test_a_killed_rank_ends_the_others(launcher: str, killed: int) -> None:
 
 @pytest.mark.parametrize(("killed", "way", "other"), [(1, "messages", "rank 1"), (2, "all-to-all", "rank 2")])
 def test_who_waits_for_a_killed_rank_says_so(killed: int, way: str, other: str) -> None:
-    ended = run_script("forked", RANKS, SCRIPT, "is killed in an exchange", str(killed), way)
+    ended = run_script("ranks", RANKS, SCRIPT, "is killed in an exchange", str(killed), way)
     assert ended.codes[killed] == -9
     lost = f"lost its connection to {other}, which was killed or has crashed: see "
     assert re.search(rf"pyg_dist: rank \d {lost}.*; ending rank \d of 3", ended.stderr)
@@ -81,17 +81,17 @@ def test_who_waits_for_a_killed_rank_says_so(killed: int, way: str, other: str) 
     assert not re.search(r"pyg_dist: rank \d failed", ended.stderr)
 
 
-@pytest.mark.parametrize(("launcher", "early"), [("forked", 0), ("by hand", 2), ("torchrun", 0), ("mpirun", 0)])
+@pytest.mark.parametrize(("launcher", "early"), [("ranks", 0), ("by hand", 2), ("torchrun", 0), ("mpirun", 0)])
 def test_a_rank_that_ends_early_and_well_is_no_failure(launcher: str, early: int) -> None:
     ended = run_script(launcher, RANKS, SCRIPT, "ends early", str(early))
     assert set(ended.codes) == {0}
     assert "pyg_dist" not in ended.stderr
-    if launcher in ("by hand", "forked"):
+    if launcher in ("by hand", "ranks"):
         assert ended.stderr == ""
 
 
 @pytest.mark.parametrize(
-    ("launcher", "case", "code", "concerned"), [("forked", "exits", 3, 0), ("by hand", "is interrupted", -2, 2)]
+    ("launcher", "case", "code", "concerned"), [("ranks", "exits", 3, 0), ("by hand", "is interrupted", -2, 2)]
 )
 def test_exit_and_interrupt_behave_as_in_any_program(launcher: str, case: str, code: int, concerned: int) -> None:
     ended = run_script(launcher, RANKS, SCRIPT, case, str(concerned))

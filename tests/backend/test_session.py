@@ -27,7 +27,7 @@ Pools = Callable[[int], Workers]
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_launchers(launcher: str) -> None:
-    ended = run_script(launcher, 3, SCRIPT, "ends")
+    ended = run_script(launcher, 3, SCRIPT, "ends", is_forked=False)
     assert set(ended.codes) == {0}
     assert sorted(ended.stdout.splitlines()) == [f"rank {rank} of 3, local {rank}, sum 6" for rank in range(3)]
     if launcher != "torchrun":  # which may advise on OMP_NUM_THREADS

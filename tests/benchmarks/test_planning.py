@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "plan.py"
 
 @pytest.mark.timeout(300)  # new Python processes, on a machine that may be busy
 def test_planning() -> None:
-    ended = run_script("forked", 1, SCRIPT, "--edges", "2000", "8000", "--ranks", "5", "--json")
+    ended = run_script("ranks", 1, SCRIPT, "--edges", "2000", "8000", "--ranks", "5", "--json")
     assert ended.codes == [0], ended.stderr
     small, large = (json.loads(line) for line in ended.stdout.splitlines())
     assert (small["edges"], large["edges"]) == (2000, 8000)

@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "two_machines.py"
 def test_two_machines(tmp_path: Path) -> None:
     output = tmp_path / "two.json"
     options = ("--graph", "tiny", "--epochs", "1", "--rates", "100", "--output", str(output))
-    ended = run_script("forked", 1, SCRIPT, *options)
+    ended = run_script("ranks", 1, SCRIPT, *options, is_forked=False)
     assert ended.codes == [0], ended.stderr
     if ended.stdout.startswith("skipped"):
         pytest.skip(ended.stdout)

@@ -80,7 +80,7 @@ def script_of(page: Path, folder: Path) -> Path:
 @pytest.mark.parametrize("page", SCRIPTS, ids=name)
 def test_scripts_on_two_ranks(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    printed = printed_by(script_of(page, tmp_path), "forked", 2)
+    printed = printed_by(script_of(page, tmp_path), "ranks", 2)
     if page in TUTORIALS:
         expected = blocks(page, "text")
         assert expected
@@ -90,7 +90,7 @@ def test_scripts_on_two_ranks(page: Path, tmp_path: Path, monkeypatch: pytest.Mo
 def test_first_run_alone_prints_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (page,) = (page for page in TUTORIALS if page.stem == "first-run")
-    require_printed(blocks(page, "text")[0], printed_by(script_of(page, tmp_path), "forked", 1))
+    require_printed(blocks(page, "text")[0], printed_by(script_of(page, tmp_path), "ranks", 1))
 
 
 def test_every_tutorial_has_a_script() -> None:
@@ -162,8 +162,8 @@ def test_readme_diffs_keep_the_losses(number: int, tmp_path: Path) -> None:
     stock, ours = tmp_path / "stock.py", tmp_path / "ours.py"
     stock.write_text(readme_script(before, False))
     ours.write_text(readme_script(after, True))
-    expected = [float(loss) for loss in re.findall(r"loss (\S+)", printed_by(stock, "forked", 1))]
-    got = [float(loss) for loss in re.findall(r"loss (\S+)", printed_by(ours, "forked", 2))]
+    expected = [float(loss) for loss in re.findall(r"loss (\S+)", printed_by(stock, "ranks", 1))]
+    got = [float(loss) for loss in re.findall(r"loss (\S+)", printed_by(ours, "ranks", 2))]
     assert len(expected) == 3
     np.testing.assert_allclose(got, expected, rtol=1e-4)
 
@@ -264,6 +264,6 @@ def test_wrong_commands_are_noticed(graph_file: Path) -> None:
 def test_the_tutorial_on_a_real_graph(shared_data: Path) -> None:
     """What the tutorial on node classification ends with."""
     example = ROOT / "examples" / "full_batch_gcn.py"
-    printed = printed_by(example, "forked", 2, "--data", str(shared_data / "cora.npz"), "--epochs", "20")
+    printed = printed_by(example, "ranks", 2, "--data", str(shared_data / "cora.npz"), "--epochs", "20")
     accuracy = float(printed.splitlines()[-1].split()[-1])
     assert accuracy > 0.7

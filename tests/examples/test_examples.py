@@ -41,14 +41,14 @@ def _printed(launcher: str, num_ranks: int, name: str, *args: str) -> str:
 
 @functools.cache
 def _printed_alone(name: str) -> str:
-    return _printed("forked", 1, name)
+    return _printed("ranks", 1, name)
 
 
 def _numbers(text: str) -> list[float]:
     return [float(number) for number in re.findall(r"\d+\.\d+", text)]
 
 
-@pytest.mark.parametrize(("launcher", "num_ranks"), [("forked", 1), ("mpirun", 2)])
+@pytest.mark.parametrize(("launcher", "num_ranks"), [("ranks", 1), ("mpirun", 2)])
 def test_digits(launcher: str, num_ranks: int, tmp_path: Path) -> None:
     """Under torchrun they run as the README's demo, in tests/docs."""
     picture = tmp_path / "curves.png"
@@ -104,17 +104,17 @@ def test_minibatches_alone() -> None:
 
 
 def test_minibatches_of_two_data_groups() -> None:
-    assert _numbers(_printed("forked", 2, "minibatch_4d", "--mesh", "data=2"))[-1] > 0.85
+    assert _numbers(_printed("ranks", 2, "minibatch_4d", "--mesh", "data=2"))[-1] > 0.85
 
 
 def test_gat() -> None:
-    assert _numbers(_printed("forked", 2, "gat"))[-1] > 0.85
+    assert _numbers(_printed("ranks", 2, "gat"))[-1] > 0.85
 
 
 @pytest.mark.parametrize("name", ["full_batch_gcn", "edge_weights", "minibatch_4d"])
 def test_two_ranks_print_the_same_as_one(name: str) -> None:
     """The GCN drops out: equal losses mean equal masks. Each line stands there once: the other rank is silent."""
-    np.testing.assert_allclose(_numbers(_printed("forked", 2, name)), _numbers(_printed_alone(name)), atol=2e-3)
+    np.testing.assert_allclose(_numbers(_printed("ranks", 2, name)), _numbers(_printed_alone(name)), atol=2e-3)
 
 
 @pytest.mark.parametrize("has_labels", [False, True])
@@ -141,7 +141,7 @@ def test_int2_normalises_what_it_sends(has_labels: bool, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_full_batch_int2(num_ranks: int, tmp_path: Path) -> None:
     picture = tmp_path / "curves.png"
-    printed = _printed("forked", num_ranks, "full_batch_int2", "--picture", str(picture))
+    printed = _printed("ranks", num_ranks, "full_batch_int2", "--picture", str(picture))
     lines = re.findall(r"(.*): accuracy (\S+), rank 0 sent ([\d,]+) bytes", printed)
     assert [name for name, _, _ in lines] == ["fp32", "int2", "int2 + labels"]
     assert min(float(accuracy) for _, accuracy, _ in lines) > 0.85
@@ -178,7 +178,7 @@ def test_ogbn_products_from_a_store(tmp_path: Path) -> None:
     graph = "rmat:scale=9,edges=5000,features=8,classes=4"
     assert main(["partition", graph, store, "--parts", "2", "--model", "random"]) == 0
     options = ("--hidden", "16", "--layers", "2", "--dropout", "0", store)
-    alone, together = (_numbers(_printed("forked", ranks, "ogbn_products", *options)) for ranks in (1, 2))
+    alone, together = (_numbers(_printed("ranks", ranks, "ogbn_products", *options)) for ranks in (1, 2))
     assert np.allclose(alone, together, atol=0.01)  # the loss, and the accuracies of training, validation and test
     assert len(alone) == 4
     assert min(alone[1:]) > 0.5

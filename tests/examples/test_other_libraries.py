@@ -46,11 +46,11 @@ def losses_of(printed: str) -> dict[int, float]:
 @pytest.mark.parametrize(
     ("script", "package", "launcher", "num_ranks"),
     [
-        ("with_accelerate", "accelerate", "forked", 1),
-        ("with_accelerate", "accelerate", "forked", 2),
-        ("with_fabric", "lightning", "forked", 1),
-        ("with_fabric", "lightning", "forked", 2),
-        ("with_lightning", "lightning", "forked", 1),
+        ("with_accelerate", "accelerate", "ranks", 1),
+        ("with_accelerate", "accelerate", "ranks", 2),
+        ("with_fabric", "lightning", "ranks", 1),
+        ("with_fabric", "lightning", "ranks", 2),
+        ("with_lightning", "lightning", "ranks", 1),
         ("with_lightning", "lightning", "torchrun", 2),
     ],
 )
@@ -79,7 +79,7 @@ def test_resuming_on_other_numbers_of_ranks(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     found: dict[int, float] = {}
     for num_ranks in (2, 1, 3):
-        ended = run_script("forked", num_ranks, script)
+        ended = run_script("ranks", num_ranks, script)
         assert set(ended.codes) == {0}, ended.stderr
         found |= losses_of(ended.stdout)
     assert list(found) == list(range(1, 10))

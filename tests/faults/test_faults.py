@@ -31,7 +31,7 @@ def all_ended() -> dict[tuple[str, int, str], Ended]:
 
         def run(case: tuple[str, int, str]) -> Ended:
             fault, size, layout = case
-            return run_script("forked", size, SCRIPT, fault, layout, "--quick")
+            return run_script("ranks", size, SCRIPT, fault, layout, "--quick")
 
         return dict(zip([*CASES, SLOW], pool.map(run, [*CASES, SLOW]), strict=True))
 

@@ -46,6 +46,8 @@ _LEAVE_SECONDS = 10.0
 _NEWS_SECONDS = 0.5
 # For rank 0 to come upon the mistake that another rank has found, too: one traceback tells it.
 _SAME_SECONDS = 1.5
+# For a rank that hears of a failure to come upon the same mistake, of which it then says nothing.
+_SOON_SECONDS = 0.3
 # The others' stores print stacks when the host goes while they hear that all have read.
 _HOST_SECONDS = 0.3
 
@@ -215,6 +217,9 @@ class FailureWatch:
             return
         self._has_heard.set()
         _tell_torchrun(message)
+        end = time.monotonic() + _SOON_SECONDS
+        while not self._own_line and time.monotonic() < end:
+            time.sleep(0.02)
         if not (self._own_line and message.endswith(f" failed: {self._own_line}")):
             _report(f"{message}; ending rank {self._rank} of {self._world_size}")
             self._show_own_unless(message)
