@@ -6,7 +6,8 @@ The program passes on signals, dies with its process, and ends as it ended. Laun
 the process itself starts by ``sys.executable`` is forked too.
 
 Two things differ from Python. The parent process is the server. Modules are imported already, so that how an import
-behaves cannot be seen; another ``PYG_DIST_ISA`` than the server's and options other than ``-u`` start a true Python.
+behaves cannot be seen. Another ``PYG_DIST_ISA`` than the server's, and options other than -u and -B, start a true
+Python.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _PASSED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, sign
 _PROGRAM = """#!{python} -ISE
 import array, json, os, signal, socket, struct, sys
 words = sys.argv[1:]
-while words[:1] == ["-u"]:
+while words[:1] in (["-u"], ["-B"]):
     del words[0]
 is_option = not words or (words[0].startswith("-") and words[0] not in ("-m", "-c"))
 if is_option or os.environ.get("PYG_DIST_ISA") != {isa!r}:

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import forked_python
 import numpy as np
 import pytest
 import torch
@@ -229,7 +230,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_reader_that_stops_reading(graph_file: Path) -> None:
     """``doctor --json | head``: no traceback."""
-    command = [sys.executable, "-m", "pyg_dist", "doctor", "--json"]
+    command = [forked_python.executable(), "-m", "pyg_dist", "doctor", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None

@@ -6,11 +6,11 @@ import multiprocessing
 import random
 import resource
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import forked_python
 import pytest
 import torch
 from limits import COMMAND_SECONDS
@@ -195,4 +195,4 @@ assert memory.block_bytes() == (64 << 20, 0)
 
 @pytest.mark.parametrize("script", [AT_EXIT, SHORT], ids=["at exit", "short of memory"])
 def test_in_a_process_of_its_own(script: str) -> None:
-    subprocess.run([sys.executable, "-c", script], timeout=COMMAND_SECONDS, check=True)
+    subprocess.run([forked_python.executable(), "-c", script], timeout=COMMAND_SECONDS, check=True)

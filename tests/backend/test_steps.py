@@ -8,10 +8,10 @@ import pty
 import re
 import struct
 import subprocess
-import sys
 import termios
 from pathlib import Path
 
+import forked_python
 import pytest
 from launching import run_script
 
@@ -58,7 +58,7 @@ def test_the_log_has_each_step_once(script: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_terminal_gets_a_bar(script: Path) -> None:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 160, 0, 0))  # tqdm draws nothing on no rows
-    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.DEVNULL, stderr=theirs)
+    process = subprocess.Popen([forked_python.executable(), str(script)], stdout=subprocess.DEVNULL, stderr=theirs)
     os.close(theirs)
     shown = b""
     while True:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked_python
 import pytest
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -17,7 +18,18 @@ def test_site(tmp_path: Path) -> None:
         pytest.importorskip(package, reason=f"{package} is not installed: pip install 'pyg-dist[docs]'")
     if sys.version_info < (3, 11):
         pytest.skip("the pinned Sphinx needs Python 3.11")
-    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", str(DOCS), str(tmp_path)]
+    command = [
+        forked_python.executable(),
+        "-m",
+        "sphinx",
+        "-q",
+        "-W",
+        "--keep-going",
+        "-b",
+        "html",
+        str(DOCS),
+        str(tmp_path),
+    ]
     built = subprocess.run(command, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
     functions = (tmp_path / "reference" / "functions.html").read_text()

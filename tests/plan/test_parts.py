@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import forked_python
 import pytest
 import torch
 from graphs import load_npz
@@ -105,6 +106,7 @@ def test_given_parts_stay_on_their_ranks() -> None:
 
 
 def test_seeds_until_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", forked_python.executable())
     """The best of several seeds is at least as good as the first; its process answers with the solver's own error."""
     graph = random_graph(300, 3000, seed=1)
     options = PartsOptions("metis-cut")

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import forked_python
 import numpy as np
 import pytest
 import torch
@@ -96,7 +97,10 @@ def test_groups_inside_and_between_machines(workers: Callable[[int], Workers]) -
 
 
 @pytest.mark.timeout(300)  # new Python processes, on a machine that may be busy
-def test_loopback_ranks_are_started(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_loopback_ranks_are_started(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", forked_python.executable())
     path = tmp_path / "machine.json"
     status = main(["bench", "network", "--output", str(path)])
     out, err = capfd.readouterr()
