@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 _suffix = ""
 _where: Callable[[], str] = str
+_whole_graph: Callable[[], str] = str
 
 
 def set_rank(rank: int, world_size: int) -> None:
@@ -18,10 +19,21 @@ def set_rank(rank: int, world_size: int) -> None:
     _suffix = f" [rank {rank} of {world_size}]" if world_size > 1 else ""
 
 
-def set_locator(where: Callable[[], str]) -> None:
-    """Let ``where()`` say in which layer errors about row tensors are made: a clause, or nothing. Not collective."""
-    global _where
-    _where = where
+def set_locator(where: Callable[[], str], whole_graph: Callable[[], str]) -> None:
+    """Let errors about row tensors say what runs. Not collective.
+
+    Args:
+        where: the layer, a clause, or nothing.
+        whole_graph: the message that stands for any other where code of PyG's runs that needs a whole graph, or
+            nothing.
+    """
+    global _where, _whole_graph
+    _where, _whole_graph = where, whole_graph
+
+
+def where() -> str:
+    """The layer that runs, a clause for the end of a message, or nothing. Not collective."""
+    return _where()
 
 
 class PygDistError(ValueError):
@@ -81,7 +93,7 @@ class _LayerError(PygDistError):
 
     def __init__(self, message: str) -> None:
         """Take the one-line ``message``, without the layer and the rank."""
-        super().__init__(message + _where())
+        super().__init__(_whole_graph() or message + _where())
 
 
 class MixedRowsError(_LayerError):
@@ -94,6 +106,10 @@ class LayoutMismatchError(_LayerError):
 
 class UnsupportedError(PygDistError):
     """The request is meaningful, but this version does not do it; the message names the way out."""
+
+
+class OutOfMemoryError(PygDistError, MemoryError, RuntimeError):
+    """An allocation has failed; the message has its size, the line, the layer and the plan's estimate."""
 
 
 class RankFailedError(PygDistError):

@@ -27,7 +27,8 @@ _STAYS = {
     "pyg_dist.backend.comm.transport._abandoned",
     *("pyg_dist.tensor.constructors._libraries", "torch.tensor"),
     *("pyg_dist.backend.session.session._divergence", "pyg_dist.backend.comm.connection._reason"),
-    *("pyg_dist.backend.session.world._current", "pyg_dist.errors._suffix", "pyg_dist.errors._where"),
+    *("pyg_dist.backend.session.world._current", "pyg_dist.errors._suffix"),
+    *("pyg_dist.errors._where", "pyg_dist.errors._whole_graph"),
     *("environment variable GLOO_SOCKET_IFNAME", "pyg_dist.layout.module_hooks._hooks"),
     *(f"torch.nn.modules.module.Module.{name}" for name in ("__init__", "__setstate__")),  # of torch.compile
     *(f"pyg_dist.backend.comm.group.{name}" for name in ("_axes", "_open", "_world")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -11,10 +12,11 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from pyg_dist.backend import out_of_memory
 from pyg_dist.backend.comm.transport import Traffic
 from pyg_dist.backend.ops.memory import release_free_memory
 from pyg_dist.backend.session import session
-from pyg_dist.backend.session.agreement import digest, raise_together, require_equal
+from pyg_dist.backend.session.agreement import digest, one_line, raise_together, require_equal
 from pyg_dist.backend.session.steps import set_up, step
 from pyg_dist.data.batch import add_learning, chosen_nodes, induced, ready
 from pyg_dist.data.graph_input import GraphInput, read_graph
@@ -32,6 +34,9 @@ from pyg_dist.plan.sample import Sample
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 
 logger = logging.getLogger("pyg_dist")
+
+_plans: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+"""Those of the data that live, by ``id``: they say what training takes."""
 
 
 class DistributedData(Data):  # type: ignore[misc]
@@ -159,6 +164,7 @@ class DistributedData(Data):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self.__dict__.update(graph=graph, plan=plan, _store=DistributedStorage(_parent=self))
+        _plans[id(plan)] = plan
         self[graph_key] = DistributedEdgeIndex(graph, graph_key == "adj_t", weight)
         for name, value in attributes.items():
             self[name] = value
@@ -288,7 +294,7 @@ class DistributedData(Data):  # type: ignore[misc]
         """Move this rank's part to ``device``, in place as ``Data.to`` does (not collective).
 
         Raises:
-            UnsupportedError: Names of attributes: all of them move with the edges.
+            UnsupportedError: A device that is not usable here; or names of attributes: all of them move with the edges.
         """
         if args:
             raise UnsupportedError(
@@ -297,6 +303,13 @@ class DistributedData(Data):  # type: ignore[misc]
         given, here = torch.device(device), self.graph.device
         if given.type == here.type and (given.index or 0) == (here.index or 0):
             return self
+        try:
+            torch.empty(0, device=given)
+        except Exception as error:  # of any class, by device and build of torch
+            raise UnsupportedError(
+                f"Expected a device that torch can use here (got '{given}': {one_line(error)}): leave the data on "
+                f"{here}"
+            ) from None
         old, new = self.graph, self.graph.to(device)
         self.__dict__["graph"] = new
         for name, value in list(self._store.items()):
@@ -317,6 +330,14 @@ class DistributedData(Data):  # type: ignore[misc]
     def cuda(self, device: int | str | None = None, *args: str, non_blocking: bool = False) -> DistributedData:
         """Move this rank's part to a GPU."""
         return self.to("cuda" if device is None else device, *args, non_blocking=non_blocking)
+
+
+def _expected_memory() -> str:
+    plans = list(_plans.values())  # the latest one is last
+    return f"where the plan expects {plans[-1].describe_memory()}" if plans else ""
+
+
+out_of_memory.set_estimate(_expected_memory)
 
 
 def _agree(graph_input: GraphInput, options: Options) -> str:

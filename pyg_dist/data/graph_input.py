@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from pyg_dist.errors import DataError, UnsupportedError
 from pyg_dist.layout.edge_index import DistributedEdgeIndex
 from pyg_dist.layout.self_loops import LoopRule
 from pyg_dist.partition.edge_list import as_edges, check_ends
+from pyg_dist.store.nan_count import NanCount
 
 _GRAPH_KEYS = ("edge_index", "adj_t")
 _OWN = ("graph", "plan", "traffic")
@@ -152,12 +153,8 @@ def _check_masks(graph: GraphInput) -> None:
 
 
 def _warn_of_nan(graph: GraphInput) -> None:
-    counts: Mapping[str, int] = {
-        name: int(value.isnan().sum()) for name, value in graph.node_attributes.items() if value.is_floating_point()
-    }
-    for name, number in counts.items():
-        if number:
-            warnings.warn(
-                f"'{name}' has {number} NaN entries: they spread over the graph; fill them, or pass allow_nan=True",
-                stacklevel=5,
-            )
+    for kind, attributes in (("node", graph.node_attributes), ("edge", graph.edge_attributes)):
+        for name, value in attributes.items():
+            found = NanCount.of(value)
+            if found.rows:
+                warnings.warn(found.warning(name, kind, len(value)), stacklevel=5)

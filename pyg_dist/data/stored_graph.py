@@ -25,6 +25,7 @@ from pyg_dist.plan.halo.remote_edges import Exchange
 from pyg_dist.store.grid_store import GridStore
 from pyg_dist.store.halo_reader import HaloStore
 from pyg_dist.store.manifest import ADJ_VALUES, Manifest
+from pyg_dist.store.nan_count import NanCount
 from pyg_dist.store.shard_reader import ShardReader
 from pyg_dist.tensor import EdgeTensor, RowTensor
 
@@ -72,11 +73,8 @@ def open_store(
         {"the store's manifest": manifest.digest, **options.identity()}, "give every rank the same store and options"
     )
     if not allow_nan and session.is_main():
-        for name, count in manifest.plan.get("nan", {}).items():
-            warnings.warn(
-                f"'{name}' has {count} NaN entries: they spread over the graph; fill them, or pass allow_nan=True",
-                stacklevel=3,
-            )
+        for name, counts in manifest.plan.get("nan", {}).items():
+            warnings.warn(NanCount(*counts).warning(name, "node", manifest.num_nodes), stacklevel=3)
     if manifest.layout == "grid":
         return _open_grid(GridStore(path, manifest), options)
     return _open_halo(HaloStore(path, manifest), options)

@@ -25,6 +25,7 @@ from pyg_dist.layout.edges import Edges
 from pyg_dist.tensor.layer_names import remember_model, running_layer
 from pyg_dist.tensor.row_tensor import RowTensor
 from pyg_dist.tensor.sharding import living
+from pyg_dist.tensor.whole_graph import who_needs_it
 
 _settled: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _hooks: list[Any] = []
@@ -32,7 +33,7 @@ _hooks: list[Any] = []
 
 def install() -> None:
     """Watch all modules' forwards while distributed rows are alive; the second call does nothing."""
-    set_locator(running_layer)
+    set_locator(running_layer, who_needs_it)
     living.watch(_add_hook, _remove_hook)
 
 

@@ -17,6 +17,7 @@ from typing import TypeVar
 import torch
 
 from pyg_dist.errors import UnsupportedError
+from pyg_dist.tensor.whole_graph import who_needs_it
 
 T = TypeVar("T")
 
@@ -33,7 +34,8 @@ def answer(class_: T, frame: FrameType) -> T:
     module = str(asker.f_globals.get("__name__"))
     if module.startswith("torch_geometric.") and asker.f_code.co_name == "maybe_num_nodes":
         raise UnsupportedError(
-            "Expected the number of nodes beside the edge_index of a DistributedData, whose largest number no rank "
+            who_needs_it()
+            or "Expected the number of nodes beside the edge_index of a DistributedData, whose largest number no rank "
             "knows: pass num_nodes=data.num_nodes, or apply it to the input, before DistributedData"
         )
     if module.partition(".")[0] not in ("torch", "torch_geometric", "pyg_dist"):

@@ -54,8 +54,16 @@ class DistributionPlan(ABC):
         """What a training step costs on the slowest rank."""
 
     @abstractmethod
+    def assumed_model(self) -> Model:
+        """The model that is priced where none is named."""
+
+    @abstractmethod
     def plot(self, path: str | Path, width: int = 256) -> None:
         """Draw the plan (needs matplotlib); the suffix (.png, .svg, .pdf) chooses the format."""
+
+    def describe_memory(self) -> str:
+        """:meth:`memory_bytes` of the assumed model, a clause."""
+        return f"{memory_range(self.memory_bytes())} a rank for a {self.assumed_model()}"
 
     def to_dict(
         self, widths: Sequence[int] = (), machine: Machine | None = None, model: Model | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from pyg_dist.store.folder import StoreFolder, explained_disk_errors, require_sp
 from pyg_dist.store.format import TensorSpec, as_torch
 from pyg_dist.store.halo_writer import Block, Choose, NodeParts, write_edges, write_nodes
 from pyg_dist.store.manifest import Manifest, Shard
+from pyg_dist.store.nan_count import NanCount
 from pyg_dist.store.sources import Source
 from pyg_dist.store.sources.source import NodeAttribute, SourceInfo
 from pyg_dist.store.spool import Spool, load_spool, save_spool, spool
@@ -94,7 +95,7 @@ def write_halo_store(source: Source, out: Path, options: StoreOptions, progress:
         parts = _parts(edges, info, folder, options)
         nodes = NodeParts.of(parts, options.parts)
         shards, known = write_others(folder, info), folder.known("nan")
-        nan: dict[str, int] = {} if known is None else known["counts"]
+        nan: dict[str, tuple[int, ...]] = {} if known is None else known["counts"]
         attributes = tuple(watched(a, nan) for a in info.nodes)
         shards |= write_nodes(folder, nodes, attributes, options.memory, again=known is None)
         folder.note("nan", {"counts": nan})
@@ -106,7 +107,7 @@ def write_halo_store(source: Source, out: Path, options: StoreOptions, progress:
             "seed": options.seed,
             "edges": edges.digest(),
             "parts": digest(torch.from_numpy(parts.astype(np.int32, copy=False))),
-            "nan": {name: count for name, count in nan.items() if count},
+            "nan": {name: counts for name, counts in nan.items() if counts[0]},
         }
         manifest = Manifest(
             "halo", edges.num_nodes, edges.num_edges, options.parts, info.graph,
@@ -240,18 +241,19 @@ def write_others(folder: StoreFolder, info: SourceInfo) -> dict[str, Shard]:
     return {"other": kept}
 
 
-def watched(attribute: NodeAttribute, nan: dict[str, int]) -> NodeAttribute:
+def watched(attribute: NodeAttribute, nan: dict[str, tuple[int, ...]]) -> NodeAttribute:
     """The attribute, whose NaN entries are counted on the way; training nodes are looked for."""
 
     def rows(num_bytes: int) -> Any:
-        count = trained = 0
+        found, row, trained = NanCount(), 0, 0
         for piece in attribute.rows(num_bytes):
             if attribute.name == "train_mask":
                 trained += int(piece.any())
             if attribute.dtype in ("F64", "F32", "F16", "BF16"):
-                count += int(as_torch(np.require(piece, requirements=["C", "W"]), attribute.dtype).isnan().sum())
+                found += NanCount.of(as_torch(np.require(piece, requirements=["C", "W"]), attribute.dtype), row)
+            row += len(piece)
             yield piece
-        nan[attribute.name] = count
+        nan[attribute.name] = astuple(found)
         if attribute.name == "train_mask" and attribute.dtype == "BOOL" and not trained:
             raise DataError("Expected 'train_mask' to select at least one node (got none): the loss would be NaN")
 

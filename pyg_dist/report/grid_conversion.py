@@ -80,7 +80,7 @@ def write_grid_store(
             digest(repr((edge_digest, options.seed))),
         )  # fmt: skip
         known = folder.known("nan")
-        nan: dict[str, int] = {} if known is None else known["counts"]
+        nan: dict[str, tuple[int, ...]] = {} if known is None else known["counts"]
         attributes = tuple(watched(a, nan) for a in info.nodes)
         shards = write_others(folder, info) | write_grid(
             folder, edges, attributes, [order.node_id.numpy() for order in orders], tiles, options.memory,
@@ -90,7 +90,7 @@ def write_grid_store(
         stored = {k: v for k, v in asdict(plan).items() if k not in ("layout", "tries")}
         stored |= {
             "tries": [asdict(balance) for balance in plan.tries], "tiles": list(tiles), "edge_digest": edge_digest,
-            "seed": options.seed, "nan": {name: count for name, count in nan.items() if count},
+            "seed": options.seed, "nan": {name: counts for name, counts in nan.items() if counts[0]},
         }  # fmt: skip
         manifest = Manifest(
             "grid", edges.num_nodes, edges.num_edges, options.parts, info.graph,

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from pyg_dist.backend import out_of_memory
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, UnsupportedError
 from pyg_dist.tensor.registry import TABLE, Function, Handler, assigns_result, changes_values, public_name, writes
 from pyg_dist.tensor.sharding import Kind, RowSharding, Selection
@@ -135,7 +136,11 @@ class RowTensor(Tensor):
             _refuse_copy(func, args[0])
         elif kwargs:
             _refuse_copy(func, kwargs.get("out"))
-        return handler(func, args, kwargs or {})
+        try:
+            return handler(func, args, kwargs or {})
+        except (RuntimeError, MemoryError) as error:
+            out_of_memory.explain(error)
+            raise
 
 
 def _refuse_copy(function: Function, written: Any) -> None:

@@ -11,6 +11,7 @@ from torch_geometric.data import Batch, Data, HeteroData
 
 from pyg_dist.data.graph_input import read_graph
 from pyg_dist.errors import DataError, UnsupportedError
+from pyg_dist.store.nan_count import NanCount
 
 EDGES = torch.tensor([[0, 1, 2, 2, 0], [1, 2, 0, 2, 1]])
 
@@ -56,10 +57,21 @@ def test_what_is_not_one_homogeneous_graph() -> None:
         read(**graph(x=torch.eye(3).to_sparse()))
 
 
-def test_nan_features_warn_with_their_number() -> None:
-    x = torch.tensor([[0.0, float("nan")], [1.0, float("nan")], [1.0, 2.0]])
-    with pytest.warns(UserWarning, match="'x' has 2 NaN entries"):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_nan_features_warn_with_their_nodes(dtype: torch.dtype) -> None:
+    nan = float("nan")
+    x = torch.tensor([[0.0, 1.0], [nan, nan], [1.0, nan]], dtype=dtype)
+    with pytest.warns(UserWarning, match=r"'x' is NaN at 2 of 3 nodes, the first one node 1 .entries: 3."):
         read(allow_nan=False, x=x, edge_index=EDGES)
+
+
+def test_nan_is_counted_piece_by_piece() -> None:
+    values = torch.zeros(100, 3)
+    values[[40, 40, 77], [0, 2, 1]] = float("nan")
+    pieces = [NanCount.of(piece, 7 * k) for k, piece in enumerate(values.split(7))]
+    assert sum(pieces, NanCount()) == NanCount.of(values) == NanCount(3, 2, 40)
+    assert NanCount.of(torch.tensor([float("inf"), -float("inf")])) == NanCount()
+    assert NanCount.of(torch.zeros(0, 3)) == NanCount()
 
 
 def test_every_form_of_edges(recwarn: pytest.WarningsRecorder) -> None:

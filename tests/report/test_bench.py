@@ -17,6 +17,7 @@ from pyg_dist.backend.calibration import fit_network
 from pyg_dist.cli import main
 from pyg_dist.errors import OptionError
 from pyg_dist.plan import Machine
+from pyg_dist.plan.text import WIDTH
 
 
 def samples(call: float, latency: float, bandwidth: float, partners: tuple[int, ...]) -> calibration.Samples:
@@ -70,7 +71,9 @@ def test_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert machine.stream_rate > 0
     assert machine.intra_bandwidth == Machine().intra_bandwidth
     assert main(["bench", "rates", "--output", str(path)]) == 0
-    assert "held-out R2" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "held-out R2" in out
+    assert max(len(line) for line in out.replace(str(path), "").splitlines()) <= WIDTH
 
 
 def measure(machine_of: list[int], is_inside: bool) -> list[list[float]]:

@@ -23,7 +23,7 @@ COMMANDS = [
     [*PLAN, "--ranks", "8", "--layout", "grid"],
     [*PLAN, "--ranks", "8", "--layout", "auto", "--model", "9", "100"],
     [*PLAN, "--ranks", "1", "2", "4", "8", "64", "--model", "9", "100"],
-    ["partition", "{graph}", "{store}", "--parts", "3", "--force"],
+    ["partition", "{graph}", "--parts", "2", "40", "--model", "random", "metis-cut"],
     ["simulate", "--nodes", "100000", "--edges", "2000000", "--features", "100", "--bits", "32", "2"],
     ["doctor"],
 ]
@@ -49,6 +49,17 @@ def test_widths(graph_file: Path, capsys: pytest.CaptureFixture[str], command: l
     # A path is never broken, and those of tests are long.
     assert [line for line in lines if len(line) > WIDTH and str(graph_file.parent) not in line] == []
     assert not any(re.search(r"\d (MB|GB|KB|kB)\b", line) for line in lines)
+
+
+@pytest.mark.parametrize("layout", ["halo", "grid"])
+def test_widths_of_stores(graph_file: Path, capsys: pytest.CaptureFixture[str], layout: str) -> None:
+    for command in (
+        ["partition", "{graph}", "{store}", "--parts", "3", "--layout", layout],
+        ["doctor", "--store", "{store}"],
+    ):
+        lines = printed(capsys, command, graph_file).replace(str(graph_file.parent), "").splitlines()
+        assert lines
+        assert max(map(len, lines)) <= WIDTH
 
 
 def test_fold() -> None:

@@ -62,7 +62,11 @@ Tensor allocate(const Tensor& like, Sizes sizes, ScalarType dtype, size_t num_by
       return in_block(from_blob, block, sizes, dtype);
     }
   }
-  return torch::stable::new_empty(like, sizes, dtype);
+  try {
+    return torch::stable::new_empty(like, sizes, dtype);
+  } catch (const std::runtime_error&) {  // says neither that memory is short nor how much was asked for
+    fail("output: tried to allocate ", num_bytes, " bytes, which there are not");
+  }
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_dist, CompositeExplicitAutograd, m) {

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pyg_dist.backend import out_of_memory
+
 
 class Buffers:
     """Blocks of bytes for the messages of one graph on one device. Not collective.
@@ -33,7 +35,8 @@ class Buffers:
         else:
             if size and self._free:  # it grows instead of staying beside a larger one
                 self._free.pop(min(range(len(self._free)), key=lambda k: self._free[k].numel()))
-            block = torch.empty(size, dtype=torch.uint8, device=device)
+            with out_of_memory.explained():
+                block = torch.empty(size, dtype=torch.uint8, device=device)
         return block[:size].view(num_rows, row_bytes)
 
     def release(self, *messages: Tensor) -> None:

@@ -112,6 +112,17 @@ class Calls:
         return hash((self._id, number, ids, size, file_id, line)) & _TAG_BITS  # of integers: the same in all processes
 
 
+def users_line() -> str:
+    """The user's line that leads here, ``"train.py:41"``; empty where there is none, as in threads of autograd."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if _file_ids[file] if file in _file_ids else _file_id(frame):
+            return f"{os.path.basename(file)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
 def message_tag(tag: int, num_bytes: int) -> int:
     """The tag of a message of so many bytes in the call with ``tag``."""
     return hash((tag, num_bytes)) & _TAG_BITS

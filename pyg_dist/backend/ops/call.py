@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_dist.backend import out_of_memory
 from pyg_dist.backend.ops import library as library
 from pyg_dist.errors import DataError, UnsupportedError
 
@@ -33,6 +34,7 @@ def call(op: Any, *args: Any) -> Any:
     except RuntimeError as error:
         message = str(error)
         if ": expected" not in message:
+            out_of_memory.explain(error)
             raise
         kind = UnsupportedError if ": expected tensors on " in message else DataError  # csrc/ops/device.cpp
         raise kind(message.splitlines()[0]) from None

@@ -18,6 +18,7 @@ import xxhash
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from pyg_dist.backend import out_of_memory
 from pyg_dist.backend.comm.connection import InCall
 from pyg_dist.backend.session import world
 from pyg_dist.errors import AgreementError, RankFailedError
@@ -99,7 +100,8 @@ def on_main(function: Callable[[], Tensor]) -> Tensor:
     key = f"on_main/{next(_main_calls)}/{tag}"
     if here.rank == 0:
         try:
-            result = function().detach().cpu().contiguous()
+            with out_of_memory.explained():
+                result = function().detach().cpu().contiguous()
         except BaseException as error:
             _write(here.store, key, (_portable(error, here.rank), None, None))
             raise

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from tqdm import tqdm
 
+from pyg_dist.backend import out_of_memory
 from pyg_dist.backend.session import world
 from pyg_dist.backend.session.settings import LOG
 
@@ -60,7 +61,8 @@ def step(name: str) -> Iterator[None]:
     began = time.monotonic()
     if _bars:
         _bars[-1].set_postfix_str(name)
-    yield
+    with out_of_memory.phase(name):
+        yield
     if _bars:
         _bars[-1].update()
     _say("%s: %.1f s", name, time.monotonic() - began)

@@ -107,6 +107,10 @@ class GridPlan(DistributionPlan):
         model = self.model if model is None else model
         return [memory_of(model, self.shape, self.sums, rank) for rank in range(self.ranks)]
 
+    def assumed_model(self) -> Model:
+        """The model that it was made for."""
+        return self.model
+
     def price(self, model: Model | None = None, machine: Machine | None = None) -> Price:
         """What a training step costs (see :func:`~pyg_dist.plan.grid.cost.price_of`)."""
         model, machine = self._described_model(model), self._machine(machine)

@@ -1,0 +1,88 @@
+"""An allocation that fails, in one line: how much was asked for, by which line and layer, and what the plan expects."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from pyg_dist import errors
+from pyg_dist.backend.comm.calls import users_line
+from pyg_dist.errors import OutOfMemoryError
+
+# Of torch on the CPU ("you tried to allocate 80 bytes"), on a GPU and of NumPy ("Unable to allocate 1.50 GiB").
+_ASKED = re.compile(r"(?:tried|unable) to allocate ([\d.]+) (bytes|[KMGTPE]iB)", re.IGNORECASE)
+# What is left of torch's message behind its stable ABI, and what C++ says of itself.
+_NO_NUMBER = re.compile(r"aten::(?:new_)?(?:empty|zeros).*API call failed|bad_alloc", re.DOTALL)
+
+_phases: list[str] = []
+
+
+def _nothing() -> str:
+    return ""
+
+
+_estimate: Callable[[], str] = _nothing
+
+
+def set_estimate(estimate: Callable[[], str]) -> None:
+    """Let ``estimate()`` say what the plan expects, a clause, or nothing. Not collective."""
+    global _estimate
+    _estimate = estimate
+
+
+@contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Explain what fails in this part of a set-up, for which there is no layer. Not collective."""
+    _phases.append(name)
+    try:
+        with explained():
+            yield
+    finally:
+        _phases.pop()
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """:func:`explain` what fails in this block. Not collective."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        explain(error)
+        raise
+
+
+def explain(error: RuntimeError | MemoryError) -> None:
+    """Nothing, unless ``error`` says that an allocation has failed. Not collective.
+
+    Raises:
+        OutOfMemoryError: It does.
+    """
+    text = str(error)
+    asked = _ASKED.search(text)
+    if isinstance(error, OutOfMemoryError) or not (asked or _NO_NUMBER.search(text) or type(error) is MemoryError):
+        return
+    size = f"{_num_bytes(*asked.groups()) / 2**20:,.1f} MiB" if asked else "a block of memory"
+    line = users_line()
+    expected, remedy = _estimate(), "take more ranks, narrower layers or mini-batches (pyg_dist.loader)"
+    if _phases:  # there is no plan yet
+        expected = ""
+        remedy = "write a store (python -m pyg_dist partition), of which each rank reads its own part"
+    raise OutOfMemoryError(
+        f"Out of memory: {size} asked for{f' at {line}' if line else ''}{_where()}"
+        f"{f', {expected}' if expected else ''}: {remedy}"
+    ) from None
+
+
+def _num_bytes(number: str, unit: str) -> float:
+    return float(number.rstrip(".")) * (1 if unit == "bytes" else 1024 ** (" KMGTPE".index(unit[0].upper())))
+
+
+def _where() -> str:
+    if _phases:
+        return f" (in the set-up: {_phases[-1]})"
+    if torch._C._current_graph_task_id() != -1:
+        return " (in a backward pass)"
+    return errors.where()
