@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from stored_graphs import skewed_graph
+from workers import Workers
 
-from pyg_dist import save_graph
+from pyg_dist import DistributedData, save_graph
 from pyg_dist.cli import main
 from pyg_dist.store.manifest import Manifest
 
@@ -49,6 +51,22 @@ def test_a_grid_store(tmp_path: Path, graph: str, capsys: pytest.CaptureFixture[
     assert main(["plan", out, "--ranks", "4", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["mesh"] == {"data": 1, "z": 2, "x": 2, "y": 1}
     assert sum(key.startswith("tile-0") for key in Manifest.load(Path(out)).shards) == 6
+
+
+def opened_with_nan(path: str) -> None:
+    with pytest.warns(UserWarning, match=r"'x' is NaN at 2 of 200 nodes, the first one node 7 .entries: 3."):
+        DistributedData.open(path)
+
+
+@pytest.mark.parametrize("layout", ["halo", "grid"])
+def test_nan_features_are_told_when_a_store_is_opened(
+    workers: Callable[[int], Workers], tmp_path: Path, layout: str
+) -> None:
+    nan, out = skewed_graph(), tmp_path / "store"
+    nan.x[[7, 130, 130], [0, 1, 2]] = float("nan")
+    save_graph(nan, tmp_path / "nan.safetensors")
+    assert main(["partition", str(tmp_path / "nan.safetensors"), str(out), "--parts", "1", "--layout", layout]) == 0
+    workers(1).run(opened_with_nan, str(out))
 
 
 def test_the_plan_of_other_numbers_of_ranks(tmp_path: Path, graph: str, capsys: pytest.CaptureFixture[str]) -> None:
