@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -16,9 +16,11 @@ from pyg_dist.data.halo_data import gathered_plan, known_ranks_per_node
 from pyg_dist.data.options import GridOptions, HaloOptions, Options
 from pyg_dist.data.stored_grid import on_stored_grid
 from pyg_dist.data.stored_halo import edge_rows, merged_hash, node_rows, rank_of_part, stored_plan, stored_share
+from pyg_dist.errors import StoreError
 from pyg_dist.layout.graph import DistributedGraph
 from pyg_dist.layout.halo.graph import HaloGraph
 from pyg_dist.layout.halo.sharding import HaloNodes
+from pyg_dist.layout.self_loops import LoopRule
 from pyg_dist.plan import Plan
 from pyg_dist.plan.grid.plan import GridPlan
 from pyg_dist.plan.halo.remote_edges import Exchange
@@ -61,6 +63,7 @@ def open_store(
     manifest, options, error = None, None, None
     try:
         manifest = Manifest.load(path)
+        _require_known(path, manifest.graph)
         options = Options(
             manifest.layout, HaloOptions("random", 0.03, exchange, bits), GridOptions(mesh, comm_dtype), 0
         )
@@ -78,6 +81,12 @@ def open_store(
     if manifest.layout == "grid":
         return _open_grid(GridStore(path, manifest), options)
     return _open_halo(HaloStore(path, manifest), options)
+
+
+def _require_known(path: Path, graph: dict[str, Any]) -> None:
+    """Raise unless this version knows how a script sees the edges."""
+    if graph.get("key") not in ("edge_index", "adj_t") or graph.get("loop_rule") not in get_args(LoopRule):
+        raise StoreError(f"Expected edge_index or adj_t in {path} (got {graph}): write the store again")
 
 
 def _open_grid(store: GridStore, options: Options) -> StoredGraph:

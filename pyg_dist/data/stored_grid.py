@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import asdict, replace
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -16,13 +16,14 @@ from pyg_dist.backend.session.settings import GRID_BLOCKS
 from pyg_dist.data.grid_data import candidates
 from pyg_dist.data.machine import common_machine
 from pyg_dist.data.options import Options
+from pyg_dist.errors import StoreError
 from pyg_dist.layout.grid.graph import GridGraph
 from pyg_dist.layout.grid.sharding import Grid, Tile
 from pyg_dist.plan.grid.node_order import Balance, NodeOrder
 from pyg_dist.plan.grid.plan import GridPlan
 from pyg_dist.plan.grid.tiling import WHOLE_ROWS, Sums, row_range, split, tilings
 from pyg_dist.plan.machine import Machine
-from pyg_dist.plan.model import Model, Price
+from pyg_dist.plan.model import Conv, Input, Model, Price
 from pyg_dist.store.format import as_torch, storage_dtype
 from pyg_dist.store.grid_store import GridStore
 from pyg_dist.tensor import RowTensor
@@ -30,15 +31,41 @@ from pyg_dist.tensor.sharding import RowSharding
 
 
 def stored_grid_plan(store: GridStore) -> GridPlan:
-    """The plan for the mesh that the store was written for (not collective)."""
-    made: dict[str, Any] = store.manifest.plan
-    model = Model(**(made["model"] | {"widths": tuple(made["model"]["widths"])}))
-    machine = Machine(**(made["machine"] | {"spmm": tuple(made["machine"]["spmm"])}))
-    return GridPlan(
-        MeshShape(**made["shape"]), made["sums"], made["num_nodes"], tuple(made["edges"]),
-        tuple(Balance(**balance) for balance in made["tries"]), model, Price(**made["predicted"]), machine,
-        made["hash"],
-    )  # fmt: skip
+    """The plan for the mesh that the store was written for (not collective).
+
+    Raises:
+        StoreError: The manifest has no plan of this graph.
+    """
+    manifest = store.manifest
+    made: dict[str, Any] = manifest.plan
+    try:
+        shape = MeshShape.of(made["shape"], manifest.num_parts)
+        model = Model(**(made["model"] | {"widths": tuple(made["model"]["widths"])}))
+        machine = Machine(**(made["machine"] | {"spmm": tuple(made["machine"]["spmm"])}))
+        tries, price = tuple(Balance(**balance) for balance in made["tries"]), Price(**made["predicted"])
+        plan = GridPlan(
+            shape, made["sums"], made["num_nodes"], tuple(made["edges"]), tries, model, price, machine, made["hash"]
+        )
+        named = {name: value for name, value in asdict(machine).items() if name not in ("source", "spmm")}
+        numbers = [*plan.edges, *model.widths, *machine.spmm, *named.values(), *asdict(price).values()]
+        numbers += [model.num_entries, model.element_size, model.message_size, *(one.imbalance for one in tries)]
+        if not all(type(number) in (int, float) and number >= 0 for number in numbers):
+            raise ValueError("what is no number")
+        if asdict(shape) != made["shape"]:
+            raise ValueError(f"mesh {made['shape']}")
+        if {plan.num_nodes, model.num_nodes} != {manifest.num_nodes}:
+            raise ValueError(f"a plan of {plan.num_nodes} and {model.num_nodes} nodes")
+        if len(plan.edges) != plan.ranks or sum(plan.edges) != manifest.num_edges * shape.y * shape.data:
+            raise ValueError(f"{sum(plan.edges)} edges of {len(plan.edges)} ranks")
+        is_known = plan.sums in get_args(Sums) and model.conv in get_args(Conv) and model.input in get_args(Input)
+        if not (is_known and tries and isinstance(plan.hash, str)):
+            raise ValueError(f"sums {plan.sums!r}, {model.conv!r} of {model.input!r}, {len(tries)} orders tried")
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise StoreError(
+            f"Expected the plan of a grid in the manifest of {store.path} (got {type(error).__name__}: {error}): write "
+            f"the store again"
+        ) from error
+    return plan
 
 
 def on_mesh(
@@ -62,8 +89,8 @@ def on_mesh(
 
 
 def edges_of_tile(store: GridStore, shape: MeshShape, place: Mapping[str, int]) -> int:
-    """Edges of a rank's tile in the first layer, of which the files are read."""
-    return len(store.rectangle(0, *_bounds(store.manifest.num_nodes, shape, place, "z", "x"))[0])
+    """Edges of a rank's tile in the first layer; files that it shares with other ranks are read."""
+    return store.count(0, *_bounds(store.manifest.num_nodes, shape, place, "z", "x"))
 
 
 def on_stored_grid(store: GridStore, options: Options) -> tuple[GridGraph, GridPlan, dict[str, RowTensor]]:
@@ -88,8 +115,13 @@ def on_stored_grid(store: GridStore, options: Options) -> tuple[GridGraph, GridP
     grid = Grid(Mesh(shape), orders, plan.sums, GRID_BLOCKS.value(), options.grid.comm_dtype)
     try:
         graph = _graph(store, grid)
+        mine = edges_of_tile(store, shape, grid.mesh.coordinates)
+        if is_as_written and mine != written.edges[world_group().rank]:
+            raise StoreError(
+                f"Expected {written.edges[world_group().rank]} edges in this rank's tile in {store.path}, as its plan "
+                f"says (got {mine}): write the store again"
+            )
         attributes = _attributes(store, graph)
-        mine = 0 if is_as_written else edges_of_tile(store, shape, grid.mesh.coordinates)
     except (ValueError, OSError) as caught:
         error = caught
     raise_together(error)

@@ -13,16 +13,16 @@ from pyg_dist.plan.halo.placement import merged_parts
 from pyg_dist.plan.halo.plan import Plan, hash_of_digests, pairs_of
 from pyg_dist.plan.halo.remote_edges import Candidates, Exchange, RemoteEdges
 from pyg_dist.plan.halo.share import HaloShare, LocalEdges, share_of
+from pyg_dist.plan.halo.sizes import ShareSizes
 from pyg_dist.store.halo_reader import HaloStore
 
 
 def block_numbers(store: HaloStore) -> BlockNumbers:
     """What the manifest says of the blocks."""
-    nodes = [store.manifest.shards[f"nodes-{p:05d}"].tensors["node_id"].num_rows for p in range(store.num_parts)]
     names = ("edges", "rows", "sums", "post_edges", "post_rows", "pre_sums")
     return BlockNumbers(
         **{name: store.between(name) for name in names},
-        nodes=torch.tensor(nodes),
+        nodes=torch.tensor(store.nodes_of),
         boundary=torch.tensor(store.boundary()),
     )
 
@@ -64,17 +64,29 @@ def stored_share(store: HaloStore, rank: int, ranks: Tensor, exchange: Exchange)
 
     Reads the files of the rank's parts and its blocks of the others'. With a part on each rank the stored cover is
     used; for merged parts it is found anew, from the edges that cross between ranks alone.
+
+    Raises:
+        StoreError: What is needed is missing or damaged, or is not what the manifest says of it.
     """
-    found = store.rank_edges(rank, ranks)
-    cross, num_ranks = found.cross, found.load.numel()
+    stored = store.rank_edges(rank, ranks)
+    cross, num_ranks = stored.cross, stored.load.numel()
     num_nodes, num_edges = store.manifest.num_nodes, store.manifest.num_edges
     rows, sums = (Candidates(ends.sender, ends.receiver, ends.node) for ends in (cross.rows, cross.sums))
-    remote = RemoteEdges(num_ranks, cross.edge_id, cross.row, cross.sum, rows, sums, found.load)
+    remote = RemoteEdges(num_ranks, cross.edge_id, cross.row, cross.sum, rows, sums, stored.load)
     hybrid = remote.known_cover(cross.is_post) if num_ranks == store.num_parts else remote.cover("hybrid")
-    edges = found.node_id, found.edge_id, found.source, found.target
-    del found, cross
+    edges = stored.node_id, stored.edge_id, stored.source, stored.target
+    del stored, cross
     trim_heap()  # of what sorting and matching have left
-    return share_of(rank, num_nodes, num_edges, LocalEdges(*edges), remote, exchange, hybrid)
+    share = share_of(rank, num_nodes, num_edges, LocalEdges(*edges), remote, exchange, hybrid)
+    if num_ranks == store.num_parts:
+        sizes, between = block_sizes(block_numbers(store), exchange)
+        found = ShareSizes.of(share)
+        if sizes[rank] != found or tuple(between[rank].tolist()) != share.sums.send_counts:
+            raise StoreError(
+                f"Expected the numbers of part {rank} that the manifest of {store.path} has (got {found}, not "
+                f"{sizes[rank]}): write the store again"
+            )
+    return share
 
 
 def node_rows(store: HaloStore, name: str, parts: list[int], share: HaloShare) -> Tensor:

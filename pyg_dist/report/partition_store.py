@@ -25,6 +25,7 @@ from pyg_dist.store.manifest import Manifest
 from pyg_dist.store.sources import open_source
 
 _LEAST_MEMORY = 1 << 23
+_TILES = (16, 16)
 
 
 def run(args: argparse.Namespace, parts: int, method: str, batches: Batches | None) -> None:
@@ -53,8 +54,8 @@ def run(args: argparse.Namespace, parts: int, method: str, batches: Batches | No
         source = open_source(args.graph)
         if args.layout == "grid":
             mesh = None if args.mesh is None else dict(zip("xyz", args.mesh, strict=True))
-            tiles = (args.tiles[0], args.tiles[1])
-            manifest = write_grid_store(source, out, options, tiles, mesh, progress=progress)
+            rows, columns = args.tiles or _TILES
+            manifest = write_grid_store(source, out, options, (rows, columns), mesh, progress=progress)
         else:
             manifest = write_halo_store(source, out, options, progress)
     seconds = time.perf_counter() - began

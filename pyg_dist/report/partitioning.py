@@ -50,7 +50,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--machine", type=Path, help="constants of `bench`; default: those measured here")
     parser.add_argument("--memory", help="to use, such as 4GiB, which is a store's default")
     parser.add_argument("--layout", choices=["halo", "grid"], default="halo", help="of a store")
-    parser.add_argument("--tiles", type=int, nargs=2, metavar=("R", "C"), default=[16, 16], help="of a grid store")
+    parser.add_argument("--tiles", type=int, nargs=2, metavar=("R", "C"), help="of a grid store; default: 16 16")
     parser.add_argument(
         "--mesh", type=int, nargs=3, metavar=("X", "Y", "Z"), help="of a grid store; default: the planner's choice"
     )
@@ -125,6 +125,10 @@ def _checked(args: argparse.Namespace) -> tuple[list[int], list[str]]:
             f"leave the output out to compare"
         )
     is_store = _is_store(args)
+    if args.layout == "grid" and args.model:
+        raise OptionError(f"Expected no --model with --layout grid, which has no parts (got {' '.join(args.model)})")
+    if args.layout == "halo" and (args.tiles or args.mesh):
+        raise OptionError("Expected --tiles and --mesh with --layout grid (got --layout halo): leave them out")
     if is_store and args.time_budget is not None:
         raise OptionError("Expected --time-budget without a store: write OUT.npy, then --model OUT.npy")
     if not is_store:

@@ -8,7 +8,7 @@ import torch
 
 from pyg_dist.data.stored_grid import edges_of_tile, on_mesh, stored_grid_plan
 from pyg_dist.data.stored_halo import merged_hash, rank_of_part, stored_plan, stored_share
-from pyg_dist.errors import OptionError
+from pyg_dist.errors import OptionError, StoreError
 from pyg_dist.plan import Machine, Plan, ShareSizes
 from pyg_dist.plan.base import DistributionPlan
 from pyg_dist.plan.grid.candidates import grid_plans
@@ -84,12 +84,25 @@ def _grid_plan(store: GridStore, ranks: int, machine: Machine | None) -> GridPla
 
 
 def check_store(path: Path) -> Manifest:
-    """Check every file of a store by its digests.
+    """Check every file of a store by its digests, and what its manifest says of them.
 
     Raises:
-        StoreError: The first that is missing or damaged.
+        StoreError: The first that is missing or damaged, or not what the manifest says.
     """
     manifest = Manifest.load(path)
     for shard in manifest.shards.values():
         check_shard(path, shard)
+    if manifest.layout == "halo":
+        store = HaloStore(path, manifest)
+        for part in range(manifest.num_parts):
+            store.check_blocks(part)
+        store.close()
+    else:
+        tiles = GridStore(path, manifest)
+        plan = stored_grid_plan(tiles)
+        for rank, expected in enumerate(plan.edges):
+            found = edges_of_tile(tiles, plan.shape, plan.shape.coordinates(rank))
+            if found != expected:
+                raise StoreError(f"Expected {expected} edges of rank {rank} in {path} (got {found}): write it again")
+        tiles.close()
     return manifest

@@ -7,6 +7,7 @@ of the other order and whose source is in range c of order o, by ascending id (2
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_dist.store.consistency import bounds
 from pyg_dist.store.folder import StoreFolder
 from pyg_dist.store.format import as_torch, of_rows, storage_dtype
 from pyg_dist.store.manifest import Manifest, Shard
@@ -25,14 +27,11 @@ from pyg_dist.store.spool import Spool, Tick
 from pyg_dist.store.writer import ShardWriter
 
 Array = np.ndarray[Any, Any]
+Span = tuple[int, int]
+"""The first of some positions, and the last, exclusive."""
 
 _TILE = np.dtype([("edge_id", np.int64), ("row", np.int32), ("column", np.int32)])
 _PIECE_BYTES = 1 << 22
-
-
-def bounds(size: int, count: int) -> Array:
-    """The bounds of ``count`` near-equal ranges, int64 ``[count + 1]``."""
-    return np.array([size * k // count for k in range(count + 1)], np.int64)
 
 
 def write_grid(
@@ -226,25 +225,32 @@ class GridStore(ShardReader):
         assert out is not None
         return as_torch(out, spec.dtype)
 
-    def overlapping(self, order: int, rows: tuple[int, int], columns: tuple[int, int]) -> list[tuple[str, int, int]]:
-        """The tiles that a rectangle of positions overlaps: key, first row, first column."""
+    def overlapping(self, order: int, rows: Span, columns: Span) -> list[tuple[str, Span, Span]]:
+        """The tiles that a rectangle of positions overlaps: key, rows, columns."""
         found = []
-        for r in range(self.tiles[0]):
-            for c in range(self.tiles[1]):
-                row, column = int(self._row_ends[r]), int(self._column_ends[c])
-                meets_rows = row < rows[1] and int(self._row_ends[r + 1]) > rows[0]
-                if meets_rows and column < columns[1] and int(self._column_ends[c + 1]) > columns[0]:
+        for r, row in enumerate(pairwise(self._row_ends.tolist())):
+            for c, column in enumerate(pairwise(self._column_ends.tolist())):
+                if all(a[0] < b[1] and a[1] > b[0] for a, b in ((row, rows), (column, columns))):
                     found.append((f"tile-{order}-{r:05d}-{c:05d}", row, column))
         return found
 
-    def rectangle(self, order: int, rows: tuple[int, int], columns: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    def count(self, order: int, rows: Span, columns: Span) -> int:
+        """The edges in a rectangle of positions. Of tiles that lie in it as a whole, no file is read."""
+        total = 0
+        for key, row, column in self.overlapping(order, rows, columns):
+            if all(a[0] >= b[0] and a[1] <= b[1] for a, b in ((row, rows), (column, columns))):
+                total += self.manifest.shards[key].tensors["edge_id"].num_rows
+            else:
+                total += int(_inside(self._from_corner(key, row, column, rows, columns), rows, columns).sum())
+        return total
+
+    def rectangle(self, order: int, rows: Span, columns: Span) -> tuple[Tensor, Tensor]:
         """The edges in a rectangle of positions, counted from its corner, by ascending id: int32 ``[e]`` each."""
         ids, ends = [], []
         for key, row, column in self.overlapping(order, rows, columns):
-            parts = [self.tensor(key, name) for name in ("edge_id", "row", "column")]
-            place = torch.stack([parts[1] + (row - rows[0]), parts[2] + (column - columns[0])])
-            inside = (place >= 0).all(0) & (place[0] < rows[1] - rows[0]) & (place[1] < columns[1] - columns[0])
-            ids.append(parts[0] if bool(inside.all()) else parts[0][inside])
+            edge_id, place = self.tensor(key, "edge_id"), self._from_corner(key, row, column, rows, columns)
+            inside = _inside(place, rows, columns)
+            ids.append(edge_id if bool(inside.all()) else edge_id[inside])
             ends.append(place if bool(inside.all()) else place[:, inside])
         if not ids:
             return torch.empty(0, dtype=torch.int32), torch.empty(0, dtype=torch.int32)
@@ -253,3 +259,15 @@ class GridStore(ShardReader):
         order_of = torch.argsort(torch.cat(ids))
         whole = torch.cat(ends, 1)[:, order_of]
         return whole[0], whole[1]
+
+    def _from_corner(self, key: str, row: Span, column: Span, rows: Span, columns: Span) -> Tensor:
+        """Rows and columns of a tile's edges, counted from the corner of a rectangle: int32 ``[2, e]``."""
+        place = torch.stack([self.tensor(key, "row"), self.tensor(key, "column")])
+        place[0] += row[0] - rows[0]
+        place[1] += column[0] - columns[0]
+        return place
+
+
+def _inside(place: Tensor, rows: Span, columns: Span) -> Tensor:
+    """Whether places that are counted from a rectangle's corner lie in it, bool ``[e]``."""
+    return (place >= 0).all(0) & (place[0] < rows[1] - rows[0]) & (place[1] < columns[1] - columns[0])

@@ -87,6 +87,9 @@ class HaloStore(ShardReader):
     def __init__(self, path: Path, manifest: Manifest) -> None:
         super().__init__(path, manifest)
         self.num_parts = manifest.num_parts
+        node_ids = (manifest.shards[f"nodes-{part:05d}"].tensors["node_id"] for part in range(self.num_parts))
+        self.nodes_of = [spec.num_rows for spec in node_ids]
+        """Nodes of each part."""
         self.edges_between = self.between("edges")
         """Edges from part p to part q, int64 ``[P, P]``."""
         self._rows, self._sums = self.between("rows"), self.between("sums")
@@ -134,6 +137,37 @@ class HaloStore(ShardReader):
         path = self.file(f"edges-{receiver:05d}").path
         require_digest(path, f"edges from part {sender}", block_digest(digests), expected)
         return views
+
+    def check_blocks(self, receiver: int) -> None:
+        """Check all edges into a part, block by block, and the numbers that the manifest has of them.
+
+        Raises:
+            StoreError: A block is damaged, or not what its numbers say.
+        """
+        shard = self.manifest.shards[f"edges-{receiver:05d}"]
+        on_boundary = np.zeros(self.nodes_of[receiver], np.bool_)
+        for sender in range(self.num_parts):
+            block = self.block(sender, receiver)
+            if sender != receiver:
+                is_post = block["is_post"]
+                on_boundary[block["target"]] = True
+                found = {
+                    "post_edges": int(is_post.sum()),
+                    "post_rows": _num_distinct(block["source"][is_post], self.nodes_of[sender]),
+                    "pre_sums": _num_distinct(block["target"][~is_post], self.nodes_of[receiver]),
+                }
+                for name, number in found.items():
+                    self._require_number(name, shard.blocks[name][sender], number, receiver)
+            del block
+            self.release(sender, receiver)
+        self._require_number("boundary", shard.blocks["boundary"][0], int(on_boundary.sum()), receiver)
+
+    def _require_number(self, name: str, expected: int, found: int, receiver: int) -> None:
+        if found != expected:
+            raise StoreError(
+                f"Expected {expected} '{name}' of the edges into part {receiver} in {self.path} (got {found}): write "
+                f"the store again"
+            )
 
     def release(self, sender: int, receiver: int) -> None:
         """Let go of a block's pages."""
@@ -258,6 +292,12 @@ def _ends(keys: Sequence[tuple[int, int]], lists: Sequence[Array]) -> Ends:
     pair = torch.tensor(keys, dtype=torch.int64).view(-1, 2).repeat_interleave(sizes, 0)
     node = torch.from_numpy(np.concatenate(lists)) if lists else torch.empty(0, dtype=torch.int64)
     return Ends(pair[:, 0].contiguous(), pair[:, 1].contiguous(), node)
+
+
+def _num_distinct(ids: Array, bound: int) -> int:
+    is_there = np.zeros(bound, np.bool_)
+    is_there[ids] = True
+    return int(is_there.sum())
 
 
 def _place(node_id: Tensor, own: Tensor, is_all: bool) -> Tensor | None:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import xxhash
 
 from pyg_dist.errors import StoreError
+from pyg_dist.store.consistency import require_consistent
 from pyg_dist.store.format import TensorSpec
 
 FORMAT, VERSION = "pyg_dist store", 1
@@ -70,7 +71,7 @@ class Manifest:
         layout: ``"halo"``: files by part; ``"grid"``: files by tile.
         num_nodes: N.
         num_edges: E.
-        num_parts: parts of a halo store; ranges of a side of a grid store's rows.
+        num_parts: parts of a halo store; ranks that a grid store was written for.
         graph: how a script sees the edges: ``key``, ``loop_rule`` and whether they have ``values``.
         node_attributes: type and shape of a row, by name: ``(dtype, row shape)``.
         edge_attributes: the same for rows of edges.
@@ -108,14 +109,14 @@ class Manifest:
             "plan": self.plan,
             "shards": {key: shard.to_dict() for key, shard in sorted(self.shards.items())},
         }
-        return json.dumps(content | {"digest": _digest(content)}, indent=1, sort_keys=False)
+        return json.dumps(content | {"digest": digest_of(content)}, indent=1, sort_keys=False)
 
     @staticmethod
     def load(path: Path) -> Manifest:
-        """Read the manifest of the store in the folder ``path`` and check it by its own digest.
+        """Read the manifest of the store in the folder ``path``, check it by its own digest and for contradictions.
 
         Raises:
-            StoreError: There is none, it is of another version, or it was altered.
+            StoreError: There is none, it is of another version, it was altered, or contradicts itself.
         """
         file = path / FILE
         try:
@@ -135,7 +136,7 @@ class Manifest:
                     f"Expected a store of version {VERSION} in {path} (got {content['version']!r}): write it again"
                 )
             found = content.pop("digest")
-            if found != _digest(content):
+            if found != digest_of(content):
                 raise ValueError("its digest does not hold: it was altered")
             manifest = Manifest(
                 content["layout"],
@@ -152,6 +153,7 @@ class Manifest:
             )
             if manifest.to_json() != text:
                 raise ValueError("it is not as it was written")
+            require_consistent(manifest)
             return manifest
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             if isinstance(error, StoreError):
@@ -162,5 +164,6 @@ class Manifest:
             ) from error
 
 
-def _digest(content: Mapping[str, Any]) -> str:
+def digest_of(content: Mapping[str, Any]) -> str:
+    """Of a manifest's JSON, but for its last entry, which this is."""
     return str(xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()))

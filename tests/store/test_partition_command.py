@@ -98,6 +98,8 @@ def test_the_plan_of_other_numbers_of_ranks(tmp_path: Path, graph: str, capsys: 
         (["--parts", "2", "--resume", "--force"], "--resume or --force"),
         (["--parts", "2", "--undirected"], "edge_"),
         (["--parts", "2", "--layout", "grid", "--tiles", "0", "1"], "--tiles"),
+        (["--parts", "2", "--layout", "grid", "--model", "magic"], "--model"),
+        (["--parts", "2", "--mesh", "2", "1", "1"], "--mesh"),
         (["--parts", "2", "--plot", "a.txt"], "--plot"),
     ],
 )

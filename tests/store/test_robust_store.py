@@ -18,7 +18,8 @@ import torch
 from stored_graphs import skewed_graph, write
 from test_grid_store import write as write_grid
 
-from pyg_dist import save_graph
+from pyg_dist import DistributedData, save_graph
+from pyg_dist.data.stored_grid import edges_of_tile, stored_grid_plan
 from pyg_dist.data.stored_halo import edge_rows, node_rows, rank_of_part, stored_share
 from pyg_dist.errors import DataError, OptionError, PygDistError, StoreError
 from pyg_dist.report.conversion import StoreOptions, write_halo_store
@@ -27,7 +28,7 @@ from pyg_dist.report.stored_plan import check_store
 from pyg_dist.store.folder import PARTIAL, StoreFolder
 from pyg_dist.store.grid_store import GridStore
 from pyg_dist.store.halo_reader import HaloStore
-from pyg_dist.store.manifest import Manifest
+from pyg_dist.store.manifest import Manifest, digest_of
 from pyg_dist.store.sources import open_source
 
 PARTS = 3
@@ -122,6 +123,10 @@ def corrupt(rng: random.Random, path: Path, foreign: Path) -> str:
 def read_tiles(path: Path) -> None:
     """All that the ranks of a run on two by two tiles would read of a grid store."""
     store = GridStore(path, Manifest.load(path))
+    plan = stored_grid_plan(store)
+    edges = [edges_of_tile(store, plan.shape, plan.shape.coordinates(rank)) for rank in range(plan.ranks)]
+    if edges != list(plan.edges):
+        raise StoreError(f"Expected other edges by rank in {path}")
     size, num_edges = store.manifest.num_nodes, store.manifest.num_edges
     halves = [(0, size // 2), (size // 2, size)]
     for order in range(len(store.orders())):
@@ -160,6 +165,78 @@ def test_500_corruptions_are_named(tmp_path: Path, layout: str, times: int) -> N
             assert message, f"{what} was not noticed by {read.__name__}, seed {seed}"
             assert "\n" not in message
             assert str(path) in message, (what, message)
+
+
+def places_in(content: Any) -> list[tuple[Any, Any]]:
+    """Every (object or list, key or index) within some JSON."""
+    if not isinstance(content, (dict, list)):
+        return []
+    keys = list(content) if isinstance(content, dict) else list(range(len(content)))
+    return [(content, key) for key in keys] + [place for key in keys for place in places_in(content[key])]
+
+
+def other_value(rng: random.Random, value: Any) -> Any:
+    """Something else where a manifest has ``value``."""
+    found = value
+    while found == value:
+        if isinstance(value, int):
+            found = rng.choice([value + 1, value - 1, 2 * value + 1, -1, 1 << 70, str(value), None, True])
+        elif isinstance(value, str):
+            found = rng.choice(["", value + "0", "I32", value[::-1], 7, None, [value]])
+        elif isinstance(value, list):
+            found = rng.choice([value[:-1], [*value, 1], value[::-1], rng.sample(value, len(value)), None, {}, 3])
+        else:
+            keys = list(value)
+            rng.shuffle(keys)
+            found = rng.choice([{key: value[key] for key in keys[1:]}, value | {"x": 1}, [*value], None])
+    return found
+
+
+def lie(rng: random.Random, text: str) -> tuple[str, str]:
+    """A manifest that says something else of nodes, edges, parts or shards, with the digest of what it says."""
+    content = json.loads(text)
+    told = {name: content[name] for name in ("num_nodes", "num_edges", "num_parts", "layout", "shards")}
+    told |= {name: content[name] for name in ("node_attributes", "edge_attributes")}
+    if content["layout"] == "grid":
+        told |= {name: content["plan"][name] for name in ("shape", "edges", "tiles", "sums")}
+    holder, key = rng.choice(places_in(told))
+    before, holder[key] = holder[key], other_value(rng, holder[key])
+    for name, value in told.items():
+        (content if name in content else content["plan"])[name] = value
+    del content["digest"]
+    what = f"{key}: {str(before)[:60]} -> {str(holder[key])[:60]}"
+    return json.dumps(content | {"digest": digest_of(content)}, indent=1), what
+
+
+@pytest.mark.parametrize("layout", ["halo", "grid"])
+def test_lies_of_the_manifest_are_named(tmp_path: Path, layout: str) -> None:
+    """Each is dressed with the right digest, so that only what it contradicts gives it away."""
+    path = written(layout, tmp_path / "own", 0)
+    read_all = read_tiles if layout == "grid" else read_as_ranks
+    text = (path / "manifest.json").read_text()
+    for seed in range(250):
+        told, what = lie(random.Random(seed), text)
+        (path / "manifest.json").write_text(told)
+        for read in (read_all, check_store):
+            message = message_of(lambda read=read: read(path))
+            assert message, f"{what} was not noticed by {read.__name__}, seed {seed}"
+            assert "\n" not in message
+            assert str(path) in message, (what, message)
+
+
+@pytest.mark.parametrize(
+    ("room", "name", "value"),
+    [("graph", "key", "edges"), ("graph", "loop_rule", "none"), ("plan", "partition", 3), ("plan", "nan", {"x": "y"})],
+)
+def test_a_manifest_of_something_else(store: Path, tmp_path: Path, room: str, name: str, value: Any) -> None:
+    shutil.copytree(store, tmp_path / "store")
+    content = json.loads((store / "manifest.json").read_text())
+    content[room][name] = value
+    del content["digest"]
+    told = json.dumps(content | {"digest": digest_of(content)}, indent=1)
+    (tmp_path / "store" / "manifest.json").write_text(told)
+    with pytest.raises(StoreError, match="write the store again"):
+        DistributedData.open(tmp_path / "store")
 
 
 def run_killed(function: Callable[[], Any], after: int) -> bool:

@@ -27,15 +27,15 @@ class Transfer:
     """The lists of one rank. A buffer is grouped by peer; for each peer, rows come before sums, by node.
 
     Attributes:
-        outgoing: ``[s, n]``: send slots by local ids. ``edge`` counts borrowed values (below); :data:`UNIT` in rows.
+        outgoing: ``[s, n]``: send slots by local ids. ``edge`` counts received weights (below); :data:`UNIT` in rows.
         incoming: ``[b, h]``: boundary nodes (local id minus ``num_inner``) by receive slots. ``edge`` counts edge
             storage; :data:`UNIT` for sums.
         send_counts: slots by receiver, ``[P]``.
         recv_counts: slots by sender, ``[P]``.
-        lent: int64, places in edge storage of the values that other ranks multiply by, grouped by borrower: the edges
-            into this rank that are summed at their source.
-        lend_counts: ``weights_to_send`` by borrower, ``[P]``.
-        borrow_counts: values to borrow, by lender, ``[P]``.
+        weights_to_send: int64, places in edge storage of the values that other ranks multiply by, grouped by these: the
+            edges into this rank that are summed at their source.
+        weight_send_counts: ``weights_to_send`` by receiver, ``[P]``.
+        weight_recv_counts: values that this rank multiplies by, by sender, ``[P]``.
         outgoing_key: int64 ``[s]``, what stands for each slot where its values are rounded at random: the global id of
             a row's node; a sum, of which every rank may make another, adds its maker's multiple of
             :data:`~pyg_dist.backend.ops.row_format.SUM_KEY`.
