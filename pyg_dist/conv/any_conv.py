@@ -21,17 +21,17 @@ from pyg_dist.conv.attention import fused_forward, fusing, pending_weights, weig
 from pyg_dist.conv.function_patching import copy_of_classes
 from pyg_dist.conv.gcn import DistributedGCNConv
 from pyg_dist.conv.graph_functions import SUBSTITUTES
-from pyg_dist.conv.inputs import edge_handle, edge_values, hooked, node_rows
-from pyg_dist.conv.linear_order import NORMS
+from pyg_dist.conv.inputs import edge_handle, edge_values, node_rows
+from pyg_dist.conv.lazy_norm import NormWeight, made
 from pyg_dist.conv.local_aggregation import aggregate_messages
 from pyg_dist.conv.sage import DistributedSAGEConv
+from pyg_dist.conv.weighted_sum import is_native, native_sum
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, UnsupportedError
 from pyg_dist.layout.edge_index import DistributedEdgeIndex
 from pyg_dist.layout.edges import Edges, NodeIds
 from pyg_dist.layout.graph import EdgeView, have_same_edges
 from pyg_dist.layout.node_edge import nodes_to_edges, share_halo_within
 from pyg_dist.tensor import NodeTensor, RowTensor
-from pyg_dist.tensor.functions.reductions import accumulation_dtype
 
 C = TypeVar("C", bound=MessagePassing)
 
@@ -103,8 +103,7 @@ def distributed_class(stock: Any) -> Any:
                 f"{stock.__name__} has a {step!r} of its own, which no rank takes: write message, aggregate and update"
             )
     code = copy_of_classes(stock.__mro__, MessagePassing, _Defaults, SUBSTITUTES)
-    body = {"stock": stock, "code": code, "sums_rows": _sums_rows(stock)}
-    body |= {"__module__": __name__, "__doc__": stock.__doc__}
+    body = {"stock": stock, "code": code, "__module__": __name__, "__doc__": stock.__doc__}
     return type(f"Distributed{stock.__name__}", (_OnEdges, code, stock), body)
 
 
@@ -118,18 +117,6 @@ def _is_custom(base: type, step: str) -> bool:
     written = vars(base).get(step)
     original = vars(base).get(f"_orig_{step}", written)
     return written is original and written not in (None, getattr(MessagePassing, step))
-
-
-def _sums_rows(stock: type[MessagePassing]) -> bool:
-    """Whether messages without edge weights are the sources' rows, by which PyG's class multiplies a sparse matrix."""
-    if stock.update is not MessagePassing.update or stock.aggregate is not MessagePassing.aggregate:
-        return False
-    owners = {
-        next(base for base in stock.__mro__ if name in vars(base)) for name in ("message", "message_and_aggregate")
-    }
-    (owner, *others) = owners
-    is_pygs = owner.__module__.startswith("torch_geometric.") and owner is not MessagePassing
-    return is_pygs and not others
 
 
 class _Defaults(MessagePassing):  # type: ignore[misc]
@@ -157,7 +144,6 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
     is_distributed = True
     stock: Any
     code: Any
-    sums_rows: bool
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The stock forward; on distributed edges, its copy that calls our graph functions (collective)."""
@@ -180,14 +166,22 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
         with share_halo_within(self), fusing(self, given):
             try:
                 fused = fused_forward(self, bound.arguments)
-                return self.code.forward(*bound.args, **bound.kwargs) if fused is None else fused
+                if fused is not None:
+                    return fused
+                out = self.code.forward(*bound.args, **bound.kwargs)
             except (MixedRowsError, LayoutMismatchError, UnsupportedError) as error:
+                if error is getattr(given[first], "refusal", None):
+                    raise
                 reason = error.message.split(": ")[0]  # what follows is advice to the author of the conv
                 is_own = not self.stock.__module__.startswith("torch_geometric.") and isinstance(error, MixedRowsError)
                 remedy = "import PyG's functions at the top of the module, and call them by name, or " if is_own else ""
                 raise UnsupportedError(
                     f"{_name(self)} cannot be distributed as it is called here ({reason}): {remedy}use the plain Data"
                 ) from error
+        for kept in self._kept().values():
+            if isinstance(kept, tuple) and isinstance(kept[1], NormWeight):
+                kept[1].lazy.freeze()
+        return out
 
     def _edges(self, edge_index: DistributedEdgeIndex, edge_attr: Any) -> Edges:
         """The edges of a handle.
@@ -203,7 +197,7 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
                 f"{_name(self)} expected data.edge_index (got adj_t, whose values it reads otherwise than as weights): "
                 f"give the input an edge_index, and pass its values as edge weights or attributes"
             )
-        return edge_index.edges(_name(self))
+        return edge_index.edges(_name(self), by_operator=is_native(self))
 
     def _require_cached(self, graph: EdgeView) -> None:
         """What ``cached=True`` has kept must be this graph's.
@@ -245,31 +239,21 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
         if isinstance(edge_index, Edges):
             if edge_index.weight is not None and kwargs.get("edge_weight") is None:
                 kwargs["edge_weight"] = edge_index.weight
-            weighed = weighed_sum(self, edge_index, kwargs)
-            sums = self._sum_of_rows(edge_index, **kwargs) if weighed is None else weighed
-            if sums is not None:
-                return sums
+            for fused in (weighed_sum, native_sum):
+                sums = fused(self, edge_index, kwargs)
+                if sums is not None:
+                    return sums
+            edge_index, kwargs = made(edge_index), made(kwargs)
         code = MessagePassing if isinstance(edge_index, Edges) or self.decomposed_layers > 1 else self.stock
         return code.propagate(self, edge_index, size=size, **kwargs)
 
-    def _sum_of_rows(self, edges: Edges, x: Any = None, **others: Any) -> NodeTensor | None:
-        """Where PyG would multiply by a sparse matrix without values: our product, by the chosen exchange."""
-        x = x[0] if isinstance(x, (tuple, list)) else x
-        norm = NORMS.get(type(self.aggr_module))
-        is_plain = edges.rows is edges.graph.edge_sharding and not any(v is not None for v in others.values())
-        is_stock = self.fuse and self.sums_rows and self.decomposed_layers == 1
-        if not (is_plain and is_stock and isinstance(x, NodeTensor) and edges.graph.owns(x)) or hooked(self):
-            return None
-        if norm is None or x.dim() != 2 or not x.is_floating_point():
-            return None
-        operator = edges.graph.operator(norm, None, accumulation_dtype(x.dtype))
-        return edges.graph.aggregate(x, operator, layer=self)
-
     def edge_updater(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
         """As :meth:`propagate`."""
-        pending = pending_weights(self, edge_index, kwargs | {"size": size}) if isinstance(edge_index, Edges) else None
-        if pending is not None:
-            return pending
+        if isinstance(edge_index, Edges):
+            edge_index, kwargs = made(edge_index), made(kwargs)
+            pending = pending_weights(self, edge_index, kwargs | {"size": size})
+            if pending is not None:
+                return pending
         code = MessagePassing if isinstance(edge_index, Edges) else self.stock
         return code.edge_updater(self, edge_index, size=size, **kwargs)
 

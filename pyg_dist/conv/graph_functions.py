@@ -15,10 +15,12 @@ import torch_geometric.utils as pyg
 from torch import Tensor
 from torch_geometric.nn.conv import gcn_conv
 
+from pyg_dist.conv.lazy_norm import LazyNorm, NormedEdges, NormWeight, made
 from pyg_dist.errors import UnsupportedError
 from pyg_dist.layout import node_edge
 from pyg_dist.layout.edges import Edges, NodeIds
 from pyg_dist.layout.gcn_norm import inverse_sqrt_degree
+from pyg_dist.layout.graph import Norm
 from pyg_dist.layout.self_loops import LoopRule, put_loop_values
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.row_tensor import local_values as _local
@@ -34,7 +36,7 @@ def _stands_for(stock: Callable[..., Any]) -> Callable[[Callable[..., Any]], Cal
         @wraps(stock)
         def either(*args: Any, **kwargs: Any) -> Any:
             is_ours = any(isinstance(a, (Edges, RowTensor)) for a in (*args, *kwargs.values()))
-            return ours(*args, **kwargs) if is_ours else stock(*args, **kwargs)
+            return ours(*made(args), **made(kwargs)) if is_ours else stock(*args, **kwargs)
 
         SUBSTITUTES[stock] = either
         return ours
@@ -186,19 +188,41 @@ def gcn_norm(
     flow: str = "source_to_target",
     dtype: torch.dtype | None = None,
 ) -> tuple[Edges, Tensor]:
-    """``d_j^-1/2 w_ji d_i^-1/2`` (collective)."""
+    """``d_j^-1/2 w_ji d_i^-1/2``; of all edges of a graph made when they are looked at (collective then)."""
     if edge_index.weight is not None:  # PyG does not look at others beside it
         edge_weight = edge_index.weight
+    graph, dtype = edge_index.graph, dtype or torch.get_default_dtype()
+    if add_self_loops:
+        _require_all_nodes("add_remaining_self_loops", edge_index, num_nodes)
+    is_vector = edge_weight is None or (
+        isinstance(edge_weight, EdgeTensor) and edge_weight._sharding is edge_index.rows and edge_weight.dim() == 1
+    )
+    if edge_index.rows is not graph.edge_sharding or not is_vector:
+        return _gcn_norm(edge_index, edge_weight, improved, add_self_loops, dtype)
+    # PyG gives all edges of an edge_index, loops included, weight one when there are no weights, `improved` or not.
+    is_improved = improved and (edge_weight is not None or graph.loop_rule != "remaining")
+    norm = Norm.gcn(add_self_loops, 2.0 if is_improved else 1.0)
+    lazy = LazyNorm(
+        edge_index, edge_weight, norm, dtype if edge_weight is None else edge_weight.dtype,  # type: ignore[arg-type]
+        lambda edges, weight: _gcn_norm(edges, weight, improved, add_self_loops, dtype),
+    )  # fmt: skip
+    return NormedEdges.of_lazy(lazy), NormWeight.of_lazy(lazy)
+
+
+def _gcn_norm(
+    edge_index: Edges, edge_weight: Tensor | None, improved: bool, add_self_loops: bool, dtype: torch.dtype
+) -> tuple[Edges, EdgeTensor]:
+    """The norm of any edges (collective)."""
     if add_self_loops:
         fill_value = 2.0 if improved else 1.0
         rule = edge_index.graph.loop_rule
         if edge_weight is None and rule == "add":  # one and one are two
-            edge_weight = _ones(edge_index, dtype or torch.get_default_dtype())
-        edge_index, edge_weight = _one_loop_each(edge_index, edge_weight, fill_value, num_nodes, rule)
+            edge_weight = _ones(edge_index, dtype)
+        edge_index, edge_weight = _one_loop_each(edge_index, edge_weight, fill_value, None, rule)
     source, target = edge_index.end(0), edge_index.end(1)
-    weight = _ones(edge_index, dtype or torch.get_default_dtype()) if edge_weight is None else edge_weight
+    weight = _ones(edge_index, dtype) if edge_weight is None else edge_weight
     scale = inverse_sqrt_degree(node_edge.edges_to_nodes(weight, target))  # type: ignore[arg-type]
-    return edge_index, scale[source] * weight * scale[target]
+    return edge_index, scale[source] * weight * scale[target]  # type: ignore[return-value]
 
 
 def _refuse_samples(name: str) -> Callable[..., Any]:

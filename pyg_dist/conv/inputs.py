@@ -187,7 +187,14 @@ def edge_rows(conv: MessagePassing, edge_index: DistributedEdgeIndex, weight: Te
             f"{type(conv).__name__} expected 'edge_weight' with one value for each of the {rows.size} edges (got shape "
             f"{list(values.shape)}): pass data.edge_weight"
         )
-    return values if values.dim() == 1 else _derived(values, rows, lambda w: w.view(-1).clone())  # type: ignore[return-value]
+    return flat_weight(values)
+
+
+def flat_weight(weight: EdgeTensor) -> EdgeTensor:
+    """A weight for each edge, ``[E]`` or ``[E, 1]``, as ``[E]``."""
+    if weight.dim() == 1:
+        return weight
+    return _derived(weight, weight._sharding, lambda w: w.view(-1).clone())  # type: ignore[return-value]
 
 
 def edge_values(conv: MessagePassing, name: str, value: Tensor, rows: RowSharding) -> EdgeTensor:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.session.agreement import digest
-from pyg_dist.errors import LayoutMismatchError, MixedRowsError
+from pyg_dist.errors import LayoutMismatchError, MixedRowsError, UnsupportedError
 from pyg_dist.layout import type_questions
 from pyg_dist.layout.edge_sets import graph_over
-from pyg_dist.layout.edges import Edges
+from pyg_dist.layout.edges import Edges, OperatorEdges
 from pyg_dist.layout.graph import DistributedGraph, NodeSharding
 from pyg_dist.layout.self_loops import LoopRule
 from pyg_dist.partition.edge_list import as_edges
@@ -174,18 +174,27 @@ class DistributedEdgeIndex:
             known.popitem(last=False)
         return handle
 
-    def edges(self, asker: str) -> Edges:
+    def edges(self, asker: str, by_operator: bool = False) -> Edges:
         """The edges as the code of a conv may look at them.
 
         Args:
             asker: who needs them, for the message.
+            by_operator: whether the graph's operators may be enough. Where the layout has no view of single edges, it
+                then raises when one is looked at.
 
         Raises:
             UnsupportedError: The layout has no view of single edges.
         """
+        weight = cast("EdgeTensor | None", self.weight)
+        try:
+            view = self._graph.edge_view(asker)
+        except UnsupportedError as refusal:
+            if by_operator:
+                return OperatorEdges.of_graph(self._graph, weight, refusal)
+            raise
         # Kept here, not with the graph, which they know: drawn edges are freed with their handle, and not later.
         if self._edges is None or self._edges.weight is not self.weight:
-            self._edges = Edges.all_of(self._graph.edge_view(asker), cast("EdgeTensor | None", self.weight))
+            self._edges = Edges.all_of(view, weight)
         return self._edges
 
     @cached_property

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.sparse.csr import CSR
-from pyg_dist.errors import MixedRowsError
-from pyg_dist.layout.graph import EdgeView
+from pyg_dist.errors import MixedRowsError, UnsupportedError
+from pyg_dist.layout.graph import DistributedGraph, EdgeView
 from pyg_dist.layout.node_edge import nodes_to_edges
 from pyg_dist.tensor.registry import public_name
 from pyg_dist.tensor.row_index import RowIndex
@@ -189,6 +189,35 @@ class Edges(Tensor):
             f"run it on the plain Data"
         )
 
+
+class OperatorEdges(Edges):
+    """All edges of a layout without :class:`EdgeView`, for convs that need no more than the graph's operators.
+
+    Whoever looks at single edges gets the layout's refusal.
+
+    Attributes:
+        refusal: it.
+    """
+
+    refusal: UnsupportedError
+
+    @staticmethod
+    def of_graph(graph: DistributedGraph, weight: EdgeTensor | None, refusal: UnsupportedError) -> OperatorEdges:
+        """See the class."""
+        rows = graph.edge_sharding
+        edges: Any = torch.empty(2, rows.size, dtype=torch.int64, device="meta").as_subclass(OperatorEdges)
+        edges.graph, edges.rows, edges.weight, edges.refusal = graph, rows, weight, refusal
+        return edges  # type: ignore[no-any-return]
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _OF_SINGLE_EDGES:
+            raise object.__getattribute__(self, "refusal")
+        return super().__getattribute__(name)
+
+
+_OF_SINGLE_EDGES = frozenset(
+    "source target end full_tensor by_target csr parts max_in_degree loops without_loops selected with_loops".split()
+)
 
 _PROPERTIES = "shape dtype layout is_sparse requires_grad ndim".split()
 _METHODS = (Tensor.size, Tensor.numel, Tensor.dim, Tensor.is_floating_point, Tensor.__len__, Tensor.__hash__)

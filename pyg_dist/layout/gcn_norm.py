@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 T = TypeVar("T", bound=Tensor)
@@ -48,15 +49,41 @@ def gcn_scales(
     return scale, of_columns if is_source is None else mask_non_sources(of_columns, is_source)
 
 
-def gcn_product(x: Any, ones: Any, multiply: Callable[[Any, bool], Any], is_source: Tensor | None) -> Any:
-    """``y = s * A_w (s * x)`` with ``s = (A_w 1)^-1/2``; differentiable by x and by the weights (collective).
+Multiply = Callable[[Any, bool], Any]
+"""``A_w``, loops included, times a node tensor; the second argument: exactly (collective)."""
+
+
+class LearnedScales:
+    """``s = (A_w 1)^-1/2`` for weights that learn, differentiable by them.
+
+    One for all products of an operator, which holds for one forward pass.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[torch.dtype, bool], tuple[Any, Any]] = {}
+
+    def get(self, ones: Any, multiply: Multiply, is_source: Tensor | None) -> tuple[Any, Any]:
+        """Those of rows and of columns (collective at the first use).
+
+        Args:
+            ones: a node tensor ``[N, 1]``.
+            multiply: the weighted sums.
+            is_source: whether a node has an out-edge; ``None``: every one has.
+        """
+        key = ones.dtype, torch.is_grad_enabled()
+        if key not in self._known:
+            scale = inverse_sqrt_degree(multiply(ones, True))
+            self._known[key] = scale, scale if is_source is None else mask_non_sources(scale, is_source)
+        return self._known[key]
+
+
+def gcn_product(x: Any, scales: tuple[Any, Any], multiply: Multiply) -> Any:
+    """``y = s * A_w (s * x)``; differentiable by x and by the weights (collective).
 
     Args:
         x: node tensor ``[N, F]``.
-        ones: a node tensor ``[N, 1]`` that lies as x does.
-        multiply: ``A_w``, loops included, times a node tensor; the second argument: exactly.
-        is_source: whether a node has an out-edge; ``None``: every one has.
+        scales: s, of rows and of columns.
+        multiply: the weighted sums.
     """
-    scale = inverse_sqrt_degree(multiply(ones, True)).to(x.dtype)
-    of_sources = scale if is_source is None else mask_non_sources(scale, is_source)
-    return multiply(x * of_sources, False) * scale
+    of_rows, of_columns = scales
+    return multiply(x * of_columns.to(x.dtype), False) * of_rows.to(x.dtype)

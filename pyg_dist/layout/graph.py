@@ -160,6 +160,9 @@ class EdgeView(Protocol):
             - output: ``[n, ...]``
         """
 
+    def place(self, x: NodeTensor) -> NodeTensor:
+        """See :meth:`DistributedGraph.place`."""
+
     def operator(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> Operator:
         """See :meth:`DistributedGraph.operator`."""
 

@@ -317,7 +317,7 @@ class GridGraph:
         ones = TileTensor.from_local(torch.ones(rows.local_shape(1), dtype=dtype), rows)
         is_source = None if operator.norm.add_self_loops else self._sources
         multiply = lambda tiles, exact: self._start(tiles, operator, exact).wait()  # noqa: E731
-        return gcn_product(x, ones, multiply, is_source)  # type: ignore[no-any-return]
+        return gcn_product(x, operator.scales.get(ones, multiply, is_source), multiply)  # type: ignore[no-any-return]
 
     @cached_property
     @lasting

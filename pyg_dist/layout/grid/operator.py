@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pyg_dist.backend.grid.operator import GridOperator
+from pyg_dist.layout.gcn_norm import LearnedScales
 from pyg_dist.layout.graph import Norm
 from pyg_dist.plan.grid.tiling import TileLayout
 
@@ -19,8 +20,10 @@ class TiledOperator:
             (:func:`~pyg_dist.layout.gcn_norm.gcn_product`): the tiles then are those of ``A_w``, loops included.
         learns: whether its weights require a gradient.
         tile: this rank's tile for a layout of x (collective when built).
+        scales: of GCN's norm, for weights that learn.
     """
 
     norm: Norm
     learns: bool
     tile: Callable[[TileLayout], GridOperator]
+    scales: LearnedScales = field(default_factory=LearnedScales)

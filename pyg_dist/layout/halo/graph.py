@@ -454,7 +454,7 @@ class HaloGraph:
             def times(rows: Tensor, exact: bool) -> Tensor:
                 return a.multiply(rows, weight, self.row_transfer if exact else coded)
 
-            out = gcn_product(local, ones, times, is_source)
+            out = gcn_product(local, a.scales.get(ones, times, is_source), times)
         else:
             out = a.multiply(local, weight, coded)
             if a.norm.kind == "mean":

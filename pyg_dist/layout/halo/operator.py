@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from pyg_dist.backend.halo.operator import LinearOperator
 from pyg_dist.backend.halo.transfer import HaloTransfer
+from pyg_dist.layout.gcn_norm import LearnedScales
 from pyg_dist.layout.graph import Norm
 
 
@@ -32,11 +33,13 @@ class LearningOperator:
         norm: how it scales.
         weight: this rank's edge storage, ``[e]``.
         multiply: weighted sums of local rows, loops of the norm included: rows, weights, exchange.
+        scales: of GCN's norm.
     """
 
     norm: Norm
     weight: Tensor
     multiply: Callable[[Tensor, Tensor, HaloTransfer], Tensor]
+    scales: LearnedScales = field(default_factory=LearnedScales)
     learns = True
 
 

@@ -1,0 +1,166 @@
+"""What ``gcn_norm`` gives a conv: edges and weights that are made when somebody looks at them.
+
+A sum with these weights (:mod:`~pyg_dist.conv.weighted_sum`) needs the graph's operator of the norm alone: two scales
+a node where there are no edge weights, kept as ``GCNConv``'s. Everything else that a conv does with them makes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_dist.conv.inputs import snapshot
+from pyg_dist.errors import UnsupportedError
+from pyg_dist.layout.edges import Edges, OperatorEdges
+from pyg_dist.layout.graph import Norm, Operator
+from pyg_dist.tensor import EdgeTensor
+from pyg_dist.tensor.row_tensor import DerivedOperand
+from pyg_dist.tensor.sharding import RowSharding
+
+Make = Callable[[Edges, "EdgeTensor | None"], "tuple[Edges, EdgeTensor]"]
+
+
+class LazyNorm:
+    """GCN's norm of some edges.
+
+    Args:
+        edges: all edges of a graph.
+        weight: theirs, ``[E]``, or ``None`` for ones.
+        norm: the norm.
+        dtype: of the weights.
+        make: makes edges, loops included, and their weights, of edges and weights (collective).
+    """
+
+    def __init__(self, edges: Edges, weight: EdgeTensor | None, norm: Norm, dtype: torch.dtype, make: Make) -> None:
+        self.dtype = dtype
+        self._all, self._weight, self._norm, self._make = edges, weight, norm, make
+        self._learning: dict[torch.dtype, Operator | None] = {}
+
+    def is_of(self, edges: Edges) -> bool:
+        """Whether these are the edges that came with the weights."""
+        return isinstance(edges, NormedEdges) and edges.lazy is self
+
+    @cached_property
+    def made(self) -> tuple[Edges, EdgeTensor]:
+        """The edges and their weights (collective at the first use)."""
+        return self._make(self._all, self._weight)
+
+    @property
+    def graph(self) -> Any:
+        """The graph."""
+        return self._all.graph
+
+    def operator(self, dtype: torch.dtype) -> Operator | None:
+        """The matrix whose values they are; ``None`` where a batch has none, whose edges then are looked at.
+
+        One for all hops of a forward pass: weights that learn have their degrees summed once. Collective.
+
+        Raises:
+            UnsupportedError: There is none, and the layout has no view of single edges.
+        """
+        learns = self._weight is not None and self._weight.requires_grad and torch.is_grad_enabled()
+        if not learns:
+            return self._built(dtype)  # the graph keeps it
+        if dtype not in self._learning:
+            self._learning[dtype] = self._built(dtype)
+        return self._learning[dtype]
+
+    def _built(self, dtype: torch.dtype) -> Operator | None:
+        try:
+            return self.graph.operator(self._norm, self._weight, dtype)  # type: ignore[no-any-return]
+        except UnsupportedError:
+            if isinstance(self._all, OperatorEdges):
+                raise
+            return None
+
+    def freeze(self) -> None:
+        """From now on the weights are those of now, as ``cached=True`` has it."""
+        if self._weight is not None and not self._weight.requires_grad:
+            self._weight = snapshot(self._weight)
+
+
+class NormedEdges(Edges):
+    """The edges that come with the norm.
+
+    Attributes:
+        lazy: what makes them.
+    """
+
+    lazy: LazyNorm
+
+    @staticmethod
+    def of_lazy(lazy: LazyNorm) -> NormedEdges:
+        """See the class."""
+        edges: Any = torch.empty(2, 0, dtype=torch.int64, device="meta").as_subclass(NormedEdges)
+        edges.lazy, edges.graph, edges.weight = lazy, lazy.graph, None
+        return edges  # type: ignore[no-any-return]
+
+    @property
+    def rows(self) -> RowSharding:  # type: ignore[override]
+        """See :class:`~pyg_dist.layout.edges.Edges`."""
+        return self.lazy.made[0].rows
+
+    @property
+    def source(self) -> Tensor:  # type: ignore[override]
+        """See :class:`~pyg_dist.layout.edges.Edges`."""
+        return self.lazy.made[0].source
+
+    @property
+    def target(self) -> Tensor:  # type: ignore[override]
+        """See :class:`~pyg_dist.layout.edges.Edges`."""
+        return self.lazy.made[0].target
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in _ALIKE:
+            return super().__torch_function__(func, types, args, kwargs)
+        return func(*made(args), **made(kwargs or {}))
+
+
+_ALIKE = {
+    *(getattr(Tensor, name).__get__ for name in ("dtype", "layout", "device", "is_sparse", "requires_grad", "ndim")),
+    *(Tensor.dim, Tensor.__hash__, Tensor.__len__),
+}
+"""What the made edges would answer, too."""
+
+
+class NormWeight(DerivedOperand):
+    """The weights of the norm, an edge tensor for everyone who looks at them.
+
+    Attributes:
+        lazy: what makes them.
+    """
+
+    lazy: LazyNorm
+
+    @staticmethod
+    def of_lazy(lazy: LazyNorm) -> NormWeight:
+        """See the class."""
+        weight: Any = torch.empty(0, dtype=lazy.dtype, device="meta").as_subclass(NormWeight)
+        weight.lazy = lazy
+        return weight  # type: ignore[no-any-return]
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return func(*made(args), **made(kwargs or {}))
+
+
+def made(value: Any) -> Any:
+    """``value`` with the edges and weights of norms in it made (collective at their first use)."""
+    if isinstance(value, NormWeight):
+        return value.lazy.made[1]
+    if isinstance(value, NormedEdges):
+        return value.lazy.made[0]
+    if type(value) in (tuple, list):
+        return type(value)(made(item) for item in value)
+    if isinstance(value, dict):
+        return {name: made(item) for name, item in value.items()}
+    return value

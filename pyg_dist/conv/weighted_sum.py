@@ -1,0 +1,155 @@
+"""Convs whose messages are the sources' rows, or these times a weight: one product with a sparse matrix.
+
+``message`` is called once for each class, with stand-ins for rows and weights; where it returns one of ::
+
+    x_j                       edge_weight.view(-1, 1) * x_j
+
+and the aggregation is a sum or a mean, :func:`native_sum` takes the place of ``propagate``'s steps: no tensor has a row
+per edge, and rows travel by the chosen exchange.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from inspect import signature
+from typing import Any, NamedTuple
+
+import torch
+from torch_geometric.nn import MessagePassing
+
+from pyg_dist.backend import ops
+from pyg_dist.conv.inputs import changed_step, flat_weight
+from pyg_dist.conv.lazy_norm import NormedEdges, NormWeight
+from pyg_dist.conv.linear_order import NORMS
+from pyg_dist.layout.edges import Edges
+from pyg_dist.layout.graph import Norm, Operator
+from pyg_dist.tensor import EdgeTensor, NodeTensor
+from pyg_dist.tensor.functions.reductions import accumulation_dtype
+
+
+class SumForm(NamedTuple):
+    """What messages are.
+
+    Attributes:
+        rows: the argument of ``propagate`` that has the sources' rows.
+        weight: the one that has the weights of edges; ``None``: there are none.
+        needs_weight: whether ``message`` does not take ``None`` for it.
+        flattens: whether weights may be ``[E, 1]``.
+    """
+
+    rows: str
+    weight: str | None = None
+    needs_weight: bool = False
+    flattens: bool = False
+
+
+class _Column(NamedTuple):
+    """Stands for weights of edges as a column."""
+
+    flattens: bool
+
+
+class _Weights:
+    """Stands for weights of edges."""
+
+    def view(self, *shape: Any) -> _Column:
+        if shape not in ((-1, 1), ((-1, 1),), ([-1, 1],)):
+            raise NotImplementedError
+        return _Column(True)
+
+    reshape = view
+
+    def unsqueeze(self, dim: int) -> _Column:
+        if dim not in (-1, 1):
+            raise NotImplementedError
+        return _Column(False)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Stands for the sources' rows at edges, times a weight or not."""
+
+    column: _Column | None = None
+
+    def __mul__(self, other: Any) -> Any:
+        return _Rows(other) if isinstance(other, _Column) and self.column is None else NotImplemented
+
+    __rmul__ = __mul__
+
+
+@cache
+def sum_form(stock: type[MessagePassing]) -> SumForm | None:
+    """What the messages of a class are; ``None`` where they are something else, or not summed as they are."""
+    if stock.update is not MessagePassing.update or stock.aggregate is not MessagePassing.aggregate:
+        return None
+    _, *names = signature(stock.message).parameters
+    rows = [name for name in names if name.endswith("_j")]
+    others = [name for name in names if not name.endswith(("_i", "_j"))]
+    if len(rows) != 1 or len(others) > 1 or len(names) != 1 + len(others):
+        return None
+    name = rows[0].removesuffix("_j")
+    if not others:
+        return SumForm(name) if _message(stock, {rows[0]: _Rows()}) == _Rows() else None
+    weighted = _message(stock, {rows[0]: _Rows(), others[0]: _Weights()})
+    if not isinstance(weighted, _Rows) or weighted.column is None:
+        return None
+    plain = _message(stock, {rows[0]: _Rows(), others[0]: None})
+    return SumForm(name, others[0], plain != _Rows(), weighted.column.flattens)
+
+
+def _message(stock: Any, given: dict[str, Any]) -> Any:
+    """The message of stand-ins; ``None`` where it does anything with them, or with the conv, that these cannot."""
+    try:
+        return stock.message(None, **given)
+    except Exception:  # whatever a function may raise that is called with something else than it was made for
+        return None
+
+
+def is_native(conv: Any) -> bool:
+    """Whether the steps of ``conv`` are a sum or mean of weighted rows, which nobody has changed or looks at."""
+    known = sum_form(conv.stock) is not None and type(conv.aggr_module) in NORMS and conv.decomposed_layers == 1
+    return known and changed_step(conv) is None
+
+
+def native_sum(conv: Any, edges: Edges, given: dict[str, Any]) -> NodeTensor | None:
+    """What ``conv`` asks ``propagate`` for; ``None`` where its own steps have to run (collective).
+
+    Exact, but for a training ``conv`` with ``bits``.
+    """
+    form = sum_form(conv.stock)
+    if form is None or not is_native(conv):
+        return None
+    x, graph = given.get(form.rows), edges.graph
+    x = x[0] if isinstance(x, (tuple, list)) else x
+    if not isinstance(x, NodeTensor) or not graph.owns(x) or x.dim() != 2 or x.dtype not in ops.FLOATS:
+        return None
+    weight = None if form.weight is None else given.get(form.weight)
+    if weight is None and form.needs_weight:
+        return None
+    dtype = x.dtype if weight is None else torch.promote_types(x.dtype, _dtype(weight))
+    operator = _operator(edges, NORMS[type(conv.aggr_module)], weight, form.flattens, dtype)
+    if operator is None:
+        return None
+    rows: Any = x if x.dtype == dtype else x.to(dtype)
+    return graph.aggregate(graph.place(rows), operator, layer=conv)
+
+
+def _dtype(weight: Any) -> torch.dtype:
+    return weight.lazy.dtype if isinstance(weight, NormWeight) else weight.dtype
+
+
+def _operator(edges: Edges, norm: Norm, weight: Any, flattens: bool, dtype: torch.dtype) -> Operator | None:
+    """The matrix of the sums; ``None`` where weights or edges are others than the graph's (collective)."""
+    dtype = accumulation_dtype(dtype)
+    if isinstance(weight, NormWeight):
+        return weight.lazy.operator(dtype) if norm is Norm.SUM and weight.lazy.is_of(edges) else None
+    graph = edges.graph
+    if isinstance(edges, NormedEdges) or edges.rows is not graph.edge_sharding:
+        return None
+    if weight is None:
+        return graph.operator(norm, None, dtype)
+    is_column = weight.dim() == 1 or (flattens and weight.shape[1:].numel() == 1)
+    if not isinstance(weight, EdgeTensor) or weight._sharding is not edges.rows or not is_column:
+        return None
+    return graph.operator(norm, flat_weight(weight), dtype)
