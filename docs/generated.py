@@ -80,13 +80,14 @@ def _origin(handler: Any) -> str:
 
 def convs() -> str:
     """A table of PyG's message-passing convs, and what becomes of each."""
-    compared, refused = _of_tests()
+    compared, refused, on_grid = _of_tests()
     lines = ["| conv | halo layout | compared with stock PyG in the tests | grid layout |", "|---|---|---|---|"]
     for name, class_ in _convs_of_pyg():
         has_own_class = class_ in (DistributedSAGEConv.__base__, DistributedGCNConv.__base__)
+        has_grid = has_own_class or re.search(rf'"{name}\b', on_grid) is not None
         takes = _on_halo(name, class_, refused)
         is_compared = "" if takes.startswith("raises") else "yes" if re.search(rf"\b{name}\b", compared) else "no"
-        lines.append(f"| `{name}` | {takes} | {is_compared} | {'yes' if has_own_class else 'no'} |")
+        lines.append(f"| `{name}` | {takes} | {is_compared} | {'yes' if has_grid else 'no'} |")
     return "\n".join(lines)
 
 
@@ -97,15 +98,16 @@ def _convs_of_pyg() -> Iterator[tuple[str, Any]]:
             yield name, class_
 
 
-def _of_tests() -> tuple[str, str]:
-    """The text of the tests that compare convs with stock PyG, and of the cases that raise when they are called."""
-    compared, refused = "", ""
+def _of_tests() -> tuple[str, str, str]:
+    """The text of the tests that compare convs with stock PyG, of cases that raise when called, of those of the grid."""
+    compared, refused, on_grid = "", "", ""
     for file in sorted((REPOSITORY / "tests" / "conv").rglob("*.py")):
         before, _, rest = file.read_text().partition("\nREFUSED")
         cases, _, after = rest.partition("\n}")
         compared += before + after
+        on_grid += before.partition("\nON_THE_GRID")[2].partition("\n}")[0]
         refused += "".join(line for line in cases.splitlines() if "cannot be distributed as it is called here" in line)
-    return compared, refused
+    return compared, refused, on_grid
 
 
 def _on_halo(name: str, class_: Any, refused: str) -> str:

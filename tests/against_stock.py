@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from random_graphs import random_graph
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.nn import GCNConv, SAGEConv
+from torch_geometric.nn import GCNConv, GraphConv, SAGEConv, SGConv, TAGConv
 
 NUM_NODES = 47
 NUM_FEATURES = 5
@@ -119,9 +119,13 @@ def compare(script: Script, dtype: torch.dtype = torch.float64) -> None:
 
 def convs(kind: str) -> tuple[Any, Any]:
     """PyG's class and ours."""
-    from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
+    from pyg_dist.conv import DistributedConv, DistributedGCNConv, DistributedSAGEConv
 
-    return {"sage": (SAGEConv, DistributedSAGEConv), "gcn": (GCNConv, DistributedGCNConv)}[kind]
+    own: dict[str, tuple[Any, Any]] = {"sage": (SAGEConv, DistributedSAGEConv), "gcn": (GCNConv, DistributedGCNConv)}
+    if kind in own:
+        return own[kind]
+    stock: Any = {"graph": GraphConv, "tag": TAGConv, "sg": SGConv}[kind]
+    return stock, lambda *channels, **options: DistributedConv(stock(*channels, **options))
 
 
 def twins(kind: str, *channels: int, dtype: torch.dtype = torch.float64, **options: Any) -> tuple[Any, Any]:

@@ -25,7 +25,7 @@ from pyg_dist.conv.inputs import edge_handle, edge_values, node_rows
 from pyg_dist.conv.lazy_norm import NormWeight, made
 from pyg_dist.conv.local_aggregation import aggregate_messages
 from pyg_dist.conv.sage import DistributedSAGEConv
-from pyg_dist.conv.weighted_sum import is_native, native_sum
+from pyg_dist.conv.weighted_sum import native_sum, needs_operators_only
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, UnsupportedError
 from pyg_dist.layout.edge_index import DistributedEdgeIndex
 from pyg_dist.layout.edges import Edges, NodeIds
@@ -45,9 +45,9 @@ def DistributedConv(conv: C) -> C:
     hooks, options and ``state_dict`` stay. ``SAGEConv`` and ``GCNConv`` become
     :class:`~pyg_dist.conv.DistributedSAGEConv` and :class:`~pyg_dist.conv.DistributedGCNConv`; every other conv runs
     its own code on the halo layout: messages, attention, self loops, norms, multi-layer perceptrons and batch norm
-    inside of it. Rows of sources travel (post exchange), once for each tensor that a call needs at its edges; plain
-    sums and means of rows (``GINConv`` ...) go by the chosen exchange and the native product; ``GATConv``,
-    ``GATv2Conv`` and ``TransformerConv`` by one op that makes no edge tensors. Dropout is keyed by edge
+    inside of it. Rows of sources travel (post exchange), once for each tensor that a call needs at its edges; sums and
+    means of weighted rows (``GINConv``, ``TAGConv``, ``APPNP`` ...) go by the chosen exchange and the native product, on
+    the grid layout too; ``GATConv``, ``GATv2Conv`` and ``TransformerConv`` by one op that makes no edge tensors. Dropout is keyed by edge
     or node: its masks do not depend on the world size. On plain tensors the conv is the stock conv. With
     ``bits``, rows of 16 columns or more and their gradients travel in few bits while training, unbiased; narrower ones
     (logits of attention, degrees, positions) as they are.
@@ -61,7 +61,7 @@ def DistributedConv(conv: C) -> C:
 
     Raises:
         UnsupportedError: ``conv`` is no message-passing conv, or takes no ``edge_index``. When called: on
-            ``layout="grid"``, with an ``adj_t`` whose values it reads otherwise than as edge weights, with
+            ``layout="grid"``, if it looks at single edges, with an ``adj_t`` whose values it reads otherwise than as edge weights, with
             ``flow="target_to_source"``, or where the conv's code looks at edges in a way that a rank cannot follow
             (negative sampling ...).
 
@@ -197,7 +197,7 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
                 f"{_name(self)} expected data.edge_index (got adj_t, whose values it reads otherwise than as weights): "
                 f"give the input an edge_index, and pass its values as edge weights or attributes"
             )
-        return edge_index.edges(_name(self), by_operator=is_native(self))
+        return edge_index.edges(_name(self), by_operator=needs_operators_only(self))
 
     def _require_cached(self, graph: EdgeView) -> None:
         """What ``cached=True`` has kept must be this graph's.

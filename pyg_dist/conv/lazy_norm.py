@@ -15,11 +15,10 @@ from torch import Tensor
 
 from pyg_dist.conv.inputs import snapshot
 from pyg_dist.errors import UnsupportedError
-from pyg_dist.layout.edges import Edges, OperatorEdges
+from pyg_dist.layout.edges import SINGLE_EDGES, Edges, OperatorEdges
 from pyg_dist.layout.graph import Norm, Operator
 from pyg_dist.tensor import EdgeTensor
 from pyg_dist.tensor.row_tensor import DerivedOperand
-from pyg_dist.tensor.sharding import RowSharding
 
 Make = Callable[[Edges, "EdgeTensor | None"], "tuple[Edges, EdgeTensor]"]
 
@@ -99,20 +98,10 @@ class NormedEdges(Edges):
         edges.lazy, edges.graph, edges.weight = lazy, lazy.graph, None
         return edges  # type: ignore[no-any-return]
 
-    @property
-    def rows(self) -> RowSharding:  # type: ignore[override]
-        """See :class:`~pyg_dist.layout.edges.Edges`."""
-        return self.lazy.made[0].rows
-
-    @property
-    def source(self) -> Tensor:  # type: ignore[override]
-        """See :class:`~pyg_dist.layout.edges.Edges`."""
-        return self.lazy.made[0].source
-
-    @property
-    def target(self) -> Tensor:  # type: ignore[override]
-        """See :class:`~pyg_dist.layout.edges.Edges`."""
-        return self.lazy.made[0].target
+    def __getattribute__(self, name: str) -> Any:
+        if name == "rows" or name in SINGLE_EDGES:
+            return getattr(self.lazy.made[0], name)
+        return super().__getattribute__(name)
 
     @classmethod
     def __torch_function__(

@@ -112,6 +112,11 @@ def is_native(conv: Any) -> bool:
     return known and changed_step(conv) is None
 
 
+def needs_operators_only(conv: Any) -> bool:
+    """Whether the steps of ``conv`` look at no single edge."""
+    return is_native(conv) and conv.stock.edge_update is MessagePassing.edge_update
+
+
 def native_sum(conv: Any, edges: Edges, given: dict[str, Any]) -> NodeTensor | None:
     """What ``conv`` asks ``propagate`` for; ``None`` where its own steps have to run (collective).
 

@@ -210,14 +210,15 @@ class OperatorEdges(Edges):
         return edges  # type: ignore[no-any-return]
 
     def __getattribute__(self, name: str) -> Any:
-        if name in _OF_SINGLE_EDGES:
+        if name in SINGLE_EDGES:
             raise object.__getattribute__(self, "refusal")
         return super().__getattribute__(name)
 
 
-_OF_SINGLE_EDGES = frozenset(
+SINGLE_EDGES = frozenset(
     "source target end full_tensor by_target csr parts max_in_degree loops without_loops selected with_loops".split()
 )
+"""What looks at single edges."""
 
 _PROPERTIES = "shape dtype layout is_sparse requires_grad ndim".split()
 _METHODS = (Tensor.size, Tensor.numel, Tensor.dim, Tensor.is_floating_point, Tensor.__len__, Tensor.__hash__)

@@ -144,7 +144,8 @@ CASES: dict[str, Case] = {
     "GINE": Case(lambda: gnn.GINEConv(mlp(F, G), edge_dim=3), "XEA"),
     "Transformer": Case(lambda: gnn.TransformerConv(F, G, heads=2, edge_dim=3, beta=True), "XEA"),
     "Graph": Case(lambda: gnn.GraphConv(F, G), "XEW"),
-    "Graph mean": Case(lambda: gnn.GraphConv(F, G, aggr="mean")),
+    "Graph mean": Case(lambda: gnn.GraphConv(F, G, aggr="mean"), "XEC"),
+    "Graph mean, learning": Case(lambda: gnn.GraphConv(F, G, aggr="mean"), "XEW"),
     "Graph lstm": Case(lambda: gnn.GraphConv(F, G, aggr=gnn.aggr.LSTMAggregation(F, F)), "XEW"),
     "SAGE": Case(lambda: gnn.SAGEConv(F, G)),
     "SAGE lstm": Case(lambda: gnn.SAGEConv(F, G, aggr="lstm")),
@@ -152,12 +153,14 @@ CASES: dict[str, Case] = {
     "GCN": Case(lambda: gnn.GCNConv(F, G), "XEW"),
     "gated": Case(lambda: gnn.ResGatedGraphConv(F, G, edge_dim=3), "XEA"),
     "TAG": Case(lambda: gnn.TAGConv(F, G), "XEW"),
+    "TAG constant": Case(lambda: gnn.TAGConv(F, G), "XEC"),
     "SG": Case(lambda: gnn.SGConv(F, G, K=2)),
     "SG cached": Case(lambda: gnn.SGConv(F, G, K=2, cached=True), "XEW"),
     "SSG": Case(lambda: gnn.SSGConv(F, G, alpha=0.1, K=2), "XEW"),
     "Cheb": Case(lambda: gnn.ChebConv(F, G, K=3)),
     "Cheb weighted": Case(lambda: gnn.ChebConv(F, G, K=3, normalization="rw"), "XEW"),
     "APPNP": Case(lambda: gnn.APPNP(3, 0.1), "XEW"),
+    "APPNP constant": Case(lambda: gnn.APPNP(3, 0.1), "XEC"),
     "AGNN": Case(lambda: gnn.AGNNConv()),
     "Edge": Case(lambda: gnn.EdgeConv(mlp(2 * F, G))),
     "PNA": Case(
@@ -176,6 +179,7 @@ CASES: dict[str, Case] = {
     "FeaSt": Case(lambda: gnn.FeaStConv(F, G, heads=2)),
     "EG": Case(lambda: gnn.EGConv(F, 8, ["symnorm", "max", "mean"], num_heads=2, num_bases=2)),
     "GCN2": Case(lambda: gnn.GCN2Conv(F, 0.1), "XXE"),
+    "GCN2 weighted": Case(lambda: gnn.GCN2Conv(F, 0.1), "XXEC"),
     "LG": Case(lambda: gnn.LGConv(), "XEW"),
     "LG by layers": Case(lambda: gnn.LGConv(decomposed_layers=2)),
     "FA": Case(lambda: gnn.FAConv(F), "XXE"),
@@ -224,7 +228,13 @@ def arguments(data: Any, inputs: str) -> tuple[list[Any], dict[str, Tensor]]:
     leaves = {name: data[name].detach().clone().requires_grad_() for name in names.values()}
     x = leaves["x"]
     values: dict[str, Any] = {letter: leaves[name] for letter, name in names.items()}
-    values |= {"E": data.edge_index, "T": data.edge_type, "P": (x, x.tanh()), "S": torch.stack([x, x.tanh()], 1)}
+    values |= {
+        "E": data.edge_index,
+        "T": data.edge_type,
+        "C": data.edge_weight,
+        "P": (x, x.tanh()),
+        "S": torch.stack([x, x.tanh()], 1),
+    }
     return [values[letter] for letter in inputs], leaves
 
 

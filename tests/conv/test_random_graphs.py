@@ -33,6 +33,11 @@ SAGE_OPTIONS: list[dict[str, Any]] = [
     {"project": True},
     {"bias": False},
 ]
+OTHER_OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "graph": [{}, {"aggr": "mean"}, {"aggr": "max"}],
+    "tag": [{"K": 2}, {"K": 0}, {"normalize": False}],
+    "sg": [{"K": 2}, {"add_self_loops": False}, {"cached": True}],
+}
 GCN_OPTIONS: list[dict[str, Any]] = [
     {}, {"improved": True}, {"add_self_loops": False}, {"normalize": False}, {"cached": True}, {"bias": False},
 ]  # fmt: skip
@@ -49,7 +54,7 @@ class Case(NamedTuple):
     is_undirected: bool
     conv: str
     options: dict[str, Any]
-    weights: str  # of GCN: "none", "constant" or "learned"; stock does not look at them beside an adj_t
+    weights: str  # "none", "constant" or "learned"; stock does not look at them beside an adj_t
     out_channels: int
     exchange: str
     x: str  # "x", or a pair for SAGE: "(x, 2x)" or "(x, None)"
@@ -61,7 +66,7 @@ def cases(draw: Any, world_size: int) -> Case:
     num_nodes = draw(st.integers(1, 12))
     node = st.integers(0, num_nodes - 1)
     edges = draw(st.lists(st.tuples(node, node), max_size=30))
-    conv = draw(st.sampled_from(["sage", "gcn"]))
+    conv = draw(st.sampled_from(["sage", "gcn", *OTHER_OPTIONS]))
     form = draw(st.sampled_from(["edge_index", "EdgeIndex", "adj_t", "weighted adj_t"]))
     if conv == "sage":
         # Stock quantiles fail where node 0 has no message or there is but one in all, and LSTMs where there is none.
@@ -70,7 +75,8 @@ def cases(draw: Any, world_size: int) -> Case:
         aggregations = [aggr for aggr in AGGREGATIONS if not (isinstance(aggr, str) and fails.get(aggr))]
         options = {"aggr": draw(st.sampled_from(aggregations)), **draw(st.sampled_from(SAGE_OPTIONS))}
     else:
-        options = draw(st.sampled_from(GCN_OPTIONS))
+        options = draw(st.sampled_from(OTHER_OPTIONS.get(conv, GCN_OPTIONS)))
+    is_weighted = conv == "gcn" or (conv != "sage" and "adj_t" not in form)
     return Case(
         num_nodes,
         edges,
@@ -80,7 +86,7 @@ def cases(draw: Any, world_size: int) -> Case:
         draw(st.booleans()),
         conv,
         options,
-        draw(st.sampled_from(["none", "constant", "learned"])) if conv == "gcn" else "none",
+        draw(st.sampled_from(["none", "constant", "learned"])) if is_weighted else "none",
         draw(st.integers(1, 5)),
         draw(st.sampled_from(["post", "pre", "hybrid"])),
         draw(st.sampled_from(["x", "(x, 2x)", "(x, None)"] if conv == "sage" else ["x"])),

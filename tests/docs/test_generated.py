@@ -47,6 +47,7 @@ def test_convs(generated: ModuleType) -> None:
     assert len(lines) > 50
     assert "`DistributedGCNConv` | yes | yes |" in lines["GCNConv"]
     assert "by `distribute` | yes | no |" in lines["GATConv"]
+    assert "by `distribute` | yes | yes |" in lines["TAGConv"]
     for refused in ("HypergraphConv", "SuperGATConv", "ARMAConv"):
         assert "raises `UnsupportedError`" in lines[refused]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from random_graphs import uneven_parts
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv
+from torch_geometric.nn import GATConv, GCNConv, GINConv, GraphConv, SAGEConv, TAGConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import subgraph, to_torch_csr_tensor
 
@@ -66,10 +66,13 @@ CONVS: dict[str, Callable[[int], Any]] = {
     "sum gcn": lambda width: GCNConv(width, 3, normalize=False),
     "gat": lambda width: GATConv(width, 3, edge_dim=2),
     "gin": lambda width: GINConv(nn.Linear(width, 3)),
+    "graph": lambda width: GraphConv(width, 3),
+    "tag": lambda width: TAGConv(width, 3, K=1),
 }
+WEIGHTED = ("gcn", "gcn without loops", "improved gcn", "sum gcn", "graph", "tag")
 
 
-ON_GRID = ["gcn", "gcn without loops", "improved gcn", "mean", "sum", "sum gcn"]
+ON_GRID = ["gcn", "gcn without loops", "gin", "graph", "improved gcn", "mean", "sum", "sum gcn", "tag"]
 """The convs of the grid layout."""
 
 
@@ -95,13 +98,12 @@ def cases(draw: Any, world_size: int, meshes: list[dict[str, int]] | None = None
     num_nodes = draw(st.integers(2, 12))
     node = st.integers(0, num_nodes - 1)
     conv = draw(st.sampled_from(ON_GRID if on_grid else sorted(CONVS)))
-    takes_weights = "gcn" in conv
     form = draw(st.sampled_from(["edge_index", "edge_index", "adj_t", "weighted adj_t"]))
     if conv in ("gat", "gin", "max"):  # which read the values of an adj_t otherwise than as weights
         form = "edge_index"
     weights = ["none"]
-    if takes_weights and form == "edge_index":
-        weights = ["none", "constant"] + (["other", "learned"] if conv == "sum gcn" else [])
+    if conv in WEIGHTED and form == "edge_index":
+        weights = ["none", "constant"] + (["other", "learned"] if conv in ("sum gcn", "graph") else [])
     return Case(
         num_nodes,
         draw(st.lists(st.tuples(node, node), max_size=40)),
@@ -160,21 +162,20 @@ def reference(conv: Any, graph: Data, case: Case, ids: Tensor, pairs: Any, x: Te
         if "adj_t" in graph:
             adj_t = torch.sparse_coo_tensor(edges.flip(0), values[keep], (ids.numel(), ids.numel())).coalesce()
             return conv(x, adj_t.to_sparse_csr())
-        return conv(x, edges) if weight is None or not isinstance(conv, GCNConv) else conv(x, edges, weight[keep])
+        return conv(x, edges) if weight is None or case.conv not in WEIGHTED else conv(x, edges, weight[keep])
     num_nodes = case.num_nodes
-    if isinstance(conv, GCNConv) and conv.normalize:
-        loops = 2.0 if conv.improved and (weight is not None or "adj_t" in graph) else 1.0
+    if isinstance(conv, (GCNConv, TAGConv)) and conv.normalize:
+        improved, adds_loops = getattr(conv, "improved", False), getattr(conv, "add_self_loops", False)
+        loops = 2.0 if improved and (weight is not None or "adj_t" in graph) else 1.0
         if "adj_t" in graph:  # a sparse tensor adds loops beside those that exist
-            ones = torch.ones(num_nodes if conv.add_self_loops else 0, dtype=torch.float64)
+            ones = torch.ones(num_nodes if adds_loops else 0, dtype=torch.float64)
             node = torch.arange(ones.numel())
             edge_index = torch.cat([edge_index, torch.stack([node, node])], dim=1)
             weight = torch.cat([weight, loops * ones])
             edge_index, weight = gcn_norm(edge_index, weight, num_nodes, False, False, dtype=x.dtype)
         else:
-            edge_index, weight = gcn_norm(
-                edge_index, weight, num_nodes, conv.improved, conv.add_self_loops, dtype=x.dtype
-            )
-    elif weight is None or not (isinstance(conv, GCNConv) or "adj_t" in graph):
+            edge_index, weight = gcn_norm(edge_index, weight, num_nodes, improved, adds_loops, dtype=x.dtype)
+    elif weight is None or not (case.conv in WEIGHTED or "adj_t" in graph):
         weight = torch.ones(edge_index.shape[1], dtype=x.dtype)
     if case.conv == "mean":
         weight = weight / torch.bincount(edge_index[1], minlength=num_nodes).clamp(min=1)[edge_index[1]]
@@ -187,6 +188,10 @@ def reference(conv: Any, graph: Data, case: Case, ids: Tensor, pairs: Any, x: Te
         return conv.lin(out) + conv.bias
     if isinstance(conv, GINConv):
         return conv.nn(out + (1 + conv.eps) * x)
+    if isinstance(conv, TAGConv):
+        return conv.lins[0](x) + conv.lins[1](out) + conv.bias
+    if isinstance(conv, GraphConv):
+        return conv.lin_rel(out) + conv.lin_root(x)
     return conv.lin_l(out) + conv.lin_r(x)
 
 

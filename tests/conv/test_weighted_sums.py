@@ -1,0 +1,203 @@
+"""Convs that sum weighted rows: by one product and the chosen exchange, on both layouts, as stock PyG has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from against_stock import Results, assert_same, gradients, meshes
+from random_graphs import random_graph, uneven_parts
+from torch import Tensor, nn
+from torch_geometric import nn as gnn
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from workers import Workers
+
+Pools = Callable[[int], Workers]
+F, G, NUM_NODES, NUM_EDGES = 6, 4, 47, 310
+
+ON_THE_GRID: dict[str, Callable[[], nn.Module]] = {
+    "TAGConv": lambda: gnn.TAGConv(F, G),
+    "SGConv": lambda: gnn.SGConv(F, G, K=2),
+    "SSGConv": lambda: gnn.SSGConv(F, G, alpha=0.1, K=2),
+    "APPNP": lambda: gnn.APPNP(3, 0.1),
+    "GCN2Conv": lambda: gnn.GCN2Conv(F, 0.1),
+    "GraphConv": lambda: gnn.GraphConv(F, G),
+    "GraphConv, mean": lambda: gnn.GraphConv(F, G, aggr="mean"),
+    "GatedGraphConv": lambda: gnn.GatedGraphConv(F, 2),
+    "GINConv": lambda: gnn.GINConv(nn.Sequential(nn.Linear(F, G), nn.Tanh()), train_eps=True),
+    "LGConv": lambda: gnn.LGConv(),
+    "MixHopConv": lambda: gnn.MixHopConv(F, G),
+    "SimpleConv": lambda: gnn.SimpleConv(combine_root="sum"),
+}
+UNWEIGHTED = ("GINConv",)
+
+
+def step(data: Any, make: Callable[[], nn.Module], kind: str, is_ours: bool) -> Results:
+    """One conv's output, loss and gradients, with edge weights of a kind."""
+    import pyg_dist
+
+    torch.manual_seed(0)
+    model = make().double()
+    if is_ours:
+        pyg_dist.distribute(model)
+    leaves = {"x": data.x.detach().clone().requires_grad_()}
+    x = leaves["x"]
+    given = [x, x.tanh()] if isinstance(model, gnn.GCN2Conv) else [x]
+    weight = data.edge_weight
+    if kind == "learn":
+        weight = leaves["weight"] = data.edge_weight.detach().clone().requires_grad_()
+    out = model(*given, data.edge_index, *([] if kind == "none" else [weight]))
+    loss = (out.tanh() * (out.sigmoid() + 1)).square().mean() + 0.1 * out[data.train_mask].mean()
+    loss.backward()
+    return {"out": out, "loss": loss.detach(), **gradients(model, **leaves)}
+
+
+def on_the_grid(shapes: list[dict[str, int]]) -> None:
+    import pyg_dist
+
+    graph = random_graph(NUM_NODES, NUM_EDGES, F, seed=1)
+    for mesh in shapes:
+        data = pyg_dist.DistributedData(graph, layout="grid", mesh=mesh)
+        for name, make in ON_THE_GRID.items():
+            for kind in ("none", "constant", "learn")[: 1 if name in UNWEIGHTED else 3]:
+                assert_same(step(data, make, kind, True), step(graph, make, kind, False), f"{name}, {mesh}, {kind}")
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_grid(workers: Pools, num_ranks: int) -> None:
+    workers(num_ranks).run(on_the_grid, meshes(num_ranks))
+
+
+def rows_sent() -> dict[str, float]:
+    """The aggregations of rows that a forward and backward pass sends, by conv."""
+    import pyg_dist
+
+    graph = random_graph(NUM_NODES, NUM_EDGES, F, seed=1)
+    data = pyg_dist.DistributedData(graph, partition=uneven_parts(NUM_NODES, pyg_dist.world_size()))
+    sent = {}
+    for name, make in ON_THE_GRID.items():
+        for kind in ("none", "constant")[: 1 if name in UNWEIGHTED else 2]:
+            for _ in range(2):  # the first one builds the operators
+                before = data.traffic.num_bytes
+                step(data, make, kind, True)
+                sent[f"{name}, {kind}"] = (data.traffic.num_bytes - before) / 8 / data.plan.rows["hybrid"]
+    return sent
+
+
+COLUMNS = {
+    "TAGConv": 3 * F, "SGConv": 2 * F, "SSGConv": 2 * F, "APPNP": 3 * F, "GCN2Conv": F, "GraphConv": F,
+    "GraphConv, mean": F, "GatedGraphConv": 2 * F, "GINConv": F, "LGConv": F, "MixHopConv": 2 * F, "SimpleConv": F,
+}  # fmt: skip
+
+
+def test_rows_sent_are_the_plans(workers: Pools) -> None:
+    """Each hop sends the rows of the hybrid plan once forward and once backward, with constant weights and without."""
+    ranks = workers(3).run(rows_sent)
+    for name in ranks[0]:
+        assert sum(sent[name] for sent in ranks) == pytest.approx(2 * COLUMNS[name.rsplit(", ", 1)[0]]), name
+
+
+class Tutorial(gnn.MessagePassing):
+    """PyG's tutorial's GCN, which looks at the norm's edges and weights before it sums."""
+
+    def __init__(self, looks: bool = True) -> None:
+        super().__init__(aggr="add")
+        self.looks = looks
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+        edge_index, norm = gcn_norm(edge_index, edge_weight, x.size(0), dtype=x.dtype)
+        if self.looks:
+            row, col = edge_index
+            norm = norm * (row != col) + 0.5 * norm.mean() * (row == col) + edge_index.size(1)
+        return self.propagate(edge_index, x=x, norm=norm)  # type: ignore[no-any-return]
+
+    def message(self, x_j: Tensor, norm: Tensor) -> Tensor:
+        return norm.view(-1, 1) * x_j
+
+
+class Halves(gnn.SimpleConv):
+    def message(self, x_j: Tensor, edge_weight: Tensor | None) -> Tensor:
+        return 0.5 * super().message(x_j, edge_weight)
+
+
+class Unsqueezes(gnn.SimpleConv):
+    def message(self, x_j: Tensor, edge_weight: Tensor) -> Tensor:
+        return x_j * edge_weight.unsqueeze(-1)
+
+
+class Updates(gnn.SimpleConv):
+    def update(self, inputs: Tensor) -> Tensor:
+        return 2 * inputs
+
+
+def test_messages_are_recognised() -> None:
+    """By what they return, whatever the class; what looks at anything else keeps its steps."""
+    from pyg_dist.conv.weighted_sum import SumForm, sum_form
+
+    plain, either = SumForm("x"), SumForm("x", "edge_weight", False, True)
+    always = SumForm("x", "edge_weight", True, True)
+    assert {sum_form(c) for c in (gnn.GINConv, gnn.SignedConv)} == {plain}
+    optional = (gnn.TAGConv, gnn.APPNP, gnn.GCN2Conv, gnn.GraphConv, gnn.LGConv, gnn.MixHopConv, gnn.SimpleConv,
+                gnn.GatedGraphConv, gnn.WLConvContinuous, gnn.LabelPropagation)  # fmt: skip
+    assert {sum_form(c) for c in optional} == {either}
+    assert {sum_form(c) for c in (gnn.SGConv, gnn.SSGConv, gnn.ARMAConv, gnn.ClusterGCNConv, gnn.PDNConv)} == {always}
+    assert {sum_form(c) for c in (gnn.ChebConv, Tutorial)} == {SumForm("x", "norm", True, True)}
+    assert sum_form(Unsqueezes) == SumForm("x", "edge_weight", True, False)
+    others = (gnn.EdgeConv, gnn.FAConv, gnn.EGConv, gnn.LEConv, gnn.DNAConv, gnn.GENConv, gnn.FiLMConv,
+              gnn.GINEConv, gnn.CGConv, gnn.TransformerConv, gnn.GMMConv, Halves, Updates)  # fmt: skip
+    assert {sum_form(c) for c in others} == {None}
+
+
+def other_convs() -> None:
+    """Of a script; with a hook, whose messages it sees; with ``cached=True``, whose weights stay as they were."""
+    import pyg_dist
+
+    graph = random_graph(NUM_NODES, NUM_EDGES, F, seed=1)
+    data = pyg_dist.DistributedData(graph, partition=uneven_parts(NUM_NODES, pyg_dist.world_size()))
+    for make in (Tutorial, lambda: Tutorial(looks=False), Halves, Unsqueezes, Updates):
+        for kind in ("constant", "learn"):
+            assert_same(step(data, make, kind, True), step(graph, make, kind, False), f"{make} {kind}")
+    columns = []
+    found = []
+    for given in (graph, data):
+        conv = gnn.GraphConv(F, G).double()
+        torch.manual_seed(0)
+        conv.reset_parameters()
+        if given is data:
+            pyg_dist.distribute(conv)
+        conv.register_message_forward_hook(lambda _, inputs, out: columns.append(out.shape[0]) or 2 * out)
+        found.append({"out": conv(given.x, given.edge_index, given.edge_weight)})
+    assert columns == [NUM_EDGES] * 2
+    assert_same(found[1], found[0])
+    stock, ours = gnn.APPNP(2, 0.1, cached=True), pyg_dist.distribute(gnn.APPNP(2, 0.1, cached=True))
+    for _ in range(3):
+        assert_same(
+            {"out": ours(data.x, data.edge_index, data.edge_weight)},
+            {"out": stock(graph.x, graph.edge_index, graph.edge_weight)},
+        )
+        data.edge_weight.mul_(2.0)
+        graph.edge_weight.mul_(2.0)
+
+
+def test_other_convs(workers: Pools) -> None:
+    workers(2).run(other_convs)
+
+
+def looks_on_the_grid() -> list[str]:
+    import pyg_dist
+
+    data = pyg_dist.DistributedData(random_graph(NUM_NODES, NUM_EDGES, F, seed=1), layout="grid")
+    found = []
+    for make in (lambda: Tutorial(), lambda: gnn.SimpleConv(combine_root="self_loop"), Halves):
+        with pytest.raises(pyg_dist.errors.UnsupportedError) as caught:
+            step(data, make, "constant", True)
+        found.append(str(caught.value))
+    return found
+
+
+def test_the_grid_refuses_who_looks_at_edges(workers: Pools) -> None:
+    for found in workers(2).run(looks_on_the_grid):
+        for message, name in zip(found, ("Tutorial", "SimpleConv", "Halves"), strict=True):
+            assert message.startswith(f"{name} needs every neighbour's row in one place, and layout='grid'"), message
