@@ -99,7 +99,7 @@ def _convs_of_pyg() -> Iterator[tuple[str, Any]]:
 
 
 def _of_tests() -> tuple[str, str, str]:
-    """The text of the tests that compare convs with stock PyG, of cases that raise when called, of those of the grid."""
+    """The text of the tests that compare convs with stock PyG, of those that raise when called, of the grid's."""
     compared, refused, on_grid = "", "", ""
     for file in sorted((REPOSITORY / "tests" / "conv").rglob("*.py")):
         before, _, rest = file.read_text().partition("\nREFUSED")

@@ -45,10 +45,11 @@ def DistributedConv(conv: C) -> C:
     hooks, options and ``state_dict`` stay. ``SAGEConv`` and ``GCNConv`` become
     :class:`~pyg_dist.conv.DistributedSAGEConv` and :class:`~pyg_dist.conv.DistributedGCNConv`; every other conv runs
     its own code on the halo layout: messages, attention, self loops, norms, multi-layer perceptrons and batch norm
-    inside of it. Rows of sources travel (post exchange), once for each tensor that a call needs at its edges; sums and
-    means of weighted rows (``GINConv``, ``TAGConv``, ``APPNP`` ...) go by the chosen exchange and the native product, on
-    the grid layout too; ``GATConv``, ``GATv2Conv`` and ``TransformerConv`` by one op that makes no edge tensors. Dropout is keyed by edge
-    or node: its masks do not depend on the world size. On plain tensors the conv is the stock conv. With
+    inside of it. Rows of sources travel (post exchange), once for each tensor that a call needs at its edges; sums
+    and means of weighted rows (``GINConv``, ``TAGConv``, ``APPNP`` ...) go by the chosen exchange and the native
+    product, on the grid layout too; ``GATConv``, ``GATv2Conv`` and ``TransformerConv`` by one op that makes no edge tensors.
+    Dropout is keyed by edge or node: its masks do not depend on the world size. On plain tensors the conv is the stock
+    conv. With
     ``bits``, rows of 16 columns or more and their gradients travel in few bits while training, unbiased; narrower ones
     (logits of attention, degrees, positions) as they are.
 
@@ -61,9 +62,9 @@ def DistributedConv(conv: C) -> C:
 
     Raises:
         UnsupportedError: ``conv`` is no message-passing conv, or takes no ``edge_index``. When called: on
-            ``layout="grid"``, if it looks at single edges, with an ``adj_t`` whose values it reads otherwise than as edge weights, with
-            ``flow="target_to_source"``, or where the conv's code looks at edges in a way that a rank cannot follow
-            (negative sampling ...).
+            ``layout="grid"``, if it looks at single edges; with an ``adj_t`` whose values it reads otherwise than as
+            edge weights, with ``flow="target_to_source"``, or where the conv's code looks at edges in a way that a
+            rank cannot follow (negative sampling ...).
 
     Example:
         >>> from torch_geometric.nn import GATConv
