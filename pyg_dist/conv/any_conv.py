@@ -25,6 +25,7 @@ from pyg_dist.conv.inputs import edge_handle, edge_values, node_rows
 from pyg_dist.conv.lazy_norm import NormWeight, made
 from pyg_dist.conv.local_aggregation import aggregate_messages
 from pyg_dist.conv.sage import DistributedSAGEConv
+from pyg_dist.conv.special_sums import gated_sum, own_methods, stacked_forward
 from pyg_dist.conv.weighted_sum import native_sum, needs_operators_only
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, UnsupportedError
 from pyg_dist.layout.edge_index import DistributedEdgeIndex
@@ -104,7 +105,7 @@ def distributed_class(stock: Any) -> Any:
                 f"{stock.__name__} has a {step!r} of its own, which no rank takes: write message, aggregate and update"
             )
     code = copy_of_classes(stock.__mro__, MessagePassing, _Defaults, SUBSTITUTES)
-    body = {"stock": stock, "code": code, "__module__": __name__, "__doc__": stock.__doc__}
+    body = {"stock": stock, "code": code, "__module__": __name__, "__doc__": stock.__doc__, **own_methods(stock)}
     return type(f"Distributed{stock.__name__}", (_OnEdges, code, stock), body)
 
 
@@ -166,9 +167,10 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
             bound.arguments[name] = self._row_values(name, value, graph)
         with share_halo_within(self), fusing(self, given):
             try:
-                fused = fused_forward(self, bound.arguments)
-                if fused is not None:
-                    return fused
+                for forward in (fused_forward, stacked_forward):
+                    fused = forward(self, bound.arguments)
+                    if fused is not None:
+                        return fused
                 out = self.code.forward(*bound.args, **bound.kwargs)
             except (MixedRowsError, LayoutMismatchError, UnsupportedError) as error:
                 if error is getattr(given[first], "refusal", None):
@@ -240,7 +242,7 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
         if isinstance(edge_index, Edges):
             if edge_index.weight is not None and kwargs.get("edge_weight") is None:
                 kwargs["edge_weight"] = edge_index.weight
-            for fused in (weighed_sum, native_sum):
+            for fused in (weighed_sum, native_sum, gated_sum):
                 sums = fused(self, edge_index, kwargs)
                 if sums is not None:
                     return sums

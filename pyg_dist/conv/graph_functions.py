@@ -225,6 +225,34 @@ def _gcn_norm(
     return edge_index, scale[source] * weight * scale[target]  # type: ignore[return-value]
 
 
+@_stands_for(pyg.get_laplacian)
+def get_laplacian(
+    edge_index: Edges,
+    edge_weight: Tensor | None = None,
+    normalization: str | None = None,
+    dtype: torch.dtype | None = None,
+    num_nodes: int | None = None,
+) -> tuple[Edges, EdgeTensor]:
+    """``D - A``, ``I - D^-1/2 A D^-1/2`` ("sym") or ``I - D^-1 A`` ("rw"), loops left out of A (collective)."""
+    _require_all_nodes("get_laplacian", edge_index, num_nodes)
+    edges, weight = remove_self_loops(edge_index, edge_weight)
+    weight = _ones(edges, dtype or torch.get_default_dtype()) if weight is None else weight
+    source, target = edges.end(0), edges.end(1)
+    degree: Any = node_edge.edges_to_nodes(weight, source)
+    values: Any = weight
+    if normalization == "sym":
+        scale = inverse_sqrt_degree(degree)
+        values = scale[source] * weight * scale[target]
+    elif normalization == "rw":
+        inverse = 1.0 / degree
+        values = inverse.masked_fill(inverse == float("inf"), 0.0)[source] * weight
+    elif normalization is not None:
+        raise UnsupportedError(f"get_laplacian expected the normalization 'sym', 'rw' or None (got {normalization!r})")
+    loops = degree.to_local() if normalization is None else torch.ones_like(degree.to_local())
+    edges = edges.with_loops
+    return edges, edges.tensor(torch.cat([-values.to_local(), loops]))
+
+
 def _refuse_samples(name: str) -> Callable[..., Any]:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise UnsupportedError(

@@ -20,7 +20,7 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_dist.backend import ops
 from pyg_dist.conv.inputs import changed_step, flat_weight
-from pyg_dist.conv.lazy_norm import NormedEdges, NormWeight
+from pyg_dist.conv.lazy_norm import NormedEdges, NormWeight, made
 from pyg_dist.conv.linear_order import NORMS
 from pyg_dist.layout.edges import Edges
 from pyg_dist.layout.graph import Norm, Operator
@@ -125,15 +125,30 @@ def native_sum(conv: Any, edges: Edges, given: dict[str, Any]) -> NodeTensor | N
     form = sum_form(conv.stock)
     if form is None or not is_native(conv):
         return None
-    x, graph = given.get(form.rows), edges.graph
-    x = x[0] if isinstance(x, (tuple, list)) else x
-    if not isinstance(x, NodeTensor) or not graph.owns(x) or x.dim() != 2 or x.dtype not in ops.FLOATS:
-        return None
+    x = given.get(form.rows)
     weight = None if form.weight is None else given.get(form.weight)
     if weight is None and form.needs_weight:
         return None
+    x = x[0] if isinstance(x, (tuple, list)) else x
+    return sum_by(conv, edges, x, weight, NORMS[type(conv.aggr_module)], form.flattens)
+
+
+def sum_by(conv: Any, edges: Edges, x: Any, weight: Any, norm: Norm, flattens: bool = False) -> NodeTensor | None:
+    """Sum or mean of weighted rows; ``None`` where there is no operator for it (collective).
+
+    Args:
+        conv: whose sum it is.
+        edges: over which.
+        x: ``[N, F]``.
+        weight: an edge tensor, or the norm's, or ``None`` for ones.
+        norm: sum or mean.
+        flattens: whether weights may be ``[E, 1]``.
+    """
+    graph = edges.graph
+    if not isinstance(x, NodeTensor) or not graph.owns(x) or x.dim() != 2 or x.dtype not in ops.FLOATS:
+        return None
     dtype = x.dtype if weight is None else torch.promote_types(x.dtype, _dtype(weight))
-    operator = _operator(edges, NORMS[type(conv.aggr_module)], weight, form.flattens, dtype)
+    operator = _operator(edges, norm, weight, flattens, dtype)
     if operator is None:
         return None
     rows: Any = x if x.dtype == dtype else x.to(dtype)
@@ -149,12 +164,13 @@ def _operator(edges: Edges, norm: Norm, weight: Any, flattens: bool, dtype: torc
     dtype = accumulation_dtype(dtype)
     if isinstance(weight, NormWeight):
         return weight.lazy.operator(dtype) if norm is Norm.SUM and weight.lazy.is_of(edges) else None
-    graph = edges.graph
-    if isinstance(edges, NormedEdges) or edges.rows is not graph.edge_sharding:
-        return None
-    if weight is None:
-        return graph.operator(norm, None, dtype)
-    is_column = weight.dim() == 1 or (flattens and weight.shape[1:].numel() == 1)
-    if not isinstance(weight, EdgeTensor) or weight._sharding is not edges.rows or not is_column:
-        return None
-    return graph.operator(norm, flat_weight(weight), dtype)
+    is_normed = isinstance(edges, NormedEdges)  # weights of a batch that were derived from its own norm
+    edges, graph = made(edges), edges.graph
+    if weight is not None:
+        is_column = weight.dim() == 1 or (flattens and weight.shape[1:].numel() == 1)
+        if not isinstance(weight, EdgeTensor) or weight._sharding is not edges.rows or not is_column:
+            return None
+        weight = flat_weight(weight)
+    if edges.rows is graph.edge_sharding and not is_normed:
+        return graph.operator(norm, weight, dtype)
+    return graph.operator_over(edges, norm, weight, dtype)

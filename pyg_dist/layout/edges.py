@@ -13,6 +13,7 @@ from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.errors import MixedRowsError, UnsupportedError
 from pyg_dist.layout.graph import DistributedGraph, EdgeView
 from pyg_dist.layout.node_edge import nodes_to_edges
+from pyg_dist.layout.operator_cache import OperatorCache
 from pyg_dist.tensor.registry import public_name
 from pyg_dist.tensor.row_index import RowIndex
 from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor, as_row_tensor_, by_row_mask, local_tensors
@@ -34,6 +35,7 @@ class Edges(Tensor):
         source: int64 ``[e]``: neighbours, that is local rows, then those that arrive.
         target: int64 ``[e]``: local rows.
         weight: the values of an ``adj_t``: what weighs its edges where a conv has no other weights.
+        has_all_remote: whether they have every edge of the graph whose ends lie on two ranks, in their order.
     """
 
     graph: EdgeView
@@ -41,6 +43,7 @@ class Edges(Tensor):
     source: Tensor
     target: Tensor
     weight: EdgeTensor | None
+    has_all_remote: bool
 
     @staticmethod
     @lasting
@@ -51,16 +54,22 @@ class Edges(Tensor):
             graph: the graph.
             weight: the values of an ``adj_t``.
         """
-        return Edges.of(graph, graph.edge_sharding, *graph.ends(), weight)
+        return Edges.of(graph, graph.edge_sharding, *graph.ends(), weight, has_all_remote=True)
 
     @staticmethod
     def of(
-        graph: EdgeView, rows: RowSharding, source: Tensor, target: Tensor, weight: EdgeTensor | None = None
+        graph: EdgeView,
+        rows: RowSharding,
+        source: Tensor,
+        target: Tensor,
+        weight: EdgeTensor | None = None,
+        has_all_remote: bool = False,
     ) -> Edges:
         """See the class."""
         # Of a device without memory: what torch does not dispatch (torch.tensor, DLPack) fails, or finds no values.
         edges = torch.empty(2, rows.size, dtype=torch.int64, device="meta").as_subclass(Edges)
         edges.graph, edges.rows, edges.source, edges.target, edges.weight = graph, rows, source, target, weight
+        edges.has_all_remote = has_all_remote
         return edges
 
     def end(self, end: End) -> NodeIds:
@@ -118,6 +127,17 @@ class Edges(Tensor):
 
     @cached_property
     @lasting
+    def remote(self) -> Tensor:
+        """Places of the edges whose sources are on other ranks, ascending."""
+        return (self.source >= self.graph.num_local).nonzero().view(-1)
+
+    @cached_property
+    def kept(self) -> OperatorCache[Any]:
+        """What was made from these edges and weights of theirs."""
+        return OperatorCache()
+
+    @cached_property
+    @lasting
     def max_in_degree(self) -> int:
         """Largest number of edges with one target (collective at the first use)."""
         degree = torch.bincount(self.target)
@@ -135,7 +155,8 @@ class Edges(Tensor):
     def without_loops(self) -> _Selected:
         """The edges that are not self loops (collective at the first use)."""
         rows, picked = self.rows.by_mask(self.source != self.target)
-        return _Selected(Edges.of(self.graph, rows, self.source[picked], self.target[picked]), picked)
+        ends = self.source[picked], self.target[picked]
+        return _Selected(Edges.of(self.graph, rows, *ends, has_all_remote=self.has_all_remote), picked)
 
     def selected(self, mask: RowTensor) -> Edges:
         """The edges where ``mask`` holds; their values are ``value[mask]`` (collective at the mask's first use)."""
@@ -148,7 +169,8 @@ class Edges(Tensor):
         """These edges, then a self loop for every node."""
         node = torch.arange(self.graph.num_local, device=self.source.device)
         rows = _AndLoops(self.rows, self.graph)
-        return Edges.of(self.graph, rows, torch.cat([self.source, node]), torch.cat([self.target, node]))
+        ends = torch.cat([self.source, node]), torch.cat([self.target, node])
+        return Edges.of(self.graph, rows, *ends, has_all_remote=self.has_all_remote)
 
     def tensor(self, local: Tensor) -> EdgeTensor:
         """The edge tensor with these local values, a fresh plain tensor."""
@@ -216,7 +238,8 @@ class OperatorEdges(Edges):
 
 
 SINGLE_EDGES = frozenset(
-    "source target end full_tensor by_target csr parts max_in_degree loops without_loops selected with_loops".split()
+    "source target end full_tensor by_target csr parts remote max_in_degree loops without_loops selected".split()
+    + "with_loops has_all_remote kept".split()
 )
 """What looks at single edges."""
 

@@ -166,6 +166,18 @@ class EdgeView(Protocol):
     def operator(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> Operator:
         """See :meth:`DistributedGraph.operator`."""
 
+    def operator_over(self, edges: Any, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> Operator | None:
+        """:meth:`operator` over edges that differ from the graph's by self loops (collective when built).
+
+        ``None`` for other edges, and in a batch that rescales.
+
+        Args:
+            edges: the :class:`~pyg_dist.layout.edges.Edges`.
+            norm: sum or mean.
+            weight: of these edges.
+            dtype: of its values.
+        """
+
     def aggregate(self, x: NodeTensor, operator: Any, layer: nn.Module | None = None) -> NodeTensor:
         """See :meth:`DistributedGraph.aggregate`."""
 

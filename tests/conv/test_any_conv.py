@@ -159,6 +159,7 @@ CASES: dict[str, Case] = {
     "SSG": Case(lambda: gnn.SSGConv(F, G, alpha=0.1, K=2), "XEW"),
     "Cheb": Case(lambda: gnn.ChebConv(F, G, K=3)),
     "Cheb weighted": Case(lambda: gnn.ChebConv(F, G, K=3, normalization="rw"), "XEW"),
+    "Cheb constant": Case(lambda: gnn.ChebConv(F, G, K=3, normalization=None), "XEC"),
     "APPNP": Case(lambda: gnn.APPNP(3, 0.1), "XEW"),
     "APPNP constant": Case(lambda: gnn.APPNP(3, 0.1), "XEC"),
     "AGNN": Case(lambda: gnn.AGNNConv()),
@@ -183,8 +184,14 @@ CASES: dict[str, Case] = {
     "LG": Case(lambda: gnn.LGConv(), "XEW"),
     "LG by layers": Case(lambda: gnn.LGConv(decomposed_layers=2)),
     "FA": Case(lambda: gnn.FAConv(F), "XXE"),
+    "FA weighted": Case(lambda: gnn.FAConv(F, normalize=False), "XXEW"),
+    "ARMA": Case(lambda: gnn.ARMAConv(F, G, 3, 2, act=nn.Tanh()), "XEW"),
+    "ARMA shared": Case(lambda: gnn.ARMAConv(F, G, 2, 3, shared_weights=True, act=nn.Tanh())),
     "MixHop": Case(lambda: gnn.MixHopConv(F, G), "XEW"),
     "PDN": Case(lambda: gnn.PDNConv(F, G, 3, 5), "XEA"),
+    "Simple with loops": Case(lambda: gnn.SimpleConv(combine_root="self_loop"), "XEC"),
+    "Simple mean with loops": Case(lambda: gnn.SimpleConv("mean", combine_root="self_loop")),
+    "Simple, learning mean": Case(lambda: gnn.SimpleConv("mean", combine_root="self_loop"), "XEW"),
     "Simple": Case(lambda: gnn.SimpleConv(combine_root="sum"), "XEW"),
     "WL": Case(lambda: gnn.WLConvContinuous(), "XEW"),
     "GMM": Case(lambda: gnn.GMMConv(F, G, 3, 2), "XEA"),
@@ -309,7 +316,6 @@ class Turns(Calls):
 
 
 REFUSED: dict[str, tuple[Case, str]] = {
-    "ARMA": (Case(lambda: gnn.ARMAConv(F, G), "XEW"), "ARMAConv cannot be distributed as it is called here (torch"),
     "MF": (Case(lambda: gnn.MFConv(F, G)), "MFConv cannot be distributed as it is called here (torch"),
     "SuperGAT": (Case(lambda: gnn.SuperGATConv(F, G)), "SuperGATConv cannot be distributed as it is called here"),
     "propagate": (Case(Propagates), "Propagates has a 'propagate' of its own, which no rank takes"),

@@ -48,7 +48,7 @@ def test_convs(generated: ModuleType) -> None:
     assert "`DistributedGCNConv` | yes | yes |" in lines["GCNConv"]
     assert "by `distribute` | yes | no |" in lines["GATConv"]
     assert "by `distribute` | yes | yes |" in lines["TAGConv"]
-    for refused in ("HypergraphConv", "SuperGATConv", "ARMAConv"):
+    for refused in ("HypergraphConv", "SuperGATConv", "MFConv"):
         assert "raises `UnsupportedError`" in lines[refused]
 
 

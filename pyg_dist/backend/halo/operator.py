@@ -157,17 +157,23 @@ def halo_sums(rows: Tensor, post: HaloTransfer) -> Tensor:
     return apply(HaloSums(post), rows)
 
 
-def aggregate_edges(x: Tensor, weight: Tensor, local: CSR, post: HaloTransfer) -> Tensor:
+def aggregate_edges(x: Tensor, weight: Tensor, local: CSR, halo: CSR, post: HaloTransfer) -> Tensor:
     """Weighted sum over in-edges, differentiable by x and by the weights; collective both ways.
 
     The weights' derivatives need the sources' rows themselves: the exchange is post.
+
+    Args:
+        x: the rank's rows.
+        weight: of its edges.
+        local: targets by local sources.
+        halo: boundary nodes by halo slots.
+        post: the exchange.
 
     Shapes:
         - x: ``[n, F]``
         - weight: ``[e]``, this rank's edge storage
         - output: ``[n, F]``
     """
-    halo = post.incoming.pattern
     arrived = halo_rows(x, post)
     inner_and_boundary = edge_product(weight, x, local)
     boundary = edge_product(weight, arrived, halo)

@@ -144,6 +144,10 @@ class HaloBatch(HaloGraph):
             return self._learning_at_sample(norm, weight.to_local(), dtype)
         return self._operators.get((norm, dtype), weight, lambda: self._at_sample(norm, weight, dtype))
 
+    def operator_over(self, edges: Any, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> Any:
+        """See :meth:`~pyg_dist.layout.graph.EdgeView.operator_over`."""
+        return super().operator_over(edges, norm, weight, dtype) if self._sample.pairs is None else None
+
     def _at_sample(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> ConstantOperator:
         """The graph's operator, restricted and rescaled (collective)."""
         of_graph = self._origins.of(weight)

@@ -439,10 +439,43 @@ class HaloGraph:
         local = self._loops.others if adds_loops and self.loop_rule != "add" else self.local
 
         def sums(x: Tensor, weight: Tensor, transfer: HaloTransfer) -> Tensor:
-            out = aggregate_edges(x, weight, local, transfer)
+            out = aggregate_edges(x, weight, local, self.halo, transfer)
             return out + self._loops.weight(weight, norm.loop_value).view(-1, 1) * x if adds_loops else out
 
-        return LearningOperator(norm, weight, sums)
+        return LearningOperator(norm, weight, sums, self.in_degree)
+
+    def operator_over(
+        self, edges: Edges, norm: Norm, weight: RowTensor | None, dtype: torch.dtype
+    ) -> HaloOperator | None:
+        """See :meth:`~pyg_dist.layout.graph.EdgeView.operator_over`."""
+        if not edges.has_all_remote:
+            return None
+        here, there = edges.parts
+
+        def degree(dtype: torch.dtype) -> Tensor:
+            degree = here.rowptr.diff()
+            degree[self.num_local - self.num_boundary :] += there.rowptr.diff()
+            return degree.to(dtype)
+
+        if weight is not None and weight.requires_grad and torch.is_grad_enabled():
+            sums = lambda x, w, transfer: aggregate_edges(x, w, here, there, transfer)  # noqa: E731
+            return LearningOperator(norm, weight.to_local(), sums, degree)
+
+        def build() -> ConstantOperator:
+            values, stored = _constant(weight, dtype), None
+            if values is not None:
+                stored = values.new_zeros(self.edge_sharding.num_local)
+                stored[self._remote] = values[edges.remote]
+            _, halo = self._weighted(self.local, stored)
+            scale = degree(dtype).clamp_(min=1) if norm.kind == "mean" else None
+            return ConstantOperator(LinearOperator(Matrix(here, values), halo, row_scale=scale, divides=True))
+
+        return edges.kept.get((norm, dtype), weight, build)  # type: ignore[no-any-return]
+
+    @property
+    def _remote(self) -> Tensor:
+        """Places in edge storage of the edges whose sources are on other ranks, ascending."""
+        return self.halo.edge.long().sort().values
 
     def _learning_product(self, x: NodeTensor, a: LearningOperator, codecs: tuple[Codec, Codec]) -> NodeTensor:
         """The product with weights that learn; differentiable by x and by the weights (collective)."""
@@ -458,7 +491,7 @@ class HaloGraph:
         else:
             out = a.multiply(local, weight, coded)
             if a.norm.kind == "mean":
-                out = out / self.in_degree(x.dtype).clamp_(min=1).view(-1, 1)
+                out = out / a.in_degree(x.dtype).clamp_(min=1).view(-1, 1)
         return NodeTensor.from_local(out, self.node_sharding)
 
     def _weighted(self, local: CSR, values: Tensor | None) -> tuple[Matrix, HaloTransfer]:

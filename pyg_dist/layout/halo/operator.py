@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from pyg_dist.backend.halo.operator import LinearOperator
@@ -33,12 +34,14 @@ class LearningOperator:
         norm: how it scales.
         weight: this rank's edge storage, ``[e]``.
         multiply: weighted sums of local rows, loops of the norm included: rows, weights, exchange.
+        in_degree: of the local nodes, in a dtype.
         scales: of GCN's norm.
     """
 
     norm: Norm
     weight: Tensor
     multiply: Callable[[Tensor, Tensor, HaloTransfer], Tensor]
+    in_degree: Callable[[torch.dtype], Tensor]
     scales: LearnedScales = field(default_factory=LearnedScales)
     learns = True
 

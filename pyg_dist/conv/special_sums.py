@@ -1,0 +1,91 @@
+"""Convs of PyG that sum weighted rows, and whose code hides it: gates, stacks, and a norm that is worth keeping."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric.nn import ARMAConv, ChebConv, FAConv, MessagePassing
+
+from pyg_dist.conv.graph_functions import gcn_norm
+from pyg_dist.conv.inputs import changed_step
+from pyg_dist.conv.lazy_norm import made
+from pyg_dist.conv.weighted_sum import is_native, sum_by
+from pyg_dist.layout.edges import Edges
+from pyg_dist.layout.graph import Norm
+from pyg_dist.layout.node_edge import nodes_to_edges
+from pyg_dist.tensor import NodeTensor
+
+
+def gated_sum(conv: Any, edges: Edges, given: dict[str, Any]) -> NodeTensor | None:
+    """``FAConv``'s sums: each edge's gate and the norm are one weight; ``None`` where PyG's steps run (collective)."""
+    stock = conv.stock
+    own = ("message", "update", "aggregate")
+    is_gated = issubclass(stock, FAConv) and all(getattr(stock, name) is getattr(FAConv, name) for name in own)
+    if not is_gated or conv.decomposed_layers > 1 or changed_step(conv) is not None or given["edge_weight"] is None:
+        return None
+    edges, weight, (by_source, by_target) = made(edges), made(given["edge_weight"]), given["alpha"]
+    gate: Any = nodes_to_edges(by_source, edges.end(0)) + nodes_to_edges(by_target, edges.end(1))
+    conv._alpha = gate = gate.tanh().squeeze(-1)
+    gate = F.dropout(gate, p=conv.dropout, training=conv.training)
+    return sum_by(conv, edges, given["x"], gate * weight, Norm.SUM)
+
+
+def stacked_forward(conv: Any, given: dict[str, Any]) -> Tensor | None:
+    """``ARMAConv``'s forward with its stacks beside one another, ``[N, K F]``: PyG has rows in dimension 1.
+
+    ``None`` for other convs, and for one whose steps are changed or seen.
+    """
+    if not issubclass(conv.stock, ARMAConv) or conv.stock.forward is not ARMAConv.forward or not is_native(conv):
+        return None
+    x, edges, weight = given["x"], given["edge_index"], given.get("edge_weight")
+    edges, weight = gcn_norm(edges, weight, x.size(0), add_self_loops=False, dtype=x.dtype)
+    out = x
+    for t in range(conv.num_layers):
+        if t == 0:
+            out = out @ _side_by_side(conv.init_weight)
+        else:
+            stacks = out.view(-1, conv.num_stacks, conv.out_channels)
+            out = torch.einsum("nkf,kfg->nkg", stacks, conv.weight[0 if conv.shared_weights else t - 1]).flatten(1)
+        out = conv.propagate(edges, x=out, edge_weight=weight)
+        layer = 0 if conv.shared_weights else t
+        out = out + F.dropout(x, p=conv.dropout, training=conv.training) @ _side_by_side(conv.root_weight[layer])
+        if conv.bias is not None:
+            out = out + conv.bias[layer].view(-1)
+        if conv.act is not None:
+            out = conv.act(out)
+    return out.view(-1, conv.num_stacks, conv.out_channels).mean(dim=1)  # type: ignore[no-any-return]
+
+
+def _side_by_side(weight: Tensor) -> Tensor:
+    """Matrices ``[K, F, G]`` as one, ``[F, K G]``."""
+    return weight.transpose(0, 1).flatten(1)
+
+
+def kept_laplacian(
+    conv: Any,
+    edge_index: Any,
+    num_nodes: int | None,
+    edge_weight: Tensor | None,
+    normalization: str | None,
+    lambda_max: Any = None,
+    dtype: torch.dtype | None = None,
+    batch: Tensor | None = None,
+) -> Any:
+    """``ChebConv.__norm__``, whose edges and weights are kept while the weights of edges are constant (collective)."""
+    options = edge_weight, normalization, lambda_max, dtype, batch
+
+    def make() -> Any:
+        return conv.code.__norm__(conv, edge_index, num_nodes, *options)
+
+    learns = edge_weight is not None and edge_weight.requires_grad and torch.is_grad_enabled()
+    if not isinstance(edge_index, Edges) or learns or batch is not None or isinstance(lambda_max, Tensor):
+        return make()
+    return edge_index.kept.get((normalization, lambda_max, dtype), edge_weight, make)  # type: ignore[arg-type]
+
+
+def own_methods(stock: type[MessagePassing]) -> dict[str, Any]:
+    """What takes the place of methods of ``stock``."""
+    return {"__norm__": kept_laplacian} if getattr(stock, "__norm__", None) is ChebConv.__norm__ else {}
