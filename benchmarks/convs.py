@@ -1,11 +1,12 @@
-"""One training epoch of convs with messages, pyg_dist on one rank against stock PyG on the same two cores.
+"""One training epoch of convs other than SAGE and GCN, pyg_dist on one rank against stock PyG on the same two cores.
 
     python benchmarks/convs.py                               # a few minutes
     python benchmarks/convs.py --graph A --convs gat         # 170,000 nodes, 2.3 million edges; within 12 GiB
 
-Two layers, 4 heads of 32 columns and then one head a class, ReLU and dropout between them; an epoch is forward, loss,
-backward and Adam's step. Both sides run the same script, stock PyG on ``edge_index``. Memory is the peak of the epochs
-above the imports. Results of other graphs and convs stay in the JSON file.
+Attention has two layers, 4 heads of 32 columns and then one head a class; the others have 128 columns between them
+(:func:`layers_of`); ReLU and dropout stand between layers. An epoch is forward, loss, backward and Adam's step. All
+sides run the same script, stock PyG on ``edge_index`` and, where the conv takes it, on ``adj_t`` (torch.sparse). Memory
+is the peak of the epochs above the imports. Results of other graphs and convs stay in the JSON file.
 """
 
 from __future__ import annotations
@@ -25,40 +26,86 @@ import torch.nn.functional as F
 from epoch import NUM_CORES, RESULTS, ratios, table
 from measure import Epoch, Schedule, Variant, interleaved
 from torch import Tensor
-from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
+from torch_geometric.nn import (
+    APPNP,
+    MLP,
+    ChebConv,
+    GATConv,
+    GATv2Conv,
+    GCN2Conv,
+    GINConv,
+    Linear,
+    SGConv,
+    TAGConv,
+    TransformerConv,
+)
+from torch_geometric.utils import to_torch_csr_tensor
 from tqdm import tqdm
 
 import pyg_dist
 
-CONVS: dict[str, Any] = {"gat": GATConv, "gatv2": GATv2Conv, "transformer": TransformerConv}
-HEADS, COLUMNS = 4, 32
+HEADS, COLUMNS, HIDDEN = 4, 32, 128
+ATTENTION: dict[str, Any] = {"gat": GATConv, "gatv2": GATv2Conv, "transformer": TransformerConv}
+SUMS = ("gin", "tag", "sg", "appnp", "gcn2", "cheb")
+
+
+def layers_of(conv: str, in_channels: int, num_classes: int) -> list[torch.nn.Module]:
+    """The layers of a model, as the papers of the convs have them but for the depth of GCN2."""
+    if conv in ATTENTION:
+        make = ATTENTION[conv]
+        return [make(in_channels, COLUMNS, heads=HEADS), make(HEADS * COLUMNS, num_classes, heads=1)]
+    if conv == "gin":
+        return [GINConv(MLP([a, HIDDEN, b], norm=None)) for a, b in ((in_channels, HIDDEN), (HIDDEN, num_classes))]
+    if conv == "tag":
+        return [TAGConv(in_channels, HIDDEN), TAGConv(HIDDEN, num_classes)]
+    if conv == "sg":
+        return [SGConv(in_channels, num_classes, K=2)]
+    if conv == "appnp":
+        return [Linear(in_channels, HIDDEN), Linear(HIDDEN, num_classes), APPNP(K=10, alpha=0.1)]
+    if conv == "gcn2":
+        convs = [GCN2Conv(HIDDEN, alpha=0.1, theta=0.5, layer=layer) for layer in range(1, 5)]
+        return [Linear(in_channels, HIDDEN), *convs, Linear(HIDDEN, num_classes)]
+    return [ChebConv(in_channels, HIDDEN, K=3), ChebConv(HIDDEN, num_classes, K=3)]
 
 
 class Model(torch.nn.Module):
-    """Two layers of attention."""
+    """Layers with ReLU and dropout between them."""
 
-    def __init__(self, conv: Any, in_channels: int, num_classes: int) -> None:
+    def __init__(self, layers: list[torch.nn.Module]) -> None:
         super().__init__()
-        self.first = conv(in_channels, COLUMNS, heads=HEADS)
-        self.second = conv(HEADS * COLUMNS, num_classes, heads=1)
+        self.layers = torch.nn.ModuleList(layers)
 
     def forward(self, x: Tensor, edge_index: Any) -> Tensor:
-        x = F.dropout(self.first(x, edge_index).relu(), p=0.5, training=self.training)
-        return self.second(x, edge_index)  # type: ignore[no-any-return]
+        first: Tensor | None = None
+        for k, layer in enumerate(self.layers):
+            if k > 0 and not isinstance(layer, APPNP):
+                x = F.dropout(x.relu(), p=0.5, training=self.training)
+            first = x if k == 1 else first
+            if isinstance(layer, Linear):
+                x = layer(x)
+            elif isinstance(layer, GCN2Conv):
+                x = layer(x, first, edge_index)
+            else:
+                x = layer(x, edge_index)
+        return x
 
 
-def training_epoch(graph: str, conv: str, is_stock: bool) -> Epoch:
-    """Return a function that trains for one epoch."""
+def training_epoch(graph: str, conv: str, form: str) -> Epoch:
+    """Return a function that trains for one epoch, on ``"edge_index"`` or ``"adj_t"`` of stock PyG, or ``"ours"``."""
     torch.manual_seed(0)
     data: Any = power_law.load(graph)
-    model = Model(CONVS[conv], data.num_features, int(data.y.max()) + 1)
-    if not is_stock:
+    model: Any = Model(layers_of(conv, data.num_features, int(data.y.max()) + 1))
+    edges = data.edge_index
+    if form == "adj_t":
+        edges = to_torch_csr_tensor(edges.flip(0), size=(data.num_nodes, data.num_nodes))
+    if form == "ours":
         data, model = pyg_dist.DistributedData(data), pyg_dist.distribute(model)
+        edges = data.edge_index
     optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
 
     def epoch() -> float:
         optimizer.zero_grad()
-        out = model(data.x, data.edge_index)
+        out = model(data.x, edges)
         loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
         loss.backward()
         optimizer.step()
@@ -68,17 +115,17 @@ def training_epoch(graph: str, conv: str, is_stock: bool) -> Epoch:
 
 
 def variants(graph: str, conv: str) -> list[Variant]:
-    """Both sides, on the same cores."""
-    return [
-        Variant("stock PyG, edge_index", training_epoch, (graph, conv, True), num_threads=NUM_CORES),
-        Variant("pyg_dist, 1 rank", training_epoch, (graph, conv, False), num_threads=NUM_CORES),
-    ]
+    """All sides, on the same cores."""
+    forms = {"edge_index": "stock PyG, edge_index", "adj_t": "stock PyG, adj_t", "ours": "pyg_dist, 1 rank"}
+    if conv in (*ATTENTION, "cheb"):  # which multiply by no sparse matrix
+        del forms["adj_t"]
+    return [Variant(name, training_epoch, (graph, conv, form), num_threads=NUM_CORES) for form, name in forms.items()]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--graph", default="small", help=f"{', '.join(power_law.SIZES)}, or a .npz file")
-    parser.add_argument("--convs", nargs="+", choices=CONVS, default=list(CONVS))
+    parser.add_argument("--convs", nargs="+", choices=[*ATTENTION, *SUMS], default=[*ATTENTION, *SUMS])
     parser.add_argument("--rounds", type=int, default=5, help="turns of each variant that count")
     parser.add_argument("--epochs", type=int, default=1, help="epochs in a turn")
     parser.add_argument("--warmup", type=int, default=1, help="turns that do not count")

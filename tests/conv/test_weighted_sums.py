@@ -30,8 +30,10 @@ ON_THE_GRID: dict[str, Callable[[], nn.Module]] = {
     "LGConv": lambda: gnn.LGConv(),
     "MixHopConv": lambda: gnn.MixHopConv(F, G),
     "SimpleConv": lambda: gnn.SimpleConv(combine_root="sum"),
+    "ARMAConv": lambda: gnn.ARMAConv(F, G, num_stacks=2, num_layers=2),
 }
 UNWEIGHTED = ("GINConv",)
+BY_OPERATORS = ON_THE_GRID | {"ChebConv": lambda: gnn.ChebConv(F, G, K=3)}
 
 
 def step(data: Any, make: Callable[[], nn.Module], kind: str, is_ours: bool) -> Results:
@@ -77,7 +79,7 @@ def rows_sent() -> dict[str, float]:
     graph = random_graph(NUM_NODES, NUM_EDGES, F, seed=1)
     data = pyg_dist.DistributedData(graph, partition=uneven_parts(NUM_NODES, pyg_dist.world_size()))
     sent = {}
-    for name, make in ON_THE_GRID.items():
+    for name, make in BY_OPERATORS.items():
         for kind in ("none", "constant")[: 1 if name in UNWEIGHTED else 2]:
             for _ in range(2):  # the first one builds the operators
                 before = data.traffic.num_bytes
@@ -89,6 +91,7 @@ def rows_sent() -> dict[str, float]:
 COLUMNS = {
     "TAGConv": 3 * F, "SGConv": 2 * F, "SSGConv": 2 * F, "APPNP": 3 * F, "GCN2Conv": F, "GraphConv": F,
     "GraphConv, mean": F, "GatedGraphConv": 2 * F, "GINConv": F, "LGConv": F, "MixHopConv": 2 * F, "SimpleConv": F,
+    "ARMAConv": 2 * 2 * G, "ChebConv": 2 * F,
 }  # fmt: skip
 
 
