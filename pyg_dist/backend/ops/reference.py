@@ -301,26 +301,26 @@ def quantize_csr(
     steps = ((h - zero[:, None]) * inverse[:, None]).astype(np.int32).astype(np.uint32)
     q = np.minimum((steps + random) >> 16, levels).astype(np.uint8)
     packed = np.zeros((q.shape[0], -(-q.shape[1] * bits // 8)), np.uint8)
-    for column, (byte, shift) in enumerate(_places(q.shape[1], bits)):
-        packed[:, byte] |= q[:, column] << shift
+    byte, shift = _places(q.shape[1], bits)
+    for step in range(0, 8, bits):  # columns of one shift have bytes of their own
+        packed[:, byte[shift == step]] |= q[:, shift == step] << np.uint8(step)
     parameters = np.stack([zero, scale], 1).astype(np.float32).view(np.uint32) >> 16
     return torch.from_numpy(np.concatenate([parameters.astype("<u2").view(np.uint8), packed], 1))
 
 
-def _places(num_columns: int, bits: int) -> list[tuple[int, int]]:
-    """The byte, behind the parameters, and the lowest bit there of each column's number."""
-    places = []
-    for column in range(num_columns):
-        begin = column // 64 * 64
-        num_bytes = -(-min(num_columns - begin, 64) * bits // 8)
-        stretch, byte = divmod(column - begin, num_bytes)
-        places.append((begin * bits // 8 + byte, bits * stretch))
+def _places(num_columns: int, bits: int) -> npt.NDArray[np.int64]:
+    """The byte, behind the parameters, and the lowest bit there of each column's number: two rows."""
+    column = np.arange(num_columns)
+    begin = column // 64 * 64
+    num_bytes = -(-np.minimum(num_columns - begin, 64) * bits // 8)
+    stretch, byte = np.divmod(column - begin, num_bytes)
+    places: npt.NDArray[np.int64] = np.stack([begin * bits // 8 + byte, bits * stretch])
     return places
 
 
 def _rounding_bits(key: Tensor, num_columns: int, bits: int, seed: int) -> npt.NDArray[np.uint32]:
     """16 bits a column: two bytes of a word that four columns of its block share."""
-    byte, shift = np.array(_places(num_columns, bits)).T
+    byte, shift = _places(num_columns, bits)
     block, byte = np.arange(num_columns) // 64, byte - np.arange(num_columns) // 64 * (8 * bits)
     words = philox(seed, key, np.arange(4 * -(-num_columns // 64), dtype=np.uint64), _ROUNDING, num_rounds=7)
     shared, quarter = words.astype(np.uint32)[:, 16 * block + byte % 16], byte // 16 + shift // 2
@@ -334,7 +334,7 @@ def dequantize(packed: Tensor, num_columns: int, bits: int) -> Tensor:
     if bits == 16 or num_columns == 0:
         return packed.contiguous().view(torch.bfloat16).float().view(packed.shape[0], num_columns)
     zero, scale = packed[:, :4].contiguous().view(torch.bfloat16).float().unbind(1)
-    byte, shift = torch.tensor(_places(num_columns, bits)).unbind(1)
+    byte, shift = torch.from_numpy(_places(num_columns, bits))
     q = (packed[:, 4:].int()[:, byte] >> shift) & (2**bits - 1)
     rows: Tensor = zero[:, None] + scale[:, None] * q
     return rows
