@@ -87,16 +87,8 @@ def executable() -> str:
     isa, signals = os.environ.get("PYG_DIST_ISA"), [int(number) for number in _PASSED_ON]
     path.write_text(_PROGRAM.format(python=sys.executable, isa=isa, address=str(address), signals=signals))
     path.chmod(0o700)
-    server = fork_server().Process(target=_serve, args=(listener, str(path)), daemon=True)
-    server.start()
+    fork_server().Process(target=_serve, args=(listener, str(path)), daemon=True).start()
     listener.close()
-
-    def close() -> None:
-        server.kill()
-        server.join()
-        shutil.rmtree(folder, ignore_errors=True)
-
-    atexit.register(close)
     return str(path)
 
 
@@ -107,7 +99,7 @@ class _Server:
         self._listener = listener
         self._program = program
         self._selector = selectors.DefaultSelector()
-        self._on(listener.fileno(), self._accept)
+        self.when_readable(listener.fileno(), self._accept)
 
     def run(self) -> None:
         while True:
@@ -115,7 +107,8 @@ class _Server:
                 if key.fd in self._selector.get_map():  # unless the one before has closed it
                     key.data()
 
-    def _on(self, file: int, call: Callable[[], None]) -> None:
+    def when_readable(self, file: int, call: Callable[[], None]) -> None:
+        """Call a function whenever a file can be read."""
         self._selector.register(file, selectors.EVENT_READ, call)
 
     def _accept(self) -> None:
@@ -135,8 +128,8 @@ class _Server:
         for file in received:
             os.close(file)
         end = os.pidfd_open(process)
-        self._on(connection.fileno(), lambda: self._pass_on(connection, process))
-        self._on(end, lambda: self._ended(connection, process, end))
+        self.when_readable(connection.fileno(), lambda: self._pass_on(connection, process))
+        self.when_readable(end, lambda: self._ended(connection, process, end))
 
     def _pass_on(self, connection: socket.socket, process: int) -> None:
         """Send the process the signals that its program got, or end it where the program is gone."""
@@ -161,9 +154,18 @@ class _Server:
 
 
 def _serve(listener: socket.socket, program: str) -> None:
-    """The main function of the server's process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends pytest, which ends this
-    _Server(listener, program).run()
+    """The main function of the server's process, which ends with the one that has started it."""
+
+    def end(*_: Any) -> None:
+        shutil.rmtree(Path(program).parent, ignore_errors=True)
+        os._exit(0)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends pytest
+    signal.signal(signal.SIGTERM, end)
+    server, parent = _Server(listener, program), multiprocessing.parent_process()
+    assert parent is not None
+    server.when_readable(parent.sentinel, end)
+    server.run()
 
 
 def _place(files: dict[int, int]) -> None:
@@ -185,6 +187,7 @@ def _be_python(program: str, words: list[str], environ: dict[str, str], folder: 
     os.environ.update(environ)
     os.chdir(folder)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout = os.fdopen(1, "w", buffering=-1 if not os.isatty(1) else 1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)

@@ -29,7 +29,7 @@ from torch_geometric.utils import add_self_loops, dropout_edge
 from workers import Workers
 
 Pools = Callable[[int], Workers]
-WORLD_SIZES = [1, 2, 3, 4]
+WORLD_SIZES = [1, 2, 3]
 SHAPE = NUM_FEATURES, NUM_CLASSES
 
 OTHER = torch.randint(0, NUM_NODES, (2, 90), generator=torch.Generator().manual_seed(2))

@@ -19,7 +19,7 @@ from torch_geometric.nn import GCNConv, SAGEConv
 from torch_geometric.utils import coalesce
 from workers import Workers
 
-WORLD_SIZES = [1, 2, 3, 4]
+WORLD_SIZES = [1, 2, 3]
 EXCHANGES = ["post", "pre", "hybrid"]
 Pools = Callable[[int], Workers]
 
