@@ -163,7 +163,9 @@ def _operator(edges: Edges, norm: Norm, weight: Any, flattens: bool, dtype: torc
     """The matrix of the sums; ``None`` where weights or edges are others than the graph's (collective)."""
     dtype = accumulation_dtype(dtype)
     if isinstance(weight, NormWeight):
-        return weight.lazy.operator(dtype) if norm is Norm.SUM and weight.lazy.is_of(edges) else None
+        is_exact = accumulation_dtype(weight.lazy.dtype) == dtype  # else its weights are rounded first
+        is_known = is_exact and norm is Norm.SUM and weight.lazy.is_of(edges)
+        return weight.lazy.operator(dtype) if is_known else None
     is_normed = isinstance(edges, NormedEdges)  # weights of a batch that were derived from its own norm
     edges, graph = made(edges), edges.graph
     if weight is not None:

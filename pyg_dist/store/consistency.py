@@ -37,7 +37,7 @@ def require_consistent(manifest: Manifest) -> None:
     for name in ("graph", "other", "plan"):
         _require(isinstance(getattr(manifest, name), dict), f"{name!r} is no object")
     nan = manifest.plan.get("nan", {})
-    _require(isinstance(nan, dict) and all(map(_is_count, nan.values())), f"NaN counts {nan!r}")
+    _require(isinstance(nan, dict) and all(map(_are_three_counts, nan.values())), f"NaN counts {nan!r}")
     for name, spec in _rows(manifest.node_attributes | manifest.edge_attributes, 0).items():
         _require_spec(f"attribute {name!r}", spec)
     for key, shard in manifest.shards.items():
@@ -172,6 +172,10 @@ def _require_spec(what: str, spec: TensorSpec) -> None:
 
 def _is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < _MOST  # not bool
+
+
+def _are_three_counts(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 3 and all(map(_is_count, value))
 
 
 def _require(holds: bool | np.bool_, what: str) -> None:
