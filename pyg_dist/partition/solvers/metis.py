@@ -59,8 +59,9 @@ def metis_parts(graph: GraphModel, num_parts: int, epsilon: float, seed: int, cu
     is_cut = cuts_edges or num_parts > _MAX_VOLUME_PARTS
     tries = 1 if is_cut or graph.neighbor.size > _MAX_TRIED else _TRIES
     # METIS computes in 64 bits; handing them over as int64 avoids a second copy.
-    adjacency = pymetis.CSRAdjacency(graph.start.astype(np.int64), graph.neighbor.astype(np.int64))
-    weight = graph.weight.astype(np.int64)
+    start, neighbor, weight = (array.astype(np.int64) for array in (graph.start, graph.neighbor, graph.weight))
+    del graph  # METIS takes most of what a set-up holds
+    adjacency = pymetis.CSRAdjacency(start, neighbor)
 
     def attempt(number: int) -> Array:
         options = pymetis.Options(
@@ -73,14 +74,14 @@ def metis_parts(graph: GraphModel, num_parts: int, epsilon: float, seed: int, cu
         return np.asarray(parts, dtype=np.int32)
 
     found = [attempt(number) for number in range(tries)]
-    return torch.from_numpy(min(found, key=lambda parts: _volume(graph, parts)) if tries > 1 else found[0])
+    return torch.from_numpy(min(found, key=lambda parts: _volume(start, neighbor, parts)) if tries > 1 else found[0])
 
 
-def _volume(graph: GraphModel, parts: Array) -> int:
+def _volume(start: Array, neighbor: Array, parts: Array) -> int:
     """METIS' communication volume: pairs of a node and another part with a neighbour of it."""
     num_parts = int(parts.max(initial=0)) + 1
-    node = np.repeat(np.arange(graph.num_nodes), np.diff(graph.start))
-    other = parts[graph.neighbor]
+    node = np.repeat(np.arange(parts.size), np.diff(start))
+    other = parts[neighbor]
     is_remote = parts[node] != other
     return int(np.unique(node[is_remote] * num_parts + other[is_remote]).size)
 
