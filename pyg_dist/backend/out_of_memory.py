@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -17,7 +18,11 @@ _ASKED = re.compile(r"(?:tried|unable) to allocate ([\d.]+) (bytes|[KMGTPE]iB)",
 # What is left of torch's message behind its stable ABI, and what C++ says of itself.
 _NO_NUMBER = re.compile(r"aten::(?:new_)?(?:empty|zeros).*API call failed|bad_alloc", re.DOTALL)
 
+_BACKWARD = " (in a backward pass)"
+
 _phases: list[str] = []
+_autograd: Any = torch.autograd
+_run_backward = _autograd._engine_run_backward
 
 
 def _nothing() -> str:
@@ -54,8 +59,25 @@ def explained() -> Iterator[None]:
         raise
 
 
-def explain(error: RuntimeError | MemoryError) -> None:
+def watch_backward(is_watched: bool) -> None:
+    """Explain what fails in the engine's own functions, too, or no longer: no Python runs there. Not collective."""
+    _autograd._engine_run_backward = _explained_backward if is_watched else _run_backward
+
+
+def _explained_backward(*args: Any, **options: Any) -> Any:
+    try:
+        return _run_backward(*args, **options)
+    except (RuntimeError, MemoryError) as error:
+        explain(error, _BACKWARD)
+        raise
+
+
+def explain(error: RuntimeError | MemoryError, where: str = "") -> None:
     """Nothing, unless ``error`` says that an allocation has failed. Not collective.
+
+    Args:
+        error: any.
+        where: it came from, a clause; empty: what runs.
 
     Raises:
         OutOfMemoryError: It does.
@@ -71,7 +93,7 @@ def explain(error: RuntimeError | MemoryError) -> None:
         expected = ""
         remedy = "write a store (python -m pyg_dist partition), of which each rank reads its own part"
     raise OutOfMemoryError(
-        f"Out of memory: {size} asked for{f' at {line}' if line else ''}{_where()}"
+        f"Out of memory: {size} asked for{f' at {line}' if line else ''}{where or _where()}"
         f"{f', {expected}' if expected else ''}: {remedy}"
     ) from None
 
@@ -84,5 +106,5 @@ def _where() -> str:
     if _phases:
         return f" (in the set-up: {_phases[-1]})"
     if torch._C._current_graph_task_id() != -1:
-        return " (in a backward pass)"
+        return _BACKWARD
     return errors.where()

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch_geometric.nn import MessagePassing
 
+from pyg_dist.backend import out_of_memory
 from pyg_dist.backend.autograd import broadcast
 from pyg_dist.backend.comm.group import world_group
 from pyg_dist.errors import UnsupportedError, set_locator
@@ -40,11 +41,13 @@ def install() -> None:
 def _add_hook() -> None:
     if not _hooks:
         _hooks.append(nn.modules.module.register_module_forward_pre_hook(_before_forward))
+        out_of_memory.watch_backward(True)
 
 
 def _remove_hook() -> None:
     while _hooks:
         _hooks.pop().remove()
+        out_of_memory.watch_backward(False)
 
 
 def _before_forward(module: nn.Module, args: tuple[Any, ...]) -> None:
