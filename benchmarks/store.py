@@ -37,7 +37,8 @@ PARTS = 16
 EDGES_BY_NODE = 20
 """About; the number of nodes is a power of two."""
 FEATURES = 128
-MODELS = ("random", "stream")
+MODELS = ("random", "stream", "grid")
+"""How the parts are found; or tiles, for a mesh of four ranks."""
 
 
 def scale_of(edges: int) -> int:
@@ -73,13 +74,14 @@ def convert(folder: Path, edges: int, graph: str, model: str, memory: str) -> di
     from pyg_dist.cli import main
 
     wanted = f"rmat:scale={scale_of(edges)},edges={edges},features={FEATURES}"
-    name, store = (wanted, model) if graph == "rmat" else (str(folder / graph), f"store of {graph}")
+    name, store = (wanted, model) if graph == "rmat" else (str(folder / graph), f"{graph}.store")
+    is_grid = model == "grid"
+    kind = ["--parts", "4", "--layout", "grid"] if is_grid else ["--parts", str(PARTS), "--model", model]
     before, start = current_mib(), time.perf_counter()
     forget_peak()
     with (folder / "said").open("w") as file:
         stdout, sys.stdout = sys.stdout, file
-        status = main(["partition", name, str(folder / store), "--parts", str(PARTS), "--model", model,
-                       "--memory", memory, "--force", "--json"])  # fmt: skip
+        status = main(["partition", name, str(folder / store), *kind, "--memory", memory, "--force", "--json"])
         sys.stdout = stdout
     seconds = time.perf_counter() - start
     if status:
@@ -135,7 +137,8 @@ def open_as_rank(folder: Path, edges: int, model: str, ranks: int) -> dict[str, 
     data: Any = DistributedData.open(folder / model)
     seconds, peak = time.perf_counter() - start, peak_mib() - before
     local = [data[name].to_local() for name in ("x", "y", "train_mask", "val_mask", "test_mask")]
-    held = held_mib([data.graph.share, local], set())
+    graph = data.graph
+    held = held_mib([[graph.grid.orders, graph.edge_index] if model == "grid" else graph.share, local], set())
     return {"seconds": seconds, "peak_mib": peak, "held_mib": held, "peak_over_held": peak / held}
 
 
@@ -193,10 +196,11 @@ def plan(memory: str, models: list[str]) -> dict[str, tuple[str, dict[str, Any]]
         steps[graph] = ("convert", {"graph": graph, "model": "random", "memory": memory})
     for model in models:
         steps[f"rmat, {model}"] = ("convert", {"graph": "rmat", "model": model, "memory": memory})
-        for ranks in (1, PARTS):
+        for ranks in () if model == "grid" else (1, PARTS):
             steps[f"load {model}, 1 of {ranks}"] = ("load", {"model": model, "ranks": ranks})
         steps[f"digests {model}"] = ("digests", {"model": model})
-        steps[f"open {model}, 2 ranks"] = ("open", {"model": model, "ranks": 2})
+        for ranks in (1, 2, 4) if model == "grid" else (2,):
+            steps[f"open {model}, {ranks} ranks"] = ("open", {"model": model, "ranks": ranks})
     return steps
 
 
@@ -205,6 +209,9 @@ def add_ratios(found: dict[str, Any]) -> None:
     for graph in ("edges.npy", "edges.txt"):
         if graph in found and "sort" in found:
             found[graph]["over_sort"] = found[graph]["seconds"] / found["sort"]["seconds"]
+    whole, one = (found.get(f"open grid, {ranks} ranks") for ranks in (1, 4))
+    if whole and one:
+        one["of_the_whole"] = {name: one[name] / whole[name] for name in ("seconds", "peak_mib", "held_mib")}
     for model in MODELS:
         whole, one = (found.get(f"load {model}, 1 of {ranks}") for ranks in (1, PARTS))
         if whole and one:
@@ -231,7 +238,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--edges", type=int, default=10_000_000)
     parser.add_argument("--memory", default="4GiB")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="of the parts")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="of the parts, or tiles")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "store.json")
     parser.add_argument("--clean", action="store_true", help="remove the graphs and stores of this size in the folder")

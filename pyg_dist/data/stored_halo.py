@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.ops.memory import trim_heap
+from pyg_dist.backend.ops.memory import release_free_memory
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import StoreError
 from pyg_dist.plan.halo.block_sizes import BlockNumbers, block_sizes
@@ -14,6 +14,7 @@ from pyg_dist.plan.halo.plan import Plan, hash_of_digests, pairs_of
 from pyg_dist.plan.halo.remote_edges import Candidates, Exchange, RemoteEdges
 from pyg_dist.plan.halo.share import HaloShare, LocalEdges, share_of
 from pyg_dist.plan.halo.sizes import ShareSizes
+from pyg_dist.plan.halo.vertex_cover import Cover
 from pyg_dist.store.halo_reader import HaloStore
 
 
@@ -68,16 +69,22 @@ def stored_share(store: HaloStore, rank: int, ranks: Tensor, exchange: Exchange)
     Raises:
         StoreError: What is needed is missing or damaged, or is not what the manifest says of it.
     """
-    stored = store.rank_edges(rank, ranks)
-    cross, num_ranks = stored.cross, stored.load.numel()
-    num_nodes, num_edges = store.manifest.num_nodes, store.manifest.num_edges
+    parts, num_ranks = store.parts_of(rank, ranks), int(ranks.max()) + 1
+    load = torch.zeros(num_ranks, dtype=torch.int64).index_add_(0, ranks, store.edges_between.sum(0))
+    cross = store.cross(rank, ranks)
+    release_free_memory()  # of what sorting has left
     rows, sums = (Candidates(ends.sender, ends.receiver, ends.node) for ends in (cross.rows, cross.sums))
-    remote = RemoteEdges(num_ranks, cross.edge_id, cross.row, cross.sum, rows, sums, stored.load)
-    hybrid = remote.known_cover(cross.is_post) if num_ranks == store.num_parts else remote.cover("hybrid")
-    edges = stored.node_id, stored.edge_id, stored.source, stored.target
-    del stored, cross
-    trim_heap()  # of what sorting and matching have left
-    share = share_of(rank, num_nodes, num_edges, LocalEdges(*edges), remote, exchange, hybrid)
+    remote = RemoteEdges(num_ranks, cross.edge_id, cross.row, cross.sum, rows, sums, load)
+    left, right = cross.rows.is_sent, cross.sums.is_sent
+    hybrid = remote.cover("hybrid") if left is None or right is None else Cover(left, right)
+    del cross
+    release_free_memory()  # of what matching has left
+    share = share_of(
+        rank, store.manifest.num_nodes, store.manifest.num_edges, store.node_id(parts),
+        lambda: LocalEdges(*store.inside(parts)), remote, exchange, hybrid,
+    )  # fmt: skip
+    del remote, rows, sums, left, right, hybrid
+    release_free_memory()
     if num_ranks == store.num_parts:
         sizes, between = block_sizes(block_numbers(store), exchange)
         found = ShareSizes.of(share)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import torch
 import xxhash
 from torch import Tensor
 
+from pyg_dist.backend import ops
+from pyg_dist.backend.ops.memory import release_free_memory
 from pyg_dist.errors import StoreError
 from pyg_dist.store.folder import require_digest
 from pyg_dist.store.format import as_torch, storage_dtype
@@ -22,28 +25,36 @@ from pyg_dist.store.shard_reader import PIECE_BYTES, ShardReader
 Array = np.ndarray[Any, Any]
 
 
+_MANY = 1 << 20
+"""Edges between two ranks whose sorting leaves enough behind to give back before the next."""
+
+
 @dataclass(frozen=True)
 class Ends:
-    """Distinct ends of edges that cross, in the order (sender, receiver, node).
+    """Distinct ends of a rank's edges that cross, those that it receives first, by other rank and node.
 
     Attributes:
-        sender, receiver: ranks, int64 ``[k]``.
+        sender, receiver: ranks, int32 ``[k]``.
         node: global ids, int64 ``[k]``.
+        is_sent: what the stored exchange sends a row of, or a sum for, bool ``[k]``; None: parts are merged, and
+            theirs is another one.
     """
 
     sender: Tensor
     receiver: Tensor
     node: Tensor
+    is_sent: Tensor | None
 
 
 @dataclass(frozen=True)
 class CrossEdges:
-    """Edges that begin or end in some parts, and do not do both. By ascending ``edge_id``.
+    """Edges that end on a rank, then those that begin there; not those that do both.
+
+    By ascending ``sum``, in input order for each.
 
     Attributes:
         edge_id: global ids, int64 ``[m]``.
         row, sum: which of ``rows`` is each edge's source, and of ``sums`` its target, int32 ``[m]``.
-        is_post: how the stored exchange carries them, bool ``[m]``.
         rows: the distinct sources.
         sums: the distinct targets.
     """
@@ -51,29 +62,8 @@ class CrossEdges:
     edge_id: Tensor
     row: Tensor
     sum: Tensor
-    is_post: Tensor
     rows: Ends
     sums: Ends
-
-
-@dataclass(frozen=True)
-class RankEdges:
-    """The nodes of some parts and all edges that touch them.
-
-    Attributes:
-        node_id: global ids, ascending, int64 ``[n]``.
-        edge_id: edges with both ends here, by ascending target or by id, int64 ``[l]``.
-        source, target: places of their ends in ``node_id``, int32 ``[l]``.
-        cross: edges with one end here.
-        load: edges into each rank's nodes, int64 ``[P]``.
-    """
-
-    node_id: Tensor
-    edge_id: Tensor
-    source: Tensor
-    target: Tensor
-    cross: CrossEdges
-    load: Tensor
 
 
 class HaloStore(ShardReader):
@@ -190,49 +180,37 @@ class HaloStore(ShardReader):
         spans["is_post"] = ("edges", *crossing)
         return spans | {"row_id": ("halo", *span(self._rows)), "sum_id": ("halo", *span(self._sums))}
 
-    def rank_edges(self, rank: int, rank_of_part: Tensor) -> RankEdges:
-        """The nodes and edges of the parts that ``rank`` holds.
+    def node_id(self, parts: Sequence[int]) -> Tensor:
+        """The nodes of several parts: global ids, ascending, int64 ``[n]``."""
+        ids = [self.tensor(f"nodes-{part:05d}", "node_id") for part in parts]
+        return ids[0] if len(ids) == 1 else torch.cat(ids).sort().values
 
-        Args:
-            rank: the rank.
-            rank_of_part: int64 ``[P]``.
+    def inside(self, parts: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """The edges between nodes of several parts, those of one target in input order.
+
+        Returns:
+            Global ids, int64 ``[l]``; and the places of sources and targets in :meth:`node_id`, int32 ``[l]``.
 
         Raises:
             StoreError: Something that is needed is missing or damaged.
         """
-        parts = self.parts_of(rank, rank_of_part)
-        owner = rank_of_part.tolist()
-        ids = [self.tensor(f"nodes-{part:05d}", "node_id") for part in parts]
-        node_id = ids[0] if len(ids) == 1 else torch.cat(ids).sort().values
-        place = {part: _place(node_id, own, len(ids) == 1) for part, own in zip(parts, ids, strict=True)}
-        del ids
-        inside = [(p, q) for q in parts for p in parts]
-        across = [
-            (p, q)
-            for p in range(self.num_parts)
-            for q in range(self.num_parts)
-            if (owner[p] == rank) != (owner[q] == rank) and int(self.edges_between[p, q])
-        ]
-        cross = self._cross(across, owner)
-        count = sum(int(self.edges_between[pair]) for pair in inside)
-        edge_id, ends, low = torch.empty(count, dtype=torch.int64), torch.empty(2, count, dtype=torch.int32), 0
-        for p, q in inside:
-            block = self.block(p, q)
-            high = low + len(block["edge_id"])
-            edge_id[low:high] = torch.from_numpy(np.array(block["edge_id"]))
-            for row, (part, name) in enumerate(((p, "source"), (q, "target"))):
-                where, local = place[part], torch.from_numpy(np.array(block[name]))
-                ends[row, low:high] = local if where is None else where[local]
-            self.release(p, q)
+        nodes = None if len(parts) == 1 else self.node_id(parts)
+        place = {} if nodes is None else {part: _places(nodes, self.node_id([part])) for part in parts}
+        count, low = sum(int(self.edges_between[p, q]) for p in parts for q in parts), 0
+        edge_id = torch.empty(count, dtype=torch.int64)
+        source, target = (torch.empty(count, dtype=torch.int32) for _ in range(2))
+        for q in parts:
+
+            def columns(p: int, block: dict[str, Array], q: int = q) -> dict[str, Array]:
+                pairs = (("source", p), ("target", q))
+                return {name: place[part][block[name]] if place else block[name].copy() for name, part in pairs}
+
+            found = self._merged(parts, q, columns)
+            high = low + len(found["edge_id"])
+            for column, name in ((edge_id, "edge_id"), (source, "source"), (target, "target")):
+                column.numpy()[low:high] = found.pop(name)
             low = high
-        if len(parts) > 1:
-            edge_id, order = edge_id.sort()
-            for row in ends:
-                row.copy_(row[order])
-            del order
-        into = torch.zeros(int(rank_of_part.max()) + 1, dtype=torch.int64)
-        load = into.index_add_(0, rank_of_part, self.edges_between.sum(0))
-        return RankEdges(node_id, edge_id, ends[0], ends[1], cross, load)
+        return edge_id, source, target
 
     def parts_of(self, rank: int, rank_of_part: Tensor) -> list[int]:
         """The parts of a rank, ascending."""
@@ -241,57 +219,122 @@ class HaloStore(ShardReader):
             raise StoreError(f"Expected a part for rank {rank} in {self.path} (got {self.num_parts} parts): use fewer")
         return parts
 
-    def _cross(self, pairs: Sequence[tuple[int, int]], owner: Sequence[int]) -> CrossEdges:
-        """Rows and sums are numbered by the lists that the store has of them, which are merged where parts are."""
-        count, low = sum(int(self.edges_between[pair]) for pair in pairs), 0
-        found = {name: np.empty(count, np.int32) for name in ("row_id", "sum_id")}
-        edge_id = torch.empty(count, dtype=torch.int64)
-        is_post = np.empty(count, np.bool_)
-        of_ranks: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        for p, q in pairs:
-            of_ranks.setdefault((owner[p], owner[q]), []).append((p, q))
-        ends: dict[str, list[Array]] = {"row_id": [], "sum_id": []}
-        for ranks in sorted(of_ranks):
-            before = {name: sum(map(len, lists)) for name, lists in ends.items()}
-            place = {}
-            for name, kind in (("row_id", "source"), ("sum_id", "target")):
-                lists = [self.block_list(p, q, name) for p, q in of_ranks[ranks]]
-                distinct, number = np.unique(np.concatenate(lists), return_inverse=True)
-                ends[name].append(distinct)
-                number = (number + before[name]).astype(np.int32)
-                place[name] = (kind, np.split(number, np.cumsum([len(ids) for ids in lists])[:-1]))
-            for turn, (p, q) in enumerate(of_ranks[ranks]):
-                block = self.block(p, q)
-                high = low + len(block["edge_id"])
-                edge_id.numpy()[low:high], is_post[low:high] = block["edge_id"], block["is_post"]
-                for name, (kind, numbers) in place.items():
-                    found[name][low:high] = numbers[turn][_index(block[kind])]
-                self.release(p, q)
-                low = high
-        edge_id, order = edge_id.sort()
-        ordered = {name: torch.from_numpy(found.pop(name))[order] for name in ("row_id", "sum_id")}
-        keys = sorted(of_ranks)
+    def cross(self, rank: int, rank_of_part: Tensor) -> CrossEdges:
+        """The edges between the parts of ``rank`` and those of other ranks.
+
+        Args:
+            rank: the rank.
+            rank_of_part: int64 ``[P]``.
+
+        Raises:
+            StoreError: Something that is needed is missing or damaged.
+        """
+        num_ranks = int(rank_of_part.max()) + 1
+        parts = [self.parts_of(other, rank_of_part) for other in range(num_ranks)]
+        others = [other for other in range(num_ranks) if other != rank]
+        pairs = [(other, rank) for other in others] + [(rank, other) for other in others]
+        between = {(p, q): int(self.edges_between[parts[p]][:, parts[q]].sum()) for p, q in pairs}
+        edge_id = torch.empty(sum(between.values()), dtype=torch.int64)
+        ends = torch.empty(2, edge_id.numel(), dtype=torch.int32)
+        kinds: list[list[Ends]] = [[], []]
+        low, first = 0, [0, 0]
+        for (sender, receiver), count in between.items():
+            if count == 0:
+                continue
+            found = self._between(parts[sender], parts[receiver])
+            edge_id[low : low + count] = found.edge_id
+            for number, kind in enumerate((found.rows, found.sums)):
+                end = torch.full((kind.node.numel(),), sender, dtype=torch.int32)
+                kinds[number].append(Ends(end, torch.full_like(end, receiver), kind.node, kind.is_sent))
+                torch.add((found.row, found.sum)[number], first[number], out=ends[number, low : low + count])
+                first[number] += end.numel()
+            low += count
+            del found
+            if count > _MANY:
+                release_free_memory()  # of what sorting has left
+        return CrossEdges(edge_id, ends[0], ends[1], *map(_joined, kinds))
+
+    def _between(self, senders: Sequence[int], receivers: Sequence[int]) -> CrossEdges:
+        """The edges from parts of one rank into parts of another; ranks are left to the caller."""
+        pairs = [(p, q) for p in senders for q in receivers if int(self.edges_between[p, q])]
+        rows, row_of = self._distinct(pairs, "row_id")
+        sums, sum_of = self._distinct(pairs, "sum_id")
+        is_merged = len(senders) > 1 or len(receivers) > 1
+        is_sent = [None if is_merged else np.zeros(len(ids), np.bool_) for ids in (rows, sums)]
+
+        def columns(p: int, block: dict[str, Array], q: int) -> dict[str, Array]:
+            row, total = row_of[p, q][_index(block["source"])], sum_of[p, q][_index(block["target"])]
+            for sent, number, is_carried in zip(
+                is_sent, (row, total), (block["is_post"], ~block["is_post"]), strict=True
+            ):
+                if sent is not None:
+                    sent[number[is_carried]] = True
+            return {"row": row, "sum": total}
+
+        found = [
+            self._merged([p for p, other in pairs if other == q], q, partial(columns, q=q))
+            for q in receivers
+            if any(other == q for _, other in pairs)
+        ]
+        edge_id, row, total = (
+            torch.from_numpy(np.concatenate([one[name] for one in found])) for name in ("edge_id", "row", "sum")
+        )
+        del found
+        start, row, order = ops.csr_from_edges(total, row, None, len(sums), len(rows))
+        if order is not None:
+            edge_id = edge_id[order]
+            total = torch.repeat_interleave(torch.arange(len(sums), dtype=torch.int32), start.diff())
+        none = torch.empty(0, dtype=torch.int32)
         return CrossEdges(
             edge_id,
-            ordered["row_id"],
-            ordered["sum_id"],
-            torch.from_numpy(is_post)[order],
-            *(_ends(keys, ends[name]) for name in ("row_id", "sum_id")),
+            row,
+            total,
+            *(
+                Ends(none, none, torch.from_numpy(node), None if sent is None else torch.from_numpy(sent))
+                for node, sent in zip((rows, sums), is_sent, strict=True)
+            ),
         )
 
-    def block_list(self, sender: int, receiver: int, name: str) -> Array:
+    def _distinct(self, pairs: Sequence[tuple[int, int]], name: str) -> tuple[Array, dict[tuple[int, int], Array]]:
+        """The distinct ids in a list of some blocks, ascending; and the number of each entry of each list, int32."""
+        lists = [self._list(p, q, name) for p, q in pairs]
+        if len(lists) == 1:
+            return lists[0], {pairs[0]: np.arange(len(lists[0]), dtype=np.int32)}
+        distinct, number = np.unique(np.concatenate(lists), return_inverse=True)
+        bounds = np.cumsum([len(ids) for ids in lists])[:-1]
+        return distinct, dict(zip(pairs, np.split(number.astype(np.int32), bounds), strict=True))
+
+    def _list(self, sender: int, receiver: int, name: str) -> Array:
         """``row_id`` or ``sum_id`` of a block, a copy that :meth:`block` has yet to check."""
         kind, low, high = self._spans(sender, receiver)[name]
         rows: Array = self.file(f"{kind}-{receiver:05d}").rows(name, low, high).copy()
         return rows
 
+    def _merged(
+        self, senders: Sequence[int], receiver: int, columns: Callable[[int, dict[str, Array]], dict[str, Array]]
+    ) -> dict[str, Array]:
+        """The ids of the edges from some parts into one, and what is made of their blocks; of each target in order."""
+        found = []
+        for sender in senders:
+            block = self.block(sender, receiver)
+            found.append({"edge_id": block["edge_id"].copy()} | columns(sender, block))
+            del block
+            self.release(sender, receiver)
+        if len(found) == 1:
+            return found[0]
+        whole = {name: np.concatenate([one.pop(name) for one in found]) for name in list(found[0])}
+        order = torch.from_numpy(whole["edge_id"]).argsort().numpy()
+        return {name: column[order] for name, column in whole.items()}
 
-def _ends(keys: Sequence[tuple[int, int]], lists: Sequence[Array]) -> Ends:
-    """The lists of pairs of ranks, one after another."""
-    sizes = torch.tensor([len(ids) for ids in lists], dtype=torch.int64)
-    pair = torch.tensor(keys, dtype=torch.int64).view(-1, 2).repeat_interleave(sizes, 0)
-    node = torch.from_numpy(np.concatenate(lists)) if lists else torch.empty(0, dtype=torch.int64)
-    return Ends(pair[:, 0].contiguous(), pair[:, 1].contiguous(), node)
+
+def _joined(ends: Sequence[Ends]) -> Ends:
+    """One after another."""
+    if not ends:
+        none = torch.empty(0, dtype=torch.int32)
+        return Ends(none, none, none.long(), none.bool())
+    sent = [one.is_sent for one in ends if one.is_sent is not None]
+    sender, receiver, node = (torch.cat([getattr(e, name) for e in ends]) for name in ("sender", "receiver", "node"))
+    return Ends(sender, receiver, node, torch.cat(sent) if len(sent) == len(ends) else None)
 
 
 def _num_distinct(ids: Array, bound: int) -> int:
@@ -300,9 +343,10 @@ def _num_distinct(ids: Array, bound: int) -> int:
     return int(is_there.sum())
 
 
-def _place(node_id: Tensor, own: Tensor, is_all: bool) -> Tensor | None:
-    """The place of a part's nodes among all of a rank's, int32; None: they are all."""
-    return None if is_all else torch.searchsorted(node_id, own).to(torch.int32)
+def _places(node_id: Tensor, own: Tensor) -> Array:
+    """The place of a part's nodes among all of a rank's, int32."""
+    place: Array = torch.searchsorted(node_id, own, out_int32=True).numpy()
+    return place
 
 
 def _index(local: Array) -> Array:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from stored_graphs import differences, same, skewed_graph, write
 from torch import Tensor, nn
+from torch_geometric.data import Data
 from workers import Workers
 
 Pools = Callable[[int], Workers]
@@ -68,12 +69,34 @@ def merged_share(path: str) -> None:
     assert opened.plan == plan_of_store(Path(path), world_size(), "hybrid")
     assert same(made.x.to_local(), opened.x.to_local()), rank()
     assert same(made.edge_attr.to_local(), opened.edge_attr.to_local()), rank()
+    for conv in ("gcn", "sage"):
+        one, other = training(made, conv), training(opened, conv)
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_merged_parts(workers: Pools, tmp_path: Path, world_size: int) -> None:
     path = write(skewed_graph(), tmp_path, uneven(200, 16), 16)
     workers(world_size).run(merged_share, str(path))
+
+
+def test_merged_parts_have_another_cover(tmp_path: Path) -> None:
+    """Of two minimum covers, that of the rank with fewer in-edges: a part that brings edges turns the choice."""
+    from pyg_dist.data.stored_halo import stored_share
+    from pyg_dist.plan import halo_share
+    from pyg_dist.store.halo_reader import HaloStore
+    from pyg_dist.store.manifest import Manifest
+
+    link = torch.tensor([[0, 0, 1, 1], [2, 3, 2, 3]])
+    edge_index = torch.cat([link, torch.tensor([[4], [5]]).expand(2, 9)], dim=1)
+    parts, ranks = torch.tensor([0, 0, 1, 1, 2, 2]), torch.tensor([0, 1, 0])
+    path = write(Data(x=torch.ones(6, 1), edge_index=edge_index, num_nodes=6), tmp_path, parts, 3)
+    store = HaloStore(path, Manifest.load(path))
+    for rank, num_lent in enumerate((0, 4)):
+        assert stored_share(store, rank, torch.arange(3), "hybrid").sums.weights_to_send.numel() == num_lent
+        opened = stored_share(store, rank, ranks, "hybrid")
+        assert opened.sums.weights_to_send.numel() == 0
+        assert differences(halo_share(edge_index, ranks[parts], rank, 2), opened) == []
 
 
 def training(data: Any, conv: str) -> list[Tensor]:

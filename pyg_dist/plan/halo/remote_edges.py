@@ -8,11 +8,12 @@ into i.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from pyg_dist.backend import ops
 from pyg_dist.plan.halo.vertex_cover import Cover, minimum_vertex_cover
 
 Exchange = Literal["post", "pre", "hybrid"]
@@ -21,10 +22,11 @@ EXCHANGES: tuple[Exchange, ...] = ("post", "pre", "hybrid")
 
 @dataclass(frozen=True)
 class Candidates:
-    """Rows that could be sent, in the order (sender, receiver, node).
+    """Rows that could be sent, in the order (sender, receiver, node); of one rank, those that arrive first.
 
     Attributes:
-        sender, receiver, node: int64 ``[k]``.
+        sender, receiver: ranks, int32 ``[k]``.
+        node: global ids, int64 ``[k]``.
     """
 
     sender: Tensor
@@ -35,15 +37,23 @@ class Candidates:
         return self.node.numel()
 
 
+class Arriving(NamedTuple):
+    """How many remote edges, rows and sums of a rank end there; they are before those that begin there."""
+
+    edges: int
+    rows: int
+    sums: int
+
+
 @dataclass(frozen=True)
 class RemoteEdges:
-    """See the module.
+    """See the module. By ascending ``sum``, in input order for each: both ranks of a pair have them in the same order.
 
     Attributes:
         num_ranks: number of ranks P.
-        edge: global ids of the edges, ascending, int64 ``[m]``.
-        row: which row of ``rows`` could carry each edge, integers ``[m]``.
-        sum: which sum of ``sums`` could carry each edge, integers ``[m]``.
+        edge: global ids of the edges, int64 ``[m]``.
+        row: which row of ``rows`` could carry each edge, int32 ``[m]``.
+        sum: which sum of ``sums`` could carry each edge, int32 ``[m]``.
         rows: the rows; their node is a source.
         sums: the partial sums; their node is a target.
         load: in-edges of the nodes of each rank, ``[P]``.
@@ -72,36 +82,48 @@ class RemoteEdges:
             is_remote &= (sender == rank) | (receiver == rank)
         edge = is_remote.nonzero().view(-1)
         source, target = edge_index[0, edge], edge_index[1, edge]
-        return RemoteEdges.of_list(edge, source, target, sender[edge], receiver[edge], parts.numel(), load)
+        return RemoteEdges.of_list(edge, source, target, sender[edge], receiver[edge], parts.numel(), load, rank)
 
     @staticmethod
     def of_list(
-        edge: Tensor, source: Tensor, target: Tensor, sender: Tensor, receiver: Tensor, num_nodes: int, load: Tensor
+        edge: Tensor,
+        source: Tensor,
+        target: Tensor,
+        sender: Tensor,
+        receiver: Tensor,
+        num_nodes: int,
+        load: Tensor,
+        rank: int | None = None,
     ) -> RemoteEdges:
         """Of edges that are known with the owners of both ends. Not collective, O(m log m) time.
 
         Args:
-            edge: see the class.
+            edge: see the class, here in input order.
             source: of each edge.
             target: of each edge.
             sender: the owner of its source.
             receiver: the owner of its target.
             num_nodes: nodes of the whole graph.
             load: see the class.
+            rank: where all of them begin or end.
         """
         num_ranks = load.numel()
-        pair = sender.long() * num_ranks + receiver
-        row, rows = _candidates(pair, source, num_nodes, num_ranks)
-        sums_of, sums = _candidates(pair, target, num_nodes, num_ranks)
-        return RemoteEdges(num_ranks, edge, row, sums_of, rows, sums, load)
+        if rank is None:
+            pair = sender.long() * num_ranks + receiver
+        else:
+            pair = torch.where(sender == rank, num_ranks + receiver.long(), sender.long())
+        row, rows = _candidates(pair, source, num_nodes, num_ranks, rank)
+        sums_of, sums = _candidates(pair, target, num_nodes, num_ranks, rank)
+        start, row, place = ops.csr_from_edges(sums_of, row, None, len(sums), len(rows))
+        number = torch.arange(len(sums), dtype=torch.int32)
+        sums_of = torch.repeat_interleave(number, start.diff(), output_size=row.numel())
+        return RemoteEdges(num_ranks, edge if place is None else edge[place], row, sums_of, rows, sums, load)
 
-    def known_cover(self, is_post: Tensor) -> Cover:
-        """The cover of which it is known which edges are post edges, bool ``[m]``: no matching is needed."""
-        left = torch.zeros(len(self.rows), dtype=torch.bool)
-        right = torch.zeros(len(self.sums), dtype=torch.bool)
-        left[self.row[is_post]] = True
-        right[self.sum[~is_post]] = True
-        return Cover(left, right)
+    def arriving(self, rank: int) -> Arriving:
+        """How many end on ``rank``, where all of them begin or end: they are the first ones."""
+        rows, sums = (int((kind.receiver == rank).sum()) for kind in (self.rows, self.sums))
+        edges = int(torch.searchsorted(self.sum, torch.tensor(sums, dtype=torch.int32)))
+        return Arriving(edges, rows, sums)
 
     def cover(self, exchange: Exchange) -> Cover:
         """Which rows (left) and sums (right) are sent. An edge whose row is sent is a post edge, else a pre edge.
@@ -122,9 +144,15 @@ class RemoteEdges:
         return minimum_vertex_cover(self.row, self.sum, len(self.rows), len(self.sums), receiver_multiplies)
 
 
-def _candidates(pair: Tensor, node: Tensor, num_nodes: int, num_ranks: int) -> tuple[Tensor, Candidates]:
+def _candidates(
+    pair: Tensor, node: Tensor, num_nodes: int, num_ranks: int, rank: int | None
+) -> tuple[Tensor, Candidates]:
     """Number the distinct (pair of ranks, node): the number of each edge, and what the numbers stand for."""
     keys, number = torch.unique(pair * num_nodes + node, sorted=True, return_inverse=True)
     stride = max(num_nodes, 1)
-    pair_of = keys // stride
-    return number, Candidates(pair_of // num_ranks, pair_of % num_ranks, keys % stride)
+    pair_of = (keys // stride).to(torch.int32)
+    sender, receiver = pair_of // num_ranks, pair_of % num_ranks
+    if rank is not None:
+        leaves, peer = sender == 1, receiver
+        sender, receiver = torch.where(leaves, rank, peer), torch.where(leaves, peer, rank)
+    return number, Candidates(sender, receiver, keys % stride)

@@ -24,29 +24,29 @@ from pyg_dist.plan.halo.transfer import Places, no_transfer, transfer
 class RemoteLinks:
     """What a rank knows of the edges between itself and others, and of where its nodes are.
 
-    The edges are a pattern, rows that could be sent by sums that could be sent
+    The edges are a pattern, sums that could be sent by rows that could be sent
     (:class:`~pyg_dist.plan.halo.remote_edges.RemoteEdges`): both ranks of a pair have them in the same order.
 
     Attributes:
         rows: the rows.
         sums: the sums.
-        rowptr: int64 ``[len(rows) + 1]``, the edges of each row.
-        sum: int32 ``[m]``, the sum that could carry each edge; edges of one row are in input order.
+        rowptr: int64 ``[len(sums) + 1]``, the edges of each sum.
+        row: int32 ``[m]``, the row that could carry each edge; edges of one sum are in input order.
         place: ``[m]`` integers. Of an edge that ends here, its place in the rank's edge storage; of one that begins
             here, in the list of borrowed values.
         load: in-edges of the nodes of each rank, ``[P]``.
         node_id: global ids of the rank's nodes, ascending, int64 ``[n]``.
-        row: local id of each of them, integers ``[n]``.
+        local_id: of each of them, integers ``[n]``.
     """
 
     rows: Candidates
     sums: Candidates
     rowptr: Tensor
-    sum: Tensor
+    row: Tensor
     place: Tensor
     load: Tensor
     node_id: Tensor
-    row: Tensor
+    local_id: Tensor
 
     @staticmethod
     def of(share: HaloShare, incoming: Tensor, outgoing: Tensor, sender: Tensor, receiver: Tensor, load: Tensor) -> (
@@ -77,22 +77,23 @@ class RemoteLinks:
             torch.cat([own(sender, share.rank), receiver])[order],
             share.num_nodes,
             load,
+            share.rank,
         )
-        rowptr, sums, place = ops.csr_from_edges(found.row, found.sum, found.edge, len(found.rows), len(found.sums))
+        rowptr = torch.searchsorted(found.sum, torch.arange(len(found.sums) + 1, dtype=torch.int32))
         is_ascending = bool((share.node_id.diff() > 0).all())
         node_id, row = (share.node_id, torch.arange(share.node_id.numel())) if is_ascending else share.node_id.sort()
-        assert place is not None
-        return RemoteLinks(found.rows, found.sums, rowptr, sums, _small(place), load, node_id, _small(row))
+        return RemoteLinks(
+            found.rows, found.sums, rowptr, found.row, _small(found.edge), load, node_id, _small(row)
+        )  # fmt: skip
 
     def between(self, node_id: Tensor) -> tuple[RemoteEdges, Tensor]:
         """The edges with both ends in an ascending list, and where the nodes of their rows stand in it."""
         at_row = ops.find_sorted(node_id, self.rows.node)
         of_row = (at_row >= 0).nonzero().view(-1)
         of_sum = (ops.find_sorted(node_id, self.sums.node) >= 0).nonzero().view(-1)
-        rowptr, sums_of, entry, *_ = ops.restrict_csr(self.rowptr, self.sum, of_row, of_sum, len(self.sums))
-        edges_of_row = rowptr.diff()
-        row, of_row = _used(torch.repeat_interleave(torch.arange(of_row.numel()), edges_of_row), of_row)
-        sums_of, of_sum = _used(sums_of.long(), of_sum)
+        rowptr, row, entry, *_ = ops.restrict_csr(self.rowptr, self.row, of_sum, of_row, len(self.rows))
+        sums_of, of_sum = _used(torch.repeat_interleave(torch.arange(of_sum.numel()), rowptr.diff()), of_sum)
+        row, of_row = _used(row.long(), of_row)
         rows, sums = _some(self.rows, of_row), _some(self.sums, of_sum)
         edges = RemoteEdges(self.load.numel(), self.place[entry].long(), row, sums_of, rows, sums, self.load)
         return edges, at_row[of_row]
@@ -126,7 +127,7 @@ def restricted(share: HaloShare, links: RemoteLinks, node_id: Tensor) -> Restric
     rank = share.rank
     place = ops.find_sorted(links.node_id, node_id)
     position = (place >= 0).nonzero().view(-1)
-    of_sample = _at(links.row, _at(place, position)).long()
+    of_sample = _at(links.local_id, _at(place, position)).long()
     order = torch.from_numpy(np.argsort(of_sample.numpy(), kind="stable"))  # inner and boundary nodes: two runs
     row = _at(of_sample, order)
     num_local, num_inner = row.numel(), int((row < share.num_inner).sum())
@@ -144,7 +145,7 @@ def restricted(share: HaloShare, links: RemoteLinks, node_id: Tensor) -> Restric
         exchange=share.exchange,
     )
     kinds = [kind for kind in EXCHANGES if kind in ("post", share.exchange)]
-    if links.sum.numel() == 0:  # one rank
+    if links.row.numel() == 0:  # one rank
         none = torch.empty(0, dtype=torch.int64)
         nothing = no_transfer(share.num_ranks, num_local, num_local - num_inner)
         alone = share_of(
@@ -157,30 +158,23 @@ def restricted(share: HaloShare, links: RemoteLinks, node_id: Tensor) -> Restric
         return Restriction(alone, row, local_edge, none, none.view(2, 0))
 
     remote, halo_id = links.between(node_id)
-    arrives = remote.rows.receiver[remote.row] == rank
-    target = remote.sums.node[remote.sum[arrives]]
     own_id, own_row = _at(node_id, position), torch.empty_like(order).scatter_(0, order, torch.arange(num_local))
-    remote_order = torch.argsort(own_row[torch.searchsorted(own_id, target)], stable=True)
-    place = torch.empty_like(remote_order).scatter_(
-        0, remote_order, torch.arange(local.num_entries, local.num_entries + remote_order.numel())
-    )
-    edge = torch.cat([local_edge, remote.edge[arrives][remote_order]])
+    places = Places.of(rank, own_id, own_row, num_inner, remote, local.num_entries)
+    edge = torch.cat([local_edge, places.stored(remote.edge[: places.arriving.edges])])
 
-    places = Places(rank, own_id, own_row, num_inner, place)
     covers = {kind: remote.cover(kind) for kind in kinds}
     post = transfer(remote, covers["post"], places)
     cover = covers[share.exchange]
     sums = post if share.exchange == "post" else transfer(remote, cover, places)
-    borrowed = _borrowed(remote, cover.left, rank)
-    arriving = remote.rows.receiver == rank
-    sent = (remote.rows.sender == rank, remote.sums.sender == rank)
+    here = places.arriving
+    borrowed = here.edges + (~cover.left[remote.row[here.edges :]]).nonzero().view(-1)
     result = share_of(
         edge_id=_at(share.edge_id, edge),
         post=post,
         sums=sums,
-        halo_id=halo_id[arriving],
+        halo_id=halo_id[: here.rows],
         rows_sent={
-            kind: int((cover.left & sent[0]).sum() + (cover.right & sent[1]).sum()) for kind, cover in covers.items()
+            kind: int(cover.left[here.rows :].sum() + cover.right[here.sums :].sum()) for kind, cover in covers.items()
         },
     )
     ends = torch.stack([remote.rows.node[remote.row[borrowed]], remote.sums.node[remote.sum[borrowed]]])
@@ -196,19 +190,12 @@ def _used(number: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
     """The candidates that some edge needs, and their numbers among these."""
     used = torch.zeros(candidates.numel(), dtype=torch.bool)
     used[number] = True
-    place = torch.cumsum(used, 0) - 1
+    place = torch.cumsum(used, 0, dtype=torch.int32) - 1
     return place[number], candidates[used]
 
 
 def _some(candidates: Candidates, chosen: Tensor) -> Candidates:
     return Candidates(candidates.sender[chosen], candidates.receiver[chosen], candidates.node[chosen])
-
-
-def _borrowed(remote: RemoteEdges, row_is_sent: Tensor, rank: int) -> Tensor:
-    """The edges that are summed here, in the order in which :func:`~.transfer.transfer` numbers their values."""
-    starts_here = remote.rows.sender[remote.row] == rank
-    summed = (starts_here & ~row_is_sent[remote.row]).nonzero().view(-1)
-    return summed[torch.argsort(remote.sums.receiver[remote.sum[summed]], stable=True)]
 
 
 def _small(numbers: Tensor) -> Tensor:

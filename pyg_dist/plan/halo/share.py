@@ -7,12 +7,13 @@ id* its row on its rank, *slot* a halo row's place in the receive buffer.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.ops.memory import trim_heap
+from pyg_dist.backend.ops.memory import release_free_memory
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.plan.halo.remote_edges import EXCHANGES, Exchange, RemoteEdges
 from pyg_dist.plan.halo.transfer import Places, Transfer, transfer
@@ -31,8 +32,8 @@ class HaloShare:
         node_id: global ids of the local rows, int64 ``[n]``: first the *inner* nodes, all of whose sources are
             local, then the *boundary* nodes, each in ascending order of global id (input order is often local).
         num_inner: local rows before the first boundary node. They are finished before any message arrives.
-        edge_id: global ids of the edges of this rank, int64 ``[e]``: local edges by target, then halo edges by
-            target; edges of one target keep their input order. This is the order of edge storage.
+        edge_id: global ids of the edges of this rank, int64 ``[e]``: local edges by target, then halo edges by target
+            and owner of the source, each in input order. This is the order of edge storage.
         local: rows are local ids, columns local ids; entries are ``edge_id[:local.num_entries]``.
         post: brings the halo's rows themselves, for whatever cannot be summed on the way.
         sums: brings sums with constant weights by the chosen exchange; with ``"post"``, the same object as ``post``.
@@ -96,23 +97,23 @@ def halo_share(
     ascending = (parts == rank).nonzero().view(-1)
     is_local = (parts[target] == rank) & (parts[source] == rank)
     local_edge = is_local.nonzero().view(-1)
-    ends = torch.searchsorted(ascending, edge_index[:, local_edge])
     remote = RemoteEdges.of(edge_index, parts, num_ranks, rank)
-    inside = LocalEdges(ascending, local_edge, ends[0], ends[1])
-    return share_of(rank, num_nodes, num_edges, inside, remote, exchange, remote.cover("hybrid"), node_id)
+
+    def inside() -> LocalEdges:
+        return LocalEdges(local_edge, *torch.searchsorted(ascending, edge_index[:, local_edge], out_int32=True))
+
+    return share_of(rank, num_nodes, num_edges, ascending, inside, remote, exchange, remote.cover("hybrid"), node_id)
 
 
 @dataclass(frozen=True)
 class LocalEdges:
-    """A rank's nodes, and the edges between them.
+    """The edges between a rank's own nodes, which are numbered in ascending order of their global ids.
 
     Attributes:
-        node_id: global ids of the nodes, ascending, int64 ``[n]``.
         edge_id: global ids of the edges; those of one target in input order, int64 ``[l]``.
-        source, target: places of their ends in ``node_id``, integers ``[l]``.
+        source, target: numbers of their ends, int32 ``[l]``.
     """
 
-    node_id: Tensor
     edge_id: Tensor
     source: Tensor
     target: Tensor
@@ -122,7 +123,8 @@ def share_of(
     rank: int,
     num_nodes: int,
     num_edges: int,
-    inside: LocalEdges,
+    ascending: Tensor,
+    inside: Callable[[], LocalEdges],
     remote: RemoteEdges,
     exchange: Exchange,
     hybrid: Cover,
@@ -134,20 +136,17 @@ def share_of(
         rank: whose share.
         num_nodes: nodes of the whole graph.
         num_edges: edges of the whole graph.
-        inside: the edges within the rank.
+        ascending: the rank's nodes, in ascending order of their global ids.
+        inside: gives the edges within the rank, which are not kept.
         remote: those that begin or end there.
         exchange: what to send for sums.
         hybrid: the cover of ``"hybrid"``.
         node_id: see :func:`halo_share`.
     """
-    ascending, num_local = inside.node_id, inside.node_id.numel()
-    arrives = (remote.rows.receiver == rank)[remote.row]
-    is_ours = remote.sums.receiver == rank
-    place_of_sum = torch.full((len(remote.sums),), -1, dtype=torch.int32)
-    place_of_sum[is_ours] = torch.searchsorted(ascending, remote.sums.node[is_ours], out_int32=True)
-    target = place_of_sum[remote.sum[arrives]]
+    num_local = ascending.numel()
+    arriving = remote.arriving(rank)
     on_boundary = torch.zeros(num_local, dtype=torch.bool)
-    on_boundary[place_of_sum[is_ours]] = True
+    on_boundary[torch.searchsorted(ascending, remote.sums.node[: arriving.sums])] = True
     if node_id is None:
         order = torch.cat([(~on_boundary).nonzero().view(-1), on_boundary.nonzero().view(-1)])
         node_id = ascending[order]
@@ -156,25 +155,18 @@ def share_of(
     row_of = torch.empty(num_local, dtype=torch.int32).scatter_(0, order, torch.arange(num_local, dtype=torch.int32))
     boundary = on_boundary[order].nonzero()
     num_inner = int(boundary[0]) if boundary.numel() else num_local
+    del on_boundary, order, boundary
 
-    # Edge storage: local edges before halo edges, each by target.
-    local = CSR.from_edges(row_of[inside.target], row_of[inside.source], None, num_local, num_local)
-    local_edge = inside.edge_id[local.edge]
-    local = replace(local, place=None)
-    remote_order = torch.argsort(row_of[target], stable=True)
-    place = torch.empty_like(remote_order).scatter_(
-        0, remote_order, torch.arange(local.num_entries, local.num_entries + remote_order.numel())
-    )
-    edge_id = torch.cat([local_edge, remote.edge[arrives][remote_order]])
-    del inside, local_edge, target, remote_order, arrives
-    trim_heap()  # of what sorting has left
-
-    places = Places(rank, ascending, row_of, num_inner, place)
+    local, local_edge = _laid_out(inside, row_of)
+    _release(local.num_entries)
+    places = Places.of(rank, ascending, row_of, num_inner, remote, local.num_entries)
+    edge_id = torch.cat([local_edge, places.stored(remote.edge[: arriving.edges])])
+    del local_edge
+    _release(edge_id.numel())
     covers = {kind: hybrid if kind == "hybrid" else remote.cover(kind) for kind in EXCHANGES}
     post = transfer(remote, covers["post"], places)
-    trim_heap()
+    _release(edge_id.numel())
     sums = post if exchange == "post" else transfer(remote, covers[exchange], places)
-    row_is_sent, sum_is_sent = remote.rows.sender == rank, remote.sums.sender == rank
     return HaloShare(
         rank=rank,
         num_ranks=remote.num_ranks,
@@ -186,13 +178,31 @@ def share_of(
         local=local,
         post=post,
         sums=sums,
-        halo_id=remote.rows.node[remote.rows.receiver == rank],
+        halo_id=remote.rows.node[: arriving.rows].clone(),
         exchange=exchange,
         rows_sent={
-            kind: int((cover.left & row_is_sent).sum() + (cover.right & sum_is_sent).sum())
+            kind: int(cover.left[arriving.rows :].sum() + cover.right[arriving.sums :].sum())
             for kind, cover in covers.items()
         },
     )
+
+
+def _release(num_edges: int) -> None:
+    """Give back what sorting has left, if it is worth the call."""
+    if num_edges > 1 << 16:
+        release_free_memory()
+
+
+def _laid_out(inside: Callable[[], LocalEdges], row_of: Tensor) -> tuple[CSR, Tensor]:
+    """The pattern of local edges by local ids, and their global ids in the order of its entries."""
+    edges = inside()
+    edge_id, target, source = edges.edge_id, row_of.index_select(0, edges.target), edges.source
+    del edges  # each of them takes as much as the pattern
+    source = row_of.index_select(0, source)
+    csr = CSR.from_edges(target, source, None, row_of.numel(), row_of.numel())
+    del source, target
+    _release(csr.num_entries)
+    return replace(csr, place=None), edge_id if csr.place is None else edge_id.index_select(0, csr.place)
 
 
 def _picked(csr: CSR, picked: Tensor, num_edges: int) -> CSR:
