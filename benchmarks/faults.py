@@ -1,12 +1,16 @@
-"""What it costs that ranks which diverge are told: an epoch of cora's two-layer GCN with the check and without.
+"""What it costs that ranks which diverge are told: an epoch of cora's two-layer GCN with each check and without it.
 
     torchrun --standalone --nproc-per-node 2 benchmarks/faults.py --data cora.npz
 
-The check is the number, kind, size and user's line of every collective call, mixed into the tag of its messages, and
-the note of the last calls (``pyg_dist/backend/comm/calls.py``). Without it a call is only counted. Epochs with and
-without take turns in the same processes, the first of each pair in turn, and an epoch is as long as its slowest rank.
-The median of the pairs' ratios is the result; other programs on the machine disturb both epochs of a pair alike.
-``calls`` is how many a rank makes in an epoch, ``us per call`` what the check takes of the processor in each.
+The check of *calls* is the number, kind, size and user's line of every collective call, mixed into the tag of its
+messages, and the note of the last calls (``pyg_dist/backend/comm/calls.py``). Without it a call is only counted. The
+check of *replicas* is the digests of plain tensors that meet distributed rows, parameters among them, and the number
+that small sums carry for it (``pyg_dist/backend/comm/replicas.py``). Epochs with a check and without it take turns in
+the same processes, the first of each pair in turn, and an epoch is as long as its slowest rank. The median of the
+pairs' ratios is the result; other programs on the machine disturb both epochs of a pair alike. ``cpu us`` is what a
+rank's thread takes of the processor for the check in an epoch, ``calls`` how many calls it makes in it. Parameters are
+compared in one epoch of eight: *parameters* is what such an epoch takes beside one that compares other tensors alone,
+and ``replicas`` at the end is the sum of both, with an eighth of the one, by the clock and by the processor.
 """
 
 from __future__ import annotations
@@ -17,9 +21,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import machine
 import numpy as np
@@ -29,7 +35,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 import pyg_dist
-from pyg_dist.backend.comm import calls
+from pyg_dist.backend.comm import calls, group, replicas
 from pyg_dist.backend.comm.group import world_group
 from pyg_dist.conv import DistributedGCNConv as GCNConv
 
@@ -51,11 +57,16 @@ def main() -> None:
         return
     report = {"machine": machine.describe(), "ranks": pyg_dist.world_size(), "pairs": options.pairs, "layouts": found}
     options.out.write_text(json.dumps(report, indent=2) + "\n")
-    sys.stdout.write("layout  with ms  without ms  median ratio  calls  us per call\n")
+    sys.stdout.write("layout  check       with ms  without ms  median ratio  cpu us  cpu ratio\n")
     for layout, row in found.items():
+        for name, times in row["checks"].items():
+            sys.stdout.write(
+                f"{layout:6}  {name:10}  {times['with_ms']:7.2f}  {times['without_ms']:10.2f}  "
+                f"{times['median_ratio']:12.4f}  {times['cpu_us']:6.1f}  {times['cpu_ratio']:9.4f}\n"
+            )
         sys.stdout.write(
-            f"{layout:6}  {row['with_ms']:7.2f}  {row['without_ms']:10.2f}  {row['median_ratio']:12.4f}  "
-            f"{row['calls']:5}  {row['us_per_call']:11.2f}\n"
+            f"{layout:6}  {row['calls']} calls, {row['us_per_call']:.2f} us each; "
+            f"replicas {row['replicas']['median_ratio']:.4f}, cpu {row['replicas']['cpu_ratio']:.4f}\n"
         )
 
 
@@ -85,8 +96,8 @@ class Net(torch.nn.Module):
         return self.second(x, edges)
 
 
-def measure(graph: Data, layout: str, num_pairs: int) -> dict[str, float]:
-    """Epochs with the check and without, in turns (collective)."""
+def measure(graph: Data, layout: str, num_pairs: int) -> dict[str, Any]:
+    """Epochs with each check and without it, in turns (collective)."""
     data = pyg_dist.DistributedData(graph, layout=layout)
     torch.manual_seed(0)
     model = Net(graph.num_features, int(graph.y.max()) + 1)
@@ -103,29 +114,49 @@ def measure(graph: Data, layout: str, num_pairs: int) -> dict[str, float]:
     before = num_calls()
     epoch()
     per_epoch = num_calls() - before
-    pairs = []
+    pairs: dict[str, list[tuple[Seconds, Seconds]]] = {name: [] for name in CHECKS}
     for number in range(num_pairs):
-        seconds = {}
-        for is_on in (True, False) if number % 2 else (False, True):
-            with check(is_on):
-                seconds[is_on] = timed(epoch)
-        pairs.append((seconds[True], seconds[False]))
+        for name, (with_it, without_it) in CHECKS.items():
+            taken = {}
+            for is_on in (True, False) if number % 2 else (False, True):
+                with with_it() if is_on else without_it():
+                    taken[is_on] = timed(epoch)
+            pairs[name].append((taken[True], taken[False]))
+    checks = {name: compared(of_check) for name, of_check in pairs.items()}
     return {
-        "with_ms": 1e3 * statistics.median(a for a, _ in pairs),
-        "without_ms": 1e3 * statistics.median(b for _, b in pairs),
-        "median_ratio": statistics.median(a / b for a, b in pairs),
+        "checks": checks,
+        "replicas": {
+            kind: checks["tensors"][kind] + (checks["parameters"][kind] - 1) / replicas._PARAMETERS_EVERY
+            for kind in ("median_ratio", "cpu_ratio")
+        },
         "calls": per_epoch,
         "us_per_call": us_per_call(),
     }
 
 
-def timed(epoch: Callable[[], None]) -> float:
-    """Seconds of the slowest rank (collective)."""
+Seconds = tuple[float, float]
+"""Of the slowest rank by the clock, and of this rank's main thread on its processor."""
+
+
+def timed(epoch: Callable[[], None]) -> Seconds:
+    """One epoch (collective)."""
     world_group().meet()
-    start = time.perf_counter()
+    start, start_cpu = time.perf_counter(), time.thread_time()
     epoch()
+    cpu = time.thread_time() - start_cpu
     taken = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
-    return float(world_group().all_reduce_(taken, "max"))
+    return float(world_group().all_reduce_(taken, "max")), cpu
+
+
+def compared(pairs: list[tuple[Seconds, Seconds]]) -> dict[str, float]:
+    """Medians over pairs of epochs with a check and without it."""
+    return {
+        "with_ms": 1e3 * statistics.median(a for (a, _), _ in pairs),
+        "without_ms": 1e3 * statistics.median(b for _, (b, _) in pairs),
+        "median_ratio": statistics.median(a / b for (a, _), (b, _) in pairs),
+        "cpu_us": 1e6 * statistics.median(a - b for (_, a), (_, b) in pairs),
+        "cpu_ratio": statistics.median(a / b for (_, a), (_, b) in pairs),
+    }
 
 
 def num_calls() -> int:
@@ -134,15 +165,38 @@ def num_calls() -> int:
 
 
 @contextmanager
-def check(is_on: bool) -> Iterator[None]:
-    """Switch the check off; it has no option, since it costs next to nothing."""
-    original = calls.Calls.next
-    if not is_on:
-        calls.Calls.next = counted  # type: ignore[method-assign]
-    try:
+def without_calls() -> Iterator[None]:
+    """Switch the check of calls off; it has no option, since it costs next to nothing."""
+    with mock.patch.object(calls.Calls, "next", counted):
         yield
-    finally:
-        calls.Calls.next = original  # type: ignore[method-assign]
+
+
+@contextmanager
+def without_replicas() -> Iterator[None]:
+    """Switch the check of replicas off; it has no option, either."""
+    with mock.patch.object(replicas, "meet", unnoted), mock.patch.object(group, "_SMALL", -1):
+        yield
+
+
+def unnoted(tensor: Tensor) -> None:
+    """``replicas.meet`` that does nothing."""
+
+
+@contextmanager
+def parameters(every: int) -> Iterator[None]:
+    """Compare parameters, too, before one in so many sums."""
+    with mock.patch.object(replicas, "_PARAMETERS_EVERY", every):
+        replicas.restart()
+        replicas.agree()
+        yield
+
+
+NEVER = 2**63
+CHECKS = {
+    "calls": (nullcontext, without_calls),
+    "tensors": (partial(parameters, NEVER), without_replicas),
+    "parameters": (partial(parameters, 1), partial(parameters, NEVER)),
+}
 
 
 def counted(self: calls.Calls, kind: str, dtype: torch.dtype | None = None, size: int = 0) -> int:

@@ -6,6 +6,7 @@ room and imports nothing; :mod:`pyg_dist.backend.session.session` tells it which
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 _suffix = ""
@@ -85,7 +86,7 @@ class NotFiniteError(DataError):
 
 
 class AgreementError(PygDistError):
-    """The ranks were given different data, options or versions; raised on every rank."""
+    """The ranks were given different data, options or versions, or values of a tensor; raised on every rank."""
 
 
 class _LayerError(PygDistError):
@@ -130,3 +131,10 @@ class MissingPackageError(PygDistError, ImportError):
 
 class LibraryNotBuiltError(PygDistError, ImportError):
     """The native library is missing or cannot be loaded; the message says how to build it."""
+
+
+def describe_ranks(ranks: list[int]) -> str:
+    """Describe ascending ranks: [0, 1, 2, 5] is "ranks 0-2, 5"."""
+    runs = [[rank for _, rank in run] for _, run in itertools.groupby(enumerate(ranks), lambda pair: pair[1] - pair[0])]
+    text = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {text}"

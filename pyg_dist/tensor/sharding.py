@@ -15,6 +15,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from pyg_dist.backend.autograd import replicated
 from pyg_dist.backend.autograd.linear_map import apply
+from pyg_dist.backend.comm import replicas
+from pyg_dist.backend.comm.calls import line_in_words, user_line
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.redistribution import Redistribution
 from pyg_dist.backend.session.agreement import digest
@@ -163,16 +165,27 @@ class RowSharding:
 
     def gather(self, local: Tensor) -> Tensor:
         """All rows, in the global order, on every rank; differentiable (collective)."""
+        self.group.meet("gather")  # it compares, as all small sums do, what plain tensors went into the rows
         order, mine = self._gathered_position.to(local.device), self.position.to(local.device)
         return replicated.all_gather_rows(local, self.group, self.counts, order, mine)
 
     def slice(self, full: Tensor) -> Tensor:
         """This rank's rows of a replicated tensor with ``size`` rows; differentiable."""
-        return replicated.copy_to_ranks(full, self.group).index_select(0, self.position.to(full.device))
+        return self.copy_to_ranks(full).index_select(0, self.position.to(full.device))
 
     def copy_to_ranks(self, tensor: Tensor) -> Tensor:
-        """See :func:`~pyg_dist.backend.autograd.replicated.copy_to_ranks`."""
-        return replicated.copy_to_ranks(tensor, self.group)
+        """:func:`~pyg_dist.backend.autograd.replicated.copy_to_ranks` of a tensor that a script has given.
+
+        The next small sum tells whether it is the same on every rank (:mod:`pyg_dist.backend.comm.replicas`).
+        """
+        entered = replicated.copy_to_ranks(tensor, self.group)
+        self.meet(tensor)
+        return entered
+
+    def meet(self, tensor: Tensor) -> None:
+        """Note a plain tensor that a script has given (:mod:`pyg_dist.backend.comm.replicas`)."""
+        if self.group.size > 1:
+            replicas.meet(tensor)
 
     def reduce_from_ranks(self, tensor: Tensor) -> Tensor:
         """See :func:`~pyg_dist.backend.autograd.replicated.reduce_from_ranks` (collective)."""
@@ -459,8 +472,7 @@ def require_same(group: Group, mine: str, what: str) -> None:
     """
     digests = group.gather_counts(int(mine[:15], 16))  # of 60 bits
     if len(set(digests)) > 1:
-        ranks = [rank for rank, other in enumerate(digests) if other != digests[group.rank]]
         raise AgreementError(
-            f"Expected the same {what} on every rank (ranks {ranks} have another): seed the generator that draws it, "
-            f"or draw it after pyg_dist.init()"
+            f"Expected the same {what} on every rank (got another on {replicas.others(digests, group)}) at "
+            f"{line_in_words(*user_line()[:2])}: seed the generator that draws it, or draw it after pyg_dist.init()"
         )

@@ -8,6 +8,7 @@ is mixed into the call's *tag*, which is the tag of its messages
 
 from __future__ import annotations
 
+import linecache
 import os
 import sys
 import tempfile
@@ -23,6 +24,9 @@ _TAG_BITS = 0x7FFFFFFF
 
 # More than the calls whose messages fly at the same time: ranks are never further apart in one group.
 _NUM_RECENT = 16
+
+_MAX_CODE = 60
+"""Characters of a source line that a message shows."""
 
 _OURS = ("pyg_dist", "torch", "torch_geometric")
 _THROUGH = ("contextlib", "functools")
@@ -52,11 +56,6 @@ class Call(NamedTuple):
     size: int
     file: str
     line: int
-
-    @property
-    def where(self) -> str:
-        """The user's line."""
-        return f"{os.path.basename(self.file)}:{self.line}" if self.file else "an unknown line"
 
     @property
     def what(self) -> str:
@@ -89,20 +88,7 @@ class Calls:
     def next(self, kind: str, dtype: torch.dtype | None = None, size: int = 0) -> int:
         """Number and note a call of the user's line that leads here; returns its tag."""
         self.number = number = self.number + 1
-        frame: FrameType | None = sys._getframe(1)
-        file_id = 0
-        while frame is not None:
-            file = frame.f_code.co_filename
-            try:
-                file_id = _file_ids[file]
-            except KeyError:
-                file_id = _file_id(frame)
-            if file_id:
-                line = frame.f_lineno
-                break
-            frame = frame.f_back
-        else:
-            file, line = "", 0
+        file, line, file_id = user_line(2)
         here.last = call = number, kind, dtype, size, file, line
         self.recent.append(call)
         try:
@@ -112,15 +98,37 @@ class Calls:
         return hash((self._id, number, ids, size, file_id, line)) & _TAG_BITS  # of integers: the same in all processes
 
 
-def users_line() -> str:
-    """The user's line that leads here, ``"train.py:41"``; empty where there is none, as in threads of autograd."""
-    frame: FrameType | None = sys._getframe(1)
+def user_line(depth: int = 1) -> tuple[str, int, int]:
+    """The innermost line of the user's among the frames from ``depth`` on: file, line, and a number of the file.
+
+    ``("", 0, 0)`` where there is none, as in threads of autograd.
+    """
+    frame: FrameType | None = sys._getframe(depth)
     while frame is not None:
         file = frame.f_code.co_filename
-        if _file_ids[file] if file in _file_ids else _file_id(frame):
-            return f"{os.path.basename(file)}:{frame.f_lineno}"
+        try:
+            file_id = _file_ids[file]
+        except KeyError:
+            file_id = _file_id(frame)
+        if file_id:
+            return file, frame.f_lineno, file_id
         frame = frame.f_back
-    return ""
+    return "", 0, 0
+
+
+def users_line() -> str:
+    """The user's line that leads here, ``"train.py:41"``; empty where there is none."""
+    file, line, _ = user_line(2)
+    return f"{os.path.basename(file)}:{line}" if file else ""
+
+
+def line_in_words(file: str, line: int) -> str:
+    """``train.py:41 `print(x.sum())` ``."""
+    if not file:
+        return "an unknown line"
+    source = linecache.getline(file, line).strip()
+    cut = source if len(source) <= _MAX_CODE else f"{source[:_MAX_CODE]} ..."
+    return f"{os.path.basename(file)}:{line}{f' `{cut}`' if cut else ''}"
 
 
 def message_tag(tag: int, num_bytes: int) -> int:

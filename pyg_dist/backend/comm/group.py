@@ -14,11 +14,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pyg_dist.backend.comm import replicas
 from pyg_dist.backend.comm.calls import Calls, here
 from pyg_dist.backend.comm.connection import InCall
 from pyg_dist.backend.comm.tagged import TaggedMessages
 from pyg_dist.backend.timing import phase
 from pyg_dist.errors import LaunchError
+
+# Bytes up to which a sum also compares what plain tensors the ranks have met.
+_SMALL = 1 << 12
 
 _REDUCE = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 # What gloo and nccl do not carry, as what they do. Of bytes, "max" is `any` and "min" is `all`.
@@ -97,12 +101,24 @@ class Group:
 
     def _reduced(self, wire: Tensor, op: str, kind: str) -> Tensor:
         tag = self.calls.next(kind, wire.dtype, wire.numel())
+        messages = self.tagged(wire)
+        if messages is not None and wire.nbytes <= _SMALL:
+            return self._compared(messages, wire, op, tag)
         with InCall(self.calls):
-            messages = self.tagged(wire)
             if messages is not None:
                 return messages.all_reduce(wire, op, tag)
             dist.all_reduce(wire, op=_REDUCE[op], group=self.process_group)
         return wire
+
+    def _compared(self, messages: TaggedMessages, wire: Tensor, op: str, tag: int) -> Tensor:
+        """A small sum. Before it is returned, the plain tensors that the ranks have met are compared."""
+        with InCall(self.calls):
+            total, are_equal = messages.all_reduce_with(wire, replicas.digest(), op, tag)
+        if not are_equal:
+            replicas.compare(self)
+        elif self.size == world_group().size:
+            replicas.agree()
+        return total
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum of every rank's tensor, on every rank; what it is given stays as it was."""
@@ -168,10 +184,10 @@ class Group:
         gathered = self.gather_rows(self._on_wire_device(mine), counts).cpu()
         return [piece.numpy().tobytes() for piece in torch.split(gathered, counts)]
 
-    def meet(self) -> None:
-        """Wait until every rank is here."""
+    def meet(self, kind: str = "meeting") -> None:
+        """Wait until every rank is here; ``kind`` is what the call is to be named."""
         if self.size > 1:
-            self._reduced(self._on_wire_device(torch.zeros(1, dtype=torch.uint8)), "sum", "meeting")
+            self._reduced(self._on_wire_device(torch.zeros(1, dtype=torch.uint8)), "sum", kind)
 
     def _on_wire_device(self, tensor: Tensor) -> Tensor:
         """``tensor`` on a device that the group's backend can send from (not collective)."""
@@ -196,6 +212,7 @@ def close_groups() -> None:
     _axes.clear()
     _world.clear()
     here.sequences.clear()
+    replicas.restart()
 
 
 _Groups = tuple[tuple[int, ...], ...]

@@ -21,7 +21,7 @@ from torch import Tensor
 from pyg_dist.backend import out_of_memory
 from pyg_dist.backend.comm.connection import InCall
 from pyg_dist.backend.session import world
-from pyg_dist.errors import AgreementError, RankFailedError
+from pyg_dist.errors import AgreementError, RankFailedError, describe_ranks
 
 # poll() counts milliseconds in 32 bits, which ends at 24 days. Short waits in a loop are no choice: each one that runs
 # out makes torch log two warnings.
@@ -182,10 +182,3 @@ def _describe(ranks_by_value: Mapping[str, list[int]]) -> str:
     if len(shown) > _MAX_VALUES:
         shown[_MAX_VALUES:] = [f"{len(shown) - _MAX_VALUES} other values elsewhere"]
     return ", ".join(shown)
-
-
-def describe_ranks(ranks: list[int]) -> str:
-    """Describe ascending ranks: [0, 1, 2, 5] is "ranks 0-2, 5"."""
-    runs = [[rank for _, rank in run] for _, run in itertools.groupby(enumerate(ranks), lambda pair: pair[1] - pair[0])]
-    text = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {text}"

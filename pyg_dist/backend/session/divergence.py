@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import linecache
 import logging
 import threading
 import time
@@ -26,8 +25,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from pyg_dist.backend.comm.calls import Call, Standing, Wait
-from pyg_dist.backend.session.agreement import describe_ranks
+from pyg_dist.backend.comm.calls import Call, Standing, Wait, line_in_words
+from pyg_dist.errors import describe_ranks
 
 logger = logging.getLogger("pyg_dist")
 
@@ -43,7 +42,6 @@ NOTICE_SECONDS = 10.0
 # So many ranks look at each other every second; more of them, more seldom.
 _RANKS_PER_LOOK = 32
 
-_MAX_CODE = 60  # characters of a source line
 _MAX_PLACES = 4  # that an error spells out
 
 _REMEDY = (
@@ -112,9 +110,7 @@ class Place:
 
 
 def _words(call: Call) -> str:
-    source = linecache.getline(call.file, call.line).strip()
-    cut = source if len(source) <= _MAX_CODE else f"{source[:_MAX_CODE]} ..."
-    return f"{call.where}{f' `{cut}`' if cut else ''}, {call.what}"
+    return f"{line_in_words(call.file, call.line)}, {call.what}"
 
 
 def diagnose(places: Sequence[Place], sure: Sequence[bool] | None = None) -> str | None:

@@ -9,10 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyg_dist.backend.autograd.replicated import copy_to_ranks
 from pyg_dist.backend.comm.transport import Pending
 from pyg_dist.backend.grid.collectives import copy_to_replicas, reduce_from_replicas, reduce_scatter
-from pyg_dist.backend.grid.mesh import GRID_AXES
 from pyg_dist.errors import DataError, MixedRowsError
 from pyg_dist.layout.grid.sharding import Tile
 from pyg_dist.layout.grid.tile_tensor import TILES, TileTensor, as_tile, on_tiles
@@ -38,13 +36,9 @@ def _as_operand(operand: Any, tile: Tile) -> Any:
     if operand.dim() > 2 or rows not in (1, tile.size) or columns not in (1, tile.width):
         return NotImplemented
     if operand.dim() < 2 or rows == 1:
-        return copy_to_ranks(operand, tile.group) if columns == 1 else tile.slice_columns(operand)
+        return tile.copy_to_ranks(operand) if columns == 1 else tile.slice_columns(operand)
     # One column beside a tile, or one for each of the tile's: a matrix of one column has both readings, alike.
-    return (
-        tile.slice(operand)
-        if columns == tile.width
-        else copy_to_ranks(operand, tile.group).index_select(0, tile.global_id)
-    )
+    return tile.slice(operand) if columns == tile.width else tile.copy_to_ranks(operand).index_select(0, tile.global_id)
 
 
 def _one_column(x: RowTensor, tile: Tile) -> Tensor:
@@ -110,7 +104,17 @@ def linear_sum(
         DataError: On every rank: the bias does not fit the result.
     """
     first = pairs[0][0] if isinstance(pairs[0][0], TileTensor) else pairs[0][0].wait()
-    pairs = [(first, pairs[0][1]), *pairs[1:]]
+    nodes = first._sharding.whole
+    given = [first, *(x for x, _ in pairs[1:])]
+    return _sum_of_products([(x, nodes.copy_to_ranks(w)) for x, (_, w) in zip(given, pairs, strict=True)], bias)
+
+
+def _sum_of_products(
+    pairs: Sequence[tuple[TileTensor | Pending[TileTensor], Tensor]], bias: Tensor | None = None
+) -> TileTensor:
+    """:func:`linear_sum` of weights that have entered, and whose first X is here."""
+    first = pairs[0][0]
+    assert isinstance(first, TileTensor)
     layout, grid = first._sharding.layout, first._sharding.grid
     width = pairs[0][1].shape[0]
     assert layout.columns is not None
@@ -129,7 +133,7 @@ def linear_sum(
             x = given if isinstance(given, TileTensor) else given.wait()
             _require_width(x._sharding, weight)
             columns = x._sharding.columns
-            part = copy_to_ranks(weight, grid.ranks(*GRID_AXES))[:, columns.start : columns.stop]
+            part = weight[:, columns.start : columns.stop]
             local = x.as_subclass(Tensor)
             if replicas:
                 part = part[after.columns.start : after.columns.stop]
@@ -177,7 +181,7 @@ def matmul(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     x, weight = (*args, *kwargs.values())
     if not _is_linear_here(x, weight) or weight.shape[0] != x._sharding.width:
         return NotImplemented
-    return linear_sum([(x, weight.t())])
+    return _sum_of_products([(x, x._sharding.whole.copy_to_ranks(weight).t())])
 
 
 @on_tiles("__getitem__")

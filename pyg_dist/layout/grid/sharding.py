@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.autograd.linear_map import apply
-from pyg_dist.backend.autograd.replicated import copy_to_ranks
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.redistribution import Blocks, Redistribution
 from pyg_dist.backend.comm.transport import Transport
@@ -121,7 +120,7 @@ class Tile(RowSharding):
                 f"Expected a value for each of {self.width} columns (got shape {list(tensor.shape)}): "
                 f"make the layer with {self.width} features"
             )
-        return copy_to_ranks(tensor, self.group)[..., self.columns.start : self.columns.stop]
+        return self.copy_to_ranks(tensor)[..., self.columns.start : self.columns.stop]
 
     def slice(self, full: Tensor) -> Tensor:
         """This rank's tile of a replicated ``[N, width]`` tensor; differentiable."""

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pyg_dist.backend.autograd.replicated import copy_to_ranks
 from pyg_dist.errors import DataError, MixedRowsError
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
 from pyg_dist.tensor.registry import Function, bind, implements, public_name
@@ -33,6 +34,9 @@ def batch_norm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
         if bound["training"] and rows.group.size > 1:
             return as_row_tensor_(_normalise(x, mean, var, weight, bias, bound["momentum"], bound["eps"]), rows)
         weight, bias = (None if t is None else rows.copy_to_ranks(t) for t in (weight, bias))
+        for running in (mean, var):
+            if running is not None:
+                rows.meet(running)
         rest = (bound["training"], bound["momentum"], bound["eps"])
         return as_row_tensor_(function(x, mean, var, weight, bias, *rest), rows)
 
@@ -53,13 +57,13 @@ def _normalise(
         raise DataError(f"Expected more than 1 value per channel when training (got {rows}): use .eval()")
     local = x.to(accumulation_dtype(x.dtype))
     mean = rows.reduce_from_ranks(local.sum(dims)) / number
-    centred = local - rows.copy_to_ranks(mean).view(shape)
+    centred = local - copy_to_ranks(mean, rows.group).view(shape)
     variance = rows.reduce_from_ranks(centred.square().sum(dims)) / number
     with torch.no_grad():
         for running, batch in ((running_mean, mean), (running_var, variance * (number / (number - 1)))):
             if running is not None:
                 running.lerp_(batch.to(running.dtype), momentum)
-    out = centred * rows.copy_to_ranks(torch.rsqrt(variance + eps)).view(shape)
+    out = centred * copy_to_ranks(torch.rsqrt(variance + eps), rows.group).view(shape)
     if weight is not None:
         out = out * rows.copy_to_ranks(weight).view(shape)
     if bias is not None:

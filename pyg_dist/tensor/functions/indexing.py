@@ -86,6 +86,13 @@ def _split(x: RowTensor, index: Any) -> tuple[Any, tuple[Any, ...]]:
     return first, tuple(rest)
 
 
+def _meet(x: RowTensor, index: Sequence[Any]) -> None:
+    """Note lists of columns, which have to be the same on every rank."""
+    for item in index:
+        if isinstance(item, Tensor):
+            x._sharding.meet(item)
+
+
 def _is_position(index: Any) -> bool:
     """Whether ``index`` is one integer."""
     if isinstance(index, RowTensor):
@@ -125,6 +132,7 @@ def getitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if isinstance(index, Tensor) and index.dtype == torch.bool and index.dim() > 1:
         return _elements(x, index)
     first, rest = _split(x, index)
+    _meet(x, rest)
     if isinstance(first, int):
         row = _one_row(x, first)
         return row[rest] if rest else row
@@ -208,6 +216,7 @@ def setitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         _assign_elements(x, index, value)
         return
     first, rest = _split(x, index)
+    _meet(x, rest)
     if isinstance(first, int):
         if _lists(rest):
             raise refuse(function, "of one row and a list of columns would pair them: assign to x[rows] with a slice")

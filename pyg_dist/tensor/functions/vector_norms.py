@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_dist.backend.autograd.replicated import copy_to_ranks
 from pyg_dist.tensor.functions.extremes import extreme
 from pyg_dist.tensor.functions.reductions import Dims, accumulation_dtype, by_rank, count, reduction
 from pyg_dist.tensor.functions.shapes import dims_of, refuse
@@ -77,7 +78,7 @@ def std_var(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         mean = (rows.reduce_from_ranks(x.sum(dims, keepdim=True, dtype=accumulation_dtype(x.dtype))) / number).to(
             x.dtype
         )
-        deviation = x - rows.copy_to_ranks(mean)
+        deviation = x - copy_to_ranks(mean, rows.group)
         freedom = max(number - correction, 0)
         if "std" in function.__name__:  # a norm is differentiable where it is zero, as torch's std is
             spread = _vector_norm(deviation, dims, keepdim, rows, {}) / math.sqrt(freedom)
