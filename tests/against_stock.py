@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from random_graphs import random_graph
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.nn import GCNConv, GraphConv, SAGEConv, SGConv, TAGConv
+from torch_geometric.nn import ARMAConv, ChebConv, GCNConv, GraphConv, SAGEConv, SGConv, TAGConv
 
 NUM_NODES = 47
 NUM_FEATURES = 5
@@ -124,7 +124,7 @@ def convs(kind: str) -> tuple[Any, Any]:
     own: dict[str, tuple[Any, Any]] = {"sage": (SAGEConv, DistributedSAGEConv), "gcn": (GCNConv, DistributedGCNConv)}
     if kind in own:
         return own[kind]
-    stock: Any = {"graph": GraphConv, "tag": TAGConv, "sg": SGConv}[kind]
+    stock: Any = {"graph": GraphConv, "tag": TAGConv, "sg": SGConv, "cheb": ChebConv, "arma": ARMAConv}[kind]
     return stock, lambda *channels, **options: DistributedConv(stock(*channels, **options))
 
 
