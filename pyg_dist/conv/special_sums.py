@@ -26,7 +26,7 @@ def gated_sum(conv: Any, edges: Edges, given: dict[str, Any]) -> NodeTensor | No
     is_gated = issubclass(stock, FAConv) and all(getattr(stock, name) is getattr(FAConv, name) for name in own)
     if not is_gated or conv.decomposed_layers > 1 or changed_step(conv) is not None or given["edge_weight"] is None:
         return None
-    edges, weight, (by_source, by_target) = made(edges), made(given["edge_weight"]), given["alpha"]
+    weight, (by_source, by_target) = made(given["edge_weight"]), given["alpha"]
     gate: Any = nodes_to_edges(by_source, edges.end(0)) + nodes_to_edges(by_target, edges.end(1))
     conv._alpha = gate = gate.tanh().squeeze(-1)
     gate = F.dropout(gate, p=conv.dropout, training=conv.training)

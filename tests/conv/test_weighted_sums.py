@@ -31,8 +31,9 @@ ON_THE_GRID: dict[str, Callable[[], nn.Module]] = {
     "MixHopConv": lambda: gnn.MixHopConv(F, G),
     "SimpleConv": lambda: gnn.SimpleConv(combine_root="sum"),
     "ARMAConv": lambda: gnn.ARMAConv(F, G, num_stacks=2, num_layers=2),
+    "PDNConv": lambda: gnn.PDNConv(F, G, 3, 5),
 }
-UNWEIGHTED = ("GINConv",)
+UNWEIGHTED = ("GINConv", "PDNConv")
 BY_OPERATORS = ON_THE_GRID | {"ChebConv": lambda: gnn.ChebConv(F, G, K=3)}
 
 
@@ -48,6 +49,8 @@ def step(data: Any, make: Callable[[], nn.Module], kind: str, is_ours: bool) -> 
     x = leaves["x"]
     given = [x, x.tanh()] if isinstance(model, gnn.GCN2Conv) else [x]
     weight = data.edge_weight
+    if isinstance(model, gnn.PDNConv):
+        kind, weight = "attributes", data.edge_attr
     if kind == "learn":
         weight = leaves["weight"] = data.edge_weight.detach().clone().requires_grad_()
     out = model(*given, data.edge_index, *([] if kind == "none" else [weight]))
@@ -79,7 +82,8 @@ def rows_sent() -> dict[str, float]:
     graph = random_graph(NUM_NODES, NUM_EDGES, F, seed=1)
     data = pyg_dist.DistributedData(graph, partition=uneven_parts(NUM_NODES, pyg_dist.world_size()))
     sent = {}
-    for name, make in BY_OPERATORS.items():
+    for name in COLUMNS:
+        make = BY_OPERATORS[name]
         for kind in ("none", "constant")[: 1 if name in UNWEIGHTED else 2]:
             for _ in range(2):  # the first one builds the operators
                 before = data.traffic.num_bytes

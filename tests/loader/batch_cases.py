@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from random_graphs import uneven_parts
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.nn import GATConv, GCNConv, GINConv, GraphConv, SAGEConv, TAGConv
+from torch_geometric.nn import FAConv, GATConv, GCNConv, GINConv, GraphConv, SAGEConv, TAGConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import subgraph, to_torch_csr_tensor
 
@@ -56,6 +56,13 @@ class Case(NamedTuple):
     mesh: dict[str, int] | None = None  # of the grid
 
 
+class Gates(FAConv):
+    """Messages of its own: gates times the norm."""
+
+    def forward(self, x: Tensor, edge_index: Any) -> Tensor:
+        return super().forward(x, x, edge_index)[:, :3]  # type: ignore[no-any-return]
+
+
 CONVS: dict[str, Callable[[int], Any]] = {
     "mean": lambda width: SAGEConv(width, 3),
     "sum": lambda width: SAGEConv(width, 3, aggr="sum"),
@@ -66,6 +73,7 @@ CONVS: dict[str, Callable[[int], Any]] = {
     "sum gcn": lambda width: GCNConv(width, 3, normalize=False),
     "gat": lambda width: GATConv(width, 3, edge_dim=2),
     "gin": lambda width: GINConv(nn.Linear(width, 3)),
+    "gates": lambda width: Gates(width, add_self_loops=False),
     "graph": lambda width: GraphConv(width, 3),
     "tag": lambda width: TAGConv(width, 3, K=1),
 }
@@ -99,7 +107,7 @@ def cases(draw: Any, world_size: int, meshes: list[dict[str, int]] | None = None
     node = st.integers(0, num_nodes - 1)
     conv = draw(st.sampled_from(ON_GRID if on_grid else sorted(CONVS)))
     form = draw(st.sampled_from(["edge_index", "edge_index", "adj_t", "weighted adj_t"]))
-    if conv in ("gat", "gin", "max"):  # which read the values of an adj_t otherwise than as weights
+    if conv in ("gat", "gates", "gin", "max"):  # which read the values of an adj_t otherwise than as weights
         form = "edge_index"
     weights = ["none"]
     if conv in WEIGHTED and form == "edge_index":
@@ -152,7 +160,7 @@ def reference(conv: Any, graph: Data, case: Case, ids: Tensor, pairs: Any, x: Te
     """The conv on the subgraph: with the matrix of the whole graph, rescaled, where sums of rows are native."""
     edge_index, values = edges_of(graph)
     weight = values if weight is None else weight
-    native = case.conv not in ("max", "gat") and pairs is not None
+    native = case.conv not in ("max", "gat", "gates") and pairs is not None
     if not native:
         edges, keep = subgraph(ids, edge_index, relabel_nodes=True, num_nodes=case.num_nodes, return_edge_mask=True)[
             ::2
