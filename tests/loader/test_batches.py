@@ -35,6 +35,8 @@ def test_a_step_is_that_of_one_process(world_size: int, workers: Pools) -> None:
     @given(case=cases(world_size))
     @example(case=NO_EDGES)
     @example(case=LOOPS)
+    @example(case=LOOPS._replace(conv="gates", weights="none"))
+    @example(case=LOOPS._replace(conv="tag"))
     def check(case: Case) -> None:
         assert workers(world_size).run(one_step, case) == ["same"] * world_size
 
