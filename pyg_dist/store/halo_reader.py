@@ -14,7 +14,7 @@ import xxhash
 from torch import Tensor
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.ops.memory import release_free_memory
+from pyg_dist.backend.ops.memory import release_after
 from pyg_dist.errors import StoreError
 from pyg_dist.store.folder import require_digest
 from pyg_dist.store.format import as_torch, storage_dtype
@@ -23,10 +23,6 @@ from pyg_dist.store.manifest import Manifest
 from pyg_dist.store.shard_reader import PIECE_BYTES, ShardReader
 
 Array = np.ndarray[Any, Any]
-
-
-_MANY = 1 << 20
-"""Edges between two ranks whose sorting leaves enough behind to give back before the next."""
 
 
 @dataclass(frozen=True)
@@ -250,8 +246,7 @@ class HaloStore(ShardReader):
                 first[number] += end.numel()
             low += count
             del found
-            if count > _MANY:
-                release_free_memory()  # of what sorting has left
+            release_after(count)
         return CrossEdges(edge_id, ends[0], ends[1], *map(_joined, kinds))
 
     def _between(self, senders: Sequence[int], receivers: Sequence[int]) -> CrossEdges:

@@ -17,6 +17,9 @@ import torch
 
 from pyg_dist.backend.ops.call import native
 
+_WORTH_A_CALL = 1 << 16
+"""Entries: some megabytes, and a millisecond or two for the call."""
+
 
 class BlockBytes(NamedTuple):
     """Sizes of the blocks of large outputs, in whole huge pages.
@@ -44,6 +47,12 @@ def release_free_memory() -> None:
     """Return blocks that wait, and :func:`trim_heap`. Not collective."""
     native.release_blocks()
     trim_heap()
+
+
+def release_after(num_entries: int) -> None:
+    """:func:`release_free_memory` after work on so many entries, if that is worth the call. Not collective."""
+    if num_entries > _WORTH_A_CALL:
+        release_free_memory()
 
 
 def trim_heap() -> None:

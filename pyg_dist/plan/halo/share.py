@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.ops.memory import release_free_memory
+from pyg_dist.backend.ops.memory import release_after
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.plan.halo.remote_edges import EXCHANGES, Exchange, RemoteEdges
 from pyg_dist.plan.halo.transfer import Places, Transfer, transfer
@@ -158,14 +158,14 @@ def share_of(
     del on_boundary, order, boundary
 
     local, local_edge = _laid_out(inside, row_of)
-    _release(local.num_entries)
+    release_after(local.num_entries)
     places = Places.of(rank, ascending, row_of, num_inner, remote, local.num_entries)
     edge_id = torch.cat([local_edge, places.stored(remote.edge[: arriving.edges])])
     del local_edge
-    _release(edge_id.numel())
+    release_after(edge_id.numel())
     covers = {kind: hybrid if kind == "hybrid" else remote.cover(kind) for kind in EXCHANGES}
     post = transfer(remote, covers["post"], places)
-    _release(edge_id.numel())
+    release_after(edge_id.numel())
     sums = post if exchange == "post" else transfer(remote, covers[exchange], places)
     return HaloShare(
         rank=rank,
@@ -187,12 +187,6 @@ def share_of(
     )
 
 
-def _release(num_edges: int) -> None:
-    """Give back what sorting has left, if it is worth the call."""
-    if num_edges > 1 << 16:
-        release_free_memory()
-
-
 def _laid_out(inside: Callable[[], LocalEdges], row_of: Tensor) -> tuple[CSR, Tensor]:
     """The pattern of local edges by local ids, and their global ids in the order of its entries."""
     edges = inside()
@@ -201,7 +195,7 @@ def _laid_out(inside: Callable[[], LocalEdges], row_of: Tensor) -> tuple[CSR, Te
     source = row_of.index_select(0, source)
     csr = CSR.from_edges(target, source, None, row_of.numel(), row_of.numel())
     del source, target
-    _release(csr.num_entries)
+    release_after(csr.num_entries)
     return replace(csr, place=None), edge_id if csr.place is None else edge_id.index_select(0, csr.place)
 
 

@@ -14,6 +14,8 @@ import torch
 from scipy.sparse.csgraph import breadth_first_order, maximum_bipartite_matching
 from torch import Tensor
 
+from pyg_dist.backend import ops
+from pyg_dist.backend.ops.memory import release_after
 from pyg_dist.errors import OptionError
 
 Array = np.ndarray[Any, Any]
@@ -65,12 +67,14 @@ def minimum_vertex_cover(
         return Cover(torch.zeros(num_left, dtype=torch.bool), torch.zeros(num_right, dtype=torch.bool))
     row, col = (end.numpy().astype(np.int32, copy=False) for end in (left, right))
     right_of = _matching(row, col, num_left, num_right)
+    release_after(row.size)
     left_of = np.full(num_right, -1, dtype=np.int32)
     is_matched = right_of >= 0
     left_of[right_of[is_matched]] = np.flatnonzero(is_matched)
 
     # Where each edge leads: across it, then back along the matching.
     from_left = _reached(row, left_of[col], right_of < 0)
+    release_after(row.size)
     from_right = _reached(col, right_of[row], left_of < 0)
     in_left, in_right = np.zeros(num_left, dtype=bool), np.zeros(num_right, dtype=bool)
     in_right[right_of[from_left & is_matched]] = True
@@ -86,19 +90,28 @@ def _matching(row: Array, col: Array, num_rows: int, num_cols: int) -> Array:
     """The column matched to each row in a maximum matching, or -1 (Hopcroft-Karp)."""
     if row.size == 0:
         return np.full(num_rows, -1, dtype=np.int32)
-    graph = scipy.sparse.csr_array((np.ones(row.size, dtype=bool), (row, col)), shape=(num_rows, num_cols))
+    start, end = _grouped(row, col, num_rows, num_cols)
+    graph = scipy.sparse.csr_array((np.ones(end.size, dtype=bool), end, start), shape=(num_rows, num_cols))
     matched: Array = maximum_bipartite_matching(graph, perm_type="column")
     return matched
 
 
 def _reached(start: Array, end: Array, is_root: Array) -> Array:
     """Which vertices can be reached from the roots along the directed edges start -> end (end < 0: no edge)."""
-    size = is_root.size
-    roots, leads = np.flatnonzero(is_root), end >= 0
+    size, leads = is_root.size, end >= 0
+    begin, finish = _grouped(start[leads], end[leads], size, size)
+    del leads
+    release_after(finish.size)
     # One more vertex, with an edge to every root, makes it one search.
-    begin = np.concatenate([start[leads], np.full(roots.size, size, dtype=np.int32)])
-    finish = np.concatenate([end[leads], roots.astype(np.int32)])
-    graph = scipy.sparse.csr_array((np.ones(begin.size), (begin, finish)), shape=(size + 1, size + 1))
+    finish = np.concatenate([finish, np.flatnonzero(is_root).astype(np.int32)])
+    begin = np.append(begin, np.int32(finish.size))
+    graph = scipy.sparse.csr_array((np.ones(finish.size), finish, begin), shape=(size + 1, size + 1))
     reached = np.zeros(size + 1, dtype=bool)
     reached[breadth_first_order(graph, size, return_predecessors=False)] = True
     return reached[:size]
+
+
+def _grouped(start: Array, end: Array, num_rows: int, num_cols: int) -> tuple[Array, Array]:
+    """Edges by their start: the first of each and one more, and their ends, int32. SciPy would copy them more often."""
+    rowptr, col, _ = ops.csr_from_edges(torch.from_numpy(start), torch.from_numpy(end), None, num_rows, num_cols)
+    return rowptr.to(torch.int32).numpy(), col.numpy()
