@@ -91,14 +91,19 @@ def fresh_generators() -> None:
     random.seed(0)
 
 
-def state(has_caches: bool = True) -> State:
+def state(has_caches: bool = True, collects: bool = True) -> State:
     """What there is now. ``has_caches``: collect garbage first, and look into caches, which then hold what is alive."""
-    if has_caches:
+    if has_caches and collects:
         gc.collect()
     _places.find()
     attributes = {name: dict(namespace) for name, namespace in _places.namespaces.items()}
     sizes = {name: len(container) for name, container in _places.containers.items()} if has_caches else {}
     return State(_settings(), attributes, sizes, len(sys.modules))
+
+
+def since(before: State) -> list[str]:
+    """A line for everything that was left behind since; garbage, whose collection takes its time, is not."""
+    return difference(before, state(collects=False)) and difference(before, state())
 
 
 def difference(before: State, after: State) -> list[str]:

@@ -326,7 +326,7 @@ def _run_job(job: bytes) -> tuple[str, Any]:
         except pytest.skip.Exception as skip:
             outcome = "skip", str(skip)
         del args, kwargs
-        left = leftovers.difference(before, leftovers.state())
+        left = leftovers.since(before)
         return ("error", f"{qualname} left behind: {'; '.join(left)}") if left else outcome
     except BaseException:  # pytest.fail and SystemExit are no Exception, and a rank must answer
         return "error", traceback.format_exc()

@@ -54,15 +54,17 @@ def test_library_uses_the_stable_abi_only() -> None:
 
 
 @pytest.mark.parametrize("source", sorted((ROOT / "csrc/kernels/cpu").glob("*.simd.cpp")), ids=lambda path: path.name)
-@pytest.mark.parametrize("optimization", ["-O0", "-O1"])
-def test_kernels_leave_no_inline_function_to_the_linker(source: Path, optimization: str, tmp_path: Path) -> None:
-    """The linker keeps one copy of an inline function or template for all callers, perhaps one with AVX-512 in it."""
+def test_kernels_leave_no_inline_function_to_the_linker(source: Path, tmp_path: Path) -> None:
+    """The linker keeps one copy of an inline function or template for all callers, perhaps one with AVX-512 in it.
+
+    Without optimisation, every one that is called is left.
+    """
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     nm = shutil.which("nm")
     if compiler is None or nm is None:
         pytest.skip("needs a compiler and nm")
     compiled = tmp_path / "kernels.o"
-    flags = ["-std=c++20", optimization, "-fPIC", "-fno-exceptions", "-DPYG_DIST_LEVEL=baseline", "-I."]
+    flags = ["-std=c++20", "-O0", "-fPIC", "-fno-exceptions", "-DPYG_DIST_LEVEL=baseline", "-I."]
     command = [compiler, *flags, "-c", str(source), "-o", str(compiled)]
     subprocess.run(command, cwd=ROOT / "csrc", timeout=COMMAND_SECONDS, check=True)
     symbols = subprocess.run(

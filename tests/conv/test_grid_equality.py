@@ -124,7 +124,7 @@ CASES = [
 ]
 
 
-STRIDES = {1: 2, 2: 5, 3: 5, 4: 11, 6: 13, 8: 14}
+STRIDES = {1: 2, 2: 5, 3: 5, 4: 11, 6: 9, 8: 9}
 """By ranks, coprime to the number of meshes and forms or above it: every case comes, on every mesh some do."""
 
 
@@ -135,9 +135,9 @@ def expected() -> list[Results]:
 
 
 @pytest.mark.parametrize("num_ranks", list(STRIDES))
-def test_every_mesh_in_float64(workers: Pools, expected: list[Results], num_ranks: int) -> None:
+def test_meshes_in_float64(workers: Pools, expected: list[Results], num_ranks: int) -> None:
     graph, stride = random_graph(47, 310, seed=1), STRIDES[num_ranks]
-    shapes = meshes(num_ranks)
+    shapes = meshes(num_ranks)[:: 1 if num_ranks < 6 else 2]
     seen = {c for turn in range(2 * len(shapes)) for c in range(turn % stride, len(CASES), stride)}
     assert len(seen) == len(CASES)
     workers(num_ranks).run(compare, graph, shapes, CASES, expected, stride)
@@ -146,11 +146,11 @@ def test_every_mesh_in_float64(workers: Pools, expected: list[Results], num_rank
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_float32(workers: Pools, num_ranks: int) -> None:
     graph = random_graph(60, 400, seed=2, dtype=torch.float32)
-    workers(num_ranks).run(compare, graph, meshes(num_ranks)[:4], CASES[2:6], stock(graph, CASES[2:6]), 2)
+    workers(num_ranks).run(compare, graph, meshes(num_ranks)[:3], CASES[2:6], stock(graph, CASES[2:6]), 2)
 
 
 @pytest.mark.parametrize("num_ranks", [3, 4])
 def test_more_ranks_than_rows_and_columns(workers: Pools, num_ranks: int) -> None:
     graph = random_graph(3, 5, num_features=1, num_classes=2, seed=5)
     cases = [gcn(2, "none"), sage(3, "none")]
-    workers(num_ranks).run(compare, graph, meshes(num_ranks), cases, stock(graph, cases))
+    workers(num_ranks).run(compare, graph, meshes(num_ranks), cases, stock(graph, cases), 2)
