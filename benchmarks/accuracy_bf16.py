@@ -1,12 +1,16 @@
-"""Accuracy with bfloat16 messages on the grid (ScaleGNN, V-B) against float32: some seeds on each graph.
+"""Accuracy with bfloat16 messages on the grid (ScaleGNN, V-B), or dense products, against float32: some seeds a graph.
 
     python benchmarks/accuracy_bf16.py GRAPH.npz ...          # the format of examples/example_graphs.py
     python benchmarks/accuracy_bf16.py GRAPH.npz --seeds 10   # goes on where it ended
+    python benchmarks/accuracy_bf16.py GRAPH.npz --products   # dense products instead of messages
 
-Four ranks, mesh 2 x 1 x 2; a GCN of three layers, hidden 64, dropout 0.5, 100 epochs of Adam at 0.01. Both trainings of
+Messages: four ranks, mesh 2 x 1 x 2. Products: one process, and what matrix units compute under
+``torch.backends.mkldnn.matmul.fp32_precision = "bf16"``, forward and backward, on any processor: factors rounded to
+bfloat16, float32 sums. A GCN of three layers, hidden 64, dropout 0.5, 100 epochs of Adam at 0.01. Both trainings of
 a seed start alike and draw the same dropout masks, so their difference is what counts. Accuracy on the test nodes in
 percent, twice: of the epoch that is best on the validation nodes, and the mean of the last ten epochs looked at (every
-fifth), which jumps less. Results go to ``benchmarks/results/accuracy-bf16.json``, seed by seed.
+fifth), which jumps less. Results go to ``benchmarks/results/accuracy-bf16.json`` or ``accuracy-bf16-products.json``,
+seed by seed.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, stdev
@@ -26,21 +31,47 @@ from typing import Any
 import machine
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 HERE = Path(__file__).resolve().parent
-RESULTS = HERE / "results" / "accuracy-bf16.json"
+RESULTS = HERE / "results"
 MESH = {"x": 2, "z": 2}
 HIDDEN, EPOCHS = 64, 100
 FORMS = {"float32": None, "bfloat16": torch.bfloat16}
 METRICS = ("best_validation", "last_ten")
+FIRST_FACTOR = {torch.ops.aten.mm: 0, torch.ops.aten.addmm: 1, torch.ops.aten.bmm: 0, torch.ops.aten.linear: 0}
 
 
-def accuracy(graph: Any, seed: int, comm_dtype: torch.dtype | None) -> tuple[float, float]:
-    """Test accuracy in percent: at the best validation accuracy, and late."""
+class BF16Products(TorchDispatchMode):
+    """Rounds both factors of each dense product of float32 matrices to bfloat16; sums stay float32."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        first = FIRST_FACTOR.get(function.overloadpacket)
+        if first is not None and args[first].dtype == torch.float32:
+            factors = (factor.bfloat16().float() for factor in args[first : first + 2])
+            args = (*args[:first], *factors, *args[first + 2 :])
+        return function(*args, **(kwargs or {}))
+
+
+def accuracy_of_messages(graph: Any, seed: int, dtype: torch.dtype | None) -> tuple[float, float]:
+    """On the grid, with messages of a dtype."""
     import pyg_dist
+
+    return accuracy(pyg_dist.DistributedData(graph, layout="grid", mesh=MESH, comm_dtype=dtype, seed=seed), graph, seed)
+
+
+def accuracy_of_products(graph: Any, seed: int, dtype: torch.dtype | None) -> tuple[float, float]:
+    """On one process, with dense products of a dtype."""
+    import pyg_dist
+
+    with nullcontext() if dtype is None else BF16Products():
+        return accuracy(pyg_dist.DistributedData(graph, seed=seed), graph, seed)
+
+
+def accuracy(data: Any, graph: Any, seed: int) -> tuple[float, float]:
+    """Test accuracy in percent: at the best validation accuracy, and late."""
     from pyg_dist.conv import DistributedGCNConv
 
-    data = pyg_dist.DistributedData(graph, layout="grid", mesh=MESH, comm_dtype=comm_dtype, seed=seed)
     torch.manual_seed(seed)
     widths = (graph.num_features, HIDDEN, HIDDEN, int(graph.y.max()) + 1)
     convs = torch.nn.ModuleList(DistributedGCNConv(a, b) for a, b in pairwise(widths))
@@ -64,7 +95,7 @@ def accuracy(graph: Any, seed: int, comm_dtype: torch.dtype | None) -> tuple[flo
     return 100 * max(seen)[1], 100 * mean(test for _, test in seen[-10:])
 
 
-def worker(path: Path, seed: int, output: Path) -> None:
+def worker(path: Path, seed: int, products: bool, output: Path) -> None:
     """All ranks together: one seed in both forms."""
     sys.path.insert(0, str(HERE.parent / "examples"))
     import example_graphs
@@ -74,7 +105,8 @@ def worker(path: Path, seed: int, output: Path) -> None:
     torch.set_num_threads(1)
     pyg_dist.init()
     graph = example_graphs.read_npz(str(path))
-    runs = {name: accuracy(graph, seed, dtype) for name, dtype in FORMS.items()}
+    measure = accuracy_of_products if products else accuracy_of_messages
+    runs = {name: measure(graph, seed, dtype) for name, dtype in FORMS.items()}
     if pyg_dist.is_main():
         output.write_text(json.dumps({"taken_on": machine.describe(), "runs": runs}))
 
@@ -98,22 +130,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("graphs", nargs="+", type=Path)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--products", action="store_true", help="bfloat16 dense products instead of messages")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        worker(args.graphs[0], args.seeds, args.worker)
+        worker(args.graphs[0], args.seeds, args.products, args.worker)
         return
-    reports = {r["graph"]: r for r in (json.loads(RESULTS.read_text()) if RESULTS.exists() else [])}
+    results = RESULTS / ("accuracy-bf16-products.json" if args.products else "accuracy-bf16.json")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={math.prod(MESH.values())}"]
+    launcher, option = ([], ["--products"]) if args.products else (torchrun, [])
+    reports = {r["graph"]: r for r in (json.loads(results.read_text()) if results.exists() else [])}
     for path in args.graphs:
         report = reports.get(path.stem, {"graph": path.stem})
         for seed in range(len(report.get(METRICS[0], {}).get("float32", [])), args.seeds):
             with tempfile.TemporaryDirectory() as folder:
                 output = Path(folder) / "run.json"
-                launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
-                rest = [__file__, str(path), "--worker", str(output), "--seeds", str(seed)]
-                subprocess.run([*launcher, *rest], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+                rest = [__file__, str(path), "--worker", str(output), "--seeds", str(seed), *option]
+                command = [sys.executable, *launcher, *rest]
+                subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
                 report = reports[path.stem] = with_seed(report, json.loads(output.read_text()))
-            RESULTS.write_text(json.dumps([reports[name] for name in sorted(reports)], indent=1) + "\n")
+            results.write_text(json.dumps([reports[name] for name in sorted(reports)], indent=1) + "\n")
         for metric in METRICS:
             r = report[metric]
             print(f"{path.stem}, {metric}: float32 {mean(r['float32']):.2f}, bfloat16 {mean(r['bfloat16']):.2f}, "

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 TESTS = Path(__file__).resolve().parent
 for _folder in (TESTS, TESTS.parent):
@@ -41,6 +44,15 @@ def _nothing_left_behind() -> Iterator[None]:
     yield
     left = leftovers.difference(before, leftovers.state(has_caches=False))
     assert not left, f"left behind: {'; '.join(left)}"
+
+
+@pytest.fixture
+def matmul_precision() -> Iterator[Callable[[str], None]]:
+    """A function that sets ``torch.backends.mkldnn.matmul.fp32_precision`` until the test ends."""
+    matmul: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    before = matmul.fp32_precision
+    yield functools.partial(setattr, matmul, "fp32_precision")
+    matmul.fp32_precision = before
 
 
 @pytest.fixture(scope="session")

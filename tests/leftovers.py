@@ -142,6 +142,7 @@ def _settings() -> dict[str, Any]:
         "the default dtype": torch.get_default_dtype(),
         "the default device": torch.get_default_device(),
         "the number of threads": torch.get_num_threads(),
+        "the precision of float32 products": torch.backends.mkldnn.matmul.fp32_precision,  # type: ignore[attr-defined]
         "grad mode": (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled()),
         "autocast": (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),

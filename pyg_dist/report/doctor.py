@@ -29,12 +29,14 @@ _NEEDED: dict[str, tuple[str, ...]] = {
 }
 _SETTINGS = tuple(setting.name for setting in SETTINGS)
 _PACKAGES = ("pyg-dist", "torch", "torch_geometric", "numpy", "mpi4py", "pymetis", "mtkahypar")
+_BF16_UNITS = "amx_bf16"
+"""The units in which oneDNN multiplies float32 matrices as bfloat16. It does not do so with avx512_bf16 alone."""
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def examine() -> dict[str, Any]:
     """What decides which path is taken, ready for JSON; ``"remarks"`` says what is slower than it could be."""
-    build = library.build_info()
+    build, cpu_flags = library.build_info(), _cpu_flags()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     facts: dict[str, Any] = {
         "instruction_set": library.isa(),
@@ -44,6 +46,8 @@ def examine() -> dict[str, Any]:
         "cores": cores,
         "threads": torch.get_num_threads(),
         "system": f"{platform.system()} {platform.machine()}",
+        "bf16_matrix_units": _BF16_UNITS in cpu_flags,
+        "matmul_precision": str(torch.backends.mkldnn.matmul.fp32_precision),  # type: ignore[attr-defined]
         "huge_pages": _huge_pages(),
         "memory_is_used_again": has_pool(),
         "python": platform.python_version(),
@@ -54,7 +58,7 @@ def examine() -> dict[str, Any]:
             if name.startswith(("PYG_DIST_", "OMP_", "MKL_", "GOMP_", "KMP_", "GLIBC_TUNABLES", "THP_MEM"))
         },
     }
-    return facts | {"remarks": list(remarks(facts, _cpu_flags()))}
+    return facts | {"remarks": list(remarks(facts, cpu_flags))}
 
 
 def remarks(facts: Mapping[str, Any], cpu_flags: frozenset[str]) -> Iterable[str]:
@@ -89,6 +93,11 @@ def remarks(facts: Mapping[str, Any], cpu_flags: frozenset[str]) -> Iterable[str
             f"threads: {facts['threads']} on {facts['cores']} cores take turns: "
             f"set OMP_NUM_THREADS to the cores of a rank"
         )
+    if facts["bf16_matrix_units"] and facts["matmul_precision"] != "bf16":
+        yield (
+            "dense products: in float32, where this processor has bf16 matrix units: "
+            'torch.backends.mkldnn.matmul.fp32_precision = "bf16" in the script uses them, approximately'
+        )
     advises = "glibc.malloc.hugetlb=1" in environment.get("GLIBC_TUNABLES", "")
     advises |= environment.get("THP_MEM_ALLOC_ENABLE") == "1"
     if facts["huge_pages"] == "madvise" and not advises:
@@ -120,6 +129,7 @@ def describe(facts: Mapping[str, Any]) -> str:
     lines = [
         f"kernels      {facts['instruction_set']} (built: {built}; {facts['compiler']})",
         f"threads      {facts['threads']} on {facts['cores']} cores, {facts['system']}",
+        f"dense        {_precision(facts)}",
         f"huge pages   {facts['huge_pages']}",
         f"versions     Python {facts['python']}, {versions}, built with torch {facts['built_for_torch']}",
         f"environment  {' '.join(f'{k}={v}' for k, v in facts['environment'].items()) or 'nothing set'}",
@@ -146,6 +156,11 @@ def _run(args: argparse.Namespace) -> None:
         return
     facts = examine()
     print(json.dumps(facts) if args.json else describe(facts))
+
+
+def _precision(facts: Mapping[str, Any]) -> str:
+    units = "bf16 matrix units (AMX)" if facts["bf16_matrix_units"] else "no bf16 matrix units"
+    return f"{units}, torch.backends.mkldnn.matmul.fp32_precision is {facts['matmul_precision']!r}"
 
 
 def _huge_pages() -> str:

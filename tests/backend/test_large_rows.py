@@ -43,6 +43,24 @@ def test_linear_has_the_bits_of_torch(num_rows: int, dtype: torch.dtype, has_bia
         assert_same_bits(mine, expected)
 
 
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_linear_follows_torch_s_precision(matmul_precision: Callable[[str], None], has_bias: bool) -> None:
+    """In bf16 matrix units where there are some; elsewhere oneDNN's float32 products stand in for MKL's."""
+    x, weight = torch.randn(large_tensors.LARGE // 4 // 256 + 5, 256), torch.randn(256, 256)
+    operands = (x, weight, torch.randn(256)) if has_bias else (x, weight)
+    whole = results(F.linear, *operands)
+    matmul_precision("bf16")
+    products = range(3)  # the output, and the gradients by x and by the weight
+    expected = results(F.linear, *operands)
+    if any(torch.equal(expected[i], whole[i]) for i in products):
+        pytest.skip("torch multiplies in one way only on this processor")
+    got = results(large_tensors.linear, *operands)
+    for i in products:
+        assert_same_bits(got[i], expected[i])
+    if torch.cpu._is_amx_tile_supported():
+        assert (got[0] - whole[0]).abs().max() > 1e-4 * whole[0].abs().max()
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_log_softmax_and_select_have_the_bits_of_torch(num_rows: int, dtype: torch.dtype) -> None:
     x = torch.randn(num_rows, 37).to(dtype)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,6 +24,8 @@ def facts(**changes: Any) -> dict[str, Any]:
     whole = {"instruction_set": "avx512", "instruction_sets_built": built, "threads": 2, "cores": 2}
     return {
         **whole,
+        "bf16_matrix_units": False,
+        "matmul_precision": "none",
         "huge_pages": "always",
         "memory_is_used_again": True,
         "built_for_torch": "2.10.0",
@@ -57,6 +60,9 @@ def test_reasons() -> None:
         {"THP_MEM_ALLOC_ENABLE": "1"},
     ):
         assert not list(doctor.remarks(facts(huge_pages="madvise", environment=setting), AVX512))
+    units = facts(bf16_matrix_units=True)
+    assert 'matmul.fp32_precision = "bf16"' in only(doctor.remarks(units, AVX512))
+    assert not list(doctor.remarks(units | {"matmul_precision": "bf16"}, AVX512))
     misspelt = facts(environment={"PYG_DIST_THREADS": "2"})
     assert "PYG_DIST_THREADS is not a setting" in only(doctor.remarks(misspelt, AVX512))
 
@@ -67,6 +73,21 @@ def run(*arguments: str, **environment: str) -> str:
     return subprocess.run(
         command, env=environ, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=True
     ).stdout
+
+
+@pytest.mark.parametrize(("flags", "has_units"), [({"amx_bf16", "amx_tile"}, True), ({"avx512_bf16"}, False)])
+def test_precision_of_dense_products(
+    monkeypatch: pytest.MonkeyPatch, matmul_precision: Callable[[str], None], flags: set[str], has_units: bool
+) -> None:
+    monkeypatch.setattr(doctor, "_cpu_flags", lambda: AVX512 | flags)
+    for precision in ("ieee", "bf16"):
+        matmul_precision(precision)
+        found = doctor.examine()
+        assert (found["bf16_matrix_units"], found["matmul_precision"]) == (has_units, precision)
+        assert any("dense products" in remark for remark in found["remarks"]) == (has_units and precision == "ieee")
+        line = f"{'' if has_units else 'no '}bf16 matrix units"
+        assert f"dense        {line}" in doctor.describe(found)
+        assert f"fp32_precision is '{precision}'" in doctor.describe(found)
 
 
 def test_command(capsys: pytest.CaptureFixture[str]) -> None:
