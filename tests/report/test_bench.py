@@ -115,3 +115,4 @@ def test_loopback_ranks_are_started(
     assert machine.spmm == Machine().spmm
     assert "between machines: not measured" in out
     assert out.count("stored in") == 1
+    assert max(len(line) for line in out.replace(str(path), "").splitlines()) <= WIDTH
