@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 from torch_geometric.nn import GCNConv, MessagePassing, SAGEConv
 
-from pyg_dist.conv.attention import fused_forward, fusing, pending_weights, weighed_sum
+from pyg_dist.conv.attention import fused_forward, fusing, is_fusable, pending_weights, weighed_sum
 from pyg_dist.conv.function_patching import copy_of_classes
 from pyg_dist.conv.gcn import DistributedGCNConv
 from pyg_dist.conv.graph_functions import SUBSTITUTES
@@ -48,11 +48,10 @@ def DistributedConv(conv: C) -> C:
     its own code on the halo layout: messages, attention, self loops, norms, multi-layer perceptrons and batch norm
     inside of it. Rows of sources travel (post exchange), once for each tensor that a call needs at its edges; sums
     and means of weighted rows (``GINConv``, ``TAGConv``, ``APPNP`` ...) go by the chosen exchange and the native
-    product, on the grid layout too; ``GATConv``, ``GATv2Conv`` and ``TransformerConv`` by one op that makes no edge
-    tensors. Dropout is keyed by edge or node: its masks do not depend on the world size. On plain tensors the conv is
-    the stock conv. With
-    ``bits``, rows of 16 columns or more and their gradients travel in few bits while training, unbiased; narrower ones
-    (logits of attention, degrees, positions) as they are.
+    product; ``GATConv``, ``GATv2Conv`` and ``TransformerConv`` by one op that makes no edge tensors. These run on the
+    grid layout, too. Dropout is keyed by edge or node: its masks do not depend on the world size. On plain tensors the
+    conv is the stock conv. With ``bits``, rows of 16 columns or more and their gradients travel in few bits while
+    training, unbiased; narrower ones (logits of attention, degrees, positions) as they are.
 
     Args:
         conv: any :class:`torch_geometric.nn.MessagePassing`.
@@ -158,7 +157,7 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
                 handle = edge_handle(self, given.get(name), features, calls_message=True)
                 if handle is None:
                     return self.stock.forward(self, *args, **kwargs)
-                given[name] = self._edges(handle, given.get("edge_attr"))
+                given[name] = self._edges(handle, given)
         if self.explain:
             raise UnsupportedError(f"{_name(self)} cannot be explained on distributed data: use the plain Data")
         graph = given[first].graph
@@ -186,7 +185,7 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
                 kept[1].lazy.freeze()
         return out
 
-    def _edges(self, edge_index: DistributedEdgeIndex, edge_attr: Any) -> Edges:
+    def _edges(self, edge_index: DistributedEdgeIndex, given: dict[str, Any]) -> Edges:
         """The edges of a handle.
 
         Raises:
@@ -195,12 +194,12 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
         parameters = _signature(self.stock).parameters
         reads_attributes = "edge_attr" in parameters and getattr(self, "edge_dim", ...) is not None
         is_weighted = edge_index.weight is not None and "edge_weight" not in parameters
-        if edge_index.is_sparse and (edge_attr is not None or reads_attributes or is_weighted):
+        if edge_index.is_sparse and (given.get("edge_attr") is not None or reads_attributes or is_weighted):
             raise UnsupportedError(
                 f"{_name(self)} expected data.edge_index (got adj_t, whose values it reads otherwise than as weights): "
                 f"give the input an edge_index, and pass its values as edge weights or attributes"
             )
-        return edge_index.edges(_name(self), by_operator=needs_operators_only(self))
+        return edge_index.edges(_name(self), by_operator=needs_operators_only(self) or is_fusable(self, given))
 
     def _require_cached(self, graph: EdgeView) -> None:
         """What ``cached=True`` has kept must be this graph's.

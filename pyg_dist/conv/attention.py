@@ -44,14 +44,15 @@ def fusing(conv: Any, given: dict[str, Any]) -> Iterator[None]:
     and under autocast.
     """
     global _running
-    outer, _running = _running, conv if _is_fusable(conv, given) else None
+    outer, _running = _running, conv if is_fusable(conv, given) else None
     try:
         yield
     finally:
         _running = outer
 
 
-def _is_fusable(conv: Any, given: dict[str, Any]) -> bool:
+def is_fusable(conv: Any, given: dict[str, Any]) -> bool:
+    """Whether ``conv``, called with ``given``, may take the fused steps."""
     base = next((c for c in _CONVS if issubclass(conv.stock, c)), None)
     return (
         base is not None
@@ -112,10 +113,10 @@ def fused_forward(conv: Any, given: dict[str, Any]) -> NodeTensor | None:
     if not _fits(conv, edges, attr, source.dtype):
         return None
     residual = None if conv.res is None or target is None else conv.res(target)
-    value = lin_source(source)
+    value = lin_source(source).to_rows()
     own: Any = value if target is source and lin_target is lin_source else None
     if own is None and target is not None:
-        own = lin_target(target)
+        own = lin_target(target).to_rows()
     if conv.add_self_loops:
         edges, attr = remove_self_loops(edges, attr)
         edges, attr = add_self_loops(edges, attr, fill_value=conv.fill_value)

@@ -129,14 +129,14 @@ def add_self_loops(
     """A loop for each node, behind the edges; its value is given, or reduced from those of the node's in-edges."""
     _require_no_values("add_self_loops", edge_index)
     _require_all_nodes("add_self_loops", edge_index, num_nodes)
-    edges, graph = edge_index.with_loops, edge_index.graph
+    edges = edge_index.with_loops
     if edge_attr is None:
         return edges, None
     values = _local(edge_attr, edge_index.rows)
     if isinstance(fill_value, str):
-        filled = pyg.scatter(values, edge_index.target, 0, graph.num_local, fill_value)
+        filled = edge_index.reduce_by_target(values, fill_value)
     else:
-        filled = _filled(values, fill_value, graph.num_local, edge_index)
+        filled = _filled(values, fill_value, edge_index.graph.node_sharding.num_local, edge_index)
     return edges, edges.tensor(torch.cat([values, filled]))
 
 

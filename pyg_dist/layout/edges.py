@@ -8,10 +8,11 @@ from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch_geometric.utils import scatter as pyg_scatter
 
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.errors import MixedRowsError, UnsupportedError
-from pyg_dist.layout.graph import DistributedGraph, EdgeView
+from pyg_dist.layout.graph import DistributedGraph, EdgeView, TiledGraph
 from pyg_dist.layout.node_edge import nodes_to_edges
 from pyg_dist.layout.operator_cache import OperatorCache
 from pyg_dist.tensor.registry import public_name
@@ -168,9 +169,18 @@ class Edges(Tensor):
     def with_loops(self) -> Edges:
         """These edges, then a self loop for every node."""
         node = torch.arange(self.graph.num_local, device=self.source.device)
-        rows = _AndLoops(self.rows, self.graph)
+        rows = EdgesAndLoops(self.rows, self.graph)
         ends = torch.cat([self.source, node]), torch.cat([self.target, node])
         return Edges.of(self.graph, rows, *ends, has_all_remote=self.has_all_remote)
+
+    def reduce_by_target(self, values: Tensor, reduce: str) -> Tensor:
+        """What ``reduce`` makes of the values of each node's in-edges (may be collective).
+
+        Shapes:
+            - values: ``[e, ...]``
+            - output: ``[n, ...]``
+        """
+        return cast(Tensor, pyg_scatter(values, self.target, 0, self.graph.num_local, reduce))
 
     def tensor(self, local: Tensor) -> EdgeTensor:
         """The edge tensor with these local values, a fresh plain tensor."""
@@ -215,12 +225,14 @@ class Edges(Tensor):
 class OperatorEdges(Edges):
     """All edges of a layout without :class:`EdgeView`, for convs that need no more than the graph's operators.
 
-    Whoever looks at single edges gets the layout's refusal.
+    Whoever looks at single edges gets the layout's refusal. Edges without self loops, and with one for each node, are
+    those of another graph over the same nodes.
 
     Attributes:
         refusal: it.
     """
 
+    graph: TiledGraph  # type: ignore[assignment]
     refusal: UnsupportedError
 
     @staticmethod
@@ -231,17 +243,44 @@ class OperatorEdges(Edges):
         edges.graph, edges.rows, edges.weight, edges.refusal = graph, rows, weight, refusal
         return edges  # type: ignore[no-any-return]
 
+    @property
+    def without_loops(self) -> _Selected:
+        """See :class:`Edges`; the graph keeps them."""
+        graph, places = self.graph.without_loops
+        return _Selected(OperatorEdges.of_graph(graph, None, self.refusal), places)
+
+    @property
+    def with_loops(self) -> OperatorEdges:
+        """See :class:`Edges`; the graph keeps them."""
+        return OperatorEdges.of_graph(self.graph.with_loops, None, self.refusal)
+
+    def reduce_by_target(self, values: Tensor, reduce: str) -> Tensor:
+        """See :class:`Edges` (collective).
+
+        Raises:
+            UnsupportedError: Neither a sum nor a mean, which are all that parts can be put together for.
+        """
+        if reduce not in ("sum", "add", "mean"):
+            raise self.refusal
+        flat = values.reshape(values.shape[0], values.shape[1:].numel())
+        sums = self.graph.sum_by_target(torch.cat([flat, flat.new_ones(flat.shape[0], 1)], 1))
+        sums, count = sums[:, :-1], sums[:, -1:]
+        return (sums / count.clamp(min=1) if reduce == "mean" else sums).reshape(sums.shape[0], *values.shape[1:])
+
     def __getattribute__(self, name: str) -> Any:
-        if name in SINGLE_EDGES:
+        if name in SINGLE_EDGES and name not in _AS_GRAPHS:
             raise object.__getattribute__(self, "refusal")
         return super().__getattribute__(name)
 
 
 SINGLE_EDGES = frozenset(
     "source target end full_tensor by_target csr parts remote max_in_degree loops without_loops selected".split()
-    + "with_loops has_all_remote kept".split()
+    + "with_loops has_all_remote kept reduce_by_target".split()
 )
 """What looks at single edges."""
+
+_AS_GRAPHS = frozenset(["without_loops", "with_loops", "reduce_by_target"])
+"""What graphs without :class:`EdgeView` answer."""
 
 _PROPERTIES = "shape dtype layout is_sparse requires_grad ndim".split()
 _METHODS = (Tensor.size, Tensor.numel, Tensor.dim, Tensor.is_floating_point, Tensor.__len__, Tensor.__hash__)
@@ -253,10 +292,10 @@ class _Selected(NamedTuple):
     places: Tensor  # of these edges among those that they were selected from
 
 
-class _AndLoops(RowSharding):
+class EdgesAndLoops(RowSharding):
     """Edges, and behind them a self loop for each node: the places and numbers that PyG gives them."""
 
-    def __init__(self, edges: RowSharding, graph: EdgeView) -> None:
+    def __init__(self, edges: RowSharding, graph: DistributedGraph | EdgeView) -> None:
         loops = graph.node_sharding
         super().__init__(
             edges.group, "edge", edges.size + loops.size, torch.cat([edges.rng_key, _first(graph) + loops.rng_key])
@@ -270,10 +309,11 @@ class _AndLoops(RowSharding):
 
     @property
     def position(self) -> Tensor:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
         return self._position
 
 
-def _first(graph: EdgeView) -> int:
+def _first(graph: DistributedGraph | EdgeView) -> int:
     """The key of the first node's self loop, behind those of all edges."""
     return graph.edge_sharding.num_rng_keys
 

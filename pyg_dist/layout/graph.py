@@ -138,19 +138,7 @@ class EdgeView(Protocol):
     def attend(
         self, edges: Any, inputs: AttentionInputs, spec: AttentionSpec, layer: nn.Module | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Attention over in-edges, :func:`pyg_dist.backend.ops.attention_csr`, differentiable (collective).
-
-        Exact, but for the rows of 16 columns or more that a training ``layer`` with ``bits`` sends.
-
-        Args:
-            edges: the :class:`~pyg_dist.layout.edges.Edges`, of this graph.
-            inputs: local rows: value and key of the n sources, query of the n targets, edge_attr of the edges.
-            spec: how logits are made.
-            layer: whose attention it is.
-
-        Shapes:
-            - output: ``[n, H C]``; ``[n, H D]``, or empty
-        """
+        """See :meth:`DistributedGraph.attend`."""
 
     def sum_to_owners(self, rows: Tensor) -> Tensor:
         """The transpose of :meth:`neighbour_rows`: every rank's rows are summed where their nodes live (collective).
@@ -246,6 +234,25 @@ class DistributedGraph(Protocol):
             layer: whose aggregation it is.
         """
 
+    def attend(
+        self, edges: Any, inputs: AttentionInputs, spec: AttentionSpec, layer: nn.Module | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Attention over in-edges, :func:`pyg_dist.backend.ops.attention_csr`, differentiable (collective).
+
+        Exact, but for the rows of 16 columns or more that a training ``layer`` of a ``DistributedData`` with ``bits``
+        sends.
+
+        Args:
+            edges: the :class:`~pyg_dist.layout.edges.Edges`, of this graph.
+            inputs: whole rows of :attr:`node_sharding`: value and key of the n sources, query of the n targets, and for
+                ``dot`` edge_weight; edge_attr of the edges. For ``additive`` edge_weight is one row for all targets.
+            spec: how logits are made.
+            layer: whose attention it is.
+
+        Shapes:
+            - output: ``[n, H C]``; ``[n, H D]``, or empty
+        """
+
     def start(self, x: NodeTensor, operator: Any, layer: nn.Module | None = None) -> Pending[NodeTensor]:
         """:meth:`aggregate` as far as nothing is waited for: what follows may hide its last messages."""
 
@@ -309,6 +316,26 @@ class DistributedGraph(Protocol):
 
         Raises:
             UnsupportedError: This layout has none.
+        """
+
+
+class TiledGraph(DistributedGraph, Protocol):
+    """A graph without :class:`EdgeView`: other edges over its nodes are other graphs, which it keeps."""
+
+    @property
+    def without_loops(self) -> tuple[TiledGraph, Tensor]:
+        """The graph without self loops, and which local edges are left (collective at the first use)."""
+
+    @property
+    def with_loops(self) -> TiledGraph:
+        """The graph with a self loop for each node, behind its edges."""
+
+    def sum_by_target(self, values: Tensor) -> Tensor:
+        """The sums of the values of every node's in-edges, as whole rows; differentiable (collective).
+
+        Shapes:
+            - values: ``[e, D]``
+            - output: ``[n, D]``
         """
 
 

@@ -17,8 +17,15 @@ from torch_geometric import nn as gnn
 from torch_geometric.data import Data
 from workers import Workers
 
+from pyg_dist.backend.grid.mesh import GRID_AXES, meshes
+
 Pools = Callable[[int], Workers]
-CONVS: dict[str, Any] = {"GAT": gnn.GATConv, "GATv2": gnn.GATv2Conv, "Transformer": gnn.TransformerConv}
+ON_THE_GRID: dict[str, Any] = {
+    "GATConv": gnn.GATConv,
+    "GATv2Conv": gnn.GATv2Conv,
+    "TransformerConv": gnn.TransformerConv,
+}
+CONVS = ON_THE_GRID  # and on the halo layout
 F = 3
 
 
@@ -35,21 +42,22 @@ class Case(NamedTuple):
     edge_dim: int  # 0: none
     is_pair: bool
     seed: int = 0
+    mesh: dict[str, int] | None = None  # None: the halo layout
 
 
 @st.composite
-def cases(draw: Any, world_size: int) -> Case:
+def cases(draw: Any, world_size: int, on_grid: bool) -> Case:
     num_nodes = draw(st.integers(1, 10))
     node = st.integers(0, num_nodes - 1)
     conv = draw(st.sampled_from(list(CONVS)))
     options: dict[str, Any] = {"concat": draw(st.booleans()), "bias": draw(st.booleans())}
-    if conv == "Transformer":
+    if conv == "TransformerConv":
         options |= {"beta": draw(st.booleans()), "root_weight": draw(st.booleans())}
     else:
         options |= {
             "add_self_loops": draw(st.booleans()), "residual": draw(st.booleans()),
             "negative_slope": draw(st.sampled_from([0.2, 0.0, 1.5])),
-            "fill_value": draw(st.sampled_from(["mean", "add", "max", 0.5])),
+            "fill_value": draw(st.sampled_from(["mean", "add", 0.5] if on_grid else ["mean", "add", "max", 0.5])),
         }  # fmt: skip
     return Case(
         num_nodes,
@@ -62,7 +70,20 @@ def cases(draw: Any, world_size: int) -> Case:
         draw(st.integers(0, 2)),
         draw(st.booleans()),
         draw(st.integers(0, 1000)),
+        draw(st.sampled_from(meshes_of(world_size))) if on_grid else None,
     )
+
+
+def meshes_of(num_ranks: int) -> list[dict[str, int]]:
+    return [{axis: mesh[axis] for axis in GRID_AXES} for mesh in meshes(num_ranks)]
+
+
+def distributed(data: Data, case: Case) -> Any:
+    import pyg_dist
+
+    if case.mesh is not None:
+        return pyg_dist.DistributedData(data, layout="grid", mesh=case.mesh)
+    return pyg_dist.DistributedData(data, partition=torch.tensor(case.owners))
 
 
 def results(data: Any, case: Case, is_ours: bool) -> Results:
@@ -81,8 +102,6 @@ def results(data: Any, case: Case, is_ours: bool) -> Results:
 
 def compare(case: Case) -> list[str]:
     """On every rank: what stock PyG finds on the whole graph, and ours does not on the distributed one."""
-    import pyg_dist
-
     rng = torch.Generator().manual_seed(case.seed)
     edge_index = torch.tensor(case.edges, dtype=torch.int64).view(-1, 2).t().contiguous()
     data = Data(
@@ -92,7 +111,7 @@ def compare(case: Case) -> list[str]:
     )
     expected = results(data, case, is_ours=False)
     try:
-        got = results(pyg_dist.DistributedData(data, partition=torch.tensor(case.owners)), case, is_ours=True)
+        got = results(distributed(data, case), case, is_ours=True)
     except ValueError as error:  # ours are raised on every rank: no need to start new processes
         return [str(error)]
     return differences(got, expected)
@@ -100,27 +119,75 @@ def compare(case: Case) -> list[str]:
 
 HUB = [(k % 9, 3) for k in range(40)] + [(3, k) for k in range(9)]
 EXAMPLES = [
-    Case(1, [(0, 0), (0, 0)], [0], "GATv2", 2, 3, {"add_self_loops": False}, 2, False),
-    Case(4, [], [0, 0, 0, 0], "Transformer", 2, 3, {}, 2, True),
-    Case(9, HUB, [0] * 9, "GAT", 3, 5, {"concat": False, "fill_value": "min"}, 2, True),
+    Case(1, [(0, 0), (0, 0)], [0], "GATv2Conv", 2, 3, {"add_self_loops": False}, 2, False),
+    Case(4, [], [0, 0, 0, 0], "TransformerConv", 2, 3, {}, 2, True),
+    Case(9, HUB, [0] * 9, "GATConv", 3, 5, {"concat": False, "fill_value": "min"}, 2, True),
 ]
 
 
-@pytest.mark.parametrize(("world_size", "num_examples"), [(1, 60), (2, 25), (3, 25), (4, 15)])
-def test_random_graphs(workers: Pools, world_size: int, num_examples: int) -> None:
+@pytest.mark.parametrize("layout", ["halo", "grid"])
+@pytest.mark.parametrize(("world_size", "num_examples"), [(1, 40), (2, 20), (3, 20), (4, 15)])
+def test_random_graphs(workers: Pools, world_size: int, num_examples: int, layout: str) -> None:
+    mesh = meshes_of(world_size)[-1] if layout == "grid" else None
+
     @settings(
         max_examples=num_examples, deadline=None, derandomize=True, database=None,
         suppress_health_check=[HealthCheck.too_slow],
     )  # fmt: skip
-    @given(cases(world_size))
-    @example(EXAMPLES[0])
-    @example(EXAMPLES[1]._replace(owners=[0, 0, world_size - 1, 0]))
-    @example(EXAMPLES[2]._replace(owners=[k % world_size for k in range(9)]))
+    @given(cases(world_size, layout == "grid"))
+    @example(EXAMPLES[0]._replace(mesh=mesh))
+    @example(EXAMPLES[1]._replace(owners=[0, 0, world_size - 1, 0], mesh=mesh))
+    @example(EXAMPLES[2]._replace(owners=[k % world_size for k in range(9)], options={"concat": False}, mesh=mesh))
     def check(case: Case) -> None:
         for rank, differs in enumerate(workers(world_size).run(compare, case)):
             assert not differs, f"on rank {rank}"
 
     check()
+
+
+def every_mesh(num_ranks: int) -> list[str]:
+    """A hub's in-edges over every mesh, by each conv."""
+    found = []
+    for mesh in meshes_of(num_ranks):
+        for conv in CONVS:
+            options = {} if conv == "TransformerConv" else {"residual": True}
+            found += compare(Case(9, HUB, [], conv, 3, 5, options, 2, False, mesh=mesh))
+    return found
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_hub_on_every_mesh(workers: Pools, world_size: int) -> None:
+    for differs in workers(world_size).run(every_mesh, world_size):
+        assert not differs
+
+
+def second_derivatives(mesh: dict[str, int]) -> None:
+    from pyg_dist.conv import DistributedConv
+
+    case = Case(9, HUB, [], "GATConv", 2, 4, {}, 2, False, mesh=mesh)
+    plain = Data(
+        x=torch.linspace(-1, 1, 9 * F, dtype=torch.float64).view(9, F).sin(),
+        edge_index=torch.tensor(HUB).t().contiguous(),
+        edge_attr=torch.linspace(-1, 1, 2 * len(HUB), dtype=torch.float64).view(-1, 2).cos(),
+    )
+    ours = distributed(plain, case)
+    for conv_class in CONVS.values():
+        found: list[Results] = []
+        for data in (plain, ours):
+            torch.manual_seed(0)
+            conv = conv_class(F, 4, heads=2, edge_dim=2).double()
+            conv = conv if data is plain else DistributedConv(conv)
+            x = data.x.detach().clone().requires_grad_()
+            out = conv(x, data.edge_index, data.edge_attr)
+            (slope,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+            slope.square().sum().backward()
+            found.append(gradients(conv, x=x))
+        assert_same(found[1], found[0], conv_class.__name__)
+
+
+def test_second_derivatives_on_the_grid(workers: Pools) -> None:
+    workers(2).run(second_derivatives, {"x": 2})
+    workers(4).run(second_derivatives, {"x": 2, "y": 2})
 
 
 def graph(num_nodes: int = 40, num_edges: int = 300, dtype: torch.dtype = torch.float64) -> tuple[Data, Any]:
@@ -157,6 +224,64 @@ def test_dropout_is_that_of_the_steps_at_any_world_size(workers: Pools) -> None:
     alone = workers(1).run(with_dropout)[0]
     for world_size in (2, 3):
         assert_same(workers(world_size).run(with_dropout)[0], alone)
+
+
+def of_layouts(meshes: list[dict[str, int]]) -> None:
+    """One mask for both layouts."""
+    from pyg_dist.conv import DistributedConv
+
+    plain, halo = graph()
+    for mesh in meshes:
+        grid = tiled(plain, mesh)
+        for name, conv_class in CONVS.items():
+            found: list[Results] = []
+            for data in (halo, grid):
+                torch.manual_seed(0)
+                conv = DistributedConv(conv_class(F, 4, heads=5, dropout=0.4, edge_dim=3).double())
+                out = conv(data.x, data.edge_index, data.edge_attr)
+                out.square().sum().backward()
+                found.append({"out": out.detach(), "next draw": float(torch.rand(())), **gradients(conv)})
+            assert_same(found[1], found[0], name)
+
+
+def tiled(plain: Data, mesh: dict[str, int]) -> Any:
+    import pyg_dist
+
+    return pyg_dist.DistributedData(plain, layout="grid", mesh=mesh)
+
+
+def test_dropout_is_that_of_both_layouts(workers: Pools) -> None:
+    workers(2).run(of_layouts, [{"x": 2}, {"y": 2}])
+
+
+def grid_refusals() -> list[str]:
+    from pyg_dist.conv import DistributedConv
+    from pyg_dist.errors import UnsupportedError
+
+    plain, _ = graph()
+    data = tiled(plain, {"x": 2})
+    hooked = DistributedConv(gnn.GATv2Conv(F, 4).double())
+    hooked.register_message_forward_hook(lambda conv, inputs, out: None)
+    largest = DistributedConv(gnn.GATConv(F, 4, edge_dim=3, fill_value="max").double())
+    asked = DistributedConv(gnn.TransformerConv(F, 4).double())
+    found = []
+    for call in (
+        lambda: hooked(data.x, data.edge_index),
+        lambda: largest(data.x, data.edge_index, data.edge_attr),
+        lambda: asked(data.x, data.edge_index, return_attention_weights=True),
+    ):
+        with pytest.raises(UnsupportedError) as caught:
+            call()
+        found.append(str(caught.value))
+    return found
+
+
+def test_what_needs_single_edges_is_refused_on_the_grid(workers: Pools) -> None:
+    for found in workers(2).run(grid_refusals):
+        for message, conv in zip(found, ("GATv2Conv", "GATConv", "TransformerConv"), strict=True):
+            assert message.startswith(f"{conv} needs every neighbour's row in one place, and layout='grid'")
+            assert "layout='halo'" in message
+            assert "\n" not in message
 
 
 class LargestPerEdge(TorchDispatchMode):

@@ -303,7 +303,7 @@ def refusals() -> list[str]:
         (OptionError, lambda: pyg_dist.distribute(conv.state_dict())),
         (UnsupportedError, lambda: pyg_dist.distribute(model)),
         (UnsupportedError, lambda: pyg_dist.conv.DistributedConv(model)),
-        (UnsupportedError, lambda: conv(grid.x, grid.edge_index)),
+        (UnsupportedError, lambda: conv(grid.x, grid.edge_index, return_attention_weights=True)),
         (UnsupportedError, lambda: conv(data.x, pyg_dist.DistributedData(sparse).adj_t)),
         (PygDistError, lambda: conv(other.x, data.edge_index)),
         (PygDistError, lambda: edges[:, :2]),

@@ -46,7 +46,8 @@ def test_convs(generated: ModuleType) -> None:
     lines = {line.split("`")[1]: line for line in generated.convs().splitlines()[2:]}
     assert len(lines) > 50
     assert "`DistributedGCNConv` | yes | yes |" in lines["GCNConv"]
-    assert "by `distribute` | yes | no |" in lines["GATConv"]
+    assert "by `distribute` | yes | no |" in lines["EdgeConv"]
+    assert "by `distribute` | yes | yes |" in lines["GATConv"]
     assert "by `distribute` | yes | yes |" in lines["TAGConv"]
     for refused in ("HypergraphConv", "SuperGATConv", "MFConv"):
         assert "raises `UnsupportedError`" in lines[refused]

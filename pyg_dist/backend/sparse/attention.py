@@ -149,6 +149,28 @@ def attention_by_edge(
     csr: CSR, edge_key: Tensor | None, spec: AttentionSpec, inputs: AttentionInputs
 ) -> tuple[Tensor, Tensor]:
     """:func:`attention` in torch's functions, with values for each edge and column; differentiable to any order."""
+    return divided(*sums_by_edge(csr, edge_key, spec, inputs))
+
+
+def sums_by_edge(
+    csr: CSR,
+    edge_key: Tensor | None,
+    spec: AttentionSpec,
+    inputs: AttentionInputs,
+    largest: Callable[[Tensor], Tensor] = lambda logits: logits,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The sums that :func:`divided` takes, each edge weighed by the exponential of its logit, less the largest one.
+
+    Args:
+        csr: the pattern.
+        edge_key: of the dropout.
+        spec: how logits are made.
+        inputs: what they are made of.
+        largest: makes each target's largest logit of that of these edges, ``[N, H]``.
+
+    Shapes:
+        - output: of values ``[N, H C]``; of edge_attr ``[N, H D]``, or empty; of ones, without dropout, ``[N, H]``
+    """
     row, col, edge, heads = csr.row(), csr.col.long(), csr.edge, spec.heads
     value, key, query, attr, weight, att = inputs
     values = by_head(value, heads)[col]
@@ -168,24 +190,31 @@ def attention_by_edge(
             per_row = by_head(weight, heads).expand(csr.num_rows, -1, -1)
             logits = logits + (per_row[row] * features.unsqueeze(1)).sum(2)
         logits = F.leaky_relu(logits, spec.slope) if spec.form == "additive" else logits * spec.scale
-    index = row.view(-1, 1).expand_as(logits)
-    largest = (
-        logits.detach()
-        .new_zeros(csr.num_rows, heads)
-        .scatter_reduce(0, index, logits.detach(), "amax", include_self=False)
-    )
-    powers = (logits - largest[row]).exp()
-    alpha = powers / powers.new_zeros(csr.num_rows, heads).index_add(0, row, powers)[row]
+    index, constant = row.view(-1, 1).expand_as(logits), logits.detach()
+    top = largest(constant.new_full((csr.num_rows, heads), -torch.inf).scatter_reduce(0, index, constant, "amax"))
+    powers = (logits - top[row]).exp()
+    kept = powers
     if spec.p > 0:
         assert edge_key is not None
-        alpha = ops.keyed_dropout(alpha, edge_key[edge], spec.p, spec.seed)
+        kept = ops.keyed_dropout(powers, edge_key[edge], spec.p, spec.seed)
 
     def sums(rows: Tensor) -> Tensor:
-        weighed = (alpha.unsqueeze(2) * rows).flatten(1)
+        weighed = (kept.unsqueeze(2) * rows).flatten(1)
         return weighed.new_zeros(csr.num_rows, weighed.shape[1]).index_add(0, row, weighed)
 
     has_sums = spec.form == "dot" and attr is not None
-    return sums(values), sums(features.unsqueeze(1)) if has_sums else values.new_zeros(0, 0)
+    total = powers.new_zeros(csr.num_rows, heads).index_add(0, row, powers)
+    return sums(values), sums(features.unsqueeze(1)) if has_sums else values.new_zeros(0, 0), total
+
+
+def divided(y: Tensor, z: Tensor, powers: Tensor) -> tuple[Tensor, Tensor]:
+    """The weighed sums of values and edge_attr: those of :func:`sums_by_edge`, over all parts of the edges."""
+    divisor = powers.masked_fill(powers == 0, 1.0).unsqueeze(2)  # of targets without edges, whose sums are zero
+
+    def quotients(sums: Tensor) -> Tensor:
+        return (by_head(sums, powers.shape[1]) / divisor).flatten(1) if sums.shape[0] else sums
+
+    return quotients(y), quotients(z)
 
 
 def attention(csr: CSR, edge_key: Tensor | None, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:

@@ -173,6 +173,13 @@ class CSR:
     def _trials(self) -> dict[tuple[int, torch.dtype], FormTrial | None]:
         return {}
 
+    def rows(self, low: int, high: int) -> CSR:
+        """The pattern of the rows from ``low`` to ``high``, exclusive; of all rows itself."""
+        if (low, high) == (0, self.num_rows):
+            return self
+        first, last = int(self.rowptr[low]), int(self.rowptr[high])
+        return CSR(self.rowptr[low : high + 1] - first, self.col[first:last], self.edge[first:last], self.num_cols)
+
     def columns(self, low: int, high: int) -> CSR:
         """The pattern of the columns from ``low`` to ``high``, exclusive."""
         chosen = (self.col >= low) & (self.col < high)

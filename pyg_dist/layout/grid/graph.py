@@ -12,12 +12,15 @@ from torch import Tensor, nn
 from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.transport import Pending, Traffic
-from pyg_dist.backend.grid.collectives import sum_all
+from pyg_dist.backend.grid.attention import GridAttention, grid_attention
+from pyg_dist.backend.grid.collectives import AllGather, reduce_scatter, sum_all
 from pyg_dist.backend.grid.mesh import GRID_AXES
 from pyg_dist.backend.grid.operator import GridOperator, Side, TileProduct, multiply
+from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.errors import LayoutMismatchError
 from pyg_dist.layout import aggregation_cache
+from pyg_dist.layout.edges import Edges, EdgesAndLoops
 from pyg_dist.layout.gcn_norm import gcn_product, gcn_scales
 from pyg_dist.layout.graph import NodeSharding, Norm, refuse_edge_view
 from pyg_dist.layout.grid.adjacency import AdjacencyTile, ReadTile
@@ -27,7 +30,8 @@ from pyg_dist.layout.grid.sharding import Grid, Tile
 from pyg_dist.layout.grid.tile_tensor import TileTensor, as_tile
 from pyg_dist.layout.operator_cache import OperatorCache
 from pyg_dist.layout.self_loops import LoopRule
-from pyg_dist.plan.grid.tiling import INPUT, TileLayout, split
+from pyg_dist.plan.grid.redistribution_plan import held_positions
+from pyg_dist.plan.grid.tiling import INPUT, WHOLE_ROWS, TileLayout, split
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
 from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.sharding import RowSharding, Selection, lasting
@@ -91,6 +95,21 @@ class GridGraph:
             chosen: of :attr:`edge_sharding`.
         """
         return GridGraph(self.grid, self.edge_index[:, chosen.local_index], chosen.rows, self.loop_rule)
+
+    @cached_property
+    @lasting
+    def without_loops(self) -> tuple[GridGraph, Tensor]:
+        """See :class:`~pyg_dist.layout.graph.TiledGraph`."""
+        chosen = self.edge_sharding.by_mask(self.edge_index[0] != self.edge_index[1])
+        return self.select(chosen), chosen.local_index
+
+    @cached_property
+    @lasting
+    def with_loops(self) -> GridGraph:
+        """See :class:`~pyg_dist.layout.graph.TiledGraph`."""
+        node = self.node_sharding.global_id
+        edge_index = torch.cat([self.edge_index, node.expand(2, -1)], dim=1)
+        return GridGraph(self.grid, edge_index, EdgesAndLoops(self.edge_sharding, self), self.loop_rule)
 
     def __deepcopy__(self, memo: object) -> GridGraph:
         return self  # immutable, apart from caches
@@ -267,6 +286,69 @@ class GridGraph:
         row, free = layout.rows[0], layout.free_axis()
         rows = (free, row) if self.grid.sums == "reduce_scatter" else (free,)
         return self.grid.tile(TileLayout(rows, layout.columns, self.grid.other_order(layout.order)), width)
+
+    # ---- Attention ---------------------------------------------------------------------------------------------------
+    #
+    # The tiles are those of the first layer's products. Sources lie as whole rows do, and are gathered for a tile's
+    # columns; targets lie over the third axis as well, so that no two ranks have the same edges.
+
+    def attend(
+        self, edges: Edges, inputs: AttentionInputs, spec: AttentionSpec, layer: nn.Module | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """See :meth:`~pyg_dist.layout.graph.DistributedGraph.attend`; ``edges`` are all of this graph's."""
+        tile, of_targets = self.adjacency(INPUT), self._target_layout
+        by_row = ("query", "edge_weight") if spec.form == "dot" else ("query",)
+        moved = {
+            name: self._moved(x.flatten(1), WHOLE_ROWS, of_targets)
+            for name, x in inputs._asdict().items()
+            if name in by_row and x is not None
+        }
+        if inputs.edge_attr is not None:
+            moved["edge_attr"] = apply(tile.dispatch, inputs.edge_attr)
+        key = self._edge_key if spec.p > 0 else None
+        sources = AllGather(self.grid.wire("z", "y", exact=True), self.grid.row_sizes(WHOLE_ROWS, "z", "y"))
+        a = GridAttention(self._edges_of_targets, sources, self._target_rows, key, spec)
+        sums, of_edges = grid_attention(a, inputs._replace(**moved))
+        of_edges = self._moved(of_edges, of_targets, WHOLE_ROWS) if a.has_edge_sums(inputs) else of_edges
+        return self._moved(sums, of_targets, WHOLE_ROWS), of_edges
+
+    def sum_by_target(self, values: Tensor) -> Tensor:
+        """See :class:`~pyg_dist.layout.graph.TiledGraph`."""
+        csr, rows = self._edges_of_targets, self._target_rows
+        arrived = apply(self.adjacency(INPUT).dispatch, values)[csr.edge]
+        sums = arrived.new_zeros(csr.num_rows, arrived.shape[1]).index_add(0, csr.row(), arrived)
+        return self._moved(reduce_scatter(sums, rows.transport, rows.sizes), self._target_layout, WHOLE_ROWS)
+
+    @property
+    def _target_layout(self) -> TileLayout:
+        """How targets lie: over the tile's row axis, the third axis, and the axis that splits their in-edges."""
+        return TileLayout(("z", "y", "x"), None, self.grid.other_order(WHOLE_ROWS.order))
+
+    @property
+    def _target_rows(self) -> AllGather:
+        """What brings the rows of a rank's targets together."""
+        return AllGather(self.grid.wire("x", exact=True), self.grid.row_sizes(self._target_layout, "x"))
+
+    @cached_property
+    @lasting
+    def _edges_of_targets(self) -> CSR:
+        """The tile's edges to this rank's part of its targets (collective at the tile's first use)."""
+        mesh, order = self.grid.mesh, self._target_layout.order
+        (first, _), (low, high) = (
+            held_positions(self.grid.orders, TileLayout(axes, None, order), mesh.grid_shape, mesh.coordinates)
+            for axes in (("z",), ("z", "y"))
+        )
+        return self.adjacency(INPUT).csr.rows(low - first, high - first)
+
+    @cached_property
+    @lasting
+    def _edge_key(self) -> Tensor:
+        """Of the dropout, by edge storage of the tile (collective at the first use)."""
+        return self.adjacency(INPUT).dispatch.start(self.edge_sharding.rng_key).wait()
+
+    def _moved(self, x: Tensor, before: TileLayout, after: TileLayout) -> Tensor:
+        """Rows that change ranks (collective)."""
+        return self.grid.tile(before, x.shape[1]).to(x, self.grid.tile(after, x.shape[1]))
 
     def _neighbourhood(
         self, norm: Norm, dtype: torch.dtype, tile: AdjacencyTile, values: Tensor | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import MutableMapping
 from functools import cached_property
 from typing import Any
@@ -259,15 +260,16 @@ class Grid:
         low, high = held_positions(self.orders, layout, self.mesh.grid_shape, self.mesh.coordinates)
         return self.orders[layout.order].node_id[low:high]
 
-    def row_sizes(self, layout: TileLayout, axis: str) -> list[int]:
-        """Rows by rank of ``axis``, the finest one of the layout, with this rank's place on the others."""
+    def row_sizes(self, layout: TileLayout, *axes: str) -> list[int]:
+        """Rows by rank of ``axes``, the finest ones of the layout, with this rank's place on the others."""
         order = self.orders[layout.order]
         bounds = order.bounds(nested_split(order.num_split, self.mesh.shape.sizes(*layout.rows)))
         here = self.mesh.coordinates
-        index = 0
+        first = 0
         for name in layout.rows:
-            index = index * self.mesh.shape[name] + (0 if name == axis else here[name])
-        return [bounds[index + k + 1] - bounds[index + k] for k in range(self.mesh.shape[axis])]
+            first = first * self.mesh.shape[name] + (0 if name in axes else here[name])
+        count = math.prod(self.mesh.shape.sizes(*axes))
+        return [bounds[k + 1] - bounds[k] for k in range(first, first + count)]
 
     def column_sizes(self, axis: str | None, width: int) -> list[int]:
         """Columns by rank of ``axis``."""

@@ -293,7 +293,7 @@ class HaloGraph:
     def attend(
         self, edges: Edges, inputs: AttentionInputs, spec: AttentionSpec, layer: nn.Module | None = None
     ) -> tuple[Tensor, Tensor]:
-        """See :meth:`~pyg_dist.layout.graph.EdgeView.attend`."""
+        """See :meth:`~pyg_dist.layout.graph.DistributedGraph.attend`."""
         key = edges.rows.rng_key if spec.p > 0 else None
         by_value, by_key = (self._edge_transfer(x, layer) for x in (inputs.value, inputs.key))
         if self.exchange_group.size == 1:
