@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from against_stock import Results, assert_same, differences, gradients
+from against_stock import Results, assert_same, differences, gradients, meshes
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from random_graphs import random_graph, uneven_parts
@@ -16,8 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric import nn as gnn
 from torch_geometric.data import Data
 from workers import Workers
-
-from pyg_dist.backend.grid.mesh import GRID_AXES, meshes
 
 Pools = Callable[[int], Workers]
 ON_THE_GRID: dict[str, Any] = {
@@ -70,12 +68,8 @@ def cases(draw: Any, world_size: int, on_grid: bool) -> Case:
         draw(st.integers(0, 2)),
         draw(st.booleans()),
         draw(st.integers(0, 1000)),
-        draw(st.sampled_from(meshes_of(world_size))) if on_grid else None,
+        draw(st.sampled_from(meshes(world_size))) if on_grid else None,
     )
-
-
-def meshes_of(num_ranks: int) -> list[dict[str, int]]:
-    return [{axis: mesh[axis] for axis in GRID_AXES} for mesh in meshes(num_ranks)]
 
 
 def distributed(data: Data, case: Case) -> Any:
@@ -125,10 +119,15 @@ EXAMPLES = [
 ]
 
 
-@pytest.mark.parametrize("layout", ["halo", "grid"])
-@pytest.mark.parametrize(("world_size", "num_examples"), [(1, 40), (2, 20), (3, 20), (4, 15)])
-def test_random_graphs(workers: Pools, world_size: int, num_examples: int, layout: str) -> None:
-    mesh = meshes_of(world_size)[-1] if layout == "grid" else None
+@pytest.mark.parametrize(
+    ("layout", "world_size", "num_examples"),
+    [
+        *[("halo", 1, 40), ("halo", 2, 20), ("halo", 3, 15), ("halo", 4, 12)],
+        *[("grid", 1, 10), ("grid", 2, 15), ("grid", 3, 12), ("grid", 4, 12)],
+    ],
+)
+def test_random_graphs(workers: Pools, layout: str, world_size: int, num_examples: int) -> None:
+    mesh = meshes(world_size)[-1] if layout == "grid" else None
 
     @settings(
         max_examples=num_examples, deadline=None, derandomize=True, database=None,
@@ -148,16 +147,15 @@ def test_random_graphs(workers: Pools, world_size: int, num_examples: int, layou
 def every_mesh(num_ranks: int) -> list[str]:
     """A hub's in-edges over every mesh, by each conv."""
     found = []
-    for mesh in meshes_of(num_ranks):
+    for mesh in meshes(num_ranks):
         for conv in CONVS:
             options = {} if conv == "TransformerConv" else {"residual": True}
             found += compare(Case(9, HUB, [], conv, 3, 5, options, 2, False, mesh=mesh))
     return found
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_hub_on_every_mesh(workers: Pools, world_size: int) -> None:
-    for differs in workers(world_size).run(every_mesh, world_size):
+def test_hub_on_every_mesh(workers: Pools) -> None:
+    for differs in workers(4).run(every_mesh, 4):
         assert not differs
 
 
@@ -226,12 +224,12 @@ def test_dropout_is_that_of_the_steps_at_any_world_size(workers: Pools) -> None:
         assert_same(workers(world_size).run(with_dropout)[0], alone)
 
 
-def of_layouts(meshes: list[dict[str, int]]) -> None:
+def of_layouts(num_ranks: int) -> None:
     """One mask for both layouts."""
     from pyg_dist.conv import DistributedConv
 
     plain, halo = graph()
-    for mesh in meshes:
+    for mesh in meshes(num_ranks):
         grid = tiled(plain, mesh)
         for name, conv_class in CONVS.items():
             found: list[Results] = []
@@ -251,7 +249,7 @@ def tiled(plain: Data, mesh: dict[str, int]) -> Any:
 
 
 def test_dropout_is_that_of_both_layouts(workers: Pools) -> None:
-    workers(2).run(of_layouts, [{"x": 2}, {"y": 2}])
+    workers(2).run(of_layouts, 2)
 
 
 def grid_refusals() -> list[str]:

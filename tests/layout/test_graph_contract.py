@@ -16,9 +16,11 @@ from random_graphs import random_graph, uneven_parts
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from torch_geometric.utils import scatter, softmax
 from workers import Workers
 
-from pyg_dist.layout.graph import DistributedGraph, EdgeView, Norm, have_same_edges
+from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
+from pyg_dist.layout.graph import DistributedGraph, EdgeView, Norm, TiledGraph, have_same_edges
 
 Pools = Callable[[int], Workers]
 Layout = dict[str, Any]
@@ -265,6 +267,55 @@ def edge_view(graph: Data, data: Any, how: Layout) -> None:
     assert isinstance(view.operator(Norm.SUM, None, torch.float64).learns, bool)
 
 
+def attention(graph: Data, data: Any, how: Layout) -> None:
+    """Softmax by target of one logit an edge and head, and the sums that it weighs, of PyG's functions."""
+    laid, (source, target) = data.graph, graph.edge_index
+    rows = laid.node_sharding
+    found: list[dict[str, Tensor]] = []
+    for is_ours in (False, True):
+        leaves = {"value": leaf(graph.x[:, :4]), "query": leaf(graph.x[:, 1:]), "attr": leaf(graph.edge_attr[:, :2])}
+        weight = graph.x[:, :4].cos()
+        if is_ours:
+            value, query, of_rows = (rows.slice(x) for x in (leaves["value"], leaves["query"], weight))
+            attr = laid.edge_sharding.slice(leaves["attr"])
+            inputs = AttentionInputs(value, value.sin(), query, attr, of_rows)
+            spec = AttentionSpec("dot", 2, scale=0.5)
+            parts = laid.attend(data.edge_index.edges("GATConv", by_operator=True), inputs, spec)
+            out, of_edges = (rows.gather(part) for part in parts)
+        else:
+            value, key, query, by_row = (
+                x.view(N, 2, 2) for x in (leaves["value"], leaves["value"].sin(), leaves["query"], weight)
+            )
+            f = leaves["attr"].unsqueeze(1)
+            logits = 0.5 * ((key[source] * query[target]).sum(2) + (by_row[target] * f).sum(2))
+            alpha = softmax(logits, target, num_nodes=N).unsqueeze(2)
+            out, of_edges = (scatter(alpha * x, target, 0, N).flatten(1) for x in (value[source], f))
+        loss = (out * out + out).sum() + of_edges.square().sum()
+        slopes = torch.autograd.grad(loss, list(leaves.values()))
+        found.append({"out": out, "of edges": of_edges, **dict(zip(leaves, slopes, strict=True))})
+    assert_same(found[1], found[0])
+
+
+def tiled(graph: Data, data: Any, how: Layout) -> None:
+    """A graph without single edges has others without and with self loops, and sums by target."""
+    if how["layout"] == "halo":
+        return
+    laid = data.graph
+    edge_index = graph.edge_index
+    other = edge_index[0] != edge_index[1]
+    left, places = laid.without_loops
+    assert_same_bits(left.full_edge_index(), edge_index[:, other])
+    assert_same_bits(laid.edge_sharding.global_id[places], left.edge_sharding.global_id)
+    loops = torch.arange(N).expand(2, -1)
+    assert_same_bits(left.with_loops.full_edge_index(), torch.cat([edge_index[:, other], loops], 1))
+    values = leaf(graph.edge_attr)
+    sums = laid.node_sharding.gather(laid.sum_by_target(laid.edge_sharding.slice(values)))
+    expected = scatter(graph.edge_attr, edge_index[1], 0, N)
+    assert_same({"sums": sums}, {"sums": expected})
+    (slope,) = torch.autograd.grad(sums.square().sum(), values)
+    assert_same({"slope": slope}, {"slope": 2 * expected[edge_index[1]]})
+
+
 def subgraphs(graph: Data, data: Any, how: Layout) -> None:
     """A graph of one data group cuts PyG's subgraph."""
     assert data.graph.data_group == (0, 1)
@@ -282,7 +333,7 @@ def subgraphs(graph: Data, data: Any, how: Layout) -> None:
 
 CHECKS = [
     node_sharding, edge_sharding, owns, place, products, operators, started, linear_sums, cached, selected, moved,
-    questions, same_edges, edge_view, subgraphs,
+    questions, same_edges, edge_view, attention, tiled, subgraphs,
 ]  # fmt: skip
 
 
@@ -317,5 +368,7 @@ def test_every_method_has_its_check() -> None:
         "node_sharding", "traffic", "feature_sharding", "attribute_sharding", "place_attribute", "place", "owns",
         "operator", "aggregate", "start", "align", "linear_sum", "is_cached", "select", "over", "to", "full_edge_index",
         "global_ends", "has_isolated_nodes", "has_self_loops", "edge_view", "data_group", "prepare_subgraphs",
+        "attend", "without_loops", "with_loops", "sum_by_target",
     }  # fmt: skip
-    assert {name for name in vars(DistributedGraph) if not name.startswith("_")} - checked == set()
+    names = {*vars(DistributedGraph), *vars(TiledGraph)}
+    assert {name for name in names if not name.startswith("_")} - checked == set()

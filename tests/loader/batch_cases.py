@@ -80,7 +80,7 @@ CONVS: dict[str, Callable[[int], Any]] = {
 WEIGHTED = ("gcn", "gcn without loops", "improved gcn", "sum gcn", "graph", "tag")
 
 
-ON_GRID = ["gcn", "gcn without loops", "gin", "graph", "improved gcn", "mean", "sum", "sum gcn", "tag"]
+ON_GRID = ["gat", "gcn", "gcn without loops", "gin", "graph", "improved gcn", "mean", "sum", "sum gcn", "tag"]
 """The convs of the grid layout."""
 
 
