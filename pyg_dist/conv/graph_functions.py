@@ -133,16 +133,14 @@ def add_self_loops(
     if edge_attr is None:
         return edges, None
     values = _local(edge_attr, edge_index.rows)
+    return edges, edges.tensor(torch.cat([values, _filled(values, fill_value, edge_index)]))
+
+
+def _filled(values: Tensor, fill_value: Any, edges: Edges) -> Tensor:
+    """The values of a loop for each node: reduced from those of its in-edges, a number, one for all, ones for None."""
     if isinstance(fill_value, str):
-        filled = edge_index.reduce_by_target(values, fill_value)
-    else:
-        filled = _filled(values, fill_value, edge_index.graph.node_sharding.num_local, edge_index)
-    return edges, edges.tensor(torch.cat([values, filled]))
-
-
-def _filled(values: Tensor, fill_value: Any, num_nodes: int, edges: Edges) -> Tensor:
-    """The value of ``num_nodes`` loops: a number, one for all of them, ones for None."""
-    shape = (num_nodes, *values.shape[1:])
+        return edges.reduce_by_target(values, fill_value)
+    shape = (edges.graph.node_sharding.num_local, *values.shape[1:])
     if isinstance(fill_value, Tensor):
         value = edges.rows.copy_to_ranks(fill_value).to(values.dtype)
         return (value if value.dim() == values.dim() else value.unsqueeze(0)).expand(shape)
@@ -163,16 +161,13 @@ def _one_loop_each(
 ) -> tuple[Edges, EdgeTensor | None]:
     """One loop for each node, behind the other edges; what it has of those that were there is up to ``rule``."""
     _require_all_nodes("add_remaining_self_loops", edge_index, num_nodes)
-    (others, places), graph = edge_index.without_loops, edge_index.graph
+    others, places = edge_index.without_loops
     edges = others.with_loops
     if edge_attr is None:
         return edges, None
     values = _local(edge_attr, edge_index.rows)
     kept = values.index_select(0, places)
-    if isinstance(fill_value, str):
-        filled = pyg.scatter(values, edge_index.target, 0, graph.num_local, fill_value)
-    else:
-        filled = _filled(values, fill_value, graph.num_local, edge_index)
+    filled = _filled(values, fill_value, edge_index)
     loops = edge_index.loops
     filled = put_loop_values(filled, edge_index.target[loops], values[loops], rule)
     return edges, edges.tensor(torch.cat([kept, filled]))
