@@ -95,12 +95,12 @@ def geometric_mean(values: list[float]) -> float:
 
 
 def summary(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Ratios of the issue, by number of parts: geometric means over the graphs that have all the methods."""
+    """Ratios by number of parts and epsilon: geometric means over the graphs that have all the methods."""
     found = []
-    for parts in sorted({line["parts"] for line in lines}):
+    for parts, epsilon in sorted({(line["parts"], line["epsilon"]) for line in lines}):
         by_graph: dict[str, dict[str, dict[str, Any]]] = {}
         for line in lines:
-            if line["parts"] == parts:
+            if (line["parts"], line["epsilon"]) == (parts, epsilon):
                 by_graph.setdefault(line["graph"], {})[line["method"]] = line
         whole = {name: of for name, of in by_graph.items() if set(METHODS) <= set(of)}
         if not whole:
@@ -109,6 +109,7 @@ def summary(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
         found.append(
             {
                 "parts": parts,
+                "epsilon": epsilon,
                 "graphs": sorted(whole),
                 "cover_over_best_other_hybrid": {n: whole[n]["cover"]["hybrid"] / others[n] for n in sorted(whole)},
                 "mean_cover_over_best_other": geometric_mean(
