@@ -18,7 +18,13 @@ for _folder in (TESTS, TESTS.parent):
         sys.path.insert(0, str(_folder))
 
 import leftovers  # noqa: E402
+import templates  # noqa: E402
 from workers import Workers, pools  # noqa: E402
+
+# There are more processes than processors. A message that arrives must not take the processor from its sender, who
+# still holds the lock that gloo's receiving thread would then spin for.
+if hasattr(os, "SCHED_BATCH"):
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 # torch's store looks up the name of each peer, which takes 5 s whenever a name server does not answer.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
@@ -33,6 +39,7 @@ def workers() -> Iterator[Callable[[int], Workers]]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _propagates() -> None:
+    templates.keep()
     leftovers.write_propagates()
 
 

@@ -29,6 +29,7 @@ _STAYS = {
     *("pyg_dist.backend.session.session._divergence", "pyg_dist.backend.comm.connection._reason"),
     *("pyg_dist.backend.session.world._current", "pyg_dist.errors._suffix"),
     *("pyg_dist.errors._where", "pyg_dist.errors._whole_graph"),
+    *("workers._left", "workers._num_meetings"),  # what ranks note between two bodies
     *("environment variable GLOO_SOCKET_IFNAME", "pyg_dist.layout.module_hooks._hooks"),
     *(f"torch.nn.modules.module.Module.{name}" for name in ("__init__", "__setstate__")),  # of torch.compile
     *(f"pyg_dist.backend.comm.group.{name}" for name in ("_axes", "_open", "_world")),
@@ -46,10 +47,10 @@ _CONTAINERS = (dict, list, set)  # a weak one holds nothing: what is in it, a sc
 
 
 class State(NamedTuple):
-    """Settings by name, attributes of modules and classes, and sizes of the package's caches."""
+    """Settings by name, names and values of modules' and classes' attributes, and sizes of the package's caches."""
 
     settings: dict[str, Any]
-    attributes: dict[str, dict[str, Any]]
+    attributes: dict[str, tuple[list[str], list[Any]]]
     sizes: dict[str, int]
     num_modules: int
 
@@ -58,15 +59,26 @@ class _Places:
     """Where to look: the namespaces and the containers of all modules, by name."""
 
     def __init__(self) -> None:
-        self._modules: list[types.ModuleType] = []
+        self._modules: dict[str, types.ModuleType] = {}
+        self._of_module: dict[str, tuple[dict[str, Mapping[str, Any]], dict[str, Sized]]] = {}
         self.namespaces: dict[str, Mapping[str, Any]] = {}
         self.containers: dict[str, Sized] = {}
 
     def find(self) -> None:
-        """Once for the modules that are imported now."""
-        modules = list(sys.modules.values())
-        if len(modules) != len(self._modules) or not all(map(operator.is_, modules, self._modules)):
-            self._modules, self.namespaces, self.containers = modules, dict(_namespaces()), dict(_containers())
+        """Once for each module that is imported."""
+        modules = dict(sys.modules)
+        if len(modules) == len(self._modules) and all(map(operator.is_, modules.values(), self._modules.values())):
+            return
+        before, self._modules = self._modules, modules
+        for name, module in modules.items():
+            if name not in before or before[name] is not module:
+                self._of_module[name] = (dict(_namespaces(name, module)), dict(_containers(name, module)))
+        self.namespaces = {f"{c.__module__}.{c.__qualname__}": vars(c) for c in _CLASSES}
+        self.containers = {}
+        for name in modules:
+            namespaces, containers = self._of_module[name]
+            self.namespaces.update(namespaces)
+            self.containers.update(containers)
 
 
 _places = _Places()
@@ -86,7 +98,7 @@ def write_propagates() -> None:
 
 def fresh_generators() -> None:
     """Every test and every rank draws the same numbers, whatever ran before."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     np.random.seed(0)
     random.seed(0)
 
@@ -96,14 +108,22 @@ def state(has_caches: bool = True, collects: bool = True) -> State:
     if has_caches and collects:
         gc.collect()
     _places.find()
-    attributes = {name: dict(namespace) for name, namespace in _places.namespaces.items()}
+    attributes = {name: (list(found), list(found.values())) for name, found in _places.namespaces.items()}
     sizes = {name: len(container) for name, container in _places.containers.items()} if has_caches else {}
     return State(_settings(), attributes, sizes, len(sys.modules))
 
 
-def since(before: State) -> list[str]:
-    """A line for everything that was left behind since; garbage, whose collection takes its time, is not."""
-    return difference(before, state(collects=False)) and difference(before, state())
+def since(before: State) -> tuple[list[str], State]:
+    """A line for everything that was left behind since, and what there is now.
+
+    Garbage, whose collection takes its time, is not left behind.
+    """
+    now = state(collects=False)
+    lines = difference(before, now)
+    if lines:
+        now = state()
+        lines = difference(before, now)
+    return lines, now
 
 
 def difference(before: State, after: State) -> list[str]:
@@ -113,10 +133,10 @@ def difference(before: State, after: State) -> list[str]:
         names = [name for name in names if not _is_of_imports(name)]
     pairs = [(name, before.settings.get(name), after.settings.get(name)) for name in names]
     lines = [f"{name} is {now!r}, was {was!r}" for name, was, now in pairs if now != was and name not in _STAYS]
-    for owner, was in before.attributes.items():
-        now = after.attributes.get(owner, {})
-        if was.keys() == now.keys() and all(map(operator.is_, was.values(), now.values())):
+    for owner, found in before.attributes.items():
+        if _are_same(found, after.attributes.get(owner, ([], []))):
             continue
+        was, now = (dict(zip(*of.get(owner, ([], [])), strict=True)) for of in (before.attributes, after.attributes))
         written = _WRITTEN if "_jinja_propagate" in now and "_jinja_propagate" not in was else ()
         lines += [
             f"{owner}.{name} is another"
@@ -127,6 +147,14 @@ def difference(before: State, after: State) -> list[str]:
         if size > before.sizes.get(name, size):
             lines.append(f"{name} has {size} entries, had {before.sizes[name]}")
     return lines
+
+
+def _are_same(one: tuple[list[str], list[Any]], other: tuple[list[str], list[Any]]) -> bool:
+    """Whether names and objects are the same. Lists compare by identity first, which takes no Python."""
+    try:
+        return one == other
+    except Exception:  # another object, whose == gives no bool
+        return False
 
 
 def _is_of_imports(name: str) -> bool:
@@ -165,14 +193,12 @@ def _options() -> Any:
     return (not session.is_initialized() or is_default, is_foreign)
 
 
-def _namespaces() -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for name, module in list(sys.modules.items()):
-        if isinstance(module, types.ModuleType) and (name in _MODULES or _is_ours(name, module)):
-            yield name, vars(module)
-            if name not in _MODULES:
-                owned = (value for value in vars(module).values() if isinstance(value, type))
-                yield from ((f"{name}.{c.__qualname__}", vars(c)) for c in owned if c.__module__ == name)
-    yield from ((f"{c.__module__}.{c.__qualname__}", vars(c)) for c in _CLASSES)
+def _namespaces(name: str, module: types.ModuleType | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    if isinstance(module, types.ModuleType) and (name in _MODULES or _is_ours(name, module)):
+        yield name, vars(module)
+        if name not in _MODULES:
+            owned = (value for value in vars(module).values() if isinstance(value, type))
+            yield from ((f"{name}.{c.__qualname__}", vars(c)) for c in owned if c.__module__ == name)
 
 
 def _is_ours(name: str, module: types.ModuleType) -> bool:
@@ -186,9 +212,8 @@ def _is_told(name: str, value: Any, was_there: bool) -> bool:
     return name not in _STAYS and (was_there or not is_note)
 
 
-def _containers() -> Iterator[tuple[str, Sized]]:
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] == "pyg_dist":
-            for key, value in list(vars(module).items()):
-                if isinstance(value, _CONTAINERS) and not key.startswith("__") and f"{name}.{key}" not in _STAYS:
-                    yield f"{name}.{key}", value
+def _containers(name: str, module: types.ModuleType | None) -> Iterator[tuple[str, Sized]]:
+    if name.partition(".")[0] == "pyg_dist":
+        for key, value in list(vars(module).items()):
+            if isinstance(value, _CONTAINERS) and not key.startswith("__") and f"{name}.{key}" not in _STAYS:
+                yield f"{name}.{key}", value

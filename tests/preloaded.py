@@ -9,12 +9,14 @@ import gc
 import leftovers
 import pytest  # noqa: F401
 import scipy.sparse  # noqa: F401
+import templates
 
 import pyg_dist.conv
 import pyg_dist.data
 import pyg_dist.nn
 import pyg_dist.report.profile  # noqa: F401
 
+templates.keep()
 leftovers.write_propagates()
 gc.collect()
 gc.freeze()

@@ -63,6 +63,7 @@ _ENVIRON = dict(os.environ)  # before any test has set a variable
 _starting = threading.Lock()  # the environment is everyone's
 _MEET = b"meet"
 _num_meetings = 0
+_left: leftovers.State | None = None  # what the last body found and left; none after an import
 
 
 class WorkersError(AssertionError):
@@ -313,20 +314,21 @@ def _serve(connection: Connection, environ: dict[str, str], output: str) -> None
 
 
 def _run_job(job: bytes) -> tuple[str, Any]:
+    global _left
     try:
         sys.path[:], (module, file, qualname), arguments = pickle.loads(job)
         function: Any = _import(module, file)
         for name in qualname.split("."):
             function = getattr(function, name)
         args, kwargs = pickle.loads(arguments)
-        before = leftovers.state()
+        before = _left or leftovers.state()
         leftovers.fresh_generators()
         try:
             outcome = "value", pickle.dumps(function(*args, **kwargs))
         except pytest.skip.Exception as skip:
             outcome = "skip", str(skip)
         del args, kwargs
-        left = leftovers.since(before)
+        left, _left = leftovers.since(before)
         return ("error", f"{qualname} left behind: {'; '.join(left)}") if left else outcome
     except BaseException:  # pytest.fail and SystemExit are no Exception, and a rank must answer
         return "error", traceback.format_exc()
@@ -346,6 +348,7 @@ def _meet() -> tuple[str, Any]:
 
 
 def _import(name: str, file: str) -> Any:
+    global _left
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, file)
         assert spec is not None
@@ -356,6 +359,7 @@ def _import(name: str, file: str) -> Any:
         except BaseException:
             del sys.modules[name]
             raise
+        _left = None
         gc.collect()
         gc.freeze()  # the collections after each body pass over all that stays
     return sys.modules[name]
