@@ -5,12 +5,16 @@
 The check of *calls* is the number, kind, size and user's line of every collective call, mixed into the tag of its
 messages, and the note of the last calls (``pyg_dist/backend/comm/calls.py``). Without it a call is only counted. The
 check of *replicas* is the digests of plain tensors that meet distributed rows, parameters among them, and the number
-that small sums carry for it (``pyg_dist/backend/comm/replicas.py``). Epochs with a check and without it take turns in
-the same processes, the first of each pair in turn, and an epoch is as long as its slowest rank. The median of the
-pairs' ratios is the result; other programs on the machine disturb both epochs of a pair alike. ``cpu us`` is what a
-rank's thread takes of the processor for the check in an epoch, ``calls`` how many calls it makes in it. Parameters are
-compared in one epoch of eight: *parameters* is what such an epoch takes beside one that compares other tensors alone,
-and ``replicas`` at the end is the sum of both, with an eighth of the one, by the clock and by the processor.
+that small sums carry for it (``pyg_dist/backend/comm/replicas.py``). Four epochs with a check and four without it take
+turns in the same processes, the first of each pair in turn, after one that is not timed and warms what the switch has
+made cold. They are as long as their slowest rank. The median of the pairs' ratios is the result; other programs on the
+machine disturb both sides of a pair alike. ``cpu us`` is what a rank's thread takes of the processor for the check in
+an epoch, ``calls`` how many calls it makes in it. Parameters are compared in one epoch of eight: *parameters* is what
+such an epoch takes beside one that compares other tensors alone, and ``replicas`` at the end is the sum of both, with
+an eighth of the one, by the clock and by the processor.
+
+Pairs of epochs of milliseconds differ by several percent either way. So *inside* measures the checks directly: the time
+that main threads spend in their functions, as a share of the epochs' time in which they run.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,10 +39,11 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 import pyg_dist
-from pyg_dist.backend.comm import calls, group, replicas
+from pyg_dist.backend.comm import calls, group, replicas, tagged
 from pyg_dist.backend.comm.group import world_group
 from pyg_dist.conv import DistributedGCNConv as GCNConv
 
+EPOCHS = 4
 RESULT = Path(__file__).resolve().parent / "results" / "faults.json"
 
 
@@ -46,7 +51,7 @@ def main() -> None:
     """Measure both layouts, print a table and write the JSON file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="cora.npz")
-    parser.add_argument("--pairs", type=int, default=300)
+    parser.add_argument("--pairs", type=int, default=100)
     parser.add_argument("--layouts", nargs="+", default=["halo", "grid"])
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
@@ -66,7 +71,8 @@ def main() -> None:
             )
         sys.stdout.write(
             f"{layout:6}  {row['calls']} calls, {row['us_per_call']:.2f} us each; "
-            f"replicas {row['replicas']['median_ratio']:.4f}, cpu {row['replicas']['cpu_ratio']:.4f}\n"
+            f"replicas {row['replicas']['median_ratio']:.4f}, cpu {row['replicas']['cpu_ratio']:.4f}; "
+            f"inside: calls {row['inside']['calls']:.2%}, replicas {row['inside']['replicas']:.2%}\n"
         )
 
 
@@ -129,6 +135,7 @@ def measure(graph: Data, layout: str, num_pairs: int) -> dict[str, Any]:
             kind: checks["tensors"][kind] + (checks["parameters"][kind] - 1) / replicas._PARAMETERS_EVERY
             for kind in ("median_ratio", "cpu_ratio")
         },
+        "inside": inside(epoch, num_pairs * EPOCHS),
         "calls": per_epoch,
         "us_per_call": us_per_call(),
     }
@@ -139,13 +146,44 @@ Seconds = tuple[float, float]
 
 
 def timed(epoch: Callable[[], None]) -> Seconds:
-    """One epoch (collective)."""
+    """An epoch, the mean of a turn (collective)."""
+    epoch()
     world_group().meet()
     start, start_cpu = time.perf_counter(), time.thread_time()
-    epoch()
-    cpu = time.thread_time() - start_cpu
-    taken = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
+    for _ in range(EPOCHS):
+        epoch()
+    cpu = (time.thread_time() - start_cpu) / EPOCHS
+    taken = torch.tensor([(time.perf_counter() - start) / EPOCHS], dtype=torch.float64)
     return float(world_group().all_reduce_(taken, "max")), cpu
+
+
+def inside(epoch: Callable[[], None], num_epochs: int) -> dict[str, float]:
+    """Shares of the time of so many epochs that are spent in the functions of each check (collective)."""
+    spent = dict.fromkeys(FUNCTIONS, 0)
+    with ExitStack() as patches:
+        for check, functions in FUNCTIONS.items():
+            for owner, name in functions:
+                patches.enter_context(mock.patch.object(owner, name, clocked(getattr(owner, name), spent, check)))
+        epoch()
+        spent.update(dict.fromkeys(FUNCTIONS, 0))
+        start = time.perf_counter_ns()
+        for _ in range(num_epochs):
+            epoch()
+        taken = time.perf_counter_ns() - start
+    return {check: nanoseconds / taken for check, nanoseconds in spent.items()}
+
+
+def clocked(function: Callable[..., Any], spent: dict[str, int], check: str) -> Callable[..., Any]:
+    """A function that adds its time to that of its check."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter_ns()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            spent[check] += time.perf_counter_ns() - start
+
+    return call
 
 
 def compared(pairs: list[tuple[Seconds, Seconds]]) -> dict[str, float]:
@@ -191,6 +229,10 @@ def parameters(every: int) -> Iterator[None]:
         yield
 
 
+FUNCTIONS = {
+    "calls": [(calls.Calls, "next"), (tagged, "message_tag")],
+    "replicas": [(replicas, "meet"), (replicas, "digest"), (replicas, "agree"), (tagged.TaggedMessages, "_room")],
+}
 NEVER = 2**63
 CHECKS = {
     "calls": (nullcontext, without_calls),
