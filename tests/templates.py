@@ -1,15 +1,20 @@
 """PyG's templates, compiled once.
 
 PyG reads and compiles the same two templates anew for each class of convs. That took a sixth of the time of tests on
-ranks. The code depends on the text alone, since every environment that PyG makes has jinja's own options.
+ranks. The code depends on the text alone, since every environment that PyG makes has jinja's own options. Templates of
+other packages are left alone.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import types
 
 import jinja2
+import torch_geometric
+
+_OF_PYG = os.path.dirname(torch_geometric.__file__)
 
 
 def keep() -> None:
@@ -25,7 +30,9 @@ def keep() -> None:
         def compile_(
             self: jinja2.Environment, source: str, name: str | None = None, filename: str | None = None
         ) -> types.CodeType:
-            return of(source, name, filename)
+            if filename is not None and filename.startswith(_OF_PYG):
+                return of(source, name, filename)
+            return compiled(self, source, name, filename)
 
         compile_.kept = True  # type: ignore[attr-defined]
         jinja2.Environment.compile = compile_  # type: ignore[method-assign,assignment]
