@@ -35,6 +35,7 @@ PURPOSES = {
     "PYG_DIST_ISA": "kernels for `baseline`, `avx2`, `avx512`; on AArch64 `baseline`, `sve256`, `sve512`",
     "PYG_DIST_PROJECT_FIRST": "`1`: linear maps before sums where both orders cost the same: other rounding",
     "PYG_DIST_REMEMBER_MIB": "largest cached aggregation, MiB per rank; `0`: cache none",
+    "PYG_DIST_MESSAGE_MIB": "messages of a layer, MiB per rank, beyond which a conv makes them block by block, twice",
     "PYG_DIST_GRID_SUMS": "form of the grid's sums: `all_reduce` or `reduce_scatter`; unset: the planner's choice",
     "PYG_DIST_GRID_BLOCKS": "row blocks of the grid's aggregation, whose sums overlap with the next block",
     "PYG_DIST_SPMM_FORM": "form of large sparse products, `plain` or `blocks`; unset: the faster one of the first few",

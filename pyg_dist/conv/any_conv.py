@@ -24,10 +24,12 @@ from pyg_dist.conv.graph_functions import SUBSTITUTES
 from pyg_dist.conv.inputs import edge_handle, edge_values, node_rows
 from pyg_dist.conv.lazy_norm import NormWeight, made
 from pyg_dist.conv.local_aggregation import aggregate_messages
+from pyg_dist.conv.message_blocks import reduce_messages
 from pyg_dist.conv.sage import DistributedSAGEConv
 from pyg_dist.conv.special_sums import gated_sum, own_methods, stacked_forward
 from pyg_dist.conv.weighted_sum import native_sum, needs_operators_only
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, UnsupportedError
+from pyg_dist.layout.edge_blocks import BlockEdges
 from pyg_dist.layout.edge_index import DistributedEdgeIndex
 from pyg_dist.layout.edges import Edges, NodeIds
 from pyg_dist.layout.graph import EdgeView, have_same_edges
@@ -246,6 +248,9 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
                 if sums is not None:
                     return sums
             edge_index, kwargs = made(edge_index), made(kwargs)
+            reduced = reduce_messages(self, edge_index, size, kwargs)
+            if reduced is not None:
+                return reduced
         code = MessagePassing if isinstance(edge_index, Edges) or self.decomposed_layers > 1 else self.stock
         return code.propagate(self, edge_index, size=size, **kwargs)
 
@@ -262,6 +267,8 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
     def _lift(self, src: Tensor, edge_index: Any, dim: int) -> Tensor:
         if not isinstance(edge_index, Edges):
             return super()._lift(src, edge_index, dim)  # type: ignore[no-any-return]
+        if isinstance(edge_index, BlockEdges):
+            return edge_index.lift(src, dim)
         if self.node_dim % src.dim() != 0:
             raise UnsupportedError(
                 f"{_name(self)} got features of shape {list(src.shape)}, and rows are in dimension 0: features are "

@@ -82,23 +82,31 @@ def nodes_to_edges(x: NodeTensor, ids: EdgeEnd) -> EdgeTensor:
         raise LayoutMismatchError(
             f"Expected a row for each of {edges.graph.node_sharding} (got {x._sharding}): take both from one data"
         )
-    rows = x.to_local() if ids.end == 1 else _neighbour_rows(x, edges.graph)
+    rows = x.to_local() if ids.end == 1 else neighbour_rows(x, edges.graph)
     return cast(EdgeTensor, edges.tensor(rows.index_select(0, edges.target if ids.end == 1 else edges.source)))
 
 
-def _neighbour_rows(x: NodeTensor, graph: EdgeView) -> Tensor:
+def neighbour_rows(x: NodeTensor, graph: EdgeView) -> Tensor:
     """Local rows, then those of other ranks; exchanged once for all edges of a layer's call (collective)."""
-    local = x.to_local()
-    version = version_of(x)
-    call = None if version is None else _call
-    state = (version, x.requires_grad and torch.is_grad_enabled())
-    known = None if call is None else call.exchanged.get((id(x), graph))
-    if known is not None and known[1] == state:
-        return known[2]
+    known = known_neighbour_rows(x, graph)
+    if known is not None:
+        return known
+    local, state = x.to_local(), _state(x)
+    call = None if state[0] is None else _call
     rows = graph.neighbour_rows(local, call.layer if call is not None and is_wide(local) else None)
     if call is not None:
         call.exchanged[id(x), graph] = (x, state, rows)
     return rows
+
+
+def known_neighbour_rows(x: NodeTensor, graph: EdgeView) -> Tensor | None:
+    """:func:`neighbour_rows`, where they have been exchanged in this call; ``None``: they have not."""
+    known = None if _call is None else _call.exchanged.get((id(x), graph))
+    return known[2] if known is not None and known[1] == _state(x) else None
+
+
+def _state(x: NodeTensor) -> tuple[int | None, bool]:
+    return version_of(x), x.requires_grad and torch.is_grad_enabled()
 
 
 def edges_to_nodes(values: EdgeTensor, ids: EdgeEnd, reduce: str = "sum") -> NodeTensor:

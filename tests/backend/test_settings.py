@@ -14,7 +14,7 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     for setting in settings.SETTINGS:
         monkeypatch.delenv(setting.name, raising=False)
     values = [setting.value() for setting in settings.SETTINGS]
-    assert values == ["", False, float("inf"), None, 1, None, None, None]
+    assert values == ["", False, float("inf"), 512.0, None, 1, None, None, None]
     for setting in settings.SETTINGS:
         monkeypatch.setenv(setting.name, "")
     assert [setting.value() for setting in settings.SETTINGS] == values
@@ -25,6 +25,7 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (settings.PROJECT_FIRST, "1", True),
         (settings.REMEMBER_MIB, "0.5", 0.5),
+        (settings.MESSAGE_MIB, "64", 64.0),
         (settings.GRID_SUMS, "all_reduce", "all_reduce"),
         (settings.GRID_BLOCKS, "3", 3),
         (settings.MACHINE, "there/it.json", Path("there/it.json")),
@@ -42,6 +43,7 @@ def test_values(monkeypatch: pytest.MonkeyPatch, setting: settings.Setting[objec
         (settings.PROJECT_FIRST, "yes"),
         (settings.REMEMBER_MIB, "-1"),
         (settings.REMEMBER_MIB, "nan"),
+        (settings.MESSAGE_MIB, "-1"),
         (settings.GRID_SUMS, "ring"),
         (settings.GRID_BLOCKS, "0"),
         (settings.GRID_BLOCKS, "two"),

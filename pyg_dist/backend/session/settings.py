@@ -81,10 +81,13 @@ def _path(given: str) -> Path | None:
 ISA = Setting("PYG_DIST_ISA", "", "an instruction set of this machine", str, must_agree=False)
 PROJECT_FIRST = Setting("PYG_DIST_PROJECT_FIRST", "0", "0 or 1", _switch)
 REMEMBER_MIB = Setting("PYG_DIST_REMEMBER_MIB", "inf", "a number of MiB, 0 or more", _limit)
+MESSAGE_MIB = Setting("PYG_DIST_MESSAGE_MIB", "512", "a number of MiB, 0 or more", _limit)
 GRID_SUMS = Setting("PYG_DIST_GRID_SUMS", "", "all_reduce or reduce_scatter", _form)
 GRID_BLOCKS = Setting("PYG_DIST_GRID_BLOCKS", "1", "a positive integer", _count)
 SPMM_FORM = Setting("PYG_DIST_SPMM_FORM", "", "plain or blocks", _spmm_form, must_agree=False)
 MACHINE = Setting("PYG_DIST_MACHINE", "", "a file of constants", _path, must_agree=False)
 LOG = Setting("PYG_DIST_LOG", "", "debug, info, warning or error", _level, must_agree=False)
 
-SETTINGS: tuple[Setting[Any], ...] = (ISA, PROJECT_FIRST, REMEMBER_MIB, GRID_SUMS, GRID_BLOCKS, SPMM_FORM, MACHINE, LOG)
+SETTINGS: tuple[Setting[Any], ...] = (
+    ISA, PROJECT_FIRST, REMEMBER_MIB, MESSAGE_MIB, GRID_SUMS, GRID_BLOCKS, SPMM_FORM, MACHINE, LOG
+)  # fmt: skip

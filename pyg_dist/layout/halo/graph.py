@@ -17,7 +17,8 @@ from pyg_dist.backend.comm.quantized import Bits, quantized
 from pyg_dist.backend.comm.transport import Pending, Traffic, Transport
 from pyg_dist.backend.halo.attention import HaloAttention, halo_attention
 from pyg_dist.backend.halo.exchange import Exchange
-from pyg_dist.backend.halo.operator import LinearOperator, aggregate, aggregate_edges, halo_rows, halo_sums
+from pyg_dist.backend.halo.message_blocks import MessageBlocks, Place, Run, reduce_by_blocks
+from pyg_dist.backend.halo.operator import HaloRows, LinearOperator, aggregate, aggregate_edges, halo_rows, halo_sums
 from pyg_dist.backend.halo.transfer import HaloTransfer
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.sparse.attention import attention
@@ -299,6 +300,16 @@ class HaloGraph:
         if self.exchange_group.size == 1:
             return attention(edges.csr, key, spec, inputs)
         return halo_attention(HaloAttention(*edges.parts, by_value, by_key, key, spec), inputs)
+
+    def reduce_by_blocks(
+        self, edges: Edges, inputs: Sequence[tuple[Place, Tensor]], run: Run, max_edges: int, layer: nn.Module
+    ) -> Tensor:
+        """See :meth:`~pyg_dist.layout.graph.EdgeView.reduce_by_blocks`."""
+        talks = self.exchange_group.size > 1
+        maps = tuple(HaloRows(self._edge_transfer(x, layer)) if talks and p == "source" else None for p, x in inputs)
+        num_inner = self.num_local - self.num_boundary if talks else self.num_local
+        places, tensors = tuple(p for p, _ in inputs), [x for _, x in inputs]
+        return reduce_by_blocks(MessageBlocks(edges.csr, num_inner, max_edges, places, maps, run), tensors)
 
     def _edge_transfer(self, x: Tensor | None, layer: nn.Module | None) -> HaloTransfer:
         """How rows reach edges: in few bits while ``layer`` trains, unless they are narrow."""

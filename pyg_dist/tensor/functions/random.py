@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import init
 
 from pyg_dist.backend import ops
-from pyg_dist.errors import DataError, UnsupportedError
+from pyg_dist.errors import DataError, MixedRowsError, UnsupportedError
 from pyg_dist.tensor.functions.pointwise import aligned
 from pyg_dist.tensor.functions.shapes import refuse
 from pyg_dist.tensor.registry import TABLE, Function, bind, implements, public_name
@@ -29,21 +29,31 @@ def draw_seed() -> int:
 
 
 @contextmanager
-def own_randomness(rank: int) -> Iterator[None]:
+def own_randomness(rank: int | None) -> Iterator[None]:
     """Context for code that draws any number of values for this rank's rows: the generators of all ranks stay equal.
 
     Afterwards they are one draw ahead if the code has drawn (on every rank or on none), else unchanged.
+
+    Args:
+        rank: this one; ``None``: of some of its rows, for which other values would be drawn than for all.
+
+    Raises:
+        MixedRowsError: The code has drawn for some rows.
     """
     generator = torch.default_generator
     before = generator.get_state()
-    seed = draw_seed() + rank
+    seed = draw_seed() + (rank or 0)
     after = generator.get_state()
     generator.manual_seed(seed)
     fresh = generator.get_state()
+    has_drawn = False
     try:
         yield
     finally:
-        generator.set_state(before if torch.equal(generator.get_state(), fresh) else after)
+        has_drawn = not torch.equal(generator.get_state(), fresh)
+        generator.set_state(after if has_drawn else before)
+    if has_drawn and rank is None:
+        raise MixedRowsError("Random numbers without keys differ from block to block: use torch.nn.functional.dropout")
 
 
 @implements("dropout")

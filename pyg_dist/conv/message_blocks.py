@@ -1,0 +1,344 @@
+"""Convs with messages of their own, by blocks of targets: PyG's steps on some edges at a time, and again backward.
+
+What ``message`` and ``aggregate`` take is sorted by whose rows it has; then both run on a block's piece of it, forward
+without gradients and in the backward with them (:mod:`pyg_dist.backend.halo.message_blocks`). First of all they run on
+a few edges that are made up, which tells how many bytes an edge takes, what they depend on, and whether they may be
+run by blocks: not if they look at more than an edge and a target at a time (batch norm, ``alpha.max()``), if they reach
+a tensor that learns and is no input of theirs, or if they leave something behind.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node, saved_tensors_hooks
+from torch.nn.parameter import is_lazy
+from torch_geometric.nn import MessagePassing
+
+from pyg_dist.backend import ops
+from pyg_dist.backend.halo.message_blocks import Block, Place
+from pyg_dist.backend.session.settings import MESSAGE_MIB
+from pyg_dist.conv.inputs import changed_step, node_rows
+from pyg_dist.errors import MixedRowsError
+from pyg_dist.layout.edge_blocks import BlockEdges
+from pyg_dist.layout.edges import Edges
+from pyg_dist.layout.node_edge import known_neighbour_rows, neighbour_rows
+from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
+from pyg_dist.tensor.row_tensor import local_tensors
+
+_TRIAL_EDGES, _TRIAL_TARGETS = 64, 2
+
+_ROOM = 2
+"""Bytes at work over bytes that autograd keeps: each kept tensor may have a gradient."""
+
+
+def reduce_messages(conv: Any, edges: Edges, size: Any, given: dict[str, Any]) -> Any:
+    """What ``conv`` asks ``propagate`` for, by blocks; ``None`` where its own steps run on all edges (collective).
+
+    They do where the messages fit into ``PYG_DIST_MESSAGE_MIB``, and where the module says so.
+    """
+    call = _Call.of(conv, edges, size, given) if _may_run(conv) else None
+    if call is None:
+        return None
+    limit, most = MESSAGE_MIB.value() * 2**20, max(edges.rows.counts)  # the same on all ranks
+    known = _bytes_of_edge.setdefault(conv, {})
+    if known.get(call.signature, limit) * most <= limit:
+        return None
+    trial = call.try_out()
+    known[call.signature] = 0 if trial is None else trial.bytes_of_edge
+    if trial is None or trial.bytes_of_edge * most <= limit:
+        return None
+    out = call.run(trial.used, max(int(limit) // trial.bytes_of_edge, 1))
+    if conv.stock.update is MessagePassing.update:
+        return out
+    collected = conv._collect(_names(conv, "update"), edges, _sizes(size), given)
+    return conv.update(out, **conv.inspector.collect_param_data("update", collected))
+
+
+_bytes_of_edge: weakref.WeakKeyDictionary[nn.Module, dict[Any, int]] = weakref.WeakKeyDictionary()
+"""By conv and shapes of its inputs; zero: not by blocks."""
+
+
+def _may_run(conv: Any) -> bool:
+    """Whether nobody sees, or changes, the steps of ``conv``."""
+    if changed_step(conv) is not None or conv.decomposed_layers > 1 or torch.is_autocast_enabled("cpu"):
+        return False
+    hooks = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+    parts = [part for part in conv.modules() if part is not conv]
+    if any(getattr(part, name) for part in parts for name in hooks):
+        return False
+    return not any(is_lazy(p) or isinstance(p, RowTensor) for p in conv.parameters())
+
+
+def _names(conv: Any, *steps: str) -> set[str]:
+    """The arguments that steps of ``conv`` take from ``propagate``'s."""
+    return set(conv.inspector.get_flat_param_names(steps, exclude=conv.special_args))
+
+
+def _sizes(size: Any) -> list[int | None]:
+    return [None, None] if size is None else list(size)
+
+
+@dataclass(frozen=True)
+class _Input:
+    """A tensor of which each block has its piece.
+
+    Attributes:
+        place: whose rows it has.
+        value: it, as the conv has given it.
+        name: by which a step takes it as it is; ``None``: rows of nodes, which are brought to edges.
+        stands: what the steps are given for rows of nodes.
+    """
+
+    place: Place
+    value: Tensor
+    name: str | None = None
+    stands: Tensor | None = None
+
+
+@dataclass
+class _Trial:
+    """What a few edges have told.
+
+    Attributes:
+        bytes_of_edge: memory that an edge's message takes, forward and backward.
+        used: inputs and parameters that the outputs depend on, by their numbers in :attr:`_Call.tensors`.
+    """
+
+    bytes_of_edge: int
+    used: set[int]
+
+
+@dataclass
+class _Call:
+    """One call of ``propagate``.
+
+    Attributes:
+        conv: whose.
+        edges: over which.
+        size: as given.
+        given: the arguments of ``message`` and ``aggregate``, with what stands for tensors of nodes.
+        inputs: tensors with rows of nodes or edges, and plain ones that learn.
+        parameters: of the conv, those that learn.
+        state: what the conv and its parts have now, by module.
+    """
+
+    conv: Any
+    edges: Edges
+    size: Any
+    given: dict[str, Any]
+    inputs: list[_Input]
+    parameters: list[Tensor]
+    state: dict[nn.Module, dict[str, Any]] = field(default_factory=dict)
+
+    @staticmethod
+    def of(conv: Any, edges: Edges, size: Any, given: dict[str, Any]) -> _Call | None:
+        """``None`` where a step takes something that no block has its piece of."""
+        names = _names(conv, "message", "aggregate")
+        values: dict[str, Any] = {}
+        inputs: list[_Input] = []
+        for base in sorted({name[:-2] for name in names if name.endswith(("_i", "_j"))} & given.keys()):
+            pair = given[base]
+            ends = pair if isinstance(pair, (tuple, list)) else (pair, pair)
+            stand_ins: list[Any] = list(ends)
+            for end, suffix in enumerate(("_j", "_i")):
+                x = ends[end] if len(ends) == 2 else None
+                if isinstance(x, Tensor):
+                    if conv.node_dim % x.dim() != 0:
+                        return None
+                    rows = node_rows(conv, edges.graph, x)
+                    stand_ins[end] = torch.empty(rows.shape, dtype=rows.dtype, device="meta")
+                    if base + suffix in names:
+                        inputs.append(_Input("target" if end else "source", rows, stands=stand_ins[end]))
+            values[base] = tuple(stand_ins)
+            if base in names:  # rows of all nodes
+                return None
+        for name in sorted(names & given.keys() - values.keys()):
+            value = values[name] = given[name]
+            if isinstance(value, EdgeTensor) and value._sharding is edges.rows:
+                inputs.append(_Input("edge", value, name))
+            elif isinstance(value, Tensor) and value.requires_grad and not isinstance(value, RowTensor):
+                inputs.append(_Input("all", value, name))
+            elif isinstance(value, (RowTensor, tuple, list)):
+                return None
+        if any(i.value.requires_grad and i.value.dtype not in ops.FLOATS for i in inputs):
+            return None
+        parameters = [p for p in conv.parameters() if p.requires_grad]
+        call = _Call(conv, edges, size, values, inputs, parameters)
+        call.state = {part: dict(vars(part)) for part in conv.modules()}
+        return call
+
+    @property
+    def signature(self) -> Any:
+        """What the size of messages depends on."""
+        shapes = ((i.place, i.value.shape[1:], i.value.dtype, i.value.requires_grad) for i in self.inputs)
+        return self.conv.training, torch.is_grad_enabled(), *shapes
+
+    def run(self, used: set[int], max_edges: int) -> NodeTensor:
+        """What the steps make of the messages to each node (collective).
+
+        Args:
+            used: inputs and parameters that it depends on.
+            max_edges: of a block.
+        """
+        edges, tensors = self.edges, [self._local(i) for i in self.inputs]
+        for p in self.conv.parameters():
+            if not p.requires_grad:
+                edges.rows.copy_to_ranks(p)
+        for k, p in enumerate(self.parameters, len(tensors)):
+            tensors.append(("all", edges.rows.copy_to_ranks(p) if k in used else p))
+        inputs = [(place, x if k in used else x.detach()) for k, (place, x) in enumerate(tensors)]
+
+        def reduce(block: Block, pieces: list[Tensor]) -> Tensor:
+            return self._reduce(BlockEdges.of_block(edges, block), pieces)
+
+        out = edges.graph.reduce_by_blocks(edges, inputs, reduce, max_edges, self.conv)
+        return NodeTensor.from_local(out, edges.graph.node_sharding)
+
+    def _local(self, given: _Input) -> tuple[Place, Tensor]:
+        """A tensor as blocks take it (collective for what is no floating type)."""
+        x = given.value
+        if not isinstance(x, RowTensor):
+            return given.place, self.edges.rows.copy_to_ranks(x)
+        if given.place == "source":
+            known = known_neighbour_rows(x, self.edges.graph)  # type: ignore[arg-type]
+            if known is None and x.dtype not in ops.FLOATS:
+                known = neighbour_rows(x, self.edges.graph)  # type: ignore[arg-type]
+            if known is not None:
+                return "neighbour", known
+        return given.place, x.to_local()
+
+    def _reduce(self, edges: BlockEdges, pieces: Sequence[Tensor], is_trial: bool = False) -> Tensor:
+        """The steps ``message`` and ``aggregate`` on a block's pieces of inputs and parameters.
+
+        Raises:
+            MixedRowsError: They do not run by blocks.
+        """
+        conv, given = self.conv, dict(self.given)
+        of_inputs, of_parameters = pieces[: len(self.inputs)], pieces[len(self.inputs) :]
+        for own, piece in zip(self.inputs, of_inputs, strict=True):
+            if own.place == "all":
+                given[own.name] = piece  # type: ignore[index]
+                continue
+            rows = EdgeTensor.from_local(piece, edges.rows)
+            if own.stands is None:
+                given[own.name] = rows  # type: ignore[index]
+            else:
+                edges.pieces[id(own.stands), int(own.place == "target")] = rows
+        with self._as_it_was(of_parameters, is_trial):
+            collected = conv._collect(_names(conv, "message", "aggregate"), edges, _sizes(self.size), given)
+            messages = conv.message(**conv.inspector.collect_param_data("message", collected))
+            out = conv.aggregate(messages, **conv.inspector.collect_param_data("aggregate", collected))
+        if not isinstance(out, NodeTensor) or out._sharding is not edges.graph.node_sharding:
+            raise MixedRowsError(f"Expected {conv.stock.__name__}.aggregate to give a row for each node (got others)")
+        return out.to_local()
+
+    @contextmanager
+    def _as_it_was(self, of_parameters: Sequence[Tensor], is_trial: bool) -> Iterator[None]:
+        """Within it the conv has the state of the call, and these parameters; what it changes of it is forgotten.
+
+        Raises:
+            MixedRowsError: It has changed something in a trial.
+        """
+        now = {part: dict(vars(part)) for part in self.state}
+        stands = {id(p): piece for p, piece in zip(self.parameters, of_parameters, strict=True)}
+        before = {}
+        for part, state in self.state.items():
+            own = {name: stands.get(id(p), p) for name, p in state["_parameters"].items()}
+            before[part] = {**state, "_parameters": own}
+            if is_trial:
+                before[part]["_buffers"] = {n: b if b is None else b.clone() for n, b in part._buffers.items()}
+            _replace(part, before[part])
+        try:
+            yield
+            if is_trial and any(_has_changed(part, state) for part, state in before.items()):
+                raise MixedRowsError("Messages were expected to leave nothing behind (got a module that they change)")
+        finally:
+            for part, state in now.items():
+                _replace(part, state)
+
+    def try_out(self) -> _Trial | None:
+        """The steps on a few edges that are made up, the same on all ranks; ``None`` where they do not run by blocks.
+
+        Not collective.
+        """
+        generator = torch.default_generator
+        drawn = generator.get_state()
+        edges = BlockEdges.made_up(self.edges, _TRIAL_EDGES, _TRIAL_TARGETS)
+        rows = weakref.ref(edges.rows)
+        try:
+            with torch.inference_mode(False), torch.enable_grad():
+                trial = self._try_out(edges)
+        except Exception:  # whatever a step may raise that gets something else than it was made for
+            return None
+        finally:
+            generator.set_state(drawn)
+        del edges
+        return trial if rows() is None else None  # else somebody has kept a message
+
+    def _try_out(self, edges: BlockEdges) -> _Trial | None:
+        pieces = [i.value.detach() if i.place == "all" else _made_up(i.value) for i in self.inputs]
+        of_parameters = [p.detach() for p in self.parameters]
+        learns = [*(i.value.requires_grad for i in self.inputs), *(True for _ in of_parameters)]
+        pieces = [x.requires_grad_(needed) for x, needed in zip([*pieces, *of_parameters], learns, strict=True)]
+        kept: dict[int, torch.UntypedStorage] = {}  # alive: another one may not take the place of one
+
+        def keep(x: Tensor) -> None:
+            with local_tensors():
+                storage = x.untyped_storage()
+                kept[storage.data_ptr()] = storage
+
+        with saved_tensors_hooks(keep, lambda _: None):  # type: ignore[arg-type]
+            out = self._reduce(edges, pieces, is_trial=True)
+        used = _leaves(out, pieces)
+        if used is None:
+            return None
+        for x in pieces[: len(self.inputs)]:
+            keep(x)
+        for x in of_parameters:
+            kept.pop(x.data_ptr(), None)
+        return _Trial(_ROOM * max(sum(s.nbytes() for s in kept.values()) // _TRIAL_EDGES, 1), used)
+
+
+def _replace(part: nn.Module, state: dict[str, Any]) -> None:
+    vars(part).clear()
+    vars(part).update(state)
+
+
+def _has_changed(part: nn.Module, state: dict[str, Any]) -> bool:
+    now = vars(part)
+    is_same = now.keys() == state.keys() and all(now[name] is value for name, value in state.items())
+    return not is_same or any(b is not None and b._version > 0 for b in part._buffers.values())
+
+
+def _made_up(like: Tensor) -> Tensor:
+    """Rows of edges that may stand for any: integers may be the numbers of something."""
+    shape = (_TRIAL_EDGES, *like.shape[1:])
+    with local_tensors():
+        return torch.full(shape, 1 if like.is_floating_point() else 0, dtype=like.dtype, device=like.device)
+
+
+def _leaves(out: Tensor, pieces: Sequence[Tensor]) -> set[int] | None:
+    """The numbers of the pieces that ``out`` depends on; ``None`` where it depends on another tensor that learns."""
+    known, used = {id(piece): k for k, piece in enumerate(pieces)}, set()
+    seen: set[Node | None] = {None}
+    nodes = [out.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        assert node is not None
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            if id(leaf) not in known:
+                return None
+            used.add(known[id(leaf)])
+        nodes += [following for following, _ in node.next_functions]
+    return used
