@@ -4,9 +4,10 @@
     python benchmarks/convs.py --graph A --convs gat         # 170,000 nodes, 2.3 million edges; within 12 GiB
 
 Attention has two layers, 4 heads of 32 columns and then one head a class; the others have 128 columns between them
-(:func:`layers_of`); ReLU and dropout stand between layers. An epoch is forward, loss, backward and Adam's step. All
-sides run the same script, stock PyG on ``edge_index`` and, where the conv takes it, on ``adj_t`` (torch.sparse). Memory
-is the peak of the epochs above the imports. Results of other graphs and convs stay in the JSON file.
+(:func:`layers_of`); ReLU and dropout stand between layers. GINE has random features of edges, 16 columns. An epoch is
+forward, loss, backward and Adam's step. All sides run the same script, stock PyG on ``edge_index`` and, where the conv
+takes it, on ``adj_t`` (torch.sparse). Memory is the peak of the epochs above the imports. Results of other graphs and
+convs stay in the JSON file.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ from torch_geometric.nn import (
     APPNP,
     MLP,
     ChebConv,
+    EdgeConv,
     GATConv,
     GATv2Conv,
     GCN2Conv,
     GINConv,
+    GINEConv,
     Linear,
     SGConv,
     TAGConv,
@@ -44,9 +47,11 @@ from tqdm import tqdm
 
 import pyg_dist
 
-HEADS, COLUMNS, HIDDEN = 4, 32, 128
+HEADS, COLUMNS, HIDDEN, EDGE_COLUMNS = 4, 32, 128, 16
 ATTENTION: dict[str, Any] = {"gat": GATConv, "gatv2": GATv2Conv, "transformer": TransformerConv}
 SUMS = ("gin", "tag", "sg", "appnp", "gcn2", "cheb")
+MESSAGES = ("edge", "gine")
+CONVS = (*ATTENTION, *SUMS, *MESSAGES)
 
 
 def layers_of(conv: str, in_channels: int, num_classes: int) -> list[torch.nn.Module]:
@@ -54,8 +59,13 @@ def layers_of(conv: str, in_channels: int, num_classes: int) -> list[torch.nn.Mo
     if conv in ATTENTION:
         make = ATTENTION[conv]
         return [make(in_channels, COLUMNS, heads=HEADS), make(HEADS * COLUMNS, num_classes, heads=1)]
+    pairs = (in_channels, HIDDEN), (HIDDEN, num_classes)
     if conv == "gin":
-        return [GINConv(MLP([a, HIDDEN, b], norm=None)) for a, b in ((in_channels, HIDDEN), (HIDDEN, num_classes))]
+        return [GINConv(MLP([a, HIDDEN, b], norm=None)) for a, b in pairs]
+    if conv == "gine":
+        return [GINEConv(MLP([a, HIDDEN, b], norm=None), edge_dim=EDGE_COLUMNS) for a, b in pairs]
+    if conv == "edge":
+        return [EdgeConv(MLP([2 * a, b], norm=None, plain_last=False)) for a, b in pairs]
     if conv == "tag":
         return [TAGConv(in_channels, HIDDEN), TAGConv(HIDDEN, num_classes)]
     if conv == "sg":
@@ -75,7 +85,7 @@ class Model(torch.nn.Module):
         super().__init__()
         self.layers = torch.nn.ModuleList(layers)
 
-    def forward(self, x: Tensor, edge_index: Any) -> Tensor:
+    def forward(self, x: Tensor, edge_index: Any, edge_attr: Tensor | None = None) -> Tensor:
         first: Tensor | None = None
         for k, layer in enumerate(self.layers):
             if k > 0 and not isinstance(layer, APPNP):
@@ -85,6 +95,8 @@ class Model(torch.nn.Module):
                 x = layer(x)
             elif isinstance(layer, GCN2Conv):
                 x = layer(x, first, edge_index)
+            elif isinstance(layer, GINEConv):
+                x = layer(x, edge_index, edge_attr)
             else:
                 x = layer(x, edge_index)
         return x
@@ -95,6 +107,8 @@ def training_epoch(graph: str, conv: str, form: str) -> Epoch:
     torch.manual_seed(0)
     data: Any = power_law.load(graph)
     model: Any = Model(layers_of(conv, data.num_features, int(data.y.max()) + 1))
+    if conv == "gine":
+        data.edge_attr = torch.randn(data.num_edges, EDGE_COLUMNS)
     edges = data.edge_index
     if form == "adj_t":
         edges = to_torch_csr_tensor(edges.flip(0), size=(data.num_nodes, data.num_nodes))
@@ -105,7 +119,7 @@ def training_epoch(graph: str, conv: str, form: str) -> Epoch:
 
     def epoch() -> float:
         optimizer.zero_grad()
-        out = model(data.x, edges)
+        out = model(data.x, edges, *([data.edge_attr] if conv == "gine" else []))
         loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
         loss.backward()
         optimizer.step()
@@ -117,7 +131,7 @@ def training_epoch(graph: str, conv: str, form: str) -> Epoch:
 def variants(graph: str, conv: str) -> list[Variant]:
     """All sides, on the same cores."""
     forms = {"edge_index": "stock PyG, edge_index", "adj_t": "stock PyG, adj_t", "ours": "pyg_dist, 1 rank"}
-    if conv in (*ATTENTION, "cheb"):  # which multiply by no sparse matrix
+    if conv in (*ATTENTION, *MESSAGES, "cheb"):  # which multiply by no sparse matrix
         del forms["adj_t"]
     return [Variant(name, training_epoch, (graph, conv, form), num_threads=NUM_CORES) for form, name in forms.items()]
 
@@ -125,7 +139,7 @@ def variants(graph: str, conv: str) -> list[Variant]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--graph", default="small", help=f"{', '.join(power_law.SIZES)}, or a .npz file")
-    parser.add_argument("--convs", nargs="+", choices=[*ATTENTION, *SUMS], default=[*ATTENTION, *SUMS])
+    parser.add_argument("--convs", nargs="+", choices=CONVS, default=CONVS)
     parser.add_argument("--rounds", type=int, default=5, help="turns of each variant that count")
     parser.add_argument("--epochs", type=int, default=1, help="epochs in a turn")
     parser.add_argument("--warmup", type=int, default=1, help="turns that do not count")

@@ -37,6 +37,10 @@ _TRIAL_EDGES, _TRIAL_TARGETS = 64, 2
 _ROOM = 2
 """Bytes at work over bytes that autograd keeps: each kept tensor may have a gradient."""
 
+_BLOCK_BYTES = 64 << 20
+"""Of a block, at most: its tensors come from the heap and are used again. Processor time of an epoch of EdgeConv on the
+graph `small`, one thread: 2.4 s, with 512 MiB 3.9 s, with 16 MiB 3.5 s (benchmarks/convs.py)."""
+
 
 def reduce_messages(conv: Any, edges: Edges, size: Any, given: dict[str, Any]) -> Any:
     """What ``conv`` asks ``propagate`` for, by blocks; ``None`` where its own steps run on all edges (collective).
@@ -54,7 +58,7 @@ def reduce_messages(conv: Any, edges: Edges, size: Any, given: dict[str, Any]) -
     known[call.signature] = 0 if trial is None else trial.bytes_of_edge
     if trial is None or trial.bytes_of_edge * most <= limit:
         return None
-    out = call.run(trial.used, max(int(limit) // trial.bytes_of_edge, 1))
+    out = call.run(trial.used, max(int(min(limit, _BLOCK_BYTES)) // trial.bytes_of_edge, 1))
     if conv.stock.update is MessagePassing.update:
         return out
     collected = conv._collect(_names(conv, "update"), edges, _sizes(size), given)
@@ -171,7 +175,7 @@ class _Call:
             return None
         parameters = [p for p in conv.parameters() if p.requires_grad]
         call = _Call(conv, edges, size, values, inputs, parameters)
-        call.state = {part: dict(vars(part)) for part in conv.modules()}
+        call.state = {part: _state_of(part) for part in conv.modules()}
         return call
 
     @property
@@ -246,7 +250,7 @@ class _Call:
         Raises:
             MixedRowsError: It has changed something in a trial.
         """
-        now = {part: dict(vars(part)) for part in self.state}
+        now = {part: _state_of(part) for part in self.state}
         stands = {id(p): piece for p, piece in zip(self.parameters, of_parameters, strict=True)}
         before = {}
         for part, state in self.state.items():
@@ -294,7 +298,7 @@ class _Call:
                 storage = x.untyped_storage()
                 kept[storage.data_ptr()] = storage
 
-        with saved_tensors_hooks(keep, lambda _: None):  # type: ignore[arg-type]
+        with saved_tensors_hooks(keep, lambda _: None):  # type: ignore[arg-type, return-value]
             out = self._reduce(edges, pieces, is_trial=True)
         used = _leaves(out, pieces)
         if used is None:
@@ -304,6 +308,12 @@ class _Call:
         for x in of_parameters:
             kept.pop(x.data_ptr(), None)
         return _Trial(_ROOM * max(sum(s.nbytes() for s in kept.values()) // _TRIAL_EDGES, 1), used)
+
+
+def _state_of(part: nn.Module) -> dict[str, Any]:
+    """Its attributes, and which buffers and parts it has."""
+    state = dict(vars(part))
+    return state | {name: dict(state[name]) for name in ("_parameters", "_buffers", "_modules")}
 
 
 def _replace(part: nn.Module, state: dict[str, Any]) -> None:

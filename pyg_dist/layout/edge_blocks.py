@@ -21,7 +21,9 @@ from pyg_dist.tensor.sharding import RowSharding
 
 
 def _refuse(name: str) -> NoReturn:
-    raise MixedRowsError(f"Messages by blocks were expected to look at their own edges (got {name}): use the plain Data")
+    raise MixedRowsError(
+        f"Messages by blocks were expected to look at their own edges (got {name}): set PYG_DIST_MESSAGE_MIB=inf"
+    )
 
 
 class _RowsApart(RowSharding):

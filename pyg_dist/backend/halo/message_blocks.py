@@ -191,7 +191,8 @@ class _Gradients:
     def __init__(self, a: MessageBlocks, rows: Sequence[Tensor], needs: Sequence[bool]) -> None:
         self._a, self._rows = a, rows
         self._wanted = [k for k, needed in enumerate(needs) if needed]
-        self._sums = [x.new_zeros(x.shape, dtype=ops.sum_dtype(x)) if n else None for x, n in zip(rows, needs, strict=True)]
+        pairs = zip(rows, needs, strict=True)
+        self._sums = [x.new_zeros(x.shape, dtype=ops.sum_dtype(x)) if needed else None for x, needed in pairs]
 
     def add(self, block: Block, grad: Tensor) -> None:
         """Those of a block, whose messages are made again."""
