@@ -18,7 +18,9 @@ Array = np.ndarray[Any, Any]
 DrawBatch = Callable[[int, int], Any]
 """(seed, step) -> ids of the nodes of a mini-batch."""
 
-_DRAWS = 8  # of each node, on average, at least: below, rare edges are missed
+_DRAWS = 8  # of each node, on average, at least
+_EDGE_DRAWS = 20  # of each edge, on average: with 8, nodes of few edges are put where chance has drawn them
+_MOST_DRAWS = 250  # of each node, on average: in small mini-batches, edges are rare
 _SHARE = 10  # of all nodes, one in so many is in a mini-batch where nobody says
 
 
@@ -88,9 +90,9 @@ def build_stochastic_model(
 
     Of mini-batches :math:`V'_1, V'_2, \dots` the column nets of the induced subgraphs are put together: for each ``j``
     in :math:`V'_b` the net :math:`\{j\} \cup \{i \in V'_b : (j \to i) \in E\}`. There are as many batches as
-    give :meth:`Batches.num_nets` nets and draw each node eight times on average. Equal nets become one, their count its
-    weight; a node that was never drawn keeps its net of the whole graph. Nodes weigh what they do in full batches:
-    each is as likely to be drawn.
+    give :meth:`Batches.num_nets` nets and draw each node eight times and each edge twenty times on average (of a node's
+    edges, :math:`|V| / |V'_b|` count at most). Equal nets become one, their count its weight; a node that was never
+    drawn keeps its net of the whole graph. Nodes weigh what they do in full batches: each is as likely to be drawn.
 
     Shapes:
         - **input:** edge_index :math:`(2, |E|)`, train_mask :math:`(|V|)` or :math:`(|V|, K)` boolean
@@ -102,9 +104,13 @@ def build_stochastic_model(
     order = np.argsort(source, kind="stable")
     target_by_source, first = target[order], np.searchsorted(source[order], np.arange(num_nodes + 1))
     starts, pins, sizes = [np.zeros(1, np.int64)], [np.empty(0, np.int64)], 0
-    drawn, num_drawn, step = np.zeros(num_nodes, dtype=bool), 0, 0
+    drawn, num_drawn, num_edges, step = np.zeros(num_nodes, dtype=bool), 0, 0, 0
     wanted = max(batches.num_nets(num_parts), _DRAWS * num_nodes)
-    while num_drawn < wanted:
+    out_degree = np.diff(first)
+    while num_drawn < wanted or (
+        num_drawn < _MOST_DRAWS * num_nodes
+        and num_edges < _EDGE_DRAWS * np.minimum(out_degree, num_nodes * step / num_drawn).sum()
+    ):
         ids = batches.nodes(seed, step, num_nodes)
         if ids.size == 0:
             raise DataError(f"Expected mini-batches with nodes (got an empty one at step {step})")
@@ -113,6 +119,7 @@ def build_stochastic_model(
         starts.append(start[1:] + sizes)
         pins.append(pin)
         sizes += pin.size
+        num_edges += pin.size - (start.size - 1)
     start, pin, count = _merged(np.concatenate(starts), np.concatenate(pins), num_nodes)
     is_undrawn = ~drawn[source]
     kept = nets_of(source[is_undrawn], target[is_undrawn], num_nodes)
