@@ -40,6 +40,7 @@ PURPOSES = {
     "PYG_DIST_GRID_BLOCKS": "row blocks of the grid's aggregation, whose sums overlap with the next block",
     "PYG_DIST_SPMM_FORM": "form of large sparse products, `plain` or `blocks`; unset: the faster one of the first few",
     "PYG_DIST_MACHINE": "constants from `python -m pyg_dist bench`; unset: `machine.json` in the user's cache",
+    "PYG_DIST_STAGE": "`1`: copy every message through host memory, as those that the process group cannot carry",
     "PYG_DIST_LOG": "write the log to stderr from this level on: `info` has the steps of a set-up with their times",
 }
 

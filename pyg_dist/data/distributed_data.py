@@ -318,7 +318,7 @@ class DistributedData(Data):  # type: ignore[misc]
                 rows = known.get(value._sharding, value._sharding)
                 self[name] = RowTensor.from_local(value.to_local().to(device, non_blocking=non_blocking), rows)
             elif isinstance(value, DistributedEdgeIndex):
-                self[name] = value.on(new if value.graph is old else value.graph.over(new.node_sharding))
+                self[name] = value.on(new if value.graph is old else value.graph.to(device))
             elif isinstance(value, Tensor):
                 self[name] = value.to(device)
         return self

@@ -164,7 +164,7 @@ class DistributedEdgeIndex:
         edge_index = as_edges(edge_index)
         identity = digest(edge_index)
         require_same(nodes.group, identity, "edge_index")
-        name, known = f"{identity} {loop_rule}", nodes.edge_sets
+        name, known = f"{identity} {loop_rule} {edge_index.device.type}", nodes.edge_sets
         handle: DistributedEdgeIndex | None = known.pop(name, None)
         if handle is None:
             handle = DistributedEdgeIndex(graph_over(edge_index, nodes, loop_rule))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import scatter as pyg_scatter
 
+from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.errors import MixedRowsError, UnsupportedError
 from pyg_dist.layout.graph import DistributedGraph, EdgeView, TiledGraph
@@ -90,13 +91,14 @@ class Edges(Tensor):
     @lasting
     def _global_ids(self) -> tuple[Tensor, Tensor]:
         with local_tensors():
-            return self.graph.neighbour_id[self.source], self.graph.node_sharding.global_id[self.target]
+            sources = self.graph.neighbour_id[self.source]
+            return sources, on_device(self.graph.node_sharding.global_id, self.target.device)[self.target]
 
     @cached_property
     @lasting
     def by_target(self) -> Tensor:
         """The order by target in which one target's edges keep PyG's order, int64 ``[e]``."""
-        order = torch.argsort(self.rows.rng_key)
+        order = torch.argsort(on_device(self.rows.rng_key, self.target.device))
         return order[torch.argsort(self.target[order], stable=True)]
 
     @cached_property
@@ -149,7 +151,7 @@ class Edges(Tensor):
     def loops(self) -> Tensor:
         """Places of the self loops, in PyG's order."""
         place = (self.source == self.target).nonzero().view(-1)
-        return place[torch.argsort(self.rows.rng_key[place])]
+        return place[torch.argsort(on_device(self.rows.rng_key, place.device)[place])]
 
     @cached_property
     @lasting

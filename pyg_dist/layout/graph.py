@@ -297,11 +297,8 @@ class DistributedGraph(Protocol):
     def select(self, chosen: Selection) -> DistributedGraph:
         """The graph of some of :attr:`edge_sharding`, over the same nodes."""
 
-    def over(self, nodes: Any) -> DistributedGraph:
-        """The same edges over the same nodes on another device."""
-
     def to(self, device: torch.device | str) -> DistributedGraph:
-        """The same graph on another device."""
+        """The same edges over the same nodes on another device."""
 
     def full_edge_index(self) -> Tensor:
         """All edges by global ids in the input's order, int64 ``[2, E]``, on every rank (collective)."""

@@ -44,6 +44,7 @@ class SelfLoops:
         loop_col: those columns, int64 ``[k]``.
         rule: what becomes of loops that exist.
         num_edges: of the edge storage; the values of added loops lie behind it, in the order of ``loop_row``.
+        device: where patterns and values are wanted. All else is on the host.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class SelfLoops:
         loop_col: Tensor,
         rule: LoopRule,
         num_edges: int,
+        device: torch.device,
     ) -> None:
         self._entries = entries
         self._shape = shape
@@ -61,11 +63,12 @@ class SelfLoops:
         self._loop_col = loop_col
         self._rule: LoopRule = rule
         self._num_edges = num_edges
+        self._device = device
 
     def _split(self) -> tuple[Entries, Tensor]:
         """The entries beside which loops are added, and which of all entries are loops."""
         row, col, edge = self._entries()
-        own_col = torch.full((self._shape[0],), -1, dtype=torch.int64, device=row.device)
+        own_col = torch.full((self._shape[0],), -1, dtype=torch.int64)
         own_col[self._loop_row] = self._loop_col
         is_loop = own_col[row.long()] == col
         if self._rule == "add":
@@ -78,29 +81,29 @@ class SelfLoops:
     def _present(self) -> tuple[Tensor, Tensor]:
         """Of every loop that exists: its number among the added ones, and its place in edge storage."""
         row, _, edge = self._entries()
-        number = torch.full((self._shape[0],), -1, dtype=torch.int64, device=row.device)
-        number[self._loop_row] = torch.arange(self._loop_row.numel(), device=row.device)
+        number = torch.full((self._shape[0],), -1, dtype=torch.int64)
+        number[self._loop_row] = torch.arange(self._loop_row.numel())
         entry = self._split()[1].nonzero().view(-1)
-        return number[row[entry].long()], edge[entry]
+        return number[row[entry].long()].to(self._device), edge[entry].to(self._device)
 
     @cached_property
     @lasting
     def others(self) -> CSR:
         """The edges beside which one loop a node is added."""
-        return CSR.from_edges(*self._split()[0], *self._shape)
+        return CSR.from_edges(*self._split()[0], *self._shape).to(self._device)
 
     @cached_property
     @lasting
     def added(self) -> CSR:
         """The same edges with the added loops."""
         (row, col, edge), _ = self._split()
-        number = torch.arange(self._loop_row.numel(), device=row.device)
+        number = torch.arange(self._loop_row.numel())
         return CSR.from_edges(
             torch.cat([row.long(), self._loop_row]),
             torch.cat([col.long(), self._loop_col]),
             torch.cat([edge, number + self._num_edges]),
             *self._shape,
-        )
+        ).to(self._device)
 
     def weight(self, values: Tensor, loop_value: float) -> Tensor:
         """The weight of each added loop: its node's own where the rule keeps one, else ``loop_value``; differentiable.

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from pyg_dist.backend import ops
+from pyg_dist.backend.on_device import copied_to
 from pyg_dist.errors import DataError, LayoutMismatchError, OptionError
 from pyg_dist.tensor import NodeTensor, RowTensor
 from pyg_dist.tensor.functions.random import draw_seed
@@ -92,31 +93,33 @@ class MaskedLabelPropagation(nn.Module):
                 f"MaskedLabelPropagation expected integer labels and a bool mask (got {y.dtype} and "
                 f"{train_mask.dtype}): y.long()"
             )
-        first_nodes = _checked(y, train_mask, self.num_classes, rows)
+        nodes = _checked(y, train_mask, self.num_classes, rows)
         local, labels, mask = (t.to_local() if isinstance(t, RowTensor) else t for t in (x, y, train_mask))
         weight = self.weight if rows is None else rows.copy_to_ranks(self.weight)
-        embedded = mask
+        embedded, others = nodes.place, nodes.place[:0]
         if self.training:
-            embedded = mask & self._draw(_key_of(local, rows), first_nodes).to(mask.device)
-            mask = mask & ~embedded
-        nodes = embedded.nonzero().view(-1)
-        added = F.embedding(labels[nodes].long(), weight).to(local.dtype)
-        out = local.index_add(0, nodes, added)
+            drawn = self._draw(nodes)
+            embedded, others = nodes.place[drawn], nodes.place[~drawn]
+        place = copied_to(embedded, local.device)
+        added = F.embedding(labels[place].long(), weight).to(local.dtype)
+        out = local.index_add(0, place, added)
+        if self.training:
+            mask = mask.index_fill(0, place, False)
         if rows is None:
             return out, mask
-        return NodeTensor.from_local(out, rows), NodeTensor.from_local(mask, rows)
+        of_loss = NodeTensor.from_local(mask, rows)
+        if self.training:
+            of_loss._places = version_of(of_loss), others
+        return NodeTensor.from_local(out, rows), of_loss
 
-    def _draw(self, key: Tensor, first_nodes: Tensor) -> Tensor:
-        """Which of the nodes ``key`` are embedded if they are training nodes, of which ``first_nodes`` are the first.
-
-        Every rank draws the first ones' numbers for itself.
-        """
+    def _draw(self, nodes: _Checked) -> Tensor:
+        """Which of this rank's training nodes are embedded. Every rank draws the first ones' numbers for itself."""
         seed = draw_seed()
-        drawn = ops.keyed_uniform(key, 1, seed).view(-1) < self.rate
-        if first_nodes.numel():
-            numbers_of_first = ops.keyed_uniform(first_nodes, 1, seed).view(-1)
+        drawn = ops.keyed_uniform(nodes.key, 1, seed).view(-1) < self.rate
+        if nodes.first.numel():
+            numbers_of_first = ops.keyed_uniform(nodes.first, 1, seed).view(-1)
             if numbers_of_first.max() < self.rate:
-                drawn &= key != first_nodes[numbers_of_first.argmax()]
+                drawn &= nodes.key != nodes.first[numbers_of_first.argmax()]
         return drawn
 
     def extra_repr(self) -> str:
@@ -138,25 +141,35 @@ def _rows_of(x: Tensor, y: Tensor, train_mask: Tensor) -> RowSharding | None:
     return rows
 
 
-def _key_of(local: Tensor, rows: RowSharding | None) -> Tensor:
-    return torch.arange(local.shape[0]) if rows is None else rows.rng_key
-
-
 class _Checked(NamedTuple):
-    """What was found right, and its first training nodes, int64, ascending; by mask, whose object and version count."""
+    """Labels that were found right; known by mask, whose object and version count.
 
-    mask_version: int
+    What is drawn from lies on the host: a step then waits for no device.
+
+    Attributes:
+        mask_version: of the mask.
+        labels: them.
+        labels_version: of them.
+        num_classes: how many were expected.
+        place: this rank's training nodes, local rows, int64.
+        key: what stands for each in draws.
+        first: the keys of the first training nodes of all ranks, ascending.
+    """
+
+    mask_version: int | None
     labels: weakref.ref[Tensor]
-    labels_version: int
+    labels_version: int | None
     num_classes: int
-    first_nodes: Tensor
+    place: Tensor
+    key: Tensor
+    first: Tensor
 
 
 _known: MutableMapping[Tensor, _Checked] = WeakIdKeyDictionary()
 
 
-def _checked(y: Tensor, train_mask: Tensor, num_classes: int, rows: RowSharding | None) -> Tensor:
-    """The first training nodes of all ranks, if all training labels are in range (collective, unless known).
+def _checked(y: Tensor, train_mask: Tensor, num_classes: int, rows: RowSharding | None) -> _Checked:
+    """The training nodes, if all their labels are in range (collective, unless known).
 
     Raises:
         DataError: One is not; on every rank.
@@ -164,18 +177,18 @@ def _checked(y: Tensor, train_mask: Tensor, num_classes: int, rows: RowSharding 
     versions = version_of(train_mask), version_of(y)
     known = _known.get(train_mask)
     if known is not None and known.labels() is y and known[:1] + known[2:4] == (*versions, num_classes):
-        return known.first_nodes
-    labels, mask = (t.to_local() if isinstance(t, RowTensor) else t for t in (y, train_mask))
-    key = _key_of(labels, rows).to(mask.device)
-    is_bad = mask & ((labels < 0) | (labels >= num_classes))
+        return known
+    labels, mask = ((t.to_local() if isinstance(t, RowTensor) else t).cpu() for t in (y, train_mask))
+    place = mask.nonzero().view(-1)
+    key = place if rows is None else rows.rng_key[place]
+    is_bad = (labels[place] < 0) | (labels[place] >= num_classes)
     # A node out of range and its label, then the first training nodes; -1: none.
-    found = torch.full((1, 2 + _NUM_FIRST), -1, device=mask.device)
+    found = torch.full((1, 2 + _NUM_FIRST), -1)
     if is_bad.any():
-        found[0, 0], found[0, 1] = key[is_bad][0], labels[is_bad][0]
-    first = key[mask].sort().values[:_NUM_FIRST]
+        found[0, 0], found[0, 1] = key[is_bad][0], labels[place][is_bad][0]
+    first = key.sort().values[:_NUM_FIRST]
     found[0, 2 : 2 + first.numel()] = first
     found = found if rows is None else rows.group.gather_rows(found, [1] * rows.group.size)
-    found = found.cpu()
     for rank, (node, label) in enumerate(found[:, :2].tolist()):
         if node >= 0:
             raise DataError(
@@ -185,6 +198,7 @@ def _checked(y: Tensor, train_mask: Tensor, num_classes: int, rows: RowSharding 
             )
     first = found[:, 2:].flatten()
     first = first[first >= 0].sort().values[:_NUM_FIRST]
-    if versions[0] is not None and versions[1] is not None:
-        _known[train_mask] = _Checked(versions[0], weakref.ref(y), versions[1], num_classes, first)
-    return first
+    checked = _Checked(versions[0], weakref.ref(y), versions[1], num_classes, place, key, first)
+    if None not in versions:
+        _known[train_mask] = checked
+    return checked

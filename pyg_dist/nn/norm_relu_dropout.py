@@ -8,10 +8,12 @@ from torch import Tensor, nn
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.dense.norm_relu_dropout import NormReLUDropoutSpec, norm_relu_dropout_rows
+from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.ops import Norm
 from pyg_dist.errors import DataError, OptionError
 from pyg_dist.tensor import RowTensor
 from pyg_dist.tensor.functions.random import draw_seed
+from pyg_dist.tensor.sharding import RowSharding
 
 _NORMS = ("layer", "rms", None)
 
@@ -82,7 +84,7 @@ def norm_relu_dropout(
     drops = training and p > 0
     key = None
     if drops and p < 1:
-        key = torch.arange(local.shape[0]) if rows is None else rows.rng_key
+        key = _key_of(local, rows)
     seed = draw_seed() if drops else 0
     first_column = 0 if rows is None else rows.first_column
     spec = NormReLUDropoutSpec(norm, eps, relu, p if key is not None else 0.0, seed, first_column)
@@ -90,6 +92,11 @@ def norm_relu_dropout(
     if drops and p == 1.0:
         y = F.dropout(y, 1.0)
     return y if rows is None else RowTensor.from_local(y, rows)
+
+
+def _key_of(local: Tensor, rows: RowSharding | None) -> Tensor:
+    """What stands for each row in dropout."""
+    return torch.arange(local.shape[0], device=local.device) if rows is None else on_device(rows.rng_key, local.device)
 
 
 class NormReLUDropout(nn.Module):

@@ -9,6 +9,7 @@ from torch import Tensor
 from pyg_dist.backend.autograd.replicated import copy_to_ranks
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.dense import large_tensors
+from pyg_dist.backend.on_device import on_device
 from pyg_dist.errors import LayoutMismatchError
 from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor, local_tensors
 from pyg_dist.tensor.sharding import RowSharding
@@ -21,7 +22,7 @@ class PickedRows(RowTensor):
 
     Attributes:
         source: the graph's rows.
-        place: the local ones among them, int64 ``[rows.num_local]``.
+        place: the local ones among them, int64 ``[rows.num_local]``, on the host.
         replicas: ranks that hold the same rows of the graph, and pick others; ``None``: there are none.
     """
 
@@ -53,7 +54,9 @@ class PickedRows(RowTensor):
                 f"tensor of that data"
             )
         with local_tensors():
-            return RowTensor.from_local(large_tensors.select(self.entered(x), self.place), self._sharding)
+            return RowTensor.from_local(
+                large_tensors.select(self.entered(x), on_device(self.place, x.device)), self._sharding
+            )
 
     def entered(self, x: RowTensor) -> Tensor:
         """The local rows of ``x``; the backward sums over replicas (collective). To be called under `local_tensors`."""

@@ -48,6 +48,7 @@ class RowTensor(Tensor):
     # be a cycle.
     _selection: tuple[int, RowSharding, Selection] | None = None  # what a mask selected: version, rows, selection
     _cached_aggregates: tuple[Any, ...] = ()
+    _places: tuple[int | None, Tensor] | None = None  # of a mask: where it holds, on the host; version, local rows
     _as_rows: tuple[Any, NodeTensor] | None = None  # a tile's whole rows
     _counters: tuple[Tensor, ...] = ()  # this memory under torch's two counters of changes: its own and that of `.data`
     _uncounted: int = 0  # changes that neither counter has seen
@@ -160,7 +161,7 @@ def takes_out(handler: Handler, out: Any) -> bool:
     return isinstance(out, RowTensor) and getattr(handler, "keeps_rows", False)
 
 
-KEPT = frozenset({"_sharding", "_selection", "_cached_aggregates", "_as_rows", "_counters", "_uncounted", "_copy_of"})
+KEPT = frozenset("_sharding _selection _places _cached_aggregates _as_rows _counters _uncounted _copy_of".split())
 """Attributes of a row tensor that a copy of it does not get."""
 
 
@@ -302,7 +303,11 @@ def by_row_mask(rows: RowSharding, mask: RowTensor) -> Selection:
             )
         # Counting is collective; a mask is used for outputs and labels alike, every epoch.
         whole = rows if mask.dim() == 1 else rows.elements(mask[:0].flatten(1).shape[1])
-        selection = whole.by_mask(local.flatten())
+        places = mask._places
+        if version is not None and places is not None and places[0] == version and whole is mask._sharding:
+            selection = whole.by_places(places[1], local.device)
+        else:
+            selection = whole.by_mask(local.flatten())
         mask._selection = None if version is None else (version, rows, selection)
     return selection
 

@@ -19,6 +19,7 @@ from pyg_dist.backend.comm import replicas
 from pyg_dist.backend.comm.calls import line_in_words, user_line
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.redistribution import Redistribution
+from pyg_dist.backend.on_device import copied_to, on_device
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import AgreementError
 
@@ -64,6 +65,8 @@ living = Living()
 
 class RowSharding:
     """A distribution of ``size`` rows over the ranks of an axis: every row lives on one rank.
+
+    What it knows lies on the host, wherever tensors of such rows lie (:func:`~pyg_dist.backend.on_device.on_device`).
 
     Attributes:
         group: the ranks.
@@ -166,12 +169,12 @@ class RowSharding:
     def gather(self, local: Tensor) -> Tensor:
         """All rows, in the global order, on every rank; differentiable (collective)."""
         self.group.meet("gather")  # it compares, as all small sums do, what plain tensors went into the rows
-        order, mine = self._gathered_position.to(local.device), self.position.to(local.device)
+        order, mine = (on_device(position, local.device) for position in (self._gathered_position, self.position))
         return replicated.all_gather_rows(local, self.group, self.counts, order, mine)
 
     def slice(self, full: Tensor) -> Tensor:
         """This rank's rows of a replicated tensor with ``size`` rows; differentiable."""
-        return self.copy_to_ranks(full).index_select(0, self.position.to(full.device))
+        return self.copy_to_ranks(full).index_select(0, on_device(self.position, full.device))
 
     def copy_to_ranks(self, tensor: Tensor) -> Tensor:
         """:func:`~pyg_dist.backend.autograd.replicated.copy_to_ranks` of a tensor that a script has given.
@@ -197,8 +200,13 @@ class RowSharding:
 
         Collective where :attr:`counts_selections`.
         """
-        picked = mask.nonzero().view(-1).to(self.rng_key.device)
-        return Selection(MaskedRows(self, picked), picked)
+        picked = mask.nonzero().view(-1)
+        return Selection(MaskedRows(self, picked.cpu()), picked)
+
+    @lasting
+    def by_places(self, places: Tensor, device: torch.device) -> Selection:
+        """:meth:`by_mask`, given where the mask holds: ascending, on the host, for tensors on ``device``."""
+        return Selection(MaskedRows(self, places), copied_to(places, device))
 
     @lasting
     def by_whole_mask(self, mask: Tensor) -> Selection:
@@ -216,7 +224,7 @@ class RowSharding:
             AgreementError: It is not.
         """
         self._require_equal(mask, "mask")
-        return mask.index_select(0, self.position.to(mask.device))
+        return mask.index_select(0, on_device(self.position, mask.device))
 
     @lasting
     def by_index(self, index: Tensor) -> Selection:
@@ -229,12 +237,16 @@ class RowSharding:
             IndexError: A position is out of bounds.
             AgreementError: The ranks were given different lists.
         """
-        wanted = torch.where(index < 0, index + self.size, index).to(self.rng_key.device)
         version = None if index.is_inference() else index._version
         # Ranks skip the comparison only where this very object has been seen: equal values might be cached on one rank
-        # and not on another. Values are compared as well, since NumPy can change them without a new version.
+        # and not on another. Values are compared as well, since NumPy can change them without a new version: on the
+        # host, where looking at them makes nobody wait.
         known = self._compared.get(index)  # type: ignore[no-untyped-call]
-        if known is not None and known[0] == version and torch.equal(known[1].rows._index, wanted):
+        is_known = known is not None and known[0] == version
+        if is_known and version is not None and not index.is_cpu:
+            return known[1]  # type: ignore[no-any-return]
+        wanted = torch.where(index < 0, index + self.size, index).cpu()
+        if is_known and torch.equal(known[1].rows._index, wanted):
             return known[1]  # type: ignore[no-any-return]
         self._require_equal(wanted, "list")
         equal = (s for s in self._listed if torch.equal(s.rows._index, wanted))  # type: ignore[attr-defined]
@@ -453,7 +465,10 @@ class ConcatenatedRows(RowSharding):
 
 
 class Selection(NamedTuple):
-    """The result of selecting: the new distribution, and which local rows go into it."""
+    """The result of selecting: the new distribution, and which local rows go into it.
+
+    These lie where the mask lies, or for a list on the host: :func:`~pyg_dist.backend.on_device.on_device`.
+    """
 
     rows: RowSharding
     local_index: Tensor

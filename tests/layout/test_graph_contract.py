@@ -195,7 +195,7 @@ def selected(graph: Data, data: Any, how: Layout) -> None:
 def moved(graph: Data, data: Any, how: Layout) -> None:
     """On the device where it is already: the same edges and products."""
     laid = data.graph
-    for other in (laid.to("cpu"), laid.over(laid.node_sharding)):
+    for other in (laid, laid.to("cpu")):
         assert have_same_edges(laid, other) or other.edge_sharding.size == E
         assert_same_bits(other.full_edge_index(), graph.edge_index)
         out = other.aggregate(other.place(data.x), other.operator(Norm.SUM, None, torch.float64))

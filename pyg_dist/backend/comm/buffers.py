@@ -9,7 +9,7 @@ from pyg_dist.backend import out_of_memory
 
 
 class Buffers:
-    """Blocks of bytes for the messages of one graph on one device. Not collective.
+    """Blocks of bytes for the messages of one graph. Not collective.
 
     A block that has been taken belongs to its messages alone until it is given back. Layers, models and directions
     whose messages fly at the same time so have blocks of their own, and there are as many blocks as ever flew together,
@@ -29,12 +29,13 @@ class Buffers:
     def acquire(self, num_rows: int, row_bytes: int, device: torch.device) -> Tensor:
         """Return a block of its own, uint8 ``[num_rows, row_bytes]``, with any content."""
         size = num_rows * row_bytes
-        fitting = [k for k, block in enumerate(self._free) if block.numel() >= size]
+        there = [k for k, block in enumerate(self._free) if block.device == device]
+        fitting = [k for k in there if self._free[k].numel() >= size]
         if fitting and size:
             block = self._free.pop(min(fitting, key=lambda k: self._free[k].numel()))
         else:
-            if size and self._free:  # it grows instead of staying beside a larger one
-                self._free.pop(min(range(len(self._free)), key=lambda k: self._free[k].numel()))
+            if size and there:  # it grows instead of staying beside a larger one
+                self._free.pop(min(there, key=lambda k: self._free[k].numel()))
             with out_of_memory.explained():
                 block = torch.empty(size, dtype=torch.uint8, device=device)
         return block[:size].view(num_rows, row_bytes)

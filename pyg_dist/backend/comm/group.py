@@ -18,6 +18,7 @@ from pyg_dist.backend.comm import replicas
 from pyg_dist.backend.comm.calls import Calls, here
 from pyg_dist.backend.comm.connection import InCall
 from pyg_dist.backend.comm.tagged import TaggedMessages
+from pyg_dist.backend.staging import Stage
 from pyg_dist.backend.timing import phase
 from pyg_dist.errors import LaunchError
 
@@ -70,6 +71,7 @@ class Group:
         self._messages: TaggedMessages | None = None
         self.calls = Calls((0,))
         if process_group is not None:
+            self.stage = Stage(process_group)
             self.calls = here.sequence(tuple(dist.get_process_group_ranks(process_group)), name)
             if "cpu:gloo" in str(dist.get_backend_config(process_group)):
                 self._messages = TaggedMessages(process_group)
@@ -96,8 +98,8 @@ class Group:
         if self.size == 1 or not tensor.numel():
             return tensor
         with phase("sums"):
-            wire = self._reduced(to_wire(tensor.detach()), op, kind or op)
-        return from_wire(wire, tensor.dtype)
+            wire = self._reduced(self.stage.lift(to_wire(tensor.detach())), op, kind or op)
+        return from_wire(self.stage.land(wire, tensor.device), tensor.dtype)
 
     def _reduced(self, wire: Tensor, op: str, kind: str) -> Tensor:
         tag = self.calls.next(kind, wire.dtype, wire.numel())
@@ -127,7 +129,7 @@ class Group:
     def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:
         """Overwrite ``tensor`` on every rank with the one of axis rank ``source``."""
         if self.size > 1 and tensor.numel():
-            wire = to_wire(tensor.detach())
+            wire = self.stage.lift(to_wire(tensor.detach()))
             tag = self.calls.next("broadcast", wire.dtype, wire.numel())
             with InCall(self.calls):
                 messages = self.tagged(wire)
@@ -135,7 +137,7 @@ class Group:
                     messages.broadcast(wire, source, tag)
                 else:
                     dist.broadcast(wire, src=self.global_rank(source), group=self.process_group)
-            if wire.data_ptr() != tensor.data_ptr():
+            if wire.device != tensor.device or wire.data_ptr() != tensor.data_ptr():
                 tensor.copy_(from_wire(wire, tensor.dtype))
         return tensor
 
@@ -145,7 +147,7 @@ class Group:
             return [count]
         mine = torch.zeros(self.size, dtype=torch.int64)
         mine[self.rank] = count
-        return [int(c) for c in self.all_reduce_(self._on_wire_device(mine), kind="gather").tolist()]
+        return [int(c) for c in self.all_reduce_(mine, kind="gather").tolist()]
 
     def all_true(self, truth: bool) -> bool:
         """Whether ``truth`` holds on every rank."""
@@ -160,12 +162,13 @@ class Group:
         """
         if self.size == 1:
             return rows
-        wire = to_wire(rows.detach())
+        wire = self.stage.lift(to_wire(rows.detach()))
         tag = self.calls.next("gather", wire.dtype, wire.shape[1:].numel())
         messages = self.tagged(wire)
         with InCall(self.calls):
             if messages is not None:
-                return from_wire(messages.gather(wire, counts, tag), rows.dtype)
+                gathered = messages.gather(wire, counts, tag)
+                return from_wire(self.stage.land(gathered, rows.device), rows.dtype)
             # nccl has no uneven all-gather: pad to the longest part.
             longest = max(counts)
             padded = wire.new_zeros((longest, *wire.shape[1:]))
@@ -173,7 +176,7 @@ class Group:
             gathered = wire.new_empty((self.size * longest, *wire.shape[1:]))
             _all_gather(gathered, padded, group=self.process_group)
         pieces = [gathered[r * longest : r * longest + c] for r, c in enumerate(counts)]
-        return from_wire(torch.cat(pieces), rows.dtype)
+        return from_wire(self.stage.land(torch.cat(pieces), rows.device), rows.dtype)
 
     def gather_bytes(self, content: bytes) -> list[bytes]:
         """Every rank's bytes, by rank."""
@@ -181,19 +184,13 @@ class Group:
             return [content]
         counts = self.gather_counts(len(content))
         mine = torch.from_numpy(np.frombuffer(content, np.uint8).copy())
-        gathered = self.gather_rows(self._on_wire_device(mine), counts).cpu()
+        gathered = self.gather_rows(mine, counts)
         return [piece.numpy().tobytes() for piece in torch.split(gathered, counts)]
 
     def meet(self, kind: str = "meeting") -> None:
         """Wait until every rank is here; ``kind`` is what the call is to be named."""
         if self.size > 1:
-            self._reduced(self._on_wire_device(torch.zeros(1, dtype=torch.uint8)), "sum", kind)
-
-    def _on_wire_device(self, tensor: Tensor) -> Tensor:
-        """``tensor`` on a device that the group's backend can send from (not collective)."""
-        if self.process_group is not None and dist.get_backend(self.process_group) == "nccl":
-            return tensor.cuda()
-        return tensor
+            self._reduced(self.stage.lift(torch.zeros(1, dtype=torch.uint8)), "sum", kind)
 
 
 _open: weakref.WeakSet[Group] = weakref.WeakSet()

@@ -57,20 +57,17 @@ class Quantized:
         """See :class:`~pyg_dist.backend.comm.codec.Codec`.
 
         Raises:
-            DataError: A value is not finite, or a row's range too wide.
+            DataError: A value is not finite, or a row's range too wide; of tensors on a device, a later call raises it.
         """
         if not self._packs(x):
             EXACT.pack(message, matrix, x, col_scale)
             return
         pattern = matrix.pattern
-        try:
-            with phase("quantize"):
-                ops.quantize_csr(
-                    pattern.rowptr, pattern.col, x, self.bits, matrix.value,
-                    col_scale=col_scale, key=self.key, seed=self.seed, out=message,
-                )  # fmt: skip
-        except NotFiniteError as error:
-            raise DataError(self._refusal(error)) from None
+        with phase("quantize"):
+            ops.quantize_csr(
+                pattern.rowptr, pattern.col, x, self.bits, matrix.value,
+                col_scale=col_scale, key=self.key, seed=self.seed, out=message, explain=self._refusal,
+            )  # fmt: skip
 
     def unpack_add(self, message: Tensor, matrix: Matrix, out: Tensor, row_scale: Tensor | None = None) -> None:
         """See :class:`~pyg_dist.backend.comm.codec.Codec`."""
@@ -86,7 +83,7 @@ class Quantized:
     def _packs(self, rows: Tensor) -> bool:
         return is_packed(rows.shape[1], rows.dtype.itemsize, self.bits)
 
-    def _refusal(self, error: NotFiniteError) -> str:
+    def _refusal(self, error: NotFiniteError) -> DataError:
         what = "gradients" if self.seed & _BACKWARD else "features"
         where = f"row {error.row} of the message"
         if self.key is not None:
@@ -97,7 +94,7 @@ class Quantized:
             expected, remedy = f"{what} that {held}", "scale them down, or use bits=32"
         else:
             expected, remedy = f"finite {what}", "look for where it comes from, or use bits=32"
-        return (
+        return DataError(
             f"Expected {expected} in the messages of {self.layer()}, which go in {self.bits} bits (got {error.got} at "
             f"{where}): {remedy}"
         )

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pyg_dist.backend.comm.group import Group, from_wire, to_wire
 from pyg_dist.backend.comm.transport import Pending, Transport
+from pyg_dist.backend.on_device import on_device
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Rows:
     """Rows of a local tensor of any shape, by rank.
 
     Attributes:
-        index: int64, the rows for one rank after another.
+        index: int64, on the host, the rows for one rank after another.
         sizes: how many there are, by rank.
         num_rows: of the tensor.
         repeats: whether rows may occur several times; then what is put there is added up.
@@ -35,11 +36,11 @@ class Rows:
 
     def take(self, x: Tensor) -> Tensor:
         """The rows, by rank. Shapes: ``[n, ...] -> [sum(sizes), ...]``."""
-        return x.index_select(0, self.index.to(x.device))
+        return x.index_select(0, on_device(self.index, x.device))
 
     def put(self, rows: Tensor) -> Tensor:
         """The tensor whose rows these are. Shapes: ``[sum(sizes), ...] -> [n, ...]``."""
-        index, shape = self.index.to(rows.device), (self.num_rows, *rows.shape[1:])
+        index, shape = on_device(self.index, rows.device), (self.num_rows, *rows.shape[1:])
         if self.repeats:
             return rows.new_zeros(shape).index_add_(0, index, rows)
         return rows.new_empty(shape).index_copy_(0, index, rows)
@@ -50,7 +51,7 @@ class Blocks:
     """Blocks of a local matrix, one for each rank.
 
     Attributes:
-        blocks: for each rank: the rows (or ``None``), the first and the last column, exclusive.
+        blocks: for each rank: the rows, on the host (or ``None``), the first and the last column, exclusive.
         shape: of the matrix.
     """
 
@@ -64,7 +65,11 @@ class Blocks:
 
     def take(self, x: Tensor) -> Tensor:
         """The elements, by rank. Shapes: ``[n, m] -> [sum(sizes)]``."""
-        taken = [x[:, low:high].index_select(0, rows).view(-1) for rows, low, high in self.blocks if rows is not None]
+        taken = [
+            x[:, low:high].index_select(0, on_device(rows, x.device)).view(-1)
+            for rows, low, high in self.blocks
+            if rows is not None
+        ]
         return taken[0] if len(taken) == 1 else torch.cat([x.new_empty(0), *taken])
 
     def put(self, elements: Tensor) -> Tensor:
@@ -72,7 +77,7 @@ class Blocks:
         out = elements.new_empty(self.shape)
         for piece, (rows, low, high) in zip(torch.split(elements, list(self.sizes)), self.blocks, strict=True):
             if rows is not None:
-                out[:, low:high].index_copy_(0, rows, piece.view(rows.numel(), high - low))
+                out[:, low:high].index_copy_(0, on_device(rows, out.device), piece.view(rows.numel(), high - low))
         return out
 
 

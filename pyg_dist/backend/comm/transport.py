@@ -103,6 +103,40 @@ class Messages(Pending[Tensor]):
         return self.received
 
 
+class StagedMessages(Messages):
+    """Messages that are copied where they belong when they have arrived (:mod:`pyg_dist.backend.staging`).
+
+    Args:
+        received: where they belong.
+        sent: what was copied before it was sent.
+        staged: the messages.
+        slots: the first and the last row, exclusive, that each sender's message has in ``received``.
+    """
+
+    def __init__(
+        self, received: Tensor, sent: Tensor, staged: Messages, slots: Mapping[int, tuple[int, int]] | None = None
+    ) -> None:
+        super().__init__(received, sent)
+        self._staged = staged
+        self._slots = {-1: (0, received.shape[0])} if slots is None else dict(slots)
+
+    def wait_for(self, sender: int) -> None:
+        """See :class:`Messages`."""
+        self._staged.wait_for(sender)
+        self._land(*([sender] if sender in self._slots else self._slots))
+
+    def wait(self) -> Tensor:
+        """See :class:`Messages`."""
+        self._staged.wait()
+        self._land(*self._slots)
+        return self.received
+
+    def _land(self, *senders: int) -> None:
+        for sender in senders:
+            own = slice(*self._slots.pop(sender))
+            self.received[own].copy_(self._staged.received[own], non_blocking=True)
+
+
 @dataclass(frozen=True)
 class Transport:
     """The messages among the ranks of a group (collective, apart from :meth:`narrow`).
@@ -135,6 +169,12 @@ class Transport:
             out: ``[sum(received), ...]``, where they arrive; a new tensor by default.
         """
         out = rows.new_empty(sum(received), *rows.shape[1:]) if out is None else out
+        stage = self.group.stage
+        if stage.copies(rows):
+            return StagedMessages(out, rows, self._all_to_all(stage.lift(rows), sent, received, stage.room(out)))
+        return self._all_to_all(rows, sent, received, out)
+
+    def _all_to_all(self, rows: Tensor, sent: Sequence[int], received: Sequence[int], out: Tensor) -> Messages:
         self._count(rows, sent)
         calls = self.group.calls
         tag = calls.next("all-to-all", rows.dtype, rows.shape[1:].numel())
@@ -160,6 +200,15 @@ class Transport:
             senders: who sends rows here, and the first and the last of them in ``out``, exclusive.
             out: where they arrive.
         """
+        stage = self.group.stage
+        if stage.copies(rows):
+            staged = self._to_neighbours(stage.lift(rows), sent, senders, stage.room(out))
+            return StagedMessages(out, rows, staged, {sender: (low, high) for sender, low, high in senders})
+        return self._to_neighbours(rows, sent, senders, out)
+
+    def _to_neighbours(
+        self, rows: Tensor, sent: Sequence[int], senders: Sequence[tuple[int, int, int]], out: Tensor
+    ) -> Messages:
         self._count(rows, sent)
         group = self.group
         tag = group.calls.next("exchange", rows.dtype, rows.shape[1:].numel())

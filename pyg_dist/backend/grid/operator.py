@@ -64,13 +64,22 @@ class GridOperator:
         if (low, high) == (0, self.csr.num_rows):
             with phase("aggregate"):
                 return self.csr.multiply(x, self._values, row_scale=self.row_scale, **scales, tries=True)  # type: ignore[arg-type]
-        rowptr = self.csr.rowptr[low : high + 1]
-        first, last = int(rowptr[0]), int(rowptr[-1])
-        values = None if self._values is None else self._values[first:last]
+        rowptr, col, values = self._block(low, high)
         scale = None if self.row_scale is None else self.row_scale[low:high]
-        pattern = rowptr - first, self.csr.col[first:last]
         with phase("aggregate"):
-            return ops.spmm_csr(*pattern, x, values, row_scale=scale, **scales, form=self.csr.form(x))  # type: ignore[arg-type]
+            return ops.spmm_csr(rowptr, col, x, values, row_scale=scale, **scales, form=self.csr.form(x))  # type: ignore[arg-type]
+
+    def _block(self, low: int, high: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Pattern and values of some rows. Kept: products are cut alike every time."""
+        if (low, high) not in self._blocks:
+            first, last = (int(self.csr.on_host.rowptr[row]) for row in (low, high))
+            values = None if self._values is None else self._values[first:last]
+            self._blocks[low, high] = self.csr.rowptr[low : high + 1] - first, self.csr.col[first:last], values
+        return self._blocks[low, high]
+
+    @cached_property
+    def _blocks(self) -> dict[tuple[int, int], tuple[Tensor, Tensor, Tensor | None]]:
+        return {}
 
 
 @dataclass(frozen=True)

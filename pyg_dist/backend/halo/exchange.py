@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 
+import torch
 from torch import Tensor
 
 from pyg_dist.backend.comm.buffers import Buffers
@@ -52,10 +53,15 @@ class Exchange:
         """The way back: who received sends."""
         return Exchange(self.transport, self.recv_counts, self.send_counts, self.is_dense, self.buffers)
 
-    @cached_property
-    def slots(self) -> Matrix:
+    def slots(self, device: torch.device) -> Matrix:
         """Which slot each row that arrives belongs in: its own. Of rows that are not added to anything."""
-        return Matrix(CSR.identity(self.num_received))
+        if device not in self._slots:
+            self._slots[device] = Matrix(CSR.identity(self.num_received, device))
+        return self._slots[device]
+
+    @cached_property
+    def _slots(self) -> dict[torch.device, Matrix]:
+        return {}
 
     @cached_property
     def arrivals(self) -> tuple[tuple[int, int, int], ...]:

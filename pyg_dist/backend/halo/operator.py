@@ -117,7 +117,7 @@ class HaloSums:
 
 def _to_slots(post: HaloTransfer) -> HaloTransfer:
     """The same messages, each row of which becomes one of the result."""
-    return HaloTransfer(post.outgoing, post.exchange, post.exchange.slots, post.codecs)
+    return HaloTransfer(post.outgoing, post.exchange, post.exchange.slots(post.outgoing.pattern.device), post.codecs)
 
 
 def _added(halo: HaloTransfer, x: Tensor, num_rows: int) -> Pending[Tensor]:

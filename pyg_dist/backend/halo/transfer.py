@@ -73,7 +73,7 @@ class HaloTransfer:
             with phase("unpack"):
                 if is_identity:  # rows that stay rows: each message has its own place
                     own = slice(low, high)
-                    slots = Matrix(CSR.identity(high - low))
+                    slots = Matrix(CSR.identity(high - low, received.device))
                     self.codecs[0].unpack_add(received[own], slots, addends[own], factor)
                 else:
                     self.codecs[0].unpack_add(received[low:high], self._piece(low, high), addends, factor)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from pyg_dist.backend.late_errors import watch
 from pyg_dist.backend.ops.call import as_rows, call, factor_of, native, signed, sum_dtype, written_rows
 from pyg_dist.backend.ops.row_format import packed_row_bytes
 from pyg_dist.errors import NotFiniteError
@@ -21,6 +24,7 @@ def quantize_csr(
     key: Tensor | None = None,
     seed: int = 0,
     out: Tensor | None = None,
+    explain: Callable[[NotFiniteError], Exception] | None = None,
 ) -> Tensor:
     r"""Sparse times dense, quantized row by row and packed, in one pass over x.
 
@@ -48,7 +52,9 @@ def quantize_csr(
         - output: uint8 ``[R, packed_row_bytes(F, bits)]``: Z and S, then the numbers
 
     Raises:
-        NotFiniteError: a value is not finite, or a row's range exceeds float32 (16 bits: a value exceeds bfloat16).
+        NotFiniteError: a value is not finite, or a row's range exceeds float32 (16 bits: a value exceeds bfloat16). Of
+            tensors on a device a later call raises it (:mod:`pyg_dist.backend.late_errors`). ``explain`` makes another
+            error of it.
         DataError: a shape, a dtype or the pattern does not fit, or ``out`` shares memory with another argument.
         UnsupportedError: a tensor is not a dense CPU tensor.
     """
@@ -57,9 +63,13 @@ def quantize_csr(
         out = x.new_empty(max(rowptr.numel() - 1, 0), packed_row_bytes(x_MF.shape[1], bits), dtype=torch.uint8)
     factors, bad_row = (factor_of(weight, x), factor_of(col_scale, x)), rowptr.new_empty(1)
     call(native.quantize_csr_into.default, out, bad_row, rowptr, col, x_MF, *factors, bits, key, signed(seed))
+    explain = explain or (lambda error: error)
+    if not x.is_cpu:
+        watch(bad_row, lambda row: explain(_late_refusal(row, bits)))
+        return out
     row = int(bad_row)
     if row >= 0:
-        raise _refusal(row, rowptr, col, x_MF, bits, *factors)
+        raise explain(_refusal(row, rowptr, col, x_MF, bits, *factors))
     return out
 
 
@@ -78,6 +88,15 @@ def _refusal(
     got = "NaN" if h.isnan().any() else "an infinity"
     if is_finite:
         got = f"values from {float(h.min()):.3g} to {float(h.max()):.3g}"
+    return _not_finite(row, got, bits, is_finite)
+
+
+def _late_refusal(row: int, bits: int) -> NotFiniteError:
+    """The same where the values may be others by now."""
+    return _not_finite(row, "NaN, an infinity or values out of range", bits, is_finite=False)
+
+
+def _not_finite(row: int, got: str, bits: int, is_finite: bool) -> NotFiniteError:
     limit = "bfloat16 holds 3.39e+38" if bits == 16 else "float32 holds a range of 3.4e+38"
     return NotFiniteError(
         f"quantize_csr: expected finite values in range, got {got} in row {row}: {limit}", row, got, is_finite

@@ -88,6 +88,8 @@ SPMM_FORM = Setting("PYG_DIST_SPMM_FORM", "", "plain or blocks", _spmm_form, mus
 MACHINE = Setting("PYG_DIST_MACHINE", "", "a file of constants", _path, must_agree=False)
 LOG = Setting("PYG_DIST_LOG", "", "debug, info, warning or error", _level, must_agree=False)
 
+STAGE = Setting("PYG_DIST_STAGE", "0", "0 or 1", _switch)
+
 SETTINGS: tuple[Setting[Any], ...] = (
-    ISA, PROJECT_FIRST, REMEMBER_MIB, MESSAGE_MIB, GRID_SUMS, GRID_BLOCKS, SPMM_FORM, MACHINE, LOG
+    ISA, PROJECT_FIRST, REMEMBER_MIB, MESSAGE_MIB, GRID_SUMS, GRID_BLOCKS, SPMM_FORM, MACHINE, LOG, STAGE
 )  # fmt: skip

@@ -70,7 +70,7 @@ def of_outputs(grad: Tensor | None, grad_z: Tensor | None, y: Tensor) -> tuple[T
 
 def dots(grad: Tensor, grad_z: Tensor | None, y: Tensor, z: Tensor, heads: int) -> Tensor:
     """``delta`` of the ops: the dot products of rows of gradients and outputs, head by head."""
-    diagonal = CSR.identity(y.shape[0] * heads)
+    diagonal = CSR.identity(y.shape[0] * heads, y.device)
 
     def of_heads(a: Tensor, b: Tensor) -> Tensor:
         return ops.sddmm_csr(diagonal.rowptr, diagonal.col, *(by_head(x, heads).flatten(0, 1) for x in (a, b)))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from pyg_dist.backend import ops
+from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.session.settings import SPMM_FORM
 from pyg_dist.backend.sparse.form_trial import FormTrial
 from pyg_dist.errors import OptionError
@@ -18,13 +19,16 @@ from pyg_dist.errors import OptionError
 class CSR:
     """Pattern of a ``[num_rows, num_cols]`` sparse matrix.
 
+    On another device than the host (:meth:`to`), patterns that are made of it are made on the host, and moved.
+
     Attributes:
         rowptr: int64 ``[num_rows + 1]``.
         col: int32 ``[num_entries]``.
-        place: where each value lies in the caller's edge storage, int32 or int64 ``[num_entries]``; None: values
-            lie in the order of the entries.
+        place: where each value lies in the caller's edge storage, int32 or int64 ``[num_entries]``, on the host; None:
+            values lie in the order of the entries.
         num_cols: number of columns.
         is_identity: whether it was made as one.
+        host: the same on the host; None: this is it.
     """
 
     rowptr: Tensor
@@ -32,19 +36,30 @@ class CSR:
     place: Tensor | None
     num_cols: int
     is_identity: bool = False
+    host: CSR | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the pattern lies."""
+        return self.col.device
+
+    @property
+    def on_host(self) -> CSR:
+        """The same on the host."""
+        return self if self.host is None else self.host
 
     @property
     def edge(self) -> Tensor:
         """Where each entry's value lies in the caller's edge storage, int32 or int64 ``[num_entries]``."""
-        return self._entries() if self.place is None else self.place
+        return self._entries() if self.place is None else on_device(self.place, self.device)
 
     def values(self, storage: Tensor) -> Tensor:
         """Each entry's value, ``[num_entries]``; of storage in the order of the entries a view."""
-        return storage[: self.num_entries] if self.place is None else storage[self.place]
+        return storage[: self.num_entries] if self.place is None else storage[on_device(self.place, storage.device)]
 
     def places(self, entry: Tensor) -> Tensor:
         """Where the values of some entries lie in the caller's edge storage, integers like ``entry``."""
-        return entry if self.place is None else self.place[entry]
+        return entry if self.place is None else on_device(self.place, entry.device)[entry]
 
     def _entries(self) -> Tensor:
         is_small = self.num_entries <= _INT32_MAX
@@ -62,7 +77,7 @@ class CSR:
 
     @staticmethod
     def from_edges(row: Tensor, col: Tensor, edge: Tensor | None, num_rows: int, num_cols: int) -> CSR:
-        """Group entries by row; entries of one row keep their given order.
+        """Group entries by row, where they lie; entries of one row keep their given order.
 
         Args:
             row: of each entry.
@@ -82,11 +97,12 @@ class CSR:
             raise OptionError(
                 f"Expected fewer than 2^31 rows and columns on one rank (got {num_rows}, {num_cols}): use more ranks"
             )
-        place = None if edge is None else _small(edge)
-        return CSR(*ops.csr_from_edges(row, col, place, num_rows, num_cols), num_cols)
+        place = None if edge is None else _small(edge.cpu())
+        csr = CSR(*ops.csr_from_edges(row.cpu(), col.cpu(), place, num_rows, num_cols), num_cols)
+        return csr if row.is_cpu else csr.to(row.device)
 
     @staticmethod
-    def identity(size: int, device: torch.device | str = "cpu") -> CSR:
+    def identity(size: int, device: torch.device) -> CSR:
         """One entry in every row, on the diagonal."""
         place = torch.arange(size + 1, device=device)
         return CSR(place, place[:-1].to(torch.int32), None, size, is_identity=True)
@@ -107,6 +123,11 @@ class CSR:
         """
         if self.is_identity:
             return self
+        if self.host is not None:
+            turned = self.host.transposed
+            if turned.rowptr is self.host.rowptr:
+                return replace(self, place=turned.place, num_cols=turned.num_cols, host=turned)
+            return turned.to(self.device)
         rowptr, col, entry = ops.transpose_csr(self.rowptr, self.col, self.num_cols)
         if torch.equal(rowptr, self.rowptr) and torch.equal(col, self.col):
             rowptr, col = self.rowptr, self.col
@@ -163,7 +184,7 @@ class CSR:
         width = x.shape[1] if x.dim() == 2 else x[:1].numel()
         key = width, x.dtype
         if key not in self._trials:
-            guess = ops.guessed_form(self.rowptr, self.col, x)
+            guess = ops.guessed_form(self.rowptr, self.col, x) if x.is_cpu else None
             fixed = SPMM_FORM.value()
             trial = None if guess is None else FormTrial(guess) if fixed is None else FormTrial(fixed, num_samples=0)
             self._trials[key] = trial
@@ -177,13 +198,17 @@ class CSR:
         """The pattern of the rows from ``low`` to ``high``, exclusive; of all rows itself."""
         if (low, high) == (0, self.num_rows):
             return self
+        if self.host is not None:
+            return self.host.rows(low, high).to(self.device)
         first, last = int(self.rowptr[low]), int(self.rowptr[high])
         return CSR(self.rowptr[low : high + 1] - first, self.col[first:last], self.edge[first:last], self.num_cols)
 
     def columns(self, low: int, high: int) -> CSR:
         """The pattern of the columns from ``low`` to ``high``, exclusive."""
+        if self.host is not None:
+            return self.host.columns(low, high).to(self.device)
         chosen = (self.col >= low) & (self.col < high)
-        before = torch.zeros(self.num_entries + 1, dtype=torch.int64, device=self.col.device)
+        before = torch.zeros(self.num_entries + 1, dtype=torch.int64)
         torch.cumsum(chosen, 0, out=before[1:])
         return CSR(before[self.rowptr], self.col[chosen] - low, self.edge[chosen], high - low)
 
@@ -199,6 +224,9 @@ class CSR:
         Returns:
             The pattern, and which entries of this one its entries are, int64.
         """
+        if self.host is not None:
+            host, entry = self.host.restricted(row.cpu(), column.cpu())
+            return host.to(self.device), entry.to(self.device)
         rowptr, col, entry, turned_rowptr, turned_col, turned_entry = ops.restrict_csr(
             self.rowptr, self.col, row, column, self.num_cols
         )
@@ -208,8 +236,10 @@ class CSR:
 
     def to(self, device: torch.device | str) -> CSR:
         """The same pattern on ``device``."""
-        place = None if self.place is None else self.place.to(device)
-        return CSR(self.rowptr.to(device), self.col.to(device), place, self.num_cols, self.is_identity)
+        host = self.on_host
+        if torch.device(device).type == "cpu":
+            return host
+        return replace(host, rowptr=host.rowptr.to(device), col=host.col.to(device), host=host)
 
 
 _INT32_MAX = torch.iinfo(torch.int32).max

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,12 +27,15 @@ ReadTile = Callable[[str, str, int], tuple[Tensor, Tensor]]
 class AdjacencyTile:
     """The edges between the sources of one block and the targets of another.
 
+    What is known of single edges and nodes lies on the host.
+
     Attributes:
         row_axis: splits the targets, in node order ``row_order``.
         column_axis: splits the sources, in node order ``column_order``.
         row, column: of each edge, from the blocks' first positions, int32 ``[e]``; edges by ascending id.
         row_id, column_id: global ids of the blocks' nodes.
         loop_row, loop_column: where each node stands that is in both blocks.
+        device: where patterns lie.
         make_dispatch: makes :attr:`dispatch` (collective).
     """
 
@@ -45,6 +49,7 @@ class AdjacencyTile:
     column_id: Tensor
     loop_row: Tensor
     loop_column: Tensor
+    device: torch.device
     make_dispatch: Callable[[], Redistribution]
 
     @staticmethod
@@ -55,6 +60,7 @@ class AdjacencyTile:
         row_axis: str,
         column_axis: str,
         order: int,
+        device: torch.device,
         read: ReadTile | None = None,
     ) -> AdjacencyTile:
         """The edges of this rank's tile, brought together from all ranks (collective), or read (not collective).
@@ -66,6 +72,7 @@ class AdjacencyTile:
             row_axis: splits the targets.
             column_axis: splits the sources.
             order: the node order of the sources.
+            device: where patterns are to lie.
             read: reads the tile from where it is stored.
         """
         if read is not None:
@@ -77,7 +84,7 @@ class AdjacencyTile:
             row_low, _ = _block(grid, rows, row_axis)
             column_low, _ = _block(grid, columns, column_axis)
             entries = (rows.position[target] - row_low).int(), (columns.position[source] - column_low).int()
-        return AdjacencyTile.of_entries(grid, edge_index, edge_id, row_axis, column_axis, order, *entries)
+        return AdjacencyTile.of_entries(grid, edge_index, edge_id, row_axis, column_axis, order, *entries, device)
 
     @staticmethod
     def of_entries(
@@ -89,6 +96,7 @@ class AdjacencyTile:
         order: int,
         row: Tensor,
         column: Tensor,
+        device: torch.device,
     ) -> AdjacencyTile:
         """The tile whose edges are known; see the class and :meth:`of` (not collective)."""
         column_order, row_order = order, grid.other_order(order)
@@ -103,13 +111,23 @@ class AdjacencyTile:
         loop_row = ((as_column >= column_low) & (as_column < column_high)).nonzero().view(-1)
         return AdjacencyTile(
             row_axis, column_axis, row_order, column_order,
-            row, column, row_id, column_id, loop_row, as_column[loop_row] - column_low, make_dispatch,
+            row, column, row_id, column_id, loop_row, as_column[loop_row] - column_low, device, make_dispatch,
         )  # fmt: skip
 
     @cached_property
     def csr(self) -> CSR:
         """The edges by target."""
-        return CSR.from_edges(self.row, self.column, None, self.row_id.numel(), self.column_id.numel())
+        csr = CSR.from_edges(self.row, self.column, None, self.row_id.numel(), self.column_id.numel())
+        return csr.to(self.device)
+
+    def to(self, device: torch.device) -> AdjacencyTile:
+        """The same edges with patterns on another device."""
+        moved = replace(self, device=device)
+        known: dict[str, Any] = {name: self.__dict__[name] for name in ("csr", "dispatch") if name in self.__dict__}
+        if "csr" in known:
+            known["csr"] = known["csr"].to(device)
+        moved.__dict__.update(known)
+        return moved
 
     @cached_property
     @lasting
@@ -128,7 +146,7 @@ class AdjacencyTile:
             row, column = self.row, self.column  # not self, which would be a cycle
             entries = lambda: (row, column, torch.arange(row.numel()))  # noqa: E731
             shape = self.row_id.numel(), self.column_id.numel()
-            known = SelfLoops(entries, shape, self.loop_row, self.loop_column, rule, self.row.numel())
+            known = SelfLoops(entries, shape, self.loop_row, self.loop_column, rule, self.row.numel(), self.device)
             self._loops[rule] = known
         return known
 

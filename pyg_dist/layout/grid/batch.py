@@ -17,6 +17,7 @@ from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.dense import large_tensors
 from pyg_dist.backend.grid.mesh import GRID_AXES
 from pyg_dist.backend.grid.operator import GridOperator
+from pyg_dist.backend.on_device import on_device
 from pyg_dist.layout.graph import Norm
 from pyg_dist.layout.grid.adjacency import AdjacencyTile
 from pyg_dist.layout.grid.graph import GridGraph, learns
@@ -42,7 +43,7 @@ class PickedTiles(PickedNodes):
             return super().fetch(x)
         layout = x._sharding.layout
         with local_tensors():
-            local = large_tensors.select(self.entered(x), self.grid.places(layout))
+            local = large_tensors.select(self.entered(x), self.grid.places(layout).to(x.device))
             return RowTensor.from_local(local, self.grid.tile(layout, x._sharding.width))
 
 
@@ -63,7 +64,7 @@ class GridBatch(GridGraph):
         place, order = stored.places(entry).long().sort()
         edge_index = torch.stack([pattern.row(), pattern.col.long()])[:, order] + grid.first
         rows = SampledEdges(parent.edge_sharding, place, grid.ranks(*GRID_AXES), sample.group)
-        super().__init__(grid, edge_index, rows, parent.loop_rule)
+        super().__init__(grid, edge_index, rows, parent.loop_rule, device=parent.device)
         self._sampled_grid, self._place = grid, place
         self._origins = Origins()
 
@@ -72,7 +73,7 @@ class GridBatch(GridGraph):
         source, rows = self.parent.node_sharding, self.node_sharding
         ids = self._sampled_grid.parent_id(rows.global_id)
         place = self._sampled_grid.places(WHOLE_ROWS)
-        picked = PickedTiles.of(ids, rows, source, place)
+        picked = PickedTiles.of(ids.to(self.device), rows, source, place)
         picked.grid, picked.replicas = self._sampled_grid, self._replicas
         return picked
 
@@ -80,7 +81,7 @@ class GridBatch(GridGraph):
         """``e_id``: the edges' places in the input; ``t[e_id]`` is an edge tensor of the graph at the sample."""
         rows = self.edge_sharding
         ids = self.parent.edge_sharding.global_id[self._place]
-        picked = PickedEdges.of(ids, rows, self.parent.edge_sharding, self._place)
+        picked = PickedEdges.of(ids.to(self.device), rows, self.parent.edge_sharding, self._place)
         picked.replicas = self._replicas
         return picked
 
@@ -105,12 +106,13 @@ class GridBatch(GridGraph):
         return known
 
     def _tile_at_sample(self, whole: AdjacencyTile) -> AdjacencyTile:
-        pattern, entry = whole.csr.restricted(*self._tile_places(whole))
-        order = torch.argsort(whole.csr.places(entry))  # as ids ascend, so that values of edges arrive
+        csr = whole.csr.on_host
+        pattern, entry = csr.restricted(*self._tile_places(whole))
+        order = torch.argsort(csr.places(entry))  # as ids ascend, so that values of edges arrive
         row, column = pattern.row()[order].int(), pattern.col[order]
         return AdjacencyTile.of_entries(
             self.grid, self.edges_of_group, self.edge_sharding.global_id,
-            whole.row_axis, whole.column_axis, whole.column_order, row, column,
+            whole.row_axis, whole.column_axis, whole.column_order, row, column, self.device,
         )  # fmt: skip
 
     def _tile_places(self, tile: AdjacencyTile) -> tuple[Tensor, Tensor]:
@@ -139,7 +141,7 @@ class GridBatch(GridGraph):
         if norm.kind == "gcn":
             raise refuse_learning_weights() if learns(weight) else refuse_other_weights()
         source, target = self._sampled_grid.parent_id(self.edge_index)
-        factor = self._pairs.factor(source, target, dtype)
+        factor = self._pairs.factor(source, target, dtype).to(self.device)
         scaled: Any = EdgeTensor.from_local(weight.to_local().to(dtype) * factor, self.edge_sharding)
         whole = self.parent.operator(norm, None, dtype)
         made = self._tiles((norm, learns(weight), dtype), scaled, dtype, partial(self._own_weights, whole))
@@ -162,10 +164,11 @@ class GridBatch(GridGraph):
         row, column = self._tile_places(tile)
         pattern, entry = whole.csr.restricted(row, column)
         row_id, column_id = self._tile_ids(tile)
-        factor = self._pairs.factor(column_id[pattern.col.long()], row_id[pattern.row()], dtype)
+        source, target = column_id[pattern.on_host.col.long()], row_id[pattern.on_host.row()]
+        factor = self._pairs.factor(source, target, dtype).to(self.device)
         values = factor if whole.weight is None else whole.weight[whole.csr.places(entry)] * factor
-        row_scale = None if whole.row_scale is None else whole.row_scale[row]
-        col_scale = None if whole.col_scale is None else whole.col_scale[column]
+        row_scale = None if whole.row_scale is None else whole.row_scale[on_device(row, self.device)]
+        col_scale = None if whole.col_scale is None else whole.col_scale[on_device(column, self.device)]
         return GridOperator(pattern, values, row_scale, col_scale, whole.divides)
 
     def _own_weights(self, whole: TiledOperator, tile: AdjacencyTile, values: Tensor | None) -> GridOperator:
@@ -177,7 +180,7 @@ class GridBatch(GridGraph):
             degree = whole.tile(layout).row_scale
             assert degree is not None
             row, _ = self._tile_places(self.parent.adjacency(layout))
-            values = values / degree[row][tile.row]
+            values = values / degree[row.to(self.device)][on_device(tile.row, self.device)]
         return GridOperator(tile.csr, values)
 
     def _tile_ids(self, tile: AdjacencyTile) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pyg_dist.backend.comm.transport import Pending
 from pyg_dist.backend.grid.collectives import copy_to_replicas, reduce_from_replicas, reduce_scatter
+from pyg_dist.backend.on_device import on_device
 from pyg_dist.errors import DataError, MixedRowsError
 from pyg_dist.layout.grid.sharding import Tile
 from pyg_dist.layout.grid.tile_tensor import TILES, TileTensor, as_tile, on_tiles
@@ -38,7 +39,9 @@ def _as_operand(operand: Any, tile: Tile) -> Any:
     if operand.dim() < 2 or rows == 1:
         return tile.copy_to_ranks(operand) if columns == 1 else tile.slice_columns(operand)
     # One column beside a tile, or one for each of the tile's: a matrix of one column has both readings, alike.
-    return tile.slice(operand) if columns == tile.width else tile.copy_to_ranks(operand).index_select(0, tile.global_id)
+    if columns == tile.width:
+        return tile.slice(operand)
+    return tile.copy_to_ranks(operand).index_select(0, on_device(tile.global_id, operand.device))
 
 
 def _one_column(x: RowTensor, tile: Tile) -> Tensor:

@@ -16,9 +16,9 @@ from pyg_dist.backend.grid.attention import GridAttention, grid_attention
 from pyg_dist.backend.grid.collectives import AllGather, reduce_scatter, sum_all
 from pyg_dist.backend.grid.mesh import GRID_AXES
 from pyg_dist.backend.grid.operator import GridOperator, Side, TileProduct, multiply
+from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.sparse.csr import CSR
-from pyg_dist.errors import LayoutMismatchError
 from pyg_dist.layout import aggregation_cache
 from pyg_dist.layout.edges import Edges, EdgesAndLoops
 from pyg_dist.layout.gcn_norm import gcn_product, gcn_scales
@@ -44,10 +44,11 @@ class GridGraph:
 
     Args:
         grid: the mesh and the node orders.
-        edge_index: int64 ``[2, e]``, this rank's edges.
+        edge_index: int64 ``[2, e]``, this rank's edges, on the host.
         edge_rows: which they are, by ascending key.
         loop_rule: how GCN's self loops meet existing ones.
         read_tile: reads adjacency tiles that are stored; None: they are brought together from all ranks.
+        device: where rows are that it is to work on. Edges, apart from patterns of tiles, stay on the host.
 
     Attributes:
         digest: of the edges, where a script has made them.
@@ -60,6 +61,7 @@ class GridGraph:
         edge_rows: RowSharding,
         loop_rule: LoopRule,
         read_tile: ReadTile | None = None,
+        device: torch.device | str = "cpu",
     ) -> None:
         self.grid = grid
         self.edge_index = edge_index
@@ -67,7 +69,7 @@ class GridGraph:
         self.loop_rule: LoopRule = loop_rule
         self.group: Group = grid.ranks(*GRID_AXES)
         self.node_sharding: NodeSharding = grid.node_sharding
-        self.device = edge_index.device
+        self.device = torch.device(device)
         self.digest: str | None = None
         self._read_tile = read_tile
         self._adjacency: dict[tuple[str, str, int], AdjacencyTile] = {}
@@ -94,7 +96,8 @@ class GridGraph:
         Args:
             chosen: of :attr:`edge_sharding`.
         """
-        return GridGraph(self.grid, self.edge_index[:, chosen.local_index], chosen.rows, self.loop_rule)
+        edge_index = self.edge_index[:, chosen.local_index.cpu()]
+        return GridGraph(self.grid, edge_index, chosen.rows, self.loop_rule, device=self.device)
 
     @cached_property
     @lasting
@@ -109,22 +112,19 @@ class GridGraph:
         """See :class:`~pyg_dist.layout.graph.TiledGraph`."""
         node = self.node_sharding.global_id
         edge_index = torch.cat([self.edge_index, node.expand(2, -1)], dim=1)
-        return GridGraph(self.grid, edge_index, EdgesAndLoops(self.edge_sharding, self), self.loop_rule)
+        rows = EdgesAndLoops(self.edge_sharding, self)
+        return GridGraph(self.grid, edge_index, rows, self.loop_rule, device=self.device)
 
     def __deepcopy__(self, memo: object) -> GridGraph:
         return self  # immutable, apart from caches
 
     def to(self, device: torch.device | str) -> GridGraph:
-        """Itself.
-
-        Raises:
-            LayoutMismatchError: Another device.
-        """
-        if torch.device(device) != self.device:
-            raise LayoutMismatchError(
-                f"Expected a grid graph to stay on {self.device} (got {device}): use layout='halo'"
-            )
-        return self
+        """The same edges over the same nodes on another device. Tiles that are known stay known."""
+        if torch.device(device) == self.device:
+            return self
+        moved = GridGraph(self.grid, self.edge_index, self.edge_sharding, self.loop_rule, self._read_tile, device)
+        moved._adjacency.update((key, tile.to(moved.device)) for key, tile in self._adjacency.items())
+        return moved
 
     @property
     def traffic(self) -> Traffic:
@@ -164,11 +164,13 @@ class GridGraph:
 
     def full_edge_index(self) -> Tensor:
         """All edges by global ids in the input's order, int64 ``[2, E]``, on every rank (collective)."""
-        return self.edge_sharding.gather(self.edge_index.t()).t().contiguous()
+        return self.edge_sharding.gather(self.edge_index.t()).t().contiguous().to(self.device)
 
     def global_ends(self, edges: Callable[[], Any]) -> tuple[EdgeTensor, EdgeTensor]:
         """Sources and targets of the edges, global ids."""
-        source, target = (EdgeTensor.from_local(ids.clone(), self.edge_sharding) for ids in self.edge_index)
+        source, target = (
+            EdgeTensor.from_local(ids.clone(), self.edge_sharding) for ids in self.edge_index.to(self.device)
+        )
         return source, target
 
     def edge_view(self, asker: str) -> NoReturn:
@@ -178,10 +180,6 @@ class GridGraph:
             UnsupportedError: Always.
         """
         raise refuse_edge_view(asker, "grid")
-
-    def over(self, nodes: NodeSharding) -> GridGraph:
-        """Itself: a grid graph stays on its device."""
-        return self
 
     def has_self_loops(self) -> bool:
         """Whether some edge is a self loop (collective)."""
@@ -344,7 +342,7 @@ class GridGraph:
     @lasting
     def _edge_key(self) -> Tensor:
         """Of the dropout, by edge storage of the tile (collective at the first use)."""
-        return self.adjacency(INPUT).dispatch.start(self.edge_sharding.rng_key).wait()
+        return self.adjacency(INPUT).dispatch.start(self.edge_sharding.rng_key).wait().to(self.device)
 
     def _moved(self, x: Tensor, before: TileLayout, after: TileLayout) -> Tensor:
         """Rows that change ranks (collective)."""
@@ -358,7 +356,7 @@ class GridGraph:
             return GridOperator(tile.csr, values)
         degree = self._row_sums(tile, tile.csr, None, dtype).clamp_(min=1)
         if values is not None and values.requires_grad:
-            return GridOperator(tile.csr, values / degree[tile.row])
+            return GridOperator(tile.csr, values / degree[on_device(tile.row, self.device)])
         return GridOperator(tile.csr, values, row_scale=degree, divides=True)
 
     def _gcn(self, norm: Norm, dtype: torch.dtype, tile: AdjacencyTile, values: Tensor | None) -> GridOperator:
@@ -367,13 +365,13 @@ class GridGraph:
         if norm.add_self_loops:
             loops = tile.loops(self.loop_rule)
             if values is None and norm.loop_value != 1.0:
-                values = torch.ones(tile.row.numel(), dtype=dtype)
+                values = torch.ones(tile.row.numel(), dtype=dtype, device=self.device)
             if values is not None:
                 values = torch.cat([values, loops.weight(values, norm.loop_value)])
         there = self.grid.tile(TileLayout((tile.row_axis,), None, tile.row_order), 1)
         here = self.grid.tile(TileLayout((tile.column_axis,), None, tile.column_order), 1)
         redistribution = self.grid.redistribution(there, here)
-        is_source = torch.zeros(csr.num_cols, dtype=torch.bool)
+        is_source = torch.zeros(csr.num_cols, dtype=torch.bool, device=self.device)
         is_source[csr.col.long()] = True
         scales = gcn_scales(
             self._row_sums(tile, csr, values, dtype),
@@ -396,7 +394,7 @@ class GridGraph:
         """GCN's aggregation with weights that learn; differentiable by x and by the weights (collective)."""
         rows = x._sharding.with_width(1)
         dtype = accumulation_dtype(x.dtype)
-        ones = TileTensor.from_local(torch.ones(rows.local_shape(1), dtype=dtype), rows)
+        ones = TileTensor.from_local(torch.ones(rows.local_shape(1), dtype=dtype, device=self.device), rows)
         is_source = None if operator.norm.add_self_loops else self._sources
         multiply = lambda tiles, exact: self._start(tiles, operator, exact).wait()  # noqa: E731
         return gcn_product(x, operator.scales.get(ones, multiply, is_source), multiply)  # type: ignore[no-any-return]
@@ -407,7 +405,7 @@ class GridGraph:
         """Which nodes have out-edges, bool ``[N]`` (collective at the first use)."""
         is_source = torch.zeros(self.grid.num_nodes, dtype=torch.bool)
         is_source[self.edge_index[0]] = True
-        return self.group.all_reduce_(is_source, "max")
+        return self.group.all_reduce_(is_source, "max").to(self.device)
 
     @property
     def data_group(self) -> tuple[int, int]:
@@ -435,7 +433,7 @@ class GridGraph:
         known = self._adjacency.get(key)
         if known is None:
             known = self._adjacency[key] = AdjacencyTile.of(
-                self.grid, self.edges_of_group, self.edge_sharding.global_id, *key, read=self._read_tile
+                self.grid, self.edges_of_group, self.edge_sharding.global_id, *key, self.device, read=self._read_tile
             )
         return known
 
@@ -446,8 +444,8 @@ class GridGraph:
 
     def _row_sums(self, tile: AdjacencyTile, csr: CSR, values: Tensor | None, dtype: torch.dtype) -> Tensor:
         """The sum of each row of the whole matrix, for the tile's rows (collective)."""
-        entries = torch.ones(csr.num_entries, dtype=dtype) if values is None else csr.values(values)
-        sums = torch.zeros(csr.num_rows, dtype=dtype).index_add_(0, csr.row(), entries)
+        entries = torch.ones(csr.num_entries, dtype=dtype, device=self.device) if values is None else csr.values(values)
+        sums = torch.zeros(csr.num_rows, dtype=dtype, device=self.device).index_add_(0, csr.row(), entries)
         return sum_all(sums, self.grid.wire(tile.column_axis, exact=True))
 
     def _tiles(

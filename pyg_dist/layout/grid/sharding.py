@@ -15,6 +15,7 @@ from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.redistribution import Blocks, Redistribution
 from pyg_dist.backend.comm.transport import Transport
 from pyg_dist.backend.grid.mesh import GRID_AXES, Mesh
+from pyg_dist.backend.on_device import on_device
 from pyg_dist.errors import DataError
 from pyg_dist.layout.graph import NodeSharding
 from pyg_dist.plan.grid.node_order import NodeOrder
@@ -125,7 +126,7 @@ class Tile(RowSharding):
 
     def slice(self, full: Tensor) -> Tensor:
         """This rank's tile of a replicated ``[N, width]`` tensor; differentiable."""
-        return self.slice_columns(full).index_select(0, self.global_id)
+        return self.slice_columns(full).index_select(0, on_device(self.global_id, full.device))
 
     def gather(self, local: Tensor) -> Tensor:
         """The whole matrix in the original order, on every rank; differentiable (collective)."""

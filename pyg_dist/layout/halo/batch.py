@@ -15,6 +15,7 @@ from torch import Tensor
 from pyg_dist.backend import ops
 from pyg_dist.backend.halo.operator import LinearOperator
 from pyg_dist.backend.halo.transfer import HaloTransfer
+from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.layout.graph import Norm
 from pyg_dist.layout.halo.graph import HaloGraph
@@ -82,10 +83,6 @@ class SampledNodes(HaloNodes):
         """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
         return self.parent.num_rng_keys * (1 if self._sample.group is None else self._sample.group.index + 1)
 
-    def to(self, device: torch.device | str) -> HaloNodes:
-        """The same nodes on another device."""
-        return SampledNodes(self.parent.to(device), self.row.to(device), self._own_place.to(device), self._sample)
-
 
 class HaloBatch(HaloGraph):
     """See the module. Not collective, given the links of the graph; :meth:`operator` may be.
@@ -103,7 +100,7 @@ class HaloBatch(HaloGraph):
         nodes = SampledNodes(of_graph, self.restriction.row, share.node_id, sample)
         rows = SampledEdges(parent.edge_sharding, self.restriction.edge, nodes.group, sample.group)
         self._replicas = None if sample.group is None else of_graph.groups.data
-        super().__init__(share, nodes, parent.loop_rule, parent.is_dense, rows, parent.exchange_group)
+        super().__init__(share, nodes, parent.loop_rule, parent.is_dense, rows, parent.exchange_group, parent.device)
         self._sample = sample
         self._origins = Origins()
 
@@ -111,7 +108,7 @@ class HaloBatch(HaloGraph):
         """``n_id``: the nodes' global ids; ``t[n_id]`` is a node tensor of the graph at the sample."""
         nodes = self.node_sharding
         ids = self.parent.node_sharding.global_id.index_select(0, self.restriction.row)
-        picked = PickedNodes.of(ids, nodes, self.parent.node_sharding, self.restriction.row)
+        picked = PickedNodes.of(ids.to(self.device), nodes, self.parent.node_sharding, self.restriction.row)
         picked.replicas = self._replicas
         return picked
 
@@ -119,7 +116,7 @@ class HaloBatch(HaloGraph):
         """``e_id``: the edges' places in the input; ``t[e_id]`` is an edge tensor of the graph at the sample."""
         edges = self.edge_sharding
         ids = self.parent.edge_sharding.rng_key.index_select(0, self.restriction.edge)
-        picked = PickedEdges.of(ids, edges, self.parent.edge_sharding, self.restriction.edge)
+        picked = PickedEdges.of(ids.to(self.device), edges, self.parent.edge_sharding, self.restriction.edge)
         picked.replicas = self._replicas
         return picked
 
@@ -165,21 +162,21 @@ class HaloBatch(HaloGraph):
         local = None
         if norm.kind == "gcn" and norm.add_self_loops:
             local = self._with_loops(whole.local, dtype)
-        at_edges = None if values is None else values[self.restriction.edge]
-        lent = None if borrowed is None else borrowed[self.restriction.borrowed]
+        at_edges = None if values is None else values[on_device(self.restriction.edge, self.device)]
+        lent = None if borrowed is None else borrowed[on_device(self.restriction.borrowed, self.device)]
         return self._rescaled(local, at_edges, lent, whole, dtype)
 
     def _divided_by(self, p: float, whole: LinearOperator, dtype: torch.dtype) -> ConstantOperator:
         """The batch's operator where every edge has the same factor: rows are scaled, and edges have no values."""
         of_rows, of_cols = self._scales(whole)
         if of_rows is None:
-            of_rows = torch.ones(self.num_local, dtype=dtype)
+            of_rows = torch.ones(self.num_local, dtype=dtype, device=self.device)
         of_rows = of_rows * p if whole.divides else of_rows / p
         return ConstantOperator(LinearOperator(Matrix(self.local), self._sum_transfer, of_rows, of_cols, whole.divides))
 
     def _scales(self, whole: LinearOperator) -> tuple[Tensor | None, Tensor | None]:
         """Those of the graph's rows and columns that are here."""
-        row = self.restriction.row
+        row = on_device(self.restriction.row, self.device)
         of_rows, of_cols = (None if s is None else s[row] for s in (whole.row_scale, whole.col_scale))
         return of_rows, of_cols
 
@@ -213,10 +210,10 @@ class HaloBatch(HaloGraph):
             whole: the graph's, whose scales hold.
             dtype: of the values.
         """
-        one = torch.ones(1, dtype=dtype)
+        one = torch.ones(1, dtype=dtype, device=self.device)
         storage = torch.cat([self._factors(dtype) if values is None else values * self._factors(dtype), one])
         source, target = self.restriction.borrowed_ends
-        factor = self._pairs.factor(source, target, dtype)
+        factor = self._pairs.factor(source, target, dtype).to(self.device)
         lent = torch.cat([factor if borrowed is None else borrowed * factor, one])
         sums = self._sum_transfer
         halo = HaloTransfer(Matrix(sums.outgoing.pattern, lent), sums.exchange, Matrix(sums.incoming.pattern, storage))
@@ -228,7 +225,8 @@ class HaloBatch(HaloGraph):
         row = self.restriction.row
         pattern, entry = whole.pattern.restricted(row, row)
         ids = self.parent.node_sharding.global_id[row]
-        factor = self._pairs.factor(pattern.col.long(), pattern.row(), dtype, ids)
+        ends = pattern.on_host.col.long(), pattern.on_host.row()
+        factor = self._pairs.factor(*ends, dtype, ids).to(self.device)
         return Matrix(pattern, factor if whole.value is None else whole.value[entry] * factor)
 
     def _learning_at_sample(self, norm: Norm, weight: Tensor, dtype: torch.dtype) -> LearningOperator:
@@ -237,7 +235,7 @@ class HaloBatch(HaloGraph):
             raise refuse_learning_weights()
         factor = self._factors(weight.dtype)
         if norm.kind == "mean":
-            degree = self.parent.in_degree(weight.dtype)[self.restriction.row].clamp_(min=1)
+            degree = self.parent.in_degree(weight.dtype)[on_device(self.restriction.row, self.device)].clamp_(min=1)
             factor = factor / degree[self.ends()[1]]
         return self._learning(Norm.SUM, weight * factor)
 
@@ -249,6 +247,6 @@ class HaloBatch(HaloGraph):
     @lasting
     def _factors(self, dtype: torch.dtype) -> Tensor:
         """One over the probability of each edge's source, by edge storage, ``[e]``."""
-        source, target = self.ends()
-        ids = self._sample.node_id[self.neighbour_id - self.node_sharding.first]
-        return self._pairs.factor(source, target, dtype, ids)
+        source, target = self._ends_on_host()
+        ids = self._sample.node_id[self._neighbour_id_on_host - self.node_sharding.first]
+        return self._pairs.factor(source, target, dtype, ids).to(self.device)

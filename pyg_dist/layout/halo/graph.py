@@ -20,6 +20,7 @@ from pyg_dist.backend.halo.exchange import Exchange
 from pyg_dist.backend.halo.message_blocks import MessageBlocks, Place, Run, reduce_by_blocks
 from pyg_dist.backend.halo.operator import HaloRows, LinearOperator, aggregate, aggregate_edges, halo_rows, halo_sums
 from pyg_dist.backend.halo.transfer import HaloTransfer
+from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.sparse.attention import attention
 from pyg_dist.backend.sparse.csr import CSR
@@ -54,6 +55,7 @@ class HaloGraph:
         is_dense: see :class:`~pyg_dist.backend.halo.exchange.Exchange`.
         edge_rows: the share's edges; ``None``: all those of a graph.
         exchange_group: the ranks that exchange rows; ``None``: all those that have nodes.
+        device: where rows are that it is to work on. The share stays on the host.
 
     Attributes:
         digest: of the edges, where a script has made them.
@@ -67,6 +69,7 @@ class HaloGraph:
         is_dense: bool = False,
         edge_rows: RowSharding | None = None,
         exchange_group: Group | None = None,
+        device: torch.device | str = "cpu",
     ) -> None:
         self.share = share
         self.node_sharding = nodes
@@ -74,19 +77,17 @@ class HaloGraph:
         self.is_dense = is_dense
         self.group = nodes.group
         self.exchange_group = nodes.group if exchange_group is None else exchange_group
-        self.device = nodes.global_id.device
-        self._given_rows = edge_rows
+        self.device = torch.device(device)
         self.digest: str | None = None
-        edge_id = share.edge_id.to(self.device)
         self.edge_sharding = (
-            RowSharding(self.group, "edge", share.num_edges, edge_id) if edge_rows is None else edge_rows
+            RowSharding(self.group, "edge", share.num_edges, share.edge_id) if edge_rows is None else edge_rows
         )
-        self.local = local = share.local.to(self.device)
-        node = torch.arange(nodes.num_local, device=self.device)
+        self.local = share.local.to(self.device)
+        node, local = torch.arange(nodes.num_local), share.local
         # local, not self, which would be a cycle: batches are freed with their last reference
         entries = lambda: (local.row(), local.col, local.edge)  # noqa: E731
         shape = nodes.num_local, nodes.num_local
-        self._loops = SelfLoops(entries, shape, node, node, loop_rule, self.edge_sharding.num_local)
+        self._loops = SelfLoops(entries, shape, node, node, loop_rule, self.edge_sharding.num_local, self.device)
         self.row_transfer = self._halo(share.post)
         self._sum_transfer = self.row_transfer if share.sums is share.post else self._halo(share.sums)
         self._operators: OperatorCache[ConstantOperator] = OperatorCache()
@@ -108,14 +109,11 @@ class HaloGraph:
         )
 
     def to(self, device: torch.device | str) -> HaloGraph:
-        """The same graph on another device."""
+        """The same edges over the same nodes on another device."""
         if torch.device(device) == self.device:
             return self
-        return self.over(self.node_sharding.to(device))
-
-    def over(self, nodes: HaloNodes) -> HaloGraph:
-        """The same edges over the same nodes on another device."""
-        return HaloGraph(self.share, nodes, self.loop_rule, self.is_dense, self._given_rows, self.exchange_group)
+        nodes, edges, ranks = self.node_sharding, self.edge_sharding, self.exchange_group
+        return HaloGraph(self.share, nodes, self.loop_rule, self.is_dense, edges, ranks, device)
 
     def select(self, chosen: Selection) -> HaloGraph:
         """The graph of some of the edges, over the same nodes: nothing is asked of other ranks.
@@ -125,7 +123,7 @@ class HaloGraph:
         """
         share = self.share.selected(chosen.local_index.cpu())
         nodes, ranks = self.node_sharding, self.exchange_group
-        return HaloGraph(share, nodes, self.loop_rule, self.is_dense, chosen.rows, ranks)
+        return HaloGraph(share, nodes, self.loop_rule, self.is_dense, chosen.rows, ranks, self.device)
 
     @property
     def traffic(self) -> Traffic:
@@ -155,7 +153,7 @@ class HaloGraph:
         if not torch.is_grad_enabled():
             return EXACT, EXACT
         transfer = self.share.post if of_rows else self.share.sums
-        keys = transfer.outgoing_key.to(self.device), transfer.incoming_key.to(self.device)
+        keys = on_device(transfer.outgoing_key, self.device), on_device(transfer.incoming_key, self.device)
         return quantized(self.bits, keys, seed, partial(name_of, layer))
 
     def owns(self, x: RowTensor) -> bool:
@@ -231,11 +229,13 @@ class HaloGraph:
     @lasting
     def csr(self) -> CSR:
         """All edges of this rank: columns are local rows, then halo slots; one target's edges in input order."""
-        row = torch.cat([self.local.row(), self.halo.row() + self.num_local - self.num_boundary])
-        col = torch.cat([self.local.col, self.halo.col + self.num_local])
-        edge = torch.cat([self.local.edge, self.halo.edge])
+        local, halo = self.share.local, self.share.post.incoming
+        row = torch.cat([local.row(), halo.row() + self.num_local - self.num_boundary])
+        col = torch.cat([local.col, halo.col + self.num_local])
+        edge = torch.cat([local.edge, halo.edge])
         order = torch.argsort(self.edge_sharding.global_id[edge])
-        return CSR.from_edges(row[order], col[order], edge[order], self.num_local, self.num_local + self.halo.num_cols)
+        csr = CSR.from_edges(row[order], col[order], edge[order], self.num_local, self.num_neighbours)
+        return csr.to(self.device)
 
     def full_edge_index(self) -> Tensor:
         """All edges by global ids in the input's order, int64 ``[2, E]``, on every rank (collective)."""
@@ -255,10 +255,14 @@ class HaloGraph:
     @lasting
     def ends(self) -> tuple[Tensor, Tensor]:
         """Neighbour and local row of each edge in edge storage order, int64 ``[e]``; made at each call."""
-        ends = torch.empty(2, self.edge_sharding.num_local, dtype=torch.int64, device=self.device)
+        source, target = self._ends_on_host()
+        return source.to(self.device), target.to(self.device)
+
+    def _ends_on_host(self) -> tuple[Tensor, Tensor]:
+        ends = torch.empty(2, self.edge_sharding.num_local, dtype=torch.int64)
         for csr, first_row, first_col in (
-            (self.local, 0, 0),
-            (self.halo, self.num_local - self.num_boundary, self.num_local),
+            (self.share.local, 0, 0),
+            (self.share.post.incoming, self.num_local - self.num_boundary, self.num_local),
         ):
             ends[0, csr.edge], ends[1, csr.edge] = csr.col.long() + first_col, csr.row() + first_row
         return ends[0], ends[1]
@@ -271,7 +275,11 @@ class HaloGraph:
     @property
     def neighbour_id(self) -> Tensor:
         """Global ids of the local rows and of the halo slots, int64 ``[n + h]``."""
-        return torch.cat([self.node_sharding.global_id, self.share.halo_id.to(self.device) + self.node_sharding.first])
+        return self._neighbour_id_on_host.to(self.device)
+
+    @property
+    def _neighbour_id_on_host(self) -> Tensor:
+        return torch.cat([self.node_sharding.global_id, self.share.halo_id + self.node_sharding.first])
 
     def neighbour_rows(self, x: Tensor, layer: nn.Module | None = None) -> Tensor:
         """Local rows, then halo slots; differentiable (collective).
@@ -295,7 +303,7 @@ class HaloGraph:
         self, edges: Edges, inputs: AttentionInputs, spec: AttentionSpec, layer: nn.Module | None = None
     ) -> tuple[Tensor, Tensor]:
         """See :meth:`~pyg_dist.layout.graph.DistributedGraph.attend`."""
-        key = edges.rows.rng_key if spec.p > 0 else None
+        key = on_device(edges.rows.rng_key, self.device) if spec.p > 0 else None
         by_value, by_key = (self._edge_transfer(x, layer) for x in (inputs.value, inputs.key))
         if self.exchange_group.size == 1:
             return attention(edges.csr, key, spec, inputs)
@@ -512,7 +520,7 @@ class HaloGraph:
         # Weights stay with the target's rank; the source's rank borrows those of the edges that it sums.
         lists, one = self.share.sums, values.new_ones(1)  # the last value: of the entries UNIT
         borrow = Exchange(self._transport, lists.weight_send_counts, lists.weight_recv_counts)
-        borrowed = borrow.start(values[lists.weights_to_send.to(self.device)]).wait()
+        borrowed = borrow.start(values[on_device(lists.weights_to_send, self.device)]).wait()
         storage = torch.cat([values, one])
         halo = HaloTransfer(
             Matrix(self._sum_transfer.outgoing.pattern, torch.cat([borrowed, one])),

@@ -42,10 +42,6 @@ class HaloNodes(NodeSharding):
         self.traffic = Traffic()
         self.buffers = Buffers()
 
-    def to(self, device: torch.device | str) -> HaloNodes:
-        """The same nodes on another device."""
-        return HaloNodes(self.group, self.global_id.to(device), self.size, self.exchange, self.bits, self.groups)
-
     @property
     def first(self) -> int:
         """The number of the first node of this data group, where the groups have nodes of their own."""
@@ -59,4 +55,4 @@ class HaloNodes(NodeSharding):
     def parts(self) -> Tensor:
         """The owner of every node, int64 ``[N]`` (collective)."""
         owner = torch.repeat_interleave(torch.arange(self.group.size), torch.tensor(self.counts))
-        return torch.empty_like(owner).scatter_(0, self.group.gather_rows(self.global_id, self.counts).cpu(), owner)
+        return torch.empty_like(owner).scatter_(0, self.group.gather_rows(self.global_id, self.counts), owner)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyg_dist.backend.autograd import replicated
 from pyg_dist.backend.local_function import LocalFunction
+from pyg_dist.backend.on_device import on_device
 from pyg_dist.tensor.functions.pointwise import pointwise
 from pyg_dist.tensor.functions.reductions import Dims, count, reduction
 from pyg_dist.tensor.functions.shapes import dims_of
@@ -125,7 +126,7 @@ def _with_position(x: Tensor, keepdim: bool, rows: RowSharding, op: str) -> tupl
     """Values and global positions of each column's extremes, the first of equals; NaN counts as extreme."""
     values = extreme(x.detach(), (0,), True, rows, op)
     hit = (x == values) | (x.isnan() & values.isnan())
-    position = rows.position.to(x.device).view(-1, *[1] * (x.dim() - 1))
+    position = on_device(rows.position, x.device).view(-1, *[1] * (x.dim() - 1))
     candidates = torch.where(hit, position, rows.size)
     none = torch.full_like(values, rows.size, dtype=torch.int64)  # for ranks without rows
     first = rows.group.all_reduce_(torch.cat([candidates, none]).amin(0), "min")

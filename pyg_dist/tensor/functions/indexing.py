@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pyg_dist.backend.dense import large_tensors
+from pyg_dist.backend.on_device import on_device
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
 from pyg_dist.tensor.functions.full_tensor import on_full_tensor
 from pyg_dist.tensor.functions.layers import with_parameters
@@ -140,7 +141,7 @@ def getitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         rows, local = x._sharding, x.as_subclass(Tensor)
         if first is not _ALL:
             rows, local_index = select_rows(rows, first)
-            local = large_tensors.select(local, local_index)
+            local = large_tensors.select(local, on_device(local_index, local.device))
         out = as_row_tensor_(local[tuple([_ALL, *rest])] if rest else local, rows)
         return copied_slice(out) if isinstance(first, slice) and first is not _ALL else out
 
@@ -157,7 +158,8 @@ def _elements(x: RowTensor, mask: Tensor) -> Any:
     with local_tensors():
         mask = _mask_of(x, mask)
         rows, local_index = by_row_mask(x._sharding, mask)
-        return as_row_tensor_(large_tensors.select(x.as_subclass(Tensor).flatten(0, mask.dim() - 1), local_index), rows)
+        elements, local_index = x.as_subclass(Tensor).flatten(0, mask.dim() - 1), on_device(local_index, x.device)
+        return as_row_tensor_(large_tensors.select(elements, local_index), rows)
 
 
 def _assign_elements(x: RowTensor, mask: Tensor, value: Any) -> None:
@@ -199,7 +201,7 @@ def _one_row(x: RowTensor, position: int) -> Tensor:
     """Row ``position``, a plain tensor equal on every rank; differentiable (collective)."""
     with local_tensors():
         rows, local_index = x._sharding.by_index(torch.tensor([position]))
-        return rows.reduce_from_ranks(x.index_select(0, local_index).sum(0, dtype=x.dtype))
+        return rows.reduce_from_ranks(x.index_select(0, on_device(local_index, x.device)).sum(0, dtype=x.dtype))
 
 
 @implements("__setitem__")
@@ -223,8 +225,11 @@ def setitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         first = [first]
         value = value.unsqueeze(0) if isinstance(value, Tensor) and value.dim() == x.dim() - 1 else value
     with local_tensors():
-        rows, local_index = (x._sharding, _ALL) if first is _ALL else select_rows(x._sharding, first)
-        no_row, index = (slice(0, 0), *rest), (local_index, *rest)
+        rows, places = x._sharding, cast(Any, _ALL)
+        if first is not _ALL:
+            rows, local_index = select_rows(rows, first)
+            places = on_device(local_index, x.device)
+        no_row, index = (slice(0, 0), *rest), (places, *rest)
         x[index] = as_operand(function, _beside(rows, value), rows, num_dims=x[no_row].dim())
 
 
@@ -259,7 +264,7 @@ def nonzero(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     x = args[0]
     with local_tensors():
         index = x.nonzero()
-        index[:, 0] = x._sharding.position.to(x.device)[index[:, 0]]
+        index[:, 0] = on_device(x._sharding.position, x.device)[index[:, 0]]
     everyone = x._sharding.group.gather_rows(index, x._sharding.group.gather_counts(index.shape[0]))
     # One row's entries come from one rank and in order, so a stable sort by row orders them all.
     everyone = everyone[everyone[:, 0].argsort(stable=True)]

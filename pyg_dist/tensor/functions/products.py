@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_dist.backend.on_device import on_device
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
 from pyg_dist.tensor.functions.layers import with_parameters
 from pyg_dist.tensor.functions.pointwise import pointwise
@@ -79,7 +80,7 @@ def diagonal(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if len(args) + len(kwargs) > 1 or x.dim() != 2 or x.shape[0] != x.shape[1]:
         raise refuse(function, f"of shape {list(x.shape)} or with options would mix rows")
     with local_tensors():
-        place = x._sharding.position.to(x.device).view(-1, 1)
+        place = on_device(x._sharding.position, x.device).view(-1, 1)
         elements: Any = as_row_tensor_(x.as_subclass(Tensor).gather(1, place).view(-1), x._sharding)
     return elements.sum() if function.__name__ == "trace" else copied_slice(elements)
 

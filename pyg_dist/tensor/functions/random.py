@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import init
 
 from pyg_dist.backend import ops
+from pyg_dist.backend.on_device import on_device
 from pyg_dist.errors import DataError, MixedRowsError, UnsupportedError
 from pyg_dist.tensor.functions.pointwise import aligned
 from pyg_dist.tensor.functions.shapes import refuse
@@ -66,14 +67,16 @@ def dropout(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if not training or p == 0.0:
         return x
     with local_tensors():
-        out = ops.keyed_dropout(x.as_subclass(Tensor), x._sharding.rng_key, p, draw_seed(), x._sharding.first_column)
+        key = on_device(x._sharding.rng_key, x.device)
+        out = ops.keyed_dropout(x.as_subclass(Tensor), key, p, draw_seed(), x._sharding.first_column)
         return x.copy_(out) if bound["inplace"] else as_row_tensor_(out, x._sharding)
 
 
 def _draw(keyed: Callable[..., Tensor], x: RowTensor, dtype: torch.dtype) -> Tensor:
     """Numbers like the local rows of x, to be called under :data:`local_tensors`."""
     per_row = x.shape[1:]
-    drawn = keyed(x._sharding.rng_key, math.prod(per_row), draw_seed(), x._sharding.first_column, dtype)
+    key = on_device(x._sharding.rng_key, x.device)
+    drawn = keyed(key, math.prod(per_row), draw_seed(), x._sharding.first_column, dtype)
     return drawn.view(x._sharding.num_local, *per_row)
 
 
@@ -179,7 +182,8 @@ def multinomial(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any
             )
         if bound["replacement"]:
             dtype = torch.promote_types(x.dtype, torch.float32)
-            uniform = ops.keyed_uniform(x._sharding.rng_key, num_samples, draw_seed(), 0, dtype)
+            key = on_device(x._sharding.rng_key, x.device)
+            uniform = ops.keyed_uniform(key, num_samples, draw_seed(), 0, dtype)
             sums = weights.cumsum(1, dtype=dtype)
             drawn = torch.searchsorted(sums, uniform * sums[:, -1:], right=True).clamp_(max=weights.shape[1] - 1)
         else:
