@@ -19,6 +19,12 @@ logger = logging.getLogger("pyg_dist")
 
 _HOST = torch.device("cpu")
 _warned: set[str] = set()
+_never_carried: set[str] = set()
+
+
+def carry_none_of(device: str) -> None:
+    """Let groups that are made from now on carry no tensors of a kind of device, whatever their backends say."""
+    _never_carried.add(device)
 
 
 class Stage:
@@ -33,7 +39,8 @@ class Stage:
         self._rank = process_group.rank()
         by_device = (entry.split(":") for entry in str(dist.get_backend_config(process_group)).split(","))
         # gloo lacks an uneven all-to-all of GPU tensors.
-        self._carried = {device for device, backend in by_device if device == "cpu" or backend != "gloo"}
+        carried = {device for device, backend in by_device if device == "cpu" or backend != "gloo"}
+        self._carried = carried - _never_carried
 
     def copies(self, tensor: Tensor) -> bool:
         """Whether a copy is sent in the place of ``tensor``."""

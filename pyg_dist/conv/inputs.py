@@ -56,7 +56,8 @@ def edge_handle(conv: MessagePassing, edge_index: Any, x: Any, calls_message: bo
         laid_out = None
         if is_plain and isinstance(features, NodeTensor):
             edges = as_edges(edge_index)
-            laid_out = DistributedEdgeIndex.over(edges.flip(0) if turns else edges, features._sharding.whole)
+            whole, device = features._sharding.whole, features.device
+            laid_out = DistributedEdgeIndex.over(edges.flip(0) if turns else edges, whole, device)
         if laid_out is None:
             if world_size() > 1 or isinstance(features, NodeTensor):
                 raise DataError(
@@ -124,10 +125,15 @@ def node_rows(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: Any) 
 
     Raises:
         DataError: Neither.
-        LayoutMismatchError: The node tensor belongs to another graph.
+        LayoutMismatchError: The node tensor belongs to another graph, or lies on another device.
         UnsupportedError: A node tensor that torch has saved for recomputation, and given back as a plain tensor.
     """
     name, rows = type(conv).__name__, graph.node_sharding
+    if isinstance(x, Tensor) and x.device != graph.device:
+        raise LayoutMismatchError(
+            f"{name} expected features on {graph.device}, where the edges are (got them on {x.device}): "
+            f"data.to('{x.device.type}') moves both"
+        )
     if isinstance(x, NodeTensor):
         if not graph.owns(x):
             permuted = rows.align_by_position(
@@ -163,7 +169,7 @@ def features(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: Any) -
         DataError: Also for another number of dimensions, or another dtype.
     """
     rows = node_rows(conv, graph, x)
-    if rows.dim() != 2 or rows.dtype not in ops.FLOATS:
+    if rows.dim() != 2 or not ops.are_known(rows):
         raise DataError(
             f"{type(conv).__name__} expected features [N, F] in float32, float64 or bfloat16 (got shape "
             f"{list(rows.shape)} in {rows.dtype}): reshape or convert data.x"

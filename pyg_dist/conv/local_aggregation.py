@@ -59,7 +59,7 @@ def aggregate_neighbours(
     """
     rows, aggregation = x.to_local(), conv.aggr_module
     reduce = _EXTREMES.get(type(aggregation))
-    if reduce is not None and weight is None and rows.dim() == 2 and rows.dtype in ops.FLOATS:
+    if reduce is not None and weight is None and rows.dim() == 2 and ops.are_known(rows):
         return NodeTensor.from_local(extreme(graph.neighbour_rows(rows, conv), graph.csr, reduce), graph.node_sharding)
     _require_node_by_node(aggregation)
     # One more target, with ones for messages, keeps alive what PyG's aggregations lean on: a first target that has
@@ -99,7 +99,7 @@ def _aggregate_padded(aggregation: Aggregation, graph: EdgeView, messages: Tenso
     entered = {name: graph.node_sharding.copy_to_ranks(p) for name, p in aggregation.named_parameters()}
     num_targets = graph.num_local + 1
     dim = 0 if messages.dim() != 2 else -2
-    with own_randomness(graph.group.rank):
+    with own_randomness(graph.group.rank, graph.device):
         out = functional_call(aggregation, entered, (messages, target), {"dim_size": num_targets, "dim": dim})
     return NodeTensor.from_local(out[1:], graph.node_sharding)
 

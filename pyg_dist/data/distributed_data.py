@@ -32,6 +32,7 @@ from pyg_dist.plan import Plan
 from pyg_dist.plan.halo.remote_edges import Exchange
 from pyg_dist.plan.sample import Sample
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
+from pyg_dist.tensor.picked_rows import PickedRows
 
 logger = logging.getLogger("pyg_dist")
 
@@ -300,27 +301,28 @@ class DistributedData(Data):  # type: ignore[misc]
             raise UnsupportedError(
                 f"Expected no names of attributes, since all of them move (got {args}): leave them out"
             )
-        given, here = torch.device(device), self.graph.device
-        if given.type == here.type and (given.index or 0) == (here.index or 0):
-            return self
+        here = self.graph.device
         try:
-            torch.empty(0, device=given)
+            there = torch.empty(0, device=device).device  # with its number
         except Exception as error:  # of any class, by device and build of torch
             raise UnsupportedError(
-                f"Expected a device that torch can use here (got '{given}': {one_line(error)}): leave the data on "
+                f"Expected a device that torch can use here (got '{device}': {one_line(error)}): leave the data on "
                 f"{here}"
             ) from None
-        old, new = self.graph, self.graph.to(device)
+        if there == here:
+            return self
+        old, new = self.graph, self.graph.to(there)
         self.__dict__["graph"] = new
         for name, value in list(self._store.items()):
-            if isinstance(value, RowTensor):
-                known = {old.node_sharding: new.node_sharding, old.edge_sharding: new.edge_sharding}
-                rows = known.get(value._sharding, value._sharding)
-                self[name] = RowTensor.from_local(value.to_local().to(device, non_blocking=non_blocking), rows)
+            if isinstance(value, PickedRows):
+                self[name] = value.on(there)
+            elif isinstance(value, RowTensor):
+                local = value.to_local().to(there, non_blocking=non_blocking)
+                self[name] = RowTensor.from_local(local, value._sharding)
             elif isinstance(value, DistributedEdgeIndex):
-                self[name] = value.on(new if value.graph is old else value.graph.to(device))
+                self[name] = value.on(new if value.graph is old else value.graph.to(there))
             elif isinstance(value, Tensor):
-                self[name] = value.to(device)
+                self[name] = value.to(there)
         return self
 
     def cpu(self, *args: str) -> DistributedData:

@@ -144,7 +144,9 @@ class DistributedEdgeIndex:
         return torch.ones(*size, dtype=dtype, device=self.device, **kwargs)
 
     @staticmethod
-    def over(edge_index: Tensor, nodes: RowSharding, loop_rule: LoopRule = "remaining") -> DistributedEdgeIndex | None:
+    def over(
+        edge_index: Tensor, nodes: RowSharding, device: torch.device, loop_rule: LoopRule = "remaining"
+    ) -> DistributedEdgeIndex | None:
         """A script's own edges, laid out over nodes of a ``DistributedData``; ``None`` for other rows.
 
         They are known again by their values, of the latest few sets, so that it does not matter whether a script keeps
@@ -153,6 +155,7 @@ class DistributedEdgeIndex:
         Args:
             edge_index: integers ``[2, E]``, equal on every rank.
             nodes: the nodes.
+            device: where their rows lie.
             loop_rule: see :data:`~pyg_dist.layout.self_loops.LoopRule`.
 
         Raises:
@@ -164,10 +167,10 @@ class DistributedEdgeIndex:
         edge_index = as_edges(edge_index)
         identity = digest(edge_index)
         require_same(nodes.group, identity, "edge_index")
-        name, known = f"{identity} {loop_rule} {edge_index.device.type}", nodes.edge_sets
+        name, known = f"{identity} {loop_rule} {device.type}", nodes.edge_sets
         handle: DistributedEdgeIndex | None = known.pop(name, None)
         if handle is None:
-            handle = DistributedEdgeIndex(graph_over(edge_index, nodes, loop_rule))
+            handle = DistributedEdgeIndex(graph_over(edge_index, nodes, loop_rule).to(device))
             handle.graph.digest = name
         known[name] = handle
         if len(known) > _NUM_KEPT:
@@ -200,7 +203,8 @@ class DistributedEdgeIndex:
     @cached_property
     def reversed(self) -> DistributedEdgeIndex:
         """The same edges from targets to sources, made once (collective: gathers all edges)."""
-        turned = self.over(self.full_tensor().flip(0), self._graph.node_sharding, self._graph.loop_rule)
+        graph = self._graph
+        turned = self.over(self.full_tensor().flip(0), graph.node_sharding, graph.device, graph.loop_rule)
         assert turned is not None
         return turned
 

@@ -32,7 +32,7 @@ def graph_over(edge_index: Tensor, nodes: NodeSharding, loop_rule: LoopRule) -> 
     """The graph with these edges over nodes of a ``DistributedData``, whose layout it has (collective).
 
     Args:
-        edge_index: int64 ``[2, E]``, equal on every rank. Where it lies is the graph's device.
+        edge_index: int64 ``[2, E]``, equal on every rank.
         nodes: the nodes.
         loop_rule: see :data:`~pyg_dist.layout.self_loops.LoopRule`.
 
@@ -46,12 +46,11 @@ def graph_over(edge_index: Tensor, nodes: NodeSharding, loop_rule: LoopRule) -> 
             "graph before the batch is taken"
         )
     check_ends(edge_index, nodes.size, "edge_index")
-    device, edge_index = edge_index.device, edge_index.cpu()
     if isinstance(nodes, GridNodes):
-        return GridGraph.of(nodes.grid, edge_index, loop_rule, ListedEdges).to(device)
+        return GridGraph.of(nodes.grid, edge_index, loop_rule, ListedEdges)
     assert isinstance(nodes, HaloNodes)
     group = nodes.group
     share = halo_share(edge_index, nodes.parts(), group.rank, group.size, nodes.exchange, nodes.global_id)
     messages = sum(group.gather_counts(sum(count > 0 for count in share.sums.send_counts)))
     rows = ListedEdges(group, "edge", share.num_edges, share.edge_id)
-    return HaloGraph(share, nodes, loop_rule, is_dense(messages, group.size), rows, device=device)
+    return HaloGraph(share, nodes, loop_rule, is_dense(messages, group.size), rows)

@@ -74,7 +74,7 @@ def norm_relu_dropout(
         return y.redistribute(x._sharding)  # type: ignore[attr-defined,no-any-return]
     rows = x._sharding if isinstance(x, RowTensor) else None
     local = x.to_local() if isinstance(x, RowTensor) else x
-    if local.dim() != 2 or local.dtype not in ops.FLOATS:
+    if local.dim() != 2 or not ops.are_known(local):
         raise DataError(
             f"Expected x [N, F] in float32, float64 or bfloat16 (got {local.dim()} dimensions, {local.dtype}): "
             f"use torch's own functions"

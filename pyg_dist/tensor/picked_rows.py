@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from pyg_dist.backend.autograd.replicated import copy_to_ranks
@@ -37,6 +38,12 @@ class PickedRows(RowTensor):
         made.__class__ = cls
         made._sharding, made.source, made.place = rows, source, place
         return made  # type: ignore[no-any-return]
+
+    def on(self: P, device: torch.device) -> P:
+        """The same on another device."""
+        moved = self.of(self.to_local().to(device), self._sharding, self.source, self.place)
+        moved.replicas = self.replicas
+        return moved
 
     def fetch(self, x: RowTensor) -> RowTensor:
         """The rows of ``x``; differentiable, no communication.

@@ -162,20 +162,6 @@ def train_there(case: Case, library: Path) -> None:
             training.step()
 
 
-@pytest.fixture(scope="module")
-def library() -> Path:
-    return fake_device.build()
-
-
-@pytest.fixture(scope="module")
-def pools() -> Iterator[Callable[[int], Workers]]:
-    """Processes of their own: they keep the device."""
-    pools = {size: Workers(size) for size in (1, 2)}
-    yield pools.__getitem__
-    for pool in pools.values():
-        pool.close()
-
-
 @pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_training_is_the_cpus_and_waits_for_nothing(

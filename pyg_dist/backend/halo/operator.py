@@ -127,7 +127,7 @@ def _added(halo: HaloTransfer, x: Tensor, num_rows: int) -> Pending[Tensor]:
 
 def _require_dtype(x: Tensor) -> None:
     # Before any message leaves: an error between start and land would leave the others' messages without receiver.
-    if x.dtype not in ops.FLOATS or x.dim() != 2:
+    if x.dim() != 2 or not ops.are_known(x):
         raise UnsupportedError(
             f"Expected features [N, F] in float32, float64 or bfloat16 (got {x.dim()} dimensions, {x.dtype}): "
             f"cast and reshape them, x.float().flatten(1)"

@@ -15,6 +15,7 @@ from pyg_dist.backend.ops.attention import attention_csr as attention_csr
 from pyg_dist.backend.ops.attention import attention_csr_by_source as attention_csr_by_source
 from pyg_dist.backend.ops.attention import attention_csr_by_target as attention_csr_by_target
 from pyg_dist.backend.ops.call import FLOATS as FLOATS
+from pyg_dist.backend.ops.call import are_known as are_known
 from pyg_dist.backend.ops.call import sum_dtype as sum_dtype
 from pyg_dist.backend.ops.keyed import keyed_dropout as keyed_dropout
 from pyg_dist.backend.ops.keyed import keyed_normal as keyed_normal

@@ -15,7 +15,12 @@ from pyg_dist.errors import DataError, UnsupportedError
 native = torch.ops.pyg_dist
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16)
-"""The dtypes of rows that the kernels know."""
+"""The dtypes of rows that the kernels know; on a GPU there is float16, too: :func:`are_known`."""
+
+
+def are_known(rows: Tensor) -> bool:
+    """Whether the kernels know rows of this dtype where these lie."""
+    return rows.dtype in FLOATS or (rows.dtype == torch.float16 and not rows.is_cpu)
 
 
 def call(op: Any, *args: Any) -> Any:
@@ -25,9 +30,10 @@ def call(op: Any, *args: Any) -> Any:
     except NotImplementedError:  # the dispatcher found no kernel; its own text lists all backends of torch
         for arg in args:
             if isinstance(arg, Tensor) and (arg.device.type != "cpu" or arg.layout is not torch.strided):
-                name = op.__name__.removesuffix(".default")
+                name, is_dense = op.__name__.removesuffix(".default"), arg.layout is torch.strided
+                why = f"no library for {arg.device.type} is loaded (python -m pyg_dist doctor); " if is_dense else ""
                 raise UnsupportedError(
-                    f"{name}: expected dense tensors on cpu, got one on {arg.device} ({arg.layout}); "
+                    f"{name}: expected dense tensors on cpu, got one on {arg.device} ({arg.layout}); {why}"
                     "move it with .cpu() or .to_dense()"
                 ) from None
         raise
@@ -72,10 +78,10 @@ def sum_dtype(x: Tensor) -> torch.dtype:
 
 
 def factor_of(factor: Tensor | None, x: Tensor) -> Tensor | None:
-    """A weight or scale in the sum dtype: bfloat16 ones are widened."""
+    """A weight or scale in the sum dtype: those of 16 bits are widened."""
     if factor is None:
         return None
-    return (factor.float() if x.dtype == factor.dtype == torch.bfloat16 else factor).contiguous()
+    return (factor.float() if x.dtype == factor.dtype and x.dtype.itemsize == 2 else factor).contiguous()
 
 
 def signed(seed: int) -> int:

@@ -1,4 +1,7 @@
-"""The generators that scripts and PyG draw from, torch's (on the CPU), numpy's and Python's: alike on all ranks."""
+"""The generators that scripts and PyG draw from, torch's, numpy's and Python's: alike on all ranks.
+
+Torch has one for the CPU and one for each GPU, of which a rank has one.
+"""
 
 from __future__ import annotations
 
@@ -65,9 +68,10 @@ def share(group: Group) -> None:
     What the ranks draw from here on, splits, negative samples, initial weights, is the same everywhere. Rank 0 warns of
     generators that were alike at the import: what the ranks have drawn with them since is not.
     """
-    states: list[Any] = [torch.get_rng_state(), np.random.get_state(), random.getstate()]
-    names = ("torch", "numpy", "Python")
-    digests = (digest(states[0]), digest(pickle.dumps(states[1])), digest(pickle.dumps(states[2])))
+    device = torch.accelerator.current_accelerator(check_available=True)
+    states: list[Any] = [torch.get_rng_state(), np.random.get_state(), random.getstate(), _state_on(device)]
+    names = ("torch", "numpy", "Python", "torch on the GPU")
+    digests = (digest(states[0]), *(digest(pickle.dumps(state)) for state in states[1:]))
     different = differences(dict(zip(names, digests, strict=True)))
     if not different:
         return
@@ -81,6 +85,26 @@ def share(group: Group) -> None:
     torch.set_rng_state(states[0])
     np.random.set_state(states[1])
     random.setstate(states[2])
+    _set_state_on(device, states[3])
+
+
+def _state_on(device: torch.device | None) -> list[int] | int | None:
+    """What decides what a rank draws on its GPU: the generator's state or, where it has not started, its seed."""
+    if device is None:
+        return None
+    module = torch.get_device_module(device)
+    return module.get_rng_state().tolist() if module.is_initialized() else torch.initial_seed()
+
+
+def _set_state_on(device: torch.device | None, state: list[int] | int | None) -> None:
+    """Both work before a GPU has started, too."""
+    if device is None or state is None:
+        return
+    module = torch.get_device_module(device)
+    if isinstance(state, int):
+        module.manual_seed_all(state)
+    else:
+        module.set_rng_state(torch.tensor(state, dtype=torch.uint8))
 
 
 def _launcher_process(run: launch.Run) -> list[str]:

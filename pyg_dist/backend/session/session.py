@@ -19,10 +19,11 @@ import torch
 import torch.distributed as dist
 
 from pyg_dist import errors
+from pyg_dist.backend import staging
 from pyg_dist.backend.comm.calls import here
 from pyg_dist.backend.comm.connection import set_reason
 from pyg_dist.backend.comm.group import Group, close_groups, world_group
-from pyg_dist.backend.session import generators, launch, world
+from pyg_dist.backend.session import devices, generators, launch, world
 from pyg_dist.backend.session.agreement import require_equal
 from pyg_dist.backend.session.divergence import DivergenceWatch
 from pyg_dist.backend.session.failure import FailureWatch
@@ -59,11 +60,12 @@ def init(backend: str = DEFAULT_BACKEND, timeout: timedelta = DEFAULT_TIMEOUT) -
     """Join the other ranks; implied by ``DistributedData``. Collective.
 
     Alone, nothing is started and the world size is 1. Under a launcher, torch's default process group is opened (or
-    used, if the script has opened one), the versions on the ranks are compared, and where the generators of torch (on
-    the CPU), numpy and Python differ, they are set to rank 0's states. A second call does nothing.
+    used, if the script has opened one), the versions on the ranks are compared, and where the generators of torch (the
+    CPU's and the GPUs'), numpy and Python differ, they are set to rank 0's states. A second call does nothing.
 
     Args:
-        backend: torch.distributed backend; "auto" is gloo, and nccl beside it for CUDA tensors where there is a GPU.
+        backend: torch.distributed backend; "auto" is gloo, and nccl beside it for CUDA tensors where each rank has a
+            GPU of its own. Ranks that share one send CUDA tensors through host memory.
         timeout: Longest wait of any collective before it raises.
 
     Raises:
@@ -148,6 +150,10 @@ def _adopt_group(backend: str, timeout: timedelta) -> World:
         return World(0, 1, own_local_rank, "env", timeout)
     store = dist.distributed_c10d._get_default_store()  # there is no public way to it
     store = dist.PrefixStore(f"pyg_dist/{next(_generations)}", store)
+    gpus = devices.gpus_of_all(store, own_rank, size, devices.own_gpu(own_local_rank))
+    if devices.sharing(gpus):  # nccl would fail in its first message
+        devices.backend_for("nccl" if current == "nccl" else "gloo", DEFAULT_BACKEND, gpus)
+        staging.carry_none_of("cuda")
     return World(own_rank, size, own_local_rank, "env", timeout, store, _control(timeout))
 
 
@@ -163,13 +169,11 @@ def _open_group(found: launch.Launch, backend: str, timeout: timedelta) -> World
         )
     if _store is None:
         _store = meet(found, timeout)
-    has_gpu = torch.cuda.is_available()
-    if has_gpu and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        # Plain "cuda" in a script then means this rank's own GPU, as nccl demands.
-        torch.cuda.set_device(found.local_rank % torch.cuda.device_count())
-    if backend == DEFAULT_BACKEND:
-        backend = "cpu:gloo,cuda:nccl" if has_gpu else "gloo"
     store = dist.PrefixStore(f"pyg_dist/{next(_generations)}", _store)
+    gpus = devices.gpus_of_all(store, found.rank, found.world_size, devices.own_gpu(found.local_rank))
+    backend = devices.backend_for(backend, DEFAULT_BACKEND, gpus)
+    if "nccl" in backend:  # its kernels then start while others run
+        os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
     try:
         dist.init_process_group(backend, store=store, rank=found.rank, world_size=found.world_size, timeout=timeout)
     except (ValueError, AssertionError) as error:

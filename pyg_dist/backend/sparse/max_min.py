@@ -38,7 +38,7 @@ class _Extreme(LocalFunction):
 def _by_edge(x: Tensor, y: Tensor, grad: Tensor, csr: CSR) -> Tensor:
     """The backward pass in torch's functions, with a value for each edge and column: linear in ``grad``."""
     row, col = csr.row(), csr.col.long()
-    wins = (x[col] == y[row]).to(torch.float32 if grad.dtype == torch.bfloat16 else grad.dtype)
+    wins = (x[col] == y[row]).to(torch.float32 if grad.dtype.itemsize == 2 else grad.dtype)
     number = (y == 0).to(wins.dtype).index_add_(0, row, wins)
     shares = wins * (grad / number)[row]
     return shares.new_zeros(x.shape).index_add(0, col, shares).to(x.dtype)

@@ -37,6 +37,12 @@ class PickedTiles(PickedNodes):
 
     grid: SampledGrid
 
+    def on(self, device: torch.device) -> PickedTiles:
+        """See :class:`~pyg_dist.tensor.picked_rows.PickedRows`."""
+        moved = super().on(device)
+        moved.grid = self.grid
+        return moved
+
     def fetch(self, x: RowTensor) -> RowTensor:
         """See :class:`~pyg_dist.tensor.picked_rows.PickedRows`."""
         if not isinstance(x, TileTensor) or x._sharding.grid is not self.grid.parent:
@@ -67,6 +73,15 @@ class GridBatch(GridGraph):
         super().__init__(grid, edge_index, rows, parent.loop_rule, device=parent.device)
         self._sampled_grid, self._place = grid, place
         self._origins = Origins()
+
+    def to(self, device: torch.device | str) -> GridBatch:
+        """See :class:`~pyg_dist.layout.graph.DistributedGraph`."""
+        device = torch.device(device)
+        if device == self.device:
+            return self
+        moved = self._copy_on(device)  # not kept: it goes with its last reference
+        moved.parent = self.parent.to(device)
+        return moved
 
     def pick_nodes(self) -> PickedTiles:
         """``n_id``: the nodes' global ids; ``t[n_id]`` is a node tensor of the graph at the sample."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property, partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,9 @@ from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.sharding import RowSharding, Selection, lasting
 
 Build = Callable[[AdjacencyTile, Tensor | None], GridOperator]
+
+
+G = TypeVar("G", bound="GridGraph")
 
 
 class GridGraph:
@@ -74,6 +78,7 @@ class GridGraph:
         self._read_tile = read_tile
         self._adjacency: dict[tuple[str, str, int], AdjacencyTile] = {}
         self._operators: OperatorCache[GridOperator] = OperatorCache()
+        self._elsewhere: dict[torch.device, GridGraph] = {}
 
     @staticmethod
     def of(grid: Grid, edge_index: Tensor, loop_rule: LoopRule, rows: type[RowSharding] = RowSharding) -> GridGraph:
@@ -120,10 +125,20 @@ class GridGraph:
 
     def to(self, device: torch.device | str) -> GridGraph:
         """The same edges over the same nodes on another device. Tiles that are known stay known."""
-        if torch.device(device) == self.device:
+        device = torch.device(device)
+        if device == self.device:
             return self
-        moved = GridGraph(self.grid, self.edge_index, self.edge_sharding, self.loop_rule, self._read_tile, device)
-        moved._adjacency.update((key, tile.to(moved.device)) for key, tile in self._adjacency.items())
+        if device not in self._elsewhere:
+            self._elsewhere[device] = self._copy_on(device)
+        return self._elsewhere[device]
+
+    def _copy_on(self: G, device: torch.device) -> G:
+        moved = copy.copy(self)
+        moved.device = device
+        moved._adjacency = {key: tile.to(device) for key, tile in self._adjacency.items()}
+        moved._operators, moved._elsewhere = OperatorCache(), {}
+        for name in ("without_loops", "with_loops", "_edges_of_targets", "_edge_key", "_sources"):
+            moved.__dict__.pop(name, None)
         return moved
 
     @property

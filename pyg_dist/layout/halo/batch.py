@@ -104,6 +104,15 @@ class HaloBatch(HaloGraph):
         self._sample = sample
         self._origins = Origins()
 
+    def to(self, device: torch.device | str) -> HaloBatch:
+        """See :class:`~pyg_dist.layout.graph.DistributedGraph`."""
+        device = torch.device(device)
+        if device == self.device:
+            return self
+        moved = self._copy_on(device)  # not kept: it goes with its last reference
+        moved.parent = self.parent.to(device)
+        return moved
+
     def pick_nodes(self) -> PickedNodes:
         """``n_id``: the nodes' global ids; ``t[n_id]`` is a node tensor of the graph at the sample."""
         nodes = self.node_sharding

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -42,6 +43,8 @@ from pyg_dist.tensor.layer_names import name_of
 from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor, as_row_tensor_
 from pyg_dist.tensor.sharding import RowSharding, Selection, lasting
 
+G = TypeVar("G", bound="HaloGraph")
+
 
 class HaloGraph:
     """The runtime form of a :class:`~pyg_dist.plan.halo.share.HaloShare`.
@@ -77,21 +80,29 @@ class HaloGraph:
         self.is_dense = is_dense
         self.group = nodes.group
         self.exchange_group = nodes.group if exchange_group is None else exchange_group
-        self.device = torch.device(device)
         self.digest: str | None = None
         self.edge_sharding = (
             RowSharding(self.group, "edge", share.num_edges, share.edge_id) if edge_rows is None else edge_rows
         )
-        self.local = share.local.to(self.device)
-        node, local = torch.arange(nodes.num_local), share.local
+        self._lie_on(torch.device(device))
+
+    def _lie_on(self, device: torch.device) -> None:
+        """Make what products are made with there."""
+        share, num_local = self.share, self.num_local
+        self.device = device
+        self.local = share.local.to(device)
+        node, local = torch.arange(num_local), share.local
         # local, not self, which would be a cycle: batches are freed with their last reference
         entries = lambda: (local.row(), local.col, local.edge)  # noqa: E731
-        shape = nodes.num_local, nodes.num_local
-        self._loops = SelfLoops(entries, shape, node, node, loop_rule, self.edge_sharding.num_local, self.device)
+        shape, num_edges = (num_local, num_local), self.edge_sharding.num_local
+        self._loops = SelfLoops(entries, shape, node, node, self.loop_rule, num_edges, device)
         self.row_transfer = self._halo(share.post)
         self._sum_transfer = self.row_transfer if share.sums is share.post else self._halo(share.sums)
         self._operators: OperatorCache[ConstantOperator] = OperatorCache()
         self._neighbour_lists: dict[int, tuple[Tensor, Tensor]] = {}
+        self._elsewhere: dict[torch.device, HaloGraph] = {}
+        for name in ("csr", "_feeds_halos"):
+            self.__dict__.pop(name, None)
 
     def __deepcopy__(self, memo: object) -> HaloGraph:
         return self  # immutable, apart from caches
@@ -110,10 +121,17 @@ class HaloGraph:
 
     def to(self, device: torch.device | str) -> HaloGraph:
         """The same edges over the same nodes on another device."""
-        if torch.device(device) == self.device:
+        device = torch.device(device)
+        if device == self.device:
             return self
-        nodes, edges, ranks = self.node_sharding, self.edge_sharding, self.exchange_group
-        return HaloGraph(self.share, nodes, self.loop_rule, self.is_dense, edges, ranks, device)
+        if device not in self._elsewhere:
+            self._elsewhere[device] = self._copy_on(device)
+        return self._elsewhere[device]
+
+    def _copy_on(self: G, device: torch.device) -> G:
+        moved = copy.copy(self)
+        moved._lie_on(device)
+        return moved
 
     def select(self, chosen: Selection) -> HaloGraph:
         """The graph of some of the edges, over the same nodes: nothing is asked of other ranks.
@@ -284,8 +302,8 @@ class HaloGraph:
     def neighbour_rows(self, x: Tensor, layer: nn.Module | None = None) -> Tensor:
         """Local rows, then halo slots; differentiable (collective).
 
-        Exact, but for a training ``layer`` with ``bits``. Floating types travel as they are (float16 as float32), or in
-        ``bits``; integers and bools as int64.
+        Exact, but for a training ``layer`` with ``bits``. Floating types travel as they are (float16 of the CPU as
+        float32), or in ``bits``; integers and bools as int64.
 
         Shapes:
             - x: ``[n, ...]``
@@ -545,7 +563,7 @@ def _constant(weight: RowTensor | None, dtype: torch.dtype) -> Tensor | None:
 
 def _halo(flat: Tensor, transfer: HaloTransfer) -> Tensor:
     """Halo slots (collective). Shapes: ``[n, F] -> [h, F]``."""
-    if flat.dtype == torch.float16:
+    if flat.dtype == torch.float16 and not ops.are_known(flat):
         return _halo(flat.float(), transfer).half()
     if flat.dtype.is_floating_point:
         return halo_rows(flat, transfer)

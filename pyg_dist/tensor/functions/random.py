@@ -30,31 +30,65 @@ def draw_seed() -> int:
 
 
 @contextmanager
-def own_randomness(rank: int | None) -> Iterator[None]:
+def own_randomness(rank: int | None, device: torch.device) -> Iterator[None]:
     """Context for code that draws any number of values for this rank's rows: the generators of all ranks stay equal.
 
-    Afterwards they are one draw ahead if the code has drawn (on every rank or on none), else unchanged.
+    Afterwards the CPU's is one draw ahead if the code has drawn (on every rank or on none), else unchanged; so is that
+    of ``device``, which begins anew with that draw.
 
     Args:
         rank: this one; ``None``: of some of its rows, for which other values would be drawn than for all.
+        device: where the rows are.
 
     Raises:
         MixedRowsError: The code has drawn for some rows.
     """
     generator = torch.default_generator
     before = generator.get_state()
-    seed = draw_seed() + (rank or 0)
+    seed = draw_seed()
     after = generator.get_state()
-    generator.manual_seed(seed)
+    own_seed = seed + (rank or 0)
+    generator.manual_seed(own_seed)
     fresh = generator.get_state()
+    other = None if device.type == "cpu" else _DeviceGenerator(device)
+    before_there = None if other is None else other.restart(own_seed)
     has_drawn = False
     try:
         yield
     finally:
         has_drawn = not torch.equal(generator.get_state(), fresh)
+        if other is not None and before_there is not None:
+            drew_there = other.has_drawn()
+            has_drawn |= drew_there
+            if drew_there:
+                other.restart(seed)
+            else:
+                other.set_state(before_there)
         generator.set_state(after if has_drawn else before)
     if has_drawn and rank is None:
         raise MixedRowsError("Random numbers without keys differ from block to block: use torch.nn.functional.dropout")
+
+
+class _DeviceGenerator:
+    """The default generator of a device. Its state is the host's knowledge: nothing is waited for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._module = device, torch.get_device_module(device)
+
+    def restart(self, seed: int) -> Tensor:
+        """Begin with a seed; returns the state before."""
+        before: Tensor = self._module.get_rng_state(self._device)
+        self._fresh = torch.Generator(self._device).manual_seed(seed).get_state()
+        self.set_state(self._fresh)
+        return before
+
+    def has_drawn(self) -> bool:
+        """Whether it has since then."""
+        return not torch.equal(self._module.get_rng_state(self._device), self._fresh)
+
+    def set_state(self, state: Tensor) -> None:
+        """Go on from there."""
+        self._module.set_rng_state(state, self._device)
 
 
 @implements("dropout")

@@ -1,0 +1,66 @@
+"""Which GPU is a rank's, and what carries the messages of ranks that share one. No GPU is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from workers import Workers
+
+from pyg_dist.backend.session import devices
+from pyg_dist.errors import OptionError
+
+OWN, SHARED, SOME = ["a 1", "a 2", "b 1"], ["a 1", "a 2", "a 1", "a 3"], ["a 1", "", "a 2"]
+
+
+def test_nccl_is_taken_where_each_rank_has_a_gpu() -> None:
+    assert devices.backend_for("auto", "auto", OWN) == "cpu:gloo,cuda:nccl"
+    assert devices.backend_for("auto", "auto", SHARED) == "gloo"
+    assert devices.backend_for("auto", "auto", SOME) == "gloo"
+    assert devices.backend_for("auto", "auto", ["", ""]) == "gloo"
+    assert devices.backend_for("nccl", "auto", OWN) == "nccl"
+    assert devices.backend_for("gloo", "auto", SHARED) == "gloo"
+
+
+def test_nccl_on_a_shared_gpu_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"a GPU for each rank with backend 'nccl' \(got ranks 0, 2 on shared ones\)"):
+        devices.backend_for("nccl", "auto", SHARED)
+
+
+def told(own: list[str]) -> list[str]:
+    """What a rank knows of the others' GPUs."""
+    import pyg_dist
+
+    pyg_dist.init()
+    store = dist.PrefixStore(f"gpus of {own}", dist.distributed_c10d._get_default_store())
+    return devices.gpus_of_all(store, pyg_dist.rank(), pyg_dist.world_size(), own[pyg_dist.rank()])
+
+
+@pytest.mark.parametrize("gpus", [["a 1", "a 2"], ["a 1", "a 1"], ["a 1", ""], ["", ""]])
+def test_ranks_tell_each_other(workers: Callable[[int], Workers], gpus: list[str]) -> None:
+    found = workers(2).run(told, gpus)
+    assert {devices.backend_for("auto", "auto", of_all) for of_all in found} == {
+        "cpu:gloo,cuda:nccl" if gpus == ["a 1", "a 2"] else "gloo"
+    }
+
+
+RANK_6 = {"RANK": "6", "WORLD_SIZE": "8", "LOCAL_RANK": "6", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(("environ", "chosen"), [(RANK_6, [2]), ({}, [])])
+def test_a_gpu_is_chosen_when_cuda_starts(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], chosen: list[int]
+) -> None:
+    queued: list[Callable[[], None]] = []
+    found: list[int] = []
+    monkeypatch.setattr("os.environ", environ)
+    monkeypatch.setattr(torch.cuda, "_lazy_call", queued.append)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", found.append)
+    devices.choose_when_started()
+    assert not found  # before anybody uses CUDA
+    for call in queued:
+        call()
+    assert found == chosen

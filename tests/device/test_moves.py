@@ -1,0 +1,167 @@
+"""What moves to a device: data and batches there and back, random numbers, errors that it finds, mixed devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fake_device
+import pytest
+import torch
+import torch.nn.functional as F
+from against_stock import assert_same, gradients
+from random_graphs import random_graph
+from torch import Tensor
+from workers import Workers
+
+Pools = Callable[[int], Workers]
+LAYOUTS = ["halo", "grid"]
+
+
+def graph() -> Any:
+    return random_graph(61, 400, num_features=20, seed=3)
+
+
+def products(data: Any, conv: torch.nn.Module, *weight: Any) -> dict[str, Any]:
+    out = conv(data.x, data.edge_index, *weight)
+    conv.zero_grad()
+    F.cross_entropy(out[data.train_mask], data.y[data.train_mask]).backward()
+    return {name: None if x is None else x.cpu() for name, x in {"out": out.detach(), **gradients(conv)}.items()}
+
+
+def move_there_and_back(library: Path, layout: str) -> None:
+    from pyg_dist import DistributedData
+    from pyg_dist.conv import DistributedGCNConv
+
+    device = fake_device.load(library)
+    data: Any = DistributedData(graph(), layout=layout)
+    torch.manual_seed(0)
+    conv = DistributedGCNConv(20, 4).double()
+    drawn = torch.randint(0, 61, (2, 90))
+    expected = products(data, conv, data.edge_weight), conv(data.x, drawn).detach()
+    edges, source = data.edge_index.full_tensor(), data.edge_index[0].full_tensor()
+    for place in (device, torch.device("cpu"), device):
+        assert data.to(place) is data
+        conv.to(place)
+        assert {data.x.device, data.edge_weight.device, data.edge_index.device, data.graph.device} == {place}
+        assert_same(products(data, conv, data.edge_weight), expected[0], str(place))
+        assert_same({"drawn": conv(data.x, drawn.to(place)).detach().cpu()}, {"drawn": expected[1]})
+        assert torch.equal(data.edge_index.full_tensor().cpu(), edges)
+        assert torch.equal(data.edge_index[0].full_tensor().cpu(), source)
+        assert data.x[[5, 3]].full_tensor().device == place
+        data.x[data.train_mask] = data.x[data.train_mask]
+        data.x[torch.arange(0, 61, 7, device=place)] = data.x[torch.arange(0, 61, 7)]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_data_moves_there_and_back(pools: Pools, library: Path, world_size: int, layout: str) -> None:
+    pools(world_size).run(move_there_and_back, library, layout)
+
+
+def train_on_batches(library: Path, layout: str, moves_data: bool) -> None:
+    from pyg_dist import DistributedData
+    from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
+    from pyg_dist.loader import UniformVertexLoader
+
+    device = fake_device.load(library)
+    found: list[dict[str, Any]] = []
+    for place in (torch.device("cpu"), device):
+        data: Any = DistributedData(graph(), layout=layout)
+        if moves_data:
+            data.to(place)
+        torch.manual_seed(0)
+        convs = DistributedGCNConv(20, 4).double().to(place), DistributedSAGEConv(20, 4).double().to(place)
+        results: dict[str, Any] = {}
+        for step, batch in enumerate(UniformVertexLoader(data, 30, num_steps=2, seed=1)):
+            batch = batch.to(place)
+            assert {batch.x.device, batch.n_id.device, batch.edge_index.device} == {place}
+            for conv in convs:
+                got = products(batch, conv)
+                results |= {f"{step} {type(conv).__name__} {name}": value for name, value in got.items()}
+            if moves_data:
+                results[f"{step} weights"] = products(batch, convs[1], batch.edge_weight)["out"]
+                results[f"{step} rows"] = data.x[batch.n_id].full_tensor().cpu()
+        found.append(results)
+    assert_same(found[1], found[0])
+
+
+@pytest.mark.parametrize("moves_data", [True, False], ids=["data", "batches"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_batches_of_data_there_and_batches_that_are_moved(
+    pools: Pools, library: Path, layout: str, moves_data: bool
+) -> None:
+    pools(2).run(train_on_batches, library, layout, moves_data)
+
+
+def draw_there(library: Path) -> list[Tensor]:
+    """What this rank draws after code that draws for its own rows: on the CPU, there, and of rows."""
+    import pyg_dist
+    from pyg_dist import DistributedData
+    from pyg_dist.backend.session import session
+    from pyg_dist.tensor.functions.random import own_randomness
+
+    device = fake_device.load(library)
+    session.shutdown()
+    rank = pyg_dist.rank()
+    torch.fake.set_rng_state(torch.Generator().manual_seed(rank).get_state())  # type: ignore[attr-defined]
+    pyg_dist.init()
+    drawn = [torch.rand(3, device=device)]  # those that init has found to differ
+    with own_randomness(rank, device):
+        mine = torch.rand(2 + rank, device=device)
+    drawn += [torch.rand(3, device=device), torch.rand(3)]
+    state = torch.fake.get_rng_state()  # type: ignore[attr-defined]
+    with own_randomness(rank, device):
+        pass
+    assert torch.equal(torch.fake.get_rng_state(), state)  # type: ignore[attr-defined]
+    data: Any = DistributedData(graph()).to(device)
+    drawn += [torch.rand_like(data.x).full_tensor(), mine[:2]]
+    return [x.cpu() for x in drawn]
+
+
+def test_replicated_draws_stay_alike(pools: Pools, library: Path) -> None:
+    first, second = pools(2).run(draw_there, library)
+    assert [torch.equal(a, b) for a, b in zip(first, second, strict=True)] == [True] * 4 + [False]
+
+
+def send_what_cannot_be(library: Path, value: float) -> str:
+    from pyg_dist import DistributedData
+    from pyg_dist.conv import DistributedSAGEConv
+    from pyg_dist.errors import DataError
+
+    device = fake_device.load(library)
+    data: Any = DistributedData(graph(), partition=torch.arange(61) % 2, bits=2, exchange="post").to(device)
+    conv = DistributedSAGEConv(20, 20).double().to(device)
+    x = data.x * 1.0
+    x.to_local()[data.graph.node_sharding.global_id.to(device) // 2 == 5] = value
+    conv(x, data.edge_index)  # nobody waits for what the device finds
+    with pytest.raises(DataError) as caught:
+        conv(data.x * 1.0, data.edge_index)
+    return str(caught.value)
+
+
+def test_what_a_device_finds_is_raised_in_the_next_step(pools: Pools, library: Path) -> None:
+    for rank, line in enumerate(pools(2).run(send_what_cannot_be, library, float("nan"))):
+        assert "in the messages of SAGEConv(20, 20, aggr=mean), which go in 2 bits" in line
+        assert f"at node {10 + rank}" in line
+
+
+def mix(library: Path, layout: str) -> str:
+    from pyg_dist import DistributedData
+    from pyg_dist.conv import DistributedSAGEConv
+    from pyg_dist.errors import LayoutMismatchError
+
+    device = fake_device.load(library)
+    data: Any = DistributedData(graph(), layout=layout)
+    x = data.x
+    data.to(device)
+    with pytest.raises(LayoutMismatchError) as caught:
+        DistributedSAGEConv(20, 4).double()(x, data.edge_index)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_mixed_devices_are_named(pools: Pools, library: Path, layout: str) -> None:
+    for line in pools(2).run(mix, library, layout):
+        assert "expected features on fake:0, where the edges are (got them on cpu)" in line
