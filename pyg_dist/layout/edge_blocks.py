@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.halo.message_blocks import Block
+from pyg_dist.backend.on_device import on_device
 from pyg_dist.errors import MixedRowsError
 from pyg_dist.layout.edges import Edges
 from pyg_dist.tensor.row_tensor import EdgeTensor
@@ -60,18 +61,22 @@ class _BlockRows(_RowsApart):
     """
 
     def __init__(self, parent: RowSharding, local_index: Tensor) -> None:
-        super().__init__(parent, parent.rng_key.index_select(0, local_index))
+        key = on_device(parent.rng_key, local_index.device)
+        super().__init__(parent, key.index_select(0, local_index))
         self._parent, self._local_index = parent, local_index
 
     @property
     def global_id(self) -> Tensor:
         """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
-        return self._parent.global_id.index_select(0, self._local_index)
+        return self._picked(self._parent.global_id)
 
     @property
     def position(self) -> Tensor:
         """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
-        return self._parent.position.index_select(0, self._local_index)
+        return self._picked(self._parent.position)
+
+    def _picked(self, of_all: Tensor) -> Tensor:
+        return on_device(of_all, self._local_index.device).index_select(0, self._local_index)
 
 
 class _OwnDraws:
@@ -89,12 +94,13 @@ class _BlockGraph:
     Args:
         targets: the rows of their targets.
         neighbour_id: gives the global ids of all neighbours.
+        device: where the edges lie.
     """
 
     group = _OwnDraws()
 
-    def __init__(self, targets: RowSharding, neighbour_id: Callable[[], Tensor]) -> None:
-        self.node_sharding, self._neighbour_id = targets, neighbour_id
+    def __init__(self, targets: RowSharding, neighbour_id: Callable[[], Tensor], device: torch.device) -> None:
+        self.node_sharding, self._neighbour_id, self.device = targets, neighbour_id, device
 
     @property
     def num_local(self) -> int:
@@ -130,7 +136,7 @@ class BlockEdges(Edges):
         graph = edges.graph
         targets = torch.arange(block.low, block.high, device=block.target.device)
         nodes = _BlockRows(graph.node_sharding, targets)
-        apart = _BlockGraph(nodes, lambda: graph.neighbour_id)
+        apart = _BlockGraph(nodes, lambda: graph.neighbour_id, graph.device)
         return BlockEdges._of(apart, _BlockRows(edges.rows, block.place), block.source, block.target)
 
     @staticmethod
@@ -144,7 +150,7 @@ class BlockEdges(Edges):
         """
         number = torch.arange(num_edges, device=edges.graph.device)
         nodes = _RowsApart(edges.graph.node_sharding, number[:num_targets])
-        apart, none = _BlockGraph(nodes, lambda: number), torch.zeros_like(number)
+        apart, none = _BlockGraph(nodes, lambda: number, number.device), torch.zeros_like(number)
         return BlockEdges._of(apart, _RowsApart(edges.rows, number), none, number % num_targets)
 
     @staticmethod

@@ -43,6 +43,7 @@ CASES = [
     *[Case(layout, model) for layout in (HALO, GRID) for model in ("sage weights", "gcn weights", "gcn learning")],
     Case(HALO, "sage max"),
     Case(HALO, "gin"),
+    *[Case(HALO, "edge", setting={"PYG_DIST_MESSAGE_MIB": mib}) for mib in ("0.01", "inf")],
     Case(HALO, "sage", "list"),
     Case(GRID, "sage", "list"),
     *[Case(layout, "epilogue") for layout in (HALO, GRID)],
@@ -58,6 +59,19 @@ CASES = [
 ]
 
 
+def _gin(a: int, b: int) -> nn.Module:
+    return gnn.GINConv(nn.Sequential(nn.Linear(a, b), nn.BatchNorm1d(b), nn.ReLU(), nn.Linear(b, b)))
+
+
+def _edge(a: int, b: int) -> nn.Module:
+    return gnn.EdgeConv(nn.Sequential(nn.Linear(2 * a, b), nn.Tanh(), nn.Dropout(0.2)), aggr="mean")
+
+
+STOCK: dict[str, Any] = {
+    "gat": gnn.GATConv, "transformer": gnn.TransformerConv, "graph": gnn.GraphConv, "gin": _gin, "edge": _edge
+}  # fmt: skip
+
+
 class Net(nn.Module):
     """Two convs, dropout, and what a case adds."""
 
@@ -67,9 +81,8 @@ class Net(nn.Module):
 
         super().__init__()
         kind, *options = case.model.split()
-        stock: Any = {"gat": gnn.GATConv, "transformer": gnn.TransformerConv, "graph": gnn.GraphConv, "gin": _gin}
-        if kind in stock:
-            made = [stock[kind](a, b) for a, b in ((NUM_FEATURES, WIDTH), (WIDTH, NUM_CLASSES))]
+        if kind in STOCK:
+            made = [STOCK[kind](a, b) for a, b in ((NUM_FEATURES, WIDTH), (WIDTH, NUM_CLASSES))]
         else:
             conv: Any = DistributedGCNConv if kind == "gcn" else DistributedSAGEConv
             aggr = {"aggr": "max"} if "max" in options else {}
@@ -89,10 +102,6 @@ class Net(nn.Module):
         return self.convs[1](x, data.edge_index, *weight), mask
 
 
-def _gin(a: int, b: int) -> nn.Module:
-    return gnn.GINConv(nn.Sequential(nn.Linear(a, b), nn.BatchNorm1d(b), nn.ReLU(), nn.Linear(b, b)))
-
-
 class Training:
     """A model, its data and an optimizer on one device."""
 
@@ -102,7 +111,7 @@ class Training:
         torch.manual_seed(0)
         self.data: Any = pyg_dist.DistributedData(graph, **case.layout).to(device)
         model: Any = Net(case, self.data)
-        if case.model.split()[0] in ("gat", "transformer", "graph", "gin"):
+        if case.model.split()[0] in STOCK:
             model.convs = pyg_dist.distribute(model.convs)
         self.model = model.to(device, torch.float64)
         self.data.learning.requires_grad_()

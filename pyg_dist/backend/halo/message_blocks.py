@@ -19,6 +19,7 @@ from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.comm.transport import Pending
 from pyg_dist.backend.halo.operator import HaloRows
 from pyg_dist.backend.local_function import LocalFunction
+from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.timing import phase
 
@@ -86,15 +87,19 @@ class MessageBlocks:
 
     def block(self, low: int, high: int) -> Block:
         """All in-edges of the targets from ``low`` to ``high``, exclusive."""
-        first, last = int(self.csr.rowptr[low]), int(self.csr.rowptr[high])
+        first, last = (int(self.csr.on_host.rowptr[target]) for target in (low, high))
         degree = self.csr.rowptr[low : high + 1].diff()
         target = torch.repeat_interleave(degree, output_size=last - first)
-        place = torch.arange(first, last) if self.csr.place is None else self.csr.place[first:last].long()
+        device = self.csr.device
+        if self.csr.place is None:
+            place = torch.arange(first, last, device=device)
+        else:
+            place = on_device(self.csr.place, device)[first:last].long()
         return Block(low, high, self.csr.col[first:last].long(), target, place)
 
     def cut(self, low: int, high: int) -> Iterator[Block]:
         """The blocks of some targets; an empty one where a rank has no targets: it, too, takes part."""
-        rowptr = self.csr.rowptr
+        rowptr = self.csr.on_host.rowptr
         while low < high:
             fits = int(torch.searchsorted(rowptr, rowptr[low] + self.max_edges, right=True)) - 1
             following = min(max(fits, low + 1), high)
@@ -213,7 +218,7 @@ class _Gradients:
             ops.scatter_add_rows(sums, block.source, gradient)
         elif place == "target":
             rowptr = self._a.csr.rowptr[block.low : block.high + 1]
-            each = torch.arange(block.target.numel(), dtype=torch.int32)
+            each = torch.arange(block.target.numel(), dtype=torch.int32, device=gradient.device)
             ops.spmm_csr(rowptr - rowptr[0], each, gradient, out=sums[block.low : block.high])
         elif place == "edge":
             sums.index_copy_(0, block.place, gradient)

@@ -101,7 +101,7 @@ class HaloGraph:
         self._operators: OperatorCache[ConstantOperator] = OperatorCache()
         self._neighbour_lists: dict[int, tuple[Tensor, Tensor]] = {}
         self._elsewhere: dict[torch.device, HaloGraph] = {}
-        for name in ("csr", "_feeds_halos"):
+        for name in ("csr", "_feeds_halos", "_neighbour_id_there"):
             self.__dict__.pop(name, None)
 
     def __deepcopy__(self, memo: object) -> HaloGraph:
@@ -293,6 +293,11 @@ class HaloGraph:
     @property
     def neighbour_id(self) -> Tensor:
         """Global ids of the local rows and of the halo slots, int64 ``[n + h]``."""
+        return self._neighbour_id_on_host if self.device.type == "cpu" else self._neighbour_id_there
+
+    @cached_property
+    @lasting
+    def _neighbour_id_there(self) -> Tensor:
         return self._neighbour_id_on_host.to(self.device)
 
     @property
