@@ -60,6 +60,7 @@ def load(library: Path) -> torch.device:
             get_rng_state=lambda device=0: torch.ops.fake_device.rng_state(),
             set_rng_state=lambda state, device=0: torch.ops.fake_device.set_rng_state(state),
             manual_seed_all=_manual_seed,
+            get_amp_supported_dtype=list,
             _is_in_bad_fork=lambda: False,
         )
         torch._register_device_module(NAME, module)

@@ -46,6 +46,8 @@ CASES = [
     *[Case(HALO, "edge", setting={"PYG_DIST_MESSAGE_MIB": mib}) for mib in ("0.01", "inf")],
     Case(HALO, "sage", "list"),
     Case(GRID, "sage", "list"),
+    *[Case(layout, "gatv2 edges", "class weights") for layout in (HALO, GRID)],
+    *[Case(layout, "embedding") for layout in (HALO, GRID)],
     *[Case(layout, "epilogue") for layout in (HALO, GRID)],
     *[Case(layout, "labels") for layout in (HALO, GRID)],
     *[
@@ -67,8 +69,13 @@ def _edge(a: int, b: int) -> nn.Module:
     return gnn.EdgeConv(nn.Sequential(nn.Linear(2 * a, b), nn.Tanh(), nn.Dropout(0.2)), aggr="mean")
 
 
+def _gatv2(a: int, b: int) -> nn.Module:
+    return gnn.GATv2Conv(a, b, edge_dim=3, dropout=0.2)
+
+
 STOCK: dict[str, Any] = {
-    "gat": gnn.GATConv, "transformer": gnn.TransformerConv, "graph": gnn.GraphConv, "gin": _gin, "edge": _edge
+    "gat": gnn.GATConv, "transformer": gnn.TransformerConv, "graph": gnn.GraphConv,
+    "gin": _gin, "edge": _edge, "gatv2": _gatv2,
 }  # fmt: skip
 
 
@@ -77,7 +84,7 @@ class Net(nn.Module):
 
     def __init__(self, case: Case, data: Any) -> None:
         from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
-        from pyg_dist.nn import MaskedLabelPropagation, NormReLUDropout
+        from pyg_dist.nn import MaskedLabelPropagation, NodeEmbedding, NormReLUDropout
 
         super().__init__()
         kind, *options = case.model.split()
@@ -90,13 +97,15 @@ class Net(nn.Module):
         self.convs = nn.ModuleList(made)
         self.epilogue = NormReLUDropout(WIDTH, p=0.3) if kind == "epilogue" else None
         self.labels = MaskedLabelPropagation(NUM_CLASSES, NUM_FEATURES) if kind == "labels" else None
+        self.embedding = NodeEmbedding(data, NUM_FEATURES) if kind == "embedding" else None
         self.weight_kind = options[0] if options and options[0] != "max" else ""
 
     def forward(self, data: Any) -> tuple[Tensor, Tensor]:
-        x, mask = data.x, data.train_mask
+        x, mask = data.x if self.embedding is None else self.embedding(), data.train_mask
         if self.labels is not None:
             x, mask = self.labels(x, data.y, mask)
-        weight = {"": (), "weights": (data.edge_weight,), "learning": (data.learning,)}[self.weight_kind]
+        by_kind = {"weights": data.edge_weight, "learning": data.learning, "edges": data.edge_attr}
+        weight = [by_kind[self.weight_kind]] if self.weight_kind else []
         x = self.convs[0](x, data.edge_index, *weight)
         x = self.epilogue(x) if self.epilogue is not None else F.dropout(x.relu(), 0.3, self.training)
         return self.convs[1](x, data.edge_index, *weight), mask
@@ -116,6 +125,8 @@ class Training:
         self.model = model.to(device, torch.float64)
         self.data.learning.requires_grad_()
         self.optimizer = torch.optim.Adam(self.model.parameters(), foreach=False)
+        self.class_weight = torch.linspace(1, 2, NUM_CLASSES, device=device, dtype=torch.float64)
+        self.uses_weight = case.picks == "class weights"
         self.picked = torch.arange(0, graph.num_nodes, 3, device=device) if case.picks == "list" else None
 
     def step(self, spoil: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:
@@ -123,7 +134,7 @@ class Training:
         self.optimizer.zero_grad()
         out, mask = self.model(self.data)
         index = mask if self.picked is None else self.picked
-        loss = F.cross_entropy(spoil(out)[index], self.data.y[index])
+        loss = F.cross_entropy(spoil(out)[index], self.data.y[index], self.class_weight if self.uses_weight else None)
         loss.backward()
         self.optimizer.step()
         return loss.detach()
@@ -164,7 +175,7 @@ def train_there(case: Case, library: Path) -> None:
     for place in ("cpu", device):
         training = Training(case, graph(), place)
         losses = {f"loss {k}": training.step().cpu() for k in range(NUM_STEPS)}
-        trained.append({**losses, **{name: p.detach().cpu() for name, p in training.model.named_parameters()}})
+        trained.append({**losses, **{name: p.cpu() for name, p in training.model.state_dict().items()}})
     assert_same(trained[1], trained[0], str(case))
     with fake_device.strict(), staging_may_wait():
         for _ in range(2):

@@ -109,7 +109,7 @@ class GridGraph:
     def without_loops(self) -> tuple[GridGraph, Tensor]:
         """See :class:`~pyg_dist.layout.graph.TiledGraph`."""
         chosen = self.edge_sharding.by_mask(self.edge_index[0] != self.edge_index[1])
-        return self.select(chosen), chosen.local_index
+        return self.select(chosen), chosen.local_index.to(self.device)
 
     @cached_property
     @lasting

@@ -121,8 +121,8 @@ def _total(function: Function, operands: dict[str, Any]) -> Tensor:
 def _weight_of_targets(target: Tensor, weight: Tensor | None, ignore_index: int, num_classes: int) -> Tensor:
     """This rank's share of the mean's denominator."""
     if target.dtype.is_floating_point:  # class probabilities: torch divides by the number of targets
-        return torch.tensor(target.numel() // max(num_classes, 1), device=target.device)
+        return torch.full((), target.numel() // max(num_classes, 1), device=target.device)
     counted = target != ignore_index
     if weight is None:
         return counted.sum()
-    return weight.detach()[target.clamp(0, num_classes - 1)][counted].sum()
+    return weight.detach()[target.clamp(0, num_classes - 1)].masked_fill(~counted, 0.0).sum()
