@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,35 @@ def test_what_a_device_finds_is_raised_in_the_next_step(pools: Pools, library: P
     for rank, line in enumerate(pools(2).run(send_what_cannot_be, library, float("nan"))):
         assert "in the messages of SAGEConv(20, 20, aggr=mean), which go in 2 bits" in line
         assert f"at node {10 + rank}" in line
+
+
+def phases(library: Path) -> list[Counter[str]]:
+    from pyg_dist import DistributedData
+    from pyg_dist.backend import timing
+    from pyg_dist.conv import DistributedGCNConv
+
+    found = []
+    for place in (torch.device("cpu"), fake_device.load(library)):
+        data: Any = DistributedData(graph(), partition=torch.arange(61) % 2).to(place)
+        conv = DistributedGCNConv(20, 30).double().to(place)
+        x = (data.x * 1.0).requires_grad_()
+        conv(x, data.edge_index)
+        recorder = timing.Recorder(overlaps=True)
+        timing.record(recorder)
+        try:
+            conv(x, data.edge_index).sum().backward()
+        finally:
+            timing.record(None)
+        found.append(Counter(timing.PHASES[span.phase] for span in recorder.spans))
+    return found
+
+
+def test_phases_of_a_backward_on_a_device_are_told(pools: Pools, library: Path) -> None:
+    """It runs in another thread. Exchanges count copies, too: those before and after a message."""
+    for on_cpu, there in pools(2).run(phases, library):
+        assert on_cpu["aggregate"] == there["aggregate"] == 2
+        assert on_cpu["pack"] == there["pack"] == 2
+        assert on_cpu.keys() == there.keys()
 
 
 def mix(library: Path, layout: str) -> str:
