@@ -21,8 +21,8 @@ TESTS ?= 2
 SHELL := /bin/bash
 BIN := .venv/bin
 LOG := .venv/install.log
-NATIVE := CMakeLists.txt $(shell find csrc third_party -type f)
-SOURCES_CXX = $(shell find csrc tests -name '*.cpp' -o -name '*.h')
+NATIVE := CMakeLists.txt $(shell find csrc tests/simt third_party -type f)
+SOURCES_CXX = $(shell find csrc tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
 # Idle threads sleep instead of spinning: tests and the demo run several processes on few cores.
 export OMP_WAIT_POLICY ?= passive
@@ -136,5 +136,6 @@ TORCH := torch $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 # The native library and the package, in editable mode: Python edits need no reinstallation. CMake rebuilds what changed.
 .venv/.ready: .venv/.dependencies $(NATIVE)
 	$(call run,building the native library and installing the dependencies,$(PIP) --no-build-isolation \
-	  --config-settings cmake.define.PYG_DIST_WERROR=$(if $(CI),ON,OFF) -e '.[dev]')
+	  --config-settings cmake.define.PYG_DIST_WERROR=$(if $(CI),ON,OFF) \
+	  --config-settings cmake.define.PYG_DIST_SIMT=ON -e '.[dev]')
 	@touch $@

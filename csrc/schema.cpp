@@ -111,7 +111,11 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
       "dequantize_csr_add(Tensor(a!) out, Tensor rowptr, Tensor col, Tensor packed, Tensor? weight, Tensor? "
       "row_scale, int bits) -> ()");
 
-  // The instruction set in use, and how the library was built
+  // Raises what ops that did not wait for their device have found there since: an index out of range
+  m.def("raise_bad_index() -> ()");
+
+  // The instruction set in use, that of each device there are kernels for, and how the library was built
   m.def("isa() -> str");
+  m.def("devices() -> str");
   m.def("build_info() -> str");
 }

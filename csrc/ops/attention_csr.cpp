@@ -21,7 +21,7 @@ struct Inputs {
   int64_t seed;
 };
 
-const DeviceOps* device_of_inputs(const char* op, const Inputs& in) {
+OnDevice device_of_inputs(const char* op, const Inputs& in) {
   return device_of(op, in.value, in.rowptr, in.col, in.edge, in.key, in.query, in.edge_attr, in.edge_weight, in.att,
                    in.edge_key);
 }
@@ -46,7 +46,7 @@ void require(const char* op, const char* name, bool is_given, bool is_wanted) {
                  "' with this form of attention, got ", is_given ? "one" : "none");
 }
 
-Attention problem_of(const char* op, const DeviceOps* device, const Inputs& in, int64_t num_targets) {
+Attention problem_of(const char* op, const OnDevice& device, const Inputs& in, int64_t num_targets) {
   check_csr(op, device, in.rowptr, in.col);
   check_vector(op, "edge", in.edge, ScalarType::Int, in.col.size(0));
   check_rows(op, "value", in.value);

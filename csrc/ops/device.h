@@ -1,10 +1,11 @@
 // What a device does for the ops.
 //
 // An op's own file, ops/<op>.cpp, checks, shapes and makes the outputs, whatever the device, and then makes one call of
-// the device's table with a problem of raw pointers (csrc/kernels/<op>.h). A device is such a table: ops/cpu/device.h;
-// another one adds its own, and a line in device.cpp, and repeats no check.
+// the device's table with a problem of raw pointers (csrc/kernels/<op>.h). A device is such a table: ops/cpu/device.h,
+// ops/cuda/device.cpp; it repeats no check.
 #pragma once
 
+#include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 
 #include <functional>
@@ -25,6 +26,8 @@
 #include "kernels/sddmm_csr.h"
 #include "kernels/spmm_csr.h"
 #include "ops/check.h"
+
+#define PYG_DIST_EXPORT __attribute__((visibility("default")))
 
 namespace pyg_dist {
 
@@ -51,8 +54,11 @@ using MakeEntries = std::function<RestrictedEntries(int64_t num_entries)>;  // c
 
 struct DeviceOps {
   const char* name;
+  const char* (*isa)();  // the instruction set that its kernels use
   Tensor (*allocate)(const Tensor& like, Sizes sizes, ScalarType dtype, size_t num_bytes);  // uninitialised
-  RowptrScan (*scan_rowptr)(const int64_t* rowptr, int64_t num_rows);
+  RowptrScan (*scan_rowptr)(const int64_t* rowptr, int64_t num_rows);  // null: a look would wait for the device
+  // Throws what kernels have found since their ops returned; null: ops find all themselves.
+  void (*raise_bad_index)();
   EntriesScan (*scan_entries)(const CsrFromEdges& problem);
   void (*csr_from_edges)(const CsrFromEdges& problem, bool is_sorted, const Tensor& like);  // all entries are inside
   void (*spmm_csr)(const SpmmCsr& problem, const Tensor& x, SpmmForm form);          // x: what copies are made like
@@ -82,20 +88,38 @@ struct DeviceOps {
 };
 
 // The table for tensors on `device`, or an error that says which devices this build has.
-const DeviceOps* device_ops(const char* op, const torch::stable::Device& device);
+PYG_DIST_EXPORT const DeviceOps* device_ops(const char* op, const torch::stable::Device& device);
+
+// Another library's table for tensors on `type`. `sources` is its PYG_DIST_TABLE_HASH: where it is not this library's
+// one, the two do not know the same table, and nothing changes.
+PYG_DIST_EXPORT void set_device_ops(DeviceType type, const DeviceOps& ops, const char* sources);
 
 [[noreturn]] void fail_mixed_devices(const char* op, const torch::stable::Device& one,
                                      const torch::stable::Device& other);
 
-// The table for all the tensors of a call, which lie on one device.
+// A device's table, and that device as the current one as long as this lives.
+class OnDevice {
+ public:
+  OnDevice(const char* op, const torch::stable::Device& device) : ops_(device_ops(op, device)) {
+    if (device.type() != DeviceType::CPU) guard_.emplace(device.index());
+  }
+  const DeviceOps* operator->() const { return ops_; }
+  const DeviceOps& operator*() const { return *ops_; }
+
+ private:
+  const DeviceOps* ops_;
+  std::optional<torch::stable::accelerator::DeviceGuard> guard_;
+};
+
+// For all the tensors of a call, which lie on one device.
 template <class... Tensors>
-const DeviceOps* device_of(const char* op, const Tensor& first, const Tensors&... others) {
+OnDevice device_of(const char* op, const Tensor& first, const Tensors&... others) {
   const torch::stable::Device device = first.device();
   [[maybe_unused]] const auto check = [&](const MaybeTensor& other) {
     if (other && other->device() != device) fail_mixed_devices(op, device, other->device());
   };
   (check(others), ...);
-  return device_ops(op, device);
+  return {op, device};
 }
 
 // Defines the ops of a file for every device that a table may stand for: where there is none, device_ops says so.

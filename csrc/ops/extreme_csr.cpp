@@ -12,7 +12,7 @@ void check_dense(const char* op, const char* name, const Tensor& tensor, int64_t
                  toString(dtype), ", got shape ", shape_of(tensor), ", dtype ", toString(tensor.scalar_type()));
 }
 
-ExtremeCsr problem_of(const char* op, const DeviceOps* device, const Tensor& rowptr, const Tensor& col,
+ExtremeCsr problem_of(const char* op, const OnDevice& device, const Tensor& rowptr, const Tensor& col,
                       const Tensor& x) {
   check_csr(op, device, rowptr, col);
   check_rows(op, "x", x);

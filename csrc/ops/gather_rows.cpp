@@ -6,7 +6,7 @@ namespace {
 
 constexpr const char* kOp = "gather_rows";
 
-void gather(const DeviceOps* device, const Tensor& x, const Tensor& index, const Tensor& out) {
+void gather(const OnDevice& device, const Tensor& x, const Tensor& index, const Tensor& out) {
   const auto element_bytes = static_cast<int64_t>(x.element_size());
   const BadIndex bad = device->gather_rows({
       .x = static_cast<const char*>(x.const_data_ptr()),

@@ -42,7 +42,7 @@ Tensor draw(const char* op, void (*DeviceOps::*numbers)(const KeyedNumbers&), co
   const Keyed keyed = keyed_of(op, key, num_columns, seed, column_offset);
   const Element element = element_of(op, "dtype", dtype);
   const Tensor y = new_output(key, {key.size(0), num_columns}, dtype);
-  if (!is_empty(keyed)) (device->*numbers)({keyed, y.mutable_data_ptr(), element});
+  if (!is_empty(keyed)) ((*device).*numbers)({keyed, y.mutable_data_ptr(), element});
   return y;
 }
 

@@ -18,15 +18,15 @@ SpmmForm form_of(int64_t form) {
   return static_cast<SpmmForm>(form);
 }
 
-const DeviceOps* check(const Tensor& rowptr, const Tensor& col, const Tensor& x, const Factors& f) {
-  const auto device = device_of(kOp, x, rowptr, col, f.weight, f.row_scale, f.col_scale);
+OnDevice check(const Tensor& rowptr, const Tensor& col, const Tensor& x, const Factors& f) {
+  OnDevice device = device_of(kOp, x, rowptr, col, f.weight, f.row_scale, f.col_scale);
   check_csr(kOp, device, rowptr, col);
   check_rows(kOp, "x", x);
   check_gathered(kOp, "x", x, col);
   return device;
 }
 
-void multiply(const DeviceOps* device, const Tensor& out, bool accumulate, const Tensor& rowptr, const Tensor& col,
+void multiply(const OnDevice& device, const Tensor& out, bool accumulate, const Tensor& rowptr, const Tensor& col,
               const Tensor& x, const Factors& f, SpmmForm form) {
   const Element element = element_of(kOp, "x", x.scalar_type());
   const int64_t num_rows = rowptr.size(0) - 1;

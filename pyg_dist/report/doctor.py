@@ -41,6 +41,8 @@ def examine() -> dict[str, Any]:
     facts: dict[str, Any] = {
         "instruction_set": library.isa(),
         "instruction_sets_built": build["levels"].split(","),
+        "gpu_kernels": library.devices().get("cuda"),
+        "no_gpu_kernels": library.no_cuda(),
         "compiler": build["compiler"],
         "built_for_torch": build["torch"],
         "cores": cores,
@@ -128,6 +130,7 @@ def describe(facts: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {version or 'missing'}" for name, version in facts["versions"].items())
     lines = [
         f"kernels      {facts['instruction_set']} (built: {built}; {facts['compiler']})",
+        f"gpu kernels  {facts['gpu_kernels'] or 'none: ' + facts['no_gpu_kernels']}",
         f"threads      {facts['threads']} on {facts['cores']} cores, {facts['system']}",
         f"dense        {_precision(facts)}",
         f"huge pages   {facts['huge_pages']}",

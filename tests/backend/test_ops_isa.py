@@ -1,4 +1,4 @@
-"""Every instruction set of this machine passes the tests of the kernels."""
+"""Every instruction set of this machine passes the tests of the kernels, and so do GPUs' kernels in an emulator."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pyg_dist.backend.ops import library
+from pyg_dist.errors import LibraryNotBuiltError
 
 LEVEL = os.environ.get("PYG_DIST_ISA")
 KERNELS = {
@@ -20,6 +21,8 @@ KERNELS = {
     "test_ops_extremes.py": "kernels or torch",
     "test_quantize.py": "quantize",
 }
+SIMT = {"test_ops.py": "spmm or gather", "test_ops_extremes.py": "kernels or torch"}
+"""What the kernels for GPUs have so far."""
 
 
 def run_with_isa(isa: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -37,7 +40,8 @@ def run_with_isa(isa: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_isa_and_build_info() -> None:
     info = library.build_info()
     assert set(info) == {"version", "torch", "compiler", "levels"}
-    assert library.isa() in info["levels"].split(",")
+    assert library.isa() in [*info["levels"].split(","), "simt"]
+    assert library.devices()["cpu"] == library.isa()
     assert LEVEL is None or library.isa() == LEVEL
 
 
@@ -61,8 +65,21 @@ def test_every_instruction_set(isa: str, refusal: str) -> None:
         return  # this very run
     if not re.search(rf"\b{isa}\b", refusal):
         pytest.skip(f"this build or machine has no {isa}")
-    files = [str(Path(__file__).with_name(file)) for file in KERNELS]
-    chosen = " or ".join(f"{file} and ({tests})" for file, tests in KERNELS.items())
+    run_kernels(isa, KERNELS)
+
+
+@pytest.mark.skipif(LEVEL is not None, reason="one is forced")
+def test_kernels_for_gpus() -> None:
+    try:
+        library._find("pyg_dist_simt")
+    except LibraryNotBuiltError as error:
+        pytest.skip(str(error))
+    run_kernels("simt", SIMT)
+
+
+def run_kernels(isa: str, tests_of: dict[str, str]) -> None:
+    files = [str(Path(__file__).with_name(file)) for file in tests_of]
+    chosen = " or ".join(f"{file} and ({tests})" for file, tests in tests_of.items())
     result = run_with_isa(isa, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen, *files)
     assert result.returncode == 0, result.stdout[-3000:]
     assert " passed" in result.stdout

@@ -1,10 +1,12 @@
 // The CPU's table: threads (parallel.h) and memory (block_pool.h) for the kernels of csrc/kernels/cpu/.
 #pragma once
 
+#include "kernels/cpu/table.h"
 #include "ops/device.h"
 
 namespace pyg_dist::cpu {
 
+inline const char* isa() { return kernels().isa; }
 Tensor allocate(const Tensor& like, Sizes sizes, ScalarType dtype, size_t num_bytes);
 RowptrScan scan_rowptr(const int64_t* rowptr, int64_t num_rows);
 EntriesScan scan_entries(const CsrFromEdges& problem);
@@ -36,8 +38,10 @@ void dequantize_csr_add(const DequantizeCsr& problem);
 
 inline constexpr DeviceOps kOps = {
     .name = "cpu",
+    .isa = isa,
     .allocate = allocate,
     .scan_rowptr = scan_rowptr,
+    .raise_bad_index = nullptr,
     .scan_entries = scan_entries,
     .csr_from_edges = csr_from_edges,
     .spmm_csr = spmm_csr,

@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/cpu/row_chunks.h"
 #include "kernels/cpu/table.h"
+#include "kernels/row_chunks.h"
 #include "ops/cpu/device.h"
 #include "ops/cpu/parallel.h"
 

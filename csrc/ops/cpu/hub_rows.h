@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "formats/bfloat16.h"
-#include "kernels/cpu/row_chunks.h"
 #include "kernels/cpu/table.h"
+#include "kernels/row_chunks.h"
 #include "ops/cpu/parallel.h"
 
 namespace pyg_dist::cpu {

@@ -2,12 +2,8 @@
 
 #include <string>
 
-#include "kernels/cpu/table.h"
-
 namespace pyg_dist {
 namespace {
-
-std::string isa() { return kernels().isa; }
 
 // "key=value" pairs with "; " between them.
 std::string build_info() {
@@ -17,9 +13,6 @@ std::string build_info() {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(pyg_dist, CompositeExplicitAutograd, m) {
-  m.impl("isa", TORCH_BOX(&isa));
-  m.impl("build_info", TORCH_BOX(&build_info));
-}
+STABLE_TORCH_LIBRARY_IMPL(pyg_dist, CompositeExplicitAutograd, m) { m.impl("build_info", TORCH_BOX(&build_info)); }
 
 }  // namespace pyg_dist

@@ -2,10 +2,12 @@
 
 Importing this module loads it, so that ``torch.ops.pyg_dist`` is complete afterwards; ``csrc/schema.cpp`` lists what is
 in there. ``PYG_DIST_ISA`` forces an instruction set, one of those of :func:`isa`; the machine's best is the default.
+Where torch has CUDA, the kernels for GPUs are loaded, too; :func:`no_cuda` says why they are not.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,35 +16,62 @@ import torch
 
 from pyg_dist.errors import LibraryNotBuiltError, OptionError
 
-_NAME = "libpyg_dist.dylib" if sys.platform == "darwin" else "libpyg_dist.so"
 _REMEDY = "run `make` in the source folder, or `pip install pyg-dist`"
+_REMEDIES = {
+    "pyg_dist": _REMEDY,
+    "pyg_dist_cuda": "build with nvcc and PYG_DIST_CUDA=1",
+    "pyg_dist_simt": "`make` builds it in the source folder, for tests alone",
+}
+_SIMT = "simt"
+"""The kernels for GPUs, run on the CPU by ``tests/simt``."""
 
 
-def _find() -> Path:
-    """The library in one of the package's folders: in editable mode there are two, the source and the installer's."""
+def _find(name: str = "pyg_dist") -> Path:
+    """A library in one of the package's folders: in editable mode there are two, the source and the installer's."""
+    file = f"lib{name}.dylib" if sys.platform == "darwin" else f"lib{name}.so"
     spec = find_spec("pyg_dist")
     folders = [Path(folder) for folder in spec.submodule_search_locations or ()] if spec else []
-    for path in (folder / "lib" / _NAME for folder in folders):
+    for path in (folder / "lib" / file for folder in folders):
         if path.exists():
             return path
     raise LibraryNotBuiltError(
-        f"expected the native library lib/{_NAME} in {' or '.join(map(str, folders))}, found none; {_REMEDY}"
+        f"expected the native library lib/{file} in {' or '.join(map(str, folders))}, found none; {_REMEDIES[name]}"
     )
 
 
-def _load() -> None:
-    path = _find()
+def _load(name: str) -> None:
+    path = _find(name)
     try:
         torch.ops.load_library(path)  # type: ignore[no-untyped-call]
     except OSError as error:
         raise LibraryNotBuiltError(
-            f"expected a native library for torch {torch.__version__}, got {str(error).splitlines()[0]}; {_REMEDY}"
+            f"expected a native library for torch {torch.__version__}, got {str(error).splitlines()[0]}; "
+            f"{_REMEDIES[name]}"
         ) from error
-    isa()
+
+
+def _load_cuda() -> str | None:
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} has no CUDA"
+    try:
+        _load("pyg_dist_cuda")
+    except LibraryNotBuiltError as error:
+        return str(error)
+    return None if "cuda" in devices() else f"it was built from other sources; {_REMEDIES['pyg_dist_cuda']}"
+
+
+def devices() -> dict[str, str]:
+    """The devices that there are kernels for, and the instruction sets of these."""
+    return dict(pair.split("=", 1) for pair in str(torch.ops.pyg_dist.devices()).split("; "))
+
+
+def no_cuda() -> str | None:
+    """Why the kernels for GPUs are not loaded, or None: they are."""
+    return _why_no_cuda
 
 
 def isa() -> str:
-    """The instruction set in use: ``baseline`` (on Arm: NEON), ``avx2``, ``avx512``, ``sve256`` or ``sve512``.
+    """The instruction set in use: ``baseline`` (on Arm: NEON), ``avx2``, ``avx512``, ``sve256``, ``sve512``, ``simt``.
 
     Raises:
         OptionError: ``PYG_DIST_ISA`` names one that is unknown or that this machine lacks.
@@ -58,4 +87,8 @@ def build_info() -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in str(torch.ops.pyg_dist.build_info()).split("; "))
 
 
-_load()
+_load("pyg_dist")
+if os.environ.get("PYG_DIST_ISA") == _SIMT:
+    _load("pyg_dist_simt")
+isa()
+_why_no_cuda = _load_cuda()

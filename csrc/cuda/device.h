@@ -1,0 +1,108 @@
+// The only words that kernels for GPUs use. tests/simt/cuda/device.h has the same ones for the host's compiler, so that
+// the kernels' source runs, and is checked, where there is no GPU.
+//
+// A kernel is a struct: its members are what the launch passes, kThreads the threads of a block, Shared what a block's
+// threads share (NoShared: nothing), and operator()(Shared&) what each thread does.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <stdexcept>
+#include <string>
+
+#include "cuda/queue.h"
+
+#define PYG_DIST_DEVICE __device__ __forceinline__
+#define PYG_DIST_PRAGMA(text) _Pragma(#text)
+#define PYG_DIST_UNROLL PYG_DIST_PRAGMA(unroll)
+#define PYG_DIST_UNROLL_BY(count) PYG_DIST_PRAGMA(unroll count)
+
+namespace pyg_dist::gpu {
+
+constexpr int kWarp = 32;
+using Lanes = uint32_t;  // of a warp, the lowest bit being lane 0
+constexpr Lanes kAllLanes = 0xffffffffu;
+
+struct NoShared {};
+
+// ---- Who am I -----------------------------------------------------------------------------------------------------
+
+PYG_DIST_DEVICE int thread_id() { return static_cast<int>(threadIdx.x); }
+PYG_DIST_DEVICE int lane_id() { return static_cast<int>(threadIdx.x) & (kWarp - 1); }
+PYG_DIST_DEVICE int64_t block_id() { return blockIdx.x; }
+PYG_DIST_DEVICE int64_t block_slice() { return blockIdx.y; }
+
+// ---- Threads together ---------------------------------------------------------------------------------------------
+
+// All threads of the block come here, or none.
+PYG_DIST_DEVICE void block_sync() { __syncthreads(); }
+
+// All lanes that are named come here, or none; each names the same ones, itself among them.
+PYG_DIST_DEVICE void warp_sync(Lanes lanes) { __syncwarp(lanes); }
+template <class T>
+PYG_DIST_DEVICE T shuffle(Lanes lanes, T value, int from) {
+  return __shfl_sync(lanes, value, from);
+}
+template <class T>
+PYG_DIST_DEVICE T shuffle_xor(Lanes lanes, T value, int bits) {
+  return __shfl_xor_sync(lanes, value, bits);
+}
+PYG_DIST_DEVICE Lanes ballot(Lanes lanes, bool is_true) { return __ballot_sync(lanes, is_true); }
+
+// ---- Memory -------------------------------------------------------------------------------------------------------
+
+// N values side by side, which one instruction loads: at most 16 bytes, aligned to their number.
+template <class T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T value[N];
+};
+template <int N, class T>
+PYG_DIST_DEVICE Pack<T, N> load(const T* from) {
+  return *reinterpret_cast<const Pack<T, N>*>(from);
+}
+template <int N, class T>
+PYG_DIST_DEVICE void store(T* to, const Pack<T, N>& pack) {
+  *reinterpret_cast<Pack<T, N>*>(to) = pack;
+}
+
+// Integers alone: sums of floats would depend on who comes first. Each returns what was there before.
+PYG_DIST_DEVICE uint64_t atomic_min(uint64_t* to, uint64_t value) {
+  return atomicMin(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(value));
+}
+PYG_DIST_DEVICE int32_t atomic_add(int32_t* to, int32_t value) { return atomicAdd(to, value); }
+PYG_DIST_DEVICE uint32_t atomic_swap(uint32_t* to, uint32_t value) { return atomicExch_system(to, value); }
+// What this thread has written is seen by the host before what it writes next.
+PYG_DIST_DEVICE void system_fence() { __threadfence_system(); }
+
+// ---- Launch -------------------------------------------------------------------------------------------------------
+
+inline void check(cudaError_t error) {
+  if (error != cudaSuccess) throw std::runtime_error(std::string("cuda: ") + cudaGetErrorString(error));
+}
+
+// Memory that host and device both see, for good.
+inline void* host_memory(size_t num_bytes) {
+  void* memory = nullptr;
+  check(cudaHostAlloc(&memory, num_bytes, cudaHostAllocMapped | cudaHostAllocPortable));
+  return memory;
+}
+
+template <class Kernel>
+__global__ void __launch_bounds__(Kernel::kThreads) run(const __grid_constant__ Kernel kernel) {
+  __shared__ typename Kernel::Shared shared;
+  kernel(shared);
+}
+
+// num_blocks of each slice, the blocks of slice 0 first; none at all is no error.
+template <class Kernel>
+void launch(const Kernel& kernel, int64_t num_blocks, Stream stream, int64_t num_slices = 1) {
+  if (num_blocks == 0 || num_slices == 0) return;
+  const dim3 grid(static_cast<unsigned>(num_blocks), static_cast<unsigned>(num_slices));
+  run<<<grid, Kernel::kThreads, 0, stream>>>(kernel);
+  check(cudaGetLastError());
+}
+
+}  // namespace pyg_dist::gpu

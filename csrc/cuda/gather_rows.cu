@@ -1,0 +1,74 @@
+// kernels/gather_rows.h on a GPU: a group of 1 to 32 lanes copies a row, four vectors in flight.
+#include <algorithm>
+
+#include "cuda/bad_index.cuh"
+#include "cuda/element.cuh"
+#include "cuda/kernels.h"
+
+namespace pyg_dist::gpu {
+namespace {
+
+// Bytes are moved in vectors of Word, an unsigned integer, or of 16 bytes.
+template <class Word, int kVec>
+struct GatherRowsKernel {
+  static constexpr int kThreads = 256;
+  static constexpr int kAhead = 4;
+  static constexpr int64_t kBytes = sizeof(Word) * kVec;
+  using Shared = NoShared;
+
+  GatherRows p;
+  int log_lanes;
+  const char* op;
+  BadIndexCell* cell;
+
+  PYG_DIST_DEVICE void operator()(Shared&) const {
+    const int64_t row = (block_id() * kThreads + thread_id()) >> log_lanes;
+    if (row >= p.num_rows) return;
+    const int lanes = 1 << log_lanes, lane = thread_id() & (lanes - 1);
+    const int64_t source = p.index[row];
+    if (!is_in_range(source, p.num_source_rows, row, op, cell)) return;
+    const char* const from = p.x + source * p.x_stride;
+    char* const to = p.out + row * p.out_stride;
+    const int64_t step = lanes * kBytes;
+    for (int64_t first = lane * kBytes; first < p.row_bytes; first += kAhead * step) {
+      Pack<Word, kVec> moved[kAhead] = {};
+      PYG_DIST_UNROLL
+      for (int k = 0; k < kAhead; ++k) {
+        const int64_t at = first + k * step;
+        if (at < p.row_bytes) moved[k] = load<kVec>(reinterpret_cast<const Word*>(from + at));
+      }
+      PYG_DIST_UNROLL
+      for (int k = 0; k < kAhead; ++k) {
+        const int64_t at = first + k * step;
+        if (at < p.row_bytes) store<kVec>(reinterpret_cast<Word*>(to + at), moved[k]);
+      }
+    }
+  }
+};
+
+}  // namespace
+
+void gather_rows(const GatherRows& problem, const char* op, BadIndexCell* cell, const Queue& queue) {
+  Alignment<char> alignment(problem.row_bytes);
+  alignment.rows<char>(problem.x, problem.x_stride).rows<char>(problem.out, problem.out_stride);
+  const auto move = [&]<class Word, int kVec>() {
+    using Kernel = GatherRowsKernel<Word, kVec>;
+    int log_lanes = 0;
+    while (log_lanes < 5 && Kernel::kBytes << log_lanes < problem.row_bytes) ++log_lanes;
+    const int64_t threads = problem.num_rows << log_lanes;
+    launch(Kernel{problem, log_lanes, op, cell}, (threads + Kernel::kThreads - 1) / Kernel::kThreads, queue.stream);
+  };
+  if (problem.row_bytes == 0 || alignment.allows(16)) {
+    move.template operator()<uint32_t, 4>();
+  } else if (alignment.allows(8)) {
+    move.template operator()<uint32_t, 2>();
+  } else if (alignment.allows(4)) {
+    move.template operator()<uint32_t, 1>();
+  } else if (alignment.allows(2)) {
+    move.template operator()<uint16_t, 1>();
+  } else {
+    move.template operator()<uint8_t, 1>();
+  }
+}
+
+}  // namespace pyg_dist::gpu

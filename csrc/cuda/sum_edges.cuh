@@ -1,0 +1,81 @@
+// Edges of a row and the rows that they name, added up: kernels/spmm_csr.h.
+#pragma once
+
+#include "cuda/row_reduction.cuh"
+#include "kernels/spmm_csr.h"
+
+namespace pyg_dist::gpu {
+
+template <class X, class Out, int kVec_, int kCount_>
+struct SumEdges {
+  using A = accumulator_t<X>;
+  static constexpr int kVec = kVec_, kCount = kCount_;
+  static constexpr int kAhead = kCount == 4 ? 2 : 4;  // rows in flight, as far as registers reach
+
+  SpmmCsr p;
+
+  static PYG_DIST_DEVICE A identity() { return A{0}; }
+  static PYG_DIST_DEVICE A join(A a, A b) { return a + b; }
+
+  PYG_DIST_DEVICE void add(int64_t, int64_t begin, int64_t end, const LaneColumns<kVec, kCount>& columns,
+                           A (&sum)[kCount][kVec]) const {
+    int64_t e = begin;
+    for (; e + kAhead <= end; e += kAhead) add_edges<kAhead>(e, columns, sum);
+    for (; e < end; ++e) add_edges<1>(e, columns, sum);
+  }
+
+  PYG_DIST_DEVICE void finish(int64_t row, const LaneColumns<kVec, kCount>& columns, A (&sum)[kCount][kVec]) const {
+    if (p.accumulate && p.rowptr[row] == p.rowptr[row + 1]) return;  // most rows, where few of many get an addend
+    Out* const to = static_cast<Out*>(p.out) + row * p.out_stride;
+    const auto* const row_scale = static_cast<const A*>(p.row_scale);
+    PYG_DIST_UNROLL
+    for (int u = 0; u < kCount; ++u) {
+      if (!columns.has(u)) continue;
+      A before[kVec] = {};
+      if (p.accumulate) load_values<Out, kVec>(to + columns.at(u), before);
+      PYG_DIST_UNROLL
+      for (int v = 0; v < kVec; ++v) {
+        if (row_scale != nullptr) sum[u][v] = p.divide ? sum[u][v] / row_scale[row] : sum[u][v] * row_scale[row];
+        if (p.accumulate) sum[u][v] += before[v];
+      }
+      store_values<Out, kVec>(to + columns.at(u), sum[u]);
+    }
+  }
+
+ private:
+  template <int kEdges>
+  PYG_DIST_DEVICE void add_edges(int64_t e, const LaneColumns<kVec, kCount>& columns, A (&sum)[kCount][kVec]) const {
+    const auto* const x = static_cast<const X*>(p.x);
+    const auto* const weight = static_cast<const A*>(p.weight);
+    const auto* const col_scale = static_cast<const A*>(p.col_scale);
+    Pack<X, kVec> value[kEdges][kCount];
+    A factor[kEdges], divisor[kEdges];
+    PYG_DIST_UNROLL
+    for (int k = 0; k < kEdges; ++k) {
+      const int64_t source = p.col[e + k];
+      factor[k] = weight == nullptr ? A{1} : weight[e + k];
+      divisor[k] = A{1};
+      if (col_scale != nullptr && p.divide) divisor[k] = col_scale[source];
+      if (col_scale != nullptr && !p.divide) factor[k] *= col_scale[source];
+      PYG_DIST_UNROLL
+      for (int u = 0; u < kCount; ++u) {
+        value[k][u] = columns.has(u) ? load<kVec>(x + source * p.x_stride + columns.at(u)) : Pack<X, kVec>{};
+      }
+    }
+    const bool divides = p.divide && col_scale != nullptr;
+    PYG_DIST_UNROLL
+    for (int k = 0; k < kEdges; ++k) {
+      PYG_DIST_UNROLL
+      for (int u = 0; u < kCount; ++u) {
+        PYG_DIST_UNROLL
+        for (int v = 0; v < kVec; ++v) {
+          A term = to_sum(value[k][u].value[v]);
+          if (divides) term = to_sum(from_sum<X>(term / divisor[k]));  // rounded as if a tensor of quotients came in
+          sum[u][v] += term * factor[k];
+        }
+      }
+    }
+  }
+};
+
+}  // namespace pyg_dist::gpu

@@ -1,0 +1,93 @@
+// The GPUs' table: the kernels of csrc/cuda/ on the current stream, in a library of its own, which loads where torch
+// has CUDA.
+
+#include <vector>
+
+#include "cuda/kernels.h"
+#include "ops/cuda/current.h"
+
+namespace pyg_dist::cuda {
+namespace {
+
+// The current stream, and memory of torch's that its work may use after this is gone: torch gives it to what comes
+// later on that stream.
+class CurrentQueue {
+ public:
+  CurrentQueue() : queue_{current_stream(), [this](int64_t num_bytes) { return allocate(num_bytes); }} {}
+  CurrentQueue(const CurrentQueue&) = delete;
+  CurrentQueue& operator=(const CurrentQueue&) = delete;
+
+  operator const gpu::Queue&() const { return queue_; }
+
+ private:
+  void* allocate(int64_t num_bytes) {
+    held_.push_back(torch::stable::empty({num_bytes}, ScalarType::Byte, std::nullopt,
+                                         torch::stable::Device(kDevice, static_cast<int16_t>(current_device()))));
+    return held_.back().mutable_data_ptr();
+  }
+
+  std::vector<Tensor> held_;
+  gpu::Queue queue_;
+};
+
+gpu::BadIndexCell* cell() {
+  static gpu::BadIndexCell* const made = gpu::new_cell();
+  return made;
+}
+
+// Kernels do not wait for each other, nor does anybody for them: an index may be found out of range when the op that
+// had it has long returned.
+void raise_bad_index() {
+  gpu::BadIndexCell* const found = cell();
+  if (__atomic_load_n(&found->ready, __ATOMIC_ACQUIRE) == 0) return;
+  const gpu::BadIndexCell bad = *found;
+  __atomic_store_n(&found->ready, 0u, __ATOMIC_RELAXED);
+  __atomic_store_n(&found->taken, 0u, __ATOMIC_RELEASE);
+  fail(bad.op, ": expected 'index' to lie in [0, ", bad.size, "), got ", bad.value, " at position ", bad.position);
+}
+
+// What earlier ops have found comes first.
+template <class Launch>
+BadIndex launch_with_cell(const Launch& launch) {
+  raise_bad_index();
+  launch(cell());
+  raise_bad_index();
+  return {};
+}
+
+void spmm_csr(const SpmmCsr& problem, const Tensor&, SpmmForm) { gpu::spmm_csr(problem, CurrentQueue()); }
+
+// An op that needs its problem alone.
+template <class Problem, void (*kKernel)(const Problem&, const gpu::Queue&)>
+void launch(const Problem& problem) {
+  kKernel(problem, CurrentQueue());
+}
+
+SpmmForm spmm_csr_guess(int64_t, int64_t, const Tensor&) { return SpmmForm::any; }
+
+BadIndex gather_rows(const GatherRows& problem) {
+  return launch_with_cell(
+      [&](gpu::BadIndexCell* found) { gpu::gather_rows(problem, "gather_rows", found, CurrentQueue()); });
+}
+
+DeviceOps table() {
+  DeviceOps ops = table_without_kernels();
+  ops.isa = [] { return kIsa; };
+  ops.raise_bad_index = raise_bad_index;
+  ops.spmm_csr = spmm_csr;
+  ops.spmm_csr_guess = spmm_csr_guess;
+  ops.extreme_csr = launch<ExtremeCsr, gpu::extreme_csr>;
+  ops.extreme_csr_shares = launch<ExtremeCsr, gpu::extreme_csr_shares>;
+  ops.extreme_csr_grad = launch<ExtremeCsr, gpu::extreme_csr_grad>;
+  ops.gather_rows = gather_rows;
+  return ops;
+}
+
+[[maybe_unused]] const bool is_known = [] {
+  static const DeviceOps ops = table();
+  set_device_ops(kDevice, ops, PYG_DIST_TABLE_HASH);
+  return true;
+}();
+
+}  // namespace
+}  // namespace pyg_dist::cuda
