@@ -1,6 +1,7 @@
 # make demo    train on two processes and compare with one        make check   style, types, directions of imports
 # make test    all tests                                          make format  apply the style
 # make cross   the NEON and SVE kernels, cross-compiled and tried in an emulator (g++-aarch64-linux-gnu, qemu-user)
+# make simt    the kernels for GPUs, in an emulator, under AddressSanitizer and UndefinedBehaviorSanitizer
 # make sanitize  the kernels of this machine under AddressSanitizer and UndefinedBehaviorSanitizer
 # make wheel   wheel and sdist, tried in an empty environment     make docs    the site, build/docs/index.html
 # make clean   remove all that make has made
@@ -28,7 +29,7 @@ SOURCES_CXX = $(shell find csrc tests -name '*.cpp' -o -name '*.h' -o -name '*.c
 export OMP_WAIT_POLICY ?= passive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test check docs cross sanitize wheel format clean
+.PHONY: demo test check docs cross sanitize simt wheel format clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.ready
@@ -74,7 +75,7 @@ cross:
 	qemu-aarch64 -cpu max,sve-default-vector-length=64 "$$scratch/trial" sve512
 
 # Every instruction set that this machine has; GCC's or Clang's sanitizers end the trial at the first error.
-SANITIZED := $(CXX) -std=c++20 -O1 -g -Wall -Wextra -Icsrc -fsanitize=address,undefined -fno-sanitize-recover=all
+SANITIZED := $(CXX) -std=c++20 -O1 -g -Wall -Wextra -fsanitize=address,undefined -fno-sanitize-recover=all
 X86 := $(filter x86_64,$(shell uname -m))
 LEVELS := baseline $(if $(X86),avx2 avx512)
 FLAGS_avx2 := -mavx2 -mfma -mf16c
@@ -82,11 +83,19 @@ FLAGS_avx512 := $(FLAGS_avx2) -mavx512f -mavx512bw -mavx512dq -mavx512vl
 sanitize:
 	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && \
 	for source in csrc/kernels/cpu/*.simd.cpp; do name=$$(basename $$source .simd.cpp); \
-	  $(foreach level,$(LEVELS),echo '$(SANITIZED) $(if $(X86),-DPYG_DIST_X86_LEVELS) -DPYG_DIST_LEVEL=$(level) $(FLAGS_$(level))' \
+	  $(foreach level,$(LEVELS),echo '$(SANITIZED) -Icsrc $(if $(X86),-DPYG_DIST_X86_LEVELS) -DPYG_DIST_LEVEL=$(level) $(FLAGS_$(level))' \
 	    -c $$source -o "$$scratch/$$name.$(level).o";) \
 	done | xargs -P $$(nproc) -I{} sh -c '{}' && \
-	$(SANITIZED) $(if $(X86),-DPYG_DIST_X86_LEVELS) tests/cross/kernels_trial.cpp $(PLAIN_KERNELS) "$$scratch"/*.o -o "$$scratch/trial" && \
+	$(SANITIZED) -Icsrc $(if $(X86),-DPYG_DIST_X86_LEVELS) tests/cross/kernels_trial.cpp $(PLAIN_KERNELS) "$$scratch"/*.o -o "$$scratch/trial" && \
 	for level in $(LEVELS); do "$$scratch/trial" $$level || [ $$? = 77 ] || exit 1; done
+
+# The kernels for GPUs, whose words tests/simt has for this machine.
+simt:
+	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && \
+	for source in csrc/cuda/*.cu tests/simt/*.cpp; do \
+	  echo '$(SANITIZED) -Itests/simt -Itests -Icsrc -x c++' -c $$source -o "$$scratch/$$(basename $$source).o"; \
+	done | xargs -P $$(nproc) -I{} sh -c '{}' && \
+	$(SANITIZED) "$$scratch"/*.o -o "$$scratch/trial" && "$$scratch/trial"
 
 # The trial runs in the scratch folder, where no source tree can stand in for what the wheel lacks.
 wheel: .venv/.ready

@@ -51,6 +51,7 @@ PYG_DIST_DEVICE T shuffle_xor(Lanes lanes, T value, int bits) {
   return __shfl_xor_sync(lanes, value, bits);
 }
 PYG_DIST_DEVICE Lanes ballot(Lanes lanes, bool is_true) { return __ballot_sync(lanes, is_true); }
+PYG_DIST_DEVICE int count_bits(Lanes lanes) { return __popc(lanes); }
 
 // ---- Memory -------------------------------------------------------------------------------------------------------
 
@@ -90,8 +91,10 @@ inline void* host_memory(size_t num_bytes) {
   return memory;
 }
 
+// 512 threads fit a multiprocessor, so each has up to 128 registers; left to itself, the compiler spills one or two
+// of 80.
 template <class Kernel>
-__global__ void __launch_bounds__(Kernel::kThreads) run(const __grid_constant__ Kernel kernel) {
+__global__ void __launch_bounds__(Kernel::kThreads, 512 / Kernel::kThreads) run(const __grid_constant__ Kernel kernel) {
   __shared__ typename Kernel::Shared shared;
   kernel(shared);
 }

@@ -88,4 +88,18 @@ class Alignment {
   uint64_t bits_ = 0;
 };
 
+// Calls f.operator()<kVec, kCount>() for the widest vectors of T that memory allows; a lane has 16 bytes, or four
+// values.
+template <class T, class F>
+void with_vectors(const Alignment<T>& alignment, const F& f) {
+  constexpr int kSize = sizeof(T);
+  if (alignment.allows(16)) {
+    f.template operator()<16 / kSize, 1>();
+  } else if (kSize < 8 && alignment.allows(8)) {
+    f.template operator()<8 / kSize, 2>();
+  } else {
+    f.template operator()<1, kSize == 8 ? 2 : 4>();
+  }
+}
+
 }  // namespace pyg_dist::gpu

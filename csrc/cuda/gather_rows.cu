@@ -1,9 +1,8 @@
 // kernels/gather_rows.h on a GPU: a group of 1 to 32 lanes copies a row, four vectors in flight.
-#include <algorithm>
-
 #include "cuda/bad_index.cuh"
 #include "cuda/element.cuh"
 #include "cuda/kernels.h"
+#include "cuda/warp.cuh"
 
 namespace pyg_dist::gpu {
 namespace {
@@ -18,15 +17,14 @@ struct GatherRowsKernel {
 
   GatherRows p;
   int log_lanes;
-  const char* op;
-  BadIndexCell* cell;
+  IndexCheck check;
 
   PYG_DIST_DEVICE void operator()(Shared&) const {
     const int64_t row = (block_id() * kThreads + thread_id()) >> log_lanes;
     if (row >= p.num_rows) return;
     const int lanes = 1 << log_lanes, lane = thread_id() & (lanes - 1);
     const int64_t source = p.index[row];
-    if (!is_in_range(source, p.num_source_rows, row, op, cell)) return;
+    if (!is_in_range(source, p.num_source_rows, row, check)) return;
     const char* const from = p.x + source * p.x_stride;
     char* const to = p.out + row * p.out_stride;
     const int64_t step = lanes * kBytes;
@@ -48,15 +46,14 @@ struct GatherRowsKernel {
 
 }  // namespace
 
-void gather_rows(const GatherRows& problem, const char* op, BadIndexCell* cell, const Queue& queue) {
+void gather_rows(const GatherRows& problem, const IndexCheck& check, const Queue& queue) {
   Alignment<char> alignment(problem.row_bytes);
   alignment.rows<char>(problem.x, problem.x_stride).rows<char>(problem.out, problem.out_stride);
   const auto move = [&]<class Word, int kVec>() {
     using Kernel = GatherRowsKernel<Word, kVec>;
-    int log_lanes = 0;
-    while (log_lanes < 5 && Kernel::kBytes << log_lanes < problem.row_bytes) ++log_lanes;
+    const int log_lanes = log_lanes_for(problem.row_bytes, Kernel::kBytes);
     const int64_t threads = problem.num_rows << log_lanes;
-    launch(Kernel{problem, log_lanes, op, cell}, (threads + Kernel::kThreads - 1) / Kernel::kThreads, queue.stream);
+    launch(Kernel{problem, log_lanes, check}, blocks_for(threads, Kernel::kThreads), queue.stream);
   };
   if (problem.row_bytes == 0 || alignment.allows(16)) {
     move.template operator()<uint32_t, 4>();

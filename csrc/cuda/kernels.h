@@ -3,19 +3,43 @@
 
 #include "cuda/bad_index.h"
 #include "cuda/queue.h"
+#include "kernels/dequantize_csr.h"
 #include "kernels/extreme_csr.h"
 #include "kernels/gather_rows.h"
+#include "kernels/keyed.h"
+#include "kernels/patterns.h"
+#include "kernels/quantize_csr.h"
+#include "kernels/row_epilogue.h"
+#include "kernels/scatter_add_rows.h"
+#include "kernels/sddmm_csr.h"
 #include "kernels/spmm_csr.h"
 
 namespace pyg_dist::gpu {
 
 void spmm_csr(const SpmmCsr& problem, const Queue& queue);
 
+void sddmm_csr(const SddmmCsr& problem, const Queue& queue);
+
+void keyed_dropout(const KeyedDropout& problem, const Queue& queue);
+void keyed_uniform(const KeyedNumbers& problem, const Queue& queue);
+void keyed_normal(const KeyedNumbers& problem, const Queue& queue);
+
+void row_epilogue(const RowEpilogue& problem, const Queue& queue);
+void row_epilogue_grad(const RowEpilogueGrad& problem, const Queue& queue);
+
 void extreme_csr(const ExtremeCsr& problem, const Queue& queue);
 void extreme_csr_shares(const ExtremeCsr& problem, const Queue& queue);
 void extreme_csr_grad(const ExtremeCsr& problem, const Queue& queue);
 
-// A row whose index is out of range is left as it was, and the cell says so in the name of `op`.
-void gather_rows(const GatherRows& problem, const char* op, BadIndexCell* cell, const Queue& queue);
+void find_sorted(const FindSorted& problem, const Queue& queue);
+
+void quantize_csr(const QuantizeCsr& problem, const Queue& queue);
+void dequantize_csr_add(const DequantizeCsr& problem, const Queue& queue);
+
+// An index that is out of range counts for nothing, and the check's cell says so.
+void gather_rows(const GatherRows& problem, const IndexCheck& check, const Queue& queue);
+void scatter_add_rows(const ScatterAddRows& problem, const IndexCheck& check, const Queue& queue);
+void keyed_permutation(const KeyedPermutation& problem, const IndexCheck& check, const Queue& queue);
+void transpose_csr(const TransposeCsr& problem, const IndexCheck& check, const Queue& queue);
 
 }  // namespace pyg_dist::gpu

@@ -24,6 +24,7 @@
 
 #include "cuda/element.cuh"
 #include "cuda/queue.h"
+#include "cuda/warp.cuh"
 #include "kernels/row_chunks.h"
 
 namespace pyg_dist::gpu {
@@ -197,13 +198,13 @@ struct JoinHubs : RowReduction<Op> {
 
 // How a reduction is cut: a function of its sizes alone.
 struct ReductionShape {
-  int log_lanes = 0;
+  int log_lanes;
   int64_t work, num_chunks, num_slices;
 
   ReductionShape(int64_t num_rows, int64_t num_edges, int64_t num_columns, int64_t columns_per_lane) {
     // As many lanes as a large GPU runs at once, four times over; more chunks would only make more pieces.
     constexpr int64_t kLanesOfAll = 1 << 20;
-    while (log_lanes < 5 && columns_per_lane << log_lanes < num_columns) ++log_lanes;
+    log_lanes = log_lanes_for(num_columns, columns_per_lane);
     const int64_t lanes = int64_t{1} << log_lanes, units = num_rows + num_edges, most = kLanesOfAll / lanes;
     work = std::max(least_work(lanes), (units + most - 1) / most);
     num_chunks = (units + work - 1) / work;
@@ -223,23 +224,9 @@ void reduce_rows(const Op& op, int64_t num_columns, const Queue& queue) {
   launch(FindChunks{chunks, shape.num_chunks, first_row}, shape.num_chunks / FindChunks::kThreads + 1, queue.stream);
   const RowReduction<Op> all{op, chunks, first_row, pieces, shape.num_chunks, num_columns, shape.log_lanes};
   const int64_t threads = shape.num_chunks << shape.log_lanes;
-  const int64_t num_blocks = (threads + all.kThreads - 1) / all.kThreads;
+  const int64_t num_blocks = blocks_for(threads, all.kThreads);
   launch(ReduceChunks<Op>{all}, num_blocks, queue.stream, shape.num_slices);
   launch(JoinHubs<Op>{all}, num_blocks, queue.stream, shape.num_slices);
-}
-
-// Calls f.operator()<kVec, kCount>() for the widest vectors of T that memory allows; a lane has 16 bytes, or four
-// values.
-template <class T, class F>
-void with_vectors(const Alignment<T>& alignment, const F& f) {
-  constexpr int kSize = sizeof(T);
-  if (alignment.allows(16)) {
-    f.template operator()<16 / kSize, 1>();
-  } else if (kSize < 8 && alignment.allows(8)) {
-    f.template operator()<8 / kSize, 2>();
-  } else {
-    f.template operator()<1, kSize == 8 ? 2 : 4>();
-  }
 }
 
 }  // namespace pyg_dist::gpu

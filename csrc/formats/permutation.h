@@ -8,7 +8,6 @@
 // Flood, 2014), and round key k is combine(combine(0, seed), k).
 #pragma once
 
-#include <bit>
 #include <cstdint>
 
 #include "formats/portable.h"
@@ -50,8 +49,9 @@ class Permutation {
   static constexpr int kRounds = 8, kFewBits = 8, kMaxRounds = 24;
 
   static PYG_DIST_PORTABLE int num_bits(uint64_t size) {
-    const int bits = 64 - std::countl_zero(size - 1);
-    return bits < 2 ? 2 : bits;
+    int bits = 2;
+    while (bits < 64 && (size - 1) >> bits > 0) ++bits;
+    return bits;
   }
 
   PYG_DIST_PORTABLE uint64_t encrypted(uint64_t number) const {

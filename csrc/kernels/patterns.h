@@ -32,9 +32,10 @@ struct RestrictedEntries {
 // A pattern's transpose; in each column the entries keep their order.
 struct TransposeCsr {
   const int64_t* rowptr;  // [num_rows + 1]
-  const int32_t* col;     // in [0, num_cols)
+  const int32_t* col;     // [num_entries], in [0, num_cols)
   int64_t num_rows;
   int64_t num_cols;
+  int64_t num_entries;
   int64_t* out_rowptr;  // [num_cols + 1]
   int32_t* out_col;
   int64_t* out_entry;  // where each stood in `col`

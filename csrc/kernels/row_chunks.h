@@ -12,6 +12,20 @@
 
 namespace pyg_dist {
 
+// The row that has an edge: the last one that starts at or before it.
+PYG_DIST_PORTABLE int64_t row_of_edge(const int64_t* rowptr, int64_t num_rows, int64_t edge) {
+  int64_t low = 0, high = num_rows;
+  while (high - low > 1) {
+    const int64_t middle = low + (high - low) / 2;
+    if (rowptr[middle] <= edge) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
 class RowChunks {
  public:
   struct Piece {  // of a hub: its edges [edge_begin, edge_end); no piece if row < 0

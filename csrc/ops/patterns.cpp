@@ -73,6 +73,7 @@ std::tuple<Tensor, Tensor, Tensor> transpose_csr(Tensor rowptr, Tensor col, int6
       .col = static_cast<const int32_t*>(col.const_data_ptr()),
       .num_rows = rowptr.size(0) - 1,
       .num_cols = num_cols,
+      .num_entries = col.size(0),
       .out_rowptr = static_cast<int64_t*>(out_rowptr.mutable_data_ptr()),
       .out_col = static_cast<int32_t*>(out_col.mutable_data_ptr()),
       .out_entry = static_cast<int64_t*>(entry.mutable_data_ptr()),

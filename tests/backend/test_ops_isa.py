@@ -21,7 +21,12 @@ KERNELS = {
     "test_ops_extremes.py": "kernels or torch",
     "test_quantize.py": "quantize",
 }
-SIMT = {"test_ops.py": "spmm or gather", "test_ops_extremes.py": "kernels or torch"}
+SIMT = {
+    **{file: tests for file, tests in KERNELS.items() if file != "test_ops_attention.py"},
+    "test_ops.py": "spmm or sddmm or rows",
+    "test_ops_permutation.py": "reference or threads or fixed",
+    "test_ops_patterns.py": "transposes or places",
+}
 """What the kernels for GPUs have so far."""
 
 

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <exception>
 #include <memory>
 #include <numeric>
@@ -333,7 +334,7 @@ class Scheduler {
 
   const Launch* launch_ = nullptr;
   char* shared_ = nullptr;
-  std::vector<Fiber> fibers_;
+  std::deque<Fiber> fibers_;  // those that wait are referred to
   std::vector<int> ready_;
   Context host_;
   void* host_fake_stack_ = nullptr;

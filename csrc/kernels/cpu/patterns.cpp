@@ -60,7 +60,7 @@ void remap_entries(const RestrictCsr& p, const ColumnSet& columns, const int64_t
 }
 
 int64_t transpose_csr(const TransposeCsr& p) {
-  const int64_t bad = count(p.col, p.rowptr[p.num_rows], p.num_cols, p.out_rowptr);
+  const int64_t bad = count(p.col, p.num_entries, p.num_cols, p.out_rowptr);
   if (bad >= 0) return bad;
   for (int64_t i = 0; i < p.num_rows; ++i) {
     for (int64_t e = p.rowptr[i]; e < p.rowptr[i + 1]; ++e) {

@@ -1,5 +1,6 @@
 #include "kernels/cpu/shorter.h"
 #include "kernels/cpu/table.h"
+#include "kernels/row_chunks.h"
 
 namespace pyg_dist::PYG_DIST_LEVEL {
 namespace {
@@ -36,19 +37,6 @@ PYG_DIST_INLINE void dots(const T* a, const T* b, int64_t b_stride, const int32_
   } else {
     for (int k = 0; k < K; ++k) d[k] = horizontal_sum<L, A>(sum[k]);
   }
-}
-
-int64_t row_of_edge(const int64_t* rowptr, int64_t num_rows, int64_t edge) {
-  int64_t low = 0, high = num_rows;  // the last row that starts at or before the edge
-  while (high - low > 1) {
-    const int64_t middle = low + (high - low) / 2;
-    if (rowptr[middle] <= edge) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
 }
 
 template <class T, int L>

@@ -70,6 +70,7 @@ BadRestriction restrict_csr(const RestrictCsr& p, const MakeEntries& make_entrie
       .col = out.col,
       .num_rows = p.num_rows,
       .num_cols = p.num_cols,
+      .num_entries = p.out_rowptr[p.num_rows],
       .out_rowptr = p.turned_rowptr,
       .out_col = out.turned_col,
       .out_entry = out.turned_entry,

@@ -43,14 +43,15 @@ void raise_bad_index() {
   const gpu::BadIndexCell bad = *found;
   __atomic_store_n(&found->ready, 0u, __ATOMIC_RELAXED);
   __atomic_store_n(&found->taken, 0u, __ATOMIC_RELEASE);
-  fail(bad.op, ": expected 'index' to lie in [0, ", bad.size, "), got ", bad.value, " at position ", bad.position);
+  fail(bad.op, ": expected '", bad.name, "' to lie in [0, ", bad.size, "), got ", bad.value, " at position ",
+       bad.position);
 }
 
-// What earlier ops have found comes first.
-template <class Launch>
-BadIndex launch_with_cell(const Launch& launch) {
+// An op with indices: what earlier ones have found comes first.
+template <class Problem, void (*kKernel)(const Problem&, const gpu::IndexCheck&, const gpu::Queue&)>
+BadIndex launch_checked(const Problem& problem, const char* op, const char* name) {
   raise_bad_index();
-  launch(cell());
+  kKernel(problem, {op, name, cell()}, CurrentQueue());
   raise_bad_index();
   return {};
 }
@@ -65,11 +66,6 @@ void launch(const Problem& problem) {
 
 SpmmForm spmm_csr_guess(int64_t, int64_t, const Tensor&) { return SpmmForm::any; }
 
-BadIndex gather_rows(const GatherRows& problem) {
-  return launch_with_cell(
-      [&](gpu::BadIndexCell* found) { gpu::gather_rows(problem, "gather_rows", found, CurrentQueue()); });
-}
-
 DeviceOps table() {
   DeviceOps ops = table_without_kernels();
   ops.isa = [] { return kIsa; };
@@ -79,7 +75,27 @@ DeviceOps table() {
   ops.extreme_csr = launch<ExtremeCsr, gpu::extreme_csr>;
   ops.extreme_csr_shares = launch<ExtremeCsr, gpu::extreme_csr_shares>;
   ops.extreme_csr_grad = launch<ExtremeCsr, gpu::extreme_csr_grad>;
-  ops.gather_rows = gather_rows;
+  ops.gather_rows = [](const GatherRows& problem) {
+    return launch_checked<GatherRows, gpu::gather_rows>(problem, "gather_rows", "index");
+  };
+  ops.scatter_add_rows = [](const ScatterAddRows& problem) {
+    return launch_checked<ScatterAddRows, gpu::scatter_add_rows>(problem, "scatter_add_rows", "index");
+  };
+  ops.keyed_permutation = [](const KeyedPermutation& problem) {
+    return launch_checked<KeyedPermutation, gpu::keyed_permutation>(problem, "keyed_permutation", "place");
+  };
+  ops.transpose_csr = [](const TransposeCsr& problem) {
+    return launch_checked<TransposeCsr, gpu::transpose_csr>(problem, "transpose_csr", "col");
+  };
+  ops.find_sorted = launch<FindSorted, gpu::find_sorted>;
+  ops.keyed_dropout = launch<KeyedDropout, gpu::keyed_dropout>;
+  ops.keyed_uniform = launch<KeyedNumbers, gpu::keyed_uniform>;
+  ops.keyed_normal = launch<KeyedNumbers, gpu::keyed_normal>;
+  ops.row_epilogue = launch<RowEpilogue, gpu::row_epilogue>;
+  ops.row_epilogue_grad = launch<RowEpilogueGrad, gpu::row_epilogue_grad>;
+  ops.quantize_csr = launch<QuantizeCsr, gpu::quantize_csr>;
+  ops.dequantize_csr_add = launch<DequantizeCsr, gpu::dequantize_csr_add>;
+  ops.sddmm_csr = launch<SddmmCsr, gpu::sddmm_csr>;
   return ops;
 }
 

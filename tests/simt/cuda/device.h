@@ -66,6 +66,8 @@ inline Lanes ballot(Lanes lanes, bool is_true, Where where = Where::current()) {
   return simt::ballot(site("ballot", where), lanes, is_true);
 }
 
+inline int count_bits(Lanes lanes) { return __builtin_popcount(lanes); }
+
 template <class T, int N>
 struct alignas(sizeof(T) * N) Pack {
   T value[N];

@@ -1,0 +1,230 @@
+#include "cuda/kernels.h"
+#include "cuda/sum_edges.cuh"
+#include "cuda/warp.cuh"
+#include "formats/packed_rows.h"
+#include "formats/philox.h"
+
+namespace pyg_dist::gpu {
+namespace {
+
+// Whether a row is a row of x as it is, which nobody copies.
+PYG_DIST_DEVICE bool is_row_of_x(const SpmmCsr& sums, int64_t row) {
+  return sums.weight == nullptr && sums.col_scale == nullptr && sums.rowptr[row + 1] - sums.rowptr[row] == 1;
+}
+
+// The other rows are summed into scratch memory.
+template <class X, int kVec, int kCount>
+struct SumsToQuantize : SumEdges<X, accumulator_t<X>, kVec, kCount> {
+  using Base = SumEdges<X, accumulator_t<X>, kVec, kCount>;
+  using typename Base::A;
+  using Columns = LaneColumns<kVec, kCount>;
+
+  PYG_DIST_DEVICE void add(int64_t row, int64_t begin, int64_t end, const Columns& columns,
+                           A (&sum)[kCount][kVec]) const {
+    if (!is_row_of_x(this->p, row)) Base::add(row, begin, end, columns, sum);
+  }
+  PYG_DIST_DEVICE void finish(int64_t row, const Columns& columns, A (&sum)[kCount][kVec]) const {
+    if (!is_row_of_x(this->p, row)) Base::finish(row, columns, sum);
+  }
+};
+
+struct AllFinite {
+  static constexpr int kThreads = 32;
+  using Shared = NoShared;
+
+  int64_t* bad_row;
+
+  PYG_DIST_DEVICE void operator()(Shared&) const {
+    if (thread_id() == 0) *bad_row = kAllFinite;
+  }
+};
+
+PYG_DIST_DEVICE float as_float(uint32_t bits) {
+  float value;
+  __builtin_memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+PYG_DIST_DEVICE uint32_t bits_of(float value) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+// Z, S and 65536 / S of a row: the steps of formats/packed_rows.h.
+struct Parameters {
+  float zero, scale, inverse;
+  bool is_finite;
+
+  // `bad` is NaN if the row has a value that is not finite, else zero.
+  PYG_DIST_DEVICE Parameters(float low, float high, float bad, double levels) {
+    constexpr float kTiny = 0x1p-100f;  // below it, 65536 / S would overflow
+    zero = as_float((low < 0 ? bits_of(low) + 0xffffu : bits_of(low)) & 0xffff0000u);
+    if (low < kTiny && low > -kTiny) zero = low < 0 ? -kTiny : 0.0f;
+    const double range = static_cast<double>(high) - static_cast<double>(zero);
+    scale = rounded_up(static_cast<float>(range * (1.0 / levels)));
+    if (static_cast<double>(scale) * levels < range) scale = rounded_up(scale * 1.001f);
+    if (scale < kTiny) scale = range > 0 ? kTiny : 0.0f;
+    inverse = range > 0 ? 65536.0f / scale : 0.0f;
+    // None of these is finite unless all that it is made of are.
+    is_finite = bad + zero * 0.0f + (high - zero) * 0.0f + scale * static_cast<float>(levels) * 0.0f == 0.0f;
+  }
+
+ private:
+  static PYG_DIST_DEVICE float rounded_up(float value) { return as_float((bits_of(value) + 0xffffu) & 0xffff0000u); }
+};
+
+// A warp for each row, which it reads twice, the second time from near by.
+template <class X, int kBits>
+struct PackRows {
+  static constexpr int kThreads = 256;
+  using Shared = NoShared;
+  using A = accumulator_t<X>;
+
+  QuantizeCsr p;
+  const A* sums;  // [num_rows, num_features]: those that are no row of x
+  int64_t row_bytes;
+
+  PYG_DIST_DEVICE void operator()(Shared&) const {
+    const int64_t row = (block_id() * kThreads + thread_id()) / kWarp;
+    if (row >= p.sums.num_rows) return;
+    if (is_row_of_x(p.sums, row)) {
+      pack(row, static_cast<const X*>(p.sums.x) + p.sums.col[p.sums.rowptr[row]] * p.sums.x_stride);
+    } else {
+      pack(row, sums + row * p.sums.num_features);
+    }
+  }
+
+ private:
+  template <class T>
+  PYG_DIST_DEVICE void pack(int64_t row, const T* x) const {
+    uint8_t* const packed = p.packed + row * row_bytes;
+    if constexpr (kBits == 16) {
+      round_row(row, x, packed);
+    } else {
+      quantize_row(row, x, packed);
+    }
+  }
+
+  PYG_DIST_DEVICE void note(int64_t row) const {
+    atomic_min(reinterpret_cast<uint64_t*>(p.bad_row), static_cast<uint64_t>(row));  // kAllFinite is the largest
+  }
+
+  template <class T>
+  PYG_DIST_DEVICE void round_row(int64_t row, const T* x, uint8_t* packed) const {
+    constexpr uint32_t kRoundsToInfinity = 0x7f7f8000;  // from this magnitude on, or NaN
+    bool is_bad = false;
+    for (int64_t c = lane_id(); c < p.sums.num_features; c += kWarp) {
+      const auto value = static_cast<float>(to_sum(x[c]));
+      is_bad |= (bits_of(value) & 0x7fffffffu) >= kRoundsToInfinity;
+      put(packed + 2 * c, narrow(value).bits);
+    }
+    if (ballot(kAllLanes, is_bad) != 0 && lane_id() == 0) note(row);
+  }
+
+  template <class T>
+  PYG_DIST_DEVICE void quantize_row(int64_t row, const T* x, uint8_t* packed) const {
+    constexpr uint32_t kLevels = (1u << kBits) - 1;
+    const int64_t n = p.sums.num_features;
+    auto low = static_cast<float>(to_sum(x[0])), high = low, bad = 0.0f;
+    for (int64_t c = lane_id(); c < n; c += kWarp) {
+      const auto value = static_cast<float>(to_sum(x[c]));
+      low = value < low ? value : low;
+      high = value > high ? value : high;
+      bad += value * 0.0f;
+    }
+    low = join_lanes(low, 5, [](float a, float b) { return a < b ? a : b; });
+    high = join_lanes(high, 5, [](float a, float b) { return a > b ? a : b; });
+    const Parameters parameters(low, high, sum_lanes(bad, 5), kLevels);
+    if (lane_id() == 0) {
+      put(packed, static_cast<uint16_t>(bits_of(parameters.zero) >> 16));
+      put(packed + 2, static_cast<uint16_t>(bits_of(parameters.scale) >> 16));
+      if (!parameters.is_finite) note(row);
+    }
+    // A lane takes what four words of a counter are for: the bytes i of a block with i mod 16 div 4 = counter mod 4.
+    constexpr int64_t kCounters = kQuarter / 4;  // of a block
+    for (int64_t counter = lane_id(); counter * 16 < (n + kBlock - 1) / kBlock * kBlock; counter += kWarp) {
+      const int64_t block = counter / kCounters, first = counter % kCounters * 4;
+      quantize_bytes(row, x + block * kBlock, n - block * kBlock, first, static_cast<uint32_t>(counter), parameters,
+                     packed + kParameterBytes + block * (kBlock * kBits / 8));
+    }
+  }
+
+  template <class T>
+  PYG_DIST_DEVICE void quantize_bytes(int64_t row, const T* x, int64_t rest, int64_t first, uint32_t counter,
+                                      const Parameters& parameters, uint8_t* bytes) const {
+    constexpr uint32_t kLevels = (1u << kBits) - 1;
+    constexpr int kGroups = kBits / 2, kInByte = 8 / kBits;
+    const int64_t n = rest < kBlock ? rest : kBlock, num_bytes = (n * kBits + 7) / 8;
+    Words words{};
+    if (p.key != nullptr) {
+      words = philox<Philox::kRoundingRounds>(p.seed, static_cast<uint64_t>(p.key[row]), counter,
+                                              pyg_dist::Stream::rounding);
+    }
+    PYG_DIST_UNROLL
+    for (int group = 0; group < kGroups; ++group) {
+      PYG_DIST_UNROLL
+      for (int w = 0; w < 4; ++w) {
+        const int64_t byte = 16 * group + first + w;
+        if (byte >= num_bytes) continue;
+        uint32_t made = 0;
+        PYG_DIST_UNROLL
+        for (int k = 0; k < kInByte; ++k) {
+          const int64_t column = byte + k * num_bytes;
+          if (column >= n) continue;
+          const float steps = (static_cast<float>(to_sum(x[column])) - parameters.zero) * parameters.inverse;
+          const uint32_t random = p.key == nullptr ? 32768u : two_bytes(words.word[w], group + k * kGroups);
+          const uint32_t q = (static_cast<uint32_t>(static_cast<int32_t>(steps)) + random) >> 16;
+          made |= (q < kLevels ? q : kLevels) << (k * kBits);
+        }
+        bytes[byte] = static_cast<uint8_t>(made);
+      }
+    }
+  }
+
+  // Bytes 3 - k and 2 - k of a word, modulo four.
+  static PYG_DIST_DEVICE uint32_t two_bytes(uint32_t word, int k) {
+    return k == 3 ? ((word << 8) | (word >> 24)) & 0xffffu : (word >> (16 - 8 * k)) & 0xffffu;
+  }
+
+  static PYG_DIST_DEVICE void put(uint8_t* to, uint16_t value) {
+    to[0] = static_cast<uint8_t>(value);
+    to[1] = static_cast<uint8_t>(value >> 8);
+  }
+};
+
+}  // namespace
+
+void quantize_csr(const QuantizeCsr& problem, const Queue& queue) {
+  launch(AllFinite{problem.bad_row}, 1, queue.stream);
+  const SpmmCsr& sums = problem.sums;
+  const int64_t num_rows = sums.num_rows, n = sums.num_features;
+  if (num_rows == 0 || n == 0) return;
+  for_element(sums.x_element, [&]<class X>() {
+    using A = accumulator_t<X>;
+    QuantizeCsr summed = problem;
+    summed.sums.out = scratch<A>(queue, num_rows * n);
+    summed.sums.out_stride = n;
+    Alignment<X> alignment(n);
+    alignment.template rows<X>(sums.x, sums.x_stride).template rows<A>(summed.sums.out, n);
+    with_vectors<X>(alignment, [&]<int kVec, int kCount>() {
+      reduce_rows(SumsToQuantize<X, kVec, kCount>{{summed.sums}}, n, queue);
+    });
+    const auto pack = [&]<int kBits>() {
+      using Kernel = PackRows<X, kBits>;
+      launch(Kernel{problem, static_cast<const A*>(summed.sums.out), packed_row_bytes(n, kBits)},
+             blocks_for(num_rows * kWarp, Kernel::kThreads), queue.stream);
+    };
+    switch (problem.bits) {
+      case 2:
+        return pack.template operator()<2>();
+      case 4:
+        return pack.template operator()<4>();
+      case 8:
+        return pack.template operator()<8>();
+      default:
+        return pack.template operator()<16>();
+    }
+  });
+}
+
+}  // namespace pyg_dist::gpu

@@ -1,0 +1,80 @@
+#include "cuda/bad_index.cuh"
+#include "cuda/element.cuh"
+#include "cuda/kernels.h"
+#include "cuda/sort.h"
+#include "cuda/warp.cuh"
+
+namespace pyg_dist::gpu {
+namespace {
+
+// Keys of rows: where they go; num_out_rows, behind all others, for those that go nowhere.
+struct TargetKeys {
+  static constexpr int kThreads = 256;
+  using Shared = NoShared;
+
+  ScatterAddRows p;
+  uint32_t* key;
+  IndexCheck check;
+
+  PYG_DIST_DEVICE void operator()(Shared&) const {
+    const int64_t r = block_id() * kThreads + thread_id();
+    if (r >= p.num_rows) return;
+    const bool is_good = is_in_range(p.index[r], p.num_out_rows, r, check);
+    key[r] = static_cast<uint32_t>(is_good ? p.index[r] : p.num_out_rows);
+  }
+};
+
+// A group of lanes for each row of `out` that gets addends: where they begin in the order of the keys.
+template <class T, int kVec>
+struct AddRuns {
+  static constexpr int kThreads = 256;
+  using Shared = NoShared;
+  using A = accumulator_t<T>;
+
+  ScatterAddRows p;
+  Sorted sorted;
+  int log_lanes;
+
+  PYG_DIST_DEVICE void operator()(Shared&) const {
+    const int64_t first = (block_id() * kThreads + thread_id()) >> log_lanes;
+    if (first >= p.num_rows || (first > 0 && sorted.key[first - 1] == sorted.key[first])) return;
+    const uint32_t target = sorted.key[first];
+    if (target >= p.num_out_rows) return;
+    const int lane = thread_id() & ((1 << log_lanes) - 1);
+    const auto* const rows = static_cast<const T*>(p.rows);
+    T* const out = static_cast<T*>(p.out) + target * p.out_stride;
+    for (int64_t c = lane * kVec; c < p.num_features; c += int64_t{kVec} << log_lanes) {
+      A sum[kVec];
+      load_values<T, kVec>(out + c, sum);
+      for (int64_t k = first; k < p.num_rows && sorted.key[k] == target; ++k) {
+        A addend[kVec];
+        load_values<T, kVec>(rows + sorted.place[k] * p.rows_stride + c, addend);
+        PYG_DIST_UNROLL
+        for (int v = 0; v < kVec; ++v) sum[v] = to_sum(from_sum<T>(sum[v] + addend[v]));
+      }
+      store_values<T, kVec>(out + c, sum);
+    }
+  }
+};
+
+}  // namespace
+
+void scatter_add_rows(const ScatterAddRows& p, const IndexCheck& check, const Queue& queue) {
+  if (p.num_rows == 0) return;
+  auto* const key = scratch<uint32_t>(queue, p.num_rows);
+  launch(TargetKeys{p, key, check}, blocks_for(p.num_rows, TargetKeys::kThreads), queue.stream);
+  int num_bits = 0;
+  while (p.num_out_rows >> num_bits > 0) ++num_bits;
+  const Sorted sorted = sort_keys(key, p.num_rows, num_bits, queue);
+  for_element(p.element, [&]<class T>() {
+    Alignment<T> alignment(p.num_features);
+    alignment.template rows<T>(p.rows, p.rows_stride).template rows<T>(p.out, p.out_stride);
+    with_vectors<T>(alignment, [&]<int kVec, int>() {
+      using Kernel = AddRuns<T, kVec>;
+      const int log_lanes = log_lanes_for(p.num_features, kVec);
+      launch(Kernel{p, sorted, log_lanes}, blocks_for(p.num_rows << log_lanes, Kernel::kThreads), queue.stream);
+    });
+  });
+}
+
+}  // namespace pyg_dist::gpu

@@ -1,0 +1,527 @@
+// Every kernel of a device against plain loops over doubles. `Device` has a function for each op, which does all of a
+// problem, and
+//   kHub     so many edges has one row of a pattern more than the others
+//
+// Inputs are small integers and scales powers of two, so that sums are exact in every order and in every type, and a
+// kernel must equal its loop to the last bit. Norms, which divide, may be off by rounding.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "formats/bfloat16.h"
+#include "formats/keyed.h"
+#include "formats/packed_rows.h"
+#include "kernels/attention.h"
+#include "kernels/dequantize_csr.h"
+#include "kernels/extreme_csr.h"
+#include "kernels/gather_rows.h"
+#include "kernels/keyed.h"
+#include "kernels/quantize_csr.h"
+#include "kernels/relu.h"
+#include "kernels/row_epilogue.h"
+#include "kernels/scatter_add_rows.h"
+#include "kernels/sddmm_csr.h"
+#include "kernels/spmm_csr.h"
+
+namespace pyg_dist {
+namespace {
+
+template <class T>
+constexpr Element kElement = sizeof(T) == 8   ? Element::f64
+                             : sizeof(T) == 4 ? Element::f32
+                                              : Element::bf16;
+
+template <class T>
+T from_double(double value) {
+  if constexpr (sizeof(T) == 2) {
+    return narrow(static_cast<float>(value));
+  } else {
+    return static_cast<T>(value);
+  }
+}
+
+template <class T>
+double to_double(T value) {
+  if constexpr (sizeof(T) == 2) {
+    return widen(value);
+  } else {
+    return value;
+  }
+}
+
+uint32_t state = 1;
+int draw(int count) {  // of [0, count)
+  state = state * 1664525 + 1013904223;
+  return static_cast<int>((static_cast<uint64_t>(state >> 8) * static_cast<uint64_t>(count)) >> 24);
+}
+
+template <class T>
+std::vector<T> integers(size_t size) {
+  std::vector<T> values(size);
+  for (T& value : values) value = from_double<T>(draw(7) - 3);
+  return values;
+}
+
+int64_t failures = 0;
+uint64_t digest = 0;  // of all results
+
+template <class T>
+void expect(const char* kernel, int64_t width, const std::vector<T>& got, const std::vector<double>& want,
+            double tolerance = 0) {
+  for (size_t i = 0; i < sizeof(T) * got.size(); ++i) {
+    digest = (digest ^ reinterpret_cast<const uint8_t*>(got.data())[i]) * 0x100000001b3u;
+  }
+  for (size_t i = 0; i < want.size(); ++i) {
+    // What the kernel's own type makes of the exact result.
+    const double rounded = to_double(from_double<T>(want[i])), found = to_double(got[i]);
+    if (std::abs(found - rounded) <= tolerance * (1 + std::abs(rounded)) ||
+        (std::isnan(found) && std::isnan(rounded)) || found == rounded) {
+      continue;
+    }
+    if (++failures <= 20) {
+      std::printf("%s, width %lld, %zu bytes: entry %zu: expected %g, got %g\n", kernel, static_cast<long long>(width),
+                  sizeof(T), i, rounded, found);
+    }
+  }
+}
+
+constexpr int64_t kRows = 23, kSources = 17;
+
+// Word `column` of a row: formats/keyed.h, as plainly as can be.
+uint32_t philox_word(uint64_t seed, uint64_t key, int64_t column, Stream stream) {
+  uint32_t c[4] = {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32), static_cast<uint32_t>(column / 4),
+                   static_cast<uint32_t>(stream)};
+  auto k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+  for (int round = 0; round < Philox::kRounds; ++round) {
+    const uint64_t p0 = uint64_t{Philox::kMultiplier0} * c[0], p1 = uint64_t{Philox::kMultiplier1} * c[2];
+    const uint32_t next[4] = {static_cast<uint32_t>(p1 >> 32) ^ c[1] ^ k0, static_cast<uint32_t>(p1),
+                              static_cast<uint32_t>(p0 >> 32) ^ c[3] ^ k1, static_cast<uint32_t>(p0)};
+    std::memcpy(c, next, sizeof(c));
+    k0 += Philox::kWeyl0;
+    k1 += Philox::kWeyl1;
+  }
+  return c[column % 4];
+}
+
+struct Pattern {
+  std::vector<int64_t> rowptr{0};
+  std::vector<int32_t> col;
+  std::vector<int64_t> row;  // of each edge
+
+  Pattern(int64_t num_rows, int64_t num_sources, int hub) {
+    for (int64_t r = 0; r < num_rows; ++r) {
+      const int degree = r % 5 == 0 ? 0 : draw(12) + (r == 7 ? hub : 0);
+      for (int e = 0; e < degree; ++e) {
+        col.push_back(draw(static_cast<int>(num_sources)));
+        row.push_back(r);
+      }
+      rowptr.push_back(static_cast<int64_t>(col.size()));
+    }
+  }
+};
+
+template <class T, class Device>
+void try_width(const Device& device, int64_t width) {
+  using A = accumulator_t<T>;
+  const auto F = static_cast<size_t>(width);
+  const Pattern p(kRows, kSources, Device::kHub), transposed(kSources, kRows, Device::kHub);
+  const auto num_edges = static_cast<int64_t>(p.col.size());
+  const auto x = integers<T>(kSources * F), a = integers<T>(kRows * F);
+  const auto weight = integers<A>(p.col.size()), row_scale = integers<A>(kRows), col_scale = integers<A>(kSources);
+
+  auto out = integers<T>(kRows * F);
+  std::vector<double> want(out.size());
+  for (size_t i = 0; i < want.size(); ++i) want[i] = to_double(out[i]);
+  for (size_t e = 0; e < p.col.size(); ++e) {
+    for (size_t c = 0; c < F; ++c) {
+      const auto source = static_cast<size_t>(p.col[e]), row = static_cast<size_t>(p.row[e]);
+      want[row * F + c] +=
+          double(row_scale[row]) * double(weight[e]) * double(col_scale[source]) * to_double(x[source * F + c]);
+    }
+  }
+  device.spmm_csr({.rowptr = p.rowptr.data(),
+                   .col = p.col.data(),
+                   .x = x.data(),
+                   .weight = weight.data(),
+                   .row_scale = row_scale.data(),
+                   .col_scale = col_scale.data(),
+                   .out = out.data(),
+                   .num_rows = kRows,
+                   .num_source_rows = kSources,
+                   .num_edges = num_edges,
+                   .num_features = width,
+                   .x_stride = width,
+                   .out_stride = width,
+                   .x_element = kElement<T>,
+                   .out_element = kElement<T>,
+                   .accumulate = true,
+                   .divide = false});
+  expect("spmm_csr", width, out, want);
+
+  std::vector<A> dots(p.col.size());
+  std::vector<double> want_dots(p.col.size());
+  for (size_t e = 0; e < p.col.size(); ++e) {
+    for (size_t c = 0; c < F; ++c) {
+      want_dots[e] +=
+          to_double(a[static_cast<size_t>(p.row[e]) * F + c]) * to_double(x[static_cast<size_t>(p.col[e]) * F + c]);
+    }
+  }
+  device.sddmm_csr({p.rowptr.data(), p.col.data(), a.data(), x.data(), dots.data(), kRows, num_edges, width, width,
+                    width, kElement<T>});
+  expect("sddmm_csr", width, dots, want_dots);
+
+  std::vector<int64_t> index(kSources);
+  for (int64_t& i : index) i = draw(kRows);
+  auto added = integers<T>(kRows * F);
+  std::vector<double> want_added(added.size());
+  for (size_t i = 0; i < added.size(); ++i) want_added[i] = to_double(added[i]);
+  for (size_t r = 0; r < kSources; ++r) {
+    for (size_t c = 0; c < F; ++c) want_added[static_cast<size_t>(index[r]) * F + c] += to_double(x[r * F + c]);
+  }
+  device.scatter_add_rows(
+      {index.data(), nullptr, x.data(), added.data(), kSources, kRows, width, width, width, kElement<T>});
+  expect("scatter_add_rows", width, added, want_added);
+
+  // Rows picked; indices out of range are noticed, however large.
+  const auto bytes = width * static_cast<int64_t>(sizeof(T));
+  std::vector<T> picked(kSources * F);
+  std::vector<double> want_picked(picked.size());
+  for (size_t i = 0; i < picked.size(); ++i)
+    want_picked[i] = to_double(a[static_cast<size_t>(index[i / F]) * F + i % F]);
+  GatherRows gathering{reinterpret_cast<const char*>(a.data()),
+                       index.data(),
+                       reinterpret_cast<char*>(picked.data()),
+                       kRows,
+                       kSources,
+                       bytes,
+                       bytes,
+                       bytes};
+  if (!device.gather_rows(gathering)) ++failures;
+  expect("gather_rows", width, picked, want_picked);
+  for (const int64_t bad :
+       {int64_t{kRows}, int64_t{-1}, std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()}) {
+    index[5] = bad;
+    if (device.gather_rows(gathering)) ++failures;
+  }
+
+  // ReLU and its derivative by the bits that it keeps.
+  std::vector<T> positive(a.size()), by_a(a.size());
+  std::vector<double> want_positive(a.size()), want_by_a(a.size());
+  std::vector<uint8_t> passed((a.size() + 7) / 8);
+  for (size_t i = 0; i < a.size(); ++i) {
+    want_positive[i] = std::max(to_double(a[i]), 0.0);
+    want_by_a[i] = to_double(a[i]) > 0 ? to_double(out[i]) : 0;
+  }
+  const auto num_elements = static_cast<int64_t>(a.size());
+  if constexpr (requires { &Device::relu; }) {  // a CPU's alone
+    device.relu({a.data(), positive.data(), passed.data(), num_elements, kElement<T>});
+    expect("relu", width, positive, want_positive);
+    device.relu_grad({out.data(), passed.data(), by_a.data(), num_elements, kElement<T>});
+    expect("relu_grad", width, by_a, want_by_a);
+  }
+
+  std::vector<T> extreme(kRows * F);
+  std::vector<double> want_extreme(extreme.size()), ties(extreme.size());
+  for (size_t e = 0; e < p.col.size(); ++e) {
+    for (size_t c = 0; c < F; ++c) {
+      const double value = to_double(x[static_cast<size_t>(p.col[e]) * F + c]);
+      double& best = want_extreme[static_cast<size_t>(p.row[e]) * F + c];
+      if (e == static_cast<size_t>(p.rowptr[static_cast<size_t>(p.row[e])]) || value > best) best = value;
+    }
+  }
+  ExtremeCsr problem{p.rowptr.data(), p.col.data(), x.data(), nullptr,     nullptr, extreme.data(), kRows, num_edges,
+                     width,           width,        width,    kElement<T>, true};
+  device.extreme_csr(problem);
+  expect("extreme_csr", width, extreme, want_extreme);
+  for (size_t i = 0; i < ties.size(); ++i) ties[i] = want_extreme[i] == 0;
+  for (size_t e = 0; e < p.col.size(); ++e) {
+    for (size_t c = 0; c < F; ++c) {
+      const size_t i = static_cast<size_t>(p.row[e]) * F + c;
+      ties[i] += to_double(x[static_cast<size_t>(p.col[e]) * F + c]) == want_extreme[i];
+    }
+  }
+  std::vector<A> share(extreme.size());
+  std::vector<double> want_share(extreme.size());
+  for (size_t i = 0; i < ties.size(); ++i) want_share[i] = to_double(a[i]) / ties[i];
+  problem.y = extreme.data();
+  problem.g = a.data();
+  problem.out = share.data();
+  device.extreme_csr_shares(problem);
+  expect("extreme_csr_shares", width, share, want_share, 1e-6);
+  const auto shares = integers<A>(kRows * F);
+  std::vector<T> by_x(kSources * F);
+  std::vector<double> want_by_x(by_x.size());
+  for (size_t e = 0; e < transposed.col.size(); ++e) {
+    for (size_t c = 0; c < F; ++c) {
+      const size_t to = static_cast<size_t>(transposed.row[e]) * F + c;
+      const size_t from = static_cast<size_t>(transposed.col[e]) * F + c;
+      if (to_double(x[to]) == want_extreme[from]) want_by_x[to] += double(shares[from]);
+    }
+  }
+  device.extreme_csr_grad({transposed.rowptr.data(), transposed.col.data(), x.data(), extreme.data(), shares.data(),
+                           by_x.data(), kSources, static_cast<int64_t>(transposed.col.size()), width, width, width,
+                           kElement<T>, true});
+  expect("extreme_csr_grad", width, by_x, want_by_x);
+
+  std::vector<int64_t> key(kRows);
+  for (size_t r = 0; r < kRows; ++r) key[r] = static_cast<int64_t>(r * r) << (r % 3 * 20);
+  const Keyed keyed{key.data(), kRows, width, 5, 0x123456789abcdefu};
+  const std::vector<T> ones(kRows * F, from_double<T>(1));
+  std::vector<T> mask(kRows * F), uniform(kRows * F);
+  device.keyed_dropout({keyed, ones.data(), mask.data(), 1u << 30, 2, kElement<T>});
+  std::vector<double> want_mask(mask.size());
+  for (size_t r = 0; r < kRows; ++r) {
+    for (size_t c = 0; c < F; ++c) {
+      const auto column = static_cast<int64_t>(c) + keyed.column_offset;
+      const uint32_t word = philox_word(keyed.seed, static_cast<uint64_t>(key[r]), column, Stream::dropout);
+      want_mask[r * F + c] = word >= 1u << 30 ? 2 : 0;
+    }
+  }
+  expect("keyed_dropout", width, mask, want_mask);
+  std::vector<T> normal(kRows * F);
+  device.keyed_normal({keyed, normal.data(), kElement<T>});
+  for (const T& value : normal) failures += !(std::abs(to_double(value)) < 8);
+  device.keyed_uniform({keyed, uniform.data(), kElement<T>});
+  if constexpr (sizeof(T) == 4) {
+    std::vector<double> want_uniform(uniform.size());
+    for (size_t i = 0; i < uniform.size(); ++i) {
+      const auto row = static_cast<uint64_t>(key[i / F]);
+      const auto column = static_cast<int64_t>(i % F) + keyed.column_offset;
+      want_uniform[i] = (philox_word(keyed.seed, row, column, Stream::uniform) >> 8) * 0x1p-24;
+    }
+    expect("keyed_uniform", width, uniform, want_uniform);
+  }
+
+  // Packed rows, at random and to nearest, brought back: within a step of what they were, which bfloat16 holds exactly.
+  const auto twice = integers<T>(kSources * F);
+  std::vector<int32_t> from(kRows);
+  std::vector<int64_t> each(kRows + 1);
+  for (size_t r = 0; r < kRows; ++r) {
+    from[r] = draw(kSources);
+    each[r + 1] = static_cast<int64_t>(r + 1);
+  }
+  std::vector<int32_t> own(kRows);
+  for (size_t r = 0; r < kRows; ++r) own[r] = static_cast<int32_t>(r);
+  for (const int bits : {2, 4, 8, 16}) {
+    for (const bool stochastic : {false, true}) {
+      std::vector<uint8_t> packed(static_cast<size_t>(kRows * packed_row_bytes(width, bits)));
+      int64_t bad_row = 0;
+      device.quantize_csr({.sums = {.rowptr = each.data(),
+                                    .col = from.data(),
+                                    .x = twice.data(),
+                                    .weight = nullptr,
+                                    .row_scale = nullptr,
+                                    .col_scale = nullptr,
+                                    .out = nullptr,
+                                    .num_rows = kRows,
+                                    .num_source_rows = kSources,
+                                    .num_edges = kRows,
+                                    .num_features = width,
+                                    .x_stride = width,
+                                    .out_stride = width,
+                                    .x_element = kElement<T>,
+                                    .out_element = accumulator_of(kElement<T>),
+                                    .accumulate = false,
+                                    .divide = false},
+                           .key = stochastic ? key.data() : nullptr,
+                           .packed = packed.data(),
+                           .bad_row = &bad_row,
+                           .seed = 0x123456789abcdefu,
+                           .bits = bits});
+      if (bad_row != kAllFinite) ++failures;
+      std::vector<T> back(kRows * F);
+      device.dequantize_csr_add({each.data(), own.data(), packed.data(), packed.data() + packed.size(), nullptr,
+                                 nullptr, back.data(), kRows, kRows, width, width, bits, kElement<T>});
+      const double step = bits == 16 ? 0 : 6.1 / ((1 << bits) - 1);  // the largest range is 6
+      for (size_t i = 0; i < back.size(); ++i) {
+        const double want = to_double(twice[static_cast<size_t>(from[i / F]) * F + i % F]);
+        if (!(std::abs(to_double(back[i]) - want) <= step) && ++failures <= 20) {
+          std::printf("quantize_csr, width %lld, %d bits: entry %zu: expected %g, got %g\n",
+                      static_cast<long long>(width), bits, i, want, to_double(back[i]));
+        }
+      }
+    }
+  }
+
+  // Norm, ReLU and dropout with the mask above.
+  const auto scale = integers<A>(F), shift = integers<A>(F);
+  std::vector<A> mean(kRows), rstd(kRows);
+  std::vector<T> y(kRows * F);
+  std::vector<double> want_y(y.size());
+  for (size_t r = 0; r < kRows; ++r) {
+    double m = 0, v = 0;
+    for (size_t c = 0; c < F; ++c) m += to_double(a[r * F + c]) / static_cast<double>(F);
+    for (size_t c = 0; c < F; ++c) v += std::pow(to_double(a[r * F + c]) - m, 2) / static_cast<double>(F);
+    for (size_t c = 0; c < F; ++c) {
+      const double z = (to_double(a[r * F + c]) - m) / std::sqrt(v + 1) * double(scale[c]) + double(shift[c]);
+      want_y[r * F + c] = (z > 0 ? z : 0) * to_double(mask[r * F + c]);
+    }
+  }
+  device.row_epilogue({.keyed = keyed,
+                       .x = a.data(),
+                       .weight = scale.data(),
+                       .bias = shift.data(),
+                       .mean = mean.data(),
+                       .rstd = rstd.data(),
+                       .y = y.data(),
+                       .eps = 1,
+                       .scale = 2,
+                       .threshold = 1u << 30,
+                       .norm = RowNorm::layer,
+                       .relu = true,
+                       .element = kElement<T>});
+  expect("row_epilogue", width, y, want_y, sizeof(T) == 2 ? 0.01 : 1e-4);
+}
+
+// Attention of two heads, additive, with dropout: the sums, and the gradients of their products with small integers.
+template <class T, class Device>
+void try_attention(const Device& device, int64_t columns) {
+  using A = accumulator_t<T>;
+  constexpr size_t kHeads = 2;
+  const auto C = static_cast<size_t>(columns), F = kHeads * C;
+  const Pattern p(kRows, kSources, Device::kHub);
+  const size_t num_edges = p.col.size();
+  const auto value = integers<T>(kSources * F), grad = integers<T>(kRows * F);
+  const auto key = integers<T>(kSources * kHeads), query = integers<T>(kRows * kHeads);
+  std::vector<int32_t> place(num_edges);
+  std::vector<int64_t> edge_key(num_edges);
+  for (size_t e = 0; e < num_edges; ++e) {
+    place[e] = static_cast<int32_t>(num_edges - 1 - e);
+    edge_key[e] = static_cast<int64_t>(e * e);
+  }
+
+  std::vector<double> y(kRows * F), lse(kRows * kHeads, -std::numeric_limits<double>::infinity()),
+      delta(kRows * kHeads);
+  std::vector<double> by_query(kRows * kHeads), by_key(kSources * kHeads), by_value(kSources * F);
+  const auto for_each_head = [&](const auto& use) {
+    for (size_t e = 0; e < num_edges; ++e) {
+      for (size_t h = 0; h < kHeads; ++h) {
+        const auto i = static_cast<size_t>(p.row[e]), j = static_cast<size_t>(p.col[e]);
+        const double u = to_double(key[j * kHeads + h]) + to_double(query[i * kHeads + h]), slope = u > 0 ? 1 : 0.25;
+        const auto row_key = static_cast<uint64_t>(edge_key[static_cast<size_t>(place[e])]);
+        const bool kept = philox_word(7, row_key, static_cast<int64_t>(h), Stream::dropout) >= 1u << 30;
+        use(i * kHeads + h, j * kHeads + h, u * slope, slope, kept ? 4.0 / 3 : 0.0);
+      }
+    }
+  };
+  for_each_head([&](size_t i, size_t, double s, double, double) {
+    lse[i] = s > lse[i] ? s + std::log1p(std::exp(lse[i] - s)) : lse[i] + std::log1p(std::exp(s - lse[i]));
+  });
+  for_each_head([&](size_t i, size_t j, double s, double, double keep) {
+    for (size_t c = 0; c < C; ++c) y[i * C + c] += std::exp(s - lse[i]) * keep * to_double(value[j * C + c]);
+  });
+  for (size_t k = 0; k < y.size(); ++k) delta[k / C] += y[k] * to_double(grad[k]);
+  for_each_head([&](size_t i, size_t j, double s, double slope, double keep) {
+    const double probability = std::exp(s - lse[i]);
+    double product = 0;
+    for (size_t c = 0; c < C; ++c) {
+      product += to_double(grad[i * C + c]) * to_double(value[j * C + c]);
+      by_value[j * C + c] += probability * keep * to_double(grad[i * C + c]);
+    }
+    const double by_logit = probability * (keep * product - delta[i]) * slope;
+    by_query[i] += by_logit;
+    by_key[j] += by_logit;
+  });
+
+  Attention attention{.rowptr = p.rowptr.data(),
+                      .col = p.col.data(),
+                      .edge = place.data(),
+                      .num_rows = kRows,
+                      .num_edges = static_cast<int64_t>(num_edges),
+                      .first_row = 0,
+                      .value = value.data(),
+                      .key = key.data(),
+                      .query = query.data(),
+                      .edge_attr = nullptr,
+                      .edge_weight = nullptr,
+                      .att = nullptr,
+                      .value_stride = static_cast<int64_t>(F),
+                      .key_stride = kHeads,
+                      .query_stride = kHeads,
+                      .edge_attr_stride = 0,
+                      .edge_weight_stride = 0,
+                      .edge_key = edge_key.data(),
+                      .seed = 7,
+                      .threshold = 1u << 30,
+                      .num_heads = kHeads,
+                      .num_columns = columns,
+                      .num_edge_columns = 0,
+                      .slope = 0.25,
+                      .scale = 1,
+                      .dropout_scale = 4.0 / 3,
+                      .form = AttentionForm::additive,
+                      .element = kElement<T>,
+                      .scratch = nullptr};
+  const double tolerance = sizeof(T) == 2 ? 0.05 : sizeof(T) == 4 ? 1e-4 : 1e-11;
+  std::vector<T> got_y(kRows * F), got_by_query(kRows * kHeads), got_by_key(kSources * kHeads),
+      got_by_value(kSources * F);
+  std::vector<A> got_lse(kRows * kHeads), given_delta(delta.begin(), delta.end());
+  device.attention({attention, got_y.data(), nullptr, got_lse.data(), false});
+  expect("attention", columns, got_y, y, tolerance);
+  expect("attention, lse", columns, got_lse, lse, tolerance);
+
+  AttentionGrad gradient{.attention = attention,
+                         .lse = got_lse.data(),
+                         .delta = given_delta.data(),
+                         .grad_y = grad.data(),
+                         .grad_z = nullptr,
+                         .by_query = got_by_query.data(),
+                         .by_edge_weight = nullptr,
+                         .by_edge_attr = nullptr,
+                         .by_parameters = nullptr,
+                         .by_value = got_by_value.data(),
+                         .by_key = got_by_key.data(),
+                         .wide = false};
+  const double range = tolerance * static_cast<double>(columns);
+  device.attention_by_target(gradient);
+  expect("attention_by_target", columns, got_by_query, by_query, range);
+
+  std::vector<int64_t> rowptr{0};
+  std::vector<int32_t> col, back_place;
+  for (int32_t j = 0; j < kSources; ++j) {
+    for (size_t e = 0; e < num_edges; ++e) {
+      if (p.col[e] != j) continue;
+      col.push_back(static_cast<int32_t>(p.row[e]));
+      back_place.push_back(place[e]);
+    }
+    rowptr.push_back(static_cast<int64_t>(col.size()));
+  }
+  gradient.attention.rowptr = rowptr.data();
+  gradient.attention.col = col.data();
+  gradient.attention.edge = back_place.data();
+  gradient.attention.num_rows = kSources;
+  device.attention_by_source(gradient);
+  expect("attention_by_source, value", columns, got_by_value, by_value, tolerance);
+  expect("attention_by_source, key", columns, got_by_key, by_key, range);
+}
+
+// All of it; the number of wrong values so far.
+template <class Device>
+int64_t try_all(const Device& device) {
+  state = 1;
+  std::vector<int64_t> place(100), there(100);
+  for (size_t i = 0; i < place.size(); ++i) place[i] = static_cast<int64_t>(i);
+  device.keyed_permutation({place.data(), there.data(), 100, 100, 7});
+  std::sort(there.begin(), there.end());
+  failures += there != place;
+  const auto try_type = [&]<class T>(int64_t width) {
+    try_width<T>(device, width);
+    if constexpr (requires { &Device::attention; }) try_attention<T>(device, width);
+  };
+  for (int64_t width : {1, 2, 3, 4, 7, 8, 15, 16, 17, 31, 33, 47, 64, 100, 129, 256, 602}) {
+    try_type.template operator()<float>(width);
+    try_type.template operator()<double>(width);
+    try_type.template operator()<BFloat16>(width);
+  }
+  return failures;
+}
+
+}  // namespace
+}  // namespace pyg_dist
