@@ -2,6 +2,7 @@
 # make test    all tests                                          make format  apply the style
 # make cross   the NEON and SVE kernels, cross-compiled and tried in an emulator (g++-aarch64-linux-gnu, qemu-user)
 # make simt    the kernels for GPUs, in an emulator, under AddressSanitizer and UndefinedBehaviorSanitizer
+# make mutants that trial of theirs, with one barrier or bound less each time: every mutant must fail
 # make sanitize  the kernels of this machine under AddressSanitizer and UndefinedBehaviorSanitizer
 # make wheel   wheel and sdist, tried in an empty environment     make docs    the site, build/docs/index.html
 # make clean   remove all that make has made
@@ -29,7 +30,7 @@ SOURCES_CXX = $(shell find csrc tests -name '*.cpp' -o -name '*.h' -o -name '*.c
 export OMP_WAIT_POLICY ?= passive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test check docs cross sanitize simt wheel format clean
+.PHONY: demo test check docs cross sanitize simt mutants wheel format clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.ready
@@ -96,6 +97,9 @@ simt:
 	  echo '$(SANITIZED) -Itests/simt -Itests -Icsrc -x c++' -c $$source -o "$$scratch/$$(basename $$source).o"; \
 	done | xargs -P $$(nproc) -I{} sh -c '{}' && \
 	$(SANITIZED) "$$scratch"/*.o -o "$$scratch/trial" && "$$scratch/trial"
+
+mutants:
+	@$(PYTHON) tests/simt/mutants.py
 
 # The trial runs in the scratch folder, where no source tree can stand in for what the wheel lacks.
 wheel: .venv/.ready

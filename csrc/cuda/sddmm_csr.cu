@@ -20,7 +20,6 @@ struct Dots {
 
   PYG_DIST_DEVICE void operator()(Shared&) const {
     const int64_t first = ((block_id() * kThreads + thread_id()) >> log_lanes) * kEdges;
-    if (first >= p.num_edges) return;
     const int lane = thread_id() & ((1 << log_lanes) - 1);
     const int64_t last = first + kEdges < p.num_edges ? first + kEdges : p.num_edges;
     const auto* const b = static_cast<const T*>(p.b);

@@ -134,7 +134,7 @@ struct MoveKeys {
         step.out_key[to] = step.key[k];
         step.out_place[to] = step.place == nullptr ? static_cast<int32_t>(k) : step.place[k];
       }
-      warp_sync(kAllLanes);
+      warp_sync(kAllLanes);  // the ballots of the next round meet, too, but do not order memory
     }
   }
 };

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/cpu/attention.h"
+#include "kernels/cpu/patterns.h"
 #include "kernels/cpu/table.h"
 
 namespace pyg_dist {
@@ -36,6 +37,8 @@ struct Cpu {
   void keyed_normal(const KeyedNumbers& p) const { normal_rows(p, 0, p.keyed.num_rows); }
   void keyed_permutation(const KeyedPermutation& p) const { permute_places(p, 0, p.num_places); }
   void row_epilogue(const RowEpilogue& p) const { kernels().epilogue_rows(p, 0, p.keyed.num_rows); }
+  void row_epilogue_grad(const RowEpilogueGrad& p) const { kernels().epilogue_grad_groups(p, 0, p.num_groups); }
+  void transpose_csr(const TransposeCsr& p) const { pyg_dist::transpose_csr(p); }
   void quantize_csr(const QuantizeCsr& p) const {  // of rows that are one row of x each
     const QuantizeRows rows{.key = p.key,
                             .index = p.sums.col,

@@ -23,6 +23,7 @@
 #include "kernels/extreme_csr.h"
 #include "kernels/gather_rows.h"
 #include "kernels/keyed.h"
+#include "kernels/patterns.h"
 #include "kernels/quantize_csr.h"
 #include "kernels/relu.h"
 #include "kernels/row_epilogue.h"
@@ -378,6 +379,43 @@ void try_width(const Device& device, int64_t width) {
                        .relu = true,
                        .element = kElement<T>});
   expect("row_epilogue", width, y, want_y, sizeof(T) == 2 ? 0.01 : 1e-4);
+
+  // Its derivative, without a norm: exact.
+  constexpr int64_t kGroups = 3;
+  std::vector<T> by_row(kRows * F);
+  std::vector<A> sums(static_cast<size_t>(kGroups) * 3 * F);
+  std::vector<double> want_by_row(by_row.size()), want_sums(2 * F);
+  for (size_t i = 0; i < by_row.size(); ++i) {
+    const size_t c = i % F;
+    const double value = to_double(a[i]), passes = value * double(scale[c]) + double(shift[c]) > 0;
+    const double by_z = passes * to_double(mask[i]) * to_double(ones[i]);
+    want_by_row[i] = by_z * double(scale[c]);
+    want_sums[c] += by_z * value;
+    want_sums[F + c] += by_z;
+  }
+  device.row_epilogue_grad({.forward = {.keyed = keyed,
+                                        .x = a.data(),
+                                        .weight = scale.data(),
+                                        .bias = shift.data(),
+                                        .mean = nullptr,
+                                        .rstd = nullptr,
+                                        .y = nullptr,
+                                        .eps = 0,
+                                        .scale = 2,
+                                        .threshold = 1u << 30,
+                                        .norm = RowNorm::none,
+                                        .relu = true,
+                                        .element = kElement<T>},
+                            .grad = ones.data(),
+                            .grad_x = by_row.data(),
+                            .sums = sums.data(),
+                            .num_groups = kGroups});
+  expect("row_epilogue_grad", width, by_row, want_by_row);
+  std::vector<A> added_sums(2 * F);
+  for (size_t g = 0; g < kGroups; ++g) {
+    for (size_t c = 0; c < 2 * F; ++c) added_sums[c] += sums[3 * g * F + c];
+  }
+  expect("row_epilogue_grad, sums", width, added_sums, want_sums);
 }
 
 // Attention of two heads, additive, with dropout: the sums, and the gradients of their products with small integers.
@@ -502,6 +540,34 @@ void try_attention(const Device& device, int64_t columns) {
   expect("attention_by_source, key", columns, got_by_key, by_key, range);
 }
 
+// Entries enough for several tiles of a sort, and columns for two of its steps.
+template <class Device>
+void try_transpose(const Device& device) {
+  constexpr int kColumns = 300;
+  const Pattern p(kRows, kColumns, 12000);
+  const size_t num_edges = p.col.size();
+  std::vector<int64_t> rowptr(kColumns + 1), entry(num_edges);
+  std::vector<int32_t> col(num_edges);
+  device.transpose_csr({.rowptr = p.rowptr.data(),
+                        .col = p.col.data(),
+                        .num_rows = kRows,
+                        .num_cols = kColumns,
+                        .num_entries = static_cast<int64_t>(num_edges),
+                        .out_rowptr = rowptr.data(),
+                        .out_col = col.data(),
+                        .out_entry = entry.data()});
+  size_t k = 0;
+  for (int32_t column = 0; column < kColumns; ++column) {
+    failures += rowptr[static_cast<size_t>(column)] != static_cast<int64_t>(k);
+    for (size_t e = 0; e < num_edges; ++e) {
+      if (p.col[e] != column) continue;
+      failures += entry[k] != static_cast<int64_t>(e) || col[k] != p.row[e];
+      ++k;
+    }
+  }
+  failures += rowptr[kColumns] != static_cast<int64_t>(num_edges);
+}
+
 // All of it; the number of wrong values so far.
 template <class Device>
 int64_t try_all(const Device& device) {
@@ -511,6 +577,7 @@ int64_t try_all(const Device& device) {
   device.keyed_permutation({place.data(), there.data(), 100, 100, 7});
   std::sort(there.begin(), there.end());
   failures += there != place;
+  try_transpose(device);
   const auto try_type = [&]<class T>(int64_t width) {
     try_width<T>(device, width);
     if constexpr (requires { &Device::attention; }) try_attention<T>(device, width);

@@ -175,8 +175,10 @@ class Scheduler {
       return;
     }
     num_at_barrier_ = 0;
-    for (int k = 0; k < launch_->num_threads; ++k) {
-      if (k != current_) release(k);
+    const auto count = static_cast<uint64_t>(launch_->num_threads), first = draw(count);
+    for (uint64_t k = first; k < first + count; ++k) {
+      const auto thread = static_cast<int>(k % count);
+      if (thread != current_) release(thread);
     }
     go_on(own);
   }
@@ -261,8 +263,11 @@ class Scheduler {
     std::iota(ready_.begin(), ready_.end(), 0);
     for (int k = 0; k < num_threads; ++k) fibers_[static_cast<size_t>(k)].state = State::runs;
     num_at_barrier_ = 0;
+    // In every second block those that were released last come first: one warp runs as far ahead of the others as it
+    // can.
+    const bool runs_ahead = draw(2) == 0;
     while (!ready_.empty() && !error_) {
-      std::swap(ready_[draw(ready_.size())], ready_.back());
+      if (!runs_ahead) std::swap(ready_[draw(ready_.size())], ready_.back());
       current_ = ready_.back();
       ready_.pop_back();
       start_switch(host_fake_stack_, fibers_[static_cast<size_t>(current_)].stack, kStackBytes);

@@ -7,6 +7,7 @@
 #include <memory>
 #include <new>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "cuda/kernels.h"
@@ -22,12 +23,18 @@ class Simulated {
 
   void spmm_csr(const SpmmCsr& p) const { gpu::spmm_csr(p, queue()); }
   void sddmm_csr(const SddmmCsr& p) const { gpu::sddmm_csr(p, queue()); }
-  void scatter_add_rows(const ScatterAddRows& p) const { gpu::scatter_add_rows(p, check_, queue()); }
+  // With one row more, which goes nowhere.
+  void scatter_add_rows(ScatterAddRows p) const {
+    std::vector<int64_t> index(p.index, p.index + p.num_rows);
+    index.push_back(p.num_out_rows);
+    p.index = index.data();
+    ++p.num_rows;
+    gpu::scatter_add_rows(p, check_, queue());
+    if (!takes_bad()) throw std::runtime_error("scatter_add_rows: expected an index out of range to be found");
+  }
   bool gather_rows(const GatherRows& p) const {
     gpu::gather_rows(p, check_, queue());
-    const bool is_good = cell_->ready == 0;
-    *cell_ = {};
-    return is_good;
+    return !takes_bad();
   }
   void extreme_csr(const ExtremeCsr& p) const { gpu::extreme_csr(p, queue()); }
   void extreme_csr_shares(const ExtremeCsr& p) const { gpu::extreme_csr_shares(p, queue()); }
@@ -37,10 +44,15 @@ class Simulated {
   void keyed_normal(const KeyedNumbers& p) const { gpu::keyed_normal(p, queue()); }
   void keyed_permutation(const KeyedPermutation& p) const { gpu::keyed_permutation(p, check_, queue()); }
   void row_epilogue(const RowEpilogue& p) const { gpu::row_epilogue(p, queue()); }
+  void row_epilogue_grad(const RowEpilogueGrad& p) const { gpu::row_epilogue_grad(p, queue()); }
+  void transpose_csr(const TransposeCsr& p) const { gpu::transpose_csr(p, check_, queue()); }
   void quantize_csr(const QuantizeCsr& p) const { gpu::quantize_csr(p, queue()); }
   void dequantize_csr_add(const DequantizeCsr& p) const { gpu::dequantize_csr_add(p, queue()); }
 
  private:
+  // Whether an index out of range has been found since.
+  bool takes_bad() const { return std::exchange(*cell_, {}).ready != 0; }
+
   gpu::Queue queue() const {
     scratch_.clear();
     return {nullptr, [this](int64_t num_bytes) {

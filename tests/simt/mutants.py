@@ -1,0 +1,78 @@
+"""Takes one barrier or one bound after the other out of the kernels for GPUs: `make mutants`.
+
+Each mutant must fail ``tests/simt/kernels_trial.cpp`` under AddressSanitizer; those that pass are printed. A barrier
+with a comment beside it stays: the comment says why no order of turns shows that it is needed.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FLAGS = "-std=c++20 -O1 -g -fsanitize=address -fno-sanitize-recover=all -Itests/simt -Itests".split()
+MUTATIONS = {
+    r"(?m)^ *(block|warp)_sync\(.*\);$": "",  # a barrier
+    r">= ((p|this)[.\->\w]*num_\w+)\) return": r"> \1) return",  # rows, edges, chunks
+    r"(if \(\w+) < ((\w+\.)?count)\b": r"\1 <= \2",  # items
+    r"\bat < p\.row_bytes": "at <= p.row_bytes",
+    r"row < (next|end)\b": r"row <= \1",
+    r"return at\(u\) < end;": "return at(u) <= end;",  # columns
+}
+COMPILED_FOR = {".cuh": "spmm_csr.cu"}
+"""What shows a mutant of a header."""
+
+
+def compile_(source: Path, to: Path, *first: str) -> Path:
+    command = ["c++", *FLAGS[:-2], *first, *FLAGS[-2:], "-Icsrc", "-x", "c++", "-c", str(source), "-o", str(to)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return to
+
+
+def mutants() -> Iterator[tuple[Path, int, str]]:
+    """File, line and text."""
+    for path in [*sorted((ROOT / "csrc/cuda").glob("*.cu")), ROOT / "csrc/cuda/row_reduction.cuh"]:
+        text = path.read_text()
+        for pattern, replacement in MUTATIONS.items():
+            for match in re.finditer(pattern, text):
+                changed = text[: match.start()] + match.expand(replacement) + text[match.end() :]
+                yield path, text.count("\n", 0, match.start()) + 1, changed
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(2) as pool:
+        folder = Path(name)
+        sources = [*(ROOT / "csrc/cuda").glob("*.cu"), *(ROOT / "tests/simt").glob("*.cpp")]
+        objects = dict(
+            zip(sources, pool.map(lambda path: compile_(path, folder / f"{path.name}.o"), sources), strict=True)
+        )
+
+        def survives(mutant: tuple[Path, int, str]) -> str | None:
+            path, line, changed = mutant
+            own = folder / f"{path.name}.{line}"
+            (own / "cuda").mkdir(parents=True, exist_ok=True)
+            written = own / "cuda" / path.name
+            written.write_text(changed)
+            source = ROOT / "csrc/cuda" / COMPILED_FOR[path.suffix] if path.suffix in COMPILED_FOR else written
+            replaced = ROOT / "csrc/cuda" / source.name
+            made = compile_(source, own / "mutant.o", f"-I{own}")
+            linked = [made, *(compiled for of, compiled in objects.items() if of != replaced)]
+            trial = own / "trial"
+            subprocess.run(["c++", "-fsanitize=address", *map(str, linked), "-o", str(trial)], check=True)
+            result = subprocess.run([trial], capture_output=True, timeout=900, check=False)
+            shown = f"{path.name}:{line}"
+            print(f"{shown}: {'passes' if result.returncode == 0 else 'fails'}", flush=True)
+            return shown if result.returncode == 0 else None
+
+        survivors = [shown for shown in pool.map(survives, list(mutants())) if shown]
+    if survivors:
+        sys.exit(f"mutants: expected every one to fail the trial, these passed: {', '.join(survivors)}")
+
+
+if __name__ == "__main__":
+    main()
