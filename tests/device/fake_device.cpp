@@ -180,9 +180,14 @@ void run(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     visit(given[1], [&](const at::Tensor& x) {
       if (is_mask(x)) refuse(name + " by a mask");
     });
-  for (size_t k = 0; k < given.size(); ++k)
-    if (schema.arguments()[k].name() == "generator" && given[k].isNone())
-      (*stack)[stack->size() - given.size() + k] = generator();
+  for (size_t k = 0; k < given.size(); ++k) {
+    const std::string& argument = schema.arguments()[k].name();
+    auto& value = (*stack)[stack->size() - given.size() + k];
+    if (argument == "generator" && value.isNone()) value = generator();
+    // Batch norm writes these, which its schema does not say: the fallback would lose it.
+    if (argument.rfind("running_", 0) == 0 && value.isTensor() && value.toTensor().defined())
+      value = on_host(value.toTensor());
+  }
   Exempt here;
   at::native::cpu_fallback(op, stack);
 }
