@@ -34,6 +34,9 @@ from pyg_dist.tensor.row_tensor import local_tensors
 
 _TRIAL_EDGES, _TRIAL_TARGETS = 64, 2
 
+_MOST_BYTES = 1 << 16
+"""No message takes more, before one has been tried: few edges need no trial."""
+
 _ROOM = 2
 """Bytes at work over bytes that autograd keeps: each kept tensor may have a gradient."""
 
@@ -52,7 +55,7 @@ def reduce_messages(conv: Any, edges: Edges, size: Any, given: dict[str, Any]) -
         return None
     limit, most = MESSAGE_MIB.value() * 2**20, max(edges.rows.counts)  # the same on all ranks
     known = _bytes_of_edge.setdefault(conv, {})
-    if known.get(call.signature, limit) * most <= limit:
+    if known.get(call.signature, _MOST_BYTES) * most <= limit:
         return None
     trial = call.try_out()
     known[call.signature] = 0 if trial is None else trial.bytes_of_edge
