@@ -33,13 +33,15 @@ def test_nets_are_those_of_the_batches() -> None:
     batches = Batches(draw=lambda seed, step: torch.from_numpy(uniform_batch(seed, step, 29, 9)), theta=2.0)
     model = build_stochastic_model(graph.edge_index, 30, 3, batches, seed=5)
     expected: Counter[tuple[int, ...]] = Counter()
-    drawn, step = 0, 0
-    while drawn < 8 * 30:
+    drawn, seen, step = 0, 0, 0
+    degree = np.bincount(graph.edge_index[0].numpy(), minlength=30)
+    while drawn < 8 * 30 or (drawn < 250 * 30 and seen < 20 * np.minimum(degree, 30 / 9).sum()):
         batch = sorted(uniform_batch(5, step, 29, 9).tolist())
         for source in batch:
             net = sorted({source} | {target for target in batch if (source, target) in edges})
             if len(net) > 1:
                 expected[tuple(net)] += 1
+                seen += len(net) - 1
         drawn, step = drawn + len(batch), step + 1
     lonely = sorted({29} | {target for source, target in edges if source == 29})
     if len(lonely) > 1:
