@@ -6,6 +6,7 @@ A process that has loaded it keeps it: torch then has an accelerator. Tests load
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
@@ -29,9 +30,13 @@ def build() -> Path:
     """The library, compiled once for a source and a torch; it waits in the system's folder of temporary files."""
     key = hashlib.sha256(_SOURCE.read_bytes() + torch.__version__.encode() + sys.platform.encode()).hexdigest()[:16]
     library = Path(tempfile.gettempdir()) / f"pyg_dist_fake_device_{os.getuid()}_{key}.so"
+    with open(library.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one of the processes that run tests compiles it, the others wait
+        return library if library.exists() else _compile(library)
+
+
+def _compile(library: Path) -> Path:
     compiler = os.environ.get("CXX") or shutil.which("g++")
-    if library.exists():
-        return library
     if not compiler or sys.platform != "linux":
         pytest.skip("the fake device needs Linux and a C++ compiler")
     includes = [argument for path in cpp_extension.include_paths() for argument in ("-isystem", path)]
