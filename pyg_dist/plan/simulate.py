@@ -120,7 +120,8 @@ def epoch(graph: GraphStatistics, model: Model, num_ranks: int, machine: Machine
     load = even_load(graph, num_ranks, machine.ranks_per_node)
     halo = {b: halo_price(model, [load], machine, num_ranks, (b, b)) for b in bits}
     priced = [(price_of(model, shape, sums, machine), shape, sums) for shape in meshes(num_ranks) for sums in FORMS]
-    grid, shape, sums = min(priced, key=lambda p: (p[0].seconds, p[1] != nearest_cube(num_ranks)))
+    cube = nearest_cube(num_ranks)
+    grid, shape, sums = min(priced, key=lambda p: (p[0].seconds, p[1] != cube))
     return Epoch(num_ranks, graph.num_nodes + graph.rows(num_ranks), halo, grid, shape, sums)
 
 

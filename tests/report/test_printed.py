@@ -24,7 +24,21 @@ COMMANDS = [
     [*PLAN, "--ranks", "8", "--layout", "auto", "--model", "9", "100"],
     [*PLAN, "--ranks", "1", "2", "4", "8", "64", "--model", "9", "100"],
     ["partition", "{graph}", "--parts", "2", "40", "--model", "random", "metis-cut"],
-    ["simulate", "--nodes", "10000", "--edges", "200000", "--features", "100", "--bits", "32", "2"],
+    [
+        "simulate",
+        "--nodes",
+        "100000",
+        "--edges",
+        "2000000",
+        "--features",
+        "100",
+        "--bits",
+        "32",
+        "2",
+        "--ranks",
+        "16",
+        "8192",
+    ],
     ["doctor"],
 ]
 

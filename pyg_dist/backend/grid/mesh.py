@@ -69,11 +69,11 @@ class MeshShape:
     @property
     def size(self) -> int:
         """Number of ranks."""
-        return math.prod(self.sizes(*RANK_ORDER))
+        return self.x * self.y * self.z * self.data
 
     def sizes(self, *axes: str) -> tuple[int, ...]:
         """The sizes of some axes."""
-        return tuple(self[axis] for axis in axes)
+        return tuple([getattr(self, axis) for axis in axes])  # prices of all meshes ask this a million times
 
     def stride(self, axis: str) -> int:
         """How far apart the numbers of two ranks are that are neighbours along ``axis``."""
@@ -155,4 +155,4 @@ def meshes(num_ranks: int) -> list[MeshShape]:
 
 def nearest_cube(num_ranks: int) -> MeshShape:
     """The mesh whose sides differ least; the larger sides are those of rows, x and z."""
-    return min(meshes(num_ranks), key=lambda m: (max(m.sizes(*GRID_AXES)) / min(m.sizes(*GRID_AXES)), m.y, m.x))
+    return min(meshes(num_ranks), key=lambda m: (max(m.x, m.y, m.z) / min(m.x, m.y, m.z), m.y, m.x))

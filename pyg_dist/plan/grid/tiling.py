@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Literal
 
@@ -34,7 +35,7 @@ class TileLayout:
         """The axes along which ranks hold different elements."""
         return self.rows if self.columns is None else (*self.rows, self.columns)
 
-    @property
+    @cached_property
     def replicas(self) -> tuple[str, ...]:
         """The axes along which ranks hold the same elements."""
         return tuple(axis for axis in GRID_AXES if axis not in self.distinct)
