@@ -24,21 +24,7 @@ COMMANDS = [
     [*PLAN, "--ranks", "8", "--layout", "auto", "--model", "9", "100"],
     [*PLAN, "--ranks", "1", "2", "4", "8", "64", "--model", "9", "100"],
     ["partition", "{graph}", "--parts", "2", "40", "--model", "random", "metis-cut"],
-    [
-        "simulate",
-        "--nodes",
-        "100000",
-        "--edges",
-        "2000000",
-        "--features",
-        "100",
-        "--bits",
-        "32",
-        "2",
-        "--ranks",
-        "16",
-        "8192",
-    ],
+    "simulate --nodes 100000 --edges 2000000 --features 100 --bits 32 2 --ranks 16 8192".split(),
     ["doctor"],
 ]
 
@@ -67,8 +53,9 @@ def test_widths(graph_file: Path, capsys: pytest.CaptureFixture[str], command: l
 
 @pytest.mark.parametrize("layout", ["halo", "grid"])
 def test_widths_of_stores(graph_file: Path, capsys: pytest.CaptureFixture[str], layout: str) -> None:
+    tiles = ["--tiles", "4", "4"] if layout == "grid" else []
     for command in (
-        ["partition", "{graph}", "{store}", "--parts", "3", "--layout", layout],
+        ["partition", "{graph}", "{store}", "--parts", "3", "--layout", layout, *tiles],
         ["doctor", "--store", "{store}"],
     ):
         lines = printed(capsys, command, graph_file).replace(str(graph_file.parent), "").splitlines()
