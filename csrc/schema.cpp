@@ -89,7 +89,14 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
       "seed, int column_offset) -> (Tensor, Tensor, Tensor)");
   m.def(
       "row_epilogue_grad(Tensor grad, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, Tensor? key, "
-      "int norm, bool relu, float p, int seed, int column_offset) -> (Tensor, Tensor)");
+      "int norm, bool relu, float p, int seed, int column_offset, bool is_part) -> (Tensor, Tensor, Tensor)");
+  // Where x are some columns of the rows: mean and mean square of these; y for moments of all. The gradient of a part
+  // is that by norm(x), with its row sums [rows, 2]; given the means over all columns, it becomes that by x
+  m.def("row_moments(Tensor x, int norm) -> (Tensor, Tensor)");
+  m.def(
+      "row_epilogue_of(Tensor x, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, Tensor? key, int norm, bool "
+      "relu, float p, int seed, int column_offset) -> Tensor");
+  m.def("row_norm_grad_(Tensor(a!) by_n, Tensor x, Tensor mean, Tensor rstd, Tensor by_row, int norm) -> ()");
 
   // zero where x < 0, else x; and where x passes ([elements] bytes, or none); the gradient there, zero elsewhere
   m.def("relu(Tensor x, bool keeps_mask) -> (Tensor, Tensor)");

@@ -36,7 +36,7 @@ class GCN(torch.nn.Module):
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         x = self.projection(x)
         for conv, norm in zip(self.convs, self.norms, strict=True):
-            x = norm(conv(x, edge_index)) + x
+            x = norm(conv(x, edge_index), x)
         return self.head(x)
 
 

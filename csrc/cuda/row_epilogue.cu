@@ -84,20 +84,23 @@ struct EpilogueRows {
     const int lane = thread_id() & ((1 << log_lanes) - 1), lanes = 1 << log_lanes;
     EpilogueRow<T> r(p, row, is_aligned);
     const A count = static_cast<A>(p.keyed.num_columns);
-    if (p.norm == RowNorm::layer) {
+    if (p.moments == RowMoments::given) r.read_moments();
+    if (p.norm == RowNorm::layer && p.moments != RowMoments::given) {
       A sum = 0;
       for (int64_t k = lane; k < r.counters(); k += lanes) sum += sum_of(r, r.columns(k), [](A x) { return x; });
       r.mean = sum_lanes(sum, log_lanes) / count;
       if (lane == 0) static_cast<A*>(p.mean)[row] = r.mean;
     }
-    if (p.norm != RowNorm::none) {
+    if (p.norm != RowNorm::none && p.moments != RowMoments::given) {
       A sum = 0;
       for (int64_t k = lane; k < r.counters(); k += lanes) {
         sum += sum_of(r, r.columns(k), [&](A x) { return (x - r.mean) * (x - r.mean); });
       }
-      r.rstd = A{1} / root(sum_lanes(sum, log_lanes) / count + static_cast<A>(p.eps));
+      const A mean_square = sum_lanes(sum, log_lanes) / count;
+      r.rstd = p.moments == RowMoments::alone ? mean_square : A{1} / root(mean_square + static_cast<A>(p.eps));
       if (lane == 0) static_cast<A*>(p.rstd)[row] = r.rstd;
     }
+    if (p.moments == RowMoments::alone) return;
     for (int64_t k = lane; k < r.counters(); k += lanes) {
       const auto columns = r.columns(k);
       A x[kColumns], z[kColumns];
@@ -152,6 +155,7 @@ struct EpilogueGradRows {
     const int lane = thread_id() & ((1 << log_lanes) - 1), lanes = 1 << log_lanes;
     EpilogueRow<T> r(p, row, is_aligned);
     r.read_moments();
+    if (g.pass == RowGrad::second) return second_pass(r, lane, lanes);
     A mean = 0, slope = 0;  // of by_n, and of its product with n
     if (p.norm != RowNorm::none) {
       for (int64_t k = lane; k < r.counters(); k += lanes) {
@@ -166,9 +170,15 @@ struct EpilogueGradRows {
           slope += by_n * n[c];
         }
       }
+      mean = p.norm == RowNorm::layer ? sum_lanes(mean, log_lanes) : A{0};
+      slope = sum_lanes(slope, log_lanes);
+      if (g.pass == RowGrad::first && lane == 0) {
+        static_cast<A*>(g.by_row)[2 * row] = mean;
+        static_cast<A*>(g.by_row)[2 * row + 1] = slope;
+      }
       const A count = static_cast<A>(p.keyed.num_columns);
-      mean = p.norm == RowNorm::layer ? sum_lanes(mean, log_lanes) / count : A{0};
-      slope = sum_lanes(slope, log_lanes) / count;
+      mean /= count;
+      slope /= count;
     }
     for (int64_t k = lane; k < r.counters(); k += lanes) {
       const auto columns = r.columns(k);
@@ -178,9 +188,23 @@ struct EpilogueGradRows {
       for (int c = 0; c < kColumns; ++c) {
         by_x[c] *= r.weight(columns, c);
         // Not 0 * n without a norm, which is NaN where x is infinite.
-        if (p.norm != RowNorm::none) by_x[c] = (by_x[c] - mean - n[c] * slope) * r.rstd;
+        if (p.norm != RowNorm::none && g.pass == RowGrad::whole) by_x[c] = (by_x[c] - mean - n[c] * slope) * r.rstd;
       }
       r.store(g.grad_x, columns, by_x);
+    }
+  }
+
+ private:
+  PYG_DIST_DEVICE void second_pass(const EpilogueRow<T>& r, int lane, int lanes) const {
+    const A mean = static_cast<const A*>(g.by_row)[2 * r.row], slope = static_cast<const A*>(g.by_row)[2 * r.row + 1];
+    for (int64_t k = lane; k < r.counters(); k += lanes) {
+      const auto columns = r.columns(k);
+      A x[kColumns], by_n[kColumns];
+      r.load(r.p.x, columns, x);
+      r.load(g.grad_x, columns, by_n);
+      PYG_DIST_UNROLL
+      for (int c = 0; c < kColumns; ++c) by_n[c] = (by_n[c] - mean - r.normed(x[c]) * slope) * r.rstd;
+      r.store(g.grad_x, columns, by_n);
     }
   }
 };
@@ -259,6 +283,7 @@ void row_epilogue_grad(const RowEpilogueGrad& problem, const Queue& queue) {
     const bool aligned = is_aligned<T>(problem.forward, problem.grad, problem.grad_x);
     launch(EpilogueGradRows<T>{problem, log_lanes, aligned},
            blocks_for(keyed.num_rows << log_lanes, EpilogueGradRows<T>::kThreads), queue.stream);
+    if (problem.pass == RowGrad::second) return;
     launch(EpilogueGradSums<T>{problem, counters, aligned}, problem.num_groups, queue.stream,
            blocks_for(counters, kWarp));
   });

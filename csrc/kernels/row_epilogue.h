@@ -7,6 +7,8 @@
 //   y = dropout(relu(z))         the mask of keyed_dropout; without a key only its factor 1 / (1 - p)
 //
 // The backward pass computes n, z and the mask again from x, mean and rstd: no other tensor is kept.
+//
+// Where a row's columns lie on several ranks, its sums are put together between two passes, in both directions.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +19,10 @@
 namespace pyg_dist {
 
 enum class RowNorm : uint8_t { none, layer, rms };
+
+// Whether mean and rstd are made, or given, or all that is made: then there is no y, and in the place of rstd is
+// mean((x - mean)^2), or mean(x^2).
+enum class RowMoments : uint8_t { made, given, alone };
 
 struct RowEpilogue {
   Keyed keyed;         // key is null if nothing is dropped; num_rows and num_columns always hold
@@ -32,8 +38,14 @@ struct RowEpilogue {
   RowNorm norm;
   bool relu;
   Element element;
+  RowMoments moments = RowMoments::made;
 };
 
+enum class RowGrad : uint8_t { whole, first, second };
+
+// In two passes: the first one leaves the gradient by n in grad_x, and the sums of these columns in by_row; the second
+// one takes the means over all columns from by_row, and grad_x's gradient by n, which it overwrites.
+//
 // Sums over rows are made by groups, group g being the rows [g num_rows / num_groups, (g + 1) num_rows / num_groups):
 // their number alone decides the order of additions.
 struct RowEpilogueGrad {
@@ -42,6 +54,8 @@ struct RowEpilogueGrad {
   void* grad_x;
   void* sums;  // [num_groups, 3, num_columns] accumulator type, zeros: by weight, by bias, scratch
   int64_t num_groups;
+  RowGrad pass = RowGrad::whole;
+  void* by_row = nullptr;  // [num_rows, 2] accumulator type, unless the pass is whole: of by_n, and of by_n n
 };
 
 }  // namespace pyg_dist

@@ -53,7 +53,7 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
             return super().forward(x, edge_index, size)  # type: ignore[no-any-return]
         graph = handle.graph
         source, target = x if isinstance(x, (tuple, list)) else (x, x)
-        source = graph.place(features(self, graph, source))
+        source = graph.place(features(self, graph, source), self)
         if self.project:
             source = graph.place(self.lin(source).relu())
         root = graph.place(features(self, graph, target)) if self.root_weight and target is not None else None

@@ -23,6 +23,7 @@ from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.errors import UnsupportedError
 from pyg_dist.layout.self_loops import LoopRule
+from pyg_dist.plan.sample import Sample
 from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.sharding import RowSharding, Selection
 
@@ -74,6 +75,11 @@ class NodeSharding(RowSharding):
     def is_union(self) -> bool:
         """Whether data groups have nodes of their own, between which no rows are exchanged."""
         return False
+
+    @property
+    def sample(self) -> Sample | None:
+        """Which nodes of a graph these are, for a batch."""
+        return None
 
     def __init__(self, group: Group, size: int, global_id: Tensor) -> None:
         super().__init__(group, "node", size, global_id)
@@ -226,8 +232,8 @@ class DistributedGraph(Protocol):
     def place_attribute(self, name: str, value: RowTensor) -> RowTensor:
         """An attribute of nodes or edges as it is kept (may be collective)."""
 
-    def place(self, x: NodeTensor) -> NodeTensor:
-        """Features as :meth:`aggregate` takes them (may be collective)."""
+    def place(self, x: NodeTensor, layer: nn.Module | None = None) -> NodeTensor:
+        """Features as :meth:`aggregate` takes them (may be collective). With a ``layer``, x is its input."""
 
     def owns(self, x: RowTensor) -> bool:
         """Whether x has a row for every node of this graph."""

@@ -1,4 +1,4 @@
-"""Norm, ReLU and dropout in one pass."""
+"""Norm, ReLU and dropout in one pass, and a residual."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pyg_dist.backend import ops
+from pyg_dist.backend.comm.transport import Pending
 from pyg_dist.backend.dense.norm_relu_dropout import NormReLUDropoutSpec, norm_relu_dropout_rows
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.ops import Norm
+from pyg_dist.backend.session.settings import GRID_SPLIT_NORM
 from pyg_dist.errors import DataError, OptionError
 from pyg_dist.tensor import RowTensor
 from pyg_dist.tensor.functions.random import draw_seed
@@ -28,21 +30,24 @@ def norm_relu_dropout(
     relu: bool = True,
     p: float = 0.5,
     training: bool = True,
+    residual: Tensor | None = None,
 ) -> Tensor:
     r"""``F.dropout(F.relu(F.layer_norm(x, [F], weight, bias, eps)), p, training)`` in one pass, forward and back.
 
     .. math::
-        y_i = \mathrm{dropout}(\mathrm{relu}(\mathrm{norm}(x_i) \odot w + b))
+        y_i = \mathrm{dropout}(\mathrm{relu}(\mathrm{norm}(x_i) \odot w + b)) + r_i
 
     Exact: equal to torch's three functions up to rounding, with the masks that distributed rows have anyway (a function
     of one draw of torch's CPU generator, the global id of the node or edge, and the column); rows of a plain tensor are
     numbered. Where the three keep three tensors of x's size for the backward pass, this keeps x: normed values and
     masks are computed again. With ``norm=None`` and no weight it keeps its output, whose zeros are the mask.
-    Differentiable once. Not collective, except that parameters enter (their gradients are summed), and that for a norm
-    tiles of the grid layout with split columns are brought to whole rows and back.
+    Differentiable once. Not collective, except that parameters enter (their gradients are summed), and in the grid
+    layout: for a norm, ranks that share a row's columns exchange a number a row each way (ScaleGNN, eq. 29; two for
+    layer norm), in full precision; and a residual goes to where x lies, from the second step on while the layer works
+    whose input it was (IV-C4).
 
     Shapes:
-        - x: ``[N, F]`` node tensor, ``[E, F]`` edge tensor or plain CPU tensor (float32, float64 or bfloat16)
+        - x, residual: ``[N, F]`` node tensor, ``[E, F]`` edge tensor or plain CPU tensor (float32, float64 or bfloat16)
         - weight, bias: ``[F]``
         - output: as x
 
@@ -55,6 +60,7 @@ def norm_relu_dropout(
         relu: Whether negative values become zero.
         p: The probability of zero.
         training: Whether there is dropout.
+        residual: What is added at the end.
 
     Raises:
         DataError: x has not two dimensions or another dtype.
@@ -69,17 +75,22 @@ def norm_relu_dropout(
         raise OptionError(f"Expected 'norm' to be one of {_NORMS} (got {norm!r})")
     if not 0.0 <= p <= 1.0:
         raise OptionError(f"Expected 'p' to lie in [0, 1] (got {p})")
-    if isinstance(x, RowTensor) and norm is not None and not x._sharding.has_whole_rows:
-        y = norm_relu_dropout(x.to_rows(), weight, bias, norm=norm, eps=eps, relu=relu, p=p, training=training)
-        return y.redistribute(x._sharding)  # type: ignore[attr-defined,no-any-return]
     rows = x._sharding if isinstance(x, RowTensor) else None
+    split = rows.split_rows if rows is not None and norm is not None else None
+    if split is not None and not GRID_SPLIT_NORM.value():
+        y = norm_relu_dropout(x.to_rows(), weight, bias, norm=norm, eps=eps, relu=relu, p=p, training=training)  # type: ignore[attr-defined]
+        y = y.redistribute(rows)  # type: ignore[attr-defined]
+        return y if residual is None else y + residual  # type: ignore[no-any-return]
     local = x.to_local() if isinstance(x, RowTensor) else x
     if local.dim() != 2 or not ops.are_known(local):
         raise DataError(
             f"Expected x [N, F] in float32, float64 or bfloat16 (got {local.dim()} dimensions, {local.dtype}): "
             f"use torch's own functions"
         )
+    arriving: Pending[Tensor] | None = None
     if rows is not None:
+        if isinstance(residual, RowTensor):
+            arriving = residual.start_redistribution(rows)
         weight, bias = (None if factor is None else rows.slice_columns(factor) for factor in (weight, bias))
     drops = training and p > 0
     key = None
@@ -88,10 +99,13 @@ def norm_relu_dropout(
     seed = draw_seed() if drops else 0
     first_column = 0 if rows is None else rows.first_column
     spec = NormReLUDropoutSpec(norm, eps, relu, p if key is not None else 0.0, seed, first_column)
-    y = norm_relu_dropout_rows(local, weight, bias, key, spec)
+    y = norm_relu_dropout_rows(local, weight, bias, key, spec, split)
     if drops and p == 1.0:
         y = F.dropout(y, 1.0)
-    return y if rows is None else RowTensor.from_local(y, rows)
+    if arriving is not None:
+        y, residual = y + arriving.wait(), None
+    out = y if rows is None else RowTensor.from_local(y, rows)
+    return out if residual is None else out + residual
 
 
 def _key_of(local: Tensor, rows: RowSharding | None) -> Tensor:
@@ -101,6 +115,8 @@ def _key_of(local: Tensor, rows: RowSharding | None) -> Tensor:
 
 class NormReLUDropout(nn.Module):
     """:func:`norm_relu_dropout` as a module, in place of a norm, ``relu()`` and dropout between two layers.
+
+    ``module(conv(h, edge_index), h)`` adds the layer's input.
 
     Parameters and ``state_dict`` are those of ``torch.nn.LayerNorm(channels)`` or ``torch.nn.RMSNorm(channels)``, so
     that either loads the other's; without a norm there is a bias alone.
@@ -145,12 +161,12 @@ class NormReLUDropout(nn.Module):
                 if isinstance(parameter, Tensor):
                     parameter.fill_(value)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """See :func:`norm_relu_dropout`."""
         eps = self.eps
         if eps is None:
             eps = torch.finfo(x.dtype).eps if self.norm == "rms" else 1e-5
-        options = {"eps": eps, "relu": self.relu, "p": self.p, "training": self.training}
+        options = {"eps": eps, "relu": self.relu, "p": self.p, "training": self.training, "residual": residual}
         return norm_relu_dropout(x, self.weight, self.bias, norm=self.norm, **options)  # type: ignore[arg-type]
 
     def extra_repr(self) -> str:

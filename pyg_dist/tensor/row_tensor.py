@@ -18,6 +18,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from pyg_dist.backend import out_of_memory
+from pyg_dist.backend.comm.transport import Pending
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, UnsupportedError
 from pyg_dist.tensor.registry import TABLE, Function, Handler, assigns_result, changes_values, public_name, writes
 from pyg_dist.tensor.sharding import Kind, RowSharding, Selection
@@ -52,6 +53,8 @@ class RowTensor(Tensor):
     _as_rows: tuple[Any, NodeTensor] | None = None  # a tile's whole rows
     _counters: tuple[Tensor, ...] = ()  # this memory under torch's two counters of changes: its own and that of `.data`
     _uncounted: int = 0  # changes that neither counter has seen
+    # What a batch's rows were picked from: this tensor's version, then that tensor and the picked rows' ids.
+    _origin: tuple[int | None, RowTensor, Any] | None = None
     _copy_of: str = ""  # where torch would have a view: of "a slice of rows" or, on the grid, "columns"
 
     @classmethod
@@ -96,6 +99,15 @@ class RowTensor(Tensor):
             if local is None:
                 raise LayoutMismatchError(f"Expected {sharding} (got {self._sharding}): take both from one data")
             return as_row_tensor_(local, sharding)  # type: ignore[return-value]
+
+    def start_redistribution(self, sharding: RowSharding) -> Pending[Tensor]:
+        """:meth:`redistribute` whose messages may be under way: gives the local piece (collective where they differ).
+
+        Raises:
+            LayoutMismatchError: Not the same rows.
+        """
+        local = self.redistribute(sharding).to_local()
+        return Pending(lambda: local)
 
     def full_tensor(self) -> Tensor:
         """All rows in the original order, on every rank; differentiable (collective)."""
@@ -161,7 +173,9 @@ def takes_out(handler: Handler, out: Any) -> bool:
     return isinstance(out, RowTensor) and getattr(handler, "keeps_rows", False)
 
 
-KEPT = frozenset("_sharding _selection _places _cached_aggregates _as_rows _counters _uncounted _copy_of".split())
+KEPT = frozenset(
+    "_sharding _selection _places _cached_aggregates _as_rows _entry _origin _counters _uncounted _copy_of".split()
+)
 """Attributes of a row tensor that a copy of it does not get."""
 
 

@@ -19,6 +19,7 @@ from pyg_dist.backend.comm import replicas
 from pyg_dist.backend.comm.calls import line_in_words, user_line
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.redistribution import Redistribution
+from pyg_dist.backend.dense.norm_relu_dropout import SplitRows
 from pyg_dist.backend.on_device import copied_to, on_device
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import AgreementError
@@ -128,9 +129,9 @@ class RowSharding:
         return self
 
     @property
-    def has_whole_rows(self) -> bool:
-        """Whether all columns of a row are on one rank, whatever the number of columns."""
-        return True
+    def split_rows(self) -> SplitRows | None:
+        """How the columns of a row are spread over ranks; ``None`` where one has them all."""
+        return None
 
     def slice_columns(self, tensor: Tensor) -> Tensor:
         """The local columns (last dimension) of a replicated tensor that meets these rows; differentiable."""

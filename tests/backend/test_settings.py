@@ -14,7 +14,7 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     for setting in settings.SETTINGS:
         monkeypatch.delenv(setting.name, raising=False)
     values = [setting.value() for setting in settings.SETTINGS]
-    assert values == ["", False, float("inf"), 512.0, None, 1, None, None, None, False]
+    assert values == ["", False, float("inf"), 512.0, None, 1, True, True, True, None, None, None, False]
     for setting in settings.SETTINGS:
         monkeypatch.setenv(setting.name, "")
     assert [setting.value() for setting in settings.SETTINGS] == values

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import os
+from collections import Counter
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
 from bits import assert_same_bits
 from random_graphs import random_graph
-from torch import Tensor
+from torch import Tensor, nn
 from torch.library import opcheck
+from torch_geometric.nn import GCNConv
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.dense.norm_relu_dropout import NormReLUDropoutSpec as Spec
@@ -55,6 +60,40 @@ def test_kernels_equal_the_reference(width: int, dtype: torch.dtype, norm: Any, 
         by_autograd = torch.autograd.grad(expected, inputs, grad.double())
         for got, want in zip(by_kernel, by_autograd, strict=False):
             torch.testing.assert_close(got.double(), want, rtol=10 * eps, atol=10 * eps)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+@pytest.mark.parametrize("cut", [0, 1, 40, 57])
+def test_two_passes_over_columns_equal_one(cut: int, norm: Any, dtype: torch.dtype) -> None:
+    """Columns in two pieces: moments of each, put together, give each piece of y; the same backward."""
+    sums = torch.float64 if dtype == torch.float64 else torch.float32
+    x, grad = reals(13, 57, dtype=dtype) * 3 + 1, reals(13, 57, dtype=dtype, seed=4)
+    weight, bias = (reals(57, dtype=sums, seed=s) for s in (1, 2))
+    y, mean, rstd = ops.row_epilogue(x, weight, bias, KEY, norm, 1e-3, True, 0.3, 123, 6)
+    whole = ops.row_epilogue_grad(grad, x, mean, rstd, weight, bias, KEY, norm, True, 0.3, 123, 6)
+    pieces = [slice(0, cut), slice(cut, 57)]
+    share = torch.tensor([cut, 57 - cut], dtype=sums).view(2, 1) / 57
+    moments = [ops.row_moments(x[:, piece], norm) for piece in pieces]
+    for got, want in zip(moments[1], reference.row_moments(x[:, pieces[1]], norm), strict=True):
+        torch.testing.assert_close(got, want if cut < 57 else torch.zeros_like(want))
+    means, squares = (torch.stack(m) for m in zip(*moments, strict=True))
+    square = (squares * share).sum(0)
+    if norm == "layer":
+        square += ((means - (means * share).sum(0)).square() * share).sum(0)
+    eps = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
+    torch.testing.assert_close(torch.rsqrt(square + 1e-3), rstd, rtol=min(eps, 1e-5), atol=0)
+    of_piece = [(x[:, p], mean, rstd, weight[p], bias[p], KEY, norm, True, 0.3, 123, 6 + p.start) for p in pieces]
+    for piece, given in zip(pieces, of_piece, strict=True):
+        torch.testing.assert_close(ops.row_epilogue_of(*given), y[:, piece], rtol=eps, atol=eps)
+    parts = [ops.row_epilogue_grad_part(grad[:, p], *given) for p, given in zip(pieces, of_piece, strict=True)]
+    by_row = (parts[0][3] + parts[1][3]) / 57
+    for piece, (by_n, by_weight, by_bias, _) in zip(pieces, parts, strict=True):
+        ops.row_norm_grad_(by_n, x[:, piece], mean, rstd, by_row, norm)
+        for got, want in zip(
+            (by_n, by_weight, by_bias), (whole[0][:, piece], *(w[piece] for w in whole[1:])), strict=True
+        ):
+            torch.testing.assert_close(got, want, rtol=10 * eps, atol=10 * eps)
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -118,7 +157,11 @@ def test_opcheck_and_zero_sizes() -> None:
     forward = (x, None, None, KEY, 1, 1e-5, True, 0.5, 1, 0)
     opcheck(native.row_epilogue.default, forward)
     y, mean, rstd = native.row_epilogue(*forward)
-    opcheck(native.row_epilogue_grad.default, (y, x, mean, rstd, None, None, KEY, 1, True, 0.5, 1, 0))
+    for is_part in (False, True):
+        opcheck(native.row_epilogue_grad.default, (y, x, mean, rstd, None, None, KEY, 1, True, 0.5, 1, 0, is_part))
+    opcheck(native.row_moments.default, (x, 1))
+    opcheck(native.row_epilogue_of.default, (x, mean, rstd, None, None, KEY, 1, True, 0.5, 1, 0))
+    opcheck(native.row_norm_grad_.default, (y.clone(), x, mean, rstd, torch.zeros(13, 2), 1))
     _, *statistics = ops.row_epilogue(x[:, :0], None, None, None, "layer", 1e-5, True, 0.0, 0)
     assert all(torch.equal(found, torch.zeros(13)) for found in statistics)
     for shape in [(0, 4), (4, 0)]:
@@ -160,7 +203,7 @@ def test_wrong_arguments_are_refused() -> None:
         norm_relu_dropout(torch.ones(2, 2), torch.ones(3))
 
 
-def compare_with_three_functions(rows_of: str = "node", **layout: Any) -> float:
+def compare_with_three_functions(rows_of: str = "node", norm: Any = "layer", **layout: Any) -> float:
     """On every rank: the same draw gives the same mask, so the fused pass equals the three functions."""
     import pyg_dist
 
@@ -169,9 +212,11 @@ def compare_with_three_functions(rows_of: str = "node", **layout: Any) -> float:
     for fused in (True, False):
         torch.manual_seed(4)
         layer = torch.nn.Linear(data.num_features, 24, dtype=data.x.dtype)
-        module = NormReLUDropout(24).to(data.x.dtype)
+        module = NormReLUDropout(24, norm, eps=1e-5).to(data.x.dtype)
         h = layer(data.x if rows_of == "node" else data.x[data.edge_index[0]])
-        y = module(h) if fused else F.dropout(F.layer_norm(h, (24,), module.weight, module.bias).relu(), 0.5)
+        n = F.layer_norm(h, (24,)) if norm == "layer" else F.rms_norm(h, (24,), eps=1e-5)
+        n = n * module.weight if module.bias is None else n * module.weight + module.bias
+        y = module(h) if fused else F.dropout(n.relu(), 0.5)
         (y * (1 + h.detach())).sum().backward()
         parameters = (*layer.parameters(), *module.parameters())
         results.append([y.full_tensor().detach(), *(p.grad for p in parameters)])
@@ -185,10 +230,82 @@ def test_ranks_agree_with_torch(workers: Any, world_size: int) -> None:
             assert error < 1e-10
 
 
-@pytest.mark.parametrize("mesh", [{"y": 2}, {"x": 2}], ids=str)
-def test_tiles_agree_with_torch(workers: Any, mesh: dict[str, int]) -> None:
-    for error in workers(2).run(compare_with_three_functions, layout="grid", mesh=mesh):
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+@pytest.mark.parametrize("mesh", [{"y": 2}, {"x": 2}, {"y": 4}, {"x": 2, "y": 2}], ids=str)
+def test_tiles_agree_with_torch(workers: Any, mesh: dict[str, int], norm: Any) -> None:
+    for error in workers(math.prod(mesh.values())).run(
+        compare_with_three_functions, norm=norm, layout="grid", mesh=mesh
+    ):
         assert error < 1e-10
+
+
+def residual_steps(mesh: dict[str, int], fused: bool, **switches: str) -> tuple[list[Tensor], Counter[str]]:
+    """Three steps of layers with residuals: parameters and gradients; the calls of the last one by kind."""
+    import pyg_dist
+    from pyg_dist.backend.comm.calls import Calls
+
+    with mock.patch.dict(os.environ, switches):
+        data = pyg_dist.DistributedData(random_graph(47, 310, num_features=24, seed=1), layout="grid", mesh=mesh)
+        torch.manual_seed(2)
+        convs = nn.ModuleList([GCNConv(24, 24) for _ in range(3)]).double()
+        norms = nn.ModuleList([NormReLUDropout(24, "rms") for _ in range(3)]).double()
+        pyg_dist.distribute(convs)
+        parameters = [*convs.parameters(), *norms.parameters()]
+        optimizer = torch.optim.SGD(parameters, lr=0.1)
+        for _ in range(3):
+            with mock.patch.object(Calls, "next", autospec=True, side_effect=Calls.next) as called:
+                h = data.x
+                for conv, norm in zip(convs, norms, strict=True):
+                    out = conv(h, data.edge_index)
+                    h = norm(out, h) if fused else norm(out) + h
+                optimizer.zero_grad()
+                h.square().mean().backward()
+            optimizer.step()
+    tensors = [t.detach().clone() for p in parameters for t in (p, p.grad)]
+    return tensors, Counter(call.args[1] for call in called.call_args_list)
+
+
+@pytest.mark.parametrize("sums", ["all_reduce", "reduce_scatter"])
+@pytest.mark.parametrize("mesh", [{"x": 2}, {"y": 2}, {"x": 2, "z": 2}], ids=str)
+def test_residuals_and_switches_change_no_number(workers: Any, mesh: dict[str, int], sums: str) -> None:
+    """A residual that goes early, norms of split columns, early sums of gradients: each alone, and none."""
+    size, names = math.prod(mesh.values()), ("SPLIT_NORM", "EARLY_RESIDUAL", "EARLY_SUMS")
+    expected, _ = workers(size).run(residual_steps, mesh, False, **{f"PYG_DIST_GRID_{n}": "0" for n in names})[0]
+    costs = {}
+    for on in ((), *((name,) for name in names), names):
+        switches = {f"PYG_DIST_GRID_{name}": str(int(name in on)) for name in names} | {"PYG_DIST_GRID_SUMS": sums}
+        for found, calls in workers(size).run(residual_steps, mesh, True, **switches):
+            for got, want in zip(found, expected, strict=True):
+                torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+            assert costs.setdefault(on, calls) == calls
+    assert costs[("EARLY_RESIDUAL",)] == costs[("EARLY_SUMS",)] == costs[()]  # earlier, not more
+    assert costs[("SPLIT_NORM",)] == costs[names]
+    are_split = sums == "all_reduce" or "y" in mesh  # of some layer
+    assert (costs[names]["all-to-all"] < costs[()]["all-to-all"]) == are_split
+
+
+def unasked_residuals() -> list[int]:
+    """Redistributions of each step, in which the residual is added twice, then never, then twice."""
+    import pyg_dist
+    from pyg_dist.layout.grid.sharding import Tile
+
+    data = pyg_dist.DistributedData(random_graph(47, 310, num_features=24, seed=1), layout="grid", mesh={"x": 2})
+    conv, norm = pyg_dist.distribute(GCNConv(24, 24).double()), NormReLUDropout(24, p=0.0).double()
+    counts = []
+    for adds in (True, True, False, False, True, True):
+        h = norm(data.x)
+        with mock.patch.object(Tile, "start_to", autospec=True, side_effect=Tile.start_to) as started:
+            out = norm(conv(h, data.edge_index), h if adds else None)
+        counts.append(started.call_count)
+        expected = norm(conv(h, data.edge_index)) + (h if adds else 0)
+        torch.testing.assert_close(out.full_tensor(), expected.full_tensor())
+    return counts
+
+
+def test_residuals_that_nobody_asks_for(workers: Any) -> None:
+    first, second = workers(2).run(unasked_residuals)
+    assert first == second
+    assert max(first) == 1
 
 
 def masks(**layout: Any) -> list[Tensor]:

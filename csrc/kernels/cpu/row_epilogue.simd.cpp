@@ -50,6 +50,7 @@ struct Row {
 
   void compute_moments(int64_t row) {
     if (p.norm == RowNorm::none) return;
+    if (p.moments == RowMoments::given) return read_moments(row);
     constexpr int L = kLanes<A>;
     const int64_t n = p.keyed.num_columns;
     if (p.norm == RowNorm::layer) {
@@ -60,6 +61,10 @@ struct Row {
       const Vec<A, M> deviation = load<M>(x + c) - mean;
       return deviation * deviation;
     });
+    if (p.moments == RowMoments::alone) {
+      static_cast<A*>(p.rstd)[row] = squares / static_cast<A>(n);
+      return;
+    }
     const A variance = squares / static_cast<A>(n) + static_cast<A>(p.eps);
     rstd = A{1} / (sizeof(A) == 8 ? static_cast<A>(__builtin_sqrt(variance)) : __builtin_sqrtf(variance));
     static_cast<A*>(p.rstd)[row] = rstd;
@@ -108,6 +113,13 @@ template <class T>
 void forward(const RowEpilogue& p, int64_t row_begin, int64_t row_end) {
   using A = accumulator_t<T>;
   Row<T> r(p);
+  if (p.moments == RowMoments::alone) {
+    for (int64_t row = row_begin; row < row_end; ++row) {
+      r.take(row);
+      r.compute_moments(row);
+    }
+    return;
+  }
   for_each_part(p, row_begin, row_end, [&](int64_t row, int64_t column, int64_t count, const uint32_t* words) {
     if (column == 0) {
       r.take(row);
@@ -121,6 +133,29 @@ void forward(const RowEpilogue& p, int64_t row_begin, int64_t row_end) {
   });
 }
 
+// The gradient by x of a row, from that by n: its mean, and the mean of its product with n, go to zero.
+template <class T, class N>
+PYG_DIST_INLINE void gradient_by_x(const Row<T>& r, const N* by_n, accumulator_t<T> mean, accumulator_t<T> slope,
+                                   T* by_x) {
+  for_columns<kLanes<accumulator_t<T>>>(0, r.p.keyed.num_columns, [&]<int M>(int64_t c) {
+    store<M>(by_x + c, (load<M>(by_n + c) - mean - r.template normed<M>(c) * slope) * r.rstd);
+  });
+}
+
+template <class T>
+void second_pass(const RowEpilogueGrad& g, int64_t row_begin, int64_t row_end) {
+  using A = accumulator_t<T>;
+  const RowEpilogue& p = g.forward;
+  Row<T> r(p);
+  for (int64_t row = row_begin; row < row_end; ++row) {
+    r.take(row);
+    r.read_moments(row);
+    T* by_x = static_cast<T*>(g.grad_x) + row * p.keyed.num_columns;
+    const A* means = static_cast<const A*>(g.by_row) + 2 * row;
+    gradient_by_x(r, by_x, means[0], means[1], by_x);
+  }
+}
+
 template <class T>
 void backward(const RowEpilogueGrad& g, int64_t group) {
   using A = accumulator_t<T>;
@@ -128,6 +163,7 @@ void backward(const RowEpilogueGrad& g, int64_t group) {
   const RowEpilogue& p = g.forward;
   const int64_t num_rows = p.keyed.num_rows, num_columns = p.keyed.num_columns;
   const int64_t row_begin = group * num_rows / g.num_groups, row_end = (group + 1) * num_rows / g.num_groups;
+  if (g.pass == RowGrad::second) return second_pass<T>(g, row_begin, row_end);
   auto* by_weight = static_cast<A*>(g.sums) + 3 * group * num_columns;
   auto *by_bias = by_weight + num_columns, *by_normed = by_bias + num_columns;  // the last: of one row
   Row<T> r(p);
@@ -147,24 +183,25 @@ void backward(const RowEpilogueGrad& g, int64_t group) {
     });
     if (column + count < num_columns) return;
     // The row is complete.
-    A mean = 0, slope = 0;  // of by_normed, and of its product with n
+    A mean = 0, slope = 0;  // sums of by_normed, and of its product with n
     if (p.norm == RowNorm::layer) {
-      mean = row_sum<A, L>(num_columns, [&]<int M>(int64_t c) { return load<M>(by_normed + c); }) /
-             static_cast<A>(num_columns);
+      mean = row_sum<A, L>(num_columns, [&]<int M>(int64_t c) { return load<M>(by_normed + c); });
     }
     if (p.norm != RowNorm::none) {
       slope = row_sum<A, L>(num_columns,
-                            [&]<int M>(int64_t c) { return load<M>(by_normed + c) * r.template normed<M>(c); }) /
-              static_cast<A>(num_columns);
+                            [&]<int M>(int64_t c) { return load<M>(by_normed + c) * r.template normed<M>(c); });
     }
     T* by_x = static_cast<T*>(g.grad_x) + row * num_columns;
-    if (p.norm == RowNorm::none) {  // not 0 * n, which is NaN where x is infinite
+    if (g.pass == RowGrad::first) {
+      A* of_row = static_cast<A*>(g.by_row) + 2 * row;
+      of_row[0] = mean;
+      of_row[1] = slope;
+    }
+    if (p.norm == RowNorm::none || g.pass == RowGrad::first) {  // not 0 * n, which is NaN where x is infinite
       for_columns<L>(0, num_columns, [&]<int M>(int64_t c) { store<M>(by_x + c, load<M>(by_normed + c)); });
       return;
     }
-    for_columns<L>(0, num_columns, [&]<int M>(int64_t c) {
-      store<M>(by_x + c, (load<M>(by_normed + c) - mean - r.template normed<M>(c) * slope) * r.rstd);
-    });
+    gradient_by_x(r, by_normed, mean / static_cast<A>(num_columns), slope / static_cast<A>(num_columns), by_x);
   });
 }
 

@@ -1,14 +1,20 @@
-"""Norm, ReLU and dropout as one function of rows, with autograd: the backward pass keeps one tensor of rows."""
+"""Norm, ReLU and dropout as one function of rows, with autograd: the backward pass keeps one tensor of rows.
+
+Where the columns of rows are spread over ranks, two numbers a row at most are put together in each direction.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pyg_dist.backend import ops
+from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.local_function import LocalFunction
 from pyg_dist.backend.ops import Norm
 
@@ -34,17 +40,63 @@ class NormReLUDropoutSpec:
     first_column: int = 0
 
 
+@dataclass(frozen=True, eq=False)
+class SplitRows:
+    """Rows of which each rank has some columns.
+
+    Attributes:
+        group: the ranks that have the others.
+        sizes: how many each rank has.
+    """
+
+    group: Group
+    sizes: Sequence[int]
+
+    def moments(self, x: Tensor, norm: Norm, eps: float) -> tuple[Tensor, Tensor]:
+        """Means of whole rows (empty unless ``norm="layer"``), one over their deviations: one message (collective).
+
+        What the ranks have of a row is put together from their means and deviations (Chan, Golub and LeVeque 1983):
+        nothing cancels. Every rank adds in the order of the ranks: the same bits.
+        """
+        mean, mean_square = ops.row_moments(x, norm)
+        of_part = torch.stack([mean, mean_square] if norm == "layer" else [mean_square])
+        parts = self.group.gather_rows(of_part.unsqueeze(0), [1] * self.group.size)
+        share = (parts.new_tensor(self.sizes) / sum(self.sizes)).view(-1, 1)
+        mean_square = (parts[:, -1] * share).sum(0)
+        if norm == "layer":
+            mean = (parts[:, 0] * share).sum(0)
+            mean_square += ((parts[:, 0] - mean).square() * share).sum(0)
+        return mean, mean_square.add_(eps).rsqrt_()
+
+    def means(self, sums: Tensor, norm: Norm) -> Tensor:
+        """Means over whole rows: one number a row is sent for RMS norm, two for layer norm (collective)."""
+        used = sums if norm == "layer" else sums[:, 1:].contiguous()
+        total = self.group.sum(used).div_(sum(self.sizes))
+        return total if norm == "layer" else torch.cat([torch.zeros_like(total), total], dim=1)
+
+
 class _RowEpilogue(LocalFunction):
     """One pass forward, one back; two floats a row are kept beside x.
 
     Without a norm y takes x's place: what follows keeps it anyway, and its zeros are all that the gradient asks for.
+    A norm of split rows has two passes each way, and one message between them.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, key: Tensor | None, spec: NormReLUDropoutSpec
-    ) -> Tensor:
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, key: Tensor | None, spec: NormReLUDropoutSpec,
+        split: SplitRows | None,
+    ) -> Tensor:  # fmt: skip
         w, b = (None if factor is None else factor.to(ops.sum_dtype(x)) for factor in (weight, bias))
+        ctx.split = split
+        if split is not None and spec.norm is not None:
+            mean, rstd = split.moments(x, spec.norm, spec.eps)
+            y = ops.row_epilogue_of(
+                x, mean, rstd, w, b, key, spec.norm, spec.relu, spec.p, spec.seed, spec.first_column
+            )
+            ctx.saves_output, ctx.spec = False, spec
+            ctx.save_for_backward(x, mean, rstd, weight, bias, key)
+            return y
         y, mean, rstd = ops.row_epilogue(
             x, w, b, key, spec.norm, spec.eps, spec.relu, spec.p, spec.seed, spec.first_column
         )
@@ -63,16 +115,27 @@ class _RowEpilogue(LocalFunction):
         spec: NormReLUDropoutSpec = ctx.spec
         w = None if weight is None else weight.to(ops.sum_dtype(x))
         b = None if bias is None or ctx.saves_output else bias.to(ops.sum_dtype(x))
-        by_x, by_w, by_b = ops.row_epilogue_grad(
-            grad, x, mean, rstd, w, b, key, spec.norm, spec.relu, spec.p, spec.seed, spec.first_column
-        )
+        options = (spec.relu, spec.p, spec.seed, spec.first_column)
+        if ctx.split is not None and spec.norm is not None:
+            by_x, by_w, by_b, sums = ops.row_epilogue_grad_part(grad, x, mean, rstd, w, b, key, spec.norm, *options)
+            ops.row_norm_grad_(by_x, x, mean, rstd, ctx.split.means(sums, spec.norm), spec.norm)
+        else:
+            by_x, by_w, by_b = ops.row_epilogue_grad(grad, x, mean, rstd, w, b, key, spec.norm, *options)
         by_weight = None if weight is None else by_w.to(weight.dtype)
         by_bias = None if bias is None else by_b.to(bias.dtype)
-        return by_x, by_weight, by_bias, None, None
+        return by_x, by_weight, by_bias, None, None, None
 
 
 def norm_relu_dropout_rows(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, key: Tensor | None, spec: NormReLUDropoutSpec
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    key: Tensor | None,
+    spec: NormReLUDropoutSpec,
+    split: SplitRows | None = None,
 ) -> Tensor:
-    """:func:`pyg_dist.backend.ops.row_epilogue`'s y, differentiable once by x, weight and bias; not collective."""
-    return _RowEpilogue.apply(x, weight, bias, key, spec)  # type: ignore[no-any-return, no-untyped-call]
+    """:func:`pyg_dist.backend.ops.row_epilogue`'s y, differentiable once by x, weight and bias.
+
+    Not collective; but a norm of split rows is, both ways.
+    """
+    return _RowEpilogue.apply(x, weight, bias, key, spec, split)  # type: ignore[no-any-return, no-untyped-call]

@@ -34,6 +34,10 @@ from pyg_dist.backend.ops.rows import relu as relu
 from pyg_dist.backend.ops.rows import relu_grad as relu_grad
 from pyg_dist.backend.ops.rows import row_epilogue as row_epilogue
 from pyg_dist.backend.ops.rows import row_epilogue_grad as row_epilogue_grad
+from pyg_dist.backend.ops.rows import row_epilogue_grad_part as row_epilogue_grad_part
+from pyg_dist.backend.ops.rows import row_epilogue_of as row_epilogue_of
+from pyg_dist.backend.ops.rows import row_moments as row_moments
+from pyg_dist.backend.ops.rows import row_norm_grad_ as row_norm_grad_
 from pyg_dist.backend.ops.rows import scatter_add_rows as scatter_add_rows
 from pyg_dist.backend.ops.sparse import SpmmForm as SpmmForm
 from pyg_dist.backend.ops.sparse import csr_from_edges as csr_from_edges

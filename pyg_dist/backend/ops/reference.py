@@ -249,6 +249,14 @@ def row_epilogue(
     return z.to(x.dtype)
 
 
+def row_moments(x: Tensor, norm: str) -> tuple[Tensor, Tensor]:
+    """Means and mean squared deviations, or an empty tensor and mean squares."""
+    z = x.to(_sum_dtype(x))
+    if norm == "rms":
+        return z.new_empty(0), z.square().mean(1)
+    return z.mean(1), (z - z.mean(1, keepdim=True)).square().mean(1)
+
+
 def relu(x: Tensor, keeps_mask: bool) -> tuple[Tensor, Tensor]:
     """Zero where x is negative, else x, and, if asked for, the bits of where x is positive or NaN."""
     bits = np.packbits((~(x <= 0)).numpy(), bitorder="little")

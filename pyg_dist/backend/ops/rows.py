@@ -165,10 +165,99 @@ def row_epilogue_grad(
         UnsupportedError: a tensor is not a dense CPU tensor.
     """
     factors = factor_of(weight, x), factor_of(bias, x)
-    args = (mean, rstd, *factors, key, _NORM_NUMBER[norm], relu, p, signed(seed), column_offset)
-    by_x, sums = call(native.row_epilogue_grad.default, grad.contiguous(), x.contiguous(), *args)
+    args = (mean, rstd, *factors, key, _NORM_NUMBER[norm], relu, p, signed(seed), column_offset, False)
+    by_x, sums, _ = call(native.row_epilogue_grad.default, grad.contiguous(), x.contiguous(), *args)
     by_weight, by_bias, _ = sums.sum(0)
     return by_x, by_weight, by_bias
+
+
+def row_moments(x: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+    """The rows' means and mean squared deviations from them, or their mean squares: where x is a part of the columns.
+
+    Shapes:
+        - x: ``[N, F]`` float32, float64 or bfloat16; copied unless contiguous
+        - output: ``[N]`` (empty unless ``norm="layer"``) and ``[N]``, in the sum dtype; zeros where F is 0
+
+    Raises:
+        DataError: a shape or dtype does not fit.
+        UnsupportedError: x is not a dense CPU tensor.
+    """
+    return call(native.row_moments.default, x.contiguous(), _NORM_NUMBER[norm])  # type: ignore[no-any-return]
+
+
+def row_epilogue_of(
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    key: Tensor | None,
+    norm: Norm,
+    relu: bool,
+    p: float,
+    seed: int,
+    column_offset: int = 0,
+) -> Tensor:
+    """:func:`row_epilogue`'s y for given moments: those of whole rows, of which x has some columns.
+
+    Shapes:
+        - mean, rstd: as :func:`row_epilogue` returns them; all others: its arguments
+        - output: as x
+
+    Raises:
+        DataError: a shape, dtype or value does not fit.
+        UnsupportedError: a tensor is not a dense CPU tensor.
+    """
+    factors = factor_of(weight, x), factor_of(bias, x)
+    args = (mean, rstd, *factors, key, _NORM_NUMBER[norm], relu, p, signed(seed), column_offset)
+    return call(native.row_epilogue_of.default, x.contiguous(), *args)  # type: ignore[no-any-return]
+
+
+def row_epilogue_grad_part(
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    key: Tensor | None,
+    norm: Norm,
+    relu: bool,
+    p: float,
+    seed: int,
+    column_offset: int = 0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of :func:`row_epilogue_of` by n = norm(x), weight and bias; :func:`row_norm_grad_` has that by x.
+
+    Shapes:
+        - arguments: as :func:`row_epilogue_grad`'s
+        - output: ``[N, F]`` in the dtype of x, ``[F]`` and ``[F]``, and ``[N, 2]``: of each row of the first one the
+          sum (zero unless ``norm="layer"``) and that of its product with n, in the sum dtype
+
+    Raises:
+        DataError: a shape, dtype or value does not fit.
+        UnsupportedError: a tensor is not a dense CPU tensor.
+    """
+    factors = factor_of(weight, x), factor_of(bias, x)
+    args = (mean, rstd, *factors, key, _NORM_NUMBER[norm], relu, p, signed(seed), column_offset, True)
+    by_n, sums, by_row = call(native.row_epilogue_grad.default, grad.contiguous(), x.contiguous(), *args)
+    by_weight, by_bias, _ = sums.sum(0)
+    return by_n, by_weight, by_bias, by_row
+
+
+def row_norm_grad_(by_n: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, by_row: Tensor, norm: Norm) -> Tensor:
+    """The gradient by x from that by norm(x), in place: ``(by_n - by_row[:, 0] - n * by_row[:, 1]) * rstd``.
+
+    Shapes:
+        - by_n: ``[N, F]``, of :func:`row_epilogue_grad_part`, overwritten; x, mean, rstd: its arguments
+        - by_row: ``[N, 2]``, its row sums, divided by the columns of whole rows; contiguous
+
+    Raises:
+        DataError: a shape or dtype does not fit.
+        UnsupportedError: a tensor is not a dense CPU tensor.
+    """
+    call(native.row_norm_grad_.default, by_n, x.contiguous(), mean, rstd, by_row, _NORM_NUMBER[norm])
+    return by_n
 
 
 @torch.library.register_fake("pyg_dist::empty_rows")
@@ -232,6 +321,36 @@ def _(
     p: float,
     seed: int,
     column_offset: int,
-) -> tuple[Tensor, Tensor]:
+    is_part: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
     num_groups = min(max(x.numel() // 2**15, 1), 64)  # csrc/ops/row_epilogue.cpp
-    return torch.empty_like(x), x.new_empty(num_groups, 3, x.shape[1], dtype=sum_dtype(x))
+    sums = x.new_empty(num_groups, 3, x.shape[1], dtype=sum_dtype(x))
+    return torch.empty_like(x), sums, x.new_empty(x.shape[0] if is_part else 0, 2, dtype=sum_dtype(x))
+
+
+@torch.library.register_fake("pyg_dist::row_moments")
+def _(x: Tensor, norm: int) -> tuple[Tensor, Tensor]:
+    mean, square = (x.new_empty(x.shape[0] if given else 0, dtype=sum_dtype(x)) for given in (norm == 1, norm != 0))
+    return mean, square
+
+
+@torch.library.register_fake("pyg_dist::row_epilogue_of")
+def _(
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    key: Tensor | None,
+    norm: int,
+    relu: bool,
+    p: float,
+    seed: int,
+    column_offset: int,
+) -> Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.register_fake("pyg_dist::row_norm_grad_")
+def _(by_n: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, by_row: Tensor, norm: int) -> None:
+    return None

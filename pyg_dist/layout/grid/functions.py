@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pyg_dist.backend.comm.transport import Pending
 from pyg_dist.backend.grid.collectives import copy_to_replicas, reduce_from_replicas, reduce_scatter
+from pyg_dist.backend.grid.linear import replicated_linear
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.errors import DataError, MixedRowsError
 from pyg_dist.layout.grid.sharding import Tile
@@ -140,8 +141,9 @@ def _sum_of_products(
             local = x.as_subclass(Tensor)
             if replicas:
                 part = part[after.columns.start : after.columns.stop]
-                local = copy_to_replicas(local, grid.wire(*replicas))
-            product = F.linear(local, part)
+                product = replicated_linear(local, part, grid.wire(*replicas))
+            else:
+                product = F.linear(local, part)
             total = product if total is None else total + product
         assert total is not None
         if replicas:

@@ -151,11 +151,13 @@ class GridGraph:
         """How features of ``width`` columns lie: rows over x and z, columns over y."""
         return self.grid.tile(INPUT, width)
 
-    def place(self, x: NodeTensor) -> TileTensor:
-        """Node features as tiles that :meth:`aggregate` takes (collective where they are whole rows)."""
-        if isinstance(x, TileTensor) and x._sharding.layout.columns is not None:
-            return x
-        return as_tile(x, self.feature_sharding(x.shape[1]))
+    def place(self, x: NodeTensor, layer: nn.Module | None = None) -> TileTensor:
+        """See :meth:`~pyg_dist.layout.graph.DistributedGraph.place`; a residual may start its way here."""
+        is_tile = isinstance(x, TileTensor) and x._sharding.layout.columns is not None
+        tiles = as_tiles(x) if is_tile else as_tile(x, self.feature_sharding(x.shape[1]))
+        if layer is not None and tiles is x:
+            tiles.enter(layer)
+        return tiles
 
     def owns(self, x: RowTensor) -> bool:
         """Whether x has a row for every node of this graph."""

@@ -13,7 +13,8 @@ from torch import Tensor
 from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.redistribution import Blocks, Redistribution
-from pyg_dist.backend.comm.transport import Transport
+from pyg_dist.backend.comm.transport import Pending, Transport
+from pyg_dist.backend.dense.norm_relu_dropout import SplitRows
 from pyg_dist.backend.grid.mesh import GRID_AXES, Mesh
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.errors import DataError
@@ -26,6 +27,7 @@ from pyg_dist.plan.grid.redistribution_plan import (
     redistribution_plan,
 )
 from pyg_dist.plan.grid.tiling import WHOLE_ROWS, Sums, TileLayout, column_range, nested_split
+from pyg_dist.plan.sample import Sample
 from pyg_dist.tensor.sharding import RowSharding
 
 
@@ -90,9 +92,9 @@ class Tile(RowSharding):
         return self.grid.column_sizes(self.layout.columns, self.width)
 
     @property
-    def has_whole_rows(self) -> bool:
-        """Whether all columns of a row are here."""
-        return self.column_group.size == 1
+    def split_rows(self) -> SplitRows | None:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
+        return None if self.column_group.size == 1 else SplitRows(self.column_group, self.column_sizes)
 
     @property
     def first_column(self) -> int:
@@ -144,9 +146,20 @@ class Tile(RowSharding):
         """This rank's whole rows, where those are asked for."""
         return self.to(local, self.grid.tile(WHOLE_ROWS, self.width)) if after is self.grid.node_sharding else None
 
-    def to(self, local: Tensor, other: Tile) -> Tensor:
-        """The local tile of ``other``; differentiable (collective where they differ)."""
-        return local if other is self else apply(self.grid.redistribution(self, other), local)
+    def to(self, local: Tensor, other: Tile, pending: Pending[Tensor] | None = None) -> Tensor:
+        """The local tile of ``other``; differentiable (collective where they differ).
+
+        Args:
+            local: this tile.
+            other: of the same grid and width.
+            pending: what :meth:`start_to` has returned, if it has been called.
+        """
+        return local if other is self else apply(self.grid.redistribution(self, other), local, pending)
+
+    @torch.no_grad()
+    def start_to(self, local: Tensor, other: Tile) -> Pending[Tensor]:
+        """:meth:`to` another distribution, up to waiting for its messages (collective, no autograd)."""
+        return self.grid.redistribution(self, other).start(local.detach())
 
 
 class GridNodes(NodeSharding):
@@ -161,11 +174,16 @@ class GridNodes(NodeSharding):
         """See :class:`~pyg_dist.layout.graph.NodeSharding`."""
         return self.grid.is_union
 
+    @property
+    def sample(self) -> Sample | None:
+        """See :class:`~pyg_dist.layout.graph.NodeSharding`."""
+        return self.grid.sample
+
     def __init__(self, grid: Grid) -> None:
         self._node_id = grid.node_ids(WHOLE_ROWS)
         super().__init__(grid.ranks(*GRID_AXES), grid.num_nodes, grid.rng_key(self._node_id))
         self.grid = grid
-        self.counts_selections = not grid.is_sampled
+        self.counts_selections = grid.sample is None
 
     @property
     def global_id(self) -> Tensor:
@@ -196,12 +214,12 @@ class Grid:
     Attributes:
         first: the number of the first node of this data group, where the groups have nodes of their own.
         is_union: whether they have.
-        is_sampled: whether the nodes are a sample of a graph's.
+        sample: of a graph's nodes, for a batch.
     """
 
     first = 0
     is_union = False
-    is_sampled = False
+    sample: Sample | None = None
 
     def __init__(
         self,

@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._ops import OpOverload
 
+from pyg_dist.backend.comm.transport import Pending
 from pyg_dist.errors import MixedRowsError
+from pyg_dist.layout.grid.residuals import Entry, enter, leave
 from pyg_dist.layout.grid.sharding import Tile
 from pyg_dist.plan.grid.tiling import WHOLE_ROWS
 from pyg_dist.tensor import row_tensor
@@ -45,6 +47,7 @@ from pyg_dist.tensor.row_tensor import (
     takes_out,
     version_of,
 )
+from pyg_dist.tensor.sharding import RowSharding
 
 TILES: dict[Function, Handler] = {}
 
@@ -65,6 +68,7 @@ class TileTensor(NodeTensor):
 
     kind = "tile"  # type: ignore[assignment]
     _sharding: Tile
+    _entry: Entry | None = None  # of the last layer whose input this was
 
     @classmethod
     def __torch_function__(
@@ -109,6 +113,19 @@ class TileTensor(NodeTensor):
             if whole is not tile:
                 local._copy_of = COLUMNS
             return cast(NodeTensor, rows)
+
+    def enter(self, layer: nn.Module) -> None:
+        """Note that this is a layer's input: as its residual it may start its way (collective then)."""
+        with local_tensors():
+            self._entry = enter(self.as_subclass(Tensor), self._sharding, version_of(self), layer)
+
+    def start_redistribution(self, sharding: RowSharding) -> Pending[Tensor]:
+        """See :class:`RowTensor`."""
+        tile = self._sharding
+        if not isinstance(sharding, Tile) or sharding.grid is not tile.grid or sharding.width != tile.width:
+            return super().start_redistribution(sharding)
+        with local_tensors():
+            return leave(self.as_subclass(Tensor), tile, version_of(self), self._entry, sharding)
 
 
 row_tensor.register_class("tile", TileTensor)

@@ -190,7 +190,7 @@ class HaloGraph:
         """An attribute as it is kept."""
         return value
 
-    def place(self, x: NodeTensor) -> NodeTensor:
+    def place(self, x: NodeTensor, layer: nn.Module | None = None) -> NodeTensor:
         """Itself: rows are what products take."""
         return x
 

@@ -1,0 +1,81 @@
+"""A layer's input that is added to its output: it goes where the output lies while the layer works (ScaleGNN, IV-C4).
+
+A product's tiles lie otherwise than what it multiplies, so a residual has to move. That it will be added is known only
+when it is added, but a model adds the same one in every step: a layer remembers the way that its last input took
+afterwards, and starts it at once the next time. Every rank decides alike, by the calls before. What was started and is
+not asked for is waited for at the layer's next call, which then starts nothing.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from pyg_dist.backend.comm.transport import Pending
+from pyg_dist.backend.session.settings import GRID_EARLY_RESIDUAL
+from pyg_dist.layout.grid.sharding import Tile
+from pyg_dist.plan.grid.tiling import TileLayout
+
+
+@dataclass(eq=False)
+class Entry:
+    """A tile's values at one version as the input of a layer, and maybe on their way to another tile."""
+
+    layer: weakref.ref[nn.Module]
+    version: int | None
+    target: Tile | None = None
+    pending: Pending[Tensor] | None = None
+
+
+@dataclass
+class _Way:
+    """What became of a layer's last input: how it lay, how that lay which it was added to, what is under way."""
+
+    before: TileLayout
+    after: TileLayout
+    under_way: Entry | None = None
+
+
+_ways: weakref.WeakKeyDictionary[nn.Module, _Way] = weakref.WeakKeyDictionary()
+
+
+def enter(local: Tensor, tile: Tile, version: int | None, layer: nn.Module) -> Entry | None:
+    """Note a layer's input, and start its way if the last one took one (collective then)."""
+    if not GRID_EARLY_RESIDUAL.value():
+        return None
+    entry, way = Entry(weakref.ref(layer), version), _ways.get(layer)
+    if way is None:
+        return entry
+    if way.under_way is not None:  # nobody has asked for it
+        assert way.under_way.pending is not None
+        way.under_way.pending.wait()
+        del _ways[layer]
+    elif tile.layout == way.before and version is not None:
+        entry.target = tile.grid.tile(way.after, tile.width)
+        entry.pending = tile.start_to(local, entry.target)
+        way.under_way = entry
+    return entry
+
+
+def leave(local: Tensor, tile: Tile, version: int | None, entry: Entry | None, target: Tile) -> Pending[Tensor]:
+    """The piece of another tile, under way; differentiable once it is waited for (collective where they differ).
+
+    Args:
+        local: the piece of ``tile``.
+        tile: how it lies.
+        version: of its values.
+        entry: what :func:`enter` has returned for it, if it was a layer's input.
+        target: of the same grid and width.
+    """
+    pending: Pending[Tensor] | None = None
+    layer = None if entry is None else entry.layer()
+    if entry is not None and layer is not None and target is not tile:
+        way = _ways.setdefault(layer, _Way(tile.layout, target.layout))
+        way.before, way.after = tile.layout, target.layout
+        if way.under_way is entry and entry.target is target and entry.version == version:
+            pending, way.under_way = entry.pending, None
+    if pending is None and target is not tile:
+        pending = tile.start_to(local, target)
+    return Pending(lambda: tile.to(local, target, pending))
