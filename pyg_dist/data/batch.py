@@ -77,13 +77,14 @@ def _attributes(data: Data, graph: Batch, nodes: PickedNodes, edges: PickedEdges
                 raise LayoutMismatchError(f"Expected one set of edges (got another one in '{name}'): delete it")
             weight = value.weight
             if weight is not None and not weight.requires_grad:
-                weight = graph.picked(weight, edges)
+                weight = edges.fetch(weight)
             attributes[name] = DistributedEdgeIndex(graph, value.is_sparse, weight)
         elif not isinstance(value, RowTensor):
             attributes[name] = value
         elif not value.requires_grad:
             _require_rows(name, value, graph)
-            attributes[name] = graph.picked(value, nodes if isinstance(value, NodeTensor) else edges)
+            index: Any = nodes if isinstance(value, NodeTensor) else edges
+            attributes[name] = index.fetch(value)
     return attributes
 
 
@@ -102,12 +103,12 @@ def add_learning(data: Data, batch: Data) -> None:
     for name, value in data._store.items():
         if isinstance(value, DistributedEdgeIndex):
             if value.weight is not None and value.weight.requires_grad:
-                weight = graph.picked(value.weight, batch.e_id)
+                weight = batch.e_id.fetch(value.weight)
                 batch._store._mapping[name] = DistributedEdgeIndex(graph, value.is_sparse, weight)
         elif isinstance(value, RowTensor) and value.requires_grad:
             _require_rows(name, value, graph)
             index = batch.n_id if isinstance(value, NodeTensor) else batch.e_id
-            batch._store._mapping[name] = graph.picked(value, index)
+            batch._store._mapping[name] = index.fetch(value)
 
 
 def chosen_nodes(data: Data, subset: Any, what: str = "subset") -> Tensor:

@@ -1,4 +1,4 @@
-"""The edges between sampled nodes, and where the weights of a batch come from: what both layouts' batches have."""
+"""The edges between sampled nodes: what both layouts' batches have."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.errors import UnsupportedError
 from pyg_dist.plan.sample import DataGroup
-from pyg_dist.tensor.row_tensor import RowTensor, version_of
 from pyg_dist.tensor.sharding import RowSharding, lasting
 
 
@@ -62,24 +60,6 @@ class SampledEdges(RowSharding):
         if self._union is not None:
             mine = mine + self._union.index * self.parent.size
         return torch.searchsorted(self.group.gather_rows(mine, self.counts).sort().values, mine)
-
-
-class Origins:
-    """What the tensors of a batch were picked from."""
-
-    def __init__(self) -> None:
-        self._known = WeakIdKeyDictionary()  # by tensor: (its version, what it was picked from)
-
-    def note(self, values: RowTensor, origin: RowTensor) -> None:
-        """Remember that ``values`` are rows of ``origin``, for as long as they do not change."""
-        self._known[values] = (version_of(values), origin)
-
-    def of(self, values: RowTensor | None) -> RowTensor | None:
-        """What the values were picked from; ``None``: unknown, or no values."""
-        if values is None:
-            return None
-        version, origin = self._known.get(values, (None, None))  # type: ignore[no-untyped-call]
-        return origin if origin is not None and version == version_of(values) else None
 
 
 def refuse_other_weights() -> UnsupportedError:

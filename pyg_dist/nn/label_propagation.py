@@ -7,6 +7,7 @@ import weakref
 from collections.abc import MutableMapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,8 +16,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 from pyg_dist.backend import ops
 from pyg_dist.backend.on_device import copied_to
 from pyg_dist.errors import DataError, LayoutMismatchError, OptionError
+from pyg_dist.layout.graph import NodeSharding
 from pyg_dist.tensor import NodeTensor, RowTensor
 from pyg_dist.tensor.functions.random import draw_seed
+from pyg_dist.tensor.picked_rows import origin_of
 from pyg_dist.tensor.row_tensor import version_of
 from pyg_dist.tensor.sharding import RowSharding
 
@@ -37,10 +40,11 @@ class MaskedLabelPropagation(nn.Module):
 
     The draw is a function of one number of torch's CPU generator and the node's global id, the same for every world
     size and layout, and for a plain ``Data``. A node for the loss is always left: where the first 256 training nodes
-    (or all, if they are fewer) were all drawn, the one with the largest number stays. E begins with normal values of
+    (or all, if they are fewer; of a batch, those of each data group) were all drawn, the one with the largest number
+    stays. E begins with normal values of
     variance 1 / channels, so that an embedded label is about as long as a row-normalised feature vector. Exact; not
     collective, except that E enters (its gradient is summed), and that labels and mask are checked the first time that
-    they come, or come changed.
+    they come, or come changed; those of a batch are known by the graph's.
 
     Args:
         num_classes: labels are ``0 ... num_classes - 1``; others may stand outside of the mask.
@@ -154,6 +158,7 @@ class _Checked(NamedTuple):
         place: this rank's training nodes, local rows, int64.
         key: what stands for each in draws.
         first: the keys of the first training nodes of all ranks, ascending.
+        bits: of every node, lowest first: whether it trains, uint8 ``[ceil(N / 8)]``; made for the first batch.
     """
 
     mask_version: int | None
@@ -163,6 +168,7 @@ class _Checked(NamedTuple):
     place: Tensor
     key: Tensor
     first: Tensor
+    bits: Tensor | None = None
 
 
 _known: MutableMapping[Tensor, _Checked] = WeakIdKeyDictionary()
@@ -178,6 +184,9 @@ def _checked(y: Tensor, train_mask: Tensor, num_classes: int, rows: RowSharding 
     known = _known.get(train_mask)
     if known is not None and known.labels() is y and known[:1] + known[2:4] == (*versions, num_classes):
         return known
+    of_batch = _checked_with_graph(y, train_mask, num_classes, rows)
+    if of_batch is not None:
+        return of_batch
     labels, mask = ((t.to_local() if isinstance(t, RowTensor) else t).cpu() for t in (y, train_mask))
     place = mask.nonzero().view(-1)
     key = place if rows is None else rows.rng_key[place]
@@ -202,3 +211,38 @@ def _checked(y: Tensor, train_mask: Tensor, num_classes: int, rows: RowSharding 
     if None not in versions:
         _known[train_mask] = checked
     return checked
+
+
+def _checked_with_graph(y: Tensor, train_mask: Tensor, num_classes: int, rows: RowSharding | None) -> _Checked | None:
+    """Labels and mask of a batch, by those of its graph (collective where these are unknown); ``None``: are no such.
+
+    Every rank knows all nodes of the sample, so it knows its first training nodes without a message.
+    """
+    of_mask, of_y = (origin_of(t) if isinstance(t, RowTensor) else None for t in (train_mask, y))
+    if of_mask is None or of_y is None or of_mask[1] is not of_y[1] or not isinstance(rows, NodeSharding):
+        return None
+    mask_of_graph, nodes = of_mask[0], of_mask[1].source
+    if rows.sample is None or not isinstance(nodes, NodeSharding) or nodes.sample is not None:
+        return None  # of a subgraph, whose keys are not the places of its nodes
+    of_graph = _checked(of_y[0], mask_of_graph, num_classes, nodes)
+    if of_graph.bits is None:
+        of_graph = of_graph._replace(bits=_bits(of_graph.key, nodes))
+        if mask_of_graph in _known:
+            _known[mask_of_graph] = of_graph
+    assert of_graph.bits is not None
+    ids = rows.sample.node_id
+    trains = (of_graph.bits[ids >> 3] >> (ids & 7)) & 1
+    first = ids[trains.bool()][:_NUM_FIRST]
+    if rows.sample.group is not None:
+        first = first + rows.sample.group.index * nodes.num_rng_keys
+    place = train_mask.to_local().cpu().nonzero().view(-1)  # type: ignore[attr-defined]
+    labels, versions = weakref.ref(y), (version_of(train_mask), version_of(y))
+    return _Checked(versions[0], labels, versions[1], num_classes, place, rows.rng_key[place], first)
+
+
+def _bits(key: Tensor, nodes: NodeSharding) -> Tensor:
+    """Of every node whether it is among the training nodes of all ranks (collective)."""
+    counts = nodes.group.gather_counts(key.numel())
+    trains = torch.zeros(nodes.size, dtype=torch.bool)
+    trains[nodes.group.gather_rows(key, counts)] = True
+    return torch.from_numpy(np.packbits(trains.numpy(), bitorder="little"))

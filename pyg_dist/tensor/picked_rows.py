@@ -12,7 +12,7 @@ from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.dense import large_tensors
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.errors import LayoutMismatchError
-from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor, local_tensors
+from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor, local_tensors, version_of
 from pyg_dist.tensor.sharding import RowSharding
 
 P = TypeVar("P", bound="PickedRows")
@@ -61,14 +61,27 @@ class PickedRows(RowTensor):
                 f"tensor of that data"
             )
         with local_tensors():
-            return RowTensor.from_local(
-                large_tensors.select(self.entered(x), on_device(self.place, x.device)), self._sharding
-            )
+            local = large_tensors.select(self.entered(x), on_device(self.place, x.device))
+            return self.noted(RowTensor.from_local(local, self._sharding), x)
+
+    def noted(self, values: RowTensor, x: RowTensor) -> RowTensor:
+        """The rows of ``x``, which know that they are while they do not change (:func:`origin_of`)."""
+        if x.is_leaf or x._is_attribute:  # what is computed goes when its last user does
+            values._origin = version_of(values), x, self
+        return values
 
     def entered(self, x: RowTensor) -> Tensor:
         """The local rows of ``x``; the backward sums over replicas (collective). To be called under `local_tensors`."""
         local = x.as_subclass(Tensor)
         return local if self.replicas is None else copy_to_ranks(local, self.replicas)
+
+
+def origin_of(values: RowTensor | None) -> tuple[RowTensor, PickedRows] | None:
+    """What a batch's values were picked from, and by which ids; ``None``: unknown, or they have changed since."""
+    if values is None or values._origin is None:
+        return None
+    version, origin, index = values._origin
+    return (origin, index) if version is not None and version == version_of(values) else None
 
 
 class PickedNodes(PickedRows, NodeTensor):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -127,6 +128,51 @@ def test_a_node_for_the_loss_is_left(workers: Pools) -> None:
     _, left = MaskedLabelPropagation(1, 3, 1 - 1e-9)(x, torch.zeros(2000).long(), mask)
     assert int(left.sum()) == 1  # one of the first
     assert int(left.nonzero()) < 256
+
+
+def on_batches(mesh: dict[str, int] | None) -> tuple[set[int], int]:
+    """Nodes for the loss of each data group in every batch, with few training nodes; calls after the first batch."""
+    from pyg_dist import DistributedData, world_size
+    from pyg_dist.backend.comm.calls import Calls
+    from pyg_dist.loader import UniformVertexLoader
+
+    graph = graph_with_masks()
+    options: dict[str, Any] = {"layout": "grid", "mesh": mesh} if mesh and "part" not in mesh else {"mesh": mesh}
+    if "layout" not in options:
+        options["partition"] = torch.arange(90) % (world_size() if mesh is None else mesh["part"])
+    data = DistributedData(graph, **options)
+    propagation = MaskedLabelPropagation(CLASSES, 6, 0.95).double()
+    left, masks = set(), []
+    loader = UniformVertexLoader(data, 9, num_steps=30, input_nodes=data.train_mask)
+    for number, batch in enumerate(loader):
+        with mock.patch.object(Calls, "next", autospec=True, side_effect=Calls.next) as called:
+            propagation.train()
+            with torch.no_grad():
+                _, mask = propagation(batch.x, batch.y, batch.train_mask)
+                propagation.eval()
+                embedded = propagation(batch.x, batch.y, batch.train_mask)[0]
+        kinds = {call.args[1] for call in called.call_args_list}
+        assert number == 0 or kinds <= ({"all-to-all"} if "layout" in options else set())  # tiles of x become rows
+        masks.append((mask.full_tensor(), batch.train_mask.full_tensor()))
+        added = F.embedding(batch.y.full_tensor().clamp(min=0), propagation.weight) * masks[-1][1][:, None]
+        torch.testing.assert_close(embedded.full_tensor(), batch.x.full_tensor() + added.detach())
+    num_groups = 1 if mesh is None else mesh.get("data", 1)
+    for mask, trains in masks:
+        assert not (mask & ~trains).any()
+        left |= {int(m.sum()) for m in mask.chunk(num_groups)}
+    return left, len(masks)
+
+
+@pytest.mark.parametrize(
+    ("size", "mesh"), [(1, None), (2, None), (2, {"data": 2, "part": 1}), (2, {"x": 2}), (4, {"data": 2, "x": 2})]
+)
+def test_batches_ask_nobody(workers: Pools, size: int, mesh: dict[str, int] | None) -> None:
+    """Masks of batches are new ones in every step, and known by the graph's; a node for the loss is left in each."""
+    results = workers(size).run(on_batches, mesh)
+    assert all(result == results[0] for result in results)
+    left, num_batches = results[0]
+    assert num_batches == 30
+    assert min(left) == 1
 
 
 def mismatches() -> list[str]:

@@ -24,10 +24,10 @@ from pyg_dist.layout.grid.graph import GridGraph, learns
 from pyg_dist.layout.grid.operator import TiledOperator
 from pyg_dist.layout.grid.sampled_grid import SampledGrid
 from pyg_dist.layout.grid.tile_tensor import TileTensor
-from pyg_dist.layout.sampled_edges import Origins, SampledEdges, refuse_learning_weights, refuse_other_weights
+from pyg_dist.layout.sampled_edges import SampledEdges, refuse_learning_weights, refuse_other_weights
 from pyg_dist.plan.grid.tiling import WHOLE_ROWS, TileLayout
 from pyg_dist.plan.sample import PairProbability, Sample
-from pyg_dist.tensor.picked_rows import PickedEdges, PickedNodes
+from pyg_dist.tensor.picked_rows import PickedEdges, PickedNodes, origin_of
 from pyg_dist.tensor.row_tensor import EdgeTensor, RowTensor, local_tensors
 from pyg_dist.tensor.sharding import lasting
 
@@ -50,7 +50,7 @@ class PickedTiles(PickedNodes):
         layout = x._sharding.layout
         with local_tensors():
             local = large_tensors.select(self.entered(x), self.grid.places(layout).to(x.device))
-            return RowTensor.from_local(local, self.grid.tile(layout, x._sharding.width))
+            return self.noted(RowTensor.from_local(local, self.grid.tile(layout, x._sharding.width)), x)
 
 
 class GridBatch(GridGraph):
@@ -72,7 +72,6 @@ class GridBatch(GridGraph):
         rows = SampledEdges(parent.edge_sharding, place, grid.ranks(*GRID_AXES), sample.group)
         super().__init__(grid, edge_index, rows, parent.loop_rule, device=parent.device)
         self._sampled_grid, self._place = grid, place
-        self._origins = Origins()
 
     def to(self, device: torch.device | str) -> GridBatch:
         """See :class:`~pyg_dist.layout.graph.DistributedGraph`."""
@@ -104,12 +103,6 @@ class GridBatch(GridGraph):
     def _replicas(self) -> Group | None:
         """The ranks that hold the same rows of the graph and other ones of the batch."""
         return None if self._sample.group is None else self.grid.mesh.group("data")
-
-    def picked(self, parent_values: RowTensor, index: PickedNodes | PickedEdges) -> RowTensor:
-        """``parent_values[index]``; weights are known as what they were picked from while they do not change."""
-        values = index.fetch(parent_values)
-        self._origins.note(values, parent_values)
-        return values
 
     @lasting
     def adjacency(self, layout: TileLayout) -> AdjacencyTile:
@@ -148,7 +141,8 @@ class GridBatch(GridGraph):
         """
         if self._sample.pairs is None:
             return super().operator(norm, weight, dtype)
-        origin = self._origins.of(weight)
+        known = origin_of(weight)
+        origin: Any = None if known is None else known[0]
         if weight is None or (origin is not None and not learns(weight)):
             whole = self.parent.operator(norm, origin, dtype)
             build = partial(self._rescaled, whole, dtype)

@@ -26,12 +26,12 @@ class SampledGrid(Grid):
             products stay inside a group.
     """
 
-    is_sampled = True
+    sample: Sample
 
     def __init__(self, parent: Grid, sample: Sample) -> None:
         orders = tuple(SampledOrder.at(order, sample.node_id) for order in parent.orders)
         super().__init__(parent.mesh, orders, parent.sums, parent.num_blocks, parent.comm_dtype)
-        self.parent, self._sample = parent, sample
+        self.parent, self.sample = parent, sample
         self.num_nodes = self.num_nodes if sample.group is None else sample.group.size
         self.first = 0 if sample.group is None else sample.group.first
         self.is_union = sample.group is not None
@@ -50,16 +50,16 @@ class SampledGrid(Grid):
     @property
     def num_rng_keys(self) -> int:
         """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
-        return self.parent.num_rng_keys * (1 if self._sample.group is None else self._sample.group.index + 1)
+        return self.parent.num_rng_keys * (1 if self.sample.group is None else self.sample.group.index + 1)
 
     def rng_key(self, node: Tensor) -> Tensor:
         """See :class:`~pyg_dist.layout.grid.sharding.Grid`: data groups draw other numbers for a node."""
         key = self.parent.rng_key(self.parent_id(node))
-        return key if self._sample.group is None else key + self._sample.group.index * self.parent.num_rng_keys
+        return key if self.sample.group is None else key + self.sample.group.index * self.parent.num_rng_keys
 
     def parent_id(self, node: Tensor) -> Tensor:
         """The numbers in the graph of some of this group's nodes."""
-        return self._sample.node_id[node - self.first]
+        return self.sample.node_id[node - self.first]
 
     def node_ids(self, layout: TileLayout) -> Tensor:
         """See :class:`~pyg_dist.layout.grid.sharding.Grid`: places in the union of all groups' samples."""
@@ -67,7 +67,7 @@ class SampledGrid(Grid):
 
     def ranks(self, *axes: str) -> Group:
         """See :class:`~pyg_dist.layout.grid.sharding.Grid`: those of all groups, which hold other rows."""
-        return self.mesh.group(*axes) if self._sample.group is None else self.mesh.group(*axes, "data")
+        return self.mesh.group(*axes) if self.sample.group is None else self.mesh.group(*axes, "data")
 
     def places(self, layout: TileLayout) -> Tensor:
         """Which of the graph's local rows in ``layout`` are the sample's, ascending, int64 (not collective)."""

@@ -21,10 +21,10 @@ from pyg_dist.layout.graph import Norm
 from pyg_dist.layout.halo.graph import HaloGraph
 from pyg_dist.layout.halo.operator import ConstantOperator, LearningOperator
 from pyg_dist.layout.halo.sharding import HaloNodes
-from pyg_dist.layout.sampled_edges import Origins, SampledEdges, refuse_learning_weights, refuse_other_weights
+from pyg_dist.layout.sampled_edges import SampledEdges, refuse_learning_weights, refuse_other_weights
 from pyg_dist.plan.halo.restriction import Restriction, restricted
 from pyg_dist.plan.sample import PairProbability, Sample
-from pyg_dist.tensor.picked_rows import PickedEdges, PickedNodes
+from pyg_dist.tensor.picked_rows import PickedEdges, PickedNodes, origin_of
 from pyg_dist.tensor.row_tensor import RowTensor
 from pyg_dist.tensor.sharding import lasting
 
@@ -65,6 +65,11 @@ class SampledNodes(HaloNodes):
         return 0 if self._sample.group is None else self._sample.group.first
 
     @property
+    def sample(self) -> Sample:
+        """See :class:`~pyg_dist.layout.graph.NodeSharding`."""
+        return self._sample
+
+    @property
     def is_union(self) -> bool:
         """See :class:`~pyg_dist.layout.graph.NodeSharding`."""
         return self._sample.group is not None
@@ -102,7 +107,6 @@ class HaloBatch(HaloGraph):
         self._replicas = None if sample.group is None else of_graph.groups.data
         super().__init__(share, nodes, parent.loop_rule, parent.is_dense, rows, parent.exchange_group, parent.device)
         self._sample = sample
-        self._origins = Origins()
 
     def to(self, device: torch.device | str) -> HaloBatch:
         """See :class:`~pyg_dist.layout.graph.DistributedGraph`."""
@@ -129,12 +133,6 @@ class HaloBatch(HaloGraph):
         picked.replicas = self._replicas
         return picked
 
-    def picked(self, parent_values: RowTensor, index: PickedNodes | PickedEdges) -> RowTensor:
-        """``parent_values[index]``; weights are known as what they were picked from while they do not change."""
-        values = index.fetch(parent_values)
-        self._origins.note(values, parent_values)
-        return values
-
     # ---- The graph's operators at the sample -------------------------------------------------------------------------
 
     def operator(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> Any:
@@ -156,11 +154,12 @@ class HaloBatch(HaloGraph):
 
     def _at_sample(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> ConstantOperator:
         """The graph's operator, restricted and rescaled (collective)."""
-        of_graph = self._origins.of(weight)
-        if weight is not None and of_graph is None:
+        origin = origin_of(weight)
+        if weight is not None and origin is None:
             if norm.kind == "gcn":
                 raise refuse_other_weights()
             return self._own_weights(norm, weight, dtype)
+        of_graph: Any = None if origin is None else origin[0]
         operator = self._operator_of_graph(norm, of_graph, dtype)
         whole = operator.matrix
         p = self._pairs.uniform_p
