@@ -108,16 +108,16 @@ def test_sampling_sends_nothing(world_size: int, mesh: dict[str, int] | None, pr
     assert workers(world_size).run(sent_while_sampling, prefetch, mesh) == [(0, 0)] * world_size
 
 
-def messages_of_a_step() -> list[Counter[str]]:
+def messages_of_a_step(mesh: dict[str, int] | None) -> list[Counter[str]]:
     """The calls of steps after the first one, by kind, over two layers."""
     import pyg_dist
     from pyg_dist.backend.comm.calls import Calls
     from pyg_dist.loader import UniformVertexLoader
 
-    data = distribute(random_graph(60, 900), torch.arange(60) % 2)
+    data = laid_out(random_graph(60, 900), mesh)
     model = pyg_dist.distribute(nn.ModuleList([SAGEConv(5, 8), SAGEConv(8, 4)])).double()
     found = []
-    for batch in UniformVertexLoader(data, 30, input_nodes=data.train_mask):
+    for batch in UniformVertexLoader(data, 20, num_steps=3, input_nodes=data.train_mask):
         with mock.patch.object(Calls, "next", autospec=True, side_effect=Calls.next) as called:
             out = model[1](model[0](batch.x, batch.edge_index).relu(), batch.edge_index)
             F.cross_entropy(out[batch.train_mask], batch.y[batch.train_mask]).backward()
@@ -126,11 +126,25 @@ def messages_of_a_step() -> list[Counter[str]]:
     return found[1:]
 
 
-def test_a_step_sends_its_exchanges_one_loss_sum_and_one_bucket(workers: Pools) -> None:
-    for steps in workers(2).run(messages_of_a_step):
+@pytest.mark.parametrize(
+    ("world_size", "mesh", "exchanges"),
+    [  # of two layers forward and one backward
+        (2, None, {"exchange": 3}),
+        (2, {"data": 2, "part": 1}, {}),
+        (4, {"data": 2, "part": 2}, {"exchange": 3}),
+        (2, {"data": 2}, {}),
+        # A sum and a root's way a layer, whole rows for the loss; and back, but for what the features need.
+        (4, {"data": 2, "x": 2}, {"all-to-all": 8}),
+        (4, {"data": 2, "z": 2}, {"all-to-all": 8}),
+    ],
+)
+def test_a_step_sends_its_exchanges_one_loss_sum_and_one_bucket(
+    world_size: int, mesh: dict[str, int] | None, exchanges: dict[str, int], workers: Pools
+) -> None:
+    for steps in workers(world_size).run(messages_of_a_step, mesh):
         assert steps
         for called in steps:
-            assert called == {"exchange": 3, "sum": 2}  # exchanges: two layers forward, one backward
+            assert called == {**exchanges, "sum": 2}
 
 
 def restarted() -> bool:
