@@ -26,8 +26,34 @@ from pyg_dist.plan.machine import Machine
 from pyg_dist.plan.model import Conv, Input, Model, Price
 from pyg_dist.store.format import as_torch, storage_dtype
 from pyg_dist.store.grid_store import GridStore
+from pyg_dist.store.shard_reader import Column
 from pyg_dist.tensor import RowTensor
 from pyg_dist.tensor.sharding import RowSharding
+
+
+class StoredOrder(NodeOrder):
+    """A node order that stays in its file: a rank copies the ids of its own ranges alone.
+
+    Args:
+        node_id: global ids by position.
+        position: positions by global id.
+    """
+
+    def __init__(self, node_id: Column, position: Column) -> None:
+        self._node_id, self._position = node_id, position
+
+    @property
+    def num_nodes(self) -> int:
+        """See :class:`~pyg_dist.plan.grid.node_order.NodeOrder`."""
+        return len(self._node_id)
+
+    def nodes(self, low: int, high: int) -> Tensor:
+        """See :class:`~pyg_dist.plan.grid.node_order.NodeOrder`; a copy."""
+        return self._node_id.range(low, high)
+
+    def positions(self, node_id: Tensor) -> Tensor:
+        """See :class:`~pyg_dist.plan.grid.node_order.NodeOrder`."""
+        return self._position.take(node_id)
 
 
 def stored_grid_plan(store: GridStore) -> GridPlan:
@@ -108,7 +134,7 @@ def on_stored_grid(store: GridStore, options: Options) -> tuple[GridGraph, GridP
         plan = on_mesh(written, shape, best.sums, best.price, machine, (0,))
     orders: tuple[NodeOrder, ...] = ()
     try:
-        orders = tuple(NodeOrder.of(node_id) for node_id in store.orders())
+        orders = tuple(StoredOrder(*store.order(number)) for number in range(store.num_orders))
     except (ValueError, OSError) as caught:
         error = caught
     raise_together(error)

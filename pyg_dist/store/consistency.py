@@ -112,14 +112,14 @@ def _require_grid(manifest: Manifest) -> None:
     if not is_pair or tiles[0] * tiles[1] > len(shards):
         raise ValueError(f"tiles {tiles!r} in {len(shards)} files")
     found = shards["orders"].tensors.keys() if "orders" in shards else ()
-    orders = {f"order{number}": of_rows("I64", num_nodes) for number in range(min(max(len(found), 1), 2))}
+    num_orders = min(max(len(found) // 2, 1), 2)
     kinds = ("rows", "edges") if manifest.node_attributes else ("edges",)
     wanted = ["orders", *(f"{kind}-{r:05d}" for kind in kinds for r in range(tiles[0]))]
-    places = product(range(len(orders)), range(tiles[0]), range(tiles[1]))
+    places = product(range(num_orders), range(tiles[0]), range(tiles[1]))
     wanted += [f"tile-{number}-{r:05d}-{c:05d}" for number, r, c in places]
     _require_keys(shards, wanted)
-    _require_tensors(shards, "orders", orders)
-    counts = dict.fromkeys(range(len(orders)), 0)
+    _require_tensors(shards, "orders", order_specs(num_nodes, num_orders))
+    counts = dict.fromkeys(range(num_orders), 0)
     for key in wanted:
         kind, *place = key.split("-")
         if kind == "tile":
@@ -136,6 +136,13 @@ def _require_grid(manifest: Manifest) -> None:
             _require_tensors(shards, key, attributes if of_nodes else ends | attributes)
     for number, count in counts.items():
         _require(count == manifest.num_edges, f"{count} edges in the tiles of order {number}, not {manifest.num_edges}")
+
+
+def order_specs(num_nodes: int, num_orders: int) -> dict[str, TensorSpec]:
+    """What lies in the shard of the node orders: global ids by position, positions by global id."""
+    dtype = "I32" if num_nodes <= np.iinfo(np.int32).max else "I64"
+    names = [f"{kind}{number}" for kind in ("order", "position") for number in range(num_orders)]
+    return {name: of_rows(dtype, num_nodes) for name in names}
 
 
 def bounds(size: int, count: int) -> Array:

@@ -1,6 +1,7 @@
 """A grid store: edges in R x C tiles under the plan's node orders, rows of nodes by position.
 
-Files: ``orders``, global ids by position; ``rows-r``, attributes of the nodes at range r of the positions in order 0;
+Files: ``orders``, global ids by position (``orderK``) and positions by global id (``positionK``), int32 where they fit:
+ranks look them up where they lie; ``rows-r``, attributes of the nodes at range r of the positions in order 0;
 ``edges-r``, range r of the edges in input order, with attributes; ``tile-o-r-c``, the edges whose target is in range r
 of the other order and whose source is in range c of order o, by ascending id (2D shards: Plexus, 5.4; orders: 5.1).
 """
@@ -15,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_dist.store.consistency import bounds
+from pyg_dist.store.consistency import bounds, order_specs
 from pyg_dist.store.folder import StoreFolder
 from pyg_dist.store.format import as_torch, of_rows, storage_dtype
 from pyg_dist.store.manifest import Manifest, Shard
 from pyg_dist.store.reader import TensorFile
 from pyg_dist.store.records import Buckets, read_records, stable_order
-from pyg_dist.store.shard_reader import ShardReader
+from pyg_dist.store.shard_reader import Column, ShardReader
 from pyg_dist.store.sources.source import NodeAttribute
 from pyg_dist.store.spool import Spool, Tick
 from pyg_dist.store.writer import ShardWriter
@@ -49,23 +50,23 @@ def write_grid(
         folder: of the store.
         edges: of the graph.
         attributes: of its nodes.
-        orders: global ids by position, one or two node orders.
+        orders: global ids by position, int64, one or two node orders.
         tiles: R and C.
         memory: bytes to use.
         tick: is told of progress.
     """
     num_nodes, shards = edges.num_nodes, dict[str, Shard]()
-    positions = []
+    specs = order_specs(num_nodes, len(orders))
+    dtype, positions = storage_dtype(specs["order0"].dtype), []
     for node in orders:
-        position = np.empty(num_nodes, np.int64)
-        position[node] = np.arange(num_nodes)
+        position = np.empty(num_nodes, dtype)
+        position[node] = np.arange(num_nodes, dtype=dtype)
         positions.append(position)
     kept = folder.kept_shard("orders")
     if kept is None:
-        writer = ShardWriter(
-            folder.work / "orders", {f"order{k}": of_rows("I64", num_nodes) for k in range(len(orders))}
-        )
-        writer.append(**{f"order{k}": node for k, node in enumerate(orders)})
+        writer = ShardWriter(folder.work / "orders", specs)
+        for k, (node, position) in enumerate(zip(orders, positions, strict=True)):
+            writer.append(**{f"order{k}": node.astype(dtype, copy=False), f"position{k}": position})
         kept = folder.keep("orders", writer)
     shards["orders"] = kept
     chunk = max(1 << 12, min(1 << 20, memory // 1024))
@@ -193,9 +194,14 @@ class GridStore(ShardReader):
         self._row_ends = bounds(manifest.num_nodes, self.tiles[0])
         self._column_ends = bounds(manifest.num_nodes, self.tiles[1])
 
-    def orders(self) -> list[Tensor]:
-        """Global ids by position, of each node order."""
-        return [self.tensor("orders", name) for name in sorted(self.manifest.shards["orders"].tensors)]
+    @property
+    def num_orders(self) -> int:
+        """Node orders, one or two."""
+        return len(self.manifest.shards["orders"].tensors) // 2
+
+    def order(self, number: int) -> tuple[Column, Column]:
+        """Global ids by position, and positions by global id, of a node order: both stay in the file."""
+        return self.column("orders", f"order{number}"), self.column("orders", f"position{number}")
 
     def range_rows(self, kind: str, name: str, size: int, low: int, high: int) -> Tensor:
         """Rows ``low`` to ``high`` of a tensor that lies in near-equal ranges.

@@ -17,7 +17,7 @@ from pyg_dist.errors import StoreError
 from pyg_dist.store.consistency import require_consistent
 from pyg_dist.store.format import TensorSpec
 
-FORMAT, VERSION = "pyg_dist store", 1
+FORMAT, VERSION = "pyg_dist store", 2
 FILE = "manifest.json"
 
 ADJ_VALUES = "adj_t values"

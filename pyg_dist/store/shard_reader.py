@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import torch
 import xxhash
 from torch import Tensor
 
@@ -14,6 +15,31 @@ from pyg_dist.store.manifest import Manifest
 from pyg_dist.store.reader import TensorFile
 
 PIECE_BYTES = 1 << 22
+
+
+class Column:
+    """Integers in a shard, which stay there: what is looked up is read where it lies, and copied.
+
+    Pages that were read are the file's: the system may take them back, and the processes of a machine share them.
+
+    Args:
+        file: the shard.
+        name: of the tensor ``[n]``, which was checked.
+    """
+
+    def __init__(self, file: TensorFile, name: str) -> None:
+        self._rows = file.rows(name)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def range(self, low: int, high: int) -> Tensor:
+        """Entries ``low`` to ``high``, int64."""
+        return torch.from_numpy(self._rows[low:high].astype(np.int64))
+
+    def take(self, place: Tensor) -> Tensor:
+        """The entry at each place, int64 like ``place``."""
+        return torch.from_numpy(self._rows.take(place.numpy()).astype(np.int64, copy=False))
 
 
 class ShardReader:
@@ -51,6 +77,15 @@ class ShardReader:
             file = self.file(key)
             require_digest(file.path, name, file.digest(name), self.manifest.shards[key].digests[name])
             self._checked.add((key, name))
+
+    def column(self, key: str, name: str) -> Column:
+        """Integers of a shard, checked, where they lie. They outlive :meth:`close`.
+
+        Raises:
+            StoreError: They are damaged.
+        """
+        self.check(key, name)
+        return Column(self.file(key), name)
 
     def tensor(self, key: str, name: str) -> Tensor:
         """A whole tensor of a shard, copied and checked in one pass."""

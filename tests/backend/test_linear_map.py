@@ -86,7 +86,7 @@ def of_redistributions(rank: int, size: int) -> Iterator[Case]:
     from pyg_dist.backend.comm.transport import Transport
     from pyg_dist.backend.grid.mesh import Mesh, MeshShape
     from pyg_dist.layout.grid.sharding import Grid
-    from pyg_dist.plan.grid.node_order import NodeOrder
+    from pyg_dist.plan.grid.node_order import ListedOrder
     from pyg_dist.plan.grid.tiling import INPUT, WHOLE_ROWS, TileLayout
 
     group, counts = world_group(), uneven(size)
@@ -121,7 +121,7 @@ def of_redistributions(rank: int, size: int) -> Iterator[Case]:
     yield Case("copies of rows", copies, [(n, WIDTH) for n in counts], copied, own, own)
 
     num_nodes, width = 11, 5
-    orders = tuple(NodeOrder.of(torch.randperm(num_nodes)) for _ in range(2))
+    orders = tuple(ListedOrder.of(torch.randperm(num_nodes)) for _ in range(2))
     layouts = (INPUT, WHOLE_ROWS, TileLayout(("z",), "x", 1), TileLayout(("y",), "z", 0))
     for axis in ("x", "y", "z"):
         grid = Grid(Mesh(MeshShape.of({axis: size}, size)), orders, "all_reduce")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pyg_dist.backend.grid.mesh import GRID_AXES, MeshShape, meshes, nearest_cube
 from pyg_dist.errors import OptionError
 from pyg_dist.plan.grid.cost import price_of
-from pyg_dist.plan.grid.node_order import NodeOrder, choose_orders, in_one_piece
+from pyg_dist.plan.grid.node_order import ListedOrder, choose_orders, in_one_piece
 from pyg_dist.plan.grid.plan import GridPlan
 from pyg_dist.plan.grid.redistribution_plan import columns_between, redistribution_plan
 from pyg_dist.plan.grid.tiling import (
@@ -89,7 +89,7 @@ def test_routes_deliver_every_element_once(
 ) -> None:
     shape = MeshShape(x, y, z)
     rng = torch.Generator().manual_seed(num_nodes)
-    orders = (NodeOrder.random(num_nodes, rng), NodeOrder.random(num_nodes, rng))
+    orders = (ListedOrder.random(num_nodes, rng), ListedOrder.random(num_nodes, rng))
     matrix = torch.arange(num_nodes * width).view(num_nodes, width)
 
     def local(layout: TileLayout, rank: int) -> torch.Tensor:
@@ -122,7 +122,7 @@ def test_routes_deliver_every_element_once(
 def test_orders_by_degree_are_permutations_with_even_blocks() -> None:
     weight = torch.randint(0, 50, (103,), generator=torch.Generator().manual_seed(0))
     weight[17] = 1000
-    order = NodeOrder.round_robin_by_degree(weight, 7, torch.Generator().manual_seed(1))
+    order = ListedOrder.round_robin_by_degree(weight, 7, torch.Generator().manual_seed(1))
     assert torch.equal(order.node_id.sort().values, torch.arange(103))
     assert torch.equal(order.node_id[order.position], torch.arange(103))
     light = weight.clone()

@@ -13,6 +13,11 @@ from test_halo_store import training
 from torch_geometric.data import Data
 from workers import Workers
 
+from pyg_dist.data.stored_grid import StoredOrder
+from pyg_dist.plan.grid.node_order import ListedOrder
+from pyg_dist.store.grid_store import GridStore
+from pyg_dist.store.manifest import Manifest
+
 Pools = Callable[[int], Workers]
 
 
@@ -74,6 +79,22 @@ def test_equal_to_the_whole_graph(
 ) -> None:
     path = write(tmp_path, num_ranks, mesh, tiles, memory=1 << (20 if tiles == (3, 5) else 30))
     workers(num_ranks).run(opened_as_made, str(path), mesh)
+
+
+def test_orders_stay_in_their_file(tmp_path: Path) -> None:
+    path = write(tmp_path, 4, {"x": 2, "z": 2}, (2, 2))
+    store = GridStore(path, Manifest.load(path))
+    found = [StoredOrder(*store.order(number)) for number in range(store.num_orders)]
+    store.close()
+    size, kinds = store.manifest.num_nodes, {spec.dtype for spec in store.manifest.shards["orders"].tensors.values()}
+    assert kinds == {"I32"}
+    for order in found:
+        listed = ListedOrder.of(order.nodes(0, size))
+        some = torch.randperm(size, generator=torch.Generator().manual_seed(0))[:50]
+        assert torch.equal(order.positions(some), listed.positions(some))
+        assert torch.equal(order.nodes(7, 30), listed.nodes(7, 30))
+        assert order.num_nodes == size
+        assert order.positions(some).dtype == order.nodes(7, 30).dtype == torch.int64
 
 
 def on_another_mesh(path: str) -> None:

@@ -129,7 +129,8 @@ def read_tiles(path: Path) -> None:
         raise StoreError(f"Expected other edges by rank in {path}")
     size, num_edges = store.manifest.num_nodes, store.manifest.num_edges
     halves = [(0, size // 2), (size // 2, size)]
-    for order in range(len(store.orders())):
+    for order in range(store.num_orders):
+        store.order(order)
         for rows in halves:
             for columns in halves:
                 store.rectangle(order, rows, columns)

@@ -83,7 +83,7 @@ class AdjacencyTile:
             source, target = dispatch.start(edge_index.t()).wait().unbind(1)
             row_low, _ = _block(grid, rows, row_axis)
             column_low, _ = _block(grid, columns, column_axis)
-            entries = (rows.position[target] - row_low).int(), (columns.position[source] - column_low).int()
+            entries = (rows.positions(target) - row_low).int(), (columns.positions(source) - column_low).int()
         return AdjacencyTile.of_entries(grid, edge_index, edge_id, row_axis, column_axis, order, *entries, device)
 
     @staticmethod
@@ -106,8 +106,8 @@ class AdjacencyTile:
             _block(grid, rows, row_axis),
             _block(grid, columns, column_axis),
         )
-        row_id, column_id = rows.node_id[row_low:row_high], columns.node_id[column_low:column_high]
-        as_column = columns.position[row_id]
+        row_id, column_id = rows.nodes(row_low, row_high), columns.nodes(column_low, column_high)
+        as_column = torch.arange(row_low, row_high) if rows is columns else columns.positions(row_id)
         loop_row = ((as_column >= column_low) & (as_column < column_high)).nonzero().view(-1)
         return AdjacencyTile(
             row_axis, column_axis, row_order, column_order,

@@ -234,7 +234,7 @@ class Grid:
         self.sums: Sums = sums
         self.num_blocks = num_blocks
         self.comm_dtype = comm_dtype
-        self.num_nodes = orders[0].node_id.numel()
+        self.num_nodes = orders[0].num_nodes
         self._nodes: Any = None
         self._tiles: MutableMapping[tuple[TileLayout, int], Tile] = {}
         self._routes: dict[tuple[TileLayout, TileLayout], RedistributionPlan] = {}
@@ -277,7 +277,7 @@ class Grid:
     def node_ids(self, layout: TileLayout) -> Tensor:
         """Global ids of the rows here."""
         low, high = held_positions(self.orders, layout, self.mesh.grid_shape, self.mesh.coordinates)
-        return self.orders[layout.order].node_id[low:high]
+        return self.orders[layout.order].nodes(low, high)
 
     def row_sizes(self, layout: TileLayout, *axes: str) -> list[int]:
         """Rows by rank of ``axes``, the finest ones of the layout, with this rank's place on the others."""

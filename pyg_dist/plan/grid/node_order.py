@@ -5,6 +5,7 @@ A *node order* is a permutation of the nodes; *position* is a node's place in it
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -15,9 +16,35 @@ from pyg_dist.backend.grid.mesh import MeshShape
 from pyg_dist.plan.grid.tiling import Sums, split, tilings
 
 
+class NodeOrder(ABC):
+    """A permutation of the nodes, wherever it lies."""
+
+    @property
+    @abstractmethod
+    def num_nodes(self) -> int:
+        """N."""
+
+    @abstractmethod
+    def nodes(self, low: int, high: int) -> Tensor:
+        """Global ids at positions ``low`` to ``high``, int64 ``[high - low]``."""
+
+    @abstractmethod
+    def positions(self, node_id: Tensor) -> Tensor:
+        """The position of each node, int64 like ``node_id``."""
+
+    @property
+    def num_split(self) -> int:
+        """Number of positions that are split over axes."""
+        return self.num_nodes
+
+    def bounds(self, split_at: Sequence[int]) -> list[int]:
+        """The first position in each range, given where positions are split."""
+        return list(split_at)
+
+
 @dataclass(frozen=True)
-class NodeOrder:
-    """A permutation of the nodes.
+class ListedOrder(NodeOrder):
+    """A permutation in memory.
 
     Attributes:
         node_id: global id by position, int64 ``[N]``.
@@ -28,28 +55,32 @@ class NodeOrder:
     position: Tensor
 
     @property
-    def num_split(self) -> int:
-        """Number of positions that are split over axes."""
+    def num_nodes(self) -> int:
+        """See :class:`NodeOrder`."""
         return self.node_id.numel()
 
-    def bounds(self, split_at: Sequence[int]) -> list[int]:
-        """The first position in each range, given where positions are split."""
-        return list(split_at)
+    def nodes(self, low: int, high: int) -> Tensor:
+        """See :class:`NodeOrder`; a view."""
+        return self.node_id[low:high]
+
+    def positions(self, node_id: Tensor) -> Tensor:
+        """See :class:`NodeOrder`."""
+        return self.position[node_id]
 
     @staticmethod
-    def of(node_id: Tensor) -> NodeOrder:
+    def of(node_id: Tensor) -> ListedOrder:
         """The order that lists the nodes as ``node_id`` does."""
         position = torch.empty_like(node_id)
         position[node_id] = torch.arange(node_id.numel())
-        return NodeOrder(node_id, position)
+        return ListedOrder(node_id, position)
 
     @staticmethod
-    def random(num_nodes: int, rng: torch.Generator) -> NodeOrder:
+    def random(num_nodes: int, rng: torch.Generator) -> ListedOrder:
         """A uniform permutation."""
-        return NodeOrder.of(torch.randperm(num_nodes, generator=rng))
+        return ListedOrder.of(torch.randperm(num_nodes, generator=rng))
 
     @staticmethod
-    def round_robin_by_degree(weight: Tensor, num_blocks: int, rng: torch.Generator) -> NodeOrder:
+    def round_robin_by_degree(weight: Tensor, num_blocks: int, rng: torch.Generator) -> ListedOrder:
         """Nodes go to ``num_blocks`` ranges in turn, by weight: each range gets as many of every weight as the others.
 
         Nodes of like weight form rounds of one node per range; within a round, who gets which is random.
@@ -59,11 +90,11 @@ class NodeOrder:
         by_weight = shuffled[torch.argsort(weight[shuffled], descending=True, stable=True)]
         num_rounds = -(-num_nodes // num_blocks)
         seat = torch.rand(num_rounds, num_blocks, generator=rng).argsort(1).view(-1)[:num_nodes]
-        return NodeOrder.of(by_weight[torch.argsort(seat, stable=True)])
+        return ListedOrder.of(by_weight[torch.argsort(seat, stable=True)])
 
 
 @dataclass(frozen=True)
-class SampledOrder(NodeOrder):
+class SampledOrder(ListedOrder):
     """The nodes of a sample in the order of the whole graph, whose ranges are split: a range's number of nodes varies.
 
     Nodes are numbered by their places in the sample.
@@ -81,7 +112,7 @@ class SampledOrder(NodeOrder):
     @staticmethod
     def at(parent: NodeOrder, node_id: Tensor) -> SampledOrder:
         """The order of the sampled nodes (ascending ids). O(B log B) time."""
-        parent_position, place = parent.position[node_id].sort()
+        parent_position, place = parent.positions(node_id).sort()
         position = torch.empty_like(place).scatter_(0, place, torch.arange(place.numel()))
         split_position = parent_position
         if isinstance(parent, SampledOrder):
@@ -120,10 +151,10 @@ def tile_counts(
     row: Tensor, column: Tensor, row_order: NodeOrder, column_order: NodeOrder, num_rows: int, num_columns: int
 ) -> Tensor:
     """Entries by tile of a tiling, int64. Shapes: ``[E], [E] -> [num_rows, num_columns]``."""
-    row_bounds = torch.tensor(split(row_order.node_id.numel(), num_rows)[1:-1], dtype=torch.int64)
-    column_bounds = torch.tensor(split(column_order.node_id.numel(), num_columns)[1:-1], dtype=torch.int64)
-    block = torch.bucketize(row_order.position[row], row_bounds, right=True) * num_columns
-    block += torch.bucketize(column_order.position[column], column_bounds, right=True)
+    row_bounds = torch.tensor(split(row_order.num_nodes, num_rows)[1:-1], dtype=torch.int64)
+    column_bounds = torch.tensor(split(column_order.num_nodes, num_columns)[1:-1], dtype=torch.int64)
+    block = torch.bucketize(row_order.positions(row), row_bounds, right=True) * num_columns
+    block += torch.bucketize(column_order.positions(column), column_bounds, right=True)
     return torch.bincount(block, minlength=num_rows * num_columns).view(num_rows, num_columns)
 
 
@@ -136,8 +167,8 @@ def edge_blocks(
         for order, axis in ((rows, row_axis), (columns, column_axis))
     ]
     return (
-        torch.bucketize(rows.position[edge_index[1]], bounds[0], right=True),
-        torch.bucketize(columns.position[edge_index[0]], bounds[1], right=True),
+        torch.bucketize(rows.positions(edge_index[1]), bounds[0], right=True),
+        torch.bucketize(columns.positions(edge_index[0]), bounds[1], right=True),
     )
 
 
@@ -147,8 +178,8 @@ def imbalance_of(counts: Tensor) -> float:
     return float(counts.max()) * counts.numel() / total if total else 1.0
 
 
-def _dealt(degree: Tensor, num_blocks: int, rng: torch.Generator) -> tuple[NodeOrder, ...]:
-    return tuple(NodeOrder.round_robin_by_degree(degree, num_blocks, rng) for _ in range(2))
+def _dealt(degree: Tensor, num_blocks: int, rng: torch.Generator) -> tuple[ListedOrder, ...]:
+    return tuple(ListedOrder.round_robin_by_degree(degree, num_blocks, rng) for _ in range(2))
 
 
 EdgeChunks = Callable[[], Iterable[tuple[Tensor, Tensor]]]
@@ -162,11 +193,11 @@ def in_one_piece(edge_index: Tensor) -> EdgeChunks:
 
 def choose_orders(
     edges: EdgeChunks, num_nodes: int, shape: MeshShape, seed: int, sums: Sums = "reduce_scatter"
-) -> tuple[tuple[NodeOrder, ...], tuple[Balance, ...]]:
+) -> tuple[tuple[ListedOrder, ...], tuple[Balance, ...]]:
     """The node orders under which the tiles of GCN's matrix (with self loops) are even, and how even each try was.
 
     In turn: the input's order, a random one, two random ones in alternation (Plexus, 5.1), and two by degree
-    (:meth:`NodeOrder.round_robin_by_degree`, "dealt" in plans). The first try with an imbalance of at most
+    (:meth:`ListedOrder.round_robin_by_degree`, "dealt" in plans). The first try with an imbalance of at most
     :data:`GOOD_IMBALANCE` is taken, else the best.
 
     Args:
@@ -190,7 +221,7 @@ def choose_orders(
                 degree += torch.bincount(end, minlength=num_nodes)
         return degree
 
-    def worst(orders: tuple[NodeOrder, ...]) -> float:
+    def worst(orders: tuple[ListedOrder, ...]) -> float:
         pairs = ((orders[-1], orders[0]), (orders[0], orders[-1]))[: len(orders)]
         kinds = [(rows, columns, shape[a], shape[b]) for a, b in tilings(sums) for rows, columns in pairs]
         counts = [tile_counts(loops, loops, *kind) for kind in kinds]
@@ -200,15 +231,15 @@ def choose_orders(
         return max(imbalance_of(count) for count in counts)
 
     if all(shape[a] * shape[b] == 1 for a, b in tilings(sums)):
-        return (NodeOrder.of(loops),), (Balance("original", 1.0),)
+        return (ListedOrder.of(loops),), (Balance("original", 1.0),)
     tries = []
-    makers: dict[str, Callable[[], tuple[NodeOrder, ...]]] = {
-        "original": lambda: (NodeOrder.of(loops),),
-        "single": lambda: (NodeOrder.random(num_nodes, rng),),
-        "double": lambda: (NodeOrder.random(num_nodes, rng), NodeOrder.random(num_nodes, rng)),
+    makers: dict[str, Callable[[], tuple[ListedOrder, ...]]] = {
+        "original": lambda: (ListedOrder.of(loops),),
+        "single": lambda: (ListedOrder.random(num_nodes, rng),),
+        "double": lambda: (ListedOrder.random(num_nodes, rng), ListedOrder.random(num_nodes, rng)),
         "dealt": lambda: _dealt(degrees(), num_blocks, rng),
     }
-    best: tuple[float, str, tuple[NodeOrder, ...]] | None = None
+    best: tuple[float, str, tuple[ListedOrder, ...]] | None = None
     for method, make in makers.items():
         orders = make()
         tries.append(Balance(method, worst(orders)))

@@ -13,7 +13,7 @@ from pyg_dist.backend.grid.mesh import GRID_AXES, RANK_ORDER, MeshShape
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.plan.base import DistributionPlan
 from pyg_dist.plan.grid.cost import memory_of, price_of
-from pyg_dist.plan.grid.node_order import Balance, EdgeChunks, NodeOrder, choose_orders, tile_counts
+from pyg_dist.plan.grid.node_order import Balance, EdgeChunks, ListedOrder, choose_orders, tile_counts
 from pyg_dist.plan.grid.tiling import INPUT, Sums, row_range
 from pyg_dist.plan.grid.work import Work, aggregation_bytes, work_of
 from pyg_dist.plan.machine import Machine
@@ -58,7 +58,7 @@ class GridPlan(DistributionPlan):
         machine: Machine,
         seed: int,
         identity: str,
-    ) -> tuple[GridPlan, tuple[NodeOrder, ...]]:
+    ) -> tuple[GridPlan, tuple[ListedOrder, ...]]:
         """The plan of a mesh, and its node orders (not collective).
 
         Args:

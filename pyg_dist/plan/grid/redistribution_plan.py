@@ -34,8 +34,7 @@ def redistribution_plan(
     Of several replicas, a receiver listens to the one that stands on its own coordinates of the replica axes.
     """
     here = shape.coordinates(rank)
-    held = torch.arange(*held_positions(orders, before, shape, here))
-    wanted = torch.arange(*held_positions(orders, after, shape, here))
+    held, wanted = (held_positions(orders, layout, shape, here) for layout in (before, after))
     goes_to = _rows_by_block(held, orders[before.order], orders[after.order], shape.sizes(*after.rows), False)
     comes_from = _rows_by_block(wanted, orders[after.order], orders[before.order], shape.sizes(*before.rows), True)
     send, receive = [], []
@@ -60,16 +59,16 @@ def held_positions(
 
 
 def _rows_by_block(
-    positions: Tensor, own: NodeOrder, other: NodeOrder, parts: Sequence[int], by_own: bool
+    held: tuple[int, int], own: NodeOrder, other: NodeOrder, parts: Sequence[int], by_own: bool
 ) -> list[Tensor]:
-    """Local rows (places in ``positions``) by the block of the other layout that holds them.
+    """Local rows (places in the positions that are held) by the block of the other layout that holds them.
 
     Both sides list the rows of a pair in the order of the layout *after*: ``by_own`` says that it is this one's own.
     """
-    there = other.position[own.node_id[positions]]
+    there = torch.arange(*held) if own is other else other.positions(own.nodes(*held))
     bounds = torch.tensor(other.bounds(nested_split(other.num_split, parts)[1:-1]), dtype=torch.int64)
     block = torch.bucketize(there, bounds, right=True)
-    local = torch.arange(positions.numel()) if by_own else torch.argsort(there)
+    local = torch.arange(there.numel()) if by_own else torch.argsort(there)
     local = local[torch.argsort(block[local], stable=True)]
     counts = torch.bincount(block, minlength=len(bounds) + 1)
     return list(torch.split(local, counts.tolist()))
