@@ -39,9 +39,24 @@ class Permutation {
 
   PYG_DIST_PORTABLE uint64_t at(uint64_t place) const {
     do {
-      place = encrypted(place);
+      encrypt<1>(&place);
     } while (place >= size_);
     return place;
+  }
+
+  // The network alone, of several numbers below 2^bits at once.
+  template <int kCount>
+  PYG_DIST_PORTABLE void encrypt(uint64_t* number) const {
+    uint64_t low[kCount], high[kCount];
+    for (int i = 0; i < kCount; ++i) {
+      low[i] = number[i] & ((uint64_t{1} << low_bits_) - 1);
+      high[i] = number[i] >> low_bits_;
+    }
+    for (int k = 0; k < num_rounds_; k += 2) {
+      for (int i = 0; i < kCount; ++i) high[i] ^= mix(low[i] ^ key_[k]) >> (64 - high_bits_);
+      for (int i = 0; i < kCount; ++i) low[i] ^= mix(high[i] ^ key_[k + 1]) >> (64 - low_bits_);
+    }
+    for (int i = 0; i < kCount; ++i) number[i] = (high[i] << low_bits_) | low[i];
   }
 
  private:
@@ -52,15 +67,6 @@ class Permutation {
     int bits = 2;
     while (bits < 64 && (size - 1) >> bits > 0) ++bits;
     return bits;
-  }
-
-  PYG_DIST_PORTABLE uint64_t encrypted(uint64_t number) const {
-    uint64_t low = number & ((uint64_t{1} << low_bits_) - 1), high = number >> low_bits_;
-    for (int k = 0; k < num_rounds_; k += 2) {
-      high ^= mix(low ^ key_[k]) >> (64 - high_bits_);
-      low ^= mix(high ^ key_[k + 1]) >> (64 - low_bits_);
-    }
-    return (high << low_bits_) | low;
   }
 
   uint64_t size_;

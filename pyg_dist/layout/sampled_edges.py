@@ -19,19 +19,19 @@ class SampledEdges(RowSharding):
     Args:
         parent: the graph's edges.
         place: the local ones among them, int64 ``[e]``.
-        ranks: the ranks over which they lie; ``None``: those of ``parent``.
+        parent_key: their keys in the graph, int64 ``[e]``.
+        ranks: the ranks over which they lie.
         union: of what they are a part, where data groups have samples of their own.
     """
 
     counts_selections = False
 
     def __init__(
-        self, parent: RowSharding, place: Tensor, ranks: Group | None = None, union: DataGroup | None = None
+        self, parent: RowSharding, place: Tensor, parent_key: Tensor, ranks: Group, union: DataGroup | None = None
     ) -> None:
         first = 0 if union is None else union.index * parent.num_rng_keys
-        key = parent.rng_key.index_select(0, place)
-        super().__init__(parent.group if ranks is None else ranks, "edge", 0, key + first if first else key)
-        self.parent, self.place = parent, place
+        super().__init__(ranks, "edge", 0, parent_key + first if first else parent_key)
+        self.parent, self.place, self.parent_key = parent, place, parent_key
         self._union = union
         del self.size
 

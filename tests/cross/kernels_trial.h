@@ -365,7 +365,7 @@ void try_width(const Device& device, int64_t width) {
       want_y[r * F + c] = (z > 0 ? z : 0) * to_double(mask[r * F + c]);
     }
   }
-  device.row_epilogue({.keyed = keyed,
+  RowEpilogue epilogue{.keyed = keyed,
                        .x = a.data(),
                        .weight = scale.data(),
                        .bias = shift.data(),
@@ -377,15 +377,49 @@ void try_width(const Device& device, int64_t width) {
                        .threshold = 1u << 30,
                        .norm = RowNorm::layer,
                        .relu = true,
-                       .element = kElement<T>});
+                       .element = kElement<T>};
+  device.row_epilogue(epilogue);
   expect("row_epilogue", width, y, want_y, sizeof(T) == 2 ? 0.01 : 1e-4);
+
+  // The same with moments that are given, from the moments alone; and the derivative in one pass and in two.
+  std::vector<A> squares(kRows);
+  std::vector<double> want_squares(kRows);
+  for (size_t r = 0; r < kRows; ++r) want_squares[r] = 1 / (to_double(rstd[r]) * to_double(rstd[r])) - 1;
+  RowEpilogue alone = epilogue;
+  alone.moments = RowMoments::alone;
+  alone.rstd = squares.data();
+  device.row_epilogue(alone);
+  expect("row_epilogue, moments", width, squares, want_squares, 1e-4);
+  epilogue.moments = RowMoments::given;
+  std::fill(y.begin(), y.end(), T{});
+  device.row_epilogue(epilogue);
+  expect("row_epilogue, given moments", width, y, want_y, sizeof(T) == 2 ? 0.01 : 1e-4);
+  std::vector<T> whole(kRows * F), twice_passed(kRows * F);
+  std::vector<A> whole_sums(3 * F), sums_of_first(3 * F), by_row(2 * kRows);
+  RowEpilogueGrad pass{
+      .forward = epilogue, .grad = ones.data(), .grad_x = whole.data(), .sums = whole_sums.data(), .num_groups = 1};
+  device.row_epilogue_grad(pass);
+  pass.pass = RowGrad::first;
+  pass.grad_x = twice_passed.data();
+  pass.sums = sums_of_first.data();
+  pass.by_row = by_row.data();
+  device.row_epilogue_grad(pass);
+  for (A& sum : by_row) sum /= static_cast<A>(width);
+  pass.pass = RowGrad::second;
+  device.row_epilogue_grad(pass);
+  std::vector<double> want_whole(whole.size()), want_sums_of_first(2 * F);
+  for (size_t i = 0; i < whole.size(); ++i) want_whole[i] = to_double(whole[i]);
+  for (size_t i = 0; i < 2 * F; ++i) want_sums_of_first[i] = double(whole_sums[i]);
+  sums_of_first.resize(2 * F);
+  expect("row_epilogue_grad, two passes", width, twice_passed, want_whole, sizeof(T) == 2 ? 0.05 : 1e-4);
+  expect("row_epilogue_grad, sums of the first pass", width, sums_of_first, want_sums_of_first, 1e-4);
 
   // Its derivative, without a norm: exact.
   constexpr int64_t kGroups = 3;
-  std::vector<T> by_row(kRows * F);
+  std::vector<T> by_x(kRows * F);
   std::vector<A> sums(static_cast<size_t>(kGroups) * 3 * F);
-  std::vector<double> want_by_row(by_row.size()), want_sums(2 * F);
-  for (size_t i = 0; i < by_row.size(); ++i) {
+  std::vector<double> want_by_row(by_x.size()), want_sums(2 * F);
+  for (size_t i = 0; i < by_x.size(); ++i) {
     const size_t c = i % F;
     const double value = to_double(a[i]), passes = value * double(scale[c]) + double(shift[c]) > 0;
     const double by_z = passes * to_double(mask[i]) * to_double(ones[i]);
@@ -407,10 +441,10 @@ void try_width(const Device& device, int64_t width) {
                                         .relu = true,
                                         .element = kElement<T>},
                             .grad = ones.data(),
-                            .grad_x = by_row.data(),
+                            .grad_x = by_x.data(),
                             .sums = sums.data(),
                             .num_groups = kGroups});
-  expect("row_epilogue_grad", width, by_row, want_by_row);
+  expect("row_epilogue_grad", width, by_x, want_by_row);
   std::vector<A> added_sums(2 * F);
   for (size_t g = 0; g < kGroups; ++g) {
     for (size_t c = 0; c < 2 * F; ++c) added_sums[c] += sums[3 * g * F + c];

@@ -69,7 +69,8 @@ class GridBatch(GridGraph):
         pattern, entry = stored.restricted(node_id, node_id)
         place, order = stored.places(entry).long().sort()
         edge_index = torch.stack([pattern.row(), pattern.col.long()])[:, order] + grid.first
-        rows = SampledEdges(parent.edge_sharding, place, grid.ranks(*GRID_AXES), sample.group)
+        key = parent.edge_sharding.rng_key.index_select(0, place)
+        rows = SampledEdges(parent.edge_sharding, place, key, grid.ranks(*GRID_AXES), sample.group)
         super().__init__(grid, edge_index, rows, parent.loop_rule, device=parent.device)
         self._sampled_grid, self._place = grid, place
 

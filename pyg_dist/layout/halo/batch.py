@@ -103,7 +103,10 @@ class HaloBatch(HaloGraph):
         share = self.restriction.share
         of_graph = parent.node_sharding
         nodes = SampledNodes(of_graph, self.restriction.row, share.node_id, sample)
-        rows = SampledEdges(parent.edge_sharding, self.restriction.edge, nodes.group, sample.group)
+        of_edges, edge = parent.edge_sharding, self.restriction.edge
+        is_known = of_edges.rng_key is parent.share.edge_id  # but for a graph with loops or of a batch
+        key = share.edge_id if is_known else of_edges.rng_key.index_select(0, edge)
+        rows = SampledEdges(of_edges, edge, key, nodes.group, sample.group)
         self._replicas = None if sample.group is None else of_graph.groups.data
         super().__init__(share, nodes, parent.loop_rule, parent.is_dense, rows, parent.exchange_group, parent.device)
         self._sample = sample
@@ -127,9 +130,9 @@ class HaloBatch(HaloGraph):
 
     def pick_edges(self) -> PickedEdges:
         """``e_id``: the edges' places in the input; ``t[e_id]`` is an edge tensor of the graph at the sample."""
-        edges = self.edge_sharding
-        ids = self.parent.edge_sharding.rng_key.index_select(0, self.restriction.edge)
-        picked = PickedEdges.of(ids.to(self.device), edges, self.parent.edge_sharding, self.restriction.edge)
+        edges: Any = self.edge_sharding
+        ids = edges.parent_key.to(self.device, copy=True)
+        picked = PickedEdges.of(ids, edges, self.parent.edge_sharding, self.restriction.edge)
         picked.replicas = self._replicas
         return picked
 

@@ -8,7 +8,7 @@ slots.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -86,6 +86,19 @@ class RemoteLinks:
             found.rows, found.sums, rowptr, found.row, _small(found.edge), load, node_id, _small(row)
         )  # fmt: skip
 
+    @cached_property
+    def _first(self) -> int | None:
+        """The first node, where they are a run of ids, as those of one rank."""
+        first, last = (int(self.node_id[k]) if self.node_id.numel() else -k for k in (0, -1))
+        return first if last - first + 1 == self.node_id.numel() else None
+
+    def find(self, node_id: Tensor) -> Tensor:
+        """Where each of some nodes stands in :attr:`node_id`, or -1."""
+        if self._first is None:
+            return ops.find_sorted(self.node_id, node_id)
+        place = node_id - self._first
+        return place.masked_fill_((place < 0) | (place >= self.node_id.numel()), -1)
+
     def between(self, node_id: Tensor) -> tuple[RemoteEdges, Tensor]:
         """The edges with both ends in an ascending list, and where the nodes of their rows stand in it."""
         at_row = ops.find_sorted(node_id, self.rows.node)
@@ -125,7 +138,7 @@ def restricted(share: HaloShare, links: RemoteLinks, node_id: Tensor) -> Restric
     edges of the rank) time.
     """
     rank = share.rank
-    place = ops.find_sorted(links.node_id, node_id)
+    place = links.find(node_id)
     position = (place >= 0).nonzero().view(-1)
     of_sample = _at(links.local_id, _at(place, position)).long()
     order = torch.from_numpy(np.argsort(of_sample.numpy(), kind="stable"))  # inner and boundary nodes: two runs
