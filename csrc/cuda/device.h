@@ -84,6 +84,12 @@ inline void check(cudaError_t error) {
   if (error != cudaSuccess) throw std::runtime_error(std::string("cuda: ") + cudaGetErrorString(error));
 }
 
+// Waits for the stream: the one word that does.
+inline void copy_to_host(void* to, const void* from, size_t num_bytes, Stream stream) {
+  check(cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyDeviceToHost, stream));
+  check(cudaStreamSynchronize(stream));
+}
+
 // Memory that host and device both see, for good.
 inline void* host_memory(size_t num_bytes) {
   void* memory = nullptr;

@@ -1,8 +1,10 @@
-// The kernels for GPUs: each has the problem of csrc/kernels/<op>.h and a queue to launch on, and waits for nothing.
+// The kernels for GPUs: each has the problem of csrc/kernels/<op>.h and a queue to launch on, and waits for nothing
+// (but restrict_csr).
 #pragma once
 
 #include "cuda/bad_index.h"
 #include "cuda/queue.h"
+#include "kernels/attention.h"
 #include "kernels/dequantize_csr.h"
 #include "kernels/extreme_csr.h"
 #include "kernels/gather_rows.h"
@@ -31,7 +33,17 @@ void extreme_csr(const ExtremeCsr& problem, const Queue& queue);
 void extreme_csr_shares(const ExtremeCsr& problem, const Queue& queue);
 void extreme_csr_grad(const ExtremeCsr& problem, const Queue& queue);
 
+void attention(const AttentionForward& problem, const Queue& queue);
+void attention_by_target(const AttentionGrad& problem, const Queue& queue);
+void attention_by_source(const AttentionGrad& problem, const Queue& queue);
+// Parts of attention_by_target, where they are asked for.
+void attention_by_edge_attr(const AttentionGrad& problem, const Queue& queue);
+void attention_by_parameters(const AttentionGrad& problem, const Queue& queue);
+
 void find_sorted(const FindSorted& problem, const Queue& queue);
+
+// Waits once, for the number of entries: outputs of that length are made then.
+BadRestriction restrict_csr(const RestrictCsr& problem, const MakeEntries& make_entries, const Queue& queue);
 
 void quantize_csr(const QuantizeCsr& problem, const Queue& queue);
 void dequantize_csr_add(const DequantizeCsr& problem, const Queue& queue);

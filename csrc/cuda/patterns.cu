@@ -1,4 +1,5 @@
 #include "cuda/bad_index.cuh"
+#include "cuda/for_each.cuh"
 #include "cuda/kernels.h"
 #include "cuda/sort.h"
 #include "cuda/warp.cuh"
@@ -21,26 +22,6 @@ PYG_DIST_DEVICE int64_t count_less(const T* ascending, int64_t size, T value) {
     }
   }
   return low;
-}
-
-// A thread for each of `count` items: f(k).
-template <class F>
-struct ForEach {
-  static constexpr int kThreads = 256;
-  using Shared = NoShared;
-
-  F f;
-  int64_t count;
-
-  PYG_DIST_DEVICE void operator()(Shared&) const {
-    const int64_t k = block_id() * kThreads + thread_id();
-    if (k < count) f(k);
-  }
-};
-
-template <class F>
-void for_each(const F& f, int64_t count, const Queue& queue) {
-  launch(ForEach<F>{f, count}, blocks_for(count, ForEach<F>::kThreads), queue.stream);
 }
 
 struct Permute {

@@ -39,6 +39,8 @@ struct AllFinite {
   }
 };
 
+constexpr uint32_t kNaN = 0x7fc0;  // as a bfloat16
+
 PYG_DIST_DEVICE float as_float(uint32_t bits) {
   float value;
   __builtin_memcpy(&value, &bits, sizeof(value));
@@ -67,6 +69,11 @@ struct Parameters {
     inverse = range > 0 ? 65536.0f / scale : 0.0f;
     // None of these is finite unless all that it is made of are.
     is_finite = bad + zero * 0.0f + (high - zero) * 0.0f + scale * static_cast<float>(levels) * 0.0f == 0.0f;
+    // Nobody waits to hear of it, so the row must not pass for numbers: all that is unpacked is NaN.
+    if (!is_finite) {
+      zero = as_float(kNaN << 16);
+      scale = inverse = 0.0f;
+    }
   }
 
  private:
@@ -115,8 +122,9 @@ struct PackRows {
     bool is_bad = false;
     for (int64_t c = lane_id(); c < p.sums.num_features; c += kWarp) {
       const auto value = static_cast<float>(to_sum(x[c]));
-      is_bad |= (bits_of(value) & 0x7fffffffu) >= kRoundsToInfinity;
-      put(packed + 2 * c, narrow(value).bits);
+      const bool is_infinite = (bits_of(value) & 0x7fffffffu) >= kRoundsToInfinity;
+      is_bad |= is_infinite;
+      put(packed + 2 * c, is_infinite ? static_cast<uint16_t>(kNaN) : narrow(value).bits);
     }
     if (ballot(kAllLanes, is_bad) != 0 && lane_id() == 0) note(row);
   }
@@ -171,7 +179,8 @@ struct PackRows {
         for (int k = 0; k < kInByte; ++k) {
           const int64_t column = byte + k * num_bytes;
           if (column >= n) continue;
-          const float steps = (static_cast<float>(to_sum(x[column])) - parameters.zero) * parameters.inverse;
+          const float above = static_cast<float>(to_sum(x[column])) - parameters.zero;
+          const float steps = parameters.is_finite ? above * parameters.inverse : 0.0f;
           const uint32_t random = p.key == nullptr ? 32768u : two_bytes(words.word[w], group + k * kGroups);
           const uint32_t q = (static_cast<uint32_t>(static_cast<int32_t>(steps)) + random) >> 16;
           made |= (q < kLevels ? q : kLevels) << (k * kBits);

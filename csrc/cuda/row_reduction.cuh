@@ -85,6 +85,38 @@ struct FindChunks {
   }
 };
 
+// Calls use(row, edge_begin, edge_end, slot) for each row of chunk k, which begins with row `first` and the one behind
+// it with row `next`: its edges there, and for a hub the slot of its
+// piece, else -1: each chunk has two, of the end and of the start of a hub.
+template <class Use>
+PYG_DIST_DEVICE void for_rows_of_chunk(const RowChunks& chunks, int64_t first, int64_t next, int64_t k,
+                                       const Use& use) {
+  const bool has_head = first > 0 && chunks.is_hub(first - 1) && chunks.last_chunk(first - 1) >= k;
+  for (int64_t row = first - has_head; row < next; ++row) {
+    const RowChunks::Piece piece = chunks.piece(row, k);
+    if (piece.row >= 0) {
+      use(row, piece.edge_begin, piece.edge_end, 2 * k + (row >= first));
+    } else {
+      use(row, chunks.edge_begin(row), chunks.edge_begin(row + 1), int64_t{-1});
+    }
+  }
+}
+
+// The hub that starts in chunk k, where it is the last row, or -1.
+PYG_DIST_DEVICE int64_t hub_of_chunk(const RowChunks& chunks, const int64_t* first_row, int64_t k) {
+  const int64_t row = first_row[k + 1] - 1;
+  return row >= first_row[k] && chunks.is_hub(row) ? row : -1;
+}
+
+// Calls take(slot) for the pieces of a hub that starts in chunk k, in the order of its edges.
+template <class Take>
+PYG_DIST_DEVICE void for_pieces(const RowChunks& chunks, int64_t row, int64_t k, const Take& take) {
+  const int64_t last = chunks.last_chunk(row);
+  take(2 * k + 1);
+  PYG_DIST_UNROLL_BY(4)
+  for (int64_t other = k + 1; other <= last; ++other) take(2 * other);
+}
+
 // What both kernels know.
 template <class Op>
 struct RowReduction {
@@ -132,20 +164,16 @@ struct ReduceChunks : RowReduction<Op> {
     const int64_t k = this->chunk();
     if (k >= this->num_chunks) return;
     const Columns columns = this->columns();
-    const int64_t first = this->first_row[k], next = this->first_row[k + 1];
-    const bool has_head = first > 0 && this->chunks.is_hub(first - 1) && this->chunks.last_chunk(first - 1) >= k;
-    for (int64_t row = first - has_head; row < next; ++row) {
-      const RowChunks::Piece piece = this->chunks.piece(row, k);
-      const bool is_piece = piece.row >= 0;
-      Values values = this->identity();
-      this->op.add(row, is_piece ? piece.edge_begin : this->op.p.rowptr[row],
-                   is_piece ? piece.edge_end : this->op.p.rowptr[row + 1], columns, values.value);
-      if (is_piece) {
-        save(values, 2 * k + (row >= first), columns);
-      } else {
-        this->op.finish(row, columns, values.value);
-      }
-    }
+    for_rows_of_chunk(this->chunks, this->first_row[k], this->first_row[k + 1], k,
+                      [&](int64_t row, int64_t begin, int64_t end, int64_t slot) {
+                        Values values = this->identity();
+                        this->op.add(row, begin, end, columns, values.value);
+                        if (slot >= 0) {
+                          save(values, slot, columns);
+                        } else {
+                          this->op.finish(row, columns, values.value);
+                        }
+                      });
   }
 
  private:
@@ -167,18 +195,14 @@ struct JoinHubs : RowReduction<Op> {
   using typename Base::Shared;
   using typename Base::Values;
 
-  // A hub starts in the chunk that ends with it.
   PYG_DIST_DEVICE void operator()(Shared&) const {
     const int64_t k = this->chunk();
     if (k >= this->num_chunks) return;
-    const int64_t row = this->first_row[k + 1] - 1;
-    if (row < this->first_row[k] || !this->chunks.is_hub(row)) return;
+    const int64_t row = hub_of_chunk(this->chunks, this->first_row, k);
+    if (row < 0) return;
     const Columns columns = this->columns();
     Values values = this->identity();
-    const int64_t last = this->chunks.last_chunk(row);
-    take(2 * k + 1, columns, values);
-    PYG_DIST_UNROLL_BY(4)
-    for (int64_t other = k + 1; other <= last; ++other) take(2 * other, columns, values);
+    for_pieces(this->chunks, row, k, [&](int64_t slot) { take(slot, columns, values); });
     this->op.finish(row, columns, values.value);
   }
 
@@ -196,37 +220,42 @@ struct JoinHubs : RowReduction<Op> {
   }
 };
 
-// How a reduction is cut: a function of its sizes alone.
-struct ReductionShape {
-  int log_lanes;
-  int64_t work, num_chunks, num_slices;
+// How rows are cut for groups of `lanes`: a function of the sizes alone.
+struct ChunkShape {
+  int64_t work, num_chunks;
 
-  ReductionShape(int64_t num_rows, int64_t num_edges, int64_t num_columns, int64_t columns_per_lane) {
+  ChunkShape(int64_t num_rows, int64_t num_edges, int64_t lanes) {
     // As many lanes as a large GPU runs at once, four times over; more chunks would only make more pieces.
     constexpr int64_t kLanesOfAll = 1 << 20;
-    log_lanes = log_lanes_for(num_columns, columns_per_lane);
-    const int64_t lanes = int64_t{1} << log_lanes, units = num_rows + num_edges, most = kLanesOfAll / lanes;
+    const int64_t units = num_rows + num_edges, most = std::max<int64_t>(kLanesOfAll / lanes, 1);
     work = std::max(least_work(lanes), (units + most - 1) / most);
     num_chunks = (units + work - 1) / work;
-    num_slices = (num_columns + columns_per_lane * lanes - 1) / (columns_per_lane * lanes);
   }
 
   // Of a chunk: enough to hide what it costs to begin one.
   static int64_t least_work(int64_t lanes) { return std::clamp<int64_t>(4 * lanes, 32, 128); }
+
+  // The row that each chunk begins with, found on the device: [num_chunks + 1].
+  const int64_t* first_rows(const RowChunks& chunks, const Queue& queue) const {
+    auto* const first_row = scratch<int64_t>(queue, num_chunks + 1);
+    launch(FindChunks{chunks, num_chunks, first_row}, num_chunks / FindChunks::kThreads + 1, queue.stream);
+    return first_row;
+  }
 };
 
 template <class Op>
 void reduce_rows(const Op& op, int64_t num_columns, const Queue& queue) {
-  const ReductionShape shape(op.p.num_rows, op.p.num_edges, num_columns, Op::kVec * Op::kCount);
+  constexpr int64_t kOfLane = Op::kVec * Op::kCount;
+  const int log_lanes = log_lanes_for(num_columns, kOfLane);
+  const int64_t of_slice = kOfLane << log_lanes, num_slices = (num_columns + of_slice - 1) / of_slice;
+  const ChunkShape shape(op.p.num_rows, op.p.num_edges, int64_t{1} << log_lanes);
   const RowChunks chunks(op.p.rowptr, op.p.num_rows, shape.work);
-  auto* const first_row = scratch<int64_t>(queue, shape.num_chunks + 1);
+  const int64_t* const first_row = shape.first_rows(chunks, queue);
   auto* const pieces = scratch<typename Op::A>(queue, 2 * shape.num_chunks * num_columns);
-  launch(FindChunks{chunks, shape.num_chunks, first_row}, shape.num_chunks / FindChunks::kThreads + 1, queue.stream);
-  const RowReduction<Op> all{op, chunks, first_row, pieces, shape.num_chunks, num_columns, shape.log_lanes};
-  const int64_t threads = shape.num_chunks << shape.log_lanes;
-  const int64_t num_blocks = blocks_for(threads, all.kThreads);
-  launch(ReduceChunks<Op>{all}, num_blocks, queue.stream, shape.num_slices);
-  launch(JoinHubs<Op>{all}, num_blocks, queue.stream, shape.num_slices);
+  const RowReduction<Op> all{op, chunks, first_row, pieces, shape.num_chunks, num_columns, log_lanes};
+  const int64_t num_blocks = blocks_for(shape.num_chunks << log_lanes, all.kThreads);
+  launch(ReduceChunks<Op>{all}, num_blocks, queue.stream, num_slices);
+  launch(JoinHubs<Op>{all}, num_blocks, queue.stream, num_slices);
 }
 
 }  // namespace pyg_dist::gpu

@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "cuda/device.h"
+#include "cuda/scan.cuh"
 #include "cuda/sort.h"
 #include "cuda/warp.cuh"
 
@@ -49,46 +49,6 @@ struct CountDigits {
     }
     block_sync();
     step.start[thread_id() * step.num_tiles + block_id()] = shared.count[thread_id()];
-  }
-};
-
-// What stands before each number, by one block: a tile of numbers after the other.
-struct SumBefore {
-  static constexpr int kThreads = 1024;
-  struct Shared {
-    int32_t of_warp[kThreads / kWarp];
-  };
-
-  int32_t* number;
-  int64_t count;
-
-  PYG_DIST_DEVICE void operator()(Shared& shared) const {
-    int32_t before = 0;
-    for (int64_t first = 0; first < count; first += kThreads) {
-      const int64_t k = first + thread_id();
-      const int32_t own = k < count ? number[k] : 0;
-      const int32_t sum = sum_up_to(own);
-      if (lane_id() == kWarp - 1) shared.of_warp[thread_id() / kWarp] = sum;
-      block_sync();
-      if (thread_id() < kWarp) shared.of_warp[lane_id()] = sum_up_to(shared.of_warp[lane_id()]);
-      block_sync();
-      const int warp = thread_id() / kWarp;
-      if (k < count) number[k] = before + sum - own + (warp == 0 ? 0 : shared.of_warp[warp - 1]);
-      before += shared.of_warp[kThreads / kWarp - 1];
-      block_sync();
-    }
-  }
-
- private:
-  static_assert(kThreads == kWarp * kWarp);
-
-  // Of the lanes up to this one.
-  static PYG_DIST_DEVICE int32_t sum_up_to(int32_t value) {
-    for (int step = 1; step < kWarp; step *= 2) {
-      const int32_t other = shuffle(kAllLanes, value, (lane_id() - step) & (kWarp - 1));
-      if (lane_id() >= step) value += other;
-    }
-    return value;
   }
 };
 
@@ -151,7 +111,7 @@ Sorted sort_keys(uint32_t* key, int64_t count, int num_bits, const Queue& queue)
   do {
     const Step step{key, shift == 0 ? nullptr : place, other_key, other_place, start, count, num_tiles, shift};
     launch(CountDigits{step}, num_tiles, queue.stream);
-    launch(SumBefore{start, kDigits * num_tiles}, count > 0, queue.stream);
+    launch(SumBefore<int32_t>{start, kDigits * num_tiles, false}, count > 0, queue.stream);
     launch(MoveKeys{step}, num_tiles, queue.stream);
     std::swap(key, other_key);
     std::swap(place, other_place);

@@ -2,6 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+
+#include "kernels/bad_index.h"
 
 namespace pyg_dist {
 
@@ -27,6 +30,12 @@ struct RestrictedEntries {
   int64_t* entry;  // where each stood in `col`
   int32_t* turned_col;
   int64_t* turned_entry;  // where each stands in the restricted pattern, ascending in each column
+};
+
+using MakeEntries = std::function<RestrictedEntries(int64_t num_entries)>;  // called once, unless something is bad
+
+struct BadRestriction {
+  BadIndex row, column;
 };
 
 // A pattern's transpose; in each column the entries keep their order.

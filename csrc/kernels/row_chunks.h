@@ -58,6 +58,8 @@ class RowChunks {
   // The first row that starts in chunk k or behind it.
   PYG_DIST_PORTABLE int64_t first_row(int64_t k) const { return first_row_from(k * chunk_work_); }
 
+  PYG_DIST_PORTABLE int64_t edge_begin(int64_t row) const { return rowptr_[row]; }
+
   // Whether a row is cut, the last chunk that it reaches, and its edges in chunk k: no piece if it is not cut.
   PYG_DIST_PORTABLE bool is_hub(int64_t row) const { return rowptr_[row + 1] - rowptr_[row] > chunk_work_; }
   PYG_DIST_PORTABLE int64_t last_chunk(int64_t row) const { return (position(row + 1) - 1) / chunk_work_; }

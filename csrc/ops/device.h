@@ -41,17 +41,6 @@ struct RowptrScan {
   int64_t falls_at = -1;  // the first position with less than before it, or -1
   int64_t before = 0, after = 0;
 };
-struct BadIndex {
-  int64_t position = -1;  // the first one out of range, or -1
-  int64_t value = 0;
-};
-
-struct BadRestriction {
-  BadIndex row, column;
-};
-
-using MakeEntries = std::function<RestrictedEntries(int64_t num_entries)>;  // called once, unless something is bad
-
 struct DeviceOps {
   const char* name;
   const char* (*isa)();  // the instruction set that its kernels use

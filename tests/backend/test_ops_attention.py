@@ -12,7 +12,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.library import opcheck
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.ops import AttentionInputs, AttentionSpec, reference
+from pyg_dist.backend.ops import AttentionInputs, AttentionSpec, library, reference
 from pyg_dist.backend.ops.attention import _arguments
 from pyg_dist.backend.sparse.attention import attention, attention_by_edge
 from pyg_dist.backend.sparse.csr import CSR
@@ -23,6 +23,9 @@ FORMS: list[Any] = ["additive", "dynamic", "dot"]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 # Heads, columns and columns of edge features (none).
 WIDTHS = [(1, 1, 0), (2, 4, 3), (4, 32, 0), (3, 7, 1), (5, 17, 2), (8, 8, 0), (1, 100, 5)]
+IS_SIMT = library.isa() == "simt"
+if IS_SIMT:  # vectors and single values, groups of 8 and of 32 lanes, heads side by side and in slices
+    WIDTHS = [(4, 32, 0), (3, 7, 1), (1, 100, 5), (2, 129, 0)]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 3e-2}
 
 
@@ -87,7 +90,8 @@ def assert_near(got: list[Tensor], expected: list[Tensor], tolerance: float) -> 
 def test_kernels_equal_the_reference(form: Any, dtype: torch.dtype, heads_columns_edges: tuple[int, int, int]) -> None:
     heads, columns, edges = heads_columns_edges
     p = 0.4 if heads % 2 else 0.0
-    chunk = 2**18 // (heads * columns)  # chunk_work of csrc/ops/cpu/attention.cpp
+    # chunk_work of csrc/ops/cpu/attention.cpp; least_work of csrc/cuda/row_reduction.cuh
+    chunk = 128 if IS_SIMT else 2**18 // (heads * columns)
     csr = pattern(2 * chunk + 5 if chunk < 5000 else 300)
     given, spec, key = inputs(csr, form, heads, columns, edges, dtype), spec_of(form, heads, p), keys(csr, p)
     has_sums = form == "dot" and edges > 0
@@ -121,7 +125,7 @@ def test_kernels_at_extreme_logits(form: Any) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_kernels_give_the_same_bits_on_any_number_of_threads(form: Any) -> None:
-    csr = pattern(hub=9000)
+    csr = pattern(hub=300 if IS_SIMT else 9000)
     given, spec, key = inputs(csr, form, 4, 16, 2, torch.float32), spec_of(form, 4, 0.3), keys(csr, 0.3)
     found, threads = [], torch.get_num_threads()
     try:

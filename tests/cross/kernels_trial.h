@@ -452,16 +452,31 @@ void try_width(const Device& device, int64_t width) {
   expect("row_epilogue_grad, sums", width, added_sums, want_sums);
 }
 
-// Attention of two heads, additive, with dropout: the sums, and the gradients of their products with small integers.
+// Attention of two heads, with dropout, and with edge attributes or without: the sums, and the gradients of their
+// products with small integers. Logits are small, so that no exponential loses what the others have.
 template <class T, class Device>
-void try_attention(const Device& device, int64_t columns) {
+void try_attention(const Device& device, AttentionForm form, int64_t columns, int64_t edge_columns) {
   using A = accumulator_t<T>;
   constexpr size_t kHeads = 2;
-  const auto C = static_cast<size_t>(columns), F = kHeads * C;
+  constexpr double kSlope = 0.25, kScale = 0.5, kKept = 4.0 / 3;
+  const bool is_additive = form == AttentionForm::additive, is_dynamic = form == AttentionForm::dynamic;
+  const bool is_dot = form == AttentionForm::dot, has_edges = edge_columns > 0;
+  const auto C = static_cast<size_t>(columns), F = kHeads * C, D = static_cast<size_t>(edge_columns);
+  const size_t L = is_additive ? kHeads : F;  // columns of queries and keys
   const Pattern p(kRows, kSources, Device::kHub);
   const size_t num_edges = p.col.size();
-  const auto value = integers<T>(kSources * F), grad = integers<T>(kRows * F);
-  const auto key = integers<T>(kSources * kHeads), query = integers<T>(kRows * kHeads);
+  // A power of two: where a logit is zero, so is the kernel's, and the slope is the same one.
+  const double small = std::exp2(-std::ceil(std::log2(static_cast<double>(C + D + 1))));
+  const auto drawn = [&]<class U>(U, size_t size, double scale) {
+    std::vector<U> values(size);
+    for (U& value : values) value = from_double<U>((draw(7) - 3) * scale);
+    return values;
+  };
+  const auto value = integers<T>(kSources * F), grad = integers<T>(kRows * F), attr = drawn(T{}, num_edges * D, small);
+  const auto key = drawn(T{}, kSources * L, small), query = drawn(T{}, kRows * L, small);
+  const auto grad_z = integers<T>(is_dot ? kRows * kHeads * D : 0);
+  const auto edge_weight = integers<T>(is_dynamic ? 0 : kRows * kHeads * D);
+  const auto att = drawn(A{}, F, small), edge_rows = integers<A>(is_dynamic ? D * F : 0);
   std::vector<int32_t> place(num_edges);
   std::vector<int64_t> edge_key(num_edges);
   for (size_t e = 0; e < num_edges; ++e) {
@@ -469,39 +484,91 @@ void try_attention(const Device& device, int64_t columns) {
     edge_key[e] = static_cast<int64_t>(e * e);
   }
 
-  std::vector<double> y(kRows * F), lse(kRows * kHeads, -std::numeric_limits<double>::infinity()),
-      delta(kRows * kHeads);
-  std::vector<double> by_query(kRows * kHeads), by_key(kSources * kHeads), by_value(kSources * F);
-  const auto for_each_head = [&](const auto& use) {
-    for (size_t e = 0; e < num_edges; ++e) {
-      for (size_t h = 0; h < kHeads; ++h) {
-        const auto i = static_cast<size_t>(p.row[e]), j = static_cast<size_t>(p.col[e]);
-        const double u = to_double(key[j * kHeads + h]) + to_double(query[i * kHeads + h]), slope = u > 0 ? 1 : 0.25;
-        const auto row_key = static_cast<uint64_t>(edge_key[static_cast<size_t>(place[e])]);
-        const bool kept = philox_word(7, row_key, static_cast<int64_t>(h), Stream::dropout) >= 1u << 30;
-        use(i * kHeads + h, j * kHeads + h, u * slope, slope, kept ? 4.0 / 3 : 0.0);
+  struct Edge {
+    size_t e, i, j, t, h;      // number, target, source, place; head
+    double s, keep, by_logit;  // the latter once deltas are known
+  };
+  std::vector<Edge> edges;
+  const auto ends = [&](const Edge& edge, size_t c) {  // dynamic
+    double u = to_double(value[edge.j * F + edge.h * C + c]) + to_double(query[edge.i * F + edge.h * C + c]);
+    for (size_t d = 0; d < D; ++d) {
+      u += to_double(attr[edge.t * D + d]) * double(edge_rows[d * F + edge.h * C + c]);
+    }
+    return u;
+  };
+  const auto leaky = [&](double u) { return u > 0 ? u : kSlope * u; };
+  for (size_t e = 0; e < num_edges; ++e) {
+    for (size_t h = 0; h < kHeads; ++h) {
+      const auto i = static_cast<size_t>(p.row[e]), j = static_cast<size_t>(p.col[e]);
+      const auto t = static_cast<size_t>(place[e]);
+      const auto row_key = static_cast<uint64_t>(edge_key[t]);
+      const bool is_kept = philox_word(7, row_key, static_cast<int64_t>(h), Stream::dropout) >= 1u << 30;
+      Edge edge{e, i, j, t, h, 0, is_kept ? kKept : 0, 0};
+      if (is_additive) edge.s = to_double(key[j * L + h]) + to_double(query[i * L + h]);
+      for (size_t c = 0; c < C; ++c) {
+        if (is_dot) edge.s += to_double(key[j * L + h * C + c]) * to_double(query[i * L + h * C + c]);
+        if (is_dynamic) edge.s += double(att[h * C + c]) * leaky(ends(edge, c));
+      }
+      for (size_t d = 0; d < D && !is_dynamic; ++d) {
+        edge.s += to_double(edge_weight[(i * kHeads + h) * D + d]) * to_double(attr[t * D + d]);
+      }
+      edge.s = is_additive ? leaky(edge.s) : is_dot ? kScale * edge.s : edge.s;
+      edges.push_back(edge);
+    }
+  }
+  std::vector<double> lse(kRows * kHeads, -std::numeric_limits<double>::infinity()), delta(kRows * kHeads);
+  std::vector<double> y(kRows * F), z(is_dot ? kRows * kHeads * D : 0);
+  for (const Edge& edge : edges) {
+    double& to = lse[edge.i * kHeads + edge.h];
+    to = edge.s > to ? edge.s + std::log1p(std::exp(to - edge.s)) : to + std::log1p(std::exp(edge.s - to));
+  }
+  for (const Edge& edge : edges) {
+    const size_t of_head = edge.i * kHeads + edge.h;
+    const double weight = std::exp(edge.s - lse[of_head]) * edge.keep;
+    for (size_t c = 0; c < C; ++c) y[of_head * C + c] += weight * to_double(value[edge.j * F + edge.h * C + c]);
+    for (size_t d = 0; d < D && is_dot; ++d) z[of_head * D + d] += weight * to_double(attr[edge.t * D + d]);
+  }
+  for (size_t k = 0; k < y.size(); ++k) delta[k / C] += y[k] * to_double(grad[k]);
+  for (size_t k = 0; k < z.size(); ++k) delta[k / D] += z[k] * to_double(grad_z[k]);
+
+  std::vector<double> by_query(kRows * L), by_key(is_dynamic ? 0 : kSources * L), by_value(kSources * F);
+  std::vector<double> by_weight(is_dynamic ? 0 : kRows * kHeads * D), by_attr(num_edges * D);
+  std::vector<double> by_parameters(is_dynamic ? (1 + D) * F : 0);
+  for (const Edge& edge : edges) {
+    const size_t of_head = edge.i * kHeads + edge.h, row = edge.j * F + edge.h * C, own = edge.i * F + edge.h * C;
+    const double probability = std::exp(edge.s - lse[of_head]), weight = probability * edge.keep;
+    double product = 0;
+    for (size_t c = 0; c < C; ++c) product += to_double(grad[own + c]) * to_double(value[row + c]);
+    for (size_t d = 0; d < D && is_dot; ++d) {
+      product += to_double(grad_z[of_head * D + d]) * to_double(attr[edge.t * D + d]);
+      by_attr[edge.t * D + d] += weight * to_double(grad_z[of_head * D + d]);
+    }
+    double by_logit = probability * (edge.keep * product - delta[of_head]);
+    if (is_additive) by_logit *= edge.s > 0 ? 1 : kSlope;
+    if (is_dot) by_logit *= kScale;
+    if (is_additive) by_query[of_head] += by_logit;
+    if (is_additive) by_key[edge.j * L + edge.h] += by_logit;
+    for (size_t c = 0; c < C; ++c) {
+      by_value[row + c] += weight * to_double(grad[own + c]);
+      if (is_dot) by_query[own + c] += by_logit * to_double(key[row + c]);
+      if (is_dot) by_key[row + c] += by_logit * to_double(query[own + c]);
+      if (!is_dynamic) continue;
+      const double u = ends(edge, c), a = double(att[edge.h * C + c]), by_u = by_logit * a * (u > 0 ? 1 : kSlope);
+      by_query[own + c] += by_u;
+      by_value[row + c] += by_u;
+      by_parameters[edge.h * C + c] += by_logit * leaky(u);
+      for (size_t d = 0; d < D; ++d) {
+        by_parameters[(1 + d) * F + edge.h * C + c] += by_u * to_double(attr[edge.t * D + d]);
+        by_attr[edge.t * D + d] += by_u * double(edge_rows[d * F + edge.h * C + c]);
       }
     }
-  };
-  for_each_head([&](size_t i, size_t, double s, double, double) {
-    lse[i] = s > lse[i] ? s + std::log1p(std::exp(lse[i] - s)) : lse[i] + std::log1p(std::exp(s - lse[i]));
-  });
-  for_each_head([&](size_t i, size_t j, double s, double, double keep) {
-    for (size_t c = 0; c < C; ++c) y[i * C + c] += std::exp(s - lse[i]) * keep * to_double(value[j * C + c]);
-  });
-  for (size_t k = 0; k < y.size(); ++k) delta[k / C] += y[k] * to_double(grad[k]);
-  for_each_head([&](size_t i, size_t j, double s, double slope, double keep) {
-    const double probability = std::exp(s - lse[i]);
-    double product = 0;
-    for (size_t c = 0; c < C; ++c) {
-      product += to_double(grad[i * C + c]) * to_double(value[j * C + c]);
-      by_value[j * C + c] += probability * keep * to_double(grad[i * C + c]);
+    for (size_t d = 0; d < D && !is_dynamic; ++d) {
+      by_weight[of_head * D + d] += by_logit * to_double(attr[edge.t * D + d]);
+      by_attr[edge.t * D + d] += by_logit * to_double(edge_weight[of_head * D + d]);
     }
-    const double by_logit = probability * (keep * product - delta[i]) * slope;
-    by_query[i] += by_logit;
-    by_key[j] += by_logit;
-  });
+  }
 
+  const auto of = [](const auto& rows) -> const void* { return rows.empty() ? nullptr : rows.data(); };
   Attention attention{.rowptr = p.rowptr.data(),
                       .col = p.col.data(),
                       .edge = place.data(),
@@ -509,51 +576,56 @@ void try_attention(const Device& device, int64_t columns) {
                       .num_edges = static_cast<int64_t>(num_edges),
                       .first_row = 0,
                       .value = value.data(),
-                      .key = key.data(),
+                      .key = is_dynamic ? nullptr : of(key),
                       .query = query.data(),
-                      .edge_attr = nullptr,
-                      .edge_weight = nullptr,
-                      .att = nullptr,
+                      .edge_attr = of(attr),
+                      .edge_weight = is_dynamic ? of(edge_rows) : of(edge_weight),
+                      .att = is_dynamic ? att.data() : nullptr,
                       .value_stride = static_cast<int64_t>(F),
-                      .key_stride = kHeads,
-                      .query_stride = kHeads,
-                      .edge_attr_stride = 0,
-                      .edge_weight_stride = 0,
+                      .key_stride = static_cast<int64_t>(L),
+                      .query_stride = static_cast<int64_t>(L),
+                      .edge_attr_stride = edge_columns,
+                      .edge_weight_stride = static_cast<int64_t>(kHeads * D),
                       .edge_key = edge_key.data(),
                       .seed = 7,
                       .threshold = 1u << 30,
                       .num_heads = kHeads,
                       .num_columns = columns,
-                      .num_edge_columns = 0,
-                      .slope = 0.25,
-                      .scale = 1,
-                      .dropout_scale = 4.0 / 3,
-                      .form = AttentionForm::additive,
+                      .num_edge_columns = edge_columns,
+                      .slope = kSlope,
+                      .scale = kScale,
+                      .dropout_scale = kKept,
+                      .form = form,
                       .element = kElement<T>,
                       .scratch = nullptr};
   const double tolerance = sizeof(T) == 2 ? 0.05 : sizeof(T) == 4 ? 1e-4 : 1e-11;
-  std::vector<T> got_y(kRows * F), got_by_query(kRows * kHeads), got_by_key(kSources * kHeads),
-      got_by_value(kSources * F);
-  std::vector<A> got_lse(kRows * kHeads), given_delta(delta.begin(), delta.end());
-  device.attention({attention, got_y.data(), nullptr, got_lse.data(), false});
+  const double range = tolerance * static_cast<double>(C + D);
+  std::vector<T> got_y(y.size()), got_z(z.size()), got_by_query(by_query.size()), got_by_key(by_key.size());
+  std::vector<T> got_by_value(by_value.size()), got_by_weight(by_weight.size()), got_by_attr(by_attr.size());
+  std::vector<A> got_lse(lse.size()), given_delta(delta.begin(), delta.end()), got_by_parameters(by_parameters.size());
+  const auto to = [](auto& rows) -> void* { return rows.empty() ? nullptr : rows.data(); };
+  device.attention({attention, got_y.data(), to(got_z), got_lse.data(), false});
   expect("attention", columns, got_y, y, tolerance);
+  expect("attention, z", columns, got_z, z, tolerance);
   expect("attention, lse", columns, got_lse, lse, tolerance);
 
   AttentionGrad gradient{.attention = attention,
                          .lse = got_lse.data(),
                          .delta = given_delta.data(),
                          .grad_y = grad.data(),
-                         .grad_z = nullptr,
+                         .grad_z = of(grad_z),
                          .by_query = got_by_query.data(),
-                         .by_edge_weight = nullptr,
-                         .by_edge_attr = nullptr,
-                         .by_parameters = nullptr,
+                         .by_edge_weight = to(got_by_weight),
+                         .by_edge_attr = to(got_by_attr),
+                         .by_parameters = to(got_by_parameters),
                          .by_value = got_by_value.data(),
-                         .by_key = got_by_key.data(),
+                         .by_key = to(got_by_key),
                          .wide = false};
-  const double range = tolerance * static_cast<double>(columns);
   device.attention_by_target(gradient);
-  expect("attention_by_target", columns, got_by_query, by_query, range);
+  expect("attention_by_target, query", columns, got_by_query, by_query, range);
+  expect("attention_by_target, edge_weight", columns, got_by_weight, by_weight, range);
+  expect("attention_by_target, edge_attr", columns, got_by_attr, by_attr, range);
+  expect("attention_by_target, parameters", columns, got_by_parameters, by_parameters, has_edges ? 9 * range : range);
 
   std::vector<int64_t> rowptr{0};
   std::vector<int32_t> col, back_place;
@@ -570,7 +642,7 @@ void try_attention(const Device& device, int64_t columns) {
   gradient.attention.edge = back_place.data();
   gradient.attention.num_rows = kSources;
   device.attention_by_source(gradient);
-  expect("attention_by_source, value", columns, got_by_value, by_value, tolerance);
+  expect("attention_by_source, value", columns, got_by_value, by_value, range);
   expect("attention_by_source, key", columns, got_by_key, by_key, range);
 }
 
@@ -612,14 +684,18 @@ int64_t try_all(const Device& device) {
   std::sort(there.begin(), there.end());
   failures += there != place;
   try_transpose(device);
-  const auto try_type = [&]<class T>(int64_t width) {
-    try_width<T>(device, width);
-    if constexpr (requires { &Device::attention; }) try_attention<T>(device, width);
-  };
   for (int64_t width : {1, 2, 3, 4, 7, 8, 15, 16, 17, 31, 33, 47, 64, 100, 129, 256, 602}) {
-    try_type.template operator()<float>(width);
-    try_type.template operator()<double>(width);
-    try_type.template operator()<BFloat16>(width);
+    try_width<float>(device, width);
+    try_width<double>(device, width);
+    try_width<BFloat16>(device, width);
+  }
+  for (const AttentionForm form : {AttentionForm::additive, AttentionForm::dynamic, AttentionForm::dot}) {
+    for (int64_t width : {1, 7, 8, 64, 129}) {
+      const int64_t edge_columns = width % 2 == 0 ? 0 : width == 7 ? 9 : 2;
+      try_attention<float>(device, form, width, edge_columns);
+      try_attention<double>(device, form, width, edge_columns);
+      try_attention<BFloat16>(device, form, width, edge_columns);
+    }
   }
   return failures;
 }

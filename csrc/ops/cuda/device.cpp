@@ -75,6 +75,9 @@ DeviceOps table() {
   ops.extreme_csr = launch<ExtremeCsr, gpu::extreme_csr>;
   ops.extreme_csr_shares = launch<ExtremeCsr, gpu::extreme_csr_shares>;
   ops.extreme_csr_grad = launch<ExtremeCsr, gpu::extreme_csr_grad>;
+  ops.attention = launch<AttentionForward, gpu::attention>;
+  ops.attention_by_target = launch<AttentionGrad, gpu::attention_by_target>;
+  ops.attention_by_source = launch<AttentionGrad, gpu::attention_by_source>;
   ops.gather_rows = [](const GatherRows& problem) {
     return launch_checked<GatherRows, gpu::gather_rows>(problem, "gather_rows", "index");
   };
@@ -86,6 +89,9 @@ DeviceOps table() {
   };
   ops.transpose_csr = [](const TransposeCsr& problem) {
     return launch_checked<TransposeCsr, gpu::transpose_csr>(problem, "transpose_csr", "col");
+  };
+  ops.restrict_csr = [](const RestrictCsr& problem, const MakeEntries& make_entries) {
+    return gpu::restrict_csr(problem, make_entries, CurrentQueue());
   };
   ops.find_sorted = launch<FindSorted, gpu::find_sorted>;
   ops.keyed_dropout = launch<KeyedDropout, gpu::keyed_dropout>;

@@ -104,6 +104,8 @@ inline uint32_t atomic_swap(uint32_t* to, uint32_t value) {
 }
 inline void system_fence() {}
 
+inline void copy_to_host(void* to, const void* from, size_t num_bytes, Stream) { std::memcpy(to, from, num_bytes); }
+
 inline void* host_memory(size_t num_bytes) { return std::malloc(num_bytes); }
 
 template <class Kernel>
