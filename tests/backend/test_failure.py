@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from launching import run_script
 
+from pyg_dist.backend.comm.connection import is_lost
+
 SCRIPT = Path(__file__).with_name("rank_script.py")
 RANKS = 3
 
@@ -98,3 +100,23 @@ def test_exit_and_interrupt_behave_as_in_any_program(launcher: str, case: str, c
     assert ended.codes == [code if rank == concerned else 0 for rank in range(RANKS)]
     lines = [f"pyg_dist: interrupted; ending rank {concerned} of {RANKS}"] if case == "is interrupted" else []
     assert ended.stderr.splitlines() == lines
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:41352", True),
+        (
+            "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:268, remote process exited or there was "
+            "a network error, NCCL version 2.21.5\nncclRemoteError: A call failed possibly due to a network error or a "
+            "remote process exiting prematurely.\nLast error:\nNET/IB : Got completion from peer with error 12",
+            True,
+        ),
+        ("ncclInternalError: Internal check failed.\nLast error:\nNet : Connection closed by remote peer host", True),
+        ("NCCL communicator was aborted on rank 1. Original reason for failure was: watchdog", True),
+        ("NCCL error in: ProcessGroupNCCL.cpp:1, invalid usage, NCCL version 2.21.5\nncclInvalidUsage: ...", False),
+        ("ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 'out of memory'", False),
+    ],
+)
+def test_words_of_a_lost_connection(words: str, expected: bool) -> None:
+    assert is_lost(RuntimeError(words)) == expected

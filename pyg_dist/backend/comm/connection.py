@@ -67,9 +67,22 @@ def _lost(peer: int | None) -> PygDistError:
     return ConnectionLostError(loss_of(dist.get_rank(), peer)) if reason is None else DivergenceError(reason)
 
 
+_LOST = (
+    # gloo, and the last error that nccl quotes
+    "closed by peer",
+    "reset by peer",
+    "Broken pipe",
+    # nccl, as torch's ProcessGroupNCCL words it
+    "closed by remote peer",
+    "remote process exited",
+    "ncclRemoteError",
+    "NCCL communicator was aborted",
+)
+
+
 def is_lost(error: BaseException) -> bool:
     """Whether this is the transport's error about a closed connection."""
-    return any(words in str(error) for words in ("closed by peer", "reset by peer", "Broken pipe"))
+    return any(words in str(error) for words in _LOST)
 
 
 def loss_of(rank: int, peer: int | None) -> str:
