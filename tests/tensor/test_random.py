@@ -12,6 +12,7 @@ from torch.nn import init
 from workers import Workers
 
 from pyg_dist.errors import DataError, MixedRowsError, UnsupportedError
+from pyg_dist.tensor.functions.random import draw_seed
 
 WIDE = 600  # columns: enough for a mean
 
@@ -107,3 +108,13 @@ def test_columns_are_drawn_by_their_weights(workers: Callable[[int], Workers]) -
     assert torch.equal(alone["without"].sort(1).values, torch.tensor([1, 2, 4]).expand(700, 3))
     assert torch.equal(alone["hard"].sum(1), torch.ones(700))
     torch.testing.assert_close(alone["soft"].sum(1), torch.ones(700))
+
+
+def test_no_seed_is_drawn_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each replay would repeat it."""
+    for name in ("is_initialized", "is_current_stream_capturing"):
+        monkeypatch.setattr(torch.cuda, name, lambda: True)
+    before = torch.get_rng_state()
+    with pytest.raises(UnsupportedError, match="Expected no random numbers while a CUDA graph is captured"):
+        draw_seed()
+    assert torch.equal(torch.get_rng_state(), before)

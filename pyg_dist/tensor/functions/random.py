@@ -25,7 +25,16 @@ from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors
 
 
 def draw_seed() -> int:
-    """One draw of torch's default CPU generator, whose state the ranks share."""
+    """One draw of torch's default CPU generator, whose state the ranks share.
+
+    Raises:
+        UnsupportedError: A CUDA graph is being captured: each of its replays would repeat this draw.
+    """
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
+        raise UnsupportedError(
+            "Expected no random numbers while a CUDA graph is captured (got a seed drawn from the host's generator, "
+            "which every replay would repeat): capture without dropout, in eval mode or with p=0"
+        )
     return int(torch.randint(2**63 - 1, (), dtype=torch.int64, device="cpu"))
 
 
