@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from pyg_dist.backend.ops import library
 from pyg_dist.backend.ops.memory import has_pool
@@ -31,18 +32,24 @@ _SETTINGS = tuple(setting.name for setting in SETTINGS)
 _PACKAGES = ("pyg-dist", "torch", "torch_geometric", "numpy", "mpi4py", "pymetis", "mtkahypar")
 _BF16_UNITS = "amx_bf16"
 """The units in which oneDNN multiplies float32 matrices as bfloat16. It does not do so with avx512_bf16 alone."""
+_GPU_DRIVER = Path("/proc/driver/nvidia/version")
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def examine() -> dict[str, Any]:
     """What decides which path is taken, ready for JSON; ``"remarks"`` says what is slower than it could be."""
     build, cpu_flags = library.build_info(), _cpu_flags()
+    gpus, no_gpus = _gpus()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     facts: dict[str, Any] = {
         "instruction_set": library.isa(),
         "instruction_sets_built": build["levels"].split(","),
         "gpu_kernels": library.devices().get("cuda"),
         "no_gpu_kernels": library.no_cuda(),
+        "gpus": gpus,
+        "no_gpus": no_gpus,
+        "gpu_driver": _gpu_driver(),
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else None,  # type: ignore[no-untyped-call]
         "compiler": build["compiler"],
         "built_for_torch": build["torch"],
         "cores": cores,
@@ -95,6 +102,10 @@ def remarks(facts: Mapping[str, Any], cpu_flags: frozenset[str]) -> Iterable[str
             f"threads: {facts['threads']} on {facts['cores']} cores take turns: "
             f"set OMP_NUM_THREADS to the cores of a rank"
         )
+    if facts["gpus"] and not facts["gpu_kernels"]:
+        yield f"gpu kernels: none are loaded, so that tensors on cuda are refused: {facts['no_gpu_kernels']}"
+    if facts["gpus"] and not facts["nccl"]:
+        yield "messages: through host memory, because this torch has no nccl: install one that has"
     if facts["bf16_matrix_units"] and facts["matmul_precision"] != "bf16":
         yield (
             "dense products: in float32, where this processor has bf16 matrix units: "
@@ -131,6 +142,7 @@ def describe(facts: Mapping[str, Any]) -> str:
     lines = [
         f"kernels      {facts['instruction_set']} (built: {built}; {facts['compiler']})",
         f"gpu kernels  {facts['gpu_kernels'] or 'none: ' + facts['no_gpu_kernels']}",
+        f"gpus         {_describe_gpus(facts)}",
         f"threads      {facts['threads']} on {facts['cores']} cores, {facts['system']}",
         f"dense        {_precision(facts)}",
         f"huge pages   {facts['huge_pages']}",
@@ -164,6 +176,34 @@ def _run(args: argparse.Namespace) -> None:
 def _precision(facts: Mapping[str, Any]) -> str:
     units = "bf16 matrix units (AMX)" if facts["bf16_matrix_units"] else "no bf16 matrix units"
     return f"{units}, torch.backends.mkldnn.matmul.fp32_precision is {facts['matmul_precision']!r}"
+
+
+def _describe_gpus(facts: Mapping[str, Any]) -> str:
+    if not facts["gpus"]:
+        return f"none: {facts['no_gpus']}"
+    nccl = f"nccl {facts['nccl']}" if facts["nccl"] else "no nccl"
+    return f"{', '.join(facts['gpus'])}; driver {facts['gpu_driver'] or 'unknown'}, {nccl}"
+
+
+def _gpus() -> tuple[list[str], str | None]:
+    """Each GPU's name, or why there is none."""
+    if torch.version.cuda is None:
+        return [], f"torch {torch.__version__} has no CUDA"
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:  # no device, no driver, or one too old: torch says which
+        return [], str(error).splitlines()[0]
+    found = [torch.cuda.get_device_properties(k) for k in range(torch.cuda.device_count())]
+    return [f"{gpu.name} (sm_{gpu.major}{gpu.minor}, {gpu.total_memory / 2**30:.1f} GiB)" for gpu in found], None
+
+
+def _gpu_driver() -> str | None:
+    """NVIDIA's version of the driver, as its kernel module tells."""
+    try:
+        words = _GPU_DRIVER.read_text().split()
+    except OSError:
+        return None
+    return next((word for word in words if word[0].isdigit() and "." in word), None)
 
 
 def _huge_pages() -> str:

@@ -7,9 +7,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from limits import COMMAND_SECONDS
 
 from pyg_dist.backend.ops import library
@@ -24,6 +28,10 @@ def facts(**changes: Any) -> dict[str, Any]:
     whole = {"instruction_set": "avx512", "instruction_sets_built": built, "threads": 2, "cores": 2}
     return {
         **whole,
+        "gpus": [],
+        "gpu_kernels": None,
+        "no_gpu_kernels": "torch has no CUDA",
+        "nccl": None,
         "bf16_matrix_units": False,
         "matmul_precision": "none",
         "huge_pages": "always",
@@ -63,8 +71,34 @@ def test_reasons() -> None:
     units = facts(bf16_matrix_units=True)
     assert 'matmul.fp32_precision = "bf16"' in only(doctor.remarks(units, AVX512))
     assert not list(doctor.remarks(units | {"matmul_precision": "bf16"}, AVX512))
+    gpu = facts(gpus=["NVIDIA H200 (sm_90, 139.8 GiB)"], nccl="2.27.5")
+    assert only(doctor.remarks(gpu, AVX512)).endswith("tensors on cuda are refused: torch has no CUDA")
+    no_nccl = gpu | {"gpu_kernels": "80,90", "nccl": None}
+    assert "messages: through host memory" in only(doctor.remarks(no_nccl, AVX512))
     misspelt = facts(environment={"PYG_DIST_THREADS": "2"})
     assert "PYG_DIST_THREADS is not a setting" in only(doctor.remarks(misspelt, AVX512))
+
+
+def test_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of a machine that has some, as torch and the driver's module say it."""
+    gpu = SimpleNamespace(name="NVIDIA H200", major=9, minor=0, total_memory=140 << 30)
+    version = tmp_path / "version"
+    version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27\nGCC version: 12.3\n")
+    monkeypatch.setattr(doctor, "_GPU_DRIVER", version)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda k: gpu)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
+    one = "NVIDIA H200 (sm_90, 140.0 GiB)"
+    assert f"gpus         {one}, {one}; driver 580.65.06, nccl 2.27.5" in doctor.describe(doctor.examine())
+    monkeypatch.setattr(torch.cuda, "init", init_without_a_driver)
+    assert "gpus         none: Found no NVIDIA driver" in doctor.describe(doctor.examine())
+
+
+def init_without_a_driver() -> None:
+    raise RuntimeError("Found no NVIDIA driver on your system. Please check ...\nmore")
 
 
 def run(*arguments: str, **environment: str) -> str:
