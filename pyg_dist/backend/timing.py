@@ -14,6 +14,9 @@ other          everything else
 =============  =======================================================================================
 
 While nobody records, a phase costs a function call. Its name also labels a stretch of torch's own profiler.
+
+On a GPU the host only queues work, so phases are timed there: an event of the current stream at each begin and end,
+which nobody waits for before the recording ends.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import threading
 import time
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -42,14 +45,73 @@ class Span(NamedTuple):
     own: float
 
 
+class Clock(Protocol):
+    """What a recorder reads: marks in time, whose distances are known once it has settled."""
+
+    def now(self) -> Any:
+        """A mark."""
+        ...
+
+    def settle(self) -> None:
+        """Wait until all marks are known."""
+        ...
+
+    def seconds(self, begin: Any, end: Any) -> float:
+        """From one mark to another."""
+        ...
+
+
+class HostClock:
+    """The time of the host."""
+
+    def now(self) -> float:
+        """See :class:`Clock`."""
+        return time.perf_counter()
+
+    def settle(self) -> None:
+        """See :class:`Clock`: they are known at once."""
+
+    def seconds(self, begin: float, end: float) -> float:
+        """See :class:`Clock`."""
+        return end - begin
+
+
+class DeviceClock:
+    """The time at which a GPU's current stream comes to what is queued then."""
+
+    def now(self) -> torch.cuda.Event:
+        """See :class:`Clock`."""
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def settle(self) -> None:
+        """See :class:`Clock`."""
+        torch.cuda.synchronize()
+
+    def seconds(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        """See :class:`Clock`."""
+        return float(begin.elapsed_time(end)) / 1000
+
+
+class _Stretch(NamedTuple):
+    """As a recorder notes it: marks, and the marks of the stretches right inside."""
+
+    phase: int
+    layer: int
+    begin: Any
+    end: Any
+    inner: list[tuple[Any, Any]]
+
+
 class Recorder:
     """Collects spans of the thread that made it, and of backward passes, on one rank. Not collective.
 
     Args:
         overlaps: whether messages fly while local edges are multiplied, as they do when nobody looks.
+        clock: None: a GPU's if this process has started one, else the host's.
 
     Attributes:
-        spans: the stretches, in the order of their ends.
         sent_bytes: bytes of halos or tiles.
         hidden_seconds: what another thread has worked on mini-batches, waited for or not.
 
@@ -57,15 +119,28 @@ class Recorder:
     autograd numbered the node whose derivative it is.
     """
 
-    def __init__(self, overlaps: bool) -> None:
+    def __init__(self, overlaps: bool, clock: Clock | None = None) -> None:
         self.overlaps = overlaps
-        self.spans: list[Span] = []
+        is_on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        self.clock: Clock = clock or (DeviceClock() if is_on_gpu else HostClock())
+        self._stretches: list[_Stretch] = []
         self.sent_bytes = 0
         self.hidden_seconds = 0.0
         self.thread = threading.get_ident()
-        self._inner = [0.0]  # seconds of the spans inside of each open one
+        self._open: list[list[tuple[Any, Any]]] = [[]]  # marks of what has ended inside of each open stretch
+        self._begin = self.clock.now()
         self._layer = OUTSIDE
         self._numbered: list[tuple[int, int, int]] = []  # layer, first and last number of its nodes, exclusive
+
+    def end(self) -> tuple[float, list[Span]]:
+        """Seconds since the recorder was made, and the stretches in the order of their ends; waits for the device."""
+        last, seconds = self.clock.now(), self.clock.seconds
+        self.clock.settle()
+        return seconds(self._begin, last), [
+            Span(phase, layer, seconds(self._begin, begin), whole, whole - sum(seconds(*marks) for marks in inner))
+            for phase, layer, begin, end, inner in self._stretches
+            for whole in (seconds(begin, end),)
+        ]
 
     def begin_layer(self, layer: int) -> tuple[int, int]:
         """A layer's forward begins; returns what :meth:`end_layer` takes."""
@@ -97,17 +172,16 @@ class _Phase:
     def __enter__(self) -> None:
         self._layer = self._recorder.layer
         self._label.__enter__()  # type: ignore[no-untyped-call]
-        self._recorder._inner.append(0.0)
-        self._begin = time.perf_counter()
+        self._recorder._open.append([])
+        self._begin = self._recorder.clock.now()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        seconds = time.perf_counter() - self._begin
-        recorder = self._recorder
-        own = seconds - recorder._inner.pop()
-        recorder._inner[-1] += seconds
-        recorder.spans.append(Span(PHASES.index(self._name), self._layer, self._begin, seconds, own))
+        recorder, end = self._recorder, self._recorder.clock.now()
+        inner = recorder._open.pop()
+        recorder._open[-1].append((self._begin, end))
+        recorder._stretches.append(_Stretch(PHASES.index(self._name), self._layer, self._begin, end, inner))
         self._label.__exit__(kind, error, trace)
 
 

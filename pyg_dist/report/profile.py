@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import resource
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -166,6 +165,7 @@ def profile(overlap: bool = True) -> Iterator[Profile]:
     it is. The phases are those of :mod:`pyg_dist.backend.timing`. A block of a few epochs is long enough; the first one
     also plans, so let it pass before. Recording costs some microseconds a phase, and as much per torch operator. A
     profiler of torch's around the block shows the same phases as labels ``pyg_dist: ...``, and without this block too.
+    Where the process has started CUDA, times are those of the GPU's current stream.
 
     Args:
         overlap: True: as it runs unobserved; ``exchange`` is what overlap does not hide, and includes the waiting for
@@ -185,19 +185,17 @@ def profile(overlap: bool = True) -> Iterator[Profile]:
     if timing.is_recording():
         raise OptionError("Expected one pyg_dist.profile() at a time (got one inside of another): end the first one")
     session.init()
-    axis, recorder, result = world_group(), Recorder(overlap), Profile()
+    axis, result = world_group(), Profile()
     axis.all_reduce_(torch.zeros(1))
-    begin = time.perf_counter()
+    recorder = Recorder(overlap)
     timing.record(recorder)
     try:
         with _layers(recorder, result.layers), _TimeDense():  # type: ignore[no-untyped-call]
             yield result
     finally:
         timing.record(None)
-    seconds = time.perf_counter() - begin
-    columns = len(Span._fields)
-    mine = torch.tensor(recorder.spans, dtype=torch.float64).view(-1, columns)
-    mine[:, Span._fields.index("begin")] -= begin
+    seconds, spans = recorder.end()
+    mine = torch.tensor(spans, dtype=torch.float64).view(-1, len(Span._fields))
     counts = axis.gather_counts(mine.shape[0])
     gathered = torch.split(axis.gather_rows(mine, counts), counts)
     numbers = torch.tensor(

@@ -165,7 +165,7 @@ def phases(library: Path) -> list[Counter[str]]:
             conv(x, data.edge_index).sum().backward()
         finally:
             timing.record(None)
-        found.append(Counter(timing.PHASES[span.phase] for span in recorder.spans))
+        found.append(Counter(timing.PHASES[span.phase] for span in recorder.end()[1]))
     return found
 
 
