@@ -5,10 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Generic, TypeVar
+
+import torch
 
 from pyg_dist.backend import timing
 from pyg_dist.backend.session import session
+from pyg_dist.backend.side_stream import Made, SideStream, taken
 
 T = TypeVar("T")
 
@@ -22,25 +26,29 @@ class Prefetcher(Generic[T]):
     Args:
         make: makes the item of a step. It sends nothing and draws from no generator; what it raises reaches
             :meth:`take`.
+        device: where items lie; on a GPU the thread has a stream of its own.
     """
 
-    def __init__(self, make: Callable[[int], T]) -> None:
+    def __init__(self, make: Callable[[int], T], device: torch.device | None = None) -> None:
         self._make = make
+        self._stream = SideStream(torch.device("cpu") if device is None else device)
         self._thread: ThreadPoolExecutor | None = None
-        self._next: tuple[int, Future[T]] | None = None
+        self._next: tuple[int, Future[Made[T]]] | None = None
 
     def begin(self, step: int) -> None:
         """Have the thread make the item of a step; one that nobody has taken is dropped."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "pyg_dist sampling")
             session.close_at_shutdown(self)
-        self._next = step, self._thread.submit(_timed, self._make, step)
+        self._stream.follow()
+        # Not self, which would be a cycle: the thread ends with the last reference to this.
+        self._next = step, self._thread.submit(_timed, self._stream, partial(self._make, step))
 
     def take(self, step: int) -> T:
         """The item of a step: the one that was begun, waited for, or else made now."""
         begun, self._next = self._next, None
         with timing.phase("sampling"):
-            return self._make(step) if begun is None or begun[0] != step else begun[1].result()
+            return self._make(step) if begun is None or begun[0] != step else taken(begun[1].result())
 
     def close(self) -> None:
         """End the thread once it has made what it is making."""
@@ -49,9 +57,9 @@ class Prefetcher(Generic[T]):
             thread.shutdown(cancel_futures=True)
 
 
-def _timed(make: Callable[[int], T], step: int) -> T:
+def _timed(stream: SideStream, make: Callable[[], T]) -> Made[T]:
     begin = time.perf_counter()
     try:
-        return make(step)
+        return stream.make(make)
     finally:
         timing.count_hidden(time.perf_counter() - begin)

@@ -114,7 +114,9 @@ class UniformVertexLoader:
         )
         self._step = 0
         # Not self, which would be a cycle: the thread ends with the last reference to the loader.
-        self._batches = Prefetcher(partial(_batch_of, data, self.sampling, self._group, self.rescale))
+        self._batches = Prefetcher(
+            partial(_batch_of, data, self.sampling, self._group, self.rescale), data.graph.device
+        )
         self._warn()
 
     def __len__(self) -> int:

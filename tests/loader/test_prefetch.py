@@ -6,7 +6,9 @@ import threading
 from collections.abc import Callable
 
 import pytest
+import torch
 
+from pyg_dist.backend import side_stream
 from pyg_dist.backend.session import session
 from pyg_dist.loader.prefetch import Prefetcher
 
@@ -66,3 +68,72 @@ def test_an_exception_reaches_take() -> None:
     with pytest.raises(ValueError, match="step 2"):
         items.take(2)
     items.close()
+
+
+class Streams:
+    """In the place of torch.cuda: who waited for whom, and the current stream of each thread."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.here = threading.local()
+
+    def current_stream(self, device: object = None) -> Stream:
+        return getattr(self.here, "stream", Stream(self, "training"))
+
+    def stream(self, stream: Stream) -> Stream:
+        return stream
+
+
+class Stream:
+    """What the loader asks of a stream."""
+
+    def __init__(self, streams: Streams, name: str) -> None:
+        self.streams, self.name = streams, name
+
+    def wait_stream(self, other: Stream) -> None:
+        self.streams.log.append(f"{self.name} waits for {other.name}")
+
+    def wait_event(self, event: str) -> None:
+        self.streams.log.append(f"{self.name} waits for {event}")
+
+    def record_event(self) -> str:
+        return f"the end of {self.name}"
+
+    def __enter__(self) -> None:
+        self.streams.here.stream = self
+
+    def __exit__(self, *error: object) -> None:
+        del self.streams.here.stream
+
+
+def test_items_of_a_gpu_have_a_stream_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = Streams()
+    for name in ("current_stream", "stream"):
+        monkeypatch.setattr(torch.cuda, name, getattr(streams, name))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream(streams, "sampling"))
+
+    def make(step: int) -> str:
+        streams.log.append(f"step {step} on {streams.current_stream().name}")
+        return f"item {step}"
+
+    items = Prefetcher(make, torch.device("cuda", 0))
+    assert items.take(0) == "item 0"
+    items.begin(1)
+    assert items.take(1) == "item 1"
+    items.close()
+    assert streams.log == [
+        "step 0 on training",
+        "sampling waits for training",
+        "step 1 on sampling",
+        "training waits for the end of sampling",
+    ]
+
+
+def test_tensors_of_a_gpu_are_used_on_the_stream_that_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those made on the way, too: a view of one may be all that an item keeps."""
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda x: True))
+    with side_stream._Notes() as notes:
+        x = torch.arange(6)
+        view = x.view(2, 3)[1]
+    assert any(t is x for t in notes.tensors)
+    assert any(t is view for t in notes.tensors)

@@ -1,0 +1,78 @@
+"""A GPU's stream beside the one that trains: what a thread queues there neither waits for training nor holds it up.
+
+Memory of torch's belongs to the stream that it was asked for on, and is given to what comes later there. So whoever
+takes over what was made on a side stream has its tensors marked as used on his own: until his work is done, their
+memory is nobody else's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+T = TypeVar("T")
+
+
+class Made(NamedTuple, Generic[T]):
+    """What :meth:`SideStream.make` has made; :func:`taken` hands it over."""
+
+    item: T
+    tensors: list[Tensor]
+    """All that were made on the way: kept, since what is left of the item's own references is not known here."""
+    is_done: Any
+    """An event; None: it was made where no stream is."""
+
+
+class SideStream:
+    """One on ``device``; on the host there are none, and things are made at once. Not collective.
+
+    Args:
+        device: where.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: Any = None
+
+    def follow(self) -> None:
+        """Have what is made from now on see what is queued on the current stream; the thread that trains calls it."""
+        if self._device.type == "cuda":
+            if self._stream is None:
+                self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+
+    def make(self, function: Callable[[], T]) -> Made[T]:
+        """``function()`` with this stream as the current one; :meth:`follow` has been called before."""
+        if self._stream is None:
+            return Made(function(), [], None)
+        with torch.cuda.stream(self._stream), _Notes() as notes:
+            item = function()
+        return Made(item, notes.tensors, self._stream.record_event())
+
+
+def taken(made: Made[T]) -> T:
+    """What was made, for the current stream, which waits for it; the host does not."""
+    if made.is_done is not None:
+        stream = torch.cuda.current_stream()
+        stream.wait_event(made.is_done)
+        for tensor in made.tensors:
+            tensor.record_stream(stream)
+    return made.item
+
+
+class _Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes every tensor on a GPU that an operator of this thread returns."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.tensors: list[Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.tensors += (leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor) and leaf.is_cuda)
+        return out
