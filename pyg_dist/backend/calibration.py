@@ -6,6 +6,7 @@ import os
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from platform import node
 from typing import NamedTuple
 
@@ -59,20 +60,37 @@ class NetworkFit(NamedTuple):
     r2: float
 
 
-def best_seconds(function: Callable[[], object], repeats: int = 7) -> float:
+_HOST = torch.device("cpu")
+
+SPMM_SIZES = {
+    "cpu": ((20_000, 8), (20_000, 30), (60_000, 16)),
+    "cuda": ((500_000, 8), (500_000, 30), (1_000_000, 16)),
+}
+"""Nodes and mean degrees of the graphs whose tiles are multiplied: long enough, on each kind of device, to be timed."""
+
+
+def best_seconds(function: Callable[[], object], repeats: int = 7, device: torch.device = _HOST) -> float:
     """The shortest of several runs. Before each, other data goes through the caches, as in an epoch."""
     times = []
-    other = torch.zeros(_CACHE_BYTES // 4)
+    other = torch.zeros(_CACHE_BYTES // 4 * (1 if device.type == "cpu" else 8), device=device)
     for _ in range(repeats):
         other.add_(1)
+        finish(device)
         start = time.perf_counter()
         function()
+        finish(device)
         times.append(time.perf_counter() - start)
     return min(times)
 
 
+def finish(device: torch.device) -> None:
+    """Wait for a device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def spmm_samples(
-    seed: int = 0, sizes: Sequence[tuple[int, int]] = ((20_000, 8), (20_000, 30), (60_000, 16))
+    seed: int = 0, sizes: Sequence[tuple[int, int]] | None = None, device: torch.device = _HOST
 ) -> Samples:
     """Entries, rows, source rows, columns and seconds of sparse products, one a line (not collective).
 
@@ -80,11 +98,12 @@ def spmm_samples(
 
     Args:
         seed: of the graphs.
-        sizes: nodes and mean degree of each graph.
+        sizes: nodes and mean degree of each graph; None: :data:`SPMM_SIZES`.
+        device: where.
     """
     rng = np.random.default_rng(seed)
     samples = []
-    for num_nodes, degree in sizes:
+    for num_nodes, degree in SPMM_SIZES[device.type] if sizes is None else sizes:
         source = (rng.pareto(1.5, num_nodes * degree) * 40).astype(np.int64) % num_nodes
         source = rng.permutation(num_nodes)[source]
         target = rng.integers(0, num_nodes, source.size)
@@ -92,10 +111,11 @@ def spmm_samples(
             for z in (1, 4):
                 here = (source < num_nodes // x) & (target < num_nodes // z)
                 row, column = torch.from_numpy(target[here]), torch.from_numpy(source[here])
-                csr = CSR.from_edges(row, column, None, num_nodes // z, num_nodes // x)
+                csr = CSR.from_edges(row, column, None, num_nodes // z, num_nodes // x).to(device)
                 for columns in (8, 16, 32, 64, 128):
-                    dense = torch.randn(num_nodes // x, columns)
-                    seconds = best_seconds(lambda c=csr, d=dense: ops.spmm_csr(c.rowptr, c.col, d))  # type: ignore[misc]
+                    dense = torch.randn(num_nodes // x, columns, device=device)
+                    multiply = partial(ops.spmm_csr, csr.rowptr, csr.col, dense)
+                    seconds = best_seconds(multiply, device=device)
                     samples.append((csr.num_entries, csr.num_rows, csr.num_cols, columns, seconds))
     return np.array(samples)
 
@@ -120,19 +140,22 @@ def fit_spmm(samples: Samples, num_splits: int = 200) -> SpmmFit:
     return SpmmFit((a, b, c), held_out(ours), held_out(paper))
 
 
-def gemm_rate() -> float:
+def gemm_rate(device: torch.device = _HOST) -> float:
     """Flops per second of a tall dense product (not collective)."""
-    x, weight = torch.randn(20_000, 64), torch.randn(64, 64)
-    return 2 * 20_000 * 64 * 64 / best_seconds(lambda: torch.nn.functional.linear(x, weight))
+    rows, columns = (20_000, 64) if device.type == "cpu" else (200_000, 256)
+    x, weight = torch.randn(rows, columns, device=device), torch.randn(columns, columns, device=device)
+    multiply = partial(torch.nn.functional.linear, x, weight)
+    return 2 * rows * columns * columns / best_seconds(multiply, device=device)
 
 
-def stream_rate(num_values: int = 1 << 21, depth: int = 8) -> float:
+def stream_rate(num_values: int | None = None, depth: int = 8, device: torch.device = _HOST) -> float:
     """Bytes per second that element-wise functions read and write, there and back (not collective).
 
     As an epoch has them: every result is kept until the way back frees it, so that no cache holds what is read and the
     allocator asks the system for pages again and again, which costs more than the copies (docs/performance.md).
     """
-    x = torch.randn(num_values, requires_grad=True)
+    num_values = num_values or (1 << 21 if device.type == "cpu" else 1 << 26)
+    x = torch.randn(num_values, device=device, requires_grad=True)
 
     def there_and_back() -> None:
         y: torch.Tensor = x
@@ -141,7 +164,7 @@ def stream_rate(num_values: int = 1 << 21, depth: int = 8) -> float:
         torch.autograd.grad(y, x, x.detach())
 
     passes = depth * (2 + 2 + 3)  # the sum, ReLU, and ReLU's derivative, which reads the gradient and the result
-    return 4 * num_values * passes / best_seconds(there_and_back, 9)
+    return 4 * num_values * passes / best_seconds(there_and_back, 9, device)
 
 
 def machine_numbers(axis: Group) -> list[int]:
@@ -149,7 +172,9 @@ def machine_numbers(axis: Group) -> list[int]:
     return axis.gather_counts(zlib.crc32(node().encode()) & 0x7FFFFFFF)
 
 
-def network_samples(axis: Group, machine_of: Sequence[int], is_inside: bool, repeats: int = 6) -> Samples:
+def network_samples(
+    axis: Group, machine_of: Sequence[int], is_inside: bool, repeats: int = 6, device: torch.device = _HOST
+) -> Samples:
     """Partners, bytes sent by a rank, and seconds of all-to-alls, one a line; all ranks take part at once (collective).
 
     Inside machines, groups of neighbouring ranks: 2, 4, 8 ... and all of a machine. Between machines, one rank of each.
@@ -159,6 +184,7 @@ def network_samples(axis: Group, machine_of: Sequence[int], is_inside: bool, rep
         machine_of: each rank's machine.
         is_inside: which of the two.
         repeats: of which the shortest counts, of the slowest rank.
+        device: where messages lie.
     """
     machines = [[r for r in range(axis.size) if machine_of[r] == m] for m in dict.fromkeys(machine_of)]
     smallest = min(len(ranks) for ranks in machines)
@@ -171,7 +197,7 @@ def network_samples(axis: Group, machine_of: Sequence[int], is_inside: bool, rep
     for groups in groupings:
         group = group_within(groups)
         for num_bytes in MESSAGE_BYTES:
-            seconds = _all_to_all_seconds(group, num_bytes, axis, repeats)
+            seconds = _all_to_all_seconds(group, num_bytes, axis, repeats, device)
             partners = len(groups[0]) - 1
             samples.append((partners, _piece(num_bytes, partners + 1) * 4 * partners, seconds))
     return np.array(samples).reshape(-1, 3)
@@ -228,10 +254,12 @@ def _piece(num_bytes: int, num_ranks: int) -> int:
     return max(num_bytes // 4 // num_ranks, 1)
 
 
-def _all_to_all_seconds(group: Group, num_bytes: int, axis: Group, repeats: int, in_a_row: int = 8) -> float:
+def _all_to_all_seconds(
+    group: Group, num_bytes: int, axis: Group, repeats: int, device: torch.device, in_a_row: int = 8
+) -> float:
     """Of one all-to-all among several in a row, as an epoch has them."""
     piece = _piece(num_bytes, group.size)
-    content, arrived = torch.zeros(piece * group.size), torch.empty(piece * group.size)
+    content, arrived = (make(piece * group.size, device=device) for make in (torch.zeros, torch.empty))
     transport, sizes = Transport(group), [piece] * group.size
     best = float("inf")
     for _ in range(repeats):
@@ -239,6 +267,7 @@ def _all_to_all_seconds(group: Group, num_bytes: int, axis: Group, repeats: int,
         start = time.perf_counter()
         for _ in range(in_a_row if group.size > 1 else 0):
             transport.all_to_all(content, sizes, sizes, arrived).wait()
+        finish(device)
         taken = torch.tensor([(time.perf_counter() - start) / in_a_row], dtype=torch.float64)
         best = min(best, float(axis.all_reduce_(taken, "max")))
     return best

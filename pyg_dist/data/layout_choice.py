@@ -56,7 +56,9 @@ def lay_out(graph_input: GraphInput, options: Options, identity: str) -> tuple[D
     if options.layout == "halo" and parts is not None:
         with step("lay out (halo)"):
             return on_halo(graph_input, options, parts, groups)
-    priced, machine = model_of(graph_input, options), common_machine()
+    features = graph_input.node_attributes.get("x")
+    is_on_gpu = features is not None and features.is_cuda
+    priced, machine = model_of(graph_input, options), common_machine("cuda" if is_on_gpu else "cpu")
     if parts is not None:
         options = choose_layout(graph_input, options, parts, priced, machine)
     with step(f"lay out ({options.layout})"):

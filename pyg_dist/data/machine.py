@@ -14,14 +14,14 @@ from pyg_dist.backend.session.agreement import on_main
 from pyg_dist.plan.machine import Machine
 
 
-def common_machine() -> Machine:
-    """Rank 0's constants, with the ranks that really run on each machine (collective)."""
+def common_machine(device: str = "cpu") -> Machine:
+    """Rank 0's constants of a kind of device, with the ranks that really run on each machine (collective)."""
 
     def constants() -> Tensor:
-        return torch.tensor(list(json.dumps(asdict(Machine.load())).encode()), dtype=torch.uint8)
+        found = Machine.load(device=device)
+        return torch.tensor(list(json.dumps(asdict(found)).encode()), dtype=torch.uint8)
 
-    values = json.loads(bytes(on_main(constants).tolist()))
-    machine = Machine(**(values | {"spmm": tuple(values["spmm"])}))
+    machine = Machine.of_dict(json.loads(bytes(on_main(constants).tolist())))
     on_each = ranks_per_node()
     return machine if on_each is None else machine.with_ranks_per_node(on_each)
 

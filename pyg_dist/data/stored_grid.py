@@ -67,7 +67,7 @@ def stored_grid_plan(store: GridStore) -> GridPlan:
     try:
         shape = MeshShape.of(made["shape"], manifest.num_parts)
         model = Model(**(made["model"] | {"widths": tuple(made["model"]["widths"])}))
-        machine = Machine(**(made["machine"] | {"spmm": tuple(made["machine"]["spmm"])}))
+        machine = Machine.of_dict(made["machine"])
         tries, price = tuple(Balance(**balance) for balance in made["tries"]), Price(**made["predicted"])
         plan = GridPlan(
             shape, made["sums"], made["num_nodes"], tuple(made["edges"]), tries, model, price, machine, made["hash"]

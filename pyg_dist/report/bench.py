@@ -33,30 +33,42 @@ def add_command(commands: Any) -> None:
     parser.set_defaults(run=run)
     parser.add_argument("what", nargs="?", choices=["all", "rates", "network"], default="all",
                         help="rates: products and copies, one process; network: messages between ranks")  # fmt: skip
-    parser.add_argument("--output", type=Path, help=f"where to keep them; default: {machine_file()}")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where products and messages are; "
+                        "constants are kept by device")  # fmt: skip
+    parser.add_argument(
+        "--output",
+        type=Path,
+        help=f"where to keep them; default: {machine_file()}, and machine.cuda.json there",
+    )
     parser.add_argument("--json", action="store_true", help="print the constants as JSON")
 
 
 def run(args: argparse.Namespace) -> None:
     """Measure, merge with what was known, store, and print on rank 0."""
-    if session.world_size() == 1 and args.what != "rates":
-        _start_loopback_ranks(args)
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise OptionError("Expected a GPU for --device cuda (got none that torch finds): see python -m pyg_dist doctor")
+    num_ranks = LOOPBACK_RANKS if args.device == "cpu" else torch.cuda.device_count()
+    if session.world_size() == 1 and args.what != "rates" and num_ranks > 1:
+        _start_loopback_ranks(args, num_ranks)
         return
     session.init()
-    torch.set_num_threads(1)  # what the constants are of: one core of each rank
-    path = machine_file() if args.output is None else args.output
-    machine, remarks = Machine(), []
+    if args.device == "cpu":
+        torch.set_num_threads(1)  # what the constants are of: one core of each rank
+    path = machine_file(args.device) if args.output is None else args.output
+    machine, remarks = Machine.default(args.device), []
     if path.exists():
         try:
-            machine = Machine.load(path)
+            machine = replace(Machine.load(path), device=args.device)
         except OptionError:
             remarks.append(f"what {path} held was not a machine's constants: those not measured now are the defaults")
     if args.what != "network":
         machine = measure_rates(machine, remarks)
-    if args.what != "rates":
+    if args.what != "rates" and world_group().size == num_ranks == 1:
+        remarks.append("messages: not measured, there is one GPU; the constants are assumed")
+    elif args.what != "rates":
         machine = measure_network(machine, remarks)
     day = datetime.now(timezone.utc).date().isoformat()
-    machine = replace(machine, source=f"measured {day}, {args.what}, {machine.cores} cores, {world_group().size} ranks")
+    machine = replace(machine, source=f"measured {day}, {args.what}, {_hardware(machine)}, {world_group().size} ranks")
     if session.is_main():
         machine.save(path)
         if args.json:
@@ -68,11 +80,13 @@ def run(args: argparse.Namespace) -> None:
 
 def measure_rates(machine: Machine, remarks: list[str]) -> Machine:
     """Products and copies of one rank, while as many ranks as there are cores do the same (collective)."""
-    axis = world_group()
-    cores = calibration.num_cores(axis, calibration.machine_numbers(axis))
+    axis, device = world_group(), torch.device(machine.device)
+    cores = _num_workers(machine)
     measures = session.local_rank() < cores
-    fit = calibration.fit_spmm(calibration.spmm_samples()) if measures else None
-    dense, stream = (calibration.gemm_rate(), calibration.stream_rate()) if measures else (0.0, 0.0)
+    fit = calibration.fit_spmm(calibration.spmm_samples(device=device)) if measures else None
+    dense, stream = (0.0, 0.0)
+    if measures:
+        dense, stream = calibration.gemm_rate(device), calibration.stream_rate(device=device)
     if fit is not None:
         remarks.append(
             f"sparse products: held-out R2 {fit.r2:.2f} over 70/30 splits (Plexus' terms {fit.r2_of_paper:.2f})"
@@ -97,13 +111,14 @@ def measure_network(machine: Machine, remarks: list[str]) -> Machine:
     on_each = machine_of.count(machine_of[0])
     # A launch on one machine says how many ranks fit there, one on several how many there are.
     ranks_per_node = on_each if on_each < axis.size else max(on_each, machine.ranks_per_node)
-    machine = replace(machine, ranks_per_node=ranks_per_node, cores=calibration.num_cores(axis, machine_of))
-    inside = calibration.network_samples(axis, machine_of, is_inside=True)
+    machine = replace(machine, ranks_per_node=ranks_per_node, cores=_num_workers(machine))
+    device = torch.device(machine.device)
+    inside = calibration.network_samples(axis, machine_of, is_inside=True, device=device)
     if len(inside):
         fit = calibration.fit_network(inside, max(1.0, on_each / machine.cores))
         remarks.append(f"messages inside a machine: R2 {fit.r2:.2f} of {len(inside)} sizes")
         machine = replace(machine, call_seconds=fit.call, intra_latency=fit.latency, intra_bandwidth=fit.bandwidth)
-    between = calibration.network_samples(axis, machine_of, is_inside=False)
+    between = calibration.network_samples(axis, machine_of, is_inside=False, device=device)
     if not len(between):
         remarks.append("messages between machines: not measured, all ranks are on one; the constants are assumed")
         return machine
@@ -112,12 +127,25 @@ def measure_network(machine: Machine, remarks: list[str]) -> Machine:
     return replace(machine, inter_latency=fit.latency, inter_bandwidth=fit.bandwidth * on_each)
 
 
-def _start_loopback_ranks(args: argparse.Namespace) -> None:
-    again = [args.what, *(["--output", str(args.output)] if args.output else []), *(["--json"] if args.json else [])]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(LOOPBACK_RANKS)]
+def _num_workers(machine: Machine) -> int:
+    """Cores or GPUs of a machine, that really run at a time (collective)."""
+    if machine.device == "cuda":
+        return torch.cuda.device_count()
+    axis = world_group()
+    return calibration.num_cores(axis, calibration.machine_numbers(axis))
+
+
+def _hardware(machine: Machine) -> str:
+    return f"{machine.cores} cores" if machine.device == "cpu" else f"{machine.cores} {torch.cuda.get_device_name()}"
+
+
+def _start_loopback_ranks(args: argparse.Namespace, num_ranks: int) -> None:
+    again = [args.what, "--device", args.device]
+    again += [*(["--output", str(args.output)] if args.output else []), *(["--json"] if args.json else [])]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
     ended = subprocess.run(
         [*launcher, "-m", "pyg_dist", "bench", *again], env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False
     )
     if ended.returncode:
-        raise LaunchError(f"Expected {LOOPBACK_RANKS} loopback ranks to measure the network (they ended with status "
+        raise LaunchError(f"Expected {num_ranks} loopback ranks to measure the network (they ended with status "
                           f"{ended.returncode}): their message stands above")  # fmt: skip

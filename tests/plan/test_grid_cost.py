@@ -120,6 +120,17 @@ def test_machine_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = replace(Machine(), spmm=(1.0, 2.0, 3.0), cores=7)
     assert machine.save() == path
     assert Machine.load() == machine == Machine.load(path)
+    values = json.loads(path.read_text())
+    del values["device"]  # as files were before there were kinds of devices
+    path.write_text(json.dumps(values))
+    assert Machine.load() == machine
+    monkeypatch.delenv("PYG_DIST_MACHINE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert Machine.load(device="cuda") == Machine.default("cuda")
+    assert Machine.load(device="cuda").source.startswith("assumed, not measured")
+    assert replace(machine, device="cuda").save() == tmp_path / "pyg_dist/machine.cuda.json"
+    assert Machine.load(device="cuda") == replace(machine, device="cuda")
+    assert Machine.load() == Machine()
     path.write_text('{"cores": 3}')
     with pytest.raises(OptionError, match="measure them"):
         Machine.load(path)

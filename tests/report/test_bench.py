@@ -62,7 +62,7 @@ def test_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)  # a measurement's threads are its process's
     few = calibration.spmm_samples(sizes=((300, 5),))
     assert few.shape == (30, 5)
-    monkeypatch.setattr(calibration, "spmm_samples", lambda: few)
+    monkeypatch.setattr(calibration, "spmm_samples", lambda device: few)
     path = tmp_path / "machine.json"
     assert main(["bench", "rates", "--output", str(path), "--json"]) == 0
     machine = Machine.load(path)
@@ -74,6 +74,11 @@ def test_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     out = capsys.readouterr().out
     assert "held-out R2" in out
     assert max(len(line) for line in out.replace(str(path), "").splitlines()) <= WIDTH
+
+
+def test_a_gpu_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--device", "cuda"]) != 0
+    assert "Expected a GPU for --device cuda (got none that torch finds)" in capsys.readouterr().err
 
 
 def measure(machine_of: list[int], is_inside: bool) -> list[list[float]]:
