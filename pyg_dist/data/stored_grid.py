@@ -72,7 +72,7 @@ def stored_grid_plan(store: GridStore) -> GridPlan:
         plan = GridPlan(
             shape, made["sums"], made["num_nodes"], tuple(made["edges"]), tries, model, price, machine, made["hash"]
         )
-        named = {name: value for name, value in asdict(machine).items() if name not in ("source", "spmm")}
+        named = {name: value for name, value in asdict(machine).items() if name not in ("source", "device", "spmm")}
         numbers = [*plan.edges, *model.widths, *machine.spmm, *named.values(), *asdict(price).values()]
         numbers += [model.num_entries, model.element_size, model.message_size, *(one.imbalance for one in tries)]
         if not all(type(number) in (int, float) and number >= 0 for number in numbers):
@@ -86,6 +86,8 @@ def stored_grid_plan(store: GridStore) -> GridPlan:
         is_known = plan.sums in get_args(Sums) and model.conv in get_args(Conv) and model.input in get_args(Input)
         if not (is_known and tries and isinstance(plan.hash, str)):
             raise ValueError(f"sums {plan.sums!r}, {model.conv!r} of {model.input!r}, {len(tries)} orders tried")
+        if not isinstance(machine.source, str) or machine.device not in ("cpu", "cuda"):
+            raise ValueError(f"a machine {machine.source!r} of {machine.device!r}")
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise StoreError(
             f"Expected the plan of a grid in the manifest of {store.path} (got {type(error).__name__}: {error}): write "
