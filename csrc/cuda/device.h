@@ -53,6 +53,20 @@ PYG_DIST_DEVICE T shuffle_xor(Lanes lanes, T value, int bits) {
 PYG_DIST_DEVICE Lanes ballot(Lanes lanes, bool is_true) { return __ballot_sync(lanes, is_true); }
 PYG_DIST_DEVICE int count_bits(Lanes lanes) { return __popc(lanes); }
 
+// ---- Numbers ------------------------------------------------------------------------------------------------------
+
+// Of float16, whose bits these are; to nearest even.
+PYG_DIST_DEVICE float half_to_float(uint16_t bits) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+}
+PYG_DIST_DEVICE uint16_t float_to_half(float value) {
+  uint16_t bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+
 // ---- Memory -------------------------------------------------------------------------------------------------------
 
 // N values side by side, which one instruction loads: at most 16 bytes, aligned to their number.

@@ -4,13 +4,15 @@
 #include <type_traits>
 
 #include "cuda/device.h"
-#include "formats/bfloat16.h"
+#include "formats/narrow.h"
 
 namespace pyg_dist::gpu {
 
 template <class T>
 PYG_DIST_DEVICE accumulator_t<T> to_sum(T value) {
-  if constexpr (std::is_same_v<T, BFloat16>) {
+  if constexpr (std::is_same_v<T, Float16>) {
+    return half_to_float(value.bits);
+  } else if constexpr (kIsNarrow<T>) {
     return widen(value);
   } else {
     return value;
@@ -19,8 +21,10 @@ PYG_DIST_DEVICE accumulator_t<T> to_sum(T value) {
 
 template <class T>
 PYG_DIST_DEVICE T from_sum(accumulator_t<T> value) {
-  if constexpr (std::is_same_v<T, BFloat16>) {
-    return narrow(value);
+  if constexpr (std::is_same_v<T, Float16>) {
+    return {float_to_half(value)};
+  } else if constexpr (kIsNarrow<T>) {
+    return narrow<T>(value);
   } else {
     return value;
   }
@@ -47,19 +51,6 @@ PYG_DIST_DEVICE void store_values(T* to, const accumulator_t<T> (&values)[N]) {
     PYG_DIST_UNROLL
     for (int v = 0; v < kEach; ++v) pack.value[v] = from_sum<T>(values[first + v]);
     store<kEach>(to + first, pack);
-  }
-}
-
-// Calls f.operator()<T>().
-template <class F>
-void for_element(Element element, const F& f) {
-  switch (element) {
-    case Element::f32:
-      return f.template operator()<float>();
-    case Element::f64:
-      return f.template operator()<double>();
-    case Element::bf16:
-      return f.template operator()<BFloat16>();
   }
 }
 

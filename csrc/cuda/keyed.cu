@@ -11,8 +11,8 @@ PYG_DIST_DEVICE accumulator_t<T> fraction(const uint32_t* words) {
   if constexpr (sizeof(T) == 8) {
     return static_cast<double>((uint64_t{words[1]} << 32 | words[0]) >> 11) * 0x1p-53;
   } else {
-    constexpr int kDropped = sizeof(T) == 4 ? 8 : 24;
-    return static_cast<float>(words[0] >> kDropped) * (sizeof(T) == 4 ? 0x1p-24f : 0x1p-8f);
+    constexpr int kBits = UniformBits<T>::value;
+    return static_cast<float>(words[0] >> (32 - kBits)) * (1.0f / (1 << kBits));
   }
 }
 

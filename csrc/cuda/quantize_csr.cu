@@ -124,7 +124,7 @@ struct PackRows {
       const auto value = static_cast<float>(to_sum(x[c]));
       const bool is_infinite = (bits_of(value) & 0x7fffffffu) >= kRoundsToInfinity;
       is_bad |= is_infinite;
-      put(packed + 2 * c, is_infinite ? static_cast<uint16_t>(kNaN) : narrow(value).bits);
+      put(packed + 2 * c, is_infinite ? static_cast<uint16_t>(kNaN) : narrow<BFloat16>(value).bits);
     }
     if (ballot(kAllLanes, is_bad) != 0 && lane_id() == 0) note(row);
   }

@@ -4,16 +4,16 @@
 //   words = philox4x32_10(counter, key), four 32-bit numbers for consecutive columns; philox.h
 //
 // Column c (the caller's column plus column_offset) takes
-//   one 32-bit word:    block = c / 4, word c % 4                             dropout, float32 and bfloat16 uniforms
+//   one 32-bit word:    block = c / 4, word c % 4                             dropout, uniforms but those of float64
 //   two 32-bit words:   block = c / 2, words 2 (c % 2) and 2 (c % 2) + 1      float64 uniforms (low word first)
 //   two bytes:          see packed_rows.h                                     rounding, with seven rounds instead of
 //   ten
 //
 // and of its words is made
 //   dropout     kept if the word is at least p 2^32
-//   uniform     the upper 24 (float32), 53 (float64) or 8 (bfloat16) bits as a fraction in [0, 1)
+//   uniform     the upper 24 (float32), 53 (float64), 8 (bfloat16) or 11 (float16) bits as a fraction in [0, 1)
 //   normal      the Box-Muller transform of two uniforms u, v of a pair of columns:
-//                 f32, bf16:  block = c / 4, words 2 p and 2 p + 1 of pair p = (c % 4) / 2:
+//                 others:     block = c / 4, words 2 p and 2 p + 1 of pair p = (c % 4) / 2:
 //                             u = (word + 1) / 2^32,  v = word / 2^32
 //                 f64:        block = c / 2, two words each, low word first, upper 53 bits:
 //                             u = (bits + 1) / 2^53,  v = bits / 2^53
@@ -31,6 +31,24 @@
 #include "formats/philox.h"
 
 namespace pyg_dist {
+
+// Bits of a uniform number of T, as many as T holds exactly in [0, 1).
+template <class T>
+struct UniformBits {
+  static constexpr int value = 24;
+};
+template <>
+struct UniformBits<double> {
+  static constexpr int value = 53;
+};
+template <>
+struct UniformBits<BFloat16> {
+  static constexpr int value = 8;
+};
+template <>
+struct UniformBits<Float16> {
+  static constexpr int value = 11;
+};
 
 // The normal numbers of two columns.
 struct NormalPair {

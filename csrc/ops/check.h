@@ -58,8 +58,10 @@ inline Element element_of(const char* op, const char* name, ScalarType dtype) {
       return Element::f64;
     case ScalarType::BFloat16:
       return Element::bf16;
+    case ScalarType::Half:
+      return Element::f16;
     default:
-      fail(op, ": expected '", name, "' to be float32, float64 or bfloat16, got ", toString(dtype));
+      fail(op, ": expected '", name, "' to be float32, float64, bfloat16 or float16, got ", toString(dtype));
   }
 }
 

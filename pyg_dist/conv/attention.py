@@ -200,7 +200,7 @@ def _nodes(edges: Edges, local: Tensor) -> NodeTensor:
 def _are_rows(edges: Edges, *rows: Any) -> bool:
     """Whether these are rows of the graph's nodes that the op takes together."""
     return all(
-        isinstance(x, NodeTensor) and edges.graph.owns(x) and x.dtype == rows[0].dtype and ops.are_known(x)
+        isinstance(x, NodeTensor) and edges.graph.owns(x) and x.dtype == rows[0].dtype and x.dtype in ops.FLOATS
         for x in rows
     )
 

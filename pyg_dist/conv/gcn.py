@@ -41,7 +41,7 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
     stock conv.
 
     Shapes:
-        - x: ``[N, F_in]`` node tensor (float32, float64 or bfloat16)
+        - x: ``[N, F_in]`` node tensor (float32, float64, bfloat16 or float16)
         - edge_index: a :class:`~pyg_dist.tensor.DistributedEdgeIndex`, or plain edges ``[2, E]``, equal on every rank
         - edge_weight: ``[E]`` edge tensor or ``None``
         - output: ``[N, F_out]`` node tensor

@@ -169,9 +169,9 @@ def features(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: Any) -
         DataError: Also for another number of dimensions, or another dtype.
     """
     rows = node_rows(conv, graph, x)
-    if rows.dim() != 2 or not ops.are_known(rows):
+    if rows.dim() != 2 or rows.dtype not in ops.FLOATS:
         raise DataError(
-            f"{type(conv).__name__} expected features [N, F] in float32, float64 or bfloat16 (got shape "
+            f"{type(conv).__name__} expected features [N, F] in float32, float64, bfloat16 or float16 (got shape "
             f"{list(rows.shape)} in {rows.dtype}): reshape or convert data.x"
         )
     return rows

@@ -59,7 +59,7 @@ def aggregate_neighbours(
     """
     rows, aggregation = x.to_local(), conv.aggr_module
     reduce = _EXTREMES.get(type(aggregation))
-    if reduce is not None and weight is None and rows.dim() == 2 and ops.are_known(rows):
+    if reduce is not None and weight is None and rows.dim() == 2 and rows.dtype in ops.FLOATS:
         return NodeTensor.from_local(extreme(graph.neighbour_rows(rows, conv), graph.csr, reduce), graph.node_sharding)
     _require_node_by_node(aggregation)
     # One more target, with ones for messages, keeps alive what PyG's aggregations lean on: a first target that has

@@ -32,7 +32,8 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
     is cheaper, and those of constant features only once. On plain tensors it *is* the stock conv.
 
     Shapes:
-        - x: ``[N, F_in]`` node tensor (float32, float64 or bfloat16), or a pair of them (source, target or ``None``)
+        - x: ``[N, F_in]`` node tensor (float32, float64, bfloat16 or float16), or a pair of them (source, target or
+          ``None``)
         - edge_index: a :class:`~pyg_dist.tensor.DistributedEdgeIndex`, or plain edges ``[2, E]``, equal on every rank
         - output: ``[N, F_out]`` node tensor
 

@@ -145,7 +145,7 @@ def sum_by(conv: Any, edges: Edges, x: Any, weight: Any, norm: Norm, flattens: b
         flattens: whether weights may be ``[E, 1]``.
     """
     graph = edges.graph
-    if not isinstance(x, NodeTensor) or not graph.owns(x) or x.dim() != 2 or not ops.are_known(x):
+    if not isinstance(x, NodeTensor) or not graph.owns(x) or x.dim() != 2 or x.dtype not in ops.FLOATS:
         return None
     dtype = x.dtype if weight is None else torch.promote_types(x.dtype, _dtype(weight))
     operator = _operator(edges, norm, weight, flattens, dtype)

@@ -47,7 +47,8 @@ def norm_relu_dropout(
     whose input it was (IV-C4).
 
     Shapes:
-        - x, residual: ``[N, F]`` node tensor, ``[E, F]`` edge tensor or plain CPU tensor (float32, float64 or bfloat16)
+        - x, residual: ``[N, F]`` node tensor, ``[E, F]`` edge tensor or plain CPU tensor (float32, float64, bfloat16 or
+          float16)
         - weight, bias: ``[F]``
         - output: as x
 
@@ -82,10 +83,10 @@ def norm_relu_dropout(
         y = y.redistribute(rows)  # type: ignore[attr-defined]
         return y if residual is None else y + residual  # type: ignore[no-any-return]
     local = x.to_local() if isinstance(x, RowTensor) else x
-    if local.dim() != 2 or not ops.are_known(local):
+    if local.dim() != 2 or local.dtype not in ops.FLOATS:
         raise DataError(
-            f"Expected x [N, F] in float32, float64 or bfloat16 (got {local.dim()} dimensions, {local.dtype}): "
-            f"use torch's own functions"
+            f"Expected x [N, F] in float32, float64, bfloat16 or float16 (got {local.dim()} dimensions, "
+            f"{local.dtype}): use torch's own functions"
         )
     arriving: Pending[Tensor] | None = None
     if rows is not None:

@@ -7,8 +7,12 @@ from torch import Tensor
 
 from pyg_dist.backend.ops import library
 
-WIDTHS = [1, 2, 3, 7, 8, 16, 17, 47, 64, 100, 128, 129, 256, 602]
-DTYPES = [torch.float32, torch.float64, torch.bfloat16]
+IS_SIMT = library.isa() == "simt"
+"""Whether the kernels for GPUs run, in an emulator: slowly."""
+
+# There a vector of 16 bytes, one of 8, single values, a part of a group's lanes, all, and more than one slice.
+WIDTHS = [3, 16, 47, 602] if IS_SIMT else [1, 2, 3, 7, 8, 16, 17, 47, 64, 100, 128, 129, 256, 602]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 NUM_ROWS, NUM_SOURCES = 60, 50
 
 
@@ -44,7 +48,7 @@ def pattern(width: int, seed: int = 0, num_sources: int = NUM_SOURCES) -> tuple[
     degree = torch.randint(0, 13, (NUM_ROWS,), generator=generator)
     degree[:2] = degree[20:25] = degree[-1] = 0
     # chunk_work of csrc/ops/cpu/hub_rows.h; least_work of csrc/cuda/row_reduction.cuh
-    chunk = 128 if library.isa() == "simt" else min(max(2**18 // width, 256), 16384)
+    chunk = 128 if IS_SIMT else min(max(2**18 // width, 256), 16384)
     degree[7], degree[8] = 3 * chunk + 5, chunk + 1
     rowptr = torch.zeros(NUM_ROWS + 1, dtype=torch.int64)
     torch.cumsum(degree, 0, out=rowptr[1:])

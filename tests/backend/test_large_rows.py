@@ -8,12 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from bits import assert_same_bits
+from op_inputs import DTYPES
 from torch import Tensor
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.dense import large_tensors
 
-DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 Both = tuple[Callable[..., Tensor], Callable[..., Tensor]]
 
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 from bits import assert_same_bits
-from op_inputs import DTYPES, NUM_ROWS, NUM_SOURCES, WIDTHS, equal_bits, integers, pattern, reals, sum_dtype
+from op_inputs import DTYPES, IS_SIMT, NUM_ROWS, NUM_SOURCES, WIDTHS, equal_bits, integers, pattern, reals, sum_dtype
 from torch import Tensor
 from torch.library import opcheck
 
@@ -132,6 +132,25 @@ def test_spmm_takes_columns_of_a_wider_tensor_vectors_and_transposes() -> None:
     assert_same_bits(ops.spmm_csr(rowptr, col, expanded), reference.spmm_csr(rowptr, col, expanded))
 
 
+@pytest.mark.parametrize("width", [1, 17, 32])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_spmm_rounds_sixteen_bits_as_torch_does(width: int, dtype: torch.dtype) -> None:
+    """Every number of 16 bits to float32 and back, and float32 numbers of every size to 16 bits."""
+    if IS_SIMT and width != 17:
+        pytest.skip("one width is enough there")
+    whole = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    generator = torch.Generator().manual_seed(0)
+    real = torch.randint(-(2**31), 2**31, (len(whole),), generator=generator).to(torch.int32).view(torch.float32)
+    ties = whole.float() * (1 + torch.finfo(dtype).eps / 2)
+    rowptr, col = torch.arange(len(whole) + 1), torch.arange(len(whole), dtype=torch.int32)
+    rows = whole.view(-1, 1).expand(-1, width).contiguous()
+    assert equal_bits(ops.spmm_csr(rowptr, col, rows), rows + 0)  # sums begin with 0, which -0.0 leaves
+    ones = torch.ones_like(rows)
+    for scale in (real, ties):
+        expected = scale.to(dtype).view(-1, 1).expand(-1, width)
+        assert equal_bits(ops.spmm_csr(rowptr, col, ones, row_scale=scale), expected)
+
+
 def test_spmm_widens_bfloat16_factors() -> None:
     rowptr, col = pattern(8)
     x, weight = integers((NUM_SOURCES, 8), torch.bfloat16), integers((col.numel(),), torch.bfloat16)
@@ -174,7 +193,7 @@ def test_sddmm_of_negative_zeros_is_zero(width: int, dtype: torch.dtype) -> None
     assert_same_bits(ops.sddmm_csr(rowptr, col, a, b), torch.zeros(1, dtype=sum_dtype(dtype)))
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16, torch.int64, torch.int16, torch.uint8, torch.bool], ids=str)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.int64, torch.int16, torch.uint8, torch.bool], ids=str)
 @pytest.mark.parametrize("trailing", [(), (1,), (3,), (47,), (4, 5), (602,)], ids=str)
 def test_gather_rows(dtype: torch.dtype, trailing: tuple[int, ...]) -> None:
     x = integers((30, *trailing), torch.int64).to(dtype)

@@ -38,7 +38,7 @@ INDEX, FALLING, FLAT = torch.tensor([0, 2]), torch.tensor([0, 3, 2]), torch.ones
         (lambda: ops.gather_rows(X, INDEX, out=X[1:]), "'out' to share no memory with 'x'"),
         (lambda: ops.scatter_add_rows(X, INDEX, X[1:]), "'out' to share no memory with 'rows'"),
         (lambda: ops.quantize_csr(ROWPTR, COL, X, 8, out=X.view(torch.uint8).view(6, 8)[:2]), "with 'x'"),
-        (lambda: ops.spmm_csr(ROWPTR, COL, X.half()), "'x' to be float32, float64 or bfloat16, got Half"),
+        (lambda: ops.spmm_csr(ROWPTR, COL, X.int()), "'x' to be float32, float64, bfloat16 or float16, got Int"),
         (lambda: ops.spmm_csr(ROWPTR, COL, X, torch.ones(3)), "'weight' to have 2 entries, got 3"),
         (lambda: ops.spmm_csr(ROWPTR, COL, X, torch.ones(2).double()), "'weight'.*Float.*Double"),
         (lambda: ops.spmm_csr(ROWPTR, COL, X, row_scale=torch.ones(3)), "'row_scale' to have 2 entries"),

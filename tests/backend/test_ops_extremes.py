@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 import torch
 from bits import assert_same_bits
-from op_inputs import equal_bits
+from op_inputs import DTYPES, equal_bits
 from torch import Tensor
 from torch.library import opcheck
 
@@ -18,7 +18,6 @@ from pyg_dist.backend.sparse.max_min import extreme
 from pyg_dist.errors import DataError
 
 WIDTHS = [1, 2, 3, 7, 8, 16, 17, 47, 64, 100, 129, 256]
-DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 REDUCES: list[Literal["max", "min"]] = ["max", "min"]
 NUM_ROWS, NUM_SOURCES = 60, 50
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from op_inputs import DTYPES
 from torch import Tensor
 from torch.library import opcheck
 
@@ -14,7 +15,6 @@ from pyg_dist.errors import DataError, NotFiniteError
 
 BITS = [2, 4, 8, 16]
 WIDTHS = [1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 47, 64, 100, 129, 256, 602, 20_000]
-DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 NUM_SOURCES, NUM_ROWS = 40, 30
 
 native = torch.ops.pyg_dist
@@ -66,7 +66,7 @@ def test_quantize_equals_the_reference(bits: int, dtype: torch.dtype) -> None:
             reference.dequantize_csr_add(expected[1:-1, 1:-1], back, back_col, packed, bits, **factors)  # type: ignore[arg-type]
             out = whole[1:-1, 1:-1]
             assert ops.dequantize_csr_add(out, back, back_col, packed, bits, **factors) is out  # type: ignore[arg-type]
-            tolerance = 2**-7 if dtype == torch.bfloat16 else 1e-5
+            tolerance = 2**-7 if dtype.itemsize == 2 else 1e-5
             torch.testing.assert_close(whole.double(), expected, rtol=tolerance, atol=1e-5 * expected.abs().max())
             whole[1:-1, 1:-1] = expected[1:-1, 1:-1].to(dtype)
             assert torch.equal(whole, expected.to(dtype))  # nothing beside it was touched
@@ -78,7 +78,7 @@ def test_hubs_are_cut_by_work() -> None:
     degree = torch.tensor([3, 1, 40_000, 0, 17_000, 1])
     rowptr = torch.cat([torch.zeros(1, dtype=torch.int64), degree.cumsum(0)])
     col = torch.randint(0, NUM_SOURCES, (int(rowptr[-1]),), generator=generator, dtype=torch.int32)
-    for dtype in DTYPES:
+    for dtype in (d for d in DTYPES if d != torch.float16):  # which does not hold such sums
         x = quarters(NUM_SOURCES, 16, dtype=dtype)
         weight = torch.randint(1, 4, (col.numel(),), generator=generator).to(ops.sum_dtype(x))
         scale, options = weight[:6], {"key": torch.arange(6), "seed": 3}
@@ -95,7 +95,7 @@ def test_hubs_are_cut_by_work() -> None:
         assert torch.equal(packed, reference.quantize_csr(rowptr, col, x, 4, weight, **options))  # type: ignore[arg-type]
         expected = quarters(6, 16, dtype=dtype, seed=7).double()
         reference.dequantize_csr_add(expected, rowptr, col, rows, 8, weight, row_scale=scale)
-        tolerance = 2**-7 if dtype == torch.bfloat16 else 1e-3  # float32 sums of 40,000 terms
+        tolerance = 2**-7 if dtype.itemsize == 2 else 1e-3  # float32 sums of 40,000 terms
         torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=1e-3 * expected.abs().max())
         for one, other in zip(*results, strict=True):
             assert torch.equal(one, other)

@@ -83,7 +83,7 @@ def mistakes(world_size: int) -> dict[str, str]:
         "patch of a step": message_of(lambda: patched(DistributedSAGEConv(5, 3))(data.x, data.edge_index)),
         "hook on the aggregation": message_of(lambda: hooked_below(DistributedGCNConv(5, 3))(data.x, data.edge_index)),
         "explainer": message_of(lambda: explained(DistributedGCNConv(5, 3))(data.x, data.edge_index)),
-        "half precision": message_of(lambda: DistributedSAGEConv(5, 3).half()(data.x.half(), data.edge_index)),
+        "integers": message_of(lambda: DistributedSAGEConv(5, 3)(data.x.long(), data.edge_index)),
         "none": message_of(lambda: sage(data.x, data.edge_index)),
     }
 
@@ -112,7 +112,7 @@ EXPECTED = {
     "patch of a step": "UnsupportedError: DistributedSAGEConv got a change to 'message'",
     "hook on the aggregation": "UnsupportedError: DistributedGCNConv got a change to 'aggr_module'",
     "explainer": "UnsupportedError: DistributedGCNConv got a change to 'explain'",
-    "half precision": "DataError: DistributedSAGEConv expected features [N, F] in float32, float64 or bfloat16 (got",
+    "integers": "DataError: DistributedSAGEConv expected features [N, F] in float32, float64, bfloat16 or float16 (got",
     "none": "no error",
 }
 

@@ -1,4 +1,4 @@
-"""Convs in bfloat16, on both layouts: as near to float64 as stock PyG in bfloat16 is."""
+"""Convs in bfloat16 and in float16, on both layouts: as near to float64 as stock PyG in the same dtype is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from workers import Workers
 Pools = Callable[[int], Workers]
 
 F, G, NUM_NODES = 6, 4, 47
-UNIT = 2.0**-8  # half the distance of 1.0 to the next number
 
 CONVS: dict[str, tuple[Callable[[], nn.Module], bool]] = {  # the conv, and whether it takes edge weights
     "sage": (lambda: gnn.SAGEConv(F, G), False),
@@ -30,47 +29,53 @@ CONVS: dict[str, tuple[Callable[[], nn.Module], bool]] = {  # the conv, and whet
 ONLY_HALO = ("gat", "gin")
 
 
-def step(name: str, data: Any, dtype: torch.dtype, is_stock: bool) -> Results:
-    """Output and gradients in ``dtype``, from parameters, features and weights that bfloat16 holds."""
+def step(name: str, data: Any, dtype: torch.dtype, held: torch.dtype, is_stock: bool) -> Results:
+    """Output and gradients in ``dtype``, from parameters, features and weights that ``held`` holds."""
     from pyg_dist import distribute
 
     make, is_weighted = CONVS[name]
     torch.manual_seed(0)
-    conv = make().bfloat16().to(dtype)
+    conv = make().to(held).to(dtype)
     conv = conv if is_stock else distribute(conv)
     leaves = {"x": data.x.detach().clone().to(dtype).requires_grad_()}
     if is_weighted:
         leaves["weight"] = data.edge_weight.detach().clone().to(dtype).requires_grad_()
     out = conv(leaves["x"], data.edge_index, *list(leaves.values())[1:])
     # The same gradient by the output for all: what a loss would round is not on trial.
-    (out * torch.linspace(-1, 1, out.shape[1]).bfloat16().to(dtype)).sum().backward()
+    (out * torch.linspace(-1, 1, out.shape[1]).to(held).to(dtype)).sum().backward()
     return whole({"out": out, **gradients(conv, **leaves)})
 
 
-def compare(layouts: list[dict[str, Any]]) -> None:
+def compare(layouts: list[dict[str, Any]], dtype: torch.dtype) -> None:
     import pyg_dist
 
-    graph = random_graph(NUM_NODES, 310, F, seed=1, dtype=torch.bfloat16)
+    graph = random_graph(NUM_NODES, 310, F, seed=1, dtype=dtype)
+    unit = torch.finfo(dtype).eps / 2
     for layout in layouts:
         data = pyg_dist.DistributedData(graph.clone(), **layout)
         for name in CONVS:
             if layout["layout"] == "grid" and name in ONLY_HALO:
                 continue
-            exact, stock = (step(name, graph, dtype, True) for dtype in (torch.float64, torch.bfloat16))
-            got = step(name, data, torch.bfloat16, False)
+            exact, stock = (step(name, graph, d, dtype, True) for d in (torch.float64, dtype))
+            got = step(name, data, dtype, dtype, False)
             assert got.keys() == stock.keys() == exact.keys()
             for key, want in exact.items():
-                assert (got[key].dtype, got[key].shape) == (torch.bfloat16, want.shape), f"{name}: {key}"
+                assert (got[key].dtype, got[key].shape) == (dtype, want.shape), f"{name}: {key}"
                 errors = [float((found[key].double() - want).abs().max()) for found in (got, stock)]
                 size = float(want.abs().max())
-                assert errors[1] <= 8 * UNIT * size, f"{name}: {key} of stock PyG is no measure, off by {errors[1]:.2e}"
-                bound = 2 * errors[1] + UNIT * size
+                assert errors[1] <= 8 * unit * size, f"{name}: {key} of stock PyG is no measure, off by {errors[1]:.2e}"
+                bound = 2 * errors[1] + unit * size
                 assert errors[0] <= bound, f"{layout} {name}: {key} is off by {errors[0]:.2e}, allowed {bound:.2e}"
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_as_near_to_float64_as_stock(workers: Pools, num_ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("num_ranks", "dtype"),
+    [(1, torch.bfloat16), (2, torch.bfloat16), (3, torch.bfloat16), (2, torch.float16)],
+    ids=str,
+)
+def test_as_near_to_float64_as_stock(workers: Pools, num_ranks: int, dtype: torch.dtype) -> None:
     halo = [
         {"layout": "halo", "partition": uneven_parts(NUM_NODES, num_ranks), "exchange": e} for e in ("hybrid", "post")
     ]
-    workers(num_ranks).run(compare, [*halo, *({"layout": "grid", "mesh": mesh} for mesh in meshes(num_ranks))])
+    grid = [{"layout": "grid", "mesh": mesh} for mesh in meshes(num_ranks)]
+    workers(num_ranks).run(compare, [*halo, *grid], dtype)

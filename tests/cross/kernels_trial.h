@@ -13,10 +13,11 @@
 #include <cstdio>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
-#include "formats/bfloat16.h"
 #include "formats/keyed.h"
+#include "formats/narrow.h"
 #include "formats/packed_rows.h"
 #include "kernels/attention.h"
 #include "kernels/dequantize_csr.h"
@@ -35,14 +36,15 @@ namespace pyg_dist {
 namespace {
 
 template <class T>
-constexpr Element kElement = sizeof(T) == 8   ? Element::f64
-                             : sizeof(T) == 4 ? Element::f32
-                                              : Element::bf16;
+constexpr Element kElement = std::is_same_v<T, double>     ? Element::f64
+                             : std::is_same_v<T, float>    ? Element::f32
+                             : std::is_same_v<T, BFloat16> ? Element::bf16
+                                                           : Element::f16;
 
 template <class T>
 T from_double(double value) {
   if constexpr (sizeof(T) == 2) {
-    return narrow(static_cast<float>(value));
+    return narrow<T>(static_cast<float>(value));
   } else {
     return static_cast<T>(value);
   }
@@ -688,6 +690,7 @@ int64_t try_all(const Device& device) {
     try_width<float>(device, width);
     try_width<double>(device, width);
     try_width<BFloat16>(device, width);
+    try_width<Float16>(device, width);
   }
   for (const AttentionForm form : {AttentionForm::additive, AttentionForm::dynamic, AttentionForm::dot}) {
     for (int64_t width : {1, 7, 8, 64, 129}) {
@@ -695,6 +698,7 @@ int64_t try_all(const Device& device) {
       try_attention<float>(device, form, width, edge_columns);
       try_attention<double>(device, form, width, edge_columns);
       try_attention<BFloat16>(device, form, width, edge_columns);
+      try_attention<Float16>(device, form, width, edge_columns);
     }
   }
   return failures;

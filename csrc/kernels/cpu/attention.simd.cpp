@@ -523,14 +523,7 @@ PYG_DIST_INLINE void for_form(const Attention& p, const F& f) {
         return f.template operator()<T, AttentionForm::dot>();
     }
   };
-  switch (p.element) {
-    case Element::f32:
-      return of_type.template operator()<float>();
-    case Element::f64:
-      return of_type.template operator()<double>();
-    case Element::bf16:
-      return of_type.template operator()<BFloat16>();
-  }
+  return for_element(p.element, of_type);
 }
 
 }  // namespace

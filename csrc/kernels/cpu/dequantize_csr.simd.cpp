@@ -155,14 +155,7 @@ void add_rows(const DequantizeCsr& p, int64_t row_begin, int64_t row_end) {
 }  // namespace
 
 void dequantize_add_rows(const DequantizeCsr& problem, int64_t row_begin, int64_t row_end) {
-  switch (problem.element) {
-    case Element::f32:
-      return add_rows<float>(problem, row_begin, row_end);
-    case Element::f64:
-      return add_rows<double>(problem, row_begin, row_end);
-    case Element::bf16:
-      return add_rows<BFloat16>(problem, row_begin, row_end);
-  }
+  return for_element(problem.element, [&]<class T>() { return add_rows<T>(problem, row_begin, row_end); });
 }
 
 }  // namespace pyg_dist::PYG_DIST_LEVEL

@@ -114,39 +114,18 @@ void grads(const ExtremeCsr& p, int64_t row_begin, int64_t row_end) {
 }  // namespace
 
 void extreme_rows(const ExtremeCsr& problem, int64_t row_begin, int64_t row_end) {
-  switch (problem.element) {
-    case Element::f32:
-      return problem.largest ? extremes<float, true>(problem, row_begin, row_end)
-                             : extremes<float, false>(problem, row_begin, row_end);
-    case Element::f64:
-      return problem.largest ? extremes<double, true>(problem, row_begin, row_end)
-                             : extremes<double, false>(problem, row_begin, row_end);
-    case Element::bf16:
-      return problem.largest ? extremes<BFloat16, true>(problem, row_begin, row_end)
-                             : extremes<BFloat16, false>(problem, row_begin, row_end);
-  }
+  return for_element(problem.element, [&]<class T>() {
+    return problem.largest ? extremes<T, true>(problem, row_begin, row_end)
+                           : extremes<T, false>(problem, row_begin, row_end);
+  });
 }
 
 void extreme_share_rows(const ExtremeCsr& problem, int64_t row_begin, int64_t row_end) {
-  switch (problem.element) {
-    case Element::f32:
-      return shares<float>(problem, row_begin, row_end);
-    case Element::f64:
-      return shares<double>(problem, row_begin, row_end);
-    case Element::bf16:
-      return shares<BFloat16>(problem, row_begin, row_end);
-  }
+  return for_element(problem.element, [&]<class T>() { return shares<T>(problem, row_begin, row_end); });
 }
 
 void extreme_grad_rows(const ExtremeCsr& problem, int64_t row_begin, int64_t row_end) {
-  switch (problem.element) {
-    case Element::f32:
-      return grads<float>(problem, row_begin, row_end);
-    case Element::f64:
-      return grads<double>(problem, row_begin, row_end);
-    case Element::bf16:
-      return grads<BFloat16>(problem, row_begin, row_end);
-  }
+  return for_element(problem.element, [&]<class T>() { return grads<T>(problem, row_begin, row_end); });
 }
 
 }  // namespace pyg_dist::PYG_DIST_LEVEL

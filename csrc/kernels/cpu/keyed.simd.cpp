@@ -32,9 +32,9 @@ PYG_DIST_INLINE Vec<accumulator_t<T>, L> fraction(const uint32_t* words) {
     const auto pairs = load<L>(reinterpret_cast<const uint64_t*>(words));
     return convert<double, L, int64_t>(bit_cast<Vec<int64_t, L>>(pairs >> 11)) * 0x1p-53;
   } else {
-    constexpr int kDropped = sizeof(T) == 4 ? 8 : 24;
-    const auto upper = bit_cast<Vec<int32_t, L>>(load<L>(words) >> kDropped);
-    return convert<float, L, int32_t>(upper) * (sizeof(T) == 4 ? 0x1p-24f : 0x1p-8f);
+    constexpr int kBits = UniformBits<T>::value;
+    const auto upper = bit_cast<Vec<int32_t, L>>(load<L>(words) >> (32 - kBits));
+    return convert<float, L, int32_t>(upper) * (1.0f / (1 << kBits));
   }
 }
 
@@ -54,25 +54,11 @@ void uniform_of_type(const KeyedNumbers& p, int64_t row_begin, int64_t row_end) 
 }  // namespace
 
 void dropout_rows(const KeyedDropout& problem, int64_t row_begin, int64_t row_end) {
-  switch (problem.element) {
-    case Element::f32:
-      return dropout_of_type<float>(problem, row_begin, row_end);
-    case Element::f64:
-      return dropout_of_type<double>(problem, row_begin, row_end);
-    case Element::bf16:
-      return dropout_of_type<BFloat16>(problem, row_begin, row_end);
-  }
+  return for_element(problem.element, [&]<class T>() { return dropout_of_type<T>(problem, row_begin, row_end); });
 }
 
 void uniform_rows(const KeyedNumbers& problem, int64_t row_begin, int64_t row_end) {
-  switch (problem.element) {
-    case Element::f32:
-      return uniform_of_type<float>(problem, row_begin, row_end);
-    case Element::f64:
-      return uniform_of_type<double>(problem, row_begin, row_end);
-    case Element::bf16:
-      return uniform_of_type<BFloat16>(problem, row_begin, row_end);
-  }
+  return for_element(problem.element, [&]<class T>() { return uniform_of_type<T>(problem, row_begin, row_end); });
 }
 
 }  // namespace pyg_dist::PYG_DIST_LEVEL

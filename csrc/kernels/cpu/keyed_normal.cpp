@@ -1,7 +1,7 @@
 #include <type_traits>
 
-#include "formats/bfloat16.h"
 #include "formats/keyed.h"
+#include "formats/narrow.h"
 #include "kernels/cpu/table.h"
 
 namespace pyg_dist {
@@ -9,8 +9,8 @@ namespace {
 
 template <class T>
 T round_to(double value) {
-  if constexpr (std::is_same_v<T, BFloat16>) {
-    return narrow(static_cast<float>(value));
+  if constexpr (kIsNarrow<T>) {
+    return narrow<T>(static_cast<float>(value));
   } else {
     return static_cast<T>(value);
   }
@@ -38,14 +38,7 @@ void rows_of_type(const KeyedNumbers& p, int64_t row_begin, int64_t row_end) {
 }  // namespace
 
 void normal_rows(const KeyedNumbers& p, int64_t row_begin, int64_t row_end) {
-  switch (p.element) {
-    case Element::f32:
-      return rows_of_type<float>(p, row_begin, row_end);
-    case Element::f64:
-      return rows_of_type<double>(p, row_begin, row_end);
-    case Element::bf16:
-      return rows_of_type<BFloat16>(p, row_begin, row_end);
-  }
+  return for_element(p.element, [&]<class T>() { return rows_of_type<T>(p, row_begin, row_end); });
 }
 
 }  // namespace pyg_dist

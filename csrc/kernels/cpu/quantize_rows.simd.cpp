@@ -304,15 +304,7 @@ int64_t quantize_of_type(const QuantizeRows& p, int64_t row_begin, int64_t row_e
 }  // namespace
 
 int64_t quantize_rows(const QuantizeRows& problem, int64_t row_begin, int64_t row_end) {
-  switch (problem.element) {
-    case Element::f32:
-      return quantize_of_type<float>(problem, row_begin, row_end);
-    case Element::f64:
-      return quantize_of_type<double>(problem, row_begin, row_end);
-    case Element::bf16:
-      return quantize_of_type<BFloat16>(problem, row_begin, row_end);
-  }
-  return kAllFinite;
+  return for_element(problem.element, [&]<class T>() { return quantize_of_type<T>(problem, row_begin, row_end); });
 }
 
 }  // namespace pyg_dist::PYG_DIST_LEVEL

@@ -2,7 +2,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "formats/bfloat16.h"
+#include "formats/narrow.h"
 #include "kernels/cpu/table.h"
 
 namespace pyg_dist {
@@ -12,7 +12,7 @@ constexpr int64_t kFlags = 512;  // elements whose flags are bytes, in the first
 
 template <class T>
 accumulator_t<T> number(T value) {
-  if constexpr (std::is_same_v<T, BFloat16>) {
+  if constexpr (kIsNarrow<T>) {
     return widen(value);
   } else {
     return value;
@@ -78,25 +78,11 @@ void backward(const ReluGrad& p, int64_t first, int64_t last) {
 }  // namespace
 
 void relu_elements(const Relu& p, int64_t begin, int64_t end) {
-  switch (p.element) {
-    case Element::f32:
-      return forward<float>(p, begin, end);
-    case Element::f64:
-      return forward<double>(p, begin, end);
-    case Element::bf16:
-      return forward<BFloat16>(p, begin, end);
-  }
+  return for_element(p.element, [&]<class T>() { return forward<T>(p, begin, end); });
 }
 
 void relu_grad_elements(const ReluGrad& p, int64_t begin, int64_t end) {
-  switch (p.element) {
-    case Element::f32:
-      return backward<float>(p, begin, end);
-    case Element::f64:
-      return backward<double>(p, begin, end);
-    case Element::bf16:
-      return backward<BFloat16>(p, begin, end);
-  }
+  return for_element(p.element, [&]<class T>() { return backward<T>(p, begin, end); });
 }
 
 }  // namespace pyg_dist

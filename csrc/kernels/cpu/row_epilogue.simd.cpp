@@ -208,29 +208,12 @@ void backward(const RowEpilogueGrad& g, int64_t group) {
 }  // namespace
 
 void epilogue_rows(const RowEpilogue& problem, int64_t row_begin, int64_t row_end) {
-  switch (problem.element) {
-    case Element::f32:
-      return forward<float>(problem, row_begin, row_end);
-    case Element::f64:
-      return forward<double>(problem, row_begin, row_end);
-    case Element::bf16:
-      return forward<BFloat16>(problem, row_begin, row_end);
-  }
+  return for_element(problem.element, [&]<class T>() { return forward<T>(problem, row_begin, row_end); });
 }
 
 void epilogue_grad_groups(const RowEpilogueGrad& problem, int64_t group_begin, int64_t group_end) {
   for (int64_t group = group_begin; group < group_end; ++group) {
-    switch (problem.forward.element) {
-      case Element::f32:
-        backward<float>(problem, group);
-        break;
-      case Element::f64:
-        backward<double>(problem, group);
-        break;
-      case Element::bf16:
-        backward<BFloat16>(problem, group);
-        break;
-    }
+    for_element(problem.forward.element, [&]<class T>() { backward<T>(problem, group); });
   }
 }
 

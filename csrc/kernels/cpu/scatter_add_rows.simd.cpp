@@ -26,14 +26,7 @@ void places_of_type(const ScatterAddRows& p, int64_t begin, int64_t end) {
 }  // namespace
 
 void scatter_add_places(const ScatterAddRows& problem, int64_t begin, int64_t end) {
-  switch (problem.element) {
-    case Element::f32:
-      return places_of_type<float>(problem, begin, end);
-    case Element::f64:
-      return places_of_type<double>(problem, begin, end);
-    case Element::bf16:
-      return places_of_type<BFloat16>(problem, begin, end);
-  }
+  return for_element(problem.element, [&]<class T>() { return places_of_type<T>(problem, begin, end); });
 }
 
 }  // namespace pyg_dist::PYG_DIST_LEVEL

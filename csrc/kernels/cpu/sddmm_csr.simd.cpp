@@ -76,14 +76,7 @@ void edges_of_type(const SddmmCsr& p, int64_t edge_begin, int64_t edge_end) {
 }  // namespace
 
 void sddmm_edges(const SddmmCsr& problem, int64_t edge_begin, int64_t edge_end) {
-  switch (problem.element) {
-    case Element::f32:
-      return edges_of_type<float>(problem, edge_begin, edge_end);
-    case Element::f64:
-      return edges_of_type<double>(problem, edge_begin, edge_end);
-    case Element::bf16:
-      return edges_of_type<BFloat16>(problem, edge_begin, edge_end);
-  }
+  return for_element(problem.element, [&]<class T>() { return edges_of_type<T>(problem, edge_begin, edge_end); });
 }
 
 }  // namespace pyg_dist::PYG_DIST_LEVEL

@@ -118,15 +118,10 @@ void rows_of_types(const SpmmCsr& p, int64_t row_begin, int64_t row_end) {
 }  // namespace
 
 void spmm_rows(const SpmmCsr& problem, int64_t row_begin, int64_t row_end) {
-  switch (problem.x_element) {
-    case Element::f32:
-      return rows_of_types<float, float>(problem, row_begin, row_end);
-    case Element::f64:
-      return rows_of_types<double, double>(problem, row_begin, row_end);
-    case Element::bf16:
-      return problem.out_element == Element::bf16 ? rows_of_types<BFloat16, BFloat16>(problem, row_begin, row_end)
-                                                  : rows_of_types<BFloat16, float>(problem, row_begin, row_end);
-  }
+  return for_element(problem.x_element, [&]<class X>() {
+    return problem.out_element == problem.x_element ? rows_of_types<X, X>(problem, row_begin, row_end)
+                                                    : rows_of_types<X, accumulator_t<X>>(problem, row_begin, row_end);
+  });
 }
 
 }  // namespace pyg_dist::PYG_DIST_LEVEL

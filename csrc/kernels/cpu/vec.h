@@ -1,7 +1,7 @@
 // Short vectors of any power-of-two length, by the vector extension of GCC and Clang; only for .simd.cpp files.
 //
 // Vec<A, L> is L lanes of A (L = 1: A itself); `+`, `*` and `vector * scalar` are the compiler's own. load<L>(p) widens
-// bfloat16 to float, store(p, v) rounds to nearest even. No alignment is asked for.
+// 16 bits to float, store(p, v) rounds to nearest even. No alignment is asked for.
 #pragma once
 
 #include <cstddef>
@@ -74,13 +74,50 @@ PYG_DIST_INLINE Vec<To, L> convert(Vec<From, L> v) {
   }
 }
 
-template <int L>
-PYG_DIST_INLINE Vec<float, L> widen(Vec<uint16_t, L> bf16) {
-  return bit_cast<Vec<float, L>>(convert<uint32_t, L, uint16_t>(bf16) << 16);
+// T's 16 bits to float and back: formats/narrow.h.
+template <class T, int L>
+PYG_DIST_INLINE Vec<float, L> widen(Vec<uint16_t, L> narrow_bits) {
+  if constexpr (std::is_same_v<T, Float16>) {
+#if defined(__F16C__)
+    if constexpr (L == 8) return bit_cast<Vec<float, L>>(_mm256_cvtph_ps(bit_cast<__m128i>(narrow_bits)));
+#endif
+#if defined(__AVX512F__)
+    if constexpr (L == 16) return bit_cast<Vec<float, L>>(_mm512_cvtph_ps(bit_cast<__m256i>(narrow_bits)));
+#endif
+    const Vec<uint32_t, L> bits = convert<uint32_t, L, uint16_t>(narrow_bits), rest = bits & 0x7fffu;
+    const auto small = bit_cast<Vec<uint32_t, L>>(convert<float, L, uint32_t>(rest) * 0x1p-24f);
+    const Vec<uint32_t, L> quiet = rest > 0x7c00u ? Vec<uint32_t, L>{} + 0x400000u : Vec<uint32_t, L>{};
+    const Vec<uint32_t, L> special = 0x7f800000u | rest << 13 | quiet, whole = (rest << 13) + (112u << 23);
+    const Vec<uint32_t, L> magnitude = rest >= 0x7c00u ? special : rest < 0x400u ? small : whole;
+    return bit_cast<Vec<float, L>>((bits & 0x8000u) << 16 | magnitude);
+  } else {
+    return bit_cast<Vec<float, L>>(convert<uint32_t, L, uint16_t>(narrow_bits) << 16);
+  }
 }
 
 template <int L>
+PYG_DIST_INLINE Vec<uint16_t, L> narrow_to_float16(Vec<float, L> v) {
+#if defined(__F16C__)
+  if constexpr (L == 8)
+    return bit_cast<Vec<uint16_t, L>>(_mm256_cvtps_ph(bit_cast<__m256>(v), _MM_FROUND_TO_NEAREST_INT));
+#endif
+#if defined(__AVX512F__)
+  if constexpr (L == 16) {
+    return bit_cast<Vec<uint16_t, L>>(_mm512_cvtps_ph(bit_cast<__m512>(v), _MM_FROUND_TO_NEAREST_INT));
+  }
+#endif
+  const auto bits = bit_cast<Vec<uint32_t, L>>(v);
+  const Vec<uint32_t, L> rest = bits & 0x7fffffffu;
+  const auto small = bit_cast<Vec<uint32_t, L>>(bit_cast<Vec<float, L>>(rest) + 0.5f) - 0x3f000000u;
+  const Vec<uint32_t, L> whole = ((rest + 0xfffu + (rest >> 13 & 1u)) >> 13) - (112u << 10);
+  const Vec<uint32_t, L> infinity = Vec<uint32_t, L>{} + 0x7c00u, nan = 0x7e00u | (rest >> 13 & 0x3ffu);
+  const Vec<uint32_t, L> finite = rest < 0x38800000u ? small : rest >= 0x477ff000u ? infinity : whole;
+  return convert<uint16_t, L, uint32_t>((bits >> 16 & 0x8000u) | (rest > 0x7f800000u ? nan : finite));
+}
+
+template <class T, int L>
 PYG_DIST_INLINE Vec<uint16_t, L> narrow(Vec<float, L> v) {
+  if constexpr (std::is_same_v<T, Float16>) return narrow_to_float16<L>(v);
   const auto bits = bit_cast<Vec<uint32_t, L>>(v);
   // Ties go to even: 0x7fff, plus one if the lowest kept bit is odd. That carry must not turn a NaN into infinity.
   const Vec<uint32_t, L> rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
@@ -90,10 +127,10 @@ PYG_DIST_INLINE Vec<uint16_t, L> narrow(Vec<float, L> v) {
 
 template <int L, class T>
 PYG_DIST_INLINE Vec<accumulator_t<T>, L> load(const T* p) {
-  if constexpr (sizeof(T) == sizeof(BFloat16)) {
+  if constexpr (kIsNarrow<T>) {
     Vec<uint16_t, L> bits;
     __builtin_memcpy(&bits, p, sizeof(bits));
-    return widen<L>(bits);
+    return widen<T, L>(bits);
   } else {
     Vec<T, L> v;
     __builtin_memcpy(&v, p, sizeof(v));
@@ -103,8 +140,8 @@ PYG_DIST_INLINE Vec<accumulator_t<T>, L> load(const T* p) {
 
 template <int L, class T>
 PYG_DIST_INLINE void store(T* p, Vec<accumulator_t<T>, L> v) {
-  if constexpr (sizeof(T) == sizeof(BFloat16)) {
-    const Vec<uint16_t, L> bits = narrow<L>(v);
+  if constexpr (kIsNarrow<T>) {
+    const Vec<uint16_t, L> bits = narrow<T, L>(v);
     __builtin_memcpy(p, &bits, sizeof(bits));
   } else {
     __builtin_memcpy(p, &v, sizeof(v));

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "formats/bfloat16.h"
+#include "formats/narrow.h"
 #include "kernels/cpu/table.h"
 #include "kernels/row_chunks.h"
 #include "ops/cpu/device.h"
@@ -77,8 +77,8 @@ void copy_row(void* out, int64_t row, const accumulator_t<T>* sums, int64_t widt
   if (out == nullptr) return;
   T* to = static_cast<T*>(out) + row * width;
   for (int64_t c = 0; c < width; ++c) {
-    if constexpr (std::is_same_v<T, BFloat16>) {
-      to[c] = narrow(sums[c]);
+    if constexpr (kIsNarrow<T>) {
+      to[c] = narrow<T>(sums[c]);
     } else {
       to[c] = sums[c];
     }
@@ -203,32 +203,20 @@ void by_source_of_type(const AttentionGrad& problem) {
   for_row_chunks<accumulator_t<T>>(problem, chunk_work(p), pass);
 }
 
-template <class Run>
-void for_type(Element element, const Run& run) {
-  switch (element) {
-    case Element::f32:
-      return run.template operator()<float>();
-    case Element::f64:
-      return run.template operator()<double>();
-    case Element::bf16:
-      return run.template operator()<BFloat16>();
-  }
-}
-
 }  // namespace
 
 void attention(const AttentionForward& problem) {
-  for_type(problem.attention.element, [&]<class T>() {
+  for_element(problem.attention.element, [&]<class T>() {
     for_row_chunks<accumulator_t<T>>(problem, chunk_work(problem.attention), ForwardPass<T>(problem));
   });
 }
 
 void attention_by_target(const AttentionGrad& problem) {
-  for_type(problem.attention.element, [&]<class T>() { by_target_of_type<T>(problem); });
+  for_element(problem.attention.element, [&]<class T>() { by_target_of_type<T>(problem); });
 }
 
 void attention_by_source(const AttentionGrad& problem) {
-  for_type(problem.attention.element, [&]<class T>() { by_source_of_type<T>(problem); });
+  for_element(problem.attention.element, [&]<class T>() { by_source_of_type<T>(problem); });
 }
 
 }  // namespace pyg_dist::cpu

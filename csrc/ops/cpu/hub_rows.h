@@ -8,7 +8,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "formats/bfloat16.h"
+#include "formats/narrow.h"
 #include "kernels/cpu/table.h"
 #include "kernels/row_chunks.h"
 #include "ops/cpu/parallel.h"
@@ -77,8 +77,8 @@ void write_hub(const accumulator_t<T>* sums, int64_t num_columns, accumulator_t<
   using A = accumulator_t<T>;
   for (int64_t c = 0; c < num_columns; ++c) {
     const A sum = divide ? sums[c] / scale : scale * sums[c];  // not 0 + sum, which loses the sign of -0.0
-    if constexpr (std::is_same_v<T, BFloat16>) {
-      out[c] = narrow(accumulate ? widen(out[c]) + sum : sum);
+    if constexpr (kIsNarrow<T>) {
+      out[c] = narrow<T>(accumulate ? widen(out[c]) + sum : sum);
     } else {
       out[c] = accumulate ? out[c] + sum : sum;
     }

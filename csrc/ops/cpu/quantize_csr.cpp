@@ -129,14 +129,7 @@ void quantize_csr(const QuantizeCsr& problem) {
 }
 
 void dequantize_csr_add(const DequantizeCsr& problem) {
-  switch (problem.element) {
-    case Element::f32:
-      return dequantize<float>(problem);
-    case Element::f64:
-      return dequantize<double>(problem);
-    case Element::bf16:
-      return dequantize<BFloat16>(problem);
-  }
+  return for_element(problem.element, [&]<class T>() { return dequantize<T>(problem); });
 }
 
 }  // namespace pyg_dist::cpu

@@ -89,8 +89,8 @@ template <class T>
 void copy_divided(const T* from, int64_t count, const accumulator_t<T>* divisor, T* to) {
   if (divisor == nullptr) {
     std::copy_n(from, count, to);
-  } else if constexpr (std::is_same_v<T, BFloat16>) {
-    for (int64_t c = 0; c < count; ++c) to[c] = narrow(widen(from[c]) / *divisor);
+  } else if constexpr (kIsNarrow<T>) {
+    for (int64_t c = 0; c < count; ++c) to[c] = narrow<T>(widen(from[c]) / *divisor);
   } else {
     for (int64_t c = 0; c < count; ++c) to[c] = from[c] / *divisor;
   }
@@ -136,14 +136,7 @@ SpmmForm spmm_csr_guess(int64_t num_rows, int64_t num_edges, const Tensor& x) {
 }
 
 void spmm_csr(const SpmmCsr& problem, const Tensor& x, SpmmForm form) {
-  switch (problem.x_element) {
-    case Element::f32:
-      return run<float>(problem, x, form);
-    case Element::f64:
-      return run<double>(problem, x, form);
-    case Element::bf16:
-      return run<BFloat16>(problem, x, form);
-  }
+  return for_element(problem.x_element, [&]<class T>() { return run<T>(problem, x, form); });
 }
 
 }  // namespace pyg_dist::cpu

@@ -211,9 +211,8 @@ class _Select(LocalFunction):
 
 def select(x: Tensor, index: Tensor) -> Tensor:
     """``x.index_select(0, index)`` of any shape."""
-    is_large = (
-        x.dim() == 2 and _is_large(x, x.numel()) and x.dtype != torch.bfloat16
-    )  # whose sums torch rounds each time
+    # Of 16 bits, torch rounds sums each time.
+    is_large = x.dim() == 2 and _is_large(x, x.numel()) and x.dtype.itemsize > 2
     if is_large and x.is_contiguous() and index.dtype == torch.int64:
         return _Select.apply(x.as_subclass(Tensor), index)  # type: ignore[no-any-return, no-untyped-call]
     return x.index_select(0, index)

@@ -127,9 +127,9 @@ def _added(halo: HaloTransfer, x: Tensor, num_rows: int) -> Pending[Tensor]:
 
 def _require_dtype(x: Tensor) -> None:
     # Before any message leaves: an error between start and land would leave the others' messages without receiver.
-    if x.dim() != 2 or not ops.are_known(x):
+    if x.dim() != 2 or x.dtype not in ops.FLOATS:
         raise UnsupportedError(
-            f"Expected features [N, F] in float32, float64 or bfloat16 (got {x.dim()} dimensions, {x.dtype}): "
+            f"Expected features [N, F] in float32, float64, bfloat16 or float16 (got {x.dim()} dimensions, {x.dtype}): "
             f"cast and reshape them, x.float().flatten(1)"
         )
 
@@ -138,7 +138,7 @@ def aggregate(x: Tensor, operator: LinearOperator) -> Tensor:
     """Multiply local rows by a constant distributed matrix; exact, differentiable by x, collective both ways.
 
     Shapes:
-        - x: ``[n, F]`` (float32, float64 or bfloat16)
+        - x: ``[n, F]`` (float32, float64, bfloat16 or float16)
         - output: ``[n, F]``
     """
     _require_dtype(x)

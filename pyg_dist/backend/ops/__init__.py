@@ -6,7 +6,7 @@ transposes and exchanges, which stand in the modules that use them. Every op has
 and FakeTensor see instead of the kernels.
 
 Legend: N rows, M source rows, E edges, F columns, R selected rows. The *sum dtype* of float64 is float64; of float32
-and bfloat16, float32.
+and those of 16 bits, float32.
 """
 
 from pyg_dist.backend.ops.attention import AttentionInputs as AttentionInputs
@@ -15,7 +15,6 @@ from pyg_dist.backend.ops.attention import attention_csr as attention_csr
 from pyg_dist.backend.ops.attention import attention_csr_by_source as attention_csr_by_source
 from pyg_dist.backend.ops.attention import attention_csr_by_target as attention_csr_by_target
 from pyg_dist.backend.ops.call import FLOATS as FLOATS
-from pyg_dist.backend.ops.call import are_known as are_known
 from pyg_dist.backend.ops.call import sum_dtype as sum_dtype
 from pyg_dist.backend.ops.keyed import keyed_dropout as keyed_dropout
 from pyg_dist.backend.ops.keyed import keyed_normal as keyed_normal

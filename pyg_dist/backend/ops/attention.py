@@ -74,7 +74,7 @@ def attention_csr(
 
     Shapes:
         - rowptr: ``[N + 1]`` int64, col: ``[E]`` int32, edge: ``[E]`` int32, places among S stored edges
-        - value: ``[M, H, C]`` or ``[M, H C]``, float32, float64 or bfloat16; the next four in the same dtype
+        - value: ``[M, H, C]`` or ``[M, H C]``, float32, float64, bfloat16 or float16; the next four in the same dtype
         - key: ``[M, H]`` (additive), ``[M, H, C]`` (dot); query: ``[N, H]`` or none for zeros (additive), else
           ``[N, H, C]``
         - edge_attr: ``[S, D]`` or none; edge_weight: with it, ``[N, H, D]`` or ``[1, H, D]``; dynamic: ``[D, H C]``

@@ -14,13 +14,8 @@ from pyg_dist.errors import DataError, UnsupportedError
 
 native = torch.ops.pyg_dist
 
-FLOATS = (torch.float32, torch.float64, torch.bfloat16)
-"""The dtypes of rows that the kernels know; on a GPU there is float16, too: :func:`are_known`."""
-
-
-def are_known(rows: Tensor) -> bool:
-    """Whether the kernels know rows of this dtype where these lie."""
-    return rows.dtype in FLOATS or (rows.dtype == torch.float16 and not rows.is_cpu)
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+"""The dtypes of rows that the kernels know."""
 
 
 def call(op: Any, *args: Any) -> Any:

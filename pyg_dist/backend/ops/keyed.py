@@ -22,7 +22,7 @@ def keyed_dropout(x: Tensor, key: Tensor, p: float, seed: int, column_offset: in
     What is dropped is multiplied by zero, as in torch: a NaN or an infinity becomes NaN.
 
     Shapes:
-        - x: ``[N, ...]`` float32, float64 or bfloat16; copied unless contiguous
+        - x: ``[N, ...]`` float32, float64, bfloat16 or float16; copied unless contiguous
         - key: ``[N]`` int64, for instance global node ids
         - output: as x
 
@@ -47,7 +47,8 @@ def keyed_uniform(
 ) -> Tensor:
     """Uniform numbers in [0, 1), a function of (seed, key of the row, column) alone, as in :func:`keyed_dropout`.
 
-    They are multiples of 2^-24 (float32), 2^-53 (float64) or 2^-8 (bfloat16); bfloat16 is float32 rounded down.
+    They are multiples of 2^-24 (float32), 2^-53 (float64), 2^-8 (bfloat16) or 2^-11 (float16); those of 16 bits are
+    float32's rounded down.
 
     Shapes:
         - key: ``[N]`` int64
@@ -71,7 +72,7 @@ def keyed_normal(
 
     Shapes:
         - key: ``[N]`` int64
-        - output: ``[N, num_columns]`` of ``dtype`` (float32, float64 or bfloat16)
+        - output: ``[N, num_columns]`` of ``dtype`` (float32, float64, bfloat16 or float16)
 
     Raises:
         DataError: a shape, dtype or value does not fit.

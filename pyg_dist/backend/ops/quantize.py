@@ -45,7 +45,7 @@ def quantize_csr(
 
     Shapes:
         - rowptr: ``[R + 1]`` int64, col: ``[E]`` int32
-        - x: ``[M, F]`` float32, float64 or bfloat16; copied unless its rows are contiguous
+        - x: ``[M, F]`` float32, float64, bfloat16 or float16; copied unless its rows are contiguous
         - weight: ``[E]``, col_scale: ``[M]``, in the sum dtype of x (or its dtype)
         - key: ``[R]`` int64
         - out: as the output, contiguous, overwritten
@@ -122,7 +122,7 @@ def dequantize_csr_add(
     Exact up to rounding; sums are kept in float32 (also where ``out`` is float64) and do not depend on the threads.
 
     Shapes:
-        - out: ``[N, F]`` float32, float64 or bfloat16; its rows may be apart
+        - out: ``[N, F]`` float32, float64, bfloat16 or float16; its rows may be apart
         - rowptr: ``[N + 1]`` int64, col: ``[E]`` int32
         - packed: uint8 ``[M, packed_row_bytes(F, bits)]``
         - weight: ``[E]``, row_scale: ``[N]``, in the sum dtype of ``out`` (or its dtype)

@@ -366,12 +366,12 @@ def dequantize_csr_add(
 def keyed_uniform(
     key: Tensor, num_columns: int, seed: int, column_offset: int = 0, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """The upper 24 (float32), 53 (float64) or 8 (bfloat16) bits of the element's words as a fraction."""
+    """The upper 24 (float32), 53 (float64), 8 (bfloat16) or 11 (float16) bits of the element's words as a fraction."""
     if dtype == torch.float64:
         low, high = _words(key, num_columns, seed, column_offset, _UNIFORM, 2)
         return torch.from_numpy(((high << _SHIFT | low) >> np.uint64(11)) * 2.0**-53)
     (words,) = _words(key, num_columns, seed, column_offset, _UNIFORM, 1)
-    bits = 24 if dtype == torch.float32 else 8
+    bits = {torch.float32: 24, torch.bfloat16: 8, torch.float16: 11}[dtype]
     return torch.from_numpy((words >> np.uint64(32 - bits)) * 2.0**-bits).to(dtype)
 
 

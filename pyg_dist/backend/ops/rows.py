@@ -44,7 +44,7 @@ def scatter_add_rows(out: Tensor, index: Tensor, rows: Tensor) -> Tensor:
     Repeated indices always add up in the same order, for any number of threads; bfloat16 rounds after each addition.
 
     Shapes:
-        - out: ``[N, ...]`` float32, float64 or bfloat16; it may be rows of a larger tensor
+        - out: ``[N, ...]`` float32, float64, bfloat16 or float16; it may be rows of a larger tensor
         - index: ``[R]`` int64, repetitions allowed
         - rows: ``[R, ...]``, dtype of ``out``
 
@@ -61,7 +61,7 @@ def relu(x: Tensor, keeps_mask: bool) -> tuple[Tensor, Tensor]:
     """Zero where x is negative, else x (a NaN and -0.0 included, as in torch), and for the backward where x passes.
 
     Shapes:
-        - x: any shape, contiguous; float32, float64 or bfloat16
+        - x: any shape, contiguous; float32, float64, bfloat16 or float16
         - output: as x, and ``[ceil(x.numel() / 8)]`` uint8, whose bits, lowest first, are one where x is positive or
           NaN (empty without ``keeps_mask``)
 
@@ -76,7 +76,7 @@ def relu_grad(grad: Tensor, passed: Tensor) -> Tensor:
     """``grad`` where ``passed``, zero elsewhere: the derivative of :func:`relu`, which is its own.
 
     Shapes:
-        - grad: any shape, float32, float64 or bfloat16; copied unless contiguous
+        - grad: any shape, float32, float64, bfloat16 or float16; copied unless contiguous
         - passed: ``[ceil(grad.numel() / 8)]`` uint8, of :func:`relu`
         - output: as grad
 
@@ -111,7 +111,7 @@ def row_epilogue(
     Exact up to rounding; the mask is :func:`keyed_dropout`'s. :func:`row_epilogue_grad` is the derivative.
 
     Shapes:
-        - x: ``[N, F]`` float32, float64 or bfloat16; copied unless contiguous
+        - x: ``[N, F]`` float32, float64, bfloat16 or float16; copied unless contiguous
         - weight, bias: ``[F]`` in the dtype of x or in its sum dtype, or ``None`` for ones and zeros
         - key: ``[N]`` int64, or ``None``: nothing is dropped, and all is multiplied by ``1 / (1 - p)``
         - output: y ``[N, F]``; the rows' means ``[N]`` (empty unless ``norm="layer"``) and one over their deviations

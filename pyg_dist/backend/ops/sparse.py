@@ -73,7 +73,7 @@ def spmm_csr(
 
     Shapes:
         - rowptr: ``[N + 1]`` int64, col: ``[E]`` int32
-        - x: ``[M, F]`` or ``[M]``, float32, float64 or bfloat16; copied unless its rows are contiguous
+        - x: ``[M, F]`` or ``[M]``, float32, float64, bfloat16 or float16; copied unless its rows are contiguous
         - weight: ``[E]``, row_scale: ``[N]``, col_scale: ``[M]``, in the sum dtype of x (or its dtype)
         - out: as the output; its rows may be apart (a slice of a larger tensor)
         - output: ``[N, F]``, or ``[N]`` if x is ``[M]``
@@ -110,7 +110,7 @@ def sddmm_csr(rowptr: Tensor, col: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
     Shapes:
         - rowptr: ``[N + 1]`` int64, col: ``[E]`` int32
-        - a: ``[N, F]`` or ``[N]``, b: ``[M, F]`` or ``[M]``; float32, float64 or bfloat16, the same for both
+        - a: ``[N, F]`` or ``[N]``, b: ``[M, F]`` or ``[M]``; float32, float64, bfloat16 or float16, the same for both
         - output: ``[E]`` in the sum dtype
 
     Raises:
@@ -131,7 +131,7 @@ def extreme_csr(rowptr: Tensor, col: Tensor, x: Tensor, reduce: Literal["max", "
 
     Shapes:
         - rowptr: ``[N + 1]`` int64, col: ``[E]`` int32
-        - x: ``[M, F]`` float32, float64 or bfloat16
+        - x: ``[M, F]`` float32, float64, bfloat16 or float16
         - output: ``[N, F]``
 
     Raises:

@@ -51,7 +51,7 @@ def extreme(x: Tensor, csr: CSR, reduce: Literal["max", "min"]) -> Tensor:
     (:func:`~pyg_dist.backend.ops.extreme_csr_shares`).
 
     Shapes:
-        - x: ``[csr.num_cols, F]`` (float32, float64 or bfloat16)
+        - x: ``[csr.num_cols, F]`` (float32, float64, bfloat16 or float16)
         - output: ``[csr.num_rows, F]``, zero for rows without edges
     """
     return _Extreme.apply(x, csr, reduce)  # type: ignore[no-any-return, no-untyped-call]

@@ -568,8 +568,6 @@ def _constant(weight: RowTensor | None, dtype: torch.dtype) -> Tensor | None:
 
 def _halo(flat: Tensor, transfer: HaloTransfer) -> Tensor:
     """Halo slots (collective). Shapes: ``[n, F] -> [h, F]``."""
-    if flat.dtype == torch.float16 and not ops.are_known(flat):
-        return _halo(flat.float(), transfer).half()
     if flat.dtype.is_floating_point:
         return halo_rows(flat, transfer)
     outgoing = transfer.outgoing.pattern

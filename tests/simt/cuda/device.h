@@ -17,6 +17,7 @@
 
 #include "cuda/queue.h"
 #include "fibers.h"
+#include "formats/narrow.h"
 
 #define PYG_DIST_DEVICE inline __attribute__((always_inline))
 #define PYG_DIST_UNROLL
@@ -67,6 +68,9 @@ inline Lanes ballot(Lanes lanes, bool is_true, Where where = Where::current()) {
 }
 
 inline int count_bits(Lanes lanes) { return __builtin_popcount(lanes); }
+
+inline float half_to_float(uint16_t bits) { return widen(Float16{bits}); }
+inline uint16_t float_to_half(float value) { return narrow<Float16>(value).bits; }
 
 template <class T, int N>
 struct alignas(sizeof(T) * N) Pack {
