@@ -74,6 +74,11 @@ PYG_DIST_INLINE Vec<To, L> convert(Vec<From, L> v) {
   }
 }
 
+// Of conversions that take a mask: those without one start from an undefined register, of which GCC 12 warns.
+#if defined(__AVX512F__)
+constexpr __mmask16 kAllLanes = 0xffff;
+#endif
+
 // T's 16 bits to float and back: formats/narrow.h.
 template <class T, int L>
 PYG_DIST_INLINE Vec<float, L> widen(Vec<uint16_t, L> narrow_bits) {
@@ -82,7 +87,8 @@ PYG_DIST_INLINE Vec<float, L> widen(Vec<uint16_t, L> narrow_bits) {
     if constexpr (L == 8) return bit_cast<Vec<float, L>>(_mm256_cvtph_ps(bit_cast<__m128i>(narrow_bits)));
 #endif
 #if defined(__AVX512F__)
-    if constexpr (L == 16) return bit_cast<Vec<float, L>>(_mm512_cvtph_ps(bit_cast<__m256i>(narrow_bits)));
+    if constexpr (L == 16)
+      return bit_cast<Vec<float, L>>(_mm512_maskz_cvtph_ps(kAllLanes, bit_cast<__m256i>(narrow_bits)));
 #endif
     const Vec<uint32_t, L> bits = convert<uint32_t, L, uint16_t>(narrow_bits), rest = bits & 0x7fffu;
     const auto small = bit_cast<Vec<uint32_t, L>>(convert<float, L, uint32_t>(rest) * 0x1p-24f);
@@ -103,7 +109,7 @@ PYG_DIST_INLINE Vec<uint16_t, L> narrow_to_float16(Vec<float, L> v) {
 #endif
 #if defined(__AVX512F__)
   if constexpr (L == 16) {
-    return bit_cast<Vec<uint16_t, L>>(_mm512_cvtps_ph(bit_cast<__m512>(v), _MM_FROUND_TO_NEAREST_INT));
+    return bit_cast<Vec<uint16_t, L>>(_mm512_maskz_cvtps_ph(kAllLanes, bit_cast<__m512>(v), _MM_FROUND_TO_NEAREST_INT));
   }
 #endif
   const auto bits = bit_cast<Vec<uint32_t, L>>(v);
