@@ -24,10 +24,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import gpu_measure
 import machine
 import power_law
 import torch
 import torch.nn.functional as F
+from gpu_measure import Log, Place
 from measure import Epoch, Measurement, Schedule, Variant, interleaved
 from torch import Tensor
 from torch_geometric.nn import GCNConv, SAGEConv
@@ -196,7 +198,15 @@ def main() -> None:
     )
     parser.add_argument("--retakes", type=int, default=10, help="repeat a turn at most so often")
     parser.add_argument("--output", type=Path, help="the JSON file (default: benchmarks/results/epoch-GRAPH.json)")
+    parser.add_argument(
+        "--device", choices=["cpu", "cuda"], default="cpu", help="cuda: gpu_epoch.py, on its own graphs"
+    )
     args = parser.parse_args()
+    if args.device == "cuda":
+        import gpu_epoch  # which takes its models from here
+
+        gpu_epoch.run(Place.of("cuda"), Log(args.output or gpu_measure.RESULTS, "epoch"))
+        return
 
     if hasattr(os, "sched_setaffinity"):  # all variants on the same cores; processes inherit this
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:NUM_CORES])

@@ -28,9 +28,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import gpu_measure
+import gpu_spmm
 import machine
 import power_law
 import torch
+from gpu_measure import Log, Place
 from torch_geometric.utils import scatter
 from tqdm import tqdm
 
@@ -162,7 +165,11 @@ def main() -> None:
     parser.add_argument(
         "--output", type=Path, help="the JSON file (default: benchmarks/results/spmm-GRAPH-PROCESSOR.json)"
     )
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda: gpu_spmm.py, on its own graphs")
     args = parser.parse_args()
+    if args.device == "cuda":
+        gpu_spmm.run(Place.of("cuda"), Log(args.output or gpu_measure.RESULTS, "spmm"))
+        return
 
     warnings.filterwarnings("ignore", message="Sparse")
     description = machine.describe()
