@@ -51,6 +51,9 @@ class Simulated {
   void row_epilogue(const RowEpilogue& p) const { gpu::row_epilogue(p, queue()); }
   void row_epilogue_grad(const RowEpilogueGrad& p) const { gpu::row_epilogue_grad(p, queue()); }
   void transpose_csr(const TransposeCsr& p) const { gpu::transpose_csr(p, check_, queue()); }
+  BadRestriction restrict_csr(const RestrictCsr& p, const MakeEntries& make_entries) const {
+    return gpu::restrict_csr(p, make_entries, queue());
+  }
   void quantize_csr(const QuantizeCsr& p) const { gpu::quantize_csr(p, queue()); }
   void dequantize_csr_add(const DequantizeCsr& p) const { gpu::dequantize_csr_add(p, queue()); }
 

@@ -1,5 +1,7 @@
 """Takes one barrier or one bound after the other out of the kernels for GPUs: `make mutants`.
 
+Arguments, if any, name the files of ``csrc/cuda`` whose mutants are tried.
+
 Each mutant must fail ``tests/simt/kernels_trial.cpp`` under AddressSanitizer; those that pass are printed. A barrier
 with a comment beside it stays: the comment says why no order of turns shows that it is needed.
 """
@@ -18,13 +20,14 @@ ROOT = Path(__file__).parents[2]
 FLAGS = "-std=c++20 -O1 -g -fsanitize=address -fno-sanitize-recover=all -Itests/simt -Itests".split()
 MUTATIONS = {
     r"(?m)^ *(block|warp)_sync\(.*\);$": "",  # a barrier
-    r">= ((p|this)[.\->\w]*num_\w+)\) return": r"> \1) return",  # rows, edges, chunks
+    r">= ([\w.\->]*num_\w+)\) return": r"> \1) return",  # rows, edges, chunks, heads
+    r"\bb < count\b": "b <= count",  # edges of a batch
     r"(if \(\w+) < ((\w+\.)?count)\b": r"\1 <= \2",  # items
     r"\bat < p\.row_bytes": "at <= p.row_bytes",
     r"row < (next|end)\b": r"row <= \1",
     r"return at\(u\) < end;": "return at(u) <= end;",  # columns
 }
-COMPILED_FOR = {".cuh": "spmm_csr.cu"}
+COMPILED_FOR = {"row_reduction.cuh": "spmm_csr.cu", "scan.cuh": "sort.cu", "attention.cuh": "attention.cu"}
 """What shows a mutant of a header."""
 
 
@@ -36,7 +39,7 @@ def compile_(source: Path, to: Path, *first: str) -> Path:
 
 def mutants() -> Iterator[tuple[Path, int, str]]:
     """File, line and text."""
-    for path in [*sorted((ROOT / "csrc/cuda").glob("*.cu")), ROOT / "csrc/cuda/row_reduction.cuh"]:
+    for path in [*sorted((ROOT / "csrc/cuda").glob("*.cu")), *(ROOT / "csrc/cuda" / name for name in COMPILED_FOR)]:
         text = path.read_text()
         for pattern, replacement in MUTATIONS.items():
             for match in re.finditer(pattern, text):
@@ -58,7 +61,7 @@ def main() -> None:
             (own / "cuda").mkdir(parents=True, exist_ok=True)
             written = own / "cuda" / path.name
             written.write_text(changed)
-            source = ROOT / "csrc/cuda" / COMPILED_FOR[path.suffix] if path.suffix in COMPILED_FOR else written
+            source = ROOT / "csrc/cuda" / COMPILED_FOR[path.name] if path.name in COMPILED_FOR else written
             replaced = ROOT / "csrc/cuda" / source.name
             made = compile_(source, own / "mutant.o", f"-I{own}")
             linked = [made, *(compiled for of, compiled in objects.items() if of != replaced)]
@@ -69,7 +72,8 @@ def main() -> None:
             print(f"{shown}: {'passes' if result.returncode == 0 else 'fails'}", flush=True)
             return shown if result.returncode == 0 else None
 
-        survivors = [shown for shown in pool.map(survives, list(mutants())) if shown]
+        tried = [mutant for mutant in mutants() if not sys.argv[1:] or mutant[0].name in sys.argv[1:]]
+        survivors = [shown for shown in pool.map(survives, tried) if shown]
     if survivors:
         sys.exit(f"mutants: expected every one to fail the trial, these passed: {', '.join(survivors)}")
 
