@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.ops.memory import release_free_memory
+from pyg_dist.backend.ops.memory import release_after, release_free_memory
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import StoreError
 from pyg_dist.plan.halo.block_sizes import BlockNumbers, block_sizes
+from pyg_dist.plan.halo.one_way import Ends, OneWay
 from pyg_dist.plan.halo.placement import merged_parts
 from pyg_dist.plan.halo.plan import Plan, hash_of_digests, pairs_of
-from pyg_dist.plan.halo.remote_edges import Candidates, Exchange, RemoteEdges
+from pyg_dist.plan.halo.remote_edges import Exchange
 from pyg_dist.plan.halo.share import HaloShare, LocalEdges, share_of
 from pyg_dist.plan.halo.sizes import ShareSizes
 from pyg_dist.plan.halo.vertex_cover import Cover
@@ -71,19 +72,23 @@ def stored_share(store: HaloStore, rank: int, ranks: Tensor, exchange: Exchange)
     """
     parts, num_ranks = store.parts_of(rank, ranks), int(ranks.max()) + 1
     load = torch.zeros(num_ranks, dtype=torch.int64).index_add_(0, ranks, store.edges_between.sum(0))
-    cross = store.cross(rank, ranks)
-    release_free_memory()  # of what sorting has left
-    rows, sums = (Candidates(ends.sender, ends.receiver, ends.node) for ends in (cross.rows, cross.sums))
-    remote = RemoteEdges(num_ranks, cross.edge_id, cross.row, cross.sum, rows, sums, load)
-    left, right = cross.rows.is_sent, cross.sums.is_sent
-    hybrid = remote.cover("hybrid") if left is None or right is None else Cover(left, right)
-    del cross
-    release_free_memory()  # of what matching has left
+    node_id = store.node_id(parts)
+
+    def cross(leaves: bool) -> tuple[OneWay, Cover]:
+        found = store.cross(rank, ranks, leaves)
+        rows, sums = (Ends(ends.node, ends.counts) for ends in (found.rows, found.sums))
+        edges = OneWay(rank, leaves, found.edge_id, found.row, found.sum, rows, sums)
+        left, right = found.rows.is_sent, found.sums.is_sent
+        hybrid = edges.cover("hybrid", load) if left is None or right is None else Cover(left, right)
+        release_after(edges.row.numel())  # of what matching has left
+        return edges, hybrid
+
     share = share_of(
-        rank, store.manifest.num_nodes, store.manifest.num_edges, store.node_id(parts),
-        lambda: LocalEdges(*store.inside(parts)), remote, exchange, hybrid,
+        rank, num_ranks, store.manifest.num_nodes, store.manifest.num_edges, node_id,
+        store.on_boundary(rank, ranks, node_id), lambda: LocalEdges(*store.inside(parts)),
+        lambda: cross(False), lambda: cross(True), exchange,
     )  # fmt: skip
-    del remote, rows, sums, left, right, hybrid
+    del node_id
     release_free_memory()
     if num_ranks == store.num_parts:
         sizes, between = block_sizes(block_numbers(store), exchange)

@@ -27,35 +27,32 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Ends:
-    """Distinct ends of a rank's edges that cross, those that it receives first, by other rank and node.
+    """Distinct ends of edges between a rank and others.
 
     Attributes:
-        sender, receiver: ranks, int32 ``[k]``.
-        node: global ids, int64 ``[k]``.
+        node: global ids, by other rank and ascending for each, int64 ``[k]``.
+        counts: by other rank, ``[P]``.
         is_sent: what the stored exchange sends a row of, or a sum for, bool ``[k]``; None: parts are merged, and
             theirs is another one.
     """
 
-    sender: Tensor
-    receiver: Tensor
     node: Tensor
+    counts: tuple[int, ...]
     is_sent: Tensor | None
 
 
 @dataclass(frozen=True)
 class CrossEdges:
-    """Edges that end on a rank, then those that begin there; not those that do both.
-
-    By ascending ``sum``, in input order for each.
+    """Edges between a rank and all others in one direction, by ascending ``sum``, in input order for each.
 
     Attributes:
-        edge_id: global ids, int64 ``[m]``.
+        edge_id: global ids, int64 ``[m]``; None of edges that leave, whose values lie elsewhere.
         row, sum: which of ``rows`` is each edge's source, and of ``sums`` its target, int32 ``[m]``.
         rows: the distinct sources.
         sums: the distinct targets.
     """
 
-    edge_id: Tensor
+    edge_id: Tensor | None
     row: Tensor
     sum: Tensor
     rows: Ends
@@ -100,29 +97,33 @@ class HaloStore(ShardReader):
         """
         specs = [self.file(f"{kind}-{part:05d}").spec(name) for part in parts]
         shape = (sum(spec.num_rows for spec in specs), *specs[0].shape[1:])
-        out = as_torch(np.empty(shape, storage_dtype(specs[0].dtype)), specs[0].dtype)
-        for part, spec, where in zip(parts, specs, place, strict=True):
+        out = np.empty(shape, storage_dtype(specs[0].dtype))
+        for part, where in zip(parts, place, strict=True):
             file, hasher, low = self.file(f"{kind}-{part:05d}"), xxhash.xxh3_128(), 0
             for piece in file.pieces(name, num_bytes=PIECE_BYTES):
                 hasher.update(piece.reshape(-1).view(np.uint8).data)
                 high = low + len(piece)
-                out[where[low:high]] = as_torch(np.array(piece), spec.dtype)
+                out[where[low:high].numpy()] = piece
                 low = high
             expected = self.manifest.shards[f"{kind}-{part:05d}"].digests[name]
             require_digest(file.path, name, str(hasher.hexdigest()), expected)
-        return out
+        return as_torch(out, specs[0].dtype)
 
     def block(self, sender: int, receiver: int) -> dict[str, Array]:
         """The edges from one part into another: views of the mapped files, which :meth:`release` lets go of."""
-        spans = self._spans(sender, receiver)
-        views = {
-            name: self.file(f"{kind}-{receiver:05d}").rows(name, low, high) for name, (kind, low, high) in spans.items()
-        }
+        views = self._views(sender, receiver)
         digests = (xxhash.xxh3_128(views[name].view(np.uint8).data).digest() for name in BLOCK_COLUMNS)
         expected = self.manifest.shards[f"edges-{receiver:05d}"].blocks["digest"][sender]
         path = self.file(f"edges-{receiver:05d}").path
         require_digest(path, f"edges from part {sender}", block_digest(digests), expected)
         return views
+
+    def _views(self, sender: int, receiver: int) -> dict[str, Array]:
+        """The same, not checked."""
+        spans = self._spans(sender, receiver)
+        return {
+            name: self.file(f"{kind}-{receiver:05d}").rows(name, low, high) for name, (kind, low, high) in spans.items()
+        }
 
     def check_blocks(self, receiver: int) -> None:
         """Check all edges into a part, block by block, and the numbers that the manifest has of them.
@@ -145,7 +146,7 @@ class HaloStore(ShardReader):
                 for name, number in found.items():
                     self._require_number(name, shard.blocks[name][sender], number, receiver)
             del block
-            self.release(sender, receiver)
+            self.release(receiver)
         self._require_number("boundary", shard.blocks["boundary"][0], int(on_boundary.sum()), receiver)
 
     def _require_number(self, name: str, expected: int, found: int, receiver: int) -> None:
@@ -155,10 +156,10 @@ class HaloStore(ShardReader):
                 f"the store again"
             )
 
-    def release(self, sender: int, receiver: int) -> None:
-        """Let go of a block's pages."""
-        for name, (kind, low, high) in self._spans(sender, receiver).items():
-            self.file(f"{kind}-{receiver:05d}").release(name, low, high)
+    def release(self, receiver: int) -> None:
+        """Let go of the pages of the edges into a part."""
+        for kind in ("edges", "halo"):
+            self.file(f"{kind}-{receiver:05d}").release()
 
     def _spans(self, sender: int, receiver: int) -> dict[str, tuple[str, int, int]]:
         """The file and the rows of each column of a block."""
@@ -215,89 +216,133 @@ class HaloStore(ShardReader):
             raise StoreError(f"Expected a part for rank {rank} in {self.path} (got {self.num_parts} parts): use fewer")
         return parts
 
-    def cross(self, rank: int, rank_of_part: Tensor) -> CrossEdges:
-        """The edges between the parts of ``rank`` and those of other ranks.
+    def on_boundary(self, rank: int, rank_of_part: Tensor, node_id: Tensor) -> Tensor:
+        """Which nodes of a rank have a source on another, bool ``[n]``. :meth:`cross` checks what is read here.
 
         Args:
             rank: the rank.
             rank_of_part: int64 ``[P]``.
+            node_id: its nodes, ascending.
+        """
+        found, parts = torch.zeros(node_id.numel(), dtype=torch.bool), self.parts_of(rank, rank_of_part)
+        for receiver in parts:
+            for sender in range(self.num_parts):
+                if sender not in parts:
+                    place = torch.searchsorted(node_id, torch.from_numpy(self._list(sender, receiver, "sum_id")))
+                    found[place.clamp_(max=node_id.numel() - 1)] = True  # of a damaged file, whatever it says
+            self.release(receiver)
+        return found
+
+    def cross(self, rank: int, rank_of_part: Tensor, leaves: bool) -> CrossEdges:
+        """The edges from the parts of ``rank`` into those of other ranks, or from those into them.
+
+        Args:
+            rank: the rank.
+            rank_of_part: int64 ``[P]``.
+            leaves: whether they begin on ``rank``.
 
         Raises:
             StoreError: Something that is needed is missing or damaged.
         """
         num_ranks = int(rank_of_part.max()) + 1
         parts = [self.parts_of(other, rank_of_part) for other in range(num_ranks)]
-        others = [other for other in range(num_ranks) if other != rank]
-        pairs = [(other, rank) for other in others] + [(rank, other) for other in others]
-        between = {(p, q): int(self.edges_between[parts[p]][:, parts[q]].sum()) for p, q in pairs}
-        edge_id = torch.empty(sum(between.values()), dtype=torch.int64)
-        ends = torch.empty(2, edge_id.numel(), dtype=torch.int32)
-        kinds: list[list[Ends]] = [[], []]
-        low, first = 0, [0, 0]
-        for (sender, receiver), count in between.items():
-            if count == 0:
-                continue
-            found = self._between(parts[sender], parts[receiver])
-            edge_id[low : low + count] = found.edge_id
-            for number, kind in enumerate((found.rows, found.sums)):
-                end = torch.full((kind.node.numel(),), sender, dtype=torch.int32)
-                kinds[number].append(Ends(end, torch.full_like(end, receiver), kind.node, kind.is_sent))
-                torch.add((found.row, found.sum)[number], first[number], out=ends[number, low : low + count])
-                first[number] += end.numel()
+        pairs = [(rank, other) if leaves else (other, rank) for other in range(num_ranks)]
+
+        def total(numbers: Tensor, sender: int, receiver: int) -> int:
+            return 0 if sender == receiver else int(numbers[parts[sender]][:, parts[receiver]].sum())
+
+        counts = [total(self.edges_between, *pair) for pair in pairs]
+        edge_id = None if leaves else np.empty(sum(counts), np.int64)
+        ends = np.empty((2, sum(counts)), np.int32)
+        kinds = [_EndsSoFar.of(sum(total(most, *pair) for pair in pairs)) for most in (self._rows, self._sums)]
+        low = 0
+        for (sender, receiver), count in zip(pairs, counts, strict=True):
+            here = slice(low, low + count)
+            found = self._between(parts[sender], parts[receiver], edge_id, ends, here) if count else (_NONE, _NONE)
+            for kind, numbers, (node, is_sent) in zip(kinds, ends, found, strict=True):
+                numbers[here] += kind.size
+                kind.add(node, is_sent)
             low += count
             del found
             release_after(count)
-        return CrossEdges(edge_id, ends[0], ends[1], *map(_joined, kinds))
+        is_merged = num_ranks < self.num_parts
+        return CrossEdges(
+            None if edge_id is None else torch.from_numpy(edge_id),
+            torch.from_numpy(ends[0]),
+            torch.from_numpy(ends[1]),
+            *(kind.whole(is_merged) for kind in kinds),
+        )
 
-    def _between(self, senders: Sequence[int], receivers: Sequence[int]) -> CrossEdges:
-        """The edges from parts of one rank into parts of another; ranks are left to the caller."""
+    def _between(
+        self, senders: Sequence[int], receivers: Sequence[int], edge_id: Array | None, ends: Array, here: slice
+    ) -> tuple[_Found, _Found]:
+        """Put the edges from parts of one rank into parts of another down; returns their distinct ends.
+
+        Args:
+            senders: parts of the one.
+            receivers: parts of the other.
+            edge_id: for the global ids of all edges.
+            ends: for the numbers of their ends, int32 ``[2, m]``.
+            here: the places of these edges.
+        """
         pairs = [(p, q) for p in senders for q in receivers if int(self.edges_between[p, q])]
         rows, row_of = self._distinct(pairs, "row_id")
         sums, sum_of = self._distinct(pairs, "sum_id")
-        is_merged = len(senders) > 1 or len(receivers) > 1
-        is_sent = [None if is_merged else np.zeros(len(ids), np.bool_) for ids in (rows, sums)]
+        sent = [np.zeros(len(ids), np.bool_) for ids in (rows, sums)]
 
         def columns(p: int, block: dict[str, Array], q: int) -> dict[str, Array]:
             row, total = row_of[p, q][_index(block["source"])], sum_of[p, q][_index(block["target"])]
-            for sent, number, is_carried in zip(
-                is_sent, (row, total), (block["is_post"], ~block["is_post"]), strict=True
+            for is_sent, number, is_carried in zip(
+                sent, (row, total), (block["is_post"], ~block["is_post"]), strict=True
             ):
-                if sent is not None:
-                    sent[number[is_carried]] = True
+                is_sent[number[is_carried]] = True
             return {"row": row, "sum": total}
 
-        found = [
-            self._merged([p for p, other in pairs if other == q], q, partial(columns, q=q))
-            for q in receivers
-            if any(other == q for _, other in pairs)
-        ]
-        edge_id, row, total = (
-            torch.from_numpy(np.concatenate([one[name] for one in found])) for name in ("edge_id", "row", "sum")
-        )
-        del found
-        start, row, order = ops.csr_from_edges(total, row, None, len(sums), len(rows))
-        if order is not None:
-            edge_id = edge_id[order]
-            total = torch.repeat_interleave(torch.arange(len(sums), dtype=torch.int32), start.diff())
-        none = torch.empty(0, dtype=torch.int32)
-        return CrossEdges(
-            edge_id,
-            row,
-            total,
-            *(
-                Ends(none, none, torch.from_numpy(node), None if sent is None else torch.from_numpy(sent))
-                for node, sent in zip((rows, sums), is_sent, strict=True)
-            ),
-        )
+        # All edges of a target end in one part: once it is known how many each has, a part at a time is put down.
+        start = np.zeros(len(sums) + 1, np.int64)
+        for p, q in pairs:
+            number = _index(self.block(p, q)["target"])
+            start[1:][sum_of[p, q]] += np.bincount(number, minlength=len(sum_of[p, q]))
+        np.cumsum(start, out=start)
+        ends[1, here] = np.repeat(np.arange(len(sums), dtype=np.int32), np.diff(start))
+        for q in receivers:
+            of_part = [p for p, other in pairs if other == q]
+            if not of_part:
+                continue
+            found = self._merged(of_part, q, partial(columns, q=q))
+            rowptr, row, order = (
+                None if one is None else one.numpy()
+                for one in ops.csr_from_edges(
+                    torch.from_numpy(found["sum"]), torch.from_numpy(found["row"]), None, len(sums), len(rows)
+                )
+            )
+            assert rowptr is not None
+            place = np.repeat(start[:-1] - rowptr[:-1] + here.start, np.diff(rowptr))
+            place += np.arange(len(place))
+            ends[0, place] = row
+            if edge_id is not None:
+                edge_id[place] = found["edge_id"] if order is None else found["edge_id"][order]
+        return (rows, sent[0]), (sums, sent[1])
 
     def _distinct(self, pairs: Sequence[tuple[int, int]], name: str) -> tuple[Array, dict[tuple[int, int], Array]]:
         """The distinct ids in a list of some blocks, ascending; and the number of each entry of each list, int32."""
-        lists = [self._list(p, q, name) for p, q in pairs]
-        if len(lists) == 1:
-            return lists[0], {pairs[0]: np.arange(len(lists[0]), dtype=np.int32)}
-        distinct, number = np.unique(np.concatenate(lists), return_inverse=True)
-        bounds = np.cumsum([len(ids) for ids in lists])[:-1]
-        return distinct, dict(zip(pairs, np.split(number.astype(np.int32), bounds), strict=True))
+        end = 0 if name == "row_id" else 1  # the lists of different parts have nothing in common
+        distinct, numbers, low = [], dict[tuple[int, int], Array](), 0
+        for part in sorted({pair[end] for pair in pairs}):
+            own = [pair for pair in pairs if pair[end] == part]
+            lists = [self._list(p, q, name) for p, q in own]
+            ids, number = (lists[0], np.arange(len(lists[0]))) if len(lists) == 1 else _union(lists)
+            bounds = np.cumsum([len(one) for one in lists])[:-1]
+            numbers |= zip(own, np.split((number + low).astype(np.int32), bounds), strict=True)
+            distinct.append(ids)
+            low += len(ids)
+        if len(distinct) == 1:
+            return distinct[0], numbers
+        whole = np.concatenate(distinct)
+        order = np.argsort(whole, kind="stable")
+        place = np.empty(len(order), np.int32)
+        place[order] = np.arange(len(order), dtype=np.int32)
+        return whole[order], {pair: place[number] for pair, number in numbers.items()}
 
     def _list(self, sender: int, receiver: int, name: str) -> Array:
         """``row_id`` or ``sum_id`` of a block, a copy that :meth:`block` has yet to check."""
@@ -314,7 +359,7 @@ class HaloStore(ShardReader):
             block = self.block(sender, receiver)
             found.append({"edge_id": block["edge_id"].copy()} | columns(sender, block))
             del block
-            self.release(sender, receiver)
+            self.release(receiver)
         if len(found) == 1:
             return found[0]
         whole = {name: np.concatenate([one.pop(name) for one in found]) for name in list(found[0])}
@@ -322,14 +367,41 @@ class HaloStore(ShardReader):
         return {name: column[order] for name, column in whole.items()}
 
 
-def _joined(ends: Sequence[Ends]) -> Ends:
-    """One after another."""
-    if not ends:
-        none = torch.empty(0, dtype=torch.int32)
-        return Ends(none, none, none.long(), none.bool())
-    sent = [one.is_sent for one in ends if one.is_sent is not None]
-    sender, receiver, node = (torch.cat([getattr(e, name) for e in ends]) for name in ("sender", "receiver", "node"))
-    return Ends(sender, receiver, node, torch.cat(sent) if len(sent) == len(ends) else None)
+_Found = tuple[Array, Array]
+"""Distinct ids, ascending, and whether the stored exchange sends something for each."""
+_NONE: _Found = (np.empty(0, np.int64), np.empty(0, np.bool_))
+
+
+@dataclass
+class _EndsSoFar:
+    """Ends of one rank's edges after another's."""
+
+    node: Array
+    is_sent: Array
+    counts: list[int]
+
+    @staticmethod
+    def of(most: int) -> _EndsSoFar:
+        return _EndsSoFar(np.empty(most, np.int64), np.empty(most, np.bool_), [])
+
+    @property
+    def size(self) -> int:
+        return sum(self.counts)
+
+    def add(self, node: Array, is_sent: Array) -> None:
+        here = slice(self.size, self.size + len(node))
+        self.node[here], self.is_sent[here] = node, is_sent
+        self.counts.append(len(node))
+
+    def whole(self, is_merged: bool) -> Ends:
+        node, is_sent = torch.from_numpy(self.node[: self.size]), torch.from_numpy(self.is_sent[: self.size])
+        return Ends(node, tuple(self.counts), None if is_merged else is_sent)
+
+
+def _union(lists: Sequence[Array]) -> tuple[Array, Array]:
+    """The distinct ids in some lists, ascending, and the number of each entry."""
+    found: tuple[Array, Array] = np.unique(np.concatenate(lists), return_inverse=True)
+    return found
 
 
 def _num_distinct(ids: Array, bound: int) -> int:

@@ -19,9 +19,6 @@ Array = np.ndarray[Any, Any]
 _PIECE_BYTES = 1 << 24
 """What is read at a time where a tensor is walked through: pages that were read are let go before the next ones."""
 
-_WINDOW_BYTES = max(1 << 16, mmap.PAGESIZE)
-"""Linux maps the pages around one that is read, within such a window, if they are in memory (fault_around_bytes)."""
-
 
 class TensorFile:
     """A safetensors file, mapped read-only.
@@ -95,7 +92,7 @@ class TensorFile:
         for begin in range(low, high, step):
             end = min(begin + step, high)
             yield self.rows(name, begin, end)
-            self.release(name, begin, end)
+            self.release()
 
     def tensor(self, name: str, low: int = 0, high: int | None = None) -> Tensor:
         """The same rows as a tensor of their own, which can be written to."""
@@ -121,16 +118,11 @@ class TensorFile:
             )
         return self.tensors[name]
 
-    def release(self, name: str, low: int = 0, high: int | None = None) -> None:
-        """Let go of the pages of these rows, and of those mapped with them; they are read again when they are used."""
-        spec = self.spec(name)
-        high = spec.num_rows if high is None else high
-        first = (self._start[name] + low * spec.row_bytes) // _WINDOW_BYTES * _WINDOW_BYTES
-        last = -(-(self._start[name] + high * spec.row_bytes) // _WINDOW_BYTES) * _WINDOW_BYTES
-        self._map.madvise(mmap.MADV_DONTNEED, first, min(last, len(self._map)) - first)
+    def release(self) -> None:
+        """Let go of all pages; they are read again when they are used.
 
-    def release_all(self) -> None:
-        """Let go of all pages."""
+        Of the whole file: the system maps pages around those that are read, on either side.
+        """
         self._map.madvise(mmap.MADV_DONTNEED)
 
     def digest(self, name: str) -> str:

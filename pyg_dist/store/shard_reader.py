@@ -64,7 +64,7 @@ class ShardReader:
     def close(self) -> None:
         """Let go of all pages."""
         for file in self._files.values():
-            file.release_all()
+            file.release()
         self._files.clear()
 
     def check(self, key: str, name: str) -> None:

@@ -15,6 +15,7 @@ from pyg_dist.backend import ops
 from pyg_dist.backend.ops import reference
 from pyg_dist.backend.sparse import form_trial
 from pyg_dist.backend.sparse.csr import CSR
+from pyg_dist.backend.sparse.edge_product import edge_product
 from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.errors import DataError
 
@@ -70,6 +71,29 @@ def test_values_are_found_in_their_storage() -> None:
         torch.testing.assert_close(piece.multiply(torch.eye(4)), dense[:, 2:6])
     large = CSR.from_edges(row, col, torch.arange(40) + 2**33, 7, 9)
     assert large.transposed.edge.sort().values.tolist() == [2**33 + k for k in range(40)]
+
+
+def test_values_in_order_from_a_place_on() -> None:
+    """The same as with the places listed: values, those of some rows, and the transpose's."""
+    row, col = entries((40, 7, 9))
+    listed, storage = CSR.from_edges(row.sort().values, col, torch.arange(3, 43), 7, 9), torch.randn(50)
+    ranged = CSR(listed.rowptr, listed.col, None, 9, first=3)
+    some = torch.tensor([4, 0, 39])
+    assert torch.equal(ranged.edge, listed.edge)
+    assert torch.equal(ranged.places(some), some + 3)
+    for one, other in (
+        (ranged, listed),
+        (ranged.rows(2, 5), listed.rows(2, 5)),
+        (ranged.transposed, listed.transposed),
+    ):
+        assert torch.equal(one.values(storage), other.values(storage))
+    x, found = torch.randn(9, 4), []
+    for pattern in (ranged, listed):
+        weight = storage.clone().requires_grad_()
+        edge_product(weight, x, pattern).square().sum().backward()
+        found.append(weight.grad)
+    assert found[0].count_nonzero() == 40
+    assert torch.equal(*found)
 
 
 def test_an_undirected_graph_and_its_transpose_share_memory() -> None:

@@ -19,6 +19,7 @@ from pyg_dist.backend.ops.row_format import SUM_KEY
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.partition import partition
 from pyg_dist.plan import HaloShare, halo_share
+from pyg_dist.plan.halo.one_way import OneWay
 from pyg_dist.plan.halo.remote_edges import EXCHANGES, Exchange, RemoteEdges
 from pyg_dist.plan.halo.transfer import UNIT
 
@@ -160,6 +161,30 @@ def test_the_rank_with_fewer_edges_multiplies(exchange: Exchange) -> None:
         assert sum(share.sums.recv_counts) == 2
         is_pre = share.sums.weights_to_send.numel() == 4
         assert is_pre == ((kind if exchange == "hybrid" else exchange) == "pre")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_one_direction_has_the_same_cover(seed: int) -> None:
+    """What a rank finds from the edges that arrive, or from those that leave, is what all pairs together have."""
+    graph = random_graph(60, 240, seed=seed)
+    parts = torch.randint(0, 4, (60,), generator=torch.Generator().manual_seed(seed))
+    whole = RemoteEdges.of(graph.edge_index, parts, 4)
+    cover, both = whole.cover("hybrid"), [0, 0]
+    for rank in range(4):
+        remote = RemoteEdges.of(graph.edge_index, parts, 4, rank)
+        for edges in OneWay.both(remote, rank):
+            found = edges.cover("hybrid", remote.load)
+            for kind, ends, chosen, expected in (
+                (whole.rows, edges.rows, found.left, cover.left), (whole.sums, edges.sums, found.right, cover.right)
+            ):  # fmt: skip
+                mine = (kind.sender if edges.leaves else kind.receiver) == rank
+                peer = (kind.receiver if edges.leaves else kind.sender)[mine]
+                order = peer.argsort(stable=True)
+                assert torch.equal(ends.node, kind.node[mine][order])
+                assert torch.equal(ends.of_peers(torch.arange(4)), peer[order].long())
+                assert torch.equal(chosen, expected[mine][order])
+                both[int(edges.leaves)] += int(chosen.sum())
+    assert both[0] == both[1] == int(cover.left.sum() + cover.right.sum()) > 0
 
 
 @pytest.mark.parametrize(("name", "ratio"), [("soc_slashdot0902", 0.70), ("amazon_computers", 0.47), ("pubmed", 0.80)])

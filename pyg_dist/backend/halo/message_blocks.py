@@ -92,7 +92,7 @@ class MessageBlocks:
         target = torch.repeat_interleave(degree, output_size=last - first)
         device = self.csr.device
         if self.csr.place is None:
-            place = torch.arange(first, last, device=device)
+            place = torch.arange(self.csr.first + first, self.csr.first + last, device=device)
         else:
             place = on_device(self.csr.place, device)[first:last].long()
         return Block(low, high, self.csr.col[first:last].long(), target, place)

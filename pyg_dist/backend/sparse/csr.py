@@ -25,10 +25,11 @@ class CSR:
         rowptr: int64 ``[num_rows + 1]``.
         col: int32 ``[num_entries]``.
         place: where each value lies in the caller's edge storage, int32 or int64 ``[num_entries]``, on the host; None:
-            values lie in the order of the entries.
+            values lie in the order of the entries, from ``first`` on.
         num_cols: number of columns.
         is_identity: whether it was made as one.
         host: the same on the host; None: this is it.
+        first: where the first value lies, if ``place`` is None.
     """
 
     rowptr: Tensor
@@ -37,6 +38,7 @@ class CSR:
     num_cols: int
     is_identity: bool = False
     host: CSR | None = field(default=None, repr=False, compare=False)
+    first: int = 0
 
     @property
     def device(self) -> torch.device:
@@ -55,15 +57,20 @@ class CSR:
 
     def values(self, storage: Tensor) -> Tensor:
         """Each entry's value, ``[num_entries]``; of storage in the order of the entries a view."""
-        return storage[: self.num_entries] if self.place is None else storage[on_device(self.place, storage.device)]
+        if self.place is None:
+            return storage[self.first : self.first + self.num_entries]
+        return storage[on_device(self.place, storage.device)]
 
     def places(self, entry: Tensor) -> Tensor:
         """Where the values of some entries lie in the caller's edge storage, integers like ``entry``."""
-        return entry if self.place is None else on_device(self.place, entry.device)[entry]
+        if self.place is None:
+            return entry + self.first if self.first else entry
+        return on_device(self.place, entry.device)[entry]
 
     def _entries(self) -> Tensor:
-        is_small = self.num_entries <= _INT32_MAX
-        return torch.arange(self.num_entries, dtype=torch.int32 if is_small else torch.int64, device=self.col.device)
+        last = self.first + self.num_entries
+        dtype = torch.int32 if last <= _INT32_MAX else torch.int64
+        return torch.arange(self.first, last, dtype=dtype, device=self.col.device)
 
     @property
     def num_rows(self) -> int:
@@ -126,7 +133,7 @@ class CSR:
         if self.host is not None:
             turned = self.host.transposed
             if turned.rowptr is self.host.rowptr:
-                return replace(self, place=turned.place, num_cols=turned.num_cols, host=turned)
+                return replace(self, place=turned.place, num_cols=turned.num_cols, host=turned, first=turned.first)
             return turned.to(self.device)
         rowptr, col, entry = ops.transpose_csr(self.rowptr, self.col, self.num_cols)
         if torch.equal(rowptr, self.rowptr) and torch.equal(col, self.col):

@@ -40,7 +40,11 @@ class _EdgeDot(LocalFunction):
         dots = ops.sddmm_csr(csr.rowptr, csr.col, a.contiguous(), b.contiguous())
         if csr.place is None and num_edges == dots.numel():
             return dots
-        return dots.new_zeros(num_edges).index_copy_(0, csr.edge.long(), dots)
+        whole = dots.new_zeros(num_edges)
+        if csr.place is None:
+            whole[csr.first : csr.first + dots.numel()] = dots
+            return whole
+        return whole.index_copy_(0, csr.edge.long(), dots)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:

@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend import ops
+from pyg_dist.plan.halo.one_way import OneWay
 from pyg_dist.plan.halo.remote_edges import EXCHANGES, Candidates, RemoteEdges
 from pyg_dist.plan.halo.share import HaloShare
-from pyg_dist.plan.halo.transfer import Places, no_transfer, transfer
+from pyg_dist.plan.halo.transfer import Places, no_transfer, receive_lists, send_lists, transfer
+from pyg_dist.plan.halo.vertex_cover import Cover
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,20 +173,31 @@ def restricted(share: HaloShare, links: RemoteLinks, node_id: Tensor) -> Restric
         return Restriction(alone, row, local_edge, none, none.view(2, 0))
 
     remote, halo_id = links.between(node_id)
-    own_id, own_row = _at(node_id, position), torch.empty_like(order).scatter_(0, order, torch.arange(num_local))
-    places = Places.of(rank, own_id, own_row, num_inner, remote, local.num_entries)
-    edge = torch.cat([local_edge, places.stored(remote.edge[: places.arriving.edges])])
+    own_id, own_row = _at(node_id, position), torch.empty(num_local, dtype=torch.int32)
+    own_row.scatter_(0, order, torch.arange(num_local, dtype=torch.int32))
+
+    def local_id(node: Tensor) -> Tensor:
+        return _at(own_row, torch.searchsorted(own_id, node, out_int32=True))
+
+    here, (arriving, leaving) = remote.arriving(rank), OneWay.both(remote, rank)
+    assert arriving.edge is not None
+    places = Places.of(arriving, local_id, num_local, num_inner, local.num_entries)
+    edge = torch.cat([local_edge, places.stored(arriving.edge)])
 
     covers = {kind: remote.cover(kind) for kind in kinds}
-    post = transfer(remote, covers["post"], places)
+    lists = {
+        kind: transfer(
+            receive_lists(arriving, Cover(cover.left[: here.rows], cover.right[: here.sums]), places),
+            send_lists(leaving, Cover(cover.left[here.rows :], cover.right[here.sums :]), local_id, num_local),
+        )
+        for kind, cover in covers.items()
+    }
     cover = covers[share.exchange]
-    sums = post if share.exchange == "post" else transfer(remote, cover, places)
-    here = places.arriving
     borrowed = here.edges + (~cover.left[remote.row[here.edges :]]).nonzero().view(-1)
     result = share_of(
         edge_id=_at(share.edge_id, edge),
-        post=post,
-        sums=sums,
+        post=lists["post"],
+        sums=lists[share.exchange],
         halo_id=halo_id[: here.rows],
         rows_sent={
             kind: int(cover.left[here.rows :].sum() + cover.right[here.sums :].sum()) for kind, cover in covers.items()

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from pyg_dist.backend.ops.memory import release_after
 from pyg_dist.backend.sparse.csr import CSR
+from pyg_dist.plan.halo.one_way import OneWay
 from pyg_dist.plan.halo.remote_edges import EXCHANGES, Exchange, RemoteEdges
-from pyg_dist.plan.halo.transfer import Places, Transfer, transfer
+from pyg_dist.plan.halo.transfer import Places, Transfer, receive_lists, send_lists, transfer
 from pyg_dist.plan.halo.vertex_cover import Cover
 
 
@@ -98,11 +99,20 @@ def halo_share(
     is_local = (parts[target] == rank) & (parts[source] == rank)
     local_edge = is_local.nonzero().view(-1)
     remote = RemoteEdges.of(edge_index, parts, num_ranks, rank)
+    hybrid, here = remote.cover("hybrid"), remote.arriving(rank)
+    arriving, leaving = OneWay.both(remote, rank)
+    on_boundary = torch.zeros(ascending.numel(), dtype=torch.bool)
+    on_boundary[torch.searchsorted(ascending, arriving.sums.node)] = True
 
     def inside() -> LocalEdges:
         return LocalEdges(local_edge, *torch.searchsorted(ascending, edge_index[:, local_edge], out_int32=True))
 
-    return share_of(rank, num_nodes, num_edges, ascending, inside, remote, exchange, remote.cover("hybrid"), node_id)
+    return share_of(
+        rank, num_ranks, num_nodes, num_edges, ascending, on_boundary, inside,
+        lambda: (arriving, Cover(hybrid.left[: here.rows], hybrid.right[: here.sums])),
+        lambda: (leaving, Cover(hybrid.left[here.rows :], hybrid.right[here.sums :])),
+        exchange, node_id,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -119,34 +129,41 @@ class LocalEdges:
     target: Tensor
 
 
+CoveredEdges = tuple[OneWay, Cover]
+"""Edges in one direction, and the cover of ``"hybrid"``."""
+
+
 def share_of(
     rank: int,
+    num_ranks: int,
     num_nodes: int,
     num_edges: int,
     ascending: Tensor,
+    on_boundary: Tensor,
     inside: Callable[[], LocalEdges],
-    remote: RemoteEdges,
+    arriving: Callable[[], CoveredEdges],
+    leaving: Callable[[], CoveredEdges],
     exchange: Exchange,
-    hybrid: Cover,
     node_id: Tensor | None = None,
 ) -> HaloShare:
     """The share of ``rank`` from the edges that touch its nodes alone. Not collective, O(k log k) time in these.
 
+    What is asked for is not kept: of a graph that is read from disk, a third of the edges are in memory at a time.
+
     Args:
         rank: whose share.
+        num_ranks: number of ranks.
         num_nodes: nodes of the whole graph.
         num_edges: edges of the whole graph.
         ascending: the rank's nodes, in ascending order of their global ids.
-        inside: gives the edges within the rank, which are not kept.
-        remote: those that begin or end there.
+        on_boundary: which of them have a source elsewhere, bool.
+        inside: gives the edges within the rank; is asked first.
+        arriving: those that end there, with their ids; is asked next.
+        leaving: those that begin there.
         exchange: what to send for sums.
-        hybrid: the cover of ``"hybrid"``.
         node_id: see :func:`halo_share`.
     """
     num_local = ascending.numel()
-    arriving = remote.arriving(rank)
-    on_boundary = torch.zeros(num_local, dtype=torch.bool)
-    on_boundary[torch.searchsorted(ascending, remote.sums.node[: arriving.sums])] = True
     if node_id is None:
         order = torch.cat([(~on_boundary).nonzero().view(-1), on_boundary.nonzero().view(-1)])
         node_id = ascending[order]
@@ -155,36 +172,52 @@ def share_of(
     row_of = torch.empty(num_local, dtype=torch.int32).scatter_(0, order, torch.arange(num_local, dtype=torch.int32))
     boundary = on_boundary[order].nonzero()
     num_inner = int(boundary[0]) if boundary.numel() else num_local
-    del on_boundary, order, boundary
+    del order, boundary
 
+    def local_id(node: Tensor) -> Tensor:
+        return row_of.index_select(0, torch.searchsorted(ascending, node, out_int32=True))
+
+    kinds: tuple[Exchange, ...] = ("post",) if exchange == "post" else ("post", exchange)
     local, local_edge = _laid_out(inside, row_of)
     release_after(local.num_entries)
-    places = Places.of(rank, ascending, row_of, num_inner, remote, local.num_entries)
-    edge_id = torch.cat([local_edge, places.stored(remote.edge[: arriving.edges])])
+    edges, hybrid = arriving()
+    assert edges.edge is not None
+    places = Places.of(edges, local_id, num_local, num_inner, local.num_entries)
+    edge_id = torch.empty(local.num_entries + edges.edge.numel(), dtype=torch.int64)
+    edge_id[: local.num_entries] = local_edge
+    places.stored(edges.edge, out=edge_id[local.num_entries :])
     del local_edge
+    edges = replace(edges, edge=None)
     release_after(edge_id.numel())
-    covers = {kind: hybrid if kind == "hybrid" else remote.cover(kind) for kind in EXCHANGES}
-    post = transfer(remote, covers["post"], places)
+    received = {kind: receive_lists(edges, _cover(edges, hybrid, kind), places) for kind in kinds}
+    halo_id = edges.rows.node.clone()
+    del edges, hybrid, places
     release_after(edge_id.numel())
-    sums = post if exchange == "post" else transfer(remote, covers[exchange], places)
+    edges, hybrid = leaving()
+    sent = {kind: send_lists(edges, _cover(edges, hybrid, kind), local_id, num_local) for kind in kinds}
+    lists = {kind: transfer(received[kind], sent[kind]) for kind in kinds}
     return HaloShare(
         rank=rank,
-        num_ranks=remote.num_ranks,
+        num_ranks=num_ranks,
         num_nodes=num_nodes,
         num_edges=num_edges,
         node_id=node_id,
         num_inner=num_inner,
         edge_id=edge_id,
         local=local,
-        post=post,
-        sums=sums,
-        halo_id=remote.rows.node[: arriving.rows].clone(),
+        post=lists["post"],
+        sums=lists[exchange],
+        halo_id=halo_id,
         exchange=exchange,
         rows_sent={
-            kind: int(cover.left[arriving.rows :].sum() + cover.right[arriving.sums :].sum())
-            for kind, cover in covers.items()
+            kind: int(cover.left.sum() + cover.right.sum())
+            for kind, cover in ((kind, _cover(edges, hybrid, kind)) for kind in EXCHANGES)
         },
     )
+
+
+def _cover(edges: OneWay, hybrid: Cover, exchange: Exchange) -> Cover:
+    return hybrid if exchange == "hybrid" else edges.uniform_cover(exchange)
 
 
 def _laid_out(inside: Callable[[], LocalEdges], row_of: Tensor) -> tuple[CSR, Tensor]:

@@ -8,7 +8,7 @@ transposed product swaps the two and needs as many rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,14 +18,14 @@ from torch import Tensor
 from pyg_dist.backend import ops
 from pyg_dist.backend.ops.row_format import SUM_KEY
 from pyg_dist.backend.sparse.csr import CSR
-from pyg_dist.plan.halo.remote_edges import Arriving, RemoteEdges
+from pyg_dist.plan.halo.one_way import OneWay
 from pyg_dist.plan.halo.vertex_cover import Cover
 
 UNIT = -1
 """In place of an edge: an entry whose value is one, whatever the edges' weights are."""
 
-_ENTRIES_AT_A_TIME = 1 << 18
-"""What is made of them on the way takes some 10 MB."""
+_ENTRIES_AT_A_TIME = 1 << 16
+"""What is made of them on the way takes some 3 MB."""
 
 
 @dataclass(frozen=True)
@@ -59,148 +59,148 @@ class Transfer:
     incoming_key: Tensor
 
 
+class ReceiveLists(NamedTuple):
+    """The half of a :class:`Transfer` that is about what arrives."""
+
+    matrix: CSR
+    counts: tuple[int, ...]
+    key: Tensor
+    weights: Tensor
+    weight_counts: tuple[int, ...]
+
+
+class SendLists(NamedTuple):
+    """The half that is about what leaves."""
+
+    matrix: CSR
+    counts: tuple[int, ...]
+    key: Tensor
+    weight_counts: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Places:
-    """Where a rank keeps its nodes and edges.
+    """Where a rank keeps its boundary nodes, and the edges that arrive.
 
     Attributes:
-        rank: the rank.
-        num_local: nodes of the rank.
-        arriving: how many of the remote edges, and of their rows and sums, end here; the others begin here.
-        row: local ids of the rows that begin here, int32.
         sum: numbers of the sums that end here among the boundary nodes, int32.
         incoming: boundary nodes by rows that arrive; entries are the edges that end here, as they are stored.
         order: which of these, in the order of the remote edges, each entry is; None: they are in this order.
         first: the place of the first one in edge storage.
     """
 
-    rank: int
-    num_local: int
-    arriving: Arriving
-    row: Tensor
     sum: Tensor
     incoming: CSR
     order: Tensor | None
     first: int
 
     @staticmethod
-    def of(rank: int, node_id: Tensor, row: Tensor, num_inner: int, remote: RemoteEdges, first: int) -> Places:
-        """Not collective; O(m) time in the remote edges, which begin or end on the rank.
+    def of(arriving: OneWay, local_id: LocalId, num_local: int, num_inner: int, first: int) -> Places:
+        """Not collective; O(m) time in the edges.
 
         Args:
-            rank: the rank.
-            node_id: global ids of its nodes, ascending.
-            row: local id of each of them.
+            arriving: edges that end on the rank.
+            local_id: the local id of some of its nodes.
+            num_local: how many it has.
             num_inner: nodes before the boundary.
-            remote: the edges.
             first: see the class.
         """
-        arriving = remote.arriving(rank)
-        ends = remote.rows.node[arriving.rows :], remote.sums.node[: arriving.sums]
-        row_here, sum_here = (row[torch.searchsorted(node_id, node)].to(torch.int32) for node in ends)
-        sum_here -= num_inner
+        at = local_id(arriving.sums.node).sub_(num_inner)
         start, col, order = ops.csr_from_edges(
-            sum_here.index_select(0, remote.sum[: arriving.edges]),
-            remote.row[: arriving.edges],
-            None,
-            node_id.numel() - num_inner,
-            arriving.rows,
+            at.index_select(0, arriving.sum), arriving.row, None, num_local - num_inner, len(arriving.rows)
         )
-        incoming = CSR(start, col, None, arriving.rows)
-        return Places(rank, node_id.numel(), arriving, row_here, sum_here, incoming, order, first)
+        return Places(at, CSR(start, col, None, len(arriving.rows)), order, first)
 
     @property
     def num_boundary(self) -> int:
         """Boundary nodes of the rank."""
         return self.incoming.num_rows
 
-    def stored(self, arriving: Tensor) -> Tensor:
-        """Numbers of the edges that end here, in the order of edge storage."""
-        return arriving if self.order is None else arriving.index_select(0, self.order)
-
-    def stored_at(self) -> Tensor:
-        """Where these edges are stored, one after another: int32 (int64 where they are too many)."""
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of places in edge storage: int32, and int64 where they are too many."""
         last = self.first + self.incoming.num_entries
-        fits = last <= torch.iinfo(torch.int32).max
-        return torch.arange(self.first, last, dtype=torch.int32 if fits else torch.int64)
+        return torch.int32 if last <= torch.iinfo(torch.int32).max else torch.int64
+
+    def stored(self, arriving: Tensor, out: Tensor | None = None) -> Tensor:
+        """Numbers of the edges that end here, in the order of edge storage."""
+        if self.order is not None:
+            return torch.index_select(arriving, 0, self.order, out=out)
+        return arriving if out is None else out.copy_(arriving)
 
     def place(self, edge: Tensor) -> Tensor:
         """Where some are stored, which are numbered in the order of the remote edges."""
         if self.order is None:
             return edge + self.first
-        place = self.stored_at()
+        place = torch.arange(self.first, self.first + self.incoming.num_entries, dtype=self.dtype)
         return torch.empty_like(place).index_copy_(0, self.order.long(), place)[edge]
 
 
-def transfer(remote: RemoteEdges, cover: Cover, places: Places) -> Transfer:
-    """The lists of the rank whose remote edges ``remote`` are. Both sides of a pair agree without talking.
+LocalId = Callable[[Tensor], Tensor]
+"""The local ids of a rank's nodes, int32, given their global ids."""
 
-    Not collective; O(m) time and memory in the remote edges m of the rank.
-    """
-    if remote.row.numel() == 0:
-        return no_transfer(remote.num_ranks, places.num_local, places.num_boundary)
-    outgoing, send_counts, weight_recv_counts, outgoing_key = _outgoing(remote, cover, places)
-    incoming, recv_counts, incoming_key = _incoming(remote, cover, places)
-    here = places.arriving.edges
-    summed = (~cover.left.index_select(0, remote.row[:here])).nonzero().view(-1)
-    lenders = remote.sums.sender[remote.sum[:here][summed]]
+
+def transfer(received: ReceiveLists, sent: SendLists) -> Transfer:
+    """Both halves. Both sides of a pair agree without talking."""
+    if received.key.numel() + sent.key.numel() == 0:
+        return no_transfer(len(sent.counts), sent.matrix.num_cols, received.matrix.num_rows)
     return Transfer(
-        outgoing,
-        incoming,
-        send_counts,
-        recv_counts,
-        places.place(summed) if summed.numel() else torch.empty(0, dtype=torch.int32),
-        tuple(_counts(lenders, remote.num_ranks)),
-        weight_recv_counts,
-        outgoing_key,
-        incoming_key,
-    )
+        sent.matrix, received.matrix, sent.counts, received.counts,
+        received.weights, received.weight_counts, sent.weight_counts, sent.key, received.key,
+    )  # fmt: skip
 
 
-def _outgoing(
-    remote: RemoteEdges, cover: Cover, places: Places
-) -> tuple[CSR, tuple[int, ...], tuple[int, ...], Tensor]:
-    """Send slots by local ids, slots by receiver, weights by the rank that has them, and the keys of the slots."""
-    here, rows, sums, num_ranks = places.arriving, remote.rows, remote.sums, remote.num_ranks
-    slots = _Slots.of(cover, here, rows.receiver, sums.receiver, num_ranks, leaving=True)
-    edges = (~cover.left.index_select(0, remote.row[here.edges :])).nonzero().view(-1)
-    row, total = (ends[here.edges :].index_select(0, edges) for ends in (remote.row, remote.sum))
-    weights = _counts(sums.receiver[total], num_ranks)
-    total -= here.sums
-    edges_of = torch.bincount(total, minlength=len(sums) - here.sums)[slots.sums]
+def send_lists(leaving: OneWay, cover: Cover, local_id: LocalId, num_local: int) -> SendLists:
+    """What a rank sends. Not collective; O(m) time and memory in the edges that begin there."""
+    slots = _Slots.of(leaving, cover)
+    edges = (~cover.left.index_select(0, leaving.row)).nonzero().view(-1)
+    row, total = (ends.index_select(0, edges) for ends in (leaving.row, leaving.sum))
+    del edges
+    weights, edges_of = leaving.sums.counts_of(total), torch.bincount(total, minlength=len(leaving.sums))
+    del total
     ones = torch.ones_like(slots.rows)
-    start = torch.cat([ones.new_zeros(1), slots.mixed(ones, edges_of).cumsum(0)])
-    col = _mixed(places.row[slots.rows], slots.row_counts, places.row.index_select(0, row - here.rows), weights)
+    start = torch.cat([ones.new_zeros(1), slots.mixed(ones, edges_of[slots.sums]).cumsum_(0)])
+    del ones, edges_of
+    local = local_id(leaving.rows.node)
+    col = _mixed(local[slots.rows], slots.row_counts, local.index_select(0, row), weights)
+    del row, local
     unit = torch.full((slots.rows.numel(),), UNIT, dtype=torch.int32)
-    place = _mixed(unit, slots.row_counts, torch.arange(total.numel(), dtype=torch.int32), weights)
-    own = SUM_KEY * (places.rank + 1)
-    key = slots.mixed(rows.node[here.rows :][slots.rows], sums.node[here.sums :][slots.sums] + own)
-    return CSR(start, col, place, places.num_local), slots.counts, tuple(weights), key
+    place = _mixed(unit, slots.row_counts, torch.arange(sum(weights), dtype=torch.int32), weights)
+    del unit
+    own = SUM_KEY * (leaving.rank + 1)
+    key = slots.mixed(leaving.rows.node[slots.rows], leaving.sums.node[slots.sums].add_(own))
+    return SendLists(CSR(start, col, place, num_local), slots.counts, key, tuple(weights))
 
 
-def _incoming(remote: RemoteEdges, cover: Cover, places: Places) -> tuple[CSR, tuple[int, ...], Tensor]:
+def receive_lists(arriving: OneWay, cover: Cover, places: Places) -> ReceiveLists:
+    """What a rank receives. Not collective; O(m) time and memory in the edges that end there."""
+    summed = (~cover.left.index_select(0, arriving.row)).nonzero().view(-1)
+    weights = places.place(summed) if summed.numel() else torch.empty(0, dtype=torch.int32)
+    lent = arriving.sums.counts_of(arriving.sum.index_select(0, summed))
+    del summed
+    return ReceiveLists(*_received(arriving, cover, places), weights, tuple(lent))
+
+
+def _received(arriving: OneWay, cover: Cover, places: Places) -> tuple[CSR, tuple[int, ...], Tensor]:
     """Boundary nodes by receive slots, slots by sender, and the keys of the slots."""
-    here, rows, sums, stored = places.arriving, remote.rows, remote.sums, places.incoming
-    slots = _Slots.of(cover, here, rows.sender, sums.sender, remote.num_ranks, leaving=False)
-    own = SUM_KEY * (places.rank + 1)
-    key = slots.mixed(rows.node[slots.rows] + own, sums.node[slots.sums])
-    row_slot = torch.empty(here.rows, dtype=torch.int32)
+    rows, sums, stored, dtype = arriving.rows, arriving.sums, places.incoming, places.dtype
+    slots = _Slots.of(arriving, cover)
+    own = SUM_KEY * (arriving.rank + 1)
+    key = slots.mixed(rows.node[slots.rows].add_(own), sums.node[slots.sums])
+    row_slot = torch.empty(len(rows), dtype=torch.int32)
     row_slot[slots.rows] = slots.row_slots()
     if slots.sums.numel() == 0:
-        return (
-            CSR(stored.rowptr, row_slot.index_select(0, stored.col), places.stored_at(), key.numel()),
-            slots.counts,
-            key,
-        )
+        col = row_slot.index_select(0, stored.col)
+        return CSR(stored.rowptr, col, None, key.numel(), first=places.first), slots.counts, key
 
     # In each row the edges whose rows arrive, as they are stored, then the sums that do. Some rows at a time.
     sum_start, sum_slot, _ = ops.csr_from_edges(
         places.sum[slots.sums], slots.sum_slots(), None, places.num_boundary, key.numel()
     )
-    stored_at, start, end = places.stored_at(), stored.rowptr.clone(), 0
+    start, end = stored.rowptr.clone(), 0
     is_carried = cover.left.index_select(0, stored.col)
     col = torch.empty(int(is_carried.sum()) + sum_slot.numel(), dtype=torch.int32)
-    place = torch.full_like(col, UNIT, dtype=stored_at.dtype)
+    place = torch.full_like(col, UNIT, dtype=dtype)
     for low, high in _runs(stored.rowptr):
         entries = slice(int(stored.rowptr[low]), int(stored.rowptr[high]))
         edge = entries.start + is_carried[entries].nonzero().view(-1)
@@ -209,7 +209,7 @@ def _incoming(remote: RemoteEdges, cover: Cover, places: Places) -> tuple[CSR, t
         start[low : high + 1] = end + edge_start + sums_of
         to = torch.arange(end, end + edge.numel()) + torch.repeat_interleave(sums_of[:-1], edge_start.diff())
         col.index_copy_(0, to, row_slot[stored.col[edge]])
-        place.index_copy_(0, to, stored_at[edge])
+        place.index_copy_(0, to, (edge + places.first).to(dtype))
         to = torch.arange(end, end + int(sums_of[-1])) + torch.repeat_interleave(edge_start[1:], sums_of.diff())
         col.index_copy_(0, to, sum_slot[int(sum_start[low]) : int(sum_start[high])])
         end = int(start[high])
@@ -242,18 +242,10 @@ class _Slots(NamedTuple):
     sum_counts: list[int]
 
     @staticmethod
-    def of(
-        cover: Cover, arriving: Arriving, row_peer: Tensor, sum_peer: Tensor, num_ranks: int, leaving: bool
-    ) -> _Slots:
-        """Those that a cover sends, of all that arrive or of all that leave; ``..._peer``: of each candidate."""
-        found: list[Tensor] = []
-        counts: list[list[int]] = []
-        ends = (cover.left, row_peer, arriving.rows), (cover.right, sum_peer, arriving.sums)
-        for is_sent, peer, count in ends:
-            span = slice(count, None) if leaving else slice(0, count)
-            found.append(is_sent[span].nonzero().view(-1))
-            counts.append(_counts(peer[span][found[-1]], num_ranks))
-        return _Slots(found[0], found[1], counts[0], counts[1])
+    def of(edges: OneWay, cover: Cover) -> _Slots:
+        """Those that a cover sends."""
+        rows, sums = cover.left.nonzero().view(-1), cover.right.nonzero().view(-1)
+        return _Slots(rows, sums, edges.rows.counts_of(rows), edges.sums.counts_of(sums))
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -289,11 +281,6 @@ def _mixed(first: Tensor, first_counts: list[int], second: Tensor, second_counts
             pieces.append(second[begin : begin + more])
         low, begin = low + count, begin + more
     return torch.cat(pieces)
-
-
-def _counts(peer: Tensor, num_ranks: int) -> list[int]:
-    counts: list[int] = torch.bincount(peer, minlength=num_ranks).tolist()
-    return counts
 
 
 def no_transfer(num_ranks: int, num_local: int, num_boundary: int) -> Transfer:

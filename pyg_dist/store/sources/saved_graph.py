@@ -68,7 +68,7 @@ class SavedGraph(Source):
             high = min(low + size, self.num_edges)
             attributes = {name: file.rows(name, low, high) for name in self.names["edge_attributes"]}
             yield EdgeChunk(sources[low:high], targets[low:high], attributes, _place(self.path, low))
-            file.release_all()
+            file.release()
 
     def _rows(self, name: str) -> Any:
         return lambda num_bytes: self.file.pieces(name, num_bytes=num_bytes)
