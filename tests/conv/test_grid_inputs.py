@@ -42,11 +42,11 @@ def no_features(layout: dict[str, object]) -> None:
     from pyg_dist.errors import DataError
 
     data = DistributedData(random_graph(23, 90), **layout)
-    wrong = [data.x.to(dtype) for dtype in (torch.float16, torch.int64, torch.bool)]
+    wrong = [data.x.to(dtype) for dtype in (torch.int64, torch.bool)]
     wrong += [data.y.double(), data.x[:, 0], data.x.view(23, 5, 1)]
     for conv in (DistributedGCNConv(5, 4).double(), DistributedSAGEConv(5, 4).double()):
         for x in wrong:
-            with pytest.raises(DataError, match=r"expected features \[N, F\] in float32, float64 or bfloat16 \(got"):
+            with pytest.raises(DataError, match=r"expected features \[N, F\] in float32, .* or float16 \(got"):
                 conv(x, data.edge_index)
 
 
