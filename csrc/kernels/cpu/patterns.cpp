@@ -39,26 +39,6 @@ int64_t ColumnSet::assign(const int64_t* column, int64_t size, int64_t num_colum
   return -1;
 }
 
-int64_t filter_rows(const RestrictCsr& p, const ColumnSet& columns, int64_t begin, int64_t end, int64_t* entry) {
-  constexpr int64_t kAhead = 8;  // rows lie far apart: the bounds of one and the columns of another are on their way
-  int64_t kept = 0;
-  for (int64_t i = begin; i < end; ++i) {
-    if (i + 2 * kAhead < end) __builtin_prefetch(p.rowptr + p.row[i + 2 * kAhead]);
-    if (i + kAhead < end) __builtin_prefetch(p.col + p.rowptr[p.row[i + kAhead]]);
-    const int64_t before = kept;
-    for (int64_t e = p.rowptr[p.row[i]]; e < p.rowptr[p.row[i] + 1]; ++e) {
-      entry[kept] = e;  // no branch, which samples would mislead
-      kept += columns.has(p.col[e]);
-    }
-    p.out_rowptr[i + 1] = kept - before;
-  }
-  return kept;
-}
-
-void remap_entries(const RestrictCsr& p, const ColumnSet& columns, const int64_t* entry, int64_t size, int32_t* col) {
-  for (int64_t k = 0; k < size; ++k) col[k] = columns.place(p.col[entry[k]]);
-}
-
 int64_t transpose_csr(const TransposeCsr& p) {
   const int64_t bad = count(p.col, p.num_entries, p.num_cols, p.out_rowptr);
   if (bad >= 0) return bad;

@@ -5,12 +5,28 @@
 #include <cstdint>
 #include <vector>
 
+#include "formats/portable.h"
 #include "kernels/patterns.h"
 
 namespace pyg_dist {
 
-// A set of columns in N / 8 bytes and their places among themselves in N / 16: both lie in a cache that a list of N
-// numbers would not fit in.
+// A set of columns as bits, and the number of columns in the words before each.
+struct ColumnBits {
+  const uint64_t* words;
+  const int32_t* before;
+
+  PYG_DIST_PORTABLE bool has(int32_t column) const { return (words[word(column)] >> (column & 63)) & 1; }
+
+  PYG_DIST_PORTABLE int32_t place(int32_t column) const {
+    const uint64_t below = words[word(column)] & ((uint64_t{1} << (column & 63)) - 1);
+    return before[word(column)] + __builtin_popcountll(below);
+  }
+
+ private:
+  PYG_DIST_PORTABLE static std::size_t word(int32_t column) { return static_cast<uint32_t>(column) >> 6; }
+};
+
+// Its memory: N / 8 bytes, and N / 16 for the places. Both lie in a cache that a list of N numbers would not fit in.
 class ColumnSet {
  public:
   explicit ColumnSet(int64_t num_columns)
@@ -19,26 +35,28 @@ class ColumnSet {
   // The first place where `column` does not ascend within [0, num_columns), or -1.
   int64_t assign(const int64_t* column, int64_t size, int64_t num_columns);
 
-  bool has(int32_t column) const { return (words_[word(column)] >> (column & 63)) & 1; }
-
-  int32_t place(int32_t column) const {
-    const uint64_t below = words_[word(column)] & ((uint64_t{1} << (column & 63)) - 1);
-    return before_[word(column)] + __builtin_popcountll(below);
-  }
+  ColumnBits bits() const { return {words_.data(), before_.data()}; }
 
  private:
-  static std::size_t word(int32_t column) { return static_cast<uint32_t>(column) >> 6; }
-
   std::vector<uint64_t> words_;
-  std::vector<int32_t> before_;  // columns in earlier words
+  std::vector<int32_t> before_;
 };
 
-// The entries of rows [begin, end) whose column is in the set; `entry` has room for all of these rows' entries. Writes
-// how many each row keeps to out_rowptr[row + 1], and returns their sum.
-int64_t filter_rows(const RestrictCsr& p, const ColumnSet& columns, int64_t begin, int64_t end, int64_t* entry);
+// The entries of some rows whose column is in the set, and their columns: what is looked up later lies close together.
+// Writes how many row i keeps to out_rowptr[i + 1].
+struct FilterRows {
+  RestrictCsr of;
+  ColumnBits columns;
+  int64_t* entry;  // room for all entries of the rows, as in col
+  int32_t* col;
+};
 
-// col[k] of the entries.
-void remap_entries(const RestrictCsr& p, const ColumnSet& columns, const int64_t* entry, int64_t size, int32_t* col);
+// The place in the set of columns that are there.
+struct RemapEntries {
+  const int32_t* col;
+  ColumnBits columns;
+  int32_t* out;
+};
 
 // The first entry whose column or row is out of range, or -1; where there is one, nothing is in its place.
 int64_t transpose_csr(const TransposeCsr& p);

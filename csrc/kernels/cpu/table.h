@@ -5,6 +5,7 @@
 
 #include "kernels/attention.h"
 #include "kernels/cpu/level.h"
+#include "kernels/cpu/patterns.h"
 #include "kernels/cpu/quantize_rows.h"
 #include "kernels/dequantize_csr.h"
 #include "kernels/extreme_csr.h"
@@ -19,7 +20,8 @@
 namespace pyg_dist {
 
 // X(result, kernel, problem) for each: result kernel(const problem&, int64_t begin, int64_t end) does a part of the
-// work, by rows of the output unless its name says otherwise. quantize_rows returns the first bad row or kAllFinite.
+// work, by rows of the output unless its name says otherwise. quantize_rows returns the first bad row or kAllFinite,
+// filter_rows how many entries it has kept.
 #define PYG_DIST_FOR_EACH_KERNEL(X)              \
   X(void, spmm_rows, SpmmCsr)                    \
   X(void, sddmm_edges, SddmmCsr)                 \
@@ -35,6 +37,8 @@ namespace pyg_dist {
   X(void, epilogue_rows, RowEpilogue)            \
   X(void, epilogue_grad_groups, RowEpilogueGrad) \
   X(int64_t, quantize_rows, QuantizeRows)        \
+  X(int64_t, filter_rows, FilterRows)            \
+  X(void, remap_entries, RemapEntries)           \
   X(void, dequantize_add_rows, DequantizeCsr)
 
 #define PYG_DIST_DECLARE(result, kernel, problem) result kernel(const problem& p, int64_t begin, int64_t end);

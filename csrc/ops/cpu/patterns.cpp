@@ -17,12 +17,13 @@ struct Chunk {
   int64_t begin, end;               // rows
   int64_t num_entries;              // of these rows
   std::unique_ptr<int64_t[]> kept;  // what no entry is written to, the system never makes
+  std::unique_ptr<int32_t[]> col;
   int64_t num_kept = 0;
 };
 
 // Checks the rows on the way.
 BadIndex cut(const RestrictCsr& p, std::vector<Chunk>& chunks) {
-  Chunk chunk{0, 0, 0, nullptr};
+  Chunk chunk{.begin = 0, .end = 0, .num_entries = 0, .kept = nullptr, .col = nullptr};
   for (int64_t i = 0; i < p.num_rows; ++i) {
     if (i + 16 < p.num_rows && p.row[i + 16] >= 0) __builtin_prefetch(p.rowptr + p.row[i + 16]);
     const int64_t row = p.row[i];
@@ -33,7 +34,7 @@ BadIndex cut(const RestrictCsr& p, std::vector<Chunk>& chunks) {
     if (chunk.num_entries >= kEntriesPerChunk || i + 1 == p.num_rows) {
       chunk.end = i + 1;
       chunks.push_back(std::move(chunk));
-      chunk = {i + 1, i + 1, 0, nullptr};
+      chunk = {.begin = i + 1, .end = i + 1, .num_entries = 0, .kept = nullptr, .col = nullptr};
     }
   }
   return {};
@@ -53,7 +54,9 @@ BadRestriction restrict_csr(const RestrictCsr& p, const MakeEntries& make_entrie
   for_each_chunk(num_chunks, [&](int64_t k) {
     Chunk& chunk = chunks[static_cast<size_t>(k)];
     chunk.kept.reset(new int64_t[static_cast<size_t>(chunk.num_entries)]);
-    chunk.num_kept = filter_rows(p, columns, chunk.begin, chunk.end, chunk.kept.get());
+    chunk.col.reset(new int32_t[static_cast<size_t>(chunk.num_entries)]);
+    chunk.num_kept =
+        kernels().filter_rows({p, columns.bits(), chunk.kept.get(), chunk.col.get()}, chunk.begin, chunk.end);
   });
   p.out_rowptr[0] = 0;
   for (int64_t i = 0; i < p.num_rows; ++i) p.out_rowptr[i + 1] += p.out_rowptr[i];
@@ -63,7 +66,7 @@ BadRestriction restrict_csr(const RestrictCsr& p, const MakeEntries& make_entrie
     const Chunk& chunk = chunks[static_cast<size_t>(k)];
     const int64_t first = p.out_rowptr[chunk.begin];
     std::copy_n(chunk.kept.get(), chunk.num_kept, out.entry + first);
-    remap_entries(p, columns, out.entry + first, chunk.num_kept, out.col + first);
+    kernels().remap_entries({chunk.col.get(), columns.bits(), out.col + first}, 0, chunk.num_kept);
   });
   pyg_dist::transpose_csr({
       .rowptr = p.out_rowptr,
