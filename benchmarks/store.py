@@ -2,8 +2,9 @@
 
     python benchmarks/store.py --edges 10000000 --folder /scratch --out benchmarks/results/store.json
 
-Each measurement is a process of one thread. Figures that --out has already are not measured again: a long study may be
-interrupted, and called again with the same --folder, which takes about 200 bytes an edge; --clean empties it.
+Each measurement is a process of one thread; beside its seconds stand those of the processor that it had, which others
+on the machine change less. Figures that --out has already are not measured again: a long study may be interrupted, and
+called again with the same --folder, which takes about 200 bytes an edge; --clean empties it.
 
 The baseline is a stable sort of the same edges by target with NumPy, in memory, with sources taken along. Peaks are of
 resident memory, mapped pages included, above what was resident after the imports. What a rank holds is the bytes of its
@@ -37,8 +38,22 @@ PARTS = 16
 EDGES_BY_NODE = 20
 """About; the number of nodes is a power of two."""
 FEATURES = 128
+COMPARED = ("seconds", "processor_seconds", "peak_mib", "held_mib")
 MODELS = ("random", "stream", "grid")
 """How the parts are found; or tiles, for a mesh of four ranks."""
+
+
+class Stopwatch:
+    """Seconds since it was made, and those of the processor that this process had."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter(), time.process_time()
+
+    def read(self) -> dict[str, float]:
+        return {
+            "seconds": time.perf_counter() - self._start[0],
+            "processor_seconds": time.process_time() - self._start[1],
+        }
 
 
 def scale_of(edges: int) -> int:
@@ -63,10 +78,10 @@ def make(folder: Path, edges: int) -> dict[str, Any]:
 def sort(folder: Path, edges: int) -> dict[str, Any]:
     """The baseline."""
     source, target = np.load(folder / "edges.npy").astype(np.int64)
-    start = time.perf_counter()
+    watch = Stopwatch()
     order = np.argsort(target, kind="stable")
     taken = source[order], target[order]
-    return {"seconds": time.perf_counter() - start, "edges": len(taken[0])}
+    return watch.read() | {"edges": len(taken[0])}
 
 
 def convert(folder: Path, edges: int, graph: str, model: str, memory: str) -> dict[str, Any]:
@@ -77,20 +92,20 @@ def convert(folder: Path, edges: int, graph: str, model: str, memory: str) -> di
     name, store = (wanted, model) if graph == "rmat" else (str(folder / graph), f"{graph}.store")
     is_grid = model == "grid"
     kind = ["--parts", "4", "--layout", "grid"] if is_grid else ["--parts", str(PARTS), "--model", model]
-    before, start = current_mib(), time.perf_counter()
+    before, watch = current_mib(), Stopwatch()
     forget_peak()
     with (folder / "said").open("w") as file:
         stdout, sys.stdout = sys.stdout, file
         status = main(["partition", name, str(folder / store), *kind, "--memory", memory, "--force", "--json"])
         sys.stdout = stdout
-    seconds = time.perf_counter() - start
+    taken = watch.read()
     if status:
         raise SystemExit(status)
     if graph != "rmat":
         shutil.rmtree(folder / store)
-    return {
-        "seconds": seconds,
-        "microseconds_per_edge": seconds / edges * 1e6,
+    return taken | {
+        "microseconds_per_edge": taken["seconds"] / edges * 1e6,
+        "processor_microseconds_per_edge": taken["processor_seconds"] / edges * 1e6,
         "peak_above_imports_mib": peak_mib() - before,
     }
 
@@ -114,7 +129,7 @@ def load(folder: Path, edges: int, model: str, ranks: int) -> dict[str, Any]:
     from pyg_dist.store.halo_reader import HaloStore
     from pyg_dist.store.manifest import Manifest
 
-    before, start = current_mib(), time.perf_counter()
+    before, watch = current_mib(), Stopwatch()
     forget_peak()
     store = HaloStore(folder / model, Manifest.load(folder / model))
     ranks_of = rank_of_part(store, ranks)
@@ -122,8 +137,8 @@ def load(folder: Path, edges: int, model: str, ranks: int) -> dict[str, Any]:
     parts = store.parts_of(0, ranks_of)
     rows = {name: node_rows(store, name, parts, share) for name in store.manifest.node_attributes}
     store.close()
-    seconds, peak, held = time.perf_counter() - start, peak_mib() - before, held_mib([share, rows], set())
-    return {"seconds": seconds, "peak_mib": peak, "held_mib": held, "peak_over_held": peak / held}
+    taken, peak, held = watch.read(), peak_mib() - before, held_mib([share, rows], set())
+    return taken | {"peak_mib": peak, "held_mib": held, "peak_over_held": peak / held}
 
 
 def open_as_rank(folder: Path, edges: int, model: str, ranks: int) -> dict[str, Any]:
@@ -132,14 +147,14 @@ def open_as_rank(folder: Path, edges: int, model: str, ranks: int) -> dict[str, 
     from pyg_dist import DistributedData
 
     pyg_dist.init()
-    before, start = current_mib(), time.perf_counter()
+    before, watch = current_mib(), Stopwatch()
     forget_peak()
     data: Any = DistributedData.open(folder / model)
-    seconds, peak = time.perf_counter() - start, peak_mib() - before
+    taken, peak = watch.read(), peak_mib() - before
     local = [data[name].to_local() for name in ("x", "y", "train_mask", "val_mask", "test_mask")]
     graph = data.graph
-    held = held_mib([[graph.grid.orders, graph.edge_index] if model == "grid" else graph.share, local], set())
-    return {"seconds": seconds, "peak_mib": peak, "held_mib": held, "peak_over_held": peak / held}
+    held = held_mib([graph.edge_index if model == "grid" else graph.share, local], set())
+    return taken | {"peak_mib": peak, "held_mib": held, "peak_over_held": peak / held}
 
 
 def digests(folder: Path, edges: int, model: str) -> dict[str, Any]:
@@ -147,11 +162,11 @@ def digests(folder: Path, edges: int, model: str) -> dict[str, Any]:
     from pyg_dist.store.folder import check_shard
     from pyg_dist.store.manifest import Manifest
 
-    start, manifest = time.perf_counter(), Manifest.load(folder / model)
+    watch, manifest = Stopwatch(), Manifest.load(folder / model)
     for shard in manifest.shards.values():
         check_shard(folder / model, shard)
     size = sum(shard.num_bytes for shard in manifest.shards.values())
-    return {"seconds": time.perf_counter() - start, "bytes": size}
+    return watch.read() | {"bytes": size}
 
 
 STEPS: dict[str, Callable[..., dict[str, Any]]] = {
@@ -208,16 +223,18 @@ def add_ratios(found: dict[str, Any]) -> None:
     """What follows from the figures that are there."""
     for graph in ("edges.npy", "edges.txt"):
         if graph in found and "sort" in found:
-            found[graph]["over_sort"] = found[graph]["seconds"] / found["sort"]["seconds"]
+            for kind, name in (("seconds", "over_sort"), ("processor_seconds", "processor_over_sort")):
+                found[graph][name] = found[graph][kind] / found["sort"][kind]
     whole, one = (found.get(f"open grid, {ranks} ranks") for ranks in (1, 4))
     if whole and one:
-        one["of_the_whole"] = {name: one[name] / whole[name] for name in ("seconds", "peak_mib", "held_mib")}
+        one["of_the_whole"] = {name: one[name] / whole[name] for name in COMPARED}
     for model in MODELS:
         whole, one = (found.get(f"load {model}, 1 of {ranks}") for ranks in (1, PARTS))
         if whole and one:
-            one["of_the_whole"] = {name: one[name] / whole[name] for name in ("seconds", "peak_mib", "held_mib")}
+            one["of_the_whole"] = {name: one[name] / whole[name] for name in COMPARED}
         if whole and f"digests {model}" in found:
-            found[f"digests {model}"]["of_the_load"] = found[f"digests {model}"]["seconds"] / whole["seconds"]
+            one = found[f"digests {model}"]
+            one["of_the_load"] = one["processor_seconds"] / whole["processor_seconds"]
 
 
 def study(edges: int, memory: str, models: list[str], folder: Path, out: Path) -> None:
