@@ -418,10 +418,10 @@ void try_width(const Device& device, int64_t width) {
 
   // Its derivative, without a norm: exact.
   constexpr int64_t kGroups = 3;
-  std::vector<T> by_x(kRows * F);
+  std::vector<T> grad_x(kRows * F);
   std::vector<A> sums(static_cast<size_t>(kGroups) * 3 * F);
-  std::vector<double> want_by_row(by_x.size()), want_sums(2 * F);
-  for (size_t i = 0; i < by_x.size(); ++i) {
+  std::vector<double> want_by_row(grad_x.size()), want_sums(2 * F);
+  for (size_t i = 0; i < grad_x.size(); ++i) {
     const size_t c = i % F;
     const double value = to_double(a[i]), passes = value * double(scale[c]) + double(shift[c]) > 0;
     const double by_z = passes * to_double(mask[i]) * to_double(ones[i]);
@@ -443,10 +443,10 @@ void try_width(const Device& device, int64_t width) {
                                         .relu = true,
                                         .element = kElement<T>},
                             .grad = ones.data(),
-                            .grad_x = by_x.data(),
+                            .grad_x = grad_x.data(),
                             .sums = sums.data(),
                             .num_groups = kGroups});
-  expect("row_epilogue_grad", width, by_x, want_by_row);
+  expect("row_epilogue_grad", width, grad_x, want_by_row);
   std::vector<A> added_sums(2 * F);
   for (size_t g = 0; g < kGroups; ++g) {
     for (size_t c = 0; c < 2 * F; ++c) added_sums[c] += sums[3 * g * F + c];
