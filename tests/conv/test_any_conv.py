@@ -177,6 +177,7 @@ CASES: dict[str, Case] = {
     "GatedGraph": Case(lambda: gnn.GatedGraphConv(F, 2), "XEW"),
     "General": Case(lambda: gnn.GeneralConv(F, G, 3, attention=True), "XEA"),
     "LE": Case(lambda: gnn.LEConv(F, G), "XEW"),
+    "MF": Case(lambda: gnn.MFConv(F, G, max_degree=4)),
     "FeaSt": Case(lambda: gnn.FeaStConv(F, G, heads=2)),
     "EG": Case(lambda: gnn.EGConv(F, 8, ["symnorm", "max", "mean"], num_heads=2, num_bases=2)),
     "GCN2": Case(lambda: gnn.GCN2Conv(F, 0.1), "XXE"),
@@ -316,7 +317,6 @@ class Turns(Calls):
 
 
 REFUSED: dict[str, tuple[Case, str]] = {
-    "MF": (Case(lambda: gnn.MFConv(F, G)), "MFConv cannot be distributed as it is called here (torch"),
     "SuperGAT": (Case(lambda: gnn.SuperGATConv(F, G)), "SuperGATConv cannot be distributed as it is called here"),
     "propagate": (Case(Propagates), "Propagates has a 'propagate' of its own, which no rank takes"),
     "hypergraph": (Case(lambda: gnn.HypergraphConv(F, G)), "HypergraphConv takes no 'edge_index'"),

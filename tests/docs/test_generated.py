@@ -49,7 +49,7 @@ def test_convs(generated: ModuleType) -> None:
     assert "by `distribute` | yes | no |" in lines["EdgeConv"]
     assert "by `distribute` | yes | yes |" in lines["GATConv"]
     assert "by `distribute` | yes | yes |" in lines["TAGConv"]
-    for refused in ("HypergraphConv", "SuperGATConv", "MFConv"):
+    for refused in ("HypergraphConv", "SuperGATConv"):
         assert "raises `UnsupportedError`" in lines[refused]
 
 

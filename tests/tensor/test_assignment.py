@@ -38,6 +38,8 @@ ASSIGNMENTS: list[Callable[[Operands, Any], None]] = [
     lambda t, x: x.__setitem__((Ellipsis, 0), 7.0),
     lambda t, x: x.__setitem__(t.m, -1.0),
     lambda t, x: x.__setitem__(t.v > 99, t.scalar),
+    lambda t, x: x.index_copy_(0, torch.tensor([3, 0]), t.y[[3, 0]]),
+    lambda t, x: x.index_fill_(-1, torch.tensor([1]), t.scalar),
     lambda t, x: x.__setitem__([], 1.0),
 ]  # fmt: skip
 

@@ -164,7 +164,8 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
         ("none", "none", "__repr__ __format__"),
     ],
     "indexing": [
-        ("count", "none", "__getitem__ index_select masked_select __setitem__"),
+        ("count", "none", "__getitem__ index_select masked_select __setitem__ index_fill index_fill_"),
+        ("count", "sum", "index_copy index_copy_"),  # of plain rows that learn
         ("none", "none", "select"),
         ("count, gather", "none", "nonzero argwhere"),
     ],

@@ -249,6 +249,15 @@ FORMS: dict[str, Sequence[Form]] = {
         lambda f, t: f(t.c, -1, torch.tensor([0])), lambda f, t: f(t.table, 0, t.label),
     ],
     "select": [lambda f, t: f(t.x, 1, 0), lambda f, t: f(t.x, 0, 2), lambda f, t: f(t.c, dim=-1, index=-1)],
+    **each("index_copy index_copy_", [
+        lambda f, t: f(t.x * 2, 0, torch.tensor([3, 0]), t.full[:2]),
+        lambda f, t: f(t.x * 2, dim=0, index=torch.tensor([3, 0]), source=t.y[[3, 0]]),
+        lambda f, t: f(t.x * 2, -1, torch.tensor([1, 0]), t.y[:, :2]),
+    ]),
+    **each("index_fill index_fill_", [
+        lambda f, t: f(t.x * 2, 0, torch.tensor([3, 0]), 7.0), lambda f, t: f(t.v * 2, 0, torch.tensor([1]), t.scalar),
+        lambda f, t: f(t.x * 2, dim=1, index=torch.tensor([1]), value=-1.0),
+    ]),
     "masked_select": [lambda f, t: f(t.v, t.mask), lambda f, t: f(t.v, mask=torch.arange(t.N) > 1)],
     **each("nonzero argwhere", [
         lambda f, t: f(t.mask), lambda f, t: f(t.m), lambda f, t: f(t.ties), lambda f, t: f(t.v > 99),

@@ -249,6 +249,20 @@ def index_select(function: Function, args: tuple[Any, ...], kwargs: dict[str, An
     return x[columns]
 
 
+@implements("index_copy", "index_copy_", "index_fill", "index_fill_")
+def index_assign(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Overwrite rows (dimension 0) or columns, by a list; a plain tensor by all rows, and stays plain (collective)."""
+    bound = bind("x dim index value", args, kwargs)
+    x, index = bound["x"], bound["index"]
+    if not isinstance(x, RowTensor):
+        return on_full_tensor(function, args, kwargs)
+    if isinstance(index, RowTensor):
+        raise refuse(function, "by a distributed index would mix rows")
+    out = x if function.__name__.endswith("_") else x.clone()
+    out[(*[_ALL] * dims_of(bound["dim"], x.dim())[0], index)] = bound["source" if "source" in bound else "value"]
+    return out
+
+
 @implements("masked_select")
 def masked_select(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Elements, row by row."""
