@@ -259,7 +259,8 @@ def index_assign(function: Function, args: tuple[Any, ...], kwargs: dict[str, An
     if isinstance(index, RowTensor):
         raise refuse(function, "by a distributed index would mix rows")
     out = x if function.__name__.endswith("_") else x.clone()
-    out[(*[_ALL] * dims_of(bound["dim"], x.dim())[0], index)] = bound["source" if "source" in bound else "value"]
+    places = (*[_ALL] * dims_of(bound["dim"], x.dim())[0], index)
+    out[places] = bound["source" if "source" in bound else "value"]
     return out
 
 
