@@ -206,6 +206,14 @@ def test_undirected_as_pyg_makes_it(tmp_path: Path) -> None:
         assert np.array_equal(found.in_degree, np.bincount(found.edge_index()[1], minlength=300))
 
 
+def test_degrees_while_ids_grow(tmp_path: Path) -> None:
+    edges = random_edges(300, 100_000) * np.linspace(0, 9, 100_000).astype(np.int64)
+    np.save(tmp_path / "a.npy", edges)
+    found = spool(open_source(str(tmp_path / "a.npy")), tmp_path / "spool", False, 1 << 20, lambda count: None)
+    assert found.num_nodes == edges.max() + 1
+    assert np.array_equal(found.in_degree, np.bincount(edges[1], minlength=found.num_nodes))
+
+
 def test_saved_adjacency(tmp_path: Path) -> None:
     from torch_geometric.data import Data
 
