@@ -32,7 +32,6 @@ Span = tuple[int, int]
 """The first of some positions, and the last, exclusive."""
 
 _TILE = np.dtype([("edge_id", np.int64), ("row", np.int32), ("column", np.int32)])
-_PIECE_BYTES = 1 << 22
 
 
 def write_grid(
@@ -225,7 +224,7 @@ class GridStore(ShardReader):
             self.check(key, name)
             file: TensorFile = self.file(key)
             begin = int(ends[number])
-            for piece in file.pieces(name, first - begin, last - begin, _PIECE_BYTES):
+            for piece in file.pieces(name, first - begin, last - begin):
                 out[done : done + len(piece)] = piece
                 done += len(piece)
         assert out is not None

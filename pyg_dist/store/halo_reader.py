@@ -20,7 +20,7 @@ from pyg_dist.store.folder import require_digest
 from pyg_dist.store.format import as_torch, storage_dtype
 from pyg_dist.store.halo_writer import BLOCK_COLUMNS, block_digest
 from pyg_dist.store.manifest import Manifest
-from pyg_dist.store.shard_reader import PIECE_BYTES, ShardReader
+from pyg_dist.store.shard_reader import ShardReader
 
 Array = np.ndarray[Any, Any]
 
@@ -100,7 +100,7 @@ class HaloStore(ShardReader):
         out = np.empty(shape, storage_dtype(specs[0].dtype))
         for part, where in zip(parts, place, strict=True):
             file, hasher, low = self.file(f"{kind}-{part:05d}"), xxhash.xxh3_128(), 0
-            for piece in file.pieces(name, num_bytes=PIECE_BYTES):
+            for piece in file.pieces(name):
                 hasher.update(piece.reshape(-1).view(np.uint8).data)
                 high = low + len(piece)
                 out[where[low:high].numpy()] = piece

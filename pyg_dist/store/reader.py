@@ -16,7 +16,7 @@ from pyg_dist.store.format import MAX_HEADER_BYTES, TensorSpec, as_torch, parse_
 
 Array = np.ndarray[Any, Any]
 
-_PIECE_BYTES = 1 << 24
+PIECE_BYTES = 1 << 20
 """What is read at a time where a tensor is walked through: pages that were read are let go before the next ones."""
 
 
@@ -82,9 +82,7 @@ class TensorFile:
         flat = np.frombuffer(self._map, np.uint8, spec.num_bytes, first)
         return (flat.copy() if first % dtype.itemsize else flat).view(dtype).reshape(spec.shape)
 
-    def pieces(
-        self, name: str, low: int = 0, high: int | None = None, num_bytes: int = _PIECE_BYTES
-    ) -> Iterator[Array]:
+    def pieces(self, name: str, low: int = 0, high: int | None = None, num_bytes: int = PIECE_BYTES) -> Iterator[Array]:
         """The same rows in pieces; the pages of one are let go when the next is asked for."""
         spec = self.spec(name)
         high = spec.num_rows if high is None else high

@@ -14,8 +14,6 @@ from pyg_dist.store.format import as_torch, storage_dtype
 from pyg_dist.store.manifest import Manifest
 from pyg_dist.store.reader import TensorFile
 
-PIECE_BYTES = 1 << 22
-
 
 class Column:
     """Integers in a shard, which stay there: what is looked up is read where it lies, and copied.
@@ -95,7 +93,7 @@ class ShardReader:
             self.check(key, name)
             return as_torch(file.whole(name).copy(), spec.dtype)
         out = np.empty(spec.shape, storage_dtype(spec.dtype))
-        for piece in file.pieces(name, num_bytes=PIECE_BYTES):
+        for piece in file.pieces(name):
             hasher.update(piece.reshape(-1).view(np.uint8).data)
             out[low : low + len(piece)] = piece
             low += len(piece)
