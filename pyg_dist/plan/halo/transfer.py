@@ -128,12 +128,15 @@ class Places:
             return torch.index_select(arriving, 0, self.order, out=out)
         return arriving if out is None else out.copy_(arriving)
 
-    def place(self, edge: Tensor) -> Tensor:
-        """Where some are stored, which are numbered in the order of the remote edges."""
-        if self.order is None:
-            return edge + self.first
+    def places(self) -> Tensor:
+        """Where each is stored, in the order of the remote edges."""
         place = torch.arange(self.first, self.first + self.incoming.num_entries, dtype=self.dtype)
-        return torch.empty_like(place).index_copy_(0, self.order.long(), place)[edge]
+        if self.order is None:
+            return place
+        out = torch.empty_like(place)
+        for order, some in zip(self.order.split(_ENTRIES_AT_A_TIME), place.split(_ENTRIES_AT_A_TIME), strict=True):
+            out.index_copy_(0, order.long(), some)
+        return out
 
 
 LocalId = Callable[[Tensor], Tensor]
@@ -174,11 +177,18 @@ def send_lists(leaving: OneWay, cover: Cover, local_id: LocalId, num_local: int)
 
 def receive_lists(arriving: OneWay, cover: Cover, places: Places) -> ReceiveLists:
     """What a rank receives. Not collective; O(m) time and memory in the edges that end there."""
-    summed = (~cover.left.index_select(0, arriving.row)).nonzero().view(-1)
-    weights = places.place(summed) if summed.numel() else torch.empty(0, dtype=torch.int32)
-    lent = arriving.sums.counts_of(arriving.sum.index_select(0, summed))
-    del summed
+    if bool(cover.left.all()):
+        weights, lent = torch.empty(0, dtype=torch.int32), [0] * arriving.num_ranks
+    else:
+        is_summed = ~cover.left.index_select(0, arriving.row)
+        weights, lent = _masked(places.places(), is_summed), arriving.sums.counts_of(_masked(arriving.sum, is_summed))
+        del is_summed
     return ReceiveLists(*_received(arriving, cover, places), weights, tuple(lent))
+
+
+def _masked(values: Tensor, mask: Tensor) -> Tensor:
+    """Those that a mask selects. torch would make an int64 of each entry of the mask first."""
+    return torch.from_numpy(values.numpy()[mask.numpy()])
 
 
 def _received(arriving: OneWay, cover: Cover, places: Places) -> tuple[CSR, tuple[int, ...], Tensor]:
