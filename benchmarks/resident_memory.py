@@ -15,6 +15,11 @@ def current_mib() -> float:
     return _field_mib("VmRSS") or _largest_mib()
 
 
+def mapped_mib() -> float:
+    """Return what is resident of files, the code of libraries among them (without ``/proc``: nothing)."""
+    return _field_mib("RssFile") or 0.0
+
+
 def peak_mib() -> float:
     """Return the largest since :func:`forget_peak` (without ``/proc``: since the start)."""
     return _field_mib("VmHWM") or _largest_mib()
