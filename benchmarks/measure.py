@@ -72,6 +72,7 @@ class Measurement:
 
     Attributes:
         seconds: one entry a turn: the median of the turn's epochs, of the slowest rank.
+        cpu_seconds: processor time of an epoch, one entry a turn: the mean of the turn's epochs, of the busiest rank.
         foreign: the share of the processors that others used, one entry a turn; -1 where the system does not tell.
         num_retaken: turns that were disturbed and repeated.
         setup_seconds: what ``make`` took (reading the graph, partitioning).
@@ -81,6 +82,7 @@ class Measurement:
     """
 
     seconds: tuple[float, ...]
+    cpu_seconds: tuple[float, ...]
     foreign: tuple[float, ...]
     num_retaken: int
     setup_seconds: float
@@ -100,10 +102,11 @@ class Measurement:
 
 
 class Turn(NamedTuple):
-    """The share of the processors that others used in a turn, and its time."""
+    """The share of the processors that others used in a turn, its time, and the processor time of its busiest rank."""
 
     foreign: float
     seconds: float
+    cpu_seconds: float = 0.0
 
 
 class _Answer(NamedTuple):
@@ -127,6 +130,7 @@ def interleaved(
     num_rounds = schedule.num_warmup + schedule.num_rounds
     order = [variants[(r + k) % len(variants)] for r in range(num_rounds) for k in range(len(variants))]
     seconds: dict[str, list[float]] = {variant.name: [] for variant in variants}
+    cpu_seconds: dict[str, list[float]] = {variant.name: [] for variant in variants}
     foreign: dict[str, list[float]] = {variant.name: [] for variant in variants}
     num_retaken = dict.fromkeys(seconds, 0)
     with _started(variants) as ranks_of:
@@ -143,15 +147,18 @@ def interleaved(
                 with foreign_load.watched() as load:
                     last[name] = _ask(ranks_of[name], schedule.epochs_per_turn)
                     load.own_seconds = sum(answer.cpu_seconds for answer in last[name])
-                return Turn(load.foreign_share, max(answer.seconds for answer in last[name]))
+                busiest = max(answer.cpu_seconds for answer in last[name]) / schedule.epochs_per_turn
+                return Turn(load.foreign_share, max(answer.seconds for answer in last[name]), busiest)
 
             counted, retakes = least_disturbed(take, schedule)
             foreign[name].append(round(counted.foreign, 3))
             seconds[name].append(counted.seconds)
+            cpu_seconds[name].append(counted.cpu_seconds)
             num_retaken[name] += retakes
     return {
         name: Measurement(
             seconds=tuple(seconds[name]),
+            cpu_seconds=tuple(cpu_seconds[name]),
             foreign=tuple(foreign[name]),
             num_retaken=num_retaken[name],
             setup_seconds=max(answer.seconds for answer in setup[name]),

@@ -8,8 +8,10 @@ of 8,192 nodes of graph A (``power_law.py``). Each line adds to the one before i
 batch; *bf16*, messages of the grid's sums in bfloat16; *fusion*, ``NormReLUDropout`` in place of three functions and an
 addition; *overlap*, residuals go early, and gradients by tiles are summed while those by weights are multiplied. All
 lines take turns of a few steps in one run. Times are in ms a step, means over the ranks: medians over the turns, and
-those of the fastest turn, which other programs have disturbed least. *The bucket alone* is the sum of all gradients of
-parameters, when all ranks come to it together: what is sent of it during the backward could save less than this.
+those of the fastest turn, which other programs have disturbed least. *Processor* is the time that a rank computes, its
+threads included: waiting is not in it, and others who use the processors make it little longer. *The bucket alone* is
+the sum of all gradients of parameters, when all ranks come to it together: what is sent of it during the backward could
+save less than this.
 """
 
 from __future__ import annotations
@@ -84,6 +86,7 @@ class Trainer:
     def __init__(self, line: Line, data: DistributedData, batch_size: int, hidden: int) -> None:
         torch.manual_seed(0)
         self.line = line
+        self.world = pyg_dist.backend.comm.group.world_group()
         self.model = Model(data.num_features, hidden, int(data.y.max()) + 1, line.fusion)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.001)
         loader = UniformVertexLoader(data, batch_size, input_nodes=data.train_mask, prefetch=line.prefetch)
@@ -102,11 +105,12 @@ class Trainer:
         for setting in (GRID_EARLY_RESIDUAL, GRID_EARLY_SUMS):
             os.environ[setting.name] = str(int(self.line.overlap))
         self.step()
-        pyg_dist.backend.comm.group.world_group().meet()
-        begin = time.perf_counter()
+        self.world.meet()
+        begin, cpu_begin = time.perf_counter(), time.process_time()
         for _ in range(num_steps):
             self.step()
-        seconds = time.perf_counter() - begin
+        seconds, cpu_seconds = time.perf_counter() - begin, time.process_time() - cpu_begin
+        cpu_seconds = float(self.world.all_reduce_(torch.tensor([cpu_seconds]))) / self.world.size
         with pyg_dist.profile() as profile:
             for _ in range(num_steps):
                 self.step()
@@ -114,7 +118,8 @@ class Trainer:
         phases = {p: sum(sum(row[p] for row in table) for table in tables) for p in tables[0][0]}
         found = {p: 1e3 * total / len(tables) / num_steps for p, total in phases.items() if total}
         sent = sum(profile.sent_bytes) / len(tables) / num_steps / 2**20
-        return {"step": 1e3 * seconds / num_steps, **found, "MiB sent": sent}
+        means = {"step": 1e3 * seconds / num_steps, "processor": 1e3 * cpu_seconds / num_steps}
+        return {**means, **found, "MiB sent": sent}
 
 
 def bucket(model: nn.Module, rounds: int = 40) -> dict[str, float]:
