@@ -72,7 +72,7 @@ class Measurement:
 
     Attributes:
         seconds: one entry a turn: the median of the turn's epochs, of the slowest rank.
-        cpu_seconds: processor time of an epoch, one entry a turn: the mean of the turn's epochs, of the busiest rank.
+        cpu_seconds: processor time of an epoch, one entry a turn: the median of the turn's epochs, of the busiest rank.
         foreign: the share of the processors that others used, one entry a turn; -1 where the system does not tell.
         num_retaken: turns that were disturbed and repeated.
         setup_seconds: what ``make`` took (reading the graph, partitioning).
@@ -113,6 +113,7 @@ class _Answer(NamedTuple):
     """What a process says after each request."""
 
     seconds: float
+    epoch_cpu_seconds: float  # the median
     cpu_seconds: float
     resident_mib: float  # before the request
     peak_mib: float  # since the set-up; the answer to the set-up has the peak up to then
@@ -147,8 +148,8 @@ def interleaved(
                 with foreign_load.watched() as load:
                     last[name] = _ask(ranks_of[name], schedule.epochs_per_turn)
                     load.own_seconds = sum(answer.cpu_seconds for answer in last[name])
-                busiest = max(answer.cpu_seconds for answer in last[name]) / schedule.epochs_per_turn
-                return Turn(load.foreign_share, max(answer.seconds for answer in last[name]), busiest)
+                slowest = max(answer.seconds for answer in last[name])
+                return Turn(load.foreign_share, slowest, max(answer.epoch_cpu_seconds for answer in last[name]))
 
             counted, retakes = least_disturbed(take, schedule)
             foreign[name].append(round(counted.foreign, 3))
@@ -235,24 +236,30 @@ def _serve(connection: Connection, variant: Variant) -> None:
             num_epochs = connection.recv()
         except EOFError:
             return
-        resident, cpu_start, start = resident_memory.current_mib(), time.process_time(), time.perf_counter()
+        resident, begin = resident_memory.current_mib(), _now()
         if num_epochs:
             assert epoch is not None
-            taken = statistics.median(_time(epoch) for _ in range(num_epochs))
+            seconds, cpu_seconds = map(statistics.median, zip(*(_time(epoch) for _ in range(num_epochs)), strict=True))
         else:
             epoch = variant.make(*variant.arguments)
-            taken = time.perf_counter() - start
-        connection.send(_Answer(taken, time.process_time() - cpu_start, resident, resident_memory.peak_mib()))
+            seconds, cpu_seconds = (now - then for now, then in zip(_now(), begin, strict=True))
+        peak = resident_memory.peak_mib()
+        connection.send(_Answer(seconds, cpu_seconds, time.process_time() - begin[1], resident, peak))
         if not num_epochs:
             gc.collect()
             release_free_memory()  # what the set-up has left is nothing of the epochs'
             resident_memory.forget_peak()
 
 
-def _time(epoch: Epoch) -> float:
-    start = time.perf_counter()
+def _time(epoch: Epoch) -> tuple[float, float]:
+    """Seconds, and processor seconds."""
+    begin = _now()
     epoch()
-    return time.perf_counter() - start
+    return time.perf_counter() - begin[0], time.process_time() - begin[1]
+
+
+def _now() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
 
 
 def _free_port() -> int:

@@ -365,7 +365,7 @@ def evaluations(folder: Path | None, names: Iterable[str]) -> Iterator[tuple[str
             Variant("pyg_dist, 2 ranks", evaluation, (folder, name, False), 2, 1),
             Variant("stock PyG, CSR, 1 thread", evaluation, (folder, name, True), 1, 1),
         ]
-        taken = interleaved(variants, Schedule(num_rounds=7, epochs_per_turn=3, num_retakes=1))
+        taken = interleaved(variants, Schedule(num_rounds=5, epochs_per_turn=7, num_retakes=1))
         stock, ours, alone = (taken[variant.name] for variant in variants)
         half, busier = statistics.median(alone.cpu_seconds) / 2, statistics.median(ours.cpu_seconds)
         found = {
