@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 from torch import Tensor
 
 from pyg_dist.backend.ops import library
 
+IS_FORCED = "PYG_DIST_ISA" in os.environ
+"""Whether ``test_ops_isa.py`` runs this for one more instruction set."""
 IS_SIMT = library.isa() == "simt"
 """Whether the kernels for GPUs run, in an emulator: slowly."""
 

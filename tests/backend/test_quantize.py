@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from op_inputs import DTYPES
+from op_inputs import DTYPES, IS_SIMT
 from torch import Tensor
 from torch.library import opcheck
 
@@ -15,6 +15,8 @@ from pyg_dist.errors import DataError, NotFiniteError
 
 BITS = [2, 4, 8, 16]
 WIDTHS = [1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 47, 64, 100, 129, 256, 602, 20_000]
+if IS_SIMT:
+    WIDTHS = [1, 3, 7, 16, 33, 129, 602]
 NUM_SOURCES, NUM_ROWS = 40, 30
 
 native = torch.ops.pyg_dist

@@ -46,9 +46,7 @@ def losses_of(printed: str) -> dict[int, float]:
 @pytest.mark.parametrize(
     ("script", "package", "launcher", "num_ranks"),
     [
-        ("with_accelerate", "accelerate", "ranks", 1),
         ("with_accelerate", "accelerate", "ranks", 2),
-        ("with_fabric", "lightning", "ranks", 1),
         ("with_fabric", "lightning", "ranks", 2),
         ("with_lightning", "lightning", "ranks", 1),
         ("with_lightning", "lightning", "torchrun", 2),

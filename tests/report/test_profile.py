@@ -54,7 +54,7 @@ def profiled(world_size: int, folder: str, overlap: bool) -> None:
     with pyg_dist.profile(overlap=overlap) as found:
         gradients = trained.epoch()
         if pyg_dist.rank() == 0:
-            time.sleep(0.2)  # everyone else waits in the second epoch
+            time.sleep(1.0)  # everyone else waits in the second epoch
         trained.epoch()
     for a, b in zip(gradients, expected, strict=True):
         assert_same_bits(a, b)
@@ -72,8 +72,8 @@ def profiled(world_size: int, folder: str, overlap: bool) -> None:
         assert table[0]["aggregate"] == table[0]["pack"] == 0, "the backward pass belongs to layers, too"
     waits = [sum(row["wait"] for row in found.table(rank)) for rank in range(world_size)]
     exchanges = [sum(row["exchange"] for row in found.table(rank)) for rank in range(world_size)]
-    assert min(exchanges[1:] if overlap else waits[1:]) > 0.15
-    assert max(waits if overlap else exchanges) < 0.15
+    named, other = (exchanges, waits) if overlap else (waits, exchanges)
+    assert all(of_named > of_other for of_named, of_other in zip(named[1:], other[1:], strict=True))
 
     # Twice two layers, forward and backward.
     aggregations = [s for s in found.spans[0] if pyg_dist.backend.timing.PHASES[s.phase] == "aggregate"]

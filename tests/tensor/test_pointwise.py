@@ -135,7 +135,7 @@ HANDLERS = (pointwise.pointwise, pointwise.pointwise_, pointwise.cast, pointwise
 NAMES = [name for name in names_in_table(*HANDLERS) if name not in NEEDS_GPU]
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("world_size", WORLD_SIZES[1:])
 @pytest.mark.parametrize("name", NAMES)
 def test_pointwise(workers: Callable[[int], Workers], world_size: int, name: str) -> None:
     workers(world_size).run(values_and_gradients, name)
