@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+
+from pyg_dist.backend import ops
 
 Array = np.ndarray[Any, Any]
 Key = Callable[[Array], Array]
@@ -14,6 +17,8 @@ Key = Callable[[Array], Array]
 
 _FAN_OUT = 64
 """Buckets that an oversized one is split into: a second level of them serves 4096 times the memory."""
+_KEYS_BY_RECORD = 2
+"""Records are sorted by counting if there are at most so many keys for each: a count takes 8 bytes."""
 
 
 class Buckets:
@@ -104,8 +109,14 @@ def sorted_records(path: Path, dtype: np.dtype[Any], key: Key, low: int, high: i
 def stable_order(key: Array, bound: int) -> Array:
     """The stable order of keys in ``[0, bound)``: int64 ``[n]``.
 
-    By digits of 16 bits, which NumPy sorts in linear time, the lowest first.
+    By counting, or, of records with more keys than memory should have counts of, by digits of 16 bits, which NumPy
+    sorts in linear time, the lowest first: each digit after the first is looked up in the order so far, which of 6
+    million records takes three times as long as counting.
     """
+    if 1 << 16 < bound <= _KEYS_BY_RECORD * len(key):
+        counted = torch.from_numpy(key)
+        found = ops.csr_from_edges(counted, counted, None, bound, bound)[2]
+        return np.arange(len(key)) if found is None else found.numpy().astype(np.int64, copy=False)
     order: Array | None = None
     shift = 0
     while shift == 0 or (bound - 1) >> shift > 0:
