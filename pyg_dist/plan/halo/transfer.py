@@ -134,8 +134,9 @@ class Places:
         if self.order is None:
             return place
         out = torch.empty_like(place)
-        for order, some in zip(self.order.split(_ENTRIES_AT_A_TIME), place.split(_ENTRIES_AT_A_TIME), strict=True):
-            out.index_copy_(0, order.long(), some)
+        for low in range(0, place.numel(), _ENTRIES_AT_A_TIME):
+            some = slice(low, low + _ENTRIES_AT_A_TIME)
+            out.index_copy_(0, self.order[some].long(), place[some])
         return out
 
 
