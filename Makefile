@@ -47,6 +47,11 @@ check: .venv/.ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/clang-format --dry-run -Werror $(SOURCES_CXX)
+	$(TRIALS) -Icsrc tests/cross/kernels_trial.cpp
+	$(TRIALS) -Itests/simt -Itests -Icsrc tests/simt/kernels_trial.cpp
+
+# What cross, sanitize and simt build at least compiles.
+TRIALS := $(CXX) -std=c++20 -fsyntax-only -Wall -Wextra -Werror
 
 # Warnings are errors, and nothing comes from the network.
 docs: .venv/.ready
