@@ -6,11 +6,11 @@ The graphs, splits and the 3-layer SAGE of ``time_to_accuracy.py`` (its header s
 time: nodes in a batch, learning rate, dropout, epochs, a norm, the conv. A run's number is the test accuracy at the
 best validation accuracy, on the whole graph.
 
-Two more numbers say what happens. *Noise*: the mean over nodes of ||estimate - sum||^2 over that of ||sum||^2 in the
+Two more numbers say what happens. *Noise*: the mean over nodes of ||estimate - mean||^2 over that of ||mean||^2 in the
 first layer's aggregation, of the rescaled mean (:math:`\frac{1}{p d} \sum_{u \in S} x_u`) and of the induced one
 (:math:`\frac{1}{|N \cap S|} \sum_{u \in S} x_u`). *On batches*: the test accuracy of the model that is best on the
-whole graph, when it is evaluated on batches as it was trained on: a model that is better there than on the whole graph
-has learnt the noise.
+whole graph, on eight batches of either kind, the same for both models of a seed; their test nodes are a sample, which
+alone moves it by a point, so compare models on the same batches.
 """
 
 from __future__ import annotations
