@@ -69,13 +69,14 @@ PYG_DIST_INLINE void add(A* sum, const T* x, A factor, int64_t n) {
 }
 
 template <class A, int K>
-PYG_DIST_INLINE Vec<A, K> leaky(Vec<A, K> u, A slope) {
-  return u > 0 ? u : u * slope;
-}
-
-template <class A, int K>
 PYG_DIST_INLINE Vec<A, K> leaky_slope(Vec<A, K> u, A slope) {
   return u > 0 ? Vec<A, K>{} + A{1} : Vec<A, K>{} + slope;
+}
+
+// Of a choice between u and u * slope GCC 12 makes wrong sums in half a vector of SVE with 512 bits.
+template <class A, int K>
+PYG_DIST_INLINE Vec<A, K> leaky(Vec<A, K> u, A slope) {
+  return u * leaky_slope<A, K>(u, slope);
 }
 
 // exp(x) for x <= 0 or NaN, to an ulp or two: 2^n times the Taylor series of |r| <= ln(2) / 2. Zero where the result
