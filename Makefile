@@ -1,5 +1,6 @@
 # make demo    train on two processes and compare with one        make check   style, types, directions of imports
-# make test    all tests                                          make format  apply the style
+# make test    the tests, without those that are marked slow      make format  apply the style
+# make test ARGS="-m slow"       those; make test ARGS=tests/conv and the like runs all that it names
 # make cross   the NEON and SVE kernels, cross-compiled and tried in an emulator (g++-aarch64-linux-gnu, qemu-user)
 # make simt    the kernels for GPUs, in an emulator, under AddressSanitizer and UndefinedBehaviorSanitizer
 # make mutants that trial of theirs, with one barrier or bound less each time: every mutant must fail
@@ -39,7 +40,7 @@ demo: .venv/.ready
 # Every process of the tests finds what the first one has compiled.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: .venv/.ready
-	@$(BIN)/pytest -n $(TESTS) --dist worksteal $(ARGS)
+	@$(BIN)/pytest -n $(TESTS) --dist worksteal $(if $(strip $(ARGS)),$(ARGS),-m "not slow")
 
 check: .venv/.ready
 	$(BIN)/ruff check

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,25 @@ if hasattr(os, "SCHED_BATCH"):
 
 # torch's store looks up the name of each peer, which takes 5 s whenever a name server does not answer.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow 2 and 4 ranks of what also runs on 3, the smallest number whose ranks have two different peers.
+
+    Grids need 4 for two axes, so 4 counts by the name ``world_size`` alone, not by ``num_ranks``.
+    """
+    sizes: dict[object, set[object]] = defaultdict(set)
+    found = [(item, name, size) for item in items for name, size in _num_ranks(item)]
+    for item, _, size in found:
+        sizes[item.function].add(size)
+    for item, name, size in found:
+        if 3 in sizes[item.function] and (size == 2 or (size == 4 and name == "world_size")):
+            item.add_marker(pytest.mark.slow)
+
+
+def _num_ranks(item: pytest.Item) -> Iterator[tuple[str, object]]:
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    yield from ((name, params[name]) for name in ("world_size", "num_ranks") if name in params)
 
 
 @pytest.fixture(scope="session")

@@ -24,8 +24,6 @@ import pytest
 from limits import COMMAND_SECONDS
 from workers import LAUNCHER_PREFIXES
 
-LAUNCHERS = ["torchrun", "mpirun", "by hand"]
-
 
 @dataclass(frozen=True)
 class Ended:

@@ -127,6 +127,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)
 """
 
 
+@pytest.mark.slow
 def test_512_ranks(shared_data: Any) -> None:
     path = str(shared_data / "soc_slashdot0902.npz")
     command = [forked_python.executable(), "-c", PEAK, "plan", path, "--ranks", "512", "--json"]

@@ -53,6 +53,7 @@ def test_library_uses_the_stable_abi_only() -> None:
     assert of_torch.isdisjoint(newer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", sorted((ROOT / "csrc/kernels/cpu").glob("*.simd.cpp")), ids=lambda path: path.name)
 def test_kernels_leave_no_inline_function_to_the_linker(source: Path, tmp_path: Path) -> None:
     """The linker keeps one copy of an inline function or template for all callers, perhaps one with AVX-512 in it.

@@ -17,7 +17,10 @@ SCRIPT = Path(__file__).with_name("rank_script.py")
 RANKS = 3
 
 
-@pytest.mark.parametrize(("launcher", "failing"), [("torchrun", 2), ("mpirun", 0), ("by hand", 0), ("ranks", 2)])
+@pytest.mark.parametrize(
+    ("launcher", "failing"),
+    [("torchrun", 2), ("mpirun", 0), pytest.param("by hand", 0, marks=pytest.mark.slow), ("ranks", 2)],
+)
 def test_every_rank_ends_with_the_message_of_the_one_that_raises(launcher: str, failing: int) -> None:
     ended = run_script(launcher, RANKS, SCRIPT, "raises", str(failing))
     assert 0 not in ended.codes
@@ -61,7 +64,10 @@ def test_every_rank_ends_with_the_line_of_the_one_that_has_a_nan() -> None:
         assert re.search(rf"{re.escape(told)} NaN at node 13\).*; ending rank {rank} of 3", ended.stderr), ended.stderr
 
 
-@pytest.mark.parametrize(("launcher", "killed"), [("ranks", 0), ("by hand", 2), ("torchrun", 2), ("mpirun", 0)])
+@pytest.mark.parametrize(
+    ("launcher", "killed"),
+    [("ranks", 0), pytest.param("by hand", 2, marks=pytest.mark.slow), ("torchrun", 2), ("mpirun", 0)],
+)
 def test_a_killed_rank_ends_the_others(launcher: str, killed: int) -> None:
     ended = run_script(launcher, RANKS, SCRIPT, "is killed", str(killed))
     assert 0 not in ended.codes
@@ -73,7 +79,10 @@ def test_a_killed_rank_ends_the_others(launcher: str, killed: int) -> None:
         assert not re.search(r"pyg_dist: rank \d failed", ended.stderr), "a rank that noticed is blamed"
 
 
-@pytest.mark.parametrize(("killed", "way", "other"), [(1, "messages", "rank 1"), (2, "all-to-all", "rank 2")])
+@pytest.mark.parametrize(
+    ("killed", "way", "other"),
+    [(1, "messages", "rank 1"), pytest.param(2, "all-to-all", "rank 2", marks=pytest.mark.slow)],
+)
 def test_who_waits_for_a_killed_rank_says_so(killed: int, way: str, other: str) -> None:
     ended = run_script("ranks", RANKS, SCRIPT, "is killed in an exchange", str(killed), way)
     assert ended.codes[killed] == -9
@@ -83,7 +92,10 @@ def test_who_waits_for_a_killed_rank_says_so(killed: int, way: str, other: str) 
     assert not re.search(r"pyg_dist: rank \d failed", ended.stderr)
 
 
-@pytest.mark.parametrize(("launcher", "early"), [("ranks", 0), ("by hand", 2), ("torchrun", 0), ("mpirun", 0)])
+@pytest.mark.parametrize(
+    ("launcher", "early"),
+    [("ranks", 0), pytest.param("by hand", 2, marks=pytest.mark.slow), ("torchrun", 0), ("mpirun", 0)],
+)
 def test_a_rank_that_ends_early_and_well_is_no_failure(launcher: str, early: int) -> None:
     ended = run_script(launcher, RANKS, SCRIPT, "ends early", str(early))
     assert set(ended.codes) == {0}

@@ -19,7 +19,9 @@ SCRIPT = Path(__file__).with_name("draw_script.py")
 NAMES = ("torch", "numpy", "Python")
 
 
-@pytest.mark.parametrize(("launcher", "words"), [("torchrun", ()), ("mpirun", ("apart",))])
+@pytest.mark.parametrize(
+    ("launcher", "words"), [("torchrun", ()), pytest.param("mpirun", ("apart",), marks=pytest.mark.slow)]
+)
 def test_launched_ranks_draw_alike(launcher: str, words: tuple[str, ...]) -> None:
     """Torchrun's ranks know its run's id, those of mpirun the process that started them."""
     ended = run_script(launcher, 2, SCRIPT, *words, is_forked=False)

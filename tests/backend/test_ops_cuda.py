@@ -14,6 +14,8 @@ import pytest
 import torch
 from limits import COMMAND_SECONDS
 
+pytestmark = pytest.mark.slow  # nvcc takes one and a half minutes
+
 ROOT = Path(__file__).parents[2]
 CSRC, TORCH = ROOT / "csrc", ROOT / "third_party/torch/include"
 ARCHITECTURE = "90"  # one of those in csrc/cuda/cuda.cmake

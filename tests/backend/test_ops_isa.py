@@ -64,6 +64,7 @@ def test_unknown_isa_is_refused(refusal: str) -> None:
 
 
 @pytest.mark.skipif(LEVEL is not None, reason="one is forced")
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512", "sve256", "sve512"])
 def test_every_instruction_set(isa: str, refusal: str) -> None:
     if isa == library.isa():

@@ -12,6 +12,7 @@ from launching import run_script
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "two_machines.py"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)  # new Python processes, on a machine that may be busy
 def test_two_machines(tmp_path: Path) -> None:
     output = tmp_path / "two.json"

@@ -78,7 +78,7 @@ def compare(graph: Data, shapes: list[dict[str, int]], stride: int, expected: li
                 assert_same(got, expected[number], f"{mesh} {sums} {CASES[number]}")
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, pytest.param(6, marks=pytest.mark.slow)])
 def test_every_gradient_on_every_mesh(workers: Pools, num_ranks: int) -> None:
     graph = random_graph(47, 310, seed=1)
     expected = [whole(train_once(GCNConv, graph, case)) for case in CASES]

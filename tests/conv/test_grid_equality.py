@@ -134,7 +134,7 @@ def expected() -> list[Results]:
     return stock(random_graph(47, 310, seed=1), CASES)
 
 
-@pytest.mark.parametrize("num_ranks", list(STRIDES))
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, *(pytest.param(n, marks=pytest.mark.slow) for n in (6, 8))])
 def test_meshes_in_float64(workers: Pools, expected: list[Results], num_ranks: int) -> None:
     graph, stride = random_graph(47, 310, seed=1), STRIDES[num_ranks]
     shapes = meshes(num_ranks)[:: 1 if num_ranks < 6 else 2]
@@ -143,13 +143,13 @@ def test_meshes_in_float64(workers: Pools, expected: list[Results], num_ranks: i
     workers(num_ranks).run(compare, graph, shapes, CASES, expected, stride)
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_float32(workers: Pools, num_ranks: int) -> None:
     graph = random_graph(60, 400, seed=2, dtype=torch.float32)
     workers(num_ranks).run(compare, graph, meshes(num_ranks)[:3], CASES[2:6], stock(graph, CASES[2:6]), 2)
 
 
-@pytest.mark.parametrize("num_ranks", [3, 4])
+@pytest.mark.parametrize("num_ranks", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_more_ranks_than_rows_and_columns(workers: Pools, num_ranks: int) -> None:
     graph = random_graph(3, 5, num_features=1, num_classes=2, seed=5)
     cases = [gcn(2, "none"), sage(3, "none")]

@@ -77,7 +77,7 @@ def epochs(shapes: list[dict[str, int]], kind: str, channels: tuple[int, int]) -
 
 
 @pytest.mark.parametrize("kind", ["sage", "gcn"])
-@pytest.mark.parametrize("channels", [(6, 8), (8, 3)])
+@pytest.mark.parametrize("channels", [(6, 8), pytest.param((8, 3), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("num_ranks", [4])
 def test_an_attribute_is_aggregated_once_per_version(
     workers: Pools, num_ranks: int, kind: str, channels: tuple[int, int]

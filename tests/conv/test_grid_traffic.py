@@ -104,7 +104,7 @@ def count(
 CASES = [(kind, learns) for kind in ("gcn", "sage") for learns in (False, True)]
 
 
-@pytest.mark.parametrize(("num_ranks", "stride"), [(4, 3), (6, 7)])
+@pytest.mark.parametrize(("num_ranks", "stride"), [(4, 3), pytest.param(6, 7, marks=pytest.mark.slow)])
 def test_counted_bytes_are_the_models(workers: Pools, num_ranks: int, stride: int) -> None:
     """Those of sums and gathers to the byte; those of changes between two random orders as they are to be expected."""
     by_rank = workers(num_ranks).run(count, meshes(num_ranks), CASES, stride)

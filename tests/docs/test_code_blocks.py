@@ -168,6 +168,7 @@ def test_readme_diffs_keep_the_losses(number: int, tmp_path: Path) -> None:
     np.testing.assert_allclose(got, expected, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_readme_demo(tmp_path: Path) -> None:
     printed = printed_by(ROOT / "examples" / "digits.py", "torchrun", 2, "--picture", str(tmp_path / "curves.png"))
     require_printed(blocks(README, "text")[0], printed)

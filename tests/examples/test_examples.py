@@ -87,12 +87,14 @@ def test_a_difference_is_noticed() -> None:
         compare.compare(compare.History([1.0, 0.5], [{}, {}]), stock)
 
 
+@pytest.mark.slow
 def test_full_batch_gcn_alone() -> None:
     printed = _numbers(_printed_alone("full_batch_gcn"))
     assert len(printed) == 8  # loss and three accuracies, at epochs 10 and 20
     assert printed[-1] > 0.9
 
 
+@pytest.mark.slow
 def test_edge_weights_alone() -> None:
     accuracy, true_edges, noise = _numbers(_printed_alone("edge_weights"))[-3:]
     assert accuracy > 0.7
@@ -107,11 +109,15 @@ def test_minibatches_of_two_data_groups() -> None:
     assert _numbers(_printed("ranks", 2, "minibatch_4d", "--mesh", "data=2"))[-1] > 0.85
 
 
+@pytest.mark.slow
 def test_gat() -> None:
     assert _numbers(_printed("ranks", 2, "gat"))[-1] > 0.85
 
 
-@pytest.mark.parametrize("name", ["full_batch_gcn", "edge_weights", "minibatch_4d"])
+@pytest.mark.parametrize(
+    "name",
+    [*(pytest.param(name, marks=pytest.mark.slow) for name in ("full_batch_gcn", "edge_weights")), "minibatch_4d"],
+)
 def test_two_ranks_print_the_same_as_one(name: str) -> None:
     """The GCN drops out: equal losses mean equal masks. Each line stands there once: the other rank is silent."""
     np.testing.assert_allclose(_numbers(_printed("ranks", 2, name)), _numbers(_printed_alone(name)), atol=2e-3)
@@ -138,6 +144,7 @@ def test_int2_normalises_what_it_sends(has_labels: bool, monkeypatch: pytest.Mon
     assert has_labels or torch.equal(entered[0], graph.x)
 
 
+@pytest.mark.slow
 def test_full_batch_int2(tmp_path: Path) -> None:
     picture = tmp_path / "curves.png"
     printed = _printed("ranks", 2, "full_batch_int2", "--picture", str(picture))
@@ -170,6 +177,7 @@ def test_read_npz(tmp_path: Path) -> None:
     assert not (data.train_mask | data.val_mask | data.test_mask)[3]  # it has no label
 
 
+@pytest.mark.slow
 def test_ogbn_products_from_a_store(tmp_path: Path) -> None:
     pytest.importorskip("ogb")
     store = str(tmp_path / "store")

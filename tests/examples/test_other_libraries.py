@@ -49,7 +49,7 @@ def losses_of(printed: str) -> dict[int, float]:
         ("with_accelerate", "accelerate", "ranks", 2),
         ("with_fabric", "lightning", "ranks", 2),
         ("with_lightning", "lightning", "ranks", 1),
-        ("with_lightning", "lightning", "torchrun", 2),
+        pytest.param("with_lightning", "lightning", "torchrun", 2, marks=pytest.mark.slow),
     ],
 )
 def test_trainers(

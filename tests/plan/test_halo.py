@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -57,6 +58,7 @@ def test_one_rank_has_no_halo() -> None:
     assert share.num_inner == 20
 
 
+@pytest.mark.slow
 def test_512_ranks_in_one_process() -> None:
     graph = random_graph(3000, 9000, seed=3)
     parts = torch.randint(0, 512, (3000,), generator=torch.Generator().manual_seed(1), dtype=torch.int32)

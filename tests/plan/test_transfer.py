@@ -187,7 +187,10 @@ def test_one_direction_has_the_same_cover(seed: int) -> None:
     assert both[0] == both[1] == int(cover.left.sum() + cover.right.sum()) > 0
 
 
-@pytest.mark.parametrize(("name", "ratio"), [("soc_slashdot0902", 0.70), ("amazon_computers", 0.47), ("pubmed", 0.80)])
+@pytest.mark.parametrize(
+    ("name", "ratio"),
+    [pytest.param("soc_slashdot0902", 0.70, marks=pytest.mark.slow), ("amazon_computers", 0.47), ("pubmed", 0.80)],
+)
 def test_rows_saved_on_real_graphs(shared_data: Any, name: str, ratio: float) -> None:
     """SuperGCN reports about 1.5 times fewer bytes than either (Table 5); METIS finds another partition each time."""
     graph = load_npz(shared_data / f"{name}.npz")

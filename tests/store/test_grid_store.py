@@ -73,7 +73,7 @@ MESHES = [
 
 
 @pytest.mark.parametrize(("num_ranks", "mesh"), MESHES)
-@pytest.mark.parametrize("tiles", [(4, 4), (3, 5)])
+@pytest.mark.parametrize("tiles", [pytest.param((4, 4), marks=pytest.mark.slow), (3, 5)])
 def test_equal_to_the_whole_graph(
     workers: Pools, tmp_path: Path, num_ranks: int, mesh: dict[str, int] | None, tiles: tuple[int, int]
 ) -> None:
