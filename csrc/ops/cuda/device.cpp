@@ -1,6 +1,7 @@
 // The GPUs' table: the kernels of csrc/cuda/ on the current stream, in a library of its own, which loads where torch
 // has CUDA.
 
+#include <atomic>
 #include <vector>
 
 #include "cuda/kernels.h"
@@ -9,11 +10,33 @@
 namespace pyg_dist::cuda {
 namespace {
 
+// Where kernels say so; null until the first op with indices.
+std::atomic<gpu::BadIndexCell*> known_cell = nullptr;
+
+gpu::BadIndexCell* cell() {
+  static gpu::BadIndexCell* const made = known_cell = gpu::new_cell();
+  return made;
+}
+
+// Kernels do not wait for each other, nor does anybody for them: an index may be found out of range when the op that
+// had it has long returned.
+void raise_bad_index() {
+  gpu::BadIndexCell* const found = known_cell;
+  if (found == nullptr || __atomic_load_n(&found->ready, __ATOMIC_ACQUIRE) == 0) return;
+  const gpu::BadIndexCell bad = *found;
+  __atomic_store_n(&found->ready, 0u, __ATOMIC_RELAXED);
+  __atomic_store_n(&found->taken, 0u, __ATOMIC_RELEASE);
+  fail(bad.op, ": expected '", bad.name, "' to lie in [0, ", bad.size, "), got ", bad.value, " at position ",
+       bad.position);
+}
+
 // The current stream, and memory of torch's that its work may use after this is gone: torch gives it to what comes
-// later on that stream.
+// later on that stream. Every op makes one, and so raises what earlier ones have found.
 class CurrentQueue {
  public:
-  CurrentQueue() : queue_{current_stream(), [this](int64_t num_bytes) { return allocate(num_bytes); }} {}
+  CurrentQueue() : queue_{current_stream(), [this](int64_t num_bytes) { return allocate(num_bytes); }} {
+    raise_bad_index();
+  }
   CurrentQueue(const CurrentQueue&) = delete;
   CurrentQueue& operator=(const CurrentQueue&) = delete;
 
@@ -30,27 +53,9 @@ class CurrentQueue {
   gpu::Queue queue_;
 };
 
-gpu::BadIndexCell* cell() {
-  static gpu::BadIndexCell* const made = gpu::new_cell();
-  return made;
-}
-
-// Kernels do not wait for each other, nor does anybody for them: an index may be found out of range when the op that
-// had it has long returned.
-void raise_bad_index() {
-  gpu::BadIndexCell* const found = cell();
-  if (__atomic_load_n(&found->ready, __ATOMIC_ACQUIRE) == 0) return;
-  const gpu::BadIndexCell bad = *found;
-  __atomic_store_n(&found->ready, 0u, __ATOMIC_RELAXED);
-  __atomic_store_n(&found->taken, 0u, __ATOMIC_RELEASE);
-  fail(bad.op, ": expected '", bad.name, "' to lie in [0, ", bad.size, "), got ", bad.value, " at position ",
-       bad.position);
-}
-
-// An op with indices: what earlier ones have found comes first.
+// An op with indices, which raises its own where kernels run at once.
 template <class Problem, void (*kKernel)(const Problem&, const gpu::IndexCheck&, const gpu::Queue&)>
 BadIndex launch_checked(const Problem& problem, const char* op, const char* name) {
-  raise_bad_index();
   kKernel(problem, {op, name, cell()}, CurrentQueue());
   raise_bad_index();
   return {};
