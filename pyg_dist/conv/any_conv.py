@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 from torch_geometric.nn import GCNConv, MessagePassing, SAGEConv
 
-from pyg_dist.conv.attention import fused_forward, fusing, is_fusable, pending_weights, weighed_sum
+from pyg_dist.conv.attention import edge_weights, fused_forward, fusing, is_fusable, weighed_sum
 from pyg_dist.conv.function_patching import copy_of_classes
 from pyg_dist.conv.gcn import DistributedGCNConv
 from pyg_dist.conv.graph_functions import SUBSTITUTES
@@ -201,7 +201,7 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
                 f"{_name(self)} expected data.edge_index (got adj_t, whose values it reads otherwise than as weights): "
                 f"give the input an edge_index, and pass its values as edge weights or attributes"
             )
-        return edge_index.edges(_name(self), by_operator=needs_operators_only(self) or is_fusable(self, given))
+        return edge_index.edges(_name(self), by_operator=needs_operators_only(self) or is_fusable(self))
 
     def _require_cached(self, graph: EdgeView) -> None:
         """What ``cached=True`` has kept must be this graph's.
@@ -258,9 +258,9 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
         """As :meth:`propagate`."""
         if isinstance(edge_index, Edges):
             edge_index, kwargs = made(edge_index), made(kwargs)
-            pending = pending_weights(self, edge_index, kwargs | {"size": size})
-            if pending is not None:
-                return pending
+            weights = edge_weights(self, edge_index, kwargs | {"size": size})
+            if weights is not None:
+                return weights
         code = MessagePassing if isinstance(edge_index, Edges) else self.stock
         return code.edge_updater(self, edge_index, size=size, **kwargs)
 

@@ -1,14 +1,15 @@
 """Attention convs by one op, which makes no tensor with a row per edge.
 
 PyG's forwards of ``GATv2Conv`` and ``TransformerConv`` run as they are, and what they ask of edges is one call: GATv2
-asks for attention weights (``edge_updater``), which stay pending, and then for the sum that they weigh
-(``propagate``); Transformer asks for the sum. GAT has its own forward, :func:`fused_forward`.
+asks for attention weights (``edge_updater``) and then for the sum that they weigh (``propagate``); Transformer asks for
+the sum. GAT has its own forward, :func:`fused_forward`. Weights of edges are made where the conv is to return them, a
+number an edge and head.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,39 +21,59 @@ from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing, TransformerCo
 from torch_geometric.nn.aggr import SumAggregation
 
 from pyg_dist.backend import ops
+from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.ops.attention import MAX_HEADS
 from pyg_dist.conv.graph_functions import add_self_loops, remove_self_loops
 from pyg_dist.conv.inputs import changed_step
 from pyg_dist.conv.linear_order import commutes
 from pyg_dist.layout.edges import Edges
-from pyg_dist.tensor import NodeTensor
+from pyg_dist.tensor import EdgeTensor, NodeTensor
 from pyg_dist.tensor.functions.random import draw_seed
 from pyg_dist.tensor.row_tensor import local_values
 
 _CONVS = (GATConv, GATv2Conv, TransformerConv)
 _CODE = ("forward", "message", "edge_update", "aggregate", "update", "message_and_aggregate", "edge_updater")
 
-_running: MessagePassing | None = None
+
+@dataclass(eq=False)
+class _Call:
+    """A conv that runs by the op.
+
+    Attributes:
+        conv: the conv.
+        returns_weights: whether it is to return the weights of edges.
+        alpha: what its forward was given for them.
+        sums: what they weigh.
+    """
+
+    conv: MessagePassing
+    returns_weights: bool
+    alpha: Any = None
+    sums: NodeTensor | None = None
+
+
+_running: _Call | None = None
 
 
 @contextmanager
 def fusing(conv: Any, given: dict[str, Any]) -> Iterator[None]:
     """Within it, ``conv``, called with ``given``, takes the fused steps if it may: if nobody sees what they leave out.
 
-    PyG's own steps run where the conv's code is changed, hooked or adapted, where the weights of edges are asked for,
-    and under autocast.
+    PyG's own steps run where the conv's code is changed, hooked or adapted, and under autocast.
     """
     global _running
-    outer, _running = _running, conv if is_fusable(conv, given) else None
+    asked = given.get("return_attention_weights")
+    asks = isinstance(asked, bool) if isinstance(conv, TransformerConv) else bool(asked)  # as their forwards do
+    outer, _running = _running, _Call(conv, asks) if is_fusable(conv) else None
     try:
         yield
     finally:
         _running = outer
 
 
-def is_fusable(conv: Any, given: dict[str, Any]) -> bool:
-    """Whether ``conv``, called with ``given``, may take the fused steps."""
+def is_fusable(conv: Any) -> bool:
+    """Whether ``conv`` may take the fused steps."""
     base = next((c for c in _CONVS if issubclass(conv.stock, c)), None)
     return (
         base is not None
@@ -60,7 +81,6 @@ def is_fusable(conv: Any, given: dict[str, Any]) -> bool:
         and changed_step(conv) is None
         and type(conv.aggr_module) is SumAggregation
         and conv.decomposed_layers == 1
-        and given.get("return_attention_weights") is None
         and getattr(conv, "negative_slope", 0.0) >= 0
         and conv.heads <= MAX_HEADS
         and not (conv.training and conv.dropout >= 1)
@@ -69,37 +89,36 @@ def is_fusable(conv: Any, given: dict[str, Any]) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class PendingWeights:
-    """Weights of edges that are computed together with the sum that they are for.
+def _call_of(conv: Any, kind: type[MessagePassing]) -> _Call | None:
+    return _running if _running is not None and _running.conv is conv and isinstance(conv, kind) else None
 
-    Attributes:
-        sum: gives the weighed sums ``[N, H, C]``, differentiable (collective).
+
+def edge_weights(conv: Any, edges: Edges, given: dict[str, Any]) -> Any:
+    """The weights that GATv2 asks for, or what stands for them; ``None`` where its own steps have to run (collective).
+
+    The sums that they weigh are made with them.
     """
-
-    sum: Callable[[], NodeTensor]
-
-
-def pending_weights(conv: Any, edges: Edges, given: dict[str, Any]) -> PendingWeights | None:
-    """What stands for the weights that GATv2 asks for; ``None`` where its own steps have to run (collective)."""
-    return _dynamic(conv, edges, **given) if conv is _running and isinstance(conv, GATv2Conv) else None
+    call = _call_of(conv, GATv2Conv)
+    return None if call is None else _dynamic(call, edges, **given)
 
 
 def weighed_sum(conv: Any, edges: Edges, given: dict[str, Any]) -> NodeTensor | None:
     """What ``conv`` asks ``propagate`` for; ``None`` where its own steps have to run (collective)."""
     alpha = given.get("alpha")
-    if isinstance(alpha, PendingWeights):
-        return alpha.sum()
-    return _dot(conv, edges, **given) if conv is _running and isinstance(conv, TransformerConv) else None
+    if _running is not None and alpha is not None and alpha is _running.alpha:
+        return _running.sums
+    call = _call_of(conv, TransformerConv)
+    return None if call is None else _dot(call, edges, **given)
 
 
-def fused_forward(conv: Any, given: dict[str, Any]) -> NodeTensor | None:
+def fused_forward(conv: Any, given: dict[str, Any]) -> Any:
     """GATConv's forward; ``None`` where PyG's has to run (collective).
 
     The logits of nodes are products with a matrix that has the heads' vectors: PyG's ``(x * att).sum(-1)`` makes two
     more tensors as large as x, and four in the backward pass.
     """
-    if conv is not _running or not isinstance(conv, GATConv) or given.get("size") is not None:
+    call = _call_of(conv, GATConv)
+    if call is None or given.get("size") is not None:
         return None
     x, edges, edge_attr = given["x"], given["edge_index"], given.get("edge_attr")
     source, target = x if isinstance(x, (tuple, list)) else (x, x)
@@ -136,10 +155,30 @@ def fused_forward(conv: Any, given: dict[str, Any]) -> NodeTensor | None:
     spec = _spec(conv, "additive", slope=conv.negative_slope)
     queries = None if query is None else query.to_local()
     inputs = AttentionInputs(value.to_local(), key.to_local(), queries, _local_attr(edges, attr), edge_weight)
-    out: Any = _nodes(edges, edges.graph.attend(edges, inputs, spec, conv)[0])
+    sums, _, alpha = _attend(call, edges, inputs, spec)
+    out: Any = _nodes(edges, sums)
     out = out if conv.concat else out.view(-1, heads, columns).mean(dim=1)
     out = out if residual is None else out + residual
-    return out if conv.bias is None else out + conv.bias  # type: ignore[no-any-return]
+    out = out if conv.bias is None else out + conv.bias
+    return out if alpha is None else (out, (edges, _dropped(alpha, spec)))
+
+
+def _attend(
+    call: _Call, edges: Edges, inputs: AttentionInputs, spec: AttentionSpec
+) -> tuple[Tensor, Tensor, EdgeTensor | None]:
+    """The sums, and the weights of edges where they are asked for, before dropout (collective)."""
+    asked = call.returns_weights
+    sums, of_edges, alpha = edges.graph.attend(edges, inputs, spec, call.conv, has_weights=asked)
+    return sums, of_edges, edges.tensor(alpha) if asked else None
+
+
+def _dropped(alpha: EdgeTensor, spec: AttentionSpec) -> EdgeTensor:
+    """The weights as they have weighed the sums."""
+    if spec.p == 0:
+        return alpha
+    local, rows = alpha.to_local(), alpha._sharding
+    key = on_device(rows.rng_key, local.device)
+    return EdgeTensor.from_local(ops.keyed_dropout(local, key, spec.p, spec.seed), rows)
 
 
 def _diagonal(att: Tensor) -> Tensor:
@@ -148,10 +187,9 @@ def _diagonal(att: Tensor) -> Tensor:
     return (heads.unsqueeze(2) * att).flatten(1)
 
 
-def _dynamic(
-    conv: Any, edges: Edges, x: Any, edge_attr: Tensor | None = None, size: Any = None
-) -> PendingWeights | None:
+def _dynamic(call: _Call, edges: Edges, x: Any, edge_attr: Tensor | None = None, size: Any = None) -> Any:
     """GATv2: the ends' rows meet under a leaky ReLU, so features of edges are projected again at each edge."""
+    conv: Any = call.conv
     if not (_fits(conv, edges, edge_attr, x[0].dtype) and _are_rows(edges, *x) and conv.att.dtype == x[0].dtype):
         return None
     att, weight = edges.rows.copy_to_ranks(conv.att).view(-1), None
@@ -159,18 +197,17 @@ def _dynamic(
         weight = edges.rows.copy_to_ranks(conv.lin_edge.weight).t()
     spec = _spec(conv, "dynamic", slope=conv.negative_slope)
     inputs = AttentionInputs(x[0].to_local(), None, x[1].to_local(), _local_attr(edges, edge_attr), weight, att)
-
-    def weigh() -> NodeTensor:
-        sums, _ = edges.graph.attend(edges, inputs, spec, conv)
-        return _nodes(edges, sums.view(inputs.value.shape))
-
-    return PendingWeights(weigh)
+    sums, _, alpha = _attend(call, edges, inputs, spec)
+    call.sums = _nodes(edges, sums.view(inputs.value.shape))
+    call.alpha = object() if alpha is None else _dropped(alpha, spec)
+    return call.alpha
 
 
 def _dot(
-    conv: Any, edges: Edges, query: Any, key: Any, value: Any, edge_attr: Tensor | None = None
+    call: _Call, edges: Edges, query: Any, key: Any, value: Any, edge_attr: Tensor | None = None
 ) -> NodeTensor | None:
     """Transformer: features of edges are projected by target, before logits and after sums: ``(W f) q = f (W^T q)``."""
+    conv: Any = call.conv
     if edge_attr is None and conv.lin_edge is not None:
         return None
     if not (_fits(conv, edges, edge_attr, query.dtype) and _are_rows(edges, query, key, value)):
@@ -181,7 +218,7 @@ def _dot(
         weight = torch.einsum("nhc,hcd->nhd", queries, by_edge).flatten(1)
     spec = _spec(conv, "dot", scale=1 / math.sqrt(conv.out_channels))
     inputs = AttentionInputs(value.to_local(), key.to_local(), queries, _local_attr(edges, edge_attr), weight)
-    sums, of_edges = edges.graph.attend(edges, inputs, spec, conv)
+    sums, of_edges, conv._alpha = _attend(call, edges, inputs, spec)
     out = sums.view(queries.shape)
     if by_edge is not None:
         out = out + torch.einsum("nhd,hcd->nhc", of_edges.view(*out.shape[:2], by_edge.shape[2]), by_edge)

@@ -245,6 +245,10 @@ class OperatorEdges(Edges):
         edges.graph, edges.rows, edges.weight, edges.refusal = graph, rows, weight, refusal
         return edges  # type: ignore[no-any-return]
 
+    def full_tensor(self) -> Tensor:
+        """See :class:`Edges`."""
+        return self.graph.full_edge_index()
+
     @property
     def without_loops(self) -> _Selected:
         """See :class:`Edges`; the graph keeps them."""
@@ -281,7 +285,7 @@ SINGLE_EDGES = frozenset(
 )
 """What looks at single edges."""
 
-_AS_GRAPHS = frozenset(["without_loops", "with_loops", "reduce_by_target"])
+_AS_GRAPHS = frozenset(["full_tensor", "without_loops", "with_loops", "reduce_by_target"])
 """What graphs without :class:`EdgeView` answer."""
 
 _PROPERTIES = "shape dtype layout is_sparse requires_grad ndim".split()

@@ -143,8 +143,13 @@ class EdgeView(Protocol):
         """
 
     def attend(
-        self, edges: Any, inputs: AttentionInputs, spec: AttentionSpec, layer: nn.Module | None = None
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        edges: Any,
+        inputs: AttentionInputs,
+        spec: AttentionSpec,
+        layer: nn.Module | None = None,
+        has_weights: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """See :meth:`DistributedGraph.attend`."""
 
     def reduce_by_blocks(
@@ -261,8 +266,13 @@ class DistributedGraph(Protocol):
         """
 
     def attend(
-        self, edges: Any, inputs: AttentionInputs, spec: AttentionSpec, layer: nn.Module | None = None
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        edges: Any,
+        inputs: AttentionInputs,
+        spec: AttentionSpec,
+        layer: nn.Module | None = None,
+        has_weights: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Attention over in-edges, :func:`pyg_dist.backend.ops.attention_csr`, differentiable (collective).
 
         Exact, but for the rows of 16 columns or more that a training ``layer`` of a ``DistributedData`` with ``bits``
@@ -274,9 +284,10 @@ class DistributedGraph(Protocol):
                 ``dot`` edge_weight; edge_attr of the edges. For ``additive`` edge_weight is one row for all targets.
             spec: how logits are made.
             layer: whose attention it is.
+            has_weights: whether the weights of the edges are wanted, too: those of the softmax, before dropout.
 
         Shapes:
-            - output: ``[n, H C]``; ``[n, H D]``, or empty
+            - output: ``[n, H C]``; ``[n, H D]``, or empty; ``[e, H]``, or without rows
         """
 
     def start(self, x: NodeTensor, operator: Any, layer: nn.Module | None = None) -> Pending[NodeTensor]:

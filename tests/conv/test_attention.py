@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -41,6 +42,7 @@ class Case(NamedTuple):
     is_pair: bool
     seed: int = 0
     mesh: dict[str, int] | None = None  # None: the halo layout
+    asks: bool = False  # for the weights of edges, too
 
 
 @st.composite
@@ -69,6 +71,7 @@ def cases(draw: Any, world_size: int, on_grid: bool) -> Case:
         draw(st.booleans()),
         draw(st.integers(0, 1000)),
         draw(st.sampled_from(meshes(world_size))) if on_grid else None,
+        draw(st.booleans()),
     )
 
 
@@ -88,10 +91,19 @@ def results(data: Any, case: Case, is_ours: bool) -> Results:
     conv = DistributedConv(conv) if is_ours else conv
     leaves = {name: data[name].detach().clone().requires_grad_() for name in ("x", "edge_attr")}
     x = leaves["x"]
-    out = conv((x, x.tanh()) if case.is_pair else x, data.edge_index, leaves["edge_attr"] if case.edge_dim else None)
-    score = torch.linspace(0.5, 1.5, out.numel(), dtype=torch.float64).view(out.shape)
-    (out * score + 0.1 * out.square()).sum().backward()
-    return {"out": out, **gradients(conv, **leaves)}
+    given = ((x, x.tanh()) if case.is_pair else x, data.edge_index, leaves["edge_attr"] if case.edge_dim else None)
+    found: Results = {}
+    if case.asks:
+        found["out"], (found["edges"], found["weights"]) = conv(*given, return_attention_weights=True)
+    else:
+        found["out"] = conv(*given)
+    loss: Any = 0.0
+    for out in found.values():
+        if out.is_floating_point():
+            score = torch.linspace(0.5, 1.5, out.numel(), dtype=torch.float64).view(out.shape)
+            loss = loss + (out * score + 0.1 * out.square()).sum()
+    loss.backward()
+    return {**found, **gradients(conv, **leaves)}
 
 
 def compare(case: Case) -> list[str]:
@@ -113,6 +125,7 @@ def compare(case: Case) -> list[str]:
 
 HUB = [(k % 9, 3) for k in range(40)] + [(3, k) for k in range(9)]
 EXAMPLES = [
+    Case(3, [], [0, 0, 0], "GATv2Conv", 2, 3, {"add_self_loops": False}, 2, False, asks=True),
     Case(1, [(0, 0), (0, 0)], [0], "GATv2Conv", 2, 3, {"add_self_loops": False}, 2, False),
     Case(4, [], [0, 0, 0, 0], "TransformerConv", 2, 3, {}, 2, True),
     Case(9, HUB, [0] * 9, "GATConv", 3, 5, {"concat": False, "fill_value": "min"}, 2, True),
@@ -135,8 +148,9 @@ def test_random_graphs(workers: Pools, layout: str, world_size: int, num_example
     )  # fmt: skip
     @given(cases(world_size, layout == "grid"))
     @example(EXAMPLES[0]._replace(mesh=mesh))
-    @example(EXAMPLES[1]._replace(owners=[0, 0, world_size - 1, 0], mesh=mesh))
-    @example(EXAMPLES[2]._replace(owners=[k % world_size for k in range(9)], options={"concat": False}, mesh=mesh))
+    @example(EXAMPLES[1]._replace(mesh=mesh))
+    @example(EXAMPLES[2]._replace(owners=[0, 0, world_size - 1, 0], mesh=mesh))
+    @example(EXAMPLES[3]._replace(owners=[k % world_size for k in range(9)], options={"concat": False}, mesh=mesh))
     def check(case: Case) -> None:
         for rank, differs in enumerate(workers(world_size).run(compare, case)):
             assert not differs, f"on rank {rank}"
@@ -150,7 +164,8 @@ def every_mesh(num_ranks: int) -> list[str]:
     for mesh in meshes(num_ranks):
         for conv in CONVS:
             options = {} if conv == "TransformerConv" else {"residual": True}
-            found += compare(Case(9, HUB, [], conv, 3, 5, options, 2, False, mesh=mesh))
+            case = Case(9, HUB, [], conv, 3, 5, options, 2, False, mesh=mesh)
+            found += compare(case) + compare(case._replace(asks=True))
     return found
 
 
@@ -159,10 +174,10 @@ def test_hub_on_every_mesh(workers: Pools) -> None:
         assert not differs
 
 
-def second_derivatives(mesh: dict[str, int]) -> None:
+def second_derivatives(mesh: dict[str, int] | None) -> None:
     from pyg_dist.conv import DistributedConv
 
-    case = Case(9, HUB, [], "GATConv", 2, 4, {}, 2, False, mesh=mesh)
+    case = Case(9, HUB, [0, 1, 0, 1, 1, 0, 0, 0, 1], "GATConv", 2, 4, {}, 2, False, mesh=mesh)
     plain = Data(
         x=torch.linspace(-1, 1, 9 * F, dtype=torch.float64).view(9, F).sin(),
         edge_index=torch.tensor(HUB).t().contiguous(),
@@ -176,14 +191,15 @@ def second_derivatives(mesh: dict[str, int]) -> None:
             conv = conv_class(F, 4, heads=2, edge_dim=2).double()
             conv = conv if data is plain else DistributedConv(conv)
             x = data.x.detach().clone().requires_grad_()
-            out = conv(x, data.edge_index, data.edge_attr)
-            (slope,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+            out, (_, weights) = conv(x, data.edge_index, data.edge_attr, return_attention_weights=True)
+            (slope,) = torch.autograd.grad(out.square().sum() + weights.square().sum(), x, create_graph=True)
             slope.square().sum().backward()
             found.append(gradients(conv, x=x))
         assert_same(found[1], found[0], conv_class.__name__)
 
 
-def test_second_derivatives_on_the_grid(workers: Pools) -> None:
+def test_second_derivatives(workers: Pools) -> None:
+    workers(2).run(second_derivatives, None)
     workers(2).run(second_derivatives, {"x": 2})
     workers(4).run(second_derivatives, {"x": 2, "y": 2})
 
@@ -196,7 +212,7 @@ def graph(num_nodes: int = 40, num_edges: int = 300, dtype: torch.dtype = torch.
 
 
 def with_dropout() -> Results:
-    """The fused sums, and those of PyG's steps, which run where weights are asked for: one mask."""
+    """The fused sums and weights, and those of PyG's steps, which run where a hook looks at messages: one mask."""
     from pyg_dist.conv import DistributedConv
 
     found: Results = {}
@@ -205,15 +221,17 @@ def with_dropout() -> Results:
         torch.manual_seed(0)
         conv = DistributedConv(conv_class(F, 4, heads=5, dropout=0.4, edge_dim=3).double())
         by_steps = []
-        for asked in (None, True):
+        for has_hook in (False, True):
+            hook = conv.register_message_forward_hook(lambda conv, inputs, out: None) if has_hook else None
             torch.manual_seed(1)
             conv.zero_grad()
-            out = conv(data.x, data.edge_index, data.edge_attr, return_attention_weights=asked)
-            out = out if asked is None else out[0]
-            out.square().sum().backward()
-            by_steps.append({"out": out.detach(), "next draw": float(torch.rand(())), **gradients(conv)})
+            out, (edges, alpha) = conv(data.x, data.edge_index, data.edge_attr, return_attention_weights=True)
+            (out.square().sum() + alpha.square().sum()).backward()
+            values = {"out": out.detach(), "edges": edges, "weights": alpha, "next draw": float(torch.rand(()))}
+            by_steps.append({**values, **gradients(conv)})
         assert_same(*by_steps, name)
-        found[name] = by_steps[0]["out"].full_tensor()
+        hook.remove()
+        found |= {name: by_steps[0]["out"].full_tensor(), f"{name} weights": by_steps[0]["weights"].full_tensor()}
         assert not torch.allclose(found[name], conv.eval()(data.x, data.edge_index, data.edge_attr).full_tensor())
     return found
 
@@ -236,9 +254,10 @@ def of_layouts(num_ranks: int) -> None:
             for data in (halo, grid):
                 torch.manual_seed(0)
                 conv = DistributedConv(conv_class(F, 4, heads=5, dropout=0.4, edge_dim=3).double())
-                out = conv(data.x, data.edge_index, data.edge_attr)
-                out.square().sum().backward()
-                found.append({"out": out.detach(), "next draw": float(torch.rand(())), **gradients(conv)})
+                out, (edges, alpha) = conv(data.x, data.edge_index, data.edge_attr, return_attention_weights=True)
+                (out.square().sum() + alpha.square().sum()).backward()
+                values = {"out": out.detach(), "edges": edges, "weights": alpha, "next draw": float(torch.rand(()))}
+                found.append({**values, **gradients(conv)})
             assert_same(found[1], found[0], name)
 
 
@@ -261,12 +280,10 @@ def grid_refusals() -> list[str]:
     hooked = DistributedConv(gnn.GATv2Conv(F, 4).double())
     hooked.register_message_forward_hook(lambda conv, inputs, out: None)
     largest = DistributedConv(gnn.GATConv(F, 4, edge_dim=3, fill_value="max").double())
-    asked = DistributedConv(gnn.TransformerConv(F, 4).double())
     found = []
     for call in (
         lambda: hooked(data.x, data.edge_index),
         lambda: largest(data.x, data.edge_index, data.edge_attr),
-        lambda: asked(data.x, data.edge_index, return_attention_weights=True),
     ):
         with pytest.raises(UnsupportedError) as caught:
             call()
@@ -276,10 +293,38 @@ def grid_refusals() -> list[str]:
 
 def test_what_needs_single_edges_is_refused_on_the_grid(workers: Pools) -> None:
     for found in workers(2).run(grid_refusals):
-        for message, conv in zip(found, ("GATv2Conv", "GATConv", "TransformerConv"), strict=True):
+        for message, conv in zip(found, ("GATv2Conv", "GATConv"), strict=True):
             assert message.startswith(f"{conv} needs every neighbour's row in one place, and layout='grid'")
             assert "layout='halo'" in message
             assert "\n" not in message
+
+
+def narrow() -> None:
+    """Weights of bfloat16 rows, in their dtype: logits are made in float32."""
+    from pyg_dist.conv import DistributedConv
+
+    plain, halo = graph(dtype=torch.float32)
+    for data in (halo, tiled(plain, {"x": 2})):
+        for name, conv_class in CONVS.items():
+            torch.manual_seed(0)
+            stock = conv_class(F, 4, heads=2, edge_dim=3)
+            found = []
+            for is_ours in (False, True):
+                given, dtype = (data, torch.bfloat16) if is_ours else (plain, torch.float32)
+                conv = DistributedConv(copy.deepcopy(stock).to(dtype)) if is_ours else stock
+                x = given.x.detach().to(dtype).requires_grad_()
+                attr = given.edge_attr.to(dtype)
+                _, (_, alpha) = conv(x, given.edge_index, attr, return_attention_weights=True)
+                assert alpha.dtype == dtype
+                alpha.square().sum().backward()
+                whole = [t.full_tensor() if is_ours else t for t in (alpha.detach(), x.grad)]
+                found.append([t.float() for t in whole])
+            for got, expected in zip(*found, strict=True):
+                assert float((got - expected).norm() / expected.norm()) < 0.05, name
+
+
+def test_weights_of_narrow_rows(workers: Pools) -> None:
+    workers(2).run(narrow)
 
 
 class LargestPerEdge(TorchDispatchMode):
@@ -297,25 +342,32 @@ class LargestPerEdge(TorchDispatchMode):
         return out
 
 
-def largest_per_edge(name: str, is_ours: bool) -> int:
+def largest_per_edge(name: str, is_ours: bool, asks: bool) -> int:
     import pyg_dist
     from pyg_dist.conv import DistributedConv
 
-    data = random_graph(20, 4000, F, seed=5)
+    num_edges = 40_000
+    data = random_graph(20, num_edges, F, seed=5)
     conv = CONVS[name](F, 16, heads=4, dropout=0.3).double()
     if is_ours:
         data, conv = pyg_dist.DistributedData(data), DistributedConv(conv)
     x = data.x.detach().clone().requires_grad_()
-    with LargestPerEdge(4000) as seen:
-        conv(x, data.edge_index).square().sum().backward()
+    with LargestPerEdge(num_edges) as seen:
+        out = conv(x, data.edge_index, return_attention_weights=asks or None)
+        loss = out[0].square().sum() + out[1][1].square().sum() if asks else out.square().sum()
+        loss.backward()
     return seen.largest
 
 
 @pytest.mark.parametrize("name", CONVS)
 def test_no_tensor_of_edges_and_columns_is_made(workers: Pools, name: str) -> None:
-    """The ends of edges and what orders them have two numbers an edge; stock messages have 64, of loopless edges."""
-    assert workers(1).run(largest_per_edge, name, True)[0] <= 2
-    assert workers(1).run(largest_per_edge, name, False)[0] >= 32
+    """The ends of edges and what orders them have two numbers an edge; stock messages have 64, of loopless edges.
+
+    Weights have four. What they are made of is 64 numbers wide for a few edges at a time.
+    """
+    assert workers(1).run(largest_per_edge, name, True, False)[0] <= 2
+    assert workers(1).run(largest_per_edge, name, True, True)[0] <= 8
+    assert workers(1).run(largest_per_edge, name, False, True)[0] >= 32
 
 
 def changed_steps() -> None:

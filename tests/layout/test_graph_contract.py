@@ -281,7 +281,7 @@ def attention(graph: Data, data: Any, how: Layout) -> None:
             inputs = AttentionInputs(value, value.sin(), query, attr, of_rows)
             spec = AttentionSpec("dot", 2, scale=0.5)
             parts = laid.attend(data.edge_index.edges("GATConv", by_operator=True), inputs, spec)
-            out, of_edges = (rows.gather(part) for part in parts)
+            out, of_edges = (rows.gather(part) for part in parts[:2])
         else:
             value, key, query, by_row = (
                 x.view(N, 2, 2) for x in (leaves["value"], leaves["value"].sin(), leaves["query"], weight)

@@ -20,17 +20,26 @@ from pyg_dist.backend.halo.transfer import HaloTransfer
 from pyg_dist.backend.local_function import LocalFunction
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.sparse.attention import (
-    Gradients,
+    Attended,
+    added,
     as_inputs,
     attend,
-    attention_by_edge,
     by_source,
     by_target,
     differentiable_gradients,
     dots,
-    is_shared,
+    new_weights,
     of_outputs,
-)  # fmt: skip
+    slopes_of_weights,
+)
+from pyg_dist.backend.sparse.attention_by_edge import (
+    Gradients,
+    attention_by_edge,
+    gradients_of_logits,
+    is_shared,
+    sums_of_edges,
+    write_weights,
+)
 from pyg_dist.backend.sparse.csr import CSR
 
 
@@ -45,6 +54,7 @@ class HaloAttention:
         key: sends their keys, or part of the logits.
         edge_key: of the dropout, by edge storage.
         spec: how logits are made.
+        num_weights: this rank's edges, if their weights are asked for.
     """
 
     local: CSR
@@ -53,6 +63,7 @@ class HaloAttention:
     key: HaloTransfer
     edge_key: Tensor | None
     spec: AttentionSpec
+    num_weights: int = 0
 
     def maps(self, inputs: AttentionInputs) -> list[HaloRows | None]:
         """What brings values and keys to the halo."""
@@ -72,7 +83,7 @@ class HaloAttention:
         """The last b rows."""
         return rows.narrow(0, rows.shape[0] - self.halo.num_rows, self.halo.num_rows)
 
-    def by_edge(self, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
+    def by_edge(self, inputs: AttentionInputs) -> Attended:
         """In torch's functions, differentiable to any order (collective)."""
         both = [
             x if x is None or m is None else torch.cat([x.flatten(1), apply(m, x.flatten(1))])
@@ -87,12 +98,13 @@ class HaloAttention:
             n + halo.num_cols,
         )
         assert both[0] is not None
-        return attention_by_edge(edges, self.edge_key, self.spec, inputs._replace(value=both[0], key=both[1]))
+        inputs = inputs._replace(value=both[0], key=both[1])
+        return attention_by_edge(edges, self.edge_key, self.spec, inputs, self.num_weights)
 
 
 class _HaloAttention(LocalFunction):
     @staticmethod
-    def forward(ctx: Any, a: HaloAttention, *given: Any) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, a: HaloAttention, *given: Any) -> Attended:
         inputs = AttentionInputs(*given)
         flying = [m.start(x.flatten(1)) if m is not None else None for m, x in zip(a.maps(inputs), given, strict=False)]
         y, z, lse = attend(a.local, inputs, a.edge_key, a.spec)
@@ -100,41 +112,54 @@ class _HaloAttention(LocalFunction):
         if a.halo.num_rows:
             of_halo = attend(a.halo, a.of_halo(inputs, rows), a.edge_key, a.spec)
             _join(a.boundary(lse), of_halo[2], [(a.boundary(y), of_halo[0]), (_last(z, a), of_halo[1])])
+        weights = new_weights(inputs, a.spec, a.num_weights)
+        if a.num_weights:
+            write_weights(weights, a.local, a.spec, inputs, lse)
+            write_weights(weights, a.halo, a.spec, a.of_halo(inputs, rows), a.boundary(lse))
         if any(ctx.needs_input_grad):
             ctx.set_materialize_grads(False)
             a.local.transposed, a.halo.transposed  # noqa: B018  # now: sorting takes room
             ctx.a = a
-            ctx.save_for_backward(*given, *rows, y, z, lse)
-        return y, z
+            ctx.save_for_backward(*given, *rows, y, z, weights, lse)
+        return y, z, weights
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, grad_z: Tensor | None) -> tuple[Tensor | None, ...]:
-        *given, halo_value, halo_key, y, z, lse = ctx.saved_tensors
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        *given, halo_value, halo_key, y, z, weights, lse = ctx.saved_tensors
         a: HaloAttention = ctx.a
         inputs, needs, key, spec = AttentionInputs(*given), ctx.needs_input_grad[1:], a.edge_key, a.spec
-        grads = of_outputs(grad, grad_z, y)
+        grad, grad_z = of_outputs(grads[0], grads[1], y)
         if torch.is_grad_enabled():
-            return None, *differentiable_gradients(a.by_edge, inputs, needs, grads)
-        known = lse, dots(*grads, y, z, spec.heads), *grads
+            return None, *differentiable_gradients(a.by_edge, inputs, needs, (grad, grad_z, grads[2]))
+        delta, slopes = dots(grad, grad_z, y, z, spec.heads), slopes_of_weights(weights, grads[2], lse)
+        if slopes is not None:
+            delta = delta + sums_of_edges(a.local, slopes)
+            a.boundary(delta).add_(sums_of_edges(a.halo, slopes))
+        known = lse, delta, grad, grad_z
         of_halo = a.of_halo(inputs, [halo_value, halo_key])
         known_halo = tuple(None if x is None else a.boundary(x) for x in known)
+        by_weights: list[Gradients] = [[None] * len(inputs)] * 2  # of the two parts' logits alone
+        if slopes is not None:
+            parts = (a.local, inputs), (a.halo, of_halo)
+            by_weights = [gradients_of_logits(csr, spec, part, slopes, needs) for csr, part in parts]
         flying: list[Pending[Tensor] | None] = [None, None]
         if any(needs[:2]):
-            sent = by_source(a.halo.transposed, of_halo, key, spec, known_halo)
+            sent = added(by_source(a.halo.transposed, of_halo, key, spec, known_halo), by_weights[1][:2])
             flying = [
                 m.transposed.start(rows) if needed and m is not None and rows is not None else None
                 for m, rows, needed in zip(a.maps(inputs), sent, needs, strict=False)
             ]
         found: Gradients = [None] * len(inputs)
         if any(needs[2:]):
-            found[2:] = by_target(a.local, inputs, key, spec, known, needs[3])
+            found[2:] = added(by_target(a.local, inputs, key, spec, known, needs[3]), by_weights[0][2:])
             if a.halo.num_rows:
-                _add_targets(a, found[2:], by_target(a.halo, of_halo, key, spec, known_halo, needs[3]))
+                others = by_target(a.halo, of_halo, key, spec, known_halo, needs[3])
+                _add_targets(a, found[2:], added(others, by_weights[1][2:]))
         if any(needs[:2]):
-            found[:2] = by_source(a.local.transposed, inputs, key, spec, known)
-            for own, home in zip(found[:2], _landed(flying), strict=True):
-                if own is not None and home is not None:
-                    own += home
+            found[:2] = added(by_source(a.local.transposed, inputs, key, spec, known), by_weights[0][:2])
+        for own, home in zip(found[:2], _landed(flying), strict=True):
+            if own is not None and home is not None:
+                own += home
         return None, *as_inputs(found, inputs, needs)
 
 
@@ -167,13 +192,14 @@ def _add_targets(a: HaloAttention, local: Gradients, halo: Gradients) -> None:
         (a.boundary(own) if is_by_row else own).add_(other)
 
 
-def halo_attention(a: HaloAttention, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
+def halo_attention(a: HaloAttention, inputs: AttentionInputs) -> Attended:
     """Attention over local and remote sources; exact but for coded messages, collective both ways.
 
     Differentiable by all inputs; twice by a pass that makes values for each edge and column.
 
     Shapes:
         - inputs: of :func:`pyg_dist.backend.ops.attention_csr`, value and key of the n local rows
-        - output: ``[n, H C]``; ``[n, H D]``, or empty
+        - output: ``[n, H C]``; ``[n, H D]``, or empty; the weights of ``num_weights`` edges, by edge storage, and H
+          heads, before dropout
     """
     return _HaloAttention.apply(a, *inputs)  # type: ignore[no-any-return, no-untyped-call]

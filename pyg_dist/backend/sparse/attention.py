@@ -1,4 +1,7 @@
-"""Attention over in-edges, with autograd, on one rank's pattern: nothing that has a row per edge is kept or made."""
+"""Attention over in-edges, with autograd, on one rank's pattern: nothing that has a row per edge is kept or made.
+
+But for the weights of edges, a number an edge and head, where somebody asks for them.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,25 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.local_function import LocalFunction
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
+from pyg_dist.backend.sparse.attention_by_edge import (
+    Gradients,
+    attention_by_edge,
+    by_head,
+    gradients_of_logits,
+    is_shared,
+    sums_of_edges,
+    write_weights,
+)
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.timing import phase
 
-Gradients = list[Tensor | None]
+Attended = tuple[Tensor, Tensor, Tensor]
+"""The sums of values, of edge_attr, and the weights of edges, which are empty unless they are asked for."""
 
 
 class _Attention(LocalFunction):
@@ -27,31 +39,64 @@ class _Attention(LocalFunction):
 
     @staticmethod
     def forward(
-        ctx: Any, csr: CSR, edge_key: Tensor | None, spec: AttentionSpec, *inputs: Any
-    ) -> tuple[Tensor, Tensor]:
-        y, z, lse = attend(csr, AttentionInputs(*inputs), edge_key, spec)
+        ctx: Any, csr: CSR, edge_key: Tensor | None, spec: AttentionSpec, num_weights: int, *given: Any
+    ) -> Attended:
+        inputs = AttentionInputs(*given)
+        y, z, lse = attend(csr, inputs, edge_key, spec)
+        weights = new_weights(inputs, spec, num_weights)
+        if num_weights:
+            write_weights(weights, csr, spec, inputs, lse)
         if any(ctx.needs_input_grad):
             ctx.set_materialize_grads(False)
             # Transposed now: sorting in the backward pass would come on top of all activations.
             ctx.csr, ctx.transposed, ctx.spec = csr, csr.transposed, spec
-            ctx.save_for_backward(*inputs, edge_key, y, z, lse)
-        return y, z
+            ctx.save_for_backward(*given, edge_key, y, z, weights, lse)
+        return y, z, weights
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, grad_z: Tensor | None) -> tuple[Tensor | None, ...]:
-        *given, edge_key, y, z, lse = ctx.saved_tensors
-        inputs, needs, spec = AttentionInputs(*given), ctx.needs_input_grad[3:], ctx.spec
-        grads = of_outputs(grad, grad_z, y)
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        *given, edge_key, y, z, weights, lse = ctx.saved_tensors
+        inputs, needs, csr, spec = AttentionInputs(*given), ctx.needs_input_grad[4:], ctx.csr, ctx.spec
+        grad, grad_z = of_outputs(grads[0], grads[1], y)
         if torch.is_grad_enabled():  # with create_graph, torch differentiates again
-            run = partial(attention_by_edge, ctx.csr, edge_key, spec)
-            return None, None, None, *differentiable_gradients(run, inputs, needs, grads)
-        known = lse, dots(*grads, y, z, spec.heads), *grads
+            run = partial(attention_by_edge, csr, edge_key, spec, num_weights=weights.shape[0])
+            return *[None] * 4, *differentiable_gradients(run, inputs, needs, (grad, grad_z, grads[2]))
+        delta, slopes = dots(grad, grad_z, y, z, spec.heads), slopes_of_weights(weights, grads[2], lse)
+        if slopes is not None:
+            delta = delta + sums_of_edges(csr, slopes)
+        known = lse, delta, grad, grad_z
         found: Gradients = [None] * len(inputs)
         if any(needs[:2]):
             found[:2] = by_source(ctx.transposed, inputs, edge_key, spec, known)
         if any(needs[2:]):
-            found[2:] = by_target(ctx.csr, inputs, edge_key, spec, known, needs[3])
-        return None, None, None, *as_inputs(found, inputs, needs)
+            found[2:] = by_target(csr, inputs, edge_key, spec, known, needs[3])
+        if slopes is not None:
+            found = added(found, gradients_of_logits(csr, spec, inputs, slopes, needs))
+        return *[None] * 4, *as_inputs(found, inputs, needs)
+
+
+def new_weights(inputs: AttentionInputs, spec: AttentionSpec, num_weights: int) -> Tensor:
+    """Room for the weights of the edges that are stored here."""
+    return inputs.value.new_zeros(num_weights, spec.heads)
+
+
+def slopes_of_weights(weights: Tensor, grad: Tensor | None, lse: Tensor) -> Tensor | None:
+    """Each weight times its gradient: its logit's gradient, but for what all edges of its target have in common.
+
+    That is the sum of these over the target's edges, of which each takes off a part by its weight; added to ``delta``
+    it goes with the fused gradients.
+
+    Shapes:
+        - weights, grad: by edge storage, ``[S, H]``
+        - output: the same, in the sum dtype
+    """
+    return None if grad is None else weights.to(lse.dtype) * grad.to(lse.dtype)
+
+
+def added(one: Gradients, other: Gradients) -> Gradients:
+    """The sum of two gradients by the same inputs, in the dtypes of the first."""
+    pairs = zip(one, other, strict=True)
+    return [x if y is None or x is None else x + y.view(x.shape).to(x.dtype) for x, y in pairs]
 
 
 def attend(
@@ -77,11 +122,6 @@ def dots(grad: Tensor, grad_z: Tensor | None, y: Tensor, z: Tensor, heads: int) 
 
     found = of_heads(grad, y) if grad_z is None else of_heads(grad, y) + of_heads(grad_z, z)
     return found.view(-1, heads)
-
-
-def by_head(rows: Tensor, heads: int) -> Tensor:
-    """Rows as ``[N, H, C]``."""
-    return rows.view(rows.shape[0], heads, rows.shape[1:].numel() // heads)
 
 
 def by_source(
@@ -116,11 +156,6 @@ def by_target(
     return [by_query, by_attr, by_weight, by_att]
 
 
-def is_shared(edge_weight: Tensor | None) -> bool:
-    """Whether one row of weights is for all targets."""
-    return edge_weight is not None and edge_weight.shape[0] == 1
-
-
 def as_inputs(gradients: Gradients, inputs: AttentionInputs, needs: tuple[bool, ...]) -> Gradients:
     """The gradients that are wanted, in the shapes and dtypes of the inputs."""
     return [
@@ -130,10 +165,10 @@ def as_inputs(gradients: Gradients, inputs: AttentionInputs, needs: tuple[bool, 
 
 
 def differentiable_gradients(
-    run: Callable[[AttentionInputs], tuple[Tensor, Tensor]],
+    run: Callable[[AttentionInputs], Attended],
     inputs: AttentionInputs,
     needs: tuple[bool, ...],
-    gradients: tuple[Tensor, Tensor | None],
+    gradients: tuple[Tensor | None, ...],
 ) -> Gradients:
     """The gradients by the inputs of ``run``, of torch's functions, as these are differentiated."""
     # Views: of a tensor that is given twice, as value and as query, each place has its own gradient.
@@ -145,85 +180,22 @@ def differentiable_gradients(
     return [next(found) if needed and x is not None else None for x, needed in zip(own, needs, strict=True)]
 
 
-def attention_by_edge(
-    csr: CSR, edge_key: Tensor | None, spec: AttentionSpec, inputs: AttentionInputs
-) -> tuple[Tensor, Tensor]:
-    """:func:`attention` in torch's functions, with values for each edge and column; differentiable to any order."""
-    return divided(*sums_by_edge(csr, edge_key, spec, inputs))
+def attention(
+    csr: CSR, edge_key: Tensor | None, spec: AttentionSpec, inputs: AttentionInputs, num_weights: int = 0
+) -> Attended:
+    """:func:`pyg_dist.backend.ops.attention_csr`'s sums of value, and of edge_attr for ``dot``; not collective.
 
-
-def sums_by_edge(
-    csr: CSR,
-    edge_key: Tensor | None,
-    spec: AttentionSpec,
-    inputs: AttentionInputs,
-    largest: Callable[[Tensor], Tensor] = lambda logits: logits,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The sums that :func:`divided` takes, each edge weighed by the exponential of its logit, less the largest one.
+    Differentiable by all inputs; twice by a pass that makes values for each edge and column.
 
     Args:
         csr: the pattern.
         edge_key: of the dropout.
         spec: how logits are made.
-        inputs: what they are made of.
-        largest: makes each target's largest logit of that of these edges, ``[N, H]``.
-
-    Shapes:
-        - output: of values ``[N, H C]``; of edge_attr ``[N, H D]``, or empty; of ones, without dropout, ``[N, H]``
-    """
-    row, col, edge, heads = csr.row(), csr.col.long(), csr.edge, spec.heads
-    value, key, query, attr, weight, att = inputs
-    values = by_head(value, heads)[col]
-    features = values.new_zeros(col.numel(), 0) if attr is None else attr[edge]
-    if spec.form == "dynamic":
-        assert query is not None
-        assert att is not None
-        ends = values + by_head(query, heads)[row]
-        ends = ends if weight is None else ends + (features @ weight.to(features.dtype)).view_as(values)
-        logits = (F.leaky_relu(ends, spec.slope) * att.view(heads, values.shape[2])).sum(2)
-    else:
-        assert key is not None
-        keys = by_head(key, heads)[col]
-        queries = keys.new_zeros(()) if query is None else by_head(query, heads)[row]
-        logits = (keys + queries if spec.form == "additive" else keys * queries).sum(2)
-        if weight is not None:
-            per_row = by_head(weight, heads).expand(csr.num_rows, -1, -1)
-            logits = logits + (per_row[row] * features.unsqueeze(1)).sum(2)
-        logits = F.leaky_relu(logits, spec.slope) if spec.form == "additive" else logits * spec.scale
-    index, constant = row.view(-1, 1).expand_as(logits), logits.detach()
-    top = largest(constant.new_full((csr.num_rows, heads), -torch.inf).scatter_reduce(0, index, constant, "amax"))
-    powers = (logits - top[row]).exp()
-    kept = powers
-    if spec.p > 0:
-        assert edge_key is not None
-        kept = ops.keyed_dropout(powers, edge_key[edge], spec.p, spec.seed)
-
-    def sums(rows: Tensor) -> Tensor:
-        weighed = (kept.unsqueeze(2) * rows).flatten(1)
-        return weighed.new_zeros(csr.num_rows, weighed.shape[1]).index_add(0, row, weighed)
-
-    has_sums = spec.form == "dot" and attr is not None
-    total = powers.new_zeros(csr.num_rows, heads).index_add(0, row, powers)
-    return sums(values), sums(features.unsqueeze(1)) if has_sums else values.new_zeros(0, 0), total
-
-
-def divided(y: Tensor, z: Tensor, powers: Tensor) -> tuple[Tensor, Tensor]:
-    """The weighed sums of values and edge_attr: those of :func:`sums_by_edge`, over all parts of the edges."""
-    divisor = powers.masked_fill(powers == 0, 1.0).unsqueeze(2)  # of targets without edges, whose sums are zero
-
-    def quotients(sums: Tensor) -> Tensor:
-        return (by_head(sums, powers.shape[1]) / divisor).flatten(1) if sums.shape[0] else sums
-
-    return quotients(y), quotients(z)
-
-
-def attention(csr: CSR, edge_key: Tensor | None, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-    """:func:`pyg_dist.backend.ops.attention_csr`'s sums of value, and of edge_attr for ``dot``; not collective.
-
-    Differentiable by all inputs; twice by a pass that makes values for each edge and column.
+        inputs: of the op.
+        num_weights: stored edges, if their weights are asked for: those of the softmax, before dropout.
 
     Shapes:
         - inputs: of the op
-        - output: ``[csr.num_rows, H C]``; ``[csr.num_rows, H D]``, or empty
+        - output: ``[csr.num_rows, H C]``; ``[csr.num_rows, H D]``, or empty; ``[num_weights, H]``
     """
-    return _Attention.apply(csr, edge_key, spec, *inputs)  # type: ignore[no-any-return, no-untyped-call]
+    return _Attention.apply(csr, edge_key, spec, num_weights, *inputs)  # type: ignore[no-any-return, no-untyped-call]

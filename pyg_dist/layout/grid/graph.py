@@ -308,8 +308,13 @@ class GridGraph:
     # columns; targets lie over the third axis as well, so that no two ranks have the same edges.
 
     def attend(
-        self, edges: Edges, inputs: AttentionInputs, spec: AttentionSpec, layer: nn.Module | None = None
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        edges: Edges,
+        inputs: AttentionInputs,
+        spec: AttentionSpec,
+        layer: nn.Module | None = None,
+        has_weights: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """See :meth:`~pyg_dist.layout.graph.DistributedGraph.attend`; ``edges`` are all of this graph's."""
         tile, of_targets = self.adjacency(INPUT), self._target_layout
         by_row = ("query", "edge_weight") if spec.form == "dot" else ("query",)
@@ -322,10 +327,12 @@ class GridGraph:
             moved["edge_attr"] = apply(tile.dispatch, inputs.edge_attr)
         key = self._edge_key if spec.p > 0 else None
         sources = AllGather(self.grid.wire("z", "y", exact=True), self.grid.row_sizes(WHOLE_ROWS, "z", "y"))
-        a = GridAttention(self._edges_of_targets, sources, self._target_rows, key, spec)
-        sums, of_edges = grid_attention(a, inputs._replace(**moved))
+        num_weights = tile.row.numel() if has_weights else 0
+        a = GridAttention(self._edges_of_targets, sources, self._target_rows, key, spec, num_weights)
+        sums, of_edges, weights = grid_attention(a, inputs._replace(**moved))
         of_edges = self._moved(of_edges, of_targets, WHOLE_ROWS) if a.has_edge_sums(inputs) else of_edges
-        return self._moved(sums, of_targets, WHOLE_ROWS), of_edges
+        weights = apply(tile.dispatch.transposed, weights) if has_weights else weights
+        return self._moved(sums, of_targets, WHOLE_ROWS), of_edges, weights
 
     def sum_by_target(self, values: Tensor) -> Tensor:
         """See :class:`~pyg_dist.layout.graph.TiledGraph`."""

@@ -323,14 +323,20 @@ class HaloGraph:
         return torch.cat([x, halo.view(halo.shape[0], *x.shape[1:])])
 
     def attend(
-        self, edges: Edges, inputs: AttentionInputs, spec: AttentionSpec, layer: nn.Module | None = None
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        edges: Edges,
+        inputs: AttentionInputs,
+        spec: AttentionSpec,
+        layer: nn.Module | None = None,
+        has_weights: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """See :meth:`~pyg_dist.layout.graph.DistributedGraph.attend`."""
         key = on_device(edges.rows.rng_key, self.device) if spec.p > 0 else None
         by_value, by_key = (self._edge_transfer(x, layer) for x in (inputs.value, inputs.key))
+        num_weights = edges.rows.num_local if has_weights else 0
         if self.exchange_group.size == 1:
-            return attention(edges.csr, key, spec, inputs)
-        return halo_attention(HaloAttention(*edges.parts, by_value, by_key, key, spec), inputs)
+            return attention(edges.csr, key, spec, inputs, num_weights)
+        return halo_attention(HaloAttention(*edges.parts, by_value, by_key, key, spec, num_weights), inputs)
 
     def reduce_by_blocks(
         self, edges: Edges, inputs: Sequence[tuple[Place, Tensor]], run: Run, max_edges: int, layer: nn.Module
