@@ -1,4 +1,4 @@
-"""One training epoch of convs other than SAGE and GCN, pyg_dist on one rank against stock PyG on the same two cores.
+"""One training epoch of convs other than SAGE and GCN, pyg_dist against stock PyG on the same two cores.
 
     python benchmarks/convs.py                               # a few minutes
     python benchmarks/convs.py --graph A --convs gat         # 170,000 nodes, 2.3 million edges; within 12 GiB
@@ -6,8 +6,9 @@
 Attention has two layers, 4 heads of 32 columns and then one head a class; the others have 128 columns between them
 (:func:`layers_of`); ReLU and dropout stand between layers. GINE has random features of edges, 16 columns. An epoch is
 forward, loss, backward and Adam's step. All sides run the same script, stock PyG on ``edge_index`` and, where the conv
-takes it, on ``adj_t`` (torch.sparse). Memory is the peak of the epochs above the imports. Results of other graphs and
-convs stay in the JSON file.
+takes it, on ``adj_t`` (torch.sparse), and pyg_dist on one rank with two threads and on two ranks with one thread each.
+Where DGL is installed it runs beside them (:mod:`dgl_convs`). Memory is the peak of the epochs above the imports, of
+two ranks the larger one's. Results of other graphs and convs stay in the JSON file.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import dgl_convs
 import machine
 import power_law
 import torch
@@ -103,9 +105,14 @@ class Model(torch.nn.Module):
 
 
 def training_epoch(graph: str, conv: str, form: str) -> Epoch:
-    """Return a function that trains for one epoch, on ``"edge_index"`` or ``"adj_t"`` of stock PyG, or ``"ours"``."""
+    """Return a function that trains for one epoch.
+
+    ``form`` is ``"edge_index"`` or ``"adj_t"`` of stock PyG, ``"ours"``, or ``"dgl"``.
+    """
     torch.manual_seed(0)
     data: Any = power_law.load(graph)
+    if form == "dgl":
+        return dgl_convs.training_epoch(data, conv, HEADS, COLUMNS, HIDDEN)
     model: Any = Model(layers_of(conv, data.num_features, int(data.y.max()) + 1))
     if conv == "gine":
         data.edge_attr = torch.randn(data.num_edges, EDGE_COLUMNS)
@@ -130,10 +137,14 @@ def training_epoch(graph: str, conv: str, form: str) -> Epoch:
 
 def variants(graph: str, conv: str) -> list[Variant]:
     """All sides, on the same cores."""
-    forms = {"edge_index": "stock PyG, edge_index", "adj_t": "stock PyG, adj_t", "ours": "pyg_dist, 1 rank"}
-    if conv in (*ATTENTION, *MESSAGES, "cheb"):  # which multiply by no sparse matrix
-        del forms["adj_t"]
-    return [Variant(name, training_epoch, (graph, conv, form), num_threads=NUM_CORES) for form, name in forms.items()]
+    forms = {"edge_index": "stock PyG, edge_index"}
+    if conv not in (*ATTENTION, *MESSAGES, "cheb"):  # which multiply by no sparse matrix
+        forms["adj_t"] = "stock PyG, adj_t"
+    if conv in dgl_convs.CONVS and dgl_convs.is_installed():
+        forms["dgl"] = "DGL 2.1"
+    alone = [Variant(name, training_epoch, (graph, conv, form), 1, NUM_CORES) for form, name in forms.items()]
+    ours = training_epoch, (graph, conv, "ours")
+    return [*alone, Variant("pyg_dist, 1 rank", *ours, 1, NUM_CORES), Variant("pyg_dist, 2 ranks", *ours, NUM_CORES)]
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ def test_convs(tmp_path: Path) -> None:
     content = json.loads(output.read_text())
     assert list(content) == ["tiny gat", "tiny tag"]
     for entry, others in zip(content.values(), ([], ["stock PyG, adj_t"]), strict=True):
-        assert list(entry["results"]) == ["stock PyG, edge_index", *others, "pyg_dist, 1 rank"]
+        assert list(entry["results"]) == ["stock PyG, edge_index", *others, "pyg_dist, 1 rank", "pyg_dist, 2 ranks"]
         assert entry["ratios"]["pyg_dist, 1 rank"]["speed_up"] > 0
 
 
