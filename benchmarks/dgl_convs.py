@@ -1,8 +1,8 @@
 """The models of ``convs.py`` in DGL 2.1, where it is installed; ``convs.py`` then times it beside the others.
 
 DGL's last wheel for CPUs came with GraphBolt, its sampler, compiled for torch 2.2 at most. Convs need none of it, so an
-empty module takes its place, and DGL runs on the same torch as everything else. Its import counts as memory, 35 MiB. In an
-environment of its own, since DGL asks for an old setuptools:
+empty module takes its place, and DGL runs on the same torch as everything else. Its import counts as memory, 35 MiB. In
+an environment of its own, since DGL asks for an old setuptools:
 
     pip install --no-deps dgl==2.1.0 setuptools==65.7.0 torchdata
     pip install pandas pydantic pyyaml
