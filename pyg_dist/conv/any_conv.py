@@ -21,6 +21,7 @@ from pyg_dist.conv.attention import edge_weights, fused_forward, fusing, is_fusa
 from pyg_dist.conv.function_patching import copy_of_classes
 from pyg_dist.conv.gcn import DistributedGCNConv
 from pyg_dist.conv.graph_functions import SUBSTITUTES
+from pyg_dist.conv.hops import polynomial_forward
 from pyg_dist.conv.inputs import edge_handle, edge_values, node_rows
 from pyg_dist.conv.lazy_norm import NormWeight, made
 from pyg_dist.conv.local_aggregation import aggregate_messages
@@ -168,7 +169,7 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
             bound.arguments[name] = self._row_values(name, value, graph)
         with share_halo_within(self), fusing(self, given):
             try:
-                for forward in (fused_forward, stacked_forward):
+                for forward in (fused_forward, stacked_forward, polynomial_forward):
                     fused = forward(self, bound.arguments)
                     if fused is not None:
                         return fused

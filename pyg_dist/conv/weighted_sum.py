@@ -144,15 +144,21 @@ def sum_by(conv: Any, edges: Edges, x: Any, weight: Any, norm: Norm, flattens: b
         norm: sum or mean.
         flattens: whether weights may be ``[E, 1]``.
     """
-    graph = edges.graph
-    if not isinstance(x, NodeTensor) or not graph.owns(x) or x.dim() != 2 or x.dtype not in ops.FLOATS:
-        return None
-    dtype = x.dtype if weight is None else torch.promote_types(x.dtype, _dtype(weight))
-    operator = _operator(edges, norm, weight, flattens, dtype)
+    operator, dtype = operator_of(edges, x, weight, norm, flattens)
     if operator is None:
         return None
     rows: Any = x if x.dtype == dtype else x.to(dtype)
-    return graph.aggregate(graph.place(rows), operator, layer=conv)
+    return edges.graph.aggregate(edges.graph.place(rows), operator, layer=conv)
+
+
+def operator_of(
+    edges: Edges, x: Any, weight: Any, norm: Norm, flattens: bool = False
+) -> tuple[Operator | None, torch.dtype]:
+    """The matrix of :func:`sum_by` and the dtype of its products; ``None`` where there is none (collective)."""
+    if not isinstance(x, NodeTensor) or not edges.graph.owns(x) or x.dim() != 2 or x.dtype not in ops.FLOATS:
+        return None, torch.get_default_dtype()
+    dtype = x.dtype if weight is None else torch.promote_types(x.dtype, _dtype(weight))
+    return _operator(edges, norm, weight, flattens, dtype), dtype
 
 
 def _dtype(weight: Any) -> torch.dtype:

@@ -58,12 +58,12 @@ def lookup(x: NodeTensor, operator: object) -> Tensor | None:
     return None
 
 
-def is_cacheable(x: NodeTensor, rows: RowSharding) -> bool:
-    """Whether a result of x with these rows is worth keeping: up to a number of bytes a rank, on average."""
+def is_cacheable(x: NodeTensor, rows: RowSharding, num_results: int = 1) -> bool:
+    """Whether results of x with these rows are worth keeping: up to a number of bytes a rank, on average."""
     # Autograd refuses tensors made in inference mode, later.
     if not (_may_cache(x) and (x._is_attribute or x._is_reused)) or torch.is_inference_mode_enabled():
         return False
-    return x.numel() * x.element_size() <= REMEMBER_MIB.value() * 2**20 * rows.group.size
+    return num_results * x.numel() * x.element_size() <= REMEMBER_MIB.value() * 2**20 * rows.group.size
 
 
 def store(x: NodeTensor, operator: object, result: Tensor) -> None:

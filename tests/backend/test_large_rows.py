@@ -158,3 +158,34 @@ def test_transforms_and_forward_mode(monkeypatch: pytest.MonkeyPatch, function: 
     monkeypatch.setattr(large_tensors, "LARGE", 0)
     for got, expected in zip(everything(), small, strict=True):
         assert_same_bits(got, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_split_columns_have_the_gradients_of_torch(num_rows: int, dtype: torch.dtype) -> None:
+    """Columns behind those that are asked for have zeros, also where memory has been used before."""
+    x = torch.randn(num_rows, 37).to(dtype)
+    factors = [torch.randn(num_rows, 12).to(dtype) for _ in range(3)]
+
+    def mine(x: Tensor) -> Tensor:
+        return sum(f * piece for f, piece in zip(factors, large_tensors.split_columns(x, [12] * 3), strict=True))  # type: ignore[return-value]
+
+    def stock(x: Tensor) -> Tensor:
+        return sum(f * piece for f, piece in zip(factors, x.split([12] * 3 + [1], 1)[:3], strict=True))  # type: ignore[return-value]
+
+    assert "_SplitColumns" in large_tensors.split_columns(x.clone().requires_grad_(), [12])[0].grad_fn.name()  # type: ignore[union-attr]
+    expected = results(stock, x)
+    ops.empty_rows(x, num_rows, 37).fill_(torch.nan)
+    for got, want in zip(results(mine, x), expected, strict=True):
+        assert_same_bits(got, want)
+
+
+def test_split_columns_are_differentiated_again(num_rows: int) -> None:
+    x = torch.randn(num_rows, 37, requires_grad=True)
+
+    def second(split: Callable[[Tensor], Tensor]) -> Tensor:
+        (grad,) = torch.autograd.grad(split(x).pow(3).sum(), x, create_graph=True)
+        (again,) = torch.autograd.grad(grad.square().sum(), x)
+        return again
+
+    got = second(lambda x: large_tensors.split_columns(x, [12, 12])[1])
+    assert_same_bits(got, second(lambda x: x[:, 12:24]))

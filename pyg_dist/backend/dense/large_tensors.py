@@ -71,6 +71,30 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
+class _SplitColumns(LocalFunction):
+    """Views; the gradients side by side."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, widths: Sequence[int]) -> tuple[Tensor, ...]:
+        ctx.shape = x.shape
+        return torch.split(x, [*widths, x.shape[1] - sum(widths)], 1)[: len(widths)]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        num_rows, num_columns = ctx.shape
+        rest = grads[0].new_zeros(num_rows, num_columns - sum(grad.shape[1] for grad in grads))
+        if torch.is_grad_enabled():  # with create_graph, torch differentiates again
+            return torch.cat([*grads, rest], 1), None
+        return torch.cat([*grads, rest], 1, out=ops.empty_rows(grads[0], num_rows, num_columns)), None
+
+
+def split_columns(x: Tensor, widths: Sequence[int]) -> Sequence[Tensor]:
+    """The first ``widths`` columns of x, as views. Shapes: ``[N, F] -> [N, widths[k]]``."""
+    if _is_large(x, x.numel()):
+        return _SplitColumns.apply(x, widths)  # type: ignore[no-any-return, no-untyped-call]
+    return torch.split(x, [*widths, x.shape[1] - sum(widths)], 1)[: len(widths)]
+
+
 class _LayerNorm(LocalFunction):
     """By blocks of rows, whose outputs torch takes from the heap, in the cache, and takes again for the next block.
 
