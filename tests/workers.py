@@ -360,6 +360,7 @@ def _import(name: str, file: str) -> Any:
             del sys.modules[name]
             raise
         _left = None
-        gc.collect()
+        while gc.collect():  # what hangs on an autograd graph in garbage is found by the next one
+            pass
         gc.freeze()  # the collections after each body pass over all that stays
     return sys.modules[name]
