@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -202,8 +203,10 @@ class _Call:
             tensors.append(("all", edges.rows.copy_to_ranks(p) if k in used else p))
         inputs = [(place, x if k in used else x.detach()) for k, (place, x) in enumerate(tensors)]
 
+        neighbour_id = cache(lambda: edges.graph.neighbour_id)
+
         def reduce(block: Block, pieces: list[Tensor]) -> Tensor:
-            return self._reduce(BlockEdges.of_block(edges, block), pieces)
+            return self._reduce(BlockEdges.of_block(edges, block, neighbour_id), pieces)
 
         out = edges.graph.reduce_by_blocks(edges, inputs, reduce, max_edges, self.conv)
         return NodeTensor.from_local(out, edges.graph.node_sharding)

@@ -126,17 +126,18 @@ class BlockEdges(Edges):
     pieces: dict[tuple[int, int], EdgeTensor]
 
     @staticmethod
-    def of_block(edges: Edges, block: Block) -> BlockEdges:
+    def of_block(edges: Edges, block: Block, neighbour_id: Callable[[], Tensor]) -> BlockEdges:
         """Those of a block.
 
         Args:
             edges: all of them.
             block: which.
+            neighbour_id: gives the graph's, the same for all blocks: making it takes time by nodes, not by edges.
         """
         graph = edges.graph
         targets = torch.arange(block.low, block.high, device=block.target.device)
         nodes = _BlockRows(graph.node_sharding, targets)
-        apart = _BlockGraph(nodes, lambda: graph.neighbour_id, graph.device)
+        apart = _BlockGraph(nodes, neighbour_id, graph.device)
         return BlockEdges._of(apart, _BlockRows(edges.rows, block.place), block.source, block.target)
 
     @staticmethod
