@@ -25,6 +25,7 @@ from pyg_dist import cli, conv
 from pyg_dist.backend.session.settings import SETTINGS
 from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
 from pyg_dist.conv.any_conv import distributed_class
+from pyg_dist.conv.weighted_sum import sum_form
 from pyg_dist.errors import UnsupportedError
 from pyg_dist.tensor.functions import refusals
 from pyg_dist.tensor.registry import NAMESPACES, TABLE
@@ -86,13 +87,16 @@ def _origin(handler: Any) -> str:
 def convs() -> str:
     """A table of PyG's message-passing convs, and what becomes of each."""
     compared, refused, on_grid = _of_tests()
-    lines = ["| conv | halo layout | compared with stock PyG in the tests | grid layout |", "|---|---|---|---|"]
+    lines = ["| conv | what runs | compared with stock PyG in the tests | on the grid |", "|---|---|---|---|"]
     for name, class_ in _convs_of_pyg():
         has_own_class = class_ in (DistributedSAGEConv.__base__, DistributedGCNConv.__base__)
-        has_grid = has_own_class or re.search(rf'"{name}\b', on_grid) is not None
-        takes = _on_halo(name, class_, refused)
-        is_compared = "" if takes.startswith("raises") else "yes" if re.search(rf"\b{name}\b", compared) else "no"
-        lines.append(f"| `{name}` | {takes} | {is_compared} | {'yes' if has_grid else 'no'} |")
+        has_tiles = has_own_class or sum_form(class_) is not None or re.search(rf'"{name}\b', on_grid) is not None
+        takes = _what_runs(name, class_, refused)
+        raises = takes.startswith("raises")
+        is_compared = "" if raises else "yes" if re.search(rf"\b{name}\b", compared) else "no"
+        lines.append(
+            f"| `{name}` | {takes} | {is_compared} | {'' if raises else 'tiles' if has_tiles else 'whole rows'} |"
+        )
     return "\n".join(lines)
 
 
@@ -104,7 +108,7 @@ def _convs_of_pyg() -> Iterator[tuple[str, Any]]:
 
 
 def _of_tests() -> tuple[str, str, str]:
-    """The text of the tests that compare convs with stock PyG, of those that raise when called, of the grid's."""
+    """The text of the tests that compare convs with stock PyG, of those that raise when called, of those on tiles."""
     compared, refused, on_grid = "", "", ""
     for file in sorted((REPOSITORY / "tests" / "conv").rglob("*.py")):
         before, _, rest = file.read_text().partition("\nREFUSED")
@@ -115,7 +119,7 @@ def _of_tests() -> tuple[str, str, str]:
     return compared, refused, on_grid
 
 
-def _on_halo(name: str, class_: Any, refused: str) -> str:
+def _what_runs(name: str, class_: Any, refused: str) -> str:
     try:
         distributed = distributed_class(class_)
     except UnsupportedError as error:

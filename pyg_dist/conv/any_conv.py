@@ -22,12 +22,12 @@ from pyg_dist.conv.function_patching import copy_of_classes
 from pyg_dist.conv.gcn import DistributedGCNConv
 from pyg_dist.conv.graph_functions import SUBSTITUTES
 from pyg_dist.conv.hops import polynomial_forward
-from pyg_dist.conv.inputs import edge_handle, edge_values, node_rows
+from pyg_dist.conv.inputs import edge_handle, edge_values, moved_values, node_rows
 from pyg_dist.conv.lazy_norm import NormWeight, made
 from pyg_dist.conv.local_aggregation import aggregate_messages
 from pyg_dist.conv.message_blocks import reduce_messages
 from pyg_dist.conv.sage import DistributedSAGEConv
-from pyg_dist.conv.special_sums import gated_sum, own_methods, stacked_forward
+from pyg_dist.conv.special_sums import averaging_forward, gated_sum, is_gated, own_methods, stacked_forward
 from pyg_dist.conv.weighted_sum import native_sum, needs_operators_only
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, UnsupportedError
 from pyg_dist.layout.edge_blocks import BlockEdges
@@ -48,13 +48,13 @@ def DistributedConv(conv: C) -> C:
     The conv is changed in place and returned: its class becomes a subclass of the stock one. Parameters, buffers,
     hooks, options and ``state_dict`` stay. ``SAGEConv`` and ``GCNConv`` become
     :class:`~pyg_dist.conv.DistributedSAGEConv` and :class:`~pyg_dist.conv.DistributedGCNConv`; every other conv runs
-    its own code on the halo layout: messages, attention, self loops, norms, multi-layer perceptrons and batch norm
-    inside of it. Rows of sources travel (post exchange), once for each tensor that a call needs at its edges; sums
-    and means of weighted rows (``GINConv``, ``TAGConv``, ``APPNP`` ...) go by the chosen exchange and the native
-    product; ``GATConv``, ``GATv2Conv`` and ``TransformerConv`` by one op that makes no edge tensors. These run on the
-    grid layout, too. Dropout is keyed by edge or node: its masks do not depend on the world size. On plain tensors the
-    conv is the stock conv. With ``bits``, rows of 16 columns or more and their gradients travel in few bits while
-    training, unbiased; narrower ones (logits of attention, degrees, positions) as they are.
+    its own code: messages, attention, self loops, norms, multi-layer perceptrons and batch norm inside of it. Rows of
+    sources travel (post exchange), once for each tensor that a call needs at its edges; sums and means of weighted rows
+    (``GINConv``, ``TAGConv``, ``APPNP`` ...) go by the chosen exchange and the native product; ``GATConv``,
+    ``GATv2Conv`` and ``TransformerConv`` by one op that makes no edge tensors. On the grid layout these work on tiles;
+    all others get whole rows there. Dropout is keyed by edge or node: its masks do not depend on the world size. On
+    plain tensors the conv is the stock conv. With ``bits``, rows of 16 columns or more and their gradients travel in
+    few bits while training, unbiased; narrower ones (logits of attention, degrees, positions) as they are.
 
     Args:
         conv: any :class:`torch_geometric.nn.MessagePassing`.
@@ -64,10 +64,9 @@ def DistributedConv(conv: C) -> C:
           and weights; attention weights come back as ``(edges, alpha)``, both with ``full_tensor()`` in PyG's order
 
     Raises:
-        UnsupportedError: ``conv`` is no message-passing conv, or takes no ``edge_index``. When called: on
-            ``layout="grid"``, if it looks at single edges; with an ``adj_t`` whose values it reads otherwise than as
-            edge weights, with ``flow="target_to_source"``, or where the conv's code looks at edges in a way that a
-            rank cannot follow (negative sampling ...).
+        UnsupportedError: ``conv`` is no message-passing conv, or takes no ``edge_index``. When called: with an
+            ``adj_t`` whose values it reads otherwise than as edge weights, with ``flow="target_to_source"``, or where
+            the conv's code looks at edges in a way that a rank cannot follow (negative sampling ...).
 
     Example:
         >>> from torch_geometric.nn import GATConv
@@ -169,14 +168,12 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
             bound.arguments[name] = self._row_values(name, value, graph)
         with share_halo_within(self), fusing(self, given):
             try:
-                for forward in (fused_forward, stacked_forward, polynomial_forward):
+                for forward in (fused_forward, stacked_forward, averaging_forward, polynomial_forward):
                     fused = forward(self, bound.arguments)
                     if fused is not None:
                         return fused
                 out = self.code.forward(*bound.args, **bound.kwargs)
             except (MixedRowsError, LayoutMismatchError, UnsupportedError) as error:
-                if error is getattr(given[first], "refusal", None):
-                    raise
                 reason = error.message.split(": ")[0]  # what follows is advice to the author of the conv
                 is_own = not self.stock.__module__.startswith("torch_geometric.") and isinstance(error, MixedRowsError)
                 remedy = "import PyG's functions at the top of the module, and call them by name, or " if is_own else ""
@@ -192,7 +189,7 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
         """The edges of a handle.
 
         Raises:
-            UnsupportedError: The grid, or an ``adj_t`` whose values PyG would not take for weights of the messages.
+            UnsupportedError: An ``adj_t`` whose values PyG would not take for weights of the messages.
         """
         parameters = _signature(self.stock).parameters
         reads_attributes = "edge_attr" in parameters and getattr(self, "edge_dim", ...) is not None
@@ -202,7 +199,7 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
                 f"{_name(self)} expected data.edge_index (got adj_t, whose values it reads otherwise than as weights): "
                 f"give the input an edge_index, and pass its values as edge weights or attributes"
             )
-        return edge_index.edges(_name(self), by_operator=needs_operators_only(self) or is_fusable(self))
+        return edge_index.edges(needs_operators_only(self) or is_gated(self) or is_fusable(self))
 
     def _require_cached(self, graph: EdgeView) -> None:
         """What ``cached=True`` has kept must be this graph's.
@@ -248,7 +245,9 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
                 sums = fused(self, edge_index, kwargs)
                 if sums is not None:
                     return sums
-            edge_index, kwargs = made(edge_index), made(kwargs)
+            edges = made(edge_index)
+            edge_index = edges.by_target_rank
+            kwargs = moved_values(made(kwargs), edges, edge_index)
             reduced = reduce_messages(self, edge_index, size, kwargs)
             if reduced is not None:
                 return reduced
@@ -262,6 +261,11 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
             weights = edge_weights(self, edge_index, kwargs | {"size": size})
             if weights is not None:
                 return weights
+            edges, edge_index = edge_index, edge_index.by_target_rank
+            if edges is not edge_index:
+                kwargs = moved_values(kwargs, edges, edge_index)
+                out = MessagePassing.edge_updater(self, edge_index, size=size, **kwargs)
+                return moved_values(out, edge_index, edges)
         code = MessagePassing if isinstance(edge_index, Edges) else self.stock
         return code.edge_updater(self, edge_index, size=size, **kwargs)
 

@@ -139,6 +139,8 @@ def fused_forward(conv: Any, given: dict[str, Any]) -> Any:
     if conv.add_self_loops:
         edges, attr = remove_self_loops(edges, attr)
         edges, attr = add_self_loops(edges, attr, fill_value=conv.fill_value)
+    elif attr is not None and edges.rows.size == 0:
+        attr = None  # PyG does not look at it where there are no edges at all
     heads, columns = conv.heads, conv.out_channels
     by_source, by_target = (_diagonal(att.view(heads, columns)) for att in (conv.att_src, conv.att_dst))
     key: Any

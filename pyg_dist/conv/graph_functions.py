@@ -21,7 +21,7 @@ from pyg_dist.layout import node_edge
 from pyg_dist.layout.edges import Edges, NodeIds
 from pyg_dist.layout.gcn_norm import inverse_sqrt_degree
 from pyg_dist.layout.graph import Norm
-from pyg_dist.layout.self_loops import LoopRule, put_loop_values
+from pyg_dist.layout.self_loops import LoopRule
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.row_tensor import local_values as _local
 
@@ -71,13 +71,12 @@ def _require_no_values(name: str, edges: Edges) -> None:
 
 @_stands_for(pyg.softmax)
 def softmax(src: Tensor, index: Any = None, ptr: Any = None, num_nodes: int | None = None, dim: int = 0) -> EdgeTensor:
-    """Softmax over the edges of each target, all of which are on its rank."""
+    """Softmax over the edges of each target."""
     ids = _require_ids("softmax", index)
     _require_rows("softmax", src, dim)
     if ids.end != 1:
         raise UnsupportedError("softmax over the edges of a source, which lie on several ranks: flip edge_index")
-    edges = ids.edges
-    return edges.tensor(pyg.softmax(_local(src, edges.rows), edges.target, num_nodes=edges.graph.num_local))
+    return ids.edges.tensor(ids.edges.softmax_by_target(_local(src, ids.edges.rows)))
 
 
 @_stands_for(pyg.scatter)
@@ -103,7 +102,7 @@ def degree(index: Any, num_nodes: int | None = None, dtype: torch.dtype | None =
 
 
 def _ones(edges: Edges, dtype: torch.dtype) -> EdgeTensor:
-    return edges.tensor(torch.ones(edges.rows.num_local, dtype=dtype, device=edges.source.device))
+    return edges.tensor(torch.ones(edges.rows.num_local, dtype=dtype, device=edges.graph.device))
 
 
 @_stands_for(pyg.remove_self_loops)
@@ -139,7 +138,7 @@ def add_self_loops(
 def _filled(values: Tensor, fill_value: Any, edges: Edges) -> Tensor:
     """The values of a loop for each node: reduced from those of its in-edges, a number, one for all, ones for None."""
     if isinstance(fill_value, str):
-        return edges.reduce_by_target(values, fill_value)
+        return edges.reduce(values, 1, fill_value)
     shape = (edges.graph.node_sharding.num_local, *values.shape[1:])
     if isinstance(fill_value, Tensor):
         value = edges.rows.copy_to_ranks(fill_value).to(values.dtype)
@@ -168,8 +167,7 @@ def _one_loop_each(
     values = _local(edge_attr, edge_index.rows)
     kept = values.index_select(0, places)
     filled = _filled(values, fill_value, edge_index)
-    loops = edge_index.loops
-    filled = put_loop_values(filled, edge_index.target[loops], values[loops], rule)
+    filled = edge_index.with_loop_values(filled, values, rule)
     return edges, edges.tensor(torch.cat([kept, filled]))
 
 

@@ -16,6 +16,7 @@ from pyg_dist.backend import ops
 from pyg_dist.backend.session.world import world_size
 from pyg_dist.errors import DataError, LayoutMismatchError, UnsupportedError
 from pyg_dist.layout.edge_index import DistributedEdgeIndex
+from pyg_dist.layout.edges import Edges
 from pyg_dist.layout.graph import DistributedGraph, EdgeView
 from pyg_dist.partition.edge_list import as_edges
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
@@ -221,6 +222,19 @@ def edge_values(conv: MessagePassing, name: str, value: Tensor, rows: RowShardin
         f"{type(conv).__name__} expected '{name}' with a row for each of the {rows.size} edges of this graph (got "
         f"{type(value).__name__} of shape {list(value.shape)}): pass data.{name}"
     )
+
+
+def moved_values(value: Any, before: Edges, after: Edges) -> Any:
+    """``value`` with all values of edges in it where ``after`` has the same edges (collective where they differ)."""
+    if before is after:
+        return value
+    if isinstance(value, EdgeTensor) and value._sharding is before.rows:
+        return value.redistribute(after.rows)
+    if type(value) in (tuple, list):
+        return type(value)(moved_values(item, before, after) for item in value)
+    if isinstance(value, dict):
+        return {name: moved_values(item, before, after) for name, item in value.items()}
+    return value
 
 
 def _moved(value: RowTensor, rows: RowSharding) -> EdgeTensor | None:

@@ -15,12 +15,35 @@ from torch import Tensor
 
 from pyg_dist.conv.inputs import snapshot
 from pyg_dist.errors import UnsupportedError
-from pyg_dist.layout.edges import SINGLE_EDGES, Edges, OperatorEdges
+from pyg_dist.layout.edges import SINGLE_EDGES, Edges
 from pyg_dist.layout.graph import Norm, Operator
 from pyg_dist.tensor import EdgeTensor
-from pyg_dist.tensor.row_tensor import DerivedOperand
+from pyg_dist.tensor.row_tensor import DerivedOperand, version_of
+from pyg_dist.tensor.sharding import lasting
 
 Make = Callable[[Edges, "EdgeTensor | None"], "tuple[Edges, EdgeTensor]"]
+
+
+class _Kept:
+    """Edges and weights, as long as no conv writes to them: PyG makes them for each call.
+
+    Args:
+        make: makes them.
+    """
+
+    def __init__(self, make: Make) -> None:
+        self._make = make
+        self._known: tuple[Edges | None, EdgeTensor, int | None] | None = None
+
+    @lasting
+    def get(self, edges: Edges, weight: EdgeTensor | None) -> tuple[Edges, EdgeTensor]:
+        """Those of edges and constant weights, which are always the same (collective where they are made)."""
+        known = self._known
+        if known is None or known[2] is None or version_of(known[1]) != known[2]:
+            found, values = self._make(edges, weight)
+            # The edges keep this, and must not be kept by it.
+            known = self._known = None if found is edges else found, values, version_of(values)
+        return edges if known[0] is None else known[0], known[1]
 
 
 class LazyNorm:
@@ -45,8 +68,15 @@ class LazyNorm:
 
     @cached_property
     def made(self) -> tuple[Edges, EdgeTensor]:
-        """The edges and their weights (collective at the first use)."""
-        return self._make(self._all, self._weight)
+        """The edges and their weights (collective at the first use); those of constant weights are kept."""
+        if self._learns:
+            return self._make(self._all, self._weight)
+        kept = self._all.kept.get((self._norm, self.dtype), self._weight, lambda: _Kept(self._make))
+        return kept.get(self._all, self._weight)  # type: ignore[no-any-return]
+
+    @property
+    def _learns(self) -> bool:
+        return self._weight is not None and self._weight.requires_grad and torch.is_grad_enabled()
 
     @property
     def graph(self) -> Any:
@@ -57,12 +87,8 @@ class LazyNorm:
         """The matrix whose values they are; ``None`` where a batch has none, whose edges then are looked at.
 
         One for all hops of a forward pass: weights that learn have their degrees summed once. Collective.
-
-        Raises:
-            UnsupportedError: There is none, and the layout has no view of single edges.
         """
-        learns = self._weight is not None and self._weight.requires_grad and torch.is_grad_enabled()
-        if not learns:
+        if not self._learns:
             return self._built(dtype)  # the graph keeps it
         if dtype not in self._learning:
             self._learning[dtype] = self._built(dtype)
@@ -72,8 +98,6 @@ class LazyNorm:
         try:
             return self.graph.operator(self._norm, self._weight, dtype)  # type: ignore[no-any-return]
         except UnsupportedError:
-            if isinstance(self._all, OperatorEdges):
-                raise
             return None
 
     def freeze(self) -> None:

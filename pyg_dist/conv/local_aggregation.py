@@ -57,7 +57,7 @@ def aggregate_neighbours(
     Raises:
         UnsupportedError: A part of the aggregation looks at several nodes, as batch norm does.
     """
-    rows, aggregation = x.to_local(), conv.aggr_module
+    rows, aggregation = x.to_rows().to_local(), conv.aggr_module
     reduce = _EXTREMES.get(type(aggregation))
     if reduce is not None and weight is None and rows.dim() == 2 and rows.dtype in ops.FLOATS:
         return NodeTensor.from_local(extreme(graph.neighbour_rows(rows, conv), graph.csr, reduce), graph.node_sharding)

@@ -160,7 +160,7 @@ class _Call:
                 if isinstance(x, Tensor):
                     if conv.node_dim % x.dim() != 0:
                         return None
-                    rows = node_rows(conv, edges.graph, x)
+                    rows = node_rows(conv, edges.graph, x).to_rows()
                     stand_ins[end] = torch.empty(rows.shape, dtype=rows.dtype, device="meta")
                     if base + suffix in names:
                         inputs.append(_Input("target" if end else "source", rows, stands=stand_ins[end]))

@@ -13,6 +13,7 @@ from pyg_dist.conv.linear_order import NORMS, commutes, project_first
 from pyg_dist.conv.local_aggregation import aggregate_neighbours
 from pyg_dist.conv.scripting import stock_twin
 from pyg_dist.layout.accumulate import add_into_
+from pyg_dist.layout.edge_views import edge_view
 from pyg_dist.layout.graph import DistributedGraph, Operator
 from pyg_dist.tensor import NodeTensor
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
@@ -65,8 +66,8 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
             operator = graph.operator(norm, weight, accumulation_dtype(source.dtype))
             out = self._linear_aggregation(graph, source, root, operator)
         else:
-            view = graph.edge_view(f"{type(self).__name__} with aggr={self.aggr!r}")
-            values = None if weight is None else weight.to_local()
+            view = edge_view(graph)
+            values = None if weight is None else weight.redistribute(view.edge_sharding).to_local()
             out = self.lin_l(aggregate_neighbours(self, view, source, values))
             out = out if root is None else out + self.lin_r(root)
         return F.normalize(out, p=2.0, dim=-1) if self.normalize else out

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.nn import ARMAConv, ChebConv, FAConv, MessagePassing
+from torch_geometric.nn import ARMAConv, ChebConv, ClusterGCNConv, FAConv, MessagePassing
 
-from pyg_dist.conv.graph_functions import gcn_norm
+from pyg_dist.conv.graph_functions import add_self_loops, degree, gcn_norm, remove_self_loops
 from pyg_dist.conv.inputs import changed_step
 from pyg_dist.conv.lazy_norm import made
 from pyg_dist.conv.weighted_sum import is_native, sum_by
@@ -19,15 +19,20 @@ from pyg_dist.layout.node_edge import nodes_to_edges
 from pyg_dist.tensor import NodeTensor
 
 
-def gated_sum(conv: Any, edges: Edges, given: dict[str, Any]) -> NodeTensor | None:
-    """``FAConv``'s sums: each edge's gate and the norm are one weight; ``None`` where PyG's steps run (collective)."""
+def is_gated(conv: Any) -> bool:
+    """Whether the steps of ``conv`` are ``FAConv``'s, which nobody has changed or looks at."""
     stock = conv.stock
     own = ("message", "update", "aggregate")
-    is_gated = issubclass(stock, FAConv) and all(getattr(stock, name) is getattr(FAConv, name) for name in own)
-    if not is_gated or conv.decomposed_layers > 1 or changed_step(conv) is not None or given["edge_weight"] is None:
+    has_own = issubclass(stock, FAConv) and all(getattr(stock, name) is getattr(FAConv, name) for name in own)
+    return has_own and conv.decomposed_layers == 1 and changed_step(conv) is None
+
+
+def gated_sum(conv: Any, edges: Edges, given: dict[str, Any]) -> NodeTensor | None:
+    """``FAConv``'s sums: each edge's gate and the norm are one weight; ``None`` where PyG's steps run (collective)."""
+    if not is_gated(conv) or given["edge_weight"] is None:
         return None
-    weight, (by_source, by_target) = made(given["edge_weight"]), given["alpha"]
-    gate: Any = nodes_to_edges(by_source, edges.end(0)) + nodes_to_edges(by_target, edges.end(1))
+    (source, target), weight, (by_source, by_target) = made(edges), made(given["edge_weight"]), given["alpha"]
+    gate: Any = nodes_to_edges(by_source, source) + nodes_to_edges(by_target, target)
     conv._alpha = gate = gate.tanh().squeeze(-1)
     gate = F.dropout(gate, p=conv.dropout, training=conv.training)
     return sum_by(conv, edges, given["x"], gate * weight, Norm.SUM)
@@ -57,6 +62,28 @@ def stacked_forward(conv: Any, given: dict[str, Any]) -> Tensor | None:
         if conv.act is not None:
             out = conv.act(out)
     return out.view(-1, conv.num_stacks, conv.out_channels).mean(dim=1)  # type: ignore[no-any-return]
+
+
+def averaging_forward(conv: Any, given: dict[str, Any]) -> Tensor | None:
+    """``ClusterGCNConv``'s forward, whose norm is kept: ``D^-1 A + lambda diag(D^-1 A)``, loops included (collective).
+
+    ``None`` for other convs, and for one whose steps are changed or seen, or that adds no loops.
+    """
+    edges = given["edge_index"]
+    is_cluster = issubclass(conv.stock, ClusterGCNConv) and conv.stock.forward is ClusterGCNConv.forward
+    if not is_cluster or not is_native(conv) or not conv.add_self_loops or edges.weight is not None:
+        return None
+    x, dtype = given["x"], torch.get_default_dtype()
+
+    def make() -> tuple[Edges, Tensor]:
+        looped, _ = add_self_loops(remove_self_loops(edges)[0], num_nodes=x.size(0))
+        source, target = looped
+        inverse: Any = 1.0 / degree(target, x.size(0), dtype).clamp_(1.0)
+        by_target = inverse[target]
+        return looped, by_target + (source == target) * (conv.diag_lambda * by_target)
+
+    looped, weight = edges.kept.get(("cluster", conv.diag_lambda, dtype), None, make)
+    return conv.lin_out(conv.propagate(looped, x=x, edge_weight=weight)) + conv.lin_root(x)  # type: ignore[no-any-return]
 
 
 def _side_by_side(weight: Tensor) -> Tensor:

@@ -173,7 +173,8 @@ def _operator(edges: Edges, norm: Norm, weight: Any, flattens: bool, dtype: torc
         is_known = is_exact and norm is Norm.SUM and weight.lazy.is_of(edges)
         return weight.lazy.operator(dtype) if is_known else None
     is_normed = isinstance(edges, NormedEdges)  # weights of a batch that were derived from its own norm
-    edges, graph = made(edges), edges.graph
+    edges = made(edges)
+    graph = edges.graph
     if weight is not None:
         is_column = weight.dim() == 1 or (flattens and weight.shape[1:].numel() == 1)
         if not isinstance(weight, EdgeTensor) or weight._sharding is not edges.rows or not is_column:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pyg_dist.backend.session.agreement import digest
-from pyg_dist.errors import LayoutMismatchError, MixedRowsError, UnsupportedError
+from pyg_dist.errors import LayoutMismatchError, MixedRowsError
 from pyg_dist.layout import type_questions
 from pyg_dist.layout.edge_sets import graph_over
-from pyg_dist.layout.edges import Edges, OperatorEdges
+from pyg_dist.layout.edge_views import edges_of, is_tiled
+from pyg_dist.layout.edges import Edges
 from pyg_dist.layout.graph import DistributedGraph, NodeSharding
 from pyg_dist.layout.self_loops import LoopRule
 from pyg_dist.partition.edge_list import as_edges
@@ -31,7 +32,7 @@ class DistributedEdgeIndex:
 
     It is not a tensor, on purpose: code that looks at edges itself (structural transforms, stock convs) would see one
     rank's edges, and gets an error instead. What a script does most is answered: ``row, col = edge_index`` are
-    :class:`~pyg_dist.tensor.EdgeTensor` of global ids, ``x[row]`` is a row for each edge (halo layout),
+    :class:`~pyg_dist.tensor.EdgeTensor` of global ids, ``x[row]`` is a row for each edge,
     ``edge_index[:, mask]`` and ``edge_index.flip(0)`` are graphs again, over the same nodes.
 
     Args:
@@ -56,7 +57,7 @@ class DistributedEdgeIndex:
         self._graph = graph
         self._sparse = sparse
         self.weight = weight
-        self._edges: Edges | None = None
+        self._edges: dict[bool, tuple[RowTensor | None, Edges]] = {}
 
     def __deepcopy__(self, memo: object) -> DistributedEdgeIndex:
         return self  # immutable
@@ -177,28 +178,19 @@ class DistributedEdgeIndex:
             known.popitem(last=False)
         return handle
 
-    def edges(self, asker: str, by_operator: bool = False) -> Edges:
-        """The edges as the code of a conv may look at them.
+    def edges(self, by_operator: bool = False) -> Edges:
+        """The edges as the code of a conv may look at them (may be collective at the first use).
 
         Args:
-            asker: who needs them, for the message.
-            by_operator: whether the graph's operators may be enough. Where the layout has no view of single edges, it
-                then raises when one is looked at.
-
-        Raises:
-            UnsupportedError: The layout has no view of single edges.
+            by_operator: whether the graph's operators, and rows at the ends of edges wherever these lie, are enough.
         """
-        weight = cast("EdgeTensor | None", self.weight)
-        try:
-            view = self._graph.edge_view(asker)
-        except UnsupportedError as refusal:
-            if by_operator:
-                return OperatorEdges.of_graph(self._graph, weight, refusal)
-            raise
         # Kept here, not with the graph, which they know: drawn edges are freed with their handle, and not later.
-        if self._edges is None or self._edges.weight is not self.weight:
-            self._edges = Edges.all_of(view, weight)
-        return self._edges
+        lie_anywhere = by_operator and is_tiled(self._graph)
+        known = self._edges.get(lie_anywhere)
+        learns = self.weight is not None and self.weight.requires_grad and is_tiled(self._graph)  # moved at each call
+        if known is None or known[0] is not self.weight or learns:
+            known = self._edges[lie_anywhere] = (self.weight, edges_of(self._graph, self.weight, lie_anywhere))
+        return known[1]
 
     @cached_property
     def reversed(self) -> DistributedEdgeIndex:
@@ -219,7 +211,8 @@ class DistributedEdgeIndex:
         """Sources and targets, global ids."""
         if self._sparse or dim not in (0, -2):
             self._refuse(f"edge_index.unbind({dim})")
-        return self._graph.global_ends(lambda: self.edges("edge_index"))
+        edges = self.edges(by_operator=True)
+        return edges.end(0), edges.end(1)
 
     def __iter__(self) -> Iterator[EdgeTensor]:
         return iter(self.unbind())

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch_geometric.utils import scatter as pyg_scatter
+from torch_geometric.utils import softmax as pyg_softmax
 
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.errors import MixedRowsError, UnsupportedError
 from pyg_dist.layout.graph import DistributedGraph, EdgeView, TiledGraph
-from pyg_dist.layout.node_edge import nodes_to_edges
+from pyg_dist.layout.node_edge import neighbour_rows, nodes_to_edges
 from pyg_dist.layout.operator_cache import OperatorCache
+from pyg_dist.layout.self_loops import LoopRule, put_loop_values
 from pyg_dist.tensor.registry import public_name
 from pyg_dist.tensor.row_index import RowIndex
 from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor, as_row_tensor_, by_row_mask, local_tensors
@@ -49,14 +51,16 @@ class Edges(Tensor):
 
     @staticmethod
     @lasting
-    def all_of(graph: EdgeView, weight: EdgeTensor | None = None) -> Edges:
+    def all_of(graph: EdgeView, weight: RowTensor | None = None) -> Edges:
         """All edges of a graph, in edge storage order.
 
         Args:
             graph: the graph.
-            weight: the values of an ``adj_t``.
+            weight: the values of an ``adj_t``, wherever they lie.
         """
-        return Edges.of(graph, graph.edge_sharding, *graph.ends(), weight, has_all_remote=True)
+        rows: Any = graph.edge_sharding
+        values = None if weight is None else cast(EdgeTensor, weight.redistribute(rows))
+        return Edges.of(graph, rows, *graph.ends(), values, has_all_remote=True)
 
     @staticmethod
     def of(
@@ -175,14 +179,47 @@ class Edges(Tensor):
         ends = torch.cat([self.source, node]), torch.cat([self.target, node])
         return Edges.of(self.graph, rows, *ends, has_all_remote=self.has_all_remote)
 
-    def reduce_by_target(self, values: Tensor, reduce: str) -> Tensor:
-        """What ``reduce`` makes of the values of each node's in-edges (may be collective).
+    def fetch(self, x: NodeTensor, end: End) -> EdgeTensor:
+        """See :func:`~pyg_dist.layout.node_edge.nodes_to_edges`."""
+        rows = x.to_rows()
+        local = rows.to_local() if end == 1 else neighbour_rows(rows, self.graph)
+        return self.tensor(local.index_select(0, self.target if end == 1 else self.source))
+
+    def reduce(self, values: Tensor, end: End, reduce: str) -> Tensor:
+        """What ``reduce`` makes of the values of each node's in-edges (1) or, sums only, out-edges (0).
+
+        Differentiable; collective for out-edges.
 
         Shapes:
             - values: ``[e, ...]``
             - output: ``[n, ...]``
+
+        Raises:
+            UnsupportedError: Another reduction than a sum over edges with a common source, which lie on several ranks.
         """
-        return cast(Tensor, pyg_scatter(values, self.target, 0, self.graph.num_local, reduce))
+        if end == 1:
+            return cast(Tensor, pyg_scatter(values, self.target, 0, self.graph.num_local, reduce))
+        _require_sum(reduce)
+        sums = pyg_scatter(values, self.source, 0, self.graph.num_neighbours, "sum")
+        return self.graph.sum_to_owners(cast(Tensor, sums))
+
+    def with_loop_values(self, filled: Tensor, values: Tensor, rule: LoopRule) -> Tensor:
+        """:func:`~pyg_dist.layout.self_loops.put_loop_values` of the loops among these edges.
+
+        Shapes:
+            - filled: ``[n, ...]``
+            - values: of all of these edges, ``[e, ...]``
+        """
+        return put_loop_values(filled, self.target[self.loops], values[self.loops], rule)
+
+    def softmax_by_target(self, values: Tensor) -> Tensor:
+        """The softmax over each target's edges. Shapes: ``[e, ...] -> [e, ...]``."""
+        return cast(Tensor, pyg_softmax(values, self.target, num_nodes=self.graph.num_local))
+
+    @property
+    def by_target_rank(self) -> Edges:
+        """These edges where their targets are: itself, but for those that lie anywhere."""
+        return self
 
     def tensor(self, local: Tensor) -> EdgeTensor:
         """The edge tensor with these local values, a fresh plain tensor."""
@@ -225,68 +262,101 @@ class Edges(Tensor):
 
 
 class OperatorEdges(Edges):
-    """All edges of a layout without :class:`EdgeView`, for convs that need no more than the graph's operators.
+    """The edges of a :class:`~pyg_dist.layout.graph.TiledGraph`, each on the rank that stores it.
 
-    Whoever looks at single edges gets the layout's refusal. Edges without self loops, and with one for each node, are
-    those of another graph over the same nodes.
+    Sums over them are the graph's products, and no rank needs an edge's ends for these. Whoever looks at ends has
+    their rows brought here; whoever needs all in-edges of a node gets :attr:`by_target_rank`.
+    Edges without self loops, and with one for each node, are those of another graph over the same nodes.
 
     Attributes:
-        refusal: it.
+        view_of: makes the view with all in-edges of a node on one rank (collective).
     """
 
     graph: TiledGraph  # type: ignore[assignment]
-    refusal: UnsupportedError
+    view_of: Callable[[Any], EdgeView]
 
     @staticmethod
-    def of_graph(graph: DistributedGraph, weight: EdgeTensor | None, refusal: UnsupportedError) -> OperatorEdges:
+    def of_graph(graph: TiledGraph, weight: EdgeTensor | None, view_of: Callable[[Any], EdgeView]) -> OperatorEdges:
         """See the class."""
         rows = graph.edge_sharding
         edges: Any = torch.empty(2, rows.size, dtype=torch.int64, device="meta").as_subclass(OperatorEdges)
-        edges.graph, edges.rows, edges.weight, edges.refusal = graph, rows, weight, refusal
+        edges.graph, edges.rows, edges.weight, edges.view_of = graph, rows, weight, view_of
         return edges  # type: ignore[no-any-return]
+
+    @cached_property
+    @lasting
+    def _global_ids(self) -> tuple[Tensor, Tensor]:
+        source, target = self.graph.edge_index.to(self.graph.device, copy=True)
+        return source, target
+
+    def fetch(self, x: NodeTensor, end: End) -> EdgeTensor:
+        """See :class:`Edges` (collective)."""
+        return self.tensor(self.graph.at_edges(x.to_rows().to_local(), end))
+
+    def reduce(self, values: Tensor, end: End, reduce: str) -> Tensor:
+        """See :class:`Edges` (collective)."""
+        if reduce in ("sum", "add"):
+            return self.graph.sum_edges(values, end)
+        if end == 0:
+            _require_sum(reduce)
+        return self.by_target_rank.reduce(self._sent(values), end, reduce)
+
+    def with_loop_values(self, filled: Tensor, values: Tensor, rule: LoopRule) -> Tensor:
+        """See :class:`Edges` (collective)."""
+        return put_loop_values(filled, *self.graph.loop_values(values), rule)
+
+    def softmax_by_target(self, values: Tensor) -> Tensor:
+        """See :class:`Edges` (collective)."""
+        there = self.by_target_rank
+        found = there.rows.to_sharding(there.softmax_by_target(self._sent(values)), self.rows)
+        assert found is not None
+        return found
 
     def full_tensor(self) -> Tensor:
         """See :class:`Edges`."""
         return self.graph.full_edge_index()
 
-    @property
+    @cached_property
+    def by_target_rank(self) -> Edges:
+        """See :class:`Edges` (collective at the first use)."""
+        return Edges.all_of(self.view_of(self.graph), self.weight)
+
+    def _sent(self, values: Tensor) -> Tensor:
+        """Values of these edges, where :attr:`by_target_rank` has them (collective)."""
+        moved = self.by_target_rank.rows.from_sharding(values, self.rows)
+        assert moved is not None
+        return moved
+
+    @cached_property
     def without_loops(self) -> _Selected:
         """See :class:`Edges`; the graph keeps them."""
         graph, places = self.graph.without_loops
-        return _Selected(OperatorEdges.of_graph(graph, None, self.refusal), places)
+        return _Selected(OperatorEdges.of_graph(graph, None, self.view_of), places)
 
-    @property
+    @cached_property
     def with_loops(self) -> OperatorEdges:
         """See :class:`Edges`; the graph keeps them."""
-        return OperatorEdges.of_graph(self.graph.with_loops, None, self.refusal)
+        return OperatorEdges.of_graph(self.graph.with_loops, None, self.view_of)
 
-    def reduce_by_target(self, values: Tensor, reduce: str) -> Tensor:
-        """See :class:`Edges` (collective).
+    def selected(self, mask: RowTensor) -> OperatorEdges:
+        """See :class:`Edges`."""
+        graph: Any = self.graph
+        return OperatorEdges.of_graph(graph.select(by_row_mask(self.rows, mask)), None, self.view_of)
 
-        Raises:
-            UnsupportedError: Neither a sum nor a mean, which are all that parts can be put together for.
-        """
-        if reduce not in ("sum", "add", "mean"):
-            raise self.refusal
-        flat = values.reshape(values.shape[0], values.shape[1:].numel())
-        sums = self.graph.sum_by_target(torch.cat([flat, flat.new_ones(flat.shape[0], 1)], 1))
-        sums, count = sums[:, :-1], sums[:, -1:]
-        return (sums / count.clamp(min=1) if reduce == "mean" else sums).reshape(sums.shape[0], *values.shape[1:])
 
-    def __getattribute__(self, name: str) -> Any:
-        if name in SINGLE_EDGES and name not in _AS_GRAPHS:
-            raise object.__getattribute__(self, "refusal")
-        return super().__getattribute__(name)
+def _require_sum(reduce: str) -> None:
+    if reduce not in ("sum", "add"):
+        raise UnsupportedError(
+            f"Reducing by source nodes is distributed for sums (got {reduce!r}): reduce by target, or flip edge_index "
+            f"before DistributedData"
+        )
 
 
 SINGLE_EDGES = frozenset(
     "source target end full_tensor by_target csr parts remote max_in_degree loops without_loops selected".split()
-    + "with_loops has_all_remote kept reduce_by_target".split()
+    + "with_loops has_all_remote kept fetch reduce with_loop_values softmax_by_target by_target_rank".split()
 )
 """What looks at single edges."""
-
-_AS_GRAPHS = frozenset(["full_tensor", "without_loops", "with_loops", "reduce_by_target"])
-"""What graphs without :class:`EdgeView` answer."""
 
 _PROPERTIES = "shape dtype layout is_sparse requires_grad ndim".split()
 _METHODS = (Tensor.size, Tensor.numel, Tensor.dim, Tensor.is_floating_point, Tensor.__len__, Tensor.__hash__)

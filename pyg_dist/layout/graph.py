@@ -2,14 +2,13 @@
 
 Two layouts implement it: :class:`~pyg_dist.layout.halo.graph.HaloGraph` (rows of nodes by part) and
 :class:`~pyg_dist.layout.grid.graph.GridGraph` (tiles on a mesh). Only the factories name them
-(:mod:`~pyg_dist.layout.edge_sets`, ``pyg_dist/data``). What a layout lacks it refuses here, in one place:
-:meth:`DistributedGraph.edge_view`.
+(:mod:`~pyg_dist.layout.edge_sets`, :mod:`~pyg_dist.layout.edge_views`, ``pyg_dist/data``).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -21,10 +20,9 @@ from pyg_dist.backend.comm.transport import Pending, Traffic
 from pyg_dist.backend.halo.message_blocks import Place, Run
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.sparse.csr import CSR
-from pyg_dist.errors import UnsupportedError
 from pyg_dist.layout.self_loops import LoopRule
 from pyg_dist.plan.sample import Sample
-from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor
+from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor
 from pyg_dist.tensor.sharding import RowSharding, Selection
 
 
@@ -80,6 +78,11 @@ class NodeSharding(RowSharding):
     def sample(self) -> Sample | None:
         """Which nodes of a graph these are, for a batch."""
         return None
+
+    @property
+    def first(self) -> int:
+        """The number of the first node of this data group, where the groups have nodes of their own."""
+        return 0
 
     def __init__(self, group: Group, size: int, global_id: Tensor) -> None:
         super().__init__(group, "node", size, global_id)
@@ -320,13 +323,6 @@ class DistributedGraph(Protocol):
     def full_edge_index(self) -> Tensor:
         """All edges by global ids in the input's order, int64 ``[2, E]``, on every rank (collective)."""
 
-    def global_ends(self, edges: Callable[[], Any]) -> tuple[EdgeTensor, EdgeTensor]:
-        """Sources and targets of the edges, global ids.
-
-        Args:
-            edges: gives the :class:`~pyg_dist.layout.edges.Edges` of the graph, where it has an :meth:`edge_view`.
-        """
-
     def has_isolated_nodes(self) -> bool:
         """Whether some node has no edge other than self loops (collective)."""
 
@@ -340,21 +336,13 @@ class DistributedGraph(Protocol):
     def prepare_subgraphs(self) -> None:
         """Make what subgraphs are cut from without messages (collective at the first use)."""
 
-    # ---- What only some layouts have -------------------------------------------------------------------------------
-
-    def edge_view(self, asker: str) -> EdgeView:
-        """The view of single edges that attention, max and every conv with a message of its own need.
-
-        Args:
-            asker: who needs it, for the message.
-
-        Raises:
-            UnsupportedError: This layout has none.
-        """
-
 
 class TiledGraph(DistributedGraph, Protocol):
-    """A graph without :class:`EdgeView`: other edges over its nodes are other graphs, which it keeps."""
+    """A graph whose edges lie anywhere, by their numbers: other edges over its nodes are other graphs, which it keeps.
+
+    Values of its :attr:`edge_sharding` meet rows of nodes by messages. For whoever needs all in-edges of a node in one
+    place there is :func:`~pyg_dist.layout.edge_views.edge_view`.
+    """
 
     @property
     def without_loops(self) -> tuple[TiledGraph, Tensor]:
@@ -364,21 +352,36 @@ class TiledGraph(DistributedGraph, Protocol):
     def with_loops(self) -> TiledGraph:
         """The graph with a self loop for each node, behind its edges."""
 
-    def sum_by_target(self, values: Tensor) -> Tensor:
-        """The sums of the values of every node's in-edges, as whole rows; differentiable (collective).
+    @property
+    def edge_index(self) -> Tensor:
+        """Global ids of the ends of this rank's edges, int64 ``[2, e]``, on the host."""
+
+    def at_edges(self, rows: Tensor, end: int) -> Tensor:
+        """The row of each edge's source (0) or target (1); differentiable (collective).
 
         Shapes:
-            - values: ``[e, D]``
-            - output: ``[n, D]``
+            - rows: whole rows, ``[n, ...]``
+            - output: ``[e, ...]``
         """
 
+    def sum_edges(self, values: Tensor, end: int) -> Tensor:
+        """The transpose of :meth:`at_edges`: the sums of the values of the edges that share a node (collective).
 
-def refuse_edge_view(asker: str, layout: str) -> UnsupportedError:
-    """The error of a layout without :class:`EdgeView`."""
-    return UnsupportedError(
-        f"{asker} needs every neighbour's row in one place, and layout={layout!r} has partial sums: "
-        f"use DistributedData(data, layout='halo'), or a sum or mean in GCNConv or SAGEConv"
-    )
+        Shapes:
+            - values: ``[e, ...]``
+            - output: whole rows, ``[n, ...]``
+        """
+
+    def loop_values(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The values of the self loops of this rank's nodes, in the input's order; differentiable (collective).
+
+        Shapes:
+            - values: of all edges, ``[e, ...]``
+            - output: whole rows that have loops, int64 ``[l]``; the values of these ``[l, ...]``
+        """
+
+    def operator_over(self, edges: Any, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> Operator | None:
+        """:meth:`operator` with weights that are what they are: of a batch, too, which rescales others."""
 
 
 def have_same_edges(one: DistributedGraph | EdgeView, other: DistributedGraph | EdgeView) -> bool:

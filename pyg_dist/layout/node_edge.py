@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 import torch
-import torch_geometric.utils
 from torch import Tensor, nn
 
-from pyg_dist.errors import LayoutMismatchError, UnsupportedError
+from pyg_dist.errors import LayoutMismatchError
 from pyg_dist.layout.graph import EdgeView
 from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, as_row_tensor_, local_values, version_of
 
@@ -82,8 +81,7 @@ def nodes_to_edges(x: NodeTensor, ids: EdgeEnd) -> EdgeTensor:
         raise LayoutMismatchError(
             f"Expected a row for each of {edges.graph.node_sharding} (got {x._sharding}): take both from one data"
         )
-    rows = x.to_local() if ids.end == 1 else neighbour_rows(x, edges.graph)
-    return cast(EdgeTensor, edges.tensor(rows.index_select(0, edges.target if ids.end == 1 else edges.source)))
+    return cast(EdgeTensor, edges.fetch(x, ids.end))
 
 
 def neighbour_rows(x: NodeTensor, graph: EdgeView) -> Tensor:
@@ -121,15 +119,6 @@ def edges_to_nodes(values: EdgeTensor, ids: EdgeEnd, reduce: str = "sum") -> Nod
     Raises:
         UnsupportedError: Another reduction than a sum over edges with a common source, which lie on several ranks.
     """
-    edges, graph = ids.edges, ids.edges.graph
-    local = local_values(values, edges.rows)
-    if ids.end == 1:
-        out = torch_geometric.utils.scatter(local, edges.target, 0, graph.num_local, reduce)
-        return cast(NodeTensor, as_row_tensor_(out, graph.node_sharding))
-    if reduce not in ("sum", "add"):
-        raise UnsupportedError(
-            f"Reducing by source nodes is distributed for sums (got {reduce!r}): reduce by target, or flip edge_index "
-            f"before DistributedData"
-        )
-    sums = torch_geometric.utils.scatter(local, edges.source, 0, graph.num_neighbours, "sum")
-    return cast(NodeTensor, as_row_tensor_(graph.sum_to_owners(sums), graph.node_sharding))
+    edges = ids.edges
+    out = edges.reduce(local_values(values, edges.rows), ids.end, reduce)
+    return cast(NodeTensor, as_row_tensor_(out, edges.graph.node_sharding))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -270,8 +271,25 @@ def compare(names: list[str], dtype: torch.dtype = torch.float64, num_edges: int
         assert_same(got, expected, name)
 
 
+def on_mesh(mesh: dict[str, int]) -> None:
+    import pyg_dist
+
+    data = graph()
+    ours = pyg_dist.DistributedData(data, layout="grid", mesh=mesh)
+    for name, case in CASES.items():
+        assert_same(step(ours, case, True), step(data, case, False), name)
+
+
 def test_every_conv_in_float64(workers: Pools) -> None:
     workers(3).run(compare, list(CASES))
+
+
+@pytest.mark.parametrize(
+    "mesh", [{"x": 2}, {"y": 2}, {"z": 2}, {"x": 3}, {"x": 2, "y": 2}, {"x": 4}, {"y": 2, "z": 2}], ids=str
+)
+def test_every_conv_on_the_grid(workers: Pools, mesh: dict[str, int]) -> None:
+    """Also those that look at single edges, which whole rows serve: no two meshes have the same rows together."""
+    workers(math.prod(mesh.values())).run(on_mesh, mesh)
 
 
 def test_every_conv_in_float32(workers: Pools) -> None:

@@ -295,16 +295,13 @@ def refusals() -> list[str]:
     plain = graph()
     data, conv = distributed(plain), pyg_dist.conv.DistributedConv(gnn.GATConv(FEATURES, CLASSES).double())
     other = distributed(plain)
-    grid = pyg_dist.DistributedData(plain, layout="grid")
     sparse = Data(x=plain.x, adj_t=torch.sparse_coo_tensor(plain.edge_index.flip([0]), plain.edge_weight, (47, 47)))
     edges = conv(data.x, data.edge_index, return_attention_weights=True)[1][0]
     model = nn.Sequential(gnn.GATConv(2, 2), gnn.HypergraphConv(2, 2))
-    messages = pyg_dist.distribute(gnn.EdgeConv(nn.Linear(2 * FEATURES, CLASSES)).double())
     calls: list[tuple[type[Exception], Callable[[], Any]]] = [
         (OptionError, lambda: pyg_dist.distribute(conv.state_dict())),
         (UnsupportedError, lambda: pyg_dist.distribute(model)),
         (UnsupportedError, lambda: pyg_dist.conv.DistributedConv(model)),
-        (UnsupportedError, lambda: messages(grid.x, grid.edge_index)),
         (UnsupportedError, lambda: conv(data.x, pyg_dist.DistributedData(sparse).adj_t)),
         (PygDistError, lambda: conv(other.x, data.edge_index)),
         (PygDistError, lambda: edges[:, :2]),
@@ -328,7 +325,6 @@ def test_refusals(workers: Pools) -> None:
             "distribute expected a model (got OrderedDict): pass an nn.Module",
             "distribute stopped at '1': HypergraphConv takes no 'edge_index'",
             "DistributedConv expected a MessagePassing conv (got Sequential): pyg_dist.distribute(model)",
-            "EdgeConv needs every neighbour's row in one place, and layout='grid' has partial sums",
             "GATConv expected data.edge_index (got adj_t",
             "two different graphs",
             "of a distributed edge_index needs all edges",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -48,17 +49,20 @@ def call(name: str, function: Any, edges: Any, data: Any) -> Results:
     return {**plain, "attr": attr.grad, "weight": weight.grad}
 
 
-def compare(names: list[str]) -> None:
+def compare(names: list[str], mesh: dict[str, int] | None = None) -> None:
     import pyg_dist
     from pyg_dist.conv.graph_functions import SUBSTITUTES
 
     data = random_graph(NUM_NODES, NUM_EDGES, seed=4)
-    ours = pyg_dist.DistributedData(data, partition=uneven_parts(NUM_NODES, pyg_dist.world_size()))
+    if mesh is None:
+        ours = pyg_dist.DistributedData(data, partition=uneven_parts(NUM_NODES, pyg_dist.world_size()))
+    else:
+        ours = pyg_dist.DistributedData(data, layout="grid", mesh=mesh)
     for name in names:
         stock = CASES[name][0]
         expected = call(name, stock, data.edge_index, data)
         assert_same(call(name, SUBSTITUTES[stock], data.edge_index, data), expected)
-        assert_same(call(name, SUBSTITUTES[stock], ours.edge_index.edges("a test"), ours), expected)
+        assert_same(call(name, SUBSTITUTES[stock], ours.edge_index.edges(by_operator=True), ours), expected)
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
@@ -66,12 +70,17 @@ def test_same_as_pyg(workers: Pools, world_size: int) -> None:
     workers(world_size).run(compare, list(CASES))
 
 
+@pytest.mark.parametrize("mesh", [{"x": 1}, {"x": 3}, {"y": 2}, {"x": 2, "z": 2}], ids=str)
+def test_same_as_pyg_on_the_grid(workers: Pools, mesh: dict[str, int]) -> None:
+    workers(math.prod(mesh.values())).run(compare, list(CASES), mesh)
+
+
 def refusals() -> list[str]:
     import pyg_dist
     from pyg_dist.conv.graph_functions import SUBSTITUTES
 
     data = pyg_dist.DistributedData(random_graph(NUM_NODES, NUM_EDGES, seed=4))
-    edges, attr = data.edge_index.edges("a test"), data.edge_attr
+    edges, attr = data.edge_index.edges(), data.edge_attr
     calls: list[Callable[[], Any]] = [
         lambda: SUBSTITUTES[pyg.softmax](attr, edges[0]),
         lambda: SUBSTITUTES[pyg.softmax](attr, data.y),

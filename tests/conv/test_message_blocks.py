@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -68,11 +69,14 @@ def runs_by_blocks() -> Any:
 
 
 @patch.dict(os.environ)  # what is set ends with the body
-def compare(names: list[str], num_edges: int, mib: float) -> None:
+def compare(names: list[str], num_edges: int, mib: float, mesh: dict[str, int] | None = None) -> None:
     import pyg_dist
 
     data = graph(num_edges=num_edges)
-    ours = pyg_dist.DistributedData(data, partition=uneven_parts(NUM_NODES, pyg_dist.world_size()))
+    if mesh is None:
+        ours = pyg_dist.DistributedData(data, partition=uneven_parts(NUM_NODES, pyg_dist.world_size()))
+    else:
+        ours = pyg_dist.DistributedData(data, layout="grid", mesh=mesh)
     os.environ["PYG_DIST_MESSAGE_MIB"] = str(mib)
     for name in names:
         expected = step(data, BY_BLOCKS[name], False)
@@ -86,6 +90,11 @@ def compare(names: list[str], num_edges: int, mib: float) -> None:
 def test_every_gradient(workers: Pools, world_size: int) -> None:
     """One rank of three has no rows."""
     workers(world_size).run(compare, list(BY_BLOCKS), 310, 0.002)
+
+
+@pytest.mark.parametrize("mesh", [{"x": 2}, {"y": 3}, {"x": 2, "y": 2}], ids=str)
+def test_every_gradient_on_the_grid(workers: Pools, mesh: dict[str, int]) -> None:
+    workers(math.prod(mesh.values())).run(compare, list(BY_BLOCKS), 310, 0.002, mesh)
 
 
 def test_a_target_a_block(workers: Pools) -> None:

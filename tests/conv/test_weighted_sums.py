@@ -12,6 +12,7 @@ from random_graphs import random_graph, uneven_parts
 from torch import Tensor, nn
 from torch_geometric import nn as gnn
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from torch_geometric.utils import scatter, softmax
 from workers import Workers
 
 Pools = Callable[[int], Workers]
@@ -33,9 +34,27 @@ ON_THE_GRID: dict[str, Callable[[], nn.Module]] = {
     "SimpleConv, loops": lambda: gnn.SimpleConv(combine_root="self_loop"),
     "ARMAConv": lambda: gnn.ARMAConv(F, G, num_stacks=2, num_layers=2),
     "PDNConv": lambda: gnn.PDNConv(F, G, 3, 5),
+    "ChebConv": lambda: gnn.ChebConv(F, G, K=3),
+    "ChebConv, rw": lambda: gnn.ChebConv(F, G, K=3, normalization="rw"),
+    "ChebConv, none": lambda: gnn.ChebConv(F, G, K=2, normalization=None),
+    "ClusterGCNConv": lambda: gnn.ClusterGCNConv(F, G, diag_lambda=0.3),
+    "FAConv": lambda: gnn.FAConv(F),
+    "FAConv, without loops": lambda: gnn.FAConv(F, add_self_loops=False),
+    "FAConv, weighted": lambda: gnn.FAConv(F, normalize=False),
+    "a script's": lambda: Tutorial(),
+    "a script's, by its norm": lambda: Tutorial(looks=False),
+    "a script's, softmax": lambda: Softmax(),
 }
-UNWEIGHTED = ("GINConv", "PDNConv")
-BY_OPERATORS = ON_THE_GRID | {"ChebConv": lambda: gnn.ChebConv(F, G, K=3)}
+WHOLE_ROWS = "a script's, softmax"
+"""What needs them on the grid, for its weights."""
+UNWEIGHTED = ("GINConv", "PDNConv", "ClusterGCNConv", "FAConv", "FAConv, without loops", WHOLE_ROWS)
+ALWAYS_WEIGHTED = ("FAConv, weighted",)
+
+
+def kinds(name: str) -> tuple[str, ...]:
+    """Of edge weights, that a conv takes."""
+    given = ("none",) if name in UNWEIGHTED else ("none", "constant", "learn")
+    return given[1:] if name in ALWAYS_WEIGHTED else given
 
 
 def step(data: Any, make: Callable[[], nn.Module], kind: str, is_ours: bool) -> Results:
@@ -48,7 +67,7 @@ def step(data: Any, make: Callable[[], nn.Module], kind: str, is_ours: bool) -> 
         pyg_dist.distribute(model)
     leaves = {"x": data.x.detach().clone().requires_grad_()}
     x = leaves["x"]
-    given = [x, x.tanh()] if isinstance(model, gnn.GCN2Conv) else [x]
+    given = [x, x.tanh()] if isinstance(model, (gnn.GCN2Conv, gnn.FAConv)) else [x]
     weight = data.edge_weight
     if isinstance(model, gnn.PDNConv):
         kind, weight = "attributes", data.edge_attr
@@ -67,13 +86,50 @@ def on_the_grid(shapes: list[dict[str, int]]) -> None:
     for mesh in shapes:
         data = pyg_dist.DistributedData(graph, layout="grid", mesh=mesh)
         for name, make in ON_THE_GRID.items():
-            for kind in ("none", "constant", "learn")[: 1 if name in UNWEIGHTED else 3]:
+            for kind in kinds(name):
                 assert_same(step(data, make, kind, True), step(graph, make, kind, False), f"{name}, {mesh}, {kind}")
+            assert (data.graph.whole_rows is None) == (name != WHOLE_ROWS), f"{name} has not gone by tiles"
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_grid(workers: Pools, num_ranks: int) -> None:
     workers(num_ranks).run(on_the_grid, meshes(num_ranks))
+
+
+def test_square_and_oblong_grids(workers: Pools) -> None:
+    workers(4).run(on_the_grid, [{"x": 2, "y": 2}, {"x": 2, "z": 2}, {"z": 4}])
+
+
+def bytes_of_norms() -> dict[str, list[int]]:
+    """What each of three forward passes sends on the grid, by conv."""
+    import pyg_dist
+
+    data = pyg_dist.DistributedData(random_graph(NUM_NODES, NUM_EDGES, F, seed=1), layout="grid", mesh={"x": 2})
+    weight, found = data.edge_weight, {}
+    convs = {
+        "GraphConv": lambda: gnn.GraphConv(F, G),
+        "ClusterGCNConv": lambda: gnn.ClusterGCNConv(F, G),
+        "ChebConv": lambda: gnn.ChebConv(F, G, K=2),
+        "FAConv": lambda: gnn.FAConv(F),
+    }
+    for name, make in convs.items():
+        conv, x = pyg_dist.distribute(make()).double(), data.x.detach().clone()
+        given = {"GraphConv": (x, data.edge_index, weight), "FAConv": (x, x, data.edge_index)}
+        found[name] = []
+        for _ in range(3):
+            x.add_(0.0)  # or its aggregation is known
+            before = data.traffic.num_bytes
+            with torch.no_grad():
+                conv(*given.get(name, (x, data.edge_index)))
+            found[name].append(data.traffic.num_bytes - before)
+    return found
+
+
+def test_norms_are_kept(workers: Pools) -> None:
+    """From the second pass on a conv sends what a conv with weights of its own sends; FAConv sends gates as well."""
+    for found in workers(2).run(bytes_of_norms):
+        assert found["ClusterGCNConv"][1:] == found["ChebConv"][1:] == found["GraphConv"][1:]
+        assert all(first > second == third > 0 for first, second, third in found.values())
 
 
 def rows_sent() -> dict[str, float]:
@@ -84,7 +140,7 @@ def rows_sent() -> dict[str, float]:
     data = pyg_dist.DistributedData(graph, partition=uneven_parts(NUM_NODES, pyg_dist.world_size()))
     sent = {}
     for name in COLUMNS:
-        make = BY_OPERATORS[name]
+        make = ON_THE_GRID[name]
         for kind in ("none", "constant")[: 1 if name in UNWEIGHTED else 2]:
             for _ in range(2):  # the first one builds the operators
                 before = data.traffic.num_bytes
@@ -96,7 +152,7 @@ def rows_sent() -> dict[str, float]:
 COLUMNS = {
     "TAGConv": 3 * G, "SGConv": 2 * G, "SSGConv": 2 * G, "APPNP": 3 * F, "GCN2Conv": F, "GraphConv": G,
     "GraphConv, mean": G, "GatedGraphConv": 2 * F, "GINConv": F, "LGConv": F, "MixHopConv": 2 * F, "SimpleConv": F,
-    "ARMAConv": 2 * 2 * G, "ChebConv": 2 * F,
+    "ARMAConv": 2 * 2 * G, "ChebConv": 2 * F, "ClusterGCNConv": F,
 }  # fmt: skip
 
 
@@ -123,6 +179,23 @@ class Tutorial(gnn.MessagePassing):
 
     def message(self, x_j: Tensor, norm: Tensor) -> Tensor:
         return norm.view(-1, 1) * x_j
+
+
+class Softmax(gnn.MessagePassing):
+    """Weights that need all in-edges of a node, of the largest in-edge; then sums."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr="add")
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        source, target = edge_index
+        difference = (x[source] - x[target]).square().mean(1)
+        largest = scatter(difference, target, 0, x.size(0), "max")
+        weight = softmax(difference - largest[target], target, num_nodes=x.size(0))
+        return self.propagate(edge_index, x=x, weight=weight)  # type: ignore[no-any-return]
+
+    def message(self, x_j: Tensor, weight: Tensor) -> Tensor:
+        return weight.view(-1, 1) * x_j
 
 
 class Halves(gnn.SimpleConv):
@@ -191,21 +264,3 @@ def other_convs() -> None:
 
 def test_other_convs(workers: Pools) -> None:
     workers(2).run(other_convs)
-
-
-def looks_on_the_grid() -> list[str]:
-    import pyg_dist
-
-    data = pyg_dist.DistributedData(random_graph(NUM_NODES, NUM_EDGES, F, seed=1), layout="grid")
-    found = []
-    for make in (Tutorial, lambda: gnn.ChebConv(F, G, K=3), Halves):
-        with pytest.raises(pyg_dist.errors.UnsupportedError) as caught:
-            step(data, make, "constant", True)
-        found.append(str(caught.value))
-    return found
-
-
-def test_the_grid_refuses_who_looks_at_edges(workers: Pools) -> None:
-    for found in workers(2).run(looks_on_the_grid):
-        for message, name in zip(found, ("Tutorial", "ChebConv", "Halves"), strict=True):
-            assert message.startswith(f"{name} needs every neighbour's row in one place, and layout='grid'"), message

@@ -59,8 +59,8 @@ def test_attributes_and_plan(workers: Pools) -> None:
 
 def refusals() -> None:
     import pyg_dist
-    from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
-    from pyg_dist.errors import DataError, LayoutMismatchError, OptionError, UnsupportedError
+    from pyg_dist.conv import DistributedGCNConv
+    from pyg_dist.errors import DataError, LayoutMismatchError, OptionError
 
     graph = random_graph(47, 310, seed=1)
     with pytest.raises(OptionError, match=r"Expected a mesh of 2 ranks \(got x=2 x y=1 x z=2, which makes 4\)"):
@@ -75,8 +75,6 @@ def refusals() -> None:
             pyg_dist.DistributedData(graph, layout="grid")
         del os.environ[name]
     data = pyg_dist.DistributedData(graph, layout="grid")
-    with pytest.raises(UnsupportedError, match="layout='halo'"):
-        DistributedSAGEConv(5, 3, aggr="max").double()(data.x, data.edge_index)
     other = pyg_dist.DistributedData(graph, layout="grid")
     with pytest.raises(LayoutMismatchError):
         DistributedGCNConv(5, 3).double()(other.x, data.edge_index)

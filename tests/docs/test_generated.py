@@ -45,12 +45,14 @@ def test_functions(generated: ModuleType) -> None:
 def test_convs(generated: ModuleType) -> None:
     lines = {line.split("`")[1]: line for line in generated.convs().splitlines()[2:]}
     assert len(lines) > 50
-    assert "`DistributedGCNConv` | yes | yes |" in lines["GCNConv"]
-    assert "by `distribute` | yes | no |" in lines["EdgeConv"]
-    assert "by `distribute` | yes | yes |" in lines["GATConv"]
-    assert "by `distribute` | yes | yes |" in lines["TAGConv"]
+    assert "`DistributedGCNConv` | yes | tiles |" in lines["GCNConv"]
+    assert "by `distribute` | yes | whole rows |" in lines["EdgeConv"]
+    for name in ("GATConv", "TAGConv", "ChebConv", "FAConv", "SignedConv"):
+        assert "by `distribute` | " in lines[name]
+        assert lines[name].endswith("| tiles |")
     for refused in ("HypergraphConv", "SuperGATConv"):
         assert "raises `UnsupportedError`" in lines[refused]
+        assert lines[refused].endswith(" |  |  |")
 
 
 def test_settings(generated: ModuleType) -> None:

@@ -206,7 +206,7 @@ def questions(graph: Data, data: Any, how: Layout) -> None:
     """All edges, their ends, self loops and isolated nodes, of several graphs."""
     laid = data.graph
     assert_same_bits(laid.full_edge_index(), graph.edge_index)
-    ends = laid.global_ends(lambda: data.edge_index.edges("edge_index"))
+    ends = data.edge_index
     for end, want in zip(ends, graph.edge_index, strict=True):
         assert_same_bits(end.full_tensor(), want)
     ring = torch.stack([torch.arange(N), torch.arange(N).roll(1)])
@@ -233,14 +233,11 @@ def same_edges(graph: Data, data: Any, how: Layout) -> None:
 
 
 def edge_view(graph: Data, data: Any, how: Layout) -> None:
-    """Of the halo layout every name, against the whole graph; the grid has none, and says so by the asker's name."""
-    from pyg_dist.errors import UnsupportedError
+    """Every name, against the whole graph."""
+    from pyg_dist.layout.edge_views import edge_view
 
-    if how["layout"] == "grid":
-        with pytest.raises(UnsupportedError, match=r"GATConv needs every neighbour's row in one place.*layout='halo'"):
-            data.graph.edge_view("GATConv")
-        return
-    view: EdgeView = data.graph.edge_view("GATConv")
+    view: EdgeView = edge_view(data.graph)
+    assert view is edge_view(data.graph)
     ids, here = view.neighbour_id, view.node_sharding.global_id
     assert (view.num_local, view.num_neighbours) == (len(here), len(ids))
     assert ids[: view.num_local].tolist() == here.tolist()
@@ -256,7 +253,7 @@ def edge_view(graph: Data, data: Any, how: Layout) -> None:
     assert [end[:2].tolist() for end in padded] == [[view.num_neighbours] * 2, [0, 0]]
     assert_same_bits(padded[0][2:], csr.col.long())
     assert_same_bits(padded[1][2:], csr.row() + 1)
-    x = data.x.detach().to_local().clone().requires_grad_()
+    x = data.x.detach().to_rows().to_local().clone().requires_grad_()
     rows = view.neighbour_rows(x)
     assert_same_bits(rows.detach(), graph.x[ids])
     factor = torch.arange(1.0, len(ids) + 1, dtype=torch.float64).view(-1, 1)
@@ -280,7 +277,7 @@ def attention(graph: Data, data: Any, how: Layout) -> None:
             attr = laid.edge_sharding.slice(leaves["attr"])
             inputs = AttentionInputs(value, value.sin(), query, attr, of_rows)
             spec = AttentionSpec("dot", 2, scale=0.5)
-            parts = laid.attend(data.edge_index.edges("GATConv", by_operator=True), inputs, spec)
+            parts = laid.attend(data.edge_index.edges(by_operator=True), inputs, spec)
             out, of_edges = (rows.gather(part) for part in parts[:2])
         else:
             value, key, query, by_row = (
@@ -297,7 +294,7 @@ def attention(graph: Data, data: Any, how: Layout) -> None:
 
 
 def tiled(graph: Data, data: Any, how: Layout) -> None:
-    """A graph without single edges has others without and with self loops, and sums by target."""
+    """A graph without single edges has others without and with self loops, rows at edges and sums of edges."""
     if how["layout"] == "halo":
         return
     laid = data.graph
@@ -309,11 +306,24 @@ def tiled(graph: Data, data: Any, how: Layout) -> None:
     loops = torch.arange(N).expand(2, -1)
     assert_same_bits(left.with_loops.full_edge_index(), torch.cat([edge_index[:, other], loops], 1))
     values = leaf(graph.edge_attr)
-    sums = laid.node_sharding.gather(laid.sum_by_target(laid.edge_sharding.slice(values)))
-    expected = scatter(graph.edge_attr, edge_index[1], 0, N)
-    assert_same({"sums": sums}, {"sums": expected})
-    (slope,) = torch.autograd.grad(sums.square().sum(), values)
-    assert_same({"slope": slope}, {"slope": 2 * expected[edge_index[1]]})
+    rows, edges = laid.node_sharding, laid.edge_sharding
+    row, found = laid.loop_values(edges.slice(values))
+    ids = rows.global_id[row]
+    for node in rows.global_id.tolist():
+        assert_same_bits(found[ids == node].detach(), graph.edge_attr[(edge_index[0] == node) & ~other])
+    (slope,) = torch.autograd.grad(found.square().sum(), values)
+    assert_same({"slope": slope}, {"slope": 2 * graph.edge_attr * ~other.view(-1, 1)})
+    for end in (0, 1):
+        sums = rows.gather(laid.sum_edges(edges.slice(values), end))
+        expected = scatter(graph.edge_attr, edge_index[end], 0, N)
+        assert_same({"sums": sums}, {"sums": expected})
+        (slope,) = torch.autograd.grad(sums.square().sum(), values)
+        assert_same({"slope": slope}, {"slope": 2 * expected[edge_index[end]]})
+        nodes = leaf(graph.x)
+        fetched = edges.gather(laid.at_edges(rows.slice(nodes), end))
+        assert_same_bits(fetched, graph.x[edge_index[end]])
+        (slope,) = torch.autograd.grad(fetched.square().sum(), nodes)
+        assert_same({"slope": slope}, {"slope": scatter(2 * fetched, edge_index[end], 0, N)})
 
 
 def subgraphs(graph: Data, data: Any, how: Layout) -> None:
@@ -367,8 +377,8 @@ def test_every_method_has_its_check() -> None:
     checked = {
         "node_sharding", "traffic", "feature_sharding", "attribute_sharding", "place_attribute", "place", "owns",
         "operator", "aggregate", "start", "align", "linear_sum", "is_cached", "select", "over", "to", "full_edge_index",
-        "global_ends", "has_isolated_nodes", "has_self_loops", "edge_view", "data_group", "prepare_subgraphs",
-        "attend", "without_loops", "with_loops", "sum_by_target",
+        "has_isolated_nodes", "has_self_loops", "data_group", "prepare_subgraphs", "attend", "without_loops",
+        "with_loops", "edge_index", "at_edges", "sum_edges", "loop_values", "operator_over",
     }  # fmt: skip
     names = {*vars(DistributedGraph), *vars(TiledGraph)}
     assert {name for name in names if not name.startswith("_")} - checked == set()

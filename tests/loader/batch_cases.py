@@ -80,10 +80,6 @@ CONVS: dict[str, Callable[[int], Any]] = {
 WEIGHTED = ("gcn", "gcn without loops", "improved gcn", "sum gcn", "graph", "tag")
 
 
-ON_GRID = ["gat", "gcn", "gcn without loops", "gin", "graph", "improved gcn", "mean", "sum", "sum gcn", "tag"]
-"""The convs of the grid layout."""
-
-
 def distributed(graph: Data, case: Case) -> Any:
     """The graph in the case's layout."""
     from pyg_dist import DistributedData
@@ -102,10 +98,9 @@ def cases(draw: Any, world_size: int, meshes: list[dict[str, int]] | None = None
         world_size: number of ranks that have nodes of their own.
         meshes: of the grid, or data groups of the halo layout (with ``"part"``).
     """
-    on_grid = meshes is not None and "part" not in meshes[0]
     num_nodes = draw(st.integers(2, 12))
     node = st.integers(0, num_nodes - 1)
-    conv = draw(st.sampled_from(ON_GRID if on_grid else sorted(CONVS)))
+    conv = draw(st.sampled_from(sorted(CONVS)))
     form = draw(st.sampled_from(["edge_index", "edge_index", "adj_t", "weighted adj_t"]))
     if conv in ("gat", "gates", "gin", "max"):  # which read the values of an adj_t otherwise than as weights
         form = "edge_index"

@@ -17,19 +17,22 @@ Pools = Callable[[int], Workers]
 NUM_NODES, NUM_EDGES = 31, 170
 
 
-def pair() -> tuple[Any, Any]:
+def pair(mesh: dict[str, int] | None = None) -> tuple[Any, Any]:
+    """A graph, and the same on the halo layout or on a mesh."""
     import pyg_dist
 
     data = random_graph(NUM_NODES, NUM_EDGES, seed=4)
+    if mesh is not None:
+        return data, pyg_dist.DistributedData(data, layout="grid", mesh=mesh)
     return data, pyg_dist.DistributedData(data, partition=uneven_parts(NUM_NODES, pyg_dist.world_size()))
 
 
-def lifted_and_scattered() -> None:
+def lifted_and_scattered(mesh: dict[str, int] | None) -> None:
     from pyg_dist.errors import MixedRowsError, UnsupportedError
     from pyg_dist.layout.node_edge import edges_to_nodes, nodes_to_edges
 
-    data, ours = pair()
-    edges, cube = ours.edge_index.edges("the test"), torch.stack([data.x, data.x.tanh()], 1)
+    data, ours = pair(mesh)
+    edges, cube = ours.edge_index.edges(by_operator=True), torch.stack([data.x, data.x.tanh()], 1)
     for end in (0, 1):
         ids, plain_ids = edges.end(end), data.edge_index[end]
         assert torch.equal(ids.full_tensor(), plain_ids)
@@ -65,16 +68,21 @@ def as_nodes(x: torch.Tensor, ours: Any) -> Any:
     return NodeTensor.from_local(ours.graph.node_sharding.slice(x), ours.graph.node_sharding)
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_lift_and_scatter(workers: Pools, world_size: int) -> None:
-    workers(world_size).run(lifted_and_scattered)
+@pytest.mark.parametrize("mesh", [None, {"x": 3}, {"y": 3}], ids=str)
+def test_lift_and_scatter(workers: Pools, mesh: dict[str, int] | None) -> None:
+    workers(3).run(lifted_and_scattered, mesh)
+
+
+def test_lift_and_scatter_alone(workers: Pools) -> None:
+    workers(1).run(lifted_and_scattered, None)
+    workers(1).run(lifted_and_scattered, {"x": 1})
 
 
 def exchanges() -> list[int]:
     from pyg_dist.layout.node_edge import nodes_to_edges, share_halo_within
 
     _, ours = pair()
-    sources, sent = ours.edge_index.edges("the test").end(0), []
+    sources, sent = ours.edge_index.edges().end(0), []
 
     def count(x: Any, rows_before: int) -> None:
         nodes_to_edges(x, sources)
@@ -98,12 +106,12 @@ def test_lifts_of_one_tensor_share_an_exchange(workers: Pools) -> None:
     assert (second, changed, outside) == (0, first, first)
 
 
-def views() -> None:
+def views(mesh: dict[str, int] | None) -> None:
     from pyg_dist.errors import LayoutMismatchError, MixedRowsError
     from pyg_dist.layout.node_edge import nodes_to_edges
 
-    data, ours = pair()
-    edges = ours.edge_index.edges("the test")
+    data, ours = pair(mesh)
+    edges = ours.edge_index.edges(by_operator=True)
     assert (edges.shape, edges.size(1), len(edges), edges.numel()) == ((2, NUM_EDGES), NUM_EDGES, 2, 2 * NUM_EDGES)
     assert (edges.dtype, edges.device, edges.layout) == (torch.int64, torch.device("cpu"), torch.strided)
     assert torch.equal(edges.full_tensor(), data.edge_index)
@@ -133,4 +141,5 @@ def views() -> None:
 
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_edges(workers: Pools, world_size: int) -> None:
-    workers(world_size).run(views)
+    workers(world_size).run(views, None)
+    workers(world_size).run(views, {"x": world_size})

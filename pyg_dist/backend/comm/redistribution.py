@@ -140,6 +140,25 @@ class Redistribution:
         place = torch.argsort(torch.argsort(arrived, stable=True))
         return Redistribution(transport, send, Rows(place, sizes, num_received))
 
+    @staticmethod
+    def of_requests(transport: Transport, owner: Tensor, row: Tensor, num_rows: int) -> Redistribution:
+        """Bring local ``row[i]`` of rank ``owner[i]`` here, as row i; several ranks may ask for one (collective).
+
+        Args:
+            transport: the ranks.
+            owner: int64 ``[r]``, on the host.
+            row: int64 ``[r]``, on the host.
+            num_rows: of this rank.
+        """
+        group = transport.group
+        order = torch.argsort(owner, stable=True)
+        asked = torch.bincount(owner, minlength=group.size)
+        sent = group.gather_rows(asked.view(1, -1), [1] * group.size)[:, group.rank].tolist()
+        received = tuple(asked.tolist())
+        wanted = transport.all_to_all(row[order], received, sent).wait() if group.size > 1 else row[order]
+        send = Rows(wanted, tuple(sent), num_rows, repeats=True)
+        return Redistribution(transport, send, Rows(order, received, row.numel()))
+
 
 def _owner(positions: Sequence[Tensor]) -> Tensor:
     """The rank that holds each position."""

@@ -5,16 +5,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property, partial
-from typing import Any, NoReturn, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.comm.group import Group
+from pyg_dist.backend.comm.redistribution import Redistribution
 from pyg_dist.backend.comm.transport import Pending, Traffic
 from pyg_dist.backend.grid.attention import GridAttention, grid_attention
-from pyg_dist.backend.grid.collectives import AllGather, reduce_scatter, sum_all
+from pyg_dist.backend.grid.collectives import AllGather, sum_all
 from pyg_dist.backend.grid.mesh import GRID_AXES
 from pyg_dist.backend.grid.operator import GridOperator, Side, TileProduct, multiply
 from pyg_dist.backend.on_device import on_device
@@ -23,8 +24,9 @@ from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.layout import aggregation_cache
 from pyg_dist.layout.edges import Edges, EdgesAndLoops
 from pyg_dist.layout.gcn_norm import gcn_product, gcn_scales
-from pyg_dist.layout.graph import NodeSharding, Norm, refuse_edge_view
+from pyg_dist.layout.graph import EdgeView, NodeSharding, Norm
 from pyg_dist.layout.grid.adjacency import AdjacencyTile, ReadTile
+from pyg_dist.layout.grid.edge_ends import EdgeEnds
 from pyg_dist.layout.grid.functions import linear_sum
 from pyg_dist.layout.grid.operator import TiledOperator
 from pyg_dist.layout.grid.sharding import Grid, Tile
@@ -34,7 +36,7 @@ from pyg_dist.layout.self_loops import LoopRule
 from pyg_dist.plan.grid.redistribution_plan import held_positions
 from pyg_dist.plan.grid.tiling import INPUT, WHOLE_ROWS, TileLayout, split
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
-from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor
+from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor
 from pyg_dist.tensor.sharding import RowSharding, Selection, lasting
 
 Build = Callable[[AdjacencyTile, Tensor | None], GridOperator]
@@ -56,6 +58,7 @@ class GridGraph:
 
     Attributes:
         digest: of the edges, where a script has made them.
+        whole_rows: the graph with all in-edges of a node on one rank, once somebody has needed it.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class GridGraph:
         self.node_sharding: NodeSharding = grid.node_sharding
         self.device = torch.device(device)
         self.digest: str | None = None
+        self.whole_rows: EdgeView | None = None
         self._read_tile = read_tile
         self._adjacency: dict[tuple[str, str, int], AdjacencyTile] = {}
         self._operators: OperatorCache[GridOperator] = OperatorCache()
@@ -136,8 +140,8 @@ class GridGraph:
         moved = copy.copy(self)
         moved.device = device
         moved._adjacency = {key: tile.to(device) for key, tile in self._adjacency.items()}
-        moved._operators, moved._elsewhere = OperatorCache(), {}
-        for name in ("without_loops", "with_loops", "_edges_of_targets", "_edge_key", "_sources"):
+        moved._operators, moved._elsewhere, moved.whole_rows = OperatorCache(), {}, None
+        for name in ("without_loops", "with_loops", "_edges_of_targets", "_edge_key", "_sources", "_ends", "_loops"):
             moved.__dict__.pop(name, None)
         return moved
 
@@ -183,20 +187,37 @@ class GridGraph:
         """All edges by global ids in the input's order, int64 ``[2, E]``, on every rank (collective)."""
         return self.edge_sharding.gather(self.edge_index.t()).t().contiguous().to(self.device)
 
-    def global_ends(self, edges: Callable[[], Any]) -> tuple[EdgeTensor, EdgeTensor]:
-        """Sources and targets of the edges, global ids."""
-        source, target = (
-            EdgeTensor.from_local(ids.clone(), self.edge_sharding) for ids in self.edge_index.to(self.device)
-        )
+    def at_edges(self, rows: Tensor, end: int) -> Tensor:
+        """See :class:`~pyg_dist.layout.graph.TiledGraph`."""
+        return self._ends[end].fetch(rows)
+
+    def sum_edges(self, values: Tensor, end: int) -> Tensor:
+        """See :class:`~pyg_dist.layout.graph.TiledGraph`."""
+        return self._ends[end].sum(values)
+
+    def loop_values(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """See :class:`~pyg_dist.layout.graph.TiledGraph`."""
+        home, row = self._loops
+        return row, apply(home, values)
+
+    @cached_property
+    @lasting
+    def _loops(self) -> tuple[Redistribution, Tensor]:
+        """What brings the values of self loops to their nodes, and the rows of these (collective at the first use)."""
+        source, target = self.edges_of_group
+        place = (source == target).nonzero().view(-1)
+        owner, row = self.grid.owners(source[place])
+        wire = self.grid.wire(*GRID_AXES, exact=True)
+        home = Redistribution.of_copies(wire, owner, place, self.edge_sharding.global_id)
+        row = torch.zeros_like(source).index_copy_(0, place, row)
+        return home, home.start(row).wait().to(self.device)
+
+    @cached_property
+    @lasting
+    def _ends(self) -> tuple[EdgeEnds, EdgeEnds]:
+        """Of sources and of targets (collective at the first use)."""
+        source, target = (EdgeEnds.of(self.grid, ids, self.device) for ids in self.edges_of_group)
         return source, target
-
-    def edge_view(self, asker: str) -> NoReturn:
-        """Refused: a node's in-edges lie on several ranks.
-
-        Raises:
-            UnsupportedError: Always.
-        """
-        raise refuse_edge_view(asker, "grid")
 
     def has_self_loops(self) -> bool:
         """Whether some edge is a self loop (collective)."""
@@ -210,6 +231,12 @@ class GridGraph:
         else:
             build = partial(self._neighbourhood, norm, dtype)
         return TiledOperator(norm, learning, self._tiles((norm, learning, dtype), weight, dtype, build))
+
+    def operator_over(
+        self, edges: Edges, norm: Norm, weight: RowTensor | None, dtype: torch.dtype
+    ) -> TiledOperator | None:
+        """See :class:`~pyg_dist.layout.graph.TiledGraph`."""
+        return GridGraph.operator(self, norm, weight, dtype)
 
     def aggregate(self, x: NodeTensor, operator: TiledOperator, layer: nn.Module | None = None) -> TileTensor:
         """See :meth:`~pyg_dist.layout.graph.DistributedGraph.aggregate`: Plexus, Alg. 1, lines 2-4, for any layout.
@@ -333,13 +360,6 @@ class GridGraph:
         of_edges = self._moved(of_edges, of_targets, WHOLE_ROWS) if a.has_edge_sums(inputs) else of_edges
         weights = apply(tile.dispatch.transposed, weights) if has_weights else weights
         return self._moved(sums, of_targets, WHOLE_ROWS), of_edges, weights
-
-    def sum_by_target(self, values: Tensor) -> Tensor:
-        """See :class:`~pyg_dist.layout.graph.TiledGraph`."""
-        csr, rows = self._edges_of_targets, self._target_rows
-        arrived = apply(self.adjacency(INPUT).dispatch, values)[csr.edge]
-        sums = arrived.new_zeros(csr.num_rows, arrived.shape[1]).index_add(0, csr.row(), arrived)
-        return self._moved(reduce_scatter(sums, rows.transport, rows.sizes), self._target_layout, WHOLE_ROWS)
 
     @property
     def _target_layout(self) -> TileLayout:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.autograd.linear_map import apply
+from pyg_dist.backend.comm.buffers import Buffers
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.redistribution import Blocks, Redistribution
-from pyg_dist.backend.comm.transport import Pending, Transport
+from pyg_dist.backend.comm.transport import Pending, Traffic, Transport
 from pyg_dist.backend.dense.norm_relu_dropout import SplitRows
 from pyg_dist.backend.grid.mesh import GRID_AXES, Mesh
 from pyg_dist.backend.on_device import on_device
@@ -26,7 +27,7 @@ from pyg_dist.plan.grid.redistribution_plan import (
     held_positions,
     redistribution_plan,
 )
-from pyg_dist.plan.grid.tiling import WHOLE_ROWS, Sums, TileLayout, column_range, nested_split
+from pyg_dist.plan.grid.tiling import WHOLE_ROWS, Sums, TileLayout, column_range, nested_index, nested_split
 from pyg_dist.plan.sample import Sample
 from pyg_dist.tensor.sharding import RowSharding
 
@@ -167,7 +168,11 @@ class GridNodes(NodeSharding):
 
     Attributes:
         grid: the grid.
+        bits: of a value in a message of rows that go to edges: exact.
+        buffers: of these messages.
     """
+
+    bits = (32, 32)
 
     @property
     def is_union(self) -> bool:
@@ -184,6 +189,17 @@ class GridNodes(NodeSharding):
         super().__init__(grid.ranks(*GRID_AXES), grid.num_nodes, grid.rng_key(self._node_id))
         self.grid = grid
         self.counts_selections = grid.sample is None
+        self.buffers = Buffers()
+
+    @property
+    def first(self) -> int:
+        """See :class:`~pyg_dist.layout.graph.NodeSharding`."""
+        return self.grid.first
+
+    @property
+    def traffic(self) -> Traffic:
+        """Counts what rows send that go to edges."""
+        return self.grid.mesh.traffic_of(*GRID_AXES)
 
     @property
     def global_id(self) -> Tensor:
@@ -278,6 +294,22 @@ class Grid:
         """Global ids of the rows here."""
         low, high = held_positions(self.orders, layout, self.mesh.grid_shape, self.mesh.coordinates)
         return self.orders[layout.order].nodes(low, high)
+
+    def owners(self, node: Tensor) -> tuple[Tensor, Tensor]:
+        """Which rank of the grid has the whole row of each node, and as which of its rows.
+
+        Shapes:
+            - node: counted from :attr:`first`, int64, on the host
+            - output: int64 like it
+        """
+        shape, order = self.mesh.grid_shape, self.orders[WHOLE_ROWS.order]
+        bounds = order.bounds(nested_split(order.num_split, shape.sizes(*WHOLE_ROWS.rows)))
+        position, low = order.positions(node), torch.tensor(bounds)
+        block = torch.bucketize(position, low[1:-1], right=True)
+        rank_of = torch.empty(shape.size, dtype=torch.int64)
+        for rank in range(shape.size):
+            rank_of[nested_index(WHOLE_ROWS.rows, shape, shape.coordinates(rank))] = rank
+        return rank_of[block], position - low[block]
 
     def row_sizes(self, layout: TileLayout, *axes: str) -> list[int]:
         """Rows by rank of ``axes``, the finest ones of the layout, with this rank's place on the others."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
@@ -40,7 +40,7 @@ from pyg_dist.plan.halo.share import HaloShare
 from pyg_dist.plan.halo.transfer import Transfer
 from pyg_dist.tensor.functions.random import draw_seed
 from pyg_dist.tensor.layer_names import name_of
-from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor, as_row_tensor_
+from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor, as_row_tensor_
 from pyg_dist.tensor.sharding import RowSharding, Selection, lasting
 
 G = TypeVar("G", bound="HaloGraph")
@@ -259,16 +259,7 @@ class HaloGraph:
         """All edges by global ids in the input's order, int64 ``[2, E]``, on every rank (collective)."""
         return Edges.all_of(self).full_tensor()
 
-    def global_ends(self, edges: Callable[[], Edges]) -> tuple[EdgeTensor, EdgeTensor]:
-        """Sources and targets of the edges: ``x[source]`` is a row for each edge."""
-        view = edges()
-        return view.end(0), view.end(1)
-
     # ---- EdgeView ----------------------------------------------------------------------------------------------------
-
-    def edge_view(self, asker: str) -> HaloGraph:
-        """Itself: a node's in-edges are on its rank."""
-        return self
 
     @lasting
     def ends(self) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,182 @@
+"""All in-edges of a node on the rank that has its row: what convs need that look at more than sums.
+
+The halo layout is that. Of the grid's edges, which lie by their numbers, a copy goes to the ranks of their targets, and
+the rows of sources come from where whole rows lie, as on the halo layout with the parts that the grid's orders make.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from pyg_dist.backend.autograd.linear_map import apply
+from pyg_dist.backend.comm.redistribution import Redistribution, Rows
+from pyg_dist.backend.grid.mesh import GRID_AXES
+from pyg_dist.layout.edges import Edges, OperatorEdges
+from pyg_dist.layout.graph import DistributedGraph, EdgeView
+from pyg_dist.layout.grid.graph import GridGraph
+from pyg_dist.layout.grid.sharding import GridNodes
+from pyg_dist.layout.halo.graph import HaloGraph
+from pyg_dist.plan.grid.tiling import WHOLE_ROWS
+from pyg_dist.plan.halo.one_way import OneWay
+from pyg_dist.plan.halo.plan import is_dense
+from pyg_dist.plan.halo.remote_edges import RemoteEdges
+from pyg_dist.plan.halo.share import HaloShare, LocalEdges, share_of
+from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor
+from pyg_dist.tensor.sharding import RowSharding, lasting
+
+
+def edge_view(graph: DistributedGraph) -> EdgeView:
+    """The graph as convs see it that need all in-edges of a node in one place (collective at the grid's first use)."""
+    if not is_tiled(graph):
+        return graph  # type: ignore[return-value]
+    tiled = cast(GridGraph, graph)
+    if tiled.whole_rows is None:
+        tiled.whole_rows = WholeRows.of(tiled)
+    return tiled.whole_rows
+
+
+def is_tiled(graph: DistributedGraph) -> bool:
+    """Whether its edges lie anywhere, by their numbers."""
+    return isinstance(graph.node_sharding, GridNodes)
+
+
+def edges_of(graph: DistributedGraph, weight: RowTensor | None, lie_anywhere: bool) -> Edges:
+    """All edges of a graph (collective at the grid's first use, unless they ``lie_anywhere``).
+
+    Args:
+        graph: the graph.
+        weight: the values of an ``adj_t``.
+        lie_anywhere: of a tiled graph, whether operators and rows at the ends of edges are enough.
+    """
+    if lie_anywhere:
+        return OperatorEdges.of_graph(cast(GridGraph, graph), cast("EdgeTensor | None", weight), edge_view)
+    return Edges.all_of(edge_view(graph), weight)
+
+
+class EdgesByTarget(RowSharding):
+    """Edges on the ranks of their targets. Keys and places are those of the edges as they are stored.
+
+    Args:
+        stored: the same edges elsewhere.
+        move: brings their values here.
+    """
+
+    def __init__(self, stored: RowSharding, move: Redistribution) -> None:
+        super().__init__(stored.group, "edge", 0, move.start(stored.rng_key).wait())
+        del self.size
+        self._stored, self._move = stored, move
+        self.counts_selections = stored.counts_selections
+
+    @cached_property
+    def size(self) -> int:  # type: ignore[override]
+        """Number of edges over all ranks."""
+        return self._stored.size
+
+    @property
+    def derives_from_index(self) -> bool:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
+        return self._stored.derives_from_index
+
+    @property
+    def num_rng_keys(self) -> int:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
+        return self._stored.num_rng_keys
+
+    @cached_property
+    @lasting
+    def global_id(self) -> Tensor:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding` (collective at the first use)."""
+        return self._move.start(self._stored.global_id).wait()
+
+    @cached_property
+    @lasting
+    def position(self) -> Tensor:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding` (collective at the first use)."""
+        return self._move.start(self._stored.position).wait()
+
+    def from_sharding(self, local: Tensor, before: RowSharding) -> Tensor | None:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding` (collective)."""
+        if before is self:
+            return local
+        stored = self._stored.from_sharding(local, before)
+        return None if stored is None else apply(self._move, stored)
+
+    def to_sharding(self, local: Tensor, after: RowSharding) -> Tensor | None:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding` (collective)."""
+        stored = apply(self._move.transposed, local)
+        return stored if after is self._stored else after.from_sharding(stored, self._stored)
+
+
+class WholeRows(HaloGraph):
+    """A grid's graph over its whole rows. Rows of nodes and values of edges are exact in messages.
+
+    What it gives are rows of the grid's nodes.
+    """
+
+    @staticmethod
+    @lasting
+    def of(graph: GridGraph) -> WholeRows:
+        """Those of a graph (collective)."""
+        share, move = _share(graph)
+        rows = EdgesByTarget(graph.edge_sharding, move)
+        messages = sum(graph.group.gather_counts(sum(count > 0 for count in share.post.send_counts)))
+        group = graph.grid.mesh.group(*GRID_AXES)
+        nodes: Any = graph.grid.node_sharding  # with what of HaloNodes an exchange of exact rows needs
+        dense = is_dense(messages, group.size)
+        return WholeRows(share, nodes, graph.loop_rule, dense, rows, group, graph.device)
+
+    def owns(self, x: RowTensor) -> bool:
+        """Whether x has a row for every node of this graph, as tiles or whole."""
+        return isinstance(x, NodeTensor) and x.dim() > 0 and x.to_rows()._sharding is self.node_sharding
+
+    def place(self, x: NodeTensor, layer: nn.Module | None = None) -> NodeTensor:
+        """Whole rows (collective where they are tiles)."""
+        return x.to_rows()
+
+
+def _share(graph: GridGraph) -> tuple[HaloShare, Redistribution]:
+    """This rank's share of the edges, and what brings their values from where they are stored (collective)."""
+    grid, edge_index = graph.grid, graph.edges_of_group
+    group, transport = grid.mesh.group(*GRID_AXES), grid.wire(*GRID_AXES, exact=True)
+    rank, number = group.rank, torch.arange(edge_index.shape[1])
+    key = graph.edge_sharding.global_id
+    sender, receiver = (grid.owners(node)[0] for node in edge_index)
+    remote = (sender != receiver).nonzero().view(-1)
+    to_both = Redistribution.of_copies(
+        transport, torch.cat([receiver, sender[remote]]), torch.cat([number, remote]), key
+    )
+    source, target, sender, receiver = to_both.start(torch.stack([*edge_index, sender, receiver], 1)).wait().unbind(1)
+    node_id = grid.node_ids(WHOLE_ROWS) - grid.first
+    ascending = node_id.sort().values
+    crossing = (sender != receiver).nonzero().view(-1)
+    others = RemoteEdges.of_list(
+        crossing, source[crossing], target[crossing], sender[crossing], receiver[crossing], grid.num_nodes,
+        torch.zeros(group.size, dtype=torch.int64), rank,
+    )  # fmt: skip
+    arriving, leaving = OneWay.both(others, rank)
+    on_boundary = torch.zeros(ascending.numel(), dtype=torch.bool)
+    on_boundary[torch.searchsorted(ascending, arriving.sums.node)] = True
+
+    def inside() -> LocalEdges:
+        edge = (sender == receiver).nonzero().view(-1)
+        ends = torch.stack([source[edge], target[edge]])
+        return LocalEdges(edge, *torch.searchsorted(ascending, ends, out_int32=True))
+
+    share = share_of(
+        rank, group.size, grid.num_nodes, graph.edge_sharding.size, ascending, on_boundary, inside,
+        lambda: (arriving, arriving.uniform_cover("post")), lambda: (leaving, leaving.uniform_cover("post")),
+        "post", node_id,
+    )  # fmt: skip
+    # Edges come by ascending key; their places here are those of the share's edge storage.
+    move = Redistribution.of_copies(transport, grid.owners(edge_index[1])[0], number, key)
+    arrived = (receiver == rank).nonzero().view(-1)
+    place = torch.empty_like(arrived)
+    place[torch.searchsorted(arrived, share.edge_id)] = torch.arange(arrived.numel())
+    assert isinstance(move.receive, Rows)
+    received = replace(move.receive, index=place[move.receive.index])
+    return share, Redistribution(transport, move.send, received)
