@@ -69,11 +69,11 @@ def averaging_forward(conv: Any, given: dict[str, Any]) -> Tensor | None:
 
     ``None`` for other convs, and for one whose steps are changed or seen, or that adds no loops.
     """
-    edges = given["edge_index"]
-    is_cluster = issubclass(conv.stock, ClusterGCNConv) and conv.stock.forward is ClusterGCNConv.forward
-    if not is_cluster or not is_native(conv) or not conv.add_self_loops or edges.weight is not None:
+    if not issubclass(conv.stock, ClusterGCNConv) or conv.stock.forward is not ClusterGCNConv.forward:
         return None
-    x, dtype = given["x"], torch.get_default_dtype()
+    x, edges, dtype = given["x"], given["edge_index"], torch.get_default_dtype()
+    if not is_native(conv) or not conv.add_self_loops or edges.weight is not None:
+        return None
 
     def make() -> tuple[Edges, Tensor]:
         looped, _ = add_self_loops(remove_self_loops(edges)[0], num_nodes=x.size(0))
