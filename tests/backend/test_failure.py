@@ -94,7 +94,12 @@ def test_who_waits_for_a_killed_rank_says_so(killed: int, way: str, other: str) 
 
 @pytest.mark.parametrize(
     ("launcher", "early"),
-    [("ranks", 0), pytest.param("by hand", 2, marks=pytest.mark.slow), ("torchrun", 0), ("mpirun", 0)],
+    [
+        ("ranks", 0),
+        pytest.param("by hand", 2, marks=pytest.mark.slow),
+        pytest.param("torchrun", 0, marks=pytest.mark.slow),
+        ("mpirun", 0),
+    ],
 )
 def test_a_rank_that_ends_early_and_well_is_no_failure(launcher: str, early: int) -> None:
     ended = run_script(launcher, RANKS, SCRIPT, "ends early", str(early))

@@ -171,6 +171,7 @@ def every_mesh(num_ranks: int) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_hub_on_every_mesh(workers: Pools) -> None:
     for differs in workers(4).run(every_mesh, 4):
         assert not differs

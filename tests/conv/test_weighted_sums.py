@@ -96,6 +96,7 @@ def test_grid(workers: Pools, num_ranks: int) -> None:
     workers(num_ranks).run(on_the_grid, meshes(num_ranks))
 
 
+@pytest.mark.slow
 def test_square_and_oblong_grids(workers: Pools) -> None:
     workers(4).run(on_the_grid, [{"x": 2, "y": 2}, {"x": 2, "z": 2}, {"z": 4}])
 

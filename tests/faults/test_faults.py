@@ -62,7 +62,7 @@ def test_a_slow_rank_is_no_error_and_is_told_once_a_line() -> None:
     assert re.search(r"rank 0 has waited \d+ s at fault_script.py:\d+ .*; rank 1 computes after fault_", notices[0])
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "mpirun"])
+@pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.slow), "mpirun"])
 def test_under_a_launcher(launcher: str) -> None:
     ended = run_script(launcher, 2, SCRIPT, "an extra collective", "halo")
     assert "WRONG" not in ended.stdout

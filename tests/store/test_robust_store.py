@@ -150,7 +150,7 @@ def written(layout: str, folder: Path, seed: int) -> Path:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("layout", "times"), [("halo", 400), ("grid", 100)])
+@pytest.mark.parametrize(("layout", "times"), [pytest.param("halo", 400, marks=pytest.mark.slow), ("grid", 100)])
 def test_500_corruptions_are_named(tmp_path: Path, layout: str, times: int) -> None:
     store, foreign = (written(layout, tmp_path / name, seed) for seed, name in enumerate(("own", "foreign")))
     read_all = read_tiles if layout == "grid" else read_as_ranks
