@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from op_inputs import DTYPES, IS_SIMT
@@ -9,8 +11,11 @@ from torch import Tensor
 from torch.library import opcheck
 
 from pyg_dist.backend import ops
+from pyg_dist.backend.comm.quantized import Quantized
 from pyg_dist.backend.ops import reference
 from pyg_dist.backend.ops.row_format import packed_row_bytes
+from pyg_dist.backend.sparse.csr import CSR
+from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.errors import DataError, NotFiniteError
 
 BITS = [2, 4, 8, 16]
@@ -258,3 +263,21 @@ def test_opcheck() -> None:
     key = torch.arange(3)
     opcheck(native.quantize_csr_into.default, (packed, bad_row, rowptr, col, X, weight, None, 4, key, 1))
     opcheck(native.dequantize_csr_add.default, (X.clone(), rowptr, col, PACKED, weight, None, 4))
+
+
+@pytest.mark.parametrize(
+    ("offset", "spread", "seed", "is_told"),
+    [(1000.0, 1.0, 16, True), (-1000.0, 1.0, 1 << 63, True), (1000.0, 1.0, 17, False), (10.0, 1.0, 16, False),
+     (1.0, 0.0, 16, False)],
+)  # fmt: skip
+def test_offsets_that_dwarf_the_spread_are_told(offset: float, spread: float, seed: int, is_told: bool) -> None:
+    """Some calls look, so that it costs nothing; rows of ones are held as they are."""
+    x = offset + spread * torch.randn(40, 64, generator=torch.Generator().manual_seed(0))
+    codec = Quantized(2, torch.arange(40), seed, lambda: "'conv1' (GCNConv(64, 8))")
+    message = torch.empty(40, codec.row_bytes(64, torch.float32), dtype=torch.uint8)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        codec.pack(message, Matrix(CSR.identity(40, x.device)), x)
+    what = "features" if seed < 1 << 63 else "gradients"
+    expected = f"Most {what} in the messages of 'conv1' (GCNConv(64, 8)) lie so far from zero that 2 bits hold them"
+    assert [str(w.message).startswith(expected) for w in told] == [True] * is_told
