@@ -12,20 +12,20 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
   m.def("csr_from_edges(Tensor row, Tensor col, Tensor? edge, int num_rows, int num_cols) -> (Tensor, Tensor, Tensor)");
 
   // y[i] = row_scale[i] * sum_e weight[e] * col_scale[col[e]] * x[col[e]], e in [rowptr[i], rowptr[i + 1]); with
-  // `divide` both scales divide instead
+  // `divide` both scales divide instead. form and prefetch_edges (kernels/spmm_csr.h) change no bits
   m.def(
       "spmm_csr(Tensor rowptr, Tensor col, Tensor x, Tensor? weight, Tensor? row_scale, Tensor? col_scale, "
-      "bool divide, int form) -> Tensor");
+      "bool divide, int form, int prefetch_edges) -> Tensor");
   // 0 if the product has one form; else which one the processor's caches speak for, 1 or 2: kernels/spmm_csr.h
   m.def("spmm_csr_guess(Tensor rowptr, Tensor col, Tensor x) -> int");
   // out = the first
   m.def(
       "spmm_csr_into(Tensor(a!) out, Tensor rowptr, Tensor col, Tensor x, Tensor? weight, Tensor? row_scale, "
-      "Tensor? col_scale, bool divide, int form) -> ()");
+      "Tensor? col_scale, bool divide, int form, int prefetch_edges) -> ()");
   // out += the first
   m.def(
       "spmm_csr_add(Tensor(a!) out, Tensor rowptr, Tensor col, Tensor x, Tensor? weight, Tensor? row_scale, "
-      "Tensor? col_scale, bool divide, int form) -> ()");
+      "Tensor? col_scale, bool divide, int form, int prefetch_edges) -> ()");
   // d[e] = <a[i], b[col[e]]>, e in [rowptr[i], rowptr[i + 1])
   m.def("sddmm_csr(Tensor rowptr, Tensor col, Tensor a, Tensor b) -> Tensor");
 

@@ -42,7 +42,7 @@ PURPOSES = {
     "PYG_DIST_GRID_SPLIT_NORM": "`0`: `NormReLUDropout` brings split columns to whole rows and back",
     "PYG_DIST_GRID_EARLY_RESIDUAL": "`0`: a residual changes its tile when it is added, not before",
     "PYG_DIST_GRID_EARLY_SUMS": "`0`: a gradient by tiles is summed over ranks before that by weights is multiplied",
-    "PYG_DIST_SPMM_FORM": "form of large sparse products, `plain` or `blocks`; unset: the faster one of the first few",
+    "PYG_DIST_SPMM_FORM": "form of large sparse products, `plain` or `blocks`; unset: the faster one, by trial",
     "PYG_DIST_MACHINE": "constants from `python -m pyg_dist bench`; unset: `machine.json` in the user's cache",
     "PYG_DIST_STAGE": "`1`: copy every message through host memory, as those that the process group cannot carry",
     "PYG_DIST_LOG": "write the log to stderr from this level on: `info` has the steps of a set-up with their times",

@@ -29,6 +29,7 @@ struct SpmmCsr {
   Element out_element;  // x_element, or f32 when x is bf16
   bool accumulate;
   bool divide;
+  int64_t prefetch_edges = 32;  // on a CPU rows of x are asked for so many edges ahead
 };
 
 // How a product goes about it, with the same bits: all columns of a row at once, or by blocks of columns that caches

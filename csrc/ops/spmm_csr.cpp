@@ -13,10 +13,21 @@ struct Factors {
   bool divide;
 };
 
-SpmmForm form_of(int64_t form) {
-  PYG_DIST_CHECK(form >= 0 && form <= 2, kOp, ": expected 'form' to be 0 (any), 1 (plain) or 2 (blocks), got ", form);
-  return static_cast<SpmmForm>(form);
-}
+// How to go about a product: see kernels/spmm_csr.h.
+struct Way {
+  SpmmForm form;
+  int64_t prefetch_edges;
+
+  Way(int64_t form_number, int64_t edges) : form(static_cast<SpmmForm>(form_number)), prefetch_edges(edges) {
+    PYG_DIST_CHECK(form_number >= 0 && form_number <= 2, kOp,
+                   ": expected 'form' to be 0 (any), 1 (plain) or 2 (blocks), got ", form_number);
+    PYG_DIST_CHECK(edges >= 0 && edges <= kMaxPrefetchEdges, kOp, ": expected 'prefetch_edges' to be in [0, ",
+                   kMaxPrefetchEdges, "], got ", edges);
+  }
+
+ private:
+  static constexpr int64_t kMaxPrefetchEdges = 1 << 20;  // added to the number of an edge
+};
 
 OnDevice check(const Tensor& rowptr, const Tensor& col, const Tensor& x, const Factors& f) {
   OnDevice device = device_of(kOp, x, rowptr, col, f.weight, f.row_scale, f.col_scale);
@@ -27,7 +38,7 @@ OnDevice check(const Tensor& rowptr, const Tensor& col, const Tensor& x, const F
 }
 
 void multiply(const OnDevice& device, const Tensor& out, bool accumulate, const Tensor& rowptr, const Tensor& col,
-              const Tensor& x, const Factors& f, SpmmForm form) {
+              const Tensor& x, const Factors& f, const Way& way) {
   const Element element = element_of(kOp, "x", x.scalar_type());
   const int64_t num_rows = rowptr.size(0) - 1;
   const SpmmCsr problem{
@@ -48,21 +59,22 @@ void multiply(const OnDevice& device, const Tensor& out, bool accumulate, const 
       .out_element = element,
       .accumulate = accumulate,
       .divide = f.divide,
+      .prefetch_edges = way.prefetch_edges,
   };
-  if (num_rows > 0 && problem.num_features > 0) device->spmm_csr(problem, x, form);
+  if (num_rows > 0 && problem.num_features > 0) device->spmm_csr(problem, x, way.form);
 }
 
 Tensor spmm_csr(Tensor rowptr, Tensor col, Tensor x, MaybeTensor weight, MaybeTensor row_scale, MaybeTensor col_scale,
-                bool divide, int64_t form) {
+                bool divide, int64_t form, int64_t prefetch_edges) {
   const Factors factors{weight, row_scale, col_scale, divide};
   const auto device = check(rowptr, col, x, factors);
   const Tensor out = new_output(x, {rowptr.size(0) - 1, x.size(1)});
-  multiply(device, out, false, rowptr, col, x, factors, form_of(form));
+  multiply(device, out, false, rowptr, col, x, factors, {form, prefetch_edges});
   return out;
 }
 
 void multiply_into(const Tensor& out, bool accumulate, const Tensor& rowptr, const Tensor& col, const Tensor& x,
-                   const Factors& f, int64_t form) {
+                   const Factors& f, const Way& way) {
   device_of(kOp, x, out);
   const auto device = check(rowptr, col, x, f);
   check_written_rows(kOp, "out", out);
@@ -74,17 +86,17 @@ void multiply_into(const Tensor& out, bool accumulate, const Tensor& rowptr, con
   check_apart(kOp, "out", out, "weight", f.weight);
   check_apart(kOp, "out", out, "row_scale", f.row_scale);
   check_apart(kOp, "out", out, "col_scale", f.col_scale);
-  multiply(device, out, accumulate, rowptr, col, x, f, form_of(form));
+  multiply(device, out, accumulate, rowptr, col, x, f, way);
 }
 
 void spmm_csr_into(Tensor out, Tensor rowptr, Tensor col, Tensor x, MaybeTensor weight, MaybeTensor row_scale,
-                   MaybeTensor col_scale, bool divide, int64_t form) {
-  multiply_into(out, false, rowptr, col, x, {weight, row_scale, col_scale, divide}, form);
+                   MaybeTensor col_scale, bool divide, int64_t form, int64_t prefetch_edges) {
+  multiply_into(out, false, rowptr, col, x, {weight, row_scale, col_scale, divide}, {form, prefetch_edges});
 }
 
 void spmm_csr_add(Tensor out, Tensor rowptr, Tensor col, Tensor x, MaybeTensor weight, MaybeTensor row_scale,
-                  MaybeTensor col_scale, bool divide, int64_t form) {
-  multiply_into(out, true, rowptr, col, x, {weight, row_scale, col_scale, divide}, form);
+                  MaybeTensor col_scale, bool divide, int64_t form, int64_t prefetch_edges) {
+  multiply_into(out, true, rowptr, col, x, {weight, row_scale, col_scale, divide}, {form, prefetch_edges});
 }
 
 int64_t spmm_csr_guess(Tensor rowptr, Tensor col, Tensor x) {

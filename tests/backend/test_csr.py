@@ -130,42 +130,68 @@ def test_opcheck() -> None:
 
 @pytest.fixture
 def large() -> tuple[CSR, Tensor]:
-    """A pattern and rows with two forms of a product: 12 MiB of sources."""
+    """A pattern and rows with two forms of a product: 12 MiB of sources, of whole numbers."""
     row, col = entries((220_000, 2000, 50_000))
-    return CSR.from_edges(row, col, None, 2000, 50_000), torch.randn(50_000, 64)
+    return CSR.from_edges(row, col, None, 2000, 50_000), torch.randint(-8, 8, (50_000, 64)).float()
 
 
-def test_the_first_products_try_both_forms_and_the_faster_one_stays(
-    large: tuple[CSR, Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pattern, x = large
-    clock, taken, seconds = [0.0], [], {"plain": 3.0, "blocks": 2.0}
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> tuple[list[ops.SpmmWay], dict[ops.SpmmWay, float]]:
+    """The ways that products have taken, and the seconds that each is to take."""
+    clock, taken, seconds = [0.0], [], {}
     spmm_csr = ops.spmm_csr
 
-    def timed(*args: Any, form: ops.SpmmForm, **kwargs: Any) -> Tensor:
+    def timed(*args: Any, form: ops.SpmmWay, **kwargs: Any) -> Tensor:
         taken.append(form)
         clock[0] += seconds[form]
         return spmm_csr(*args, form=form, **kwargs)
 
     monkeypatch.setattr(ops, "spmm_csr", timed)
     monkeypatch.setattr(form_trial, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    expected = spmm_csr(pattern.rowptr, pattern.col, x, form="plain")
+    return taken, seconds
+
+
+@pytest.mark.parametrize("is_further_faster", [True, False])
+def test_the_first_products_try_all_ways_and_the_fastest_one_stays(
+    large: tuple[CSR, Tensor],
+    timed: tuple[list[ops.SpmmWay], dict[ops.SpmmWay, float]],
+    is_further_faster: bool,
+) -> None:
+    pattern, x = large
+    taken, seconds = timed
+    plain, blocks, further = ops.SpmmWay("plain"), ops.SpmmWay("blocks"), ops.SpmmWay("blocks", 64)
+    seconds |= {plain: 3.0, blocks: 2.0, further: 1.0 if is_further_faster else 2.5}
+    expected = reference.spmm_csr(pattern.rowptr, pattern.col, x)
     guess = pattern.form(x)
     for _ in range(2):
         assert_same_bits(pattern.multiply(x), expected)
     assert taken == [guess] * 2, "products that may not try keep the guess"
-    for _ in range(8):
+    for _ in range(11):
         assert_same_bits(pattern.multiply(x, tries=True), expected)
-    assert sorted(taken[2:8]) == ["blocks"] * 3 + ["plain"] * 3
-    assert taken[8:] == ["blocks"] * 2
-    assert pattern.form(x) == "blocks"
-    seconds["blocks"] = 4.0
+    assert sorted(taken[2:8]) == [blocks] * 3 + [plain] * 3
+    assert taken[8:11] == [further] * 3
+    assert taken[11:] == [further if is_further_faster else blocks] * 2 == [pattern.form(x)] * 2
+    seconds |= {blocks: 4.0, ops.SpmmWay("plain", 64): 3.5}
     wide = torch.cat([x, x], 1)
     pattern.choose_form(wide)
-    assert pattern.form(wide) == "plain", "each width for itself"
-    assert len(taken) == 16
+    assert pattern.form(wide) == plain, "each width for itself"
+    assert len(taken) == 13 + 9
     pattern.choose_form(x)
-    assert len(taken) == 16, "it is known"
+    assert len(taken) == 13 + 9, "it is known"
+
+
+def test_products_of_one_form_try_how_far_ahead_they_ask_for_rows(
+    timed: tuple[list[ops.SpmmWay], dict[ops.SpmmWay, float]],
+) -> None:
+    row, col = entries((220_000, 2000, 200_000))
+    pattern, x = CSR.from_edges(row, col, None, 2000, 200_000), torch.randint(-8, 8, (200_000, 16)).float()
+    taken, seconds = timed
+    near, far = ops.SpmmWay(), ops.SpmmWay(None, 64)
+    seconds |= {near: 2.0, far: 1.0}
+    expected = reference.spmm_csr(pattern.rowptr, pattern.col, x)
+    for _ in range(8):
+        assert_same_bits(pattern.multiply(x, tries=True), expected)
+    assert taken == [near] * 3 + [far] * 5
 
 
 @pytest.mark.parametrize("form", ["plain", "blocks"])
@@ -174,12 +200,12 @@ def test_a_setting_fixes_the_form(
 ) -> None:
     monkeypatch.setenv("PYG_DIST_SPMM_FORM", form)
     pattern, x = large
-    taken: list[ops.SpmmForm] = []
+    taken: list[ops.SpmmWay] = []
     monkeypatch.setattr(ops, "spmm_csr", lambda *args, form, **kwargs: taken.append(form))
     pattern.choose_form(x)
     for _ in range(8):
         pattern.multiply(x, tries=True)
-    assert taken == [form] * 8
+    assert taken == [ops.SpmmWay(form)] * 8
 
 
 def test_small_products_have_one_form() -> None:

@@ -97,8 +97,8 @@ def test_spmm_by_column_blocks(width: int, dtype: torch.dtype) -> None:
     whole = integers((NUM_ROWS + 2, width + 2), dtype, seed=9)
     added = whole.clone()
     reference.spmm_csr(rowptr, col, x, out=added[1:-1, 1:-1])
-    forms: tuple[ops.SpmmForm, ...] = ("plain", "blocks")
-    for form in forms:
+    ways = [ops.SpmmWay("plain"), ops.SpmmWay("blocks"), ops.SpmmWay("plain", 0), ops.SpmmWay("blocks", 1 << 20)]
+    for form in ways:
         got = ops.spmm_csr(rowptr, col, x, scales[0], row_scale=scales[1], col_scale=scales[2], form=form)
         assert_same_bits(got, scaled)
         assert_same_bits(ops.spmm_csr(rowptr, col, x, col_scale=powers, divide=True, form=form), divided)
@@ -293,10 +293,10 @@ def test_opcheck() -> None:
     x, g = reals(NUM_SOURCES, 5), reals(NUM_ROWS, 5)
     weight, row_scale, col_scale = reals(col.numel()), reals(NUM_ROWS), reals(NUM_SOURCES)
     index, key = torch.tensor([3, 1, 3]), torch.arange(NUM_SOURCES)
-    opcheck(native.spmm_csr.default, (rowptr, col, x, weight, row_scale, None, False, 0))
-    opcheck(native.spmm_csr.default, (rowptr, col, x.bfloat16(), None, None, col_scale, True, 1))
-    opcheck(native.spmm_csr_add.default, (g.clone(), rowptr, col, x, None, row_scale, col_scale, True, 2))
-    opcheck(native.spmm_csr_into.default, (g.clone(), rowptr, col, x, weight, None, col_scale, False, 0))
+    opcheck(native.spmm_csr.default, (rowptr, col, x, weight, row_scale, None, False, 0, 32))
+    opcheck(native.spmm_csr.default, (rowptr, col, x.bfloat16(), None, None, col_scale, True, 1, 32))
+    opcheck(native.spmm_csr_add.default, (g.clone(), rowptr, col, x, None, row_scale, col_scale, True, 2, 32))
+    opcheck(native.spmm_csr_into.default, (g.clone(), rowptr, col, x, weight, None, col_scale, False, 0, 32))
     opcheck(native.sddmm_csr.default, (rowptr, col, g, x))
     opcheck(native.sddmm_csr.default, (rowptr, col, g.bfloat16(), x.bfloat16()))
     opcheck(native.gather_rows.default, (x, index))

@@ -63,7 +63,11 @@ INDEX, FALLING, FLAT = torch.tensor([0, 2]), torch.tensor([0, 3, 2]), torch.ones
         (lambda: ops.keyed_dropout(X, torch.arange(3), 0.5, 0, -1), "'column_offset'.*got -1"),
         (lambda: ops.keyed_dropout(X.long(), torch.arange(3), 0.5, 0), "'x' to be float32.*got Long"),
         (lambda: ops.keyed_uniform(INDEX, -1, 0), "got 0 and -1"),
-        (lambda: call(NATIVE.spmm_csr.default, ROWPTR, COL, X, None, None, None, False, 3), r"'form' to be 0 .* got 3"),
+        (
+            lambda: call(NATIVE.spmm_csr.default, ROWPTR, COL, X, None, None, None, False, 3, 32),
+            r"'form' to be 0 .* got 3",
+        ),
+        (lambda: ops.spmm_csr(ROWPTR, COL, X, form=ops.SpmmWay(None, -1)), r"'prefetch_edges' to be in \[0, .* got -1"),
         (lambda: ops.empty_rows(X, -1, 4), r"output: expected sizes of 0 and more, .*, got \[-1, 4\]"),
         (lambda: ops.empty_rows(X, -(2**21), -4), r"expected sizes of 0 and more, .*, got \[-2097152, -4\]"),
         (lambda: ops.empty_rows(X, 2**40, 2**22 + 1), r"fewer than 2\^63 bytes, got \[1099511627776, 4194305\]"),

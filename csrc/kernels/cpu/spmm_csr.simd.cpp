@@ -6,11 +6,6 @@
 namespace pyg_dist::PYG_DIST_LEVEL {
 namespace {
 
-// How many edges ahead the rows of x are asked for: 32 to 96 measure alike for rows of 400 and 1024 bytes; rows of one
-// or two cache lines gain another fifth at 64 (Zen 4, power-law graphs of 170k to 400k nodes).
-template <class X, int Columns>
-constexpr int64_t kPrefetchEdges = Columns * sizeof(X) > 128 ? 32 : 64;
-
 // `width` columns of the rows, in V vectors of L lanes that stay in registers while a row's edges go by. The last
 // vector is moved left to end at the last column, so that no mask is needed; columns that two vectors cover are
 // computed twice, alike.
@@ -23,14 +18,13 @@ void rows_of_width(const SpmmCsr& p, int64_t row_begin, int64_t row_end, int64_t
   const auto* col_scale = static_cast<const A*>(p.col_scale);
   const auto offset = [last = width - L](int v) { return v < V - 1 ? int64_t{v} * L : last; };
 
-  constexpr int64_t kAhead = kPrefetchEdges<X, V * L>;
   const bool straddles = p.x_stride * static_cast<int64_t>(sizeof(X)) % kCacheLine != 0;
   for (int64_t row = row_begin; row < row_end; ++row) {
     const int64_t end = p.rowptr[row + 1];
     if (p.accumulate && p.rowptr[row] == end) continue;  // most rows, where few of many get an addend
     Vec<A, L> sum[V] = {};
     for (int64_t e = p.rowptr[row]; e < end; ++e) {
-      const int64_t ahead = e + kAhead < p.num_edges ? e + kAhead : p.num_edges - 1;
+      const int64_t ahead = e + p.prefetch_edges < p.num_edges ? e + p.prefetch_edges : p.num_edges - 1;
       const X* next = x + p.col[ahead] * p.x_stride;
       prefetch(next, V * L * static_cast<int64_t>(sizeof(X)));
       if (straddles) prefetch(next + width - 1, 1);  // the line that its end reaches into

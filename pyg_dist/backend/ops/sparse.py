@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,23 @@ from pyg_dist.backend.ops.call import as_rows, call, factor_of, like_rows, nativ
 
 SpmmForm = Literal["plain", "blocks"]
 _FORM_NUMBER: dict[SpmmForm | None, int] = {None: 0, "plain": 1, "blocks": 2}  # csrc/kernels/spmm_csr.h
+
+PREFETCH_EDGES = 32
+"""How many edges ahead :func:`spmm_csr` asks for rows, where nobody says. Zen 4, one thread, graph B of
+benchmarks/power_law.py: rows of 128 bytes in pages of 4 KiB take 107 ms and, asked for 64 ahead, 150; 47 columns by
+blocks, in huge pages, 131 and 109; 256 columns, all at once, 905 and 914."""
+
+
+class SpmmWay(NamedTuple):
+    """How a product goes about it, with the same bits.
+
+    Attributes:
+        form: see :func:`spmm_csr`.
+        prefetch_edges: how many edges ahead rows are asked for.
+    """
+
+    form: SpmmForm | None = None
+    prefetch_edges: int = PREFETCH_EDGES
 
 
 def csr_from_edges(
@@ -54,7 +71,7 @@ def spmm_csr(
     divide: bool = False,
     out: Tensor | None = None,
     accumulate: bool = True,
-    form: SpmmForm | None = None,
+    form: SpmmForm | SpmmWay | None = None,
 ) -> Tensor:
     r"""Sparse times dense: the sum over the in-edges of every row.
 
@@ -65,7 +82,7 @@ def spmm_csr(
     sum divided by the degree, and its transpose takes rows divided by it (and rounded to x's dtype), bit for bit as
     PyG has both. Exact up to rounding, and the same for every number of threads. With ``out``, y is *added* to it, or
     written into it where ``accumulate`` is False. ``form`` says how, with the same bits: all columns of a row at once,
-    or by blocks of columns that caches hold; where there is only one form, it changes nothing.
+    or by blocks of columns that caches hold; where there is only one form, it changes nothing. A way says more.
 
     That ``col`` lies in ``[0, M)`` is not checked here, but once for every pattern
     (:meth:`~pyg_dist.backend.sparse.csr.CSR. from_edges`): a look at every edge takes up to a seventh of a narrow
@@ -84,11 +101,12 @@ def spmm_csr(
     """
     x_MF = as_rows(x)
     factors = (factor_of(weight, x), factor_of(row_scale, x), factor_of(col_scale, x))
+    way = form if isinstance(form, SpmmWay) else SpmmWay(form)
+    numbers = _FORM_NUMBER[way.form], way.prefetch_edges
     if out is None:
-        y_NF = call(native.spmm_csr.default, rowptr, col, x_MF, *factors, divide, _FORM_NUMBER[form])
-        return like_rows(y_NF, x)
+        return like_rows(call(native.spmm_csr.default, rowptr, col, x_MF, *factors, divide, *numbers), x)
     op = native.spmm_csr_add if accumulate else native.spmm_csr_into
-    call(op.default, written_rows(out), rowptr, col, x_MF, *factors, divide, _FORM_NUMBER[form])
+    call(op.default, written_rows(out), rowptr, col, x_MF, *factors, divide, *numbers)
     return out
 
 
@@ -197,6 +215,7 @@ def _(
     col_scale: Tensor | None,
     divide: bool,
     form: int,
+    prefetch_edges: int,
 ) -> Tensor:
     return x.new_empty(rowptr.shape[0] - 1, x.shape[1])
 
@@ -213,6 +232,7 @@ def _(
     col_scale: Tensor | None,
     divide: bool,
     form: int,
+    prefetch_edges: int,
 ) -> None:
     return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -168,21 +169,21 @@ class CSR:
         """
         trial = self._trial(x)
 
-        def product(form: ops.SpmmForm | None) -> Tensor:
+        def product(way: ops.SpmmWay | None) -> Tensor:
             scales = {"row_scale": row_scale, "col_scale": col_scale, "divide": divide}
-            return ops.spmm_csr(self.rowptr, self.col, x, values, **scales, out=out, accumulate=accumulate, form=form)  # type: ignore[arg-type]
+            return ops.spmm_csr(self.rowptr, self.col, x, values, **scales, out=out, accumulate=accumulate, form=way)  # type: ignore[arg-type]
 
         if trial is None or trial.is_over or not tries:
             return product(None if trial is None else trial.best)
         return trial.run(product)
 
-    def form(self, x: Tensor) -> ops.SpmmForm | None:
-        """The form of a product with x, as far as is known; None: there is only one."""
+    def form(self, x: Tensor) -> ops.SpmmWay | None:
+        """The way of a product with x, as far as is known; None: there is only one."""
         trial = self._trial(x)
         return None if trial is None else trial.best
 
     def choose_form(self, x: Tensor) -> None:
-        """Multiply in both forms until it is known which is faster: before messages fly, not while they do."""
+        """Multiply in all ways until it is known which is the fastest: before messages fly, not while they do."""
         trial = self._trial(x)
         while trial is not None and not trial.is_over:
             self.multiply(x, tries=True)
@@ -191,11 +192,18 @@ class CSR:
         width = x.shape[1] if x.dim() == 2 else x[:1].numel()
         key = width, x.dtype
         if key not in self._trials:
-            guess = ops.guessed_form(self.rowptr, self.col, x) if x.is_cpu else None
-            fixed = SPMM_FORM.value()
-            trial = None if guess is None else FormTrial(guess) if fixed is None else FormTrial(fixed, num_samples=0)
-            self._trials[key] = trial
+            self._trials[key] = self._new_trial(x)
         return self._trials[key]
+
+    def _new_trial(self, x: Tensor) -> FormTrial | None:
+        row_bytes = x[:1].numel() * x.element_size()
+        if not x.is_cpu or min(self.num_cols, self.num_entries) * row_bytes < _WORTH_A_TRIAL:
+            return None
+        guess, fixed = ops.guessed_form(self.rowptr, self.col, x), SPMM_FORM.value()
+        if fixed is not None:
+            return None if guess is None else FormTrial([fixed], num_samples=0)
+        others: dict[Any, ops.SpmmForm] = {"plain": "blocks", "blocks": "plain"}
+        return FormTrial([guess] if guess is None else [guess, others[guess]])
 
     @cached_property
     def _trials(self) -> dict[tuple[int, torch.dtype], FormTrial | None]:
@@ -248,6 +256,9 @@ class CSR:
             return host
         return replace(host, rowptr=host.rowptr.to(device), col=host.col.to(device), host=host)
 
+
+_WORTH_A_TRIAL = 8 << 20
+"""Bytes of x, and of what a product reads of it; ``kMinSourceBytes`` of ``csrc/ops/cpu/spmm_csr.cpp``."""
 
 _INT32_MAX = torch.iinfo(torch.int32).max
 

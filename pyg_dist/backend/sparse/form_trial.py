@@ -1,48 +1,57 @@
-"""Which form of a product is faster on this machine: the first products of a pattern, width and dtype try both."""
+"""Which way of a product is faster on this machine: the first products of a pattern, width and dtype try them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from pyg_dist.backend.ops import SpmmForm
+from pyg_dist.backend.ops import SpmmForm, SpmmWay
 
-Product = Callable[[SpmmForm], Tensor]
+Product = Callable[[SpmmWay], Tensor]
+
+_OTHER_PREFETCH_EDGES = 64
+"""Narrow rows gain up to a sixth by it where they lie in huge pages, and lose a third elsewhere (PREFETCH_EDGES)."""
 
 
 class FormTrial:
-    """Samples of both forms in turn, the guessed one first; then the one with the least time for good.
+    """Samples of the forms in turn, the guessed one first, then of the faster one that asks for rows further ahead.
 
-    Both have the same bits. What is timed are products that somebody asked for. Not collective: ranks may differ.
+    All have the same bits. What is timed are products that somebody asked for. Not collective: ranks may differ.
 
     Args:
-        guess: the form to begin with.
-        num_samples: of each form; none: the guess stays.
+        forms: to choose from; the one to begin with first.
+        num_samples: of each; none: the first one stays.
     """
 
-    def __init__(self, guess: SpmmForm, num_samples: int = 3) -> None:
-        other: SpmmForm = "plain" if guess == "blocks" else "blocks"
-        self._seconds: dict[SpmmForm, list[float]] = {guess: [], other: []}
-        self._num_samples = num_samples
+    def __init__(self, forms: Sequence[SpmmForm | None], num_samples: int = 3) -> None:
+        self._seconds: dict[SpmmWay, list[float]] = {SpmmWay(form): [] for form in forms}
+        self._num_samples, self._num_ways = num_samples, len(forms) + (num_samples > 0)
 
     @property
     def is_over(self) -> bool:
         """Whether all samples have been taken."""
+        return len(self._seconds) == self._num_ways and self._has_all
+
+    @property
+    def _has_all(self) -> bool:
         return all(len(taken) >= self._num_samples for taken in self._seconds.values())
 
     @property
-    def best(self) -> SpmmForm:
-        """The fastest form so far; the guess before there are samples of both."""
-        if not all(self._seconds.values()):
+    def best(self) -> SpmmWay:
+        """The fastest so far; the first one before there are samples of all forms."""
+        sampled = {way: min(taken) for way, taken in self._seconds.items() if taken}
+        if len(sampled) < min(len(self._seconds), self._num_ways - 1):
             return next(iter(self._seconds))
-        return min(self._seconds, key=lambda form: min(self._seconds[form]))
+        return min(sampled, key=lambda way: sampled[way]) if sampled else next(iter(self._seconds))
 
     def run(self, product: Product) -> Tensor:
         """A product, as one more sample."""
-        form = min(self._seconds, key=lambda form: len(self._seconds[form]))
+        if self._has_all:
+            self._seconds[self.best._replace(prefetch_edges=_OTHER_PREFETCH_EDGES)] = []
+        way = min(self._seconds, key=lambda way: len(self._seconds[way]))
         start = time.perf_counter()
-        out = product(form)
-        self._seconds[form].append(time.perf_counter() - start)
+        out = product(way)
+        self._seconds[way].append(time.perf_counter() - start)
         return out
