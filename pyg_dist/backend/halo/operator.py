@@ -13,14 +13,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import torch
 from torch import Tensor
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.comm.codec import EXACT, Codec
 from pyg_dist.backend.comm.transport import Pending
+from pyg_dist.backend.halo.last_rows import add_to_last_rows
 from pyg_dist.backend.halo.transfer import HaloTransfer
+from pyg_dist.backend.ops.call import as_rows
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.sparse.edge_product import edge_product
 from pyg_dist.backend.sparse.matrix import Matrix
@@ -59,7 +60,7 @@ class LinearOperator:
 
     def start(self, x: Tensor) -> Pending[Tensor]:
         """Begin the product (collective, no autograd). Shapes: ``[n, F] -> [n, F]``."""
-        x, talks = x.contiguous(), self.halo.exchange.transport.group.size > 1
+        x, talks = as_rows(x), self.halo.exchange.transport.group.size > 1
         if talks:
             self.local.pattern.choose_form(x)
         messages = self.halo.start(x, self.col_scale, self.divides)
@@ -175,7 +176,4 @@ def aggregate_edges(x: Tensor, weight: Tensor, local: CSR, halo: CSR, post: Halo
         - output: ``[n, F]``
     """
     arrived = halo_rows(x, post)
-    inner_and_boundary = edge_product(weight, x, local)
-    boundary = edge_product(weight, arrived, halo)
-    inner, rest = torch.split(inner_and_boundary, [local.num_rows - halo.num_rows, halo.num_rows])
-    return torch.cat([inner, rest + boundary])
+    return add_to_last_rows(edge_product(weight, x, local), edge_product(weight, arrived, halo))

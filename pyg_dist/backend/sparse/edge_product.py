@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.local_function import LocalFunction
+from pyg_dist.backend.ops.call import as_rows
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.timing import phase
 
@@ -20,7 +21,7 @@ class _EdgeProduct(LocalFunction):
         ctx.csr = csr
         ctx.save_for_backward(weight, x)
         with phase("aggregate"):
-            return csr.multiply(x.contiguous(), csr.values(weight), tries=True)
+            return csr.multiply(as_rows(x), csr.values(weight), tries=True)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
@@ -37,7 +38,7 @@ class _EdgeDot(LocalFunction):
     def forward(ctx: Any, a: Tensor, b: Tensor, csr: CSR, num_edges: int) -> Tensor:
         ctx.csr = csr
         ctx.save_for_backward(a, b)
-        dots = ops.sddmm_csr(csr.rowptr, csr.col, a.contiguous(), b.contiguous())
+        dots = ops.sddmm_csr(csr.rowptr, csr.col, a, b)
         if csr.place is None and num_edges == dots.numel():
             return dots
         whole = dots.new_zeros(num_edges)
