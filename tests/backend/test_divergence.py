@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
+import pytest
 import torch
+import torch.distributed as dist
 
+from pyg_dist.backend.comm import calls as comm_calls
 from pyg_dist.backend.comm.calls import Calls, Standing, Wait
-from pyg_dist.backend.session.divergence import Place, diagnose
+from pyg_dist.backend.session import divergence
+from pyg_dist.backend.session.divergence import DivergenceWatch, Place, diagnose
 
 
 def place(
@@ -98,6 +103,31 @@ def test_a_place_survives_the_store() -> None:
     assert "test_divergence.py:" in before.waits_at
     assert "calls.next(" in before.waits_at
     assert before.waits_at.endswith("sum of 5 float32")
+
+
+def test_the_end_of_a_wait_is_published_though_no_call_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(divergence, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(divergence, "PATIENCE_SECONDS", 1e9)
+    standing = Standing()
+    monkeypatch.setattr(comm_calls, "here", standing)
+    calls = standing.sequence((0, 1))
+    store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
+    watch = DivergenceWatch(store, 0, 2, standing, fail=pytest.fail)
+
+    def becomes(right: Callable[[Place], bool]) -> bool:
+        until = time.monotonic() + 60
+        while not right(Place.parse(store.get("place/0"))) and time.monotonic() < until:
+            time.sleep(0.01)
+        return right(Place.parse(store.get("place/0")))
+
+    try:
+        calls.next("sum", torch.float32, 5)
+        standing.wait = Wait(calls, calls.number)
+        assert becomes(lambda place: place.waits == ("0,1", 1))
+        standing.wait = None
+        assert becomes(lambda place: place.waits is None)
+    finally:
+        watch.close()
 
 
 def test_tags_tell_numbers_kinds_sizes_and_lines_apart() -> None:

@@ -58,8 +58,11 @@ def test_a_slow_rank_is_no_error_and_is_told_once_a_line() -> None:
     assert "WRONG" not in ended.stdout
     assert ended.stdout.count("right") == 2 * 4
     notices = [line for line in ended.stderr.splitlines() if "has waited" in line]
-    assert len(notices) == len(set(notices)) == 2, ended.stderr
-    assert re.search(r"rank 0 has waited \d+ s at fault_script.py:\d+ .*; rank 1 computes after fault_", notices[0])
+    told = [re.findall(r"(rank \d) has waited \d+ s at (.*?); rank", line) for line in notices]
+    waits = [wait for (wait,) in told]  # how many depends on how busy the machine is
+    assert len(waits) == len(set(waits)), ended.stderr
+    slow = r"rank 0 has waited \d+ s at fault_script.py:\d+ .*; rank 1 computes after fault_"
+    assert any(re.search(slow, line) for line in notices), ended.stderr
 
 
 @pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.slow), "mpirun"])

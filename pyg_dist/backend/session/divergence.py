@@ -246,21 +246,24 @@ class DivergenceWatch:
         return _message(says | {r: f"has ended after {place.last}" for r, place in ended.items()})
 
     def _watch(self) -> None:
-        wait, since, published, next_look = None, 0.0, None, 0.0
+        wait, since, next_look = None, 0.0, 0.0
+        published: tuple[object, object] = None, None  # the last call and the wait that others know of
         while not self._is_closed.wait(LOOK_SECONDS):
             now = time.monotonic()
             if self._standing.wait is not wait:
                 wait, since = self._standing.wait, now
             has_waited = 0.0 if wait is None else now - since
+            standing = self._standing.last, wait
             try:
                 if has_waited >= PATIENCE_SECONDS:
                     self._publish()
+                    published = standing
                     if now >= next_look:
                         next_look = now + LOOK_SECONDS * (self._world_size // _RANKS_PER_LOOK)
                         self._compare(has_waited)
-                elif self._standing.last is not published:
+                elif standing[0] is not published[0] or standing[1] is not published[1]:
                     self._publish()
-                    published = self._standing.last
+                    published = standing
             except _STORE_ERRORS:  # the store is gone, which the watch of failures tells
                 return
 
