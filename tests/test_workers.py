@@ -120,7 +120,11 @@ def test_results_by_rank_from_the_same_processes(workers: Pools, world_size: int
 
 @pytest.mark.parametrize(
     ("how", "words"),
-    [("raises", "KeyError: 'broken body'"), ("exits", "SystemExit: 2"), ("dies", "exit code 7")],
+    [
+        ("raises", "KeyError: 'broken body'"),
+        pytest.param("exits", "SystemExit: 2", marks=pytest.mark.slow),
+        pytest.param("dies", "exit code 7", marks=pytest.mark.slow),
+    ],
 )
 def test_a_failure_shows_every_rank_and_is_over(workers: Pools, how: str, words: str) -> None:
     pool = workers(3)
@@ -147,6 +151,7 @@ def test_a_body_that_hangs_is_killed(workers: Pools) -> None:
             os.kill(process, 0)
 
 
+@pytest.mark.slow
 def test_a_body_that_works_on_does_not_hang(workers: Pools) -> None:
     workers(1).run(_work, 5.0, patience=2.0)
 

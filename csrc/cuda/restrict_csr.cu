@@ -81,7 +81,7 @@ struct TakeEntries {
 
   PYG_DIST_DEVICE void operator()(Shared&) const {
     const int64_t k = (block_id() * kThreads + thread_id()) / kWarp;
-    if (k >= num_shares) return;
+    if (k >= num_shares) return;  // the next would have no rows, and its count lie where the sum of all comes
     const int64_t units = start[p.num_rows] + p.num_rows, work = (units + num_shares - 1) / num_shares;
     const RowChunks chunks(start, p.num_rows, work > 0 ? work : 1);
     const int64_t first_row = chunks.first_row(k);

@@ -20,7 +20,7 @@ NAMES = ("torch", "numpy", "Python")
 
 
 @pytest.mark.parametrize(
-    ("launcher", "words"), [("torchrun", ()), pytest.param("mpirun", ("apart",), marks=pytest.mark.slow)]
+    ("launcher", "words"), [pytest.param("torchrun", (), marks=pytest.mark.slow), ("mpirun", ("apart",))]
 )
 def test_launched_ranks_draw_alike(launcher: str, words: tuple[str, ...]) -> None:
     """Torchrun's ranks know its run's id, those of mpirun the process that started them."""

@@ -75,17 +75,22 @@ def test_every_instruction_set(isa: str, refusal: str) -> None:
 
 
 @pytest.mark.skipif(LEVEL is not None, reason="one is forced")
-def test_kernels_for_gpus() -> None:
+@pytest.mark.parametrize(
+    "dtypes", ["not float64 and not bfloat16", pytest.param("float64 or bfloat16", marks=pytest.mark.slow)]
+)
+def test_kernels_for_gpus(dtypes: str) -> None:
     try:
         library._find("pyg_dist_simt")
     except LibraryNotBuiltError as error:
         pytest.skip(str(error))
-    run_kernels("simt", SIMT)
+    run_kernels("simt", SIMT, dtypes)
 
 
-def run_kernels(isa: str, tests_of: dict[str, str]) -> None:
+def run_kernels(isa: str, tests_of: dict[str, str], also: str = "") -> None:
     files = [str(Path(__file__).with_name(file)) for file in tests_of]
     chosen = " or ".join(f"{file} and ({tests})" for file, tests in tests_of.items())
+    if also:
+        chosen = f"({chosen}) and ({also})"
     result = run_with_isa(isa, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen, *files)
     assert result.returncode == 0, result.stdout[-3000:]
     assert " passed" in result.stdout

@@ -200,7 +200,7 @@ def on_the_grid(mesh: dict[str, int]) -> None:
             assert_same(found[1], found[0])
 
 
-@pytest.mark.parametrize("mesh", [{}, {"x": 2}, {"x": 2, "y": 2}], ids=str)
+@pytest.mark.parametrize("mesh", [{}, pytest.param({"x": 2}, marks=pytest.mark.slow), {"x": 2, "y": 2}], ids=str)
 def test_grid(workers: Pools, mesh: dict[str, int]) -> None:
     workers(max(1, 2 * len(mesh))).run(on_the_grid, mesh)
 

@@ -92,7 +92,7 @@ def test_every_gradient(workers: Pools, world_size: int) -> None:
     workers(world_size).run(compare, list(BY_BLOCKS), 310, 0.002)
 
 
-@pytest.mark.parametrize("mesh", [{"x": 2}, {"y": 3}, {"x": 2, "y": 2}], ids=str)
+@pytest.mark.parametrize("mesh", [{"x": 2}, pytest.param({"y": 3}, marks=pytest.mark.slow), {"x": 2, "y": 2}], ids=str)
 def test_every_gradient_on_the_grid(workers: Pools, mesh: dict[str, int]) -> None:
     workers(math.prod(mesh.values())).run(compare, list(BY_BLOCKS), 310, 0.002, mesh)
 

@@ -12,6 +12,7 @@ import pytest
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_site(tmp_path: Path) -> None:
     for package in ("sphinx", "myst_parser", "furo"):

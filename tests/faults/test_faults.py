@@ -6,9 +6,10 @@ Each fault is one of rank 1 (``fault_script.py``). The runs are short and mostly
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from launching import Ended, run_script
@@ -20,20 +21,36 @@ FAULTS = [
     "an early end", "one more backward", "a metric under is_main()", "a gather on one rank",
     "an evaluation on one rank", "other batches",
 ]  # fmt: skip
-CASES = [(fault, size, layout) for fault in FAULTS for size, layout in ((2, "halo"), (3, "grid"))]
-SLOW = ("a slow rank", 2, "halo")
+LAYOUTS = (2, "halo"), (3, "grid")
+Case = tuple[str, int, str]
 
 
-@cache
-def all_ended() -> dict[tuple[str, int, str], Ended]:
-    """Every case, run once in a session of pytest."""
+def cases(faults: Sequence[str]) -> list[Any]:
+    """Each fault on both layouts, of which one, in turn, is marked slow."""
+    return [
+        pytest.param(
+            (fault, *layout), id="-".join(map(str, (fault, *layout))), marks=[pytest.mark.slow] * (k % 2 != turn)
+        )
+        for k, fault in enumerate(faults)
+        for turn, layout in enumerate(LAYOUTS)
+    ]
+
+
+@pytest.fixture(scope="module")
+def all_ended(request: pytest.FixtureRequest) -> dict[Case, Ended]:
+    """What every chosen case ended with."""
+    chosen = [item.callspec.params["case"] for item in request.session.items if "all_ended" in _fixtures(item)]
+
+    def run(case: Case) -> Ended:
+        fault, size, layout = case
+        return run_script("ranks", size, SCRIPT, fault, layout, "--quick")
+
     with ThreadPoolExecutor(4) as pool:
+        return dict(zip(chosen, pool.map(run, chosen), strict=True))
 
-        def run(case: tuple[str, int, str]) -> Ended:
-            fault, size, layout = case
-            return run_script("ranks", size, SCRIPT, fault, layout, "--quick")
 
-        return dict(zip([*CASES, SLOW], pool.map(run, [*CASES, SLOW]), strict=True))
+def _fixtures(item: pytest.Item) -> Sequence[str]:
+    return getattr(item, "fixturenames", ())
 
 
 def lines_named(stderr: str) -> set[int]:
@@ -43,17 +60,18 @@ def lines_named(stderr: str) -> set[int]:
     return {int(line) for line in re.findall(r"fault_script\.py:(\d+)", told[0])}
 
 
-@pytest.mark.parametrize(("fault", "size", "layout"), CASES)
-def test_ranks_that_diverge_end_with_both_lines(fault: str, size: int, layout: str) -> None:
-    ended = all_ended()[fault, size, layout]
+@pytest.mark.parametrize("case", cases(FAULTS))
+def test_ranks_that_diverge_end_with_both_lines(all_ended: dict[Case, Ended], case: Case) -> None:
+    ended = all_ended[case]
     assert "WRONG" not in ended.stdout
     assert any(ended.codes), ended.stdout
     assert len(lines_named(ended.stderr)) >= 2, ended.stderr
     assert "killed or has crashed" not in ended.stderr
 
 
-def test_a_slow_rank_is_no_error_and_is_told_once_a_line() -> None:
-    ended = all_ended()[SLOW]
+@pytest.mark.parametrize("case", [("a slow rank", 2, "halo")], ids=["halo"])
+def test_a_slow_rank_is_no_error_and_is_told_once_a_line(all_ended: dict[Case, Ended], case: Case) -> None:
+    ended = all_ended[case]
     assert ended.codes == [0, 0], ended.stderr
     assert "WRONG" not in ended.stdout
     assert ended.stdout.count("right") == 2 * 4

@@ -106,8 +106,8 @@ def test_given_parts_stay_on_their_ranks() -> None:
 
 
 def test_seeds_until_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.executable", forked_python.executable())
     """The best of several seeds is at least as good as the first; its process answers with the solver's own error."""
+    monkeypatch.setattr("sys.executable", forked_python.executable())
     graph = random_graph(300, 3000, seed=1)
     options = PartsOptions("metis-cut")
     first = Plan.of(graph.edge_index, solve(graph.edge_index, 300, 4, options), 4).rows["hybrid"]

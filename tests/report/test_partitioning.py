@@ -72,7 +72,7 @@ def test_reverses_are_added(graph_file: Path, capsys: pytest.CaptureFixture[str]
 def test_a_budget_keeps_the_best(graph_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["partition", str(graph_file), "--parts", "4", "--model", "random", "--json"]
     assert main(command) == 0
-    assert main([*command, "--time-budget", "2"]) == 0
+    assert main([*command, "--time-budget", "1"]) == 0
     once, best = (json.loads(line)[0] for line in capsys.readouterr().out.splitlines())
     assert best["hybrid"] < once["hybrid"]  # of some hundred random ones
 

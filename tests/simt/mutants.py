@@ -3,7 +3,7 @@
 Arguments, if any, name the files of ``csrc/cuda`` whose mutants are tried.
 
 Each mutant must fail ``tests/simt/kernels_trial.cpp`` under AddressSanitizer; those that pass are printed. A barrier
-with a comment beside it stays: the comment says why no order of turns shows that it is needed.
+or a bound of rows with a comment beside it stays: the comment says why the trial cannot show that it is needed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 FLAGS = "-std=c++20 -O1 -g -fsanitize=address -fno-sanitize-recover=all -Itests/simt -Itests".split()
 MUTATIONS = {
     r"(?m)^ *(block|warp)_sync\(.*\);$": "",  # a barrier
-    r">= ([\w.\->]*num_\w+)\) return": r"> \1) return",  # rows, edges, chunks, heads
+    r"(?m)>= ([\w.\->]*num_\w+)\) (return[^/\n]*)$": r"> \1) \2",  # rows, edges, chunks, heads
     r"\bb < count\b": "b <= count",  # edges of a batch
     r"(if \(\w+) < ((\w+\.)?count)\b": r"\1 <= \2",  # items
     r"\bat < p\.row_bytes": "at <= p.row_bytes",
