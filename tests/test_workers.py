@@ -153,7 +153,7 @@ def test_a_body_that_hangs_is_killed(workers: Pools) -> None:
 
 @pytest.mark.slow
 def test_a_body_that_works_on_does_not_hang(workers: Pools) -> None:
-    workers(1).run(_work, 5.0, patience=2.0)
+    workers(1).run(_work, 12.0, patience=8.0)
 
 
 @pytest.mark.parametrize("what", LEFT)
