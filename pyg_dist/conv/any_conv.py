@@ -22,7 +22,7 @@ from pyg_dist.conv.function_patching import copy_of_classes
 from pyg_dist.conv.gcn import DistributedGCNConv
 from pyg_dist.conv.graph_functions import SUBSTITUTES
 from pyg_dist.conv.hops import polynomial_forward
-from pyg_dist.conv.inputs import edge_handle, edge_values, moved_values, node_rows
+from pyg_dist.conv.inputs import edge_handle, edge_values, edge_values_if_any, moved_values, node_rows
 from pyg_dist.conv.lazy_norm import NormWeight, made
 from pyg_dist.conv.local_aggregation import aggregate_messages
 from pyg_dist.conv.message_blocks import reduce_messages
@@ -35,7 +35,7 @@ from pyg_dist.layout.edge_index import DistributedEdgeIndex
 from pyg_dist.layout.edges import Edges, NodeIds
 from pyg_dist.layout.graph import EdgeView, have_same_edges
 from pyg_dist.layout.node_edge import nodes_to_edges, share_halo_within
-from pyg_dist.tensor import NodeTensor, RowTensor
+from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 
 C = TypeVar("C", bound=MessagePassing)
 
@@ -234,6 +234,9 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
             return edge_values(self, name, value, graph.edge_sharding)
         if not isinstance(value, RowTensor) and value.shape[0] == graph.node_sharding.size:
             return RowTensor.from_local(graph.node_sharding.slice(value), graph.node_sharding)
+        if isinstance(value, EdgeTensor) or not isinstance(value, RowTensor):  # of edges, by a script's own name
+            found = edge_values_if_any(value, graph.edge_sharding)
+            return value if found is None else found  # those of other edges stay what they are
         return value
 
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:

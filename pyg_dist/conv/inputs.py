@@ -210,18 +210,24 @@ def edge_values(conv: MessagePassing, name: str, value: Tensor, rows: RowShardin
     Raises:
         DataError: It has no row for each edge.
     """
-    if isinstance(value, EdgeTensor) and value._sharding is rows:
-        return value
-    if value.shape[:1] == (rows.size,):
-        if not isinstance(value, RowTensor):
-            return _derived(value, rows, lambda w: EdgeTensor.from_local(rows.slice(w), rows))  # type: ignore[return-value]
-        moved = _derived(value, rows, lambda w: _moved(w, rows))  # type: ignore[arg-type,return-value]
-        if moved is not None:
-            return moved  # type: ignore[return-value]
+    found = edge_values_if_any(value, rows)
+    if found is not None:
+        return found
     raise DataError(
         f"{type(conv).__name__} expected '{name}' with a row for each of the {rows.size} edges of this graph (got "
         f"{type(value).__name__} of shape {list(value.shape)}): pass data.{name}"
     )
+
+
+def edge_values_if_any(value: Tensor, rows: RowSharding) -> EdgeTensor | None:
+    """As :func:`edge_values`, and ``None`` for what has no row for each edge (collective for values of a list)."""
+    if isinstance(value, EdgeTensor) and value._sharding is rows:
+        return value
+    if value.shape[:1] != (rows.size,):
+        return None
+    if not isinstance(value, RowTensor):
+        return _derived(value, rows, lambda w: EdgeTensor.from_local(rows.slice(w), rows))  # type: ignore[return-value]
+    return _derived(value, rows, lambda w: _moved(w, rows))  # type: ignore[arg-type,return-value]
 
 
 def moved_values(value: Any, before: Edges, after: Edges) -> Any:

@@ -62,6 +62,25 @@ class Scripts(gnn.MessagePassing):
         return torch.cat([inputs, x], dim=-1)
 
 
+class OwnNames(gnn.MessagePassing):
+    """Arguments by names of its own, weights of edges made by ``edge_update``: edges go where their targets are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.relation = nn.Linear(F, G), nn.Linear(3, G)
+
+    def forward(self, features: Tensor, edge_index: Tensor, relations: Tensor) -> Tensor:
+        # edge_updater_type: (x: Tensor, relations: Tensor)
+        alpha = self.edge_updater(edge_index, x=self.lin(features), relations=relations)
+        return self.propagate(edge_index, x=features, alpha=alpha, relations=relations)
+
+    def edge_update(self, x_i: Tensor, x_j: Tensor, relations: Tensor, index: Tensor, size_i: int) -> Tensor:
+        return softmax((x_i + x_j + self.relation(relations)).tanh(), index, num_nodes=size_i)
+
+    def message(self, x_j: Tensor, alpha: Tensor, relations: Tensor) -> Tensor:
+        return self.lin(x_j) * alpha + self.relation(relations)
+
+
 SHARPNESS = 1.0
 
 
@@ -208,6 +227,8 @@ CASES: dict[str, Case] = {
     "ClusterGCN": Case(lambda: gnn.ClusterGCNConv(F, G, diag_lambda=0.3)),
     "of a script": Case(Scripts, "XEW"),
     "by path": Case(LooksUp),
+    "own names": Case(OwnNames, "XEA"),
+    "own names, plain": Case(OwnNames, "XEB"),
     "subclass": Case(lambda: Heads(F, G, heads=2)),
 }  # fmt: skip
 
@@ -241,6 +262,7 @@ def arguments(data: Any, inputs: str) -> tuple[list[Any], dict[str, Tensor]]:
         "E": data.edge_index,
         "T": data.edge_type,
         "C": data.edge_weight,
+        "B": graph(x.dtype, data.num_edges).edge_attr,  # plain, on either side
         "P": (x, x.tanh()),
         "S": torch.stack([x, x.tanh()], 1),
     }
