@@ -15,7 +15,7 @@ from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.errors import MixedRowsError, UnsupportedError
 from pyg_dist.layout.graph import DistributedGraph, EdgeView, TiledGraph
-from pyg_dist.layout.node_edge import neighbour_rows, nodes_to_edges
+from pyg_dist.layout.node_edge import edges_to_nodes, neighbour_rows, nodes_to_edges
 from pyg_dist.layout.operator_cache import OperatorCache
 from pyg_dist.layout.self_loops import LoopRule, put_loop_values
 from pyg_dist.tensor.registry import public_name
@@ -411,3 +411,7 @@ class NodeIds(RowIndex):
     def fetch(self, x: NodeTensor) -> EdgeTensor:
         """See :func:`~pyg_dist.layout.node_edge.nodes_to_edges`."""
         return nodes_to_edges(x, self)
+
+    def add_up(self, values: EdgeTensor) -> NodeTensor:
+        """See :func:`~pyg_dist.layout.node_edge.edges_to_nodes`."""
+        return edges_to_nodes(values, self)

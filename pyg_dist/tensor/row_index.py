@@ -16,3 +16,12 @@ class RowIndex(EdgeTensor):
             - output: ``[E, ...]``
         """
         raise NotImplementedError(f"{type(self).__name__}.fetch")
+
+    def add_up(self, values: EdgeTensor) -> NodeTensor:
+        """The sum of the values of each node's edges: the transpose of :meth:`fetch` (collective likewise).
+
+        Shapes:
+            - values: ``[E, ...]``
+            - output: ``[N, ...]``
+        """
+        raise NotImplementedError(f"{type(self).__name__}.add_up")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 import torch.nn.functional as F
-from against_torch import WORLD_SIZES, Form, Refusal, agree, each, refuse_all
+from against_torch import LAYOUTS, WORLD_SIZES, Expression, Form, Refusal, agree, check, each, refuse_all
 from workers import Workers
 
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
@@ -96,16 +96,15 @@ def values_and_gradients(name: str) -> None:
 ROWS = "along dimension 0, or of a plain tensor, would mix rows"
 REFUSED: list[Refusal] = [
     (lambda t: t.x.cumsum(0), MixedRowsError, f"cumsum {ROWS}"),
-    (lambda t: t.v.sort(), MixedRowsError, f"sort {ROWS}"),
-    (lambda t: t.x.sort(dim=0), MixedRowsError, f"sort {ROWS}"),
-    (lambda t: t.v.topk(2), MixedRowsError, f"topk {ROWS}"),
+    (lambda t: t.v.cumsum(0), MixedRowsError, f"cumsum {ROWS}"),
     (lambda t: t.x.roll(1), MixedRowsError, f"roll {ROWS}"),
     (lambda t: t.x.roll((1, 1), (0, 1)), MixedRowsError, f"roll {ROWS}"),
     (lambda t: t.x.unbind(), MixedRowsError, f"unbind {ROWS}"),
     (lambda t: t.x.repeat_interleave(2), MixedRowsError, f"repeat_interleave {ROWS}"),
     (lambda t: t.x.gather(0, t.order), MixedRowsError, f"gather {ROWS}"),
     (lambda t: t.full.gather(1, t.order), MixedRowsError, f"gather {ROWS}"),
-    (lambda t: t.x.scatter_add_(0, t.order, t.y), MixedRowsError, f"scatter_add_ {ROWS}"),
+    (lambda t: t.x.sin().scatter_(0, t.order, t.y), MixedRowsError, "scatter_ along dimension 0 would mix rows, sums"),
+    (lambda t: t.x.scatter_reduce(0, t.order, t.y, "amax"), MixedRowsError, "scatter_reduce along dimension 0 would"),
     (lambda t: t.x.gather(1, torch.zeros(1, 1, dtype=torch.int64)), LayoutMismatchError, "7 rows (got shape [1, 1])"),
     (lambda t: t.x.flip(0), MixedRowsError, "flip along dimension 0 would mix rows"),
     (lambda t: torch.stack([t.x, t.y]), MixedRowsError, "stack along dimension 0 would move rows"),
@@ -125,3 +124,28 @@ def test_refused(workers: Callable[[int], Workers], world_size: int) -> None:
 
 def all_refused() -> None:
     refuse_all(REFUSED)
+
+
+# All rows in order are plain: values, and positions that pick rows.
+ORDERED: dict[str, Expression] = {
+    "sort": lambda t: t.v.sort(),
+    "sort of columns": lambda t: torch.sort(t.x, dim=0, descending=True),
+    "argsort": lambda t: t.x[t.v.argsort(stable=True)],
+    "argsort of columns": lambda t: torch.argsort(t.x, 0),
+    "topk": lambda t: t.v.topk(2),
+    "topk of columns": lambda t: torch.topk(t.x.sin(), k=3, dim=0, largest=False),
+    "topk of some": lambda t: t.v[t.mask].topk(2).values * t.y[t.label.topk(2).indices, 0],
+    "kthvalue": lambda t: t.v.kthvalue(3),
+    "mode": lambda t: t.label.mode(),
+}
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_orders_of_rows(workers: Callable[[int], Workers], world_size: int) -> None:
+    workers(world_size).run(ordered)
+
+
+def ordered() -> None:
+    for layout in LAYOUTS:
+        for name, expression in ORDERED.items():
+            check(expression, layout, name)

@@ -28,7 +28,7 @@ def pair(mesh: dict[str, int] | None = None) -> tuple[Any, Any]:
 
 
 def lifted_and_scattered(mesh: dict[str, int] | None) -> None:
-    from pyg_dist.errors import MixedRowsError, UnsupportedError
+    from pyg_dist.errors import DataError, MixedRowsError, UnsupportedError
     from pyg_dist.layout.node_edge import edges_to_nodes, nodes_to_edges
 
     data, ours = pair(mesh)
@@ -55,11 +55,31 @@ def lifted_and_scattered(mesh: dict[str, int] | None) -> None:
         (sums * ours.x[:, :3]).sum().backward()
         (plain_sums * data.x[:, :3]).sum().backward()
         assert_same({"sums": sums, "values.grad": values.grad}, {"sums": plain_sums, "values.grad": plain_values.grad})
+    for end in (0, 1):  # messages as a script may pass them, with functions of torch alone
+        assert_same(passed(ours, ours.edge_index[end], ours.edge_index[1 - end]), passed(data, *by_end(data, end)))
+    with pytest.raises(DataError, match=r"expected a source of rows \[5\] in torch.float64"):
+        ours.x.index_add(0, ours.edge_index[0], ours.edge_attr)
     for reduce in ("mean", "max", "mul"):
         expected = scatter_of_pyg(data.edge_attr, data.edge_index[1], 0, NUM_NODES, reduce)
         assert_same({reduce: edges_to_nodes(ours.edge_attr, edges.end(1), reduce)}, {reduce: expected})
     with pytest.raises(UnsupportedError, match="Reducing by source nodes is distributed for sums"):
         edges_to_nodes(ours.edge_attr, edges.end(0), "max")
+
+
+def by_end(data: Any, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return data.edge_index[end], data.edge_index[1 - end]
+
+
+def passed(data: Any, to: torch.Tensor, of: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Messages between two ends of the edges: sums in place and not, a degree, and the gradient of what is sent."""
+    x = data.x.detach().clone().requires_grad_()
+    degree = torch.zeros_like(x[:, 0]).index_add_(0, to, torch.ones_like(of, dtype=x.dtype))
+    sums = torch.zeros_like(x).index_add_(0, to, x[of]) / (1 + degree).view(-1, 1)
+    index = to.view(-1, 1).expand(-1, x.size(1))
+    sums = torch.zeros_like(x).scatter_add_(0, index, sums[of].tanh()) + x.index_add(0, to, x[of], alpha=0.3)
+    sums.square().sum().backward()
+    assert x.grad is not None
+    return {"degree": degree, "sums": sums.detach(), "x.grad": x.grad}
 
 
 def as_nodes(x: torch.Tensor, ours: Any) -> Any:

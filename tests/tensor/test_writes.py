@@ -1,4 +1,4 @@
-"""Rows written into plain tensors: sums by class, PyG's ``scatter`` and ``one_hot``."""
+"""Rows written into plain tensors, or added to rows: sums by class, PyG's ``scatter`` and ``one_hot``."""
 
 from __future__ import annotations
 
@@ -46,6 +46,11 @@ EXPRESSIONS: dict[str, Expression] = {
     "into columns": lambda t: t.full.scatter(1, t.order, t.y),
     "index_add": lambda t: zeros(t, t.F).index_add_(0, t.label, t.x, alpha=0.5),
     "index_add of a plain list": lambda t: t.full.index_add(0, torch.arange(t.N).flip(0), t.x),
+    "index_add to rows": lambda t: t.x.sin().index_add_(0, t.position, t.y) * t.x.index_add(0, t.label, t.y, alpha=2),
+    "index_add of plain rows to rows": lambda t: t.x.index_add(0, torch.tensor([2, 0, 2]), t.full[:3]),
+    "index_add to a selection": lambda t: t.x[t.mask].index_add(0, torch.tensor([1, 1]), t.y[[2, 0]]),
+    "scatter_add to rows": lambda t: torch.zeros_like(t.x).scatter_add_(0, t.position.view(-1, 1).expand(-1, t.F), t.y),
+    "scatter_reduce to rows": lambda t: t.x.scatter_reduce(0, t.order % 3, t.y, "sum"),
     "index_add of columns": lambda t: t.x.index_add(1, torch.tensor([0, 0]), t.y[:, :2], alpha=2),
     "PyG's sum": lambda t: pyg.scatter(t.x, t.label, dim=0, dim_size=CLASSES),
     "PyG's mean of some": lambda t: pyg.scatter(t.x[t.mask], t.label[t.mask], dim=0, dim_size=CLASSES, reduce="mean"),

@@ -1,6 +1,6 @@
 """Functions along a dimension, and functions that join or extend columns: row-wise along any dimension but 0.
 
-Along dimension 0 rows can be concatenated and split: no row leaves its rank.
+Along dimension 0 rows can be concatenated and split: no row leaves its rank. What orders rows gathers them.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from pyg_dist.errors import LayoutMismatchError
+from pyg_dist.tensor.functions.full_tensor import on_full_tensor
 from pyg_dist.tensor.functions.pointwise import aligned, pointwise
-from pyg_dist.tensor.functions.scatter import write
+from pyg_dist.tensor.functions.scatter import add_to_rows, write
 from pyg_dist.tensor.functions.shapes import dims_of, flat_sizes, refuse
 from pyg_dist.tensor.registry import Function, bind, implements, public_name
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, copied_slice, local_tensors, on_rows
@@ -29,12 +30,13 @@ _ALONG: dict[str, tuple[str, int | None]] = {
     "diff": ("n", -1), "cosine_similarity": ("x2", 1), "repeat_interleave": ("repeats", None),
 }  # fmt: skip
 _CUTS = ("narrow", "chunk", "split", "tensor_split")
+_ORDERS = ("sort", "argsort", "topk", "kthvalue", "mode")
 _BROADCASTS = ("take_along_dim", "cosine_similarity", "repeat_interleave")
 
 
 @implements(*_ALONG, "scatter_", "scatter_add_", "scatter_reduce_", "cumsum_", "cumprod_")
 def along(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Functions along one or several dimensions other than 0."""
+    """Along other dimensions than 0. Along 0, what orders rows is of all of them, and plain (collective)."""
     name = function.__name__.removesuffix("_")
     before, default = _ALONG[name]
     bound = bind(f"x {before} dim", args, kwargs)
@@ -48,8 +50,12 @@ def along(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         else:
             pieces = function(places, *positional, dim=0, **rest)
         return copied_slice(x[pieces]) if isinstance(pieces, Tensor) else tuple(copied_slice(x[p]) for p in pieces)
+    if name in _ORDERS and isinstance(x, RowTensor) and 0 in dims_of(dim, x.dim()):
+        return on_full_tensor(function, args, kwargs)
     if name.startswith("scatter") and x is not None and not isinstance(x, RowTensor):
         return write(function, args, kwargs)
+    if name.startswith("scatter") and isinstance(x, RowTensor) and dims_of(dim, x.dim()) == (0,):
+        return add_to_rows(function, args, kwargs)
     if not isinstance(x, RowTensor) or dim is None or 0 in dims_of(dim, x.dim()):
         raise refuse(function, "along dimension 0, or of a plain tensor, would mix rows")
     with local_tensors():
