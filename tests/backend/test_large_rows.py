@@ -101,6 +101,41 @@ def test_relu_has_the_bits_of_torch_and_keeps_a_bit_each(num_rows: int, dtype: t
     assert_same_bits(y, x.relu())
 
 
+ELEMENTWISE: dict[str, Both] = {
+    "a + b": (large_tensors.add, torch.add),
+    "a + 0.3 b": (lambda a, b: large_tensors.add(a, b, alpha=0.3), lambda a, b: torch.add(a, b, alpha=0.3)),
+    "a - b": (large_tensors.subtract, torch.sub),
+    "a - 3 b": (lambda a, b: large_tensors.subtract(a, b, alpha=3), lambda a, b: torch.sub(a, b, alpha=3)),
+    "a b": (large_tensors.multiply, torch.mul),
+    "a a": (lambda a, b: large_tensors.multiply(a, a), lambda a, b: a * a),
+    "a + 2": (lambda a, b: large_tensors.add(a, 2), lambda a, b: a + 2),
+    "0.1 a": (lambda a, b: large_tensors.multiply(a, 0.1), lambda a, b: 0.1 * a),
+    "a / 0.3": (lambda a, b: large_tensors.divide(a, 0.3), lambda a, b: a / 0.3),
+    "a / b": (large_tensors.divide, torch.div),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("form", ELEMENTWISE)
+def test_elementwise_functions_have_the_bits_of_torch(num_rows: int, dtype: torch.dtype, form: str) -> None:
+    a, b = torch.randn(num_rows, 37).to(dtype), torch.randn(num_rows, 37).to(dtype)
+    a[0, :5] = torch.tensor([0.0, -0.0, float("nan"), float("inf"), float("-inf")]).to(dtype)
+    mine, expected = ELEMENTWISE[form]
+    assert ("torch.autograd" in str(type(mine(a.clone().requires_grad_(), b).grad_fn))) or form == "a / b"
+    for got, right in zip(results(mine, a, b), results(expected, a, b), strict=True):
+        assert_same_bits(got, right)
+
+
+def test_elementwise_functions_keep_what_torch_keeps(num_rows: int) -> None:
+    a, b = torch.randn(num_rows, 37, requires_grad=True), torch.randn(num_rows, 37)
+    for form, (mine, expected) in ELEMENTWISE.items():
+        kept: list[list[int]] = [[], []]
+        for function, numels in zip((mine, expected), kept, strict=True):
+            with torch.autograd.graph.saved_tensors_hooks(lambda t, n=numels: n.append(t.numel()) or t, lambda t: t):
+                function(a, b)
+        assert sum(kept[0]) <= sum(kept[1]), form
+
+
 def test_derivatives_of_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(large_tensors, "LARGE", 0)
     x, weight, bias = (torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((5, 3), (4, 3), (4,)))
@@ -109,6 +144,8 @@ def test_derivatives_of_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
         assert check(large_tensors.log_softmax, (x,))
         assert check(lambda x: large_tensors.select(x, torch.tensor([2, 0, 2])) ** 2, (x,))
         assert check(lambda x: large_tensors.relu(x) ** 2, (x,))
+        for mine, _ in ELEMENTWISE.values():
+            assert check(lambda a, b, mine=mine: mine(a, b) ** 2, (x, x.detach().sin().requires_grad_()))
         assert check(lambda *operands: large_tensors.layer_norm(operands[0], (3,), *operands[1:]), (x, *weight[:2]))
 
 
@@ -136,8 +173,9 @@ def test_other_forms_are_torch_s(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda x: large_tensors.layer_norm(x, (3,)),
         lambda x: large_tensors.log_softmax(x),
         lambda x: large_tensors.select(x, torch.tensor([2, 0, 2])),
+        lambda x: large_tensors.add(x, large_tensors.multiply(x, x)),
     ],
-    ids=["linear", "relu", "layer_norm", "log_softmax", "select"],
+    ids=["linear", "relu", "layer_norm", "log_softmax", "select", "elementwise"],
 )
 def test_transforms_and_forward_mode(monkeypatch: pytest.MonkeyPatch, function: Callable[[Tensor], Tensor]) -> None:
     """Of a large tensor as of a small one."""

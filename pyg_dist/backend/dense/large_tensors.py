@@ -26,6 +26,8 @@ LARGE = 8 << 20
 
 
 def _is_large(x: Tensor, num_elements: int) -> bool:
+    if torch._C._get_tracing_state() is not None:  # sizes are tensors, and torch's functions what is traced
+        return False
     large = num_elements * x.element_size() >= LARGE and x.dtype in ops.FLOATS and x.device.type == "cpu"
     return large and not _is_transformed()
 
@@ -188,6 +190,94 @@ def relu(x: Tensor, inplace: bool = False) -> Tensor:
     if inplace or not x.is_contiguous() or not _is_large(x, x.numel()):
         return F.relu(x, inplace)
     return _Relu.apply(x.as_subclass(Tensor))  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Sum(LocalFunction):
+    """``a + alpha * b``, where b is a tensor of the same shape or a number."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Any, alpha: float) -> Tensor:
+        ctx.alpha = alpha
+        return torch.add(a, b, alpha=alpha, out=ops.empty_rows(a, *a.shape))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        of_a, of_b, _ = ctx.needs_input_grad
+        by_b = grad if ctx.alpha == 1 or not of_b else multiply(grad, ctx.alpha)
+        return grad if of_a else None, by_b if of_b else None, None
+
+
+class _Product(LocalFunction):
+    """``a * b``, where b is a tensor of the same shape or a number."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Any) -> Tensor:
+        of_a, of_b = ctx.needs_input_grad
+        by_tensor = isinstance(b, Tensor)
+        ctx.save_for_backward(a if of_b else None, b if of_a and by_tensor else None)
+        ctx.factor = None if by_tensor else b
+        return torch.mul(a, b, out=ops.empty_rows(a, *a.shape))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        of_a, of_b = ctx.needs_input_grad
+        a, b = ctx.saved_tensors
+        factor = b if ctx.factor is None else ctx.factor
+        return multiply(grad, factor) if of_a else None, multiply(grad, a) if of_b else None
+
+
+class _Quotient(LocalFunction):
+    """``a / b`` by a number."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: float) -> Tensor:
+        ctx.divisor = b
+        return torch.div(a, b, out=ops.empty_rows(a, *a.shape))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return divide(grad, ctx.divisor), None
+
+
+def _are_large(a: Any, b: Any) -> bool:
+    """Whether an elementwise function of these is one of rows, whose output is worth a block."""
+    if not isinstance(a, Tensor) or a.dim() != 2 or not _is_large(a, a.numel()) or not a.is_contiguous():
+        return False
+    if isinstance(b, Tensor):
+        return b.shape == a.shape and b.dtype == a.dtype and b.device == a.device
+    return type(b) in (int, float)
+
+
+def _plain(operand: Any) -> Any:
+    return operand.as_subclass(Tensor) if isinstance(operand, Tensor) else operand
+
+
+def add(a: Any, b: Any, *, alpha: float = 1) -> Tensor:
+    """``torch.add``, of any operands."""
+    if _are_large(a, b) and type(alpha) in (int, float):
+        return _Sum.apply(_plain(a), _plain(b), alpha)  # type: ignore[no-any-return, no-untyped-call]
+    return torch.add(a, b, alpha=alpha)
+
+
+def subtract(a: Any, b: Any, *, alpha: float = 1) -> Tensor:
+    """``torch.sub``, of any operands."""
+    if _are_large(a, b) and type(alpha) in (int, float):
+        return _Sum.apply(_plain(a), _plain(b), -alpha)  # type: ignore[no-any-return, no-untyped-call]
+    return torch.sub(a, b, alpha=alpha)
+
+
+def multiply(a: Any, b: Any) -> Tensor:
+    """``torch.mul``, of any operands."""
+    if _are_large(a, b):
+        return _Product.apply(_plain(a), _plain(b))  # type: ignore[no-any-return, no-untyped-call]
+    return torch.mul(a, b)
+
+
+def divide(a: Any, b: Any) -> Tensor:
+    """``torch.div``, of any operands."""
+    if not isinstance(b, Tensor) and _are_large(a, b):
+        return _Quotient.apply(_plain(a), b)  # type: ignore[no-any-return, no-untyped-call]
+    return torch.div(a, b)
 
 
 class _LogSoftmax(LocalFunction):

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_dist.backend.dense import large_tensors
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
 from pyg_dist.tensor.registry import NAMESPACES, Function, implements, public_name, register
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, like_rows, local_tensors
@@ -63,6 +64,20 @@ def aligned(
     return operands[: len(args)], dict(zip(kwargs, operands[len(args) :], strict=True)), rows
 
 
+_OF_LARGE: dict[Function, Function] = {
+    getattr(namespace, name): function
+    for function, names in (
+        (large_tensors.add, ("add",)),
+        (large_tensors.subtract, ("sub", "subtract")),
+        (large_tensors.multiply, ("mul", "multiply")),
+        (large_tensors.divide, ("div", "divide", "true_divide")),
+    )
+    for name in names
+    for namespace in (torch, Tensor)
+}
+"""Functions whose large outputs lie in memory that is used again."""
+
+
 def pointwise(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Broadcasting functions of any number of operands: the result has the operands' rows."""
     with local_tensors():
@@ -84,6 +99,8 @@ def pointwise(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any])
                 raise MixedRowsError(
                     f"{public_name(function)} expected 'out' to lie as its operands do: assign the result"
                 )
+        elif function in _OF_LARGE and len(args) == 2 and (not kwargs or "alpha" in kwargs):
+            function = _OF_LARGE[function]
         out = function(*args, **kwargs)
     return as_row_tensor_(out, rows)  # type: ignore[arg-type]
 
