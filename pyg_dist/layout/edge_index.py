@@ -12,17 +12,21 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.session.agreement import digest
-from pyg_dist.errors import LayoutMismatchError, MixedRowsError
+from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
 from pyg_dist.layout import type_questions
 from pyg_dist.layout.edge_sets import graph_over
 from pyg_dist.layout.edge_views import edges_of, is_tiled
 from pyg_dist.layout.edges import Edges
-from pyg_dist.layout.graph import DistributedGraph, NodeSharding
+from pyg_dist.layout.graph import DistributedGraph, NodeSharding, Norm
 from pyg_dist.layout.self_loops import LoopRule
 from pyg_dist.partition.edge_list import as_edges
 from pyg_dist.tensor.functions.indexing import select_rows
-from pyg_dist.tensor.row_tensor import EdgeTensor, RowTensor
+from pyg_dist.tensor.functions.reductions import accumulation_dtype
+from pyg_dist.tensor.registry import functions
+from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.sharding import RowSharding, require_same
+
+_PRODUCTS = {*functions("matmul", "mm", "mv"), torch.sparse.mm}
 
 _NUM_KEPT = 8  # size of the cache of recent edge sets; edges that are drawn anew in each step never hit it
 
@@ -33,7 +37,8 @@ class DistributedEdgeIndex:
     It is not a tensor, on purpose: code that looks at edges itself (structural transforms, stock convs) would see one
     rank's edges, and gets an error instead. What a script does most is answered: ``row, col = edge_index`` are
     :class:`~pyg_dist.tensor.EdgeTensor` of global ids, ``x[row]`` is a row for each edge,
-    ``edge_index[:, mask]`` and ``edge_index.flip(0)`` are graphs again, over the same nodes.
+    ``edge_index[:, mask]`` and ``edge_index.flip(0)`` are graphs again, over the same nodes, and ``adj_t @ x`` are
+    node rows.
 
     Args:
         graph: this rank's runtime form.
@@ -233,6 +238,41 @@ class DistributedEdgeIndex:
             self._refuse("Indexing edge_index like this")
         return DistributedEdgeIndex(self._graph.select(select_rows(self._graph.edge_sharding, rest[0])))
 
+    def matmul(self, x: Any) -> NodeTensor:
+        """``adj_t @ x``: the sum of each node's in-edges' sources, times the edges' values. Exact (collective).
+
+        Shapes:
+            - x: ``[N, F]`` or ``[N]``, in a floating type; a plain one has to be equal on every rank
+            - output: as x
+
+        Raises:
+            DataError: x is something else.
+        """
+        graph = self._graph
+        if not self._sparse:
+            self._refuse("A product with edge_index")
+        if isinstance(x, Tensor) and not isinstance(x, RowTensor) and x.shape[:1] == (graph.node_sharding.size,):
+            x = NodeTensor.from_local(graph.node_sharding.slice(x), graph.node_sharding)
+        is_matrix = isinstance(x, NodeTensor) and x.dim() in (1, 2) and x.is_floating_point() and graph.owns(x)
+        if not is_matrix:
+            raise DataError(
+                f"adj_t @ x expected a row of floats for each of the {graph.node_sharding.size} nodes of this graph "
+                f"(got {f'{x.dtype} of shape {list(x.shape)}' if isinstance(x, Tensor) else type(x).__name__}): give "
+                f"it data.x or what was made of it"
+            )
+        if x.dim() == 1:
+            return self.matmul(x.view(-1, 1)).view(-1)  # type: ignore[return-value]
+        return self._sum(x, Norm.SUM)
+
+    __matmul__ = mm = spmm = matmul
+
+    def _sum(self, x: NodeTensor, norm: Norm) -> NodeTensor:
+        graph, weight = self._graph, self.weight
+        dtype = x.dtype if weight is None else torch.promote_types(x.dtype, weight.dtype)
+        values = None if weight is None else weight.redistribute(graph.edge_sharding)
+        operator = graph.operator(norm, values, accumulation_dtype(dtype))
+        return graph.aggregate(graph.place(x.to(dtype)), operator)  # type: ignore[arg-type]
+
     def _refuse(self, what: str) -> NoReturn:
         raise MixedRowsError(
             f"{what} needs all edges, and each rank holds only its own: apply it to the graph before DistributedData"
@@ -266,6 +306,8 @@ class DistributedEdgeIndex:
         first = args[0] if args else kwargs.pop("input", kwargs.pop("tensors", None))
         if func in (torch.flip, torch.unbind) and isinstance(first, DistributedEdgeIndex):
             return getattr(first, name)(*args[1:], **kwargs)
+        if func in _PRODUCTS and isinstance(first, DistributedEdgeIndex) and len(args) + len(kwargs) == 2:
+            return first.matmul(*args[1:], **kwargs)
         if func in (torch.cat, torch.concat) and (*args[1:], *kwargs.values()) in ((1,), (-1,)):
             # Further edges, such as self loops: a plain tensor, which convs lay out.
             return torch.cat([e.full_tensor() if isinstance(e, DistributedEdgeIndex) else e for e in first], dim=1)
