@@ -25,13 +25,14 @@ from pyg_dist.tensor.functions.reductions import accumulation_dtype
 from pyg_dist.tensor.registry import functions
 from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.sharding import RowSharding, require_same
+from pyg_dist.tensor.whole_graph import EdgeHandle
 
 _PRODUCTS = {*functions("matmul", "mm", "mv"), torch.sparse.mm}
 
 _NUM_KEPT = 8  # size of the cache of recent edge sets; edges that are drawn anew in each step never hit it
 
 
-class DistributedEdgeIndex:
+class DistributedEdgeIndex(EdgeHandle):
     """A graph whose edges lie on several ranks; Distributed convs take it where they take ``edge_index``.
 
     It is not a tensor, on purpose: code that looks at edges itself (structural transforms, stock convs) would see one

@@ -17,9 +17,15 @@ from typing import TypeVar
 import torch
 
 from pyg_dist.errors import UnsupportedError
-from pyg_dist.tensor.whole_graph import who_needs_it
+from pyg_dist.tensor.whole_graph import function_that_needs_all_edges, of_whole_graphs
 
 T = TypeVar("T")
+
+_UNLESS_TENSOR = ("coalesce", "sort_edge_index", "spmm")  # these end in `raise NotImplementedError`, or in a ValueError
+_ADJ_T = (
+    "torch_geometric.utils.spmm expects a sparse tensor (got edges of a DistributedData, of which each rank holds a "
+    "part): write adj_t @ x, its sum"
+)
 
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib"))
 
@@ -28,15 +34,19 @@ def answer(class_: T, frame: FrameType) -> T:
     """``class_``, what ``__class__`` is, if the line of ``frame`` does not ask whether edges are a ``Tensor``.
 
     Raises:
-        UnsupportedError: It does; or PyG asks edges alone for the number of nodes.
+        UnsupportedError: It does; or PyG asks edges alone for the number of nodes, or would end in a bare error.
     """
     asker = frame.f_back if frame.f_code is torch.is_tensor.__code__ and frame.f_back else frame
     module = str(asker.f_globals.get("__name__"))
     if module.startswith("torch_geometric.") and asker.f_code.co_name == "maybe_num_nodes":
         raise UnsupportedError(
-            who_needs_it()
+            of_whole_graphs()
             or "Expected the number of nodes beside the edge_index of a DistributedData, whose largest number no rank "
             "knows: pass num_nodes=data.num_nodes, or apply it to the input, before DistributedData"
+        )
+    if module.startswith("torch_geometric.utils.") and _fails_unless_tensor(asker):
+        raise UnsupportedError(
+            _ADJ_T if asker.f_code.co_name == "spmm" else of_whole_graphs() or function_that_needs_all_edges(asker)
         )
     if module.partition(".")[0] not in ("torch", "torch_geometric", "pyg_dist"):
         name = _asked_name(asker.f_code.co_filename, asker.f_lineno)
@@ -47,6 +57,12 @@ def answer(class_: T, frame: FrameType) -> T:
                 f"SparseTensor, or {name}.is_sparse"
             )
     return class_
+
+
+def _fails_unless_tensor(asker: FrameType) -> bool:
+    """Whether a function of PyG's raises an error that says nothing where an ``edge_index`` is no tensor."""
+    line = linecache.getline(asker.f_code.co_filename, asker.f_lineno)
+    return asker.f_code.co_name in _UNLESS_TENSOR or line.lstrip().startswith("assert isinstance(")
 
 
 @cache

@@ -41,6 +41,12 @@ def over_lines(edge_index: Any) -> bool:
     )
 
 
+# Each of them tripped over something else, or ended in an error without a message.
+NEED_ALL: list[Callable[..., Any]] = [
+    pyg.coalesce, pyg.sort_edge_index, pyg.is_undirected, pyg.to_undirected, pyg.to_torch_csr_tensor,
+    pyg.to_torch_coo_tensor, pyg.contains_isolated_nodes, pyg.remove_isolated_nodes,
+]  # fmt: skip
+
 ASKING: list[Callable[[Any], object]] = [
     lambda data: Looped()(data.x, data.edge_index),
     lambda data: torch.is_tensor(data.edge_index),
@@ -70,6 +76,14 @@ def questions(partition: str) -> list[str]:
         pyg.add_self_loops(handle)
     with pytest.raises(pyg_dist.errors.UnsupportedError, match=r"pass num_nodes=data\.num_nodes"):
         pyg.k_hop_subgraph(0, 2, handle)
+    for function in NEED_ALL:
+        name, needs = function.__name__, "needs all edges, and each rank holds only its own: give it edge_index.full"
+        with pytest.raises(pyg_dist.errors.PygDistError, match=rf"^torch_geometric\.utils\.{name} {needs}"):
+            function(handle, **{"size" if "torch" in name else "num_nodes": 20})
+    with pytest.raises(pyg_dist.errors.UnsupportedError, match=r"write adj_t @ x"):
+        pyg.spmm(handle, data.x)
+    with pytest.raises(pyg_dist.errors.UnsupportedError, match=r"utils\.assortativity needs all edges"):
+        pyg.assortativity(handle)
     return found
 
 

@@ -18,6 +18,7 @@ from pyg_dist.tensor.functions.shapes import dims_of, flat_sizes, refuse
 from pyg_dist.tensor.registry import Function, bind, implements, public_name
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, copied_slice, local_tensors, on_rows
 from pyg_dist.tensor.sharding import ConcatenatedRows
+from pyg_dist.tensor.whole_graph import of_whole_graphs
 
 # The parameters before `dim`, and its default; None where torch's default is dimension 0 or a flattened tensor.
 _ALONG: dict[str, tuple[str, int | None]] = {
@@ -50,7 +51,7 @@ def along(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         else:
             pieces = function(places, *positional, dim=0, **rest)
         return copied_slice(x[pieces]) if isinstance(pieces, Tensor) else tuple(copied_slice(x[p]) for p in pieces)
-    if name in _ORDERS and isinstance(x, RowTensor) and 0 in dims_of(dim, x.dim()):
+    if name in _ORDERS and isinstance(x, RowTensor) and 0 in dims_of(dim, x.dim()) and not of_whole_graphs():
         return on_full_tensor(function, args, kwargs)
     if name.startswith("scatter") and x is not None and not isinstance(x, RowTensor):
         return write(function, args, kwargs)
