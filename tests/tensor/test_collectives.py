@@ -182,6 +182,9 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
             multilabel_soft_margin_loss multi_margin_loss multilabel_margin_loss
         """),
     ],
+    "moved_rows": [
+        ("none", "none", "permute movedim moveaxis"),
+    ],
     "pointwise": [
         ("none", "none", " ".join(name for name in test_pointwise.NAMES if name != "detach")),
     ],
@@ -219,7 +222,7 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
         ("none", "none", " ".join(METADATA)),
         ("none", "none", """
             shape.__get__ size numel __len__ view reshape view_as reshape_as expand_as expand broadcast_to
-            repeat squeeze unsqueeze flatten unflatten permute nbytes.__get__ movedim moveaxis
+            repeat squeeze unsqueeze flatten unflatten nbytes.__get__
         """),
     ],
     "transpose": [

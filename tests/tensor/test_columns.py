@@ -107,7 +107,7 @@ REFUSED: list[Refusal] = [
     (lambda t: t.x.scatter_reduce(0, t.order, t.y, "amax"), MixedRowsError, "scatter_reduce along dimension 0 would"),
     (lambda t: t.x.gather(1, torch.zeros(1, 1, dtype=torch.int64)), LayoutMismatchError, "7 rows (got shape [1, 1])"),
     (lambda t: t.x.flip(0), MixedRowsError, "flip along dimension 0 would mix rows"),
-    (lambda t: torch.stack([t.x, t.y]), MixedRowsError, "stack along dimension 0 would move rows"),
+    (lambda t: torch.stack([t.v, t.u]), MixedRowsError, "stack along dimension 0 would move rows"),
     (lambda t: torch.vstack([t.v, t.u]), MixedRowsError, "vstack along dimension 0 would move rows"),
     (lambda t: torch.cat([t.x, t.row], 1), LayoutMismatchError, "cat expected a plain operand with 7 rows"),
     (lambda t: torch.cat([t.x, t.v], 1), MixedRowsError, "cat would align the rows"),

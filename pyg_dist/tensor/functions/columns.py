@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyg_dist.errors import LayoutMismatchError
 from pyg_dist.tensor.functions.full_tensor import on_full_tensor
+from pyg_dist.tensor.functions.moved_rows import MovedRows
 from pyg_dist.tensor.functions.pointwise import aligned, pointwise
 from pyg_dist.tensor.functions.scatter import add_to_rows, write
 from pyg_dist.tensor.functions.shapes import dims_of, flat_sizes, refuse
@@ -86,6 +87,8 @@ def join(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         function, dim = torch.cat, 1 if num_dims > 1 else 0
     stacks = function is torch.stack or (function in (torch.vstack, torch.row_stack) and num_dims < 2)
     if 0 in dims_of(dim, num_dims + (function is torch.stack)):
+        if stacks and function is torch.stack and num_dims > 1:
+            return MovedRows.make(torch.stack(tensors, dim=1), 1)  # type: ignore[arg-type]
         if stacks:
             raise refuse(function, "along dimension 0 would move rows (along the last one, dim=-1, it does not)")
         return _append(function, tensors)

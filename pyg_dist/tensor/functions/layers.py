@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyg_dist.backend.dense import large_tensors
 from pyg_dist.errors import DataError, MixedRowsError
+from pyg_dist.tensor.functions.moved_rows import MovedRows
 from pyg_dist.tensor.functions.pointwise import as_operand
 from pyg_dist.tensor.layer_names import running_layer
 from pyg_dist.tensor.registry import Function, bind, implements, public_name
@@ -102,23 +103,39 @@ def cell(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 @implements("lstm", "gru")
 def sequences(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """One sequence per row, ``batch_first``, from states of zero; the last states, whose rows come second, are None."""
+    """One sequence per row, ``batch_first``, from states of zero or a state a row; last states have rows second."""
     x, states, weights, has_biases, num_layers, dropout, training, bidirectional, *batch_first = args
     is_sequence = isinstance(x, RowTensor) and x.dim() == 3 and batch_first == [True]
     states = states if isinstance(states, (tuple, list)) else (states,)
-    if not is_sequence or any(isinstance(s, RowTensor) or s.requires_grad or bool(s.any()) for s in states):
+    if not is_sequence or not all(map(_is_state, states)):
         raise MixedRowsError(
-            f"{public_name(function)} is row-wise only for one sequence per row, batch_first=True and no initial state"
+            f"{public_name(function)} is row-wise only for one sequence per row, batch_first=True and no initial state "
+            f"(or one that it has returned)"
         )
     if dropout and training and num_layers > 1:
         raise MixedRowsError(f"{public_name(function)} draws dropout for all rows: pass dropout=0, and use F.dropout")
     with local_tensors():
         rows = x._sharding
-        zeros = tuple(s.new_zeros(s.shape[0], rows.num_local, s.shape[2]) for s in states)
+        given, rows = like_rows(function, x, *(s.of for s in states if isinstance(s, MovedRows)))
+        local = iter(given[1:])
+        first = tuple(
+            next(local).as_subclass(Tensor).transpose(0, 1).contiguous()
+            if isinstance(s, MovedRows)
+            else s.new_zeros(s.shape[0], rows.num_local, s.shape[2])
+            for s in states
+        )
         entered = [rows.copy_to_ranks(w) for w in weights]
         rest = (has_biases, num_layers, dropout, training, bidirectional, True)
-        out, *last = function(x, zeros if len(zeros) > 1 else zeros[0], entered, *rest)
-        return (as_row_tensor_(out, rows), *[None] * len(last))
+        out, *last = function(x, first if len(first) > 1 else first[0], entered, *rest)
+        of = [as_row_tensor_(state.transpose(0, 1).contiguous(), rows) for state in last]
+        return (as_row_tensor_(out, rows), *(MovedRows.make(state, 1) for state in of))
+
+
+def _is_state(state: Any) -> bool:
+    """Whether a recurrent layer may start from it: plain zeros, or a state for each row."""
+    if isinstance(state, MovedRows):
+        return state.place == 1 and state.dim() == 3
+    return not isinstance(state, RowTensor) and not state.requires_grad and not bool(state.any())
 
 
 @implements("bilinear")

@@ -173,22 +173,3 @@ def unflatten(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any])
     if 0 in dims_of(bound["dim"], args[0].dim()):
         raise refuse(function, "of dimension 0 would mix rows")
     return on_rows(function, args[0], bound["dim"], bound["sizes"])
-
-
-@implements("movedim", "moveaxis")
-def movedim(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Move dimensions within rows."""
-    bound = bind("x source destination", args, kwargs)
-    x, source, destination = bound["x"], bound["source"], bound["destination"]
-    if any(0 in dims_of(d, x.dim()) for d in (source, destination)):
-        raise refuse(function, f"of dimensions {source} to {destination} would move rows")
-    return on_rows(function, x, source, destination)
-
-
-@implements("permute")
-def permute(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Permute dimensions within rows."""
-    dims = flat_sizes(args, kwargs)
-    if not dims or dims_of(dims, args[0].dim())[0] != 0:
-        raise refuse(function, f"to {list(dims)} would move rows")
-    return on_rows(torch.permute, args[0], dims)

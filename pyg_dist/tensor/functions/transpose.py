@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pyg_dist.errors import MixedRowsError
+from pyg_dist.tensor.functions.moved_rows import permuted
 from pyg_dist.tensor.functions.shapes import dims_of, refuse
 from pyg_dist.tensor.registry import Function, functions, implements, public_name
 from pyg_dist.tensor.row_tensor import DerivedOperand, RowTensor, local_tensors, on_rows
@@ -115,11 +116,10 @@ def matrix_transpose(function: Function, args: tuple[Any, ...], kwargs: dict[str
 
 @implements("transpose", "swapaxes", "swapdims")
 def transpose(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Swap dimensions within rows, or the two of a matrix."""
+    """Swap two dimensions, those of a matrix or others."""
     x, *dims = (*args, *kwargs.values())
     first, second = dims_of(dims, x.dim())
     if 0 in (first, second) and first != second:
-        if x.dim() == 2:
-            return Transposed.make(x)
-        raise refuse(function, f"of dimensions {dims[0]} and {dims[1]} would move rows")
+        order = [second if d == first else first if d == second else d for d in range(x.dim())]
+        return Transposed.make(x) if x.dim() == 2 else permuted(x, order)
     return on_rows(function, x, first, second)

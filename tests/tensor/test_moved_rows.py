@@ -1,0 +1,147 @@
+"""Rows in another dimension than the first: stacked hops, heads, states of recurrent layers, attention within rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from against_torch import LAYOUTS, WORLD_SIZES, Expression, Operands, Refusal, check, refuse_all
+from torch import Tensor, nn
+from workers import Workers
+
+from pyg_dist.errors import MixedRowsError
+
+
+def hops(t: Operands) -> Any:
+    """``[3, N, F]``."""
+    return torch.stack([t.x, t.y.sin(), t.x * t.y])
+
+
+def heads(t: Operands) -> Any:
+    """``[2, N, F]``, as ``x.view(N, H, F).transpose(0, 1)`` gives them."""
+    return t.c.transpose(0, 1)
+
+
+def of_weights(module: nn.Module, t: Operands) -> nn.Module:
+    """The module with weights that learn, and are the same for both kinds of operands."""
+    rng = torch.Generator().manual_seed(5)
+    for name, parameter in module.named_parameters():
+        values = torch.randn(parameter.shape, generator=rng, dtype=torch.float64)
+        t._made.setdefault(name, values.to(t.x.dtype).requires_grad_())
+    return module.to(t.x.dtype)
+
+
+def run(module: nn.Module, t: Operands, *args: Any, **options: Any) -> Any:
+    module = of_weights(module, t)
+    weights = {name: t._made[name] for name, _ in module.named_parameters()}
+    return torch.func.functional_call(module, weights, args, options)
+
+
+def attended(t: Operands, **options: Any) -> Any:
+    return run(nn.MultiheadAttention(t.F, 1, batch_first=True), t, t.c, t.c, t.c, **options)
+
+
+def encoded(t: Operands, training: bool = True) -> Any:
+    layer = nn.TransformerEncoderLayer(t.F, 1, 8, dropout=0.0, batch_first=True, activation=torch.tanh)
+    return run(layer.train(training), t, t.c)
+
+
+def last_state(kind: type[nn.Module], t: Operands, **options: Any) -> Any:
+    return run(kind(t.F, 2, batch_first=True, **options), t, t.c)[1]
+
+
+def in_two_steps(kind: type[nn.Module], t: Operands) -> Any:
+    module = of_weights(kind(t.F, 2, batch_first=True), t)
+    weights = {name: t._made[name] for name, _ in module.named_parameters()}
+    _, state = torch.func.functional_call(module, weights, (t.c,))
+    return torch.func.functional_call(module, weights, (t.d, state))[0]
+
+
+EXPRESSIONS: dict[str, Expression] = {
+    "stacked": lambda t: [hops(t)[0], hops(t)[-1], hops(t)[1, :, 0], hops(t)[..., 1].t(), hops(t).select(0, 1)],
+    "sliced": lambda t: [hops(t)[1:].sum(0), hops(t)[:, :, 1:].amax(0), hops(t)[[2, 0]].permute(1, 0, 2)],
+    "unbound": lambda t: [*hops(t), *hops(t).unbind(), *hops(t).unbind(-1)[0].t().split(2, 1)],
+    "reduced": lambda t: [hops(t).mean(0), hops(t).sum(dim=0), hops(t).max(0), hops(t).min(dim=0)[0], hops(t).std(0)],
+    "more": lambda t: [hops(t).logsumexp(0), hops(t).norm(dim=0), hops(t).argmax(0), hops(t).median(0).values],
+    "several": lambda t: [hops(t).sum((0, 2)), hops(t).sum((0, -1), keepdim=True)[0], hops(t).sum(), hops(t).mean()],
+    "over rows": lambda t: [hops(t).mean(1), hops(t).sum((0, 1)), hops(t).amax(1, keepdim=True), hops(t).sum(1, True)],
+    "kept": lambda t: (hops(t) - hops(t).mean(0, keepdim=True)).square().sum(0),
+    "softmax": lambda t: [hops(t).softmax(0).sum(-1).t(), (F.softmax(hops(t), dim=0) * hops(t)).sum(0)],
+    "cumsum": lambda t: hops(t).cumsum(0)[-1],
+    "weighed": lambda t: (hops(t) * t.matrix[0, :3].view(3, 1, 1)).sum(0),
+    "weighed by columns": lambda t: (hops(t) * t.vector + t.row).relu().mean(0),
+    "weighed by rows": lambda t: (hops(t) * t.column + t.x - 2 * hops(t)).tanh().sum(0),
+    "numbers": lambda t: ((1 - hops(t) / 3).exp().clone().contiguous().to(t.x.dtype) ** 2)[0],
+    "plain rows": lambda t: (hops(t) + t.full).sum(0),
+    "attention of hops": lambda t: (torch.softmax((hops(t) @ t.vector.view(-1, 1)).tanh(), dim=0) * hops(t)).sum(0),
+    "layers": lambda t: F.layer_norm(F.linear(hops(t), t.weight, t.matrix[0]), (4,)).movedim(1, 0),
+    "moved back": lambda t: [hops(t).transpose(0, 1), hops(t).permute(1, 2, 0), heads(t).movedim(0, 2)],
+    "flat": lambda t: hops(t).permute(1, 0, 2).reshape(t.N, -1),
+    "other places": lambda t: t.c.permute(1, 2, 0).permute(2, 0, 1) * t.c.permute(2, 1, 0).mT.sum(0).unsqueeze(2),
+    "by heads": lambda t: torch.bmm(heads(t), t.gates[: 2 * t.F].view(2, t.F, t.F)).transpose(0, 1).flatten(1),
+    "by a head": lambda t: torch.matmul(heads(t), t.gates[: t.F].view(1, t.F, -1))[0] + (heads(t) @ t.matrix)[1, :, :1],
+    "joined": lambda t: [torch.cat([hops(t), heads(t)]).sum(0), torch.cat([hops(t), hops(t)], dim=-1)[1]],
+    "squeezed": lambda t: [hops(t)[:1].squeeze(0), hops(t)[:1].squeeze(), t.c[:, :1].transpose(0, 1).squeeze(0)],
+    "shapes": lambda t: [hops(t).shape, len(hops(t)), hops(t).dim(), hops(t).size(1), hops(t).numel()],
+    "attention": lambda t: attended(t),
+    "attention without weights": lambda t: attended(t, need_weights=False)[0],
+    "attention of one query": lambda t: run(
+        nn.MultiheadAttention(t.F, 1, batch_first=True), t, t.x.unsqueeze(1), t.c, t.d
+    ),
+    "attention with padding": lambda t: attended(t, key_padding_mask=t.c[:, :, 0] > 1.5),
+    "encoder": lambda t: encoded(t),
+    "encoder, evaluated": lambda t: encoded(t, training=False),
+    "gru": lambda t: last_state(nn.GRU, t)[-1],
+    "lstm": lambda t: [state.squeeze(0) for state in last_state(nn.LSTM, t)],
+    "both ways": lambda t: torch.cat([*last_state(nn.GRU, t, bidirectional=True, num_layers=2)[-2:]], dim=-1),
+    "gru, in two steps": lambda t: in_two_steps(nn.GRU, t),
+    "lstm, in two steps": lambda t: in_two_steps(nn.LSTM, t),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_moved_rows(workers: Callable[[int], Workers], name: str, world_size: int) -> None:
+    workers(world_size).run(values_and_gradients, name)
+
+
+def values_and_gradients(name: str) -> None:
+    for layout in LAYOUTS:
+        check(EXPRESSIONS[name], layout, name)
+
+
+MOVE = "has no distributed form for rows in dimension 1"
+REFUSED: list[Refusal] = [
+    (lambda t: hops(t)[:, 0], MixedRowsError, f"__getitem__ {MOVE} (of shape [3, 7, 3]): move them first, x.movedim("),
+    (lambda t: hops(t)[t.mask], MixedRowsError, f"__getitem__ {MOVE}"),
+    (lambda t: hops(t).view(-1, 3), MixedRowsError, f"view {MOVE}"),
+    (lambda t: hops(t).unbind(1), MixedRowsError, f"unbind {MOVE}"),
+    (lambda t: hops(t) @ hops(t).mT, MixedRowsError, "matmul has no distributed form for rows in dimension"),
+    (lambda t: hops(t) + t.v, MixedRowsError, f"add {MOVE}"),
+    (lambda t: hops(t) + t.c.permute(1, 2, 0), MixedRowsError, "add has no distributed form for rows in dimension 2"),
+    (lambda t: torch.cat([hops(t), t.c]), MixedRowsError, f"cat {MOVE}"),
+    (lambda t: torch.cat([hops(t), hops(t)], 1), MixedRowsError, f"cat {MOVE}"),
+    (lambda t: F.layer_norm(t.c.permute(2, 1, 0), (t.N,)), MixedRowsError, "layer_norm has no distributed form for"),
+    (
+        lambda t: nn.MultiheadAttention(t.F, 1, dropout=0.5, batch_first=True).to(t.x.dtype)(t.c, t.c, t.c),
+        MixedRowsError,
+        "draws dropout for all rows",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_refused(workers: Callable[[int], Workers], world_size: int) -> None:
+    workers(world_size).run(all_refused)
+
+
+def all_refused() -> None:
+    refuse_all(REFUSED)
+    t = Operands("tall", True)
+    moved = hops(t)
+    assert repr(moved) == f"{moved}" == "MovedRows([3, 7, 3], rows in dimension 1)"
+    plain: Tensor = moved.full_tensor()
+    torch.testing.assert_close(plain, hops(Operands("tall", False)))
