@@ -171,7 +171,7 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
     ],
     "layers": [
         ("none", "4 sum", "gru lstm gru_cell lstm_cell rnn_tanh_cell rnn_relu_cell"),
-        ("none", "sum", "linear bilinear prelu embedding cdist"),
+        ("none", "sum", "linear bilinear prelu embedding cdist conv1d conv2d"),
         ("none", "none", "group_norm layer_norm rms_norm isin bucketize relu"),
     ],
     "losses": [

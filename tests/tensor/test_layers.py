@@ -46,6 +46,15 @@ FORMS: dict[str, Sequence[Form]] = {
         lambda f, t: f(t.x, t.vector), lambda f, t: f(t.x[t.only], t.weight, t.matrix[0]),
         lambda f, t: f(t.x[t.v > 99], t.weight, t.matrix[0]),
     ],
+    "conv1d": [
+        lambda f, t: f(t.x.unsqueeze(1), t.weight.view(4, 1, t.F)),
+        lambda f, t: f(t.c, t.gates[:8, :2].reshape(4, 2, 2), t.matrix[0], padding=1),
+        lambda f, t: f(t.c, weight=t.table[:2].view(4, 2, 1)),
+    ],
+    "conv2d": [
+        lambda f, t: f(t.c.unsqueeze(1), t.weight[:, :2].reshape(2, 1, 2, 2), padding="same"),
+        lambda f, t: f(t.c.unsqueeze(3), t.gates[:3, :2].reshape(3, 2, 1, 1), t.vector[:3], stride=2),
+    ],
     "relu": [lambda f, t: f(t.x), lambda f, t: f(t.c)],
     "bilinear": [
         lambda f, t: f(t.x, t.y, t.gates.view(4, t.F, t.F)),
@@ -148,6 +157,11 @@ REFUSED: list[Refusal] = [
         lambda t: torch.gru(t.c, torch.zeros(2, t.N, t.F), [t.gates] * 4, False, 2, 0.5, True, False, True),
         MixedRowsError,
         "draws dropout for all rows",
+    ),
+    (
+        lambda t: F.conv1d(t.x, t.gates[:, :1, None]),
+        MixedRowsError,
+        "only for [N, C, ...] of 3 dimensions (got [7, 3])",
     ),
     (lambda t: F.bilinear(t.x, t.v, t.gates), MixedRowsError, "would align the rows"),
 ]

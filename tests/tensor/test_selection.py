@@ -11,6 +11,7 @@ import torch
 from against_torch import (
     LAYOUTS,
     WORLD_SIZES,
+    Expression,
     Form,
     Operands,
     Refusal,
@@ -336,13 +337,14 @@ def unseeded_lists() -> None:
 
 TWO_LISTS = "would pair rows with columns"
 REFUSED: list[Refusal] = [
+    (lambda t: t.x[:, t.label], MixedRowsError, "within rows by a distributed index is .gather(1, index)"),
+    (lambda t: t.c[torch.tensor([0, 1]), torch.tensor([0, 1])], MixedRowsError, TWO_LISTS),
     (
-        lambda t: t.x[torch.arange(7), t.label],
-        MixedRowsError,
-        "within rows by a distributed index is .gather(1, index)",
+        lambda t: t.x[t.mask, [0, 1]],
+        DataError,
+        "Expected as many columns as rows, 5 positions (got torch.int64 of shape",
     ),
-    (lambda t: t.x[torch.tensor([0, 1]), torch.tensor([0, 1])], MixedRowsError, TWO_LISTS),
-    (lambda t: t.x[t.mask, [0, 1]], MixedRowsError, TWO_LISTS),
+    (lambda t: t.x[[0, 1], t.label], DataError, "Expected as many columns as rows, 2 positions"),
     (lambda t: t.x[None], MixedRowsError, "would move rows"),
     (lambda t: t.x[..., 0, 0], MixedRowsError, "leaves no dimension for the rows"),
     (lambda t: t.c.unsqueeze(1)[:, [0], :, [1]], MixedRowsError, "not neighbours"),
@@ -400,3 +402,26 @@ def other_graphs() -> None:
         with pytest.raises(LayoutMismatchError):
             expression()
     assert isinstance(x + twin.full_tensor(), NodeTensor)
+
+
+# An element of each row.
+PAIRS: dict[str, Expression] = {
+    "of all": lambda t: t.x[torch.arange(t.N), t.label],
+    "by a range": lambda t: t.x[range(t.N), t.label] * t.v,
+    "by a mask": lambda t: t.x[t.mask, t.label[t.mask]],
+    "of some": lambda t: t.x[torch.tensor([2, 0, 2]), t.label[torch.tensor([2, 0, 2])]],
+    "by plain lists": lambda t: t.x[[2, 0, 2], [1, -1, 0]],
+    "by a plain list of all": lambda t: t.x[torch.arange(t.N), t.full_label - t.F].log_softmax(0),
+    "loss": lambda t: -t.x.log_softmax(1)[np.arange(t.N), t.label][t.mask].mean(),
+}
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_pairs_of_rows_and_columns(workers: Callable[[int], Workers], world_size: int) -> None:
+    workers(world_size).run(pairs)
+
+
+def pairs() -> None:
+    for layout in LAYOUTS:
+        for name, expression in PAIRS.items():
+            check(expression, layout, name)

@@ -132,6 +132,8 @@ def getitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         return x[index[0]][within]
     if isinstance(index, Tensor) and index.dtype == torch.bool and index.dim() > 1:
         return _elements(x, index)
+    if isinstance(index, tuple) and len(index) == 2 and x.dim() == 2 and all(map(_is_list_of_one, index)):
+        return _pairs(x, *index)
     first, rest = _split(x, index)
     _meet(x, rest)
     if isinstance(first, int):
@@ -144,6 +146,24 @@ def getitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
             local = large_tensors.select(local, on_device(local_index, local.device))
         out = as_row_tensor_(local[tuple([_ALL, *rest])] if rest else local, rows)
         return copied_slice(out) if isinstance(first, slice) and first is not _ALL else out
+
+
+def _is_list_of_one(item: Any) -> bool:
+    """Whether ``item`` lists positions in one dimension, or masks it."""
+    return isinstance(item, (list, range)) or (isinstance(item, (Tensor, np.ndarray)) and item.ndim == 1)
+
+
+def _pairs(x: RowTensor, index: Any, columns: Any) -> Any:
+    """An element of each selected row: ``p[torch.arange(N), y]``, ``p[mask, y[mask]]`` (collective as ``p[index]``)."""
+    picked = x[index]
+    columns = columns if isinstance(columns, RowTensor) else torch.as_tensor(np.asarray(columns), device=x.device)
+    if columns.dtype == torch.bool or columns.is_floating_point() or columns.shape[0] != picked.shape[0]:
+        raise DataError(
+            f"Expected as many columns as rows, {picked.shape[0]} positions (got {columns.dtype} of shape "
+            f"{list(columns.shape)}): x[rows][:, columns] selects all pairs"
+        )
+    columns = torch.where(columns < 0, columns + x.shape[1], columns).long()
+    return picked.gather(1, columns.view(-1, 1)).view(-1)
 
 
 def _look_up(table: Tensor, index: Any) -> Any:

@@ -86,6 +86,19 @@ def layer(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return with_parameters(function, args, kwargs)
 
 
+@implements("conv1d", "conv2d")
+def convolution(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A signal, or an image, for each row."""
+    num_dims = 3 if "1d" in function.__name__ else 4
+    x = bind("input", args, kwargs)["input"]
+    if x.dim() != num_dims:
+        raise MixedRowsError(
+            f"{public_name(function)} is row-wise only for [N, C, ...] of {num_dims} dimensions (got {list(x.shape)}): "
+            f"use .unsqueeze(1)"
+        )
+    return with_parameters(function, args, kwargs)
+
+
 @implements("layer_norm", "rms_norm")
 def norm_of_each_row(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The normalised dimensions must not be all of them."""

@@ -19,17 +19,22 @@ from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, copied_slice, 
 
 @implements("matmul", "mm", "mv", "bmm", "__matmul__", "__rmatmul__")
 def matmul(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``rows @ plain matrix``, or a product of two matrices per row; every other product would mix rows."""
+    """``rows @ plain matrix``, a product of two matrices per row, or ``(x @ y.T) @ z``, which gathers z's (collective).
+
+    Whatever else would mix rows.
+    """
     x, other = (*args, *kwargs.values())
     if function is Tensor.__rmatmul__:
         function, x, other = torch.matmul, other, x
     if x.dim() == other.dim() > 2:
         return pointwise(function, (x, other), {})
-    if isinstance(x, RowTensor) and not isinstance(other, RowTensor) and x.dim() > 1 and other.dim() < 3:
+    if isinstance(x, RowTensor) and not isinstance(other, RowTensor) and x.dim() > 1 and other.dim() < max(x.dim(), 3):
         return with_parameters(function, (x, other), {})
+    if isinstance(x, RowTensor) and isinstance(other, RowTensor) and x.dim() == 2 and x.shape[1] == other.shape[0]:
+        return torch.matmul(x, other.full_tensor())  # a row of `x` has a column for each row of `other`
     raise MixedRowsError(
         f"{public_name(function)} of row tensors is row-wise only as rows @ plain matrix: for a product over rows use "
-        f"x.T @ y, for all pairs x @ y.T, else .full_tensor()"
+        f"x.T @ y, for all pairs x @ y.T, for neighbours data.adj_t @ x, else .full_tensor()"
     )
 
 
