@@ -115,7 +115,7 @@ ELEMENTWISE: dict[str, Both] = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("form", ELEMENTWISE)
 def test_elementwise_functions_have_the_bits_of_torch(num_rows: int, dtype: torch.dtype, form: str) -> None:
     a, b = torch.randn(num_rows, 37).to(dtype), torch.randn(num_rows, 37).to(dtype)

@@ -100,8 +100,8 @@ def index_add(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any])
         index, source = (as_operand(function, t, rows, t.dim(), broadcasts=False) for t in (index, source))
         rows.meet(x)
         zeros = torch.zeros_like(x, dtype=accumulation_dtype(x.dtype))
-        sums = zeros.index_add(0, index.as_subclass(Tensor), source.as_subclass(Tensor).to(zeros.dtype), alpha=alpha)
-        return _added(x, rows.reduce_from_ranks(sums), in_place=function.__name__.endswith("_"))
+        total = zeros.index_add(0, index.as_subclass(Tensor), source.as_subclass(Tensor).to(zeros.dtype), alpha=alpha)
+        return _added(x, rows.reduce_from_ranks(total), in_place=function.__name__.endswith("_"))
 
 
 def _added(x: Tensor, sums: Tensor, in_place: bool) -> Tensor:
