@@ -27,7 +27,14 @@ from pyg_dist.conv.lazy_norm import NormWeight, made
 from pyg_dist.conv.local_aggregation import aggregate_messages
 from pyg_dist.conv.message_blocks import reduce_messages
 from pyg_dist.conv.sage import DistributedSAGEConv
-from pyg_dist.conv.special_sums import averaging_forward, gated_sum, is_gated, own_methods, stacked_forward
+from pyg_dist.conv.special_sums import (
+    averaging_forward,
+    gated_sum,
+    is_gated,
+    isomorphism_forward,
+    own_methods,
+    stacked_forward,
+)
 from pyg_dist.conv.weighted_sum import native_sum, needs_operators_only
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, UnsupportedError
 from pyg_dist.layout.edge_blocks import BlockEdges
@@ -40,6 +47,9 @@ from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 C = TypeVar("C", bound=MessagePassing)
 
 _OWN: dict[type, type] = {SAGEConv: DistributedSAGEConv, GCNConv: DistributedGCNConv}
+
+_FORWARDS = (fused_forward, stacked_forward, averaging_forward, isomorphism_forward, polynomial_forward)
+"""What takes the place of a whole forward, where it knows the conv."""
 
 
 def DistributedConv(conv: C) -> C:
@@ -168,7 +178,7 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
             bound.arguments[name] = self._row_values(name, value, graph)
         with share_halo_within(self), fusing(self, given):
             try:
-                for forward in (fused_forward, stacked_forward, averaging_forward, polynomial_forward):
+                for forward in _FORWARDS:
                     fused = forward(self, bound.arguments)
                     if fused is not None:
                         return fused

@@ -1,13 +1,16 @@
-"""Convs of PyG that sum weighted rows, and whose code hides it: gates, stacks, and a norm that is worth keeping."""
+"""Convs of PyG that sum weighted rows, and whose code hides it: gates, stacks, a root's own row, and a norm to keep."""
 
 from __future__ import annotations
 
+from math import isclose
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.nn import ARMAConv, ChebConv, ClusterGCNConv, FAConv, MessagePassing
+from torch.utils.weak import WeakIdKeyDictionary
+from torch_geometric.nn import ARMAConv, ChebConv, ClusterGCNConv, FAConv, GINConv, MessagePassing
+from torch_geometric.nn.aggr import SumAggregation
 
 from pyg_dist.conv.graph_functions import add_self_loops, degree, gcn_norm, remove_self_loops
 from pyg_dist.conv.inputs import changed_step
@@ -17,6 +20,7 @@ from pyg_dist.layout.edges import Edges
 from pyg_dist.layout.graph import Norm
 from pyg_dist.layout.node_edge import nodes_to_edges
 from pyg_dist.tensor import NodeTensor
+from pyg_dist.tensor.row_tensor import version_of
 
 
 def is_gated(conv: Any) -> bool:
@@ -84,6 +88,44 @@ def averaging_forward(conv: Any, given: dict[str, Any]) -> Tensor | None:
 
     looped, weight = edges.kept.get(("cluster", conv.diag_lambda, dtype), None, make)
     return conv.lin_out(conv.propagate(looped, x=x, edge_weight=weight)) + conv.lin_root(x)  # type: ignore[no-any-return]
+
+
+def isomorphism_forward(conv: Any, given: dict[str, Any]) -> Tensor | None:
+    """``GINConv``'s forward with one product, ``(A + (1 + eps) I) x``; of a constant x it is made once (collective).
+
+    ``None`` for other convs, and for one whose steps are changed or seen, whose eps learns or was changed, or whose
+    aggregation is no sum; and in a mini-batch, whose patterns serve one step.
+    """
+    if not issubclass(conv.stock, GINConv) or conv.stock.forward is not GINConv.forward or not is_native(conv):
+        return None
+    x, edges, eps = given["x"], given["edge_index"], conv.eps
+    x = x[0] if isinstance(x, (tuple, list)) and len(x) == 2 and x[0] is x[1] else x
+    if given.get("size") is not None or eps.requires_grad or type(conv.aggr_module) is not SumAggregation:
+        return None
+    if not isinstance(x, NodeTensor) or x.dtype != eps.dtype or edges.graph.node_sharding.sample is not None:
+        return None
+    of_root = _factor_of_root(conv)
+    if of_root is None:
+        return None
+    out = sum_by(conv, edges, x, None, Norm("sum", identity=of_root))
+    return None if out is None else conv.nn(out)
+
+
+_FACTORS: Any = WeakIdKeyDictionary()
+
+
+def _factor_of_root(conv: GINConv) -> float | None:
+    """``1 + eps``; ``None`` where eps is not what the conv was made with: each value has an operator, which is kept.
+
+    Read again only where eps was changed, since a device is waited for.
+    """
+    version = version_of(conv.eps)
+    known = _FACTORS.get(conv.eps)
+    if known is None or version is None or known[0] != version:
+        rounding = max(torch.finfo(dtype).eps for dtype in (conv.eps.dtype, torch.float32))  # it may have been cast
+        is_initial = isclose(conv.eps, conv.initial_eps, rel_tol=rounding)
+        known = _FACTORS[conv.eps] = version, float(1 + conv.eps) if is_initial else None
+    return known[1]  # type: ignore[no-any-return]
 
 
 def _side_by_side(weight: Tensor) -> Tensor:

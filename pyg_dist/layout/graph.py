@@ -35,11 +35,14 @@ class Norm:
             ``D^-1/2 (A + loops) D^-1/2 x`` (:mod:`~pyg_dist.layout.gcn_norm`).
         add_self_loops: whether GCN's norm adds loops.
         loop_value: their weight.
+        identity: what multiple of x a sum has beside that of the edges, ``y = A x + identity x``: loops of this weight,
+            beside those that exist. For constant weights.
     """
 
     kind: Literal["sum", "mean", "gcn"]
     add_self_loops: bool = False
     loop_value: float = 1.0
+    identity: float = 0.0
 
     SUM: ClassVar[Norm]
     MEAN: ClassVar[Norm]

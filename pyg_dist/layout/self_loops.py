@@ -117,3 +117,15 @@ class SelfLoops:
             return filled
         number, edge = self._present
         return put_loop_values(filled, number, values[edge], self._rule)
+
+    def with_loops(self, values: Tensor | None, loop_value: float, dtype: torch.dtype) -> Tensor | None:
+        """The values of :attr:`added`'s edges and loops; ``None`` where all are one.
+
+        Shapes:
+            - values: ``[e]``, or ``None``: ones
+            - output: ``[e + k]``
+        """
+        if values is None and loop_value == 1.0:
+            return None
+        of_edges = torch.ones(self._num_edges, dtype=dtype, device=self._device) if values is None else values
+        return torch.cat([of_edges, self.weight(of_edges, loop_value)])

@@ -27,7 +27,9 @@ ON_THE_GRID: dict[str, Callable[[], nn.Module]] = {
     "GraphConv": lambda: gnn.GraphConv(F, G),
     "GraphConv, mean": lambda: gnn.GraphConv(F, G, aggr="mean"),
     "GatedGraphConv": lambda: gnn.GatedGraphConv(F, 2),
-    "GINConv": lambda: gnn.GINConv(nn.Sequential(nn.Linear(F, G), nn.Tanh()), train_eps=True),
+    "GINConv": lambda: gnn.GINConv(nn.Sequential(nn.Linear(F, G), nn.Tanh())),
+    "GINConv, eps": lambda: gnn.GINConv(nn.Sequential(nn.Linear(F, G), nn.Tanh()), eps=0.3),
+    "GINConv, learned eps": lambda: gnn.GINConv(nn.Sequential(nn.Linear(F, G), nn.Tanh()), train_eps=True),
     "LGConv": lambda: gnn.LGConv(),
     "MixHopConv": lambda: gnn.MixHopConv(F, G),
     "SimpleConv": lambda: gnn.SimpleConv(combine_root="sum"),
@@ -47,7 +49,8 @@ ON_THE_GRID: dict[str, Callable[[], nn.Module]] = {
 }
 WHOLE_ROWS = "a script's, softmax"
 """What needs them on the grid, for its weights."""
-UNWEIGHTED = ("GINConv", "PDNConv", "ClusterGCNConv", "FAConv", "FAConv, without loops", WHOLE_ROWS)
+GINS = ("GINConv", "GINConv, eps", "GINConv, learned eps")
+UNWEIGHTED = (*GINS, "PDNConv", "ClusterGCNConv", "FAConv", "FAConv, without loops", WHOLE_ROWS)
 ALWAYS_WEIGHTED = ("FAConv, weighted",)
 
 
@@ -152,8 +155,8 @@ def rows_sent() -> dict[str, float]:
 
 COLUMNS = {
     "TAGConv": 3 * G, "SGConv": 2 * G, "SSGConv": 2 * G, "APPNP": 3 * F, "GCN2Conv": F, "GraphConv": G,
-    "GraphConv, mean": G, "GatedGraphConv": 2 * F, "GINConv": F, "LGConv": F, "MixHopConv": 2 * F, "SimpleConv": F,
-    "ARMAConv": 2 * 2 * G, "ChebConv": 2 * F, "ClusterGCNConv": F,
+    "GraphConv, mean": G, "GatedGraphConv": 2 * F, "LGConv": F, "MixHopConv": 2 * F, "SimpleConv": F,
+    **dict.fromkeys(GINS, F), "ARMAConv": 2 * 2 * G, "ChebConv": 2 * F, "ClusterGCNConv": F,
 }  # fmt: skip
 
 
@@ -162,6 +165,35 @@ def test_rows_sent_are_the_plans(workers: Pools) -> None:
     ranks = workers(3).run(rows_sent)
     for name in ranks[0]:
         assert sum(sent[name] for sent in ranks) == pytest.approx(2 * COLUMNS[name.rsplit(", ", 1)[0]]), name
+
+
+def changing_eps() -> None:
+    """An eps that a script sets between calls, or that a checkpoint brings; a constant x is summed once for each."""
+    import pyg_dist
+
+    graph = random_graph(NUM_NODES, NUM_EDGES, F, seed=1)
+    data = pyg_dist.DistributedData(graph, partition=uneven_parts(NUM_NODES, pyg_dist.world_size()))
+    stock = gnn.GINConv(nn.Identity(), eps=0.25).double()
+    ours = pyg_dist.distribute(gnn.GINConv(nn.Identity(), eps=0.25)).double()
+    for eps, sends in ((None, True), (None, False), (0.4, True), (-1.0, False), (0.25, False)):
+        if eps is not None:
+            stock.eps.fill_(eps)
+            ours.load_state_dict(stock.state_dict())
+        before = data.traffic.num_bytes
+        out = ours(data.x, data.edge_index)
+        assert (data.traffic.num_bytes > before) == (sends and pyg_dist.world_size() > 1), f"eps = {eps}"
+        assert_same({"out": out}, {"out": stock(graph.x, graph.edge_index)}, f"eps = {eps}")
+    pairs = {"out": ours((data.x, data.x), data.edge_index)}, {"out": stock((graph.x, graph.x), graph.edge_index)}
+    assert_same(*pairs)
+    assert_same(
+        {"out": ours((data.x, None), data.edge_index)}, {"out": stock((graph.x, None), graph.edge_index)}, "no root"
+    )
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_eps_may_change(workers: Pools, world_size: int) -> None:
+    """What was kept of another eps is not taken."""
+    workers(world_size).run(changing_eps)
 
 
 class Tutorial(gnn.MessagePassing):

@@ -396,6 +396,9 @@ class GridGraph:
         self, norm: Norm, dtype: torch.dtype, tile: AdjacencyTile, values: Tensor | None
     ) -> GridOperator:
         """The tile of ``y_i = sum or mean over in-edges of w_ji x_j``."""
+        if norm.identity:
+            loops = tile.loops("add")
+            return GridOperator(loops.added, loops.with_loops(values, norm.identity, dtype))
         if norm.kind == "sum":
             return GridOperator(tile.csr, values)
         degree = self._row_sums(tile, tile.csr, None, dtype).clamp_(min=1)
@@ -407,11 +410,7 @@ class GridGraph:
         """The tile of GCN's ``D^-1/2 (A + loops) D^-1/2`` for constant weights."""
         csr = tile.loops(self.loop_rule).added if norm.add_self_loops else tile.csr
         if norm.add_self_loops:
-            loops = tile.loops(self.loop_rule)
-            if values is None and norm.loop_value != 1.0:
-                values = torch.ones(tile.row.numel(), dtype=dtype, device=self.device)
-            if values is not None:
-                values = torch.cat([values, loops.weight(values, norm.loop_value)])
+            values = tile.loops(self.loop_rule).with_loops(values, norm.loop_value, dtype)
         there = self.grid.tile(TileLayout((tile.row_axis,), None, tile.row_order), 1)
         here = self.grid.tile(TileLayout((tile.column_axis,), None, tile.column_order), 1)
         redistribution = self.grid.redistribution(there, here)

@@ -96,6 +96,7 @@ class HaloGraph:
         entries = lambda: (local.row(), local.col, local.edge)  # noqa: E731
         shape, num_edges = (num_local, num_local), self.edge_sharding.num_local
         self._loops = SelfLoops(entries, shape, node, node, self.loop_rule, num_edges, device)
+        self._loops_beside = SelfLoops(entries, shape, node, node, "add", num_edges, device)
         self.row_transfer = self._halo(share.post)
         self._sum_transfer = self.row_transfer if share.sums is share.post else self._halo(share.sums)
         self._operators: OperatorCache[ConstantOperator] = OperatorCache()
@@ -457,17 +458,18 @@ class HaloGraph:
     def _neighbourhood(self, norm: Norm, values: Tensor | None, dtype: torch.dtype) -> LinearOperator:
         """Sum or mean over in-edges, for constant weights in edge storage order."""
         degree = self.in_degree(dtype).clamp_(min=1) if norm.kind == "mean" else None
-        return LinearOperator(*self._weighted(self.local, values), row_scale=degree, divides=True)
+        local = self.local
+        if norm.identity:
+            local = self._loops_beside.added
+            values = self._loops_beside.with_loops(values, norm.identity, dtype)
+        return LinearOperator(*self._weighted(local, values), row_scale=degree, divides=True)
 
     def _gcn(self, norm: Norm, values: Tensor | None, dtype: torch.dtype) -> LinearOperator:
         """``D^-1/2 (A + loops) D^-1/2`` for constant weights (collective)."""
         local = self.local
         if norm.add_self_loops:
             local = self._loops.added
-            if values is None and norm.loop_value != 1.0:
-                values = torch.ones(self.edge_sharding.num_local, dtype=dtype, device=self.device)
-            if values is not None:
-                values = torch.cat([values, self._loops.weight(values, norm.loop_value)])
+            values = self._loops.with_loops(values, norm.loop_value, dtype)
         is_source = None if norm.add_self_loops else self._sources
         scales = gcn_scales(self._degree(local, values, dtype), lambda scale: scale, is_source)
         return LinearOperator(*self._weighted(local, values), *scales)
