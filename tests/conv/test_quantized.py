@@ -62,7 +62,7 @@ def again_and_exact(bits: Any, exchange: str, aggr: str) -> tuple[list[float], l
 
 
 # Losses fall by 0.41. The tolerances are 1.2 to 3 times what was seen, the largest over all exchanges.
-@pytest.mark.parametrize("exchange", ["hybrid", "post", "pre"])
+@pytest.mark.parametrize("exchange", ["hybrid", *(pytest.param(e, marks=pytest.mark.slow) for e in ("post", "pre"))])
 @pytest.mark.parametrize(("bits", "tolerance"), [(8, 0.02), (2, 0.14), ((32, 2), 0.05), ((2, 32), 0.12)], ids=str)
 def test_training_repeats_and_stays_near_full_precision(
     workers: Pools, exchange: str, bits: Any, tolerance: float

@@ -89,7 +89,11 @@ def expectation(exchange: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("exchange", "kind"), [("hybrid", "sage"), ("post", "gcn"), ("pre", "gcn"), ("hybrid", "gat"), ("hybrid", "graph")]
+    ("exchange", "kind"),
+    [
+        *[("hybrid", "sage"), ("pre", "gcn"), ("hybrid", "gat")],
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("post", "gcn"), ("hybrid", "graph"))),
+    ],
 )
 def test_unbiased_outputs_and_gradients(workers: Pools, exchange: str, kind: str) -> None:
     workers(2).run(expectation, exchange, kind)

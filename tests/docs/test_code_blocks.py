@@ -77,6 +77,7 @@ def script_of(page: Path, folder: Path) -> Path:
     return script
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", SCRIPTS, ids=name)
 def test_scripts_on_two_ranks(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -193,6 +194,7 @@ def graph_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_commands(page: Path, graph_file: Path) -> None:
     for command in commands(page):
@@ -262,6 +264,7 @@ def test_wrong_commands_are_noticed(graph_file: Path) -> None:
             check(wrong, README, graph_file)
 
 
+@pytest.mark.slow
 def test_the_tutorial_on_a_real_graph(shared_data: Path) -> None:
     """What the tutorial on node classification ends with."""
     example = ROOT / "examples" / "full_batch_gcn.py"

@@ -69,6 +69,7 @@ def test_trainers(
         assert len(metrics.read_text().splitlines()) == 7
 
 
+@pytest.mark.slow
 def test_resuming_on_other_numbers_of_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """2, 1 and 3 ranks go on where the last ones stopped, the optimizer's moments included."""
     page = (ROOT / "docs/how-to/save-and-resume.md").read_text()
@@ -180,6 +181,7 @@ def rgcn_script(data: Any, wrap: Any) -> list[Any]:
     return trained(rgcn, data, with_relations, wrap)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize(
     ("script", "tolerance"),
