@@ -60,7 +60,15 @@ class CSR:
         """Each entry's value, ``[num_entries]``; of storage in the order of the entries a view."""
         if self.place is None:
             return storage[self.first : self.first + self.num_entries]
-        return storage[on_device(self.place, storage.device)]
+        place = on_device(self.place, storage.device)
+        # An eighth of the time of storage[place], which alone takes negative ones.
+        return storage[place] if self._counts_from_end else storage.index_select(0, place)
+
+    @cached_property
+    def _counts_from_end(self) -> bool:
+        """Whether some values lie at negative places."""
+        place = self.on_host.place
+        return place is not None and place.numel() > 0 and bool(place.min() < 0)
 
     def places(self, entry: Tensor) -> Tensor:
         """Where the values of some entries lie in the caller's edge storage, integers like ``entry``."""
