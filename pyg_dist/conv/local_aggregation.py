@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch_geometric.nn import MessagePassing, aggr, norm
 from torch_geometric.nn.aggr import Aggregation, EquilibriumAggregation, MaxAggregation, MinAggregation
-from torch_geometric.utils import scatter
 
 from pyg_dist.backend import ops
+from pyg_dist.backend.dense.large_tensors import select
 from pyg_dist.backend.sparse.max_min import extreme
 from pyg_dist.errors import UnsupportedError
 from pyg_dist.layout.edges import Edges
@@ -85,13 +85,14 @@ def aggregate_messages(aggregation: Aggregation, messages: Tensor, edges: Edges)
     graph, local = edges.graph, local_values(messages, edges.rows)
     reduce = _REDUCTIONS.get(type(aggregation))
     if reduce is not None:
-        out = scatter(local, edges.target, 0, graph.num_local, reduce)
+        out = edges.reduce(local, 1, reduce)
         return NodeTensor.from_local(out, graph.node_sharding)
     _require_node_by_node(aggregation)
     num_padding = edges.max_in_degree if _pads(aggregation) else 2
     padding = local.new_ones(num_padding, *local.shape[1:])
-    target = torch.cat([edges.target.new_zeros(num_padding), edges.target[edges.by_target] + 1])
-    return _aggregate_padded(aggregation, graph, torch.cat([padding, local[edges.by_target]]), target)
+    order = edges.by_target
+    target = torch.cat([edges.target.new_zeros(num_padding), edges.target.index_select(0, order) + 1])
+    return _aggregate_padded(aggregation, graph, torch.cat([padding, select(local, order)]), target)
 
 
 def _aggregate_padded(aggregation: Aggregation, graph: EdgeView, messages: Tensor, target: Tensor) -> NodeTensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch_geometric.utils import scatter as pyg_scatter
 from torch_geometric.utils import softmax as pyg_softmax
 
+from pyg_dist.backend.dense.large_tensors import select, sum_rows
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.errors import MixedRowsError, UnsupportedError
@@ -183,7 +184,7 @@ class Edges(Tensor):
         """See :func:`~pyg_dist.layout.node_edge.nodes_to_edges`."""
         rows = x.to_rows()
         local = rows.to_local() if end == 1 else neighbour_rows(rows, self.graph)
-        return self.tensor(local.index_select(0, self.target if end == 1 else self.source))
+        return self.tensor(select(local, self.target if end == 1 else self.source))
 
     def reduce(self, values: Tensor, end: End, reduce: str) -> Tensor:
         """What ``reduce`` makes of the values of each node's in-edges (1) or, sums only, out-edges (0).
@@ -197,11 +198,12 @@ class Edges(Tensor):
         Raises:
             UnsupportedError: Another reduction than a sum over edges with a common source, which lie on several ranks.
         """
-        if end == 1:
-            return cast(Tensor, pyg_scatter(values, self.target, 0, self.graph.num_local, reduce))
-        _require_sum(reduce)
-        sums = pyg_scatter(values, self.source, 0, self.graph.num_neighbours, "sum")
-        return self.graph.sum_to_owners(cast(Tensor, sums))
+        if end == 0:
+            _require_sum(reduce)
+            return self.graph.sum_to_owners(sum_rows(values, self.source, self.graph.num_neighbours))
+        if reduce in ("sum", "add", "mean"):
+            return sum_rows(values, self.target, self.graph.num_local, mean=reduce == "mean")
+        return cast(Tensor, pyg_scatter(values, self.target, 0, self.graph.num_local, reduce))
 
     def with_loop_values(self, filled: Tensor, values: Tensor, rule: LoopRule) -> Tensor:
         """:func:`~pyg_dist.layout.self_loops.put_loop_values` of the loops among these edges.

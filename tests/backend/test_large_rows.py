@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from bits import assert_same_bits
 from op_inputs import DTYPES
 from torch import Tensor
+from torch_geometric.utils import scatter
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.dense import large_tensors
@@ -72,6 +74,35 @@ def test_log_softmax_and_select_have_the_bits_of_torch(num_rows: int, dtype: tor
     ):
         for got, expected in zip(results(mine, x), results(stock, x), strict=True):
             assert_same_bits(got, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", [(37,), (2, 1, 19)], ids=str)
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_moved_rows_have_the_bits_of_torch(
+    num_rows: int, dtype: torch.dtype, shape: tuple[int, ...], reduce: str
+) -> None:
+    """Of any shape; sums of 0 to many rows, some of which are -0.0."""
+    x = torch.randn(num_rows, *shape).to(dtype).masked_fill_(torch.rand(num_rows, *shape) < 0.1, -0.0)
+    index = torch.randint(num_rows // 3, (num_rows,)).square() // num_rows
+    moved = lambda x: large_tensors.sum_rows(x, index, num_rows, reduce == "mean")  # noqa: E731
+    assert "_SumRows" in str(walk(moved(x.clone().requires_grad_()).grad_fn))
+    assert "_Select" in str(walk(large_tensors.select(x.clone().requires_grad_(), index).grad_fn))
+    for mine, stock in (
+        (moved, lambda x: scatter(x, index, 0, num_rows, reduce)),
+        (lambda x: large_tensors.select(x, index), lambda x: x.index_select(0, index)),
+    ):
+        for got, expected in zip(results(mine, x), results(stock, x), strict=True):
+            assert_same_bits(got, expected)
+
+
+def walk(node: Any) -> list[str]:
+    """The names of a function's derivative and of those behind it."""
+    return (
+        []
+        if node is None
+        else [node.name(), *(name for following, _ in node.next_functions for name in walk(following))]
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -143,6 +174,8 @@ def test_derivatives_of_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
         assert check(large_tensors.linear, (x, weight, bias))
         assert check(large_tensors.log_softmax, (x,))
         assert check(lambda x: large_tensors.select(x, torch.tensor([2, 0, 2])) ** 2, (x,))
+        assert check(lambda x: large_tensors.sum_rows(x, torch.tensor([2, 0, 2, 1, 2]), 4) ** 2, (x,))
+        assert check(lambda x: large_tensors.sum_rows(x, torch.tensor([2, 0, 2, 1, 2]), 4, True) ** 2, (x,))
         assert check(lambda x: large_tensors.relu(x) ** 2, (x,))
         for mine, _ in ELEMENTWISE.values():
             assert check(lambda a, b, mine=mine: mine(a, b) ** 2, (x, x.detach().sin().requires_grad_()))
@@ -173,9 +206,10 @@ def test_other_forms_are_torch_s(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda x: large_tensors.layer_norm(x, (3,)),
         lambda x: large_tensors.log_softmax(x),
         lambda x: large_tensors.select(x, torch.tensor([2, 0, 2])),
+        lambda x: large_tensors.sum_rows(x, torch.tensor([2, 0, 2, 1, 2]), 4),
         lambda x: large_tensors.add(x, large_tensors.multiply(x, x)),
     ],
-    ids=["linear", "relu", "layer_norm", "log_softmax", "select", "elementwise"],
+    ids=["linear", "relu", "layer_norm", "log_softmax", "select", "sum_rows", "elementwise"],
 )
 def test_transforms_and_forward_mode(monkeypatch: pytest.MonkeyPatch, function: Callable[[Tensor], Tensor]) -> None:
     """Of a large tensor as of a small one."""

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch_geometric.utils import scatter
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.local_function import LocalFunction
@@ -325,8 +326,49 @@ class _Select(LocalFunction):
 
 def select(x: Tensor, index: Tensor) -> Tensor:
     """``x.index_select(0, index)`` of any shape."""
-    # Of 16 bits, torch rounds sums each time.
-    is_large = x.dim() == 2 and _is_large(x, x.numel()) and x.dtype.itemsize > 2
-    if is_large and x.is_contiguous() and index.dtype == torch.int64:
-        return _Select.apply(x.as_subclass(Tensor), index)  # type: ignore[no-any-return, no-untyped-call]
+    columns = x.shape[1:].numel()
+    if x.dim() > 1 and columns and _moves_rows(x, max(x.numel(), index.numel() * columns), index):
+        rows = _Select.apply(x.as_subclass(Tensor).view(-1, columns), index)  # type: ignore[no-untyped-call]
+        return rows.view(index.numel(), *x.shape[1:])  # type: ignore[no-any-return]
     return x.index_select(0, index)
+
+
+class _SumRows(LocalFunction):
+    """Rows added up, in their order, and the gradients of sums at each of these."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, index: Tensor, num_sums: int) -> Tensor:
+        ctx.save_for_backward(index)
+        sums = ops.empty_rows(rows, num_sums, rows.shape[1]).zero_()
+        return ops.scatter_add_rows(sums, index, rows)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (index,) = ctx.saved_tensors
+        if torch.is_grad_enabled():  # with create_graph, torch differentiates again
+            return grad.index_select(0, index), None, None
+        return ops.gather_rows(grad.contiguous(), index), None, None
+
+
+def sum_rows(rows: Tensor, index: Tensor, num_sums: int, mean: bool = False) -> Tensor:
+    """``y_i = sum of rows_r over r with index_r = i``, or their mean, zero where there are none; as PyG's ``scatter``.
+
+    Shapes:
+        - rows: ``[R, ...]``
+        - index: int64 ``[R]``
+        - output: ``[num_sums, ...]``
+    """
+    columns = rows.shape[1:].numel()
+    if rows.dim() == 1 or not columns or not _moves_rows(rows, rows.numel(), index):
+        return scatter(rows, index, 0, num_sums, "mean" if mean else "sum")  # type: ignore[no-any-return]
+    sums = _SumRows.apply(rows.as_subclass(Tensor).view(-1, columns), index, num_sums)  # type: ignore[no-untyped-call]
+    if mean:
+        ones = rows.new_ones(index.numel()).detach()
+        sums = sums / rows.new_zeros(num_sums).scatter_add_(0, index, ones).clamp_(min=1).view(-1, 1)
+    return sums.view(num_sums, *rows.shape[1:])  # type: ignore[no-any-return]
+
+
+def _moves_rows(x: Tensor, num_elements: int, index: Tensor) -> bool:
+    """Whether the kernels that move rows are to move these."""
+    # Of 16 bits, torch rounds sums each time.
+    return x.is_contiguous() and index.dtype == torch.int64 and x.dtype.itemsize > 2 and _is_large(x, num_elements)
