@@ -70,19 +70,20 @@ class EmulatedMean:
         """All nodes' means, with the slots that the package's plan has."""
         shares = [halo_share(edge_index, parts, rank, num_ranks) for rank in range(num_ranks)]
         num_nodes = parts.numel()
-        sent = [0, *accumulate(sum(share.sums.send_counts) for share in shares)]
-        received = [0, *accumulate(sum(share.sums.recv_counts) for share in shares)]
+        sent = [0, *accumulate(sum(share.sum_transfer.send_counts) for share in shares)]
+        received = [0, *accumulate(sum(share.sum_transfer.recv_counts) for share in shares)]
         local = [_placed(s.local, s.node_id, s.node_id) for s in shares]
         outgoing = [
-            _placed(s.sums.outgoing, torch.arange(sent[r], sent[r + 1]), s.node_id) for r, s in enumerate(shares)
+            _placed(s.sum_transfer.outgoing, torch.arange(sent[r], sent[r + 1]), s.node_id)
+            for r, s in enumerate(shares)
         ]
         incoming = [
-            _placed(s.sums.incoming, s.node_id[s.num_inner :], torch.arange(received[r], received[r + 1]))
+            _placed(s.sum_transfer.incoming, s.node_id[s.num_inner :], torch.arange(received[r], received[r + 1]))
             for r, s in enumerate(shares)
         ]
         keys = (
-            torch.cat([share.sums.outgoing_key for share in shares]),
-            torch.cat([share.sums.incoming_key for share in shares]),
+            torch.cat([share.sum_transfer.outgoing_key for share in shares]),
+            torch.cat([share.sum_transfer.incoming_key for share in shares]),
         )
         return cls(
             _joined(local, num_nodes, num_nodes),
@@ -134,6 +135,6 @@ def _joined(pieces: list[tuple[Tensor, Tensor]], num_rows: int, num_cols: int) -
 
 def _order(shares: list[HaloShare], sent: list[int]) -> Tensor:
     """The send slot that each receive slot gets its row from."""
-    starts = [[begin, *(begin + n for n in accumulate(s.sums.send_counts))] for begin, s in zip(sent, shares)]  # noqa: B905
+    starts = [[begin, *(begin + n for n in accumulate(s.sum_transfer.send_counts))] for begin, s in zip(sent, shares)]  # noqa: B905
     pieces = [torch.arange(start[q], start[q + 1]) for q in range(len(shares)) for start in starts]
     return torch.cat(pieces)

@@ -83,18 +83,21 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
 
   // y = dropout(relu(norm(x) * weight + bias)), mean, 1 / deviation; norm: 0 none, 1 layer, 2 RMS; without a key
   // dropout drops nothing and only scales. The gradients by x, and by weight and bias in [:, 0] and [:, 1] of partial
-  // sums [groups, 3, columns], compute all else again: kernels/row_epilogue.h
+  // sums [groups, 3, columns], compute all else again: kernels/norm_relu_dropout.h
   m.def(
-      "row_epilogue(Tensor x, Tensor? weight, Tensor? bias, Tensor? key, int norm, float eps, bool relu, float p, int "
+      "norm_relu_dropout(Tensor x, Tensor? weight, Tensor? bias, Tensor? key, int norm, float eps, bool relu, float p, "
+      "int "
       "seed, int column_offset) -> (Tensor, Tensor, Tensor)");
   m.def(
-      "row_epilogue_grad(Tensor grad, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, Tensor? key, "
+      "norm_relu_dropout_grad(Tensor grad, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, Tensor? "
+      "key, "
       "int norm, bool relu, float p, int seed, int column_offset, bool is_part) -> (Tensor, Tensor, Tensor)");
   // Where x are some columns of the rows: mean and mean square of these; y for moments of all. The gradient of a part
   // is that by norm(x), with its row sums [rows, 2]; given the means over all columns, it becomes that by x
   m.def("row_moments(Tensor x, int norm) -> (Tensor, Tensor)");
   m.def(
-      "row_epilogue_of(Tensor x, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, Tensor? key, int norm, bool "
+      "norm_relu_dropout_of(Tensor x, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, Tensor? key, int norm, "
+      "bool "
       "relu, float p, int seed, int column_offset) -> Tensor");
   m.def("row_norm_grad_(Tensor(a!) by_n, Tensor x, Tensor mean, Tensor rstd, Tensor by_row, int norm) -> ()");
 

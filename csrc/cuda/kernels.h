@@ -9,9 +9,9 @@
 #include "kernels/extreme_csr.h"
 #include "kernels/gather_rows.h"
 #include "kernels/keyed.h"
+#include "kernels/norm_relu_dropout.h"
 #include "kernels/patterns.h"
 #include "kernels/quantize_csr.h"
-#include "kernels/row_epilogue.h"
 #include "kernels/scatter_add_rows.h"
 #include "kernels/sddmm_csr.h"
 #include "kernels/spmm_csr.h"
@@ -26,8 +26,8 @@ void keyed_dropout(const KeyedDropout& problem, const Queue& queue);
 void keyed_uniform(const KeyedNumbers& problem, const Queue& queue);
 void keyed_normal(const KeyedNumbers& problem, const Queue& queue);
 
-void row_epilogue(const RowEpilogue& problem, const Queue& queue);
-void row_epilogue_grad(const RowEpilogueGrad& problem, const Queue& queue);
+void norm_relu_dropout(const NormReLUDropout& problem, const Queue& queue);
+void norm_relu_dropout_grad(const NormReLUDropoutGrad& problem, const Queue& queue);
 
 void extreme_csr(const ExtremeCsr& problem, const Queue& queue);
 void extreme_csr_shares(const ExtremeCsr& problem, const Queue& queue);

@@ -18,10 +18,10 @@
 #include "kernels/extreme_csr.h"
 #include "kernels/gather_rows.h"
 #include "kernels/keyed.h"
+#include "kernels/norm_relu_dropout.h"
 #include "kernels/patterns.h"
 #include "kernels/quantize_csr.h"
 #include "kernels/relu.h"
-#include "kernels/row_epilogue.h"
 #include "kernels/scatter_add_rows.h"
 #include "kernels/sddmm_csr.h"
 #include "kernels/spmm_csr.h"
@@ -68,8 +68,8 @@ struct DeviceOps {
   BadRestriction (*restrict_csr)(const RestrictCsr& problem, const MakeEntries& make_entries);
   BadIndex (*transpose_csr)(const TransposeCsr& problem);
   void (*find_sorted)(const FindSorted& problem);
-  void (*row_epilogue)(const RowEpilogue& problem);
-  void (*row_epilogue_grad)(const RowEpilogueGrad& problem);
+  void (*norm_relu_dropout)(const NormReLUDropout& problem);
+  void (*norm_relu_dropout_grad)(const NormReLUDropoutGrad& problem);
   void (*relu)(const Relu& problem);
   void (*relu_grad)(const ReluGrad& problem);
   void (*quantize_csr)(const QuantizeCsr& problem);

@@ -167,26 +167,26 @@ def stream_rate(num_values: int | None = None, depth: int = 8, device: torch.dev
     return 4 * num_values * passes / best_seconds(there_and_back, 9, device)
 
 
-def machine_numbers(axis: Group) -> list[int]:
+def machine_numbers(world: Group) -> list[int]:
     """Which machine each rank runs on: equal numbers for equal host names (collective)."""
-    return axis.gather_counts(zlib.crc32(node().encode()) & 0x7FFFFFFF)
+    return world.gather_counts(zlib.crc32(node().encode()) & 0x7FFFFFFF)
 
 
 def network_samples(
-    axis: Group, machine_of: Sequence[int], is_inside: bool, repeats: int = 6, device: torch.device = _HOST
+    world: Group, machine_of: Sequence[int], is_inside: bool, repeats: int = 6, device: torch.device = _HOST
 ) -> Samples:
     """Partners, bytes sent by a rank, and seconds of all-to-alls, one a line; all ranks take part at once (collective).
 
     Inside machines, groups of neighbouring ranks: 2, 4, 8 ... and all of a machine. Between machines, one rank of each.
 
     Args:
-        axis: all ranks.
+        world: all ranks.
         machine_of: each rank's machine.
         is_inside: which of the two.
         repeats: of which the shortest counts, of the slowest rank.
         device: where messages lie.
     """
-    machines = [[r for r in range(axis.size) if machine_of[r] == m] for m in dict.fromkeys(machine_of)]
+    machines = [[r for r in range(world.size) if machine_of[r] == m] for m in dict.fromkeys(machine_of)]
     smallest = min(len(ranks) for ranks in machines)
     if is_inside:
         sizes = sorted({2**k for k in range(1, 20) if 2**k <= smallest} | ({smallest} if smallest > 1 else set()))
@@ -197,7 +197,7 @@ def network_samples(
     for groups in groupings:
         group = group_within(groups)
         for num_bytes in MESSAGE_BYTES:
-            seconds = _all_to_all_seconds(group, num_bytes, axis, repeats, device)
+            seconds = _all_to_all_seconds(group, num_bytes, world, repeats, device)
             partners = len(groups[0]) - 1
             samples.append((partners, _piece(num_bytes, partners + 1) * 4 * partners, seconds))
     return np.array(samples).reshape(-1, 3)
@@ -224,11 +224,11 @@ def fit_network(samples: Samples, turns: float = 1.0) -> NetworkFit:
     return NetworkFit(float(fitted[0]), float(fitted[1]), float(1 / fitted[2]), _r2(predicted, seconds / turns))
 
 
-def num_cores(axis: Group, machine_of: Sequence[int]) -> int:
+def num_cores(world: Group, machine_of: Sequence[int]) -> int:
     """Cores of the first machine that its ranks may use, all together (collective): each may be bound to some."""
     mine = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-    counts = axis.gather_counts(len(mine))
-    ids = torch.split(axis.gather_rows(torch.tensor(mine), counts), counts)
+    counts = world.gather_counts(len(mine))
+    ids = torch.split(world.gather_rows(torch.tensor(mine), counts), counts)
     return len({int(i) for rank, found in enumerate(ids) if machine_of[rank] == machine_of[0] for i in found})
 
 
@@ -255,7 +255,7 @@ def _piece(num_bytes: int, num_ranks: int) -> int:
 
 
 def _all_to_all_seconds(
-    group: Group, num_bytes: int, axis: Group, repeats: int, device: torch.device, in_a_row: int = 8
+    group: Group, num_bytes: int, world: Group, repeats: int, device: torch.device, in_a_row: int = 8
 ) -> float:
     """Of one all-to-all among several in a row, as an epoch has them."""
     piece = _piece(num_bytes, group.size)
@@ -263,11 +263,11 @@ def _all_to_all_seconds(
     transport, sizes = Transport(group), [piece] * group.size
     best = float("inf")
     for _ in range(repeats):
-        axis.all_true(True)
+        world.all_true(True)
         start = time.perf_counter()
         for _ in range(in_a_row if group.size > 1 else 0):
             transport.all_to_all(content, sizes, sizes, arrived).wait()
         finish(device)
         taken = torch.tensor([(time.perf_counter() - start) / in_a_row], dtype=torch.float64)
-        best = min(best, float(axis.all_reduce_(taken, "max")))
+        best = min(best, float(world.all_reduce_(taken, "max")))
     return best

@@ -71,7 +71,7 @@ def gathered_plan(
     share: HaloShare, group: Group, options: Options, partition: str, parts: Tensor | None, identity: str
 ) -> Plan:
     """The plan, from every rank's numbers (collective)."""
-    mine = [*vars(ShareSizes.of(share)).values(), *share.sums.send_counts]
+    mine = [*vars(ShareSizes.of(share)).values(), *share.sum_transfer.send_counts]
     table = group.gather_rows(torch.tensor([mine]), [1] * group.size)
     sizes, rows = table[:, : -group.size].tolist(), table[:, -group.size :]
     shares = tuple(ShareSizes(*size) for size in sizes)

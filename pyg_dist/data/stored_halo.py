@@ -93,7 +93,7 @@ def stored_share(store: HaloStore, rank: int, ranks: Tensor, exchange: Exchange)
     if num_ranks == store.num_parts:
         sizes, between = block_sizes(block_numbers(store), exchange)
         found = ShareSizes.of(share)
-        if sizes[rank] != found or tuple(between[rank].tolist()) != share.sums.send_counts:
+        if sizes[rank] != found or tuple(between[rank].tolist()) != share.sum_transfer.send_counts:
             raise StoreError(
                 f"Expected the numbers of part {rank} that the manifest of {store.path} has (got {found}, not "
                 f"{sizes[rank]}): write the store again"

@@ -51,6 +51,6 @@ def graph_over(edge_index: Tensor, nodes: NodeSharding, loop_rule: LoopRule) -> 
     assert isinstance(nodes, HaloNodes)
     group = nodes.group
     share = halo_share(edge_index, nodes.parts(), group.rank, group.size, nodes.exchange, nodes.global_id)
-    messages = sum(group.gather_counts(sum(count > 0 for count in share.sums.send_counts)))
+    messages = sum(group.gather_counts(sum(count > 0 for count in share.sum_transfer.send_counts)))
     rows = ListedEdges(group, "edge", share.num_edges, share.edge_id)
     return HaloGraph(share, nodes, loop_rule, is_dense(messages, group.size), rows)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pyg_dist.backend.autograd.linear_map import apply
-from pyg_dist.backend.comm.redistribution import Redistribution, Rows
+from pyg_dist.backend.comm.redistribution import Redistribution, RowsByRank
 from pyg_dist.backend.grid.mesh import GRID_AXES
 from pyg_dist.layout.edges import Edges, OperatorEdges
 from pyg_dist.layout.graph import DistributedGraph, EdgeView
@@ -124,7 +124,7 @@ class WholeRows(HaloGraph):
         """Those of a graph (collective)."""
         share, move = _share(graph)
         rows = EdgesByTarget(graph.edge_sharding, move)
-        messages = sum(graph.group.gather_counts(sum(count > 0 for count in share.post.send_counts)))
+        messages = sum(graph.group.gather_counts(sum(count > 0 for count in share.row_transfer.send_counts)))
         group = graph.grid.mesh.group(*GRID_AXES)
         nodes: Any = graph.grid.node_sharding  # with what of HaloNodes an exchange of exact rows needs
         dense = is_dense(messages, group.size)
@@ -142,7 +142,7 @@ class WholeRows(HaloGraph):
 def _share(graph: GridGraph) -> tuple[HaloShare, Redistribution]:
     """This rank's share of the edges, and what brings their values from where they are stored (collective)."""
     grid, edge_index = graph.grid, graph.edges_of_group
-    group, transport = grid.mesh.group(*GRID_AXES), grid.wire(*GRID_AXES, exact=True)
+    group, transport = grid.mesh.group(*GRID_AXES), grid.transport(*GRID_AXES, exact=True)
     rank, number = group.rank, torch.arange(edge_index.shape[1])
     key = graph.edge_sharding.global_id
     sender, receiver = (grid.owners(node)[0] for node in edge_index)
@@ -177,6 +177,6 @@ def _share(graph: GridGraph) -> tuple[HaloShare, Redistribution]:
     arrived = (receiver == rank).nonzero().view(-1)
     place = torch.empty_like(arrived)
     place[torch.searchsorted(arrived, share.edge_id)] = torch.arange(arrived.numel())
-    assert isinstance(move.receive, Rows)
+    assert isinstance(move.receive, RowsByRank)
     received = replace(move.receive, index=place[move.receive.index])
     return share, Redistribution(transport, move.send, received)

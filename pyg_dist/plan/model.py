@@ -27,13 +27,13 @@ class Layer(NamedTuple):
         in_channels: columns that come in.
         out_channels: columns that go out.
         learns: whether the input needs a gradient.
-        is_remembered: whether the sums of its neighbours are known.
+        is_cached: whether the sums of its neighbours are known.
     """
 
     in_channels: int
     out_channels: int
     learns: bool
-    is_remembered: bool
+    is_cached: bool
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ class Model:
         """Each conv in turn."""
         for number, (in_channels, out_channels) in enumerate(pairwise(self.widths)):
             is_first = number == 0
-            learns, is_remembered = not is_first or self.input == "learns", is_first and self.input == "remembered"
-            yield Layer(in_channels, out_channels, learns, is_remembered)
+            learns, is_cached = not is_first or self.input == "learns", is_first and self.input == "remembered"
+            yield Layer(in_channels, out_channels, learns, is_cached)
 
     @property
     def num_matrices(self) -> int:

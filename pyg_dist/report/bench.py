@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> None:
 
 def measure_rates(machine: Machine, remarks: list[str]) -> Machine:
     """Products and copies of one rank, while as many ranks as there are cores do the same (collective)."""
-    axis, device = world_group(), torch.device(machine.device)
+    world, device = world_group(), torch.device(machine.device)
     cores = _num_workers(machine)
     measures = session.local_rank() < cores
     fit = calibration.fit_spmm(calibration.spmm_samples(device=device)) if measures else None
@@ -92,7 +92,7 @@ def measure_rates(machine: Machine, remarks: list[str]) -> Machine:
             f"sparse products: held-out R2 {fit.r2:.2f} over 70/30 splits (Plexus' terms {fit.r2_of_paper:.2f})"
         )
     numbers = torch.tensor([*(fit.coefficients if fit else (0.0,) * 3), dense, stream, float(measures)]).double()
-    *sums, count = axis.all_reduce_(numbers).tolist()
+    *sums, count = world.all_reduce_(numbers).tolist()
     a, b, c, dense, stream = (value / count for value in sums)
     return replace(machine, spmm=(a, b, c), gemm_rate=dense, stream_rate=stream, cores=cores)
 
@@ -104,21 +104,21 @@ def measure_network(machine: Machine, remarks: list[str]) -> Machine:
         LaunchError: One rank alone.
         OptionError: Other work disturbed it.
     """
-    axis = world_group()
-    if axis.size < 2:
+    world = world_group()
+    if world.size < 2:
         raise LaunchError("Expected two ranks or more (got 1): torchrun --nproc-per-node 4 -m pyg_dist bench network")
-    machine_of = calibration.machine_numbers(axis)
+    machine_of = calibration.machine_numbers(world)
     on_each = machine_of.count(machine_of[0])
     # A launch on one machine says how many ranks fit there, one on several how many there are.
-    ranks_per_node = on_each if on_each < axis.size else max(on_each, machine.ranks_per_node)
+    ranks_per_node = on_each if on_each < world.size else max(on_each, machine.ranks_per_node)
     machine = replace(machine, ranks_per_node=ranks_per_node, cores=_num_workers(machine))
     device = torch.device(machine.device)
-    inside = calibration.network_samples(axis, machine_of, is_inside=True, device=device)
+    inside = calibration.network_samples(world, machine_of, is_inside=True, device=device)
     if len(inside):
         fit = calibration.fit_network(inside, max(1.0, on_each / machine.cores))
         remarks.append(f"messages inside a machine: R2 {fit.r2:.2f} of {len(inside)} sizes")
         machine = replace(machine, call_seconds=fit.call, intra_latency=fit.latency, intra_bandwidth=fit.bandwidth)
-    between = calibration.network_samples(axis, machine_of, is_inside=False, device=device)
+    between = calibration.network_samples(world, machine_of, is_inside=False, device=device)
     if not len(between):
         remarks.append("messages between machines: not measured, all ranks are on one; the constants are assumed")
         return machine
@@ -131,8 +131,8 @@ def _num_workers(machine: Machine) -> int:
     """Cores or GPUs of a machine, that really run at a time (collective)."""
     if machine.device == "cuda":
         return torch.cuda.device_count()
-    axis = world_group()
-    return calibration.num_cores(axis, calibration.machine_numbers(axis))
+    world = world_group()
+    return calibration.num_cores(world, calibration.machine_numbers(world))
 
 
 def _hardware(machine: Machine) -> str:

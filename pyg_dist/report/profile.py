@@ -185,8 +185,8 @@ def profile(overlap: bool = True) -> Iterator[Profile]:
     if timing.is_recording():
         raise OptionError("Expected one pyg_dist.profile() at a time (got one inside of another): end the first one")
     session.init()
-    axis, result = world_group(), Profile()
-    axis.all_reduce_(torch.zeros(1))
+    world, result = world_group(), Profile()
+    world.all_reduce_(torch.zeros(1))
     recorder = Recorder(overlap)
     timing.record(recorder)
     try:
@@ -196,12 +196,12 @@ def profile(overlap: bool = True) -> Iterator[Profile]:
         timing.record(None)
     seconds, spans = recorder.end()
     mine = torch.tensor(spans, dtype=torch.float64).view(-1, len(Span._fields))
-    counts = axis.gather_counts(mine.shape[0])
-    gathered = torch.split(axis.gather_rows(mine, counts), counts)
+    counts = world.gather_counts(mine.shape[0])
+    gathered = torch.split(world.gather_rows(mine, counts), counts)
     numbers = torch.tensor(
         [[seconds, recorder.sent_bytes, _peak_bytes(), recorder.hidden_seconds]], dtype=torch.float64
     )
-    of_ranks = axis.gather_rows(numbers, [1] * axis.size)
+    of_ranks = world.gather_rows(numbers, [1] * world.size)
     result.seconds, result.hidden_seconds = (of_ranks[:, k].tolist() for k in (0, 3))
     result.sent_bytes, result.peak_bytes = (of_ranks[:, k].long().tolist() for k in (1, 2))
     result.spans = [[Span(int(a), int(b), *rest) for a, b, *rest in rows.tolist()] for rows in gathered]

@@ -66,7 +66,7 @@ def _merged_plan(store: HaloStore, ranks: int, exchange: Exchange, ranks_per_nod
     for rank in range(ranks):
         share = stored_share(store, rank, of_part, exchange)
         sizes.append(ShareSizes.of(share))
-        rows[rank] = torch.tensor(share.sums.send_counts)
+        rows[rank] = torch.tensor(share.sum_transfer.send_counts)
     return Plan(
         "halo", store.manifest.plan["partition"], exchange, tuple(sizes), pairs_of(rows),
         merged_hash(store, of_part, exchange), ranks_per_node=ranks_per_node,

@@ -76,7 +76,7 @@ elif case == "sends NaN in two bits":
     from pyg_dist.plan import halo_share
 
     node = torch.arange(30)  # a ring, of which every rank has each third node
-    lists = halo_share(torch.stack([node, node.roll(1)]), node % 3, session.rank(), 3, "post").post
+    lists = halo_share(torch.stack([node, node.roll(1)]), node % 3, session.rank(), 3, "post").row_transfer
     exchange = Exchange(Transport(world_group()), lists.send_counts, lists.recv_counts)
     halo = HaloTransfer(Matrix(lists.outgoing), exchange, Matrix(lists.incoming))
     halo = halo.coded(quantized((2, 2), (lists.outgoing_key, lists.incoming_key), 1, lambda: "the layer"))

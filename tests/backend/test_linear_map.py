@@ -203,7 +203,7 @@ def of_halo(rank: int, size: int) -> Iterator[Case]:
                 gcn = scale.view(-1, 1) * looped * scale
                 yield Case(f"gcn {name}", norm, shapes, partial(product, gcn), own, own)
 
-            ids = by_rank(halo.share.post.incoming_key % SUM_KEY, group)
+            ids = by_rank(halo.share.row_transfer.incoming_key % SUM_KEY, group)
 
             def halos(x: Pieces, nodes: Pieces = nodes, ids: Pieces = ids) -> Pieces:
                 rows = torch.cat(x)[torch.argsort(torch.cat(nodes))]

@@ -36,8 +36,10 @@ struct Cpu {
   void keyed_uniform(const KeyedNumbers& p) const { kernels().uniform_rows(p, 0, p.keyed.num_rows); }
   void keyed_normal(const KeyedNumbers& p) const { normal_rows(p, 0, p.keyed.num_rows); }
   void keyed_permutation(const KeyedPermutation& p) const { permute_places(p, 0, p.num_places); }
-  void row_epilogue(const RowEpilogue& p) const { kernels().epilogue_rows(p, 0, p.keyed.num_rows); }
-  void row_epilogue_grad(const RowEpilogueGrad& p) const { kernels().epilogue_grad_groups(p, 0, p.num_groups); }
+  void norm_relu_dropout(const NormReLUDropout& p) const { kernels().epilogue_rows(p, 0, p.keyed.num_rows); }
+  void norm_relu_dropout_grad(const NormReLUDropoutGrad& p) const {
+    kernels().epilogue_grad_groups(p, 0, p.num_groups);
+  }
   void transpose_csr(const TransposeCsr& p) const { pyg_dist::transpose_csr(p); }
   void quantize_csr(const QuantizeCsr& p) const {  // of rows that are one row of x each
     const QuantizeRows rows{.key = p.key,

@@ -24,10 +24,10 @@
 #include "kernels/extreme_csr.h"
 #include "kernels/gather_rows.h"
 #include "kernels/keyed.h"
+#include "kernels/norm_relu_dropout.h"
 #include "kernels/patterns.h"
 #include "kernels/quantize_csr.h"
 #include "kernels/relu.h"
-#include "kernels/row_epilogue.h"
 #include "kernels/scatter_add_rows.h"
 #include "kernels/sddmm_csr.h"
 #include "kernels/spmm_csr.h"
@@ -367,54 +367,54 @@ void try_width(const Device& device, int64_t width) {
       want_y[r * F + c] = (z > 0 ? z : 0) * to_double(mask[r * F + c]);
     }
   }
-  RowEpilogue epilogue{.keyed = keyed,
-                       .x = a.data(),
-                       .weight = scale.data(),
-                       .bias = shift.data(),
-                       .mean = mean.data(),
-                       .rstd = rstd.data(),
-                       .y = y.data(),
-                       .eps = 1,
-                       .scale = 2,
-                       .threshold = 1u << 30,
-                       .norm = RowNorm::layer,
-                       .relu = true,
-                       .element = kElement<T>};
-  device.row_epilogue(epilogue);
-  expect("row_epilogue", width, y, want_y, sizeof(T) == 2 ? 0.01 : 1e-4);
+  NormReLUDropout epilogue{.keyed = keyed,
+                           .x = a.data(),
+                           .weight = scale.data(),
+                           .bias = shift.data(),
+                           .mean = mean.data(),
+                           .rstd = rstd.data(),
+                           .y = y.data(),
+                           .eps = 1,
+                           .scale = 2,
+                           .threshold = 1u << 30,
+                           .norm = RowNorm::layer,
+                           .relu = true,
+                           .element = kElement<T>};
+  device.norm_relu_dropout(epilogue);
+  expect("norm_relu_dropout", width, y, want_y, sizeof(T) == 2 ? 0.01 : 1e-4);
 
   // The same with moments that are given, from the moments alone; and the derivative in one pass and in two.
   std::vector<A> squares(kRows);
   std::vector<double> want_squares(kRows);
   for (size_t r = 0; r < kRows; ++r) want_squares[r] = 1 / (to_double(rstd[r]) * to_double(rstd[r])) - 1;
-  RowEpilogue alone = epilogue;
+  NormReLUDropout alone = epilogue;
   alone.moments = RowMoments::alone;
   alone.rstd = squares.data();
-  device.row_epilogue(alone);
-  expect("row_epilogue, moments", width, squares, want_squares, 1e-4);
+  device.norm_relu_dropout(alone);
+  expect("norm_relu_dropout, moments", width, squares, want_squares, 1e-4);
   epilogue.moments = RowMoments::given;
   std::fill(y.begin(), y.end(), T{});
-  device.row_epilogue(epilogue);
-  expect("row_epilogue, given moments", width, y, want_y, sizeof(T) == 2 ? 0.01 : 1e-4);
+  device.norm_relu_dropout(epilogue);
+  expect("norm_relu_dropout, given moments", width, y, want_y, sizeof(T) == 2 ? 0.01 : 1e-4);
   std::vector<T> whole(kRows * F), twice_passed(kRows * F);
   std::vector<A> whole_sums(3 * F), sums_of_first(3 * F), by_row(2 * kRows);
-  RowEpilogueGrad pass{
+  NormReLUDropoutGrad pass{
       .forward = epilogue, .grad = ones.data(), .grad_x = whole.data(), .sums = whole_sums.data(), .num_groups = 1};
-  device.row_epilogue_grad(pass);
+  device.norm_relu_dropout_grad(pass);
   pass.pass = RowGrad::first;
   pass.grad_x = twice_passed.data();
   pass.sums = sums_of_first.data();
   pass.by_row = by_row.data();
-  device.row_epilogue_grad(pass);
+  device.norm_relu_dropout_grad(pass);
   for (A& sum : by_row) sum /= static_cast<A>(width);
   pass.pass = RowGrad::second;
-  device.row_epilogue_grad(pass);
+  device.norm_relu_dropout_grad(pass);
   std::vector<double> want_whole(whole.size()), want_sums_of_first(2 * F);
   for (size_t i = 0; i < whole.size(); ++i) want_whole[i] = to_double(whole[i]);
   for (size_t i = 0; i < 2 * F; ++i) want_sums_of_first[i] = double(whole_sums[i]);
   sums_of_first.resize(2 * F);
-  expect("row_epilogue_grad, two passes", width, twice_passed, want_whole, sizeof(T) == 2 ? 0.05 : 1e-4);
-  expect("row_epilogue_grad, sums of the first pass", width, sums_of_first, want_sums_of_first, 1e-4);
+  expect("norm_relu_dropout_grad, two passes", width, twice_passed, want_whole, sizeof(T) == 2 ? 0.05 : 1e-4);
+  expect("norm_relu_dropout_grad, sums of the first pass", width, sums_of_first, want_sums_of_first, 1e-4);
 
   // Its derivative, without a norm: exact.
   constexpr int64_t kGroups = 3;
@@ -429,29 +429,29 @@ void try_width(const Device& device, int64_t width) {
     want_sums[c] += by_z * value;
     want_sums[F + c] += by_z;
   }
-  device.row_epilogue_grad({.forward = {.keyed = keyed,
-                                        .x = a.data(),
-                                        .weight = scale.data(),
-                                        .bias = shift.data(),
-                                        .mean = nullptr,
-                                        .rstd = nullptr,
-                                        .y = nullptr,
-                                        .eps = 0,
-                                        .scale = 2,
-                                        .threshold = 1u << 30,
-                                        .norm = RowNorm::none,
-                                        .relu = true,
-                                        .element = kElement<T>},
-                            .grad = ones.data(),
-                            .grad_x = grad_x.data(),
-                            .sums = sums.data(),
-                            .num_groups = kGroups});
-  expect("row_epilogue_grad", width, grad_x, want_by_row);
+  device.norm_relu_dropout_grad({.forward = {.keyed = keyed,
+                                             .x = a.data(),
+                                             .weight = scale.data(),
+                                             .bias = shift.data(),
+                                             .mean = nullptr,
+                                             .rstd = nullptr,
+                                             .y = nullptr,
+                                             .eps = 0,
+                                             .scale = 2,
+                                             .threshold = 1u << 30,
+                                             .norm = RowNorm::none,
+                                             .relu = true,
+                                             .element = kElement<T>},
+                                 .grad = ones.data(),
+                                 .grad_x = grad_x.data(),
+                                 .sums = sums.data(),
+                                 .num_groups = kGroups});
+  expect("norm_relu_dropout_grad", width, grad_x, want_by_row);
   std::vector<A> added_sums(2 * F);
   for (size_t g = 0; g < kGroups; ++g) {
     for (size_t c = 0; c < 2 * F; ++c) added_sums[c] += sums[3 * g * F + c];
   }
-  expect("row_epilogue_grad, sums", width, added_sums, want_sums);
+  expect("norm_relu_dropout_grad, sums", width, added_sums, want_sums);
 }
 
 // Attention of three heads, with dropout, and with edge attributes or without: the sums, and the gradients of their

@@ -176,25 +176,25 @@ def test_rows(size: int, device: torch.device) -> None:
 
 @pytest.mark.parametrize("norm", [None, "layer", "rms"])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_row_epilogue(size: int, device: torch.device, dtype: torch.dtype, norm: Any) -> None:
+def test_norm_relu_dropout(size: int, device: torch.device, dtype: torch.dtype, norm: Any) -> None:
     num_rows = size // 100
     x, grad = drawn(num_rows, 130, dtype=dtype), drawn(num_rows, 130, seed=1, dtype=dtype)
     weight, bias, key = drawn(130, seed=2), drawn(130, seed=3), torch.arange(num_rows)
     if dtype != torch.float64:
         weight, bias = weight.float(), bias.float()
     wide = (x.double(), weight.double(), bias.double(), key, norm, 1e-5, True, 0.3, 7)
-    y, mean, rstd = ops.row_epilogue(*wide)
+    y, mean, rstd = ops.norm_relu_dropout(*wide)
     x_there, weight_there, bias_there, key_there, grad_there = moved((x, weight, bias, key, grad), device)
 
     def run() -> list[Tensor]:
-        made = ops.row_epilogue(x_there, weight_there, bias_there, key_there, norm, 1e-5, True, 0.3, 7)
+        made = ops.norm_relu_dropout(x_there, weight_there, bias_there, key_there, norm, 1e-5, True, 0.3, 7)
         moments = made[1:]
-        by = ops.row_epilogue_grad(
+        by = ops.norm_relu_dropout_grad(
             grad_there, x_there, *moments, weight_there, bias_there, key_there, norm, True, 0.3, 7
         )
         return [made[0], *by]
 
-    by_x, by_weight, by_bias = ops.row_epilogue_grad(grad.double(), wide[0], mean, rstd, *wide[1:5], True, 0.3, 7)
+    by_x, by_weight, by_bias = ops.norm_relu_dropout_grad(grad.double(), wide[0], mean, rstd, *wide[1:5], True, 0.3, 7)
     found = run()
     assert_near(found[0], y, dtype)
     if dtype not in NARROW:  # there a value that rounding takes over the ReLU's kink moves a gradient by itself

@@ -45,18 +45,18 @@ def test_kernels_equal_the_reference(width: int, dtype: torch.dtype, norm: Any, 
     grad = reals(KEY.numel(), width, dtype=dtype, seed=4)
     for key in (KEY, None):
         options = (norm, 1e-3, relu, 0.3 if key is not None else 0.0, 123, 6)
-        y, mean, rstd = ops.row_epilogue(x, weight, bias, key, *options)
+        y, mean, rstd = ops.norm_relu_dropout(x, weight, bias, key, *options)
         inputs = [t.double().requires_grad_() for t in (x, weight, bias) if t is not None]
-        expected = reference.row_epilogue(*inputs, *(() if affine else (None, None)), key, *options)
+        expected = reference.norm_relu_dropout(*inputs, *(() if affine else (None, None)), key, *options)
         eps = {torch.float64: 1e-10, torch.float32: 2e-4, torch.bfloat16: 2e-2}[dtype]
         torch.testing.assert_close(y.double(), expected.detach(), rtol=eps, atol=eps)  # ReLU is continuous
         # Its gradient is not: which side of zero a value falls on is rounding's choice where it is that close.
         operands = (*inputs, *(() if affine else (None, None)))
-        before_relu = reference.row_epilogue(*operands, None, norm, 1e-3, relu=False, p=0.0, seed=0)
+        before_relu = reference.norm_relu_dropout(*operands, None, norm, 1e-3, relu=False, p=0.0, seed=0)
         sure = (before_relu.abs() > 1e-3).logical_or(torch.tensor(not relu))
         assert float(sure.double().mean()) > 0.98 or (norm == "layer" and width == 1)  # without a variance: all zero
         grad = torch.where(sure, grad, 0)
-        by_kernel = ops.row_epilogue_grad(grad, x, mean, rstd, weight, bias, key, norm, relu, options[3], 123, 6)
+        by_kernel = ops.norm_relu_dropout_grad(grad, x, mean, rstd, weight, bias, key, norm, relu, options[3], 123, 6)
         by_autograd = torch.autograd.grad(expected, inputs, grad.double())
         for got, want in zip(by_kernel, by_autograd, strict=False):
             torch.testing.assert_close(got.double(), want, rtol=10 * eps, atol=10 * eps)
@@ -70,8 +70,8 @@ def test_two_passes_over_columns_equal_one(cut: int, norm: Any, dtype: torch.dty
     sums = torch.float64 if dtype == torch.float64 else torch.float32
     x, grad = reals(13, 57, dtype=dtype) * 3 + 1, reals(13, 57, dtype=dtype, seed=4)
     weight, bias = (reals(57, dtype=sums, seed=s) for s in (1, 2))
-    y, mean, rstd = ops.row_epilogue(x, weight, bias, KEY, norm, 1e-3, True, 0.3, 123, 6)
-    whole = ops.row_epilogue_grad(grad, x, mean, rstd, weight, bias, KEY, norm, True, 0.3, 123, 6)
+    y, mean, rstd = ops.norm_relu_dropout(x, weight, bias, KEY, norm, 1e-3, True, 0.3, 123, 6)
+    whole = ops.norm_relu_dropout_grad(grad, x, mean, rstd, weight, bias, KEY, norm, True, 0.3, 123, 6)
     pieces = [slice(0, cut), slice(cut, 57)]
     share = torch.tensor([cut, 57 - cut], dtype=sums).view(2, 1) / 57
     moments = [ops.row_moments(x[:, piece], norm) for piece in pieces]
@@ -85,8 +85,8 @@ def test_two_passes_over_columns_equal_one(cut: int, norm: Any, dtype: torch.dty
     torch.testing.assert_close(torch.rsqrt(square + 1e-3), rstd, rtol=min(eps, 1e-5), atol=0)
     of_piece = [(x[:, p], mean, rstd, weight[p], bias[p], KEY, norm, True, 0.3, 123, 6 + p.start) for p in pieces]
     for piece, given in zip(pieces, of_piece, strict=True):
-        torch.testing.assert_close(ops.row_epilogue_of(*given), y[:, piece], rtol=eps, atol=eps)
-    parts = [ops.row_epilogue_grad_part(grad[:, p], *given) for p, given in zip(pieces, of_piece, strict=True)]
+        torch.testing.assert_close(ops.norm_relu_dropout_of(*given), y[:, piece], rtol=eps, atol=eps)
+    parts = [ops.norm_relu_dropout_grad_part(grad[:, p], *given) for p, given in zip(pieces, of_piece, strict=True)]
     by_row = (parts[0][3] + parts[1][3]) / 57
     for piece, (by_n, by_weight, by_bias, _) in zip(pieces, parts, strict=True):
         ops.row_norm_grad_(by_n, x[:, piece], mean, rstd, by_row, norm)
@@ -139,12 +139,12 @@ def test_equals_torch_without_dropout(norm: Any) -> None:
 
 def test_sums_do_not_depend_on_threads() -> None:
     x, weight, key = reals(3000, 64, dtype=torch.float32), reals(64, dtype=torch.float32), torch.arange(3000)
-    y, mean, rstd = ops.row_epilogue(x, weight, None, key, "layer", 1e-5, True, 0.5, 1)
+    y, mean, rstd = ops.norm_relu_dropout(x, weight, None, key, "layer", 1e-5, True, 0.5, 1)
     before, results = torch.get_num_threads(), []
     try:
         for num_threads in (1, 2, 3):
             torch.set_num_threads(num_threads)
-            results.append(ops.row_epilogue_grad(y, x, mean, rstd, weight, None, key, "layer", True, 0.5, 1))
+            results.append(ops.norm_relu_dropout_grad(y, x, mean, rstd, weight, None, key, "layer", True, 0.5, 1))
     finally:
         torch.set_num_threads(before)
     for other in results[1:]:
@@ -155,14 +155,14 @@ def test_sums_do_not_depend_on_threads() -> None:
 def test_opcheck_and_zero_sizes() -> None:
     native, x = torch.ops.pyg_dist, reals(13, 6, dtype=torch.float32)
     forward = (x, None, None, KEY, 1, 1e-5, True, 0.5, 1, 0)
-    opcheck(native.row_epilogue.default, forward)
-    y, mean, rstd = native.row_epilogue(*forward)
+    opcheck(native.norm_relu_dropout.default, forward)
+    y, mean, rstd = native.norm_relu_dropout(*forward)
     for is_part in (False, True):
-        opcheck(native.row_epilogue_grad.default, (y, x, mean, rstd, None, None, KEY, 1, True, 0.5, 1, 0, is_part))
+        opcheck(native.norm_relu_dropout_grad.default, (y, x, mean, rstd, None, None, KEY, 1, True, 0.5, 1, 0, is_part))
     opcheck(native.row_moments.default, (x, 1))
-    opcheck(native.row_epilogue_of.default, (x, mean, rstd, None, None, KEY, 1, True, 0.5, 1, 0))
+    opcheck(native.norm_relu_dropout_of.default, (x, mean, rstd, None, None, KEY, 1, True, 0.5, 1, 0))
     opcheck(native.row_norm_grad_.default, (y.clone(), x, mean, rstd, torch.zeros(13, 2), 1))
-    _, *statistics = ops.row_epilogue(x[:, :0], None, None, None, "layer", 1e-5, True, 0.0, 0)
+    _, *statistics = ops.norm_relu_dropout(x[:, :0], None, None, None, "layer", 1e-5, True, 0.0, 0)
     assert all(torch.equal(found, torch.zeros(13)) for found in statistics)
     for shape in [(0, 4), (4, 0)]:
         x = torch.ones(shape, requires_grad=True)
@@ -173,8 +173,8 @@ def test_opcheck_and_zero_sizes() -> None:
 def test_without_a_key_only_the_factor_of_dropout_is_left() -> None:
     x = reals(13, 6)
     for norm in NORMS:
-        y, _, _ = ops.row_epilogue(x, None, None, None, norm, 1e-5, True, 0.2, 1)
-        torch.testing.assert_close(y, reference.row_epilogue(x, None, None, None, norm, 1e-5, True, 0.2, 1))
+        y, _, _ = ops.norm_relu_dropout(x, None, None, None, norm, 1e-5, True, 0.2, 1)
+        torch.testing.assert_close(y, reference.norm_relu_dropout(x, None, None, None, norm, 1e-5, True, 0.2, 1))
     torch.testing.assert_close(y, 1.25 * x.relu())
 
 
@@ -199,7 +199,7 @@ def test_wrong_arguments_are_refused() -> None:
         norm_relu_dropout(torch.ones(2, 2), p=1.5)
     with pytest.raises(DataError, match=r"Expected x \[N, F\]"):
         norm_relu_dropout(torch.ones(2, 2, 2))
-    with pytest.raises(DataError, match="row_epilogue: expected 'weight' to have 2 entries"):
+    with pytest.raises(DataError, match="norm_relu_dropout: expected 'weight' to have 2 entries"):
         norm_relu_dropout(torch.ones(2, 2), torch.ones(3))
 
 

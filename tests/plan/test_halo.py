@@ -14,9 +14,11 @@ from pyg_dist.plan import HaloShare, halo_share
 
 def global_edges(share: HaloShare) -> tuple[Tensor, Tensor, Tensor]:
     """Source, target and global id of the edges that a share executes, read off its two patterns."""
-    source = torch.cat([share.node_id[share.local.col.long()], share.halo_id[share.post.incoming.col.long()]])
-    target = torch.cat([share.node_id[share.local.row()], share.node_id[share.num_inner + share.post.incoming.row()]])
-    return source, target, share.edge_id[torch.cat([share.local.edge, share.post.incoming.edge])]
+    source = torch.cat([share.node_id[share.local.col.long()], share.halo_id[share.row_transfer.incoming.col.long()]])
+    target = torch.cat(
+        [share.node_id[share.local.row()], share.node_id[share.num_inner + share.row_transfer.incoming.row()]]
+    )
+    return source, target, share.edge_id[torch.cat([share.local.edge, share.row_transfer.incoming.edge])]
 
 
 def check(edge_index: Tensor, parts: Tensor, num_ranks: int) -> list[HaloShare]:
@@ -35,9 +37,9 @@ def check(edge_index: Tensor, parts: Tensor, num_ranks: int) -> list[HaloShare]:
         has_remote_source[target[parts[source] != share.rank]] = True
         assert not has_remote_source[share.node_id[: share.num_inner]].any()
         assert has_remote_source[share.node_id[share.num_inner :]].all()
-    received = [receiver.halo_id.split(receiver.post.recv_counts) for receiver in shares]
+    received = [receiver.halo_id.split(receiver.row_transfer.recv_counts) for receiver in shares]
     for sender in shares:
-        sent = sender.node_id[sender.post.outgoing.col.long()].split(sender.post.send_counts)
+        sent = sender.node_id[sender.row_transfer.outgoing.col.long()].split(sender.row_transfer.send_counts)
         for receiver, rows in enumerate(sent):
             assert torch.equal(rows, received[receiver][sender.rank])
     return shares
@@ -54,7 +56,7 @@ def test_shares_are_the_graph(num_nodes: int, num_edges: int, num_ranks: int, se
 def test_one_rank_has_no_halo() -> None:
     (share,) = check(random_graph(20, 60).edge_index, torch.zeros(20, dtype=torch.int32), 1)
     assert torch.equal(share.node_id, torch.arange(20))
-    assert share.post.incoming.num_entries == 0
+    assert share.row_transfer.incoming.num_entries == 0
     assert share.num_inner == 20
 
 
@@ -65,7 +67,7 @@ def test_512_ranks_in_one_process() -> None:
     shares = check(graph.edge_index, parts, 512)
     pairs = torch.stack([parts[graph.edge_index[1]].long(), graph.edge_index[0]])
     remote = pairs[:, parts[graph.edge_index[0]] != parts[graph.edge_index[1]]]
-    assert sum(sum(s.post.send_counts) for s in shares) == remote.unique(dim=1).shape[1]
+    assert sum(sum(s.row_transfer.send_counts) for s in shares) == remote.unique(dim=1).shape[1]
 
 
 def test_a_graph_without_nodes() -> None:

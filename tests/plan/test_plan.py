@@ -45,7 +45,7 @@ def test_counted_as_the_ranks_do(num_nodes: int, num_edges: int, num_ranks: int,
     shares = [halo_share(edge_index, parts, rank, num_ranks, exchange) for rank in range(num_ranks)]
     plan = Plan.of(edge_index, parts, num_ranks, exchange)
     assert plan.sizes == tuple(ShareSizes.of(share) for share in shares)
-    assert plan.rows_between().tolist() == [list(share.sums.send_counts) for share in shares]
+    assert plan.rows_between().tolist() == [list(share.sum_transfer.send_counts) for share in shares]
     assert plan.rows["hybrid"] <= min(plan.rows["post"], plan.rows["pre"])
 
 
@@ -81,7 +81,7 @@ def test_memory_counts_a_piece_for_each_message() -> None:
     assert not plan.is_dense
     model = Model(72, 360, (10, 10))
     for rank, sizes in enumerate(plan.sizes):
-        sums = halo_share(edge_index, parts, rank, 8).sums
+        sums = halo_share(edge_index, parts, rank, 8).sum_transfer
         held = 0
         for matrix, counts in ((sums.incoming, sums.recv_counts), (sums.outgoing.transposed, sums.send_counts)):
             bounds = [0, *accumulate(counts)]

@@ -72,7 +72,7 @@ def test_sums_are_those_of_the_subgraph(
     edges, _ = subgraph(sample, graph.edge_index, relabel_nodes=True, num_nodes=num_nodes)
     x = torch.randn(size, 3, generator=rng, dtype=torch.float64)
     expected = torch.zeros_like(x).index_add_(0, edges[1], x[edges[0]])
-    for kind in ("post", "sums"):
+    for kind in ("row_transfer", "sum_transfer"):
         torch.testing.assert_close(product([f.share for f in found], kind, x), expected, rtol=0, atol=1e-12)
 
 
@@ -85,7 +85,7 @@ def test_rows_sent_are_the_minimum_cover_of_the_subgraph(num_ranks: int) -> None
     found = all_restricted(graph, parts, num_ranks, sample, "hybrid")
     edges, _ = subgraph(sample, graph.edge_index, relabel_nodes=True, num_nodes=600)
     cover = RemoteEdges.of(edges, parts[sample], num_ranks).cover("hybrid")
-    assert sum(sum(f.share.sums.send_counts) for f in found) == int(cover.left.sum() + cover.right.sum())
+    assert sum(sum(f.share.sum_transfer.send_counts) for f in found) == int(cover.left.sum() + cover.right.sum())
     assert sum(f.share.edge_id.numel() for f in found) == edges.shape[1]
 
 
@@ -110,4 +110,4 @@ def test_none_one_and_all_nodes(sample: Tensor) -> None:
     x = torch.ones(sample.numel(), 1, dtype=torch.float64)
     edges, _ = subgraph(sample, graph.edge_index, relabel_nodes=True, num_nodes=12)
     expected = torch.zeros_like(x).index_add_(0, edges[1], x[edges[0]])
-    assert torch.equal(product([f.share for f in found], "sums", x), expected)
+    assert torch.equal(product([f.share for f in found], "sum_transfer", x), expected)

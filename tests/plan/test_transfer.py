@@ -41,7 +41,7 @@ def deliver(sent: list[Tensor], send_counts: list[tuple[int, ...]], recv_counts:
 
 def product(shares: list[HaloShare], x: Tensor, weight: Tensor) -> Tensor:
     stored = [weight[s.edge_id] for s in shares]
-    lists = [s.sums for s in shares]
+    lists = [s.sum_transfer for s in shares]
     borrowed = deliver(
         [values[t.weights_to_send] for values, t in zip(stored, lists, strict=True)],
         [t.weight_send_counts for t in lists],
@@ -52,7 +52,7 @@ def product(shares: list[HaloShare], x: Tensor, weight: Tensor) -> Tensor:
     y = torch.zeros_like(x)
     for share, values, rows in zip(shares, stored, arrived, strict=True):
         mine = matrix(share.local, values) @ x[share.node_id]
-        mine[share.num_inner :] += matrix(share.sums.incoming, values) @ rows
+        mine[share.num_inner :] += matrix(share.sum_transfer.incoming, values) @ rows
         y[share.node_id] = mine
     return y
 
@@ -68,7 +68,7 @@ def test_any_exchange_is_the_same_product(
     source, target = graph.edge_index
     expected = torch.zeros_like(graph.x).index_add_(0, target, graph.edge_weight.view(-1, 1) * graph.x[source])
     assert torch.allclose(product(shares, graph.x, graph.edge_weight), expected, rtol=0, atol=1e-12)
-    counts = torch.tensor([s.sums.send_counts for s in shares])
+    counts = torch.tensor([s.sum_transfer.send_counts for s in shares])
     assert counts.sum(1).tolist() == [s.rows_sent[exchange] for s in shares]
     for sender in range(num_ranks):
         for receiver in range(num_ranks):
@@ -87,10 +87,10 @@ def test_a_sum_takes_one_value_of_each_edge() -> None:
     """Duplicate edges, two sources of one target: one row flies, two values are lent."""
     edge_index = torch.tensor([[0, 0, 1], [2, 2, 2]])
     here, there = (halo_share(edge_index, torch.tensor([0, 0, 1]), rank, 2) for rank in range(2))
-    assert here.sums.send_counts == (0, 1) == there.sums.recv_counts[::-1]
-    assert here.sums.outgoing.col.tolist() == [0, 0, 1]
-    assert here.sums.weight_recv_counts == (0, 3)
-    assert there.edge_id[there.sums.weights_to_send].tolist() == [0, 1, 2]
+    assert here.sum_transfer.send_counts == (0, 1) == there.sum_transfer.recv_counts[::-1]
+    assert here.sum_transfer.outgoing.col.tolist() == [0, 0, 1]
+    assert here.sum_transfer.weight_recv_counts == (0, 3)
+    assert there.edge_id[there.sum_transfer.weights_to_send].tolist() == [0, 1, 2]
 
 
 def keyed_shares(parts: Tensor, exchange: Exchange = "hybrid") -> list[HaloShare]:
@@ -109,7 +109,7 @@ def test_keys(exchange: Exchange) -> None:
     makers: dict[int, set[int]] = {}
     shares = keyed_shares(parts_of(0), exchange)
     for rank, share in enumerate(shares):
-        lists, own = share.sums, SUM_KEY * (rank + 1)
+        lists, own = share.sum_transfer, SUM_KEY * (rank + 1)
         row, local = lists.outgoing.row(), share.node_id[lists.outgoing.col.long()]
         is_row = lists.outgoing.edge == UNIT
         assert torch.equal(lists.outgoing_key[row[is_row]], local[is_row])
@@ -126,7 +126,7 @@ def test_keys(exchange: Exchange) -> None:
         # Both ends of a message name a slot alike, up to who makes the sum.
         for peer, other in enumerate(shares):
             sent = lists.outgoing_key.split(lists.send_counts)[peer]
-            received = other.sums.incoming_key.split(other.sums.recv_counts)[rank]
+            received = other.sum_transfer.incoming_key.split(other.sum_transfer.recv_counts)[rank]
             assert torch.equal(sent % SUM_KEY, received % SUM_KEY)
             assert torch.equal(sent >= SUM_KEY, received < SUM_KEY)
             assert set((sent - sent % SUM_KEY).tolist()) <= {0, own}
@@ -140,7 +140,7 @@ def test_a_row_is_packed_alike_under_any_partition() -> None:
     for seed in (0, 1):
         packed = {}
         for share in keyed_shares(parts_of(seed), "post"):
-            sent, lists = share.sums.outgoing, share.sums
+            sent, lists = share.sum_transfer.outgoing, share.sum_transfer
             rows = quantize_csr(sent.rowptr, sent.col, x[share.node_id], 2, key=lists.outgoing_key, seed=3)
             packed.update(zip(share.node_id[sent.col.long()].tolist(), rows.tolist(), strict=True))
         found.append(packed)
@@ -158,8 +158,8 @@ def test_the_rank_with_fewer_edges_multiplies(exchange: Exchange) -> None:
     for edge_index, kind in ((busy_source, "post"), (busy_target, "pre")):
         share = halo_share(edge_index, torch.tensor([0, 0, 1, 1]), 1, 2, exchange)
         assert share.rows_sent == {"post": 0, "pre": 0, "hybrid": 0}
-        assert sum(share.sums.recv_counts) == 2
-        is_pre = share.sums.weights_to_send.numel() == 4
+        assert sum(share.sum_transfer.recv_counts) == 2
+        is_pre = share.sum_transfer.weights_to_send.numel() == 4
         assert is_pre == ((kind if exchange == "hybrid" else exchange) == "pre")
 
 

@@ -48,8 +48,8 @@ class Simulated {
   void keyed_uniform(const KeyedNumbers& p) const { gpu::keyed_uniform(p, queue()); }
   void keyed_normal(const KeyedNumbers& p) const { gpu::keyed_normal(p, queue()); }
   void keyed_permutation(const KeyedPermutation& p) const { gpu::keyed_permutation(p, check_, queue()); }
-  void row_epilogue(const RowEpilogue& p) const { gpu::row_epilogue(p, queue()); }
-  void row_epilogue_grad(const RowEpilogueGrad& p) const { gpu::row_epilogue_grad(p, queue()); }
+  void norm_relu_dropout(const NormReLUDropout& p) const { gpu::norm_relu_dropout(p, queue()); }
+  void norm_relu_dropout_grad(const NormReLUDropoutGrad& p) const { gpu::norm_relu_dropout_grad(p, queue()); }
   void transpose_csr(const TransposeCsr& p) const { gpu::transpose_csr(p, check_, queue()); }
   BadRestriction restrict_csr(const RestrictCsr& p, const MakeEntries& make_entries) const {
     return gpu::restrict_csr(p, make_entries, queue());

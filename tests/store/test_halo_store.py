@@ -93,9 +93,9 @@ def test_merged_parts_have_another_cover(tmp_path: Path) -> None:
     path = write(Data(x=torch.ones(6, 1), edge_index=edge_index, num_nodes=6), tmp_path, parts, 3)
     store = HaloStore(path, Manifest.load(path))
     for rank, num_lent in enumerate((0, 4)):
-        assert stored_share(store, rank, torch.arange(3), "hybrid").sums.weights_to_send.numel() == num_lent
+        assert stored_share(store, rank, torch.arange(3), "hybrid").sum_transfer.weights_to_send.numel() == num_lent
         opened = stored_share(store, rank, ranks, "hybrid")
-        assert opened.sums.weights_to_send.numel() == 0
+        assert opened.sum_transfer.weights_to_send.numel() == 0
         assert differences(halo_share(edge_index, ranks[parts], rank, 2), opened) == []
 
 

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from against_torch import Expression, Form, Operands, functions_in_table, in_place, is_in_place
 from collectives import collectives, count, plus, words
-from test_table import MODULES
+from test_registry import MODULES
 from torch.nn import init
 from workers import Workers
 

@@ -11,8 +11,8 @@
 #include "kernels/extreme_csr.h"
 #include "kernels/gather_rows.h"
 #include "kernels/keyed.h"
+#include "kernels/norm_relu_dropout.h"
 #include "kernels/relu.h"
-#include "kernels/row_epilogue.h"
 #include "kernels/scatter_add_rows.h"
 #include "kernels/sddmm_csr.h"
 #include "kernels/spmm_csr.h"
@@ -22,23 +22,23 @@ namespace pyg_dist {
 // X(result, kernel, problem) for each: result kernel(const problem&, int64_t begin, int64_t end) does a part of the
 // work, by rows of the output unless its name says otherwise. quantize_rows returns the first bad row or kAllFinite,
 // filter_rows how many entries it has kept.
-#define PYG_DIST_FOR_EACH_KERNEL(X)              \
-  X(void, spmm_rows, SpmmCsr)                    \
-  X(void, sddmm_edges, SddmmCsr)                 \
-  X(void, extreme_rows, ExtremeCsr)              \
-  X(void, extreme_share_rows, ExtremeCsr)        \
-  X(void, extreme_grad_rows, ExtremeCsr)         \
-  X(void, attention_rows, AttentionForward)      \
-  X(void, attention_target_rows, AttentionGrad)  \
-  X(void, attention_source_rows, AttentionGrad)  \
-  X(void, scatter_add_places, ScatterAddRows)    \
-  X(void, dropout_rows, KeyedDropout)            \
-  X(void, uniform_rows, KeyedNumbers)            \
-  X(void, epilogue_rows, RowEpilogue)            \
-  X(void, epilogue_grad_groups, RowEpilogueGrad) \
-  X(int64_t, quantize_rows, QuantizeRows)        \
-  X(int64_t, filter_rows, FilterRows)            \
-  X(void, remap_entries, RemapEntries)           \
+#define PYG_DIST_FOR_EACH_KERNEL(X)                  \
+  X(void, spmm_rows, SpmmCsr)                        \
+  X(void, sddmm_edges, SddmmCsr)                     \
+  X(void, extreme_rows, ExtremeCsr)                  \
+  X(void, extreme_share_rows, ExtremeCsr)            \
+  X(void, extreme_grad_rows, ExtremeCsr)             \
+  X(void, attention_rows, AttentionForward)          \
+  X(void, attention_target_rows, AttentionGrad)      \
+  X(void, attention_source_rows, AttentionGrad)      \
+  X(void, scatter_add_places, ScatterAddRows)        \
+  X(void, dropout_rows, KeyedDropout)                \
+  X(void, uniform_rows, KeyedNumbers)                \
+  X(void, epilogue_rows, NormReLUDropout)            \
+  X(void, epilogue_grad_groups, NormReLUDropoutGrad) \
+  X(int64_t, quantize_rows, QuantizeRows)            \
+  X(int64_t, filter_rows, FilterRows)                \
+  X(void, remap_entries, RemapEntries)               \
   X(void, dequantize_add_rows, DequantizeCsr)
 
 #define PYG_DIST_DECLARE(result, kernel, problem) result kernel(const problem& p, int64_t begin, int64_t end);

@@ -29,8 +29,8 @@ BadIndex keyed_permutation(const KeyedPermutation& problem);
 BadRestriction restrict_csr(const RestrictCsr& problem, const MakeEntries& make_entries);
 BadIndex transpose_csr(const TransposeCsr& problem);
 void find_sorted(const FindSorted& problem);
-void row_epilogue(const RowEpilogue& problem);
-void row_epilogue_grad(const RowEpilogueGrad& problem);
+void norm_relu_dropout(const NormReLUDropout& problem);
+void norm_relu_dropout_grad(const NormReLUDropoutGrad& problem);
 void relu(const Relu& problem);
 void relu_grad(const ReluGrad& problem);
 void quantize_csr(const QuantizeCsr& problem);
@@ -62,8 +62,8 @@ inline constexpr DeviceOps kOps = {
     .restrict_csr = restrict_csr,
     .transpose_csr = transpose_csr,
     .find_sorted = find_sorted,
-    .row_epilogue = row_epilogue,
-    .row_epilogue_grad = row_epilogue_grad,
+    .norm_relu_dropout = norm_relu_dropout,
+    .norm_relu_dropout_grad = norm_relu_dropout_grad,
     .relu = relu,
     .relu_grad = relu_grad,
     .quantize_csr = quantize_csr,

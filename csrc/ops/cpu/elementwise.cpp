@@ -30,9 +30,11 @@ void keyed_uniform(const KeyedNumbers& problem) { for_each_row(problem, problem.
 
 void keyed_normal(const KeyedNumbers& problem) { for_each_row(problem, problem.keyed, normal_rows); }
 
-void row_epilogue(const RowEpilogue& problem) { for_each_row(problem, problem.keyed, kernels().epilogue_rows); }
+void norm_relu_dropout(const NormReLUDropout& problem) {
+  for_each_row(problem, problem.keyed, kernels().epilogue_rows);
+}
 
-void row_epilogue_grad(const RowEpilogueGrad& problem) {
+void norm_relu_dropout_grad(const NormReLUDropoutGrad& problem) {
   for_each_chunk(problem.num_groups, [&](int64_t k) { kernels().epilogue_grad_groups(problem, k, k + 1); });
 }
 

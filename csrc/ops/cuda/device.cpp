@@ -102,8 +102,8 @@ DeviceOps table() {
   ops.keyed_dropout = launch<KeyedDropout, gpu::keyed_dropout>;
   ops.keyed_uniform = launch<KeyedNumbers, gpu::keyed_uniform>;
   ops.keyed_normal = launch<KeyedNumbers, gpu::keyed_normal>;
-  ops.row_epilogue = launch<RowEpilogue, gpu::row_epilogue>;
-  ops.row_epilogue_grad = launch<RowEpilogueGrad, gpu::row_epilogue_grad>;
+  ops.norm_relu_dropout = launch<NormReLUDropout, gpu::norm_relu_dropout>;
+  ops.norm_relu_dropout_grad = launch<NormReLUDropoutGrad, gpu::norm_relu_dropout_grad>;
   ops.quantize_csr = launch<QuantizeCsr, gpu::quantize_csr>;
   ops.dequantize_csr_add = launch<DequantizeCsr, gpu::dequantize_csr_add>;
   ops.sddmm_csr = launch<SddmmCsr, gpu::sddmm_csr>;

@@ -19,8 +19,8 @@ from pyg_dist.backend.on_device import on_device
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Rows of a local tensor of any shape, by rank.
+class RowsByRank:
+    """RowsByRank of a local tensor of any shape, by rank.
 
     Attributes:
         index: int64, on the host, the rows for one rank after another.
@@ -34,11 +34,11 @@ class Rows:
     num_rows: int
     repeats: bool = False
 
-    def take(self, x: Tensor) -> Tensor:
+    def pack(self, x: Tensor) -> Tensor:
         """The rows, by rank. Shapes: ``[n, ...] -> [sum(sizes), ...]``."""
         return x.index_select(0, on_device(self.index, x.device))
 
-    def put(self, rows: Tensor) -> Tensor:
+    def unpack(self, rows: Tensor) -> Tensor:
         """The tensor whose rows these are. Shapes: ``[sum(sizes), ...] -> [n, ...]``."""
         index, shape = on_device(self.index, rows.device), (self.num_rows, *rows.shape[1:])
         if self.repeats:
@@ -47,8 +47,8 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Blocks:
-    """Blocks of a local matrix, one for each rank.
+class BlocksByRank:
+    """BlocksByRank of a local matrix, one for each rank.
 
     Attributes:
         blocks: for each rank: the rows, on the host (or ``None``), the first and the last column, exclusive.
@@ -63,7 +63,7 @@ class Blocks:
         """Elements by rank."""
         return tuple(0 if rows is None else rows.numel() * (high - low) for rows, low, high in self.blocks)
 
-    def take(self, x: Tensor) -> Tensor:
+    def pack(self, x: Tensor) -> Tensor:
         """The elements, by rank. Shapes: ``[n, m] -> [sum(sizes)]``."""
         taken = [
             x[:, low:high].index_select(0, on_device(rows, x.device)).view(-1)
@@ -72,7 +72,7 @@ class Blocks:
         ]
         return taken[0] if len(taken) == 1 else torch.cat([x.new_empty(0), *taken])
 
-    def put(self, elements: Tensor) -> Tensor:
+    def unpack(self, elements: Tensor) -> Tensor:
         """The matrix whose elements these are. Shapes: ``[sum(sizes)] -> [n, m]``."""
         out = elements.new_empty(self.shape)
         for piece, (rows, low, high) in zip(torch.split(elements, list(self.sizes)), self.blocks, strict=True):
@@ -92,8 +92,8 @@ class Redistribution:
     """
 
     transport: Transport
-    send: Rows | Blocks
-    receive: Rows | Blocks
+    send: RowsByRank | BlocksByRank
+    receive: RowsByRank | BlocksByRank
 
     @cached_property
     def transposed(self) -> Redistribution:
@@ -102,11 +102,11 @@ class Redistribution:
 
     def start(self, x: Tensor) -> Pending[Tensor]:
         """Send the elements of ``x`` (collective). Any dtype."""
-        elements, dtype = self.send.take(x), x.dtype
+        elements, dtype = self.send.pack(x), x.dtype
         if self.transport.group.size == 1:
-            return Pending(lambda: self.receive.put(elements))
+            return Pending(lambda: self.receive.unpack(elements))
         messages = self.transport.all_to_all(to_wire(elements), self.send.sizes, self.receive.sizes)
-        return Pending(lambda: self.receive.put(from_wire(messages.wait(), dtype)))
+        return Pending(lambda: self.receive.unpack(from_wire(messages.wait(), dtype)))
 
     @staticmethod
     def by_position(group: Group, before: Sequence[Tensor], after: Sequence[Tensor]) -> Redistribution:
@@ -133,12 +133,12 @@ class Redistribution:
         order = torch.argsort(receiver, stable=True)
         sent = torch.bincount(receiver, minlength=group.size)
         received = group.gather_rows(sent.view(1, -1), [1] * group.size)[:, group.rank]
-        send = Rows(row[order], tuple(sent.tolist()), key.numel(), repeats=True)
+        send = RowsByRank(row[order], tuple(sent.tolist()), key.numel(), repeats=True)
         num_received, sizes = int(received.sum()), tuple(received.tolist())
-        unsorted = Rows(torch.arange(num_received), sizes, num_received)
+        unsorted = RowsByRank(torch.arange(num_received), sizes, num_received)
         arrived = Redistribution(transport, send, unsorted).start(key).wait()
         place = torch.argsort(torch.argsort(arrived, stable=True))
-        return Redistribution(transport, send, Rows(place, sizes, num_received))
+        return Redistribution(transport, send, RowsByRank(place, sizes, num_received))
 
     @staticmethod
     def of_requests(transport: Transport, owner: Tensor, row: Tensor, num_rows: int) -> Redistribution:
@@ -156,8 +156,8 @@ class Redistribution:
         sent = group.gather_rows(asked.view(1, -1), [1] * group.size)[:, group.rank].tolist()
         received = tuple(asked.tolist())
         wanted = transport.all_to_all(row[order], received, sent).wait() if group.size > 1 else row[order]
-        send = Rows(wanted, tuple(sent), num_rows, repeats=True)
-        return Redistribution(transport, send, Rows(order, received, row.numel()))
+        send = RowsByRank(wanted, tuple(sent), num_rows, repeats=True)
+        return Redistribution(transport, send, RowsByRank(order, received, row.numel()))
 
 
 def _owner(positions: Sequence[Tensor]) -> Tensor:
@@ -166,10 +166,10 @@ def _owner(positions: Sequence[Tensor]) -> Tensor:
     return torch.empty_like(ranks).index_copy_(0, torch.cat(list(positions)).cpu(), ranks)
 
 
-def _by_rank(position: Tensor, owner: Tensor, num_ranks: int) -> Rows:
+def _by_rank(position: Tensor, owner: Tensor, num_ranks: int) -> RowsByRank:
     """Local rows ordered by the rank at the other end and then by position."""
     position = position.cpu()
     order = torch.argsort(position)
     rank = owner[position[order]]
     sizes = tuple(torch.bincount(rank, minlength=num_ranks).tolist())
-    return Rows(order[torch.argsort(rank, stable=True)], sizes, position.numel())
+    return RowsByRank(order[torch.argsort(rank, stable=True)], sizes, position.numel())

@@ -21,7 +21,7 @@ from pyg_dist.backend.ops import Norm
 
 @dataclass(frozen=True)
 class NormReLUDropoutSpec:
-    """What is done to the rows; see :func:`pyg_dist.backend.ops.row_epilogue`.
+    """What is done to the rows; see :func:`pyg_dist.backend.ops.norm_relu_dropout`.
 
     Attributes:
         norm: ``"layer"``, ``"rms"`` or ``None``.
@@ -75,7 +75,7 @@ class SplitRows:
         return total if norm == "layer" else torch.cat([torch.zeros_like(total), total], dim=1)
 
 
-class _RowEpilogue(LocalFunction):
+class _NormReLUDropout(LocalFunction):
     """One pass forward, one back; two floats a row are kept beside x.
 
     Without a norm y takes x's place: what follows keeps it anyway, and its zeros are all that the gradient asks for.
@@ -91,13 +91,13 @@ class _RowEpilogue(LocalFunction):
         ctx.split = split
         if split is not None and spec.norm is not None:
             mean, rstd = split.moments(x, spec.norm, spec.eps)
-            y = ops.row_epilogue_of(
+            y = ops.norm_relu_dropout_of(
                 x, mean, rstd, w, b, key, spec.norm, spec.relu, spec.p, spec.seed, spec.first_column
             )
             ctx.saves_output, ctx.spec = False, spec
             ctx.save_for_backward(x, mean, rstd, weight, bias, key)
             return y
-        y, mean, rstd = ops.row_epilogue(
+        y, mean, rstd = ops.norm_relu_dropout(
             x, w, b, key, spec.norm, spec.eps, spec.relu, spec.p, spec.seed, spec.first_column
         )
         ctx.saves_output = spec.norm is None and weight is None and spec.relu
@@ -117,10 +117,12 @@ class _RowEpilogue(LocalFunction):
         b = None if bias is None or ctx.saves_output else bias.to(ops.sum_dtype(x))
         options = (spec.relu, spec.p, spec.seed, spec.first_column)
         if ctx.split is not None and spec.norm is not None:
-            by_x, by_w, by_b, sums = ops.row_epilogue_grad_part(grad, x, mean, rstd, w, b, key, spec.norm, *options)
+            by_x, by_w, by_b, sums = ops.norm_relu_dropout_grad_part(
+                grad, x, mean, rstd, w, b, key, spec.norm, *options
+            )
             ops.row_norm_grad_(by_x, x, mean, rstd, ctx.split.means(sums, spec.norm), spec.norm)
         else:
-            by_x, by_w, by_b = ops.row_epilogue_grad(grad, x, mean, rstd, w, b, key, spec.norm, *options)
+            by_x, by_w, by_b = ops.norm_relu_dropout_grad(grad, x, mean, rstd, w, b, key, spec.norm, *options)
         by_weight = None if weight is None else by_w.to(weight.dtype)
         by_bias = None if bias is None else by_b.to(bias.dtype)
         return by_x, by_weight, by_bias, None, None, None
@@ -134,8 +136,8 @@ def norm_relu_dropout_rows(
     spec: NormReLUDropoutSpec,
     split: SplitRows | None = None,
 ) -> Tensor:
-    """:func:`pyg_dist.backend.ops.row_epilogue`'s y, differentiable once by x, weight and bias.
+    """:func:`pyg_dist.backend.ops.norm_relu_dropout`'s y, differentiable once by x, weight and bias.
 
     Not collective; but a norm of split rows is, both ways.
     """
-    return _RowEpilogue.apply(x, weight, bias, key, spec, split)  # type: ignore[no-any-return, no-untyped-call]
+    return _NormReLUDropout.apply(x, weight, bias, key, spec, split)  # type: ignore[no-any-return, no-untyped-call]

@@ -73,52 +73,54 @@ class LinearOperator:
 class HaloRows:
     """The halo of x by a post exchange. Shapes: ``[n, F] -> [h, F]``."""
 
-    post: HaloTransfer
+    transfer: HaloTransfer
 
     @property
     def transposed(self) -> HaloSums:
         """Halo rows go home."""
-        return HaloSums(self.post)
+        return HaloSums(self.transfer)
 
     def start(self, x: Tensor) -> Pending[Tensor]:
         """Send local rows (collective, no autograd)."""
-        x, post = x.contiguous(), self.post
-        if post.codecs[0] is EXACT:
+        x, transfer = x.contiguous(), self.transfer
+        if transfer.codecs[0] is EXACT:
             with phase("pack"):
-                sent = post.outgoing.multiply(x)
-            return post.exchange.start(sent)
-        return _added(_to_slots(post), x, post.exchange.num_received)
+                sent = transfer.outgoing.multiply(x)
+            return transfer.exchange.start(sent)
+        return _added(_to_slots(transfer), x, transfer.exchange.num_received)
 
 
 @dataclass(frozen=True)
 class HaloSums:
     """Halo rows, sent home and added up there: the transpose of :class:`HaloRows`. Shapes: ``[h, F] -> [n, F]``."""
 
-    post: HaloTransfer
+    transfer: HaloTransfer
 
     @property
     def transposed(self) -> HaloRows:
         """The halo."""
-        return HaloRows(self.post)
+        return HaloRows(self.transfer)
 
     def start(self, x: Tensor) -> Pending[Tensor]:
         """Send halo rows (collective, no autograd)."""
-        x, post = x.contiguous(), self.post
-        if post.codecs[1] is not EXACT:
-            return _added(_to_slots(post).transposed, x, post.outgoing.num_cols)
-        messages = post.exchange.transposed.start(x)
+        x, transfer = x.contiguous(), self.transfer
+        if transfer.codecs[1] is not EXACT:
+            return _added(_to_slots(transfer).transposed, x, transfer.outgoing.num_cols)
+        messages = transfer.exchange.transposed.start(x)
 
         def finish() -> Tensor:
             received = messages.wait()
             with phase("unpack"):
-                return post.outgoing.transposed.multiply(received)
+                return transfer.outgoing.transposed.multiply(received)
 
         return Pending(finish)
 
 
-def _to_slots(post: HaloTransfer) -> HaloTransfer:
+def _to_slots(transfer: HaloTransfer) -> HaloTransfer:
     """The same messages, each row of which becomes one of the result."""
-    return HaloTransfer(post.outgoing, post.exchange, post.exchange.slots(post.outgoing.pattern.device), post.codecs)
+    return HaloTransfer(
+        transfer.outgoing, transfer.exchange, transfer.exchange.slots(transfer.outgoing.pattern.device), transfer.codecs
+    )
 
 
 def _added(halo: HaloTransfer, x: Tensor, num_rows: int) -> Pending[Tensor]:
@@ -146,19 +148,19 @@ def aggregate(x: Tensor, operator: LinearOperator) -> Tensor:
     return apply(operator, x)
 
 
-def halo_rows(x: Tensor, post: HaloTransfer) -> Tensor:
+def halo_rows(x: Tensor, transfer: HaloTransfer) -> Tensor:
     """The halo of x by a post exchange, differentiable; collective both ways. Shapes: ``[n, F] -> [h, F]``."""
     _require_dtype(x)
-    return apply(HaloRows(post), x)
+    return apply(HaloRows(transfer), x)
 
 
-def halo_sums(rows: Tensor, post: HaloTransfer) -> Tensor:
+def halo_sums(rows: Tensor, transfer: HaloTransfer) -> Tensor:
     """Send halo rows home, where they are summed: the transpose of :func:`halo_rows`. Shapes: ``[h, F] -> [n, F]``."""
     _require_dtype(rows)
-    return apply(HaloSums(post), rows)
+    return apply(HaloSums(transfer), rows)
 
 
-def aggregate_edges(x: Tensor, weight: Tensor, local: CSR, halo: CSR, post: HaloTransfer) -> Tensor:
+def aggregate_edges(x: Tensor, weight: Tensor, local: CSR, halo: CSR, transfer: HaloTransfer) -> Tensor:
     """Weighted sum over in-edges, differentiable by x and by the weights; collective both ways.
 
     The weights' derivatives need the sources' rows themselves: the exchange is post.
@@ -168,12 +170,12 @@ def aggregate_edges(x: Tensor, weight: Tensor, local: CSR, halo: CSR, post: Halo
         weight: of its edges.
         local: targets by local sources.
         halo: boundary nodes by halo slots.
-        post: the exchange.
+        transfer: the exchange.
 
     Shapes:
         - x: ``[n, F]``
         - weight: ``[e]``, this rank's edge storage
         - output: ``[n, F]``
     """
-    arrived = halo_rows(x, post)
+    arrived = halo_rows(x, transfer)
     return add_to_last_rows(edge_product(weight, x, local), edge_product(weight, arrived, halo))

@@ -29,12 +29,12 @@ from pyg_dist.backend.ops.quantize import quantize_csr as quantize_csr
 from pyg_dist.backend.ops.rows import Norm as Norm
 from pyg_dist.backend.ops.rows import empty_rows as empty_rows
 from pyg_dist.backend.ops.rows import gather_rows as gather_rows
+from pyg_dist.backend.ops.rows import norm_relu_dropout as norm_relu_dropout
+from pyg_dist.backend.ops.rows import norm_relu_dropout_grad as norm_relu_dropout_grad
+from pyg_dist.backend.ops.rows import norm_relu_dropout_grad_part as norm_relu_dropout_grad_part
+from pyg_dist.backend.ops.rows import norm_relu_dropout_of as norm_relu_dropout_of
 from pyg_dist.backend.ops.rows import relu as relu
 from pyg_dist.backend.ops.rows import relu_grad as relu_grad
-from pyg_dist.backend.ops.rows import row_epilogue as row_epilogue
-from pyg_dist.backend.ops.rows import row_epilogue_grad as row_epilogue_grad
-from pyg_dist.backend.ops.rows import row_epilogue_grad_part as row_epilogue_grad_part
-from pyg_dist.backend.ops.rows import row_epilogue_of as row_epilogue_of
 from pyg_dist.backend.ops.rows import row_moments as row_moments
 from pyg_dist.backend.ops.rows import row_norm_grad_ as row_norm_grad_
 from pyg_dist.backend.ops.rows import scatter_add_rows as scatter_add_rows

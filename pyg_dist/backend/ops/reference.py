@@ -224,7 +224,7 @@ def find_sorted(sorted: Tensor, value: Tensor) -> Tensor:
     return torch.tensor([place.get(int(v), -1) for v in value], dtype=torch.int64)
 
 
-def row_epilogue(
+def norm_relu_dropout(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,

@@ -91,7 +91,7 @@ Norm = Literal["layer", "rms"]
 _NORM_NUMBER: dict[Norm | None, int] = {None: 0, "layer": 1, "rms": 2}
 
 
-def row_epilogue(
+def norm_relu_dropout(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -108,7 +108,7 @@ def row_epilogue(
     .. math::
         y_i = \mathrm{dropout}(\mathrm{relu}(\mathrm{norm}(x_i) \odot w + b))
 
-    Exact up to rounding; the mask is :func:`keyed_dropout`'s. :func:`row_epilogue_grad` is the derivative.
+    Exact up to rounding; the mask is :func:`keyed_dropout`'s. :func:`norm_relu_dropout_grad` is the derivative.
 
     Shapes:
         - x: ``[N, F]`` float32, float64, bfloat16 or float16; copied unless contiguous
@@ -135,10 +135,10 @@ def row_epilogue(
     """
     factors = factor_of(weight, x), factor_of(bias, x)
     args = (*factors, key, _NORM_NUMBER[norm], eps, relu, p, signed(seed), column_offset)
-    return call(native.row_epilogue.default, x.contiguous(), *args)  # type: ignore[no-any-return]
+    return call(native.norm_relu_dropout.default, x.contiguous(), *args)  # type: ignore[no-any-return]
 
 
-def row_epilogue_grad(
+def norm_relu_dropout_grad(
     grad: Tensor,
     x: Tensor,
     mean: Tensor,
@@ -152,12 +152,12 @@ def row_epilogue_grad(
     seed: int,
     column_offset: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of :func:`row_epilogue` by x, weight and bias, in one pass over grad and x.
+    """The gradients of :func:`norm_relu_dropout` by x, weight and bias, in one pass over grad and x.
 
     Everything else, the mask included, is computed again. The sums over rows do not depend on the threads.
 
     Shapes:
-        - grad: ``[N, F]``, dtype of x; mean, rstd: of :func:`row_epilogue`; all others: its arguments
+        - grad: ``[N, F]``, dtype of x; mean, rstd: of :func:`norm_relu_dropout`; all others: its arguments
         - output: ``[N, F]`` in the dtype of x, ``[F]`` and ``[F]`` in the sum dtype
 
     Raises:
@@ -166,7 +166,7 @@ def row_epilogue_grad(
     """
     factors = factor_of(weight, x), factor_of(bias, x)
     args = (mean, rstd, *factors, key, _NORM_NUMBER[norm], relu, p, signed(seed), column_offset, False)
-    by_x, sums, _ = call(native.row_epilogue_grad.default, grad.contiguous(), x.contiguous(), *args)
+    by_x, sums, _ = call(native.norm_relu_dropout_grad.default, grad.contiguous(), x.contiguous(), *args)
     by_weight, by_bias, _ = sums.sum(0)
     return by_x, by_weight, by_bias
 
@@ -185,7 +185,7 @@ def row_moments(x: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
     return call(native.row_moments.default, x.contiguous(), _NORM_NUMBER[norm])  # type: ignore[no-any-return]
 
 
-def row_epilogue_of(
+def norm_relu_dropout_of(
     x: Tensor,
     mean: Tensor,
     rstd: Tensor,
@@ -198,10 +198,10 @@ def row_epilogue_of(
     seed: int,
     column_offset: int = 0,
 ) -> Tensor:
-    """:func:`row_epilogue`'s y for given moments: those of whole rows, of which x has some columns.
+    """:func:`norm_relu_dropout`'s y for given moments: those of whole rows, of which x has some columns.
 
     Shapes:
-        - mean, rstd: as :func:`row_epilogue` returns them; all others: its arguments
+        - mean, rstd: as :func:`norm_relu_dropout` returns them; all others: its arguments
         - output: as x
 
     Raises:
@@ -210,10 +210,10 @@ def row_epilogue_of(
     """
     factors = factor_of(weight, x), factor_of(bias, x)
     args = (mean, rstd, *factors, key, _NORM_NUMBER[norm], relu, p, signed(seed), column_offset)
-    return call(native.row_epilogue_of.default, x.contiguous(), *args)  # type: ignore[no-any-return]
+    return call(native.norm_relu_dropout_of.default, x.contiguous(), *args)  # type: ignore[no-any-return]
 
 
-def row_epilogue_grad_part(
+def norm_relu_dropout_grad_part(
     grad: Tensor,
     x: Tensor,
     mean: Tensor,
@@ -227,10 +227,10 @@ def row_epilogue_grad_part(
     seed: int,
     column_offset: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of :func:`row_epilogue_of` by n = norm(x), weight and bias; :func:`row_norm_grad_` has that by x.
+    """The gradients of :func:`norm_relu_dropout_of` by norm(x), weight and bias; :func:`row_norm_grad_` has that by x.
 
     Shapes:
-        - arguments: as :func:`row_epilogue_grad`'s
+        - arguments: as :func:`norm_relu_dropout_grad`'s
         - output: ``[N, F]`` in the dtype of x, ``[F]`` and ``[F]``, and ``[N, 2]``: of each row of the first one the
           sum (zero unless ``norm="layer"``) and that of its product with n, in the sum dtype
 
@@ -240,7 +240,7 @@ def row_epilogue_grad_part(
     """
     factors = factor_of(weight, x), factor_of(bias, x)
     args = (mean, rstd, *factors, key, _NORM_NUMBER[norm], relu, p, signed(seed), column_offset, True)
-    by_n, sums, by_row = call(native.row_epilogue_grad.default, grad.contiguous(), x.contiguous(), *args)
+    by_n, sums, by_row = call(native.norm_relu_dropout_grad.default, grad.contiguous(), x.contiguous(), *args)
     by_weight, by_bias, _ = sums.sum(0)
     return by_n, by_weight, by_bias, by_row
 
@@ -249,7 +249,7 @@ def row_norm_grad_(by_n: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, by_row: 
     """The gradient by x from that by norm(x), in place: ``(by_n - by_row[:, 0] - n * by_row[:, 1]) * rstd``.
 
     Shapes:
-        - by_n: ``[N, F]``, of :func:`row_epilogue_grad_part`, overwritten; x, mean, rstd: its arguments
+        - by_n: ``[N, F]``, of :func:`norm_relu_dropout_grad_part`, overwritten; x, mean, rstd: its arguments
         - by_row: ``[N, 2]``, its row sums, divided by the columns of whole rows; contiguous
 
     Raises:
@@ -290,7 +290,7 @@ def _(grad: Tensor, passed: Tensor) -> Tensor:
     return torch.empty_like(grad)
 
 
-@torch.library.register_fake("pyg_dist::row_epilogue")
+@torch.library.register_fake("pyg_dist::norm_relu_dropout")
 def _(
     x: Tensor,
     weight: Tensor | None,
@@ -307,7 +307,7 @@ def _(
     return torch.empty_like(x), mean, rstd
 
 
-@torch.library.register_fake("pyg_dist::row_epilogue_grad")
+@torch.library.register_fake("pyg_dist::norm_relu_dropout_grad")
 def _(
     grad: Tensor,
     x: Tensor,
@@ -323,7 +323,7 @@ def _(
     column_offset: int,
     is_part: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    num_groups = min(max(x.numel() // 2**15, 1), 64)  # csrc/ops/row_epilogue.cpp
+    num_groups = min(max(x.numel() // 2**15, 1), 64)  # csrc/ops/norm_relu_dropout.cpp
     sums = x.new_empty(num_groups, 3, x.shape[1], dtype=sum_dtype(x))
     return torch.empty_like(x), sums, x.new_empty(x.shape[0] if is_part else 0, 2, dtype=sum_dtype(x))
 
@@ -334,7 +334,7 @@ def _(x: Tensor, norm: int) -> tuple[Tensor, Tensor]:
     return mean, square
 
 
-@torch.library.register_fake("pyg_dist::row_epilogue_of")
+@torch.library.register_fake("pyg_dist::norm_relu_dropout_of")
 def _(
     x: Tensor,
     mean: Tensor,

@@ -169,4 +169,4 @@ def _dispatch(
     first = at_row * shape.stride(row_axis) + at_column * shape.stride(column_axis)
     receiver = torch.cat([first + replica * shape.stride(third) for replica in range(shape[third])])
     edge = torch.arange(first.numel()).repeat(shape[third])
-    return Redistribution.of_copies(grid.wire(*GRID_AXES, exact=True), receiver, edge, edge_id)
+    return Redistribution.of_copies(grid.transport(*GRID_AXES, exact=True), receiver, edge, edge_id)

@@ -36,7 +36,7 @@ class EdgeEnds:
         """
         distinct, slot = torch.unique(node, return_inverse=True)
         owner, row = grid.owners(distinct)
-        transport = grid.wire(*GRID_AXES, exact=True)
+        transport = grid.transport(*GRID_AXES, exact=True)
         num_rows = grid.node_sharding.num_local
         return EdgeEnds(Redistribution.of_requests(transport, owner, row, num_rows), slot.to(device))
 

@@ -50,7 +50,7 @@ def _one_column(x: RowTensor, tile: Tile) -> Tensor:
     layout, grid = tile.layout, tile.grid
     local = as_tile(x, grid.tile(TileLayout(layout.rows, None, layout.order), 1)).to_local()
     with local_tensors():
-        return local if layout.columns is None else copy_to_replicas(local, grid.wire(layout.columns, exact=True))
+        return local if layout.columns is None else copy_to_replicas(local, grid.transport(layout.columns, exact=True))
 
 
 def _is_whole(x: RowTensor, tile: Tile) -> bool:
@@ -122,7 +122,7 @@ def _sum_of_products(
     layout, grid = first._sharding.layout, first._sharding.grid
     width = pairs[0][1].shape[0]
     assert layout.columns is not None
-    column_wire = grid.wire(layout.columns)
+    column_transport = grid.transport(layout.columns)
     replicas = layout.replicas
     after = grid.tile(TileLayout(layout.rows, replicas[0] if replicas else layout.columns, layout.order), width)
     addend = None if bias is None else _as_operand(bias, after)
@@ -141,15 +141,15 @@ def _sum_of_products(
             local = x.as_subclass(Tensor)
             if replicas:
                 part = part[after.columns.start : after.columns.stop]
-                product = replicated_linear(local, part, grid.wire(*replicas))
+                product = replicated_linear(local, part, grid.transport(*replicas))
             else:
                 product = F.linear(local, part)
             total = product if total is None else total + product
         assert total is not None
         if replicas:
-            out = reduce_from_replicas(total, column_wire)
+            out = reduce_from_replicas(total, column_transport)
         else:
-            out = reduce_scatter(total, column_wire, after.column_sizes, 1)
+            out = reduce_scatter(total, column_transport, after.column_sizes, 1)
         if addend is not None:
             # Autocast has narrowed the product, and narrows the bias.
             out = out + (addend.to(out.dtype) if torch.is_autocast_enabled(out.device.type) else addend)

@@ -160,7 +160,7 @@ class GridGraph:
         is_tile = isinstance(x, TileTensor) and x._sharding.layout.columns is not None
         tiles = as_tiles(x) if is_tile else as_tile(x, self.feature_sharding(x.shape[1]))
         if layer is not None and tiles is x:
-            tiles.enter(layer)
+            tiles.note_layer_input(layer)
         return tiles
 
     def owns(self, x: RowTensor) -> bool:
@@ -207,8 +207,8 @@ class GridGraph:
         source, target = self.edges_of_group
         place = (source == target).nonzero().view(-1)
         owner, row = self.grid.owners(source[place])
-        wire = self.grid.wire(*GRID_AXES, exact=True)
-        home = Redistribution.of_copies(wire, owner, place, self.edge_sharding.global_id)
+        transport = self.grid.transport(*GRID_AXES, exact=True)
+        home = Redistribution.of_copies(transport, owner, place, self.edge_sharding.global_id)
         row = torch.zeros_like(source).index_copy_(0, place, row)
         return home, home.start(row).wait().to(self.device)
 
@@ -273,11 +273,11 @@ class GridGraph:
         product = TileProduct(
             matrix,
             Side(
-                grid.wire(free, exact=exact or of_input),
+                grid.transport(free, exact=exact or of_input),
                 tuple(grid.row_sizes(TileLayout((row, free), column, layout.order), free)),
                 is_scattered,
             ),
-            Side(grid.wire(row, exact=exact), tuple(grid.row_sizes(pieces, row)), scatters),
+            Side(grid.transport(row, exact=exact), tuple(grid.row_sizes(pieces, row)), scatters),
             grid.num_blocks,
         )
         local = x.to_local()
@@ -353,7 +353,7 @@ class GridGraph:
         if inputs.edge_attr is not None:
             moved["edge_attr"] = apply(tile.dispatch, inputs.edge_attr)
         key = self._edge_key if spec.p > 0 else None
-        sources = AllGather(self.grid.wire("z", "y", exact=True), self.grid.row_sizes(WHOLE_ROWS, "z", "y"))
+        sources = AllGather(self.grid.transport("z", "y", exact=True), self.grid.row_sizes(WHOLE_ROWS, "z", "y"))
         num_weights = tile.row.numel() if has_weights else 0
         a = GridAttention(self._edges_of_targets, sources, self._target_rows, key, spec, num_weights)
         sums, of_edges, weights = grid_attention(a, inputs._replace(**moved))
@@ -369,7 +369,7 @@ class GridGraph:
     @property
     def _target_rows(self) -> AllGather:
         """What brings the rows of a rank's targets together."""
-        return AllGather(self.grid.wire("x", exact=True), self.grid.row_sizes(self._target_layout, "x"))
+        return AllGather(self.grid.transport("x", exact=True), self.grid.row_sizes(self._target_layout, "x"))
 
     @cached_property
     @lasting
@@ -489,7 +489,7 @@ class GridGraph:
         """The sum of each row of the whole matrix, for the tile's rows (collective)."""
         entries = torch.ones(csr.num_entries, dtype=dtype, device=self.device) if values is None else csr.values(values)
         sums = torch.zeros(csr.num_rows, dtype=dtype, device=self.device).index_add_(0, csr.row(), entries)
-        return sum_all(sums, self.grid.wire(tile.column_axis, exact=True))
+        return sum_all(sums, self.grid.transport(tile.column_axis, exact=True))
 
     def _tiles(
         self, key: Hashable, weight: RowTensor | None, dtype: torch.dtype, build: Build

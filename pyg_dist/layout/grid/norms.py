@@ -81,8 +81,8 @@ def _normalise(x: Tensor, tile: Tile, running: list[Tensor | None], momentum: fl
     if any(buffer is not None for buffer in running):
         with torch.no_grad():
             mine = torch.stack([mean, variance * (tile.size / (tile.size - 1))])
-            wire = tile.grid.wire(*(tile.layout.columns or ()), exact=True)
-            for buffer, batch in zip(running, all_gather(mine, wire, tile.column_sizes, 1), strict=True):
+            transport = tile.grid.transport(*(tile.layout.columns or ()), exact=True)
+            for buffer, batch in zip(running, all_gather(mine, transport, tile.column_sizes, 1), strict=True):
                 if buffer is not None:
                     buffer.lerp_(batch.to(buffer.dtype), momentum)
     return centred * copy_to_ranks(torch.rsqrt(variance + eps), group)

@@ -20,7 +20,7 @@ from pyg_dist.plan.grid.tiling import TileLayout
 
 
 @dataclass(eq=False)
-class Entry:
+class LayerInput:
     """A tile's values at one version as the input of a layer, and maybe on their way to another tile."""
 
     layer: weakref.ref[nn.Module]
@@ -30,28 +30,28 @@ class Entry:
 
 
 @dataclass
-class _Way:
+class _Redistributed:
     """What became of a layer's last input: how it lay, how that lay which it was added to, what is under way."""
 
     before: TileLayout
     after: TileLayout
-    under_way: Entry | None = None
+    under_way: LayerInput | None = None
 
 
-_ways: weakref.WeakKeyDictionary[nn.Module, _Way] = weakref.WeakKeyDictionary()
+_redistributed: weakref.WeakKeyDictionary[nn.Module, _Redistributed] = weakref.WeakKeyDictionary()
 
 
-def enter(local: Tensor, tile: Tile, version: int | None, layer: nn.Module) -> Entry | None:
+def note_layer_input(local: Tensor, tile: Tile, version: int | None, layer: nn.Module) -> LayerInput | None:
     """Note a layer's input, and start its way if the last one took one (collective then)."""
     if not GRID_EARLY_RESIDUAL.value():
         return None
-    entry, way = Entry(weakref.ref(layer), version), _ways.get(layer)
+    entry, way = LayerInput(weakref.ref(layer), version), _redistributed.get(layer)
     if way is None:
         return entry
     if way.under_way is not None:  # nobody has asked for it
         assert way.under_way.pending is not None
         way.under_way.pending.wait()
-        del _ways[layer]
+        del _redistributed[layer]
     elif tile.layout == way.before and version is not None:
         entry.target = tile.grid.tile(way.after, tile.width)
         entry.pending = tile.start_to(local, entry.target)
@@ -59,20 +59,22 @@ def enter(local: Tensor, tile: Tile, version: int | None, layer: nn.Module) -> E
     return entry
 
 
-def leave(local: Tensor, tile: Tile, version: int | None, entry: Entry | None, target: Tile) -> Pending[Tensor]:
+def start_redistribution(
+    local: Tensor, tile: Tile, version: int | None, entry: LayerInput | None, target: Tile
+) -> Pending[Tensor]:
     """The piece of another tile, under way; differentiable once it is waited for (collective where they differ).
 
     Args:
         local: the piece of ``tile``.
         tile: how it lies.
         version: of its values.
-        entry: what :func:`enter` has returned for it, if it was a layer's input.
+        entry: what :func:`note_layer_input` has returned for it, if it was a layer's input.
         target: of the same grid and width.
     """
     pending: Pending[Tensor] | None = None
     layer = None if entry is None else entry.layer()
     if entry is not None and layer is not None and target is not tile:
-        way = _ways.setdefault(layer, _Way(tile.layout, target.layout))
+        way = _redistributed.setdefault(layer, _Redistributed(tile.layout, target.layout))
         way.before, way.after = tile.layout, target.layout
         if way.under_way is entry and entry.target is target and entry.version == version:
             pending, way.under_way = entry.pending, None

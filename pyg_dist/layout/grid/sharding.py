@@ -13,7 +13,7 @@ from torch import Tensor
 from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.comm.buffers import Buffers
 from pyg_dist.backend.comm.group import Group
-from pyg_dist.backend.comm.redistribution import Blocks, Redistribution
+from pyg_dist.backend.comm.redistribution import BlocksByRank, Redistribution
 from pyg_dist.backend.comm.transport import Pending, Traffic, Transport
 from pyg_dist.backend.dense.norm_relu_dropout import SplitRows
 from pyg_dist.backend.grid.mesh import GRID_AXES, Mesh
@@ -329,7 +329,7 @@ class Grid:
         layout, shape = TileLayout((), axis, 0), self.mesh.grid_shape
         return [len(column_range(width, layout, shape, {axis: k})) for k in range(shape[axis])]
 
-    def wire(self, *axes: str, exact: bool = False) -> Transport:
+    def transport(self, *axes: str, exact: bool = False) -> Transport:
         """The messages along a product of axes; in the narrow dtype unless ``exact``."""
         return Transport(self.mesh.group(*axes), self.mesh.traffic_of(*axes), None if exact else self.comm_dtype)
 
@@ -349,17 +349,17 @@ class Grid:
         shape = self.mesh.grid_shape
         places = [shape.coordinates(rank) for rank in range(shape.size)]
 
-        def blocks(lists: tuple[Tensor | None, ...], mine: Tile, other: Tile) -> Blocks:
+        def blocks(lists: tuple[Tensor | None, ...], mine: Tile, other: Tile) -> BlocksByRank:
             pieces = []
             for rank, rows in enumerate(lists):
                 there = column_range(mine.width, other.layout, shape, places[rank])
                 shared = columns_between(mine.columns, there)
                 start = mine.columns.start
                 pieces.append((rows if len(shared) else None, shared.start - start, shared.stop - start))
-            return Blocks(tuple(pieces), (mine.num_local, len(mine.columns)))
+            return BlocksByRank(tuple(pieces), (mine.num_local, len(mine.columns)))
 
         return Redistribution(
-            self.wire(*GRID_AXES, exact=True),
+            self.transport(*GRID_AXES, exact=True),
             blocks(rows.send, before, after),
             blocks(rows.receive, after, before),
         )

@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 
 from pyg_dist.backend.comm.transport import Pending
 from pyg_dist.errors import MixedRowsError
-from pyg_dist.layout.grid.residuals import Entry, enter, leave
+from pyg_dist.layout.grid.residuals import LayerInput, note_layer_input, start_redistribution
 from pyg_dist.layout.grid.sharding import Tile
 from pyg_dist.plan.grid.tiling import WHOLE_ROWS
 from pyg_dist.tensor import row_tensor
@@ -68,7 +68,7 @@ class TileTensor(NodeTensor):
 
     kind = "tile"  # type: ignore[assignment]
     _sharding: Tile
-    _entry: Entry | None = None  # of the last layer whose input this was
+    _entry: LayerInput | None = None  # of the last layer whose input this was
 
     @classmethod
     def __torch_function__(
@@ -114,10 +114,10 @@ class TileTensor(NodeTensor):
                 local._copy_of = COLUMNS
             return cast(NodeTensor, rows)
 
-    def enter(self, layer: nn.Module) -> None:
+    def note_layer_input(self, layer: nn.Module) -> None:
         """Note that this is a layer's input: as its residual it may start its way (collective then)."""
         with local_tensors():
-            self._entry = enter(self.as_subclass(Tensor), self._sharding, version_of(self), layer)
+            self._entry = note_layer_input(self.as_subclass(Tensor), self._sharding, version_of(self), layer)
 
     def start_redistribution(self, sharding: RowSharding) -> Pending[Tensor]:
         """See :class:`RowTensor`."""
@@ -125,7 +125,7 @@ class TileTensor(NodeTensor):
         if not isinstance(sharding, Tile) or sharding.grid is not tile.grid or sharding.width != tile.width:
             return super().start_redistribution(sharding)
         with local_tensors():
-            return leave(self.as_subclass(Tensor), tile, version_of(self), self._entry, sharding)
+            return start_redistribution(self.as_subclass(Tensor), tile, version_of(self), self._entry, sharding)
 
 
 row_tensor.register_class("tile", TileTensor)

@@ -174,8 +174,8 @@ class HaloBatch(HaloGraph):
         if norm.kind == "gcn" and norm.add_self_loops:
             local = self._with_loops(whole.local, dtype)
         at_edges = None if values is None else values[on_device(self.restriction.edge, self.device)]
-        lent = None if borrowed is None else borrowed[on_device(self.restriction.borrowed, self.device)]
-        return self._rescaled(local, at_edges, lent, whole, dtype)
+        sent_weights = None if borrowed is None else borrowed[on_device(self.restriction.borrowed, self.device)]
+        return self._rescaled(local, at_edges, sent_weights, whole, dtype)
 
     def _divided_by(self, p: float, whole: LinearOperator, dtype: torch.dtype) -> ConstantOperator:
         """The batch's operator where every edge has the same factor: rows are scaled, and edges have no values."""
@@ -201,8 +201,8 @@ class HaloBatch(HaloGraph):
         whole = self._operator_of_graph(norm, None, dtype).matrix
         values = weight.to_local().detach().to(dtype)
         _, halo = self._weighted(self.local, values)
-        lent = None if halo.outgoing.storage is None else halo.outgoing.storage[:-1]
-        return self._rescaled(None, values, lent, whole, dtype)
+        sent_weights = None if halo.outgoing.storage is None else halo.outgoing.storage[:-1]
+        return self._rescaled(None, values, sent_weights, whole, dtype)
 
     def _rescaled(
         self,
@@ -225,9 +225,11 @@ class HaloBatch(HaloGraph):
         storage = torch.cat([self._factors(dtype) if values is None else values * self._factors(dtype), one])
         source, target = self.restriction.borrowed_ends
         factor = self._pairs.factor(source, target, dtype).to(self.device)
-        lent = torch.cat([factor if borrowed is None else borrowed * factor, one])
+        sent_weights = torch.cat([factor if borrowed is None else borrowed * factor, one])
         sums = self._sum_transfer
-        halo = HaloTransfer(Matrix(sums.outgoing.pattern, lent), sums.exchange, Matrix(sums.incoming.pattern, storage))
+        halo = HaloTransfer(
+            Matrix(sums.outgoing.pattern, sent_weights), sums.exchange, Matrix(sums.incoming.pattern, storage)
+        )
         local = Matrix(self.local, storage) if local is None else local
         return ConstantOperator(LinearOperator(local, halo, *self._scales(whole), whole.divides))
 

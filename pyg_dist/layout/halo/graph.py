@@ -97,8 +97,10 @@ class HaloGraph:
         shape, num_edges = (num_local, num_local), self.edge_sharding.num_local
         self._loops = SelfLoops(entries, shape, node, node, self.loop_rule, num_edges, device)
         self._loops_beside = SelfLoops(entries, shape, node, node, "add", num_edges, device)
-        self.row_transfer = self._halo(share.post)
-        self._sum_transfer = self.row_transfer if share.sums is share.post else self._halo(share.sums)
+        self.row_transfer = self._halo(share.row_transfer)
+        self._sum_transfer = (
+            self.row_transfer if share.sum_transfer is share.row_transfer else self._halo(share.sum_transfer)
+        )
         self._operators: OperatorCache[ConstantOperator] = OperatorCache()
         self._neighbour_lists: dict[int, tuple[Tensor, Tensor]] = {}
         self._elsewhere: dict[torch.device, HaloGraph] = {}
@@ -171,7 +173,7 @@ class HaloGraph:
         seed = self.node_sharding.seed_of_group(draw_seed())
         if not torch.is_grad_enabled():
             return EXACT, EXACT
-        transfer = self.share.post if of_rows else self.share.sums
+        transfer = self.share.row_transfer if of_rows else self.share.sum_transfer
         keys = on_device(transfer.outgoing_key, self.device), on_device(transfer.incoming_key, self.device)
         return quantized(self.bits, keys, seed, partial(name_of, layer))
 
@@ -248,7 +250,7 @@ class HaloGraph:
     @lasting
     def csr(self) -> CSR:
         """All edges of this rank: columns are local rows, then halo slots; one target's edges in input order."""
-        local, halo = self.share.local, self.share.post.incoming
+        local, halo = self.share.local, self.share.row_transfer.incoming
         row = torch.cat([local.row(), halo.row() + self.num_local - self.num_boundary])
         col = torch.cat([local.col, halo.col + self.num_local])
         edge = torch.cat([local.edge, halo.edge])
@@ -272,7 +274,7 @@ class HaloGraph:
         ends = torch.empty(2, self.edge_sharding.num_local, dtype=torch.int64)
         for csr, first_row, first_col in (
             (self.share.local, 0, 0),
-            (self.share.post.incoming, self.num_local - self.num_boundary, self.num_local),
+            (self.share.row_transfer.incoming, self.num_local - self.num_boundary, self.num_local),
         ):
             ends[0, csr.edge], ends[1, csr.edge] = csr.col.long() + first_col, csr.row() + first_row
         return ends[0], ends[1]
@@ -540,7 +542,7 @@ class HaloGraph:
         if values is None:
             return Matrix(local), self._sum_transfer
         # Weights stay with the target's rank; the source's rank borrows those of the edges that it sums.
-        lists, one = self.share.sums, values.new_ones(1)  # the last value: of the entries UNIT
+        lists, one = self.share.sum_transfer, values.new_ones(1)  # the last value: of the entries UNIT
         borrow = Exchange(self._transport, lists.weight_send_counts, lists.weight_recv_counts)
         borrowed = borrow.start(values[on_device(lists.weights_to_send, self.device)]).wait()
         storage = torch.cat([values, one])

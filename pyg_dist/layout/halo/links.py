@@ -29,9 +29,11 @@ class HaloLinks:
 
     @lasting
     def __init__(self, share: HaloShare, group: Group) -> None:
-        incoming = share.post.incoming
+        incoming = share.row_transfer.incoming
         slot, target = incoming.col.long(), share.node_id[incoming.row() + share.num_inner]
-        sender_of_slot = torch.repeat_interleave(torch.arange(share.num_ranks), torch.tensor(share.post.recv_counts))
+        sender_of_slot = torch.repeat_interleave(
+            torch.arange(share.num_ranks), torch.tensor(share.row_transfer.recv_counts)
+        )
         order = torch.argsort(sender_of_slot[slot], stable=True)
         slot, target, place = slot[order], target[order], incoming.edge.long()[order]
         sender, source = sender_of_slot[slot], share.halo_id[slot]

@@ -178,7 +178,7 @@ def imbalance_of(counts: Tensor) -> float:
     return float(counts.max()) * counts.numel() / total if total else 1.0
 
 
-def _dealt(degree: Tensor, num_blocks: int, rng: torch.Generator) -> tuple[ListedOrder, ...]:
+def _round_robin(degree: Tensor, num_blocks: int, rng: torch.Generator) -> tuple[ListedOrder, ...]:
     return tuple(ListedOrder.round_robin_by_degree(degree, num_blocks, rng) for _ in range(2))
 
 
@@ -237,7 +237,7 @@ def choose_orders(
         "original": lambda: (ListedOrder.of(loops),),
         "single": lambda: (ListedOrder.random(num_nodes, rng),),
         "double": lambda: (ListedOrder.random(num_nodes, rng), ListedOrder.random(num_nodes, rng)),
-        "dealt": lambda: _dealt(degrees(), num_blocks, rng),
+        "dealt": lambda: _round_robin(degrees(), num_blocks, rng),
     }
     best: tuple[float, str, tuple[ListedOrder, ...]] | None = None
     for method, make in makers.items():

@@ -95,7 +95,7 @@ class _StepTrace:
         if self.shape[axis] > 1:
             self.work.copied += numbers
 
-    def aggregate(self, is_remembered: bool = False) -> None:
+    def aggregate(self, is_cached: bool = False) -> None:
         """A product with the adjacency matrix; one that is remembered costs nothing."""
         before, model = self.layout, self.model
         row, column, free = before.rows[0], before.columns, before.free_axis()
@@ -108,7 +108,7 @@ class _StepTrace:
         self.layout = TileLayout((free, row) if scatters else (free,), column, order)
         self.work.tiles.add((free, row, before.order))
         at_input, self.at_input = self.at_input, False
-        if is_remembered:
+        if is_cached:
             return
         # The gather of an input, and its derivative, are not narrow: they are no half of a big sum.
         of_input = scattered and (at_input or not scatters)
@@ -156,7 +156,7 @@ class _StepTrace:
         self.work.gemm_flops += 2.0 * rows * columns * out * pairs * (3 if self.learns else 2)
         self.width, self.learns = width, True
 
-    def reroute(self, before: TileLayout, after: TileLayout, width: int) -> None:
+    def redistribute(self, before: TileLayout, after: TileLayout, width: int) -> None:
         """A change of layout, as :func:`~pyg_dist.plan.grid.redistribution_plan.redistribution_plan` makes it.
 
         What stays on the rank is not sent.
@@ -205,8 +205,8 @@ class _StepTrace:
             else:
                 self.aggregate()
         else:
-            self.aggregate(layer.is_remembered)
-            if not (is_gcn or layer.is_remembered):
+            self.aggregate(layer.is_cached)
+            if not (is_gcn or layer.is_cached):
                 self.move(before, self.layout, in_channels, learns=layer.learns)
             self.work.kept_numbers += self.rows() * self.columns(in_channels) * self.model.num_matrices
             self.linear(out_channels, self.model.num_matrices)
@@ -215,9 +215,9 @@ class _StepTrace:
 
     def move(self, before: TileLayout, after: TileLayout, width: int, learns: bool) -> None:
         """There, and the gradient back."""
-        self.reroute(before, after, width)
+        self.redistribute(before, after, width)
         if learns:
-            self.reroute(after, before, width)
+            self.redistribute(after, before, width)
 
 
 def work_of(model: Model, shape: MeshShape, sums: Sums, rank: int) -> Work:

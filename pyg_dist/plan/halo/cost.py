@@ -115,7 +115,7 @@ def _price(model: Model, load: HaloLoad, machine: Machine, num_ranks: int, bits:
     sparse = flops = messages = quantize = 0.0
     streams = float(model.update_bytes)
     for layer in model.layers():
-        directions = bits if layer.learns else () if saves and layer.is_remembered else bits[:1]
+        directions = bits if layer.learns else () if saves and layer.is_cached else bits[:1]
         aggregated = min(layer.in_channels, layer.out_channels) if saves and layer.learns else layer.in_channels
         for direction in directions:
             sparse += machine.spmm_seconds(load.entries, load.nodes, aggregated)

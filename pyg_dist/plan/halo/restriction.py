@@ -122,7 +122,7 @@ class Restriction:
         share: the share; nodes are numbered by their places in the sample.
         row: which rows of the graph these are, ascending, int64 ``[b]``.
         edge: places of the edges in the graph's edge storage, int64 ``[e]``.
-        borrowed: the same for the values that ``share.sums`` borrows: places in the list of all that can be borrowed.
+        borrowed: the same for the values that its ``sum_transfer`` borrows: places in the list of all that can be.
         borrowed_ends: global ids of source and target of these edges, int64 ``[2, k]``.
     """
 
@@ -165,8 +165,8 @@ def restricted(share: HaloShare, links: RemoteLinks, node_id: Tensor) -> Restric
         nothing = no_transfer(share.num_ranks, num_local, num_local - num_inner)
         alone = share_of(
             edge_id=_at(share.edge_id, local_edge),
-            post=nothing,
-            sums=nothing,
+            row_transfer=nothing,
+            sum_transfer=nothing,
             halo_id=none,
             rows_sent=dict.fromkeys(kinds, 0),
         )
@@ -196,8 +196,8 @@ def restricted(share: HaloShare, links: RemoteLinks, node_id: Tensor) -> Restric
     borrowed = here.edges + (~cover.left[remote.row[here.edges :]]).nonzero().view(-1)
     result = share_of(
         edge_id=_at(share.edge_id, edge),
-        post=lists["post"],
-        sums=lists[share.exchange],
+        row_transfer=lists["post"],
+        sum_transfer=lists[share.exchange],
         halo_id=halo_id[: here.rows],
         rows_sent={
             kind: int(cover.left[here.rows :].sum() + cover.right[here.sums :].sum()) for kind, cover in covers.items()

@@ -36,9 +36,9 @@ class HaloShare:
         edge_id: global ids of the edges of this rank, int64 ``[e]``: local edges by target, then halo edges by target
             and owner of the source, each in input order. This is the order of edge storage.
         local: rows are local ids, columns local ids; entries are ``edge_id[:local.num_entries]``.
-        post: brings the halo's rows themselves, for whatever cannot be summed on the way.
-        sums: brings sums with constant weights by the chosen exchange; with ``"post"``, the same object as ``post``.
-        halo_id: global id by receive slot of ``post``, int64 ``[h]``, ascending within each owner.
+        row_transfer: brings the halo's rows themselves, for whatever cannot be summed on the way.
+        sum_transfer: brings sums with constant weights by the chosen exchange; ``"post"``: ``row_transfer`` itself.
+        halo_id: global id by receive slot of ``row_transfer``, int64 ``[h]``, ascending within each owner.
         exchange: the chosen exchange.
         rows_sent: rows that this rank sends in one aggregation, by exchange.
     """
@@ -51,8 +51,8 @@ class HaloShare:
     num_inner: int
     edge_id: Tensor
     local: CSR
-    post: Transfer
-    sums: Transfer
+    row_transfer: Transfer
+    sum_transfer: Transfer
     halo_id: Tensor
     exchange: Exchange
     rows_sent: dict[Exchange, int]
@@ -65,9 +65,18 @@ class HaloShare:
         Args:
             picked: places in edge storage, int64 ``[k]``; edge storage of the result is in their order.
         """
-        local, incoming = (_picked(csr, picked, self.edge_id.numel()) for csr in (self.local, self.post.incoming))
-        post = replace(self.post, incoming=incoming)
-        return replace(self, edge_id=self.edge_id[picked], local=local, post=post, sums=post, exchange="post")
+        local, incoming = (
+            _picked(csr, picked, self.edge_id.numel()) for csr in (self.local, self.row_transfer.incoming)
+        )
+        row_transfer = replace(self.row_transfer, incoming=incoming)
+        return replace(
+            self,
+            edge_id=self.edge_id[picked],
+            local=local,
+            row_transfer=row_transfer,
+            sum_transfer=row_transfer,
+            exchange="post",
+        )
 
 
 def halo_share(
@@ -90,7 +99,7 @@ def halo_share(
 
     Example:
         >>> share = halo_share(torch.tensor([[0, 1], [1, 0]]), torch.tensor([0, 1]), rank=0, num_ranks=2)
-        >>> share.halo_id, share.sums.send_counts
+        >>> share.halo_id, share.sum_transfer.send_counts
         (tensor([1]), (0, 1))
     """
     num_nodes, num_edges = parts.numel(), edge_index.size(1)
@@ -205,8 +214,8 @@ def share_of(
         num_inner=num_inner,
         edge_id=edge_id,
         local=local,
-        post=lists["post"],
-        sums=lists[exchange],
+        row_transfer=lists["post"],
+        sum_transfer=lists[exchange],
         halo_id=halo_id,
         exchange=exchange,
         rows_sent={

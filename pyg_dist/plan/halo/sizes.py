@@ -49,11 +49,13 @@ class ShareSizes:
             nodes=share.node_id.numel(),
             inner=share.num_inner,
             edges=share.edge_id.numel(),
-            halo_edges=share.post.incoming.num_entries,
-            work=share.local.num_entries + share.sums.outgoing.num_entries + share.sums.incoming.num_entries,
-            rows_sent=sum(share.sums.send_counts),
-            rows_received=sum(share.sums.recv_counts),
-            messages=sum(count > 0 for count in share.sums.send_counts),
+            halo_edges=share.row_transfer.incoming.num_entries,
+            work=share.local.num_entries
+            + share.sum_transfer.outgoing.num_entries
+            + share.sum_transfer.incoming.num_entries,
+            rows_sent=sum(share.sum_transfer.send_counts),
+            rows_received=sum(share.sum_transfer.recv_counts),
+            messages=sum(count > 0 for count in share.sum_transfer.send_counts),
             **share.rows_sent,
         )
 

@@ -179,12 +179,15 @@ def send_lists(leaving: OneWay, cover: Cover, local_id: LocalId, num_local: int)
 def receive_lists(arriving: OneWay, cover: Cover, places: Places) -> ReceiveLists:
     """What a rank receives. Not collective; O(m) time and memory in the edges that end there."""
     if bool(cover.left.all()):
-        weights, lent = torch.empty(0, dtype=torch.int32), [0] * arriving.num_ranks
+        weights, weight_counts = torch.empty(0, dtype=torch.int32), [0] * arriving.num_ranks
     else:
         is_summed = ~cover.left.index_select(0, arriving.row)
-        weights, lent = _masked(places.places(), is_summed), arriving.sums.counts_of(_masked(arriving.sum, is_summed))
+        weights, weight_counts = (
+            _masked(places.places(), is_summed),
+            arriving.sums.counts_of(_masked(arriving.sum, is_summed)),
+        )
         del is_summed
-    return ReceiveLists(*_received(arriving, cover, places), weights, tuple(lent))
+    return ReceiveLists(*_received(arriving, cover, places), weights, tuple(weight_counts))
 
 
 def _masked(values: Tensor, mask: Tensor) -> Tensor:

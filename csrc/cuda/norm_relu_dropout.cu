@@ -1,7 +1,7 @@
 #include "cuda/kernels.h"
 #include "cuda/keyed.cuh"
 #include "cuda/warp.cuh"
-#include "kernels/row_epilogue.h"
+#include "kernels/norm_relu_dropout.h"
 
 namespace pyg_dist::gpu {
 namespace {
@@ -17,12 +17,12 @@ struct EpilogueRow {
   using A = accumulator_t<T>;
   using Columns = CounterColumns<kColumns>;
 
-  const RowEpilogue& p;
+  const NormReLUDropout& p;
   int64_t row;
   bool is_aligned;
   A mean, rstd;
 
-  PYG_DIST_DEVICE EpilogueRow(const RowEpilogue& problem, int64_t row_, bool aligned)
+  PYG_DIST_DEVICE EpilogueRow(const NormReLUDropout& problem, int64_t row_, bool aligned)
       : p(problem), row(row_), is_aligned(aligned), mean(0), rstd(1) {}
 
   PYG_DIST_DEVICE void read_moments() {
@@ -74,7 +74,7 @@ struct EpilogueRows {
   using Shared = NoShared;
   using A = accumulator_t<T>;
 
-  RowEpilogue p;
+  NormReLUDropout p;
   int log_lanes;
   bool is_aligned;
 
@@ -144,12 +144,12 @@ struct EpilogueGradRows {
   using Shared = NoShared;
   using A = accumulator_t<T>;
 
-  RowEpilogueGrad g;
+  NormReLUDropoutGrad g;
   int log_lanes;
   bool is_aligned;
 
   PYG_DIST_DEVICE void operator()(Shared&) const {
-    const RowEpilogue& p = g.forward;
+    const NormReLUDropout& p = g.forward;
     const int64_t row = (block_id() * kThreads + thread_id()) >> log_lanes;
     if (row >= p.keyed.num_rows) return;
     const int lane = thread_id() & ((1 << log_lanes) - 1), lanes = 1 << log_lanes;
@@ -219,12 +219,12 @@ struct EpilogueGradSums {
     A sums[2][kWarps][kWarp * kColumns];  // by weight, by bias
   };
 
-  RowEpilogueGrad g;
+  NormReLUDropoutGrad g;
   int64_t counters;
   bool is_aligned;
 
   PYG_DIST_DEVICE void operator()(Shared& shared) const {
-    const RowEpilogue& p = g.forward;
+    const NormReLUDropout& p = g.forward;
     const int64_t group = block_id(), num_rows = p.keyed.num_rows, num_columns = p.keyed.num_columns;
     const int64_t begin = group * num_rows / g.num_groups, end = (group + 1) * num_rows / g.num_groups;
     const int64_t counter = block_slice() * kWarp + lane_id();
@@ -258,7 +258,7 @@ struct EpilogueGradSums {
 };
 
 template <class T>
-bool is_aligned(const RowEpilogue& p, const void* other, const void* another) {
+bool is_aligned(const NormReLUDropout& p, const void* other, const void* another) {
   const int64_t n = p.keyed.num_columns;
   Alignment<T> alignment(n);
   alignment.template rows<T>(p.x, n).template rows<T>(other, n).template rows<T>(another, n);
@@ -267,7 +267,7 @@ bool is_aligned(const RowEpilogue& p, const void* other, const void* another) {
 
 }  // namespace
 
-void row_epilogue(const RowEpilogue& problem, const Queue& queue) {
+void norm_relu_dropout(const NormReLUDropout& problem, const Queue& queue) {
   for_element(problem.element, [&]<class T>() {
     const int log_lanes = log_lanes_for(counters_of_row<kColumns>(problem.keyed), 1);
     launch(EpilogueRows<T>{problem, log_lanes, is_aligned<T>(problem, problem.y, nullptr)},
@@ -275,7 +275,7 @@ void row_epilogue(const RowEpilogue& problem, const Queue& queue) {
   });
 }
 
-void row_epilogue_grad(const RowEpilogueGrad& problem, const Queue& queue) {
+void norm_relu_dropout_grad(const NormReLUDropoutGrad& problem, const Queue& queue) {
   const Keyed& keyed = problem.forward.keyed;
   const int64_t counters = counters_of_row<kColumns>(keyed);
   const int log_lanes = log_lanes_for(counters, 1);

@@ -9,14 +9,14 @@ import pytest
 import test_batch_norm
 import test_columns
 import test_extremes
-import test_gathers
+import test_full_tensor
+import test_indexing
 import test_layers
 import test_losses
 import test_norms
 import test_pointwise
 import test_products
 import test_reductions
-import test_selection
 import test_shapes
 import torch
 from against_torch import functions_in_table
@@ -24,8 +24,8 @@ from against_torch import functions_in_table
 from pyg_dist.tensor.registry import TABLE, Function, functions, public_name
 
 MODULES = (
-    test_batch_norm, test_columns, test_extremes, test_gathers, test_layers, test_losses, test_norms, test_products,
-    test_reductions, test_selection, test_shapes,
+    test_batch_norm, test_columns, test_extremes, test_full_tensor, test_layers, test_losses, test_norms, test_products,
+    test_reductions, test_indexing, test_shapes,
 )  # fmt: skip
 # What is not compared there: the module that tests it, and how a script calls it where that is not its name.
 ELSEWHERE = {
@@ -33,13 +33,13 @@ ELSEWHERE = {
     "multinomial constant_ kaiming_uniform_",
     "test_gradients": "data grad backward __delete__",
     "test_hooks": "retain_grad register_post_accumulate_grad_hook register_hook",
-    "test_kept": "__deepcopy__ __set__",
+    "test_cached_values": "__deepcopy__ __set__",
     "test_products": "t T H mH diag diagonal trace",
     "test_refusals": "__reduce_ex__ __dlpack__ __dlpack_device__ _is_view _base",
-    "test_selection": "cdist",
+    "test_indexing": "cdist",
     "test_shapes": "grad_fn _has_compatible_shallow_copy_type",
-    "test_gathers": "__repr__ __format__",
-    "test_writes": "index_add index_add_",
+    "test_full_tensor": "__repr__ __format__",
+    "test_scatter": "index_add index_add_",
     "test_assignment": "__setitem__",
 }
 SYNTAX = {

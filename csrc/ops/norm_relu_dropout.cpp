@@ -23,13 +23,14 @@ void check_rows_like(const char* op, const char* name, const Tensor& tensor, con
       ": expected '", name, "' to be contiguous and shaped like 'x' ", shape_of(x), ", got shape ", shape_of(tensor));
 }
 
-RowEpilogue problem_of(const char* op, const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias,
-                       const MaybeTensor& key, int64_t norm, bool relu, double p, int64_t seed, int64_t column_offset) {
+NormReLUDropout problem_of(const char* op, const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias,
+                           const MaybeTensor& key, int64_t norm, bool relu, double p, int64_t seed,
+                           int64_t column_offset) {
   check_dense_rows(op, "x", x);
   PYG_DIST_CHECK(norm >= 0 && norm <= 2, op, ": expected 'norm' to be 0 (none), 1 (layer) or 2 (rms), got ", norm);
   PYG_DIST_CHECK(p >= 0 && p < 1, op, ": expected 'p' to lie in [0, 1), got ", p);
   const Element element = element_of(op, "x", x.scalar_type());
-  RowEpilogue problem{
+  NormReLUDropout problem{
       .keyed = {.key = nullptr, .num_rows = x.size(0), .num_columns = x.size(1), .column_offset = 0, .seed = 0},
       .x = x.const_data_ptr(),
       .weight = vector_data(op, "weight", weight, element, x.size(1)),
@@ -52,19 +53,19 @@ RowEpilogue problem_of(const char* op, const Tensor& x, const MaybeTensor& weigh
   return problem;
 }
 
-void check_moments(const char* op, const RowEpilogue& problem, const Tensor& mean, const Tensor& rstd) {
+void check_moments(const char* op, const NormReLUDropout& problem, const Tensor& mean, const Tensor& rstd) {
   const ScalarType dtype = accumulator_dtype(problem.element);
   const int64_t num_rows = problem.keyed.num_rows;
   check_vector(op, "mean", mean, dtype, problem.norm == RowNorm::layer ? num_rows : 0);
   check_vector(op, "rstd", rstd, dtype, problem.norm != RowNorm::none ? num_rows : 0);
 }
 
-std::tuple<Tensor, Tensor, Tensor> row_epilogue(Tensor x, MaybeTensor weight, MaybeTensor bias, MaybeTensor key,
-                                                int64_t norm, double eps, bool relu, double p, int64_t seed,
-                                                int64_t column_offset) {
-  const char* op = "row_epilogue";
+std::tuple<Tensor, Tensor, Tensor> norm_relu_dropout(Tensor x, MaybeTensor weight, MaybeTensor bias, MaybeTensor key,
+                                                     int64_t norm, double eps, bool relu, double p, int64_t seed,
+                                                     int64_t column_offset) {
+  const char* op = "norm_relu_dropout";
   const auto device = device_of(op, x, weight, bias, key);
-  RowEpilogue problem = problem_of(op, x, weight, bias, key, norm, relu, p, seed, column_offset);
+  NormReLUDropout problem = problem_of(op, x, weight, bias, key, norm, relu, p, seed, column_offset);
   const ScalarType dtype = accumulator_dtype(problem.element);
   const Tensor y = new_output_like(x);
   const Tensor mean = torch::stable::new_zeros(x, {norm == 1 ? x.size(0) : 0}, dtype);  // zeros where F = 0
@@ -73,17 +74,17 @@ std::tuple<Tensor, Tensor, Tensor> row_epilogue(Tensor x, MaybeTensor weight, Ma
   problem.rstd = rstd.mutable_data_ptr();
   problem.y = y.mutable_data_ptr();
   problem.eps = eps;
-  if (x.numel() > 0) device->row_epilogue(problem);
+  if (x.numel() > 0) device->norm_relu_dropout(problem);
   return {y, mean, rstd};
 }
 
-std::tuple<Tensor, Tensor, Tensor> row_epilogue_grad(Tensor grad, Tensor x, Tensor mean, Tensor rstd,
-                                                     MaybeTensor weight, MaybeTensor bias, MaybeTensor key,
-                                                     int64_t norm, bool relu, double p, int64_t seed,
-                                                     int64_t column_offset, bool is_part) {
-  const char* op = "row_epilogue_grad";
+std::tuple<Tensor, Tensor, Tensor> norm_relu_dropout_grad(Tensor grad, Tensor x, Tensor mean, Tensor rstd,
+                                                          MaybeTensor weight, MaybeTensor bias, MaybeTensor key,
+                                                          int64_t norm, bool relu, double p, int64_t seed,
+                                                          int64_t column_offset, bool is_part) {
+  const char* op = "norm_relu_dropout_grad";
   const auto device = device_of(op, x, grad, mean, rstd, weight, bias, key);
-  RowEpilogue problem = problem_of(op, x, weight, bias, key, norm, relu, p, seed, column_offset);
+  NormReLUDropout problem = problem_of(op, x, weight, bias, key, norm, relu, p, seed, column_offset);
   const ScalarType dtype = accumulator_dtype(problem.element);
   check_rows_like(op, "grad", grad, x);
   check_moments(op, problem, mean, rstd);
@@ -94,7 +95,7 @@ std::tuple<Tensor, Tensor, Tensor> row_epilogue_grad(Tensor grad, Tensor x, Tens
   const Tensor sums = torch::stable::new_zeros(x, {num_groups, 3, x.size(1)}, dtype);
   const Tensor by_row = torch::stable::new_zeros(x, {is_part ? x.size(0) : 0, 2}, dtype);
   if (x.numel() > 0) {
-    device->row_epilogue_grad({
+    device->norm_relu_dropout_grad({
         .forward = problem,
         .grad = grad.const_data_ptr(),
         .grad_x = grad_x.mutable_data_ptr(),
@@ -112,36 +113,36 @@ std::tuple<Tensor, Tensor, Tensor> row_epilogue_grad(Tensor grad, Tensor x, Tens
 std::tuple<Tensor, Tensor> row_moments(Tensor x, int64_t norm) {
   const char* op = "row_moments";
   const auto device = device_of(op, x);
-  RowEpilogue problem = problem_of(op, x, {}, {}, {}, norm, false, 0, 0, 0);
+  NormReLUDropout problem = problem_of(op, x, {}, {}, {}, norm, false, 0, 0, 0);
   const ScalarType dtype = accumulator_dtype(problem.element);
   const Tensor mean = torch::stable::new_zeros(x, {norm == 1 ? x.size(0) : 0}, dtype);  // zeros where F = 0
   const Tensor mean_square = torch::stable::new_zeros(x, {norm != 0 ? x.size(0) : 0}, dtype);
   problem.mean = mean.mutable_data_ptr();
   problem.rstd = mean_square.mutable_data_ptr();
   problem.moments = RowMoments::alone;
-  if (x.numel() > 0 && norm != 0) device->row_epilogue(problem);
+  if (x.numel() > 0 && norm != 0) device->norm_relu_dropout(problem);
   return {mean, mean_square};
 }
 
-Tensor row_epilogue_of(Tensor x, Tensor mean, Tensor rstd, MaybeTensor weight, MaybeTensor bias, MaybeTensor key,
-                       int64_t norm, bool relu, double p, int64_t seed, int64_t column_offset) {
-  const char* op = "row_epilogue_of";
+Tensor norm_relu_dropout_of(Tensor x, Tensor mean, Tensor rstd, MaybeTensor weight, MaybeTensor bias, MaybeTensor key,
+                            int64_t norm, bool relu, double p, int64_t seed, int64_t column_offset) {
+  const char* op = "norm_relu_dropout_of";
   const auto device = device_of(op, x, mean, rstd, weight, bias, key);
-  RowEpilogue problem = problem_of(op, x, weight, bias, key, norm, relu, p, seed, column_offset);
+  NormReLUDropout problem = problem_of(op, x, weight, bias, key, norm, relu, p, seed, column_offset);
   check_moments(op, problem, mean, rstd);
   const Tensor y = new_output_like(x);
   problem.mean = mean.mutable_data_ptr();
   problem.rstd = rstd.mutable_data_ptr();
   problem.y = y.mutable_data_ptr();
   problem.moments = RowMoments::given;
-  if (x.numel() > 0) device->row_epilogue(problem);
+  if (x.numel() > 0) device->norm_relu_dropout(problem);
   return y;
 }
 
 void row_norm_grad_(Tensor by_n, Tensor x, Tensor mean, Tensor rstd, Tensor by_row, int64_t norm) {
   const char* op = "row_norm_grad_";
   const auto device = device_of(op, x, by_n, mean, rstd, by_row);
-  RowEpilogue problem = problem_of(op, x, {}, {}, {}, norm, false, 0, 0, 0);
+  NormReLUDropout problem = problem_of(op, x, {}, {}, {}, norm, false, 0, 0, 0);
   check_rows_like(op, "by_n", by_n, x);
   check_moments(op, problem, mean, rstd);
   check_dense_rows(op, "by_row", by_row);
@@ -151,7 +152,7 @@ void row_norm_grad_(Tensor by_n, Tensor x, Tensor mean, Tensor rstd, Tensor by_r
   problem.mean = mean.mutable_data_ptr();
   problem.rstd = rstd.mutable_data_ptr();
   if (x.numel() > 0) {
-    device->row_epilogue_grad({
+    device->norm_relu_dropout_grad({
         .forward = problem,
         .grad = nullptr,
         .grad_x = by_n.mutable_data_ptr(),
@@ -166,10 +167,10 @@ void row_norm_grad_(Tensor by_n, Tensor x, Tensor mean, Tensor rstd, Tensor by_r
 }  // namespace
 
 PYG_DIST_OPS(m) {
-  m.impl("row_epilogue", TORCH_BOX(&row_epilogue));
-  m.impl("row_epilogue_grad", TORCH_BOX(&row_epilogue_grad));
+  m.impl("norm_relu_dropout", TORCH_BOX(&norm_relu_dropout));
+  m.impl("norm_relu_dropout_grad", TORCH_BOX(&norm_relu_dropout_grad));
   m.impl("row_moments", TORCH_BOX(&row_moments));
-  m.impl("row_epilogue_of", TORCH_BOX(&row_epilogue_of));
+  m.impl("norm_relu_dropout_of", TORCH_BOX(&norm_relu_dropout_of));
   m.impl("row_norm_grad_", TORCH_BOX(&row_norm_grad_));
 }
 

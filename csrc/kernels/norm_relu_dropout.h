@@ -24,7 +24,7 @@ enum class RowNorm : uint8_t { none, layer, rms };
 // mean((x - mean)^2), or mean(x^2).
 enum class RowMoments : uint8_t { made, given, alone };
 
-struct RowEpilogue {
+struct NormReLUDropout {
   Keyed keyed;         // key is null if nothing is dropped; num_rows and num_columns always hold
   const void* x;       // [num_rows, num_columns], dense, as y, grad and grad_x are
   const void* weight;  // [num_columns] accumulator type, or null for ones
@@ -48,8 +48,8 @@ enum class RowGrad : uint8_t { whole, first, second };
 //
 // Sums over rows are made by groups, group g being the rows [g num_rows / num_groups, (g + 1) num_rows / num_groups):
 // their number alone decides the order of additions.
-struct RowEpilogueGrad {
-  RowEpilogue forward;
+struct NormReLUDropoutGrad {
+  NormReLUDropout forward;
   const void* grad;
   void* grad_x;
   void* sums;  // [num_groups, 3, num_columns] accumulator type, zeros: by weight, by bias, scratch

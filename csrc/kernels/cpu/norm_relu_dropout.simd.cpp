@@ -32,13 +32,13 @@ PYG_DIST_INLINE A row_sum(int64_t num_columns, const Function& f) {
 template <class T>
 struct Row {
   using A = accumulator_t<T>;
-  const RowEpilogue& p;
+  const NormReLUDropout& p;
   const A* weight;
   const A* bias;
   const T* x = nullptr;
   A mean = 0, rstd = 1;
 
-  explicit Row(const RowEpilogue& problem)
+  explicit Row(const NormReLUDropout& problem)
       : p(problem), weight(static_cast<const A*>(problem.weight)), bias(static_cast<const A*>(problem.bias)) {}
 
   void take(int64_t row) { x = static_cast<const T*>(p.x) + row * p.keyed.num_columns; }
@@ -99,7 +99,7 @@ struct Row {
 
 // Calls use(row, column, count, words or null) for runs of columns, row after row.
 template <class Use>
-PYG_DIST_INLINE void for_each_part(const RowEpilogue& p, int64_t row_begin, int64_t row_end, const Use& use) {
+PYG_DIST_INLINE void for_each_part(const NormReLUDropout& p, int64_t row_begin, int64_t row_end, const Use& use) {
   if (p.keyed.key != nullptr) {
     for_each_run(p.keyed, Stream::dropout, 1, row_begin, row_end, use);
   } else {
@@ -110,7 +110,7 @@ PYG_DIST_INLINE void for_each_part(const RowEpilogue& p, int64_t row_begin, int6
 }
 
 template <class T>
-void forward(const RowEpilogue& p, int64_t row_begin, int64_t row_end) {
+void forward(const NormReLUDropout& p, int64_t row_begin, int64_t row_end) {
   using A = accumulator_t<T>;
   Row<T> r(p);
   if (p.moments == RowMoments::alone) {
@@ -143,9 +143,9 @@ PYG_DIST_INLINE void gradient_by_x(const Row<T>& r, const N* by_n, accumulator_t
 }
 
 template <class T>
-void second_pass(const RowEpilogueGrad& g, int64_t row_begin, int64_t row_end) {
+void second_pass(const NormReLUDropoutGrad& g, int64_t row_begin, int64_t row_end) {
   using A = accumulator_t<T>;
-  const RowEpilogue& p = g.forward;
+  const NormReLUDropout& p = g.forward;
   Row<T> r(p);
   for (int64_t row = row_begin; row < row_end; ++row) {
     r.take(row);
@@ -157,10 +157,10 @@ void second_pass(const RowEpilogueGrad& g, int64_t row_begin, int64_t row_end) {
 }
 
 template <class T>
-void backward(const RowEpilogueGrad& g, int64_t group) {
+void backward(const NormReLUDropoutGrad& g, int64_t group) {
   using A = accumulator_t<T>;
   constexpr int L = kLanes<A>;
-  const RowEpilogue& p = g.forward;
+  const NormReLUDropout& p = g.forward;
   const int64_t num_rows = p.keyed.num_rows, num_columns = p.keyed.num_columns;
   const int64_t row_begin = group * num_rows / g.num_groups, row_end = (group + 1) * num_rows / g.num_groups;
   if (g.pass == RowGrad::second) return second_pass<T>(g, row_begin, row_end);
@@ -207,11 +207,11 @@ void backward(const RowEpilogueGrad& g, int64_t group) {
 
 }  // namespace
 
-void epilogue_rows(const RowEpilogue& problem, int64_t row_begin, int64_t row_end) {
+void epilogue_rows(const NormReLUDropout& problem, int64_t row_begin, int64_t row_end) {
   return for_element(problem.element, [&]<class T>() { return forward<T>(problem, row_begin, row_end); });
 }
 
-void epilogue_grad_groups(const RowEpilogueGrad& problem, int64_t group_begin, int64_t group_end) {
+void epilogue_grad_groups(const NormReLUDropoutGrad& problem, int64_t group_begin, int64_t group_end) {
   for (int64_t group = group_begin; group < group_end; ++group) {
     for_element(problem.forward.element, [&]<class T>() { backward<T>(problem, group); });
   }
