@@ -24,7 +24,7 @@ def describe() -> dict[str, Any]:
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "commit": commit(),
         "cpu": _cpu_model(),
-        "last_cache_mib": _last_cache_mib(),
+        "last_cache_mib": library.last_cache_bytes() >> 20,
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": f"{platform.system()} {platform.machine()}",
@@ -40,7 +40,7 @@ def describe() -> dict[str, Any]:
 def processor() -> str:
     """Return a name of the processor for file names, its last cache included: ``amd-epyc-32m``."""
     words = re.findall(r"[a-z0-9]+", re.sub(r"\([^)]*\)|@.*", "", _cpu_model().lower()))
-    return "-".join([*words, f"{_last_cache_mib()}m"])
+    return "-".join([*words, f"{library.last_cache_bytes() >> 20}m"])
 
 
 def commit() -> str:
@@ -55,11 +55,6 @@ def commit() -> str:
 def _git(*arguments: str) -> str:
     command = ["git", "-C", str(REPOSITORY), *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-
-def _last_cache_mib() -> int:
-    name = "SC_LEVEL3_CACHE_SIZE"
-    return max(os.sysconf(name), 0) >> 20 if name in os.sysconf_names else 0
 
 
 def _cpu_model() -> str:

@@ -128,4 +128,6 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
   m.def("isa() -> str");
   m.def("devices() -> str");
   m.def("build_info() -> str");
+  // Bytes of the third-level cache, by a folder like Linux' /sys/devices/system/cpu/cpu0/cache or the C library; or 0
+  m.def("last_cache_bytes(str caches) -> int");
 }

@@ -55,6 +55,7 @@ def examine() -> dict[str, Any]:
         "cores": cores,
         "threads": torch.get_num_threads(),
         "system": f"{platform.system()} {platform.machine()}",
+        "last_cache_mib": library.last_cache_bytes() >> 20,
         "bf16_matrix_units": _BF16_UNITS in cpu_flags,
         "matmul_precision": str(torch.backends.mkldnn.matmul.fp32_precision),  # type: ignore[attr-defined]
         "huge_pages": _huge_pages(),
@@ -144,6 +145,7 @@ def describe(facts: Mapping[str, Any]) -> str:
         f"gpu kernels  {facts['gpu_kernels'] or 'none: ' + facts['no_gpu_kernels']}",
         f"gpus         {_describe_gpus(facts)}",
         f"threads      {facts['threads']} on {facts['cores']} cores, {facts['system']}",
+        f"cache        {_cache(facts)}",
         f"dense        {_precision(facts)}",
         f"huge pages   {facts['huge_pages']}",
         f"versions     Python {facts['python']}, {versions}, built with torch {facts['built_for_torch']}",
@@ -171,6 +173,11 @@ def _run(args: argparse.Namespace) -> None:
         return
     facts = examine()
     print(json.dumps(facts) if args.json else describe(facts))
+
+
+def _cache(facts: Mapping[str, Any]) -> str:
+    size = facts["last_cache_mib"]
+    return f"{size} MiB at the third level" if size else "of unknown size at the third level"
 
 
 def _precision(facts: Mapping[str, Any]) -> str:

@@ -1,5 +1,3 @@
-#include <unistd.h>
-
 #include <algorithm>
 #include <numeric>
 
@@ -7,6 +5,7 @@
 #include "ops/allocate.h"
 #include "ops/cpu/device.h"
 #include "ops/cpu/hub_rows.h"
+#include "ops/cpu/last_cache.h"
 #include "ops/cpu/parallel.h"
 
 namespace pyg_dist::cpu {
@@ -58,7 +57,7 @@ struct ColumnBlocks {
         (blocks == 1 && !is_smaller_in_whole_lines(num_features * element_bytes, stride * element_bytes))) {
       return;
     }
-    guess = source_bytes > last_cache_bytes() ? SpmmForm::blocks : SpmmForm::plain;
+    guess = source_bytes > cache_bytes() ? SpmmForm::blocks : SpmmForm::plain;
     if ((form == SpmmForm::any ? guess : form) == SpmmForm::plain) return;
     size = blocks;
     copies = true;
@@ -81,13 +80,8 @@ struct ColumnBlocks {
     return bytes;
   }
 
-  static int64_t last_cache_bytes() {
-    static const int64_t bytes = [] {
-#if defined(_SC_LEVEL3_CACHE_SIZE)
-      if (const long found = sysconf(_SC_LEVEL3_CACHE_SIZE); found > 0) return static_cast<int64_t>(found);
-#endif
-      return int64_t{32} << 20;
-    }();
+  static int64_t cache_bytes() {
+    static const int64_t found = last_cache_bytes(), bytes = found > 0 ? found : int64_t{32} << 20;
     return bytes;
   }
 

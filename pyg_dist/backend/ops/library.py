@@ -22,6 +22,7 @@ _REMEDIES = {
     "pyg_dist_cuda": "build with nvcc and PYG_DIST_CUDA=1",
     "pyg_dist_simt": "`make` builds it in the source folder, for tests alone",
 }
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _SIMT = "simt"
 """The kernels for GPUs, run on the CPU by ``tests/simt``."""
 
@@ -85,6 +86,15 @@ def isa() -> str:
 def build_info() -> dict[str, str]:
     """How the library was built: its version, torch's, the compiler, and the instruction sets inside."""
     return dict(pair.split("=", 1) for pair in str(torch.ops.pyg_dist.build_info()).split("; "))
+
+
+def last_cache_bytes(caches: Path = _CACHES) -> int:
+    """Bytes of the processor's third-level cache; 0: the system does not say.
+
+    Args:
+        caches: a folder like the one in which Linux describes them. Where it says nothing, the C library does.
+    """
+    return int(torch.ops.pyg_dist.last_cache_bytes(str(caches)))
 
 
 _load("pyg_dist")
