@@ -4,7 +4,7 @@
 # make cross   the NEON and SVE kernels, cross-compiled and tried in an emulator (g++-aarch64-linux-gnu, qemu-user)
 # make simt    the kernels for GPUs, in an emulator, under AddressSanitizer and UndefinedBehaviorSanitizer
 # make mutants that trial of theirs, with one barrier or bound less each time: every mutant must fail
-# make sanitize  the kernels of this machine under AddressSanitizer and UndefinedBehaviorSanitizer
+# make sanitize  the kernels of this machine, and what shares work and memory among threads, under sanitizers
 # make wheel   wheel and sdist, tried in an empty environment     make docs    the site, build/docs/index.html
 # make clean   remove all that make has made
 #
@@ -49,6 +49,7 @@ check: .venv/.ready
 	$(BIN)/lint-imports
 	$(BIN)/clang-format --dry-run -Werror $(SOURCES_CXX)
 	$(TRIALS) -Icsrc tests/cross/kernels_trial.cpp
+	$(TRIALS) $(THREADS_TRIAL)
 	$(TRIALS) -Itests/simt -Itests -Icsrc tests/simt/kernels_trial.cpp
 
 # What cross, sanitize and simt build at least compiles.
@@ -81,10 +82,13 @@ cross:
 	qemu-aarch64 -cpu max,sve-default-vector-length=32 "$$scratch/trial" sve256 && \
 	qemu-aarch64 -cpu max,sve-default-vector-length=64 "$$scratch/trial" sve512
 
-# Every instruction set that this machine has; GCC's or Clang's sanitizers end the trial at the first error.
+# Every instruction set that this machine has; GCC's or Clang's sanitizers end the trial at the first error. What lies
+# above the kernels and knows nothing of torch but its threads runs over others, which ThreadSanitizer knows, too.
 SANITIZED := $(CXX) -std=c++20 -O1 -g -Wall -Wextra -fsanitize=address,undefined -fno-sanitize-recover=all
 X86 := $(filter x86_64,$(shell uname -m))
 LEVELS := baseline $(if $(X86),avx2 avx512)
+THREADS_TRIAL := -Itests/cross/threads -Icsrc tests/cross/threads_trial.cpp $(addprefix csrc/ops/cpu/,block_pool.cpp counting_sort.cpp)
+FIXED_ADDRESSES = $(shell setarch -R true 2> /dev/null && echo setarch -R)# GCC 12's ThreadSanitizer knows no others
 FLAGS_avx2 := -mavx2 -mfma -mf16c
 FLAGS_avx512 := $(FLAGS_avx2) -mavx512f -mavx512bw -mavx512dq -mavx512vl
 sanitize:
@@ -94,7 +98,9 @@ sanitize:
 	    -c $$source -o "$$scratch/$$name.$(level).o";) \
 	done | xargs -P $$(nproc) -I{} sh -c '{}' && \
 	$(SANITIZED) -Icsrc $(if $(X86),-DPYG_DIST_X86_LEVELS) tests/cross/kernels_trial.cpp $(PLAIN_KERNELS) "$$scratch"/*.o -o "$$scratch/trial" && \
-	for level in $(LEVELS); do "$$scratch/trial" $$level || [ $$? = 77 ] || exit 1; done
+	for level in $(LEVELS); do "$$scratch/trial" $$level || [ $$? = 77 ] || exit 1; done && \
+	$(SANITIZED) -pthread $(THREADS_TRIAL) -o "$$scratch/threads" && "$$scratch/threads" && \
+	$(SANITIZED:address,undefined=thread) -pthread $(THREADS_TRIAL) -o "$$scratch/races" && $(FIXED_ADDRESSES) "$$scratch/races"
 
 # The kernels for GPUs, whose words tests/simt has for this machine.
 simt:
