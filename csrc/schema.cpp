@@ -78,6 +78,8 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
       "Tensor, Tensor, Tensor)");
   // The transpose, and where each of its entries stood
   m.def("transpose_csr(Tensor rowptr, Tensor col, int num_cols) -> (Tensor, Tensor, Tensor)");
+  // Whether the first two of that are its arguments, of a square matrix, which is found out without making them
+  m.def("equals_transpose_csr(Tensor rowptr, Tensor col) -> bool");
   // y[k] = i where sorted[i] = value[k], or -1
   m.def("find_sorted(Tensor sorted, Tensor value) -> Tensor");
 

@@ -67,6 +67,7 @@ struct DeviceOps {
   BadIndex (*keyed_permutation)(const KeyedPermutation& problem);  // where a place is out of range, not all is written
   BadRestriction (*restrict_csr)(const RestrictCsr& problem, const MakeEntries& make_entries);
   BadIndex (*transpose_csr)(const TransposeCsr& problem);
+  bool (*equals_transpose_csr)(const int64_t* rowptr, const int32_t* col, int64_t num_rows);
   void (*find_sorted)(const FindSorted& problem);
   void (*norm_relu_dropout)(const NormReLUDropout& problem);
   void (*norm_relu_dropout_grad)(const NormReLUDropoutGrad& problem);

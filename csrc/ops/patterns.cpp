@@ -83,6 +83,14 @@ std::tuple<Tensor, Tensor, Tensor> transpose_csr(Tensor rowptr, Tensor col, int6
   return {out_rowptr, out_col, entry};
 }
 
+bool equals_transpose_csr(Tensor rowptr, Tensor col) {
+  const char* op = "equals_transpose_csr";
+  const auto device = device_of(op, rowptr, col);
+  check_csr(op, device, rowptr, col);
+  return device->equals_transpose_csr(static_cast<const int64_t*>(rowptr.const_data_ptr()),
+                                      static_cast<const int32_t*>(col.const_data_ptr()), rowptr.size(0) - 1);
+}
+
 Tensor find_sorted(Tensor sorted, Tensor value) {
   const auto device = device_of("find_sorted", sorted, value);
   check_vector("find_sorted", "sorted", sorted, ScalarType::Long);
@@ -103,6 +111,7 @@ Tensor find_sorted(Tensor sorted, Tensor value) {
 PYG_DIST_OPS(m) {
   m.impl("restrict_csr", TORCH_BOX(&restrict_csr));
   m.impl("transpose_csr", TORCH_BOX(&transpose_csr));
+  m.impl("equals_transpose_csr", TORCH_BOX(&equals_transpose_csr));
   m.impl("find_sorted", TORCH_BOX(&find_sorted));
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +30,13 @@ def entries(size: tuple[int, int, int], dtype: torch.dtype = torch.int64) -> tup
     row, col = (torch.randint(0, limit, (size[0],), generator=generator) for limit in size[1:])
     row[torch.rand(size[0], generator=generator) < 0.5] = size[1] // 2
     return row.to(dtype), col.to(dtype)
+
+
+def undirected(num_nodes: int = 30) -> Tensor:
+    """Edges in the order of their rows and columns, with duplicates and loops."""
+    ends = torch.randint(0, num_nodes, (2, 200), generator=torch.Generator().manual_seed(0))
+    ends = torch.cat([ends, ends.flip(0)], 1)
+    return ends[:, torch.argsort(ends[0] * num_nodes + ends[1])]
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -97,9 +106,7 @@ def test_values_in_order_from_a_place_on() -> None:
 
 
 def test_an_undirected_graph_and_its_transpose_share_memory() -> None:
-    ends = torch.randint(0, 30, (2, 200), generator=torch.Generator().manual_seed(0))
-    ends = torch.cat([ends, ends.flip(0)], 1)
-    ends = ends[:, torch.argsort(ends[0] * 30 + ends[1])]
+    ends = undirected()
     pattern = CSR.from_edges(ends[0], ends[1], None, 30, 30)
     turned = pattern.transposed
     assert pattern.place is None
@@ -109,6 +116,57 @@ def test_an_undirected_graph_and_its_transpose_share_memory() -> None:
     assert torch.equal(ends[0][turned.edge], turned.col.long())
     directed = CSR.from_edges(ends[0, 3:], ends[1, 3:], None, 30, 30)
     assert directed.transposed.col.data_ptr() != directed.col.data_ptr()
+
+
+def test_a_pattern_is_its_transpose_where_it_is_symmetric_and_columns_ascend() -> None:
+    ends = undirected()
+    shuffled = ends[:, torch.randperm(400, generator=torch.Generator().manual_seed(1))]
+    last = torch.tensor([[29], [29]])
+    cases = [(ends, True), (ends[:, :0], True), (ends[:, 1:], False), (shuffled, False), (ends[:, ends[0] < 20], False)]
+    cases += [(torch.cat([ends, last], 1), True), (torch.cat([ends, last + 1], 1), False)]  # a column beyond the rows
+    for (row, col), expected in cases:
+        rowptr, col, _ = ops.csr_from_edges(row.clamp(max=29), col, None, 30, 31)
+        assert ops.equals_transpose_csr(rowptr, col) == reference.equals_transpose_csr(rowptr, col) == expected
+    with pytest.raises(DataError, match="'rowptr' to run from 0"):
+        ops.equals_transpose_csr(torch.tensor([0, 2]), torch.tensor([0], dtype=torch.int32))
+
+
+@pytest.mark.parametrize("kind", ["undirected", "directed", "shuffled", "wide"])
+def test_transposes_without_values_share_what_they_can(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends, num_cols = undirected(), 31 if kind == "wide" else 30
+    ends = ends[:, 3:] if kind == "directed" else ends
+    if kind == "shuffled":
+        ends = ends[:, torch.randperm(400, generator=torch.Generator().manual_seed(1))]
+    made: list[int] = []
+    transpose_csr = ops.transpose_csr
+    monkeypatch.setattr(ops, "transpose_csr", lambda *args: made.append(1) or transpose_csr(*args))
+    first, second = (CSR.from_edges(ends[0], ends[1], None, 30, num_cols) for _ in range(2))
+    alone, x = first.transposed_pattern, torch.randn(30, 4)
+    assert (alone is first) == (kind == "undirected") == (not made)
+    assert alone.place is None or alone is first
+    assert first.transposed_pattern is alone
+    turned = second.transposed
+    assert second.transposed_pattern is turned, "there is one already"
+    assert all(torch.equal(getattr(alone, name), getattr(turned, name)) for name in ("rowptr", "col"))
+    assert (alone.num_rows, alone.num_cols) == (turned.num_rows, turned.num_cols) == (num_cols, 30)
+    assert_same_bits(Matrix(first).transposed.multiply(x), Matrix(second).transposed.multiply(x))
+    later = first.transposed
+    assert torch.equal(later.edge, turned.edge)
+    for name in ("rowptr", "col"):
+        assert getattr(later, name).data_ptr() == getattr(alone, name).data_ptr()
+
+
+def test_a_pattern_that_is_its_transpose_is_freed_at_once() -> None:
+    ends = undirected()
+    pattern = CSR.from_edges(ends[0], ends[1], None, 30, 30)
+    assert pattern.transposed_pattern is pattern
+    freed = weakref.ref(pattern)
+    gc.disable()
+    try:
+        del pattern
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("bad", [-1, 7, -(2**62), 2**62])

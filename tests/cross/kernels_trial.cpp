@@ -68,6 +68,14 @@ struct Cpu {
   }
 };
 
+// Of a pattern that is its transpose, of one whose columns do not ascend, and of one with a column beyond its rows.
+int64_t try_equal_transposes() {
+  const int64_t rowptr[] = {0, 2, 3, 4};
+  const int32_t same[] = {1, 2, 0, 0}, falling[] = {2, 1, 0, 0}, beyond[] = {1, 3, 0, 0};
+  return !equals_transpose(rowptr, same, 3) + equals_transpose(rowptr, falling, 3) +
+         equals_transpose(rowptr, beyond, 3);
+}
+
 }  // namespace
 }  // namespace pyg_dist
 
@@ -81,7 +89,7 @@ int main(int argc, char** argv) {
     std::printf("%s\n", error.what());
     return 77;
   }
-  const int64_t wrong = try_all(Cpu());
+  const int64_t wrong = try_all(Cpu()) + try_equal_transposes();
   std::printf("%s: %lld wrong values\n", kernels().isa, static_cast<long long>(wrong));
   return wrong == 0 ? 0 : 1;
 }

@@ -1,6 +1,7 @@
 #include "kernels/cpu/patterns.h"
 
 #include <algorithm>
+#include <vector>
 
 namespace pyg_dist {
 namespace {
@@ -50,6 +51,19 @@ int64_t transpose_csr(const TransposeCsr& p) {
     }
   }
   return -1;
+}
+
+bool equals_transpose(const int64_t* rowptr, const int32_t* col, int64_t num_rows) {
+  std::vector<int64_t> next(rowptr, rowptr + num_rows);  // of each column, where the transpose's next entry stands
+  for (int64_t i = 0; i < num_rows; ++i) {
+    for (int64_t e = rowptr[i]; e < rowptr[i + 1]; ++e) {
+      const int64_t c = col[e];
+      if (c < 0 || c >= num_rows) return false;
+      const int64_t slot = next[static_cast<size_t>(c)]++;
+      if (slot >= rowptr[c + 1] || col[slot] != i) return false;
+    }
+  }
+  return true;
 }
 
 void find_sorted(const FindSorted& p, int64_t begin, int64_t end) {

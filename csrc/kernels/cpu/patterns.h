@@ -61,6 +61,9 @@ struct RemapEntries {
 // The first entry whose column or row is out of range, or -1; where there is one, nothing is in its place.
 int64_t transpose_csr(const TransposeCsr& p);
 
+// Whether a square pattern's transpose has the same rowptr and col. Ends at the first entry that shows it has not.
+bool equals_transpose(const int64_t* rowptr, const int32_t* col, int64_t num_rows);
+
 void find_sorted(const FindSorted& p, int64_t begin, int64_t end);
 
 }  // namespace pyg_dist

@@ -28,6 +28,7 @@ void keyed_normal(const KeyedNumbers& problem);
 BadIndex keyed_permutation(const KeyedPermutation& problem);
 BadRestriction restrict_csr(const RestrictCsr& problem, const MakeEntries& make_entries);
 BadIndex transpose_csr(const TransposeCsr& problem);
+bool equals_transpose_csr(const int64_t* rowptr, const int32_t* col, int64_t num_rows);
 void find_sorted(const FindSorted& problem);
 void norm_relu_dropout(const NormReLUDropout& problem);
 void norm_relu_dropout_grad(const NormReLUDropoutGrad& problem);
@@ -61,6 +62,7 @@ inline constexpr DeviceOps kOps = {
     .keyed_permutation = keyed_permutation,
     .restrict_csr = restrict_csr,
     .transpose_csr = transpose_csr,
+    .equals_transpose_csr = equals_transpose_csr,
     .find_sorted = find_sorted,
     .norm_relu_dropout = norm_relu_dropout,
     .norm_relu_dropout_grad = norm_relu_dropout_grad,

@@ -86,6 +86,10 @@ BadIndex transpose_csr(const TransposeCsr& p) {
   return bad < 0 ? BadIndex{} : BadIndex{bad, p.col[bad]};
 }
 
+bool equals_transpose_csr(const int64_t* rowptr, const int32_t* col, int64_t num_rows) {
+  return equals_transpose(rowptr, col, num_rows);
+}
+
 void find_sorted(const FindSorted& problem) {
   for_each_range(problem.num_values, kValuesPerChunk,
                  [&](int64_t begin, int64_t end) { pyg_dist::find_sorted(problem, begin, end); });

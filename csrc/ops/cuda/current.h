@@ -58,6 +58,7 @@ inline DeviceOps table_without_kernels() {
       .keyed_permutation = no_kernel(&DeviceOps::keyed_permutation),
       .restrict_csr = no_kernel(&DeviceOps::restrict_csr),
       .transpose_csr = no_kernel(&DeviceOps::transpose_csr),
+      .equals_transpose_csr = no_kernel(&DeviceOps::equals_transpose_csr),
       .find_sorted = no_kernel(&DeviceOps::find_sorted),
       .norm_relu_dropout = no_kernel(&DeviceOps::norm_relu_dropout),
       .norm_relu_dropout_grad = no_kernel(&DeviceOps::norm_relu_dropout_grad),

@@ -55,7 +55,8 @@ class GridOperator:
     @cached_property
     def transposed(self) -> GridOperator:
         """The transposed matrix; a directed graph's backward needs it."""
-        return GridOperator(self.csr.transposed, self.weight, self.col_scale, self.row_scale, self.divides)
+        csr = self.csr.transposed_pattern if self.weight is None else self.csr.transposed
+        return GridOperator(csr, self.weight, self.col_scale, self.row_scale, self.divides)
 
     def multiply(self, x: Tensor, low: int = 0, high: int | None = None) -> Tensor:
         """Rows ``low`` to ``high`` of the product, local, without autograd. Shapes: ``[m, F] -> [high - low, F]``."""

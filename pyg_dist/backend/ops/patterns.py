@@ -56,6 +56,25 @@ def transpose_csr(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, T
     return call(native.transpose_csr.default, rowptr.contiguous(), col.contiguous(), num_cols)  # type: ignore[no-any-return]
 
 
+def equals_transpose_csr(rowptr: Tensor, col: Tensor) -> bool:
+    """Whether a square pattern's transpose has the same ``rowptr`` and ``col``: columns ascend, and it is symmetric.
+
+    In O(entries + rows) time and 8 bytes a row; it ends at the first entry that shows the contrary.
+
+    Shapes:
+        - rowptr: ``[n + 1]`` int64, col: ``[e]`` int32
+
+    Raises:
+        DataError: ``rowptr`` is none, or a dtype is wrong.
+        UnsupportedError: a tensor is not a dense CPU tensor.
+
+    Example:
+        >>> equals_transpose_csr(torch.tensor([0, 2, 3]), torch.tensor([0, 1, 0], dtype=torch.int32))
+        True
+    """
+    return bool(call(native.equals_transpose_csr.default, rowptr.contiguous(), col.contiguous()))
+
+
 def find_sorted(sorted: Tensor, value: Tensor) -> Tensor:
     """Where each value stands in an ascending list, or -1. Fastest where the values ascend, too, even in pieces.
 

@@ -218,6 +218,12 @@ def transpose_csr(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, T
     return csr_from_edges(col, _row_of_edge(rowptr), places, num_cols, rowptr.numel() - 1)
 
 
+def equals_transpose_csr(rowptr: Tensor, col: Tensor) -> bool:
+    """By the transpose."""
+    size = rowptr.numel() - 1
+    return bool((col < size).all()) and all(map(torch.equal, transpose_csr(rowptr, col, size), (rowptr, col)))
+
+
 def find_sorted(sorted: Tensor, value: Tensor) -> Tensor:
     """By a dictionary."""
     place = {int(v): k for k, v in enumerate(sorted)}

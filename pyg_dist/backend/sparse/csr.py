@@ -135,7 +135,8 @@ class CSR:
     def transposed(self) -> CSR:
         """The pattern of the transposed matrix; ``edge`` still names the same values. Computed once and kept.
 
-        That of an undirected graph whose rows have their columns in ascending order is the same, and shares its memory.
+        Of an undirected graph whose rows have their columns in ascending order, as those of a coalesced graph on one
+        rank, it shares ``rowptr`` and ``col``. Others do not share them: sums would be added in another order.
         """
         if self.is_identity:
             return self
@@ -145,9 +146,35 @@ class CSR:
                 return replace(self, place=turned.place, num_cols=turned.num_cols, host=turned, first=turned.first)
             return turned.to(self.device)
         rowptr, col, entry = ops.transpose_csr(self.rowptr, self.col, self.num_cols)
-        if torch.equal(rowptr, self.rowptr) and torch.equal(col, self.col):
-            rowptr, col = self.rowptr, self.col
+        for known in (self, self.__dict__.get("_transposed_alone")):
+            if known is not None and torch.equal(rowptr, known.rowptr) and torch.equal(col, known.col):
+                rowptr, col = known.rowptr, known.col
+                break
         return CSR(rowptr, col, _small(self.places(entry)), self.num_rows)
+
+    @property
+    def transposed_pattern(self) -> CSR:
+        """:attr:`transposed` for products without values, where ``edge`` has no meaning. Kept.
+
+        Where the two share ``rowptr`` and ``col`` this is the pattern itself, which is found out without making
+        another. Otherwise no places of values are kept, which saves as much memory.
+        """
+        if "transposed" in self.__dict__ or self.is_identity:
+            return self.transposed
+        return self if self._equals_transpose else self._transposed_alone
+
+    @cached_property
+    def _equals_transpose(self) -> bool:
+        if self.host is not None:
+            return self.host._equals_transpose
+        return self.num_rows == self.num_cols and ops.equals_transpose_csr(self.rowptr, self.col)
+
+    @cached_property
+    def _transposed_alone(self) -> CSR:
+        if self.host is not None:
+            return self.host.transposed_pattern.to(self.device)
+        rowptr, col, _ = ops.transpose_csr(self.rowptr, self.col, self.num_cols)
+        return CSR(rowptr, col, None, self.num_rows)
 
     def multiply(
         self,

@@ -40,6 +40,8 @@ class Matrix:
     @cached_property
     def transposed(self) -> Matrix:
         """The transpose; matrices of one pattern share the transposed pattern."""
+        if self.storage is None:
+            return Matrix(self.pattern.transposed_pattern)
         return Matrix(self.pattern.transposed, self.storage)
 
     def columns(self, low: int, high: int) -> Matrix:

@@ -31,7 +31,7 @@ class _Extreme(LocalFunction):
         if torch.is_grad_enabled():  # with create_graph, torch differentiates again
             return _by_edge(x.detach(), y.detach(), grad, ctx.csr), None, None
         shares = ops.extreme_csr_shares(ctx.csr.rowptr, ctx.csr.col, x, y, grad)
-        transposed = ctx.csr.transposed
+        transposed = ctx.csr.transposed_pattern
         return ops.extreme_csr_grad(transposed.rowptr, transposed.col, x, y, shares), None, None
 
 
