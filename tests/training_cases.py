@@ -29,7 +29,7 @@ HALO, GRID = {"layout": "halo", "partition": "random"}, {"layout": "grid"}  # a 
 CASES = [
     *[Case(layout, model) for layout in (HALO, GRID) for model in ("sage", "gcn", "gat", "transformer", "graph")],
     *[Case(layout, model) for layout in (HALO, GRID) for model in ("sage weights", "gcn weights", "gcn learning")],
-    Case(HALO, "sage max"),
+    *[Case(layout, "sage max") for layout in (HALO, GRID)],
     Case(HALO, "gin"),
     *[Case(HALO, "edge", setting={"PYG_DIST_MESSAGE_MIB": mib}) for mib in ("0.01", "inf")],
     Case(HALO, "sage", "list"),

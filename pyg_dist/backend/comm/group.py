@@ -145,7 +145,7 @@ class Group:
         """Every rank's ``count``, by rank."""
         if self.size == 1:
             return [count]
-        mine = torch.zeros(self.size, dtype=torch.int64)
+        mine = torch.zeros(self.size, dtype=torch.int64, device="cpu")
         mine[self.rank] = count
         return [int(c) for c in self.all_reduce_(mine, kind="gather").tolist()]
 
@@ -190,7 +190,7 @@ class Group:
     def meet(self, kind: str = "meeting") -> None:
         """Wait until every rank is here; ``kind`` is what the call is to be named."""
         if self.size > 1:
-            self._reduced(self.stage.lift(torch.zeros(1, dtype=torch.uint8)), "sum", kind)
+            self._reduced(self.stage.lift(torch.zeros(1, dtype=torch.uint8, device="cpu")), "sum", kind)
 
 
 _open: weakref.WeakSet[Group] = weakref.WeakSet()
