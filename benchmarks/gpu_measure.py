@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import statistics
 import time
@@ -31,36 +32,58 @@ class Place:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
-    def seconds(self, run: Callable[[], Any], target: float = 0.06, most: int = 30) -> float:
-        """The median of some calls after two that do not count, each between two events of the device."""
+    def seconds(self, run: Callable[[], Any], target: float = 0.06, most: int = 30, is_queued: bool = True) -> float:
+        """The median time of a call, by the device's events, after two calls that do not count.
+
+        Short calls come several to a sample. Where ``is_queued``, they are launched while the device is kept busy, so
+        that they run without the gaps of a host that launches more slowly than the device works: for single ops, ours
+        and others' alike. Otherwise these gaps count, as they do for who trains. Inputs that fit a cache stay there.
+        """
         run()
         self.finish()
         start = time.perf_counter()
         run()
+        launched = time.perf_counter() - start
         self.finish()
-        once = time.perf_counter() - start
+        once = max(time.perf_counter() - start, 1e-6)
         if self.is_trial:
             return once
+        calls = max(1, min(_MOST_CALLS, int(_SAMPLE_SECONDS / once)))
         taken = []
-        for _ in range(max(5, min(most, int(target / max(once, 1e-6))))):
+        for _ in range(max(5, min(most, int(target / once)))):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            if is_queued:
+                torch.cuda._sleep(int((1.5 * launched * calls + 2e-5) * _CYCLES_A_SECOND))
             begin.record()
-            run()
+            for _ in range(calls):
+                run()
             end.record()
             end.synchronize()
-            taken.append(begin.elapsed_time(end) / 1000)
+            taken.append(begin.elapsed_time(end) / 1000 / calls)
         return statistics.median(taken)
 
     def peak_mib(self, run: Callable[[], Any]) -> float:
         """The largest memory of torch's while ``run`` runs; 0 in a trial."""
+        self.clear()
         if self.is_trial:
             run()
             return 0.0
-        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         run()
         self.finish()
         return torch.cuda.max_memory_allocated() / 2**20
+
+    def clear(self) -> None:
+        """Let go of the memory of what is gone, cycles included."""
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+# Of a sample of short calls; and how many of them at most, since a stream takes some 1,000 launches before it blocks.
+_SAMPLE_SECONDS = 2e-3
+_MOST_CALLS = 20
+_CYCLES_A_SECOND = 2e9  # an H100's clock at its fastest is 1.98 GHz
 
 
 @dataclass(frozen=True)
@@ -131,10 +154,16 @@ def draw(size: Size, place: Place, seed: int = 0) -> Drawn:
 
 
 class Log:
-    """Results by part in one file, written anew with each that comes."""
+    """Results by part in one file, written anew with each that comes, by one process at a time.
 
-    def __init__(self, path: Path, part: str) -> None:
-        self._path, self._part = path, part
+    Args:
+        path: of the file.
+        part: whose results these are.
+        is_quiet: whether not to print them, too.
+    """
+
+    def __init__(self, path: Path, part: str, is_quiet: bool = False) -> None:
+        self._path, self._part, self._is_quiet = path, part, is_quiet
 
     def add(self, name: str, value: Any) -> None:
         """Keep a result; what there was of that name goes."""
@@ -144,18 +173,26 @@ class Log:
         partial = self._path.with_suffix(".partial")
         partial.write_text(json.dumps(content, indent=1) + "\n")
         partial.replace(self._path)
-        print(f"{self._part}: {name}: {json.dumps(value)[:300]}", flush=True)
+        if not self._is_quiet:
+            print(f"{self._part}: {name}: {json.dumps(value)[:300]}", flush=True)
 
     def attempt(self, name: str, run: Callable[[], Any]) -> Any:
-        """Keep what ``run`` returns, or its error: one variant that does not fit ends no other."""
+        """Keep what ``run`` returns, or its error, of whatever class: one variant that fails ends no other."""
         try:
             value = run()
-        except (RuntimeError, MemoryError, OSError, AttributeError) as error:
-            value = {"error": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
+        except Exception as error:
+            value = {"error": in_a_line(error)}
+        if isinstance(value, dict) and "error" in value:  # and nothing holds the frames that held its tensors
+            gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
         self.add(name, value)
         return value
+
+
+def in_a_line(error: BaseException) -> str:
+    """The class of an error, and the first line of what it says."""
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
 
 
 def read(path: Path) -> dict[str, Any]:

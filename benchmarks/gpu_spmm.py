@@ -12,7 +12,8 @@ from typing import Any
 
 import cusparse
 import torch
-from gpu_measure import Drawn, Log, Place, draw, geometric_mean, sizes
+from gpu_measure import Drawn, Log, Place, Size, draw, geometric_mean, in_a_line, sizes
+from torch import Tensor
 from torch_geometric.utils import scatter
 
 from pyg_dist.backend import ops
@@ -41,40 +42,48 @@ def products(graph: Drawn, width: int, place: Place) -> dict[str, Callable[[], A
         index = graph.col.long()
         gathered = torch.empty(graph.num_edges, width, device=place.device)
         ways["gather"] = lambda: torch.index_select(x, 0, index, out=gathered)
+    ours = csr.multiply(x)
+    expect(ours, sparse.double() @ x.double() if graph.num_edges < 10_000_000 else sparse @ x)
     if place.device.type == "cuda":
         for name, number in cusparse.ALGORITHMS.items():
-            ways[f"cuSPARSE {name}"] = Later(lambda n=number: cusparse.product(rowptr, graph.col, ones, x, out, n))
-    exact = sparse.double() @ x.double() if graph.num_edges < 10_000_000 else sparse @ x
-    worst = float((csr.multiply(x) - exact).abs().max() / exact.abs().max())
-    if not worst < 1e-4:
-        raise RuntimeError(f"expected torch's product, got one that is off by {worst:.1e}")
+            prepare = partial(cusparse.product, rowptr, graph.col, ones, x, out, number)
+            ways[f"cuSPARSE {name}"] = Later(prepare, lambda: expect(out, ours))
     return ways
 
 
-class Later:
-    """A way that is prepared when it is first called."""
+def expect(product: Tensor, other: Tensor) -> None:
+    """Raise unless two products are equal but for rounding: what is wrong may well be fast."""
+    worst = float((product - other).abs().max() / other.abs().max())
+    if not worst < 1e-4:
+        raise RuntimeError(f"expected equal products, got some that differ by {worst:.1e}")
 
-    def __init__(self, prepare: Callable[[], Callable[[], None]]) -> None:
-        self._prepare, self._run = prepare, None
+
+class Later:
+    """A way that is prepared, and whose result is looked at, when it is first called."""
+
+    def __init__(self, prepare: Callable[[], Callable[[], None]], check: Callable[[], None]) -> None:
+        self._prepare, self._check = prepare, check
+        self._run: Callable[[], None] | None = None
 
     def __call__(self) -> None:
         if self._run is None:
             self._run = self._prepare()
+            self._run()
+            self._check()
         self._run()
 
 
-def measure_width(graph: Drawn, width: int, place: Place, log: Log, name: str) -> dict[str, float]:
-    """Seconds by way; a way that fails says why and counts for nothing."""
+def measure_width(graph: Drawn, width: int, place: Place) -> dict[str, float | str]:
+    """Seconds by way, and rates of the memory; a way that fails says why and counts for nothing."""
     found: dict[str, Any] = {}
     for way, run in products(graph, width, place).items():
         try:
             found[way] = place.seconds(run)
-        except (RuntimeError, OSError, AttributeError) as error:
-            found[way] = str(error).splitlines()[0][:200]
+        except Exception as error:
+            found[way] = in_a_line(error)
     moved = {"copy": 8 * graph.size.num_nodes * width, "gather": 8 * graph.num_edges * width}
     rates = {f"{k} GB/s": moved[k] / found[k] / 1e9 for k in moved if isinstance(found.get(k), float)}
-    log.add(f"{name}, {width} columns", found | rates)
-    return {way: seconds for way, seconds in found.items() if isinstance(seconds, float)}
+    return found | rates
 
 
 def tiles(graph: Drawn, place: Place) -> dict[str, Any]:
@@ -114,40 +123,55 @@ def extremes(graph: Drawn, place: Place) -> dict[str, float]:
     return seconds | {"speed-up": seconds["PyG scatter"] / seconds["pyg_dist"]}
 
 
+class Ratios:
+    """What is summed up over graphs and widths: seconds of others by ours."""
+
+    def __init__(self) -> None:
+        self._by_torch: list[float] = []
+        self._by_best: list[float] = []
+        self._narrow: list[float] = []
+
+    def add(self, name: str, found: dict[str, Any]) -> None:
+        """Of one graph and width; ways that failed count for nothing."""
+        seconds = {way: value for way, value in found.items() if isinstance(value, float)}
+        if "pyg_dist float32" not in seconds:
+            return
+        ours = seconds["pyg_dist float32"]
+        if TORCH in seconds:
+            self._by_torch.append(seconds[TORCH] / ours)
+        best = [taken for way, taken in seconds.items() if way.startswith("cuSPARSE")]
+        self._by_best += [min(best) / ours] if best else []
+        if name == "reddit-like" and "pyg_dist bfloat16" in seconds:
+            self._narrow.append(ours / seconds["pyg_dist bfloat16"])
+
+    def summary(self) -> dict[str, Any]:
+        """So far."""
+        by_best, narrow = self._by_best, self._narrow
+        return {
+            "over torch, geometric mean": geometric_mean(self._by_torch),
+            "over torch, least": min(self._by_torch, default=None),
+            "over the best cuSPARSE, geometric mean": geometric_mean(by_best) if by_best else None,
+            "bfloat16 over float32, reddit-like, median": statistics.median(narrow) if narrow else None,
+        }
+
+
+def measure_graph(name: str, size: Size, place: Place, log: Log, ratios: Ratios) -> dict[str, int]:
+    """All widths, and what else is measured on that graph; its numbers of nodes and edges."""
+    graph = draw(size, place)
+    for width in WIDTHS[:2] if place.is_trial else WIDTHS:
+        ratios.add(name, log.attempt(f"{name}, {width} columns", partial(measure_width, graph, width, place)))
+        place.clear()
+        log.add("summary", ratios.summary())
+    if name == "arxiv-like":
+        log.attempt("extremes", partial(extremes, graph, place))
+    if name == "products-like":
+        log.attempt("tiles of products", partial(tiles, graph, place))
+    return {"nodes": size.num_nodes, "edges": graph.num_edges}
+
+
 def run(place: Place, log: Log) -> None:
-    """All of it; what is summed up is summed up again after each graph."""
-    by_torch: list[float] = []
-    by_best: list[float] = []
-    narrow: list[float] = []
+    """All of it; an error ends no other graph, width or way."""
+    ratios = Ratios()
     for name, size in sizes(place).items():
-        graph = draw(size, place)
-        log.add(f"{name}, graph", {"nodes": size.num_nodes, "edges": graph.num_edges})
-        for width in WIDTHS[:2] if place.is_trial else WIDTHS:
-            try:
-                seconds = measure_width(graph, width, place, log, name)
-            except RuntimeError as error:
-                log.add(f"{name}, {width} columns", {"error": str(error).splitlines()[0][:300]})
-                continue
-            if "pyg_dist float32" not in seconds:
-                continue
-            ours = seconds["pyg_dist float32"]
-            if TORCH in seconds:
-                by_torch.append(seconds[TORCH] / ours)
-            best = [taken for way, taken in seconds.items() if way.startswith("cuSPARSE")]
-            by_best += [min(best) / ours] if best else []
-            if name == "reddit-like" and "pyg_dist bfloat16" in seconds:
-                narrow.append(ours / seconds["pyg_dist bfloat16"])
-        log.add(
-            "summary",
-            {
-                "over torch, geometric mean": geometric_mean(by_torch),
-                "over torch, least": min(by_torch, default=None),
-                "over the best cuSPARSE, geometric mean": geometric_mean(by_best) if by_best else None,
-                "bfloat16 over float32, reddit-like, median": statistics.median(narrow) if narrow else None,
-            },
-        )
-        if name == "arxiv-like":
-            log.attempt("extremes", partial(extremes, graph, place))
-        if name == "products-like":
-            log.attempt("tiles of products", partial(tiles, graph, place))
-        del graph
+        log.attempt(f"{name}, graph", partial(measure_graph, name, size, place, log, ratios))
+        place.clear()
