@@ -45,11 +45,11 @@ class Results:
         self._num_passed = 0
         self._failed: dict[str, str] = {}
         self._skipped: Counter[str] = Counter()
-        self._running: list[str] = []
+        self._running: dict[str, None] = {}
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """See pytest."""
-        self._running.append(nodeid)
+        self._running[nodeid] = None
         self._write(None)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -59,7 +59,7 @@ class Results:
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         """See pytest."""
-        self._running.remove(nodeid)
+        self._running.pop(nodeid, None)
         self._write(None)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:

@@ -134,11 +134,17 @@ def test_is_killed(): os.kill(os.getpid(), 9)
 """
 
 
-def test_tests_that_are_killed_keep_what_they_have(monkeypatch: pytest.MonkeyPatch, run: gpu_all.Run) -> None:
-    folder = run.output.parent / "tests/gpu"
-    folder.mkdir(parents=True)
-    (folder / "test_it.py").write_text(KILLED)
-    monkeypatch.setattr(gpu_all, "ROOT", run.output.parent)
+@pytest.fixture
+def killed_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run: gpu_all.Run) -> gpu_all.Run:
+    """Of tests the last of which does not end."""
+    (tmp_path / "tests/gpu").mkdir(parents=True)
+    (tmp_path / "tests/gpu/test_it.py").write_text(KILLED)
+    monkeypatch.setattr(gpu_all, "ROOT", tmp_path)
+    return run
+
+
+def test_tests_that_are_killed_keep_what_they_have(killed_run: gpu_all.Run) -> None:
+    run = killed_run
     assert gpu_all.run_tests("tests", run, 600) == "status -9"
     name = "tests/gpu/test_it.py::test_"
     assert read(run.output)["tests"]["tests"] == {
@@ -147,6 +153,17 @@ def test_tests_that_are_killed_keep_what_they_have(monkeypatch: pytest.MonkeyPat
         "failed": {f"{name}fails": "ValueError: expected 3, got 4"},
         "skipped": {"Skipped: no such thing": 1},
     }
+
+
+@pytest.mark.slow
+def test_a_process_of_tests_that_is_killed_ends_no_other(killed_run: gpu_all.Run) -> None:
+    """As on a GPU, several at a time."""
+    pytest.importorskip("xdist")
+    run = killed_run
+    assert gpu_all.run_tests("tests", gpu_all.Run(run.output, False, run.environment), 600) == "status 1"
+    found = read(run.output)["tests"]["tests"]
+    assert (found["status"], found["passed"]) == (1, 1)
+    assert sorted(name.split("::")[1] for name in found["failed"]) == ["test_fails", "test_is_killed"]
 
 
 def test_the_tests_for_gpus_pass_on_a_cpu_without_metis(run: gpu_all.Run) -> None:
