@@ -174,7 +174,8 @@ def differentiable_gradients(
     # Views: of a tensor that is given twice, as value and as query, each place has its own gradient.
     own = AttentionInputs(*(None if x is None else x.view_as(x) for x in inputs))  # type: ignore[arg-type]
     wanted = [x for x, needed in zip(own, needs, strict=True) if needed and x is not None]
-    pairs = [(out, g) for out, g in zip(run(own), gradients, strict=True) if g is not None]
+    # A rank without edges has weights of none, which follow from nothing.
+    pairs = [(out, g) for out, g in zip(run(own), gradients, strict=True) if g is not None and out.requires_grad]
     outputs, grads = zip(*pairs, strict=True)
     found = iter(torch.autograd.grad(outputs, wanted, grads, create_graph=True, allow_unused=True))
     return [next(found) if needed and x is not None else None for x, needed in zip(own, needs, strict=True)]
