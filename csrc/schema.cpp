@@ -42,8 +42,8 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
   m.def(
       "attention_csr(Tensor rowptr, Tensor col, Tensor edge, Tensor value, Tensor? key, Tensor? query, Tensor? "
       "edge_attr, Tensor? "
-      "edge_weight, Tensor? att, Tensor? edge_key, int form, int heads, float slope, float scale, float p, int seed) "
-      "-> (Tensor, Tensor, Tensor)");
+      "edge_weight, Tensor? att, Tensor? edge_key, int form, int heads, float slope, float scale, float p, int seed, "
+      "int num_parts) -> (Tensor, Tensor, Tensor)");
   m.def(
       "attention_csr_by_target(Tensor rowptr, Tensor col, Tensor edge, Tensor value, Tensor? key, Tensor? query, "
       "Tensor? edge_attr, Tensor? "

@@ -23,6 +23,7 @@ struct Summed {
 struct Sums {
   void* rows = nullptr;    // [num_rows, num_heads, width], null where `Summed` is null
   void* second = nullptr;  // forward: lse, the sums' type, or null; gradients: sums of the logits' gradients, or null
+  int64_t num_whole = 0;   // forward: of the rows; those behind are parts of their targets' edges
 };
 
 struct HeadChunks {
@@ -48,7 +49,11 @@ struct Softmax {
     total *= factor;
     return factor;
   }
-  PYG_DIST_DEVICE A lse() const { return largest + log_of(total); }
+  // What powers are made of: of -infinities alone they are zero, not NaN.
+  PYG_DIST_DEVICE A base() const { return largest == -static_cast<A>(__builtin_inf()) ? A{0} : largest; }
+  PYG_DIST_DEVICE A lse() const { return total == 0 ? largest : largest + log_of(total); }
+  // What the sum is divided by.
+  PYG_DIST_DEVICE A divisor(bool may_be_zero) const { return may_be_zero && total == 0 ? A{1} : total; }
 };
 
 // The pieces of hubs: [2 num_chunks, num_heads (width + 2)], of each head the columns, and behind all heads' columns
@@ -121,7 +126,7 @@ struct ReduceHeads {
     A logit = edges.logit(own, count);
     if (edges.lane() >= count) logit = -static_cast<A>(__builtin_inf());
     const A factor = state.rise(join_lanes(logit, groups.log_lanes, Softmax<A>::larger));
-    const A power = edges.lane() < count ? exp_of(logit - state.largest) : A{0};
+    const A power = edges.lane() < count ? exp_of(logit - state.base()) : A{0};
     state.total += sum_lanes(power, groups.log_lanes);
     PYG_DIST_UNROLL
     for (int u = 0; u < kCount; ++u) {
@@ -202,7 +207,7 @@ struct ReduceHeads {
   PYG_DIST_DEVICE void finish(int64_t row, int64_t head, const Columns& columns, bool has_numbers, bool is_empty,
                               const Softmax<A>& state, Values sum) const {
     const int64_t of_head = row * g.attention.num_heads + head;
-    const A factor = kForward && !is_empty ? A{1} / state.total : A{1};
+    const A factor = kForward ? A{1} / state.divisor(is_empty || row >= out.num_whole) : A{1};
     T* const to = static_cast<T*>(out.rows) + of_head * summed.width;
     PYG_DIST_UNROLL
     for (int u = 0; u < kCount; ++u) {
@@ -213,7 +218,7 @@ struct ReduceHeads {
     }
     if (!has_numbers || out.second == nullptr) return;
     if constexpr (kForward) {
-      static_cast<A*>(out.second)[of_head] = is_empty ? state.largest : state.lse();
+      static_cast<A*>(out.second)[of_head] = state.lse();
     } else {
       static_cast<T*>(out.second)[of_head] = from_sum<T>(state.largest);
     }
@@ -245,9 +250,8 @@ struct JoinHeads {
       const A* const numbers = pieces.numbers(slot, head);
       const A part = is_sum ? pieces.data[slot * pieces.size() + c] : A{0};
       if constexpr (kForward) {
-        if (numbers[1] == 0) return;  // no edges
         sum *= state.rise(numbers[0]);
-        const A its = numbers[0] == state.largest ? A{1} : exp_of(numbers[0] - state.largest);
+        const A its = numbers[0] == state.largest ? A{1} : exp_of(numbers[0] - state.base());
         sum += its * part;
         state.total += its * numbers[1];
       } else {
@@ -255,7 +259,8 @@ struct JoinHeads {
       }
     });
     if (is_sum) {
-      static_cast<T*>(out.rows)[row * num_sums + c] = from_sum<T>(kForward ? sum / state.total : sum);
+      static_cast<T*>(out.rows)[row * num_sums + c] =
+          from_sum<T>(kForward ? sum / state.divisor(row >= out.num_whole) : sum);
     } else if (out.second != nullptr) {
       if constexpr (kForward) {
         static_cast<A*>(out.second)[row * pieces.num_heads + head] = state.lse();
@@ -330,8 +335,9 @@ void attention(const AttentionForward& f, const Queue& queue) {
   const Attention& p = f.attention;
   AttentionGrad g{};
   g.attention = p;
-  reduce<true>(g, values(p.value, p.value_stride, p, false), {f.y, f.lse}, false, queue);
-  if (f.z != nullptr) reduce<true>(g, edge_attr(p, false), {f.z, nullptr}, false, queue);
+  const int64_t num_whole = p.num_rows - f.num_parts;
+  reduce<true>(g, values(p.value, p.value_stride, p, false), {f.y, f.lse, num_whole}, false, queue);
+  if (f.z != nullptr) reduce<true>(g, edge_attr(p, false), {f.z, nullptr, num_whole}, false, queue);
 }
 
 void attention_by_target(const AttentionGrad& g, const Queue& queue) {

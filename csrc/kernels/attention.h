@@ -5,7 +5,8 @@
 //   dynamic    s = <att[h, :], leaky(value[j, h, :] + query[i, h, :] + edge_attr[t, :] edge_weight[:, h, :])>
 //   dot        s = scale (<key[j, h, :], query[i, h, :]> + <edge_weight[i, h, :], edge_attr[t, :]>)
 //
-//   lse[i, h] = log(sum over e of exp(s)), -infinity for a row without edges, and p = exp(s - lse)
+//   lse[i, h] = log(sum over e of exp(s)), -infinity for a row without edges, and p = exp(s - lse), NaN if all s are
+//                 -infinity; of a row that is a part of its target's edges p is 0 then: the other parts decide
 //   k = 0 or dropout_scale: dropout of the edge with key edge_key[t], column h: formats/keyed.h
 //   y[i, h, :] = sum over e of k p value[j, h, :]
 //   z[i, h, :] = sum over e of k p edge_attr[t, :]                                                       (dot alone)
@@ -73,8 +74,13 @@ struct AttentionForward {
   void* y;
   void* z;  // dot with edge_attr alone
   void* lse;
+  int64_t num_parts;  // the last rows, which are parts of their targets' edges
   bool wide;
 };
+
+PYG_DIST_PORTABLE bool is_part(const AttentionForward& f, int64_t row) {
+  return row >= f.attention.num_rows - f.num_parts;
+}
 
 struct AttentionGrad {
   Attention attention;

@@ -161,13 +161,16 @@ AttentionGrad gradient_of(const char* op, const Attention& problem, const Tensor
 std::tuple<Tensor, Tensor, Tensor> attention_csr(Tensor rowptr, Tensor col, Tensor edge, Tensor value, MaybeTensor key,
                                                  MaybeTensor query, MaybeTensor edge_attr, MaybeTensor edge_weight,
                                                  MaybeTensor att, MaybeTensor edge_key, int64_t form, int64_t heads,
-                                                 double slope, double scale, double p, int64_t seed) {
+                                                 double slope, double scale, double p, int64_t seed,
+                                                 int64_t num_parts) {
   const char* op = "attention_csr";
   const Inputs in{rowptr, col,      edge, value, key,   query, edge_attr, edge_weight,
                   att,    edge_key, form, heads, slope, scale, p,         seed};
   const auto device = device_of_inputs(op, in);
   const Attention problem = problem_of(op, device, in, rowptr.size(0) - 1);
   check_gathered(op, "value", value, col);
+  PYG_DIST_CHECK(num_parts >= 0 && num_parts <= problem.num_rows, op, ": expected 'num_parts' to lie in [0, ",
+                 problem.num_rows, "], got ", num_parts);
   const bool sums_edges = problem.form == AttentionForm::dot && edge_attr.has_value();
   const ScalarType sums = accumulator_dtype(problem.element);
   const Tensor y = new_output(value, {problem.num_rows, value.size(1)});
@@ -179,6 +182,7 @@ std::tuple<Tensor, Tensor, Tensor> attention_csr(Tensor rowptr, Tensor col, Tens
         .y = y.mutable_data_ptr(),
         .z = sums_edges ? z.mutable_data_ptr() : nullptr,
         .lse = lse.mutable_data_ptr(),
+        .num_parts = num_parts,
         .wide = false,
     });
   }

@@ -122,6 +122,54 @@ def test_kernels_at_extreme_logits(form: Any) -> None:
     torch.testing.assert_close(y.isnan(), reference.attention_csr(*args)[0].isnan(), rtol=0, atol=0)
 
 
+MASKED = 3  # the first sources
+
+
+def masked_pattern(hub: int) -> CSR:
+    """Rows whose masked sources come first, last or alone, more than a batch of them; hubs have pieces of them."""
+    others, none = [5, 6, 5], [k % MASKED for k in range(70)]
+    sources = [[0, 1, *others], [*others, 2, 0], [], none, [*none, *others], [*others, *none, 7], [1], [4], others]
+    many = [k % MASKED for k in range(hub)]
+    sources += [[*many, *others], many, none]
+    sources += [[]] * (NUM_ROWS - len(sources))
+    row = torch.repeat_interleave(torch.arange(NUM_ROWS), torch.tensor([len(own) for own in sources]))
+    return CSR.from_edges(row, torch.tensor([j for own in sources for j in own]), None, NUM_ROWS, NUM_SOURCES)
+
+
+@pytest.mark.parametrize(("dtype", "value"), [(torch.float64, float("inf")), (torch.float32, 0.0)], ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_logits_of_minus_infinity_weigh_nothing(form: Any, dtype: torch.dtype, value: float) -> None:
+    """NaN where a row has no others, but not where it is a part of its target's edges; values and gradients."""
+    heads, columns = 2, 64
+    csr = masked_pattern(2 * (128 if IS_SIMT else 2**18 // (heads * columns)) + 7)
+    given, spec = inputs(csr, form, heads, columns, 1, dtype), spec_of(form, heads)
+    with torch.no_grad():
+        given.value[0, 5] += value  # weight zero times infinity is NaN, in this column
+        for positive in (given.edge_weight, given.att):
+            if positive is not None:
+                positive.abs_()
+        if form == "dot":
+            given.key[:MASKED] = -torch.inf  # type: ignore[index]
+            given.query.abs_()  # type: ignore[union-attr]
+        else:
+            given.edge_attr[csr.edge[csr.col < MASKED]] = -torch.inf  # type: ignore[index]
+    got = results(lambda: attention(csr, None, spec, given), given, form == "dot")
+    args = csr.rowptr, csr.col, csr.edge, given, None, spec
+    expected = results(lambda: reference.attention_csr(*args), given, form == "dot")
+    assert expected[0].isnan().all(1).nonzero().view(-1).tolist() == [3, 6, 10, 11]
+    for num_parts in (NUM_ROWS - 8, NUM_ROWS):
+        with torch.no_grad():
+            got += ops.attention_csr(*args, num_parts)[: 1 + (form == "dot")]
+            expected += reference.attention_csr(*args, num_parts)[: 1 + (form == "dot")]
+    assert value or expected[-1].isfinite().all()
+    for have, want in zip(got, expected, strict=True):
+        tolerance = 20 * TOLERANCE[dtype]
+        torch.testing.assert_close(have, want, rtol=tolerance, atol=tolerance, equal_nan=True)
+    if not (value and form == "dynamic"):  # whose logits are NaN then
+        lse = ops.attention_csr(*args)[2]
+        assert lse.isneginf().all(1).nonzero().view(-1).tolist() == [2, 3, 6, *range(10, NUM_ROWS)]
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_kernels_give_the_same_bits_on_any_number_of_threads(form: Any) -> None:
     csr = pattern(hub=300 if IS_SIMT else 9000)
@@ -177,8 +225,8 @@ def test_opcheck(form: Any) -> None:
     csr = pattern(hub=20)
     given = AttentionInputs(*(x if x is None else x.detach() for x in inputs(csr, form, 2, 4, 3, torch.float32)))
     arguments = _arguments(csr.rowptr, csr.col, csr.edge, given, keys(csr, 0.5), spec_of(form, 2, 0.5))
-    opcheck(torch.ops.pyg_dist.attention_csr.default, arguments)
-    _, z, lse = torch.ops.pyg_dist.attention_csr(*arguments)
+    opcheck(torch.ops.pyg_dist.attention_csr.default, (*arguments, 3))
+    _, z, lse = torch.ops.pyg_dist.attention_csr(*arguments, 3)
     known = lse, torch.zeros(NUM_ROWS, 2), torch.ones(NUM_ROWS, 8), torch.ones_like(z) if len(z) else None
     opcheck(torch.ops.pyg_dist.attention_csr_by_target.default, (*arguments, *known, True))
     back = csr.transposed
@@ -203,3 +251,5 @@ def test_wrong_arguments_are_refused() -> None:
         with pytest.raises(DataError) as caught:
             ops.attention_csr(csr.rowptr, csr.col, csr.edge, inputs_, None, spec_)
         assert message in str(caught.value)
+    with pytest.raises(DataError, match=r"expected 'num_parts' to lie in \[0, 30\], got 31"):
+        ops.attention_csr(csr.rowptr, csr.col, csr.edge, given, None, spec, NUM_ROWS + 1)

@@ -606,7 +606,7 @@ void try_attention(const Device& device, AttentionForm form, int64_t columns, in
   std::vector<T> got_by_value(by_value.size()), got_by_weight(by_weight.size()), got_by_attr(by_attr.size());
   std::vector<A> got_lse(lse.size()), given_delta(delta.begin(), delta.end()), got_by_parameters(by_parameters.size());
   const auto to = [](auto& rows) -> void* { return rows.empty() ? nullptr : rows.data(); };
-  device.attention({attention, got_y.data(), to(got_z), got_lse.data(), false});
+  device.attention({attention, got_y.data(), to(got_z), got_lse.data(), 0, false});
   expect("attention", columns, got_y, y, tolerance);
   expect("attention, z", columns, got_z, z, tolerance);
   expect("attention, lse", columns, got_lse, lse, tolerance);
@@ -646,6 +646,121 @@ void try_attention(const Device& device, AttentionForm form, int64_t columns, in
   device.attention_by_source(gradient);
   expect("attention_by_source, value", columns, got_by_value, by_value, range);
   expect("attention_by_source, key", columns, got_by_key, by_key, range);
+}
+
+// Source 0 has logits of -infinity, all others have zeros: they alone count, and where there are none, sums are NaN in
+// rows with all edges of their targets and zeros in the last ones, which are parts.
+template <class T, class Device>
+void try_masked_attention(const Device& device, AttentionForm form) {
+  using A = accumulator_t<T>;
+  constexpr int64_t kColumns = 33, kNumSources = 5, kNumParts = 4;
+  constexpr size_t C = kColumns, kMany = 40;  // more than a batch
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  struct Row {
+    size_t before, others, behind;  // masked edges, then others, then masked ones
+  };
+  const size_t hub = kMany + Device::kHub;
+  const std::vector<Row> rows{{0, 0, 0},   {1, 0, 0},   {kMany, 3, 0}, {2, 4, kMany}, {hub, 5, 0},
+                              {3, 2, hub}, {hub, 0, 0}, {0, 6, 0},     {kMany, 0, 0}, {0, 0, 0},
+                              {hub, 0, 0}, {hub, 3, 1}, {kMany, 0, 0}};
+  std::vector<int64_t> rowptr{0}, target;
+  std::vector<int32_t> col, place;
+  for (const Row& row : rows) {
+    for (size_t e = 0; e < row.before + row.others + row.behind; ++e) {
+      const bool is_masked = e < row.before || e >= row.before + row.others;
+      col.push_back(is_masked ? 0 : static_cast<int32_t>(1 + (e - row.before) % (kNumSources - 1)));
+      place.push_back(static_cast<int32_t>(place.size()));
+      target.push_back(static_cast<int64_t>(rowptr.size()) - 1);
+    }
+    rowptr.push_back(static_cast<int64_t>(col.size()));
+  }
+  const size_t num_rows = rows.size(), num_edges = col.size(), L = form == AttentionForm::dot ? C : 1;
+  const auto value = integers<T>(kNumSources * C), grad = integers<T>(num_rows * C);
+  std::vector<T> key(kNumSources * L, from_double<T>(0)), query(num_rows * L, from_double<T>(1));
+  std::fill_n(key.data(), L, from_double<T>(-kInfinity));
+  if (form == AttentionForm::additive) std::fill(query.begin(), query.end(), from_double<T>(0));
+
+  const auto is_alone = [&](size_t i) { return rows[i].others == 0 && rowptr[i] < rowptr[i + 1]; };
+  std::vector<double> y(num_rows * C), lse(num_rows), delta(num_rows), by_value(kNumSources * C);
+  std::vector<double> by_query(num_rows * L), by_key(kNumSources * L);
+  for (size_t i = 0; i < num_rows; ++i) {
+    lse[i] = std::log(static_cast<double>(rows[i].others));
+    if (is_alone(i) && i < num_rows - kNumParts) std::fill_n(&y[i * C], C, std::nan(""));
+    if (is_alone(i) || (form == AttentionForm::dot && rows[i].before + rows[i].behind > 0)) {
+      std::fill_n(&by_query[i * L], L, std::nan(""));
+    }
+  }
+  const auto share = [&](size_t i) { return 1 / static_cast<double>(rows[i].others); };
+  for (size_t e = 0; e < num_edges; ++e) {
+    const auto i = static_cast<size_t>(target[e]), j = static_cast<size_t>(col[e]);
+    for (size_t c = 0; c < C && j > 0; ++c) y[i * C + c] += share(i) * to_double(value[j * C + c]);
+  }
+  for (size_t k = 0; k < y.size(); ++k) delta[k / C] += y[k] * to_double(grad[k]);
+  std::fill_n(by_value.data(), C, std::nan(""));  // of rows where source 0 is alone
+  std::fill_n(by_key.data(), L, std::nan(""));
+  for (size_t e = 0; e < num_edges; ++e) {
+    const auto i = static_cast<size_t>(target[e]), j = static_cast<size_t>(col[e]);
+    if (j == 0) continue;
+    double product = 0;
+    for (size_t c = 0; c < C; ++c) {
+      product += to_double(grad[i * C + c]) * to_double(value[j * C + c]);
+      by_value[j * C + c] += share(i) * to_double(grad[i * C + c]);
+    }
+    for (size_t c = 0; c < L; ++c) by_key[j * L + c] += share(i) * (product - delta[i]);
+  }
+
+  Attention attention{};
+  attention.rowptr = rowptr.data();
+  attention.col = col.data();
+  attention.edge = place.data();
+  attention.num_rows = static_cast<int64_t>(num_rows);
+  attention.num_edges = static_cast<int64_t>(num_edges);
+  attention.value = value.data();
+  attention.key = key.data();
+  attention.query = query.data();
+  attention.value_stride = kColumns;
+  attention.key_stride = attention.query_stride = static_cast<int64_t>(L);
+  attention.num_heads = 1;
+  attention.num_columns = kColumns;
+  attention.slope = attention.scale = attention.dropout_scale = 1;
+  attention.form = form;
+  attention.element = kElement<T>;
+  std::vector<T> got_y(y.size()), got_by_query(by_query.size()), got_by_value(by_value.size()),
+      got_by_key(by_key.size());
+  std::vector<A> got_lse(lse.size()), given_delta(delta.begin(), delta.end());
+  const double tolerance = sizeof(T) == 4 ? 1e-4 : 1e-11;
+  device.attention({attention, got_y.data(), nullptr, got_lse.data(), kNumParts, false});
+  expect("attention, masked", kColumns, got_y, y, tolerance);
+  expect("attention, masked, lse", kColumns, got_lse, lse, tolerance);
+
+  AttentionGrad gradient{};
+  gradient.attention = attention;
+  gradient.lse = got_lse.data();
+  gradient.delta = given_delta.data();
+  gradient.grad_y = grad.data();
+  gradient.by_query = got_by_query.data();
+  gradient.by_value = got_by_value.data();
+  gradient.by_key = got_by_key.data();
+  device.attention_by_target(gradient);
+  expect("attention_by_target, masked", kColumns, got_by_query, by_query, tolerance * kColumns);
+
+  std::vector<int64_t> back_rowptr{0};
+  std::vector<int32_t> back_col, back_place;
+  for (int32_t j = 0; j < kNumSources; ++j) {
+    for (size_t e = 0; e < num_edges; ++e) {
+      if (col[e] != j) continue;
+      back_col.push_back(static_cast<int32_t>(target[e]));
+      back_place.push_back(place[e]);
+    }
+    back_rowptr.push_back(static_cast<int64_t>(back_col.size()));
+  }
+  gradient.attention.rowptr = back_rowptr.data();
+  gradient.attention.col = back_col.data();
+  gradient.attention.edge = back_place.data();
+  gradient.attention.num_rows = kNumSources;
+  device.attention_by_source(gradient);
+  expect("attention_by_source, masked, value", kColumns, got_by_value, by_value, tolerance * kColumns);
+  expect("attention_by_source, masked, key", kColumns, got_by_key, by_key, tolerance * kColumns);
 }
 
 // Entries enough for several tiles of a sort, and columns for two of its steps.
@@ -760,6 +875,10 @@ int64_t try_all(const Device& device) {
     try_attention<double>(device, form, 33, 0);
     try_attention<BFloat16>(device, form, 64, 2);
     try_attention<Float16>(device, form, 8, 1);
+  }
+  for (const AttentionForm form : {AttentionForm::additive, AttentionForm::dot}) {
+    try_masked_attention<float>(device, form);
+    try_masked_attention<double>(device, form);
   }
   return failures;
 }

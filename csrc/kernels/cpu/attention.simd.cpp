@@ -302,7 +302,8 @@ void rows_of_form(const AttentionForward& f, int64_t row_begin, int64_t row_end)
           for (int64_t d = 0; d < edge_columns; ++d) z[h * edge_columns + d] *= factor;
         }
         for (int64_t b = count; b < padded; ++b) s[b] = -__builtin_inf();
-        for (int64_t b = 0; b < padded; b += L) store<L>(s + b, exp_of<A, L>(load<L>(s + b) - most));
+        const A base = most == -__builtin_inf() ? A{0} : most;  // of -infinities alone: powers are zero, not NaN
+        for (int64_t b = 0; b < padded; b += L) store<L>(s + b, exp_of<A, L>(load<L>(s + b) - base));
         for (int64_t b = 0; b < count; ++b) {
           sum[h] += s[b];
           s[b] *= edges.keep[h * B + b];
@@ -317,12 +318,12 @@ void rows_of_form(const AttentionForward& f, int64_t row_begin, int64_t row_end)
         for (int64_t h = 0; h < heads; ++h) add<A>(z + h * edge_columns, attr, edges.logit[h * B + b], edge_columns);
       }
     }
-    const bool is_empty = p.rowptr[row] == end;
+    const bool may_be_zero = p.rowptr[row] == end || is_part(f, row);
     for (int64_t h = 0; h < heads; ++h) {
-      const A factor = is_empty ? A{1} : A{1} / sum[h];
+      const A factor = may_be_zero && sum[h] == 0 ? A{1} : A{1} / sum[h];
       for (int64_t c = 0; c < columns; ++c) y[h * columns + c] *= factor;
       for (int64_t d = 0; d < edge_columns; ++d) z[h * edge_columns + d] *= factor;
-      static_cast<A*>(f.lse)[row * heads + h] = is_empty ? -__builtin_inf() : largest[h] + log_of(sum[h]);
+      static_cast<A*>(f.lse)[row * heads + h] = sum[h] == 0 ? largest[h] : largest[h] + log_of(sum[h]);
     }
     write_row<T, A>(f.y, f.wide, row, y, edges.row);
     if (edge_columns > 0) write_row<T, A>(f.z, f.wide, row, z, heads * edge_columns);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -107,6 +108,7 @@ struct ForwardPass {
     p.y = sums;
     p.z = z_of(sums);
     p.lse = lse_of(sums);
+    p.num_parts = p.attention.num_rows;
   }
   // Two softmaxes over parts of the edges: each counts by the sum of its exponentials.
   void join(A* sums, A* other) const {
@@ -114,7 +116,12 @@ struct ForwardPass {
       A& lse = lse_of(sums)[h];
       const A other_lse = lse_of(other)[h];
       const A largest = other_lse > lse || std::isnan(other_lse) ? other_lse : lse;
-      const A own = std::exp(lse - largest), its = std::exp(other_lse - largest), sum = own + its;
+      A own = 1, its = 1, sum = 1;  // of parts that count for nothing
+      if (largest != -std::numeric_limits<A>::infinity()) {
+        own = std::exp(lse - largest);
+        its = std::exp(other_lse - largest);
+        sum = own + its;
+      }
       lse = largest + std::log(sum);
       const auto mix = [&](A* to, const A* from, int64_t width) {
         for (int64_t c = 0; c < width; ++c) to[c] = (to[c] * own + from[c] * its) / sum;
@@ -124,6 +131,11 @@ struct ForwardPass {
     }
   }
   void finish(int64_t row, A* sums) const {
+    for (int64_t h = 0; h < heads && !is_part(problem, row); ++h) {
+      if (lse_of(sums)[h] != -std::numeric_limits<A>::infinity()) continue;
+      std::fill_n(sums + h * columns, columns, std::numeric_limits<A>::quiet_NaN());
+      std::fill_n(z_of(sums) + h * edge_columns, edge_columns, std::numeric_limits<A>::quiet_NaN());
+    }
     copy_row<T>(problem.y, row, sums, heads * columns);
     copy_row<T>(problem.z, row, z_of(sums), heads * edge_columns);
     copy_row<A>(problem.lse, row, lse_of(sums), heads);

@@ -28,6 +28,7 @@ from pyg_dist.backend.sparse.attention import (
     dots,
     new_weights,
     of_outputs,
+    share_of_part,
     slopes_of_weights,
 )
 from pyg_dist.backend.sparse.attention_by_edge import (
@@ -94,8 +95,7 @@ class GridAttention:
         # As many bytes as a maximum and a sum to all on four ranks, in one message instead of four.
         parts = AllGather(transport, [lse.shape[0]] * num_parts).start(lse).wait().view(num_parts, *lse.shape)
         whole = parts.logsumexp(0)
-        finite = whole.masked_fill(whole == -torch.inf, 0.0)  # of targets without edges, whose parts are zero
-        share = (lse - finite).exp().unsqueeze(2)
+        share = share_of_part(self.csr.rowptr, lse, whole)
         scatter, heads = self.targets.transposed, self.spec.heads
         outputs = [y, z] if has_edge_sums else [y]
         flying = [scatter.start((by_head(out, heads) * share).to(out.dtype).flatten(1)) for out in outputs]
@@ -128,7 +128,8 @@ class _GridAttention(LocalFunction):
         inputs = AttentionInputs(*given)
         flying = [None if g is None else g.start(x) for x, g in zip(given, a.gathers(inputs), strict=True)]
         held = AttentionInputs(*_moved(flying, given))  # type: ignore[arg-type]
-        y, z, lse = a.combine(*attend(a.csr, held, a.edge_key, a.spec), a.has_edge_sums(inputs))
+        num_parts = a.csr.num_rows if a.targets.transport.group.size > 1 else 0
+        y, z, lse = a.combine(*attend(a.csr, held, a.edge_key, a.spec, num_parts), a.has_edge_sums(inputs))
         weights = new_weights(inputs, a.spec, a.num_weights)
         if a.num_weights:
             write_weights(weights, a.csr, a.spec, held, lse)

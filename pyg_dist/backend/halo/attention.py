@@ -30,11 +30,13 @@ from pyg_dist.backend.sparse.attention import (
     dots,
     new_weights,
     of_outputs,
+    share_of_part,
     slopes_of_weights,
 )
 from pyg_dist.backend.sparse.attention_by_edge import (
     Gradients,
     attention_by_edge,
+    by_head,
     gradients_of_logits,
     is_shared,
     sums_of_edges,
@@ -107,11 +109,10 @@ class _HaloAttention(LocalFunction):
     def forward(ctx: Any, a: HaloAttention, *given: Any) -> Attended:
         inputs = AttentionInputs(*given)
         flying = [m.start(x.flatten(1)) if m is not None else None for m, x in zip(a.maps(inputs), given, strict=False)]
-        y, z, lse = attend(a.local, inputs, a.edge_key, a.spec)
+        y, z, lse = attend(a.local, inputs, a.edge_key, a.spec, a.halo.num_rows)
         rows = _landed(flying)
         if a.halo.num_rows:
-            of_halo = attend(a.halo, a.of_halo(inputs, rows), a.edge_key, a.spec)
-            _join(a.boundary(lse), of_halo[2], [(a.boundary(y), of_halo[0]), (_last(z, a), of_halo[1])])
+            _join(a, (y, z, lse), attend(a.halo, a.of_halo(inputs, rows), a.edge_key, a.spec, a.halo.num_rows))
         weights = new_weights(inputs, a.spec, a.num_weights)
         if a.num_weights:
             write_weights(weights, a.local, a.spec, inputs, lse)
@@ -167,19 +168,15 @@ def _landed(flying: list[Pending[Tensor] | None]) -> list[Tensor | None]:
     return [None if messages is None else messages.wait() for messages in flying]
 
 
-def _last(z: Tensor, a: HaloAttention) -> Tensor:
-    return a.boundary(z) if z.shape[0] else z
-
-
-def _join(lse: Tensor, other_lse: Tensor, outputs: list[tuple[Tensor, Tensor]]) -> None:
-    """Put the second part of a softmax's edges to the first one, in place."""
-    whole = torch.logaddexp(lse, other_lse)
-    for out, other in outputs:
+def _join(a: HaloAttention, local: tuple[Tensor, Tensor, Tensor], halo: tuple[Tensor, Tensor, Tensor]) -> None:
+    """Put the halo's part of a softmax to that of local edges, in place."""
+    *outputs, lse = (a.boundary(x) if x.shape[0] else x for x in local)
+    whole = torch.logaddexp(lse, halo[2])
+    own = share_of_part(a.local.rowptr[-1 - a.halo.num_rows :], lse, whole)
+    its = share_of_part(a.halo.rowptr, halo[2], whole)
+    for out, other in zip(outputs, halo, strict=False):
         if out.numel():
-            finite = whole.masked_fill(whole == -torch.inf, 0.0)  # of targets without edges, whose parts are zero
-            own, its = ((part - finite).exp().unsqueeze(2) for part in (lse, other_lse))
-            shape = (*lse.shape, out.shape[1] // lse.shape[1])
-            out.copy_((out.view(shape) * own + other.view(shape) * its).view(out.shape))
+            out.copy_((by_head(out, a.spec.heads) * own + by_head(other, a.spec.heads) * its).flatten(1))
     lse.copy_(whole)
 
 

@@ -49,7 +49,13 @@ class AttentionInputs(NamedTuple):
 
 
 def attention_csr(
-    rowptr: Tensor, col: Tensor, edge: Tensor, inputs: AttentionInputs, edge_key: Tensor | None, spec: AttentionSpec
+    rowptr: Tensor,
+    col: Tensor,
+    edge: Tensor,
+    inputs: AttentionInputs,
+    edge_key: Tensor | None,
+    spec: AttentionSpec,
+    num_parts: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     r"""Softmax over the in-edges of every row, and the sum of the sources' rows that it weighs, head by head.
 
@@ -72,6 +78,9 @@ def attention_csr(
     gradients need beside the output (Dao, "FlashAttention-2", 2023). Exact up to rounding; sums do not depend on the
     number of threads. ``col`` and ``edge`` are not checked, as in :func:`spmm_csr`.
 
+    A logit of minus infinity has weight zero. Where a row has edges and no other logits, y is NaN, as a softmax is. The
+    last ``num_parts`` rows are parts of their targets' edges: there y is a sum of zeros, and the other parts decide.
+
     Shapes:
         - rowptr: ``[N + 1]`` int64, col: ``[E]`` int32, edge: ``[E]`` int32, places among S stored edges
         - value: ``[M, H, C]`` or ``[M, H C]``, float32, float64, bfloat16 or float16; the next four in the same dtype
@@ -81,13 +90,13 @@ def attention_csr(
           in the dtype of value or its sum dtype, and att: ``[H C]`` alike
         - edge_key: ``[S]`` int64
         - output: y ``[N, H C]``; for ``dot`` with edge_attr the same sums of f, ``[N, H D]`` (else empty); l ``[N, H]``
-          in the sum dtype, minus infinity for a row without edges
+          in the sum dtype, minus infinity for a row without edges or finite logits
 
     Raises:
         DataError: a shape, a dtype, a value or the pattern does not fit.
         UnsupportedError: a tensor is not a dense CPU tensor.
     """
-    return call(native.attention_csr.default, *_arguments(rowptr, col, edge, inputs, edge_key, spec))  # type: ignore[no-any-return]
+    return call(native.attention_csr.default, *_arguments(rowptr, col, edge, inputs, edge_key, spec), num_parts)  # type: ignore[no-any-return]
 
 
 def attention_csr_by_target(
@@ -188,6 +197,7 @@ def _(
     scale: float,
     p: float,
     seed: int,
+    num_parts: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     num_rows, has_sums = rowptr.shape[0] - 1, form == 2 and edge_attr is not None
     edge_columns = 0 if edge_attr is None else heads * edge_attr.shape[1]

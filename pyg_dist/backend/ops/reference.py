@@ -90,7 +90,13 @@ def extreme_csr_grad(rowptr: Tensor, col: Tensor, x: Tensor, y: Tensor, shares: 
 
 
 def attention_csr(
-    rowptr: Tensor, col: Tensor, edge: Tensor, inputs: AttentionInputs, edge_key: Tensor | None, spec: AttentionSpec
+    rowptr: Tensor,
+    col: Tensor,
+    edge: Tensor,
+    inputs: AttentionInputs,
+    edge_key: Tensor | None,
+    spec: AttentionSpec,
+    num_parts: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Row by row; the first two outputs alone. The gradients are autograd's."""
     num_rows, heads = rowptr.numel() - 1, spec.heads
@@ -114,7 +120,10 @@ def attention_csr(
             query = key.new_zeros(heads, 1) if wide[2] is None else wide[2][i].view(heads, -1)
             logits = (key + query if spec.form == "additive" else key * query).sum(2) + f @ per_head.T
             logits = _leaky(logits, spec.slope) if spec.form == "additive" else logits * spec.scale
-        alpha = logits.softmax(0) * keep[own]
+        alpha = logits.softmax(0)
+        if i >= num_rows - num_parts:
+            alpha = alpha.masked_fill((logits == -torch.inf).all(0), 0.0)
+        alpha = alpha * keep[own]
         ys.append((alpha.unsqueeze(2) * value[j]).sum(0).flatten())
         zs.append((alpha.unsqueeze(2) * f.unsqueeze(1)).sum(0).flatten())
     rows = [torch.stack(parts).to(inputs.value.dtype) for parts in (ys, zs)]

@@ -100,11 +100,24 @@ def added(one: Gradients, other: Gradients) -> Gradients:
 
 
 def attend(
-    csr: CSR, inputs: AttentionInputs, edge_key: Tensor | None, spec: AttentionSpec
+    csr: CSR, inputs: AttentionInputs, edge_key: Tensor | None, spec: AttentionSpec, num_parts: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """:func:`pyg_dist.backend.ops.attention_csr` of a pattern."""
     with phase("aggregate"):
-        return ops.attention_csr(csr.rowptr, csr.col, csr.edge, inputs, edge_key, spec)
+        return ops.attention_csr(csr.rowptr, csr.col, csr.edge, inputs, edge_key, spec, num_parts)
+
+
+def share_of_part(rowptr: Tensor, lse: Tensor, whole: Tensor) -> Tensor:
+    """What a part of each row's edges counts in its softmax: NaN if there are edges, and all logits are -infinity.
+
+    Shapes:
+        - rowptr: of the part's pattern, ``[N + 1]``
+        - lse: of the op on it, whole: the logarithm of the sum over all parts, ``[N, H]``
+        - output: ``[N, H, 1]``
+    """
+    is_empty = (rowptr.diff() == 0).unsqueeze(1)
+    finite = whole.masked_fill(is_empty & (whole == -torch.inf), 0.0)  # a part without edges has sums of zero
+    return (lse - finite).exp().unsqueeze(2)
 
 
 def of_outputs(grad: Tensor | None, grad_z: Tensor | None, y: Tensor) -> tuple[Tensor, Tensor | None]:
