@@ -61,10 +61,11 @@ def DistributedConv(conv: C) -> C:
     its own code: messages, attention, self loops, norms, multi-layer perceptrons and batch norm inside of it. Rows of
     sources travel (post exchange), once for each tensor that a call needs at its edges; sums and means of weighted rows
     (``GINConv``, ``TAGConv``, ``APPNP`` ...) go by the chosen exchange and the native product; ``GATConv``,
-    ``GATv2Conv`` and ``TransformerConv`` by one op that makes no edge tensors. On the grid layout these work on tiles;
-    all others get whole rows there. Dropout is keyed by edge or node: its masks do not depend on the world size. On
-    plain tensors the conv is the stock conv. With ``bits``, rows of 16 columns or more and their gradients travel in
-    few bits while training, unbiased; narrower ones (logits of attention, degrees, positions) as they are.
+    ``GATv2Conv``, ``TransformerConv``, ``AGNNConv`` and ``GeneralConv`` with additive attention by one op that makes no
+    edge tensors. On the grid layout these work on tiles; all others get whole rows there. Dropout is keyed by edge or
+    node: its masks do not depend on the world size. On plain tensors the conv is the stock conv. With ``bits``, rows of
+    16 columns or more and their gradients travel in few bits while training, unbiased; narrower ones (logits of
+    attention, degrees, positions) as they are.
 
     Args:
         conv: any :class:`torch_geometric.nn.MessagePassing`.

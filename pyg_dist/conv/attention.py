@@ -1,9 +1,9 @@
 """Attention convs by one op, which makes no tensor with a row per edge.
 
-PyG's forwards of ``GATv2Conv`` and ``TransformerConv`` run as they are, and what they ask of edges is one call: GATv2
-asks for attention weights (``edge_updater``) and then for the sum that they weigh (``propagate``); Transformer asks for
-the sum. GAT has its own forward, :func:`fused_forward`. Weights of edges are made where the conv is to return them, a
-number an edge and head.
+PyG's forwards of ``GATv2Conv``, ``TransformerConv``, ``AGNNConv`` and ``GeneralConv`` run as they are, and what they
+ask of edges is one call: GATv2 asks for attention weights (``edge_updater``) and then for the sum that they weigh
+(``propagate``); the others ask for the sum. GAT has its own forward, :func:`fused_forward`. Weights of edges are made
+where the conv is to return them, a number an edge and head.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing, TransformerConv
+from torch_geometric.nn import AGNNConv, GATConv, GATv2Conv, GeneralConv, MessagePassing, TransformerConv
 from torch_geometric.nn.aggr import SumAggregation
 
 from pyg_dist.backend import ops
@@ -32,8 +32,11 @@ from pyg_dist.tensor import EdgeTensor, NodeTensor
 from pyg_dist.tensor.functions.random import draw_seed
 from pyg_dist.tensor.row_tensor import local_values
 
-_CONVS = (GATConv, GATv2Conv, TransformerConv)
-_CODE = ("forward", "message", "edge_update", "aggregate", "update", "message_and_aggregate", "edge_updater")
+_CONVS = (GATConv, GATv2Conv, TransformerConv, AGNNConv, GeneralConv)
+_CODE = (
+    *("forward", "message", "edge_update", "aggregate", "update", "message_and_aggregate", "edge_updater"),
+    "message_basic",  # GeneralConv's
+)
 
 
 @dataclass(eq=False)
@@ -77,16 +80,23 @@ def is_fusable(conv: Any) -> bool:
     base = next((c for c in _CONVS if issubclass(conv.stock, c)), None)
     return (
         base is not None
-        and all(getattr(conv.stock, name) is getattr(base, name) for name in _CODE)
+        and all(getattr(conv.stock, name, None) is getattr(base, name, None) for name in _CODE)
         and changed_step(conv) is None
         and type(conv.aggr_module) is SumAggregation
         and conv.decomposed_layers == 1
         and getattr(conv, "negative_slope", 0.0) >= 0
-        and conv.heads <= MAX_HEADS
-        and not (conv.training and conv.dropout >= 1)
-        and (conv.lin_edge is None or commutes(conv.lin_edge))
+        and getattr(conv, "heads", 1) <= MAX_HEADS
+        and not (conv.training and getattr(conv, "dropout", 0.0) >= 1)
+        and (getattr(conv, "lin_edge", None) is None or commutes(conv.lin_edge))
+        and (base is not GeneralConv or _weighs_sources(conv))
         and not torch.is_autocast_enabled("cpu")
     )
+
+
+def _weighs_sources(conv: Any) -> bool:
+    """Whether a GeneralConv's messages are the sources' projected rows, whose logits are of the op's forms."""
+    is_additive = conv.attention and conv.attention_type == "additive"
+    return is_additive and conv.directed_msg and conv.in_edge_channels is None and commutes(conv.lin_msg)
 
 
 def _call_of(conv: Any, kind: type[MessagePassing]) -> _Call | None:
@@ -107,8 +117,11 @@ def weighed_sum(conv: Any, edges: Edges, given: dict[str, Any]) -> NodeTensor | 
     alpha = given.get("alpha")
     if _running is not None and alpha is not None and alpha is _running.alpha:
         return _running.sums
-    call = _call_of(conv, TransformerConv)
-    return None if call is None else _dot(call, edges, **given)
+    for kind, sums in ((TransformerConv, _dot), (AGNNConv, _cosine), (GeneralConv, _of_sources)):
+        call = _call_of(conv, kind)
+        if call is not None:
+            return sums(call, edges, **given)
+    return None
 
 
 def fused_forward(conv: Any, given: dict[str, Any]) -> Any:
@@ -227,9 +240,36 @@ def _dot(
     return _nodes(edges, out)
 
 
+def _cosine(call: _Call, edges: Edges, x: Any, x_norm: Any) -> NodeTensor | None:
+    """AGNN: dot products of rows of length one, times beta."""
+    conv: Any = call.conv
+    if not (_are_rows(edges, x, x_norm) and x.dim() == 2 and conv.beta.dtype == x.dtype):
+        return None
+    key: Any = x_norm.to_rows()
+    inputs = AttentionInputs(x.to_rows().to_local(), key.to_local(), (key * conv.beta).to_local())
+    return _nodes(edges, _attend(call, edges, inputs, _spec(conv, "dot"))[0])
+
+
+def _of_sources(
+    call: _Call, edges: Edges, x: Any, edge_attr: Tensor | None = None, size: Any = None
+) -> NodeTensor | None:
+    """GeneralConv: logits are of the sources' messages alone."""
+    conv: Any = call.conv
+    source, lin = x[0], conv.lin_msg
+    if edge_attr is not None or size is not None or not _are_rows(edges, source) or source.dim() != 2:
+        return None
+    if {lin.weight.dtype, conv.att_msg.dtype, source.dtype} != {source.dtype}:
+        return None
+    value = lin(source).to_rows()
+    key: Any = F.linear(value, _diagonal(conv.att_msg.view(conv.heads, conv.out_channels)))
+    inputs = AttentionInputs(value.to_local(), key.to_local())
+    sums = _attend(call, edges, inputs, _spec(conv, "additive", slope=0.2))[0]
+    return _nodes(edges, sums.view(-1, conv.heads, conv.out_channels))
+
+
 def _spec(conv: Any, form: Any, **numbers: float) -> AttentionSpec:
-    p = conv.dropout if conv.training else 0.0
-    return AttentionSpec(form, conv.heads, p=p, seed=draw_seed() if p > 0 else 0, **numbers)
+    p = getattr(conv, "dropout", 0.0) if conv.training else 0.0
+    return AttentionSpec(form, getattr(conv, "heads", 1), p=p, seed=draw_seed() if p > 0 else 0, **numbers)
 
 
 def _nodes(edges: Edges, local: Tensor) -> NodeTensor:

@@ -51,7 +51,7 @@ class Own(gnn.MessagePassing):
 
 
 BY_BLOCKS: dict[str, Case] = {
-    **{name: CASES[name] for name in ("GIN max", "GINE", "gated", "AGNN", "PNA", "GEN", "CG", "FiLM", "General", "LE")},
+    **{name: CASES[name] for name in ("GIN max", "GINE", "gated", "PNA", "GEN", "CG", "FiLM", "General", "LE")},
     **{name: CASES[name] for name in ("FeaSt", "EG", "GMM", "RGCN", "DNA", "PointTransformer", "of a script")},
     "Edge": Case(lambda: gnn.EdgeConv(mlp(2 * F, G))),
     "Edge of pairs": Case(lambda: gnn.EdgeConv(mlp(2 * F, G), aggr=["mean", "std"]), "PE"),
