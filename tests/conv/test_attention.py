@@ -1,4 +1,4 @@
-"""GATConv, GATv2Conv and TransformerConv by the fused op: stock PyG's numbers, and no tensor of edges and columns."""
+"""GATConv, GATv2Conv and TransformerConv by the fused op: stock PyG's numbers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from against_stock import Results, assert_same, differences, gradients, meshes
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from random_graphs import random_graph, uneven_parts
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric import nn as gnn
 from torch_geometric.data import Data
 from workers import Workers
@@ -301,49 +299,6 @@ def narrow() -> None:
 
 def test_weights_of_narrow_rows(workers: Pools) -> None:
     workers(2).run(narrow)
-
-
-class LargestPerEdge(TorchDispatchMode):
-    """The most numbers a row of all tensors that are made with a row per edge, or more."""
-
-    def __init__(self, num_edges: int) -> None:
-        super().__init__()
-        self.num_edges, self.largest = num_edges, 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(tensor, Tensor) and tensor.numel() >= self.num_edges:
-                self.largest = max(self.largest, tensor.numel() // self.num_edges)
-        return out
-
-
-def largest_per_edge(name: str, is_ours: bool, asks: bool) -> int:
-    import pyg_dist
-    from pyg_dist.conv import DistributedConv
-
-    num_edges = 40_000
-    data = random_graph(20, num_edges, F, seed=5)
-    conv = CONVS[name](F, 16, heads=4, dropout=0.3).double()
-    if is_ours:
-        data, conv = pyg_dist.DistributedData(data), DistributedConv(conv)
-    x = data.x.detach().clone().requires_grad_()
-    with LargestPerEdge(num_edges) as seen:
-        out = conv(x, data.edge_index, return_attention_weights=asks or None)
-        loss = out[0].square().sum() + out[1][1].square().sum() if asks else out.square().sum()
-        loss.backward()
-    return seen.largest
-
-
-@pytest.mark.parametrize("name", CONVS)
-def test_no_tensor_of_edges_and_columns_is_made(workers: Pools, name: str) -> None:
-    """The ends of edges and what orders them have two numbers an edge; stock messages have 64, of loopless edges.
-
-    Weights have four. What they are made of is 64 numbers wide for a few edges at a time.
-    """
-    assert workers(1).run(largest_per_edge, name, True, False)[0] <= 2
-    assert workers(1).run(largest_per_edge, name, True, True)[0] <= 8
-    assert workers(1).run(largest_per_edge, name, False, True)[0] >= 32
 
 
 def changed_steps(num_ranks: int) -> None:

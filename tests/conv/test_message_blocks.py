@@ -13,7 +13,7 @@ import torch
 from against_stock import Results, assert_same, gradients
 from random_graphs import random_graph, uneven_parts
 from test_any_conv import CASES, NUM_NODES, Case, graph, step
-from test_attention import LargestPerEdge
+from test_attention_memory import LargestPerEdge
 from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric import nn as gnn
