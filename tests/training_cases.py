@@ -35,6 +35,7 @@ CASES = [
     Case(HALO, "sage", "list"),
     Case(GRID, "sage", "list"),
     *[Case(layout, "gatv2 edges", "class weights") for layout in (HALO, GRID)],
+    *[Case(layout, "general") for layout in (HALO, GRID)],
     *[Case(layout, "embedding") for layout in (HALO, GRID)],
     *[Case(layout, "epilogue") for layout in (HALO, GRID)],
     *[Case(layout, "labels") for layout in (HALO, GRID)],
@@ -57,13 +58,17 @@ def _edge(a: int, b: int) -> nn.Module:
     return gnn.EdgeConv(nn.Sequential(nn.Linear(2 * a, b), nn.Tanh(), nn.Dropout(0.2)), aggr="mean")
 
 
+def _general(a: int, b: int) -> nn.Module:
+    return gnn.GeneralConv(a, b, heads=2, attention=True)
+
+
 def _gatv2(a: int, b: int) -> nn.Module:
     return gnn.GATv2Conv(a, b, edge_dim=3, dropout=0.2)
 
 
 STOCK: dict[str, Any] = {
     "gat": gnn.GATConv, "transformer": gnn.TransformerConv, "graph": gnn.GraphConv,
-    "gin": _gin, "edge": _edge, "gatv2": _gatv2,
+    "gin": _gin, "edge": _edge, "gatv2": _gatv2, "general": _general,
 }  # fmt: skip
 
 
