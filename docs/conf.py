@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import generated
-
 import pyg_dist
 
 project = "pyg_dist"
@@ -27,13 +20,3 @@ autodoc_typehints = "none"  # the signatures of PyG's classes name types by stri
 autodoc_class_signature = "mixed"
 napoleon_custom_sections = ["Shapes"]
 napoleon_numpy_docstring = False
-
-
-def setup(app: object) -> None:
-    """Put the tables that come from the code where the pages ask for them."""
-    app.connect("source-read", fill)  # type: ignore[attr-defined]
-
-
-def fill(app: object, name: str, source: list[str]) -> None:
-    """Fill a page before it is parsed."""
-    source[0] = generated.fill(source[0])

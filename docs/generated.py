@@ -1,15 +1,16 @@
 """The tables of the reference that come from the code itself, so that they cannot be out of date.
 
-    python docs/generated.py functions     prints one of them: functions, convs, settings or commands
+    python docs/generated.py     writes them into the pages, and names the pages that changed
 
-A page asks for a table by a line ``<!-- generated: NAME -->``; ``docs/conf.py`` fills it in when the site is built.
+A table stands in its page between ``<!-- begin generated: NAME -->`` and ``<!-- end generated -->``, so a reader of the
+files sees what the site shows. ``tests/docs/test_generated.py`` fails where a page is out of date.
 """
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import io
+import os
 import re
 import sys
 from collections import defaultdict
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch_geometric import nn as gnn
@@ -60,7 +62,7 @@ def functions() -> str:
         if not module.startswith("pyg_dist.tensor.functions.") or module == refusals.__name__:
             continue
         summary = (inspect.getdoc(sys.modules[module]) or "").split("\n")[0].replace("``", "`").replace("|", "\\|")
-        listed = ", ".join(f"`{name}`" for name in sorted(names[module], key=str.lower))
+        listed = ", ".join(f"`{name}`" for name in sorted(names[module], key=lambda name: (name.lower(), name)))
         lines.append(f"| `{module.rsplit('.', 1)[1]}` | {summary} | {listed} |")
     return "\n".join(lines)
 
@@ -148,7 +150,7 @@ def commands() -> str:
 
 def _help(*command: str) -> str:
     printed = io.StringIO()
-    with redirect_stdout(printed), suppress(SystemExit):
+    with patch.dict(os.environ, COLUMNS="100"), redirect_stdout(printed), suppress(SystemExit):
         cli.main([*command, "--help"])
     home = re.escape(str(Path.home()))
     return re.sub(rf"{home}\S*machine\.json", "machine.json in the user's cache folder", printed.getvalue()).strip()
@@ -160,15 +162,22 @@ TABLES: dict[str, Callable[[], str]] = {
     "settings": settings,
     "commands": commands,
 }
-_MARK = re.compile(r"<!-- generated: (\w+) -->")
+_SECTION = re.compile(r"(<!-- begin generated: (\w+) -->\n).*?(\n<!-- end generated -->)", re.S)
 
 
 def fill(text: str) -> str:
-    """``text`` with the tables that it asks for."""
-    return _MARK.sub(lambda mark: TABLES[mark[1]](), text)
+    """``text`` with its tables as the code has them now."""
+    return _SECTION.sub(lambda section: f"{section[1]}\n{TABLES[section[2]]()}\n{section[3]}", text)
+
+
+def write() -> None:
+    """Bring the tables of all pages up to date."""
+    for page in sorted((REPOSITORY / "docs").rglob("*.md")):
+        text = page.read_text()
+        if (filled := fill(text)) != text:
+            page.write_text(filled)
+            print(page.relative_to(REPOSITORY))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", choices=TABLES)
-    print(TABLES[parser.parse_args().table]())
+    write()
