@@ -55,13 +55,14 @@ class MaskedLabelPropagation(nn.Module):
         - x: ``[N, channels]`` node tensor or plain tensor
         - y: ``[N]`` integers
         - train_mask: bool ``[N]``
-        - output: ``[N, channels]``, and the nodes of the loss, bool ``[N]``; node tensors if x is one
+        - output: ``[N, channels]``, and the nodes of the loss, bool ``[N]``; node tensors if x is one, with whole rows
+          on the grid layout, too
 
     Raises:
         OptionError: ``rate`` is no number in ``[0, 1)``.
         LayoutMismatchError: x, y and ``train_mask`` are not all plain, or not all distributed alike.
-        DataError: their shapes or dtypes do not fit, a training label is out of range (on every rank, naming the node
-            and its rank), or x is a tile of the grid layout.
+        DataError: their shapes or dtypes do not fit, or a training label is out of range (on every rank, naming the
+            node and its rank).
 
     Example:
         >>> label_propagation = MaskedLabelPropagation(num_classes=4, channels=34)
