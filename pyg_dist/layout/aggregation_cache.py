@@ -1,8 +1,8 @@
-"""Aggregations of constant inputs are computed once: layer 1 of full-batch training reads ``data.x`` in every epoch.
+"""Cached aggregation: a sum over neighbours of a constant input is computed once, as layer 1's of ``data.x``.
 
-What is kept hangs on the tensor itself, so it goes when the tensor goes. It holds for one operator, which changes with
-the edge weights, and for one version of the tensor, which torch counts up at every change in place. In the grid layout
-a change of layout is such an operator, too: a root's features go where its neighbours' sum is.
+The cache is an attribute of the input tensor and is freed with it. An entry holds for one operator, which changes with
+the edge weights, and for one version of the tensor, which torch counts up at every change in place. On the grid
+redistributing a tensor is such an operator, too: a root's features move to where its neighbours' sum is.
 
 A result is kept if its input needs no gradient and is lasting: an attribute of a ``DistributedData``, or, outside of
 checkpoints, a tensor that has been aggregated before. Every rank decides alike, by the object and its version.

@@ -1,4 +1,4 @@
-"""The one rule for self loops that a norm adds: both layouts' patterns have a loop for each node through here."""
+"""Self loops that a norm adds: the one rule by which the patterns of both layouts get a loop for each node."""
 
 from __future__ import annotations
 

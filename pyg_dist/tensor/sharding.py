@@ -1,4 +1,4 @@
-"""Which rows of a global tensor this rank holds, and the distributions of selections of them."""
+"""Sharding spec of the rows of a tensor: how many there are, and which of them this rank holds; also of selections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one bucket: leaf parameters' partial gradients, summed once at the end of a backward pass.
+"""Gradient all-reduce: the partial gradients of leaf parameters in one bucket, summed at the end of a backward pass.
 
 One all-reduce per parameter doubled the epoch in a trial, since each waits for the slowest rank. So the backward of
 :func:`pyg_dist.backend.autograd.replicated.copy_to_ranks` hands the partial gradient of a leaf to

@@ -1,7 +1,7 @@
-"""Elements that change ranks, the same way every time: each goes to one rank, or to several that get copies of it.
+"""Redistribute rows or elements over ranks in a fixed pattern: each goes to one rank, or copies of it to several.
 
-A permutation of rows, a change of a matrix' layout on the grid and the values of edges that several tiles need are all
-this: each rank picks what the others get, one all-to-all carries it, and what arrives is put where it belongs.
+Permutations of rows, changes of a matrix' layout on the grid and values of edges that several tiles need are all done
+so: each rank picks what the others get, one all-to-all carries it, and what arrives is written to its place.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How messages travel: as one all-to-all among the ranks of a group, or one to each neighbour; counted.
+"""Point-to-point or all-to-all: messages travel one to each neighbour, or as one all-to-all of a group; counted.
 
 An all-to-all takes uneven pieces: every number of rows fits without padding, and what is sent is what is counted. On
 gloo it also beat the ring collectives, 16 against 53 ms for a sum of 8 MB on four processes of one machine.

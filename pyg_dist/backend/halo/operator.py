@@ -1,4 +1,4 @@
-"""Aggregation over the halo layout, with autograd: a linear operator, its transpose, and its two derivatives.
+"""Overlap of messages and local product: aggregation on the halo layout, a linear operator with both its derivatives.
 
 ``y_i = r_i * sum_{(j -> i)} w_ji * c_j * x_j`` with optional row scale r, edge weight w and column scale c. GCN's
 normalisation is r = c = degree^-1/2; a mean *divides* by r = in-degree: no edge-sized floats are made for either.

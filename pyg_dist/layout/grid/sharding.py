@@ -1,4 +1,4 @@
-"""A distribution of rows and columns over the axes of a mesh, and the grid that knows all of them."""
+"""Shardings on the grid: rows and columns over the axes of a mesh, and the grid that makes all of them."""
 
 from __future__ import annotations
 

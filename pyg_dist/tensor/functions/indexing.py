@@ -1,4 +1,4 @@
-"""Indexing: masks and lists of rows select, other indices work within rows. Assignment likewise."""
+"""x[mask] and other indexing: masks and lists of rows select, other indices work within rows; so do assignments."""
 
 from __future__ import annotations
 
