@@ -1,7 +1,7 @@
 """Typed errors. Each is one line: what was expected, what came, on which rank, and what to do.
 
 All of them are :class:`ValueError`, so that a script can guard a whole block with one clause. This module is the lowest
-room and imports nothing; :mod:`pyg_dist.backend.session.session` tells it which rank it serves (:func:`set_rank`).
+room and imports nothing; :mod:`pyg_dist.backend.session.session` sets the rank of this process (:func:`set_rank`).
 """
 
 from __future__ import annotations
@@ -42,6 +42,13 @@ class PygDistError(ValueError):
 
     ``str(error)`` ends with ``[rank r of w]`` when there is more than one rank. The rank is the one that *created* the
     error, and stays so when the error travels to another process; ``error.message`` is the bare line.
+
+    Example:
+        >>> try:
+        ...     DistributedData(KarateClub()[0], layout="rows")
+        ... except errors.PygDistError as error:
+        ...     print(type(error).__name__, isinstance(error, ValueError))
+        OptionError True
     """
 
     def __init__(self, message: str) -> None:
@@ -55,19 +62,45 @@ class PygDistError(ValueError):
 
 
 class LaunchError(PygDistError):
-    """The launcher's environment contradicts itself or lacks what is needed, or ``init`` was called in two ways."""
+    """The launcher's environment contradicts itself or lacks what is needed, or ``init`` was called in two ways.
+
+    Example:
+        >>> from datetime import timedelta
+        >>> pyg_dist.init(timeout=timedelta(minutes=1))  # after a call with another timeout
+        Traceback (most recent call last):
+        pyg_dist.errors.LaunchError: Expected ...
+    """
 
 
 class OptionError(PygDistError):
-    """An argument or a ``PYG_DIST_*`` setting is not one of the values allowed."""
+    """An argument or a ``PYG_DIST_*`` setting is not one of the values allowed.
+
+    Example:
+        >>> DistributedData(KarateClub()[0], bits=3)
+        Traceback (most recent call last):
+        pyg_dist.errors.OptionError: Expected ...
+    """
 
 
 class DataError(PygDistError):
-    """The input graph, its attributes, a mask, an index or a partition vector is not valid."""
+    """The input graph, its attributes, a mask, an index or a partition vector is not valid.
+
+    Example:
+        >>> from torch_geometric.data import Data
+        >>> DistributedData(Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0], [5]])))
+        Traceback (most recent call last):
+        pyg_dist.errors.DataError: Expected ...
+    """
 
 
 class StoreError(DataError):
-    """A store on disk is missing, damaged, incomplete, of another version, or in the way of a new one."""
+    """A store on disk is missing, damaged, incomplete, of another version, or in the way of a new one.
+
+    Example:
+        >>> DistributedData.open("no-such-folder")
+        Traceback (most recent call last):
+        pyg_dist.errors.StoreError: Expected ...
+    """
 
 
 class NotFiniteError(DataError):
@@ -86,7 +119,16 @@ class NotFiniteError(DataError):
 
 
 class AgreementError(PygDistError):
-    """The ranks were given different data, options or versions, or values of a tensor; raised on every rank."""
+    """The ranks were given different data, options or versions, or values of a tensor; raised on every rank.
+
+    A saved plan that was made for another graph, number of ranks or exchange raises it, too.
+
+    Example:
+        >>> plan = Plan.of(KarateClub()[0].edge_index, torch.arange(34) % 4, 4)
+        >>> DistributedData(KarateClub()[0], partition=plan)  # one rank
+        Traceback (most recent call last):
+        pyg_dist.errors.AgreementError: Expected ...
+    """
 
 
 class _LayerError(PygDistError):
@@ -98,15 +140,34 @@ class _LayerError(PygDistError):
 
 
 class MixedRowsError(_LayerError):
-    """A function would have mixed rows of a tensor whose rows lie on several ranks."""
+    """A function would have mixed rows of a tensor whose rows are spread over several ranks.
+
+    Example:
+        >>> data.x.reshape(-1)
+        Traceback (most recent call last):
+        pyg_dist.errors.MixedRowsError: ...
+    """
 
 
 class LayoutMismatchError(_LayerError):
-    """Two distributed tensors that should lie alike do not: other graph, other selection or other layout."""
+    """Two distributed tensors have different shardings where one is needed: another graph, selection or layout.
+
+    Example:
+        >>> data.x[data.y == 0] + data.x[data.y == 1]
+        Traceback (most recent call last):
+        pyg_dist.errors.LayoutMismatchError: ...
+    """
 
 
 class UnsupportedError(PygDistError):
-    """The request is meaningful, but this version does not do it; the message names the way out."""
+    """The request is meaningful, but this version does not do it; the message says what to do instead.
+
+    Example:
+        >>> from torch_geometric.nn import WLConv
+        >>> pyg_dist.distribute(WLConv())
+        Traceback (most recent call last):
+        pyg_dist.errors.UnsupportedError: ...
+    """
 
 
 class OutOfMemoryError(PygDistError, MemoryError, RuntimeError):

@@ -188,6 +188,11 @@ class DistributedData(Data):  # type: ignore[misc]
         Raises:
             AgreementError: The ranks were given different nodes.
             DataError: They are no nodes of this graph.
+
+        Example:
+            >>> sub = data.subgraph(torch.arange(10))
+            >>> sub.num_nodes, tuple(sub.x.shape), sub.n_id.tolist()[:3]
+            (10, (10, 34), [0, 1, 2])
         """
         ready(self)
         found: DistributedData = induced(self, Sample(chosen_nodes(self, subset)))
@@ -222,6 +227,15 @@ class DistributedData(Data):  # type: ignore[misc]
             StoreError: There is no such store, it is damaged, or has fewer parts than there are ranks.
             AgreementError: The ranks see different stores, or were given different options.
             OptionError: An option is not one of the values allowed.
+
+        Example:
+            >>> from pyg_dist import cli
+            >>> pyg_dist.save_graph(KarateClub()[0], "karate.safetensors")
+            >>> cli.main(["partition", "karate.safetensors", "store", "--parts", "4"])  # doctest: +ELLIPSIS
+            halo layout, metis partition, hybrid exchange, plan ...
+            0
+            >>> tuple(DistributedData.open("store").x.shape)
+            (34, 34)
         """
         session.init()
         module_hooks.install()
@@ -296,6 +310,10 @@ class DistributedData(Data):  # type: ignore[misc]
 
         Raises:
             UnsupportedError: A device that is not usable here; or names of attributes: all of them move with the edges.
+
+        Example:
+            >>> data.to("cpu").x.device
+            device(type='cpu')
         """
         if args:
             raise UnsupportedError(

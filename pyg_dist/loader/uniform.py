@@ -64,9 +64,12 @@ class UniformVertexLoader:
     Making it is collective. Drawing batches is not; all ranks use the same ones, since using them is.
 
     Example:
-        >>> loader = UniformVertexLoader(data, batch_size=8192)  # doctest: +SKIP
-        >>> for batch in loader:  # doctest: +SKIP
+        >>> loader = UniformVertexLoader(data, batch_size=17, input_nodes=data.train_mask)
+        >>> for batch in loader:
         ...     out = model(batch.x, batch.edge_index)
+        ...     loss = F.cross_entropy(out[batch.train_mask], batch.y[batch.train_mask])
+        >>> len(loader), tuple(batch.x.shape)
+        (2, (17, 34))
     """
 
     def __init__(
@@ -145,7 +148,14 @@ class UniformVertexLoader:
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader stands: the next step, and what the samples follow from."""
+        """The next step, and the options that the samples follow from.
+
+        Example:
+            >>> loader = UniformVertexLoader(data, batch_size=17, input_nodes=data.train_mask)
+            >>> batch = next(iter(loader))
+            >>> loader.state_dict()["step"]
+            1
+        """
         return {"step": self._step, **self._identity()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -153,6 +163,14 @@ class UniformVertexLoader:
 
         Raises:
             OptionError: The state is of a loader with other options or another number of nodes.
+
+        Example:
+            >>> loader = UniformVertexLoader(data, batch_size=17, input_nodes=data.train_mask)
+            >>> batch, state = next(iter(loader)), loader.state_dict()
+            >>> resumed = UniformVertexLoader(data, batch_size=17, input_nodes=data.train_mask)
+            >>> resumed.load_state_dict(state)
+            >>> next(iter(resumed)).n_id.tolist() == next(iter(loader)).n_id.tolist()
+            True
         """
         mine = self._identity()
         differing = [name for name, value in mine.items() if state.get(name) != value]

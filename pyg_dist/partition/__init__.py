@@ -70,6 +70,12 @@ def partition(
         DataError: If edge_index, train_mask or given parts have the wrong shape, dtype or range.
         OptionError: If another argument is not valid, the method would take too much memory, or the solver fails.
         MissingPackageError: If the package of the method is not installed: pymetis, mtkahypar or kahypar.
+
+    Example:
+        >>> graph = KarateClub()[0]
+        >>> parts = partition(graph.edge_index, graph.num_nodes, 2, "random")
+        >>> parts.shape, parts.bincount().tolist()
+        (torch.Size([34]), [17, 17])
     """
     if num_parts < 1:
         raise OptionError(f"Expected at least one part (got num_parts={num_parts})")

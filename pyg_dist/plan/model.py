@@ -50,6 +50,13 @@ class Model:
             which is not counted).
         input: what the first layer reads.
         num_orders: node orders of the grid, 1 or 2.
+
+    Example:
+        >>> Model.of_layers(num_nodes=34, num_edges=156, in_channels=34, out_channels=4, layers=(2, 16)).widths
+        (34, 16, 4)
+        >>> wide = Model.of_layers(34, 156, 34, 4, layers=(3, 1024))
+        >>> data.plan.price(wide).seconds > data.plan.price().seconds
+        True
     """
 
     num_nodes: int

@@ -39,7 +39,12 @@ class DerivedOperand(Tensor):
 
 
 class RowTensor(Tensor):
-    """A global tensor of which this rank holds some rows (dimension 0 is distributed, the others are whole)."""
+    """A global tensor of which this rank holds some rows (dimension 0 is distributed, the others are whole).
+
+    Example:
+        >>> isinstance(data.x, RowTensor), isinstance(data.edge_index[0], RowTensor)
+        (True, True)
+    """
 
     kind: Kind
     _sharding: RowSharding
@@ -66,6 +71,12 @@ class RowTensor(Tensor):
 
         Raises:
             DataError: ``local`` has another number of rows, or the rows are of another kind than this class.
+
+        Example:
+            >>> rows = data.graph.node_sharding  # which nodes are on which rank
+            >>> ones = NodeTensor.from_local(torch.ones(rows.num_local, 2), rows)
+            >>> tuple(ones.shape), ones.sum().item()
+            ((34, 2), 68.0)
         """
         if not issubclass(_CLASSES[rows.kind], cls):
             raise DataError(f"Expected {cls.kind} rows for {cls.__name__}.from_local (got {rows}): take RowTensor's")
@@ -78,7 +89,13 @@ class RowTensor(Tensor):
             return as_row_tensor_(local.as_subclass(Tensor), rows)  # type: ignore[return-value]
 
     def to_local(self) -> Tensor:
-        """This rank's rows as a plain tensor: shares memory and autograd; no communication."""
+        """This rank's rows as a plain tensor: shares memory and autograd; no communication.
+
+        Example:
+            >>> local = data.x.to_local()
+            >>> type(local).__name__, local.shape[0] <= data.x.shape[0]
+            ('Tensor', True)
+        """
         with local_tensors():
             return self.as_subclass(Tensor)
 
@@ -110,7 +127,12 @@ class RowTensor(Tensor):
         return Pending(lambda: local)
 
     def full_tensor(self) -> Tensor:
-        """All rows in the original order, on every rank; differentiable (collective)."""
+        """All rows in the original order, on every rank; differentiable (collective).
+
+        Example:
+            >>> torch.equal(data.x.full_tensor(), KarateClub()[0].x)
+            True
+        """
         return self._sharding.gather(self.to_local())
 
     def __iter__(self) -> NoReturn:  # torch does not dispatch it

@@ -35,6 +35,11 @@ class GridPlan(DistributionPlan):
         predicted: the price of a training step of them.
         machine: what it was priced with.
         hash: digest of graph, mesh and options; equal plans have equal hashes.
+
+    Example:
+        >>> plan = DistributedData(KarateClub()[0], layout="grid").plan
+        >>> isinstance(plan, GridPlan), plan.ranks, plan.layout
+        (True, 1, 'grid')
     """
 
     shape: MeshShape

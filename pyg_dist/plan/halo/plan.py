@@ -91,6 +91,11 @@ class Plan(DistributionPlan):
         Raises:
             DataError: Parts out of range, or edges between other nodes.
             OptionError: There is no such exchange.
+
+        Example:
+            >>> plan = Plan.of(KarateClub()[0].edge_index, torch.arange(34) % 4, 4)
+            >>> plan.ranks, plan.nodes
+            (4, [9, 9, 8, 8])
         """
         if exchange not in EXCHANGES:
             raise OptionError(f"Expected exchange to be one of {', '.join(EXCHANGES)} (got {exchange!r})")
@@ -263,6 +268,9 @@ class Plan(DistributionPlan):
 
         Raises:
             DataError: A rank other than 0 has no parts to write.
+
+        Example:
+            >>> data.plan.save("karate.plan")
         """
         if self.parts is None:
             raise DataError("Expected a plan with its parts, which rank 0 has: save it there, under is_main()")
@@ -290,6 +298,12 @@ class Plan(DistributionPlan):
         Raises:
             DataError: The file is not a plan.
             AgreementError: It was made for another graph, other parts or other options.
+
+        Example:
+            >>> data.plan.save("karate.plan")
+            >>> again = DistributedData(KarateClub()[0], partition=Plan.load("karate.plan"))
+            >>> again.plan.hash == data.plan.hash
+            True
         """
         try:
             with safetensors.safe_open(path, "pt") as file:
