@@ -1,4 +1,4 @@
-"""``distribute``: a whole model of stock parts, made ready for distributed data."""
+"""``distribute``: converts every stock conv and graph norm of a model to its distributed form, in place."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The only room that talks to other ranks: start-up, process groups, the exchange, collectives and native kernels.
+"""The only package that communicates: start-up, process groups, the exchange, collectives; and the native kernels.
 
-Everything above asks :mod:`pyg_dist.backend.session.session` who it is. Nothing is imported here, so that plans and the
-command line stay light.
+Everything above gets its rank from :mod:`pyg_dist.backend.session.session`. Nothing is imported here, so that plans and
+the command line start quickly.
 """

@@ -233,7 +233,7 @@ def num_cores(world: Group, machine_of: Sequence[int]) -> int:
 
 
 def _fit(terms: Samples, seconds: Values) -> Values:
-    """Coefficients that are not negative; what the samples cannot tell apart gets equal shares."""
+    """Coefficients that are not negative; those that the samples cannot separate get equal shares."""
     scaled = terms / seconds[:, None]
     size = scaled.max(0)
     shares = 1e-4 * np.eye(terms.shape[1])

@@ -1,4 +1,4 @@
-"""An allocation that fails, in one line: how much was asked for, by which line and layer, and what the plan expects."""
+"""An allocation that fails, in one line: how many bytes, at which line and layer, and what the plan expects."""
 
 from __future__ import annotations
 

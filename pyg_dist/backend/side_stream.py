@@ -1,8 +1,8 @@
 """A GPU's stream beside the one that trains: what a thread queues there neither waits for training nor holds it up.
 
-Memory of torch's belongs to the stream that it was asked for on, and is given to what comes later there. So whoever
-takes over what was made on a side stream has its tensors marked as used on his own: until his work is done, their
-memory is nobody else's.
+Torch's memory belongs to the stream that it was allocated on, and is reused there as soon as it is freed. So tensors
+that were made on a side stream are marked as used by the stream that takes them over: their memory is not reused before
+the work of that stream is done.
 """
 
 from __future__ import annotations

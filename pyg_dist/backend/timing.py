@@ -1,10 +1,10 @@
-"""What the time of a rank goes into: named stretches of the code, recorded while somebody asks for a profile.
+"""What the time of a rank goes into: named phases of the code, recorded inside of ``pyg_dist.profile()``.
 
 =============  =======================================================================================
 aggregate      products of local edges
 pack           rows and partial sums written into messages
 quantize       packing into and adding from messages of fewer bits, sums included: it is one pass
-exchange       handing messages over and waiting for those of others, as far as nothing hides it
+exchange       sending and receiving messages, as far as no computation hides it
 wait           waiting for slower ranks before an exchange (only without overlap)
 unpack         what has arrived, multiplied and added
 sums           sums over all ranks: losses, metrics, gradients of parameters
@@ -13,10 +13,10 @@ sampling       making a mini-batch, or waiting for the thread that makes it
 other          everything else
 =============  =======================================================================================
 
-While nobody records, a phase costs a function call. Its name also labels a stretch of torch's own profiler.
+Without a recorder a phase costs a function call. Its name is also a label in torch's own profiler.
 
 On a GPU the host only queues work, so phases are timed there: an event of the current stream at each begin and end,
-which nobody waits for before the recording ends.
+which are read when the recording ends.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Recorder:
     """Collects spans of the thread that made it, and of backward passes, on one rank. Not collective.
 
     Args:
-        overlaps: whether messages fly while local edges are multiplied, as they do when nobody looks.
+        overlaps: whether messages travel while local edges are multiplied, as they do without a recorder.
         clock: None: a GPU's if this process has started one, else the host's.
 
     Attributes:
@@ -196,7 +196,7 @@ def record(recorder: Recorder | None) -> None:
 
 
 def is_recording() -> bool:
-    """Whether somebody asks."""
+    """Whether a recorder is active."""
     return _recorder is not None
 
 
@@ -227,5 +227,5 @@ def _is_in_backward() -> bool:
 
 
 def overlaps() -> bool:
-    """Whether messages may fly while something else is done."""
+    """Whether messages may be in flight while something else is done."""
     return _recorder is None or _recorder.overlaps

@@ -1,9 +1,9 @@
 """Attention convs by one op, which makes no tensor with a row per edge.
 
-PyG's forwards of ``GATv2Conv``, ``TransformerConv``, ``AGNNConv`` and ``GeneralConv`` run as they are, and what they
-ask of edges is one call: GATv2 asks for attention weights (``edge_updater``) and then for the sum that they weigh
-(``propagate``); the others ask for the sum. GAT has its own forward, :func:`fused_forward`. Weights of edges are made
-where the conv is to return them, a number an edge and head.
+PyG's forwards of ``GATv2Conv``, ``TransformerConv``, ``AGNNConv`` and ``GeneralConv`` run unchanged, with one call in
+place of their steps on edges: GATv2 calls ``edge_updater`` for attention weights and then ``propagate`` for the weighted
+sum; the others call ``propagate``. GAT has its own forward, :func:`fused_forward`. Attention weights, a number for each
+edge and head, are made only if the conv is to return them.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _running: _Call | None = None
 
 @contextmanager
 def fusing(conv: Any, given: dict[str, Any]) -> Iterator[None]:
-    """Within it, ``conv``, called with ``given``, takes the fused steps if it may: if nobody sees what they leave out.
+    """Context in which ``conv``, called with ``given``, takes the fused steps if it may.
 
     PyG's own steps run where the conv's code is changed, hooked or adapted, and under autocast.
     """
@@ -104,16 +104,16 @@ def _call_of(conv: Any, kind: type[MessagePassing]) -> _Call | None:
 
 
 def edge_weights(conv: Any, edges: Edges, given: dict[str, Any]) -> Any:
-    """The weights that GATv2 asks for, or what stands for them; ``None`` where its own steps have to run (collective).
+    """The attention weights of GATv2, or a placeholder; ``None`` where its own steps have to run (collective).
 
-    The sums that they weigh are made with them.
+    The weighted sums are made in the same pass.
     """
     call = _call_of(conv, GATv2Conv)
     return None if call is None else _dynamic(call, edges, **given)
 
 
 def weighed_sum(conv: Any, edges: Edges, given: dict[str, Any]) -> NodeTensor | None:
-    """What ``conv`` asks ``propagate`` for; ``None`` where its own steps have to run (collective)."""
+    """The result of ``propagate``; ``None`` where the conv's own steps have to run (collective)."""
     alpha = given.get("alpha")
     if _running is not None and alpha is not None and alpha is _running.alpha:
         return _running.sums
@@ -181,7 +181,7 @@ def fused_forward(conv: Any, given: dict[str, Any]) -> Any:
 def _attend(
     call: _Call, edges: Edges, inputs: AttentionInputs, spec: AttentionSpec
 ) -> tuple[Tensor, Tensor, EdgeTensor | None]:
-    """The sums, and the weights of edges where they are asked for, before dropout (collective)."""
+    """The sums, and the attention weights before dropout, if requested (collective)."""
     asked = call.returns_weights
     sums, of_edges, alpha = edges.graph.attend(edges, inputs, spec, call.conv, has_weights=asked)
     return sums, of_edges, edges.tensor(alpha) if asked else None

@@ -250,7 +250,7 @@ def _moved(value: RowTensor, rows: RowSharding) -> EdgeTensor | None:
 
 
 def snapshot(weight: EdgeTensor) -> EdgeTensor:
-    """A copy of constant edge weights, the same object for all who ask for it until they change."""
+    """A copy of constant edge weights: the same object for all callers until they change."""
     return _derived(weight, weight._sharding, lambda w: w.detach().clone())  # type: ignore[return-value]
 
 

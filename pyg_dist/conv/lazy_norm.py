@@ -1,7 +1,7 @@
-"""What ``gcn_norm`` gives a conv: edges and weights that are made when somebody looks at them.
+"""What ``gcn_norm`` gives a conv: edges and weights that are made when they are first read.
 
-A sum with these weights (:mod:`~pyg_dist.conv.weighted_sum`) needs the graph's operator of the norm alone: two scales
-a node where there are no edge weights, kept as ``GCNConv``'s. Everything else that a conv does with them makes them.
+A sum with these weights (:mod:`~pyg_dist.conv.weighted_sum`) needs only the graph's operator of the norm: two scales
+a node where there are no edge weights, cached as ``GCNConv``'s. Any other use of them makes the tensors.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Convs with messages of their own, by blocks of targets: PyG's steps on some edges at a time, and again backward.
 
-What ``message`` and ``aggregate`` take is sorted by whose rows it has; then both run on a block's piece of it, forward
-without gradients and in the backward with them (:mod:`pyg_dist.backend.halo.message_blocks`). First of all they run on
-a few edges that are made up, which tells how many bytes an edge takes, what they depend on, and whether they may be
-run by blocks: not if they look at more than an edge and a target at a time (batch norm, ``alpha.max()``), if they reach
-a tensor that learns and is no input of theirs, or if they leave something behind.
+The arguments of ``message`` and ``aggregate`` are sorted by whether they have rows of sources, targets or edges; then
+both functions run on a block's piece of them, forward without gradients and in the backward with them
+(:mod:`pyg_dist.backend.halo.message_blocks`). First they run on a few synthetic edges, to find how many bytes an edge
+takes, which inputs the output depends on, and whether blocks are possible: not if they need more than an edge and a
+target at a time (batch norm, ``alpha.max()``), if they use a tensor that learns and is no input of theirs, or if they
+store state.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ graph `small`, one thread: 2.4 s, with 512 MiB 3.9 s, with 16 MiB 3.5 s (benchma
 
 
 def reduce_messages(conv: Any, edges: Edges, size: Any, given: dict[str, Any]) -> Any:
-    """What ``conv`` asks ``propagate`` for, by blocks; ``None`` where its own steps run on all edges (collective).
+    """The result of ``propagate``, by blocks; ``None`` where the conv's own steps run on all edges (collective).
 
-    They do where the messages fit into ``PYG_DIST_MESSAGE_MIB``, and where the module says so.
+    They do where the messages fit into ``PYG_DIST_MESSAGE_MIB``, and in the cases that the module docstring lists.
     """
     call = _Call.of(conv, edges, size, given) if _may_run(conv) else None
     if call is None:
@@ -74,7 +75,7 @@ _bytes_of_edge: weakref.WeakKeyDictionary[nn.Module, dict[Any, int]] = weakref.W
 
 
 def _may_run(conv: Any) -> bool:
-    """Whether nobody sees, or changes, the steps of ``conv``."""
+    """Whether the steps of ``conv`` are neither changed nor hooked."""
     if changed_step(conv) is not None or conv.decomposed_layers > 1 or torch.is_autocast_enabled("cpu"):
         return False
     hooks = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
@@ -112,7 +113,7 @@ class _Input:
 
 @dataclass
 class _Trial:
-    """What a few edges have told.
+    """What the run on synthetic edges has found.
 
     Attributes:
         bytes_of_edge: memory that an edge's message takes, forward and backward.
@@ -290,7 +291,7 @@ class _Call:
         finally:
             generator.set_state(drawn)
         del edges
-        return trial if rows() is None else None  # else somebody has kept a message
+        return trial if rows() is None else None  # else something refers to a message
 
     def _try_out(self, edges: BlockEdges) -> _Trial | None:
         pieces = [i.value.detach() if i.place == "all" else _made_up(i.value) for i in self.inputs]

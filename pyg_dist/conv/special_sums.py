@@ -24,7 +24,7 @@ from pyg_dist.tensor.row_tensor import version_of
 
 
 def is_gated(conv: Any) -> bool:
-    """Whether the steps of ``conv`` are ``FAConv``'s, which nobody has changed or looks at."""
+    """Whether the steps of ``conv`` are ``FAConv``'s, neither changed nor hooked."""
     stock = conv.stock
     own = ("message", "update", "aggregate")
     has_own = issubclass(stock, FAConv) and all(getattr(stock, name) is getattr(FAConv, name) for name in own)

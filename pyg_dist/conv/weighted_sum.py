@@ -107,7 +107,7 @@ def _message(stock: Any, given: dict[str, Any]) -> Any:
 
 
 def is_native(conv: Any) -> bool:
-    """Whether the steps of ``conv`` are a sum or mean of weighted rows, which nobody has changed or looks at."""
+    """Whether the steps of ``conv`` are a sum or mean of weighted rows, neither changed nor hooked."""
     known = sum_form(conv.stock) is not None and type(conv.aggr_module) in NORMS and conv.decomposed_layers == 1
     return known and changed_step(conv) is None
 
@@ -118,7 +118,7 @@ def needs_operators_only(conv: Any) -> bool:
 
 
 def native_sum(conv: Any, edges: Edges, given: dict[str, Any]) -> NodeTensor | None:
-    """What ``conv`` asks ``propagate`` for; ``None`` where its own steps have to run (collective).
+    """The result of ``propagate``; ``None`` where the conv's own steps have to run (collective).
 
     Exact, but for a training ``conv`` with ``bits``.
     """

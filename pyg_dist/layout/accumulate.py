@@ -11,9 +11,9 @@ from pyg_dist.tensor.row_tensor import NodeTensor, local_tensors
 def add_into_(out: Tensor, addend: Tensor) -> Tensor:
     """``out + addend``, written into ``out`` where that changes nothing else.
 
-    To be called with an ``out`` that nobody has seen and no derivative needs, as the output of a linear map without
-    hooks is. A view is left alone, since autograd copies a view's gradients for functions in place; and so is what a
-    dispatch mode looks at, since selective checkpointing keeps outputs of linear maps.
+    To be called only if nothing else refers to ``out`` and no derivative needs it, as for the output of a linear map
+    without hooks. It is not done in place for views, whose gradients autograd copies for functions in place, nor under
+    dispatch modes, since selective checkpointing keeps outputs of linear maps.
     """
     with local_tensors():
         is_plain = type(out) in (Tensor, NodeTensor)  # tiles take operands in their own way

@@ -1,8 +1,8 @@
-"""Some of a rank's edges, with all in-edges of their targets, as the code of a conv may look at them.
+"""A block of a rank's edges, with all in-edges of their targets, as the code of a conv sees it.
 
-What a function of messages gives for a block is what it gives for these edges among all: rows keep their keys, and
-sizes are those of the whole graph. A function that needs more than each edge, or each target's edges, by itself asks
-for the ranks that share the rows, and raises.
+A function of messages gives for a block what it gives for these edges among all: rows keep their keys, and sizes are
+those of the whole graph. A function that needs more than one edge, or one target's edges, at a time needs the group of
+ranks that share the rows, which raises.
 """
 
 from __future__ import annotations

@@ -29,10 +29,10 @@ End = Literal[0, 1]
 
 
 class Edges(Tensor):
-    """The edges of a graph, or some of them, or with self loops added: ``[2, E]`` for whoever asks.
+    """The edges of a graph, or some of them, or with self loops added; its ``shape`` is ``[2, E]``.
 
-    It is a tensor because convs test ``isinstance(edge_index, Tensor)``. What is not in the short list below raises:
-    a rank has its own edges only, and numbers nodes in its own way.
+    It is a tensor because convs test ``isinstance(edge_index, Tensor)``. Functions that are not in the short list below
+    raise: a rank has its own edges only, with local numbers of nodes.
 
     Attributes:
         graph: the graph.

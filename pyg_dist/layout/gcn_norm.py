@@ -1,7 +1,7 @@
 """GCN norm ``D^-1/2 (A + loops) D^-1/2``, for every layout: ``D_ii = sum_j (A + loops)_ij`` (Kipf and Welling, 2017).
 
 Constant weights make two scales for each node, :func:`gcn_scales`. Weights that learn make a product of products,
-:func:`gcn_product`, since the degree depends on them, too. A conv that asks for the weight of each edge gets
+:func:`gcn_product`, since the degree depends on them, too. A conv that needs the weight of each edge gets
 ``scale[source] * weight * scale[target]`` (``pyg_dist/conv/graph_functions.py``).
 """
 

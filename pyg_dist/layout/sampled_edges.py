@@ -14,7 +14,7 @@ from pyg_dist.tensor.sharding import RowSharding, lasting
 
 
 class SampledEdges(RowSharding):
-    """The edges between sampled nodes. Their number is counted when somebody asks (collective), and not before.
+    """The edges between sampled nodes. They are counted when their number is first read (collective), and not before.
 
     Args:
         parent: the graph's edges.

@@ -1,8 +1,8 @@
 """``isinstance(edge_index, Tensor)`` in code of a script's own: it is False for the handle, and a branch is skipped.
 
-Nothing in Python tells an object that it is asked for its type, except that ``isinstance`` reads ``__class__`` where
-the type says no. The handle's ``__class__`` calls :func:`answer`, which looks at the line that asks. It cannot answer
-yes: torch's C++ asks in the same way, and would read a tensor's memory where there is none.
+Python calls no code of an object whose type is tested, except that ``isinstance`` reads ``__class__`` where the type
+does not match. The handle's ``__class__`` calls :func:`answer`, which looks at the calling line. It cannot return
+``Tensor``: torch's C++ tests in the same way, and would read a tensor's memory where there is none.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Prefetcher(Generic[T]):
-    """Makes the item of a step, or has it made before it is asked for, by a thread that lasts until :meth:`close`.
+    """Makes the item of a step, in advance if possible, by a thread that lasts until :meth:`close`.
 
     The thread ends with the session, too, and with the last reference to the prefetcher. Items are not kept here once
     they have been taken. Not collective.
@@ -36,7 +36,7 @@ class Prefetcher(Generic[T]):
         self._next: tuple[int, Future[Made[T]]] | None = None
 
     def begin(self, step: int) -> None:
-        """Have the thread make the item of a step; one that nobody has taken is dropped."""
+        """Have the thread make the item of a step; one that was not taken is dropped."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "pyg_dist sampling")
             session.close_at_shutdown(self)

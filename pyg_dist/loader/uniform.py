@@ -1,4 +1,4 @@
-"""``UniformVertexLoader``: mini-batches of nodes drawn uniformly, which no rank has to ask another for."""
+"""``UniformVertexLoader``: mini-batches of nodes drawn uniformly, without communication."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ Input = Literal["remembered", "new", "learns"]
 training but the first; one that has to be summed, as in the first epoch, or a mini-batch; an embedding."""
 
 LAYERS, WIDTH = 3, 128
-"""What is assumed where nobody says: the data does not tell, and this is the model of Plexus' experiments (6.2)."""
+"""The default model, since the data does not determine one: that of Plexus' experiments (6.2)."""
 
 
 class Layer(NamedTuple):

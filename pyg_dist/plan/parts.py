@@ -34,7 +34,7 @@ Report = Callable[[str, Tensor], None]
 
 
 def _silent(step: str, parts: Tensor) -> None:
-    """Report to nobody."""
+    """No report."""
 
 
 @dataclass(frozen=True)

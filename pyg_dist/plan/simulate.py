@@ -25,8 +25,8 @@ machine can partition, 8 to 256 parts: 0.41 on pubmed, 0.39 on coauthor_cs. (Ple
 18 to 22 million owned and halo nodes from 32 to 256 ranks; denser graphs start steeper, amazon_computers with 0.57.)"""
 
 KNOWN_RANKS, ROWS_BY_EDGE = 2048, 1934.8559e9 / (4 * 768) / 2_593_241_212
-"""Where nobody says how many rows a partition sends: as many by edge as mag240M at 2,048 ranks (SuperGCN, Table 5: the
-volume of a post exchange of 768 columns of float32)."""
+"""The default number of rows that a partition sends: as many per edge as for mag240M at 2,048 ranks (SuperGCN, Table 5:
+the volume of a post exchange of 768 columns of float32)."""
 
 HYBRID_SHARE = 1269.5784 / 1934.8559
 """Rows of the hybrid exchange over those of post (SuperGCN, Table 5)."""

@@ -24,7 +24,7 @@ from pyg_dist.errors import LaunchError, OptionError
 from pyg_dist.plan.machine import Machine, machine_file
 
 LOOPBACK_RANKS = 4
-"""With fewer there is one size of groups only, and what a call costs cannot be told from what each partner costs."""
+"""With fewer ranks there is only one size of group, which cannot separate the cost of a call from that of a partner."""
 
 
 def add_command(commands: Any) -> None:

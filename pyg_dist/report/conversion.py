@@ -33,7 +33,7 @@ from pyg_dist.store.writer import ShardWriter, sync
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[str, int], None]
-"""Is told the step and how many edges more are done in it."""
+"""Called with the step and the number of further edges that are done in it."""
 
 _WORK_BYTES_PER_EDGE = 16 + 20 + 17
 """On disk: the spool, the buckets and the edges of the store."""

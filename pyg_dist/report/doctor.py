@@ -205,7 +205,7 @@ def _gpus() -> tuple[list[str], str | None]:
 
 
 def _gpu_driver() -> str | None:
-    """NVIDIA's version of the driver, as its kernel module tells."""
+    """The version of NVIDIA's driver, as its kernel module states it."""
     try:
         words = _GPU_DRIVER.read_text().split()
     except OSError:

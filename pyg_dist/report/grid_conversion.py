@@ -53,7 +53,7 @@ def write_grid_store(
         tiles: rows and columns of tiles; ranks read those that their rectangles overlap.
         mesh: for which the node orders are balanced; None: the planner's choice.
         layers: of the model that it chooses for.
-        progress: is told the step and how many edges more are done.
+        progress: called with the step and the number of further edges that are done.
 
     Raises:
         DataError: The input is not valid; the message names file and line.

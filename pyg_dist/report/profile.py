@@ -34,10 +34,10 @@ class Profile:
     Attributes:
         layers: what the layers are called, by number; number 0 is everything outside of them.
         seconds: how long the block took, by rank.
-        spans: what was recorded, by rank, in the order in which it ended. Times count from the block's begin.
-        sent_bytes: what each rank has sent of halos and tiles, by rank.
-        hidden_seconds: what a thread beside the block has worked on mini-batches, by rank. What of it the block waited
-            for is its phase ``sampling``.
+        spans: what was recorded, by rank, in the order in which it ended. Times count from the begin of the block.
+        sent_bytes: bytes of halos and tiles that each rank has sent.
+        hidden_seconds: seconds that the prefetching thread has worked on mini-batches, by rank. Waiting for it is the
+            phase ``sampling``.
         peak_bytes: the largest memory of each process so far, by rank; 0 where the system does not say.
 
     Example:
@@ -215,7 +215,7 @@ def _peak_bytes() -> int:
 
 @contextmanager
 def _layers(recorder: Recorder, names: list[str]) -> Iterator[None]:
-    """Tell the recorder which Distributed conv runs."""
+    """Report to the recorder which distributed conv runs."""
     number: dict[nn.Module, int] = {}
     running: list[tuple[nn.Module, ExitStack]] = []
 

@@ -52,7 +52,7 @@ def write_grid(
         orders: global ids by position, int64, one or two node orders.
         tiles: R and C.
         memory: bytes to use.
-        tick: is told of progress.
+        tick: called with the number of further edges that are done.
     """
     num_nodes, shards = edges.num_nodes, dict[str, Shard]()
     specs = order_specs(num_nodes, len(orders))

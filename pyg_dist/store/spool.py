@@ -20,7 +20,7 @@ from pyg_dist.store.writer import sync
 
 Array = np.ndarray[Any, Any]
 Tick = Callable[[int], object]
-"""Is told how many edges more are done."""
+"""Called with the number of further edges that are done."""
 
 _NODE_BYTES = 64
 """Of arrays with a number per node that a conversion holds: degrees, parts, places, node orders."""
@@ -88,7 +88,7 @@ def spool(source: Source, folder: Path, undirected: bool, memory: int, tick: Tic
         undirected: add the reverse of each edge; edges are then sorted by source and target, none stands twice, as
             PyG's ``to_undirected`` leaves them. An input whose edges stand for both directions is read so anyway.
         memory: bytes to use.
-        tick: is told of progress.
+        tick: called with the number of further edges that are done.
 
     Raises:
         DataError: An id out of range, by file and line; no edges at all.

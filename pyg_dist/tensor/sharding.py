@@ -32,7 +32,7 @@ Kind = Literal["node", "edge", "tile"]
 
 
 class Living:
-    """Which distributions are alive; tells when the first one is made and when the last one is gone."""
+    """Which shardings are alive; calls its watchers when the first one is made and when the last one is gone."""
 
     def __init__(self) -> None:
         self._references: set[ReferenceType[RowSharding]] = set()
@@ -79,7 +79,7 @@ class RowSharding:
     """
 
     counts_selections = True
-    """Whether rows picked by a mask are counted at once (collective), or when somebody asks for their number."""
+    """Whether rows picked by a mask are counted at once (collective), or when their number is first read."""
 
     is_indexed = False
     """Whether a list of indices made these rows: other rows then align with them by position."""
@@ -180,7 +180,7 @@ class RowSharding:
     def copy_to_ranks(self, tensor: Tensor) -> Tensor:
         """:func:`~pyg_dist.backend.autograd.replicated.copy_to_ranks` of a tensor that a script has given.
 
-        The next small sum tells whether it is the same on every rank (:mod:`pyg_dist.backend.comm.replicas`).
+        The next small sum checks that it is the same on every rank (:mod:`pyg_dist.backend.comm.replicas`).
         """
         entered = replicated.copy_to_ranks(tensor, self.group)
         self.meet(tensor)
@@ -240,8 +240,8 @@ class RowSharding:
         """
         version = None if index.is_inference() else index._version
         # Ranks skip the comparison only where this very object has been seen: equal values might be cached on one rank
-        # and not on another. Values are compared as well, since NumPy can change them without a new version: on the
-        # host, where looking at them makes nobody wait.
+        # and not on another. Values are compared as well, since NumPy can change them without a new version: only on
+        # the host, where reading them does not synchronise with a device.
         known = self._compared.get(index)  # type: ignore[no-untyped-call]
         is_known = known is not None and known[0] == version
         if is_known and version is not None and not index.is_cpu:

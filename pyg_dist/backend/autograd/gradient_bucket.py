@@ -75,8 +75,8 @@ class LeafGradient:
     def defer(self, partial: Tensor, accumulator: Node) -> bool:
         """Keep ``partial``, this rank's share of the gradient, until the pass ends; ``False``: it may not wait.
 
-        It may not where somebody looks at it earlier or elsewhere: gradients of gradients, hooks on the tensor,
-        and ``autograd.grad``, which returns what arrives at ``accumulator`` instead of storing it.
+        It may not where it is read earlier or elsewhere: gradients of gradients, hooks on the tensor, and
+        ``autograd.grad``, which returns what arrives at ``accumulator`` instead of storing it.
         """
         if torch.is_grad_enabled() or self.parameter._backward_hooks or self.parameter._post_accumulate_grad_hooks:
             return False

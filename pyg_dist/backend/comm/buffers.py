@@ -22,7 +22,7 @@ class Buffers:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that nobody has taken."""
+        """Bytes of all free blocks."""
         return sum(block.numel() for block in self._free)
 
     @torch.inference_mode(False)  # else a block from evaluation could not be written to in training
@@ -41,7 +41,7 @@ class Buffers:
         return block[:size].view(num_rows, row_bytes)
 
     def release(self, *messages: Tensor) -> None:
-        """Take back what :meth:`acquire` returned; nobody may read or write it any more."""
+        """Take back what :meth:`acquire` returned; it may not be read or written any more."""
         for message in messages:
             block = message._base
             if block is not None and block.numel():

@@ -22,7 +22,7 @@ import torch
 _TAG_BITS = 0x7FFFFFFF
 """gloo's point-to-point messages have tags of 31 bits."""
 
-# More than the calls whose messages fly at the same time: ranks are never further apart in one group.
+# More than the calls whose messages are in flight at the same time: ranks are never further apart in one group.
 _NUM_RECENT = 16
 
 _MAX_CODE = 60

@@ -50,7 +50,7 @@ class InCall:
 
 
 def _no_reason(peer: int | None) -> str | None:
-    """Nobody knows more."""
+    """No reason is known."""
 
 
 _reason: Callable[[int | None], str | None] = _no_reason

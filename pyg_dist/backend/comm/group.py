@@ -58,7 +58,7 @@ class Group:
 
     Args:
         process_group: the ``torch.distributed`` group, or ``None`` for an axis of one rank.
-        name: tells the calls of two groups of the same ranks apart.
+        name: distinguishes the calls of two groups of the same ranks.
 
     An axis of one rank communicates nothing and works without ``torch.distributed``.
     """
@@ -229,7 +229,7 @@ def world_group() -> Group:
 def group_within(groups: Sequence[Sequence[int]]) -> Group:
     """The axis of this rank's group (collective over all ranks at the first use of ``groups``).
 
-    One object for the same groups, whoever asks: torch never gives back a process group's connections and threads.
+    The same groups give the same object: torch never frees a process group's connections and threads.
 
     Args:
         groups: ranks in disjoint groups, alike on every rank; a rank in none of them has an axis for itself.

@@ -1,4 +1,4 @@
-"""Plain tensors that meet distributed rows: every rank must have the same values, and sums tell where one has not.
+"""Plain tensors that meet distributed rows: every rank must have the same values, and sums find where one has not.
 
 Each plain tensor that meets rows is noted with a digest of its values (XXH3 of all bytes), which is computed once for
 an object at one version. The next small sum carries the digest of all that its rank has noted since the last one, in
@@ -34,7 +34,7 @@ logger = logging.getLogger("pyg_dist")
 # Far more than meet rows between two sums; the oldest go.
 _MAX_MEETINGS = 1024
 
-# Values of a tensor that are kept, to tell rounding from another value.
+# Values of a tensor that are kept, to distinguish rounding from another value.
 _SAMPLE = 256
 
 # Bytes from which on an expanded tensor is not written out to be digested.
@@ -251,7 +251,7 @@ def _differ_by_rounding(samples: Sequence[tuple[torch.dtype, tuple[int, ...], ND
     if not is_alike or first.dtype.kind not in "fc":
         return False
     if all(np.array_equal(first, sample, equal_nan=True) for _, _, sample in samples):
-        return len(first) == np.prod(shape)  # -0.0 and 0.0; else the difference is where nobody has looked
+        return len(first) == np.prod(shape)  # -0.0 and 0.0; else the difference is outside of the sample
     tolerance = torch.finfo(dtype).eps ** 0.5
     scale = np.abs(first[np.isfinite(first)]).max(initial=0)
     return all(np.allclose(sample, first, rtol=0, atol=tolerance * scale, equal_nan=True) for _, _, sample in samples)

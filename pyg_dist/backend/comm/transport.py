@@ -53,8 +53,8 @@ class Pending(Generic[T_co]):
         return self._finish()
 
 
-# Messages that nobody has waited for, as after an error. gloo's thread spins if the memory of one goes before it has
-# left or arrived.
+# Messages that were never waited for, as after an error. gloo's thread spins if the memory of one is freed before it
+# has left or arrived.
 _abandoned: list[object] = []
 
 
@@ -66,7 +66,7 @@ class Messages(Pending[Tensor]):
         sent: must stay alive until the messages have left.
         call: what this rank waits for; nothing by default.
         works: what to wait for, with the other rank, if it is one.
-        arrivals: the same by sender, of messages that can be told apart.
+        arrivals: the same by sender, of messages that can be waited for one by one.
     """
 
     def __init__(

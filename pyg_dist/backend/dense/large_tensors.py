@@ -59,7 +59,7 @@ class _Linear(LocalFunction):
         x, weight = ctx.saved_tensors
         product = torch.mm if torch.is_grad_enabled() else _product  # with create_graph, torch differentiates again
         by_weight = product(grad.t(), x) if ctx.needs_input_grad[1] else None
-        del x  # if nobody else holds it, its memory is free for the gradient by it
+        del x  # unless something else refers to it, its memory is free for its gradient
         ctx.maybe_clear_saved_tensors()
         by_x = product(grad, weight) if ctx.needs_input_grad[0] else None
         return by_x, by_weight, grad.sum(0) if ctx.needs_input_grad[2] else None

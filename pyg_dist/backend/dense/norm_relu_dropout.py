@@ -78,8 +78,8 @@ class SplitRows:
 class _NormReLUDropout(LocalFunction):
     """One pass forward, one back; two floats a row are kept beside x.
 
-    Without a norm y takes x's place: what follows keeps it anyway, and its zeros are all that the gradient asks for.
-    A norm of split rows has two passes each way, and one message between them.
+    Without a norm y is saved instead of x: the next layer saves y anyway, and the gradient needs only its zeros.
+    A norm of split rows takes two passes each way, with one message between them.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Attention over the halo layout, with autograd: local edges are worked on while the sources' rows of others fly.
+"""Attention over the halo layout, with autograd: local edges are worked on while messages are in flight.
 
 A softmax over two parts of a target's edges is put together of its parts: each counts by the sum of its exponentials.
 The gradients of both parts need the logarithm of the whole sum alone, so they too are made part by part, and those that

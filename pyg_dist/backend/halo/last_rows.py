@@ -1,4 +1,4 @@
-"""What messages bring, added to the last rows of what local edges have made, without another tensor of all rows."""
+"""Adds received rows to the last rows of the local product, without another tensor of all rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _AddToLastRows(LocalFunction):
 def add_to_last_rows(out: Tensor, addend: Tensor) -> Tensor:
     """``out`` with ``addend`` added to its last rows, in place; differentiable to any order, not collective.
 
-    To be called with an ``out`` that nobody else has and no derivative needs.
+    To be called only if nothing else refers to ``out`` and no derivative needs it.
 
     Shapes: ``[n, F], [k, F] -> [n, F]``.
     """

@@ -1,8 +1,8 @@
 """Messages of edges by blocks of targets, with autograd: the backward makes them again, block by block.
 
 All in-edges of a target are in its block, so what is made of a target's messages is a function of its block alone, and
-nothing has a row for every edge. Blocks of targets whose sources are all local run while the halo's messages fly; in
-the backward the others come first, and their gradients fly while those run.
+nothing has a row for every edge. Blocks of targets whose sources are all local run while the halo's messages are in
+flight; in the backward the others come first, and their gradients are in flight while those run.
 """
 
 from __future__ import annotations

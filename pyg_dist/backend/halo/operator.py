@@ -4,7 +4,7 @@
 normalisation is r = c = degree^-1/2; a mean *divides* by r = in-degree: no edge-sized floats are made for either.
 
 While r, w and c are constants (:class:`LinearOperator`), remote edges may be multiplied on either side of the exchange
-(:mod:`pyg_dist.plan.halo.transfer`), and messages fly while local edges are multiplied. Weights that learn take
+(:mod:`pyg_dist.plan.halo.transfer`), and messages travel while local edges are multiplied. Weights that learn take
 :func:`aggregate_edges`, which differentiates by x and by w.
 """
 

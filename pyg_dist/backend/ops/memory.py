@@ -1,10 +1,10 @@
 """Memory that has been freed: blocks of large outputs wait to be used again, the C library's is given back.
 
-Full-batch epochs ask for the same few large tensors again and again, mini-batches for sizes that vary. The native ops
-take outputs of 8 MiB and more out of a pool of huge pages (``csrc/ops/cpu/block_pool.h``): what is freed waits for the
-next request, whatever its size. What is in use and what waits are together never more than was in use at once (in the
-last thousand or two requests), and while pages wait the kernel may take them. docs/performance.md has the figures. With
-torch 2.10 and outside of Linux there is no pool.
+Full-batch epochs allocate the same few large tensors again and again, mini-batches tensors of varying sizes. The native
+ops take outputs of 8 MiB and more from a pool of huge pages (``csrc/ops/cpu/block_pool.h``): freed blocks wait for the
+next request, of whatever size. The pool never holds more than was in use at once (in the last thousand or two
+requests), and while pages wait the kernel may take them back. docs/performance.md has the figures. With torch 2.10 and
+outside of Linux there is no pool.
 """
 
 from __future__ import annotations

@@ -13,17 +13,17 @@ SpmmForm = Literal["plain", "blocks"]
 _FORM_NUMBER: dict[SpmmForm | None, int] = {None: 0, "plain": 1, "blocks": 2}  # csrc/kernels/spmm_csr.h
 
 PREFETCH_EDGES = 32
-"""How many edges ahead :func:`spmm_csr` asks for rows, where nobody says. Zen 4, one thread, graph B of
-benchmarks/power_law.py: rows of 128 bytes in pages of 4 KiB take 107 ms and, asked for 64 ahead, 150; 47 columns by
-blocks, in huge pages, 131 and 109; 256 columns, all at once, 905 and 914."""
+"""Default prefetch distance of :func:`spmm_csr`, in edges. Zen 4, one thread, graph B of benchmarks/power_law.py, at 32
+and 64 edges: rows of 128 bytes in pages of 4 KiB take 107 and 150 ms; 47 columns by blocks, in huge pages, 131 and 109;
+256 columns, all at once, 905 and 914."""
 
 
 class SpmmWay(NamedTuple):
-    """How a product goes about it, with the same bits.
+    """The form of a product; every form gives the same bits.
 
     Attributes:
         form: see :func:`spmm_csr`.
-        prefetch_edges: how many edges ahead rows are asked for.
+        prefetch_edges: how many edges ahead rows are prefetched.
     """
 
     form: SpmmForm | None = None

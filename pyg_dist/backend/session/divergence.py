@@ -1,4 +1,4 @@
-"""Ranks that make different calls: found while they wait, told in one line that names the lines of all, and ended.
+"""Ranks that make different calls: found while they wait, reported in one line that names each rank's line, and ended.
 
 Messages of different calls never meet (:mod:`~pyg_dist.backend.comm.calls`), so ranks that diverge wait for each other.
 A thread of each rank looks now and then at where its rank stands. While the rank waits, it publishes that in the
@@ -264,7 +264,7 @@ class DivergenceWatch:
                 elif standing[0] is not published[0] or standing[1] is not published[1]:
                     self._publish()
                     published = standing
-            except _STORE_ERRORS:  # the store is gone, which the watch of failures tells
+            except _STORE_ERRORS:  # the store is gone, which the failure thread reports
                 return
 
     def _publish(self, has_ended: bool = False) -> None:

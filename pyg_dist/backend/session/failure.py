@@ -42,11 +42,11 @@ logger = logging.getLogger("pyg_dist")
 # Far beyond a round trip through the store, well within the half minute in which all ranks must have ended.
 _READ_SECONDS = 3.0
 _LEAVE_SECONDS = 10.0
-# From the first rank that leaves with a message to the last that hears it.
+# From the first rank that leaves with a message to the last that reads it.
 _NEWS_SECONDS = 0.5
-# For rank 0 to come upon the mistake that another rank has found, too: one traceback tells it.
+# For rank 0 to find the mistake that another rank has found, too: then one traceback is enough.
 _SAME_SECONDS = 1.5
-# For a rank that hears of a failure to come upon the same mistake, of which it then says nothing.
+# For a rank that reads of a failure to find the same mistake itself, which it then does not report again.
 _SOON_SECONDS = 0.3
 # The others' stores print stacks when the host goes while they hear that all have read.
 _HOST_SECONDS = 0.3
@@ -111,7 +111,7 @@ class FailureWatch:
                     if self._rank == 0:
                         self._write_to_all("host ends")
                         self._wait_until_read(self._store)
-        except _STORE_ERRORS:  # the store's process was killed at this very moment: nobody left to tell
+        except _STORE_ERRORS:  # the store's process was killed at this very moment: no rank is left to inform
             pass
         self._thread.join(_READ_SECONDS)
 
@@ -248,7 +248,7 @@ class FailureWatch:
 
 
 def _what_happened(rank: int, error: BaseException) -> str:
-    """What ``rank`` tells the others of its ``error``."""
+    """What ``rank`` publishes of its ``error``."""
     if isinstance(error, (ConnectionLostError, DivergenceError)):
         return error.message
     return loss_of(rank, None) if is_lost(error) else f"rank {rank} failed: {one_line(error)}"

@@ -32,11 +32,11 @@ _alike: set[str] | None = None
 
 
 def start_alike() -> None:
-    """Set the generators from what the launcher tells all ranks of a run, so that they draw alike. Not collective.
+    """Seed the generators alike on all ranks of a run, by what the launcher sets on all of them. Not collective.
 
     The import of pyg_dist calls it. Nothing happens at one rank, in processes that a rank starts, where the launcher
-    tells nothing that is common, and at the second call. What the script has seeded before stays as it is; Python's
-    generator, which does not tell, counts as seeded where torch's or numpy's is.
+    sets nothing that is common, and at the second call. Generators that the script has seeded before are left alone;
+    Python's, which cannot be checked, counts as seeded where torch's or numpy's is.
     """
     global _alike
     if _alike is not None or multiprocessing.parent_process() is not None:
@@ -108,7 +108,7 @@ def _set_state_on(device: torch.device | None, state: list[int] | int | None) ->
 
 
 def _launcher_process(run: launch.Run) -> list[str]:
-    """The process that started all ranks, where they are on one machine and Linux tells; it is new in each run.
+    """The process that started all ranks, if they are on one machine and Linux shows it; it is new in each run.
 
     It is the nearest ancestor without the variable that numbers the ranks: wrappers of a rank inherit it.
     """

@@ -1,4 +1,4 @@
-"""Who am I: rank, world size and meeting point, read from the environment that the launcher left.
+"""Detects rank, world size and rendezvous address from the launcher's environment variables.
 
 A pure function of the environment. Three kinds of launcher may be nested, from the inside out:
 
@@ -24,7 +24,7 @@ from pyg_dist.errors import LaunchError
 
 Launcher = Literal["alone", "torchrun", "env", "mpi", "slurm"]
 
-# What each launcher tells all ranks of a run alike: the run's name first, then the job's, which several runs may share.
+# Variables that are equal on all ranks of a run: the run's name first, then the job's, which several runs may share.
 _COMMON: dict[Launcher, tuple[str, ...]] = {
     "alone": (),
     "torchrun": ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"),
@@ -50,8 +50,8 @@ _SLURM_FIRST_PORT, _SLURM_NUM_PORTS = 15_000, 16_384
 class Launch:
     """A rank's place as its launcher states it.
 
-    ``local_rank`` counts the ranks on this machine; where the launcher does not tell, it is ``rank``. ``master_addr``
-    and ``master_port`` are the meeting point, or None where the ranks have to agree on one themselves (mpirun, alone).
+    ``local_rank`` counts the ranks on this machine; where the launcher does not set it, it is ``rank``. ``master_addr``
+    and ``master_port`` are the rendezvous address, or None where the ranks have to agree on one (mpirun, alone).
     """
 
     rank: int
@@ -121,7 +121,7 @@ def detect(environ: Mapping[str, str]) -> Launch:
 
 
 def identify(environ: Mapping[str, str]) -> Run | None:
-    """Return what tells this run from others, the same on all of its ranks; None at one rank. Not collective.
+    """Return an identity of this run, the same on all of its ranks; None at one rank. Not collective.
 
     Raises:
         LaunchError: As :func:`detect`.

@@ -22,7 +22,7 @@ def meet(launch: Launch, timeout: timedelta) -> dist.Store:
 
     Raises:
         LaunchError: If the ranks do not meet within ``timeout``, or mpi4py and mpirun are of different MPI libraries.
-        MissingPackageError: If MPI has to tell the address and mpi4py is missing.
+        MissingPackageError: If the address has to come through MPI and mpi4py is missing.
     """
     if launch.master_addr is None or launch.master_port is None:
         return _meet_through_mpi(launch, timeout)
@@ -70,7 +70,7 @@ def _meet_through_mpi(launch: Launch, timeout: timedelta) -> dist.Store:
 
 
 def _use_loopback() -> None:
-    """Make gloo talk over the loopback interface: all ranks are on this machine, whose name may not resolve."""
+    """Make gloo use the loopback interface: all ranks are on this machine, whose name may not resolve."""
     names = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
     if names:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", names[0])

@@ -1,6 +1,6 @@
-"""Attention over in-edges, with autograd, on one rank's pattern: nothing that has a row per edge is kept or made.
+"""Attention over in-edges, with autograd, on one rank's pattern, without tensors that have a row per edge.
 
-But for the weights of edges, a number an edge and head, where somebody asks for them.
+The exception are attention weights, a number for each edge and head, if the caller requests them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.timing import phase
 
 Attended = tuple[Tensor, Tensor, Tensor]
-"""The sums of values, of edge_attr, and the weights of edges, which are empty unless they are asked for."""
+"""The sums of values, of edge_attr, and the weights of edges, which are empty unless requested."""
 
 
 class _Attention(LocalFunction):
@@ -206,7 +206,7 @@ def attention(
         edge_key: of the dropout.
         spec: how logits are made.
         inputs: of the op.
-        num_weights: stored edges, if their weights are asked for: those of the softmax, before dropout.
+        num_weights: number of stored edges, if their weights are requested: those of the softmax, before dropout.
 
     Shapes:
         - inputs: of the op

@@ -1,7 +1,7 @@
 """Attention in torch's functions, edge by edge: what the fused pass leaves out, and what differentiates it again.
 
-Sums that are differentiated twice take all edges at once. Weights that somebody asks for, and their gradients, take
-some edges at a time: nothing that has a row for each edge of the graph has more columns than heads.
+Sums that are differentiated twice take all edges at once. Attention weights that the caller requests, and their
+gradients, take some edges at a time: no tensor with a row for each edge of the graph has more columns than heads.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def weights_by_edge(csr: CSR, powers: Tensor, of_ones: Tensor, num_weights: int)
         csr: the pattern.
         powers: of :class:`EdgeSums`.
         of_ones: their sums, over all parts of the edges.
-        num_weights: stored edges; none: nobody asks.
+        num_weights: number of stored edges; 0: no weights are requested.
     """
     if num_weights == 0:
         return powers.new_zeros(0, powers.shape[1])

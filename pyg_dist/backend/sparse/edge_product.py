@@ -56,7 +56,7 @@ class _EdgeDot(LocalFunction):
 
 
 def edge_product(weight: Tensor, x: Tensor, csr: CSR) -> Tensor:
-    """``y_i = sum_e w_e x_col(e)`` on one rank, differentiable by w and by x to any order; talks to nobody.
+    """``y_i = sum_e w_e x_col(e)`` on one rank, differentiable by w and by x to any order. No communication.
 
     Shapes:
         - weight: ``[e]``, by edge storage of the pattern

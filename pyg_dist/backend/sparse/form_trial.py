@@ -16,9 +16,9 @@ _OTHER_PREFETCH_EDGES = 64
 
 
 class FormTrial:
-    """Samples of the forms in turn, the guessed one first, then of the faster one that asks for rows further ahead.
+    """Times the forms in turn, the guessed one first, then the faster one with a longer prefetch distance.
 
-    All have the same bits. What is timed are products that somebody asked for. Not collective: ranks may differ.
+    All have the same bits. Only products that training needs anyway are timed. Not collective: ranks may differ.
 
     Args:
         forms: to choose from; the one to begin with first.

@@ -58,7 +58,7 @@ class GridGraph:
 
     Attributes:
         digest: of the edges, where a script has made them.
-        whole_rows: the graph with all in-edges of a node on one rank, once somebody has needed it.
+        whole_rows: the graph with all in-edges of a node on one rank, made at the first use.
     """
 
     def __init__(
@@ -267,7 +267,7 @@ class GridGraph:
         kept = not matrix.learns and aggregation_cache.is_cacheable(x, after)
         exact = exact or kept  # rounded once, it would be wrong in every epoch
         scatters, is_scattered = self.grid.sums == "reduce_scatter", len(layout.rows) == 2
-        # A gather is the second half of a big sum where a scattered one has made x; else it brings an input together.
+        # A gather is the second half of a big sum if a scattered sum has made x; else it gathers an input.
         of_input = is_scattered and (x.is_leaf or not scatters)
         pieces = TileLayout((free, row), column, after.layout.order)
         product = TileProduct(

@@ -1,9 +1,9 @@
-"""A layer's input that is added to its output: it goes where the output lies while the layer works (ScaleGNN, IV-C4).
+"""Residuals: a layer's input is redistributed to the sharding of its output while the layer works (ScaleGNN, IV-C4).
 
-A product's tiles lie otherwise than what it multiplies, so a residual has to move. That it will be added is known only
-when it is added, but a model adds the same one in every step: a layer remembers the way that its last input took
-afterwards, and starts it at once the next time. Every rank decides alike, by the calls before. What was started and is
-not asked for is waited for at the layer's next call, which then starts nothing.
+A product's tiles have another sharding than its input's, so a residual has to be redistributed before it is added. That
+it will be added is known only then, but a model does the same in every step: a layer remembers how its last input was
+redistributed, and starts that early the next time. Every rank decides alike, by the calls before. A redistribution that
+was started and not used is waited for at the layer's next call, which then starts none.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def note_layer_input(local: Tensor, tile: Tile, version: int | None, layer: nn.M
     entry, way = LayerInput(weakref.ref(layer), version), _redistributed.get(layer)
     if way is None:
         return entry
-    if way.under_way is not None:  # nobody has asked for it
+    if way.under_way is not None:  # started, and not used
         assert way.under_way.pending is not None
         way.under_way.pending.wait()
         del _redistributed[layer]

@@ -53,7 +53,7 @@ TILES: dict[Function, Handler] = {}
 
 
 def on_tiles(*names: str, namespaces: Sequence[Any] = NAMESPACES) -> Callable[[Handler], Handler]:
-    """Let the decorated handler answer for the functions called ``names``; ``NotImplemented`` asks for whole rows."""
+    """Register the decorated handler for the functions called ``names``; ``NotImplemented`` means: on whole rows."""
 
     def decorate(handler: Handler) -> Handler:
         for function in functions(*names, namespaces=namespaces):

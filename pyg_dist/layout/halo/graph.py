@@ -137,7 +137,7 @@ class HaloGraph:
         return moved
 
     def select(self, chosen: Selection) -> HaloGraph:
-        """The graph of some of the edges, over the same nodes: nothing is asked of other ranks.
+        """The graph of some of the edges, over the same nodes; no communication.
 
         Args:
             chosen: of :attr:`edge_sharding`.
@@ -223,7 +223,7 @@ class HaloGraph:
 
     @cached_property
     def loops_exist(self) -> bool:
-        """:meth:`has_self_loops`, which is asked once (collective at the first use)."""
+        """:meth:`has_self_loops`, computed once (collective at the first use)."""
         return self.has_self_loops()
 
     @cached_property

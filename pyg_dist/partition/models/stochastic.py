@@ -21,7 +21,7 @@ DrawBatch = Callable[[int, int], Any]
 _DRAWS = 8  # of each node, on average, at least
 _EDGE_DRAWS = 20  # of each edge, on average: with 8, nodes of few edges are put where chance has drawn them
 _MOST_DRAWS = 250  # of each node, on average: in small mini-batches, edges are rare
-_SHARE = 10  # of all nodes, one in so many is in a mini-batch where nobody says
+_SHARE = 10  # by default one in so many nodes is in a mini-batch
 
 
 @dataclass(frozen=True)

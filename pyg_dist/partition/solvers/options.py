@@ -1,4 +1,4 @@
-"""What a solver is told beside its model."""
+"""Options of a solver, beside its model."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class OneWay:
     Attributes:
         rank: the rank.
         leaves: whether they begin there.
-        edge: global ids of the edges, int64 ``[m]``; None where nobody asks, as the edges are stored elsewhere.
+        edge: global ids of the edges, int64 ``[m]``; None where they are not needed, as the edges are stored elsewhere.
         row: which of ``rows`` is each edge's source, int32 ``[m]``.
         sum: which of ``sums`` is each edge's target, int32 ``[m]``.
         rows: the distinct sources.

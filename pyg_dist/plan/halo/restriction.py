@@ -153,7 +153,7 @@ def restricted(share: HaloShare, links: RemoteLinks, node_id: Tensor) -> Restric
         rank=rank,
         num_ranks=share.num_ranks,
         num_nodes=node_id.numel(),
-        num_edges=-1,  # nobody knows it without asking
+        num_edges=-1,  # not known without communication
         node_id=_at(position, order),
         num_inner=num_inner,
         local=local,

@@ -36,8 +36,8 @@ class HaloShare:
         edge_id: global ids of the edges of this rank, int64 ``[e]``: local edges by target, then halo edges by target
             and owner of the source, each in input order. This is the order of edge storage.
         local: rows are local ids, columns local ids; entries are ``edge_id[:local.num_entries]``.
-        row_transfer: brings the halo's rows themselves, for whatever cannot be summed on the way.
-        sum_transfer: brings sums with constant weights by the chosen exchange; ``"post"``: ``row_transfer`` itself.
+        post: the exchange of rows of sources, for whatever cannot be summed by the sender.
+        sums: the chosen exchange, for sums with constant weights; ``"post"``: ``row_transfer`` itself.
         halo_id: global id by receive slot of ``row_transfer``, int64 ``[h]``, ascending within each owner.
         exchange: the chosen exchange.
         rows_sent: rows that this rank sends in one aggregation, by exchange.
@@ -58,7 +58,7 @@ class HaloShare:
     rows_sent: dict[Exchange, int]
 
     def selected(self, picked: Tensor) -> HaloShare:
-        """The share of some of the edges, over the same rows (not collective; no rank has to ask another).
+        """The share of some of the edges, over the same rows (not collective).
 
         The halo's rows are sent as before, those that no edge needs any more included, for sums, too.
 
@@ -157,7 +157,7 @@ def share_of(
 ) -> HaloShare:
     """The share of ``rank`` from the edges that touch its nodes alone. Not collective, O(k log k) time in these.
 
-    What is asked for is not kept: of a graph that is read from disk, a third of the edges are in memory at a time.
+    The three sets of edges are fetched in turn and not kept: of a graph on disk a third is in memory at a time.
 
     Args:
         rank: whose share.
@@ -166,9 +166,9 @@ def share_of(
         num_edges: edges of the whole graph.
         ascending: the rank's nodes, in ascending order of their global ids.
         on_boundary: which of them have a source elsewhere, bool.
-        inside: gives the edges within the rank; is asked first.
-        arriving: those that end there, with their ids; is asked next.
-        leaving: those that begin there.
+        inside: gives the edges within the rank; called first.
+        arriving: gives those that end there, with their ids; called next.
+        leaving: gives those that begin there; called last.
         exchange: what to send for sums.
         node_id: see :func:`halo_share`.
     """

@@ -105,7 +105,7 @@ def _all(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[st
 
 @implements("_is_all_true", "_is_any_true")
 def is_true(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """``all`` and ``any`` as ``torch.distributions`` asks for them (collective)."""
+    """``all`` and ``any`` as ``torch.distributions`` calls them (collective)."""
     return (Tensor.all if "all" in function.__name__ else Tensor.any)(args[0])
 
 
