@@ -152,7 +152,7 @@ def stream_rate(num_values: int | None = None, depth: int = 8, device: torch.dev
     """Bytes per second that element-wise functions read and write, there and back (not collective).
 
     As an epoch has them: every result is kept until the way back frees it, so that no cache holds what is read and the
-    allocator asks the system for pages again and again, which costs more than the copies (docs/performance.md).
+    allocator gets new pages from the system each time, which costs more than the copies (benchmarks/REPORT.md).
     """
     num_values = num_values or (1 << 21 if device.type == "cpu" else 1 << 26)
     x = torch.randn(num_values, device=device, requires_grad=True)

@@ -3,7 +3,7 @@
 Full-batch epochs allocate the same few large tensors again and again, mini-batches tensors of varying sizes. The native
 ops take outputs of 8 MiB and more from a pool of huge pages (``csrc/ops/cpu/block_pool.h``): freed blocks wait for the
 next request, of whatever size. The pool never holds more than was in use at once (in the last thousand or two
-requests), and while pages wait the kernel may take them back. docs/performance.md has the figures. With torch 2.10 and
+requests), and while pages wait the kernel may take them back. benchmarks/REPORT.md has the figures. With torch 2.10 and
 outside of Linux there is no pool.
 """
 
