@@ -3,6 +3,7 @@
 - ``python`` blocks of a page are one script. It runs on two ranks, in an empty folder.
 - ``text`` blocks of the README and the tutorials are what it prints: the words exactly, the numbers nearly.
 - ``diff`` blocks of the README are applied to a stock script, which then computes the same losses on two ranks.
+- ``bash`` blocks are scripts: bash parses them, and the files that they name are there.
 - Commands, in ``console`` blocks and between backticks, are run if they are ours, or else checked: targets of make,
   folders of tests, extras of pip, scripts.
 """
@@ -13,6 +14,7 @@ import contextlib
 import io
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -249,6 +251,27 @@ def run(arguments: list[str], where: str) -> None:
             status = ended.code
     assert not status, where
     assert printed.getvalue(), where
+
+
+SHELL_SCRIPTS = [(page, block) for page in PAGES for block in blocks(page, "bash")]
+
+
+@pytest.mark.parametrize(("page", "script"), SHELL_SCRIPTS, ids=[name(page) for page, _ in SHELL_SCRIPTS])
+def test_bash_parses_scripts(page: Path, script: str) -> None:
+    assert complaint(script) == "", name(page)
+    named = re.findall(r"(?<![\w/.])(?:tests|examples|benchmarks)/[\w/.]+", script)
+    assert [path for path in named if not (ROOT / path).exists()] == [], name(page)
+
+
+def test_a_wrong_script_is_noticed() -> None:
+    assert SHELL_SCRIPTS
+    assert "syntax error" in complaint("if true; then srun python train.py\n")
+
+
+def complaint(script: str) -> str:
+    """What bash says of a script that it does not run."""
+    parsed = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
+    return parsed.stderr
 
 
 def test_wrong_commands_are_noticed(graph_file: Path) -> None:

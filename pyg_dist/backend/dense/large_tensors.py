@@ -1,9 +1,9 @@
 """Some of torch's functions of rows for large CPU tensors: the same numbers at less traffic and memory.
 
 Their outputs and gradients lie in memory that is used again (:mod:`pyg_dist.backend.ops.memory`): where an operator
-streams once through memory, page faults are most of its time (benchmarks/REPORT.md). ReLU keeps a bit an element for its
-backward, not its output. Small tensors, other forms, ``torch.func`` and forward-mode differentiation go to torch's own
-operators. No function is collective.
+streams once through memory, page faults are most of its time (benchmarks/REPORT.md). ReLU saves one bit per element for
+its backward, not its output. Small tensors, other forms, ``torch.func`` and forward-mode differentiation use torch's
+own operators. No function is collective.
 
 Legend: N rows, F columns in, O columns out.
 """
