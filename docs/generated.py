@@ -35,19 +35,19 @@ from pyg_dist.tensor.registry import NAMESPACES, TABLE
 REPOSITORY = Path(__file__).resolve().parent.parent
 # Settings in words; test_generated.py fails where one is missing.
 PURPOSES = {
-    "PYG_DIST_ISA": "kernels for `baseline`, `avx2`, `avx512`; on AArch64 `baseline`, `sve256`, `sve512`",
-    "PYG_DIST_PROJECT_FIRST": "`1`: linear maps before sums where both orders cost the same: other rounding",
+    "PYG_DIST_ISA": "kernels: `baseline`, `avx2`, `avx512`; on AArch64 `baseline`, `sve256`, `sve512`; unset: the best",
+    "PYG_DIST_PROJECT_FIRST": "`1`: linear maps before sums where both orders cost the same; changes the rounding",
     "PYG_DIST_REMEMBER_MIB": "largest cached aggregation, MiB per rank; `0`: cache none",
-    "PYG_DIST_MESSAGE_MIB": "messages of a layer, MiB per rank, beyond which a conv makes them block by block, twice",
+    "PYG_DIST_MESSAGE_MIB": "a conv makes messages by blocks if they would take more, MiB per rank",
     "PYG_DIST_GRID_SUMS": "form of the grid's sums: `all_reduce` or `reduce_scatter`; unset: the planner's choice",
-    "PYG_DIST_GRID_BLOCKS": "row blocks of the grid's aggregation, whose sums overlap with the next block",
-    "PYG_DIST_GRID_SPLIT_NORM": "`0`: `NormReLUDropout` brings split columns to whole rows and back",
-    "PYG_DIST_GRID_EARLY_RESIDUAL": "`0`: a residual changes its tile when it is added, not before",
-    "PYG_DIST_GRID_EARLY_SUMS": "`0`: a gradient by tiles is summed over ranks before that by weights is multiplied",
-    "PYG_DIST_SPMM_FORM": "form of large sparse products, `plain` or `blocks`; unset: the faster one, by trial",
+    "PYG_DIST_GRID_BLOCKS": "row blocks of the grid's aggregation; a block's sum overlaps with the next block's product",
+    "PYG_DIST_GRID_SPLIT_NORM": "`0`: `NormReLUDropout` redistributes split columns to whole rows and back",
+    "PYG_DIST_GRID_EARLY_RESIDUAL": "`0`: a residual is redistributed when it is added, not before",
+    "PYG_DIST_GRID_EARLY_SUMS": "`0`: sums of tiles' gradients do not overlap with products for weights' gradients",
+    "PYG_DIST_SPMM_FORM": "form of large sparse products, `plain` or `blocks`; unset: the faster one, by a trial",
     "PYG_DIST_MACHINE": "constants from `python -m pyg_dist bench`; unset: `machine.json` in the user's cache",
-    "PYG_DIST_STAGE": "`1`: copy every message through host memory, as those that the process group cannot carry",
-    "PYG_DIST_LOG": "write the log to stderr from this level on: `info` has the steps of a set-up with their times",
+    "PYG_DIST_STAGE": "`1`: copy all messages through host memory; `0`: only those that the process group cannot carry",
+    "PYG_DIST_LOG": "lowest level of log lines to write to stderr; `info`: the steps of a set-up with their times",
 }
 
 
