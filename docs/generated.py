@@ -40,7 +40,7 @@ PURPOSES = {
     "PYG_DIST_REMEMBER_MIB": "largest cached aggregation, MiB per rank; `0`: cache none",
     "PYG_DIST_MESSAGE_MIB": "a conv makes messages by blocks if they would take more, MiB per rank",
     "PYG_DIST_GRID_SUMS": "form of the grid's sums: `all_reduce` or `reduce_scatter`; unset: the planner's choice",
-    "PYG_DIST_GRID_BLOCKS": "row blocks of the grid's aggregation; a block's sum overlaps with the next block's product",
+    "PYG_DIST_GRID_BLOCKS": "row blocks of the grid's aggregation; each block's sum overlaps with the next product",
     "PYG_DIST_GRID_SPLIT_NORM": "`0`: `NormReLUDropout` redistributes split columns to whole rows and back",
     "PYG_DIST_GRID_EARLY_RESIDUAL": "`0`: a residual is redistributed when it is added, not before",
     "PYG_DIST_GRID_EARLY_SUMS": "`0`: sums of tiles' gradients do not overlap with products for weights' gradients",

@@ -42,13 +42,13 @@ _REFUSED: dict[type, str] = {
 
 
 def distribute(model: M) -> M:
-    """Let every conv of ``model`` take the ``edge_index`` of a :class:`~pyg_dist.DistributedData` (exact).
+    """Convert every conv of ``model`` to take the ``edge_index`` of a :class:`~pyg_dist.DistributedData` (exact).
 
-    Convs are swapped in place as :func:`~pyg_dist.conv.DistributedConv` does, and PyG's norms over a graph likewise; a
-    model that is a conv, too. Everything else stays: parameters, buffers, hooks, ``state_dict`` keys, modules that are
-    used in several places, optimizers that hold the parameters. The models of PyG (``GraphSAGE``, ``GCN``, ``GAT``,
+    Convs are converted in place as by :func:`~pyg_dist.conv.DistributedConv`, and so are PyG's norms over a graph;
+    ``model`` may be a conv itself. Everything else stays: parameters, buffers, hooks, ``state_dict`` keys, modules that
+    are used in several places, optimizers that hold the parameters. The models of PyG (``GraphSAGE``, ``GCN``, ``GAT``,
     ``GIN``, ``PNA``, ``EdgeCNN``, ``Sequential`` ...) work. On plain tensors in one process the model computes what it
-    did. Not collective.
+    did before. Not collective.
 
     Args:
         model: any module.
@@ -57,8 +57,8 @@ def distribute(model: M) -> M:
         ``model`` itself.
 
     Raises:
-        UnsupportedError: A conv of it, or another of PyG's modules that need the whole graph, cannot be distributed; no
-            conv has been swapped then.
+        UnsupportedError: A conv, or another module of PyG that needs the whole graph, cannot be distributed; then no
+            conv has been converted.
 
     Example:
         >>> from torch_geometric.nn.models import GAT

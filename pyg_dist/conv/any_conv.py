@@ -53,19 +53,18 @@ _FORWARDS = (fused_forward, stacked_forward, averaging_forward, isomorphism_forw
 
 
 def DistributedConv(conv: C) -> C:
-    """Let a stock conv take the ``edge_index`` of a :class:`~pyg_dist.DistributedData`, with the same numbers (exact).
+    """Convert a stock conv to take the ``edge_index`` of a :class:`~pyg_dist.DistributedData`, same numbers (exact).
 
     The conv is changed in place and returned: its class becomes a subclass of the stock one. Parameters, buffers,
     hooks, options and ``state_dict`` stay. ``SAGEConv`` and ``GCNConv`` become
-    :class:`~pyg_dist.conv.DistributedSAGEConv` and :class:`~pyg_dist.conv.DistributedGCNConv`; every other conv runs
-    its own code: messages, attention, self loops, norms, multi-layer perceptrons and batch norm inside of it. Rows of
-    sources travel (post exchange), once for each tensor that a call needs at its edges; sums and means of weighted rows
-    (``GINConv``, ``TAGConv``, ``APPNP`` ...) go by the chosen exchange and the native product; ``GATConv``,
-    ``GATv2Conv``, ``TransformerConv``, ``AGNNConv`` and ``GeneralConv`` with additive attention by one op that makes no
-    edge tensors. On the grid layout these work on tiles; all others get whole rows there. Dropout is keyed by edge or
-    node: its masks do not depend on the world size. On plain tensors the conv is the stock conv. With ``bits``, rows of
-    16 columns or more and their gradients travel in few bits while training, unbiased; narrower ones (logits of
-    attention, degrees, positions) as they are.
+    :class:`~pyg_dist.conv.DistributedSAGEConv` and :class:`~pyg_dist.conv.DistributedGCNConv`. Every other conv runs
+    its own code, with its messages, attention, self loops, norms, multi-layer perceptrons and batch norm. Rows of
+    sources are sent (post exchange), once for each tensor that a call needs at its edges. Sums and means of weighted
+    rows (``GINConv``, ``TAGConv``, ``APPNP`` ...) use the chosen exchange and the native product; ``GATConv``,
+    ``GATv2Conv``, ``TransformerConv``, ``AGNNConv`` and additive ``GeneralConv`` use one op that makes no edge tensors.
+    On the grid layout these work on tiles; all others get whole rows there. Dropout is keyed by edge or node: its masks do not depend on the world size. On
+    plain tensors the conv is the stock conv. With ``bits``, rows of 16 columns or more and their gradients are sent in
+    few bits while training, unbiased; narrower ones (logits of attention, degrees, positions) unchanged.
 
     Args:
         conv: any :class:`torch_geometric.nn.MessagePassing`.
@@ -76,8 +75,8 @@ def DistributedConv(conv: C) -> C:
 
     Raises:
         UnsupportedError: ``conv`` is no message-passing conv, or takes no ``edge_index``. When called: with an
-            ``adj_t`` whose values it reads otherwise than as edge weights, with ``flow="target_to_source"``, or where
-            the conv's code looks at edges in a way that a rank cannot follow (negative sampling ...).
+            ``adj_t`` whose values it does not use as edge weights, with ``flow="target_to_source"``, or if the conv's
+            code needs all edges (negative sampling ...).
 
     Example:
         >>> from torch_geometric.nn import GATConv

@@ -36,9 +36,9 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
         \mathbf{\hat{D}}^{-1/2} \mathbf{X} \mathbf{\Theta}
 
     Source: "Semi-supervised Classification with Graph Convolutional Networks" (Kipf and Welling, 2017). Constructor,
-    parameters and ``state_dict`` are the stock conv's. Without edge weights no edge-sized floats are made: the norm is
-    two scales per node. Weights that require gradients learn, through the degrees too. On plain tensors it *is* the
-    stock conv.
+    parameters and ``state_dict`` are the stock conv's. Without edge weights there is no number per edge: the norm is
+    two scales per node. Weights that require grad get their gradient, also through the degrees. On plain tensors it
+    *is* the stock conv.
 
     Shapes:
         - x: ``[N, F_in]`` node tensor (float32, float64, bfloat16 or float16)

@@ -27,10 +27,10 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
         \mathrm{mean}_{j \in \mathcal{N(i)}} \mathbf{x}_j
 
     Source: "Inductive Representation Learning on Large Graphs" (Hamilton et al., 2017). Constructor, parameters and
-    ``state_dict`` are the stock conv's. With the ``edge_index`` of a
-    :class:`~pyg_dist.DistributedData`, aggregation runs over all ranks: ``mean`` and ``sum`` by the native kernel while
-    messages fly, every other ``aggr`` on the neighbours' rows. Means and sums are taken after ``lin_l`` where that
-    is cheaper, and those of constant features only once. On plain tensors it *is* the stock conv.
+    ``state_dict`` are the stock conv's. With the ``edge_index`` of a :class:`~pyg_dist.DistributedData`, aggregation
+    runs over all ranks: ``mean`` and ``sum`` by the native kernel, which overlaps with messages, every other ``aggr``
+    on the neighbours' rows. Means and sums are computed after ``lin_l`` if that is cheaper, and those of constant
+    features only once. On plain tensors it *is* the stock conv.
 
     Shapes:
         - x: ``[N, F_in]`` node tensor (float32, float64, bfloat16 or float16), or a pair of them (source, target or

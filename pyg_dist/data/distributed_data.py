@@ -46,46 +46,47 @@ class DistributedData(Data):  # type: ignore[misc]
     ``data.x``, ``data.y``, masks and every other attribute with a row per node are
     :class:`~pyg_dist.tensor.NodeTensor`; those with a row per edge are :class:`~pyg_dist.tensor.EdgeTensor`;
     ``data.edge_index`` is the :class:`~pyg_dist.tensor.DistributedEdgeIndex` that Distributed convs take; further edge
-    sets (``data.neg_edge_index``) stay plain, and convs take them beside node tensors. Everything is exact, unless
-    ``bits`` or ``comm_dtype`` ask otherwise: losses, metrics and gradients are those of one process.
+    sets (``data.neg_edge_index``) stay plain, and convs take them beside node tensors. Everything is exact, except with
+    ``bits`` or ``comm_dtype``: losses, metrics and gradients are those of one process.
 
-    Every rank passes the same graph and options. One rank partitions it; each keeps its own rows and edges, and no
-    reference to the input.
+    Every rank passes the same graph and options. Rank 0 partitions the graph; each rank keeps its own rows and edges,
+    and no reference to the input.
 
     Args:
         data: homogeneous ``Data`` with ``edge_index`` (tensor or ``EdgeIndex``) or a sparse ``adj_t``; directed or
-            not, with self loops, duplicate edges and isolated nodes as it likes.
+            not; self loops, duplicate edges and isolated nodes are allowed.
         layout: ``"halo"``: rows by part; ``"grid"``: tiles of rows and columns on a mesh, without a partition;
-            ``"auto"``: what the constants of ``python -m pyg_dist bench`` say is cheaper, printed with the reasons.
-        partition: ``"metis"``; ``"metis-cut"``, for few cut edges, as papers use METIS; ``"hypergraph"``: fewer rows to
+            ``"auto"``: the cheaper one by the constants of ``python -m pyg_dist bench``, printed with the reasons.
+        partition: ``"metis"``; ``"metis-cut"``: few cut edges, as papers use METIS; ``"hypergraph"``: fewer rows to
             send, for more time to partition (Demirci et al., 4.3.2); ``"cover"``: the fewest rows of the hybrid
-            exchange, and more for what cannot be summed on the way (attention, max), which is post;
-            ``"stochastic"``: few rows in mini-batches (Demirci et al., 4.3.3); these three need mtkahypar;
-            ``"stream"``: in memory that does not grow with the edges; ``"random"``; the owner of each node, a
-            LongTensor ``[N]``; or a :class:`~pyg_dist.plan.Plan` that was saved, whose parts are used again. Parts that
-            are found here are put on ranks such that few rows leave a machine, where there are several; given ones stay
-            as they are.
+            exchange, but more rows of the post exchange; ``"stochastic"``: few rows in mini-batches (Demirci et al.,
+            4.3.3); these three need mtkahypar; ``"stream"``: in memory that does not grow with the edges; ``"random"``;
+            the owner of each node, a LongTensor ``[N]``; or a saved :class:`~pyg_dist.plan.Plan`, whose parts are used
+            again. With several machines, parts that were computed here are placed such that few rows leave a machine;
+            given parts keep their ranks.
         epsilon: how much heavier than the mean a part may be.
-        exchange: what sums send: ``"post"``, rows of sources; ``"pre"``, sums for targets; ``"hybrid"``, as few of both
-            as can be (SuperGCN, 5.2-5.3). What cannot be summed on the way (max, LSTM, learning weights) is post.
-        bits: of each value that halos send in training, 32, 16, 8, 4 or 2, or (forward, backward). 32: rows as they
-            are, exact; 16: bfloat16; fewer: rounded at random to steps of each row's range, approximate and unbiased
-            (SuperGCN, 2.4 and 6). Exact all the same: evaluation (``model.eval()``, ``no_grad``); what is sent once
-            and remembered (sums of constant features); rows that packing would not shorten (one column of float32);
-            rows of fewer than 16 columns that stock convs read edge by edge (logits of attention). With
-            ``checkpoint(..., use_reentrant=True)`` the first pass, under ``no_grad``, is exact, and the one that is
-            computed again and differentiated is rounded; without it both are rounded alike. A value that the format
-            does not hold (NaN, an infinity, in bfloat16 3.4e38) is an error that names the layer, the node and the
-            rank. Not with ``layout="grid"``.
-        mesh: the grid's axes, ``{"x": 2, "y": 1, "z": 2}``; one left out is 1; None: the planner's choice. In the halo
-            layout ``{"data": 2, "part": 2}``: two groups of ranks with the whole graph each, in two parts, which a
-            :class:`~pyg_dist.loader.UniformVertexLoader` gives samples of their own; the grid takes ``"data"``, too.
-        comm_dtype: ``torch.bfloat16``: the messages of the grid's two big sums, approximate; None: exact.
-        seed: of the partitioner, or of the grid's node orders.
+        exchange: what sums send: ``"post"``: rows of sources; ``"pre"``: partial sums for targets; ``"hybrid"``: the
+            fewest of both (SuperGCN, 5.2-5.3). Max, LSTM, attention and learned weights always use post.
+        bits: bits of each value that halos send in training, 32, 16, 8, 4 or 2, or (forward, backward). 32: exact; 16:
+            bfloat16; fewer: rounded at random to steps of each row's range, approximate and unbiased (SuperGCN, 2.4
+            and 6). Always exact: evaluation (``model.eval()``, ``no_grad``); messages that are sent once and cached
+            (sums of constant features); rows that packing would not shorten (one column of float32); rows of fewer than
+            16 columns that stock convs read edge by edge (logits of attention). With ``checkpoint(...,
+            use_reentrant=True)`` the first pass, under ``no_grad``, is exact, and the pass that is recomputed and
+            differentiated is rounded; without reentry both are rounded alike. A value that the format cannot hold (NaN,
+            an infinity, in bfloat16 3.4e38) raises an error that names the layer, the node and the rank. Not with
+            ``layout="grid"``.
+        mesh: sizes of the grid's axes, ``{"x": 2, "y": 1, "z": 2}``; a missing axis has size 1; None: the planner
+            chooses. On the halo layout ``{"data": 2, "part": 2}``: two groups of ranks, each with the whole graph in
+            two parts, to which a :class:`~pyg_dist.loader.UniformVertexLoader` gives separate samples; the grid takes
+            ``"data"``, too.
+        comm_dtype: dtype of the messages of the grid's two large sums, ``torch.bfloat16``, approximate; None: exact.
+        seed: seed of the partitioner, or of the grid's node orders.
         allow_nan: accept NaN features without a warning.
-        model: (layers, hidden width) of the GCN that ``mesh=None`` and ``layout="auto"`` choose for; None: (3, 128).
+        model: (layers, hidden width) of the GCN that ``mesh=None`` and ``layout="auto"`` are priced with; None:
+            (3, 128).
 
-    With ``layout="auto"``, ``mesh`` and ``comm_dtype`` hold if the choice is the grid, ``exchange`` is chosen too.
+    With ``layout="auto"``, ``mesh`` and ``comm_dtype`` are used if the grid is chosen, and ``exchange`` is chosen too.
 
     Raises:
         DataError: The graph is not valid.
@@ -177,10 +178,10 @@ class DistributedData(Data):  # type: ignore[misc]
         self._store._mapping.update(attributes)
 
     def subgraph(self, subset: Any) -> DistributedData:
-        """The subgraph that some nodes induce, as ``Data.subgraph`` gives it, without moving a row (collective).
+        """The subgraph that some nodes induce, as by ``Data.subgraph``, without moving rows (collective).
 
-        Nodes are in ascending order. ``n_id`` and ``e_id`` have the places of nodes and edges in this graph, and
-        ``t[sub.n_id]`` is any of its node tensors at the subgraph, differentiable. Convs see the induced edges alone.
+        Nodes are in ascending order. ``n_id`` and ``e_id`` are the numbers of its nodes and edges in this graph, and
+        ``t[sub.n_id]`` selects its rows of any node tensor, differentiably. Convs see only the induced edges.
 
         Args:
             subset: ids or a bool mask of the nodes, equal on every rank, or a mask of this data.
@@ -212,8 +213,8 @@ class DistributedData(Data):  # type: ignore[misc]
         """The graph of a store that ``python -m pyg_dist partition`` wrote; each rank reads its own part (collective).
 
         Equal to ``DistributedData(data, partition=parts)`` to the bit with as many ranks as parts, or on the mesh that
-        a grid store was written for. With fewer ranks parts are merged, those with much traffic on one rank. What a
-        rank reads is checked by its digests first.
+        a grid store was written for. With fewer ranks parts are merged, with those that exchange most on one rank. All
+        that a rank reads is checked by digests.
 
         Args:
             path: the store's folder.
@@ -258,7 +259,7 @@ class DistributedData(Data):  # type: ignore[misc]
 
     @property
     def traffic(self) -> Traffic:
-        """Halo bytes, rows and messages that this rank has sent so far."""
+        """Bytes, rows and messages of halos that this rank has sent so far."""
         return self.graph.traffic  # type: ignore[no-any-return]
 
     def is_node_attr(self, key: str) -> bool:

@@ -24,36 +24,37 @@ _LIKELY = 0.5
 
 
 class UniformVertexLoader:
-    r"""Iterates over subgraphs that B uniformly drawn nodes induce, each a ``DistributedData`` of its own.
+    r"""Iterates over subgraphs that B uniformly drawn nodes induce, each a ``DistributedData``.
 
-    The sample of a step is a function of the seed, the step, N and B: every rank knows it, takes its own rows and edges
-    of it, and no message is sent until the batch is used (ScaleGNN, III-D and IV). A batch has the attributes of
-    ``data``, and ``n_id`` and ``e_id``: ``t[batch.n_id]`` is any node tensor of ``data`` at the batch, with its
-    gradient and without a message.
+    The sample of a step is a function of the seed, the step, N and B: every rank computes it and selects its own rows
+    and edges, and no message is sent until the batch is used (ScaleGNN, III-D and IV). A batch has the attributes of
+    ``data``, and ``n_id`` and ``e_id``: ``t[batch.n_id]`` selects the batch's rows of any node tensor of ``data``, with
+    gradients and without communication.
 
     With several data groups (``mesh={"data": 2, "part": 2}``, on the grid ``mesh={"data": 2, "x": 2}``) each group
     draws its own sample, and the batch is the disjoint union of all (ScaleGNN, IV-A): losses, norms and gradients are
     those of its rows, B for each group.
 
-    Edges' weights are divided by the probability of the source being there, given the target,
+    Edge weights are divided by the probability that the source was drawn, given the target,
     :math:`p = (B - 1) / (N - 1)`; self loops stay (eq. 23-24). ``GCNConv`` keeps the norm of the whole graph,
     means of ``SAGEConv`` its degree: with these and all convs that sum rows natively (``GINConv`` ...), an aggregation
-    is on average that of the whole graph. Convs that make messages of their own see the induced subgraph as it is.
+    is on average that of the whole graph. Convs with messages of their own use the induced subgraph as it is.
 
-    Steps count on over epochs. An iteration ends with its epoch; after a ``break`` the next one goes on.
+    The numbers of steps continue over epochs. An iteration ends with its epoch; after a ``break`` the next one
+    continues.
 
     Args:
         data: the graph.
         batch_size: B, in ``[2, N]``.
-        num_steps: of an epoch; None: ceil(N / (B groups)).
-        seed: of the samples.
+        num_steps: steps of an epoch; None: ceil(N / (B groups)).
+        seed: seed of the samples.
         cover: an epoch is one permutation of all nodes, cut into batches whose sizes differ by one at most.
-        input_nodes: a mask or ids of nodes, say those that train, of which every batch has
+        input_nodes: a mask or ids of nodes, such as the training nodes, of which every batch has
             ``max(1, round(B * number / N))``; the others are drawn from the rest. Weights are divided by the
             probabilities of these pairs.
-        rescale: divide the weights; False: every conv sees the induced subgraph, as of ``data.subgraph``.
-        prefetch: whether a thread makes the next batch while this one trains. It lasts over epochs and ends with a
-            ``break``, the session, or the loader.
+        rescale: divide the weights; False: every conv sees the induced subgraph, as from ``data.subgraph``.
+        prefetch: whether a thread makes the next batch while this one trains. It lasts over epochs, until a ``break``,
+            the end of the session, or of the loader.
 
     Raises:
         DataError: ``data`` is no ``DistributedData``, or ``input_nodes`` are no nodes of it.
@@ -61,7 +62,7 @@ class UniformVertexLoader:
         AgreementError: The ranks were given different options.
         UnsupportedError: ``data`` is a batch of several data groups.
 
-    Making it is collective. Drawing batches is not; all ranks use the same ones, since using them is.
+    Constructing the loader is collective. Drawing batches is not, but using them is: all ranks use the same batches.
 
     Example:
         >>> loader = UniformVertexLoader(data, batch_size=17, input_nodes=data.train_mask)
@@ -159,7 +160,7 @@ class UniformVertexLoader:
         return {"step": self._step, **self._identity()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there, bit for bit (not collective; every rank loads the same state).
+        """Continue from a state, bit for bit (not collective; every rank loads the same state).
 
         Raises:
             OptionError: The state is of a loader with other options or another number of nodes.

@@ -28,26 +28,26 @@ _NUM_FIRST = 256
 
 
 class MaskedLabelPropagation(nn.Module):
-    r"""Adds embedded labels to the features of some training nodes, and leaves the other training nodes to the loss.
+    r"""Adds embedded labels to the features of some training nodes; the loss is over the other training nodes.
 
     .. math::
         x'_i = x_i + [i \in D] \, E_{y_i}, \qquad D \subseteq T \text{ drawn anew each step}, \qquad
         \text{loss over } T \setminus D
 
-    Source: "Masked Label Prediction" (Shi et al., 2021), as SuperGCN, 2.5 and 6.1 use it: the labels spread with the
-    features, and make up for what quantized messages lose. No label of a node in the loss is embedded, so none leaks
-    into its own loss. In evaluation the labels of all training nodes are embedded, and the mask is theirs.
+    Source: "Masked Label Prediction" (Shi et al., 2021), as in SuperGCN, 2.5 and 6.1: labels spread with the features,
+    and make up for the accuracy that quantized messages lose. Labels of nodes in the loss are not embedded, so none
+    leaks into its own loss. In evaluation the labels of all training nodes are embedded, and the returned mask is
+    ``train_mask``.
 
     The draw is a function of one number of torch's CPU generator and the node's global id, the same for every world
-    size and layout, and for a plain ``Data``. A node for the loss is always left: where the first 256 training nodes
-    (or all, if they are fewer; of a batch, those of each data group) were all drawn, the one with the largest number
-    stays. E begins with normal values of
-    variance 1 / channels, so that an embedded label is about as long as a row-normalised feature vector. Exact; not
-    collective, except that E enters (its gradient is summed), and that labels and mask are checked the first time that
-    they come, or come changed; those of a batch are known by the graph's.
+    size and layout, and for a plain ``Data``. At least one node is left for the loss: if the first 256 training nodes
+    (or all, if they are fewer; on a batch, those of each data group) were all drawn, the one with the largest number
+    stays. E is initialised with normal values of variance 1 / channels, so that an embedded label is about as long as a
+    row-normalised feature vector. Exact. Not collective, except for E's gradient, which is summed, and for a check of
+    labels and mask at their first use and after a change; those of a batch are checked with the graph's.
 
     Args:
-        num_classes: labels are ``0 ... num_classes - 1``; others may stand outside of the mask.
+        num_classes: labels are ``0 ... num_classes - 1``; outside of the mask any integer is allowed.
         channels: columns of x.
         rate: the probability with which a training label is embedded, in ``[0, 1)``.
 

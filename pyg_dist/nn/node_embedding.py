@@ -13,14 +13,14 @@ from pyg_dist.tensor import NodeTensor, RowTensor
 
 
 class NodeEmbedding(nn.Module):
-    """A trainable row for every node: values, gradients and optimizer state lie on the ranks as ``data.x`` does.
+    """A trainable row for every node: values, gradients and optimizer state are distributed as ``data.x`` is.
 
-    In the grid layout that is a tile split over all three axes, gathered before use, whose gradient is
-    reduce-scattered (Plexus, 3.1 and Alg. 1, lines 2 and 23); in the halo layout, the rank's own rows. Exact.
+    On the grid layout that is a tile split over all three axes, gathered before use, whose gradient is
+    reduce-scattered (Plexus, 3.1 and Alg. 1, lines 2 and 23); on the halo layout, the rank's own rows. Exact.
 
-    Values are drawn from the standard normal distribution, as ``torch.nn.Embedding`` does, but keyed by node and
+    Values are drawn from the standard normal distribution, as by ``torch.nn.Embedding``, but keyed by node and
     column: the same for every world size and layout. ``state_dict`` has the whole ``[N, channels]`` matrix in the
-    original order (collective), and any layout loads it.
+    original order (collective), and can be loaded with any layout.
 
     Args:
         data: the graph.

@@ -37,14 +37,14 @@ def norm_relu_dropout(
     .. math::
         y_i = \mathrm{dropout}(\mathrm{relu}(\mathrm{norm}(x_i) \odot w + b)) + r_i
 
-    Exact: equal to torch's three functions up to rounding, with the masks that distributed rows have anyway (a function
-    of one draw of torch's CPU generator, the global id of the node or edge, and the column); rows of a plain tensor are
-    numbered. Where the three keep three tensors of x's size for the backward pass, this keeps x: normed values and
-    masks are computed again. With ``norm=None`` and no weight it keeps its output, whose zeros are the mask.
-    Differentiable once. Not collective, except that parameters enter (their gradients are summed), and in the grid
-    layout: for a norm, ranks that share a row's columns exchange a number a row each way (ScaleGNN, eq. 29; two for
-    layer norm), in full precision; and a residual goes to where x lies, from the second step on while the layer works
-    whose input it was (IV-C4).
+    Exact: equal to torch's three functions up to rounding, with the masks of dropout on distributed rows (a function of
+    one draw of torch's CPU generator, the global id of the node or edge, and the column; for a plain tensor, the number
+    of the row). Torch's functions save three tensors of x's size for the backward pass; this saves x, and computes
+    normed values and masks again. With ``norm=None`` and no weight it saves its output, whose zeros are the mask.
+    Differentiable once. Not collective, except for the gradients of parameters, which are summed, and on the grid
+    layout: for a norm, ranks that share a row's columns exchange one number per row forward and backward (ScaleGNN,
+    eq. 29; two for layer norm), in full precision; and a residual is redistributed to x's sharding, from the second
+    step on while the layer works whose input it was (IV-C4).
 
     Shapes:
         - x, residual: ``[N, F]`` node tensor, ``[E, F]`` edge tensor or plain CPU tensor (float32, float64, bfloat16 or
@@ -120,7 +120,7 @@ class NormReLUDropout(nn.Module):
     ``module(conv(h, edge_index), h)`` adds the layer's input.
 
     Parameters and ``state_dict`` are those of ``torch.nn.LayerNorm(channels)`` or ``torch.nn.RMSNorm(channels)``, so
-    that either loads the other's; without a norm there is a bias alone.
+    that either loads the other's; without a norm there is only a bias.
 
     Args:
         channels: F.

@@ -59,13 +59,13 @@ _closing: WeakSet[Closable] = WeakSet()
 def init(backend: str = DEFAULT_BACKEND, timeout: timedelta = DEFAULT_TIMEOUT) -> None:
     """Join the other ranks; implied by ``DistributedData``. Collective.
 
-    Alone, nothing is started and the world size is 1. Under a launcher, torch's default process group is opened (or
-    used, if the script has opened one), the versions on the ranks are compared, and where the generators of torch (the
-    CPU's and the GPUs'), numpy and Python differ, they are set to rank 0's states. A second call does nothing.
+    Without a launcher nothing is started and the world size is 1. Under a launcher, torch's default process group is
+    opened (or used, if the script has opened one), and the versions on the ranks are compared. Generators of torch (the
+    CPU's and the GPUs'), numpy and Python that differ are set to rank 0's states. A second call does nothing.
 
     Args:
-        backend: torch.distributed backend; "auto" is gloo, and nccl beside it for CUDA tensors where each rank has a
-            GPU of its own. Ranks that share one send CUDA tensors through host memory.
+        backend: torch.distributed backend; "auto" is gloo, and also nccl for CUDA tensors if each rank has its own
+            GPU. Ranks that share a GPU send CUDA tensors through host memory.
         timeout: Longest wait of any collective before it raises.
 
     Raises:

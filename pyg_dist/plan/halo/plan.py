@@ -51,9 +51,9 @@ class Plan(DistributionPlan):
         sizes: each rank's numbers, by rank.
         pairs: (sender, receiver, rows) of each pair of ranks with traffic, for the chosen exchange.
         hash: see :func:`plan_hash`; equal plans have equal hashes.
-        parts: the owner of each node, ``[N]`` integers; of a ``data.plan``, on rank 0 alone.
-        bits: of a value in the messages of training, forward and backward.
-        ranks_per_node: ranks on each machine, one after another; None: as the constants say that it is priced with.
+        parts: the owner of each node, ``[N]`` integers; in ``data.plan`` on rank 0 only.
+        bits: bits of a value in the messages of training, forward and backward.
+        ranks_per_node: ranks on each machine, consecutive ones; None: that of the :class:`~pyg_dist.plan.Machine`.
 
     Example:
         >>> from pyg_dist.partition import partition
