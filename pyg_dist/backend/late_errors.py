@@ -1,4 +1,4 @@
-"""Errors that a device finds: it is not waited for, and what it has found is raised when it is known.
+"""Errors found on a device: they are raised when they are known, without synchronisation.
 
 An op writes what is wrong, or -1, into a cell on the device, which is copied to pinned memory behind it. Whoever runs
 such an op looks at the copies that have arrived by then: at the latest an op of the next step finds it.

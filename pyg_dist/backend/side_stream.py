@@ -1,4 +1,4 @@
-"""A GPU's stream beside the one that trains: what a thread queues there neither waits for training nor holds it up.
+"""A GPU's side stream: a thread's work there neither waits for training nor delays it.
 
 Torch's memory belongs to the stream that it was allocated on, and is reused there as soon as it is freed. So tensors
 that were made on a side stream are marked as used by the stream that takes them over: their memory is not reused before

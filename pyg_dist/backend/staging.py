@@ -1,4 +1,4 @@
-"""The one way of messages that a process group cannot carry: through host memory.
+"""Staging: messages that a process group cannot carry go through host memory.
 
 A group carries tensors of the devices that its backends send from. Rows on another device, such as those of ranks that
 share a GPU, which nccl refuses, are copied to pinned memory, sent from there, and copied to where they belong when they

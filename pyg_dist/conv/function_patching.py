@@ -1,4 +1,4 @@
-"""PyG's own code with other functions behind some of its names.
+"""Copies of PyG's functions with other functions behind some of their global names.
 
 A conv's forward, message and update run as PyG wrote them, but ``softmax`` in them has to be the distributed one. So
 the functions of a class are copied with globals in which the name leads there. PyG's modules stay as they are.

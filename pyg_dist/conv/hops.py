@@ -1,4 +1,4 @@
-"""Convs that are polynomials of one matrix: hops and linear maps commute, so the cheaper order is taken.
+"""Convs that are polynomials of one matrix: hops and linear maps commute, so the cheaper order is used.
 
 With a linear map for each power (``TAGConv``, ``GraphConv``), or one for their sum (``SGConv``, ``SSGConv``)::
 

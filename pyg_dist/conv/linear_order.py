@@ -1,4 +1,4 @@
-"""Which comes first, the linear map or the sum over neighbours: they commute, so the cheaper order is taken."""
+"""Order of the linear map and the sum over neighbours: they commute, so the cheaper order is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Aggregations that no partial sum can stand for (max, std, LSTM, …): every neighbour's row comes here first.
+"""Aggregations that cannot use partial sums (max, std, LSTM, ...): every neighbour's row is fetched first.
 
 Extremes read the rows where they lie; every other aggregation gets a message per edge, as in PyG.
 """

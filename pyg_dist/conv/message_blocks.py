@@ -1,4 +1,4 @@
-"""Convs with messages of their own, by blocks of targets: PyG's steps on some edges at a time, and again backward.
+"""Convs with their own messages, by blocks of targets: PyG's steps on some edges at a time, recomputed in the backward.
 
 The arguments of ``message`` and ``aggregate`` are sorted by whether they have rows of sources, targets or edges; then
 both functions run on a block's piece of them, forward without gradients and in the backward with them

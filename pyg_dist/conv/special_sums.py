@@ -1,4 +1,4 @@
-"""Convs of PyG that sum weighted rows, and whose code hides it: gates, stacks, a root's own row, and a norm to keep."""
+"""PyG's convs that sum weighted rows in a special form: gates, stacks, a root's own row, and a cached norm."""
 
 from __future__ import annotations
 

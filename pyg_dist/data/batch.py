@@ -1,4 +1,4 @@
-"""The subgraph that some nodes induce, as a ``DistributedData`` of its own: each rank takes it from its own part."""
+"""The subgraph that some nodes induce, as a ``DistributedData``: each rank cuts it from its own part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layout of a graph: the one that was asked for, or the one that ``layout="auto"`` takes; the factory of both."""
+"""Choice of the layout: the given one, or the one that ``layout="auto"`` finds cheaper; the factory of both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opening a store: what it is, whether all ranks see the same one, and this rank's part of it."""
+"""Opening a store: check it, compare it between ranks, and read this rank's part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A grid store as this rank's tiles of a graph: edges, attributes and the plan; no edge travels."""
+"""A grid store as this rank's tiles of a graph: edges, attributes and the plan; no edge is sent."""
 
 from __future__ import annotations
 

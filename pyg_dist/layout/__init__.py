@@ -1,1 +1,1 @@
-"""Where a graph meets node tensors: one interface, :mod:`~pyg_dist.layout.graph`, and two layouts behind it."""
+"""Graphs over ranks: one interface, :mod:`~pyg_dist.layout.graph`, and the two layouts that implement it."""

@@ -1,4 +1,4 @@
-"""Edges of a script's own between nodes that are distributed already: further edge sets, reversed ones, drawn ones.
+"""Further edge sets of a script between distributed nodes: plain edges, reversed ones, sampled ones.
 
 A script has such edges as a plain ``[2, E]`` tensor, the same on every rank. The first conv that gets them lays them
 out over the nodes of its features.

@@ -1,4 +1,4 @@
-"""All in-edges of a node on the rank that has its row: what convs need that look at more than sums.
+"""Edge views: all in-edges of a node on the rank that has its row, for convs that need more than sums.
 
 The halo layout is that. Of the grid's edges, which lie by their numbers, a copy goes to the ranks of their targets, and
 the rows of sources come from where whole rows lie, as on the halo layout with the parts that the grid's orders make.

@@ -1,4 +1,4 @@
-"""``Edges``: a graph's edges as the code of a conv may look at them, each on the rank that owns its target."""
+"""``Edges``: a graph's edges as the code of a conv sees them, each on the rank that owns its target."""
 
 from __future__ import annotations
 

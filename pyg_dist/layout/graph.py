@@ -1,4 +1,4 @@
-"""The one interface of a graph that is laid out over ranks: what convs, data, reports and loaders see of a layout.
+"""The one interface of a graph over ranks: all that convs, data, reports and loaders use of a layout.
 
 Two layouts implement it: :class:`~pyg_dist.layout.halo.graph.HaloGraph` (rows of nodes by part) and
 :class:`~pyg_dist.layout.grid.graph.GridGraph` (tiles on a mesh). Only the factories name them

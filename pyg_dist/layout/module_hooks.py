@@ -1,4 +1,4 @@
-"""Equal first values: the first call of a model on distributed data broadcasts its parameters and buffers from rank 0.
+"""First values: the first call of a model on distributed data broadcasts its parameters and buffers from rank 0.
 
 So models agree even where each rank seeded its generator differently or loaded another checkpoint. A hook that torch
 runs before every module's forward sees the calls; it is there only while distributed rows are, since it slows every

@@ -1,4 +1,4 @@
-"""``isinstance(edge_index, Tensor)`` in code of a script's own: it is False for the handle, and a branch is skipped.
+"""``isinstance(edge_index, Tensor)`` in a script: it is False for the handle, so a branch would be skipped.
 
 Python calls no code of an object whose type is tested, except that ``isinstance`` reads ``__class__`` where the type
 does not match. The handle's ``__class__`` calls :func:`answer`, which looks at the calling line. It cannot return

@@ -1,4 +1,4 @@
-"""Mini-batches without a message."""
+"""Mini-batches that are drawn without communication."""
 
 from pyg_dist.loader.uniform import UniformVertexLoader
 

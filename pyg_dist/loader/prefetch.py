@@ -1,4 +1,4 @@
-"""One thread that makes what the next step needs while this one trains."""
+"""A thread that makes the next step's batch while this one trains."""
 
 from __future__ import annotations
 

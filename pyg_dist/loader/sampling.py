@@ -1,4 +1,4 @@
-"""The samples of nodes, S_t: functions of the seed, the step and the sizes, which every rank knows without talking."""
+"""The samples of nodes, S_t: functions of the seed, the step and the sizes, computed alike on every rank."""
 
 from __future__ import annotations
 

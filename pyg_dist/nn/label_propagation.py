@@ -1,4 +1,4 @@
-"""Masked label propagation: some training labels become features, the others the loss."""
+"""Masked label propagation: some training labels become features, the others go into the loss."""
 
 from __future__ import annotations
 

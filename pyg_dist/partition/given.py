@@ -1,4 +1,4 @@
-"""Parts that the user brings along, checked."""
+"""Parts that the user passes, checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both layouts beside each other: what each exchange and each mesh would cost, and why one is taken."""
+"""Comparison of both layouts: what each exchange and each mesh would cost, and why one is chosen."""
 
 from __future__ import annotations
 

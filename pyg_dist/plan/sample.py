@@ -1,4 +1,4 @@
-"""A sample of nodes, which every rank knows, and how probable the pairs in it are."""
+"""A sample of nodes, the same on every rank, and the probabilities of the pairs in it."""
 
 from __future__ import annotations
 

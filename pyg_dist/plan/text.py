@@ -1,4 +1,4 @@
-"""Lines that commands print: none wider than a terminal that shows them as they are."""
+"""Lines that commands print, no wider than a terminal."""
 
 from __future__ import annotations
 

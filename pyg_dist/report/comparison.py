@@ -1,4 +1,4 @@
-"""What partitions by several methods would send and cost, beside each other: Demirci et al., Table 2, for any graph."""
+"""Partitions by several methods compared: what they would send and cost (Demirci et al., Table 2, for any graph)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that a command writes in the end, checked before the work whose result they hold."""
+"""Output files of commands, checked before the work starts."""
 
 from __future__ import annotations
 

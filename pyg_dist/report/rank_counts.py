@@ -1,4 +1,4 @@
-"""``plan --ranks 1 2 4 8``: how many ranks are worth it, a line for each number."""
+"""``plan --ranks 1 2 4 8``: numbers of ranks compared, a line for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a manifest agrees with itself: what is said of the graph, and what each shard is said to hold.
+"""Consistency of a manifest: the numbers of the graph against those of each shard.
 
 A shard's own content is guarded by digests, which the shard's name is made of. This guards the numbers by which slices
 of shards are read: they have to be those that a writer of this graph would have left.

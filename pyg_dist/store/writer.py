@@ -1,4 +1,4 @@
-"""Streaming tensors into a safetensors file, in pieces, digested on the way."""
+"""Streaming tensors into a safetensors file, in pieces, with digests."""
 
 from __future__ import annotations
 

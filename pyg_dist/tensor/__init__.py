@@ -1,4 +1,4 @@
-"""The global view: tensors whose rows lie on several ranks, and the table of what torch's functions do to them."""
+"""The global view: tensors whose rows are spread over ranks, and the table of what torch's functions do to them."""
 
 from pyg_dist.tensor import constructors, functions
 from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor

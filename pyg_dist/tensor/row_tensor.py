@@ -1,4 +1,4 @@
-"""``NodeTensor`` and ``EdgeTensor``: tensors that behave as the global ones while each rank holds some of the rows.
+"""``NodeTensor`` and ``EdgeTensor``: tensors that behave like the global ones while each rank holds some rows.
 
 The object *is* this rank's local tensor, in memory and in autograd: the engine, hooks, checkpointing, custom
 functions and optimizers work on it as on any tensor. What the Python side sees, though, is answered by the table

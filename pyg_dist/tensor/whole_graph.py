@@ -1,4 +1,4 @@
-"""PyG's transforms, loaders and functions of edges, which look at edges themselves: errors in them name them.
+"""PyG's transforms, loaders and functions that read all edges: errors in them name them.
 
 What they trip over (``torch.stack``, an assertion) says nothing to who called them.
 """

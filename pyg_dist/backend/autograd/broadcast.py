@@ -1,4 +1,4 @@
-"""Replicas: a plain tensor holds the same value on every rank. First values come from rank 0."""
+"""Broadcast of first values: a plain tensor holds the same value on every rank, at first rank 0's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever moves or sums between ranks is a linear map, and its derivative is its transpose: one autograd function.
+"""Linear maps between ranks (moves and sums of rows) with their transpose as the derivative: one autograd function.
 
 ====================================  ==========================================  ==================================
 map                                   forward                                     transpose

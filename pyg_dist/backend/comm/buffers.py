@@ -1,4 +1,4 @@
-"""Message buffers that are used again: every fresh block of memory costs a page fault for each 4 KiB written to it."""
+"""Message buffers that are reused: every new block of memory costs a page fault for each 4 KiB written to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rows become in messages: the one seam between products and traffic.
+"""Codecs: how rows become messages and back, the one place between products and traffic.
 
 A codec writes the rows of a product straight into the buffer that is sent, and adds what another rank's codec wrote
 straight to the output. A row takes the same number of bytes wherever it goes, so a buffer is a matrix of bytes, one row

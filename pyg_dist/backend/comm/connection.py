@@ -1,4 +1,4 @@
-"""Connections to other ranks that are gone: what the transport says of them names no rank, so it is said anew here."""
+"""Lost connections: the transport's errors name no rank, so they are raised again with the rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A linear map of tiles with replicas: their gradients are summed while the gradient by the weights is multiplied."""
+"""A linear map of tiles with replicas: the sum of their gradients overlaps with the product for the weight gradient."""
 
 from __future__ import annotations
 

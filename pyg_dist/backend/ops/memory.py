@@ -1,4 +1,4 @@
-"""Memory that has been freed: blocks of large outputs wait to be used again, the C library's is given back.
+"""Freed memory: blocks of large outputs wait to be reused, the C library's is given back to the system.
 
 Full-batch epochs allocate the same few large tensors again and again, mini-batches tensors of varying sizes. The native
 ops take outputs of 8 MiB and more from a pool of huge pages (``csrc/ops/cpu/block_pool.h``): freed blocks wait for the

@@ -1,4 +1,4 @@
-"""Which GPU is a rank's own, and whether two ranks share one. No GPU is started here."""
+"""Which GPU a rank uses, and whether two ranks share one. No GPU is initialised here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings by environment variables: the one table. What is unset has its default, what makes no sense raises."""
+"""Settings by environment variables, in one table: defaults, allowed values, and errors for all others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a set-up says while it works: its steps with their times in the log, and a bar where rank 0 has a terminal."""
+"""Progress of a set-up: its steps with their times in the log, and a bar if rank 0 has a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention in torch's functions, edge by edge: what the fused pass leaves out, and what differentiates it again.
+"""Attention in torch's functions, edge by edge: attention weights, and second derivatives of the fused pass.
 
 Sums that are differentiated twice take all edges at once. Attention weights that the caller requests, and their
 gradients, take some edges at a time: no tensor with a row for each edge of the graph has more columns than heads.

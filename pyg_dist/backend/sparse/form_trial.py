@@ -1,4 +1,4 @@
-"""Which way of a product is faster on this machine: the first products of a pattern, width and dtype try them."""
+"""Which form of a product is faster on this machine: the first products of a pattern, width and dtype are timed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The subgraph that a sample of nodes induces, in tiles: each rank restricts its own tiles, without a message.
+"""The subgraph that a sample of nodes induces, in tiles: each rank restricts its own tiles, without communication.
 
 With the probabilities of a sample's pairs, the tiles are those of the graph's operators at the sample, ``w_ij / p_ij``
 off the diagonal and ``w_ii`` on it (ScaleGNN, III-D, eq. 23-24, and IV-B).

@@ -1,4 +1,4 @@
-"""The nodes at one end of the edges that a rank stores: products with an incidence matrix of the grid, both ways."""
+"""Sources and targets of the edges that a rank stores: products with an incidence matrix of the grid, both ways."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The subgraph that a sample of nodes induces, over nodes of its own: made by each rank without a message.
+"""The subgraph that a sample of nodes induces, over nodes of its own: made by each rank without communication.
 
 The graph's rows stay where they are. With the probabilities of a sample's pairs, the operators are those of the whole
 graph at the sample, ``w_ij / p_ij`` off the diagonal and ``w_ii`` on it (ScaleGNN, III-D, eq. 23-24): GCN keeps the

@@ -1,4 +1,4 @@
-"""A halo graph's edges between ranks, known to both ranks: what subgraphs are cut from without messages."""
+"""A halo graph's edges between ranks, known to both ranks: subgraphs are cut from them without communication."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a solver is given: graphs and hypergraphs with weights, made from the edges."""
+"""Inputs of the solvers: graphs and hypergraphs with weights, made from the edges."""

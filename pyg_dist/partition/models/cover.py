@@ -1,4 +1,4 @@
-"""The medium-grain hypergraph: each edge lies in the net of its source, whose row is sent, or of its target's sum."""
+"""The medium-grain hypergraph: each edge is in the net of its source, whose row is sent, or of its target's sum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each rank's numbers from those of the blocks of edges between ranks, where the edges are not at hand."""
+"""Each rank's numbers from the manifest's counts of edges between ranks, without the edges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which part goes to which rank where several ranks share a node (a machine): parts with much traffic side by side."""
+"""Placement of parts on ranks if several ranks share a machine: parts that exchange much are put on one machine."""
 
 from __future__ import annotations
 

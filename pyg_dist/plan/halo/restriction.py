@@ -1,4 +1,4 @@
-"""One rank's share of the subgraph that a sample of nodes induces, from its share of the graph and no messages.
+"""One rank's share of the subgraph that a sample induces, from its share of the graph, without communication.
 
 Rows lie where the graph's rows lie. A rank keeps its edges from and to other ranks with both of their ends
 (:class:`RemoteLinks`), so that both ranks of a pair find the same edges, the same minimum cover of them, and the same

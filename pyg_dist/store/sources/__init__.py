@@ -1,4 +1,4 @@
-"""Input graphs, a kind a file: what they hold, in chunks."""
+"""Input graphs, one file for each format: what they hold, in chunks."""
 
 from __future__ import annotations
 

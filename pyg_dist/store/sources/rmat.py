@@ -1,4 +1,4 @@
-"""R-MAT graphs of any size, made while they are read, with planted labels: for trials and benchmarks."""
+"""R-MAT graphs of any size, generated while they are read, with planted labels: for experiments and benchmarks."""
 
 from __future__ import annotations
 

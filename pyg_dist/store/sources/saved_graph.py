@@ -1,4 +1,4 @@
-"""What ``pyg_dist.save_graph`` wrote: one safetensors file with a graph's tensors, its metadata in the header."""
+"""Files of ``pyg_dist.save_graph``: one safetensors file with a graph's tensors, its metadata in the header."""
 
 from __future__ import annotations
 

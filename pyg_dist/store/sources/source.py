@@ -1,4 +1,4 @@
-"""What every input is for the rest of the store: chunks of edges in the input's order, and rows of attributes."""
+"""The interface of an input: chunks of edges in the input's order, and rows of attributes."""
 
 from __future__ import annotations
 

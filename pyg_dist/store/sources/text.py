@@ -1,4 +1,4 @@
-"""Numbers in lines of text, compressed or not, read in blocks; whatever is wrong is said with its line."""
+"""Numbers in lines of text, compressed or not, read in blocks; errors name the line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``torch.save`` wrote of a PyG graph: a ``Data``, its dict, or the processed file of a dataset."""
+"""Files of ``torch.save`` with a PyG graph: a ``Data``, its dict, or the processed file of a dataset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch's functions do to row tensors, a subject a file. Importing a file fills its part of the table."""
+"""What torch's functions do to row tensors, one file for each subject. Importing a file fills its part of the table."""
 
 from pyg_dist.tensor.functions import (
     autograd,

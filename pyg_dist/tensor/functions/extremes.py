@@ -1,4 +1,4 @@
-"""Largest and smallest values, and where they are."""
+"""Largest and smallest values, and their positions."""
 
 from __future__ import annotations
 

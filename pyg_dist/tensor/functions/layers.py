@@ -1,4 +1,4 @@
-"""What layers are made of: functions of rows and of row-free parameters, on the local rows with no communication."""
+"""Functions of layers: rows and plain parameters, on the local rows with no communication."""
 
 from __future__ import annotations
 

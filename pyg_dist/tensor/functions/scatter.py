@@ -1,4 +1,4 @@
-"""Sums of distributed rows by an index, class centroids for instance, and what else is written into a plain tensor.
+"""Sums of distributed rows by an index, such as class centroids, and other writes into plain tensors.
 
 A plain tensor that is written into stays plain and equal on every rank: sums are made of each rank's own rows, what
 overwrites needs all rows. Into rows go sums only; those by an end of edges, the messages of a script, stay distributed.
