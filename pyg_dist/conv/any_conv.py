@@ -2,8 +2,8 @@
 
 The conv's own code runs, on the global view: its forward sees node tensors, its messages are edge tensors, parameters
 enter where they meet rows. What it does with edges goes through three doors:
-    :func:`~pyg_dist.layout.node_edge.nodes_to_edges` brings nodes' rows to edges (the only exchange, post), an
-    aggregation brings messages to their targets, and PyG's graph functions (``softmax``, ``add_self_loops`` ...) are
+    :func:`~pyg_dist.layout.node_edge.nodes_to_edges` sends nodes' rows to edges (the only exchange, post), an
+    aggregation sums messages at their targets, and PyG's graph functions (``softmax``, ``add_self_loops`` ...) are
     ours. So
     nothing is assumed about a conv: what it does is distributed, or raises.
 """

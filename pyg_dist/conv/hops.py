@@ -88,7 +88,7 @@ def polynomial_forward(conv: Any, given: dict[str, Any]) -> Tensor | None:
     """The forward of a conv that is a polynomial; ``None`` where PyG's has to run (collective).
 
     That is on the grid, whose hops lie in other ways than their input; and where steps or linear maps are changed or
-    seen, under autocast, and with ``cached=True``, which asks for PyG's order.
+    seen, under autocast, and with ``cached=True``, which fixes PyG's order.
     """
     base = next((c for c in _CONVS if issubclass(conv.stock, c)), None)
     if base is None or conv.stock.forward is not base.forward or not is_native(conv) or given.get("size") is not None:

@@ -126,7 +126,7 @@ def node_rows(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: Any) 
 
     Raises:
         DataError: Neither.
-        LayoutMismatchError: The node tensor belongs to another graph, or lies on another device.
+        LayoutMismatchError: The node tensor belongs to another graph, or is on another device.
         UnsupportedError: A node tensor that torch has saved for recomputation, and given back as a plain tensor.
     """
     name, rows = type(conv).__name__, graph.node_sharding

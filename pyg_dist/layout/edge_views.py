@@ -41,7 +41,7 @@ def edge_view(graph: DistributedGraph) -> EdgeView:
 
 
 def is_tiled(graph: DistributedGraph) -> bool:
-    """Whether its edges lie anywhere, by their numbers."""
+    """Whether its edges are spread evenly, by their numbers."""
     return isinstance(graph.node_sharding, GridNodes)
 
 
@@ -63,7 +63,7 @@ class EdgesByTarget(RowSharding):
 
     Args:
         stored: the same edges elsewhere.
-        move: brings their values here.
+        move: fetches their values.
     """
 
     def __init__(self, stored: RowSharding, move: Redistribution) -> None:
@@ -140,7 +140,7 @@ class WholeRows(HaloGraph):
 
 
 def _share(graph: GridGraph) -> tuple[HaloShare, Redistribution]:
-    """This rank's share of the edges, and what brings their values from where they are stored (collective)."""
+    """This rank's share of the edges, and the redistribution that fetches their values (collective)."""
     grid, edge_index = graph.grid, graph.edges_of_group
     group, transport = grid.mesh.group(*GRID_AXES), grid.transport(*GRID_AXES, exact=True)
     rank, number = group.rank, torch.arange(edge_index.shape[1])

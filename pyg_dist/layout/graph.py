@@ -238,7 +238,7 @@ class DistributedGraph(Protocol):
         """How features of ``width`` columns lie."""
 
     def attribute_sharding(self, name: str, value: Tensor) -> RowSharding:
-        """How a new node attribute lies."""
+        """The sharding of a new node attribute."""
 
     def place_attribute(self, name: str, value: RowTensor) -> RowTensor:
         """An attribute of nodes or edges as it is kept (may be collective)."""
@@ -300,7 +300,7 @@ class DistributedGraph(Protocol):
         """:meth:`aggregate` as far as nothing is waited for: what follows may hide its last messages."""
 
     def align(self, x: NodeTensor, like: NodeTensor) -> NodeTensor:
-        """X where a product of ``like`` lies (may be collective)."""
+        """X in the sharding of a product of ``like`` (may be collective)."""
 
     def linear_sum(
         self, pairs: Sequence[tuple[NodeTensor | Pending[NodeTensor], Tensor]], bias: Tensor | None = None

@@ -28,7 +28,7 @@ logits is biased); in two bits 15 columns would be 8 bytes instead of 60."""
 
 
 def is_wide(rows: Tensor) -> bool:
-    """Whether these rows may travel in ``bits`` when edges ask for them."""
+    """Whether these rows may be sent in ``bits`` when edges need them."""
     return rows.dtype.is_floating_point and rows.shape[1:].numel() >= _FEW_COLUMNS
 
 

@@ -149,7 +149,7 @@ def _rows_of(x: Tensor, y: Tensor, train_mask: Tensor) -> RowSharding | None:
 class _Checked(NamedTuple):
     """Labels that were found right; known by mask, whose object and version count.
 
-    What is drawn from lies on the host: a step then waits for no device.
+    The numbers to draw from are on the host, so a step does not synchronise with a device.
 
     Attributes:
         mask_version: of the mask.

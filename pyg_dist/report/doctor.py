@@ -20,7 +20,7 @@ from pyg_dist.backend.session.settings import SETTINGS
 from pyg_dist.plan.text import fold
 from pyg_dist.report.stored_plan import check_store
 
-# What csrc/kernels/cpu/table.cpp asks of a machine, by level, best first; names as in /proc/cpuinfo.
+# What csrc/kernels/cpu/table.cpp needs of a machine, by level, best first; names as in /proc/cpuinfo.
 _NEEDED: dict[str, tuple[str, ...]] = {
     "avx512": ("avx512f", "avx512bw", "avx512dq", "avx512vl"),
     "avx2": ("avx2", "fma"),

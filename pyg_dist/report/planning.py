@@ -73,7 +73,7 @@ def add_command(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Read, partition where the layout asks for it, price, count and print."""
+    """Read, partition if the layout needs it, price, count and print."""
     _check(args)
     machine = Machine.load(args.machine)
     if args.ranks_per_node is not None:
@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _mini_batches(args: argparse.Namespace, graph: PlannedGraph, whole: DistributionPlan) -> MiniBatchPlan | None:
-    """Plans of sampled batches, where they were asked for."""
+    """Plans of sampled batches, if requested."""
     if args.batch_size is None:
         return None
     assert isinstance(whole, Plan)
@@ -135,7 +135,7 @@ class Planned(NamedTuple):
     Attributes:
         plan: the cheapest.
         halo: every exchange, where the layout was to be chosen.
-        grid: every mesh, unless the halo was asked for.
+        grid: every mesh, unless the layout is halo.
     """
 
     plan: DistributionPlan
@@ -144,7 +144,7 @@ class Planned(NamedTuple):
 
 
 def _plan(args: argparse.Namespace, graph: PlannedGraph, ranks: int, model: Model, machine: Machine) -> Planned:
-    """Partition where the layout asks for it, price and count."""
+    """Partition if the layout needs it, price and count."""
     with step(f"partition into {ranks}"):
         parts = None if args.layout == "grid" else _parts_of(graph, args, ranks, machine.ranks_per_node)
     with step(f"count for {ranks} ranks"):
@@ -180,7 +180,7 @@ def _compare(args: argparse.Namespace, graph: PlannedGraph, model: Model, machin
 
 
 def _draw(args: argparse.Namespace, plan: DistributionPlan, text: str) -> None:
-    """The picture and the page of one plan, where they were asked for."""
+    """The picture and the page of one plan, if requested."""
     width = max(args.widths, default=256)
     if args.plot:
         plan.plot(args.plot, width)

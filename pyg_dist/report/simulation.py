@@ -49,7 +49,7 @@ def add_command(commands: Any) -> None:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what is asked of any graph: ranks, models, bits, and the form of the answer."""
+    """Add the options for any graph: ranks, models, bits, and the form of the output."""
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS, help="default: 16 to 8192")
     parser.add_argument("--layers", type=int, nargs="+", default=[3, 8])
     parser.add_argument("--widths", type=int, nargs="+", default=[50, 128, 256], help="of the hidden layers")
@@ -88,7 +88,7 @@ Results = list[tuple[Model, list[Epoch]]]
 
 
 def epochs_of(graph: GraphStatistics, machine: Machine, args: argparse.Namespace) -> Results:
-    """For each model that was asked for, an epoch on every number of ranks; with 32 bits first."""
+    """For each requested model, an epoch on every number of ranks; with 32 bits first."""
     bits = list(dict.fromkeys([32, *args.bits]))
     models = [model_of(graph, layers, width, args.conv) for layers in args.layers for width in args.widths]
     return [(m, [epoch(graph, m, count, machine, bits) for count in sorted(set(args.ranks))]) for m in models]

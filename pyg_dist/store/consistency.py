@@ -139,7 +139,7 @@ def _require_grid(manifest: Manifest) -> None:
 
 
 def order_specs(num_nodes: int, num_orders: int) -> dict[str, TensorSpec]:
-    """What lies in the shard of the node orders: global ids by position, positions by global id."""
+    """The content of the shard of the node orders: global ids by position, positions by global id."""
     dtype = "I32" if num_nodes <= np.iinfo(np.int32).max else "I64"
     names = [f"{kind}{number}" for kind in ("order", "position") for number in range(num_orders)]
     return {name: of_rows(dtype, num_nodes) for name in names}

@@ -1,6 +1,6 @@
 """A store's folder while it is written: shards first, the manifest last, so that the old store or the new one opens.
 
-Work in progress lies in ``OUT/.partial``: intermediate files, and a journal of what is complete. A shard is synced and
+Work in progress is in ``OUT/.partial``: intermediate files, and a journal of what is complete. A shard is synced and
 gets its final name, which ends in its digest, before the journal names it; nothing that the old manifest names is ever
 written to. Replacing the manifest is the commit; what only the old one named is removed after that.
 """

@@ -1,4 +1,4 @@
-"""One safetensors file: its header, and where each tensor lies in it.
+"""One safetensors file: its header, and the place of each tensor in it.
 
 A file is eight bytes with the header's length, a JSON header, and the tensors' bytes without gaps
 (https://huggingface.co/docs/safetensors). safetensors' own writer wants whole tensors; shapes are known here before the
@@ -114,7 +114,7 @@ def of_rows(dtype: str, num_rows: int, row_shape: tuple[int, ...] = ()) -> Tenso
 
 @dataclass(frozen=True)
 class FileLayout:
-    """Where each tensor of a file lies.
+    """The place of each tensor in a file.
 
     Attributes:
         tensors: by name.

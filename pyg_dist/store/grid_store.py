@@ -203,7 +203,7 @@ class GridStore(ShardReader):
         return self.column("orders", f"order{number}"), self.column("orders", f"position{number}")
 
     def range_rows(self, kind: str, name: str, size: int, low: int, high: int) -> Tensor:
-        """Rows ``low`` to ``high`` of a tensor that lies in near-equal ranges.
+        """Rows ``low`` to ``high`` of a tensor that is stored in near-equal ranges.
 
         Args:
             kind: ``"rows"`` or ``"edges"``.

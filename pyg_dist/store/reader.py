@@ -83,7 +83,7 @@ class TensorFile:
         return (flat.copy() if first % dtype.itemsize else flat).view(dtype).reshape(spec.shape)
 
     def pieces(self, name: str, low: int = 0, high: int | None = None, num_bytes: int = PIECE_BYTES) -> Iterator[Array]:
-        """The same rows in pieces; the pages of one are let go when the next is asked for."""
+        """The same rows in pieces; the pages of one are released when the next is read."""
         spec = self.spec(name)
         high = spec.num_rows if high is None else high
         step = max(1, num_bytes // max(spec.row_bytes, 1))

@@ -16,7 +16,7 @@ from pyg_dist.store.reader import TensorFile
 
 
 class Column:
-    """Integers in a shard, which stay there: what is looked up is read where it lies, and copied.
+    """Integers in a shard, which stay there: values that are looked up are read from the file and copied.
 
     Pages that were read are the file's: the system may take them back, and the processes of a machine share them.
 

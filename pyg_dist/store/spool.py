@@ -205,7 +205,7 @@ def _row_dtype(attribute: EdgeAttribute) -> np.dtype[Any]:
 
 
 def save_spool(edges: Spool) -> dict[str, Any]:
-    """Bring the columns to the disk; what :func:`load_spool` needs to find them again."""
+    """Sync the columns to disk; returns what :func:`load_spool` needs to find them again."""
     edges.in_degree.tofile(edges.folder / "in_degree")
     for path in edges.folder.iterdir():
         sync(path)

@@ -27,7 +27,7 @@ class ShardWriter:
         metadata: strings for the header.
 
     Attributes:
-        layout: where each tensor lies.
+        layout: the place of each tensor in the file.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class ShardWriter:
         self._written[name] = spec.num_rows
 
     def close(self) -> dict[str, str]:
-        """Bring the file to the disk; returns the digest of each tensor.
+        """Sync the file to disk; returns the digest of each tensor.
 
         Raises:
             DataError: Rows are missing.

@@ -59,7 +59,7 @@ _OF_NUMPY = {"axis": "dim", "keepdims": "keepdim"}
 
 
 def bind(names: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments by name; torch's C functions have no signature to ask, and take NumPy's names as well."""
+    """Arguments by name; torch's C functions have no signature to inspect, and take NumPy's names as well."""
     bound = dict(zip(names.split(), args, strict=False))
     bound.update({_OF_NUMPY.get(name, name): value for name, value in kwargs.items()})
     return bound

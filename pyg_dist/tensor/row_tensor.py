@@ -227,7 +227,7 @@ class NodeTensor(RowTensor):
 
 
 class EdgeTensor(RowTensor):
-    """One row per edge; each lies on the one rank that executes that edge.
+    """One row per edge; each is on the one rank that executes that edge.
 
     Example:
         >>> row, col = data.edge_index

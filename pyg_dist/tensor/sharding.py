@@ -67,7 +67,7 @@ living = Living()
 class RowSharding:
     """A distribution of ``size`` rows over the ranks of an axis: every row lives on one rank.
 
-    What it knows lies on the host, wherever tensors of such rows lie (:func:`~pyg_dist.backend.on_device.on_device`).
+    Its own tensors are on the host, wherever tensors of such rows are (:func:`~pyg_dist.backend.on_device.on_device`).
 
     Attributes:
         group: the ranks.
@@ -468,7 +468,7 @@ class ConcatenatedRows(RowSharding):
 class Selection(NamedTuple):
     """The result of selecting: the new distribution, and which local rows go into it.
 
-    These lie where the mask lies, or for a list on the host: :func:`~pyg_dist.backend.on_device.on_device`.
+    They are on the mask's device, or for a list on the host: :func:`~pyg_dist.backend.on_device.on_device`.
     """
 
     rows: RowSharding

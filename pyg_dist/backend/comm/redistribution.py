@@ -142,7 +142,7 @@ class Redistribution:
 
     @staticmethod
     def of_requests(transport: Transport, owner: Tensor, row: Tensor, num_rows: int) -> Redistribution:
-        """Bring local ``row[i]`` of rank ``owner[i]`` here, as row i; several ranks may ask for one (collective).
+        """Fetch local ``row[i]`` of rank ``owner[i]`` as row i; several ranks may fetch one row (collective).
 
         Args:
             transport: the ranks.

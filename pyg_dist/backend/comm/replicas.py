@@ -51,7 +51,7 @@ _AS_INTEGERS = {1: torch.uint8, 2: torch.int16}
 
 
 class Ranks(Protocol):
-    """What is asked of a :class:`~pyg_dist.backend.comm.group.Group`."""
+    """What is needed of a :class:`~pyg_dist.backend.comm.group.Group`."""
 
     rank: int
     calls: Calls

@@ -51,11 +51,11 @@ class GridAttention:
 
     Attributes:
         csr: ``[t, s]``, the tile's edges.
-        sources: brings the s sources' rows together, of which this rank has n.
-        targets: brings the t targets' rows together, of which this rank has m. Its ranks share their in-edges.
+        sources: gathers the rows of s sources, of which this rank has n.
+        targets: gathers the rows of t targets, of which this rank has m. Its ranks share their in-edges.
         edge_key: of the dropout, by edge storage of the tile.
         spec: how logits are made.
-        num_weights: the tile's edges, if their weights are asked for. Each rank has those of its own; others are zero.
+        num_weights: the tile's edges, if their weights are requested. Each rank has those of its own; others are zero.
     """
 
     csr: CSR
@@ -66,7 +66,7 @@ class GridAttention:
     num_weights: int = 0
 
     def gathers(self, inputs: AttentionInputs) -> list[AllGather | None]:
-        """What brings each of the inputs together; ``None`` for what is here."""
+        """The gather of each input; ``None`` for inputs that need none."""
         by_row = [
             self.sources,
             self.sources,

@@ -73,7 +73,7 @@ class MeshShape:
 
     def sizes(self, *axes: str) -> tuple[int, ...]:
         """The sizes of some axes."""
-        return tuple([getattr(self, axis) for axis in axes])  # prices of all meshes ask this a million times
+        return tuple([getattr(self, axis) for axis in axes])  # prices of all meshes read this a million times
 
     def stride(self, axis: str) -> int:
         """How far apart the numbers of two ranks are that are neighbours along ``axis``."""

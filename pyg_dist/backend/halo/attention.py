@@ -56,7 +56,7 @@ class HaloAttention:
         key: sends their keys, or part of the logits.
         edge_key: of the dropout, by edge storage.
         spec: how logits are made.
-        num_weights: this rank's edges, if their weights are asked for.
+        num_weights: this rank's edges, if their weights are requested.
     """
 
     local: CSR
@@ -68,7 +68,7 @@ class HaloAttention:
     num_weights: int = 0
 
     def maps(self, inputs: AttentionInputs) -> list[HaloRows | None]:
-        """What brings values and keys to the halo."""
+        """Sends values and keys to the halo."""
         return [HaloRows(self.value), None if inputs.key is None else HaloRows(self.key)]
 
     def of_halo(self, inputs: AttentionInputs, rows: list[Tensor | None]) -> AttentionInputs:

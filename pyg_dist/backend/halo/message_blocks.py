@@ -36,7 +36,7 @@ class Block(NamedTuple):
         high: the last one, exclusive.
         source: of each edge: local row, or halo slot behind these, int64 ``[e]``.
         target: of each edge, less ``low``, int64 ``[e]``.
-        place: where each edge's value lies in the edge storage, int64 ``[e]``.
+        place: position of each edge's value in the edge storage, int64 ``[e]``.
     """
 
     low: int
@@ -59,7 +59,7 @@ class MessageBlocks:
         num_inner: so many targets come first whose sources are all local.
         max_edges: of a block, if it has more than one target.
         places: of each input.
-        maps: what brings each input to the halo; ``None``: it has none there, or is there.
+        maps: sends each input's rows to the halo; ``None``: it has none there, or is there already.
         run: see :data:`Run`. It draws from torch's default CPU generator what every block draws alike.
     """
 

@@ -21,7 +21,7 @@ class HaloTransfer:
 
     Attributes:
         outgoing: ``[s, k]``: makes the send buffer from the last k local rows.
-        exchange: moves s rows away and brings h.
+        exchange: sends s rows and receives h.
         incoming: ``[b, h]``: makes addends for the last b local rows from what has arrived.
         codecs: how rows travel in this direction, and in the transposed one.
     """

@@ -121,7 +121,7 @@ def attention_csr_by_target(
         - lse: the last output; delta: ``[N, H]`` in the sum dtype, :math:`\langle g, y \rangle +
           \langle g^z, z \rangle` head by head; grad: ``[N, H C]``, grad_z: ``[N, H D]`` or none, contiguous
         - output: by query ``[N, H]`` or ``[N, H C]``; by edge_weight ``[N, H D]`` (additive, dot); by edge_attr
-          ``[S, D]``, zero where no edge of the pattern lies (``[0, D]`` unless asked for); dynamic: by att, and
+          ``[S, D]``, zero where the pattern has no edge (``[0, D]`` unless requested); dynamic: by att, and
           below it by edge_weight, ``[1 + D, H C]`` in the sum dtype. What there is none of is empty.
 
     Raises:

@@ -273,7 +273,7 @@ def row_moments(x: Tensor, norm: str) -> tuple[Tensor, Tensor]:
 
 
 def relu(x: Tensor, keeps_mask: bool) -> tuple[Tensor, Tensor]:
-    """Zero where x is negative, else x, and, if asked for, the bits of where x is positive or NaN."""
+    """Zero where x is negative, else x, and, if requested, the bits of where x is positive or NaN."""
     bits = np.packbits((~(x <= 0)).numpy(), bitorder="little")
     return x.relu(), torch.from_numpy(bits)[: None if keeps_mask else 0]
 

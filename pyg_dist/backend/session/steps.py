@@ -20,7 +20,7 @@ _bars: list[tqdm[None]] = []
 
 
 def configure_log() -> None:
-    """Write the package's log to stderr if the setting PYG_DIST_LOG asks for a level. Not collective.
+    """Write the package's log to stderr if the setting PYG_DIST_LOG has a level. Not collective.
 
     Raises:
         OptionError: The setting is no level.

@@ -111,7 +111,7 @@ def _positive(of_ones: Tensor) -> Tensor:
 
 
 def weights_by_edge(csr: CSR, powers: Tensor, of_ones: Tensor, num_weights: int) -> Tensor:
-    """The weights of edges by edge storage, ``[num_weights, H]``, differentiable; zero where no edge of ``csr`` lies.
+    """The weights of edges by edge storage, ``[num_weights, H]``, differentiable; zero for edges that ``csr`` lacks.
 
     Args:
         csr: the pattern.

@@ -25,12 +25,12 @@ class CSR:
     Attributes:
         rowptr: int64 ``[num_rows + 1]``.
         col: int32 ``[num_entries]``.
-        place: where each value lies in the caller's edge storage, int32 or int64 ``[num_entries]``, on the host; None:
+        place: position of each value in the caller's edge storage, int32 or int64 ``[num_entries]``, on the host; None:
             values lie in the order of the entries, from ``first`` on.
         num_cols: number of columns.
         is_identity: whether it was made as one.
         host: the same on the host; None: this is it.
-        first: where the first value lies, if ``place`` is None.
+        first: position of the first value, if ``place`` is None.
     """
 
     rowptr: Tensor
@@ -43,7 +43,7 @@ class CSR:
 
     @property
     def device(self) -> torch.device:
-        """Where the pattern lies."""
+        """The pattern's device."""
         return self.col.device
 
     @property
@@ -53,7 +53,7 @@ class CSR:
 
     @property
     def edge(self) -> Tensor:
-        """Where each entry's value lies in the caller's edge storage, int32 or int64 ``[num_entries]``."""
+        """Position of each entry's value in the caller's edge storage, int32 or int64 ``[num_entries]``."""
         return self._entries() if self.place is None else on_device(self.place, self.device)
 
     def values(self, storage: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ class CSR:
         Args:
             row: of each entry.
             col: of each entry.
-            edge: where its value lies; None: values lie in the order of the entries given.
+            edge: position of its value; None: values are in the order of the entries given.
             num_rows: number of rows.
             num_cols: number of columns.
 
@@ -106,7 +106,7 @@ class CSR:
             - row, col, edge: ``[num_entries]`` integers
 
         Raises:
-            DataError: an entry lies outside of the matrix.
+            DataError: an entry is outside of the matrix.
             OptionError: more rows or columns than 32 bits can number.
         """
         if max(num_rows, num_cols) > _INT32_MAX:

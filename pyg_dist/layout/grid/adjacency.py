@@ -27,7 +27,7 @@ ReadTile = Callable[[str, str, int], tuple[Tensor, Tensor]]
 class AdjacencyTile:
     """The edges between the sources of one block and the targets of another.
 
-    What is known of single edges and nodes lies on the host.
+    Data on single edges and nodes is on the host.
 
     Attributes:
         row_axis: splits the targets, in node order ``row_order``.
@@ -132,7 +132,7 @@ class AdjacencyTile:
     @cached_property
     @lasting
     def dispatch(self) -> Redistribution:
-        """Brings values of edges here; a graph without edge weights needs none (collective at the first use)."""
+        """Fetches values of edges; not needed without edge weights (collective at the first use)."""
         return self.make_dispatch()
 
     @cached_property
@@ -161,7 +161,7 @@ def _block(grid: Grid, order: NodeOrder, axis: str) -> tuple[int, int]:
 def _dispatch(
     grid: Grid, edge_index: Tensor, edge_id: Tensor, row_axis: str, column_axis: str, order: int
 ) -> Redistribution:
-    """What brings values from where the edges are stored to their tiles (collective). See :meth:`AdjacencyTile.of`."""
+    """Sends values from the ranks that store the edges to their tiles (collective). See :meth:`AdjacencyTile.of`."""
     shape = grid.mesh.grid_shape
     rows, columns = grid.orders[grid.other_order(order)], grid.orders[order]
     at_row, at_column = edge_blocks(edge_index, rows, columns, shape, row_axis, column_axis)

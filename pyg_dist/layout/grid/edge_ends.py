@@ -18,7 +18,7 @@ class EdgeEnds:
     """Each rank stores some edges, by their numbers, and has some nodes: their rows meet by messages.
 
     Attributes:
-        nodes: brings the rows of the distinct nodes here, u of them.
+        nodes: fetches the rows of the distinct nodes, u of them.
         slot: which of these each edge has, int64 ``[e]``.
     """
 

@@ -168,7 +168,7 @@ class GridGraph:
         return x._sharding is self.node_sharding or (isinstance(x, TileTensor) and x._sharding.grid is self.grid)
 
     def attribute_sharding(self, name: str, value: Tensor) -> RowSharding:
-        """How a new node attribute lies: features as tiles, which nothing else is read as a matrix."""
+        """The sharding of a new node attribute: features as tiles, since only they are used as a matrix."""
         is_features = name == "x" and value.dim() == 2 and value.is_floating_point()
         return self.feature_sharding(value.shape[1]) if is_features else self.node_sharding
 
@@ -203,7 +203,7 @@ class GridGraph:
     @cached_property
     @lasting
     def _loops(self) -> tuple[Redistribution, Tensor]:
-        """What brings the values of self loops to their nodes, and the rows of these (collective at the first use)."""
+        """Sends values of self loops to their nodes, and the sharding of these (collective at the first use)."""
         source, target = self.edges_of_group
         place = (source == target).nonzero().view(-1)
         owner, row = self.grid.owners(source[place])
@@ -311,7 +311,7 @@ class GridGraph:
         return linear_sum(ordered, bias)  # type: ignore[arg-type]
 
     def align(self, x: NodeTensor, like: NodeTensor) -> TileTensor:
-        """X as a product of ``like`` lies (collective, unless it is cached or lies so)."""
+        """X in the sharding of a product of ``like`` (collective, unless it is cached or has that sharding)."""
         x = as_tiles(x)
         rows = self._product_sharding(as_tiles(like), x._sharding.width)
         known = aggregation_cache.lookup(x, rows)
@@ -323,7 +323,7 @@ class GridGraph:
         return out
 
     def _product_sharding(self, x: TileTensor, width: int) -> Tile:
-        """How a product of x, or anything beside it, of ``width`` columns lies."""
+        """The sharding of a product of x, or of a tensor to add to it, with ``width`` columns."""
         layout = x._sharding.layout
         row, free = layout.rows[0], layout.free_axis()
         rows = (free, row) if self.grid.sums == "reduce_scatter" else (free,)
@@ -368,7 +368,7 @@ class GridGraph:
 
     @property
     def _target_rows(self) -> AllGather:
-        """What brings the rows of a rank's targets together."""
+        """Gathers the rows of a rank's targets."""
         return AllGather(self.grid.transport("x", exact=True), self.grid.row_sizes(self._target_layout, "x"))
 
     @cached_property

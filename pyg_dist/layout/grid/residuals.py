@@ -66,7 +66,7 @@ def start_redistribution(
 
     Args:
         local: the piece of ``tile``.
-        tile: how it lies.
+        tile: its sharding.
         version: of its values.
         entry: what :func:`note_layer_input` has returned for it, if it was a layer's input.
         target: of the same grid and width.

@@ -144,7 +144,7 @@ class Tile(RowSharding):
         return before.to(local, self) if fits else None  # type: ignore[attr-defined]
 
     def to_sharding(self, local: Tensor, after: RowSharding) -> Tensor | None:
-        """This rank's whole rows, where those are asked for."""
+        """This rank's whole rows, made at the first use."""
         return self.to(local, self.grid.tile(WHOLE_ROWS, self.width)) if after is self.grid.node_sharding else None
 
     def to(self, local: Tensor, other: Tile, pending: Pending[Tensor] | None = None) -> Tensor:

@@ -186,7 +186,7 @@ class HaloGraph:
         return self.node_sharding
 
     def attribute_sharding(self, name: str, value: Tensor) -> RowSharding:
-        """How a new node attribute lies."""
+        """The sharding of a new node attribute."""
         return self.node_sharding
 
     def place_attribute(self, name: str, value: RowTensor) -> RowTensor:
@@ -439,7 +439,7 @@ class HaloGraph:
         return Pending(lambda: out)
 
     def align(self, x: NodeTensor, like: NodeTensor) -> NodeTensor:
-        """Itself: a product lies as what was multiplied."""
+        """Itself: a product has the sharding of its input."""
         return x
 
     def linear_sum(

@@ -17,7 +17,7 @@ from pyg_dist.tensor.sharding import lasting
 
 
 class HaloLinks:
-    """The edges between this rank and others, with both ends; other ranks are asked once (collective).
+    """The edges between this rank and others, with both ends; one exchange with the other ranks (collective).
 
     Args:
         share: this rank's part.

@@ -17,7 +17,7 @@ from pyg_dist.plan.grid.tiling import Sums, split, tilings
 
 
 class NodeOrder(ABC):
-    """A permutation of the nodes, wherever it lies."""
+    """A permutation of the nodes, in memory or in a file."""
 
     @property
     @abstractmethod

@@ -18,7 +18,7 @@ from pyg_dist.backend.grid.mesh import GRID_AXES, MeshShape
 
 @dataclass(frozen=True)
 class TileLayout:
-    """How a matrix with a row per node lies on the mesh.
+    """How a matrix with a row per node is distributed over the mesh.
 
     Attributes:
         rows: the axes that split its rows, the coarsest split first.

@@ -193,7 +193,7 @@ def _exponential(x: RowTensor) -> Tensor:
 
 @implements("gumbel_softmax")
 def gumbel_softmax(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """As torch writes it: noise, softmax, and if asked the largest entry, with the gradient of the softmax."""
+    """As torch does it: noise, softmax, and optionally the largest entry, with the gradient of the softmax."""
     bound = {"tau": 1.0, "hard": False, "dim": -1, **bind("logits tau hard eps dim", args, kwargs)}
     x, dim = bound["logits"], bound["dim"]
     with local_tensors():
