@@ -15,6 +15,7 @@ from torch_geometric.nn.aggr import SumAggregation
 from pyg_dist.conv.graph_functions import add_self_loops, degree, gcn_norm, remove_self_loops
 from pyg_dist.conv.inputs import changed_step
 from pyg_dist.conv.lazy_norm import made
+from pyg_dist.conv.linear_order import NORMS
 from pyg_dist.conv.weighted_sum import is_native, sum_by
 from pyg_dist.layout.edges import Edges
 from pyg_dist.layout.graph import Norm
@@ -24,11 +25,12 @@ from pyg_dist.tensor.row_tensor import version_of
 
 
 def is_gated(conv: Any) -> bool:
-    """Whether the steps of ``conv`` are ``FAConv``'s, neither changed nor hooked."""
+    """Whether the steps of ``conv`` are ``FAConv``'s, a sum or mean, neither changed nor hooked."""
     stock = conv.stock
     own = ("message", "update", "aggregate")
     has_own = issubclass(stock, FAConv) and all(getattr(stock, name) is getattr(FAConv, name) for name in own)
-    return has_own and conv.decomposed_layers == 1 and changed_step(conv) is None
+    is_product = type(conv.aggr_module) in NORMS
+    return has_own and is_product and conv.decomposed_layers == 1 and changed_step(conv) is None
 
 
 def gated_sum(conv: Any, edges: Edges, given: dict[str, Any]) -> NodeTensor | None:
@@ -39,7 +41,7 @@ def gated_sum(conv: Any, edges: Edges, given: dict[str, Any]) -> NodeTensor | No
     gate: Any = nodes_to_edges(by_source, source) + nodes_to_edges(by_target, target)
     conv._alpha = gate = gate.tanh().squeeze(-1)
     gate = F.dropout(gate, p=conv.dropout, training=conv.training)
-    return sum_by(conv, edges, given["x"], gate * weight, Norm.SUM)
+    return sum_by(conv, edges, given["x"], gate * weight, NORMS[type(conv.aggr_module)])
 
 
 def stacked_forward(conv: Any, given: dict[str, Any]) -> Tensor | None:

@@ -43,14 +43,16 @@ ON_THE_GRID: dict[str, Callable[[], nn.Module]] = {
     "FAConv": lambda: gnn.FAConv(F),
     "FAConv, without loops": lambda: gnn.FAConv(F, add_self_loops=False),
     "FAConv, weighted": lambda: gnn.FAConv(F, normalize=False),
+    "FAConv, mean": lambda: gnn.FAConv(F, aggr="mean"),
     "a script's": lambda: Tutorial(),
     "a script's, by its norm": lambda: Tutorial(looks=False),
     "a script's, softmax": lambda: Softmax(),
+    "FAConv, max": lambda: gnn.FAConv(F, aggr="max"),
 }
-WHOLE_ROWS = "a script's, softmax"
-"""What needs them on the grid, for its weights."""
+WHOLE_ROWS = ("a script's, softmax", "FAConv, max")
+"""What needs them on the grid, for its weights or its aggregation; the last ones, since the graph keeps them."""
 GINS = ("GINConv", "GINConv, eps", "GINConv, learned eps")
-UNWEIGHTED = (*GINS, "PDNConv", "ClusterGCNConv", "FAConv", "FAConv, without loops", WHOLE_ROWS)
+UNWEIGHTED = (*GINS, "PDNConv", "ClusterGCNConv", "FAConv", "FAConv, without loops", "FAConv, mean", *WHOLE_ROWS)
 ALWAYS_WEIGHTED = ("FAConv, weighted",)
 
 
@@ -91,7 +93,7 @@ def on_the_grid(shapes: list[dict[str, int]]) -> None:
         for name, make in ON_THE_GRID.items():
             for kind in kinds(name):
                 assert_same(step(data, make, kind, True), step(graph, make, kind, False), f"{name}, {mesh}, {kind}")
-            assert (data.graph.whole_rows is None) == (name != WHOLE_ROWS), f"{name} has not gone by tiles"
+            assert (data.graph.whole_rows is None) == (name not in WHOLE_ROWS), f"{name} has not gone by tiles"
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
@@ -297,3 +299,45 @@ def other_convs() -> None:
 
 def test_other_convs(workers: Pools) -> None:
     workers(2).run(other_convs)
+
+
+def other_aggregations(**layout: Any) -> None:
+    """Chosen by the constructor, or put in the place of the first one by a script, before and after the first call."""
+    import pyg_dist
+
+    graph = random_graph(NUM_NODES, NUM_EDGES, F, seed=1)
+    data = pyg_dist.DistributedData(graph, **layout)
+    makes: dict[str, Callable[..., nn.Module]] = {
+        "FAConv": lambda **aggr: gnn.FAConv(F, **aggr),
+        "GINConv": lambda **aggr: gnn.GINConv(nn.Linear(F, G), **aggr),
+        "GraphConv": lambda **aggr: gnn.GraphConv(F, G, **aggr),
+        "SGConv": lambda **aggr: gnn.SGConv(F, G, **aggr),
+        "APPNP": lambda **aggr: gnn.APPNP(2, 0.1, **aggr),
+        "ClusterGCNConv": lambda **aggr: gnn.ClusterGCNConv(F, G, **aggr),
+    }
+    others = {"mean": gnn.MeanAggregation, "max": gnn.MaxAggregation, "std": gnn.StdAggregation}
+    for name, make in makes.items():
+        for aggr, module in others.items():
+            found: list[Results] = []
+            for given in (graph, data):
+                torch.manual_seed(0)
+                chosen, replaced = make(aggr=aggr).double(), make().double()
+                if given is data:
+                    pyg_dist.distribute(chosen), pyg_dist.distribute(replaced)
+                x = given.x.detach().clone().requires_grad_()
+                args = (x, x.tanh(), given.edge_index) if name == "FAConv" else (x, given.edge_index)
+                outs = {"chosen": chosen(*args), "sums": replaced(*args)}
+                replaced.aggr_module = module()
+                outs["replaced"] = replaced(*args)
+                sum(out.square().sum() for out in outs.values()).backward()
+                found.append(outs | gradients(chosen, x=x))
+            assert_same(found[1], found[0], f"{name}, {aggr}")
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_other_aggregations(workers: Pools, world_size: int) -> None:
+    workers(world_size).run(other_aggregations)
+
+
+def test_other_aggregations_on_the_grid(workers: Pools) -> None:
+    workers(2).run(other_aggregations, layout="grid", mesh={"x": 2})
