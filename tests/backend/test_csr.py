@@ -15,7 +15,7 @@ from torch.library import opcheck
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.ops import reference
-from pyg_dist.backend.sparse import form_trial
+from pyg_dist.backend.sparse import csr, form_trial
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.sparse.edge_product import edge_product
 from pyg_dist.backend.sparse.matrix import Matrix
@@ -206,6 +206,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> tuple[list[ops.SpmmWay], dict[ops.
 
     monkeypatch.setattr(ops, "spmm_csr", timed)
     monkeypatch.setattr(form_trial, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(csr, "_trials_by_size", {})
     return taken, seconds
 
 
@@ -250,6 +251,31 @@ def test_products_of_one_form_try_how_far_ahead_they_ask_for_rows(
     for _ in range(8):
         assert_same_bits(pattern.multiply(x, tries=True), expected)
     assert taken == [near] * 3 + [far] * 5
+
+
+def test_patterns_of_like_size_share_a_trial(
+    timed: tuple[list[ops.SpmmWay], dict[ops.SpmmWay, float]],
+) -> None:
+    """The first four have trials of their own; a batch would repeat it in each step."""
+    taken, seconds = timed
+    x = torch.randint(-8, 8, (50_000, 64)).float()
+    plain, blocks = ops.SpmmWay("plain"), ops.SpmmWay("blocks")
+    seconds |= {plain: 3.0, blocks: 2.0, ops.SpmmWay("blocks", 64): 2.5, ops.SpmmWay("plain", 64): 3.5}
+
+    def of(num_entries: int) -> CSR:
+        row, col = entries((num_entries, 2000, 50_000))
+        return CSR.from_edges(row, col, None, 2000, 50_000)
+
+    batches = [of(219_000 + 100 * k) for k in range(12)]
+    for batch in batches:
+        batch.multiply(x, tries=True)
+    assert taken[:5] == taken[:1] * 4 + [plain if taken[0] == blocks else blocks]
+    for known, batch in enumerate(batches[3:0:-1]):
+        batch.choose_form(x)
+        assert batch.form(x) == blocks
+        assert len(taken) == 12 + 8 * known, "the last one's is over, and the others have theirs"
+    of(500_000).choose_form(x)
+    assert len(taken) == 12 + 8 * 2 + 9, "another size"
 
 
 @pytest.mark.parametrize("form", ["plain", "blocks"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -130,3 +131,40 @@ def test_unbiased(conv: str, draws: str, world_size: int, workers: Pools) -> Non
 def test_unbiased_on_the_grid(conv: str, mesh: dict[str, int], workers: Pools) -> None:
     world_size = max(mesh.values())
     assert max(workers(world_size).run(mean_over_all_samples, conv, "input", mesh)) < 1e-12
+
+
+def products_of_steps(has_edges_of_its_own: bool) -> list[int]:
+    """How many products each of some steps takes: on batches, or on edges that are drawn anew."""
+    import pyg_dist
+    from pyg_dist.backend import ops
+    from pyg_dist.backend.sparse import csr
+    from pyg_dist.loader import UniformVertexLoader
+
+    parts = torch.arange(400) % pyg_dist.world_size()
+    data = distribute(random_graph(400, 6000, 8, dtype=torch.float32), parts)
+    conv = pyg_dist.distribute(SAGEConv(8, 8))
+    batches = iter(UniformVertexLoader(data, batch_size=200, num_steps=7))
+    counted = []
+    with (
+        patch.object(csr, "_WORTH_A_TRIAL", 0),
+        patch.object(csr, "_trials_by_size", {}),
+        patch.object(ops, "spmm_csr", side_effect=ops.spmm_csr) as seen,
+    ):
+        for _ in range(7):
+            x, edges = data.x, data.edge_index
+            if has_edges_of_its_own:
+                edges = torch.randint(0, 400, (2, 3000))
+            else:
+                batch = next(batches)
+                x, edges = batch.x, batch.edge_index
+            seen.reset_mock()
+            conv(x.detach().clone().requires_grad_(), edges).sum().backward()
+            counted.append(seen.call_count)
+    return counted
+
+
+@pytest.mark.parametrize("has_edges_of_its_own", [False, True])
+def test_steps_do_not_repeat_trials(workers: Pools, has_edges_of_its_own: bool) -> None:
+    """Each step has patterns of its own; which form of a product is faster is tried in the first ones."""
+    for counted in workers(2).run(products_of_steps, has_edges_of_its_own):
+        assert counted[0] > 9 > max(counted[-2:]), counted

@@ -210,7 +210,7 @@ class CSR:
 
         if trial is None or trial.is_over or not tries:
             return product(None if trial is None else trial.best)
-        return trial.run(product)
+        return trial.run(product, self.num_entries)
 
     def form(self, x: Tensor) -> ops.SpmmWay | None:
         """The way of a product with x, as far as is known; None: there is only one."""
@@ -237,8 +237,13 @@ class CSR:
         guess, fixed = ops.guessed_form(self.rowptr, self.col, x), SPMM_FORM.value()
         if fixed is not None:
             return None if guess is None else FormTrial([fixed], num_samples=0)
-        others: dict[Any, ops.SpmmForm] = {"plain": "blocks", "blocks": "plain"}
-        return FormTrial([guess] if guess is None else [guess, others[guess]])
+        sizes = self.num_rows, self.num_cols, self.num_entries
+        key = *(size.bit_length() for size in sizes), row_bytes, x.dtype, guess
+        tried = _trials_by_size.setdefault(key, [])
+        if len(tried) < _MOST_TRIALS:
+            others: dict[Any, ops.SpmmForm] = {"plain": "blocks", "blocks": "plain"}
+            tried.append(FormTrial([guess] if guess is None else [guess, others[guess]]))
+        return tried[-1]
 
     @cached_property
     def _trials(self) -> dict[tuple[int, torch.dtype], FormTrial | None]:
@@ -294,6 +299,13 @@ class CSR:
 
 _WORTH_A_TRIAL = 8 << 20
 """Bytes of x, and of what a product reads of it; ``kMinSourceBytes`` of ``csrc/ops/cpu/spmm_csr.cpp``."""
+
+_MOST_TRIALS = 4
+"""Of patterns of like size: a graph has four, with loops and without, and their transposes."""
+
+_trials_by_size: dict[Any, list[FormTrial]] = {}
+"""By sizes in powers of two. Further patterns share the last trial: those of a batch, or of edges that a step draws,
+serve a few products only."""
 
 _INT32_MAX = torch.iinfo(torch.int32).max
 

@@ -46,12 +46,12 @@ class FormTrial:
             return next(iter(self._seconds))
         return min(sampled, key=lambda way: sampled[way]) if sampled else next(iter(self._seconds))
 
-    def run(self, product: Product) -> Tensor:
-        """A product, as one more sample."""
+    def run(self, product: Product, num_entries: int) -> Tensor:
+        """A product, as one more sample; patterns of several sizes may share a trial."""
         if self._has_all:
             self._seconds[self.best._replace(prefetch_edges=_OTHER_PREFETCH_EDGES)] = []
         way = min(self._seconds, key=lambda way: len(self._seconds[way]))
         start = time.perf_counter()
         out = product(way)
-        self._seconds[way].append(time.perf_counter() - start)
+        self._seconds[way].append((time.perf_counter() - start) / max(num_entries, 1))
         return out
