@@ -1,4 +1,5 @@
-// kernels/gather_rows.h on a GPU: a group of 1 to 32 lanes copies a row, four vectors in flight.
+// kernels/gather_rows.h on a GPU: a group of 1 to 32 lanes copies a row, four vectors in flight. A row of which the
+// index is out of range becomes NaN.
 #include "cuda/bad_index.cuh"
 #include "cuda/element.cuh"
 #include "cuda/kernels.h"
@@ -24,10 +25,16 @@ struct GatherRowsKernel {
     if (row >= p.num_rows) return;
     const int lanes = 1 << log_lanes, lane = thread_id() & (lanes - 1);
     const int64_t source = p.index[row];
-    if (!is_in_range(source, p.num_source_rows, row, check)) return;
-    const char* const from = p.x + source * p.x_stride;
     char* const to = p.out + row * p.out_stride;
     const int64_t step = lanes * kBytes;
+    if (!is_in_range(source, p.num_source_rows, row, check)) {
+      Pack<Word, kVec> ones;  // which is NaN in every format of floats
+      for (Word& word : ones.value) word = static_cast<Word>(~Word{0});
+      for (int64_t at = lane * kBytes; at < p.row_bytes; at += step)
+        store<kVec>(reinterpret_cast<Word*>(to + at), ones);
+      return;
+    }
+    const char* const from = p.x + source * p.x_stride;
     for (int64_t first = lane * kBytes; first < p.row_bytes; first += kAhead * step) {
       Pack<Word, kVec> moved[kAhead] = {};
       PYG_DIST_UNROLL

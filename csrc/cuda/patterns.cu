@@ -30,8 +30,9 @@ struct Permute {
   IndexCheck check;
 
   PYG_DIST_DEVICE void operator()(int64_t k) const {
-    if (!is_in_range(p.place[k], p.size, k, check)) return;
-    p.y[k] = static_cast<int64_t>(permutation.at(static_cast<uint64_t>(p.place[k])));
+    // What is made of a bad place is a bad index again.
+    const bool is_good = is_in_range(p.place[k], p.size, k, check);
+    p.y[k] = is_good ? static_cast<int64_t>(permutation.at(static_cast<uint64_t>(p.place[k]))) : -1;
   }
 };
 

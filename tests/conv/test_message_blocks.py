@@ -16,6 +16,7 @@ from test_any_conv import CASES, NUM_NODES, Case, graph, step
 from test_attention_memory import LargestPerEdge
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn as gnn
 from torch_geometric.utils import softmax
 from workers import Workers
@@ -172,6 +173,38 @@ def second_derivatives() -> None:
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_second_derivatives(workers: Pools, world_size: int) -> None:
     workers(world_size).run(second_derivatives)
+
+
+def checkpointed(**layout: Any) -> None:
+    import pyg_dist
+
+    data = graph()
+    ours = pyg_dist.DistributedData(data, **layout)
+    makes = {
+        "EdgeConv": lambda: gnn.EdgeConv(mlp(2 * F, G), aggr="mean"),
+        "GINEConv": lambda: gnn.GINEConv(mlp(F, G), edge_dim=3),
+        "own": lambda: Own(),
+    }
+    with patch.dict(os.environ, {"PYG_DIST_MESSAGE_MIB": "0.002"}), runs_by_blocks() as seen:
+        for name, make in makes.items():
+            found: list[Results] = []
+            for given, use_reentrant in ((data, False), (ours, False), (ours, True)):
+                torch.manual_seed(0)
+                conv = make().double()
+                conv = conv if given is data else pyg_dist.conv.DistributedConv(conv)
+                x = given.x.detach().clone().requires_grad_()
+                attr = [] if name == "EdgeConv" else [given.edge_attr]
+                out = checkpoint(conv, x, given.edge_index, *attr, use_reentrant=use_reentrant)
+                out.square().sum().backward()
+                found.append({"out": out.detach(), **gradients(conv, x=x)})
+            assert_same(found[1], found[0], name)
+            assert_same(found[2], found[0], f"{name}, reentrant")
+        assert seen.call_count == 4 * len(makes)
+
+
+@pytest.mark.parametrize("layout", [{}, {"layout": "grid", "mesh": {"x": 2}}], ids=str)
+def test_in_a_checkpoint(workers: Pools, layout: dict[str, Any]) -> None:
+    workers(2).run(checkpointed, **layout)
 
 
 class Keeps(Own):

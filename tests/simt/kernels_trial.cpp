@@ -3,6 +3,7 @@
 
 #include "cross/kernels_trial.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <limits>
@@ -34,8 +35,16 @@ class Simulated {
     gpu::scatter_add_rows(p, check_, queue());
     if (!takes_bad()) throw std::runtime_error("scatter_add_rows: expected an index out of range to be found");
   }
+  // Rows with an index out of range become NaN.
   bool gather_rows(const GatherRows& p) const {
     gpu::gather_rows(p, check_, queue());
+    for (int64_t r = 0; r < p.num_rows; ++r) {
+      if (p.index[r] >= 0 && p.index[r] < p.num_source_rows) continue;
+      const char* const row = p.out + r * p.out_stride;
+      if (std::count(row, row + p.row_bytes, '\xff') != p.row_bytes) {
+        throw std::runtime_error("gather_rows: expected NaN where an index is out of range");
+      }
+    }
     return !takes_bad();
   }
   void extreme_csr(const ExtremeCsr& p) const { gpu::extreme_csr(p, queue()); }
@@ -47,7 +56,17 @@ class Simulated {
   void keyed_dropout(const KeyedDropout& p) const { gpu::keyed_dropout(p, queue()); }
   void keyed_uniform(const KeyedNumbers& p) const { gpu::keyed_uniform(p, queue()); }
   void keyed_normal(const KeyedNumbers& p) const { gpu::keyed_normal(p, queue()); }
-  void keyed_permutation(const KeyedPermutation& p) const { gpu::keyed_permutation(p, check_, queue()); }
+  // With one place more, which is none.
+  void keyed_permutation(KeyedPermutation p) const {
+    std::vector<int64_t> place(p.place, p.place + p.num_places), y(place.size() + 1);
+    place.push_back(p.size);
+    const KeyedPermutation longer{place.data(), y.data(), p.num_places + 1, p.size, p.seed};
+    gpu::keyed_permutation(longer, check_, queue());
+    if (!takes_bad() || y.back() != -1) {
+      throw std::runtime_error("keyed_permutation: expected -1 where a place is out of range");
+    }
+    std::copy_n(y.data(), p.num_places, p.y);
+  }
   void norm_relu_dropout(const NormReLUDropout& p) const { gpu::norm_relu_dropout(p, queue()); }
   void norm_relu_dropout_grad(const NormReLUDropoutGrad& p) const { gpu::norm_relu_dropout_grad(p, queue()); }
   void transpose_csr(const TransposeCsr& p) const { gpu::transpose_csr(p, check_, queue()); }
