@@ -25,6 +25,7 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.halo.message_blocks import Block, Place
+from pyg_dist.backend.session.generators import host_states, set_host_states
 from pyg_dist.backend.session.settings import MESSAGE_MIB
 from pyg_dist.conv.inputs import changed_step, node_rows
 from pyg_dist.errors import MixedRowsError
@@ -279,8 +280,7 @@ class _Call:
 
         Not collective.
         """
-        generator = torch.default_generator
-        drawn = generator.get_state()
+        drawn = host_states()
         edges = BlockEdges.made_up(self.edges, _TRIAL_EDGES, _TRIAL_TARGETS)
         rows = weakref.ref(edges.rows)
         try:
@@ -289,7 +289,7 @@ class _Call:
         except Exception:  # whatever a step may raise that gets something else than it was made for
             return None
         finally:
-            generator.set_state(drawn)
+            set_host_states(drawn)
         del edges
         return trial if rows() is None else None  # else something refers to a message
 

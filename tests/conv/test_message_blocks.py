@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+import random
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 from against_stock import Results, assert_same, gradients
@@ -205,6 +207,47 @@ def checkpointed(**layout: Any) -> None:
 @pytest.mark.parametrize("layout", [{}, {"layout": "grid", "mesh": {"x": 2}}], ids=str)
 def test_in_a_checkpoint(workers: Pools, layout: dict[str, Any]) -> None:
     workers(2).run(checkpointed, **layout)
+
+
+class Draws(Own):
+    """A number of each generator of the CPU in each call, which all messages share."""
+
+    def message(self, x_j: Tensor, x_i: Any) -> Tensor:
+        drawn = random.random() + np.random.rand() + float(torch.rand(()))
+        return (x_j - x_i).tanh() * self.gate * drawn
+
+
+def of_generators() -> None:
+    import pyg_dist
+
+    data = graph()
+    ours = pyg_dist.DistributedData(data, partition=uneven_parts(NUM_NODES, pyg_dist.world_size()))
+    found: list[Results] = []
+    before = random.getstate(), np.random.get_state()
+    with patch.dict(os.environ, {"PYG_DIST_MESSAGE_MIB": "0.002"}), runs_by_blocks() as seen:
+        for given in (data, ours):
+            torch.manual_seed(0)
+            conv = Draws().double()
+            conv = conv if given is data else pyg_dist.conv.DistributedConv(conv)
+            x = given.x.detach().clone().requires_grad_()
+            np.random.seed(1)
+            random.seed(2)
+            outs = [conv(x, given.edge_index, given.edge_attr) for _ in range(2)]
+            following = random.random() + np.random.rand()
+            (outs[0] * outs[1]).sum().backward()
+            after = random.random() + np.random.rand(), float(torch.rand(()))
+            found.append({"outs": torch.stack([outs[0], outs[1]], 2), "next": following, "after": after,
+                          **gradients(conv, x=x)})  # fmt: skip
+        assert seen.call_count == 2
+    random.setstate(before[0])
+    np.random.set_state(before[1])
+    assert_same(found[1], found[0])
+
+
+def test_all_generators_of_the_cpu_are_restored(workers: Pools) -> None:
+    """Each block draws what a call draws, the backward draws it again, and what comes next is as if drawn once."""
+    workers(1).run(of_generators)
+    workers(2).run(of_generators)
 
 
 class Keeps(Own):

@@ -20,6 +20,7 @@ from pyg_dist.backend.comm.transport import Pending
 from pyg_dist.backend.halo.operator import HaloRows
 from pyg_dist.backend.local_function import LocalFunction
 from pyg_dist.backend.on_device import on_device
+from pyg_dist.backend.session.generators import host_states, set_host_states
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.timing import phase
 
@@ -60,7 +61,7 @@ class MessageBlocks:
         max_edges: of a block, if it has more than one target.
         places: of each input.
         maps: sends each input's rows to the halo; ``None``: it has none there, or is there already.
-        run: see :data:`Run`. It draws from torch's default CPU generator what every block draws alike.
+        run: see :data:`Run`. Every block draws alike from the generators of torch (of the CPU), NumPy and Python.
     """
 
     csr: CSR
@@ -131,17 +132,16 @@ class MessageBlocks:
 
 
 class _ReduceByBlocks(LocalFunction):
-    """Inputs and halos are kept; the generator's state is, too: each block draws in it, forward and backward."""
+    """Inputs and halos are kept; the generators' states are, too: each block draws in them, forward and backward."""
 
     @staticmethod
     def forward(ctx: Any, a: MessageBlocks, *inputs: Tensor) -> Tensor:
-        generator = torch.default_generator
-        state, out = generator.get_state(), None
+        states, out = host_states(), None
 
         def reduce(targets: tuple[int, int], rows: Sequence[Tensor]) -> None:
             nonlocal out
             for block in a.cut(*targets):
-                generator.set_state(state)
+                set_host_states(states)
                 reduced = a.run(block, a.pieces(block, rows))
                 if out is None:
                     out = reduced.new_empty(a.num_targets, *reduced.shape[1:])
@@ -155,7 +155,7 @@ class _ReduceByBlocks(LocalFunction):
             reduce(a.boundary, a.with_halos(inputs, halos))
         if any(ctx.needs_input_grad):
             ctx.set_materialize_grads(False)
-            ctx.a, ctx.state = a, state
+            ctx.a, ctx.states = a, states
             ctx.save_for_backward(*inputs, *halos)
         assert out is not None
         return out
@@ -167,11 +167,10 @@ class _ReduceByBlocks(LocalFunction):
         needs = ctx.needs_input_grad[1:]
         if grad is None:
             return None, *[None] * len(needs)
-        generator = torch.default_generator
-        now = generator.get_state()
+        now = host_states()
         try:
             if torch.is_grad_enabled():  # with create_graph, torch differentiates again
-                generator.set_state(ctx.state)
+                set_host_states(ctx.states)
                 return None, *_differentiable_gradients(a, inputs, needs, grad)
             rows = a.with_halos(inputs, halos)
             found = _Gradients(a, rows, needs)
@@ -179,14 +178,14 @@ class _ReduceByBlocks(LocalFunction):
             def add(targets: tuple[int, int]) -> None:
                 with phase("aggregate"):
                     for block in a.cut(*targets):
-                        generator.set_state(ctx.state)
+                        set_host_states(ctx.states)
                         found.add(block, grad[block.low : block.high])
 
             add(a.boundary)
             flying = found.send_home()
             add(a.inner)
         finally:
-            generator.set_state(now)
+            set_host_states(now)
         return None, *found.with_home(_landed(flying), inputs)
 
 

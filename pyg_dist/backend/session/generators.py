@@ -69,7 +69,7 @@ def share(group: Group) -> None:
     generators that were alike at the import: what the ranks have drawn with them since is not.
     """
     device = torch.accelerator.current_accelerator(check_available=True)
-    states: list[Any] = [torch.get_rng_state(), np.random.get_state(), random.getstate(), _state_on(device)]
+    states: list[Any] = [*host_states(), _state_on(device)]
     names = ("torch", "numpy", "Python", "torch on the GPU")
     digests = (digest(states[0]), *(digest(pickle.dumps(state)) for state in states[1:]))
     different = differences(dict(zip(names, digests, strict=True)))
@@ -82,10 +82,20 @@ def share(group: Group) -> None:
             " and ".join(drawn),
         )
     states = pickle.loads(group.gather_bytes(pickle.dumps(states) if group.rank == 0 else b"")[0])
+    set_host_states(states[:3])
+    _set_state_on(device, states[3])
+
+
+def host_states() -> list[Any]:
+    """The states of torch's generator of the CPU, numpy's and Python's, for :func:`set_host_states`."""
+    return [torch.get_rng_state(), np.random.get_state(), random.getstate()]
+
+
+def set_host_states(states: list[Any]) -> None:
+    """Draw again what was drawn since :func:`host_states`."""
     torch.set_rng_state(states[0])
     np.random.set_state(states[1])
     random.setstate(states[2])
-    _set_state_on(device, states[3])
 
 
 def _state_on(device: torch.device | None) -> list[int] | int | None:
