@@ -9,7 +9,7 @@ from torch import Tensor
 from torch_geometric.nn import GCNConv
 from torch_geometric.nn.aggr import SumAggregation
 
-from pyg_dist.conv.inputs import edge_handle, edge_rows, features, snapshot
+from pyg_dist.conv.inputs import edge_handle, edge_rows, features, require_floats, snapshot
 from pyg_dist.conv.linear_order import can_project_last, commutes, project_first
 from pyg_dist.conv.scripting import stock_twin
 from pyg_dist.errors import DataError, UnsupportedError
@@ -106,10 +106,11 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
         """The normalised adjacency matrix (may be collective when built).
 
         Raises:
-            DataError: ``cached=True``, and the matrix is another graph's.
+            DataError: ``cached=True``, and the matrix is another graph's; or weights are integers.
         """
         norm = Norm.SUM
         if self.normalize:
+            require_floats("DistributedGCNConv", weight)
             norm = Norm.gcn(self.add_self_loops, self._loop_value(graph, weight))
         dtype = accumulation_dtype(dtype)
         cached = self._cached_norm if self.cached else None

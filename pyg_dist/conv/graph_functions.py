@@ -15,6 +15,7 @@ import torch_geometric.utils as pyg
 from torch import Tensor
 from torch_geometric.nn.conv import gcn_conv
 
+from pyg_dist.conv.inputs import require_floats
 from pyg_dist.conv.lazy_norm import LazyNorm, NormedEdges, NormWeight, made
 from pyg_dist.errors import UnsupportedError
 from pyg_dist.layout import node_edge
@@ -184,6 +185,7 @@ def gcn_norm(
     """``d_j^-1/2 w_ji d_i^-1/2``; of all edges of a graph made when they are looked at (collective then)."""
     if edge_index.weight is not None:  # PyG does not look at others beside it
         edge_weight = edge_index.weight
+    require_floats("gcn_norm", edge_weight)
     graph, dtype = edge_index.graph, dtype or torch.get_default_dtype()
     if add_self_loops:
         _require_all_nodes("add_remaining_self_loops", edge_index, num_nodes)
@@ -228,6 +230,7 @@ def get_laplacian(
 ) -> tuple[Edges, EdgeTensor]:
     """``D - A``, ``I - D^-1/2 A D^-1/2`` ("sym") or ``I - D^-1 A`` ("rw"), loops left out of A (collective)."""
     _require_all_nodes("get_laplacian", edge_index, num_nodes)
+    require_floats("get_laplacian", edge_weight)
     edges, weight = remove_self_loops(edge_index, edge_weight)
     weight = _ones(edges, dtype or torch.get_default_dtype()) if weight is None else weight
     source, target = edges.end(0), edges.end(1)

@@ -197,6 +197,16 @@ def edge_rows(conv: MessagePassing, edge_index: DistributedEdgeIndex, weight: Te
     return flat_weight(values)
 
 
+def require_floats(name: str, weight: Tensor | None) -> None:
+    """Roots are taken of weights' sums.
+
+    Raises:
+        DataError: The weights are integers; PyG's norms raise, too.
+    """
+    if weight is not None and not weight.is_floating_point():
+        raise DataError(f"{name} expected edge weights of floating type (got {weight.dtype}): pass edge_weight.float()")
+
+
 def flat_weight(weight: EdgeTensor) -> EdgeTensor:
     """A weight for each edge, ``[E]`` or ``[E, 1]``, as ``[E]``."""
     if weight.dim() == 1:

@@ -10,7 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 from torch_geometric.nn import ARMAConv, ChebConv, ClusterGCNConv, FAConv, GINConv, MessagePassing
-from torch_geometric.nn.aggr import SumAggregation
+from torch_geometric.nn.aggr import (
+    MaxAggregation,
+    MinAggregation,
+    MulAggregation,
+    StdAggregation,
+    SumAggregation,
+    VarAggregation,
+)
 
 from pyg_dist.conv.graph_functions import add_self_loops, degree, gcn_norm, remove_self_loops
 from pyg_dist.conv.inputs import changed_step
@@ -44,12 +51,17 @@ def gated_sum(conv: Any, edges: Edges, given: dict[str, Any]) -> NodeTensor | No
     return sum_by(conv, edges, given["x"], gate * weight, NORMS[type(conv.aggr_module)])
 
 
+_BY_COLUMN = (*NORMS, MaxAggregation, MinAggregation, MulAggregation, VarAggregation, StdAggregation)
+
+
 def stacked_forward(conv: Any, given: dict[str, Any]) -> Tensor | None:
     """``ARMAConv``'s forward with its stacks beside one another, ``[N, K F]``: PyG has rows in dimension 1.
 
-    ``None`` for other convs, and for one whose steps are changed or seen.
+    ``None`` for other convs, for one whose steps are changed or seen, and for one whose aggregation mixes columns.
     """
-    if not issubclass(conv.stock, ARMAConv) or conv.stock.forward is not ARMAConv.forward or not is_native(conv):
+    if not issubclass(conv.stock, ARMAConv) or conv.stock.forward is not ARMAConv.forward:
+        return None
+    if not is_native(conv, _BY_COLUMN):
         return None
     x, edges, weight = given["x"], given["edge_index"], given.get("edge_weight")
     edges, weight = gcn_norm(edges, weight, x.size(0), add_self_loops=False, dtype=x.dtype)

@@ -10,6 +10,7 @@ per edge, and rows travel by the chosen exchange.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from inspect import signature
@@ -106,9 +107,15 @@ def _message(stock: Any, given: dict[str, Any]) -> Any:
         return None
 
 
-def is_native(conv: Any) -> bool:
-    """Whether the steps of ``conv`` are a sum or mean of weighted rows, neither changed nor hooked."""
-    known = sum_form(conv.stock) is not None and type(conv.aggr_module) in NORMS and conv.decomposed_layers == 1
+def is_native(conv: Any, aggregations: Iterable[type] = NORMS) -> bool:
+    """Whether the steps of ``conv`` are a sum or mean of weighted rows, neither changed nor hooked.
+
+    Args:
+        conv: the conv.
+        aggregations: others than sum and mean.
+    """
+    is_one = type(conv.aggr_module) in aggregations
+    known = sum_form(conv.stock) is not None and is_one and conv.decomposed_layers == 1
     return known and changed_step(conv) is None
 
 

@@ -314,6 +314,7 @@ def other_aggregations(**layout: Any) -> None:
         "SGConv": lambda **aggr: gnn.SGConv(F, G, **aggr),
         "APPNP": lambda **aggr: gnn.APPNP(2, 0.1, **aggr),
         "ClusterGCNConv": lambda **aggr: gnn.ClusterGCNConv(F, G, **aggr),
+        "ARMAConv": lambda **aggr: gnn.ARMAConv(F, G, num_stacks=2, num_layers=2, act=nn.Tanh(), **aggr),
     }
     others = {"mean": gnn.MeanAggregation, "max": gnn.MaxAggregation, "std": gnn.StdAggregation}
     for name, make in makes.items():
@@ -341,3 +342,23 @@ def test_other_aggregations(workers: Pools, world_size: int) -> None:
 
 def test_other_aggregations_on_the_grid(workers: Pools) -> None:
     workers(2).run(other_aggregations, layout="grid", mesh={"x": 2})
+
+
+def integer_weights() -> None:
+    """Norms with roots refuse them, as PyG's do; sums take them."""
+    import pyg_dist
+
+    graph = random_graph(NUM_NODES, NUM_EDGES, F, seed=1)
+    graph.edge_weight = torch.arange(NUM_EDGES) % 4
+    data = pyg_dist.DistributedData(graph, partition=uneven_parts(NUM_NODES, pyg_dist.world_size()))
+    for make in (lambda: gnn.GCNConv(F, G), lambda: gnn.APPNP(2, 0.1), lambda: gnn.ChebConv(F, G, K=2)):
+        with pytest.raises(RuntimeError, match="can't be cast"):
+            make().double()(graph.x, graph.edge_index, graph.edge_weight)
+        with pytest.raises(pyg_dist.errors.DataError, match="expected edge weights of floating type"):
+            pyg_dist.distribute(make().double())(data.x, data.edge_index, data.edge_weight)
+    for make in (lambda: gnn.GCNConv(F, G, normalize=False), lambda: gnn.GraphConv(F, G)):
+        assert_same(step(data, make, "constant", True), step(graph, make, "constant", False))
+
+
+def test_integer_weights(workers: Pools) -> None:
+    workers(2).run(integer_weights)
