@@ -20,7 +20,7 @@ from pyg_dist.backend import ops
 from pyg_dist.backend.ops import memory
 
 HUGE_PAGE = 1 << 21
-LARGE = 8 << 20  # kWorthIt of csrc/ops/cpu/block_pool.h
+LARGE = 2 << 20  # kWorthIt of csrc/ops/cpu/block_pool.h
 
 pytestmark = pytest.mark.skipif(not memory.has_pool(), reason="Linux and torch 2.11")
 

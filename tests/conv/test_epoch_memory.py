@@ -83,6 +83,7 @@ def largest_blocks(project_first: str) -> int:
 
     data = pyg_dist.DistributedData(graph(NUM_NODES, WIDTH))
     os.environ["PYG_DIST_PROJECT_FIRST"] = project_first
+    os.environ["PYG_DIST_SPMM_FORM"] = "blocks"  # with the other form it may be one more
     model = ThreeLayers(DistributedSAGEConv, WIDTH, 16, dropout=0.5)
     for _ in range(2):  # the first remembers sums
         memory.release_free_memory()

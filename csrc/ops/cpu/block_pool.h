@@ -20,7 +20,7 @@ namespace pyg_dist {
 // is the kernel's to take (MADV_FREE) should memory become short.
 class BlockPool {
  public:
-  static constexpr size_t kWorthIt = 8 << 20;  // bytes of the smallest block; below, the C library's heap does well
+  static constexpr size_t kWorthIt = 2 << 20;  // bytes of the smallest block, a huge page
 
   struct Bytes {
     size_t in_use, waiting;

@@ -22,7 +22,7 @@ from torch_geometric.utils import scatter
 from pyg_dist.backend import ops
 from pyg_dist.backend.local_function import LocalFunction
 
-LARGE = 8 << 20
+LARGE = 2 << 20
 """Bytes from which on an output is worth a block; ``kWorthIt`` of ``csrc/ops/cpu/block_pool.h``."""
 
 

@@ -1,7 +1,7 @@
 """Freed memory: blocks of large outputs wait to be reused, the C library's is given back to the system.
 
 Full-batch epochs allocate the same few large tensors again and again, mini-batches tensors of varying sizes. The native
-ops take outputs of 8 MiB and more from a pool of huge pages (``csrc/ops/cpu/block_pool.h``): freed blocks wait for the
+ops take outputs of 2 MiB and more from a pool of huge pages (``csrc/ops/cpu/block_pool.h``): freed blocks wait for the
 next request, of whatever size. The pool never holds more than was in use at once (in the last thousand or two
 requests), and while pages wait the kernel may take them back. benchmarks/REPORT.md has the figures. With torch 2.10 and
 outside of Linux there is no pool.
