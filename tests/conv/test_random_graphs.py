@@ -7,15 +7,19 @@ isolated nodes, no edges at all, one node, fewer nodes than ranks, one feature, 
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 import torch
 from against_stock import Results, convs, differences, gradients, whole
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch_geometric import EdgeIndex
+from torch_geometric import nn as gnn
 from torch_geometric.data import Data
 from torch_geometric.utils import to_torch_csr_tensor, to_undirected
 from workers import Workers
@@ -39,7 +43,31 @@ OTHER_OPTIONS: dict[str, list[dict[str, Any]]] = {
     "sg": [{"K": 2}, {"add_self_loops": False}, {"cached": True}],
     "cheb": [{"K": 3}, {"K": 2, "normalization": "rw"}, {"K": 1}],
     "arma": [{"num_stacks": 2, "num_layers": 2}, {"num_layers": 2, "shared_weights": True}],
+    "appnp": [{}, {"add_self_loops": False}],
+    "gcn2": [{}, {"aggr": "mean"}],
+    "ssg": [{}, {"add_self_loops": False}],
+    "gin": [{}, {"train_eps": True}, {"aggr": "mean"}, {"aggr": "max"}],
+    "cluster": [{}, {"diag_lambda": 0.3}, {"aggr": "mean"}],
+    "fa": [{}, {"aggr": "mean"}, {"aggr": "max"}, {"aggr": "std"}, {"add_self_loops": False}],
+    "lg": [{}, {"normalize": False}],
+    "gated": [{}, {"aggr": "mean"}],
+    "edge": [{}, {"aggr": "mean"}, {"aggr": "std"}],
+    "gine": [{}, {"aggr": "mean"}],
 }
+MAKES: dict[str, Callable[..., Any]] = {
+    "appnp": lambda width, out, **options: gnn.APPNP(2, 0.1, **options),
+    "gcn2": lambda width, out, **options: gnn.GCN2Conv(width, 0.1, **options),
+    "ssg": lambda width, out, **options: gnn.SSGConv(width, out, 0.1, K=2, **options),
+    "gin": lambda width, out, **options: gnn.GINConv(nn.Linear(width, out), eps=0.25, **options),
+    "cluster": gnn.ClusterGCNConv,
+    "fa": lambda width, out, **options: gnn.FAConv(width, **options),
+    "lg": lambda width, out, **options: gnn.LGConv(**options),
+    "gated": lambda width, out, **options: gnn.GatedGraphConv(width, 2, **options),
+    "edge": lambda width, out, **options: gnn.EdgeConv(nn.Sequential(nn.Linear(2 * width, out), nn.Tanh()), **options),
+    "gine": lambda width, out, **options: gnn.GINEConv(nn.Linear(width, out), **options),
+}
+BY_BLOCKS = ("edge", "gine")
+UNWEIGHTED = ("sage", "gin", "cluster", "fa", *BY_BLOCKS)
 GCN_OPTIONS: list[dict[str, Any]] = [
     {}, {"improved": True}, {"add_self_loops": False}, {"normalize": False}, {"cached": True}, {"bias": False},
 ]  # fmt: skip
@@ -70,7 +98,7 @@ def cases(draw: Any, world_size: int) -> Case:
     edges = draw(st.lists(st.tuples(node, node), max_size=30))
     conv = draw(st.sampled_from(["sage", "gcn", *OTHER_OPTIONS]))
     forms = ["edge_index", "EdgeIndex", "adj_t", "weighted adj_t"]
-    form = draw(st.sampled_from(forms[:2] if conv in ("cheb", "arma") else forms))
+    form = draw(st.sampled_from(forms[:2] if conv in ("cheb", "arma", *MAKES) else forms))
     if conv == "sage":
         # Stock quantiles fail where node 0 has no message or there is but one in all, and LSTMs where there is none.
         has_any, has_first = len(set(edges)) > 1, any(target == 0 for _, target in edges)
@@ -79,7 +107,7 @@ def cases(draw: Any, world_size: int) -> Case:
         options = {"aggr": draw(st.sampled_from(aggregations)), **draw(st.sampled_from(SAGE_OPTIONS))}
     else:
         options = draw(st.sampled_from(OTHER_OPTIONS.get(conv, GCN_OPTIONS)))
-    is_weighted = conv == "gcn" or (conv != "sage" and "adj_t" not in form)
+    is_weighted = conv == "gcn" or (conv not in UNWEIGHTED and "adj_t" not in form)
     return Case(
         num_nodes,
         edges,
@@ -113,7 +141,21 @@ def graph_of(case: Case) -> Data:
         size = (case.num_nodes, case.num_nodes)
         data.edge_index = EdgeIndex(edge_index, sparse_size=size, sort_order="col") if is_class else edge_index
     data.edge_weight = torch.rand(data.num_edges, generator=rng, dtype=torch.float64) + 0.1
+    data.edge_attr = torch.randn(data.num_edges, case.num_features, generator=rng, dtype=torch.float64)
     return data
+
+
+def classes(kind: str) -> tuple[Any, Any]:
+    """What makes PyG's conv and ours."""
+    if kind not in MAKES:
+        return convs(kind)
+
+    def ours(*channels: int, **options: Any) -> Any:
+        from pyg_dist.conv import DistributedConv
+
+        return DistributedConv(MAKES[kind](*channels, **options))
+
+    return MAKES[kind], ours
 
 
 def results(conv_class: Any, data: Any, case: Case) -> Results:
@@ -125,7 +167,10 @@ def results(conv_class: Any, data: Any, case: Case) -> Results:
         weight[0].requires_grad_()
     edge_index = data.adj_t if "adj_t" in case.form else data.edge_index
     given = {"x": x, "(x, 2x)": (x, 2 * x), "(x, None)": (x, None)}[case.x]
-    out = conv(given, edge_index, *weight)
+    if case.conv == "gine":
+        weight = [data.edge_attr]
+    first = [x.tanh()] if case.conv in ("gcn2", "fa") else []
+    out = conv(given, *first, edge_index, *weight)
     # Each entry has its own weight, and second derivatives are not constant.
     score = torch.linspace(0.5, 1.5, out.numel(), dtype=torch.float64).view(out.shape)
     (out * score + 0.1 * out.square()).sum().backward()
@@ -142,7 +187,8 @@ def compare(case: Case, expected: Results) -> list[str]:
 
     try:
         data = DistributedData(graph_of(case), partition=torch.tensor(case.owners), exchange=case.exchange)
-        got = results(convs(case.conv)[1], data, case)
+        with patch.dict(os.environ, {"PYG_DIST_MESSAGE_MIB": "0.0001"} if case.conv in BY_BLOCKS else {}):
+            got = results(classes(case.conv)[1], data, case)
     except ValueError as error:  # ours are raised on every rank: no need to start new processes
         return [str(error)]
     return differences(got, expected)
@@ -152,7 +198,7 @@ def compare(case: Case, expected: Results) -> list[str]:
 EMPTY = Case(3, [], [0, 0, 0], 2, "edge_index", False, "sage", {"aggr": "max"}, "none", 2, "hybrid", "x", 0)
 
 
-@pytest.mark.parametrize(("world_size", "num_examples"), [(1, 40), (2, 40), (3, 50), (4, 20)])
+@pytest.mark.parametrize(("world_size", "num_examples"), [(1, 60), (2, 60), (3, 70), (4, 30)])
 def test_random_graphs(workers: Pools, world_size: int, num_examples: int) -> None:
     @settings(
         max_examples=num_examples, deadline=None, derandomize=True, database=None,
@@ -168,8 +214,10 @@ def test_random_graphs(workers: Pools, world_size: int, num_examples: int) -> No
     @example(EMPTY._replace(form="weighted adj_t", edges=[(0, 1), (2, 1)], options={"aggr": "std"}))
     @example(EMPTY._replace(form="weighted adj_t", edges=[(0, 1), (2, 1)], options={"aggr": ["mean", "max"]}))
     @example(EMPTY._replace(form="weighted adj_t", edges=[(0, 1), (2, 1)], options={"aggr": "min"}))
+    @example(EMPTY._replace(edges=[(0, 1), (2, 1), (1, 1)], conv="fa", options={"aggr": "mean"}))
+    @example(EMPTY._replace(edges=[(0, 1), (2, 1), (1, 1)], conv="edge", options={"aggr": "mean"}))
     def check(case: Case) -> None:
-        expected = whole(results(convs(case.conv)[0], graph_of(case), case))
+        expected = whole(results(classes(case.conv)[0], graph_of(case), case))
         for rank, differs in enumerate(workers(world_size).run(compare, case, expected)):
             assert not differs, f"on rank {rank}"
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from against_stock import Results, assert_same, gradients, meshes
 from random_graphs import random_graph, uneven_parts
+from test_attention import LargestPerEdge
 from torch import Tensor, nn
 from torch_geometric import nn as gnn
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
@@ -362,3 +363,39 @@ def integer_weights() -> None:
 
 def test_integer_weights(workers: Pools) -> None:
     workers(2).run(integer_weights)
+
+
+def largest_per_edge(**layout: Any) -> dict[str, int]:
+    """Of training steps, by conv, the most numbers an edge of a tensor; rows have 16 columns or more."""
+    import pyg_dist
+
+    num_edges, width = 40_000, 16
+    data = pyg_dist.DistributedData(random_graph(20, num_edges, width, seed=5), **layout)
+    makes: dict[str, Callable[[], nn.Module]] = {
+        "TAGConv": lambda: gnn.TAGConv(width, 16),
+        "APPNP": lambda: gnn.APPNP(2, 0.1),
+        "GINConv": lambda: gnn.GINConv(nn.Linear(width, 16)),
+        "GraphConv": lambda: gnn.GraphConv(width, 16),
+        "ChebConv": lambda: gnn.ChebConv(width, 16, K=2),
+        "FAConv": lambda: gnn.FAConv(width),
+        "FAConv, mean": lambda: gnn.FAConv(width, aggr="mean"),
+    }
+    found = {}
+    for name, make in makes.items():
+        for kind in kinds(name):
+            with LargestPerEdge(num_edges // pyg_dist.world_size()) as seen:
+                step(data, make, kind, True)
+            found[f"{name}, {kind}"] = seen.largest
+    return found
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_no_tensor_of_edges_and_columns_is_made(workers: Pools, world_size: int) -> None:
+    """The ends of edges, and what orders them, have two numbers an edge."""
+    for found in workers(world_size).run(largest_per_edge):
+        assert max(found.values()) <= 4, found
+
+
+def test_no_tensor_of_edges_and_columns_is_made_on_the_grid(workers: Pools) -> None:
+    for found in workers(2).run(largest_per_edge, layout="grid", mesh={"x": 2}):
+        assert max(found.values()) <= 4, found
