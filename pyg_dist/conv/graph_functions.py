@@ -15,6 +15,7 @@ import torch_geometric.utils as pyg
 from torch import Tensor
 from torch_geometric.nn.conv import gcn_conv
 
+from pyg_dist.backend.autograd.appended import append
 from pyg_dist.conv.inputs import require_floats
 from pyg_dist.conv.lazy_norm import LazyNorm, NormedEdges, NormWeight, made
 from pyg_dist.errors import UnsupportedError
@@ -133,7 +134,7 @@ def add_self_loops(
     if edge_attr is None:
         return edges, None
     values = _local(edge_attr, edge_index.rows)
-    return edges, edges.tensor(torch.cat([values, _filled(values, fill_value, edge_index)]))
+    return edges, edges.tensor(append([values, _filled(values, fill_value, edge_index)]))
 
 
 def _filled(values: Tensor, fill_value: Any, edges: Edges) -> Tensor:
@@ -169,7 +170,7 @@ def _one_loop_each(
     kept = values.index_select(0, places)
     filled = _filled(values, fill_value, edge_index)
     filled = edge_index.with_loop_values(filled, values, rule)
-    return edges, edges.tensor(torch.cat([kept, filled]))
+    return edges, edges.tensor(append([kept, filled]))
 
 
 @_stands_for(gcn_conv.gcn_norm)
@@ -246,7 +247,7 @@ def get_laplacian(
         raise UnsupportedError(f"get_laplacian expected the normalization 'sym', 'rw' or None (got {normalization!r})")
     loops = degree.to_local() if normalization is None else torch.ones_like(degree.to_local())
     edges = edges.with_loops
-    return edges, edges.tensor(torch.cat([-values.to_local(), loops]))
+    return edges, edges.tensor(append([-values.to_local(), loops]))
 
 
 def _refuse_samples(name: str) -> Callable[..., Any]:

@@ -245,6 +245,15 @@ def third_order(side: Side) -> Results:
 # ---- Between backward and step ---------------------------------------------------------------------------------------
 
 
+def second_order_of_appended_rows(side: Side) -> Results:
+    """Flat ones: where a rank has none, torch.cat leaves its tensors out of the graph of second derivatives."""
+    net, x = Net(side), side.features()
+    column = net.second(net.first(x, side.data.edge_index).tanh(), side.data.edge_index)[:, 0]
+    (by_x,) = torch.autograd.grad(torch.cat([column, 2 * column]).tanh().sum(), [x], create_graph=True)
+    by_x.square().sum().backward()
+    return gradients(net, x=x)
+
+
 def clipping(side: Side) -> Results:
     net, x = Net(side), side.features()
     (20 * side.loss(net(x, side.data.edge_index))).backward()
@@ -325,8 +334,8 @@ SCRIPTS = [
     centred_features, gated_features, batch_statistics, readout_that_returns, plain_rows_that_learn,
     reparametrised_layer, shared_weights, several_losses, accumulation, retain_graph, penalty_on_parameters,
     frozen_parameters, unused_parameters, autograd_grad, backward_of_rows, create_graph, gradient_penalty,
-    backward_create_graph, third_order, clipping, gradients_changed_in_place, features_of_the_graph, edge_weights,
-    selections,
+    backward_create_graph, third_order, second_order_of_appended_rows, clipping, gradients_changed_in_place,
+    features_of_the_graph, edge_weights, selections,
 ]  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from pyg_dist.backend.autograd.appended import append
 from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.redistribution import Redistribution
@@ -431,7 +432,7 @@ class GridGraph:
             return GridOperator(tile.csr, values)
         assert values is not None
         loops = tile.loops(self.loop_rule)
-        return GridOperator(loops.added, torch.cat([values, loops.weight(values, norm.loop_value)]))
+        return GridOperator(loops.added, append([values, loops.weight(values, norm.loop_value)]))
 
     def _gcn_product(self, x: TileTensor, operator: TiledOperator) -> TileTensor:
         """GCN's aggregation with weights that learn; differentiable by x and by the weights (collective)."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_dist.backend.autograd.appended import append
 from pyg_dist.errors import LayoutMismatchError
 from pyg_dist.tensor.functions.full_tensor import on_full_tensor
 from pyg_dist.tensor.functions.moved_rows import MovedRows
@@ -117,7 +118,7 @@ def _append(function: Function, tensors: tuple[Tensor, ...]) -> RowTensor:
             t.as_subclass(Tensor) if isinstance(t, RowTensor) else part.slice(t)
             for t, part in zip(tensors, parts, strict=True)
         ]
-        return as_row_tensor_(torch.cat(local), parts[0] if len(parts) == 1 else ConcatenatedRows(parts))  # type: ignore[return-value]
+        return as_row_tensor_(append(local), parts[0] if len(parts) == 1 else ConcatenatedRows(parts))  # type: ignore[return-value]
 
 
 @implements("one_hot")
