@@ -49,10 +49,6 @@ def gcn_scales(
     return scale, of_columns if is_source is None else mask_non_sources(of_columns, is_source)
 
 
-Multiply = Callable[[Any, bool], Any]
-"""``A_w``, loops included, times a node tensor; the second argument: exactly (collective)."""
-
-
 class LearnedScales:
     """``s = (A_w 1)^-1/2`` for weights that learn, differentiable by them.
 
@@ -62,28 +58,28 @@ class LearnedScales:
     def __init__(self) -> None:
         self._known: dict[tuple[torch.dtype, bool], tuple[Any, Any]] = {}
 
-    def get(self, ones: Any, multiply: Multiply, is_source: Tensor | None) -> tuple[Any, Any]:
-        """Those of rows and of columns (collective at the first use).
+    def get(self, dtype: torch.dtype, degree: Callable[[], Any], is_source: Tensor | None) -> tuple[Any, Any]:
+        """Those of rows and of columns (collective at the first use, if ``degree`` is).
 
         Args:
-            ones: a node tensor ``[N, 1]``.
-            multiply: the weighted sums.
+            dtype: of the product.
+            degree: ``A_w 1``, loops included, ``[N, 1]``.
             is_source: whether a node has an out-edge; ``None``: every one has.
         """
-        key = ones.dtype, torch.is_grad_enabled()
+        key = dtype, torch.is_grad_enabled()
         if key not in self._known:
-            scale = inverse_sqrt_degree(multiply(ones, True))
+            scale = inverse_sqrt_degree(degree())
             self._known[key] = scale, scale if is_source is None else mask_non_sources(scale, is_source)
         return self._known[key]
 
 
-def gcn_product(x: Any, scales: tuple[Any, Any], multiply: Multiply) -> Any:
+def gcn_product(x: Any, scales: tuple[Any, Any], multiply: Callable[[Any], Any]) -> Any:
     """``y = s * A_w (s * x)``; differentiable by x and by the weights (collective).
 
     Args:
         x: node tensor ``[N, F]``.
         scales: s, of rows and of columns.
-        multiply: the weighted sums.
+        multiply: ``A_w``, loops included, times a node tensor (collective).
     """
     of_rows, of_columns = scales
-    return multiply(x * of_columns.to(x.dtype), False) * of_rows.to(x.dtype)
+    return multiply(x * of_columns.to(x.dtype)) * of_rows.to(x.dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -208,15 +209,20 @@ def test_any_conv(workers: Pools, kind: str) -> None:
     assert all(torch.equal(state, states[0]) for state in states)
 
 
-def learning_weights() -> None:
-    """Weights that learn take halo rows; theirs are quantized, the degrees are not."""
+def learning_weights(lends: bool) -> None:
+    """Rows and sums with weights that learn are quantized; weights and degrees are not."""
     from pyg_dist.conv import DistributedGCNConv
 
+    with patch("pyg_dist.layout.halo.graph.lends_weights", lambda *_: lends):
+        compare_learning_weights(DistributedGCNConv)
+
+
+def compare_learning_weights(conv_class: Any) -> None:
     results = []
     for bits in (8, 32):
         data = distributed(bits)
         torch.manual_seed(0)
-        conv = DistributedGCNConv(7, 5).double()
+        conv = conv_class(7, 5).double()
         weight = (torch.rand_like(data.edge_weight) + 0.5).requires_grad_()
         conv(data.x * 1.0, data.edge_index, weight).square().sum().backward()
         results.append(
@@ -227,5 +233,6 @@ def learning_weights() -> None:
         torch.testing.assert_close(got, want, rtol=0.05, atol=0.05 * float(want.abs().max()))
 
 
-def test_learning_weights(workers: Pools) -> None:
-    workers(2).run(learning_weights)
+@pytest.mark.parametrize("lends", [False, True])
+def test_learning_weights(workers: Pools, lends: bool) -> None:
+    workers(2).run(learning_weights, lends)

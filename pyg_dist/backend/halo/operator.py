@@ -3,9 +3,16 @@
 ``y_i = r_i * sum_{(j -> i)} w_ji * c_j * x_j`` with optional row scale r, edge weight w and column scale c. GCN's
 normalisation is r = c = degree^-1/2; a mean *divides* by r = in-degree: no edge-sized floats are made for either.
 
-While r, w and c are constants (:class:`LinearOperator`), remote edges may be multiplied on either side of the exchange
-(:mod:`pyg_dist.plan.halo.transfer`), and messages travel while local edges are multiplied. Weights that learn take
-:func:`aggregate_edges`, which differentiates by x and by w.
+Remote edges may be multiplied on either side of the exchange (:mod:`pyg_dist.plan.halo.transfer`), and messages travel
+while local edges are multiplied. If r, w and c are constant, that is a :class:`LinearOperator`. Weights that learn
+take :func:`aggregate_edges`, by rows of sources, or :func:`aggregate_lent`, by rows and partial sums. Both
+differentiate by x and by w, to any order. The latter, with L for the exchange of weights, P for that of rows, and C
+made of the lent weights::
+
+    forward          lent = L w       sent = C x           out = local(w) x + incoming(w) P sent
+    backward by x    d_sent = P^T incoming(w)^T d_out      d_x = local(w)^T d_out + C^T d_sent
+    backward by w    d_lent[e] = <d_sent[sum of e], x[source of e]>, which go home: L^T d_lent
+                     the others' as of any product, <d_out[target], row of the source>
 """
 
 from __future__ import annotations
@@ -16,16 +23,19 @@ from functools import cached_property
 from torch import Tensor
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.autograd.linear_map import apply
+from pyg_dist.backend.autograd.appended import append
+from pyg_dist.backend.autograd.linear_map import LinearMap, apply
 from pyg_dist.backend.comm.codec import EXACT, Codec
 from pyg_dist.backend.comm.transport import Pending
+from pyg_dist.backend.halo.exchange import Exchange
 from pyg_dist.backend.halo.last_rows import add_to_last_rows
 from pyg_dist.backend.halo.transfer import HaloTransfer
+from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.ops.call import as_rows
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.sparse.edge_product import edge_product
 from pyg_dist.backend.sparse.matrix import Matrix
-from pyg_dist.backend.timing import phase
+from pyg_dist.backend.timing import overlaps, phase
 from pyg_dist.errors import UnsupportedError
 
 
@@ -116,6 +126,62 @@ class HaloSums:
         return Pending(finish)
 
 
+@dataclass(frozen=True)
+class Moved:
+    """Rows that go to other ranks as they are: an exchange alone. Shapes: ``[s, ...] -> [h, ...]``.
+
+    Attributes:
+        exchange: it.
+        codecs: how rows ``[s, F]`` travel, and how on the way back.
+    """
+
+    exchange: Exchange
+    codecs: tuple[Codec, Codec] = (EXACT, EXACT)
+
+    @property
+    def transposed(self) -> Moved:
+        """The way back."""
+        return Moved(self.exchange.transposed, self.codecs[::-1])
+
+    def start(self, x: Tensor) -> Pending[Tensor]:
+        """Send rows (collective, no autograd)."""
+        x, exchange = x.contiguous(), self.exchange
+        if self.codecs[0] is EXACT:
+            return exchange.start(x)
+        own, theirs = exchange.transposed.slots(x.device), exchange.slots(x.device)
+        return _added(HaloTransfer(own, exchange, theirs, self.codecs), x, exchange.num_received)
+
+
+@dataclass(frozen=True)
+class LentSums:
+    """Sums with weights that learn, some of which are made where their edges begin: the lists of one rank.
+
+    Attributes:
+        places: of the weights that other ranks multiply by, in edge storage, integers ``[l]``, grouped by these ranks.
+        lending: moves l weights away and brings k.
+        outgoing: ``[s, n]``, makes what is sent. Values: the k weights, and a one behind them for rows as they are.
+        exchange: moves s rows away and brings h.
+        incoming: ``[b, h]``, adds what arrives to the boundary rows. Values: edge storage, and a one behind it.
+    """
+
+    places: Tensor
+    lending: Exchange
+    outgoing: CSR
+    exchange: Exchange
+    incoming: CSR
+
+    def lent(self, weight: Tensor) -> Tensor:
+        """The weights that others lend this rank, and a one; differentiable, collective both ways.
+
+        Shapes: ``[e] -> [k + 1]``.
+        """
+        return _and_one(apply(Moved(self.lending), weight.index_select(0, on_device(self.places, weight.device))))
+
+
+def _and_one(values: Tensor) -> Tensor:
+    return append([values, values.new_ones(1)])
+
+
 def _to_slots(transfer: HaloTransfer) -> HaloTransfer:
     """The same messages, each row of which becomes one of the result."""
     return HaloTransfer(
@@ -163,7 +229,7 @@ def halo_sums(rows: Tensor, transfer: HaloTransfer) -> Tensor:
 def aggregate_edges(x: Tensor, weight: Tensor, local: CSR, halo: CSR, transfer: HaloTransfer) -> Tensor:
     """Weighted sum over in-edges, differentiable by x and by the weights; collective both ways.
 
-    The weights' derivatives need the sources' rows themselves: the exchange is post.
+    Remote edges are summed at their targets: the rows of the sources are sent.
 
     Args:
         x: the rank's rows.
@@ -177,5 +243,50 @@ def aggregate_edges(x: Tensor, weight: Tensor, local: CSR, halo: CSR, transfer: 
         - weight: ``[e]``, this rank's edge storage
         - output: ``[n, F]``
     """
-    arrived = halo_rows(x, transfer)
-    return add_to_last_rows(edge_product(weight, x, local), edge_product(weight, arrived, halo))
+    _require_dtype(x)
+    return _with_halo(x, weight, local, HaloRows(transfer), x, weight, halo)
+
+
+def aggregate_lent(
+    x: Tensor, weight: Tensor, lent: Tensor, local: CSR, sums: LentSums, codecs: tuple[Codec, Codec]
+) -> Tensor:
+    """:func:`aggregate_edges` by rows and partial sums.
+
+    Args:
+        x: the rank's rows.
+        weight: of its edges.
+        lent: ``sums.lent(weight)``, which serves several products.
+        local: targets by local sources.
+        sums: the exchange.
+        codecs: how rows and sums travel, and how on the way back.
+
+    Shapes:
+        - x: ``[n, F]``
+        - weight: ``[e]``, this rank's edge storage
+        - output: ``[n, F]``
+    """
+    _require_dtype(x)
+    sent = edge_product(lent, x, sums.outgoing)
+    return _with_halo(x, weight, local, Moved(sums.exchange, codecs), sent, _and_one(weight), sums.incoming)
+
+
+def _with_halo(
+    x: Tensor, weight: Tensor, local: CSR, way: LinearMap, sent: Tensor, incoming_weight: Tensor, incoming: CSR
+) -> Tensor:
+    """``local(weight) x``, and ``incoming(incoming_weight)`` times ``way sent``, which flies meanwhile (collective)."""
+    pending = None
+    if overlaps():
+        if incoming.num_cols:
+            local.choose_form(as_rows(x.detach()))
+        pending = way.start(sent.detach())
+    out = edge_product(weight, x, local)
+    return add_to_last_rows(out, edge_product(incoming_weight, apply(way, sent, pending), incoming))
+
+
+def weight_sums(weight: Tensor, local: CSR, halo: CSR) -> Tensor:
+    """The sum of the weights of each node's in-edges, differentiable to any order; talks to nobody.
+
+    Shapes: ``[e] -> [n, 1]``.
+    """
+    by_local, by_halo = (edge_product(weight, weight.new_ones(csr.num_cols, 1), csr) for csr in (local, halo))
+    return add_to_last_rows(by_local, by_halo)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -75,6 +76,20 @@ class CSR:
         if self.place is None:
             return entry + self.first if self.first else entry
         return on_device(self.place, entry.device)[entry]
+
+    def placed(self, number: Callable[[Tensor], Tensor]) -> CSR:
+        """The same pattern, and its transpose, whose values lie elsewhere.
+
+        Args:
+            number: new places, given old ones; on the host.
+        """
+        host = self.on_host
+        if host.num_entries == 0:
+            return self
+        turned = host.transposed
+        placed, placed_turned = (replace(csr, place=_small(number(csr.edge)), first=0) for csr in (host, turned))
+        placed.__dict__["transposed"] = placed_turned
+        return placed if self.host is None else placed.to(self.device)
 
     def _entries(self) -> Tensor:
         last = self.first + self.num_entries

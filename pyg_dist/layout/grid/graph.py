@@ -440,8 +440,8 @@ class GridGraph:
         dtype = accumulation_dtype(x.dtype)
         ones = TileTensor.from_local(torch.ones(rows.local_shape(1), dtype=dtype, device=self.device), rows)
         is_source = None if operator.norm.add_self_loops else self._sources
-        multiply = lambda tiles, exact: self._start(tiles, operator, exact).wait()  # noqa: E731
-        return gcn_product(x, operator.scales.get(ones, multiply, is_source), multiply)  # type: ignore[no-any-return]
+        scales = operator.scales.get(dtype, lambda: self._start(ones, operator, exact=True).wait(), is_source)
+        return gcn_product(x, scales, lambda tiles: self._start(tiles, operator).wait())  # type: ignore[no-any-return]
 
     @cached_property
     @lasting

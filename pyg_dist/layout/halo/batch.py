@@ -97,6 +97,8 @@ class HaloBatch(HaloGraph):
         sample: of its nodes.
     """
 
+    lends_weights = False  # whether that pays, ranks would have to ask each other for each batch
+
     def __init__(self, parent: HaloGraph, sample: Sample) -> None:
         self.parent = parent
         self.restriction: Restriction = restricted(parent.share, parent.links.links, sample.node_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
@@ -19,10 +19,11 @@ from pyg_dist.backend.comm.transport import Pending, Traffic, Transport
 from pyg_dist.backend.halo.attention import HaloAttention, halo_attention
 from pyg_dist.backend.halo.exchange import Exchange
 from pyg_dist.backend.halo.message_blocks import MessageBlocks, Place, Run, reduce_by_blocks
-from pyg_dist.backend.halo.operator import HaloRows, LinearOperator, aggregate, aggregate_edges, halo_rows, halo_sums
+from pyg_dist.backend.halo.operator import HaloRows, LentSums, LinearOperator, aggregate, halo_rows, halo_sums
 from pyg_dist.backend.halo.transfer import HaloTransfer
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
+from pyg_dist.backend.ops.row_format import row_bytes
 from pyg_dist.backend.sparse.attention import attention
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.sparse.matrix import Matrix
@@ -36,8 +37,9 @@ from pyg_dist.layout.halo.operator import ConstantOperator, HaloOperator, Learni
 from pyg_dist.layout.halo.sharding import HaloNodes
 from pyg_dist.layout.operator_cache import OperatorCache
 from pyg_dist.layout.self_loops import LoopRule, SelfLoops
+from pyg_dist.plan.halo.cost import ExchangeCounts, lends_weights
 from pyg_dist.plan.halo.share import HaloShare
-from pyg_dist.plan.halo.transfer import Transfer
+from pyg_dist.plan.halo.transfer import UNIT, Transfer
 from pyg_dist.tensor.functions.random import draw_seed
 from pyg_dist.tensor.layer_names import name_of
 from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor, as_row_tensor_
@@ -62,7 +64,10 @@ class HaloGraph:
 
     Attributes:
         digest: of the edges, where a script has made them.
+        lends_weights: whether ranks may make sums with weights that learn for one another.
     """
+
+    lends_weights = True
 
     def __init__(
         self,
@@ -104,7 +109,7 @@ class HaloGraph:
         self._operators: OperatorCache[ConstantOperator] = OperatorCache()
         self._neighbour_lists: dict[int, tuple[Tensor, Tensor]] = {}
         self._elsewhere: dict[torch.device, HaloGraph] = {}
-        for name in ("csr", "_feeds_halos", "_neighbour_id_there"):
+        for name in ("csr", "_feeds_halos", "_neighbour_id_there", "_lent_sums"):
             self.__dict__.pop(name, None)
 
     def __deepcopy__(self, memo: object) -> HaloGraph:
@@ -419,9 +424,9 @@ class HaloGraph:
 
     def aggregate(self, x: NodeTensor, operator: HaloOperator, layer: nn.Module | None = None) -> NodeTensor:
         """See :meth:`~pyg_dist.layout.graph.DistributedGraph.aggregate`."""
-        codecs = (EXACT, EXACT) if layer is None else self.codecs(layer, of_rows=operator.learns)
         if isinstance(operator, LearningOperator):
-            return self._learning_product(x, operator, codecs)
+            return self._learning_product(x, operator, layer)
+        codecs = (EXACT, EXACT) if layer is None else self.codecs(layer)
         result = aggregation_cache.lookup(x, operator)
         if result is None:
             cached = aggregation_cache.is_cacheable(x, x._sharding)
@@ -478,14 +483,54 @@ class HaloGraph:
 
     def _learning(self, norm: Norm, weight: Tensor) -> LearningOperator:
         """The operator of weights that learn."""
-        adds_loops = norm.kind == "gcn" and norm.add_self_loops
-        local = self._loops.others if adds_loops and self.loop_rule != "add" else self.local
+        local, loops = self.local, None
+        if norm.kind == "gcn" and norm.add_self_loops:
+            local = self.local if self.loop_rule == "add" else self._loops.others
+            loops = partial(self._loops.weight, loop_value=norm.loop_value)
+        return LearningOperator(norm, weight, local, self.halo, lambda: self._lent_sums, self.in_degree, loops)
 
-        def sums(x: Tensor, weight: Tensor, transfer: HaloTransfer) -> Tensor:
-            out = aggregate_edges(x, weight, local, self.halo, transfer)
-            return out + self._loops.weight(weight, norm.loop_value).view(-1, 1) * x if adds_loops else out
+    @cached_property
+    @lasting
+    def _lent_sums(self) -> LentSums:
+        """The exchange of sums whose weights learn, by edge storage."""
+        return self._lending(self.edge_sharding.num_local, lambda place: place)
 
-        return LearningOperator(norm, weight, sums, self.in_degree)
+    def _lending(self, num_edges: int, stored: Callable[[Tensor], Tensor]) -> LentSums:
+        """The exchange of sums whose weights learn.
+
+        Args:
+            num_edges: of their storage.
+            stored: where the weights of remote edges lie in it, given their places in edge storage.
+        """
+        lists, sums = self.share.sum_transfer, self._sum_transfer
+        exchange = Exchange(self._transport, lists.weight_send_counts, lists.weight_recv_counts)
+
+        def placed(csr: CSR, unit: int, number: Callable[[Tensor], Tensor]) -> CSR:
+            return csr.placed(lambda place: torch.where(place == UNIT, unit, number(place)))
+
+        outgoing = placed(sums.outgoing.pattern, exchange.num_received, lambda place: place)
+        incoming = placed(sums.incoming.pattern, num_edges, stored)
+        return LentSums(stored(lists.weights_to_send), exchange, outgoing, sums.exchange, incoming)
+
+    @cached_property
+    @lasting
+    def _exchange_counts(self) -> ExchangeCounts:
+        """What the two exchanges move (collective at the first use)."""
+        share, group = self.share, self.exchange_group
+        counts = map(
+            sum, (share.row_transfer.send_counts, share.sum_transfer.send_counts, share.sum_transfer.weight_send_counts)
+        )
+        gathered = group.gather_rows(torch.tensor([[*counts]]), [1] * group.size)
+        return ExchangeCounts(*gathered.sum(0).tolist())
+
+    def _lends(self, x: Tensor, norm: Norm, layer: nn.Module | None) -> bool:
+        """Whether weights that learn are lent for a product with x (collective at the first use)."""
+        if not self.lends_weights or self.share.exchange == "post" or self.exchange_group.size == 1:
+            return False
+        bits = (32, 32) if layer is None or not layer.training else self.bits
+        forward, backward = (row_bytes(x.shape[1], x.element_size(), b) for b in bits)
+        learns = x.requires_grad or norm.kind == "gcn"  # rows are scaled by what depends on the weights
+        return lends_weights(self._exchange_counts, forward, backward, x.element_size(), learns)
 
     def operator_over(
         self, edges: Edges, norm: Norm, weight: RowTensor | None, dtype: torch.dtype
@@ -500,9 +545,14 @@ class HaloGraph:
             degree[self.num_local - self.num_boundary :] += there.rowptr.diff()
             return degree.to(dtype)
 
+        def lending() -> LentSums:
+            place = torch.zeros(self.edge_sharding.num_local, dtype=torch.int64)
+            place[self._remote.cpu()] = edges.remote.cpu()
+            return self._lending(edges.rows.num_local, lambda stored: place[stored.long()])  # of -1: of any
+
         if weight is not None and weight.requires_grad and torch.is_grad_enabled():
-            sums = lambda x, w, transfer: aggregate_edges(x, w, here, there, transfer)  # noqa: E731
-            return LearningOperator(norm, weight.to_local(), sums, degree)
+            lent: Any = lambda: edges.kept.get("lent", None, lending)  # noqa: E731
+            return LearningOperator(norm, weight.to_local(), here, there, lent, degree)
 
         def build() -> ConstantOperator:
             values, stored = _constant(weight, dtype), None
@@ -520,19 +570,21 @@ class HaloGraph:
         """Places in edge storage of the edges whose sources are on other ranks, ascending."""
         return self.halo.edge.long().sort().values
 
-    def _learning_product(self, x: NodeTensor, a: LearningOperator, codecs: tuple[Codec, Codec]) -> NodeTensor:
+    def _learning_product(self, x: NodeTensor, a: LearningOperator, layer: nn.Module | None) -> NodeTensor:
         """The product with weights that learn; differentiable by x and by the weights (collective)."""
-        local, weight, coded = x.to_local(), a.weight.to(x.dtype), self.row_transfer.coded(codecs)
+        lends = self._lends(x, a.norm, layer)
+        codecs = (EXACT, EXACT) if layer is None else self.codecs(layer, of_rows=not lends)
+        local = x.to_local()
+
+        def times(rows: Tensor) -> Tensor:
+            return a.by_sums(rows, codecs) if lends else a.by_rows(rows, self.row_transfer.coded(codecs))
+
         if a.norm.kind == "gcn":
-            ones = local.new_ones(self.num_local, 1)
             is_source = None if a.norm.add_self_loops else self._sources
-
-            def times(rows: Tensor, exact: bool) -> Tensor:
-                return a.multiply(rows, weight, self.row_transfer if exact else coded)
-
-            out = gcn_product(local, a.scales.get(ones, times, is_source), times)
+            scales = a.scales.get(x.dtype, lambda: a.degree(x.dtype), is_source)
+            out = gcn_product(local, scales, times)
         else:
-            out = a.multiply(local, weight, coded)
+            out = times(local)
             if a.norm.kind == "mean":
                 out = out / a.in_degree(x.dtype).clamp_(min=1).view(-1, 1)
         return NodeTensor.from_local(out, self.node_sharding)

@@ -8,8 +8,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.halo.operator import LinearOperator
+from pyg_dist.backend.comm.codec import Codec
+from pyg_dist.backend.halo.operator import (
+    LentSums,
+    LinearOperator,
+    aggregate_edges,
+    aggregate_lent,
+    weight_sums,
+)
 from pyg_dist.backend.halo.transfer import HaloTransfer
+from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.layout.gcn_norm import LearnedScales
 from pyg_dist.layout.graph import Norm
 
@@ -28,22 +36,51 @@ class ConstantOperator:
 
 @dataclass(eq=False, frozen=True)
 class LearningOperator:
-    """A matrix whose weights require a gradient. Their derivatives need the sources' rows: the exchange is post.
+    """A matrix whose weights require a gradient.
 
     Attributes:
         norm: how it scales.
-        weight: this rank's edge storage, ``[e]``.
-        multiply: weighted sums of local rows, loops of the norm included: rows, weights, exchange.
+        weight: by edge storage, ``[e]``.
+        local: local nodes by local sources.
+        halo: boundary nodes by halo slots.
+        sums: what sends partial sums as well as rows.
         in_degree: of the local nodes, in a dtype.
+        loops: weights of the loops that the norm adds, ``[e] -> [n]``; ``None``: it adds none.
         scales: of GCN's norm.
     """
 
     norm: Norm
     weight: Tensor
-    multiply: Callable[[Tensor, Tensor, HaloTransfer], Tensor]
+    local: CSR
+    halo: CSR
+    sums: Callable[[], LentSums]
     in_degree: Callable[[torch.dtype], Tensor]
+    loops: Callable[[Tensor], Tensor] | None = None
     scales: LearnedScales = field(default_factory=LearnedScales)
+    _lent: dict[tuple[torch.dtype, bool], Tensor] = field(default_factory=dict)
     learns = True
+
+    def by_rows(self, x: Tensor, post: HaloTransfer) -> Tensor:
+        """Weighted sums, loops included; rows of sources are sent (collective). Shapes: ``[n, F] -> [n, F]``."""
+        weight = self.weight.to(x.dtype)
+        return self._with_loops(aggregate_edges(x, weight, self.local, self.halo, post), weight, x)
+
+    def by_sums(self, x: Tensor, codecs: tuple[Codec, Codec]) -> Tensor:
+        """The same; partial sums are sent as well. Weights are lent for all products of the operator (collective)."""
+        weight, sums, key = self.weight.to(x.dtype), self.sums(), (x.dtype, torch.is_grad_enabled())
+        if key not in self._lent:
+            self._lent[key] = sums.lent(weight)
+        out = aggregate_lent(x, weight, self._lent[key], self.local, sums, codecs)
+        return self._with_loops(out, weight, x)
+
+    def degree(self, dtype: torch.dtype) -> Tensor:
+        """The sum of the weights of each node's in-edges and loop; not collective. Shapes: ``[n, 1]``."""
+        weight = self.weight.to(dtype)
+        out = weight_sums(weight, self.local, self.halo)
+        return self._with_loops(out, weight, out.new_ones(out.shape))
+
+    def _with_loops(self, out: Tensor, weight: Tensor, x: Tensor) -> Tensor:
+        return out if self.loops is None else out + self.loops(weight).view(-1, 1) * x
 
 
 HaloOperator = ConstantOperator | LearningOperator

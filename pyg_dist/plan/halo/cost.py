@@ -53,6 +53,37 @@ def loads_of(nodes: Sequence[int], entries: Sequence[int], rows: Tensor, ranks_p
     ]
 
 
+class ExchangeCounts(NamedTuple):
+    """What one aggregation moves, all ranks together.
+
+    Attributes:
+        post: rows, were the exchange post.
+        sums: rows and partial sums by the chosen exchange.
+        weights: weights of the edges that are summed where they begin.
+    """
+
+    post: int
+    sums: int
+    weights: int
+
+
+def lends_weights(counts: ExchangeCounts, forward: int, backward: int, weight: int, learns: bool) -> bool:
+    """Whether a product with weights that learn sends fewer bytes by the chosen exchange than by post.
+
+    By the chosen exchange the weights are sent, and rows and sums, and the gradients of both come back, whoever learns
+    beside the weights. By post rows are sent, whose gradients come back if they learn.
+
+    Args:
+        counts: of both exchanges.
+        forward: bytes of a row.
+        backward: bytes of its gradient.
+        weight: bytes of a weight, and of its gradient.
+        learns: whether the rows need a gradient.
+    """
+    by_rows = counts.row_transfer * (forward + backward * learns)
+    return counts.sums * (forward + backward) + counts.weights * 2 * weight < by_rows
+
+
 def exchange_seconds(load: HaloLoad, width: int, machine: Machine, num_ranks: int, bits: int = 32) -> float:
     r"""The messages of one aggregation of ``width`` columns on one rank, one after another, without overlap.
 
