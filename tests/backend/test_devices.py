@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -44,6 +46,42 @@ def test_ranks_tell_each_other(workers: Callable[[int], Workers], gpus: list[str
     assert {devices.backend_for("auto", "auto", of_all) for of_all in found} == {
         "cpu:gloo,cuda:nccl" if gpus == ["a 1", "a 2"] else "gloo"
     }
+
+
+def calls_of_exchanges() -> tuple[list[str], list[float]]:
+    """What a group without tags, as of nccl, calls in two exchanges; the last of three ranks has no neighbours."""
+    import pyg_dist
+    from pyg_dist.backend.comm.group import Group
+    from pyg_dist.backend.comm.transport import Transport
+
+    pyg_dist.init()
+    rank, calls = pyg_dist.rank(), []
+
+    def noted(name: str) -> Any:
+        call = getattr(dist, name)
+
+        def run(*args: Any, **options: Any) -> Any:
+            calls.append(name)
+            return call(*args, **options)
+
+        return patch.object(dist, name, run)
+
+    group = Group(dist.group.WORLD, "untagged")
+    sent, senders = ([0, 1, 0], [(1, 0, 1)]) if rank == 0 else ([1, 0, 0], [(0, 0, 1)])
+    if rank == 2:
+        sent, senders = [0, 0, 0], []
+    rows, out = torch.full((sum(sent), 1), float(rank)), torch.empty(len(senders), 1)
+    with patch.object(Group, "tagged", lambda group, tensor: None), noted("all_reduce"), noted("batch_isend_irecv"):
+        for _ in range(2):
+            Transport(group).to_neighbours(rows, sent, senders, out).wait()
+    return calls, out.view(-1).tolist()
+
+
+def test_all_ranks_open_connections_before_messages_of_some(workers: Callable[[int], Workers]) -> None:
+    """The first batch of messages over nccl hangs where a rank has no part in it."""
+    first, second, third = workers(3).run(calls_of_exchanges)
+    exchanges = ["all_reduce", "batch_isend_irecv", "batch_isend_irecv"]
+    assert (first, second, third) == ((exchanges, [1.0]), (exchanges, [0.0]), (["all_reduce"], []))
 
 
 RANK_6 = {"RANK": "6", "WORLD_SIZE": "8", "LOCAL_RANK": "6", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}

@@ -69,6 +69,7 @@ class Group:
         self.size: int = 1 if process_group is None else process_group.size()
         self.rank: int = 0 if process_group is None else process_group.rank()
         self._messages: TaggedMessages | None = None
+        self._is_connected = False
         self.calls = Calls((0,))
         if process_group is not None:
             self.stage = Stage(process_group)
@@ -89,6 +90,18 @@ class Group:
     def global_rank(self, rank: int) -> int:
         """The default group's number of this axis' ``rank`` (not collective)."""
         return rank if self.process_group is None else dist.get_global_rank(self.process_group, rank)
+
+    def connect(self, tensor: Tensor) -> None:
+        """Join the connections for messages like ``tensor``, once, before messages that only some ranks have.
+
+        nccl opens a group's connections in its first call, and waits there for all ranks: one that has no neighbours
+        would not come. gloo's are open from the start.
+        """
+        if self._is_connected or self.size == 1 or self.tagged(tensor) is not None:
+            return
+        with InCall(self.calls):
+            dist.all_reduce(tensor.new_zeros(1), group=self.process_group)
+        self._is_connected = True
 
     def all_reduce_(self, tensor: Tensor, op: str = "sum", kind: str = "") -> Tensor:
         """Reduce ``tensor`` over the ranks, and maybe overwrite it; every rank gets the result, with the same bits.

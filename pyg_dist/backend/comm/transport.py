@@ -211,6 +211,7 @@ class Transport:
     ) -> Messages:
         self._count(rows, sent)
         group = self.group
+        group.connect(rows)
         tag = group.calls.next("exchange", rows.dtype, rows.shape[1:].numel())
         messages = group.tagged(rows)
         bounds = [0, *accumulate(sent)]
