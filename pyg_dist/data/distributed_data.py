@@ -49,6 +49,8 @@ class DistributedData(Data):  # type: ignore[misc]
     sets (``data.neg_edge_index``) stay plain, and convs take them beside node tensors. Everything is exact, except with
     ``bits`` or ``comm_dtype``: losses, metrics and gradients are those of one process.
 
+    The graph lies on the device of ``data.x`` (or else of the edges), with all attributes of nodes and edges.
+
     Every rank passes the same graph and options. Rank 0 partitions the graph; each rank keeps its own rows and edges,
     and no reference to the input.
 
@@ -66,7 +68,8 @@ class DistributedData(Data):  # type: ignore[misc]
             given parts keep their ranks.
         epsilon: how much heavier than the mean a part may be.
         exchange: what sums send: ``"post"``: rows of sources; ``"pre"``: partial sums for targets; ``"hybrid"``: the
-            fewest of both (SuperGCN, 5.2-5.3). Max, LSTM, attention and learned weights always use post.
+            fewest of both (SuperGCN, 5.2-5.3). Max, LSTM and attention always use post, learned weights where that sends fewer
+            bytes.
         bits: bits of each value that halos send in training, 32, 16, 8, 4 or 2, or (forward, backward). 32: exact; 16:
             bfloat16; fewer: rounded at random to steps of each row's range, approximate and unbiased (SuperGCN, 2.4
             and 6). Always exact: evaluation (``model.eval()``, ``no_grad``); messages that are sent once and cached
@@ -140,7 +143,7 @@ class DistributedData(Data):  # type: ignore[misc]
                 identity = _agree(graph_input, options)
             graph, plan = lay_out(graph_input, options, identity)
             release_free_memory()
-            self._adopt(graph_input, graph, plan)
+            self._adopt(graph_input, graph.to(graph_input.device), plan)
         logger.debug(
             "rank %d: %s of %s nodes, %s of %s edges", session.rank(), f"{graph.node_sharding.num_local:,}",
             f"{self.num_nodes:,}", f"{graph.edge_sharding.num_local:,}", f"{self.num_edges:,}",
@@ -150,14 +153,15 @@ class DistributedData(Data):  # type: ignore[misc]
         """Fill this object with the local rows of every attribute."""
         values, weight = graph_input.adj_values, None
         if values is not None:
-            weight = EdgeTensor.from_local(values.detach()[graph.edge_sharding.global_id], graph.edge_sharding)
+            local = values.detach()[graph.edge_sharding.global_id].to(graph_input.device)
+            weight = EdgeTensor.from_local(local, graph.edge_sharding)
             weight.requires_grad_(values.requires_grad)
         given: dict[str, Any] = {}
         for attributes in (graph_input.node_attributes, graph_input.edge_attributes):
             for name, value in attributes.items():
                 of_edges = attributes is graph_input.edge_attributes
                 rows = graph.edge_sharding if of_edges else graph.attribute_sharding(name, value)
-                local = rows.slice(value.detach())
+                local = rows.slice(value.detach()).to(graph_input.device)
                 given[name] = RowTensor.from_local(local, rows).requires_grad_(value.requires_grad)
         self._fill(graph, plan, graph_input.graph_key, weight, given | graph_input.other_attributes)
 

@@ -34,6 +34,7 @@ class GraphInput:
         graph_key: ``"edge_index"`` or ``"adj_t"``, where the script will look for the graph.
         loop_rule: see :data:`~pyg_dist.layout.self_loops.LoopRule`.
         adj_values: the values of ``adj_t``, ``[E]``, unless they are absent, or all one and constant.
+        device: where the graph was given: that of ``x``, or else of its edges. Edges and their values are on the host.
         node_attributes: tensors ``[N, ...]`` by name.
         edge_attributes: tensors ``[E, ...]`` by name.
         other_attributes: everything else, kept as it is on every rank.
@@ -44,6 +45,7 @@ class GraphInput:
     graph_key: str
     loop_rule: LoopRule
     adj_values: Tensor | None
+    device: torch.device
     node_attributes: dict[str, Tensor] = field(default_factory=dict)
     edge_attributes: dict[str, Tensor] = field(default_factory=dict)
     other_attributes: dict[str, Any] = field(default_factory=dict)
@@ -84,7 +86,7 @@ def read_graph(data: Data, allow_nan: bool, warn: bool) -> GraphInput:
     edge_index, graph_key, loop_rule, values = _edges(data)
     num_nodes = _num_nodes(data)
     check_ends(edge_index, num_nodes, graph_key)
-    graph = GraphInput(edge_index, num_nodes, graph_key, loop_rule, values)
+    graph = GraphInput(edge_index, num_nodes, graph_key, loop_rule, values, _device(data))
     for name, value in data.to_dict().items():
         if name in _OWN:
             raise DataError(f"Expected no attribute '{name}', which every DistributedData has: rename the data's")
@@ -120,6 +122,14 @@ def _values(values: Tensor | None, learns: bool) -> Tensor | None:
     if values is None or (bool((values == 1).all()) and not learns):
         return None
     return values.detach().cpu().requires_grad_(learns)
+
+
+def _device(data: Data) -> torch.device:
+    x, edges = data.get("x"), data.get("edge_index")
+    edges = data.get("adj_t") if edges is None else edges
+    if isinstance(x, Tensor):
+        return x.device
+    return edges.device() if isinstance(edges, SparseTensor) else torch.device(edges.device)
 
 
 def _num_nodes(data: Data) -> int:

@@ -61,6 +61,38 @@ def test_data_moves_there_and_back(pools: Pools, library: Path, world_size: int,
     pools(world_size).run(move_there_and_back, library, layout)
 
 
+def give_there(library: Path, layout: str, is_sparse: bool) -> None:
+    from pyg_dist import DistributedData
+    from pyg_dist.conv import DistributedGCNConv
+
+    device = fake_device.load(library)
+    found = []
+    for place in (torch.device("cpu"), device):
+        given = graph()
+        if is_sparse:
+            given.adj_t = torch.sparse_coo_tensor(given.edge_index.flip(0), given.edge_weight, (61, 61))
+            del given.edge_index, given.edge_weight, given.edge_attr
+        for name, value in list(given):
+            if name != "adj_t":  # which has no form on this device
+                given[name] = value.to(place)
+        data: Any = DistributedData(given, layout=layout)
+        edges = data.adj_t if is_sparse else data.edge_index
+        lying = {name: value.device for name, value in data if isinstance(value, Tensor)}
+        assert {edges.device, data.graph.device, *lying.values()} == {place}, lying
+        torch.manual_seed(0)
+        conv = DistributedGCNConv(20, 4).double().to(place)
+        weight = () if is_sparse else (data.edge_weight,)
+        out = conv(data.x, edges, *weight)
+        F.cross_entropy(out[data.train_mask], data.y[data.train_mask]).backward()
+        found.append({name: x.detach().cpu() for name, x in {"out": out, **gradients(conv)}.items()})
+    assert_same(found[1], found[0])
+
+
+@pytest.mark.parametrize(("layout", "is_sparse"), [("halo", False), ("grid", False), ("halo", True)])
+def test_a_graph_that_is_given_there_trains_there(pools: Pools, library: Path, layout: str, is_sparse: bool) -> None:
+    pools(2).run(give_there, library, layout, is_sparse)
+
+
 def train_on_batches(library: Path, layout: str, moves_data: bool) -> None:
     from pyg_dist import DistributedData
     from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
