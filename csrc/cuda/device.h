@@ -104,10 +104,15 @@ inline void copy_to_host(void* to, const void* from, size_t num_bytes, Stream st
   check(cudaStreamSynchronize(stream));
 }
 
-// Memory that host and device both see, for good.
+// Memory that host and device both see, for good. It may be asked for while a CUDA graph is captured, of which it is no
+// part: CUDA refuses that unless the thread says so.
 inline void* host_memory(size_t num_bytes) {
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  check(cudaThreadExchangeStreamCaptureMode(&mode));
   void* memory = nullptr;
-  check(cudaHostAlloc(&memory, num_bytes, cudaHostAllocMapped | cudaHostAllocPortable));
+  const cudaError_t error = cudaHostAlloc(&memory, num_bytes, cudaHostAllocMapped | cudaHostAllocPortable);
+  check(cudaThreadExchangeStreamCaptureMode(&mode));
+  check(error);
   return memory;
 }
 

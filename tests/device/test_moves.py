@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import fake_device
 import pytest
@@ -15,6 +16,8 @@ from against_stock import assert_same, gradients
 from random_graphs import random_graph
 from torch import Tensor
 from workers import Workers
+
+from pyg_dist.errors import DataError
 
 Pools = Callable[[int], Workers]
 LAYOUTS = ["halo", "grid"]
@@ -161,7 +164,6 @@ def test_replicated_draws_stay_alike(pools: Pools, library: Path) -> None:
 def send_what_cannot_be(library: Path, value: float) -> str:
     from pyg_dist import DistributedData
     from pyg_dist.conv import DistributedSAGEConv
-    from pyg_dist.errors import DataError
 
     device = fake_device.load(library)
     data: Any = DistributedData(graph(), partition=torch.arange(61) % 2, bits=2, exchange="post").to(device)
@@ -178,6 +180,27 @@ def test_what_a_device_finds_is_raised_in_the_next_step(pools: Pools, library: P
     for rank, line in enumerate(pools(2).run(send_what_cannot_be, library, float("nan"))):
         assert "in the messages of SAGEConv(20, 20, aggr=mean), which go in 2 bits" in line
         assert f"at node {10 + rank}" in line
+
+
+def watch_in_a_capture(library: Path) -> list[str]:
+    """What is raised of rows that a device refuses before, in and after the capture of a CUDA graph."""
+    from pyg_dist.backend import late_errors
+
+    found, raised = torch.tensor([3], device=fake_device.load(library)), []
+    with patch("torch.cuda.is_initialized", return_value=True):
+        for step, is_captured in enumerate((False, True, False, False)):
+            with patch("torch.cuda.is_current_stream_capturing", return_value=is_captured):
+                try:
+                    refused = found if step < 2 else -found
+                    late_errors.watch(refused, lambda row, step=step: DataError(f"{step} {row}"))
+                except DataError as error:
+                    raised.append(f"in step {step}: {error}")
+    late_errors.raise_found()
+    return raised
+
+
+def test_nothing_is_watched_while_a_graph_is_captured(pools: Pools, library: Path) -> None:
+    assert pools(1).run(watch_in_a_capture, library) == [["in step 2: 0 3"]]
 
 
 def phases(library: Path) -> list[Counter[str]]:

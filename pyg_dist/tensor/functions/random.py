@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import init
 
 from pyg_dist.backend import ops
+from pyg_dist.backend.capture import is_capturing
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.errors import DataError, MixedRowsError, UnsupportedError
 from pyg_dist.tensor.functions.pointwise import aligned
@@ -30,7 +31,7 @@ def draw_seed() -> int:
     Raises:
         UnsupportedError: A CUDA graph is being captured: each of its replays would repeat this draw.
     """
-    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
+    if is_capturing():
         raise UnsupportedError(
             "Expected no random numbers while a CUDA graph is captured (got a seed drawn from the host's generator, "
             "which every replay would repeat): capture without dropout, in eval mode or with p=0"
