@@ -2,7 +2,7 @@
 
 Torch's memory belongs to the stream that it was allocated on, and is reused there as soon as it is freed. So tensors
 that were made on a side stream are marked as used by the stream that takes them over: their memory is not reused before
-the work of that stream is done.
+the work of that stream is done. What a side stream reads of others is marked as used by the side stream.
 """
 
 from __future__ import annotations
@@ -36,21 +36,23 @@ class SideStream:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.device = device
         self._stream: Any = None
 
     def follow(self) -> None:
         """Have what is made from now on see what is queued on the current stream; the thread that trains calls it."""
-        if self._device.type == "cuda":
+        if self.device.type == "cuda":
             if self._stream is None:
-                self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+                self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
 
     def make(self, function: Callable[[], T]) -> Made[T]:
         """``function()`` with this stream as the current one; :meth:`follow` has been called before."""
         if self._stream is None:
             return Made(function(), [], None)
-        with torch.cuda.stream(self._stream), _Notes() as notes:
+        # A new thread's current device is GPU 0: it would start that one, whose memory may be another rank's.
+        torch.cuda.set_device(self.device)
+        with torch.cuda.stream(self._stream), _Notes(self._stream) as notes:
             item = function()
         return Made(item, notes.tensors, self._stream.record_event())
 
@@ -66,13 +68,24 @@ def taken(made: Made[T]) -> T:
 
 
 class _Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes every tensor on a GPU that an operator of this thread returns."""
+    """Notes every tensor on a GPU that an operator of this thread returns, and marks those that it reads as used.
 
-    def __init__(self) -> None:
+    Args:
+        stream: where the operators run.
+    """
+
+    def __init__(self, stream: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.tensors: list[Tensor] = []
+        self._stream = stream
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        self.tensors += (leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor) and leaf.is_cuda)
+        for read in _on_gpu((args, kwargs)):
+            read.record_stream(self._stream)
+        self.tensors += _on_gpu(out)
         return out
+
+
+def _on_gpu(values: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor) and leaf.is_cuda]

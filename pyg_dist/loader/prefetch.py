@@ -26,29 +26,35 @@ class Prefetcher(Generic[T]):
     Args:
         make: makes the item of a step. It sends nothing and draws from no generator; what it raises reaches
             :meth:`take`.
-        device: where items lie; on a GPU the thread has a stream of its own.
+        device: where items made from now on lie, asked each time; on a GPU the thread has a stream of its own.
     """
 
-    def __init__(self, make: Callable[[int], T], device: torch.device | None = None) -> None:
-        self._make = make
-        self._stream = SideStream(torch.device("cpu") if device is None else device)
+    def __init__(
+        self, make: Callable[[int], T], device: Callable[[], torch.device] = lambda: torch.device("cpu")
+    ) -> None:
+        self._make, self._device = make, device
+        self._stream = SideStream(device())
         self._thread: ThreadPoolExecutor | None = None
-        self._next: tuple[int, Future[Made[T]]] | None = None
+        self._next: tuple[tuple[int, torch.device], Future[Made[T]]] | None = None
 
     def begin(self, step: int) -> None:
         """Have the thread make the item of a step; one that was not taken is dropped."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "pyg_dist sampling")
             session.close_at_shutdown(self)
+        device = self._device()
+        if device != self._stream.device:
+            self._stream = SideStream(device)
         self._stream.follow()
         # Not self, which would be a cycle: the thread ends with the last reference to this.
-        self._next = step, self._thread.submit(_timed, self._stream, partial(self._make, step))
+        self._next = (step, device), self._thread.submit(_timed, self._stream, partial(self._make, step))
 
     def take(self, step: int) -> T:
-        """The item of a step: the one that was begun, waited for, or else made now."""
+        """The item of a step: the one that was begun, waited for, or else made now, as where the device is another."""
         begun, self._next = self._next, None
         with timing.phase("sampling"):
-            return self._make(step) if begun is None or begun[0] != step else taken(begun[1].result())
+            is_begun = begun is not None and begun[0] == (step, self._device())
+            return taken(begun[1].result()) if begun is not None and is_begun else self._make(step)
 
     def close(self) -> None:
         """End the thread once it has made what it is making."""

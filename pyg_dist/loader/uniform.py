@@ -119,7 +119,7 @@ class UniformVertexLoader:
         self._step = 0
         # Not self, which would be a cycle: the thread ends with the last reference to the loader.
         self._batches = Prefetcher(
-            partial(_batch_of, data, self.sampling, self._group, self.rescale), data.graph.device
+            partial(_batch_of, data, self.sampling, self._group, self.rescale), lambda: data.graph.device
         )
         self._warn()
 

@@ -105,12 +105,14 @@ def train_on_batches(library: Path, layout: str, moves_data: bool) -> None:
     found: list[dict[str, Any]] = []
     for place in (torch.device("cpu"), device):
         data: Any = DistributedData(graph(), layout=layout)
+        loader = UniformVertexLoader(data, 30, num_steps=2, seed=1)
         if moves_data:
             data.to(place)
         torch.manual_seed(0)
         convs = DistributedGCNConv(20, 4).double().to(place), DistributedSAGEConv(20, 4).double().to(place)
         results: dict[str, Any] = {}
-        for step, batch in enumerate(UniformVertexLoader(data, 30, num_steps=2, seed=1)):
+        for step, batch in enumerate(loader):
+            assert not moves_data or batch.x.device == place
             batch = batch.to(place)
             assert {batch.x.device, batch.n_id.device, batch.edge_index.device} == {place}
             for conv in convs:

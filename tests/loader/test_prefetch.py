@@ -106,34 +106,55 @@ class Stream:
         del self.streams.here.stream
 
 
+def wait(items: Prefetcher[str]) -> None:
+    """Until the thread has made what was begun."""
+    assert items._next is not None
+    items._next[1].result()
+
+
 def test_items_of_a_gpu_have_a_stream_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     streams = Streams()
     for name in ("current_stream", "stream"):
         monkeypatch.setattr(torch.cuda, name, getattr(streams, name))
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream(streams, "sampling"))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: streams.log.append(f"device {device}"))
 
     def make(step: int) -> str:
         streams.log.append(f"step {step} on {streams.current_stream().name}")
         return f"item {step}"
 
-    items = Prefetcher(make, torch.device("cuda", 0))
+    devices = [torch.device("cpu")]
+    items = Prefetcher(make, lambda: devices[-1])
     assert items.take(0) == "item 0"
     items.begin(1)
+    wait(items)
+    devices.append(torch.device("cuda", 1))  # the data has moved
     assert items.take(1) == "item 1"
+    items.begin(2)
+    assert items.take(2) == "item 2"
     items.close()
     assert streams.log == [
         "step 0 on training",
+        "step 1 on training",  # on the host, dropped
+        "step 1 on training",
         "sampling waits for training",
-        "step 1 on sampling",
+        "device cuda:1",  # of the thread, before it uses any
+        "step 2 on sampling",
         "training waits for the end of sampling",
     ]
 
 
 def test_tensors_of_a_gpu_are_used_on_the_stream_that_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those made on the way, too: a view of one may be all that an item keeps."""
+    """Those made on the way, too: a view of one may be all that an item keeps. What is read is used on the thread's."""
+    used: list[tuple[torch.Tensor, object]] = []
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda x: True))
-    with side_stream._Notes() as notes:
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda x, stream: used.append((x, stream)))
+    of_training = [torch.zeros(6), torch.zeros(6)]
+    with side_stream._Notes("sampling") as notes:
         x = torch.arange(6)
         view = x.view(2, 3)[1]
-    assert any(t is x for t in notes.tensors)
-    assert any(t is view for t in notes.tensors)
+        torch.stack(of_training)
+    for made in (x, view):
+        assert any(t is made for t in notes.tensors)
+    for read in of_training:
+        assert any(t is read and stream == "sampling" for t, stream in used)
