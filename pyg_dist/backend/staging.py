@@ -23,8 +23,13 @@ _never_carried: set[str] = set()
 
 
 def carry_none_of(device: str) -> None:
-    """Let groups that are made from now on carry no tensors of a kind of device, whatever their backends say."""
+    """Let this session's groups carry no tensors of a kind of device, whatever their backends say. Call it first."""
     _never_carried.add(device)
+
+
+def restart() -> None:
+    """Forget it: the next session's ranks may have other devices."""
+    _never_carried.clear()
 
 
 class Stage:

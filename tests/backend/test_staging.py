@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from against_stock import Net, Results, Side, compare, gradients, graph, meshes
 from against_stock import assert_same as assert_same_results
@@ -89,3 +90,27 @@ def on_meshes() -> None:
 
 def test_grid(staged: Pools) -> None:
     staged(2).run(on_meshes)
+
+
+def next_session() -> list[bool]:
+    """Whether groups carry rows of the CPU once they shall not, and in the session after."""
+    import pyg_dist
+    from pyg_dist.backend import staging
+    from pyg_dist.backend.comm.group import world_group
+    from pyg_dist.backend.session import session
+
+    pyg_dist.init()
+    found = []
+    staging.carry_none_of("cpu")
+    try:
+        found.append("cpu" in staging.Stage(dist.group.WORLD)._carried)
+        session.shutdown()
+        pyg_dist.init()
+        found.append("cpu" in world_group().stage._carried)
+    finally:
+        staging._never_carried.clear()
+    return found
+
+
+def test_what_is_not_carried_holds_for_a_session(workers: Pools) -> None:
+    assert workers(2).run(next_session) == [[False, True]] * 2

@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pyg_dist.backend import staging
 from pyg_dist.backend.comm import replicas
 from pyg_dist.backend.comm.calls import Calls, here
 from pyg_dist.backend.comm.connection import InCall
 from pyg_dist.backend.comm.tagged import TaggedMessages
-from pyg_dist.backend.staging import Stage
 from pyg_dist.backend.timing import phase
 from pyg_dist.errors import LaunchError
 
@@ -72,7 +72,7 @@ class Group:
         self._is_connected = False
         self.calls = Calls((0,))
         if process_group is not None:
-            self.stage = Stage(process_group)
+            self.stage = staging.Stage(process_group)
             self.calls = here.sequence(tuple(dist.get_process_group_ranks(process_group)), name)
             if "cpu:gloo" in str(dist.get_backend_config(process_group)):
                 self._messages = TaggedMessages(process_group)
@@ -223,6 +223,7 @@ def close_groups() -> None:
     _world.clear()
     here.sequences.clear()
     replicas.restart()
+    staging.restart()
 
 
 _Groups = tuple[tuple[int, ...], ...]

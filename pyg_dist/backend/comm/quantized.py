@@ -75,7 +75,7 @@ class Quantized:
                 pattern.rowptr, pattern.col, x, self.bits, matrix.value,
                 col_scale=col_scale, key=self.key, seed=self.seed, out=message, explain=self._refusal,
             )  # fmt: skip
-        if self.seed % _LOOKS_IN == 0 and message.is_cpu:
+        if self.seed % _LOOKS_IN == 0 and message.is_cpu:  # a look at a device's would wait for it
             self._warn_of_offsets(message)
 
     def unpack_add(self, message: Tensor, matrix: Matrix, out: Tensor, row_scale: Tensor | None = None) -> None:
