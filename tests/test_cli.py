@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,32 @@ def test_auto_takes_the_cheaper_layout(tmp_path: Path, capsys: pytest.CaptureFix
         best = min(numbers["candidates"], key=lambda c: c["predicted_seconds"])
         assert numbers["layout"] == best["layout"] == layout
         assert {c["layout"] for c in numbers["candidates"]} == {"halo", "grid"}
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate"])
+def test_constants_of_a_device(
+    command: str, graph_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those measured here of GPUs, else those assumed; a file's are of its own device."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("PYG_DIST_MACHINE", raising=False)
+    arguments = {
+        "plan": [str(graph_file), "--ranks", "2", "--partition", "random"],
+        "simulate": ["--nodes", "1000", "--edges", "9000", "--features", "8", "--ranks", "16", "--layers", "3"],
+    }[command]
+
+    def told(*options: str) -> str:
+        assert main([command, *arguments, *options]) == 0
+        return capsys.readouterr().out
+
+    assumed = told("--device", "cuda")
+    assert assumed != told("--device", "cpu") == told()
+    measured = replace(Machine.default("cuda"), stream_rate=1e8, call_seconds=0.5, source="measured").save()
+    assert measured == tmp_path / "pyg_dist/machine.cuda.json"
+    assert told("--device", "cuda") not in (assumed, told())
+    assert told("--device", "cuda") == told("--machine", str(measured))
+    assert main([command, *arguments, "--machine", str(measured), "--device", "cpu"]) == 1
+    assert "Expected constants of cpu for --device cpu (got those of cuda)" in capsys.readouterr().err
 
 
 def test_simulate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.session import session
 from pyg_dist.errors import LaunchError, OptionError
 from pyg_dist.plan.machine import Machine, machine_file
+from pyg_dist.report.machine_options import DEVICES
 
 LOOPBACK_RANKS = 4
 """With fewer ranks there is only one size of group, which cannot separate the cost of a call from that of a partner."""
@@ -33,7 +34,7 @@ def add_command(commands: Any) -> None:
     parser.set_defaults(run=run)
     parser.add_argument("what", nargs="?", choices=["all", "rates", "network"], default="all",
                         help="rates: products and copies, one process; network: messages between ranks")  # fmt: skip
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where products and messages are; "
+    parser.add_argument("--device", choices=DEVICES, default="cpu", help="where products and messages are; "
                         "constants are kept by device")  # fmt: skip
     parser.add_argument(
         "--output",

@@ -18,10 +18,11 @@ from pyg_dist.errors import OptionError
 from pyg_dist.partition import Batches
 from pyg_dist.partition.memory import parse_bytes, require_memory
 from pyg_dist.partition.solvers.options import PRESETS, SOLVERS
-from pyg_dist.plan import Machine, Model
+from pyg_dist.plan import Model
 from pyg_dist.plan.parts import METHODS, PartsOptions
 from pyg_dist.report import partition_store
 from pyg_dist.report.comparison import Measured, found_parts, measured, options_for, plot, table, to_dict
+from pyg_dist.report.machine_options import add_machine_options, machine_of
 from pyg_dist.report.output_file import require_drawable, require_folder
 from pyg_dist.report.planned_graph import read_planned_graph
 from pyg_dist.store.sources import KINDS
@@ -47,7 +48,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--batch-size", type=int, help="nodes of a stochastic mini-batch; default: a tenth")
     parser.add_argument("--theta", type=float, default=0.1, help="error of a stochastic net's connectivity")
     parser.add_argument("--delta", type=float, default=0.5, help="probability of a larger one")
-    parser.add_argument("--machine", type=Path, help="constants of `bench`; default: those measured here")
+    add_machine_options(parser)
     parser.add_argument("--memory", help="to use, such as 4GiB, which is a store's default")
     parser.add_argument("--layout", choices=["halo", "grid"], default="halo", help="of a store")
     parser.add_argument("--tiles", type=int, nargs=2, metavar=("R", "C"), help="of a grid store; default: 16 16")
@@ -75,7 +76,7 @@ def run(args: argparse.Namespace) -> None:
         return
     memory = None if args.memory is None else parse_bytes(args.memory)
     options = PartsOptions("random", args.epsilon, args.seed, args.solver, args.preset, memory, batches)
-    machine = Machine.load(args.machine)
+    machine = machine_of(args)
     lines: list[Measured] = []
     with tqdm(total=len(parts) * len(methods), desc="reading", leave=False, disable=None) as bar:
         graph = read_planned_graph(args.graph, args.undirected)

@@ -28,6 +28,7 @@ from pyg_dist.plan.halo.remote_edges import EXCHANGES
 from pyg_dist.plan.parts import METHODS, PartsOptions, find_parts
 from pyg_dist.plan.text import fold
 from pyg_dist.report import rank_counts
+from pyg_dist.report.machine_options import add_machine_options, machine_of
 from pyg_dist.report.output_file import require_drawable, require_folder
 from pyg_dist.report.page import write_page
 from pyg_dist.report.planned_graph import PlannedGraph, read_parts, read_planned_graph
@@ -59,7 +60,7 @@ def add_command(commands: Any) -> None:
         "--model", type=int, nargs=2, metavar=("LAYERS", "WIDTH"), help="the convs to price; default: 3 128"
     )
     parser.add_argument("--conv", choices=["gcn", "sage"], default="gcn", help="their kind")
-    parser.add_argument("--machine", type=Path, help="constants of `bench`; default: those measured here")
+    add_machine_options(parser)
     parser.add_argument("--ranks-per-node", type=int, help="ranks on one machine; parts with much traffic are put "
                         "on one; default: as the constants say")  # fmt: skip
     parser.add_argument("--batch-size", type=int, metavar="B", help="nodes of uniform mini-batches; what a step on one "
@@ -75,7 +76,7 @@ def add_command(commands: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     """Read, partition if the layout needs it, price, count and print."""
     _check(args)
-    machine = Machine.load(args.machine)
+    machine = machine_of(args)
     if args.ranks_per_node is not None:
         machine = machine.with_ranks_per_node(args.ranks_per_node)
     if is_store(args.graph):

@@ -26,6 +26,7 @@ from pyg_dist.plan.simulate import (
     model_of,
     speedup,
 )
+from pyg_dist.report.machine_options import add_machine_options, machine_of
 from pyg_dist.report.output_file import require_drawable
 
 RANKS = [2**k for k in range(4, 14)]
@@ -44,7 +45,7 @@ def add_command(commands: Any) -> None:
                         "ranks (SuperGCN, Table 5)")  # fmt: skip
     parser.add_argument("--growth", type=float, default=GROWTH,
                         help=f"exponent of these rows with the number of ranks; default: {GROWTH}")  # fmt: skip
-    parser.add_argument("--machine", type=Path, help="constants of `bench`; default: those measured here")
+    add_machine_options(parser)
     add_options(parser)
 
 
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace) -> None:
     rows, ranks = args.halo_rows or (ROWS_BY_EDGE * args.edges, KNOWN_RANKS)
     graph = GraphStatistics(args.nodes, args.edges, args.features, args.classes, round(ranks), rows, args.growth,
                             "rows as given" if args.halo_rows else "rows by edge: SuperGCN, Table 5")  # fmt: skip
-    machine = Machine.load(args.machine)
+    machine = machine_of(args)
     results = epochs_of(graph, machine, args)
     print(json.dumps(to_dict(graph, machine, results)) if args.json else tables("graph", graph, machine, results))
     if args.plot:
