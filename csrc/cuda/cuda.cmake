@@ -17,8 +17,8 @@ target_compile_options(cuda_kernels PRIVATE -Xcompiler=-Wall,-Wextra $<$<BOOL:${
 
 add_library(pyg_dist_cuda SHARED ${CUDA_OPS} $<TARGET_OBJECTS:cuda_kernels>)
 configure_ops_target(pyg_dist_cuda)
-target_compile_definitions(pyg_dist_cuda PRIVATE USE_CUDA
-                                                 PYG_DIST_CUDA_ARCHITECTURES="$<JOIN:${CMAKE_CUDA_ARCHITECTURES},$<COMMA>>")
+set(CUDA_BUILD "$<JOIN:${CMAKE_CUDA_ARCHITECTURES},$<COMMA>> of CUDA ${CMAKE_CUDA_COMPILER_VERSION}")
+target_compile_definitions(pyg_dist_cuda PRIVATE USE_CUDA "PYG_DIST_CUDA_BUILD=\"${CUDA_BUILD}\"")
 set_target_properties(pyg_dist_cuda PROPERTIES LINKER_LANGUAGE CUDA)
 target_link_libraries(pyg_dist_cuda PRIVATE pyg_dist)
 link_torch(pyg_dist_cuda torch_cpu torch_cuda)

@@ -103,8 +103,8 @@ def remarks(facts: Mapping[str, Any], cpu_flags: frozenset[str]) -> Iterable[str
             f"threads: {facts['threads']} on {facts['cores']} cores take turns: "
             f"set OMP_NUM_THREADS to the cores of a rank"
         )
-    if facts["gpus"] and not facts["gpu_kernels"]:
-        yield f"gpu kernels: none are loaded, so that tensors on cuda are refused: {facts['no_gpu_kernels']}"
+    if facts["gpus"] and facts["no_gpu_kernels"]:
+        yield f"gpu kernels: none that run, so that tensors on cuda are refused: {facts['no_gpu_kernels']}"
     if facts["gpus"] and not facts["nccl"]:
         yield "messages: through host memory, because this torch has no nccl: install one that has"
     if facts["bf16_matrix_units"] and facts["matmul_precision"] != "bf16":

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pyg_dist.backend import ops
+from pyg_dist.backend.ops import library
 from pyg_dist.backend.ops.call import call
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.errors import DataError, OptionError, PygDistError, UnsupportedError
@@ -131,3 +132,41 @@ def test_columns_beyond_32_bits_are_refused() -> None:
     none = torch.zeros(0, dtype=torch.int64)
     with pytest.raises(OptionError, match=r"fewer than 2\^31 rows and columns .* use more ranks"):
         CSR.from_edges(none, none, none, 1, 2**31)
+
+
+@pytest.mark.parametrize(
+    ("capability", "driver", "words"),
+    [
+        ((8, 0), 13000, None),
+        ((12, 0), 13020, None),
+        ((7, 5), 13000, r"T4 has compute capability 7\.5, and they were built for 8\.0 and above; take another GPU"),
+        ((9, 0), 12040, r"the driver knows CUDA 12\.4, and they were built with CUDA 13\.0\.88; update the driver"),
+    ],
+)
+def test_gpus_that_cannot_run_the_kernels(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], driver: int, words: str | None
+) -> None:
+    """In one line, in the place of whatever the first launch would raise."""
+    monkeypatch.setattr(library, "devices", lambda: {"cuda": "80-real,90 of CUDA 13.0.88"})
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "T4")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: driver, raising=False)
+    monkeypatch.setattr(library, "_why_no_cuda", None)
+    library._check_gpu()
+    if words is None:
+        assert library.no_cuda() is None
+        return
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda x: True))
+    with pytest.raises(
+        UnsupportedError, match=f"^gather_rows: expected kernels for tensors on cuda, got .*{words}"
+    ) as found:
+        call(cannot_launch, X)
+    assert str(found.value).endswith("or move tensors and data with .cpu()")
+    assert "\n" not in str(found.value)
+
+
+def cannot_launch(x: torch.Tensor) -> None:
+    raise RuntimeError("cuda: no kernel image is available for execution on the device\nExceptions ...")
+
+
+cannot_launch.__name__ = "gather_rows.default"

@@ -65,7 +65,7 @@ def test_no_kernel_spills_registers(kernels: Compiled) -> None:
 def test_the_library_links_and_asks_torch_for_what_is_stable(nvcc: str, kernels: Compiled, tmp_path: Path) -> None:
     """Every symbol of torch's is in the headers of 2.10, and in libtorch_cpu, but for three."""
     names = {"TORCH_TARGET_VERSION": "0x020a000000000000", "PYG_DIST_TABLE_HASH": '"none"', "USE_CUDA": "1"}
-    names["PYG_DIST_CUDA_ARCHITECTURES"] = f'"{ARCHITECTURE}"'
+    names["PYG_DIST_CUDA_BUILD"] = f'"{ARCHITECTURE} of CUDA 13.0"'
     defined = [f"-D{name}={value}" for name, value in names.items()]
     (tmp_path / "device.o").parent.mkdir(exist_ok=True)
     cuda = Path(shutil.which(nvcc) or nvcc).resolve().parents[1] / "include"

@@ -73,7 +73,7 @@ def test_reasons() -> None:
     assert not list(doctor.remarks(units | {"matmul_precision": "bf16"}, AVX512))
     gpu = facts(gpus=["NVIDIA H200 (sm_90, 139.8 GiB)"], nccl="2.27.5")
     assert only(doctor.remarks(gpu, AVX512)).endswith("tensors on cuda are refused: torch has no CUDA")
-    no_nccl = gpu | {"gpu_kernels": "80,90", "nccl": None}
+    no_nccl = gpu | {"gpu_kernels": "80,90 of CUDA 13.0", "no_gpu_kernels": None, "nccl": None}
     assert "messages: through host memory" in only(doctor.remarks(no_nccl, AVX512))
     misspelt = facts(environment={"PYG_DIST_THREADS": "2"})
     assert "PYG_DIST_THREADS is not a setting" in only(doctor.remarks(misspelt, AVX512))

@@ -10,7 +10,7 @@
 namespace pyg_dist::cuda {
 
 inline constexpr DeviceType kDevice = DeviceType::CUDA;
-inline constexpr const char* kIsa = PYG_DIST_CUDA_ARCHITECTURES;
+inline constexpr const char* kIsa = PYG_DIST_CUDA_BUILD;
 
 inline int32_t current_device() { return torch::stable::accelerator::getCurrentDeviceIndex(); }
 

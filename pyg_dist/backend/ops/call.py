@@ -26,6 +26,7 @@ def call(op: Any, *args: Any) -> Any:
         for arg in args:
             if isinstance(arg, Tensor) and (arg.device.type != "cpu" or arg.layout is not torch.strided):
                 name, is_dense = op.__name__.removesuffix(".default"), arg.layout is torch.strided
+                _require_kernels(name, args)
                 why = f"no library for {arg.device.type} is loaded (python -m pyg_dist doctor); " if is_dense else ""
                 raise UnsupportedError(
                     f"{name}: expected dense tensors on cpu, got one on {arg.device} ({arg.layout}); {why}"
@@ -33,12 +34,23 @@ def call(op: Any, *args: Any) -> Any:
                 ) from None
         raise
     except RuntimeError as error:
+        _require_kernels(op.__name__.removesuffix(".default"), args)
         message = str(error)
         if ": expected" not in message:
             out_of_memory.explain(error)
             raise
         kind = UnsupportedError if ": expected tensors on " in message else DataError  # csrc/ops/device.cpp
         raise kind(message.splitlines()[0]) from None
+
+
+def _require_kernels(name: str, args: tuple[Any, ...]) -> None:
+    """Raise why no kernel can take tensors of GPUs, where that is known: what went wrong else follows from it."""
+    why = library.no_cuda()
+    if why is not None and any(isinstance(arg, Tensor) and arg.is_cuda for arg in args):
+        raise UnsupportedError(
+            f"{name}: expected kernels for tensors on cuda, got none that run: {why}; "
+            "or move tensors and data with .cpu()"
+        ) from None
 
 
 def as_rows(x: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ Where torch has CUDA, the kernels for GPUs are loaded, too; :func:`no_cuda` says
 from __future__ import annotations
 
 import os
+import re
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -58,7 +59,47 @@ def _load_cuda() -> str | None:
         _load("pyg_dist_cuda")
     except LibraryNotBuiltError as error:
         return str(error)
-    return None if "cuda" in devices() else f"it was built from other sources; {_REMEDIES['pyg_dist_cuda']}"
+    if "cuda" not in devices():
+        return f"it was built from other sources; {_REMEDIES['pyg_dist_cuda']}"
+    torch.cuda._lazy_call(_check_gpu)  # type: ignore[no-untyped-call]  # once CUDA starts: no import does that
+    return None
+
+
+def _check_gpu() -> None:
+    """Find out whether this rank's GPU and the driver can run the kernels."""
+    global _why_no_cuda
+    _why_no_cuda = unfit(
+        devices()["cuda"],
+        torch.cuda.get_device_name(),
+        torch.cuda.get_device_capability(),
+        torch._C._cuda_getDriverVersion(),
+    )
+
+
+def unfit(built: str, name: str, capability: tuple[int, int], driver: int) -> str | None:
+    """Why a GPU cannot run kernels, or None: it can.
+
+    Args:
+        built: what for, and with which CUDA: ``"80-real,90 of CUDA 13.0.88"``.
+        name: the GPU's.
+        capability: the GPU's compute capability.
+        driver: the newest CUDA that the driver knows, as 13000.
+    """
+    architectures, _, toolkit = built.partition(" of CUDA ")
+    known = [int(number) for number in re.findall(r"(?:^|,)(\d+)", architectures)]
+    if known and 10 * capability[0] + capability[1] < min(known):
+        low, have = (f"{number // 10}.{number % 10}" for number in (min(known), 10 * capability[0] + capability[1]))
+        return (
+            f"{name} has compute capability {have}, and they were built for {low} and above; take another GPU, or "
+            f"build them with CMAKE_CUDA_ARCHITECTURES"
+        )
+    needed = int(toolkit.split(".")[0]) if toolkit else 0
+    if driver // 1000 < needed:
+        return (
+            f"the driver knows CUDA {driver // 1000}.{driver % 1000 // 10}, and they were built with CUDA {toolkit}; "
+            f"update the driver, or build them with nvcc {driver // 1000}"
+        )
+    return None
 
 
 def devices() -> dict[str, str]:
@@ -67,7 +108,10 @@ def devices() -> dict[str, str]:
 
 
 def no_cuda() -> str | None:
-    """Why the kernels for GPUs are not loaded, or None: they are."""
+    """Why the kernels for GPUs are not loaded, or do not run on this one, and what to do; None: nothing known.
+
+    The GPU is looked at when torch starts CUDA.
+    """
     return _why_no_cuda
 
 
