@@ -1,3 +1,4 @@
+#include "cuda/ascending.cuh"
 #include "cuda/bad_index.cuh"
 #include "cuda/for_each.cuh"
 #include "cuda/kernels.h"
@@ -8,21 +9,6 @@
 
 namespace pyg_dist::gpu {
 namespace {
-
-// How many of `size` ascending numbers are less than `value`.
-template <class T>
-PYG_DIST_DEVICE int64_t count_less(const T* ascending, int64_t size, T value) {
-  int64_t low = 0, high = size;
-  while (low < high) {
-    const int64_t middle = low + (high - low) / 2;
-    if (ascending[middle] < value) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
-}
 
 struct Permute {
   KeyedPermutation p;

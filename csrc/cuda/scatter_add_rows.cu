@@ -1,5 +1,10 @@
+// Rows sorted by where they go. Sums of float32 and float64 are then a product with the pattern of the order, which
+// cuts targets of many rows by work; narrower ones round after each addition, as the CPU does, so a group adds one by
+// one.
+#include "cuda/ascending.cuh"
 #include "cuda/bad_index.cuh"
 #include "cuda/element.cuh"
+#include "cuda/for_each.cuh"
 #include "cuda/kernels.h"
 #include "cuda/sort.h"
 #include "cuda/warp.cuh"
@@ -9,20 +14,49 @@ namespace {
 
 // Keys of rows: where they go; num_out_rows, behind all others, for those that go nowhere.
 struct TargetKeys {
-  static constexpr int kThreads = 256;
-  using Shared = NoShared;
-
   ScatterAddRows p;
   uint32_t* key;
   IndexCheck check;
 
-  PYG_DIST_DEVICE void operator()(Shared&) const {
-    const int64_t r = block_id() * kThreads + thread_id();
-    if (r >= p.num_rows) return;
+  PYG_DIST_DEVICE void operator()(int64_t r) const {
     const bool is_good = is_in_range(p.index[r], p.num_out_rows, r, check);
     key[r] = static_cast<uint32_t>(is_good ? p.index[r] : p.num_out_rows);
   }
 };
+
+// Where the rows of each target begin: a rowptr, without those that go nowhere.
+struct TargetStarts {
+  Sorted sorted;
+  int64_t count;
+  int64_t* rowptr;
+
+  PYG_DIST_DEVICE void operator()(int64_t target) const {
+    rowptr[target] = count_less(sorted.key, count, static_cast<uint32_t>(target));
+  }
+};
+
+void add_products(const ScatterAddRows& p, const Sorted& sorted, const Queue& queue) {
+  auto* const rowptr = scratch<int64_t>(queue, p.num_out_rows + 1);
+  for_each(TargetStarts{sorted, p.num_rows, rowptr}, p.num_out_rows + 1, queue);
+  spmm_csr({.rowptr = rowptr,
+            .col = sorted.place,
+            .x = p.rows,
+            .weight = nullptr,
+            .row_scale = nullptr,
+            .col_scale = nullptr,
+            .out = p.out,
+            .num_rows = p.num_out_rows,
+            .num_source_rows = p.num_rows,
+            .num_edges = p.num_rows,
+            .num_features = p.num_features,
+            .x_stride = p.rows_stride,
+            .out_stride = p.out_stride,
+            .x_element = p.element,
+            .out_element = p.element,
+            .accumulate = true,
+            .divide = false},
+           queue);
+}
 
 // A group of lanes for each row of `out` that gets addends: where they begin in the order of the keys.
 template <class T, int kVec>
@@ -57,23 +91,32 @@ struct AddRuns {
   }
 };
 
+template <class T>
+void add_runs(const ScatterAddRows& p, const Sorted& sorted, const Queue& queue) {
+  Alignment<T> alignment(p.num_features);
+  alignment.template rows<T>(p.rows, p.rows_stride).template rows<T>(p.out, p.out_stride);
+  with_vectors<T>(alignment, [&]<int kVec, int>() {
+    using Kernel = AddRuns<T, kVec>;
+    const int log_lanes = log_lanes_for(p.num_features, kVec);
+    launch(Kernel{p, sorted, log_lanes}, blocks_for(p.num_rows << log_lanes, Kernel::kThreads), queue.stream);
+  });
+}
+
 }  // namespace
 
 void scatter_add_rows(const ScatterAddRows& p, const IndexCheck& check, const Queue& queue) {
   if (p.num_rows == 0) return;
   auto* const key = scratch<uint32_t>(queue, p.num_rows);
-  launch(TargetKeys{p, key, check}, blocks_for(p.num_rows, TargetKeys::kThreads), queue.stream);
+  for_each(TargetKeys{p, key, check}, p.num_rows, queue);
   int num_bits = 0;
   while (p.num_out_rows >> num_bits > 0) ++num_bits;
   const Sorted sorted = sort_keys(key, p.num_rows, num_bits, queue);
   for_element(p.element, [&]<class T>() {
-    Alignment<T> alignment(p.num_features);
-    alignment.template rows<T>(p.rows, p.rows_stride).template rows<T>(p.out, p.out_stride);
-    with_vectors<T>(alignment, [&]<int kVec, int>() {
-      using Kernel = AddRuns<T, kVec>;
-      const int log_lanes = log_lanes_for(p.num_features, kVec);
-      launch(Kernel{p, sorted, log_lanes}, blocks_for(p.num_rows << log_lanes, Kernel::kThreads), queue.stream);
-    });
+    if constexpr (kIsNarrow<T>) {
+      add_runs<T>(p, sorted, queue);
+    } else {
+      add_products(p, sorted, queue);
+    }
   });
 }
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.library import opcheck
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.ops import reference
+from pyg_dist.backend.ops import library, reference
 
 FACTORS = list(itertools.product([False, True], repeat=3))[:: 3 if IS_FORCED else 1]
 """With or without weight, row_scale, col_scale."""
@@ -230,7 +230,15 @@ def test_scatter_add_rows(width: int, dtype: torch.dtype) -> None:
     reference.scatter_add_rows(expected[1:-1, 1:-1], index, rows)
     out = whole[1:-1, 1:-1]
     assert ops.scatter_add_rows(out, index, rows) is out
-    assert equal_bits(whole, expected)  # the same order of additions, so the same bits
+    assert_added(whole, expected)
+
+
+def assert_added(got: Tensor, expected: Tensor) -> None:
+    """The same order of additions has the same bits; kernels for GPUs cut wide sums of many rows."""
+    if library.isa() == "simt" and got.dtype in (torch.float32, torch.float64):
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-4 if got.dtype == torch.float32 else 1e-12)
+    else:
+        assert_same_bits(got, expected)
 
 
 def test_scatter_add_rows_does_not_depend_on_threads() -> None:
@@ -244,7 +252,7 @@ def test_scatter_add_rows_does_not_depend_on_threads() -> None:
             results.append(ops.scatter_add_rows(torch.zeros(50, 16), index, rows))
     finally:
         torch.set_num_threads(before)
-    assert_same_bits(results[0], reference.scatter_add_rows(torch.zeros(50, 16), index, rows))
+    assert_added(results[0], reference.scatter_add_rows(torch.zeros(50, 16), index, rows))
     assert_same_bits(results[0], results[1])
     assert_same_bits(results[0], results[2])
 

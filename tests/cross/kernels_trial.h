@@ -95,6 +95,45 @@ void expect(const char* kernel, int64_t width, const std::vector<T>& got, const 
   }
 }
 
+// Dense rows as a slice of larger ones: with a gap, `gap` elements before the first row and between two, none behind
+// the last. An odd gap leaves no vector of a row aligned.
+template <class T>
+class Slice {
+ public:
+  Slice(const std::vector<T>& dense, size_t num_columns, size_t gap)
+      : num_columns_(num_columns),
+        stride_(num_columns + gap),
+        gap_(gap),
+        num_rows_(num_columns == 0 ? 0 : dense.size() / num_columns),
+        memory_(num_rows_ * stride_, from_double<T>(kGap)) {
+    for (size_t r = 0; r < num_rows_; ++r) {
+      std::copy_n(dense.begin() + static_cast<int64_t>(r * num_columns_), num_columns_, memory_.data() + begin(r));
+    }
+  }
+
+  T* data() { return memory_.empty() ? nullptr : memory_.data() + gap_; }
+  int64_t stride() const { return static_cast<int64_t>(stride_); }
+
+  // The rows, and whether what lies between them is as it was.
+  std::vector<T> dense() const {
+    std::vector<T> rows;
+    for (size_t r = 0; r < num_rows_; ++r) {
+      const T* const row = memory_.data() + begin(r);
+      for (const T* gap = row - gap_; gap < row; ++gap) failures += to_double(*gap) != kGap;
+      rows.insert(rows.end(), row, row + num_columns_);
+    }
+    return rows;
+  }
+
+ private:
+  static constexpr double kGap = 77;
+
+  size_t begin(size_t r) const { return r * stride_ + gap_; }
+
+  size_t num_columns_, stride_, gap_, num_rows_;
+  std::vector<T> memory_;
+};
+
 constexpr int64_t kRows = 23, kSources = 17;
 
 // Word `column` of a row: formats/keyed.h, as plainly as can be.
@@ -131,7 +170,7 @@ struct Pattern {
 };
 
 template <class T, class Device>
-void try_width(const Device& device, int64_t width) {
+void try_width(const Device& device, int64_t width, size_t gap = 0) {
   using A = accumulator_t<T>;
   const auto F = static_cast<size_t>(width);
   const Pattern p(kRows, kSources, Device::kHub), transposed(kSources, kRows, Device::kHub);
@@ -139,7 +178,10 @@ void try_width(const Device& device, int64_t width) {
   const auto x = integers<T>(kSources * F), a = integers<T>(kRows * F);
   const auto weight = integers<A>(p.col.size()), row_scale = integers<A>(kRows), col_scale = integers<A>(kSources);
 
+  Slice x_rows(x, F, gap), a_rows(a, F, gap);
+
   auto out = integers<T>(kRows * F);
+  Slice out_rows(out, F, gap);
   std::vector<double> want(out.size());
   for (size_t i = 0; i < want.size(); ++i) want[i] = to_double(out[i]);
   for (size_t e = 0; e < p.col.size(); ++e) {
@@ -151,21 +193,22 @@ void try_width(const Device& device, int64_t width) {
   }
   device.spmm_csr({.rowptr = p.rowptr.data(),
                    .col = p.col.data(),
-                   .x = x.data(),
+                   .x = x_rows.data(),
                    .weight = weight.data(),
                    .row_scale = row_scale.data(),
                    .col_scale = col_scale.data(),
-                   .out = out.data(),
+                   .out = out_rows.data(),
                    .num_rows = kRows,
                    .num_source_rows = kSources,
                    .num_edges = num_edges,
                    .num_features = width,
-                   .x_stride = width,
-                   .out_stride = width,
+                   .x_stride = x_rows.stride(),
+                   .out_stride = out_rows.stride(),
                    .x_element = kElement<T>,
                    .out_element = kElement<T>,
                    .accumulate = true,
                    .divide = false});
+  out = out_rows.dense();
   expect("spmm_csr", width, out, want);
 
   std::vector<A> dots(p.col.size());
@@ -176,38 +219,40 @@ void try_width(const Device& device, int64_t width) {
           to_double(a[static_cast<size_t>(p.row[e]) * F + c]) * to_double(x[static_cast<size_t>(p.col[e]) * F + c]);
     }
   }
-  device.sddmm_csr({p.rowptr.data(), p.col.data(), a.data(), x.data(), dots.data(), kRows, num_edges, width, width,
-                    width, kElement<T>});
+  device.sddmm_csr({p.rowptr.data(), p.col.data(), a_rows.data(), x_rows.data(), dots.data(), kRows, num_edges, width,
+                    a_rows.stride(), x_rows.stride(), kElement<T>});
   expect("sddmm_csr", width, dots, want_dots);
 
   std::vector<int64_t> index(kSources);
   for (int64_t& i : index) i = draw(kRows);
   auto added = integers<T>(kRows * F);
+  Slice added_rows(added, F, gap);
   std::vector<double> want_added(added.size());
   for (size_t i = 0; i < added.size(); ++i) want_added[i] = to_double(added[i]);
   for (size_t r = 0; r < kSources; ++r) {
     for (size_t c = 0; c < F; ++c) want_added[static_cast<size_t>(index[r]) * F + c] += to_double(x[r * F + c]);
   }
-  device.scatter_add_rows(
-      {index.data(), nullptr, x.data(), added.data(), kSources, kRows, width, width, width, kElement<T>});
-  expect("scatter_add_rows", width, added, want_added);
+  device.scatter_add_rows({index.data(), nullptr, x_rows.data(), added_rows.data(), kSources, kRows, width,
+                           x_rows.stride(), added_rows.stride(), kElement<T>});
+  expect("scatter_add_rows", width, added_rows.dense(), want_added);
 
   // Rows picked; indices out of range are noticed, however large.
   const auto bytes = width * static_cast<int64_t>(sizeof(T));
-  std::vector<T> picked(kSources * F);
+  const std::vector<T> picked(kSources * F);
+  Slice picked_rows(picked, F, gap);
   std::vector<double> want_picked(picked.size());
   for (size_t i = 0; i < picked.size(); ++i)
     want_picked[i] = to_double(a[static_cast<size_t>(index[i / F]) * F + i % F]);
-  GatherRows gathering{reinterpret_cast<const char*>(a.data()),
+  GatherRows gathering{reinterpret_cast<const char*>(a_rows.data()),
                        index.data(),
-                       reinterpret_cast<char*>(picked.data()),
+                       reinterpret_cast<char*>(picked_rows.data()),
                        kRows,
                        kSources,
                        bytes,
-                       bytes,
-                       bytes};
+                       a_rows.stride() * static_cast<int64_t>(sizeof(T)),
+                       picked_rows.stride() * static_cast<int64_t>(sizeof(T))};
   if (!device.gather_rows(gathering)) ++failures;
-  expect("gather_rows", width, picked, want_picked);
+  expect("gather_rows", width, picked_rows.dense(), want_picked);
   for (const int64_t bad :
        {int64_t{kRows}, int64_t{-1}, std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()}) {
     index[5] = bad;
@@ -239,8 +284,9 @@ void try_width(const Device& device, int64_t width) {
       if (e == static_cast<size_t>(p.rowptr[static_cast<size_t>(p.row[e])]) || value > best) best = value;
     }
   }
-  ExtremeCsr problem{p.rowptr.data(), p.col.data(), x.data(), nullptr,     nullptr, extreme.data(), kRows, num_edges,
-                     width,           width,        width,    kElement<T>, true};
+  ExtremeCsr problem{p.rowptr.data(), p.col.data(), x_rows.data(), nullptr, nullptr,
+                     extreme.data(),  kRows,        num_edges,     width,   x_rows.stride(),
+                     width,           kElement<T>,  true};
   device.extreme_csr(problem);
   expect("extreme_csr", width, extreme, want_extreme);
   for (size_t i = 0; i < ties.size(); ++i) ties[i] = want_extreme[i] == 0;
@@ -268,9 +314,9 @@ void try_width(const Device& device, int64_t width) {
       if (to_double(x[to]) == want_extreme[from]) want_by_x[to] += double(shares[from]);
     }
   }
-  device.extreme_csr_grad({transposed.rowptr.data(), transposed.col.data(), x.data(), extreme.data(), shares.data(),
-                           by_x.data(), kSources, static_cast<int64_t>(transposed.col.size()), width, width, width,
-                           kElement<T>, true});
+  device.extreme_csr_grad({transposed.rowptr.data(), transposed.col.data(), x_rows.data(), extreme.data(),
+                           shares.data(), by_x.data(), kSources, static_cast<int64_t>(transposed.col.size()), width,
+                           x_rows.stride(), width, kElement<T>, true});
   expect("extreme_csr_grad", width, by_x, want_by_x);
 
   std::vector<int64_t> key(kRows);
@@ -304,6 +350,7 @@ void try_width(const Device& device, int64_t width) {
 
   // Packed rows, at random and to nearest, brought back: within a step of what they were, which bfloat16 holds exactly.
   const auto twice = integers<T>(kSources * F);
+  Slice twice_rows(twice, F, gap);
   std::vector<int32_t> from(kRows);
   std::vector<int64_t> each(kRows + 1);
   for (size_t r = 0; r < kRows; ++r) {
@@ -318,7 +365,7 @@ void try_width(const Device& device, int64_t width) {
       int64_t bad_row = 0;
       device.quantize_csr({.sums = {.rowptr = each.data(),
                                     .col = from.data(),
-                                    .x = twice.data(),
+                                    .x = twice_rows.data(),
                                     .weight = nullptr,
                                     .row_scale = nullptr,
                                     .col_scale = nullptr,
@@ -327,7 +374,7 @@ void try_width(const Device& device, int64_t width) {
                                     .num_source_rows = kSources,
                                     .num_edges = kRows,
                                     .num_features = width,
-                                    .x_stride = width,
+                                    .x_stride = twice_rows.stride(),
                                     .out_stride = width,
                                     .x_element = kElement<T>,
                                     .out_element = accumulator_of(kElement<T>),
@@ -339,9 +386,11 @@ void try_width(const Device& device, int64_t width) {
                            .seed = 0x123456789abcdefu,
                            .bits = bits});
       if (bad_row != kAllFinite) ++failures;
-      std::vector<T> back(kRows * F);
+      Slice back_rows(std::vector<T>(kRows * F), F, gap);
       device.dequantize_csr_add({each.data(), own.data(), packed.data(), packed.data() + packed.size(), nullptr,
-                                 nullptr, back.data(), kRows, kRows, width, width, bits, kElement<T>});
+                                 nullptr, back_rows.data(), kRows, kRows, width, back_rows.stride(), bits,
+                                 kElement<T>});
+      const std::vector<T> back = back_rows.dense();
       const double step = bits == 16 ? 0 : 6.1 / ((1 << bits) - 1);  // the largest range is 6
       for (size_t i = 0; i < back.size(); ++i) {
         const double want = to_double(twice[static_cast<size_t>(from[i / F]) * F + i % F]);
@@ -457,7 +506,7 @@ void try_width(const Device& device, int64_t width) {
 // Attention of three heads, with dropout, and with edge attributes or without: the sums, and the gradients of their
 // products with small integers. Logits are small, so that no exponential loses what the others have.
 template <class T, class Device>
-void try_attention(const Device& device, AttentionForm form, int64_t columns, int64_t edge_columns) {
+void try_attention(const Device& device, AttentionForm form, int64_t columns, int64_t edge_columns, size_t gap = 0) {
   using A = accumulator_t<T>;
   constexpr size_t kHeads = 3;
   constexpr double kSlope = 0.25, kScale = 0.5, kKept = 4.0 / 3;
@@ -571,23 +620,25 @@ void try_attention(const Device& device, AttentionForm form, int64_t columns, in
   }
 
   const auto of = [](const auto& rows) -> const void* { return rows.empty() ? nullptr : rows.data(); };
+  Slice value_rows(value, F, gap), key_rows(key, L, gap), query_rows(query, L, gap), attr_rows(attr, D, gap);
+  Slice weight_rows(edge_weight, kHeads * D, gap);
   Attention attention{.rowptr = p.rowptr.data(),
                       .col = p.col.data(),
                       .edge = place.data(),
                       .num_rows = kRows,
                       .num_edges = static_cast<int64_t>(num_edges),
                       .first_row = 0,
-                      .value = value.data(),
-                      .key = is_dynamic ? nullptr : of(key),
-                      .query = query.data(),
-                      .edge_attr = of(attr),
-                      .edge_weight = is_dynamic ? of(edge_rows) : of(edge_weight),
+                      .value = value_rows.data(),
+                      .key = is_dynamic ? nullptr : key_rows.data(),
+                      .query = query_rows.data(),
+                      .edge_attr = attr_rows.data(),
+                      .edge_weight = is_dynamic ? of(edge_rows) : weight_rows.data(),
                       .att = is_dynamic ? att.data() : nullptr,
-                      .value_stride = static_cast<int64_t>(F),
-                      .key_stride = static_cast<int64_t>(L),
-                      .query_stride = static_cast<int64_t>(L),
-                      .edge_attr_stride = edge_columns,
-                      .edge_weight_stride = static_cast<int64_t>(kHeads * D),
+                      .value_stride = value_rows.stride(),
+                      .key_stride = key_rows.stride(),
+                      .query_stride = query_rows.stride(),
+                      .edge_attr_stride = attr_rows.stride(),
+                      .edge_weight_stride = weight_rows.stride(),
                       .edge_key = edge_key.data(),
                       .seed = 7,
                       .threshold = 1u << 30,
@@ -763,6 +814,24 @@ void try_masked_attention(const Device& device, AttentionForm form) {
   expect("attention_by_source, masked, key", kColumns, got_by_key, by_key, tolerance * kColumns);
 }
 
+// Rows that are added to few targets, most of them to one.
+template <class T, class Device>
+void try_hub_of_rows(const Device& device, int64_t width, size_t num_rows) {
+  const auto F = static_cast<size_t>(width);
+  const auto rows = integers<T>(num_rows * F);
+  auto added = integers<T>(kRows * F);
+  std::vector<double> want(added.size());
+  for (size_t i = 0; i < added.size(); ++i) want[i] = to_double(added[i]);
+  std::vector<int64_t> index(num_rows);
+  for (size_t r = 0; r < num_rows; ++r) {
+    index[r] = r % 3 == 0 ? draw(kRows) : 7;
+    for (size_t c = 0; c < F; ++c) want[static_cast<size_t>(index[r]) * F + c] += to_double(rows[r * F + c]);
+  }
+  device.scatter_add_rows({index.data(), nullptr, rows.data(), added.data(), static_cast<int64_t>(num_rows), kRows,
+                           width, width, width, kElement<T>});
+  expect("scatter_add_rows, a hub", width, added, want);
+}
+
 // Entries enough for several tiles of a sort, and columns for two of its steps.
 template <class Device>
 void try_transpose(const Device& device) {
@@ -858,6 +927,9 @@ int64_t try_all(const Device& device) {
   failures += there != place;
   try_transpose(device);
   if constexpr (requires { &Device::restrict_csr; }) try_restrict(device);
+  try_hub_of_rows<float>(device, 16, 700);
+  try_hub_of_rows<double>(device, 33, 700);
+  try_hub_of_rows<BFloat16>(device, 8, 40);
   for (int64_t width : {1, 2, 3, 4, 7, 8, 15, 16, 17, 31, 33, 47, 64, 100, 129, 256, 602}) {
     try_width<float>(device, width);
   }
@@ -865,6 +937,13 @@ int64_t try_all(const Device& device) {
     try_width<double>(device, width);
     try_width<BFloat16>(device, width);
     try_width<Float16>(device, width);
+  }
+  // Slices of larger rows.
+  for (const size_t gap : {1, 2}) {
+    for (int64_t width : {1, 16, 64, 129}) try_width<float>(device, width, gap);
+    try_width<double>(device, 16, gap);
+    try_width<BFloat16>(device, 64, gap);
+    try_width<Float16>(device, 33, 2 * gap);
   }
   for (const AttentionForm form : {AttentionForm::additive, AttentionForm::dynamic, AttentionForm::dot}) {
     for (int64_t width : {1, 7, 8, 64, 129}) {
@@ -875,6 +954,8 @@ int64_t try_all(const Device& device) {
     try_attention<double>(device, form, 33, 0);
     try_attention<BFloat16>(device, form, 64, 2);
     try_attention<Float16>(device, form, 8, 1);
+    try_attention<float>(device, form, 8, 2, 1);
+    try_attention<BFloat16>(device, form, 64, 2, 2);
   }
   for (const AttentionForm form : {AttentionForm::additive, AttentionForm::dot}) {
     try_masked_attention<float>(device, form);

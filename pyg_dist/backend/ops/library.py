@@ -72,7 +72,7 @@ def _check_gpu() -> None:
         devices()["cuda"],
         torch.cuda.get_device_name(),
         torch.cuda.get_device_capability(),
-        torch._C._cuda_getDriverVersion(),
+        torch._C._cuda_getDriverVersion(),  # type: ignore[attr-defined]
     )
 
 

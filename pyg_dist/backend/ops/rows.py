@@ -41,7 +41,8 @@ def gather_rows(x: Tensor, index: Tensor, *, out: Tensor | None = None) -> Tenso
 def scatter_add_rows(out: Tensor, index: Tensor, rows: Tensor) -> Tensor:
     """Add rows in place, ``out[index[r]] += rows[r]`` in the order of r, and return ``out``. Every index is checked.
 
-    Repeated indices always add up in the same order, for any number of threads; bfloat16 rounds after each addition.
+    Repeated indices always add up in the same order, for any number of threads; 16-bit rows are rounded after each
+    addition. On a GPU wide rows add up in pieces of that order, which are alike in every run.
 
     Shapes:
         - out: ``[N, ...]`` float32, float64, bfloat16 or float16; it may be rows of a larger tensor
