@@ -20,14 +20,21 @@ ROOT = Path(__file__).parents[2]
 FLAGS = "-std=c++20 -O1 -g -fsanitize=address -fno-sanitize-recover=all -Itests/simt -Itests".split()
 MUTATIONS = {
     r"(?m)^ *(block|warp)_sync\(.*\);$": "",  # a barrier
-    r"(?m)>= ([\w.\->]*num_\w+)\) (return[^/\n]*)$": r"> \1) \2",  # rows, edges, chunks, heads
+    # Rows, edges, chunks, heads.
+    r"(?m)>= ([\w.\->]*(?:num_\w+|count)(?: \+ [\w.]+)?)(?=\) return[^/\n]*$| \|\|[^/\n{]*$)": r"> \1",
+    r"\be < end;": "e <= end;",  # edges of a row
+    r"\be \+ kAhead <= end;": "e + kAhead <= end + 1;",
+    r"\bk < p\.num_rows &&": "k <= p.num_rows &&",  # rows of a target
     r"\bb < count\b": "b <= count",  # edges of a batch
     r"(if \(\w+) < ((\w+\.)?count)\b": r"\1 <= \2",  # items
     r"\bat < p\.row_bytes": "at <= p.row_bytes",
     r"row < (next|end)\b": r"row <= \1",
     r"return at\(u\) < end;": "return at(u) <= end;",  # columns
 }
-COMPILED_FOR = {"row_reduction.cuh": "spmm_csr.cu", "scan.cuh": "sort.cu", "attention.cuh": "attention.cu"}
+COMPILED_FOR = {
+    "row_reduction.cuh": "spmm_csr.cu", "sum_edges.cuh": "spmm_csr.cu", "scan.cuh": "sort.cu",
+    "for_each.cuh": "patterns.cu", "attention.cuh": "attention.cu",
+}  # fmt: skip
 """What shows a mutant of a header."""
 
 
@@ -55,9 +62,9 @@ def main() -> None:
             zip(sources, pool.map(lambda path: compile_(path, folder / f"{path.name}.o"), sources), strict=True)
         )
 
-        def survives(mutant: tuple[Path, int, str]) -> str | None:
+        def survives(number: int, mutant: tuple[Path, int, str]) -> str | None:
             path, line, changed = mutant
-            own = folder / f"{path.name}.{line}"
+            own = folder / f"{path.name}.{number}"
             (own / "cuda").mkdir(parents=True, exist_ok=True)
             written = own / "cuda" / path.name
             written.write_text(changed)
@@ -73,7 +80,7 @@ def main() -> None:
             return shown if result.returncode == 0 else None
 
         tried = [mutant for mutant in mutants() if not sys.argv[1:] or mutant[0].name in sys.argv[1:]]
-        survivors = [shown for shown in pool.map(survives, tried) if shown]
+        survivors = [shown for shown in pool.map(survives, range(len(tried)), tried) if shown]
     if survivors:
         sys.exit(f"mutants: expected every one to fail the trial, these passed: {', '.join(survivors)}")
 
