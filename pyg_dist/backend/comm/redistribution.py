@@ -13,6 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from pyg_dist.backend import ops
 from pyg_dist.backend.comm.group import Group, from_wire, to_wire
 from pyg_dist.backend.comm.transport import Pending, Transport
 from pyg_dist.backend.on_device import on_device
@@ -42,7 +43,10 @@ class RowsByRank:
         """The tensor whose rows these are. Shapes: ``[sum(sizes), ...] -> [n, ...]``."""
         index, shape = on_device(self.index, rows.device), (self.num_rows, *rows.shape[1:])
         if self.repeats:
-            return rows.new_zeros(shape).index_add_(0, index, rows)
+            sums = rows.new_zeros(shape)
+            # Torch's sum of floats on a GPU depends on who comes first.
+            is_ours = rows.dtype in ops.FLOATS and rows.numel() > 0
+            return ops.scatter_add_rows(sums, index, rows) if is_ours else sums.index_add_(0, index, rows)
         return rows.new_empty(shape).index_copy_(0, index, rows)
 
 
