@@ -62,9 +62,10 @@ def DistributedConv(conv: C) -> C:
     sources are sent (post exchange), once for each tensor that a call needs at its edges. Sums and means of weighted
     rows (``GINConv``, ``TAGConv``, ``APPNP`` ...) use the chosen exchange and the native product; ``GATConv``,
     ``GATv2Conv``, ``TransformerConv``, ``AGNNConv`` and additive ``GeneralConv`` use one op that makes no edge tensors.
-    On the grid layout these work on tiles; all others get whole rows there. Dropout is keyed by edge or node: its masks do not depend on the world size. On
-    plain tensors the conv is the stock conv. With ``bits``, rows of 16 columns or more and their gradients are sent in
-    few bits while training, unbiased; narrower ones (logits of attention, degrees, positions) unchanged.
+    On the grid layout these work on tiles; all others get whole rows there. Dropout is keyed by edge or node: its masks
+    do not depend on the world size. On plain tensors the conv is the stock conv. With ``bits``, rows of 16 columns or
+    more and their gradients are sent in few bits while training, unbiased; narrower ones (logits of attention, degrees,
+    positions) unchanged.
 
     Args:
         conv: any :class:`torch_geometric.nn.MessagePassing`.

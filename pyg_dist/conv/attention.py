@@ -1,9 +1,9 @@
 """Attention convs by one op, which makes no tensor with a row per edge.
 
 PyG's forwards of ``GATv2Conv``, ``TransformerConv``, ``AGNNConv`` and ``GeneralConv`` run unchanged, with one call in
-place of their steps on edges: GATv2 calls ``edge_updater`` for attention weights and then ``propagate`` for the weighted
-sum; the others call ``propagate``. GAT has its own forward, :func:`fused_forward`. Attention weights, a number for each
-edge and head, are made only if the conv is to return them.
+place of their steps on edges: GATv2 calls ``edge_updater`` for attention weights and then ``propagate`` for the
+weighted sum; the others call ``propagate``. GAT has its own forward, :func:`fused_forward`. Attention weights, a number
+for each edge and head, are made only if the conv is to return them.
 """
 
 from __future__ import annotations

@@ -68,8 +68,8 @@ class DistributedData(Data):  # type: ignore[misc]
             given parts keep their ranks.
         epsilon: how much heavier than the mean a part may be.
         exchange: what sums send: ``"post"``: rows of sources; ``"pre"``: partial sums for targets; ``"hybrid"``: the
-            fewest of both (SuperGCN, 5.2-5.3). Max, LSTM and attention always use post, learned weights where that sends fewer
-            bytes.
+            fewest of both (SuperGCN, 5.2-5.3). Max, LSTM and attention always use post, and so do learned weights if
+            that sends fewer bytes.
         bits: bits of each value that halos send in training, 32, 16, 8, 4 or 2, or (forward, backward). 32: exact; 16:
             bfloat16; fewer: rounded at random to steps of each row's range, approximate and unbiased (SuperGCN, 2.4
             and 6). Always exact: evaluation (``model.eval()``, ``no_grad``); messages that are sent once and cached

@@ -80,7 +80,7 @@ def lends_weights(counts: ExchangeCounts, forward: int, backward: int, weight: i
         weight: bytes of a weight, and of its gradient.
         learns: whether the rows need a gradient.
     """
-    by_rows = counts.row_transfer * (forward + backward * learns)
+    by_rows = counts.post * (forward + backward * learns)
     return counts.sums * (forward + backward) + counts.weights * 2 * weight < by_rows
 
 
