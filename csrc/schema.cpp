@@ -82,6 +82,8 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
   m.def("equals_transpose_csr(Tensor rowptr, Tensor col) -> bool");
   // y[k] = i where sorted[i] = value[k], or -1
   m.def("find_sorted(Tensor sorted, Tensor value) -> Tensor");
+  // The column of each row in a maximum matching of rows and columns along the entries, or -1
+  m.def("bipartite_matching(Tensor rowptr, Tensor col, int num_cols) -> Tensor");
 
   // y = dropout(relu(norm(x) * weight + bias)), mean, 1 / deviation; norm: 0 none, 1 layer, 2 RMS; without a key
   // dropout drops nothing and only scales. The gradients by x, and by weight and bias in [:, 0] and [:, 1] of partial

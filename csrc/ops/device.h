@@ -13,6 +13,7 @@
 #include <string>
 
 #include "kernels/attention.h"
+#include "kernels/bipartite_matching.h"
 #include "kernels/csr_from_edges.h"
 #include "kernels/dequantize_csr.h"
 #include "kernels/extreme_csr.h"
@@ -69,6 +70,7 @@ struct DeviceOps {
   BadIndex (*transpose_csr)(const TransposeCsr& problem);
   bool (*equals_transpose_csr)(const int64_t* rowptr, const int32_t* col, int64_t num_rows);
   void (*find_sorted)(const FindSorted& problem);
+  BadIndex (*bipartite_matching)(const BipartiteMatching& problem);
   void (*norm_relu_dropout)(const NormReLUDropout& problem);
   void (*norm_relu_dropout_grad)(const NormReLUDropoutGrad& problem);
   void (*relu)(const Relu& problem);

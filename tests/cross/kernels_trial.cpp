@@ -2,12 +2,15 @@
 
 #include "kernels_trial.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <stdexcept>
 #include <vector>
 
 #include "kernels/cpu/attention.h"
+#include "kernels/cpu/bipartite_matching.h"
 #include "kernels/cpu/patterns.h"
 #include "kernels/cpu/table.h"
 
@@ -76,6 +79,54 @@ int64_t try_equal_transposes() {
          equals_transpose(rowptr, beyond, 3);
 }
 
+// Matchings of patterns with repeated entries: as large as by any augmenting paths (Kuhn), and all of entries. A column
+// that is not there is found.
+int64_t try_matching() {
+  int64_t wrong = 0;
+  for (int trial = 0; trial < 200; ++trial) {
+    const int num_rows = draw(25), num_cols = 1 + draw(25);
+    const Pattern p(num_rows, num_cols, 20);
+    const auto num_entries = static_cast<int64_t>(p.col.size());
+    std::vector<int32_t> col_of(static_cast<size_t>(num_rows));
+    wrong +=
+        bipartite_matching({p.rowptr.data(), p.col.data(), num_rows, num_cols, num_entries, col_of.data()}).position !=
+        -1;
+    std::vector<bool> is_used(static_cast<size_t>(num_cols));
+    int size = 0, want = 0;
+    std::vector<int64_t> row_of(static_cast<size_t>(num_cols), -1);
+    std::vector<bool> seen;
+    const std::function<bool(int64_t)> is_matched = [&](int64_t row) {
+      for (auto e = static_cast<size_t>(p.rowptr[static_cast<size_t>(row)]);
+           e < static_cast<size_t>(p.rowptr[static_cast<size_t>(row) + 1]); ++e) {
+        const auto c = static_cast<size_t>(p.col[e]);
+        if (seen[c]) continue;
+        seen[c] = true;
+        if (row_of[c] >= 0 && !is_matched(row_of[c])) continue;
+        row_of[c] = row;
+        return true;
+      }
+      return false;
+    };
+    for (int row = 0; row < num_rows; ++row) {
+      seen.assign(static_cast<size_t>(num_cols), false);
+      want += is_matched(row);
+      const auto r = static_cast<size_t>(row);
+      if (col_of[r] < 0) continue;
+      ++size;
+      wrong += std::find(p.col.data() + p.rowptr[r], p.col.data() + p.rowptr[r + 1], col_of[r]) ==
+                   p.col.data() + p.rowptr[r + 1] ||
+               is_used[static_cast<size_t>(col_of[r])];
+      is_used[static_cast<size_t>(col_of[r])] = true;
+    }
+    wrong += size != want;
+    if (num_entries == 0) continue;
+    const BadIndex bad =
+        bipartite_matching({p.rowptr.data(), p.col.data(), num_rows, p.col[0], num_entries, col_of.data()});
+    wrong += bad.position < 0 || bad.value < p.col[0];
+  }
+  return wrong;
+}
+
 }  // namespace
 }  // namespace pyg_dist
 
@@ -89,7 +140,7 @@ int main(int argc, char** argv) {
     std::printf("%s\n", error.what());
     return 77;
   }
-  const int64_t wrong = try_all(Cpu()) + try_equal_transposes();
+  const int64_t wrong = try_all(Cpu()) + try_equal_transposes() + try_matching();
   std::printf("%s: %lld wrong values\n", kernels().isa, static_cast<long long>(wrong));
   return wrong == 0 ? 0 : 1;
 }

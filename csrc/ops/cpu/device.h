@@ -1,6 +1,7 @@
 // The CPU's table: threads (parallel.h) and memory (block_pool.h) for the kernels of csrc/kernels/cpu/.
 #pragma once
 
+#include "kernels/cpu/bipartite_matching.h"
 #include "kernels/cpu/table.h"
 #include "ops/device.h"
 
@@ -64,6 +65,7 @@ inline constexpr DeviceOps kOps = {
     .transpose_csr = transpose_csr,
     .equals_transpose_csr = equals_transpose_csr,
     .find_sorted = find_sorted,
+    .bipartite_matching = pyg_dist::bipartite_matching,
     .norm_relu_dropout = norm_relu_dropout,
     .norm_relu_dropout_grad = norm_relu_dropout_grad,
     .relu = relu,

@@ -60,6 +60,7 @@ inline DeviceOps table_without_kernels() {
       .transpose_csr = no_kernel(&DeviceOps::transpose_csr),
       .equals_transpose_csr = no_kernel(&DeviceOps::equals_transpose_csr),
       .find_sorted = no_kernel(&DeviceOps::find_sorted),
+      .bipartite_matching = no_kernel(&DeviceOps::bipartite_matching),
       .norm_relu_dropout = no_kernel(&DeviceOps::norm_relu_dropout),
       .norm_relu_dropout_grad = no_kernel(&DeviceOps::norm_relu_dropout_grad),
       .relu = no_kernel(&DeviceOps::relu),

@@ -21,6 +21,7 @@ from pyg_dist.backend.ops.keyed import keyed_normal as keyed_normal
 from pyg_dist.backend.ops.keyed import keyed_permutation as keyed_permutation
 from pyg_dist.backend.ops.keyed import keyed_uniform as keyed_uniform
 from pyg_dist.backend.ops.keyed import mixed_seed as mixed_seed
+from pyg_dist.backend.ops.matching import bipartite_matching as bipartite_matching
 from pyg_dist.backend.ops.patterns import equals_transpose_csr as equals_transpose_csr
 from pyg_dist.backend.ops.patterns import find_sorted as find_sorted
 from pyg_dist.backend.ops.patterns import restrict_csr as restrict_csr

@@ -239,6 +239,28 @@ def find_sorted(sorted: Tensor, value: Tensor) -> Tensor:
     return torch.tensor([place.get(int(v), -1) for v in value], dtype=torch.int64)
 
 
+def bipartite_matching(rowptr: Tensor, col: Tensor, num_cols: int) -> Tensor:
+    """One row after the other, by any augmenting path (Kuhn, 1955). The op's matching may be another of that size."""
+    row_of: dict[int, int] = {}
+
+    def is_matched(row: int, seen: set[int]) -> bool:
+        for column in col[int(rowptr[row]) : int(rowptr[row + 1])].tolist():
+            if column in seen:
+                continue
+            seen.add(column)
+            if column not in row_of or is_matched(row_of[column], seen):
+                row_of[column] = row
+                return True
+        return False
+
+    for row in range(rowptr.numel() - 1):
+        is_matched(row, set())
+    col_of = torch.full((rowptr.numel() - 1,), -1, dtype=torch.int32)
+    for column, row in row_of.items():
+        col_of[row] = column
+    return col_of
+
+
 def norm_relu_dropout(
     x: Tensor,
     weight: Tensor | None,
