@@ -98,3 +98,24 @@ def test_a_long_alternating_path() -> None:
     cover = cover_of(50_001, 50_000, edges.tolist())
     assert size_of(cover) == 50_000
     assert cover.right.all()
+
+
+def test_repeated_edges() -> None:
+    """The search has room for any number of them: SciPy's maximum matching writes past its stack here, and aborts."""
+    edges = [(0, 0), (0, 1)] + [(1, 0)] * 100_000
+    cover = cover_of(2, 2, edges)
+    assert cover.left.tolist() == [True, True]
+    assert size_of(cover) == 2
+
+
+def test_lattice() -> None:
+    """A mesh without some of its edges: SciPy's maximum matching does not end."""
+    num_nodes, width = 30_000, 173
+    rng = torch.Generator().manual_seed(0)
+    source = torch.arange(num_nodes)[:, None].expand(-1, 4)
+    target = source + torch.tensor([0, 1, width, -width])
+    has = (target >= 0) & (target < num_nodes) & (torch.rand(target.shape, generator=rng) < 0.8)
+    edges = torch.stack([source[has], torch.randperm(num_nodes, generator=rng)[target[has]]], dim=1)
+    cover = cover_of(num_nodes, num_nodes, edges.tolist())
+    turned = cover_of(num_nodes, num_nodes, edges.flip(1).tolist())
+    assert size_of(cover) == size_of(turned)

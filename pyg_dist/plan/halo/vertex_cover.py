@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse
 import torch
-from scipy.sparse.csgraph import breadth_first_order, maximum_bipartite_matching
+from scipy.sparse.csgraph import breadth_first_order
 from torch import Tensor
 
 from pyg_dist.backend import ops
@@ -87,20 +87,18 @@ def minimum_vertex_cover(
 
 
 def _matching(row: Array, col: Array, num_rows: int, num_cols: int) -> Array:
-    """The column matched to each row in a maximum matching, or -1 (Hopcroft-Karp)."""
-    if row.size == 0:
-        return np.full(num_rows, -1, dtype=np.int32)
-    start, end = _grouped(row, col, num_rows, num_cols)
-    graph = scipy.sparse.csr_array((np.ones(end.size, dtype=bool), end, start), shape=(num_rows, num_cols))
-    matched: Array = maximum_bipartite_matching(graph, perm_type="column")
+    """The column matched to each row in a maximum matching, or -1."""
+    rowptr, end = _grouped(row, col, num_rows, num_cols)
+    matched: Array = ops.bipartite_matching(rowptr, end, num_cols).numpy()
     return matched
 
 
 def _reached(start: Array, end: Array, is_root: Array) -> Array:
     """Which vertices can be reached from the roots along the directed edges start -> end (end < 0: no edge)."""
     size, leads = is_root.size, end >= 0
-    begin, finish = _grouped(start[leads], end[leads], size, size)
-    del leads
+    rowptr, col = _grouped(start[leads], end[leads], size, size)
+    begin, finish = rowptr.to(torch.int32).numpy(), col.numpy()
+    del leads, rowptr, col
     release_after(finish.size)
     # One more vertex, with an edge to every root, makes it one search.
     finish = np.concatenate([finish, np.flatnonzero(is_root).astype(np.int32)])
@@ -111,7 +109,7 @@ def _reached(start: Array, end: Array, is_root: Array) -> Array:
     return reached[:size]
 
 
-def _grouped(start: Array, end: Array, num_rows: int, num_cols: int) -> tuple[Array, Array]:
-    """Edges by their start: the first of each and one more, and their ends, int32. SciPy would copy them more often."""
+def _grouped(start: Array, end: Array, num_rows: int, num_cols: int) -> tuple[Tensor, Tensor]:
+    """Edges by their start: the first of each and one more, int64, and their ends, int32."""
     rowptr, col, _ = ops.csr_from_edges(torch.from_numpy(start), torch.from_numpy(end), None, num_rows, num_cols)
-    return rowptr.to(torch.int32).numpy(), col.numpy()
+    return rowptr, col
