@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,18 @@ def assert_same_bits(a: Tensor, b: Tensor, msg: str = "") -> None:
             f"{msg}: {len(where)} of {bits_a.numel()} numbers differ, first {bits_a[first]:#x} and {bits_b[first]:#x} "
             f"at {list(first)}"
         )
+
+
+def assert_all_same_bits(a: Sequence[Tensor], b: Sequence[Tensor]) -> None:
+    """:func:`assert_same_bits` of each pair."""
+    for k, (one, other) in enumerate(zip(a, b, strict=True)):
+        assert_same_bits(one, other, f"tensor {k}")
+
+
+def have_same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether ``a`` and ``b`` have the same dtype, shape and bits."""
+    is_alike = (a.dtype, a.shape) == (b.dtype, b.shape)
+    return is_alike and torch.equal(_as_integers(a.detach()), _as_integers(b.detach()))
 
 
 def _as_integers(tensor: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from bits import assert_same_bits
 from torch import Tensor
 
 from pyg_dist.backend.halo.last_rows import add_to_last_rows
@@ -14,8 +15,8 @@ def test_add_to_last_rows(num_last: int) -> None:
     out, addend = torch.randn(5, 3, dtype=torch.float64), torch.randn(num_last, 3, dtype=torch.float64)
     expected = out + torch.cat([torch.zeros(5 - num_last, 3, dtype=torch.float64), addend])
     product = out * 1
-    assert torch.equal(add_to_last_rows(product, addend), expected)
-    assert torch.equal(product, expected), "no other tensor of all rows"
+    assert_same_bits(add_to_last_rows(product, addend), expected)
+    assert_same_bits(product, expected, "no other tensor of all rows")
 
     def squared(out: Tensor, addend: Tensor) -> Tensor:
         return add_to_last_rows(out**2, addend**3)

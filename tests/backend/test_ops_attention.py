@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from bits import assert_all_same_bits
 from op_inputs import DTYPES, IS_SIMT
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
@@ -182,7 +183,7 @@ def test_kernels_give_the_same_bits_on_any_number_of_threads(form: Any) -> None:
     finally:
         torch.set_num_threads(threads)
     for other in found[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+        assert_all_same_bits(found[0], other)
 
 
 @pytest.mark.parametrize("edges", [0, 2])

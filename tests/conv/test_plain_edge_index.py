@@ -7,6 +7,7 @@ from typing import Any, Optional
 
 import pytest
 import torch
+from bits import assert_same_bits
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import GCNConv, SAGEConv
@@ -43,8 +44,8 @@ def test_sage(aggr: Any, project: bool) -> None:
     out = conv(x, edge_index)
     assert out.shape == (4, 32)
     assert type(out) is Tensor
-    torch.testing.assert_close(out, twin(x, edge_index), rtol=0, atol=0)
-    torch.testing.assert_close(conv(x, edge_index, size=(4, 4)), out, rtol=0, atol=0)
+    assert_same_bits(out, twin(x, edge_index))
+    assert_same_bits(conv(x, edge_index, size=(4, 4)), out)
     if aggr in ("mean", "sum", "max"):
         torch.testing.assert_close(conv(x, csr(edge_index)), out, atol=1e-6, rtol=1e-5)
         torch.testing.assert_close(
@@ -61,7 +62,7 @@ def test_it_is_a_drop_in(ours: Any, stock: Any) -> None:
     twin.load_state_dict(conv.state_dict(), strict=True)
     again = copy.deepcopy(conv)
     x = torch.randn(4, 8)
-    assert torch.equal(again(x, EDGE_INDEX), conv(x, EDGE_INDEX))
+    assert_same_bits(again(x, EDGE_INDEX), conv(x, EDGE_INDEX))
 
 
 def test_sage_on_two_kinds_of_nodes() -> None:
@@ -69,17 +70,17 @@ def test_sage_on_two_kinds_of_nodes() -> None:
     conv, twin = twins(DistributedSAGEConv, SAGEConv, (8, 16), 32)
     out = conv((source, target), EDGE_INDEX)
     assert out.shape == (2, 32)
-    assert torch.equal(out, twin((source, target), EDGE_INDEX))
-    assert torch.equal(conv((source, target), EDGE_INDEX, size=(4, 2)), out)
+    assert_same_bits(out, twin((source, target), EDGE_INDEX))
+    assert_same_bits(conv((source, target), EDGE_INDEX, size=(4, 2)), out)
     lonely = conv((source, None), EDGE_INDEX, size=(4, 2))
-    assert torch.equal(lonely, twin((source, None), EDGE_INDEX, size=(4, 2)))
+    assert_same_bits(lonely, twin((source, None), EDGE_INDEX, size=(4, 2)))
 
 
 def test_sage_options() -> None:
     x = torch.randn(4, 8)
     for options in ({"normalize": True}, {"root_weight": False}, {"bias": False}):
         conv, twin = twins(DistributedSAGEConv, SAGEConv, 8, 32, **options)
-        assert torch.equal(conv(x, EDGE_INDEX), twin(x, EDGE_INDEX))
+        assert_same_bits(conv(x, EDGE_INDEX), twin(x, EDGE_INDEX))
     norms = twins(DistributedSAGEConv, SAGEConv, 8, 32, normalize=True)[0](x, EDGE_INDEX).norm(dim=-1)
     torch.testing.assert_close(norms, torch.ones(4))
 
@@ -97,7 +98,7 @@ def test_sage_with_its_own_aggregation_module() -> None:
 
     conv, twin = twins(DistributedSAGEConv, SAGEConv, 8, 32, aggr=PowerMeanAggregation())
     x = torch.rand(4, 8)
-    assert torch.equal(conv(x, EDGE_INDEX), twin(x, EDGE_INDEX))
+    assert_same_bits(conv(x, EDGE_INDEX), twin(x, EDGE_INDEX))
 
 
 @pytest.mark.parametrize(
@@ -109,10 +110,10 @@ def test_gcn(options: dict[str, Any]) -> None:
     conv, twin = twins(DistributedGCNConv, GCNConv, 16, 32, **options)
     plain = conv(x, EDGE_INDEX)
     assert plain.shape == (4, 32)
-    assert torch.equal(plain, twin(x, EDGE_INDEX))
-    assert torch.equal(conv(x, EDGE_INDEX), plain)  # the second call may read the cache
+    assert_same_bits(plain, twin(x, EDGE_INDEX))
+    assert_same_bits(conv(x, EDGE_INDEX), plain)  # the second call may read the cache
     conv, twin = twins(DistributedGCNConv, GCNConv, 16, 32, **options)
-    assert torch.equal(conv(x, EDGE_INDEX, weight), twin(x, EDGE_INDEX, weight))
+    assert_same_bits(conv(x, EDGE_INDEX, weight), twin(x, EDGE_INDEX, weight))
     conv, twin = twins(DistributedGCNConv, GCNConv, 16, 32, **options)
     adj_t = csr(EDGE_INDEX, weight)
     if not (options.get("cached") or options == {}):  # PyG itself does not cache torch sparse tensors
@@ -130,7 +131,7 @@ def test_gcn_flow() -> None:
     x = torch.randn(4, 16)
     conv, twin = twins(DistributedGCNConv, GCNConv, 16, 32, flow="target_to_source")
     out = conv(x, EDGE_INDEX)
-    assert torch.equal(out, twin(x, EDGE_INDEX))
+    assert_same_bits(out, twin(x, EDGE_INDEX))
     conv.flow = "source_to_target"
     torch.testing.assert_close(conv(x, EDGE_INDEX.flip(0)), out)
 
@@ -142,7 +143,7 @@ def test_gcn_gradients_by_edge_weight() -> None:
         weight = torch.tensor([0.5, 1.0, 2.0, 0.25], requires_grad=True)
         conv(x, EDGE_INDEX, weight).sum().backward()
         grads.append(weight.grad)
-    assert torch.equal(grads[0], grads[1])
+    assert_same_bits(grads[0], grads[1])
 
 
 def test_static_graphs() -> None:
@@ -152,7 +153,7 @@ def test_static_graphs() -> None:
         conv, twin = twins(ours, stock, 8, 16)
         out = conv(x, EDGE_INDEX)
         assert out.shape == (3, 4, 16)
-        assert torch.equal(out, twin(x, EDGE_INDEX))
+        assert_same_bits(out, twin(x, EDGE_INDEX))
 
 
 class Scripted(torch.nn.Module):
@@ -172,13 +173,13 @@ def test_torchscript() -> None:
     model = Scripted(DistributedSAGEConv(8, 16), DistributedGCNConv(16, 32))
     kept = copy.deepcopy(model)
     script = torch.jit.script(model)
-    assert torch.equal(script(x, EDGE_INDEX), kept(x, EDGE_INDEX))
-    assert torch.equal(script(x, EDGE_INDEX, weight), model(x, EDGE_INDEX, weight))
+    assert_same_bits(script(x, EDGE_INDEX), kept(x, EDGE_INDEX))
+    assert_same_bits(script(x, EDGE_INDEX, weight), model(x, EDGE_INDEX, weight))
     sage = torch.jit.script(model.sage)
-    assert torch.equal(sage(x, EDGE_INDEX, size=(4, 4)), model.sage(x, EDGE_INDEX))
+    assert_same_bits(sage(x, EDGE_INDEX, size=(4, 4)), model.sage(x, EDGE_INDEX))
     with torch.no_grad():
         model.sage.lin_l.weight.add_(1.0)
-    assert torch.equal(script(x, EDGE_INDEX), model(x, EDGE_INDEX)), "a script shares the parameters"
+    assert_same_bits(script(x, EDGE_INDEX), model(x, EDGE_INDEX), "a script shares the parameters")
     assert type(model.gcn) is GCNConv, (
         "torch puts what it scripts into the model, which is why scripting.py tells of it"
     )
@@ -197,7 +198,7 @@ def test_torchscript_on_two_kinds_of_nodes() -> None:
     model, source, target = Pair(), torch.randn(4, 8), torch.randn(2, 16)
     script = torch.jit.script(model)
     for second in (target, None):
-        assert torch.equal(script(source, second, EDGE_INDEX), model(source, second, EDGE_INDEX))
+        assert_same_bits(script(source, second, EDGE_INDEX), model(source, second, EDGE_INDEX))
 
 
 @pytest.mark.parametrize(("ours", "stock"), [(DistributedSAGEConv, SAGEConv), (DistributedGCNConv, GCNConv)])
@@ -216,7 +217,7 @@ def test_transposed_sparse_tensors(weighted: bool) -> None:
     adj = to_torch_csc_tensor(star, value, size=(4, 4))
     for ours, stock in ((DistributedSAGEConv, SAGEConv), (DistributedGCNConv, GCNConv)):
         conv, twin = twins(ours, stock, 8, 32)
-        assert torch.equal(conv(x, adj.t()), twin(x, adj.t()))
+        assert_same_bits(conv(x, adj.t()), twin(x, adj.t()))
         if not weighted or ours is DistributedGCNConv:
             torch.testing.assert_close(conv(x, adj.t()), conv(x, star, *[value] * weighted))
     conv, _ = twins(DistributedSAGEConv, SAGEConv, (8, 16), 32)
@@ -233,17 +234,17 @@ def test_gcn_cache() -> None:
     conv, twin = twins(DistributedGCNConv, GCNConv, 16, 32, cached=True)
     first = conv(x, EDGE_INDEX)
     assert conv._cached_edge_index is not None
-    assert torch.equal(conv(x, other), first)
+    assert_same_bits(conv(x, other), first)
     conv.reset_parameters()
     assert conv._cached_edge_index is None
     twin.load_state_dict(conv.state_dict())
-    assert torch.equal(conv(x, other), twin(x, other))
+    assert_same_bits(conv(x, other), twin(x, other))
 
 
 def test_gcn_with_sparse_features() -> None:
     x = torch.sparse_coo_tensor(torch.tensor([[0, 0], [0, 1]]), torch.ones(2), (4, 16))
     conv, twin = twins(DistributedGCNConv, GCNConv, 16, 32)
-    assert torch.equal(conv(x, EDGE_INDEX), twin(x, EDGE_INDEX))
+    assert_same_bits(conv(x, EDGE_INDEX), twin(x, EDGE_INDEX))
 
 
 def test_decomposed_layers() -> None:
@@ -251,7 +252,7 @@ def test_decomposed_layers() -> None:
     conv, twin = twins(DistributedGCNConv, GCNConv, 8, 32, decomposed_layers=2)
     whole, _ = twins(DistributedGCNConv, GCNConv, 8, 32)
     x = torch.randn(4, 8)
-    assert torch.equal(conv(x, EDGE_INDEX), twin(x, EDGE_INDEX))
+    assert_same_bits(conv(x, EDGE_INDEX), twin(x, EDGE_INDEX))
     torch.testing.assert_close(conv(x, EDGE_INDEX), whole(x, EDGE_INDEX))
 
 
@@ -271,7 +272,7 @@ def test_sage_with_several_aggregations(aggr_kwargs: dict[str, Any]) -> None:
     conv, twin = twins(DistributedSAGEConv, SAGEConv, 8, 32, **options)
     x = torch.randn(4, 8)
     assert conv(x, EDGE_INDEX).shape == (4, 32)
-    assert torch.equal(conv(x, EDGE_INDEX), twin(x, EDGE_INDEX))
+    assert_same_bits(conv(x, EDGE_INDEX), twin(x, EDGE_INDEX))
 
 
 def test_sage_with_lstm_wants_sorted_edges() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from bits import have_same_bits
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -68,5 +69,5 @@ def differences(one: Any, other: Any) -> list[str]:
 def same(a: Any, b: Any) -> bool:
     """Equal, in type, shape and bits."""
     if isinstance(a, Tensor):
-        return isinstance(b, Tensor) and a.dtype == b.dtype and a.shape == b.shape and bool((a == b).all())
+        return isinstance(b, Tensor) and have_same_bits(a, b)
     return bool(a == b)

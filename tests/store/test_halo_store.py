@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from bits import assert_all_same_bits
 from stored_graphs import differences, same, skewed_graph, write
 from torch import Tensor, nn
 from torch_geometric.data import Data
@@ -71,7 +72,7 @@ def merged_share(path: str) -> None:
     assert same(made.edge_attr.to_local(), opened.edge_attr.to_local()), rank()
     for conv in ("gcn", "sage"):
         one, other = training(made, conv), training(opened, conv)
-        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+        assert_all_same_bits(one, other)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
@@ -124,7 +125,7 @@ def trained_alike(path: str, parts: Tensor, conv: str) -> list[Tensor]:
 
     made = training(DistributedData(skewed_graph(), partition=parts), conv)
     opened = training(DistributedData.open(path), conv)
-    assert all(torch.equal(a, b) for a, b in zip(made, opened, strict=True))
+    assert_all_same_bits(made, opened)
     assert len(set(made[0].tolist())) == 20
     return opened
 
