@@ -9,8 +9,9 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
+from against_stock import Results, assert_same, gradients, meshes
 from random_graphs import random_graph
-from torch import Tensor, nn
+from torch import nn
 from torch_geometric.nn import SAGEConv
 from workers import Workers
 
@@ -30,36 +31,36 @@ def graph_with_masks() -> Any:
     return graph
 
 
-def step(graph: Any, conv: nn.Module, propagation: MaskedLabelPropagation) -> tuple[Tensor, Tensor, list[Tensor]]:
+def step(graph: Any, conv: nn.Module, propagation: MaskedLabelPropagation) -> Results:
     """The loss mask, the loss and all gradients."""
     torch.manual_seed(7)
-    x, mask = propagation(graph.x, graph.y, graph.train_mask)
+    features, model = graph.x.detach().clone().requires_grad_(), nn.ModuleList([propagation, conv])
+    model.zero_grad()
+    x, mask = propagation(features, graph.y, graph.train_mask)
     loss = F.cross_entropy(conv(x, graph.edge_index)[mask], graph.y[mask])
-    return mask, loss, list(torch.autograd.grad(loss, [propagation.weight, *conv.parameters()]))
+    loss.backward()
+    return {"mask": mask, "loss": loss, **gradients(model, x=features)}
 
 
-def on_ranks() -> None:
+def on_ranks(layouts: list[dict[str, Any]]) -> None:
     """The draw, the loss and its gradients are those of a plain ``Data`` in one process."""
     from pyg_dist import DistributedData
     from pyg_dist.conv import DistributedSAGEConv
 
     graph = graph_with_masks()
-    data = DistributedData(graph, partition="random")
     torch.manual_seed(0)
     stock, ours = SAGEConv(6, CLASSES).double(), DistributedSAGEConv(6, CLASSES).double()
     ours.load_state_dict(stock.state_dict())
     propagation = MaskedLabelPropagation(CLASSES, 6, 0.4).double()
-    mask, loss, gradients = step(data, ours, propagation)
-    expected_mask, expected_loss, expected = step(graph, stock, propagation)
-    assert torch.equal(mask.full_tensor(), expected_mask)  # type: ignore[attr-defined]
-    torch.testing.assert_close(loss, expected_loss)
-    for got, want in zip(gradients, expected, strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+    for layout in layouts:
+        found = step(DistributedData(graph, **layout), ours, propagation)
+        assert_same(found, step(graph, stock, propagation), str(layout))
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_the_draw_does_not_depend_on_the_world_size(workers: Pools, world_size: int) -> None:
-    workers(world_size).run(on_ranks)
+def test_a_step_is_that_of_one_process(workers: Pools, world_size: int) -> None:
+    layouts = [{"partition": "random"}, *({"layout": "grid", "mesh": mesh} for mesh in meshes(world_size))]
+    workers(world_size).run(on_ranks, layouts)
 
 
 def test_a_label_never_reaches_its_own_loss() -> None:
