@@ -26,7 +26,6 @@ CONVS: dict[str, tuple[Callable[[], nn.Module], bool]] = {  # the conv, and whet
     "gat": (lambda: gnn.GATConv(F, G, heads=2), False),
     "gin": (lambda: gnn.GINConv(nn.Linear(F, G)), False),
 }
-ONLY_HALO = ("gat", "gin")
 
 
 def step(name: str, data: Any, dtype: torch.dtype, held: torch.dtype, is_stock: bool) -> Results:
@@ -54,8 +53,6 @@ def compare(layouts: list[dict[str, Any]], dtype: torch.dtype) -> None:
     for layout in layouts:
         data = pyg_dist.DistributedData(graph.clone(), **layout)
         for name in CONVS:
-            if layout["layout"] == "grid" and name in ONLY_HALO:
-                continue
             exact, stock = (step(name, graph, d, dtype, True) for d in (torch.float64, dtype))
             got = step(name, data, dtype, dtype, False)
             assert got.keys() == stock.keys() == exact.keys()
@@ -64,7 +61,8 @@ def compare(layouts: list[dict[str, Any]], dtype: torch.dtype) -> None:
                 errors = [float((found[key].double() - want).abs().max()) for found in (got, stock)]
                 size = float(want.abs().max())
                 assert errors[1] <= 8 * unit * size, f"{name}: {key} of stock PyG is no measure, off by {errors[1]:.2e}"
-                bound = 2 * errors[1] + unit * size
+                roundings = 2 if layout["layout"] == "grid" else 1  # parts of sums over an axis of the mesh are sent
+                bound = 2 * errors[1] + roundings * unit * size
                 assert errors[0] <= bound, f"{layout} {name}: {key} is off by {errors[0]:.2e}, allowed {bound:.2e}"
 
 
