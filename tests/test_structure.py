@@ -12,23 +12,67 @@ import pyg_dist
 
 PACKAGE = Path(pyg_dist.__file__).parent if pyg_dist.__file__ else Path(next(iter(pyg_dist.__path__)))
 ROOMS_OF_LAYOUTS = ("layout/halo/", "layout/grid/")
+FACTORIES = (
+    "layout/edge_sets.py",
+    "data/halo_data.py",
+    "data/grid_data.py",
+    "data/stored_graph.py",
+    "data/stored_grid.py",
+)
+PROTOCOLS = {"DistributedGraph", "EdgeView", "Operator", "SampledGraph"}
 
 
 def modules() -> list[Path]:
     return sorted(path for path in PACKAGE.rglob("*.py"))
 
 
-def test_nobody_asks_which_layout_a_graph_has() -> None:
+def classes_of_layouts() -> set[str]:
+    """The classes of both layouts: their graphs, batches, shardings, tensors and edges."""
+    trees = [ast.parse(path.read_text()) for room in ROOMS_OF_LAYOUTS for path in (PACKAGE / room).rglob("*.py")]
+    return {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+
+
+def questions(source: str, classes: set[str]) -> list[str]:
+    """Where code names a layout's class, in whatever way, or asks which class is behind a protocol."""
     found = []
+    for node in ast.walk(ast.parse(source)):
+        words: set[str] = set()
+        if isinstance(node, (ast.Name, ast.Attribute, ast.alias)):
+            words = {ast.unparse(node).split(".")[-1].split(" ")[0]} & classes
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in (
+            "isinstance",
+            "issubclass",
+            "cast",
+        ):
+            words = {*re.findall(r"\w+", ast.unparse(node))} & (classes | PROTOCOLS)
+        if words:
+            found.append(f"{getattr(node, 'lineno', '')} {ast.unparse(node)}")
+    return found
+
+
+def test_nobody_asks_which_layout_a_graph_has() -> None:
+    classes, found = classes_of_layouts(), []
     for path in modules():
         name = path.relative_to(PACKAGE).as_posix()
-        if name.startswith(ROOMS_OF_LAYOUTS):
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            asks = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance"
-            if asks and re.search(r"\b(Halo|Grid)Graph\b|\bDistributedGraph\b|\bTileTensor\b", ast.unparse(node)):
-                found.append(f"{name}:{node.lineno} {ast.unparse(node)}")
+        if not name.startswith(ROOMS_OF_LAYOUTS) and name not in FACTORIES:
+            found += [f"{name}:{question}" for question in questions(path.read_text(), classes)]
     assert found == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "Batch = HaloBatch | GridBatch",
+        "@of.register\ndef _(graph: GridGraph, sample): ...",
+        "cast('GridGraph', graph)",
+        "isinstance(graph.node_sharding, sharding.GridNodes)",
+        "isinstance(graph, (int, DistributedGraph))",
+        "type(graph) is HaloGraph",
+        "from pyg_dist.layout.grid.graph import GridGraph as Any",
+    ],
+)
+def test_a_question_is_seen(source: str) -> None:
+    assert questions(source, classes_of_layouts())
 
 
 def test_no_circle_of_imports() -> None:

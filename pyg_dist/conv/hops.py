@@ -26,7 +26,6 @@ from pyg_dist.conv.linear_order import NORMS, commutes
 from pyg_dist.conv.weighted_sum import is_native, operator_of, sum_form
 from pyg_dist.layout import aggregation_cache
 from pyg_dist.layout.accumulate import add_into_
-from pyg_dist.layout.edges import OperatorEdges
 from pyg_dist.tensor import NodeTensor
 from pyg_dist.tensor.row_tensor import as_row_tensor_
 
@@ -87,14 +86,15 @@ _HOPS: weakref.WeakKeyDictionary[Any, dict[Any, _Hops]] = weakref.WeakKeyDiction
 def polynomial_forward(conv: Any, given: dict[str, Any]) -> Tensor | None:
     """The forward of a conv that is a polynomial; ``None`` where PyG's has to run (collective).
 
-    That is on the grid, whose hops lie in other ways than their input; and where steps or linear maps are changed or
+    That is where a graph's features, and so its hops, are no whole rows; where steps or linear maps are changed or
     seen, under autocast, and with ``cached=True``, which fixes PyG's order.
     """
     base = next((c for c in _CONVS if issubclass(conv.stock, c)), None)
     if base is None or conv.stock.forward is not base.forward or not is_native(conv) or given.get("size") is not None:
         return None
     x, edges, weight = given["x"], given["edge_index"], given.get("edge_weight")
-    if type(x) is not NodeTensor or isinstance(edges, OperatorEdges) or getattr(conv, "cached", False):
+    lie_alike = type(x) is NodeTensor and x._sharding is edges.graph.feature_sharding(x.shape[-1])
+    if not lie_alike or getattr(conv, "cached", False):
         return None
     polynomial = _Polynomial.of(conv)
     if polynomial.degree < 1 or not all(map(commutes, polynomial.lins)) or torch.is_autocast_enabled(x.device.type):

@@ -13,7 +13,6 @@ from pyg_dist.conv.linear_order import NORMS, commutes, project_first
 from pyg_dist.conv.local_aggregation import aggregate_neighbours
 from pyg_dist.conv.scripting import stock_twin
 from pyg_dist.layout.accumulate import add_into_
-from pyg_dist.layout.edge_views import edge_view
 from pyg_dist.layout.graph import DistributedGraph, Operator
 from pyg_dist.tensor import NodeTensor
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
@@ -66,7 +65,7 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
             operator = graph.operator(norm, weight, accumulation_dtype(source.dtype))
             out = self._linear_aggregation(graph, source, root, operator)
         else:
-            view = edge_view(graph)
+            view = graph.edge_view
             values = None if weight is None else weight.redistribute(view.edge_sharding).to_local()
             out = self.lin_l(aggregate_neighbours(self, view, source, values))
             out = out if root is None else out + self.lin_r(root)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import singledispatch
 from typing import Any
 
 import torch
@@ -12,32 +11,11 @@ from torch_geometric.data import Data
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import DataError, LayoutMismatchError, UnsupportedError
 from pyg_dist.layout.edge_index import DistributedEdgeIndex
-from pyg_dist.layout.grid.batch import GridBatch
-from pyg_dist.layout.grid.graph import GridGraph
-from pyg_dist.layout.halo.batch import HaloBatch
-from pyg_dist.layout.halo.graph import HaloGraph
+from pyg_dist.layout.graph import SampledGraph
 from pyg_dist.plan.sample import Sample
 from pyg_dist.tensor import NodeTensor, RowTensor
 from pyg_dist.tensor.picked_rows import PickedEdges, PickedNodes
 from pyg_dist.tensor.sharding import require_same
-
-Batch = HaloBatch | GridBatch
-
-
-@singledispatch
-def _at(graph: Any, sample: Sample) -> Batch:
-    """The graph that a sample induces, in the layout of ``graph`` (not collective)."""
-    raise NotImplementedError(f"batches of {type(graph).__name__}")
-
-
-@_at.register
-def _(graph: HaloGraph, sample: Sample) -> Batch:
-    return HaloBatch(graph, sample)
-
-
-@_at.register
-def _(graph: GridGraph, sample: Sample) -> Batch:
-    return GridBatch(graph, sample)
 
 
 def ready(data: Data) -> None:
@@ -60,7 +38,7 @@ def induced(data: Data, sample: Sample) -> Data:
         LayoutMismatchError: An edge attribute belongs to edges that ``data`` had before.
     """
     with torch.inference_mode(False):
-        graph = _at(data.graph, sample)
+        graph = data.graph.induced(sample)
         nodes, edges = graph.pick_nodes(), graph.pick_edges()
         of: Any = type(data)
         batch = of.__new__(of)
@@ -68,7 +46,7 @@ def induced(data: Data, sample: Sample) -> Data:
     return batch
 
 
-def _attributes(data: Data, graph: Batch, nodes: PickedNodes, edges: PickedEdges) -> dict[str, Any]:
+def _attributes(data: Data, graph: SampledGraph, nodes: PickedNodes, edges: PickedEdges) -> dict[str, Any]:
     """Everything of ``data`` at the sample that does not learn, by name."""
     attributes: dict[str, Any] = {}
     for name, value in data._store.items():
@@ -88,7 +66,7 @@ def _attributes(data: Data, graph: Batch, nodes: PickedNodes, edges: PickedEdges
     return attributes
 
 
-def _require_rows(name: str, value: RowTensor, graph: Batch) -> None:
+def _require_rows(name: str, value: RowTensor, graph: SampledGraph) -> None:
     parent = graph.parent
     if not parent.owns(value) and value._sharding is not parent.edge_sharding:
         raise LayoutMismatchError(
@@ -99,7 +77,7 @@ def _require_rows(name: str, value: RowTensor, graph: Batch) -> None:
 
 def add_learning(data: Data, batch: Data) -> None:
     """Add the attributes that learn, at their present values; the gradient reaches those of ``data``."""
-    graph: Batch = batch.graph
+    graph: SampledGraph = batch.graph
     for name, value in data._store.items():
         if isinstance(value, DistributedEdgeIndex):
             if value.weight is not None and value.weight.requires_grad:

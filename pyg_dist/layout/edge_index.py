@@ -15,7 +15,6 @@ from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
 from pyg_dist.layout import type_questions
 from pyg_dist.layout.edge_sets import graph_over
-from pyg_dist.layout.edge_views import edges_of, is_tiled
 from pyg_dist.layout.edges import Edges
 from pyg_dist.layout.graph import DistributedGraph, NodeSharding, Norm
 from pyg_dist.layout.self_loops import LoopRule
@@ -63,7 +62,7 @@ class DistributedEdgeIndex(EdgeHandle):
         self._graph = graph
         self._sparse = sparse
         self.weight = weight
-        self._edges: dict[bool, tuple[RowTensor | None, Edges]] = {}
+        self._edges: tuple[RowTensor | None, Edges] | None = None
 
     def __deepcopy__(self, memo: object) -> DistributedEdgeIndex:
         return self  # immutable
@@ -191,12 +190,10 @@ class DistributedEdgeIndex(EdgeHandle):
             by_operator: whether the graph's operators, and rows at the ends of edges wherever these lie, are enough.
         """
         # Kept here, not with the graph, which they know: drawn edges are freed with their handle, and not later.
-        lie_anywhere = by_operator and is_tiled(self._graph)
-        known = self._edges.get(lie_anywhere)
-        learns = self.weight is not None and self.weight.requires_grad and is_tiled(self._graph)  # moved at each call
-        if known is None or known[0] is not self.weight or learns:
-            known = self._edges[lie_anywhere] = (self.weight, edges_of(self._graph, self.weight, lie_anywhere))
-        return known[1]
+        if self._edges is None or self._edges[0] is not self.weight:
+            self._edges = self.weight, self._graph.edges(self.weight)
+        edges = self._edges[1]
+        return edges if by_operator else edges.by_target_rank
 
     @cached_property
     def reversed(self) -> DistributedEdgeIndex:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, cast
 
@@ -15,7 +15,7 @@ from pyg_dist.backend.dense.large_tensors import select, sum_rows
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.errors import MixedRowsError, UnsupportedError
-from pyg_dist.layout.graph import DistributedGraph, EdgeView, TiledGraph
+from pyg_dist.layout.graph import DistributedGraph, EdgeView
 from pyg_dist.layout.node_edge import edges_to_nodes, neighbour_rows, nodes_to_edges
 from pyg_dist.layout.operator_cache import OperatorCache
 from pyg_dist.layout.self_loops import LoopRule, put_loop_values
@@ -160,11 +160,11 @@ class Edges(Tensor):
 
     @cached_property
     @lasting
-    def without_loops(self) -> _Selected:
+    def without_loops(self) -> SelectedEdges:
         """The edges that are not self loops (collective at the first use)."""
         rows, picked = self.rows.by_mask(self.source != self.target)
         ends = self.source[picked], self.target[picked]
-        return _Selected(Edges.of(self.graph, rows, *ends, has_all_remote=self.has_all_remote), picked)
+        return SelectedEdges(Edges.of(self.graph, rows, *ends, has_all_remote=self.has_all_remote), picked)
 
     def selected(self, mask: RowTensor) -> Edges:
         """The edges where ``mask`` holds; their values are ``value[mask]`` (collective at the mask's first use)."""
@@ -199,7 +199,7 @@ class Edges(Tensor):
             UnsupportedError: Another reduction than a sum over edges with a common source, which lie on several ranks.
         """
         if end == 0:
-            _require_sum(reduce)
+            require_sum(reduce)
             return self.graph.sum_to_owners(sum_rows(values, self.source, self.graph.num_neighbours))
         if reduce in ("sum", "add", "mean"):
             return sum_rows(values, self.target, self.graph.num_local, mean=reduce == "mean")
@@ -263,90 +263,8 @@ class Edges(Tensor):
         )
 
 
-class OperatorEdges(Edges):
-    """The edges of a :class:`~pyg_dist.layout.graph.TiledGraph`, each on the rank that stores it.
-
-    Sums over them are the graph's products, and no rank needs an edge's ends for these. Whoever looks at ends has
-    their rows brought here; whoever needs all in-edges of a node gets :attr:`by_target_rank`.
-    Edges without self loops, and with one for each node, are those of another graph over the same nodes.
-
-    Attributes:
-        view_of: makes the view with all in-edges of a node on one rank (collective).
-    """
-
-    graph: TiledGraph  # type: ignore[assignment]
-    view_of: Callable[[Any], EdgeView]
-
-    @staticmethod
-    def of_graph(graph: TiledGraph, weight: EdgeTensor | None, view_of: Callable[[Any], EdgeView]) -> OperatorEdges:
-        """See the class."""
-        rows = graph.edge_sharding
-        edges: Any = torch.empty(2, rows.size, dtype=torch.int64, device="meta").as_subclass(OperatorEdges)
-        edges.graph, edges.rows, edges.weight, edges.view_of = graph, rows, weight, view_of
-        return edges  # type: ignore[no-any-return]
-
-    @cached_property
-    @lasting
-    def _global_ids(self) -> tuple[Tensor, Tensor]:
-        source, target = self.graph.edge_index.to(self.graph.device, copy=True)
-        return source, target
-
-    def fetch(self, x: NodeTensor, end: End) -> EdgeTensor:
-        """See :class:`Edges` (collective)."""
-        return self.tensor(self.graph.at_edges(x.to_rows().to_local(), end))
-
-    def reduce(self, values: Tensor, end: End, reduce: str) -> Tensor:
-        """See :class:`Edges` (collective)."""
-        if reduce in ("sum", "add"):
-            return self.graph.sum_edges(values, end)
-        if end == 0:
-            _require_sum(reduce)
-        return self.by_target_rank.reduce(self._sent(values), end, reduce)
-
-    def with_loop_values(self, filled: Tensor, values: Tensor, rule: LoopRule) -> Tensor:
-        """See :class:`Edges` (collective)."""
-        return put_loop_values(filled, *self.graph.loop_values(values), rule)
-
-    def softmax_by_target(self, values: Tensor) -> Tensor:
-        """See :class:`Edges` (collective)."""
-        there = self.by_target_rank
-        found = there.rows.to_sharding(there.softmax_by_target(self._sent(values)), self.rows)
-        assert found is not None
-        return found
-
-    def full_tensor(self) -> Tensor:
-        """See :class:`Edges`."""
-        return self.graph.full_edge_index()
-
-    @cached_property
-    def by_target_rank(self) -> Edges:
-        """See :class:`Edges` (collective at the first use)."""
-        return Edges.all_of(self.view_of(self.graph), self.weight)
-
-    def _sent(self, values: Tensor) -> Tensor:
-        """Values of these edges, where :attr:`by_target_rank` has them (collective)."""
-        moved = self.by_target_rank.rows.from_sharding(values, self.rows)
-        assert moved is not None
-        return moved
-
-    @cached_property
-    def without_loops(self) -> _Selected:
-        """See :class:`Edges`; the graph keeps them."""
-        graph, places = self.graph.without_loops
-        return _Selected(OperatorEdges.of_graph(graph, None, self.view_of), places)
-
-    @cached_property
-    def with_loops(self) -> OperatorEdges:
-        """See :class:`Edges`; the graph keeps them."""
-        return OperatorEdges.of_graph(self.graph.with_loops, None, self.view_of)
-
-    def selected(self, mask: RowTensor) -> OperatorEdges:
-        """See :class:`Edges`."""
-        graph: Any = self.graph
-        return OperatorEdges.of_graph(graph.select(by_row_mask(self.rows, mask)), None, self.view_of)
-
-
-def _require_sum(reduce: str) -> None:
+def require_sum(reduce: str) -> None:
+    """Refuse another reduction over edges with a common source, which lie on several ranks."""
     if reduce not in ("sum", "add"):
         raise UnsupportedError(
             f"Reducing by source nodes is distributed for sums (got {reduce!r}): reduce by target, or flip edge_index "
@@ -365,7 +283,9 @@ _METHODS = (Tensor.size, Tensor.numel, Tensor.dim, Tensor.is_floating_point, Ten
 _SAME = {*(getattr(Tensor, name).__get__ for name in _PROPERTIES), *_METHODS}
 
 
-class _Selected(NamedTuple):
+class SelectedEdges(NamedTuple):
+    """Some edges."""
+
     edges: Edges
     places: Tensor  # of these edges among those that they were selected from
 

@@ -2,7 +2,7 @@
 
 Two layouts implement it: :class:`~pyg_dist.layout.halo.graph.HaloGraph` (rows of nodes by part) and
 :class:`~pyg_dist.layout.grid.graph.GridGraph` (tiles on a mesh). Only the factories name them
-(:mod:`~pyg_dist.layout.edge_sets`, :mod:`~pyg_dist.layout.edge_views`, ``pyg_dist/data``).
+(:mod:`~pyg_dist.layout.edge_sets` and ``pyg_dist/data``).
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.transport import Pending, Traffic
-from pyg_dist.backend.halo.message_blocks import Place, Run
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.sparse.csr import CSR
+from pyg_dist.backend.sparse.target_blocks import Place, Run
 from pyg_dist.layout.self_loops import LoopRule
 from pyg_dist.plan.sample import Sample
+from pyg_dist.tensor.picked_rows import PickedEdges, PickedNodes
 from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor
 from pyg_dist.tensor.sharding import RowSharding, Selection
 
@@ -113,7 +114,7 @@ class EdgeView(Protocol):
 
     @property
     def num_boundary(self) -> int:
-        """Local nodes with sources on other ranks, the last ones."""
+        """The last local nodes, from the first one that has a source on another rank."""
 
     @property
     def num_neighbours(self) -> int:
@@ -169,7 +170,7 @@ class EdgeView(Protocol):
         Args:
             edges: the :class:`~pyg_dist.layout.edges.Edges`, of this graph.
             inputs: of which each block has its piece.
-            run: see :data:`~pyg_dist.backend.halo.message_blocks.Run`.
+            run: see :data:`~pyg_dist.backend.sparse.target_blocks.Run`.
             max_edges: of a block, if it has more than one target.
             layer: whose messages they are.
 
@@ -339,52 +340,36 @@ class DistributedGraph(Protocol):
     def prepare_subgraphs(self) -> None:
         """Make what subgraphs are cut from without messages (collective at the first use)."""
 
+    def induced(self, sample: Sample) -> SampledGraph:
+        """The subgraph that a sample of the nodes induces, once subgraphs are prepared (not collective)."""
 
-class TiledGraph(DistributedGraph, Protocol):
-    """A graph whose edges lie anywhere, by their numbers: other edges over its nodes are other graphs, which it keeps.
+    # ---- Single edges ----------------------------------------------------------------------------------------------
 
-    Values of its :attr:`edge_sharding` meet rows of nodes by messages. For whoever needs all in-edges of a node in one
-    place there is :func:`~pyg_dist.layout.edge_views.edge_view`.
+    def edges(self, weight: RowTensor | None = None) -> Any:
+        """Its :class:`~pyg_dist.layout.edges.Edges`, where they are stored; ``weight``: the values of an ``adj_t``.
+
+        Operators, and rows at the ends of edges, are to be had of them without moving them to their targets' ranks.
+        """
+
+    @property
+    def edge_view(self) -> EdgeView:
+        """The graph with all in-edges of a node on the rank that has its row (may be collective at the first use)."""
+
+
+class SampledGraph(DistributedGraph, Protocol):
+    """The subgraph that some nodes of a graph induce, over nodes of its own.
+
+    Attributes:
+        parent: the graph.
     """
 
-    @property
-    def without_loops(self) -> tuple[TiledGraph, Tensor]:
-        """The graph without self loops, and which local edges are left (collective at the first use)."""
+    parent: Any
 
-    @property
-    def with_loops(self) -> TiledGraph:
-        """The graph with a self loop for each node, behind its edges."""
+    def pick_nodes(self) -> PickedNodes:
+        """``n_id``: the nodes' global ids; ``t[n_id]`` is a node tensor of the graph at the sample."""
 
-    @property
-    def edge_index(self) -> Tensor:
-        """Global ids of the ends of this rank's edges, int64 ``[2, e]``, on the host."""
-
-    def at_edges(self, rows: Tensor, end: int) -> Tensor:
-        """The row of each edge's source (0) or target (1); differentiable (collective).
-
-        Shapes:
-            - rows: whole rows, ``[n, ...]``
-            - output: ``[e, ...]``
-        """
-
-    def sum_edges(self, values: Tensor, end: int) -> Tensor:
-        """The transpose of :meth:`at_edges`: the sums of the values of the edges that share a node (collective).
-
-        Shapes:
-            - values: ``[e, ...]``
-            - output: whole rows, ``[n, ...]``
-        """
-
-    def loop_values(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """The values of the self loops of this rank's nodes, in the input's order; differentiable (collective).
-
-        Shapes:
-            - values: of all edges, ``[e, ...]``
-            - output: whole rows that have loops, int64 ``[l]``; the values of these ``[l, ...]``
-        """
-
-    def operator_over(self, edges: Any, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> Operator | None:
-        """:meth:`operator` with weights that are what they are: of a batch, too, which rescales others."""
+    def pick_edges(self) -> PickedEdges:
+        """``e_id``: the edges' places in the input; ``t[e_id]`` is an edge tensor of the graph at the sample."""
 
 
 def have_same_edges(one: DistributedGraph | EdgeView, other: DistributedGraph | EdgeView) -> bool:

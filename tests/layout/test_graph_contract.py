@@ -20,7 +20,7 @@ from torch_geometric.utils import scatter, softmax
 from workers import Workers
 
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
-from pyg_dist.layout.graph import DistributedGraph, EdgeView, Norm, TiledGraph, have_same_edges
+from pyg_dist.layout.graph import DistributedGraph, EdgeView, Norm, have_same_edges
 
 Pools = Callable[[int], Workers]
 Layout = dict[str, Any]
@@ -234,10 +234,8 @@ def same_edges(graph: Data, data: Any, how: Layout) -> None:
 
 def edge_view(graph: Data, data: Any, how: Layout) -> None:
     """Every name, against the whole graph."""
-    from pyg_dist.layout.edge_views import edge_view
-
-    view: EdgeView = edge_view(data.graph)
-    assert view is edge_view(data.graph)
+    view: EdgeView = data.graph.edge_view
+    assert view is data.graph.edge_view
     ids, here = view.neighbour_id, view.node_sharding.global_id
     assert (view.num_local, view.num_neighbours) == (len(here), len(ids))
     assert ids[: view.num_local].tolist() == here.tolist()
@@ -378,7 +376,8 @@ def test_every_method_has_its_check() -> None:
         "node_sharding", "traffic", "feature_sharding", "attribute_sharding", "place_attribute", "place", "owns",
         "operator", "aggregate", "start", "align", "linear_sum", "is_cached", "select", "over", "to", "full_edge_index",
         "has_isolated_nodes", "has_self_loops", "data_group", "prepare_subgraphs", "attend", "without_loops",
-        "with_loops", "edge_index", "at_edges", "sum_edges", "loop_values", "operator_over",
+        "edges", "edge_view", "induced", "with_loops", "edge_index", "at_edges", "sum_edges", "loop_values",
+        "operator_over",
     }  # fmt: skip
-    names = {*vars(DistributedGraph), *vars(TiledGraph)}
+    names = {*vars(DistributedGraph)}
     assert {name for name in names if not name.startswith("_")} - checked == set()

@@ -7,9 +7,9 @@ flight; in the backward the others come first, and their gradients are in flight
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,33 +22,8 @@ from pyg_dist.backend.local_function import LocalFunction
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.session.generators import host_states, set_host_states
 from pyg_dist.backend.sparse.csr import CSR
+from pyg_dist.backend.sparse.target_blocks import Block, Place, Run
 from pyg_dist.backend.timing import phase
-
-Place = Literal["source", "neighbour", "target", "edge", "all"]
-"""What an input has rows of: local nodes, which go to edges from them; these with halo slots behind them; local nodes,
-which go to edges to them; edges. Or it is the same for all edges."""
-
-
-class Block(NamedTuple):
-    """All in-edges of some targets, those of one target together, targets ascending.
-
-    Attributes:
-        low: the first target.
-        high: the last one, exclusive.
-        source: of each edge: local row, or halo slot behind these, int64 ``[e]``.
-        target: of each edge, less ``low``, int64 ``[e]``.
-        place: position of each edge's value in the edge storage, int64 ``[e]``.
-    """
-
-    low: int
-    high: int
-    source: Tensor
-    target: Tensor
-    place: Tensor
-
-
-Run = Callable[[Block, list[Tensor]], Tensor]
-"""Makes the targets' outputs ``[high - low, ...]`` of a block and of its piece of each input."""
 
 
 @dataclass(frozen=True)

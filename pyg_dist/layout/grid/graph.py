@@ -1,89 +1,48 @@
-"""A graph in the grid layout, ready to run: this rank's adjacency tiles, made when first needed, and their products."""
+"""A graph in the grid layout, ready to run, and the graphs that are made from it."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from pyg_dist.backend.autograd.appended import append
 from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.redistribution import Redistribution
-from pyg_dist.backend.comm.transport import Pending, Traffic
 from pyg_dist.backend.grid.attention import GridAttention, grid_attention
-from pyg_dist.backend.grid.collectives import AllGather, sum_all
+from pyg_dist.backend.grid.collectives import AllGather
 from pyg_dist.backend.grid.mesh import GRID_AXES
-from pyg_dist.backend.grid.operator import GridOperator, Side, TileProduct, multiply
-from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.sparse.csr import CSR
-from pyg_dist.layout import aggregation_cache
 from pyg_dist.layout.edges import Edges, EdgesAndLoops
-from pyg_dist.layout.gcn_norm import gcn_product, gcn_scales
-from pyg_dist.layout.graph import EdgeView, NodeSharding, Norm
-from pyg_dist.layout.grid.adjacency import AdjacencyTile, ReadTile
+from pyg_dist.layout.graph import EdgeView, Norm
+from pyg_dist.layout.grid.at_sample import ProductsAtSample
 from pyg_dist.layout.grid.edge_ends import EdgeEnds
-from pyg_dist.layout.grid.functions import linear_sum
 from pyg_dist.layout.grid.operator import TiledOperator
+from pyg_dist.layout.grid.operator_edges import OperatorEdges
+from pyg_dist.layout.grid.products import GridProducts
+from pyg_dist.layout.grid.sampled_grid import PickedTiles, SampledGrid
 from pyg_dist.layout.grid.sharding import Grid, Tile
-from pyg_dist.layout.grid.tile_tensor import TileTensor, as_tile
+from pyg_dist.layout.grid.tile_tensor import as_tile
+from pyg_dist.layout.grid.whole_rows import WholeRows
 from pyg_dist.layout.operator_cache import OperatorCache
+from pyg_dist.layout.sampled_edges import SampledEdges
 from pyg_dist.layout.self_loops import LoopRule
 from pyg_dist.plan.grid.redistribution_plan import held_positions
 from pyg_dist.plan.grid.tiling import INPUT, WHOLE_ROWS, TileLayout, split
-from pyg_dist.tensor.functions.reductions import accumulation_dtype
+from pyg_dist.plan.sample import Sample
+from pyg_dist.tensor.picked_rows import PickedEdges
 from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor
 from pyg_dist.tensor.sharding import RowSharding, Selection, lasting
-
-Build = Callable[[AdjacencyTile, Tensor | None], GridOperator]
-
 
 G = TypeVar("G", bound="GridGraph")
 
 
-class GridGraph:
-    """A graph whose adjacency matrix lies in tiles on a mesh. Edges themselves are spread evenly, by their numbers.
-
-    Args:
-        grid: the mesh and the node orders.
-        edge_index: int64 ``[2, e]``, this rank's edges, on the host.
-        edge_rows: which they are, by ascending key.
-        loop_rule: how GCN's self loops meet existing ones.
-        read_tile: reads adjacency tiles that are stored; None: they are brought together from all ranks.
-        device: where rows are that it is to work on. Edges, apart from patterns of tiles, stay on the host.
-
-    Attributes:
-        digest: of the edges, where a script has made them.
-        whole_rows: the graph with all in-edges of a node on one rank, made at the first use.
-    """
-
-    def __init__(
-        self,
-        grid: Grid,
-        edge_index: Tensor,
-        edge_rows: RowSharding,
-        loop_rule: LoopRule,
-        read_tile: ReadTile | None = None,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        self.grid = grid
-        self.edge_index = edge_index
-        self.edge_sharding = edge_rows
-        self.loop_rule: LoopRule = loop_rule
-        self.group: Group = grid.ranks(*GRID_AXES)
-        self.node_sharding: NodeSharding = grid.node_sharding
-        self.device = torch.device(device)
-        self.digest: str | None = None
-        self.whole_rows: EdgeView | None = None
-        self._read_tile = read_tile
-        self._adjacency: dict[tuple[str, str, int], AdjacencyTile] = {}
-        self._operators: OperatorCache[GridOperator] = OperatorCache()
-        self._elsewhere: dict[torch.device, GridGraph] = {}
+class GridGraph(GridProducts):
+    """A graph whose adjacency matrix lies in tiles on a mesh; its arguments are those of its products."""
 
     @staticmethod
     def of(grid: Grid, edge_index: Tensor, loop_rule: LoopRule, rows: type[RowSharding] = RowSharding) -> GridGraph:
@@ -100,6 +59,38 @@ class GridGraph:
         edge_rows = rows(axis, "edge", num_edges, torch.arange(low, high))
         return GridGraph(grid, edge_index[:, low:high].clone(), edge_rows, loop_rule)
 
+    @cached_property
+    def edge_view(self) -> EdgeView:
+        """See :class:`~pyg_dist.layout.graph.DistributedGraph` (collective at the first use)."""
+        return WholeRows.of(self.grid, self.edges_of_group, self.edge_sharding, self.loop_rule, self.device)
+
+    def edges(self, weight: RowTensor | None = None) -> Edges:
+        """See :meth:`~pyg_dist.layout.graph.DistributedGraph.edges`."""
+        return OperatorEdges.of_graph(self, weight)
+
+    def induced(self, sample: Sample) -> GridBatch:
+        """See :meth:`~pyg_dist.layout.graph.DistributedGraph.induced`."""
+        return GridBatch(self, sample)
+
+    def to(self, device: torch.device | str) -> GridGraph:
+        """The same edges over the same nodes on another device. Tiles that are known stay known."""
+        device = torch.device(device)
+        if device == self.device:
+            return self
+        if device not in self._elsewhere:
+            self._elsewhere[device] = self._copy_on(device)
+        return self._elsewhere[device]  # type: ignore[no-any-return]
+
+    def _copy_on(self: G, device: torch.device) -> G:
+        moved = copy.copy(self)
+        moved.device = device
+        moved._adjacency = {key: tile.to(device) for key, tile in self._adjacency.items()}
+        moved._operators, moved._elsewhere = OperatorCache(), {}
+        kept = "edge_view without_loops with_loops _edges_of_targets _edge_key _sources _ends _loops"
+        for name in kept.split():
+            moved.__dict__.pop(name, None)
+        return moved
+
     def select(self, chosen: Selection) -> GridGraph:
         """The graph of some of the edges, over the same nodes.
 
@@ -112,61 +103,18 @@ class GridGraph:
     @cached_property
     @lasting
     def without_loops(self) -> tuple[GridGraph, Tensor]:
-        """See :class:`~pyg_dist.layout.graph.TiledGraph`."""
+        """The graph without self loops, and which local edges are left (collective at the first use)."""
         chosen = self.edge_sharding.by_mask(self.edge_index[0] != self.edge_index[1])
         return self.select(chosen), chosen.local_index.to(self.device)
 
     @cached_property
     @lasting
     def with_loops(self) -> GridGraph:
-        """See :class:`~pyg_dist.layout.graph.TiledGraph`."""
+        """The graph with a self loop for each node, behind its edges."""
         node = self.node_sharding.global_id
         edge_index = torch.cat([self.edge_index, node.expand(2, -1)], dim=1)
         rows = EdgesAndLoops(self.edge_sharding, self)
         return GridGraph(self.grid, edge_index, rows, self.loop_rule, device=self.device)
-
-    def __deepcopy__(self, memo: object) -> GridGraph:
-        return self  # immutable, apart from caches
-
-    def to(self, device: torch.device | str) -> GridGraph:
-        """The same edges over the same nodes on another device. Tiles that are known stay known."""
-        device = torch.device(device)
-        if device == self.device:
-            return self
-        if device not in self._elsewhere:
-            self._elsewhere[device] = self._copy_on(device)
-        return self._elsewhere[device]
-
-    def _copy_on(self: G, device: torch.device) -> G:
-        moved = copy.copy(self)
-        moved.device = device
-        moved._adjacency = {key: tile.to(device) for key, tile in self._adjacency.items()}
-        moved._operators, moved._elsewhere, moved.whole_rows = OperatorCache(), {}, None
-        for name in ("without_loops", "with_loops", "_edges_of_targets", "_edge_key", "_sources", "_ends", "_loops"):
-            moved.__dict__.pop(name, None)
-        return moved
-
-    @property
-    def traffic(self) -> Traffic:
-        """What this rank has sent so far, along all axes."""
-        counters = self.grid.mesh.traffic.values()
-        return Traffic(sum(t.num_bytes for t in counters), sum(t.num_messages for t in counters))
-
-    def feature_sharding(self, width: int) -> Tile:
-        """How features of ``width`` columns lie: rows over x and z, columns over y."""
-        return self.grid.tile(INPUT, width)
-
-    def place(self, x: NodeTensor, layer: nn.Module | None = None) -> TileTensor:
-        """See :meth:`~pyg_dist.layout.graph.DistributedGraph.place`; a residual may start its way here."""
-        is_tile = isinstance(x, TileTensor) and x._sharding.layout.columns is not None
-        tiles = as_tiles(x) if is_tile else as_tile(x, self.feature_sharding(x.shape[1]))
-        if layer is not None and tiles is x:
-            tiles.note_layer_input(layer)
-        return tiles
-
-    def owns(self, x: RowTensor) -> bool:
-        """Whether x has a row for every node of this graph."""
-        return x._sharding is self.node_sharding or (isinstance(x, TileTensor) and x._sharding.grid is self.grid)
 
     def attribute_sharding(self, name: str, value: Tensor) -> RowSharding:
         """The sharding of a new node attribute: features as tiles, since only they are used as a matrix."""
@@ -178,26 +126,45 @@ class GridGraph:
         rows = self.attribute_sharding(name, value)
         return as_tile(value, rows) if isinstance(rows, Tile) and isinstance(value, NodeTensor) else value
 
+    def full_edge_index(self) -> Tensor:
+        """All edges by global ids in the input's order, int64 ``[2, E]``, on every rank (collective)."""
+        return self.edge_sharding.gather(self.edge_index.t()).t().contiguous().to(self.device)
+
     def has_isolated_nodes(self) -> bool:
         """Whether some node has no edge other than self loops (collective)."""
         linked = torch.zeros(self.grid.num_nodes, dtype=torch.bool)
         linked[self.edge_index[:, self.edge_index[0] != self.edge_index[1]].view(-1)] = True
         return not bool(self.group.all_reduce_(linked, "max").all())
 
-    def full_edge_index(self) -> Tensor:
-        """All edges by global ids in the input's order, int64 ``[2, E]``, on every rank (collective)."""
-        return self.edge_sharding.gather(self.edge_index.t()).t().contiguous().to(self.device)
+    def has_self_loops(self) -> bool:
+        """Whether some edge is a self loop (collective)."""
+        return not self.group.all_true(not bool((self.edge_index[0] == self.edge_index[1]).any()))
 
     def at_edges(self, rows: Tensor, end: int) -> Tensor:
-        """See :class:`~pyg_dist.layout.graph.TiledGraph`."""
+        """The row of each edge's source (0) or target (1); differentiable (collective).
+
+        Shapes:
+            - rows: whole rows, ``[n, ...]``
+            - output: ``[e, ...]``
+        """
         return self._ends[end].fetch(rows)
 
     def sum_edges(self, values: Tensor, end: int) -> Tensor:
-        """See :class:`~pyg_dist.layout.graph.TiledGraph`."""
+        """The transpose of :meth:`at_edges`: the sums of the values of the edges that share a node (collective).
+
+        Shapes:
+            - values: ``[e, ...]``
+            - output: whole rows, ``[n, ...]``
+        """
         return self._ends[end].sum(values)
 
     def loop_values(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """See :class:`~pyg_dist.layout.graph.TiledGraph`."""
+        """The values of the self loops of this rank's nodes, in the input's order; differentiable (collective).
+
+        Shapes:
+            - values: of all edges, ``[e, ...]``
+            - output: whole rows that have loops, int64 ``[l]``; the values of these ``[l, ...]``
+        """
         home, row = self._loops
         return row, apply(home, values)
 
@@ -220,115 +187,30 @@ class GridGraph:
         source, target = (EdgeEnds.of(self.grid, ids, self.device) for ids in self.edges_of_group)
         return source, target
 
-    def has_self_loops(self) -> bool:
-        """Whether some edge is a self loop (collective)."""
-        return not self.group.all_true(not bool((self.edge_index[0] == self.edge_index[1]).any()))
-
-    def operator(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> TiledOperator:
-        """See :meth:`~pyg_dist.layout.graph.DistributedGraph.operator`. Tiles are built when first needed."""
-        learning = learns(weight)
-        if norm.kind == "gcn":
-            build = partial(self._sums_with_loops if learning else self._gcn, norm, dtype)
-        else:
-            build = partial(self._neighbourhood, norm, dtype)
-        return TiledOperator(norm, learning, self._tiles((norm, learning, dtype), weight, dtype, build))
-
     def operator_over(
         self, edges: Edges, norm: Norm, weight: RowTensor | None, dtype: torch.dtype
     ) -> TiledOperator | None:
-        """See :class:`~pyg_dist.layout.graph.TiledGraph`."""
+        """See :meth:`~pyg_dist.layout.graph.EdgeView.operator_over`; in a batch the weights stay as they are."""
         return GridGraph.operator(self, norm, weight, dtype)
 
-    def aggregate(self, x: NodeTensor, operator: TiledOperator, layer: nn.Module | None = None) -> TileTensor:
-        """See :meth:`~pyg_dist.layout.graph.DistributedGraph.aggregate`: Plexus, Alg. 1, lines 2-4, for any layout.
+    @property
+    def data_group(self) -> tuple[int, int]:
+        """See :class:`~pyg_dist.layout.graph.DistributedGraph`."""
+        mesh = self.grid.mesh
+        return mesh.coordinates["data"], mesh.shape.data
 
-        With x over rows r and columns c, and k the third axis, the matrix' tile has rows over k and columns over r. The
-        product's rows lie over k; its sum over r is scattered over r as well, or left on all of r.
-        """
-        if operator.norm.kind == "gcn" and operator.learns:
-            return self._gcn_product(as_tiles(x), operator)
-        return self.start(x, operator, layer).wait()
+    def prepare_subgraphs(self) -> None:
+        """See :class:`~pyg_dist.layout.graph.DistributedGraph`."""
+        self.stored_by_source  # noqa: B018
+        self.grid.mesh.connect_data_groups()
 
-    def start(self, x: NodeTensor, operator: TiledOperator, layer: nn.Module | None = None) -> Pending[TileTensor]:
-        """:meth:`aggregate` up to its last sum. What is cached is there at once, and nothing is sent."""
-        if operator.norm.kind == "gcn" and operator.learns:
-            out = self.aggregate(x, operator)
-            return Pending(lambda: out)
-        return self._start(as_tiles(x), operator)
-
-    def _start(self, x: TileTensor, operator: TiledOperator, exact: bool = False) -> Pending[TileTensor]:
-        """The product up to its last sum; with ``exact`` no message is narrower than x."""
-        grid, layout = self.grid, x._sharding.layout
-        row, column, free = layout.rows[0], layout.columns, layout.free_axis()
-        after = self._product_sharding(x, x._sharding.width)
-        matrix = operator.tile(layout)
-        known = aggregation_cache.lookup(x, matrix)
-        if known is not None:
-            return Pending(lambda: TileTensor.from_local(known, after))
-        kept = not matrix.learns and aggregation_cache.is_cacheable(x, after)
-        exact = exact or kept  # rounded once, it would be wrong in every epoch
-        scatters, is_scattered = self.grid.sums == "reduce_scatter", len(layout.rows) == 2
-        # A gather is the second half of a big sum if a scattered sum has made x; else it gathers an input.
-        of_input = is_scattered and (x.is_leaf or not scatters)
-        pieces = TileLayout((free, row), column, after.layout.order)
-        product = TileProduct(
-            matrix,
-            Side(
-                grid.transport(free, exact=exact or of_input),
-                tuple(grid.row_sizes(TileLayout((row, free), column, layout.order), free)),
-                is_scattered,
-            ),
-            Side(grid.transport(row, exact=exact), tuple(grid.row_sizes(pieces, row)), scatters),
-            grid.num_blocks,
-        )
-        local = x.to_local()
-        pending = None if matrix.learns else product.start(local)
-
-        def finish() -> TileTensor:
-            out = multiply(local, product, pending)
-            if kept:
-                aggregation_cache.store(x, matrix, out)
-            x._is_reused = True
-            return TileTensor.from_local(out, after)
-
-        return Pending(finish)
-
-    def is_cached(self, x: NodeTensor, operator: TiledOperator) -> bool:
-        """Whether :meth:`aggregate` knows the result, or would keep it (collective if built)."""
-        if operator.learns:
-            return False
-        tiles = as_tiles(x)
-        after = self._product_sharding(tiles, tiles._sharding.width)
-        return aggregation_cache.is_cached(tiles, lambda: operator.tile(tiles._sharding.layout), after)
-
-    def linear_sum(
-        self, pairs: Sequence[tuple[NodeTensor | Pending[NodeTensor], Tensor]], bias: Tensor | None = None
-    ) -> TileTensor:
-        """``sum_k X_k W_k^T + bias`` with one sum over the column axis (:func:`~.functions.linear_sum`; collective).
-
-        An X that is under way is waited for last: its messages hide behind the other products (ScaleGNN, V-D).
-        """
-        ordered = sorted(pairs, key=lambda pair: not isinstance(pair[0], TileTensor))
-        return linear_sum(ordered, bias)  # type: ignore[arg-type]
-
-    def align(self, x: NodeTensor, like: NodeTensor) -> TileTensor:
-        """X in the sharding of a product of ``like`` (collective, unless it is cached or has that sharding)."""
-        x = as_tiles(x)
-        rows = self._product_sharding(as_tiles(like), x._sharding.width)
-        known = aggregation_cache.lookup(x, rows)
-        if known is not None:
-            return TileTensor.from_local(known, rows)
-        out = as_tile(x, rows)
-        if out is not x and aggregation_cache.is_cacheable(x, rows):
-            aggregation_cache.store(x, rows, out.to_local())
-        return out
-
-    def _product_sharding(self, x: TileTensor, width: int) -> Tile:
-        """The sharding of a product of x, or of a tensor to add to it, with ``width`` columns."""
-        layout = x._sharding.layout
-        row, free = layout.rows[0], layout.free_axis()
-        rows = (free, row) if self.grid.sums == "reduce_scatter" else (free,)
-        return self.grid.tile(TileLayout(rows, layout.columns, self.grid.other_order(layout.order)), width)
+    @cached_property
+    @lasting
+    def stored_by_source(self) -> CSR:
+        """This rank's edges by source: what subgraphs are cut from."""
+        source, target = self.edge_index
+        num_nodes = self.grid.num_nodes
+        return CSR.from_edges(source, target, None, num_nodes, num_nodes)
 
     # ---- Attention ---------------------------------------------------------------------------------------------------
     #
@@ -393,140 +275,59 @@ class GridGraph:
         """Rows that change ranks (collective)."""
         return self.grid.tile(before, x.shape[1]).to(x, self.grid.tile(after, x.shape[1]))
 
-    def _neighbourhood(
-        self, norm: Norm, dtype: torch.dtype, tile: AdjacencyTile, values: Tensor | None
-    ) -> GridOperator:
-        """The tile of ``y_i = sum or mean over in-edges of w_ji x_j``."""
-        if norm.identity:
-            loops = tile.loops("add")
-            return GridOperator(loops.added, loops.with_loops(values, norm.identity, dtype))
-        if norm.kind == "sum":
-            return GridOperator(tile.csr, values)
-        degree = self._row_sums(tile, tile.csr, None, dtype).clamp_(min=1)
-        if values is not None and values.requires_grad:
-            return GridOperator(tile.csr, values / degree[on_device(tile.row, self.device)])
-        return GridOperator(tile.csr, values, row_scale=degree, divides=True)
 
-    def _gcn(self, norm: Norm, dtype: torch.dtype, tile: AdjacencyTile, values: Tensor | None) -> GridOperator:
-        """The tile of GCN's ``D^-1/2 (A + loops) D^-1/2`` for constant weights."""
-        csr = tile.loops(self.loop_rule).added if norm.add_self_loops else tile.csr
-        if norm.add_self_loops:
-            values = tile.loops(self.loop_rule).with_loops(values, norm.loop_value, dtype)
-        there = self.grid.tile(TileLayout((tile.row_axis,), None, tile.row_order), 1)
-        here = self.grid.tile(TileLayout((tile.column_axis,), None, tile.column_order), 1)
-        redistribution = self.grid.redistribution(there, here)
-        is_source = torch.zeros(csr.num_cols, dtype=torch.bool, device=self.device)
-        is_source[csr.col.long()] = True
-        scales = gcn_scales(
-            self._row_sums(tile, csr, values, dtype),
-            lambda scale: redistribution.start(scale.view(-1, 1)).wait().view(-1),
-            is_source,
-        )
-        return GridOperator(csr, values, *scales)
+class GridBatch(ProductsAtSample, GridGraph):
+    """The subgraph that a sample of nodes induces: each rank restricts its own tiles, without a message.
 
-    def _sums_with_loops(
-        self, norm: Norm, dtype: torch.dtype, tile: AdjacencyTile, values: Tensor | None
-    ) -> GridOperator:
-        """The tile of ``A_w``, and of the loops of GCN's norm, for weights that learn."""
-        if not norm.add_self_loops:
-            return GridOperator(tile.csr, values)
-        assert values is not None
-        loops = tile.loops(self.loop_rule)
-        return GridOperator(loops.added, append([values, loops.weight(values, norm.loop_value)]))
+    Not collective; :meth:`operator` may be, where the graph has not used the tile before.
 
-    def _gcn_product(self, x: TileTensor, operator: TiledOperator) -> TileTensor:
-        """GCN's aggregation with weights that learn; differentiable by x and by the weights (collective)."""
-        rows = x._sharding.with_width(1)
-        dtype = accumulation_dtype(x.dtype)
-        ones = TileTensor.from_local(torch.ones(rows.local_shape(1), dtype=dtype, device=self.device), rows)
-        is_source = None if operator.norm.add_self_loops else self._sources
-        scales = operator.scales.get(dtype, lambda: self._start(ones, operator, exact=True).wait(), is_source)
-        return gcn_product(x, scales, lambda tiles: self._start(tiles, operator).wait())  # type: ignore[no-any-return]
+    Args:
+        parent: the graph.
+        sample: of its nodes.
+    """
 
-    @cached_property
-    @lasting
-    def _sources(self) -> Tensor:
-        """Which nodes have out-edges, bool ``[N]`` (collective at the first use)."""
-        is_source = torch.zeros(self.grid.num_nodes, dtype=torch.bool)
-        is_source[self.edge_index[0]] = True
-        return self.group.all_reduce_(is_source, "max").to(self.device)
+    parent: GridGraph
+
+    def __init__(self, parent: GridGraph, sample: Sample) -> None:
+        self.parent = parent
+        self._sample = sample
+        grid = SampledGrid(parent.grid, sample)
+        node_id, stored = sample.node_id, parent.stored_by_source
+        pattern, entry = stored.restricted(node_id, node_id)
+        place, order = stored.places(entry).long().sort()
+        edge_index = torch.stack([pattern.row(), pattern.col.long()])[:, order] + grid.first
+        key = parent.edge_sharding.rng_key.index_select(0, place)
+        rows = SampledEdges(parent.edge_sharding, place, key, grid.ranks(*GRID_AXES), sample.group)
+        super().__init__(grid, edge_index, rows, parent.loop_rule, device=parent.device)
+        self._sampled_grid, self._place = grid, place
+
+    def to(self, device: torch.device | str) -> GridBatch:
+        """See :class:`~pyg_dist.layout.graph.DistributedGraph`."""
+        device = torch.device(device)
+        if device == self.device:
+            return self
+        moved = self._copy_on(device)  # not kept: it goes with its last reference
+        moved.parent = self.parent.to(device)
+        return moved
+
+    def pick_nodes(self) -> PickedTiles:
+        """``n_id``: the nodes' global ids; ``t[n_id]`` is a node tensor of the graph at the sample."""
+        source, rows = self.parent.node_sharding, self.node_sharding
+        ids = self._sampled_grid.parent_id(rows.global_id)
+        place = self._sampled_grid.places(WHOLE_ROWS)
+        picked = PickedTiles.of(ids.to(self.device), rows, source, place)
+        picked.grid, picked.replicas = self._sampled_grid, self._replicas
+        return picked
+
+    def pick_edges(self) -> PickedEdges:
+        """``e_id``: the edges' places in the input; ``t[e_id]`` is an edge tensor of the graph at the sample."""
+        rows = self.edge_sharding
+        ids = self.parent.edge_sharding.global_id[self._place]
+        picked = PickedEdges.of(ids.to(self.device), rows, self.parent.edge_sharding, self._place)
+        picked.replicas = self._replicas
+        return picked
 
     @property
-    def data_group(self) -> tuple[int, int]:
-        """See :class:`~pyg_dist.layout.graph.DistributedGraph`."""
-        mesh = self.grid.mesh
-        return mesh.coordinates["data"], mesh.shape.data
-
-    def prepare_subgraphs(self) -> None:
-        """See :class:`~pyg_dist.layout.graph.DistributedGraph`."""
-        self.stored_by_source  # noqa: B018
-        self.grid.mesh.connect_data_groups()
-
-    @cached_property
-    @lasting
-    def stored_by_source(self) -> CSR:
-        """This rank's edges by source: what subgraphs are cut from."""
-        source, target = self.edge_index
-        num_nodes = self.grid.num_nodes
-        return CSR.from_edges(source, target, None, num_nodes, num_nodes)
-
-    @lasting
-    def adjacency(self, layout: TileLayout) -> AdjacencyTile:
-        """The edges that meet an x of this layout (collective at the first use of its axes and order)."""
-        key = (layout.free_axis(), layout.rows[0], layout.order)
-        known = self._adjacency.get(key)
-        if known is None:
-            known = self._adjacency[key] = AdjacencyTile.of(
-                self.grid, self.edges_of_group, self.edge_sharding.global_id, *key, self.device, read=self._read_tile
-            )
-        return known
-
-    @property
-    def edges_of_group(self) -> Tensor:
-        """:attr:`edge_index`, nodes counted from the first one of the data group."""
-        return self.edge_index - self.grid.first if self.grid.is_union else self.edge_index
-
-    def _row_sums(self, tile: AdjacencyTile, csr: CSR, values: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """The sum of each row of the whole matrix, for the tile's rows (collective)."""
-        entries = torch.ones(csr.num_entries, dtype=dtype, device=self.device) if values is None else csr.values(values)
-        sums = torch.zeros(csr.num_rows, dtype=dtype, device=self.device).index_add_(0, csr.row(), entries)
-        return sum_all(sums, self.grid.transport(tile.column_axis, exact=True))
-
-    def _tiles(
-        self, key: Hashable, weight: RowTensor | None, dtype: torch.dtype, build: Build
-    ) -> Callable[[TileLayout], GridOperator]:
-        """The operator by layout of x, built anew for other weights or weights changed in place.
-
-        Building is collective. With weights that learn it holds for one graph of autograd, and what is returned is to
-        be used in one forward pass.
-        """
-        learning: dict[Hashable, GridOperator] = {}
-
-        def of(layout: TileLayout) -> GridOperator:
-            tile = self.adjacency(layout)
-            whole_key = (key, tile.row_axis, tile.column_axis, tile.column_order)
-            if weight is not None and learns(weight):
-                if whole_key not in learning:
-                    values = apply(tile.dispatch, weight.to_local().to(dtype))
-                    learning[whole_key] = build(tile, values)
-                return learning[whole_key]
-
-            def build_constant() -> GridOperator:
-                if weight is None:
-                    return build(tile, None)
-                return build(tile, tile.dispatch.start(weight.to_local().detach().to(dtype)).wait())
-
-            return self._operators.get(whole_key, weight, build_constant)
-
-        return of
-
-
-def learns(weight: Tensor | None) -> bool:
-    """Whether products are to be differentiated by ``weight``."""
-    return weight is not None and weight.requires_grad and torch.is_grad_enabled()
-
-
-def as_tiles(x: NodeTensor) -> TileTensor:
-    """``x``, which :meth:`GridGraph.place` has made."""
-    assert isinstance(x, TileTensor), "products take what place() gives"
-    return x
+    def _replicas(self) -> Group | None:
+        """The ranks that hold the same rows of the graph and other ones of the batch."""
+        return None if self._sample.group is None else self.grid.mesh.group("data")

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import weakref
 
+import torch
 from torch import Tensor
 
 from pyg_dist.backend.comm.group import Group
+from pyg_dist.backend.dense import large_tensors
 from pyg_dist.layout.grid.sharding import Grid, GridNodes
+from pyg_dist.layout.grid.tile_tensor import TileTensor
 from pyg_dist.plan.grid.node_order import SampledOrder
 from pyg_dist.plan.grid.redistribution_plan import held_positions
 from pyg_dist.plan.grid.tiling import TileLayout
 from pyg_dist.plan.sample import Sample
+from pyg_dist.tensor.picked_rows import PickedNodes
+from pyg_dist.tensor.row_tensor import RowTensor, local_tensors
 
 
 class SampledGrid(Grid):
@@ -75,3 +80,24 @@ class SampledGrid(Grid):
         low, high = held_positions(self.orders, layout, shape, here)
         first, _ = held_positions(self.parent.orders, layout, shape, here)
         return self._sampled_orders[layout.order].parent_position[low:high] - first
+
+
+class PickedTiles(PickedNodes):
+    """``n_id`` of a batch on the grid: picks whole rows, and rows of tiles."""
+
+    grid: SampledGrid
+
+    def on(self, device: torch.device) -> PickedTiles:
+        """See :class:`~pyg_dist.tensor.picked_rows.PickedRows`."""
+        moved = super().on(device)
+        moved.grid = self.grid
+        return moved
+
+    def fetch(self, x: RowTensor) -> RowTensor:
+        """See :class:`~pyg_dist.tensor.picked_rows.PickedRows`."""
+        if not isinstance(x, TileTensor) or x._sharding.grid is not self.grid.parent:
+            return super().fetch(x)
+        layout = x._sharding.layout
+        with local_tensors():
+            local = large_tensors.select(self.entered(x), self.grid.places(layout).to(x.device))
+            return self.noted(RowTensor.from_local(local, self.grid.tile(layout, x._sharding.width)), x)

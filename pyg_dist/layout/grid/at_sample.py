@@ -1,4 +1,4 @@
-"""The subgraph that a sample of nodes induces, in tiles: each rank restricts its own tiles, without communication.
+"""The tiles of a graph at a sample of its nodes: each rank restricts its own, without a message.
 
 With the probabilities of a sample's pairs, the tiles are those of the graph's operators at the sample, ``w_ij / p_ij``
 off the diagonal and ``w_ii`` on it (ScaleGNN, III-D, eq. 23-24, and IV-B).
@@ -13,97 +13,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.comm.group import Group
-from pyg_dist.backend.dense import large_tensors
 from pyg_dist.backend.grid.mesh import GRID_AXES
 from pyg_dist.backend.grid.operator import GridOperator
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.layout.graph import Norm
 from pyg_dist.layout.grid.adjacency import AdjacencyTile
-from pyg_dist.layout.grid.graph import GridGraph, learns
 from pyg_dist.layout.grid.operator import TiledOperator
+from pyg_dist.layout.grid.products import GridProducts, learns
 from pyg_dist.layout.grid.sampled_grid import SampledGrid
-from pyg_dist.layout.grid.tile_tensor import TileTensor
-from pyg_dist.layout.sampled_edges import SampledEdges, refuse_learning_weights, refuse_other_weights
-from pyg_dist.plan.grid.tiling import WHOLE_ROWS, TileLayout
+from pyg_dist.layout.sampled_edges import refuse_learning_weights, refuse_other_weights
+from pyg_dist.plan.grid.tiling import TileLayout
 from pyg_dist.plan.sample import PairProbability, Sample
-from pyg_dist.tensor.picked_rows import PickedEdges, PickedNodes, origin_of
-from pyg_dist.tensor.row_tensor import EdgeTensor, RowTensor, local_tensors
+from pyg_dist.tensor.picked_rows import origin_of
+from pyg_dist.tensor.row_tensor import EdgeTensor, RowTensor
 from pyg_dist.tensor.sharding import lasting
 
 
-class PickedTiles(PickedNodes):
-    """``n_id`` of a batch on the grid: picks whole rows, and rows of tiles."""
+class ProductsAtSample(GridProducts):
+    """See the module.
 
-    grid: SampledGrid
-
-    def on(self, device: torch.device) -> PickedTiles:
-        """See :class:`~pyg_dist.tensor.picked_rows.PickedRows`."""
-        moved = super().on(device)
-        moved.grid = self.grid
-        return moved
-
-    def fetch(self, x: RowTensor) -> RowTensor:
-        """See :class:`~pyg_dist.tensor.picked_rows.PickedRows`."""
-        if not isinstance(x, TileTensor) or x._sharding.grid is not self.grid.parent:
-            return super().fetch(x)
-        layout = x._sharding.layout
-        with local_tensors():
-            local = large_tensors.select(self.entered(x), self.grid.places(layout).to(x.device))
-            return self.noted(RowTensor.from_local(local, self.grid.tile(layout, x._sharding.width)), x)
-
-
-class GridBatch(GridGraph):
-    """See the module. Not collective; :meth:`operator` may be, where the graph has not used the tile before.
-
-    Args:
-        parent: the graph.
-        sample: of its nodes.
+    Attributes:
+        parent: the whole graph.
     """
 
-    def __init__(self, parent: GridGraph, sample: Sample) -> None:
-        self.parent = parent
-        self._sample = sample
-        grid = SampledGrid(parent.grid, sample)
-        node_id, stored = sample.node_id, parent.stored_by_source
-        pattern, entry = stored.restricted(node_id, node_id)
-        place, order = stored.places(entry).long().sort()
-        edge_index = torch.stack([pattern.row(), pattern.col.long()])[:, order] + grid.first
-        key = parent.edge_sharding.rng_key.index_select(0, place)
-        rows = SampledEdges(parent.edge_sharding, place, key, grid.ranks(*GRID_AXES), sample.group)
-        super().__init__(grid, edge_index, rows, parent.loop_rule, device=parent.device)
-        self._sampled_grid, self._place = grid, place
-
-    def to(self, device: torch.device | str) -> GridBatch:
-        """See :class:`~pyg_dist.layout.graph.DistributedGraph`."""
-        device = torch.device(device)
-        if device == self.device:
-            return self
-        moved = self._copy_on(device)  # not kept: it goes with its last reference
-        moved.parent = self.parent.to(device)
-        return moved
-
-    def pick_nodes(self) -> PickedTiles:
-        """``n_id``: the nodes' global ids; ``t[n_id]`` is a node tensor of the graph at the sample."""
-        source, rows = self.parent.node_sharding, self.node_sharding
-        ids = self._sampled_grid.parent_id(rows.global_id)
-        place = self._sampled_grid.places(WHOLE_ROWS)
-        picked = PickedTiles.of(ids.to(self.device), rows, source, place)
-        picked.grid, picked.replicas = self._sampled_grid, self._replicas
-        return picked
-
-    def pick_edges(self) -> PickedEdges:
-        """``e_id``: the edges' places in the input; ``t[e_id]`` is an edge tensor of the graph at the sample."""
-        rows = self.edge_sharding
-        ids = self.parent.edge_sharding.global_id[self._place]
-        picked = PickedEdges.of(ids.to(self.device), rows, self.parent.edge_sharding, self._place)
-        picked.replicas = self._replicas
-        return picked
-
-    @property
-    def _replicas(self) -> Group | None:
-        """The ranks that hold the same rows of the graph and other ones of the batch."""
-        return None if self._sample.group is None else self.grid.mesh.group("data")
+    parent: GridProducts
+    _sample: Sample
+    _sampled_grid: SampledGrid
 
     @lasting
     def adjacency(self, layout: TileLayout) -> AdjacencyTile:
@@ -130,8 +65,6 @@ class GridBatch(GridGraph):
             self._sampled_grid.places(TileLayout((tile.row_axis,), None, tile.row_order)),
             self._sampled_grid.places(TileLayout((tile.column_axis,), None, tile.column_order)),
         )
-
-    # ---- The graph's operators at the sample -------------------------------------------------------------------------
 
     def operator(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> TiledOperator:
         """See :meth:`~pyg_dist.layout.graph.DistributedGraph.operator`.

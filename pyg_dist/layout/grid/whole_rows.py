@@ -1,14 +1,14 @@
-"""Edge views: all in-edges of a node on the rank that has its row, for convs that need more than sums.
+"""All in-edges of a node on the rank that has its whole row: what convs need that look at more than sums.
 
-The halo layout is that. Of the grid's edges, which lie by their numbers, a copy goes to the ranks of their targets, and
-the rows of sources come from where whole rows lie, as on the halo layout with the parts that the grid's orders make.
+A copy of the grid's edges, which lie by their numbers, goes to the ranks of their targets, and the rows of sources come
+from where whole rows lie, as on the halo layout with the parts that the grid's orders make.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,46 +16,16 @@ from torch import Tensor, nn
 from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.comm.redistribution import Redistribution, RowsByRank
 from pyg_dist.backend.grid.mesh import GRID_AXES
-from pyg_dist.layout.edges import Edges, OperatorEdges
-from pyg_dist.layout.graph import DistributedGraph, EdgeView
-from pyg_dist.layout.grid.graph import GridGraph
-from pyg_dist.layout.grid.sharding import GridNodes
-from pyg_dist.layout.halo.graph import HaloGraph
+from pyg_dist.layout.grid.sharding import Grid
+from pyg_dist.layout.halo.products import HaloProducts
+from pyg_dist.layout.self_loops import LoopRule
 from pyg_dist.plan.grid.tiling import WHOLE_ROWS
 from pyg_dist.plan.halo.one_way import OneWay
 from pyg_dist.plan.halo.plan import is_dense
 from pyg_dist.plan.halo.remote_edges import RemoteEdges
 from pyg_dist.plan.halo.share import HaloShare, LocalEdges, share_of
-from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor
+from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor
 from pyg_dist.tensor.sharding import RowSharding, lasting
-
-
-def edge_view(graph: DistributedGraph) -> EdgeView:
-    """The graph as convs see it that need all in-edges of a node in one place (collective at the grid's first use)."""
-    if not is_tiled(graph):
-        return graph  # type: ignore[return-value]
-    tiled = cast(GridGraph, graph)
-    if tiled.whole_rows is None:
-        tiled.whole_rows = WholeRows.of(tiled)
-    return tiled.whole_rows
-
-
-def is_tiled(graph: DistributedGraph) -> bool:
-    """Whether its edges are spread evenly, by their numbers."""
-    return isinstance(graph.node_sharding, GridNodes)
-
-
-def edges_of(graph: DistributedGraph, weight: RowTensor | None, lie_anywhere: bool) -> Edges:
-    """All edges of a graph (collective at the grid's first use, unless they ``lie_anywhere``).
-
-    Args:
-        graph: the graph.
-        weight: the values of an ``adj_t``.
-        lie_anywhere: of a tiled graph, whether operators and rows at the ends of edges are enough.
-    """
-    if lie_anywhere:
-        return OperatorEdges.of_graph(cast(GridGraph, graph), cast("EdgeTensor | None", weight), edge_view)
-    return Edges.all_of(edge_view(graph), weight)
 
 
 class EdgesByTarget(RowSharding):
@@ -112,7 +82,7 @@ class EdgesByTarget(RowSharding):
         return stored if after is self._stored else after.from_sharding(stored, self._stored)
 
 
-class WholeRows(HaloGraph):
+class WholeRows(HaloProducts):
     """A grid's graph over its whole rows. Rows of nodes and values of edges are exact in messages.
 
     What it gives are rows of the grid's nodes.
@@ -120,15 +90,22 @@ class WholeRows(HaloGraph):
 
     @staticmethod
     @lasting
-    def of(graph: GridGraph) -> WholeRows:
-        """Those of a graph (collective)."""
-        share, move = _share(graph)
-        rows = EdgesByTarget(graph.edge_sharding, move)
-        messages = sum(graph.group.gather_counts(sum(count > 0 for count in share.row_transfer.send_counts)))
-        group = graph.grid.mesh.group(*GRID_AXES)
-        nodes: Any = graph.grid.node_sharding  # with what of HaloNodes an exchange of exact rows needs
-        dense = is_dense(messages, group.size)
-        return WholeRows(share, nodes, graph.loop_rule, dense, rows, group, graph.device)
+    def of(grid: Grid, edge_index: Tensor, stored: RowSharding, loop_rule: LoopRule, device: torch.device) -> WholeRows:
+        """Those of a graph (collective).
+
+        Args:
+            grid: its mesh and node orders.
+            edge_index: this rank's edges, nodes counted from the first one of the data group.
+            stored: which they are.
+            loop_rule: the graph's.
+            device: where its rows are.
+        """
+        share, move = _share(grid, edge_index, stored)
+        rows = EdgesByTarget(stored, move)
+        messages = sum(grid.ranks(*GRID_AXES).gather_counts(sum(count > 0 for count in share.row_transfer.send_counts)))
+        group = grid.mesh.group(*GRID_AXES)
+        nodes: Any = grid.node_sharding  # with what of HaloNodes an exchange of exact rows needs
+        return WholeRows(share, nodes, loop_rule, is_dense(messages, group.size), rows, group, device)
 
     def owns(self, x: RowTensor) -> bool:
         """Whether x has a row for every node of this graph, as tiles or whole."""
@@ -139,12 +116,11 @@ class WholeRows(HaloGraph):
         return x.to_rows()
 
 
-def _share(graph: GridGraph) -> tuple[HaloShare, Redistribution]:
+def _share(grid: Grid, edge_index: Tensor, stored: RowSharding) -> tuple[HaloShare, Redistribution]:
     """This rank's share of the edges, and the redistribution that fetches their values (collective)."""
-    grid, edge_index = graph.grid, graph.edges_of_group
     group, transport = grid.mesh.group(*GRID_AXES), grid.transport(*GRID_AXES, exact=True)
     rank, number = group.rank, torch.arange(edge_index.shape[1])
-    key = graph.edge_sharding.global_id
+    key = stored.global_id
     sender, receiver = (grid.owners(node)[0] for node in edge_index)
     remote = (sender != receiver).nonzero().view(-1)
     to_both = Redistribution.of_copies(
@@ -168,7 +144,7 @@ def _share(graph: GridGraph) -> tuple[HaloShare, Redistribution]:
         return LocalEdges(edge, *torch.searchsorted(ascending, ends, out_int32=True))
 
     share = share_of(
-        rank, group.size, grid.num_nodes, graph.edge_sharding.size, ascending, on_boundary, inside,
+        rank, group.size, grid.num_nodes, stored.size, ascending, on_boundary, inside,
         lambda: (arriving, arriving.uniform_cover("post")), lambda: (leaving, leaving.uniform_cover("post")),
         "post", node_id,
     )  # fmt: skip

@@ -1,8 +1,8 @@
-"""The subgraph that a sample of nodes induces, over nodes of its own: made by each rank without communication.
+"""The operators of a graph at a sample of its nodes: made by each rank without a message, where the graph's are known.
 
-The graph's rows stay where they are. With the probabilities of a sample's pairs, the operators are those of the whole
-graph at the sample, ``w_ij / p_ij`` off the diagonal and ``w_ii`` on it (ScaleGNN, III-D, eq. 23-24): GCN keeps the
-norm of the whole graph, a mean its degree, and the mean over all samples that hold a node is the full aggregation.
+With the probabilities of a sample's pairs they are those of the whole graph at the sample, ``w_ij / p_ij`` off the
+diagonal and ``w_ii`` on it (ScaleGNN, III-D, eq. 23-24): GCN keeps the norm of the whole graph, a mean its degree, and
+the mean over all samples that hold a node is the full aggregation.
 """
 
 from __future__ import annotations
@@ -12,133 +12,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_dist.backend import ops
 from pyg_dist.backend.halo.operator import LinearOperator
 from pyg_dist.backend.halo.transfer import HaloTransfer
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.layout.graph import Norm
-from pyg_dist.layout.halo.graph import HaloGraph
 from pyg_dist.layout.halo.operator import ConstantOperator, LearningOperator
-from pyg_dist.layout.halo.sharding import HaloNodes
-from pyg_dist.layout.sampled_edges import SampledEdges, refuse_learning_weights, refuse_other_weights
-from pyg_dist.plan.halo.restriction import Restriction, restricted
+from pyg_dist.layout.halo.products import HaloProducts
+from pyg_dist.layout.sampled_edges import refuse_learning_weights, refuse_other_weights
+from pyg_dist.plan.halo.restriction import Restriction
 from pyg_dist.plan.sample import PairProbability, Sample
-from pyg_dist.tensor.picked_rows import PickedEdges, PickedNodes, origin_of
+from pyg_dist.tensor.picked_rows import origin_of
 from pyg_dist.tensor.row_tensor import RowTensor
 from pyg_dist.tensor.sharding import lasting
 
 
-class SampledNodes(HaloNodes):
-    """Sampled nodes. They are numbered by their places in the sample, and keyed as in the graph.
+class ProductsAtSample(HaloProducts):
+    """See the module.
 
-    Args:
-        parent: the graph's nodes.
-        row: the local ones among them, int64 ``[b]``.
-        place: their places in the sample, int64 ``[b]``.
-        sample: the sample. Where data groups have samples of their own, the rows are those of the union of all.
+    Attributes:
+        parent: the whole graph.
+        restriction: which of its rows and edges are here.
     """
 
-    counts_selections = False  # each batch has masks of its own, and a step would wait for their numbers
-
-    def __init__(self, parent: HaloNodes, row: Tensor, place: Tensor, sample: Sample) -> None:
-        union, key = sample.group, parent.rng_key.index_select(0, row)
-        self._sample, self._own_place = sample, place
-        if union is None:
-            size = sample.node_id.numel()
-            super().__init__(parent.group, key, size, parent.exchange, parent.bits, parent.groups)
-        else:  # groups draw other numbers for a node
-            key = key + union.index * parent.num_rng_keys
-            super().__init__(parent.groups.everyone, key, union.size, parent.exchange, parent.bits)
-        self.parent, self.row = parent, row
-        self._place = place + self.first
-        self.traffic, self.buffers = parent.traffic, parent.buffers
-
-    @property
-    def position(self) -> Tensor:
-        """The place of each local node in the sample, or in the union of all groups' samples."""
-        return self._place
-
-    @property
-    def first(self) -> int:
-        """See :class:`~pyg_dist.layout.halo.sharding.HaloNodes`."""
-        return 0 if self._sample.group is None else self._sample.group.first
-
-    @property
-    def sample(self) -> Sample:
-        """See :class:`~pyg_dist.layout.graph.NodeSharding`."""
-        return self._sample
-
-    @property
-    def is_union(self) -> bool:
-        """See :class:`~pyg_dist.layout.graph.NodeSharding`."""
-        return self._sample.group is not None
-
-    def seed_of_group(self, seed: int) -> int:
-        """See :class:`~pyg_dist.layout.halo.sharding.HaloNodes`."""
-        return seed if self._sample.group is None else ops.mixed_seed(seed, self._sample.group.index)
-
-    @property
-    def global_id(self) -> Tensor:
-        """See :attr:`position`: it is what the batch's ``edge_index`` has."""
-        return self._place
-
-    @property
-    def num_rng_keys(self) -> int:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
-        return self.parent.num_rng_keys * (1 if self._sample.group is None else self._sample.group.index + 1)
-
-
-class HaloBatch(HaloGraph):
-    """See the module. Not collective, given the links of the graph; :meth:`operator` may be.
-
-    Args:
-        parent: the graph.
-        sample: of its nodes.
-    """
-
-    lends_weights = False  # whether that pays, ranks would have to ask each other for each batch
-
-    def __init__(self, parent: HaloGraph, sample: Sample) -> None:
-        self.parent = parent
-        self.restriction: Restriction = restricted(parent.share, parent.links.links, sample.node_id)
-        share = self.restriction.share
-        of_graph = parent.node_sharding
-        nodes = SampledNodes(of_graph, self.restriction.row, share.node_id, sample)
-        of_edges, edge = parent.edge_sharding, self.restriction.edge
-        is_known = of_edges.rng_key is parent.share.edge_id  # but for a graph with loops or of a batch
-        key = share.edge_id if is_known else of_edges.rng_key.index_select(0, edge)
-        rows = SampledEdges(of_edges, edge, key, nodes.group, sample.group)
-        self._replicas = None if sample.group is None else of_graph.groups.data
-        super().__init__(share, nodes, parent.loop_rule, parent.is_dense, rows, parent.exchange_group, parent.device)
-        self._sample = sample
-
-    def to(self, device: torch.device | str) -> HaloBatch:
-        """See :class:`~pyg_dist.layout.graph.DistributedGraph`."""
-        device = torch.device(device)
-        if device == self.device:
-            return self
-        moved = self._copy_on(device)  # not kept: it goes with its last reference
-        moved.parent = self.parent.to(device)
-        return moved
-
-    def pick_nodes(self) -> PickedNodes:
-        """``n_id``: the nodes' global ids; ``t[n_id]`` is a node tensor of the graph at the sample."""
-        nodes = self.node_sharding
-        ids = self.parent.node_sharding.global_id.index_select(0, self.restriction.row)
-        picked = PickedNodes.of(ids.to(self.device), nodes, self.parent.node_sharding, self.restriction.row)
-        picked.replicas = self._replicas
-        return picked
-
-    def pick_edges(self) -> PickedEdges:
-        """``e_id``: the edges' places in the input; ``t[e_id]`` is an edge tensor of the graph at the sample."""
-        edges: Any = self.edge_sharding
-        ids = edges.parent_key.to(self.device, copy=True)
-        picked = PickedEdges.of(ids, edges, self.parent.edge_sharding, self.restriction.edge)
-        picked.replicas = self._replicas
-        return picked
-
-    # ---- The graph's operators at the sample -------------------------------------------------------------------------
+    lends_weights = False  # to know whether that pays, ranks would have to communicate for each batch
+    parent: HaloProducts
+    restriction: Restriction
+    _sample: Sample
 
     def operator(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> Any:
         """See :meth:`~pyg_dist.layout.graph.DistributedGraph.operator`.
