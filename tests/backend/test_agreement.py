@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from limits import TIMEOUT_SECONDS
 from torch import Tensor
 from workers import Workers
 
@@ -128,10 +129,10 @@ def _slow_on_main() -> float:
     from datetime import timedelta
 
     session.shutdown()
-    session.init(timeout=timedelta(seconds=5))
+    session.init(timeout=timedelta(seconds=TIMEOUT_SECONDS))
 
     def slow() -> Tensor:
-        time.sleep(7.0)
+        time.sleep(TIMEOUT_SECONDS + 2.0)
         return torch.arange(3)
 
     start = time.process_time()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 import torch.distributed as dist
+from limits import BODY_SECONDS
 
 from pyg_dist.backend.comm import calls as comm_calls
 from pyg_dist.backend.comm.calls import Calls, Standing, Wait
@@ -115,7 +116,7 @@ def test_the_end_of_a_wait_is_published_though_no_call_follows(monkeypatch: pyte
     watch = DivergenceWatch(store, 0, 2, standing, fail=pytest.fail)
 
     def becomes(right: Callable[[Place], bool]) -> bool:
-        until = time.monotonic() + 60
+        until = time.monotonic() + BODY_SECONDS
         while not right(Place.parse(store.get("place/0"))) and time.monotonic() < until:
             time.sleep(0.01)
         return right(Place.parse(store.get("place/0")))

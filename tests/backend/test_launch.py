@@ -6,6 +6,7 @@ import socket
 from datetime import timedelta
 
 import pytest
+from limits import COMMAND_SECONDS
 
 from pyg_dist.backend.session.launch import Launch, Run, detect, expand_node_list, identify
 from pyg_dist.backend.session.rendezvous import meet
@@ -201,6 +202,6 @@ def test_a_port_that_is_taken_is_no_timeout(monkeypatch: pytest.MonkeyPatch) -> 
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         found = Launch(0, 2, 0, "env", "127.0.0.1", taken.getsockname()[1])
-        with pytest.raises(LaunchError, match=r"got, after \d+\.\d s of 15: .*in use") as caught:
-            meet(found, timedelta(seconds=15))
+        with pytest.raises(LaunchError, match=rf"got, after \d+\.\d s of {COMMAND_SECONDS:g}: .*in use") as caught:
+            meet(found, timedelta(seconds=COMMAND_SECONDS))
     assert "within" not in str(caught.value)

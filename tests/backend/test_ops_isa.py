@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from limits import COMMAND_SECONDS
 
 from pyg_dist.backend.ops import library
 from pyg_dist.errors import LibraryNotBuiltError
@@ -37,7 +38,7 @@ def run_with_isa(isa: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYG_DIST_ISA": isa, "OMP_WAIT_POLICY": "passive"},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=COMMAND_SECONDS,
         check=False,
     )
 

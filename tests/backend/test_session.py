@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from launching import run_script
+from limits import COMMAND_SECONDS, TIMEOUT_SECONDS
 from workers import Workers
 
 from pyg_dist import errors
@@ -123,7 +124,7 @@ def test_other_versions_are_named_on_every_rank(workers: Pools, world_size: int)
 def _adopt() -> tuple[int, int]:
     session.shutdown()
     rank = session.rank()
-    dist.init_process_group("gloo", timeout=timedelta(seconds=50))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=COMMAND_SECONDS))
     try:
         assert (session.rank(), session.world_size()) == (rank, dist.get_world_size())
         with pytest.raises(LaunchError, match=r"'gloo'.*got 'nccl'"):
@@ -144,7 +145,7 @@ def test_a_group_of_the_script_is_used(workers: Pools, world_size: int) -> None:
 
 def _collective_times_out() -> None:
     session.shutdown()
-    session.init(timeout=timedelta(seconds=5))
+    session.init(timeout=timedelta(seconds=TIMEOUT_SECONDS))
     store = world.current().store
     if session.rank() != 0:
         with pytest.raises(RuntimeError, match=r"[Tt]imed out"):

@@ -22,7 +22,6 @@ from workers import Workers
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
-@pytest.mark.timeout(300)
 def test_convs(tmp_path: Path) -> None:
     output = tmp_path / "convs.json"
     for conv in ("gat", "tag"):  # the second run keeps what the first has found
@@ -36,7 +35,6 @@ def test_convs(tmp_path: Path) -> None:
         assert entry["ratios"]["pyg_dist, 1 rank"]["speed_up"] > 0
 
 
-@pytest.mark.timeout(300)  # it starts three Python processes, on a machine that may be busy
 def test_epoch(tmp_path: Path) -> None:
     output = tmp_path / "epoch.json"
     options = ("--graph", "tiny", "--models", "sage", "--rounds", "2", "--epochs", "1", "--retakes", "0")

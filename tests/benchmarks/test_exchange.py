@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from launching import run_script
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "exchange.py"
 
 
-@pytest.mark.timeout(300)  # new Python processes, on a machine that may be busy
 def test_exchange(tmp_path: Path) -> None:
     output = tmp_path / "exchange.json"
     options = ("--graph", "tiny", "--model", "gcn", "--rounds", "1", "--output", str(output))

@@ -13,7 +13,6 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "two_machines.py"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # new Python processes, on a machine that may be busy
 def test_two_machines(tmp_path: Path) -> None:
     output = tmp_path / "two.json"
     options = ("--graph", "tiny", "--epochs", "1", "--rates", "100", "--output", str(output))

@@ -36,7 +36,6 @@ PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 # The contributor's guide shows the form of a handler, which is no script.
 SCRIPTS = [page for page in PAGES if page.parent.name in ("tutorials", "how-to") and "```python" in page.read_text()]
 # Two ranks that import torch on few cores, beside other tests.
-pytestmark = pytest.mark.timeout(240)
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e[+-]\d+)?")
 
 

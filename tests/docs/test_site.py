@@ -13,7 +13,6 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_site(tmp_path: Path) -> None:
     for package in ("sphinx", "myst_parser", "furo"):
         pytest.importorskip(package, reason=f"{package} is not installed: pip install 'pyg-dist[docs]'")

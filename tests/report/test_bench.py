@@ -104,7 +104,6 @@ def test_groups_inside_and_between_machines(workers: Callable[[int], Workers]) -
     assert workers(4).run(measure, [7, 7, 7, 7], False)[0] == []
 
 
-@pytest.mark.timeout(300)  # new Python processes, on a machine that may be busy
 def test_loopback_ranks_are_started(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

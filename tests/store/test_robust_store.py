@@ -149,7 +149,6 @@ def written(layout: str, folder: Path, seed: int) -> Path:
     return write(data, folder, parts_of(seed), PARTS)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("layout", "times"), [pytest.param("halo", 400, marks=pytest.mark.slow), ("grid", 100)])
 def test_500_corruptions_are_named(tmp_path: Path, layout: str, times: int) -> None:
     store, foreign = (written(layout, tmp_path / name, seed) for seed, name in enumerate(("own", "foreign")))
@@ -277,7 +276,6 @@ def calls_of(function: Callable[[], Any]) -> int:
     return calls
 
 
-@pytest.mark.timeout(900)
 def test_killed_at_50_points(tmp_path: Path) -> None:
     for name, seed in (("old", 0), ("new", 1)):
         save_graph(skewed_graph(seed=seed), tmp_path / f"{name}.safetensors")
