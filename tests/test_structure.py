@@ -19,7 +19,7 @@ FACTORIES = (
     "data/stored_graph.py",
     "data/stored_grid.py",
 )
-PROTOCOLS = {"DistributedGraph", "EdgeView", "Operator", "SampledGraph"}
+PROTOCOLS = {"GraphProducts", "DistributedGraph", "EdgeView", "Operator", "SampledGraph"}
 
 
 def modules() -> list[Path]:

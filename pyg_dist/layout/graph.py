@@ -93,164 +93,30 @@ class NodeSharding(RowSharding):
         self.edge_sets: OrderedDict[str, Any] = OrderedDict()  # handles, whose graphs know these nodes
 
 
-class EdgeView(Protocol):
-    """What messages per edge need: all in-edges of a node on the rank that has the node.
-
-    Rows of *neighbours* are the n local rows, then the h rows that arrive from other ranks.
-    """
-
-    edge_sharding: RowSharding
-    group: Group
-    device: torch.device
-    loop_rule: LoopRule
-
-    @property
-    def node_sharding(self) -> NodeSharding:
-        """Which nodes are here."""
-
-    @property
-    def num_local(self) -> int:
-        """Nodes of this rank, n."""
-
-    @property
-    def num_boundary(self) -> int:
-        """The last local nodes, from the first one that has a source on another rank."""
-
-    @property
-    def num_neighbours(self) -> int:
-        """Rows of neighbours, n + h."""
-
-    @property
-    def neighbour_id(self) -> Tensor:
-        """Global ids of the neighbours, int64 ``[n + h]``."""
-
-    @property
-    def csr(self) -> CSR:
-        """This rank's edges: targets by neighbours; one target's edges in input order."""
-
-    @property
-    def max_in_degree(self) -> int:
-        """Largest in-degree of the whole graph (collective at the first use)."""
-
-    def owns(self, x: RowTensor) -> bool:
-        """Whether x has a row for every node of this graph."""
-
-    def ends(self) -> tuple[Tensor, Tensor]:
-        """Neighbour (source) and local row (target) of each edge in edge storage order, int64 ``[e]``."""
-
-    def neighbour_lists(self, num_padding: int) -> tuple[Tensor, Tensor]:
-        """Source and target of the edges by target, behind ``num_padding`` edges from n + h to target 0."""
-
-    def neighbour_rows(self, x: Tensor, layer: nn.Module | None = None) -> Tensor:
-        """The neighbours' rows, differentiable (collective). Exact, but for a training ``layer`` with ``bits``.
-
-        Shapes:
-            - x: ``[n, ...]``
-            - output: ``[n + h, ...]``
-        """
-
-    def attend(
-        self,
-        edges: Any,
-        inputs: AttentionInputs,
-        spec: AttentionSpec,
-        layer: nn.Module | None = None,
-        has_weights: bool = False,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """See :meth:`DistributedGraph.attend`."""
-
-    def reduce_by_blocks(
-        self, edges: Any, inputs: Sequence[tuple[Place, Tensor]], run: Run, max_edges: int, layer: nn.Module
-    ) -> Tensor:
-        """What ``run`` makes of the messages to each node, by blocks of nodes, differentiable (collective).
-
-        Exact, but for the rows of 16 columns or more that a training ``layer`` of a ``DistributedData`` with ``bits``
-        sends. The backward makes the messages again.
-
-        Args:
-            edges: the :class:`~pyg_dist.layout.edges.Edges`, of this graph.
-            inputs: of which each block has its piece.
-            run: see :data:`~pyg_dist.backend.sparse.target_blocks.Run`.
-            max_edges: of a block, if it has more than one target.
-            layer: whose messages they are.
-
-        Shapes:
-            - output: ``[n, ...]``
-        """
-
-    def sum_to_owners(self, rows: Tensor) -> Tensor:
-        """The transpose of :meth:`neighbour_rows`: every rank's rows are summed where their nodes live (collective).
-
-        Shapes:
-            - rows: ``[n + h, ...]``
-            - output: ``[n, ...]``
-        """
-
-    def place(self, x: NodeTensor) -> NodeTensor:
-        """See :meth:`DistributedGraph.place`."""
-
-    def operator(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> Operator:
-        """See :meth:`DistributedGraph.operator`."""
-
-    def operator_over(self, edges: Any, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> Operator | None:
-        """:meth:`operator` over edges that differ from the graph's by self loops (collective when built).
-
-        ``None`` for other edges, and in a batch that rescales.
-
-        Args:
-            edges: the :class:`~pyg_dist.layout.edges.Edges`.
-            norm: sum or mean.
-            weight: of these edges.
-            dtype: of its values.
-        """
-
-    def aggregate(self, x: NodeTensor, operator: Any, layer: nn.Module | None = None) -> NodeTensor:
-        """See :meth:`DistributedGraph.aggregate`."""
-
-
-class DistributedGraph(Protocol):
-    """A graph laid out over ranks.
+class GraphProducts(Protocol):
+    """What a graph and its edge view have in common: where things lie, and products.
 
     Attributes:
         edge_sharding: which edges are here.
         loop_rule: how GCN's self loops meet existing ones; it follows from the form of the input.
         group: the ranks that share the graph.
         device: where this rank's edges lie.
-        digest: of the edges, where a script has made them.
     """
 
     edge_sharding: RowSharding
     loop_rule: LoopRule
     group: Group
     device: torch.device
-    digest: str | None
 
     @property
     def node_sharding(self) -> NodeSharding:
         """Which whole rows of nodes are here."""
 
-    @property
-    def traffic(self) -> Traffic:
-        """What this rank has sent so far."""
-
-    # ---- Where things lie ------------------------------------------------------------------------------------------
-
-    def feature_sharding(self, width: int) -> RowSharding:
-        """How features of ``width`` columns lie."""
-
-    def attribute_sharding(self, name: str, value: Tensor) -> RowSharding:
-        """The sharding of a new node attribute."""
-
-    def place_attribute(self, name: str, value: RowTensor) -> RowTensor:
-        """An attribute of nodes or edges as it is kept (may be collective)."""
-
-    def place(self, x: NodeTensor, layer: nn.Module | None = None) -> NodeTensor:
-        """Features as :meth:`aggregate` takes them (may be collective). With a ``layer``, x is its input."""
-
     def owns(self, x: RowTensor) -> bool:
         """Whether x has a row for every node of this graph."""
 
-    # ---- Linear algebra --------------------------------------------------------------------------------------------
+    def place(self, x: NodeTensor, layer: nn.Module | None = None) -> NodeTensor:
+        """Features as :meth:`aggregate` takes them (may be collective). With a ``layer``, x is its input."""
 
     def operator(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> Operator:
         """The matrix of an aggregation; cached while constant weights do not change (collective when built).
@@ -296,6 +162,117 @@ class DistributedGraph(Protocol):
         Shapes:
             - output: ``[n, H C]``; ``[n, H D]``, or empty; ``[e, H]``, or without rows
         """
+
+
+class EdgeView(GraphProducts, Protocol):
+    """What messages per edge need: all in-edges of a node on the rank that has the node.
+
+    Rows of *neighbours* are the n local rows, then the h rows that arrive from other ranks.
+    """
+
+    @property
+    def num_local(self) -> int:
+        """Nodes of this rank, n."""
+
+    @property
+    def num_boundary(self) -> int:
+        """The last local nodes, from the first one that has a source on another rank."""
+
+    @property
+    def num_neighbours(self) -> int:
+        """Rows of neighbours, n + h."""
+
+    @property
+    def neighbour_id(self) -> Tensor:
+        """Global ids of the neighbours, int64 ``[n + h]``."""
+
+    @property
+    def csr(self) -> CSR:
+        """This rank's edges: targets by neighbours; one target's edges in input order."""
+
+    @property
+    def max_in_degree(self) -> int:
+        """Largest in-degree of the whole graph (collective at the first use)."""
+
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """Neighbour (source) and local row (target) of each edge in edge storage order, int64 ``[e]``."""
+
+    def neighbour_lists(self, num_padding: int) -> tuple[Tensor, Tensor]:
+        """Source and target of the edges by target, behind ``num_padding`` edges from n + h to target 0."""
+
+    def neighbour_rows(self, x: Tensor, layer: nn.Module | None = None) -> Tensor:
+        """The neighbours' rows, differentiable (collective). Exact, but for a training ``layer`` with ``bits``.
+
+        Shapes:
+            - x: ``[n, ...]``
+            - output: ``[n + h, ...]``
+        """
+
+    def reduce_by_blocks(
+        self, edges: Any, inputs: Sequence[tuple[Place, Tensor]], run: Run, max_edges: int, layer: nn.Module
+    ) -> Tensor:
+        """What ``run`` makes of the messages to each node, by blocks of nodes, differentiable (collective).
+
+        Exact, but for the rows of 16 columns or more that a training ``layer`` of a ``DistributedData`` with ``bits``
+        sends. The backward makes the messages again.
+
+        Args:
+            edges: the :class:`~pyg_dist.layout.edges.Edges`, of this graph.
+            inputs: of which each block has its piece.
+            run: see :data:`~pyg_dist.backend.sparse.target_blocks.Run`.
+            max_edges: of a block, if it has more than one target.
+            layer: whose messages they are.
+
+        Shapes:
+            - output: ``[n, ...]``
+        """
+
+    def sum_to_owners(self, rows: Tensor) -> Tensor:
+        """The transpose of :meth:`neighbour_rows`: every rank's rows are summed where their nodes live (collective).
+
+        Shapes:
+            - rows: ``[n + h, ...]``
+            - output: ``[n, ...]``
+        """
+
+    def operator_over(self, edges: Any, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> Operator | None:
+        """:meth:`operator` over edges that differ from the graph's by self loops (collective when built).
+
+        ``None`` for other edges, and in a batch that rescales.
+
+        Args:
+            edges: the :class:`~pyg_dist.layout.edges.Edges`.
+            norm: sum or mean.
+            weight: of these edges.
+            dtype: of its values.
+        """
+
+
+class DistributedGraph(GraphProducts, Protocol):
+    """A graph laid out over ranks.
+
+    Attributes:
+        digest: of the edges, where a script has made them.
+    """
+
+    digest: str | None
+
+    @property
+    def traffic(self) -> Traffic:
+        """What this rank has sent so far."""
+
+    # ---- Placement ---------------------------------------------------------------------------------------------------
+
+    def feature_sharding(self, width: int) -> RowSharding:
+        """The sharding of features of ``width`` columns."""
+
+    def attribute_sharding(self, name: str, value: Tensor) -> RowSharding:
+        """The sharding of a new node attribute."""
+
+    def place_attribute(self, name: str, value: RowTensor) -> RowTensor:
+        """An attribute of nodes or edges as it is kept (may be collective)."""
+
+    # ---- Linear algebra --------------------------------------------------------------------------------------------
 
     def start(self, x: NodeTensor, operator: Any, layer: nn.Module | None = None) -> Pending[NodeTensor]:
         """:meth:`aggregate` as far as nothing is waited for: what follows may hide its last messages."""

@@ -25,7 +25,15 @@ from workers import Workers
 
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.sparse.target_blocks import Block
-from pyg_dist.layout.graph import DistributedGraph, EdgeView, Norm, Operator, SampledGraph, have_same_edges
+from pyg_dist.layout.graph import (
+    DistributedGraph,
+    EdgeView,
+    GraphProducts,
+    Norm,
+    Operator,
+    SampledGraph,
+    have_same_edges,
+)
 
 Pools = Callable[[int], Workers]
 Layout = dict[str, Any]
@@ -454,7 +462,14 @@ def names_of(protocol: type) -> set[str]:
 
 @pytest.mark.parametrize(
     ("protocol", "word"),
-    [(DistributedGraph, "laid"), (EdgeView, "view"), (Operator, "operator"), (SampledGraph, "sampled")],
+    [
+        (GraphProducts, "laid"),
+        (GraphProducts, "view"),
+        (DistributedGraph, "laid"),
+        (EdgeView, "view"),
+        (Operator, "operator"),
+        (SampledGraph, "sampled"),
+    ],
 )
 def test_every_name_has_its_check(protocol: type, word: str) -> None:
     """What is new in a protocol fails here until a check takes it."""

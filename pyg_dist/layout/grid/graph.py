@@ -19,12 +19,11 @@ from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.layout.edges import Edges, EdgesAndLoops
 from pyg_dist.layout.graph import EdgeView, Norm
-from pyg_dist.layout.grid.at_sample import ProductsAtSample
+from pyg_dist.layout.grid.at_sample import PickedTiles, ProductsAtSample, SampledGrid
 from pyg_dist.layout.grid.edge_ends import EdgeEnds
 from pyg_dist.layout.grid.operator import TiledOperator
 from pyg_dist.layout.grid.operator_edges import OperatorEdges
 from pyg_dist.layout.grid.products import GridProducts
-from pyg_dist.layout.grid.sampled_grid import PickedTiles, SampledGrid
 from pyg_dist.layout.grid.sharding import Grid, Tile
 from pyg_dist.layout.grid.tile_tensor import as_tile
 from pyg_dist.layout.grid.whole_rows import WholeRows

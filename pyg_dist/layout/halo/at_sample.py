@@ -1,4 +1,4 @@
-"""The operators of a graph at a sample of its nodes: made by each rank without a message, where the graph's are known.
+"""The nodes and the operators of a graph at a sample of its nodes: made by each rank without a message.
 
 With the probabilities of a sample's pairs they are those of the whole graph at the sample, ``w_ij / p_ij`` off the
 diagonal and ``w_ii`` on it (ScaleGNN, III-D, eq. 23-24): GCN keeps the norm of the whole graph, a mean its degree, and
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_dist.backend import ops
 from pyg_dist.backend.halo.operator import LinearOperator
 from pyg_dist.backend.halo.transfer import HaloTransfer
 from pyg_dist.backend.on_device import on_device
@@ -19,12 +20,73 @@ from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.layout.graph import Norm
 from pyg_dist.layout.halo.operator import ConstantOperator, LearningOperator
 from pyg_dist.layout.halo.products import HaloProducts
+from pyg_dist.layout.halo.sharding import HaloNodes
 from pyg_dist.layout.sampled_edges import refuse_learning_weights, refuse_other_weights
 from pyg_dist.plan.halo.restriction import Restriction
 from pyg_dist.plan.sample import PairProbability, Sample
 from pyg_dist.tensor.picked_rows import origin_of
 from pyg_dist.tensor.row_tensor import RowTensor
 from pyg_dist.tensor.sharding import lasting
+
+
+class SampledNodes(HaloNodes):
+    """Sampled nodes. They are numbered by their places in the sample, and keyed as in the graph.
+
+    Args:
+        parent: the graph's nodes.
+        row: the local ones among them, int64 ``[b]``.
+        place: their places in the sample, int64 ``[b]``.
+        sample: the sample. Where data groups have samples of their own, the rows are those of the union of all.
+    """
+
+    counts_selections = False  # each batch has masks of its own, and a step would wait for their numbers
+
+    def __init__(self, parent: HaloNodes, row: Tensor, place: Tensor, sample: Sample) -> None:
+        union, key = sample.group, parent.rng_key.index_select(0, row)
+        self._sample, self._own_place = sample, place
+        if union is None:
+            size = sample.node_id.numel()
+            super().__init__(parent.group, key, size, parent.exchange, parent.bits, parent.groups)
+        else:  # groups draw other numbers for a node
+            key = key + union.index * parent.num_rng_keys
+            super().__init__(parent.groups.everyone, key, union.size, parent.exchange, parent.bits)
+        self.parent, self.row = parent, row
+        self._place = place + self.first
+        self.traffic, self.buffers = parent.traffic, parent.buffers
+
+    @property
+    def position(self) -> Tensor:
+        """The place of each local node in the sample, or in the union of all groups' samples."""
+        return self._place
+
+    @property
+    def first(self) -> int:
+        """See :class:`~pyg_dist.layout.halo.sharding.HaloNodes`."""
+        return 0 if self._sample.group is None else self._sample.group.first
+
+    @property
+    def sample(self) -> Sample:
+        """See :class:`~pyg_dist.layout.graph.NodeSharding`."""
+        return self._sample
+
+    @property
+    def is_union(self) -> bool:
+        """See :class:`~pyg_dist.layout.graph.NodeSharding`."""
+        return self._sample.group is not None
+
+    def seed_of_group(self, seed: int) -> int:
+        """See :class:`~pyg_dist.layout.halo.sharding.HaloNodes`."""
+        return seed if self._sample.group is None else ops.mixed_seed(seed, self._sample.group.index)
+
+    @property
+    def global_id(self) -> Tensor:
+        """See :attr:`position`: it is what the batch's ``edge_index`` has."""
+        return self._place
+
+    @property
+    def num_rng_keys(self) -> int:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
+        return self.parent.num_rng_keys * (1 if self._sample.group is None else self._sample.group.index + 1)
 
 
 class ProductsAtSample(HaloProducts):

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from pyg_dist.layout.edges import Edges
-from pyg_dist.layout.halo.at_sample import ProductsAtSample
+from pyg_dist.layout.halo.at_sample import ProductsAtSample, SampledNodes
 from pyg_dist.layout.halo.products import HaloProducts
-from pyg_dist.layout.halo.sharding import SampledNodes
 from pyg_dist.layout.sampled_edges import SampledEdges
 from pyg_dist.plan.halo.restriction import Restriction, restricted
 from pyg_dist.plan.sample import Sample
