@@ -76,6 +76,7 @@ def test_plan_of_mini_batches(graph_file: Path, capsys: pytest.CaptureFixture[st
     [
         (["{graph}", "--ranks", "2", "--batch-size", "41"], "--batch-size between 2 and the 40 nodes (got 41)"),
         (["nothing.npz", "--ranks", "2", "4", "--batch-size", "9"], "one number of ranks"),
+        (["nothing.npz", "--ranks", "2", "--layout", "auto", "--batch-size", "9"], "--batch-size with --layout halo"),
         (["nothing.npz", "--ranks", "2", "--data-groups", "2"], "--data-groups with --batch-size"),
         (["nothing.npz", "--ranks", "3", "--data-groups", "2", "--batch-size", "9"], "2 groups of 3 ranks"),
         (["nothing.npz", "--ranks", "2"], "nothing.npz"),
@@ -86,10 +87,16 @@ def test_plan_of_mini_batches(graph_file: Path, capsys: pytest.CaptureFixture[st
         (["nothing.npz", "--ranks", "2", "--plot", "g.xyz"], "ends in .png, .svg, .pdf (got 'g.xyz')"),
         (["nothing.npz", "--ranks", "2", "--plot", "nowhere/g.svg"], "in a folder that exists (got nowhere)"),
         (["nothing.npz", "--ranks", "2", "--widths", "8", "0"], "of one column or more (got 0)"),
-        (["nothing.npz", "--ranks", "2", "--layout", "grid", "--save", "p"], "--save with the halo layout"),
-        (["nothing.npz", "--ranks", "2", "--layout", "grid", "--bits", "4"], "--bits with the halo layout"),
+        (
+            ["nothing.npz", "--ranks", "2", "--layout", "grid", "--save", "p"],
+            "--save with --layout halo or auto (got grid)",
+        ),
+        (["nothing.npz", "--ranks", "2", "--layout", "grid", "--bits", "4"], "--bits with --layout halo (got grid)"),
         (["nothing.npz", "--ranks", "2", "--bits", "4", "4", "4"], "one number or two"),
-        (["nothing.npz", "--ranks", "2", "--layout", "grid", "--partition", "p.npy"], "no parts with --layout grid"),
+        (
+            ["nothing.npz", "--ranks", "2", "--layout", "grid", "--partition", "p.npy"],
+            "parts of a .npy file with --layout halo or auto (got grid)",
+        ),
         (["nothing.npz", "--ranks", "2", "--save", "nowhere/plan"], "--save in a folder that exists (got nowhere)"),
         (["nothing.npz", "--ranks", "2", "--seed", str(2**70)], "an integer of 64 bits"),
         (["{empty}", "--ranks", "2"], "Expected an .npz file"),

@@ -24,7 +24,7 @@ _LAYOUTS = ("halo", "grid", "auto")
 
 @dataclass(frozen=True)
 class HaloOptions:
-    """The options of the halo layout. Each is checked by itself; :class:`Options` checks how they go together."""
+    """The options of the halo layout. Each is checked by itself, and together with the layout."""
 
     partition: str | Tensor | np.ndarray[Any, Any] | Plan
     epsilon: float
@@ -56,6 +56,18 @@ class HaloOptions:
             )
         object.__setattr__(self, "epsilon", float(self.epsilon))
 
+    def check_with(self, layout: str) -> None:
+        """Raise where an option does not go with the layout."""
+        if layout != "halo" and self.bits_by_direction != (32, 32):
+            raise UnsupportedError(
+                f"bits={self.bits!r} with layout={layout!r} is not in this version: use layout='halo', or "
+                f"comm_dtype=torch.bfloat16"
+            )
+        if layout != "halo" and isinstance(self.partition, Plan):
+            raise OptionError(f"Expected layout='halo' with a plan, which was made for it (got {layout!r})")
+        if layout == "grid" and not isinstance(self.partition, str):
+            raise OptionError("Expected no partition with layout='grid', which has none (got the owner of each node)")
+
     @property
     def bits_by_direction(self) -> tuple[Bits, Bits]:
         """Of a value in a message: forward, backward."""
@@ -84,7 +96,7 @@ class HaloOptions:
 
 @dataclass(frozen=True)
 class GridOptions:
-    """The options of the grid layout. Each is checked by itself."""
+    """The options of the grid layout. Each is checked by itself, and together with the layout."""
 
     mesh: dict[str, int] | None
     comm_dtype: torch.dtype | None
@@ -94,6 +106,18 @@ class GridOptions:
         _check("comm_dtype", self.comm_dtype, (None, torch.bfloat16))
         if self.mesh is not None and not isinstance(self.mesh, dict):
             raise OptionError(f"Expected mesh to be a dict such as {{'x': 2, 'z': 2}} or None (got {self.mesh!r})")
+
+    def check_with(self, layout: str) -> None:
+        """Raise where an option does not go with the layout."""
+        if layout == "halo" and self.comm_dtype is not None:
+            raise UnsupportedError(
+                "comm_dtype with layout='halo' is not in this version: leave it out, or layout='grid'"
+            )
+        if layout == "auto" and self.mesh is not None and self.mesh.get("data", 1) != 1:
+            raise OptionError(
+                f"Expected a mesh without data groups with layout='auto', which prices one copy of the graph (got "
+                f"{self.mesh}): choose layout='grid'"
+            )
 
     def identity(self) -> dict[str, str]:
         """Name and value of each option."""
@@ -113,25 +137,8 @@ class Options:
     def __post_init__(self) -> None:
         """Raise where an option is not valid, or not together with the layout."""
         _check("layout", self.layout, _LAYOUTS)
-        bits, mesh, partition = self.halo.bits, self.grid.mesh, self.halo.partition
-        if self.layout != "halo" and self.halo.bits_by_direction != (32, 32):
-            raise UnsupportedError(
-                f"bits={bits!r} with layout={self.layout!r} is not in this version: use layout='halo', or "
-                f"comm_dtype=torch.bfloat16"
-            )
-        if self.layout == "halo" and self.grid.comm_dtype is not None:
-            raise UnsupportedError(
-                "comm_dtype with layout='halo' is not in this version: leave it out, or layout='grid'"
-            )
-        if self.layout != "halo" and isinstance(partition, Plan):
-            raise OptionError(f"Expected layout='halo' with a plan, which was made for it (got {self.layout!r})")
-        if self.layout == "grid" and not isinstance(partition, str):
-            raise OptionError("Expected no partition with layout='grid', which has none (got the owner of each node)")
-        if self.layout == "auto" and mesh is not None and mesh.get("data", 1) != 1:
-            raise OptionError(
-                f"Expected a mesh without data groups with layout='auto', which prices one copy of the graph (got "
-                f"{mesh}): choose layout='grid'"
-            )
+        self.halo.check_with(self.layout)
+        self.grid.check_with(self.layout)
         Model.of_layers(1, 0, None, None, self.model)  # raises
         for setting in SETTINGS:
             setting.value()  # raises
@@ -148,10 +155,8 @@ class Options:
         return named | {f"setting {s.name}": str(s.value()) for s in SETTINGS if s.must_agree}
 
 
-def _check(name: str, value: Any, works: tuple[Any, ...], planned: tuple[Any, ...] = ()) -> None:
+def _check(name: str, value: Any, works: tuple[Any, ...]) -> None:
     if any(value is w or (type(value) is type(w) and value == w) for w in works):
         return
     allowed = " or ".join(repr(w) for w in works)
-    if value in planned:
-        raise UnsupportedError(f"{name}={value!r} is planned and not in this version: use {allowed}")
     raise OptionError(f"Expected {name} to be {allowed} (got {value!r})")

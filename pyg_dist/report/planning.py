@@ -35,6 +35,12 @@ from pyg_dist.report.planned_graph import PlannedGraph, read_parts, read_planned
 from pyg_dist.report.stored_plan import is_store, plan_of_store
 from pyg_dist.store.sources import KINDS
 
+_LAYOUTS_OF = {
+    "--save": ("halo", "auto"), "parts of a .npy file": ("halo", "auto"),
+    "--batch-size": ("halo",), "--bits": ("halo",),
+}  # fmt: skip
+"""What goes with some layouts only."""
+
 
 def add_command(commands: Any) -> None:
     """Add ``plan`` to the command line."""
@@ -193,31 +199,24 @@ def _check(args: argparse.Namespace) -> None:
     """What can be known before the work begins."""
     if min(args.ranks) < 1:
         raise OptionError(f"Expected --ranks of one rank or more, at least one part each (got {min(args.ranks)})")
-    if len(args.ranks) > 1:
-        single = {
-            "--save": args.save is not None,
-            "parts of a .npy file": args.partition.endswith(".npy"),
-            "a store": is_store(args.graph),
-        }
-        for option, given in single.items():
-            if given:
-                raise OptionError(f"Expected {option} with one number of ranks (got {len(args.ranks)}): name one")
-    if args.batch_size is not None and (args.layout != "halo" or len(args.ranks) > 1 or is_store(args.graph)):
-        raise OptionError(
-            "Expected --batch-size with --layout halo, one number of ranks, and a graph (got others): leave it out"
-        )
+    given = {
+        "--save": args.save is not None, "parts of a .npy file": args.partition.endswith(".npy"),
+        "--batch-size": args.batch_size is not None, "--bits": args.bits != [32], "a store": is_store(args.graph),
+    }  # fmt: skip
+    for option in (name for name, is_given in given.items() if is_given):
+        if args.layout not in _LAYOUTS_OF.get(option, (args.layout,)):
+            layouts = " or ".join(_LAYOUTS_OF[option])
+            raise OptionError(f"Expected {option} with --layout {layouts} (got {args.layout}): leave it out")
+        if len(args.ranks) > 1 and option != "--bits":
+            raise OptionError(f"Expected {option} with one number of ranks (got {len(args.ranks)}): name one")
+    if given["--batch-size"] and given["a store"]:
+        raise OptionError("Expected --batch-size with a graph (got a store): leave it out")
     if args.data_groups != 1 and args.batch_size is None:
         raise OptionError(f"Expected --data-groups with --batch-size (got {args.data_groups}): groups draw batches")
     if args.data_groups < 1 or args.ranks[0] % args.data_groups:
         raise OptionError(
             f"Expected --data-groups to divide --ranks (got {args.data_groups} groups of {args.ranks[0]} ranks)"
         )
-    if args.layout == "grid" and args.save is not None:
-        raise OptionError("Expected --save with the halo layout (got --layout grid): leave it out")
-    if args.layout == "grid" and args.partition.endswith(".npy"):
-        raise OptionError("Expected no parts with --layout grid, which has none (got a .npy file): leave them out")
-    if args.layout != "halo" and args.bits != [32]:
-        raise OptionError(f"Expected --bits with the halo layout (got --layout {args.layout}): leave it out")
     if len(args.bits) > 2:
         raise OptionError(f"Expected --bits with one number or two, forward and backward (got {len(args.bits)})")
     if min(args.widths, default=1) < 1:
