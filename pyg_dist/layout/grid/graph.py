@@ -20,9 +20,8 @@ from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.layout.edges import Edges, EdgesAndLoops
 from pyg_dist.layout.graph import EdgeView, Norm
 from pyg_dist.layout.grid.at_sample import PickedTiles, ProductsAtSample, SampledGrid
-from pyg_dist.layout.grid.edge_ends import EdgeEnds
+from pyg_dist.layout.grid.edges import EdgeEnds, OperatorEdges
 from pyg_dist.layout.grid.operator import TiledOperator
-from pyg_dist.layout.grid.operator_edges import OperatorEdges
 from pyg_dist.layout.grid.products import GridProducts
 from pyg_dist.layout.grid.sharding import Grid, Tile
 from pyg_dist.layout.grid.tile_tensor import as_tile
@@ -85,7 +84,7 @@ class GridGraph(GridProducts):
         moved.device = device
         moved._adjacency = {key: tile.to(device) for key, tile in self._adjacency.items()}
         moved._operators, moved._elsewhere = OperatorCache(), {}
-        kept = "edge_view without_loops with_loops _edges_of_targets _edge_key _sources _ends _loops"
+        kept = "edge_view without_loops with_loops _edges_of_targets _edge_key _sources ends loops"
         for name in kept.split():
             moved.__dict__.pop(name, None)
         return moved
@@ -139,38 +138,10 @@ class GridGraph(GridProducts):
         """Whether some edge is a self loop (collective)."""
         return not self.group.all_true(not bool((self.edge_index[0] == self.edge_index[1]).any()))
 
-    def at_edges(self, rows: Tensor, end: int) -> Tensor:
-        """The row of each edge's source (0) or target (1); differentiable (collective).
-
-        Shapes:
-            - rows: whole rows, ``[n, ...]``
-            - output: ``[e, ...]``
-        """
-        return self._ends[end].fetch(rows)
-
-    def sum_edges(self, values: Tensor, end: int) -> Tensor:
-        """The transpose of :meth:`at_edges`: the sums of the values of the edges that share a node (collective).
-
-        Shapes:
-            - values: ``[e, ...]``
-            - output: whole rows, ``[n, ...]``
-        """
-        return self._ends[end].sum(values)
-
-    def loop_values(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """The values of the self loops of this rank's nodes, in the input's order; differentiable (collective).
-
-        Shapes:
-            - values: of all edges, ``[e, ...]``
-            - output: whole rows that have loops, int64 ``[l]``; the values of these ``[l, ...]``
-        """
-        home, row = self._loops
-        return row, apply(home, values)
-
     @cached_property
     @lasting
-    def _loops(self) -> tuple[Redistribution, Tensor]:
-        """Sends values of self loops to their nodes, and the sharding of these (collective at the first use)."""
+    def loops(self) -> tuple[Redistribution, Tensor]:
+        """Sends values of self loops to their nodes, and the rows of these (collective at the first use)."""
         source, target = self.edges_of_group
         place = (source == target).nonzero().view(-1)
         owner, row = self.grid.owners(source[place])
@@ -181,7 +152,7 @@ class GridGraph(GridProducts):
 
     @cached_property
     @lasting
-    def _ends(self) -> tuple[EdgeEnds, EdgeEnds]:
+    def ends(self) -> tuple[EdgeEnds, EdgeEnds]:
         """Of sources and of targets (collective at the first use)."""
         source, target = (EdgeEnds.of(self.grid, ids, self.device) for ids in self.edges_of_group)
         return source, target

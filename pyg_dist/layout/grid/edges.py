@@ -1,17 +1,59 @@
-"""``OperatorEdges``: the edges of the grid as the code of a conv may look at them, where they are stored."""
+"""The grid's edges as the code of a conv may look at them, where they are stored; and the nodes at their ends."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pyg_dist.backend.autograd.linear_map import apply
+from pyg_dist.backend.comm.redistribution import Redistribution
+from pyg_dist.backend.grid.mesh import GRID_AXES
 from pyg_dist.layout.edges import Edges, End, SelectedEdges, require_sum
+from pyg_dist.layout.grid.sharding import Grid
 from pyg_dist.layout.self_loops import LoopRule, put_loop_values
 from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor, by_row_mask
 from pyg_dist.tensor.sharding import lasting
+
+
+@dataclass(frozen=True)
+class EdgeEnds:
+    """The nodes at one end of the edges that a rank stores: products with an incidence matrix of the grid, both ways.
+
+    Attributes:
+        nodes: fetches the rows of the distinct nodes, u of them.
+        slot: which of these each edge has, int64 ``[e]``.
+    """
+
+    nodes: Redistribution
+    slot: Tensor
+
+    @staticmethod
+    def of(grid: Grid, node: Tensor, device: torch.device) -> EdgeEnds:
+        """Those of the nodes at one end (collective).
+
+        Args:
+            grid: the grid.
+            node: of each edge, counted from the first one of the data group, int64 ``[e]``, on the host.
+            device: where rows lie.
+        """
+        distinct, slot = torch.unique(node, return_inverse=True)
+        owner, row = grid.owners(distinct)
+        transport = grid.transport(*GRID_AXES, exact=True)
+        num_rows = grid.node_sharding.num_local
+        return EdgeEnds(Redistribution.of_requests(transport, owner, row, num_rows), slot.to(device))
+
+    def fetch(self, rows: Tensor) -> Tensor:
+        """Each edge's row of whole rows; differentiable (collective). Shapes: ``[n, ...] -> [e, ...]``."""
+        return apply(self.nodes, rows).index_select(0, self.slot)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum of the values of each node's edges; differentiable (collective). Shapes: ``[e, ...] -> [n, ...]``."""
+        sums = values.new_zeros(self.nodes.receive.num_rows, *values.shape[1:])  # type: ignore[union-attr]
+        return apply(self.nodes.transposed, sums.index_add(0, self.slot, values))
 
 
 class OperatorEdges(Edges):
@@ -40,20 +82,20 @@ class OperatorEdges(Edges):
 
     def fetch(self, x: NodeTensor, end: End) -> EdgeTensor:
         """See :class:`Edges` (collective)."""
-        return self.tensor(self.graph.at_edges(x.to_rows().to_local(), end))
+        return self.tensor(self.graph.ends[end].fetch(x.to_rows().to_local()))
 
     def reduce(self, values: Tensor, end: End, reduce: str) -> Tensor:
         """See :class:`Edges` (collective)."""
         if reduce in ("sum", "add"):
-            return self.graph.sum_edges(values, end)  # type: ignore[no-any-return]
+            return self.graph.ends[end].sum(values)  # type: ignore[no-any-return]
         if end == 0:
             require_sum(reduce)
         return self.by_target_rank.reduce(self._sent(values), end, reduce)
 
     def with_loop_values(self, filled: Tensor, values: Tensor, rule: LoopRule) -> Tensor:
         """See :class:`Edges` (collective)."""
-        row, found = self.graph.loop_values(values)
-        return put_loop_values(filled, row, found, rule)
+        home, row = self.graph.loops
+        return put_loop_values(filled, row, apply(home, values), rule)
 
     def softmax_by_target(self, values: Tensor) -> Tensor:
         """See :class:`Edges` (collective)."""
