@@ -37,6 +37,7 @@ from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor
 from pyg_dist.tensor.sharding import RowSharding, Selection, lasting
 
 G = TypeVar("G", bound="GridGraph")
+B = TypeVar("B", bound="GridBatch")
 
 
 class GridGraph(GridProducts):
@@ -271,12 +272,8 @@ class GridBatch(ProductsAtSample, GridGraph):
         super().__init__(grid, edge_index, rows, parent.loop_rule, device=parent.device)
         self._sampled_grid, self._place = grid, place
 
-    def to(self, device: torch.device | str) -> GridBatch:
-        """See :class:`~pyg_dist.layout.graph.DistributedGraph`."""
-        device = torch.device(device)
-        if device == self.device:
-            return self
-        moved = self._copy_on(device)  # not kept: it goes with its last reference
+    def _copy_on(self: B, device: torch.device) -> B:
+        moved = super()._copy_on(device)
         moved.parent = self.parent.to(device)
         return moved
 

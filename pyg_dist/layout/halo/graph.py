@@ -19,6 +19,7 @@ from pyg_dist.tensor.row_tensor import RowTensor
 from pyg_dist.tensor.sharding import RowSharding, Selection
 
 G = TypeVar("G", bound="HaloGraph")
+B = TypeVar("B", bound="HaloBatch")
 
 
 class HaloGraph(HaloProducts):
@@ -120,12 +121,8 @@ class HaloBatch(ProductsAtSample, HaloGraph):
         super().__init__(share, nodes, parent.loop_rule, parent.is_dense, rows, parent.exchange_group, parent.device)
         self._sample = sample
 
-    def to(self, device: torch.device | str) -> HaloBatch:
-        """See :class:`~pyg_dist.layout.graph.DistributedGraph`."""
-        device = torch.device(device)
-        if device == self.device:
-            return self
-        moved = self._copy_on(device)  # not kept: it goes with its last reference
+    def _copy_on(self: B, device: torch.device) -> B:
+        moved = super()._copy_on(device)
         moved.parent = self.parent.to(device)
         return moved
 
