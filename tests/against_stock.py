@@ -7,8 +7,10 @@ more, rank 1 owns no rows, and with two or more the last rank alone has training
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -176,6 +178,34 @@ def assert_same(got: Results, expected: Results, what: str = "") -> None:
     """The same names and values: |a - b| <= 1e-10 (1 + |b|) in float64, max|a - b| <= 1e-4 max|b| + 1e-5 in float32."""
     lines = differences(got, expected)
     assert not lines, f"{what}: {'; '.join(lines)}"
+
+
+@patch.dict(os.environ)  # what is set ends with the body
+def compare_on_meshes(
+    graph: Data, shapes: list[dict[str, int]], run: Callable[[Any, int], Results], expected: list[Results], stride: int
+) -> None:
+    """On every rank, for every mesh and form of the sums: every ``stride``-th case, another first one each time.
+
+    Args:
+        graph: of all cases.
+        shapes: the meshes.
+        run: a case, by its number, on a ``DistributedData``.
+        expected: of each case.
+        stride: see above.
+    """
+    import pyg_dist
+    from pyg_dist.plan.grid import node_order
+
+    for turn, mesh in enumerate(shapes):
+        # One order (that of the input) every third time; else what balance asks for.
+        imbalance = 1e9 if turn % 3 == 2 else node_order.GOOD_IMBALANCE
+        os.environ["PYG_DIST_GRID_BLOCKS"] = str(1 + turn % 3)
+        for form, sums in enumerate(("reduce_scatter", "all_reduce")):
+            os.environ["PYG_DIST_GRID_SUMS"] = sums
+            with patch.object(node_order, "GOOD_IMBALANCE", imbalance):
+                data = pyg_dist.DistributedData(graph, layout="grid", mesh=mesh)
+            for number in range((2 * turn + form) % stride, len(expected), stride):
+                assert_same(run(data, number), expected[number], f"{mesh} {sums}, case {number}")
 
 
 class Pair:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
 import torch.nn.functional as F
-from against_stock import Results, assert_same, meshes, whole
+from against_stock import Results, compare_on_meshes, meshes, whole
 from random_graphs import random_graph
 from torch import Tensor, nn
 from torch_geometric.data import Data
@@ -64,18 +62,10 @@ def train_once(conv_class: Any, data: Any, case: Case) -> Results:
     return results
 
 
-@patch.dict(os.environ)  # what is set ends with the body
 def compare(graph: Data, shapes: list[dict[str, int]], stride: int, expected: list[Results]) -> None:
-    import pyg_dist
     from pyg_dist.conv import DistributedGCNConv
 
-    for turn, mesh in enumerate(shapes):
-        for form, sums in enumerate(("reduce_scatter", "all_reduce")):
-            os.environ["PYG_DIST_GRID_SUMS"] = sums
-            data = pyg_dist.DistributedData(graph, layout="grid", mesh=mesh)
-            for number in range((2 * turn + form) % stride, len(CASES), stride):
-                got = train_once(DistributedGCNConv, data, CASES[number])
-                assert_same(got, expected[number], f"{mesh} {sums} {CASES[number]}")
+    compare_on_meshes(graph, shapes, lambda data, k: train_once(DistributedGCNConv, data, CASES[k]), expected, stride)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, pytest.param(6, marks=pytest.mark.slow)])

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
 import torch.nn.functional as F
-from against_stock import Results, assert_same, convs, gradients, meshes, whole
+from against_stock import Results, compare_on_meshes, convs, gradients, meshes, whole
 from random_graphs import random_graph
 from torch import Tensor, nn
 from torch_geometric.data import Data
@@ -75,27 +73,13 @@ def stock(graph: Data, cases: list[Case]) -> list[Results]:
     return [whole(train_once(convs(case["conv"])[0], graph, case)) for case in cases]
 
 
-@patch.dict(os.environ)  # what is set ends with the body
 def compare(
     graph: Data, shapes: list[dict[str, int]], cases: list[Case], expected: list[Results], stride: int = 1
 ) -> None:
-    """On every rank, for every mesh and form of the sums: every ``stride``-th case, another first one each time."""
-    import pyg_dist
-    from pyg_dist.plan.grid import node_order as plan
+    def run(data: Any, number: int) -> Results:
+        return train_once(convs(cases[number]["conv"])[1], data, cases[number])
 
-    good = plan.GOOD_IMBALANCE
-    for turn, mesh in enumerate(shapes):
-        for form, sums in enumerate(("reduce_scatter", "all_reduce")):
-            os.environ["PYG_DIST_GRID_SUMS"] = sums
-            os.environ["PYG_DIST_GRID_BLOCKS"] = str(1 + turn % 3)
-            # One order (that of the input) every third time; else what balance asks for.
-            plan.GOOD_IMBALANCE = 1e9 if turn % 3 == 2 else good
-            data = pyg_dist.DistributedData(graph, layout="grid", mesh=mesh)
-            for number in range((2 * turn + form) % stride, len(cases), stride):
-                case = cases[number]
-                got = train_once(convs(case["conv"])[1], data, case)
-                assert_same(got, expected[number], f"{mesh} {sums} {case}")
-    plan.GOOD_IMBALANCE = good
+    compare_on_meshes(graph, shapes, run, expected, stride)
 
 
 def gcn(layers: int, norm: str, **case: Any) -> Case:
