@@ -138,7 +138,8 @@ class _ReduceByBlocks(LocalFunction):
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         a: MessageBlocks = ctx.a
-        inputs, halos = ctx.saved_tensors[: len(a.places)], ctx.saved_tensors[len(a.places) :]
+        saved = ctx.saved_tensors  # once: a checkpoint recomputes them at each reading, and refuses a second one
+        inputs, halos = saved[: len(a.places)], saved[len(a.places) :]
         needs = ctx.needs_input_grad[1:]
         if grad is None:
             return None, *[None] * len(needs)
