@@ -98,7 +98,7 @@ def graph_bytes(model: Model, shape: MeshShape, sums: Sums, rank: int) -> int:
     for axis, other, _ in work.tiles:
         part, lines = shape[axis] * shape[other], nodes / shape[axis] + nodes / shape[other]
         total += 8 * edges / part  # row and column, int32
-        total += 2 * 8 * (model.num_entries if is_gcn else edges) / part + 8 * lines  # columns, places, and pointers
+        total += 12 * (model.num_entries if is_gcn else edges) / part + 8 * lines  # columns both ways, places; pointers
         if is_gcn:
             total += 16 * nodes / part + (16 + model.element_size) * lines  # loops' places; scales, and their routes
         else:
