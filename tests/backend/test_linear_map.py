@@ -149,7 +149,7 @@ def of_halo(rank: int, size: int) -> Iterator[Case]:
     from pyg_dist.backend.comm.group import world_group
     from pyg_dist.backend.comm.transport import Transport
     from pyg_dist.backend.halo.exchange import Exchange
-    from pyg_dist.backend.halo.operator import HaloRows
+    from pyg_dist.backend.halo.operator import HaloRows, Moved
     from pyg_dist.backend.ops.row_format import SUM_KEY
     from pyg_dist.layout.halo.graph import HaloGraph
 
@@ -167,6 +167,7 @@ def of_halo(rank: int, size: int) -> Iterator[Case]:
         lists = tuple(counts[rank]), tuple(counts[s][rank] for s in range(size))
         exchange = Exchange(Transport(group), *lists, is_dense)
         yield Case(f"exchange {is_dense}", exchange, [(sum(c), WIDTH) for c in counts], exchanged, own, own)
+        yield Case(f"moved {is_dense}", Moved(exchange), [(sum(c), WIDTH) for c in counts], exchanged, own, own)
 
     num_nodes, num_edges = 23, 90
     graph = random_graph(num_nodes, num_edges, seed=4)
@@ -336,7 +337,7 @@ def check_all(source: int, size: int) -> list[str]:
 COVERED = {
     "of_copies": ["AllGather", "CopyToRanks", "GatherRows", "ReduceScatter", "SliceRows", "SumOverRanks"],
     "of_redistributions": ["Redistribution"],
-    "of_halo": ["Exchange", "HaloRows", "HaloSums", "LinearOperator"],
+    "of_halo": ["Exchange", "HaloRows", "HaloSums", "LinearOperator", "Moved"],
     "of_tiles": ["TileProduct"],
 }
 

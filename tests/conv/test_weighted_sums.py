@@ -9,7 +9,7 @@ import pytest
 import torch
 from against_stock import Results, assert_same, gradients, meshes
 from random_graphs import random_graph, uneven_parts
-from test_attention import LargestPerEdge
+from test_attention_memory import LargestPerEdge
 from torch import Tensor, nn
 from torch_geometric import nn as gnn
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
