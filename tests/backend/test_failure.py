@@ -19,7 +19,12 @@ RANKS = 3
 
 @pytest.mark.parametrize(
     ("launcher", "failing"),
-    [("torchrun", 2), ("mpirun", 0), pytest.param("by hand", 0, marks=pytest.mark.slow), ("ranks", 2)],
+    [
+        pytest.param("torchrun", 2, marks=pytest.mark.slow),
+        ("mpirun", 0),
+        pytest.param("by hand", 0, marks=pytest.mark.slow),
+        ("ranks", 2),
+    ],
 )
 def test_every_rank_ends_with_the_message_of_the_one_that_raises(launcher: str, failing: int) -> None:
     ended = run_script(launcher, RANKS, SCRIPT, "raises", str(failing))

@@ -19,9 +19,8 @@ SCRIPT = Path(__file__).with_name("draw_script.py")
 NAMES = ("torch", "numpy", "Python")
 
 
-@pytest.mark.parametrize(
-    ("launcher", "words"), [pytest.param("torchrun", (), marks=pytest.mark.slow), ("mpirun", ("apart",))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("launcher", "words"), [("torchrun", ()), ("mpirun", ("apart",))])
 def test_launched_ranks_draw_alike(launcher: str, words: tuple[str, ...]) -> None:
     """Torchrun's ranks know its run's id, those of mpirun the process that started them."""
     ended = run_script(launcher, 2, SCRIPT, *words, is_forked=False)

@@ -22,6 +22,7 @@ from workers import Workers
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
+@pytest.mark.slow
 def test_convs(tmp_path: Path) -> None:
     output = tmp_path / "convs.json"
     for conv in ("gat", "tag"):  # the second run keeps what the first has found

@@ -166,6 +166,7 @@ def test_a_process_of_tests_that_is_killed_ends_no_other(killed_run: gpu_all.Run
     assert sorted(name.split("::")[1] for name in found["failed"]) == ["test_fails", "test_is_killed"]
 
 
+@pytest.mark.slow
 def test_the_tests_for_gpus_pass_on_a_cpu_without_metis(run: gpu_all.Run) -> None:
     """What only their names promise elsewhere: ranks that share the device, messages of one rank on nccl, all ops."""
     folder = run.output.parent / "modules"
@@ -194,6 +195,7 @@ def sanitizer(run: gpu_all.Run) -> gpu_all.Run:
     return gpu_all.Run(run.output, run.is_smoke, run.environment | {"PATH": path})
 
 
+@pytest.mark.slow
 def test_a_sanitizer_looks_at_the_packages_kernels(monkeypatch: pytest.MonkeyPatch, sanitizer: gpu_all.Run) -> None:
     monkeypatch.setattr(gpu_all, "CHECKS", ("racecheck",))
     assert gpu_all.run_sanitizer("sanitizer", sanitizer, 1800) == "racecheck: status 0"

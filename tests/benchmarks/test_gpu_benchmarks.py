@@ -27,6 +27,7 @@ def once(run: Callable[[], object], *args: object, **kwargs: object) -> float:
     return time.perf_counter() - begin
 
 
+@pytest.mark.slow
 def test_every_part_writes_its_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     sizes = {name: gpu_measure.TRIAL_SIZES["arxiv-like"] for name in ("arxiv-like", "products-like")}
     monkeypatch.setattr(gpu_measure, "TRIAL_SIZES", sizes)

@@ -318,6 +318,7 @@ def test_every_conv_on_the_grid(workers: Pools, mesh: dict[str, int]) -> None:
     workers(math.prod(mesh.values())).run(on_mesh, mesh)
 
 
+@pytest.mark.slow
 def test_every_conv_in_float32(workers: Pools) -> None:
     workers(2).run(compare, list(CASES), torch.float32)
 

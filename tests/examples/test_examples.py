@@ -48,7 +48,7 @@ def _numbers(text: str) -> list[float]:
     return [float(number) for number in re.findall(r"\d+\.\d+", text)]
 
 
-@pytest.mark.parametrize(("launcher", "num_ranks"), [("ranks", 1), ("mpirun", 2)])
+@pytest.mark.parametrize(("launcher", "num_ranks"), [("ranks", 1), pytest.param("mpirun", 2, marks=pytest.mark.slow)])
 def test_digits(launcher: str, num_ranks: int, tmp_path: Path) -> None:
     """Under torchrun they run as the README's demo, in tests/docs."""
     picture = tmp_path / "curves.png"

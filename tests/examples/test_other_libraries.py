@@ -47,7 +47,7 @@ def losses_of(printed: str) -> dict[int, float]:
     ("script", "package", "launcher", "num_ranks"),
     [
         ("with_accelerate", "accelerate", "ranks", 2),
-        ("with_fabric", "lightning", "ranks", 2),
+        pytest.param("with_fabric", "lightning", "ranks", 2, marks=pytest.mark.slow),
         ("with_lightning", "lightning", "ranks", 1),
         pytest.param("with_lightning", "lightning", "torchrun", 2, marks=pytest.mark.slow),
     ],

@@ -68,8 +68,8 @@ MESHES = [
     (2, {"z": 2}),
     (3, {"x": 3}),
     (4, {"x": 2, "z": 2}),
-    (4, {"y": 2, "x": 2}),
-    (4, None),
+    pytest.param(4, {"y": 2, "x": 2}, marks=pytest.mark.slow),
+    pytest.param(4, None, marks=pytest.mark.slow),
 ]
 
 
