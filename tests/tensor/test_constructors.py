@@ -72,6 +72,22 @@ def test_gradients(workers: Pools) -> None:
     workers(2).run(differentiate)
 
 
+def sum_gradients() -> None:
+    """A sum of gradients is added to in place where torch adds in place: no tensor is made for it."""
+    a = Operands("tall", True).x.detach().requires_grad_()
+    x = a * 2
+    loss = sum((x.as_subclass(Tensor) * factor).square().sum() for factor in (1.0, 2.0, 3.0))
+    with torch.profiler.profile() as profile:
+        loss.backward()
+    functions = {event.key for event in profile.key_averages()}
+    assert "aten::add_" in functions
+    assert "aten::add" not in functions
+
+
+def test_sums_of_gradients_in_place(workers: Pools) -> None:
+    workers(1).run(sum_gradients)
+
+
 def class_weights(partition: str) -> tuple[float, float]:
     """A loss with weights by the classes' sizes, as many scripts compute it: ours and stock's."""
     import pyg_dist
