@@ -30,6 +30,7 @@ from pyg_dist.conv.sage import DistributedSAGEConv
 from pyg_dist.conv.special_sums import (
     averaging_forward,
     gated_sum,
+    initial_residual_forward,
     is_gated,
     isomorphism_forward,
     own_methods,
@@ -48,7 +49,14 @@ C = TypeVar("C", bound=MessagePassing)
 
 _OWN: dict[type, type] = {SAGEConv: DistributedSAGEConv, GCNConv: DistributedGCNConv}
 
-_FORWARDS = (fused_forward, stacked_forward, averaging_forward, isomorphism_forward, polynomial_forward)
+_FORWARDS = (
+    fused_forward,
+    stacked_forward,
+    averaging_forward,
+    isomorphism_forward,
+    initial_residual_forward,
+    polynomial_forward,
+)
 """What takes the place of a whole forward, where it knows the conv."""
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
-from torch_geometric.nn import ARMAConv, ChebConv, ClusterGCNConv, FAConv, GINConv, MessagePassing
+from torch_geometric.nn import ARMAConv, ChebConv, ClusterGCNConv, FAConv, GCN2Conv, GINConv, MessagePassing
 from torch_geometric.nn.aggr import (
     MaxAggregation,
     MinAggregation,
@@ -123,6 +123,38 @@ def isomorphism_forward(conv: Any, given: dict[str, Any]) -> Tensor | None:
         return None
     out = sum_by(conv, edges, x, None, Norm("sum", identity=of_root))
     return None if out is None else conv.nn(out)
+
+
+def initial_residual_forward(conv: Any, given: dict[str, Any]) -> Tensor | None:
+    """``GCN2Conv``'s forward with its factors in the matrix (GCNII, eq. 5; collective)::
+
+        ((1 - a) h + a x_0) ((1 - b) I + b W)  =  (h + a / (1 - a) x_0) M,    M = (1 - a) ((1 - b) I + b W)
+
+    So h, the sum over neighbours, is scaled by no pass over all rows, forward or backward. With a second weight, for
+    x_0, there is one M for each. ``None`` for other convs, for one whose steps are changed or seen, for ``alpha=1``,
+    under autocast, and with ``cached=True``, whose norm PyG keeps whatever the edges are.
+    """
+    if not issubclass(conv.stock, GCN2Conv) or conv.stock.forward is not GCN2Conv.forward or not is_native(conv):
+        return None
+    x, x_0, edges, weight = (given.get(name) for name in ("x", "x_0", "edge_index", "edge_weight"))
+    if conv.alpha == 1 or (conv.normalize and conv.cached) or torch.is_autocast_enabled(x.device.type):
+        return None
+    if not x.dtype == x_0.dtype == conv.weight1.dtype:
+        return None
+    if conv.normalize:
+        edges, weight = gcn_norm(edges, weight, x.size(0), False, conv.add_self_loops, conv.flow, dtype=x.dtype)
+    h = conv.propagate(edges, x=x, edge_weight=weight)
+    x_0, scale = x_0[: x.size(0)], 1 - conv.alpha
+    if conv.weight2 is None:
+        return h.add_(x_0, alpha=conv.alpha / scale) @ _with_identity(conv.weight1, conv.beta, scale)
+    own = x_0 @ _with_identity(conv.weight2, conv.beta, conv.alpha)
+    return h @ _with_identity(conv.weight1, conv.beta, scale) + own
+
+
+def _with_identity(weight: Tensor, beta: float, scale: float) -> Tensor:
+    """``scale ((1 - beta) I + beta weight)``."""
+    identity = torch.eye(weight.size(0), dtype=weight.dtype, device=weight.device)
+    return torch.add(identity * (scale * (1 - beta)), weight, alpha=scale * beta)
 
 
 _FACTORS: Any = WeakIdKeyDictionary()

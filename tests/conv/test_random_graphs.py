@@ -44,7 +44,7 @@ OTHER_OPTIONS: dict[str, list[dict[str, Any]]] = {
     "cheb": [{"K": 3}, {"K": 2, "normalization": "rw"}, {"K": 1}],
     "arma": [{"num_stacks": 2, "num_layers": 2}, {"num_layers": 2, "shared_weights": True}],
     "appnp": [{}, {"add_self_loops": False}],
-    "gcn2": [{}, {"aggr": "mean"}],
+    "gcn2": [{}, {"aggr": "mean"}, {"theta": 0.5, "layer": 2, "shared_weights": False}],
     "ssg": [{}, {"add_self_loops": False}],
     "gin": [{}, {"train_eps": True}, {"aggr": "mean"}, {"aggr": "max"}],
     "cluster": [{}, {"diag_lambda": 0.3}, {"aggr": "mean"}],

@@ -25,6 +25,10 @@ ON_THE_GRID: dict[str, Callable[[], nn.Module]] = {
     "SSGConv": lambda: gnn.SSGConv(F, G, alpha=0.1, K=2),
     "APPNP": lambda: gnn.APPNP(3, 0.1),
     "GCN2Conv": lambda: gnn.GCN2Conv(F, 0.1),
+    "GCN2Conv, identity": lambda: gnn.GCN2Conv(F, 0.3, theta=0.5, layer=2),
+    "GCN2Conv, two weights": lambda: gnn.GCN2Conv(F, 0.3, theta=0.5, layer=2, shared_weights=False),
+    "GCN2Conv, cached": lambda: gnn.GCN2Conv(F, 0.3, cached=True),
+    "GCN2Conv, alpha 1": lambda: gnn.GCN2Conv(F, 1.0),
     "GraphConv": lambda: gnn.GraphConv(F, G),
     "GraphConv, mean": lambda: gnn.GraphConv(F, G, aggr="mean"),
     "GatedGraphConv": lambda: gnn.GatedGraphConv(F, 2),
@@ -52,6 +56,7 @@ ON_THE_GRID: dict[str, Callable[[], nn.Module]] = {
 }
 WHOLE_ROWS = ("a script's, softmax", "FAConv, max")
 """What needs them on the grid, for its weights or its aggregation; the last ones, since the graph keeps them."""
+GCN2S = ("GCN2Conv", "GCN2Conv, identity", "GCN2Conv, two weights", "GCN2Conv, cached", "GCN2Conv, alpha 1")
 GINS = ("GINConv", "GINConv, eps", "GINConv, learned eps")
 UNWEIGHTED = (*GINS, "PDNConv", "ClusterGCNConv", "FAConv", "FAConv, without loops", "FAConv, mean", *WHOLE_ROWS)
 ALWAYS_WEIGHTED = ("FAConv, weighted",)
@@ -157,7 +162,7 @@ def rows_sent() -> dict[str, float]:
 
 
 COLUMNS = {
-    "TAGConv": 3 * G, "SGConv": 2 * G, "SSGConv": 2 * G, "APPNP": 3 * F, "GCN2Conv": F, "GraphConv": G,
+    "TAGConv": 3 * G, "SGConv": 2 * G, "SSGConv": 2 * G, "APPNP": 3 * F, **dict.fromkeys(GCN2S, F), "GraphConv": G,
     "GraphConv, mean": G, "GatedGraphConv": 2 * F, "LGConv": F, "MixHopConv": 2 * F, "SimpleConv": F,
     **dict.fromkeys(GINS, F), "ARMAConv": 2 * 2 * G, "ChebConv": 2 * F, "ClusterGCNConv": F,
 }  # fmt: skip
