@@ -58,7 +58,7 @@ def compared() -> set[Function]:
 
 def used_in(module: str) -> set[str]:
     """The names that the code of a test module uses, and the kinds of its expressions."""
-    nodes = list(ast.walk(ast.parse((Path(__file__).parent / f"{module}.py").read_text())))
+    nodes = list(ast.walk(ast.parse(next(Path(__file__).parent.rglob(f"{module}.py")).read_text())))
     names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     names |= {node.id for node in nodes if isinstance(node, ast.Name)}
     return names | {type(node).__name__ for node in nodes}

@@ -16,7 +16,7 @@ from limits import COMMAND_SECONDS
 from pyg_dist.backend.ops import library
 from pyg_dist.errors import LibraryNotBuiltError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def read_elf(*arguments: str) -> str:

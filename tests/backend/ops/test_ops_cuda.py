@@ -16,7 +16,7 @@ from limits import COMMAND_SECONDS
 
 pytestmark = pytest.mark.slow  # nvcc takes one and a half minutes
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CSRC, TORCH = ROOT / "csrc", ROOT / "third_party/torch/include"
 ARCHITECTURE = "90"  # one of those in csrc/cuda/cuda.cmake
 FLAGS = ["-std=c++20", "-Xcompiler=-Wall,-Wextra,-fPIC,-fvisibility=hidden", "-Werror=all-warnings", "-I", str(CSRC)]

@@ -57,5 +57,5 @@ def test_what_makes_no_sense(monkeypatch: pytest.MonkeyPatch, setting: settings.
 
 
 def test_every_setting_is_documented() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "generated.py").read_text()  # writes reference/settings.md
+    page = (Path(__file__).parents[3] / "docs" / "generated.py").read_text()  # writes reference/settings.md
     assert all(f'"{setting.name}"' in page for setting in settings.SETTINGS)
