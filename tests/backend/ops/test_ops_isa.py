@@ -75,15 +75,20 @@ def test_every_instruction_set(isa: str, refusal: str) -> None:
     run_kernels(isa, KERNELS)
 
 
-@pytest.mark.skipif(LEVEL is not None, reason="one is forced")
-@pytest.mark.parametrize(
-    "dtypes", ["not float64 and not bfloat16", pytest.param("float64 or bfloat16", marks=pytest.mark.slow)]
-)
-def test_kernels_for_gpus(dtypes: str) -> None:
+@pytest.fixture(scope="module")
+def simt() -> None:
+    """Skips where the emulator was not built."""
     try:
         library._find("pyg_dist_simt")
     except LibraryNotBuiltError as error:
         pytest.skip(str(error))
+
+
+@pytest.mark.skipif(LEVEL is not None, reason="one is forced")
+@pytest.mark.parametrize(
+    "dtypes", ["not float64 and not bfloat16", pytest.param("float64 or bfloat16", marks=pytest.mark.slow)]
+)
+def test_kernels_for_gpus(dtypes: str, simt: None) -> None:
     run_kernels("simt", SIMT, dtypes)
 
 
@@ -95,3 +100,20 @@ def run_kernels(isa: str, tests_of: dict[str, str], also: str = "") -> None:
     result = run_with_isa(isa, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen, *files)
     assert result.returncode == 0, result.stdout[-3000:]
     assert " passed" in result.stdout
+
+
+TRAINING = (
+    "conv/test_equality.py::test_every_option_in_float64[2-hybrid]",
+    "conv/test_grid_equality.py::test_meshes_in_float64[2]",
+    "conv/test_quantized.py::test_training_repeats_and_stays_near_full_precision[2-0.14-hybrid]",
+)
+"""Two ranks against stock PyG: the halo and the grid layout, and quantized messages."""
+
+
+@pytest.mark.skipif(LEVEL is not None, reason="one is forced")
+@pytest.mark.parametrize("test", TRAINING)
+def test_training_by_kernels_for_gpus(test: str, simt: None) -> None:
+    tests = Path(__file__).parents[2]
+    result = run_with_isa("simt", "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests / test))
+    assert result.returncode == 0, result.stdout[-3000:]
+    assert "1 passed" in result.stdout
