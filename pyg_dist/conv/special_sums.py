@@ -126,7 +126,9 @@ def isomorphism_forward(conv: Any, given: dict[str, Any]) -> Tensor | None:
 
 
 def initial_residual_forward(conv: Any, given: dict[str, Any]) -> Tensor | None:
-    """``GCN2Conv``'s forward with its factors in the matrix (GCNII, eq. 5; collective)::
+    """``GCN2Conv``'s forward with its factors in the matrix (GCNII, eq. 5; collective).
+
+    The formula::
 
         ((1 - a) h + a x_0) ((1 - b) I + b W)  =  (h + a / (1 - a) x_0) M,    M = (1 - a) ((1 - b) I + b W)
 
@@ -136,19 +138,20 @@ def initial_residual_forward(conv: Any, given: dict[str, Any]) -> Tensor | None:
     """
     if not issubclass(conv.stock, GCN2Conv) or conv.stock.forward is not GCN2Conv.forward or not is_native(conv):
         return None
-    x, x_0, edges, weight = (given.get(name) for name in ("x", "x_0", "edge_index", "edge_weight"))
+    x, x_0, edges, weight = given["x"], given["x_0"], given["edge_index"], given.get("edge_weight")
     if conv.alpha == 1 or (conv.normalize and conv.cached) or torch.is_autocast_enabled(x.device.type):
         return None
     if not x.dtype == x_0.dtype == conv.weight1.dtype:
         return None
     if conv.normalize:
         edges, weight = gcn_norm(edges, weight, x.size(0), False, conv.add_self_loops, conv.flow, dtype=x.dtype)
-    h = conv.propagate(edges, x=x, edge_weight=weight)
+    h: Any = conv.propagate(edges, x=x, edge_weight=weight)
     x_0, scale = x_0[: x.size(0)], 1 - conv.alpha
     if conv.weight2 is None:
-        return h.add_(x_0, alpha=conv.alpha / scale) @ _with_identity(conv.weight1, conv.beta, scale)
+        h.add_(x_0, alpha=conv.alpha / scale)
+        return h @ _with_identity(conv.weight1, conv.beta, scale)  # type: ignore[no-any-return]
     own = x_0 @ _with_identity(conv.weight2, conv.beta, conv.alpha)
-    return h @ _with_identity(conv.weight1, conv.beta, scale) + own
+    return h @ _with_identity(conv.weight1, conv.beta, scale) + own  # type: ignore[no-any-return]
 
 
 def _with_identity(weight: Tensor, beta: float, scale: float) -> Tensor:

@@ -53,8 +53,8 @@ def _alias(x: Tensor) -> Tensor:
     if _is_asked_for_all_rows(x):
         x = x.full_tensor()  # type: ignore[attr-defined]
     with local_tensors():
-        # The derivative of expand, unlike that of view, passes a gradient of this shape on as it is. A view of it could not
-        # be added to in place: the engine would make a new tensor of each sum.
+        # The derivative of expand, unlike that of view, passes a gradient of this shape on as it is. A view of it
+        # could not be added to in place: the engine would make a new tensor of each sum.
         return x.expand(x.shape) if x.layout is torch.strided else x.clone()
 
 
