@@ -251,7 +251,7 @@ class CSR:
             return None
         guess, fixed = ops.guessed_form(self.rowptr, self.col, x), SPMM_FORM.value()
         if fixed is not None:
-            return None if guess is None else FormTrial([fixed], num_samples=0)
+            return None if guess is None else FormTrial([fixed], is_fixed=True)
         sizes = self.num_rows, self.num_cols, self.num_entries
         key = *(size.bit_length() for size in sizes), row_bytes, x.dtype, guess
         tried = _trials_by_size.setdefault(key, [])

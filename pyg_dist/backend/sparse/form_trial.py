@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from statistics import median
 
 from torch import Tensor
 
@@ -11,47 +12,73 @@ from pyg_dist.backend.ops import SpmmForm, SpmmWay
 
 Product = Callable[[SpmmWay], Tensor]
 
+_FEWEST, _MOST = 3, 7
+"""Samples of a way: the first one may have new memory, and others of the machine's take turns."""
+
+_CLOSE = 1.15
+"""Ways whose medians are no further apart are told apart by more samples than the fewest."""
+
 _OTHER_PREFETCH_EDGES = 64
 """Narrow rows gain up to a sixth by it where they lie in huge pages, and lose a third elsewhere (PREFETCH_EDGES)."""
 
 
 class FormTrial:
-    """Times the forms in turn, the guessed one first, then the faster one with a longer prefetch distance.
+    """Times the forms in turn, the guessed one first, then the faster one with two prefetch distances.
 
-    All have the same bits. Only products that training needs anyway are timed. Not collective: ranks may differ.
+    All have the same bits. Only products that training needs anyway are timed. The smallest median is the fastest; a
+    way that is clearly slower takes no further turn. Not collective: ranks may differ.
 
     Args:
         forms: to choose from; the one to begin with first.
-        num_samples: of each; none: the first one stays.
+        is_fixed: whether the first one is taken without a trial.
     """
 
-    def __init__(self, forms: Sequence[SpmmForm | None], num_samples: int = 3) -> None:
+    def __init__(self, forms: Sequence[SpmmForm | None], is_fixed: bool = False) -> None:
         self._seconds: dict[SpmmWay, list[float]] = {SpmmWay(form): [] for form in forms}
-        self._num_samples, self._num_ways = num_samples, len(forms) + (num_samples > 0)
+        self._compares_distances, self._is_over = False, is_fixed
+        if len(forms) == 1 and not is_fixed:
+            self._compare_distances()
 
     @property
     def is_over(self) -> bool:
         """Whether all samples have been taken."""
-        return len(self._seconds) == self._num_ways and self._has_all
-
-    @property
-    def _has_all(self) -> bool:
-        return all(len(taken) >= self._num_samples for taken in self._seconds.values())
+        return self._is_over
 
     @property
     def best(self) -> SpmmWay:
-        """The fastest so far; the first one before there are samples of all forms."""
-        sampled = {way: min(taken) for way, taken in self._seconds.items() if taken}
-        if len(sampled) < min(len(self._seconds), self._num_ways - 1):
+        """The fastest so far; the first one before there are samples of all ways."""
+        if not all(self._seconds.values()):
             return next(iter(self._seconds))
-        return min(sampled, key=lambda way: sampled[way]) if sampled else next(iter(self._seconds))
+        return min(self._seconds, key=lambda way: median(self._seconds[way]))
 
     def run(self, product: Product, num_entries: int) -> Tensor:
         """A product, as one more sample; patterns of several sizes may share a trial."""
-        if self._has_all:
-            self._seconds[self.best._replace(prefetch_edges=_OTHER_PREFETCH_EDGES)] = []
         way = min(self._seconds, key=lambda way: len(self._seconds[way]))
         start = time.perf_counter()
         out = product(way)
         self._seconds[way].append((time.perf_counter() - start) / max(num_entries, 1))
+        self._decide()
         return out
+
+    def _decide(self) -> None:
+        """Leave out ways that are clearly slower; go on once one is left, or all have samples enough."""
+        counts = {len(taken) for taken in self._seconds.values()}
+        if len(counts) > 1 or min(counts) < _FEWEST:
+            return
+        best = self.best
+        limit = _CLOSE * median(self._seconds[best])
+        close = {way: taken for way, taken in self._seconds.items() if median(taken) <= limit}
+        if len(close) > 1 and min(counts) < _MOST:
+            self._seconds = close
+            return
+        self._seconds = {best: self._seconds[best]}
+        if self._compares_distances:
+            self._is_over = True
+        else:
+            self._compare_distances()
+
+    def _compare_distances(self) -> None:
+        """The second half: the form is known. Its samples are taken anew, in the same minutes as the other's."""
+        (way,) = self._seconds
+        self._seconds = {way: [], way._replace(prefetch_edges=_OTHER_PREFETCH_EDGES): []}
+        self._compares_distances = True
