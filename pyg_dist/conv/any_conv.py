@@ -34,6 +34,7 @@ from pyg_dist.conv.special_sums import (
     is_gated,
     isomorphism_forward,
     own_methods,
+    personalized_forward,
     stacked_forward,
 )
 from pyg_dist.conv.weighted_sum import native_sum, needs_operators_only
@@ -55,6 +56,7 @@ _FORWARDS = (
     averaging_forward,
     isomorphism_forward,
     initial_residual_forward,
+    personalized_forward,
     polynomial_forward,
 )
 """What takes the place of a whole forward, where it knows the conv."""

@@ -63,7 +63,7 @@ _running: _Call | None = None
 def fusing(conv: Any, given: dict[str, Any]) -> Iterator[None]:
     """Context in which ``conv``, called with ``given``, takes the fused steps if it may.
 
-    PyG's own steps run where the conv's code is changed, hooked or adapted, and under autocast.
+    PyG's own steps run where the conv's code is changed, hooked or adapted.
     """
     global _running
     asked = given.get("return_attention_weights")
@@ -89,7 +89,6 @@ def is_fusable(conv: Any) -> bool:
         and not (conv.training and getattr(conv, "dropout", 0.0) >= 1)
         and (getattr(conv, "lin_edge", None) is None or commutes(conv.lin_edge))
         and (base is not GeneralConv or _weighs_sources(conv))
-        and not torch.is_autocast_enabled("cpu")
     )
 
 
@@ -140,15 +139,16 @@ def fused_forward(conv: Any, given: dict[str, Any]) -> Any:
     if not _are_rows(edges, source, *(() if target is None else (target,))) or source.dim() != 2:
         return None
     weight = getattr(lin_source, "weight", None)  # an adapter in its place may have none
-    if weight is None or {weight.dtype, conv.att_src.dtype, source.dtype} != {weight.dtype}:
-        return None
-    if not _fits(conv, edges, attr, source.dtype):
+    if weight is None or not _meet(source, weight, conv.att_src) or not _fits(conv, edges, attr, source):
         return None
     residual = None if conv.res is None or target is None else conv.res(target)
     value = lin_source(source).to_rows()
     own: Any = value if target is source and lin_target is lin_source else None
     if own is None and target is not None:
         own = lin_target(target).to_rows()
+    dtype = _dtype_of_sums(value, conv.att_src)
+    is_one, value = own is value, value.to(dtype)
+    own = value if is_one else None if own is None else own.to(dtype)
     if conv.add_self_loops:
         edges, attr = remove_self_loops(edges, attr)
         edges, attr = add_self_loops(edges, attr, fill_value=conv.fill_value)
@@ -158,19 +158,21 @@ def fused_forward(conv: Any, given: dict[str, Any]) -> Any:
     by_source, by_target = (_diagonal(att.view(heads, columns)) for att in (conv.att_src, conv.att_dst))
     key: Any
     query: Any
-    if own is value:
-        both = F.linear(value, torch.cat([by_source, by_target]))
-        key, query = both[:, :heads], both[:, heads:]
-    else:
-        key, query = F.linear(value, by_source), None if own is None else F.linear(own, by_target)
-    edge_weight = None
-    if attr is not None:
-        of_heads = conv.lin_edge.weight.view(heads, columns, -1) * conv.att_edge.view(heads, columns, 1)
-        edge_weight = edges.rows.copy_to_ranks(of_heads.sum(1).view(1, -1))
-    spec = _spec(conv, "additive", slope=conv.negative_slope)
-    queries = None if query is None else query.to_local()
-    inputs = AttentionInputs(value.to_local(), key.to_local(), queries, _local_attr(edges, attr), edge_weight)
-    sums, _, alpha = _attend(call, edges, inputs, spec)
+    with torch.autocast(value.device.type, enabled=False):
+        if own is value:
+            both = F.linear(value, torch.cat([by_source, by_target]))
+            key, query = both[:, :heads], both[:, heads:]
+        else:
+            key, query = F.linear(value, by_source), None if own is None else F.linear(own, by_target)
+        edge_weight = None
+        if attr is not None:
+            of_heads = conv.lin_edge.weight.view(heads, columns, -1) * conv.att_edge.view(heads, columns, 1)
+            edge_weight = edges.rows.copy_to_ranks(of_heads.sum(1).view(1, -1))
+        spec = _spec(conv, "additive", slope=conv.negative_slope)
+        queries = None if query is None else query.to_local()
+        attrs = _local_attr(edges, attr, dtype)
+        inputs = AttentionInputs(value.to_local(), key.to_local(), queries, attrs, edge_weight)
+        sums, _, alpha = _attend(call, edges, inputs, spec)
     out: Any = _nodes(edges, sums)
     out = out if conv.concat else out.view(-1, heads, columns).mean(dim=1)
     out = out if residual is None else out + residual
@@ -205,13 +207,15 @@ def _diagonal(att: Tensor) -> Tensor:
 def _dynamic(call: _Call, edges: Edges, x: Any, edge_attr: Tensor | None = None, size: Any = None) -> Any:
     """GATv2: the ends' rows meet under a leaky ReLU, so features of edges are projected again at each edge."""
     conv: Any = call.conv
-    if not (_fits(conv, edges, edge_attr, x[0].dtype) and _are_rows(edges, *x) and conv.att.dtype == x[0].dtype):
+    if not (_fits(conv, edges, edge_attr, x[0]) and _are_rows(edges, *x) and _meet(x[0], conv.att)):
         return None
-    att, weight = edges.rows.copy_to_ranks(conv.att).view(-1), None
+    dtype = _dtype_of_sums(x[0], conv.att)
+    att, weight = edges.rows.copy_to_ranks(conv.att).view(-1).to(dtype), None
     if edge_attr is not None:
-        weight = edges.rows.copy_to_ranks(conv.lin_edge.weight).t()
+        weight = edges.rows.copy_to_ranks(conv.lin_edge.weight).t().to(dtype)
     spec = _spec(conv, "dynamic", slope=conv.negative_slope)
-    inputs = AttentionInputs(x[0].to_local(), None, x[1].to_local(), _local_attr(edges, edge_attr), weight, att)
+    value, query = (end.to_local().to(dtype) for end in x)
+    inputs = AttentionInputs(value, None, query, _local_attr(edges, edge_attr, dtype), weight, att)
     sums, _, alpha = _attend(call, edges, inputs, spec)
     call.sums = _nodes(edges, sums.view(inputs.value.shape))
     call.alpha = object() if alpha is None else _dropped(alpha, spec)
@@ -225,28 +229,32 @@ def _dot(
     conv: Any = call.conv
     if edge_attr is None and conv.lin_edge is not None:
         return None
-    if not (_fits(conv, edges, edge_attr, query.dtype) and _are_rows(edges, query, key, value)):
+    if not (_fits(conv, edges, edge_attr, query) and _are_rows(edges, query, key, value)):
         return None
-    queries, weight, by_edge = query.to_local(), None, None
-    if edge_attr is not None:
-        by_edge = edges.rows.copy_to_ranks(conv.lin_edge.weight).view(conv.heads, conv.out_channels, -1)
-        weight = torch.einsum("nhc,hcd->nhd", queries, by_edge).flatten(1)
-    spec = _spec(conv, "dot", scale=1 / math.sqrt(conv.out_channels))
-    inputs = AttentionInputs(value.to_local(), key.to_local(), queries, _local_attr(edges, edge_attr), weight)
-    sums, of_edges, conv._alpha = _attend(call, edges, inputs, spec)
-    out = sums.view(queries.shape)
-    if by_edge is not None:
-        out = out + torch.einsum("nhd,hcd->nhc", of_edges.view(*out.shape[:2], by_edge.shape[2]), by_edge)
+    dtype, weight, by_edge = _dtype_of_sums(value, query), None, None
+    values, keys, queries = (x.to_local().to(dtype) for x in (value, key, query))
+    with torch.autocast(queries.device.type, enabled=False):
+        if edge_attr is not None:
+            by_edge = edges.rows.copy_to_ranks(conv.lin_edge.weight).to(dtype)
+            by_edge = by_edge.view(conv.heads, conv.out_channels, -1)
+            weight = torch.einsum("nhc,hcd->nhd", queries, by_edge).flatten(1)
+        spec = _spec(conv, "dot", scale=1 / math.sqrt(conv.out_channels))
+        inputs = AttentionInputs(values, keys, queries, _local_attr(edges, edge_attr, dtype), weight)
+        sums, of_edges, conv._alpha = _attend(call, edges, inputs, spec)
+        out = sums.view(queries.shape)
+        if by_edge is not None:
+            out = out + torch.einsum("nhd,hcd->nhc", of_edges.view(*out.shape[:2], by_edge.shape[2]), by_edge)
     return _nodes(edges, out)
 
 
 def _cosine(call: _Call, edges: Edges, x: Any, x_norm: Any) -> NodeTensor | None:
     """AGNN: dot products of rows of length one, times beta."""
     conv: Any = call.conv
-    if not (_are_rows(edges, x, x_norm) and x.dim() == 2 and conv.beta.dtype == x.dtype):
+    if not (_are_rows(edges, x, x_norm) and x.dim() == 2 and _meet(x, conv.beta)):
         return None
-    key: Any = x_norm.to_rows()
-    inputs = AttentionInputs(x.to_rows().to_local(), key.to_local(), (key * conv.beta).to_local())
+    dtype = _dtype_of_sums(x, conv.beta)
+    key: Any = x_norm.to_rows().to(dtype)
+    inputs = AttentionInputs(x.to_rows().to_local().to(dtype), key.to_local(), (key * conv.beta).to_local())
     return _nodes(edges, _attend(call, edges, inputs, _spec(conv, "dot"))[0])
 
 
@@ -258,10 +266,12 @@ def _of_sources(
     source, lin = x[0], conv.lin_msg
     if edge_attr is not None or size is not None or not _are_rows(edges, source) or source.dim() != 2:
         return None
-    if {lin.weight.dtype, conv.att_msg.dtype, source.dtype} != {source.dtype}:
+    if not _meet(source, lin.weight, conv.att_msg):
         return None
     value = lin(source).to_rows()
-    key: Any = F.linear(value, _diagonal(conv.att_msg.view(conv.heads, conv.out_channels)))
+    value = value.to(_dtype_of_sums(value, conv.att_msg))
+    with torch.autocast(value.device.type, enabled=False):
+        key: Any = F.linear(value, _diagonal(conv.att_msg.view(conv.heads, conv.out_channels)))
     inputs = AttentionInputs(value.to_local(), key.to_local())
     sums = _attend(call, edges, inputs, _spec(conv, "additive", slope=0.2))[0]
     return _nodes(edges, sums.view(-1, conv.heads, conv.out_channels))
@@ -284,8 +294,24 @@ def _are_rows(edges: Edges, *rows: Any) -> bool:
     )
 
 
-def _fits(conv: Any, edges: Edges, edge_attr: Tensor | None, dtype: torch.dtype) -> bool:
-    """Whether the op may project these features of edges as ``lin_edge`` does."""
+def _meet(x: Tensor, *parameters: Tensor) -> bool:
+    """Whether rows and parameters have one dtype, or autocast gives them one where PyG's linear maps run."""
+    return torch.is_autocast_enabled(x.device.type) or all(p.dtype == x.dtype for p in parameters)
+
+
+def _dtype_of_sums(value: Tensor, operand: Tensor) -> torch.dtype:
+    """The dtype of PyG's sums of ``value``, weighted by a softmax of its products with ``operand``.
+
+    Under autocast PyG's linear maps give narrow rows, and its logits are wider where a parameter of them is, or where
+    autocast widens the softmax's exponential, as on GPUs. The op takes one dtype: rows are made as wide as the sums.
+    """
+    logits = torch.promote_types(value.dtype, operand.dtype)
+    exponential = torch.empty(0, dtype=logits, device=value.device).exp()
+    return torch.promote_types(value.dtype, exponential.dtype)
+
+
+def _fits(conv: Any, edges: Edges, edge_attr: Tensor | None, x: Tensor) -> bool:
+    """Whether the op may project these features of edges as ``lin_edge`` does, beside the rows of x."""
     if edge_attr is None:
         return True
     lin = conv.lin_edge
@@ -294,13 +320,15 @@ def _fits(conv: Any, edges: Edges, edge_attr: Tensor | None, dtype: torch.dtype)
         lin is not None
         and edge_attr.dim() <= 2
         and width == lin.in_channels
-        and edge_attr.dtype == lin.weight.dtype == dtype
+        and _meet(edge_attr, lin.weight)
+        and (edge_attr.dtype == x.dtype or torch.is_autocast_enabled(x.device.type))
+        and edge_attr.is_floating_point()
     )
 
 
-def _local_attr(edges: Edges, edge_attr: Tensor | None) -> Tensor | None:
+def _local_attr(edges: Edges, edge_attr: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """Features of the local edges, ``[e, D]``."""
     if edge_attr is None:
         return None
-    local = local_values(edge_attr, edges.rows)
+    local = local_values(edge_attr, edges.rows).to(dtype)
     return local.view(-1, 1) if local.dim() == 1 else local

@@ -14,8 +14,8 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -77,7 +77,7 @@ _bytes_of_edge: weakref.WeakKeyDictionary[nn.Module, dict[Any, int]] = weakref.W
 
 def _may_run(conv: Any) -> bool:
     """Whether the steps of ``conv`` are neither changed nor hooked."""
-    if changed_step(conv) is not None or conv.decomposed_layers > 1 or torch.is_autocast_enabled("cpu"):
+    if changed_step(conv) is not None or conv.decomposed_layers > 1:
         return False
     hooks = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
     parts = [part for part in conv.modules() if part is not conv]
@@ -125,6 +125,18 @@ class _Trial:
     used: set[int]
 
 
+class _Kept(NamedTuple):
+    """What autograd keeps of one trial.
+
+    Attributes:
+        num_bytes: in total.
+        used: see :class:`_Trial`.
+    """
+
+    num_bytes: int
+    used: set[int]
+
+
 @dataclass
 class _Call:
     """One call of ``propagate``.
@@ -136,6 +148,7 @@ class _Call:
         given: the arguments of ``message`` and ``aggregate``, with what stands for tensors of nodes.
         inputs: tensors with rows of nodes or edges, and plain ones that learn.
         parameters: of the conv, those that learn.
+        autocast: makes the autocast of now, for the backward, too.
         state: what the conv and its parts have now, by module.
     """
 
@@ -145,6 +158,7 @@ class _Call:
     given: dict[str, Any]
     inputs: list[_Input]
     parameters: list[Tensor]
+    autocast: partial[torch.autocast]
     state: dict[nn.Module, dict[str, Any]] = field(default_factory=dict)
 
     @staticmethod
@@ -180,7 +194,7 @@ class _Call:
         if any(i.value.requires_grad and i.value.dtype not in ops.FLOATS for i in inputs):
             return None
         parameters = [p for p in conv.parameters() if p.requires_grad]
-        call = _Call(conv, edges, size, values, inputs, parameters)
+        call = _Call(conv, edges, size, values, inputs, parameters, _autocast_of(edges.graph.csr.rowptr.device.type))
         call.state = {part: _state_of(part) for part in conv.modules()}
         return call
 
@@ -188,7 +202,7 @@ class _Call:
     def signature(self) -> Any:
         """What the size of messages depends on."""
         shapes = ((i.place, i.value.shape[1:], i.value.dtype, i.value.requires_grad) for i in self.inputs)
-        return self.conv.training, torch.is_grad_enabled(), *shapes
+        return self.conv.training, torch.is_grad_enabled(), *self.autocast.keywords.values(), *shapes
 
     def run(self, used: set[int], max_edges: int) -> NodeTensor:
         """What the steps make of the messages to each node (collective).
@@ -243,7 +257,7 @@ class _Call:
                 given[own.name] = rows  # type: ignore[index]
             else:
                 edges.pieces[id(own.stands), int(own.place == "target")] = rows
-        with self._as_it_was(of_parameters, is_trial):
+        with self.autocast(), self._as_it_was(of_parameters, is_trial):
             collected = conv._collect(_names(conv, "message", "aggregate"), edges, _sizes(self.size), given)
             messages = conv.message(**conv.inspector.collect_param_data("message", collected))
             out = conv.aggregate(messages, **conv.inspector.collect_param_data("aggregate", collected))
@@ -281,20 +295,27 @@ class _Call:
         Not collective.
         """
         drawn = host_states()
-        edges = BlockEdges.made_up(self.edges, _TRIAL_EDGES, _TRIAL_TARGETS)
-        rows = weakref.ref(edges.rows)
         try:
             with torch.inference_mode(False), torch.enable_grad():
-                trial = self._try_out(edges)
+                few, more = (self._try_out(k * _TRIAL_EDGES) for k in (1, 2))
         except Exception:  # whatever a step may raise that gets something else than it was made for
             return None
         finally:
             set_host_states(drawn)
-        del edges
-        return trial if rows() is None else None  # else something refers to a message
+        if few is None or more is None:
+            return None
+        return _Trial(_ROOM * max((more.num_bytes - few.num_bytes) // _TRIAL_EDGES, 1), few.used)
 
-    def _try_out(self, edges: BlockEdges) -> _Trial | None:
-        pieces = [i.value.detach() if i.place == "all" else _made_up(i.value) for i in self.inputs]
+    def _try_out(self, num_edges: int) -> _Kept | None:
+        """``None`` where something refers to a message afterwards, or to a tensor that learns and is no input."""
+        edges = BlockEdges.made_up(self.edges, num_edges, _TRIAL_TARGETS)
+        rows = weakref.ref(edges.rows)
+        kept = self._kept(edges, num_edges)
+        del edges
+        return kept if rows() is None else None
+
+    def _kept(self, edges: BlockEdges, num_edges: int) -> _Kept | None:
+        pieces = [i.value.detach() if i.place == "all" else _made_up(i.value, num_edges) for i in self.inputs]
         of_parameters = [p.detach() for p in self.parameters]
         learns = [*(i.value.requires_grad for i in self.inputs), *(True for _ in of_parameters)]
         pieces = [x.requires_grad_(needed) for x, needed in zip([*pieces, *of_parameters], learns, strict=True)]
@@ -312,9 +333,13 @@ class _Call:
             return None
         for x in pieces[: len(self.inputs)]:
             keep(x)
-        for x in of_parameters:
-            kept.pop(x.data_ptr(), None)
-        return _Trial(_ROOM * max(sum(s.nbytes() for s in kept.values()) // _TRIAL_EDGES, 1), used)
+        return _Kept(sum(storage.nbytes() for storage in kept.values()), used)
+
+
+def _autocast_of(device_type: str) -> partial[torch.autocast]:
+    """The autocast that is on, without its cache: that would give a block the narrow parameters of another one."""
+    enabled, dtype = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
+    return partial(torch.autocast, device_type, dtype=dtype, enabled=enabled, cache_enabled=False)
 
 
 def _state_of(part: nn.Module) -> dict[str, Any]:
@@ -334,9 +359,9 @@ def _has_changed(part: nn.Module, state: dict[str, Any]) -> bool:
     return not is_same or any(b is not None and b._version > 0 for b in part._buffers.values())
 
 
-def _made_up(like: Tensor) -> Tensor:
+def _made_up(like: Tensor, num_edges: int) -> Tensor:
     """Rows of edges that may stand for any: integers may be the numbers of something."""
-    shape = (_TRIAL_EDGES, *like.shape[1:])
+    shape = (num_edges, *like.shape[1:])
     with local_tensors():
         return torch.full(shape, 1 if like.is_floating_point() else 0, dtype=like.dtype, device=like.device)
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
-from torch_geometric.nn import ARMAConv, ChebConv, ClusterGCNConv, FAConv, GCN2Conv, GINConv, MessagePassing
+from torch_geometric.nn import APPNP, ARMAConv, ChebConv, ClusterGCNConv, FAConv, GCN2Conv, GINConv, MessagePassing
 from torch_geometric.nn.aggr import (
     MaxAggregation,
     MinAggregation,
@@ -152,6 +152,34 @@ def initial_residual_forward(conv: Any, given: dict[str, Any]) -> Tensor | None:
         return h @ _with_identity(conv.weight1, conv.beta, scale)  # type: ignore[no-any-return]
     own = x_0 @ _with_identity(conv.weight2, conv.beta, conv.alpha)
     return h @ _with_identity(conv.weight1, conv.beta, scale) + own  # type: ignore[no-any-return]
+
+
+def personalized_forward(conv: Any, given: dict[str, Any]) -> Tensor | None:
+    """``APPNP``'s forward with no pass that scales its hops (Gasteiger et al., 2019, eq. 5; collective).
+
+    The formula::
+
+        (1 - a)^K A^K x + a sum_k (1 - a)^k A^k x  =  A (... A (A c_K x + c_{K-1} x) ...) + c_0 x
+
+    with ``c_k = a (1 - a)^k`` for ``k < K`` and ``c_K = (1 - a)^K``. ``None`` for other convs, for one whose steps are
+    changed or seen, or that drops edges, under autocast, and with
+    ``cached=True``, whose norm PyG keeps whatever the edges are.
+    """
+    if not issubclass(conv.stock, APPNP) or conv.stock.forward is not APPNP.forward or not is_native(conv):
+        return None
+    x, edges, weight, a = given["x"], given["edge_index"], given.get("edge_weight"), conv.alpha
+    if conv.K < 1 or torch.is_autocast_enabled(x.device.type) or not x.is_floating_point():
+        return None
+    if (conv.normalize and conv.cached) or (conv.dropout > 0 and conv.training):
+        return None
+    if conv.normalize:
+        edges, weight = gcn_norm(edges, weight, x.size(0), False, conv.add_self_loops, conv.flow, dtype=x.dtype)
+    out: Any = (1 - a) ** conv.K * conv.propagate(edges, x=x, edge_weight=weight)  # of a constant x it is kept
+    for k in reversed(range(conv.K)):
+        if k < conv.K - 1:
+            out = conv.propagate(edges, x=out, edge_weight=weight)
+        out.add_(x, alpha=a * (1 - a) ** k)
+    return out  # type: ignore[no-any-return]
 
 
 def _with_identity(weight: Tensor, beta: float, scale: float) -> Tensor:

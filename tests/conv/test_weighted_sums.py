@@ -24,6 +24,10 @@ ON_THE_GRID: dict[str, Callable[[], nn.Module]] = {
     "SGConv": lambda: gnn.SGConv(F, G, K=2),
     "SSGConv": lambda: gnn.SSGConv(F, G, alpha=0.1, K=2),
     "APPNP": lambda: gnn.APPNP(3, 0.1),
+    "APPNP, one hop": lambda: gnn.APPNP(1, 0.3),
+    "APPNP, no hop": lambda: gnn.APPNP(0, 0.3),
+    "APPNP, alpha 1": lambda: gnn.APPNP(2, 1.0),
+    "APPNP, without norm": lambda: gnn.APPNP(2, 0.1, normalize=False),
     "GCN2Conv": lambda: gnn.GCN2Conv(F, 0.1),
     "GCN2Conv, identity": lambda: gnn.GCN2Conv(F, 0.3, theta=0.5, layer=2),
     "GCN2Conv, two weights": lambda: gnn.GCN2Conv(F, 0.3, theta=0.5, layer=2, shared_weights=False),
@@ -162,7 +166,8 @@ def rows_sent() -> dict[str, float]:
 
 
 COLUMNS = {
-    "TAGConv": 3 * G, "SGConv": 2 * G, "SSGConv": 2 * G, "APPNP": 3 * F, **dict.fromkeys(GCN2S, F), "GraphConv": G,
+    "TAGConv": 3 * G, "SGConv": 2 * G, "SSGConv": 2 * G, "APPNP": 3 * F, "APPNP, one hop": F,
+    **dict.fromkeys(GCN2S, F), "GraphConv": G,
     "GraphConv, mean": G, "GatedGraphConv": 2 * F, "LGConv": F, "MixHopConv": 2 * F, "SimpleConv": F,
     **dict.fromkeys(GINS, F), "ARMAConv": 2 * 2 * G, "ChebConv": 2 * F, "ClusterGCNConv": F,
 }  # fmt: skip
