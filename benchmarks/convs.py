@@ -7,7 +7,9 @@ Attention has two layers, 4 heads of 32 columns and then one head a class; the o
 (:func:`layers_of`); ReLU and dropout stand between layers. GINE has random features of edges, 16 columns. An epoch is
 forward, loss, backward and Adam's step. All sides run the same script, stock PyG on ``edge_index`` and, where the conv
 takes it, on ``adj_t`` (torch.sparse), and pyg_dist on one rank with two threads and on two ranks with one thread each.
-Where DGL is installed it runs beside them (:mod:`dgl_convs`). Memory is the peak of the epochs above the imports, of
+Where DGL is installed it runs beside them (:mod:`dgl_convs`). Of convs that sum rows, "pyg_dist, no edges" runs the same
+script on a graph without edges: what is left are dense products, activations and the optimizer, so stock PyG's time
+over its time is the most that any kernel of sums could gain. Memory is the peak of the epochs above the imports, of
 two ranks the larger one's. Results of other graphs and convs stay in the JSON file.
 """
 
@@ -107,7 +109,7 @@ class Model(torch.nn.Module):
 def training_epoch(graph: str, conv: str, form: str) -> Epoch:
     """Return a function that trains for one epoch.
 
-    ``form`` is ``"edge_index"`` or ``"adj_t"`` of stock PyG, ``"ours"``, or ``"dgl"``.
+    ``form`` is ``"edge_index"`` or ``"adj_t"`` of stock PyG, ``"ours"``, ``"no edges"``, or ``"dgl"``.
     """
     torch.manual_seed(0)
     data: Any = power_law.load(graph)
@@ -116,10 +118,12 @@ def training_epoch(graph: str, conv: str, form: str) -> Epoch:
     model: Any = Model(layers_of(conv, data.num_features, int(data.y.max()) + 1))
     if conv == "gine":
         data.edge_attr = torch.randn(data.num_edges, EDGE_COLUMNS)
+    if form == "no edges":
+        data.edge_index = data.edge_index[:, :0]
     edges = data.edge_index
     if form == "adj_t":
         edges = to_torch_csr_tensor(edges.flip(0), size=(data.num_nodes, data.num_nodes))
-    if form == "ours":
+    if form in ("ours", "no edges"):
         data, model = pyg_dist.DistributedData(data), pyg_dist.distribute(model)
         edges = data.edge_index
     optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
@@ -144,7 +148,10 @@ def variants(graph: str, conv: str) -> list[Variant]:
         forms["dgl"] = "DGL 2.1"
     alone = [Variant(name, training_epoch, (graph, conv, form), 1, NUM_CORES) for form, name in forms.items()]
     ours = training_epoch, (graph, conv, "ours")
-    return [*alone, Variant("pyg_dist, 1 rank", *ours, 1, NUM_CORES), Variant("pyg_dist, 2 ranks", *ours, NUM_CORES)]
+    ranks = [Variant("pyg_dist, 1 rank", *ours, 1, NUM_CORES), Variant("pyg_dist, 2 ranks", *ours, NUM_CORES)]
+    if conv not in SUMS:
+        return [*alone, *ranks]
+    return [*alone, *ranks, Variant("pyg_dist, no edges", training_epoch, (graph, conv, "no edges"), 1, NUM_CORES)]
 
 
 def main() -> None:
