@@ -7,10 +7,10 @@ Attention has two layers, 4 heads of 32 columns and then one head a class; the o
 (:func:`layers_of`); ReLU and dropout stand between layers. GINE has random features of edges, 16 columns. An epoch is
 forward, loss, backward and Adam's step. All sides run the same script, stock PyG on ``edge_index`` and, where the conv
 takes it, on ``adj_t`` (torch.sparse), and pyg_dist on one rank with two threads and on two ranks with one thread each.
-Where DGL is installed it runs beside them (:mod:`dgl_convs`). Of convs that sum rows, "pyg_dist, no edges" runs the same
-script on a graph without edges: what is left are dense products, activations and the optimizer, so stock PyG's time
-over its time is the most that any kernel of sums could gain. Memory is the peak of the epochs above the imports, of
-two ranks the larger one's. Results of other graphs and convs stay in the JSON file.
+Where DGL is installed it runs beside them (:mod:`dgl_convs`). Of convs that sum rows, "pyg_dist, no edges" runs the
+same script on a graph without edges. Left are dense products, activations and the optimizer, so stock PyG's time over
+its time is the most that any kernel of sums could gain. Memory is the peak of the epochs above the imports, of two
+ranks the larger one's. Results of other graphs and convs stay in the JSON file.
 """
 
 from __future__ import annotations
