@@ -64,9 +64,11 @@ def test_a_wrong_product_is_no_result(pattern: CSR, monkeypatch: pytest.MonkeyPa
 def test_how_much_longer_the_chosen_way_takes() -> None:
     seconds = {"pyg_dist float32": [2.0, 2.2, 9.0], "plain": [4.0, 3.0, 5.0], "blocks": [1.9, 2.0, 2.1]}
     samples = {name: spmm.Samples(taken, [2 * taken[0]] * 3, [0.0] * 3) for name, taken in seconds.items()}
-    assert spmm.over_forced(samples) == {"seconds": 1.1, "cpu_seconds": round(2 / 1.9, 4)}
+    assert spmm.over_forced(samples, "blocks") == {"choice": 1.0, "same way again": 1.1}
+    assert spmm.over_forced(samples, "plain") == {"choice": 2.0, "same way again": 0.55}
+    assert spmm.over_forced(samples, None) is None
     del samples["plain"]
-    assert spmm.over_forced(samples) is None
+    assert spmm.over_forced(samples, "blocks") is None
 
 
 @pytest.mark.parametrize("options", [["--transposed"], ["--only", *FORMS]], ids=str)
@@ -97,5 +99,5 @@ def test_a_run(
         assert has_forms == (names >= set(FORMS)) == (result["over_forced"] is not None)
         assert all(result["ways"][form]["form"] == form for form in ("plain", "blocks") if has_forms)
     out = capsys.readouterr().out
-    assert "pyg_dist takes at most " in out
+    assert "the chosen form takes at most " in out
     assert ("of MKL" in out) == (options[:1] != ["--only"])
