@@ -109,7 +109,7 @@ class Model(torch.nn.Module):
 def training_epoch(graph: str, conv: str, form: str) -> Epoch:
     """Return a function that trains for one epoch.
 
-    ``form`` is ``"edge_index"`` or ``"adj_t"`` of stock PyG, ``"ours"``, ``"no edges"``, or ``"dgl"``.
+    ``form`` is ``"edge_index"`` or ``"adj_t"`` of stock PyG, ``"ours"``, ``"grid"``, ``"no edges"``, or ``"dgl"``.
     """
     torch.manual_seed(0)
     data: Any = power_law.load(graph)
@@ -123,8 +123,9 @@ def training_epoch(graph: str, conv: str, form: str) -> Epoch:
     edges = data.edge_index
     if form == "adj_t":
         edges = to_torch_csr_tensor(edges.flip(0), size=(data.num_nodes, data.num_nodes))
-    if form in ("ours", "no edges"):
-        data, model = pyg_dist.DistributedData(data), pyg_dist.distribute(model)
+    if form in ("ours", "grid", "no edges"):
+        data = pyg_dist.DistributedData(data, layout="grid" if form == "grid" else "halo")
+        model = pyg_dist.distribute(model)
         edges = data.edge_index
     optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
 
@@ -139,7 +140,7 @@ def training_epoch(graph: str, conv: str, form: str) -> Epoch:
     return epoch
 
 
-def variants(graph: str, conv: str) -> list[Variant]:
+def variants(graph: str, conv: str, has_grid: bool) -> list[Variant]:
     """All sides, on the same cores."""
     forms = {"edge_index": "stock PyG, edge_index"}
     if conv not in (*ATTENTION, *MESSAGES, "cheb"):  # which multiply by no sparse matrix
@@ -149,6 +150,8 @@ def variants(graph: str, conv: str) -> list[Variant]:
     alone = [Variant(name, training_epoch, (graph, conv, form), 1, NUM_CORES) for form, name in forms.items()]
     ours = training_epoch, (graph, conv, "ours")
     ranks = [Variant("pyg_dist, 1 rank", *ours, 1, NUM_CORES), Variant("pyg_dist, 2 ranks", *ours, NUM_CORES)]
+    if has_grid:
+        ranks.append(Variant("pyg_dist, 2 ranks, grid", training_epoch, (graph, conv, "grid"), NUM_CORES))
     if conv not in SUMS:
         return [*alone, *ranks]
     return [*alone, *ranks, Variant("pyg_dist, no edges", training_epoch, (graph, conv, "no edges"), 1, NUM_CORES)]
@@ -158,6 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--graph", default="small", help=f"{', '.join(power_law.SIZES)}, or a .npz file")
     parser.add_argument("--convs", nargs="+", choices=CONVS, default=CONVS)
+    parser.add_argument("--grid", action="store_true", help="two ranks on the grid layout, too")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each variant that count")
     parser.add_argument("--epochs", type=int, default=1, help="epochs in a turn")
     parser.add_argument("--warmup", type=int, default=1, help="turns that do not count")
@@ -174,7 +178,7 @@ def main() -> None:
     for conv in args.convs:
         bar = lambda turns, name=conv: tqdm(turns, desc=name, unit="turn", disable=None)  # noqa: E731
         description = machine.describe()
-        measured = interleaved(variants(args.graph, conv), schedule, bar)
+        measured = interleaved(variants(args.graph, conv, args.grid), schedule, bar)
         print(table({conv: measured}), flush=True)
         known[f"{Path(args.graph).stem} {conv}"] = {
             "command": " ".join(["python", "benchmarks/convs.py", *sys.argv[1:]]),
