@@ -155,24 +155,23 @@ def fused_forward(conv: Any, given: dict[str, Any]) -> Any:
     elif attr is not None and edges.rows.size == 0:
         attr = None  # PyG does not look at it where there are no edges at all
     heads, columns = conv.heads, conv.out_channels
-    by_source, by_target = (_diagonal(att.view(heads, columns)) for att in (conv.att_src, conv.att_dst))
+    by_source, by_target = (_diagonal(att.view(heads, columns).to(dtype)) for att in (conv.att_src, conv.att_dst))
     key: Any
     query: Any
+    edge_weight = None
     with torch.autocast(value.device.type, enabled=False):
         if own is value:
             both = F.linear(value, torch.cat([by_source, by_target]))
             key, query = both[:, :heads], both[:, heads:]
         else:
             key, query = F.linear(value, by_source), None if own is None else F.linear(own, by_target)
-        edge_weight = None
         if attr is not None:
             of_heads = conv.lin_edge.weight.view(heads, columns, -1) * conv.att_edge.view(heads, columns, 1)
-            edge_weight = edges.rows.copy_to_ranks(of_heads.sum(1).view(1, -1))
-        spec = _spec(conv, "additive", slope=conv.negative_slope)
-        queries = None if query is None else query.to_local()
-        attrs = _local_attr(edges, attr, dtype)
-        inputs = AttentionInputs(value.to_local(), key.to_local(), queries, attrs, edge_weight)
-        sums, _, alpha = _attend(call, edges, inputs, spec)
+            edge_weight = edges.rows.copy_to_ranks(of_heads.sum(1).view(1, -1)).to(dtype)
+    spec = _spec(conv, "additive", slope=conv.negative_slope)
+    queries = None if query is None else query.to_local()
+    inputs = AttentionInputs(value.to_local(), key.to_local(), queries, _local_attr(edges, attr, dtype), edge_weight)
+    sums, _, alpha = _attend(call, edges, inputs, spec)
     out: Any = _nodes(edges, sums)
     out = out if conv.concat else out.view(-1, heads, columns).mean(dim=1)
     out = out if residual is None else out + residual
@@ -183,9 +182,10 @@ def fused_forward(conv: Any, given: dict[str, Any]) -> Any:
 def _attend(
     call: _Call, edges: Edges, inputs: AttentionInputs, spec: AttentionSpec
 ) -> tuple[Tensor, Tensor, EdgeTensor | None]:
-    """The sums, and the attention weights before dropout, if requested (collective)."""
+    """The sums, and the attention weights before dropout, if requested (collective). Autocast narrows nothing of it."""
     asked = call.returns_weights
-    sums, of_edges, alpha = edges.graph.attend(edges, inputs, spec, call.conv, has_weights=asked)
+    with torch.autocast(inputs.value.device.type, enabled=False):
+        sums, of_edges, alpha = edges.graph.attend(edges, inputs, spec, call.conv, has_weights=asked)
     return sums, of_edges, edges.tensor(alpha) if asked else None
 
 
@@ -250,9 +250,9 @@ def _dot(
 def _cosine(call: _Call, edges: Edges, x: Any, x_norm: Any) -> NodeTensor | None:
     """AGNN: dot products of rows of length one, times beta."""
     conv: Any = call.conv
-    if not (_are_rows(edges, x, x_norm) and x.dim() == 2 and _meet(x, conv.beta)):
+    if not (_are_rows(edges, x) and _are_rows(edges, x_norm) and x.dim() == 2 and _meet(x, conv.beta)):
         return None
-    dtype = _dtype_of_sums(x, conv.beta)
+    dtype = torch.promote_types(_dtype_of_sums(x, conv.beta), x_norm.dtype)
     key: Any = x_norm.to_rows().to(dtype)
     inputs = AttentionInputs(x.to_rows().to_local().to(dtype), key.to_local(), (key * conv.beta).to_local())
     return _nodes(edges, _attend(call, edges, inputs, _spec(conv, "dot"))[0])
@@ -271,7 +271,7 @@ def _of_sources(
     value = lin(source).to_rows()
     value = value.to(_dtype_of_sums(value, conv.att_msg))
     with torch.autocast(value.device.type, enabled=False):
-        key: Any = F.linear(value, _diagonal(conv.att_msg.view(conv.heads, conv.out_channels)))
+        key: Any = F.linear(value, _diagonal(conv.att_msg.view(conv.heads, conv.out_channels).to(value.dtype)))
     inputs = AttentionInputs(value.to_local(), key.to_local())
     sums = _attend(call, edges, inputs, _spec(conv, "additive", slope=0.2))[0]
     return _nodes(edges, sums.view(-1, conv.heads, conv.out_channels))
@@ -296,7 +296,10 @@ def _are_rows(edges: Edges, *rows: Any) -> bool:
 
 def _meet(x: Tensor, *parameters: Tensor) -> bool:
     """Whether rows and parameters have one dtype, or autocast gives them one where PyG's linear maps run."""
-    return torch.is_autocast_enabled(x.device.type) or all(p.dtype == x.dtype for p in parameters)
+    if not torch.is_autocast_enabled(x.device.type):
+        return all(p.dtype == x.dtype for p in parameters)
+    are_double = [t.dtype == torch.float64 for t in (x, *parameters)]  # which autocast leaves as it is
+    return all(are_double) or not any(are_double)
 
 
 def _dtype_of_sums(value: Tensor, operand: Tensor) -> torch.dtype:
@@ -320,9 +323,8 @@ def _fits(conv: Any, edges: Edges, edge_attr: Tensor | None, x: Tensor) -> bool:
         lin is not None
         and edge_attr.dim() <= 2
         and width == lin.in_channels
-        and _meet(edge_attr, lin.weight)
-        and (edge_attr.dtype == x.dtype or torch.is_autocast_enabled(x.device.type))
         and edge_attr.is_floating_point()
+        and _meet(x, edge_attr, lin.weight)
     )
 
 

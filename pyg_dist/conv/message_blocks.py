@@ -194,7 +194,7 @@ class _Call:
         if any(i.value.requires_grad and i.value.dtype not in ops.FLOATS for i in inputs):
             return None
         parameters = [p for p in conv.parameters() if p.requires_grad]
-        call = _Call(conv, edges, size, values, inputs, parameters, _autocast_of(edges.graph.csr.rowptr.device.type))
+        call = _Call(conv, edges, size, values, inputs, parameters, _autocast_of(edges.graph.device.type))
         call.state = {part: _state_of(part) for part in conv.modules()}
         return call
 

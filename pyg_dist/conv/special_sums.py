@@ -139,7 +139,9 @@ def initial_residual_forward(conv: Any, given: dict[str, Any]) -> Tensor | None:
     if not issubclass(conv.stock, GCN2Conv) or conv.stock.forward is not GCN2Conv.forward or not is_native(conv):
         return None
     x, x_0, edges, weight = given["x"], given["x_0"], given["edge_index"], given.get("edge_weight")
-    if conv.alpha == 1 or (conv.normalize and conv.cached) or torch.is_autocast_enabled(x.device.type):
+    if not isinstance(conv.alpha, (int, float)) or conv.alpha == 1 or (conv.normalize and conv.cached):
+        return None
+    if torch.is_autocast_enabled(x.device.type):
         return None
     if not x.dtype == x_0.dtype == conv.weight1.dtype:
         return None
@@ -162,18 +164,19 @@ def personalized_forward(conv: Any, given: dict[str, Any]) -> Tensor | None:
         (1 - a)^K A^K x + a sum_k (1 - a)^k A^k x  =  A (... A (A c_K x + c_{K-1} x) ...) + c_0 x
 
     with ``c_k = a (1 - a)^k`` for ``k < K`` and ``c_K = (1 - a)^K``. ``None`` for other convs, for one whose steps are
-    changed or seen, or that drops edges, under autocast, and with
-    ``cached=True``, whose norm PyG keeps whatever the edges are.
+    changed or seen, whose alpha learns, or that drops edges; without norm, since ``A^k`` alone may be too large; under
+    autocast, and with ``cached=True``, whose norm PyG keeps whatever the edges are.
     """
     if not issubclass(conv.stock, APPNP) or conv.stock.forward is not APPNP.forward or not is_native(conv):
         return None
     x, edges, weight, a = given["x"], given["edge_index"], given.get("edge_weight"), conv.alpha
-    if conv.K < 1 or torch.is_autocast_enabled(x.device.type) or not x.is_floating_point():
+    if conv.K < 1 or not isinstance(a, (int, float)) or not x.is_floating_point():
         return None
-    if (conv.normalize and conv.cached) or (conv.dropout > 0 and conv.training):
+    if not conv.normalize or conv.cached or (conv.dropout > 0 and conv.training):
         return None
-    if conv.normalize:
-        edges, weight = gcn_norm(edges, weight, x.size(0), False, conv.add_self_loops, conv.flow, dtype=x.dtype)
+    if torch.is_autocast_enabled(x.device.type):
+        return None
+    edges, weight = gcn_norm(edges, weight, x.size(0), False, conv.add_self_loops, conv.flow, dtype=x.dtype)
     out: Any = (1 - a) ** conv.K * conv.propagate(edges, x=x, edge_weight=weight)  # of a constant x it is kept
     for k in reversed(range(conv.K)):
         if k < conv.K - 1:

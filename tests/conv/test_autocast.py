@@ -128,6 +128,49 @@ def test_attention_on_the_grid(workers: Pools) -> None:
     workers(math.prod(mesh.values())).run(attention_under_autocast, mesh)
 
 
+def narrow_parameters_meet_wide_sums() -> None:
+    """Parameters of 16 bits under an autocast to the others: PyG's products of both are float32."""
+    import pyg_dist
+
+    data = graph()
+    data.x = data.x.bfloat16()
+    ours = pyg_dist.DistributedData(data, partition=uneven_parts(40, pyg_dist.world_size()))
+    for name, make in ATTENTION.items():
+        want, got = (model.bfloat16() for model in sides(make))
+        exact = copy.deepcopy(want).float()
+        with attends() as seen:
+            found = step(got, ours, torch.float16)
+        assert seen.call_count == 1, f"{name} took PyG's steps"
+        wide = data.clone()
+        wide.x = data.x.float()
+        assert_as_stock(found, step(want, data, torch.float16), step(exact, wide, None), name)
+
+
+def test_narrow_parameters(workers: Pools) -> None:
+    workers(2).run(narrow_parameters_meet_wide_sums)
+
+
+def sums_of_attention_weights() -> float:
+    """How far they are from one, at most, where edges decide."""
+    import pyg_dist
+
+    data = graph()
+    data.edge_attr = data.edge_attr * 20
+    ours = pyg_dist.DistributedData(data, partition=uneven_parts(40, pyg_dist.world_size()))
+    _, model = sides(ATTENTION["GATv2Conv"])
+    with torch.autocast("cpu", torch.bfloat16):
+        rows = model["before"](ours.x)
+        _, (edges, alpha) = model["conv"](rows, ours.edge_index, ours.edge_attr, return_attention_weights=True)
+    target, weights = edges.full_tensor()[1], alpha.full_tensor().float()
+    sums = torch.zeros(40, weights.shape[1]).index_add_(0, target, weights)
+    return float((sums - 1).abs().max())
+
+
+def test_attention_weights_are_a_softmax(workers: Pools) -> None:
+    for off in workers(2).run(sums_of_attention_weights):
+        assert off < 1e-5
+
+
 @patch.dict(os.environ, {"PYG_DIST_MESSAGE_MIB": "0.002"})
 def messages_under_autocast() -> None:
     """The backward, which makes messages again, is outside of autocast, as in every script."""

@@ -254,6 +254,14 @@ class Unsqueezes(gnn.SimpleConv):
         return x_j * edge_weight.unsqueeze(-1)
 
 
+class LearnsAlpha(gnn.APPNP):
+    """As a script may."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 0.1)
+        self.alpha = nn.Parameter(torch.tensor(0.2))
+
+
 class Updates(gnn.SimpleConv):
     def update(self, inputs: Tensor) -> Tensor:
         return 2 * inputs
@@ -283,7 +291,7 @@ def other_convs() -> None:
 
     graph = random_graph(NUM_NODES, NUM_EDGES, F, seed=1)
     data = pyg_dist.DistributedData(graph, partition=uneven_parts(NUM_NODES, pyg_dist.world_size()))
-    for make in (Tutorial, lambda: Tutorial(looks=False), Halves, Unsqueezes, Updates):
+    for make in (Tutorial, lambda: Tutorial(looks=False), Halves, Unsqueezes, Updates, LearnsAlpha):
         for kind in ("constant", "learn"):
             assert_same(step(data, make, kind, True), step(graph, make, kind, False), f"{make} {kind}")
     columns = []

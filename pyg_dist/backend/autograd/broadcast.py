@@ -27,8 +27,9 @@ def broadcast_from_main(tensors: Iterable[Tensor], group: Group) -> None:
     for tensor in {id(t): t for t in tensors}.values():  # shared weights once
         groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
         _synchronised[id(tensor)] = tensor
-    with torch.no_grad():
-        for alike in groups.values():
+    for (_, device), alike in groups.items():
+        # Autocast refuses to join tensors of the 16-bit type that it is not to.
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
             flat = group.broadcast_(torch.cat([t.detach().reshape(-1) for t in alike]))
             for tensor, values in zip(alike, torch.split(flat, [t.numel() for t in alike]), strict=True):
                 values = values.view_as(tensor)

@@ -37,8 +37,8 @@ class _Bucket:
         groups: dict[tuple[int, torch.dtype, torch.device], list[_Entry]] = {}
         for entry in sorted(self.entries.values(), key=lambda e: e.leaf.order):
             groups.setdefault((id(entry.leaf.group), entry.partial.dtype, entry.partial.device), []).append(entry)
-        with torch.no_grad():
-            for entries in groups.values():
+        for (_, _, device), entries in groups.items():
+            with torch.no_grad(), torch.autocast(device.type, enabled=False):  # as in broadcast_from_main
                 flat = torch.cat([entry.partial.reshape(-1) for entry in entries])
                 flat = entries[0].leaf.group.all_reduce_(flat)
                 for entry, total in zip(entries, torch.split(flat, [e.partial.numel() for e in entries]), strict=True):

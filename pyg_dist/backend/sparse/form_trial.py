@@ -54,9 +54,10 @@ class FormTrial:
     def run(self, product: Product, num_entries: int) -> Tensor:
         """A product, as one more sample; patterns of several sizes may share a trial."""
         way = min(self._seconds, key=lambda way: len(self._seconds[way]))
+        taken = self._seconds[way]
         start = time.perf_counter()
         out = product(way)
-        self._seconds[way].append((time.perf_counter() - start) / max(num_entries, 1))
+        taken.append((time.perf_counter() - start) / max(num_entries, 1))
         self._decide()
         return out
 
