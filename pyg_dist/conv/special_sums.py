@@ -24,6 +24,7 @@ from pyg_dist.conv.inputs import changed_step
 from pyg_dist.conv.lazy_norm import made
 from pyg_dist.conv.linear_order import NORMS
 from pyg_dist.conv.weighted_sum import is_native, sum_by
+from pyg_dist.layout.accumulate import add_into_
 from pyg_dist.layout.edges import Edges
 from pyg_dist.layout.graph import Norm
 from pyg_dist.layout.node_edge import nodes_to_edges
@@ -150,7 +151,7 @@ def initial_residual_forward(conv: Any, given: dict[str, Any]) -> Tensor | None:
     h: Any = conv.propagate(edges, x=x, edge_weight=weight)
     x_0, scale = x_0[: x.size(0)], 1 - conv.alpha
     if conv.weight2 is None:
-        h.add_(x_0, alpha=conv.alpha / scale)
+        h = add_into_(h, x_0, conv.alpha / scale)
         return h @ _with_identity(conv.weight1, conv.beta, scale)  # type: ignore[no-any-return]
     own = x_0 @ _with_identity(conv.weight2, conv.beta, conv.alpha)
     return h @ _with_identity(conv.weight1, conv.beta, scale) + own  # type: ignore[no-any-return]
@@ -181,7 +182,7 @@ def personalized_forward(conv: Any, given: dict[str, Any]) -> Tensor | None:
     for k in reversed(range(conv.K)):
         if k < conv.K - 1:
             out = conv.propagate(edges, x=out, edge_weight=weight)
-        out.add_(x, alpha=a * (1 - a) ** k)
+        out = add_into_(out, x, a * (1 - a) ** k)
     return out  # type: ignore[no-any-return]
 
 

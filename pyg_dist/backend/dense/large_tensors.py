@@ -208,6 +208,21 @@ class _Sum(LocalFunction):
         return grad if of_a else None, by_b if of_b else None, None
 
 
+class _SumInto(LocalFunction):
+    """``a + alpha * b``, written into a."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, alpha: float) -> Tensor:
+        ctx.alpha = alpha
+        ctx.mark_dirty(a)
+        return a.add_(b, alpha=alpha)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        of_a, of_b, _ = ctx.needs_input_grad
+        return grad if of_a else None, multiply(grad, ctx.alpha) if of_b else None, None
+
+
 class _Product(LocalFunction):
     """``a * b``, where b is a tensor of the same shape or a number."""
 
@@ -258,6 +273,13 @@ def add(a: Any, b: Any, *, alpha: float = 1) -> Tensor:
     if _are_large(a, b) and type(alpha) in (int, float):
         return _Sum.apply(_plain(a), _plain(b), alpha)  # type: ignore[no-any-return, no-untyped-call]
     return torch.add(a, b, alpha=alpha)
+
+
+def add_(a: Tensor, b: Tensor, alpha: float = 1) -> Tensor:
+    """``Tensor.add_``."""
+    if alpha != 1 and isinstance(b, Tensor) and _are_large(a, b):
+        return _SumInto.apply(a, b, alpha)  # type: ignore[no-any-return, no-untyped-call]
+    return a.add_(b, alpha=alpha)
 
 
 def subtract(a: Any, b: Any, *, alpha: float = 1) -> Tensor:
