@@ -255,8 +255,9 @@ void try_width(const Device& device, int64_t width, size_t gap = 0) {
   expect("gather_rows", width, picked_rows.dense(), want_picked);
   for (const int64_t bad :
        {int64_t{kRows}, int64_t{-1}, std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()}) {
-    index[5] = bad;
+    index[5] = index[kSources - 1] = bad;  // the memory of the rows ends with the last one
     if (device.gather_rows(gathering)) ++failures;
+    picked_rows.dense();
   }
 
   // ReLU and its derivative by the bits that it keeps.

@@ -32,8 +32,8 @@ MUTATIONS = {
     r"return at\(u\) < end;": "return at(u) <= end;",  # columns
 }
 COMPILED_FOR = {
-    "row_reduction.cuh": "spmm_csr.cu", "sum_edges.cuh": "spmm_csr.cu", "scan.cuh": "sort.cu",
-    "for_each.cuh": "patterns.cu", "attention.cuh": "attention.cu",
+    "row_reduction.cuh": ("spmm_csr.cu", "extreme_csr.cu"), "sum_edges.cuh": ("spmm_csr.cu",),
+    "scan.cuh": ("sort.cu",), "for_each.cuh": ("patterns.cu",), "attention.cuh": ("attention.cu",),
 }  # fmt: skip
 """What shows a mutant of a header."""
 
@@ -68,10 +68,10 @@ def main() -> None:
             (own / "cuda").mkdir(parents=True, exist_ok=True)
             written = own / "cuda" / path.name
             written.write_text(changed)
-            source = ROOT / "csrc/cuda" / COMPILED_FOR[path.name] if path.name in COMPILED_FOR else written
-            replaced = ROOT / "csrc/cuda" / source.name
-            made = compile_(source, own / "mutant.o", f"-I{own}")
-            linked = [made, *(compiled for of, compiled in objects.items() if of != replaced)]
+            users = [ROOT / "csrc/cuda" / name for name in COMPILED_FOR.get(path.name, (path.name,))]
+            sources = users if path.name in COMPILED_FOR else [written]
+            made = [compile_(source, own / f"{source.name}.o", f"-I{own}") for source in sources]
+            linked = [*made, *(compiled for of, compiled in objects.items() if of not in users)]
             trial = own / "trial"
             subprocess.run(["c++", "-fsanitize=address", *map(str, linked), "-o", str(trial)], check=True)
             result = subprocess.run([trial], capture_output=True, timeout=900, check=False)
