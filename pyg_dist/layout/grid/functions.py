@@ -19,6 +19,7 @@ from pyg_dist.layout.grid.tile_tensor import TILES, TileTensor, as_tile, on_tile
 from pyg_dist.plan.grid.tiling import TileLayout
 from pyg_dist.tensor.functions.layers import relu
 from pyg_dist.tensor.functions.pointwise import cast, new, pointwise, pointwise_
+from pyg_dist.tensor.layer_names import running_layer
 from pyg_dist.tensor.picked_rows import PickedRows
 from pyg_dist.tensor.registry import TABLE, Function, bind, public_name
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors
@@ -104,8 +105,7 @@ def linear_sum(
         - output: ``[N, G]``
 
     Raises:
-        RuntimeError: torch's own, on every rank: an X_k and its W_k have another number of columns.
-        DataError: On every rank: the bias does not fit the result.
+        DataError: On every rank: an X_k and its W_k have another number of columns, or the bias does not fit.
     """
     first = pairs[0][0] if isinstance(pairs[0][0], TileTensor) else pairs[0][0].wait()
     nodes = first._sharding.whole
@@ -159,9 +159,9 @@ def _sum_of_products(
 def _require_width(tile: Tile, weight: Tensor) -> None:
     # A slice of the weight's columns would fit, or not fit on some ranks only.
     if weight.shape[1] != tile.width:
-        outputs, inputs = weight.shape
-        raise RuntimeError(
-            f"mat1 and mat2 shapes cannot be multiplied ({tile.size}x{tile.width} and {inputs}x{outputs})"
+        raise DataError(
+            f"Expected rows with {weight.shape[1]} columns (got shape {[tile.size, tile.width]}): make the layer with "
+            f"in_channels={tile.width}{running_layer()}"
         )
 
 

@@ -6,6 +6,7 @@ brought to whole rows once, and the table of row tensors answers: masks, losses 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -36,7 +37,7 @@ from pyg_dist.tensor.functions.autograd import (
 from pyg_dist.tensor.functions.random import dropout, initialise, normal_, random_like, uniform_
 from pyg_dist.tensor.functions.refusals import pickle, trace
 from pyg_dist.tensor.functions.shapes import length, metadata, num_bytes, numel, shape
-from pyg_dist.tensor.registry import NAMESPACES, TABLE, Function, Handler, functions, public_name, writes
+from pyg_dist.tensor.registry import NAMESPACES, TABLE, Function, Handler, bind, functions, public_name, writes
 from pyg_dist.tensor.row_tensor import (
     COLUMNS,
     DerivedOperand,
@@ -99,6 +100,7 @@ class TileTensor(NodeTensor):
 
         They are kept while they do not change; but not for a leaf that learns, as :class:`RowTensor` explains.
         """
+        _require_no_function_of_a_script(self)
         with local_tensors():
             version = version_of(self)
             records = self.requires_grad and torch.is_grad_enabled()
@@ -140,6 +142,31 @@ def as_tile(x: RowTensor, tile: Tile) -> TileTensor:
     return cast(TileTensor, x.redistribute(tile))
 
 
+_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+_OURS = ("torch.", "torch_geometric.", "pyg_dist.")
+"""Functions of these move rows forward and backward, or run the forward again."""
+
+
+def _require_no_function_of_a_script(x: TileTensor) -> None:
+    """A script's own ``autograd.Function`` may not move rows: its backward would give x the gradients of others.
+
+    Raises:
+        MixedRowsError: It is about to.
+    """
+    if torch.is_grad_enabled():
+        return
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code is not _APPLY:
+        frame = frame.f_back
+    if frame is None or frame.f_locals["cls"].__module__.startswith(_OURS):
+        return
+    raise MixedRowsError(
+        f"The forward of {frame.f_locals['cls'].__name__}, an autograd.Function, was expected to work row by row (got "
+        f"a function that needs the whole rows of {x._sharding}): call that function before or after it, or use the "
+        f"halo layout"
+    )
+
+
 def _in_rows(value: Any) -> Any:
     """``value`` with every tile in it as whole rows."""
     if isinstance(value, TileTensor):
@@ -166,6 +193,17 @@ _SAME_FOR_TILES = (
     initialise,
 )  # fmt: skip
 TILES.update({function: handler for function, handler in TABLE.items() if handler in _SAME_FOR_TILES})
+
+
+@on_tiles("view_as")
+def view_as(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The tile itself, as ``autograd.Function`` returns an input, backward hooks included; else on whole rows."""
+    x, other = bind("self other", args, kwargs).values()
+    if not isinstance(x, TileTensor) or x.shape != other.shape:
+        return NotImplemented
+    with local_tensors():
+        local = x.as_subclass(Tensor)
+        return as_row_tensor_(local.view_as(local), x._sharding)
 
 
 @on_tiles("__repr__", "__format__")
