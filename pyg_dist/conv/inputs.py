@@ -112,6 +112,8 @@ _NATIVE = (SumAggregation, MeanAggregation, MaxAggregation, MinAggregation)
 def _patched(conv: MessagePassing) -> str | None:
     """The step that this one conv does otherwise than its class, or its aggregation."""
     module = conv.aggr_module
+    if module is None:  # aggr=None: the class has an aggregate of its own
+        return next((name for name in ("update", *_STEPS) if name in vars(conv)), None)
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     if type(module) in _NATIVE and ("forward" in vars(module) or any(hooks)):
         return "aggr_module"

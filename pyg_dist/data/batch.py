@@ -100,9 +100,13 @@ def chosen_nodes(data: Data, subset: Any, what: str = "subset") -> Tensor:
         if subset._sharding is not data.graph.node_sharding:
             raise DataError(f"Expected '{what}' over the {data.num_nodes} nodes of data (got {subset._sharding})")
         subset = subset.full_tensor()
+    num_nodes = data.num_nodes
+    if isinstance(subset, str) or subset is None:
+        raise DataError(f"Expected '{what}' to be a mask of {num_nodes} nodes, or a list of ids (got {subset!r})")
     subset = torch.as_tensor(subset).cpu()
-    num_nodes, is_mask = data.num_nodes, subset.dtype == torch.bool
-    if subset.dim() != 1 or (is_mask and subset.numel() != num_nodes):
+    is_mask = subset.dtype == torch.bool
+    is_fraction = subset.numel() > 0 and (subset.is_floating_point() or subset.is_complex())  # [] is float32
+    if subset.dim() != 1 or (is_mask and subset.numel() != num_nodes) or is_fraction:
         raise DataError(
             f"Expected '{what}' to be a mask of {num_nodes} nodes, or a list of ids (got {subset.dtype} of shape "
             f"{list(subset.shape)})"

@@ -116,7 +116,7 @@ class UniformVertexLoader:
             input_nodes=given,
             other_nodes=others,
         )
-        self._step = 0
+        self._step, self._loop = 0, object()
         # Not self, which would be a cycle: the thread ends with the last reference to the loader.
         self._batches = Prefetcher(
             partial(_batch_of, data, self.sampling, self._group, self.rescale), lambda: data.graph.device
@@ -131,10 +131,16 @@ class UniformVertexLoader:
         return f"{type(self).__name__}({s.batch_size} of {s.num_nodes} nodes, {s.num_steps} steps)"
 
     def __iter__(self) -> Iterator[DistributedData]:
-        last = (self._step // len(self) + 1) * len(self)
+        last, loop = (self._step // len(self) + 1) * len(self), object()
+        self._loop = loop
         try:
             while self._step < last:
                 yield self._take()  # not held here: the caller's is the last reference
+                if self._loop is not loop:
+                    raise OptionError(
+                        f"Expected one loop over a {type(self).__name__} at a time (got another one before this one's "
+                        f"end): both would share its steps; make a loader for each"
+                    )
         except GeneratorExit:  # a break: who knows whether there is a next step
             self._batches.close()
             raise
@@ -173,6 +179,8 @@ class UniformVertexLoader:
             >>> next(iter(resumed)).n_id.tolist() == next(iter(loader)).n_id.tolist()
             True
         """
+        if not isinstance(state, dict):
+            raise OptionError(f"Expected the dict of state_dict() (got {type(state).__name__})")
         mine = self._identity()
         differing = [name for name, value in mine.items() if state.get(name) != value]
         step = state.get("step")

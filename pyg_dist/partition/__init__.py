@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,9 @@ def partition(
         >>> parts.shape, parts.bincount().tolist()
         (torch.Size([34]), [17, 17])
     """
+    given: Any = num_parts
+    if isinstance(given, bool) or not isinstance(given, Integral):
+        raise OptionError(f"Expected 'num_parts' to be an integer (got {num_parts!r})")
     if num_parts < 1:
         raise OptionError(f"Expected at least one part (got num_parts={num_parts})")
     edge_index = as_edges(edge_index)

@@ -64,6 +64,7 @@ def write_grid_store(
         raise OptionError(f"Expected --tiles of one or more (got {tiles[0]} {tiles[1]})")
     if options.parts < 1:
         raise OptionError(f"Expected one rank or more (got {options.parts})")
+    wanted = None if mesh is None else MeshShape.of(mesh, options.parts)  # raises before there is a folder
     tell = progress or (lambda step, count: None)
     info = source.info()
     require_space(out, space_needed(info))
@@ -73,7 +74,6 @@ def write_grid_store(
         edge_digest = edges.digest()
         model = Model.of_layers(edges.num_nodes, edges.num_edges, *model_columns(info), layers)
         machine = Machine.load()
-        wanted = None if mesh is None else MeshShape.of(mesh, options.parts)
         best = next(c for c in grid_plans(model, options.parts, machine) if wanted in (None, c.shape))
         plan, orders = GridPlan.of(
             lambda: _pieces(edges), model, best.shape, best.sums, best.price, machine, options.seed,

@@ -38,7 +38,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--parts", type=_number_or_path, nargs="+", required=True, metavar="P",
                         help="as many as ranks, or more: a store's parts are then merged")  # fmt: skip
     parser.add_argument("--model", nargs="+", metavar="METHOD",
-                        help=f"{', '.join(METHODS)}, or a .npy file with a part per node; default: metis")  # fmt: skip
+                        help=f"{', '.join(METHODS)}; of a store, or a .npy file of parts; default: metis")  # fmt: skip
     parser.add_argument("--compare", action="store_true", help="every method")
     parser.add_argument("--solver", choices=SOLVERS, default="mt-kahypar", help="of hypergraphs")
     parser.add_argument("--preset", choices=PRESETS, help="Mt-KaHyPar's; default: the method's own")
@@ -135,7 +135,9 @@ def _checked(args: argparse.Namespace) -> tuple[list[int], list[str]]:
     if not is_store:
         for method in methods:
             if method not in METHODS:
-                raise OptionError(f"Expected --model of {', '.join(METHODS)} (got {method!r})")
+                raise OptionError(
+                    f"Expected --model of {', '.join(METHODS)} (got {method!r}): a .npy file goes with a store"
+                )
         if args.resume or args.force:
             raise OptionError("Expected --resume and --force with the folder of a store (got none)")
         if args.layout != "halo":

@@ -33,6 +33,7 @@ from pyg_dist.report.output_file import require_drawable, require_folder
 from pyg_dist.report.page import write_page
 from pyg_dist.report.planned_graph import PlannedGraph, read_parts, read_planned_graph
 from pyg_dist.report.stored_plan import is_store, plan_of_store
+from pyg_dist.store.manifest import Manifest
 from pyg_dist.store.sources import KINDS
 
 _LAYOUTS_OF = {
@@ -55,7 +56,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "--partition", default="metis", help=f"{', '.join(METHODS)}, or a .npy file with a part per node"
     )
-    parser.add_argument("--layout", choices=["halo", "grid", "auto"], default="halo")
+    parser.add_argument("--layout", choices=["halo", "grid", "auto"], help="default: halo; a store has its own")
     parser.add_argument("--exchange", choices=EXCHANGES, default="hybrid")
     parser.add_argument("--epsilon", type=float, default=0.03, help="how much heavier than the mean a part may be")
     parser.add_argument("--seed", type=int, default=0)
@@ -81,6 +82,8 @@ def add_command(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Read, partition if the layout needs it, price, count and print."""
+    _require_layout_of_store(args)
+    args.layout = args.layout or "halo"
     _check(args)
     machine = machine_of(args)
     if args.ranks_per_node is not None:
@@ -193,6 +196,18 @@ def _draw(args: argparse.Namespace, plan: DistributionPlan, text: str) -> None:
         plan.plot(args.plot, width)
     if args.html:
         write_page(args.html, f"plan of {Path(args.graph).name}", text, [partial(plan.plot, width=width)])
+
+
+def _require_layout_of_store(args: argparse.Namespace) -> None:
+    """A store has the layout that it was written for."""
+    if args.layout is None or not is_store(args.graph):
+        return
+    layout = Manifest.load(Path(args.graph)).layout
+    if args.layout != layout:
+        raise OptionError(
+            f"Expected --layout {layout}, for which the store {args.graph} was written (got {args.layout}): leave it "
+            f"out, or write another store"
+        )
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -140,6 +140,13 @@ class RowTensor(Tensor):
             f"Iterating over a {type(self).__name__} would need one collective per row: use .full_tensor() or .tolist()"
         )
 
+    def set_(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused: torch asks nobody before it gives a tensor another memory."""
+        raise MixedRowsError(
+            f"set_ has no distributed form for a {type(self).__name__}, whose rows lie on several ranks: write x[:] = "
+            f"values, or make a tensor by {type(self).__name__}.from_local"
+        )
+
     @classmethod
     def __torch_function__(
         cls, func: Function, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

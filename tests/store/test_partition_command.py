@@ -51,6 +51,15 @@ def test_a_grid_store(tmp_path: Path, graph: str, capsys: pytest.CaptureFixture[
     assert main(["plan", out, "--ranks", "4", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["mesh"] == {"data": 1, "z": 2, "x": 2, "y": 1}
     assert sum(key.startswith("tile-0") for key in Manifest.load(Path(out)).shards) == 6
+    assert main(["plan", out, "--ranks", "4", "--layout", "halo"]) == 1
+    assert f"Expected --layout grid, for which the store {out} was written (got halo)" in capsys.readouterr().err
+
+
+def test_a_wrong_mesh_leaves_nothing_behind(tmp_path: Path, graph: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "store"
+    assert main(["partition", graph, str(out), "--parts", "4", "--layout", "grid", "--mesh", "3", "1", "1"]) == 1
+    assert "Expected a mesh of 4 ranks" in capsys.readouterr().err
+    assert not out.exists()
 
 
 def opened_with_nan(path: str) -> None:

@@ -314,7 +314,7 @@ class Plan(DistributionPlan):
             content["bits"] = tuple(content.get("bits", (32, 32)))
             content["pairs"] = tuple((int(p), int(q), int(n)) for p, q, n in content["pairs"])
             plan = Plan(**content, parts=parts)
-        except (ValueError, KeyError, TypeError, AttributeError, safetensors.SafetensorError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, safetensors.SafetensorError) as error:
             if isinstance(error, DataError):
                 raise
             raise DataError(f"Expected a plan in {path} (got {type(error).__name__}: {error}): plan again") from error

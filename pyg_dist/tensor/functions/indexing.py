@@ -70,6 +70,8 @@ def _split(x: RowTensor, index: Any) -> tuple[Any, tuple[Any, ...]]:
         if missing < 1:
             raise refuse(Tensor.__getitem__, "with these indices leaves no dimension for the rows")
         index = (*[_ALL] * missing, *index[1:])
+    if any(map(_is_flag, index)):
+        raise refuse(Tensor.__getitem__, "with one bool would add a dimension before the rows")
     first, *rest = index
     if isinstance(first, slice) and first.indices(x._sharding.size) == (0, x._sharding.size, 1):
         first = _ALL
@@ -88,10 +90,37 @@ def _split(x: RowTensor, index: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _meet(x: RowTensor, index: Sequence[Any]) -> None:
-    """Note lists of columns, which have to be the same on every rank."""
+    """Note lists of columns, which have to be the same on every rank.
+
+    Raises:
+        IndexError: One of a list is out of range: torch does not look where there are no rows.
+    """
+    dim: int | None = 1
     for item in index:
         if isinstance(item, Tensor):
             x._sharding.meet(item)
+        if item is Ellipsis or dim is None:
+            dim = None  # counted from the end: for those torch looks
+            continue
+        size = x.shape[dim] if dim < x.dim() else 0
+        if isinstance(item, (list, np.ndarray)) or (isinstance(item, Tensor) and item.is_cpu):
+            place = torch.as_tensor(item)
+            if place.dtype != torch.bool and place.numel() and not place.is_floating_point():
+                low, high = int(place.min()), int(place.max())
+                if low < -size or high >= size:
+                    raise IndexError(
+                        f"index {low if low < -size else high} is out of bounds for dimension {dim} with size {size}"
+                    )
+        dim += _num_dims_used(item)
+
+
+def _is_flag(index: Any) -> bool:
+    """Whether ``index`` is one bool, which is no position."""
+    if isinstance(index, RowTensor):
+        return False
+    if isinstance(index, (Tensor, np.ndarray)):
+        return index.ndim == 0 and index.dtype in (torch.bool, np.bool_)
+    return isinstance(index, (bool, np.bool_))
 
 
 def _is_position(index: Any) -> bool:
