@@ -56,6 +56,18 @@ class Summed(Reverse):
         return grad.flip(1).cumsum(1).flip(1)
 
 
+class Mapped(Reverse):
+    """By a symmetric matrix: the product of a tile lies elsewhere."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x @ torch.ones(8, 8, dtype=x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad @ torch.ones(8, 8, dtype=grad.dtype)
+
+
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -94,11 +106,11 @@ def compare(mesh: dict[str, int] | None) -> None:
     for hooked in ("", "linear", "conv", "second", "conv linear second"):
         got, want = step(ours, of(), None, hooked), step(data, copy.deepcopy(made), None, hooked)
         assert_same(got, want, f"hooks on {hooked or 'nothing'}")
-    for function in (Reverse, Same, Rounded, Summed):
+    for function in (Reverse, Same, Rounded, Summed, Mapped):
         expected = step(data, copy.deepcopy(made), function, "")
-        if function is Summed and mesh is not None:
+        if function in (Summed, Mapped) and mesh is not None:
             with pytest.raises(
-                ValueError, match=r"The forward of Summed, an autograd\.Function, was expected to work row"
+                ValueError, match=f"The forward of {function.__name__}, an autograd.Function, was expected to work row"
             ):
                 step(ours, of(), function, "")
             continue

@@ -100,7 +100,7 @@ class TileTensor(NodeTensor):
 
         They are kept while they do not change; but not for a leaf that learns, as :class:`RowTensor` explains.
         """
-        _require_no_function_of_a_script(self)
+        require_row_by_row(self)
         with local_tensors():
             version = version_of(self)
             records = self.requires_grad and torch.is_grad_enabled()
@@ -123,6 +123,7 @@ class TileTensor(NodeTensor):
 
     def start_redistribution(self, sharding: RowSharding) -> Pending[Tensor]:
         """See :class:`RowTensor`."""
+        require_row_by_row(self)
         tile = self._sharding
         if not isinstance(sharding, Tile) or sharding.grid is not tile.grid or sharding.width != tile.width:
             return super().start_redistribution(sharding)
@@ -147,7 +148,7 @@ _OURS = ("torch.", "torch_geometric.", "pyg_dist.")
 """Functions of these move rows forward and backward, or run the forward again."""
 
 
-def _require_no_function_of_a_script(x: TileTensor) -> None:
+def require_row_by_row(x: TileTensor) -> None:
     """A script's own ``autograd.Function`` may not move rows: its backward would give x the gradients of others.
 
     Raises:
@@ -162,7 +163,7 @@ def _require_no_function_of_a_script(x: TileTensor) -> None:
         return
     raise MixedRowsError(
         f"The forward of {frame.f_locals['cls'].__name__}, an autograd.Function, was expected to work row by row (got "
-        f"a function that needs the whole rows of {x._sharding}): call that function before or after it, or use the "
+        f"a function that moves {x._sharding}): call that function before or after it, or use the "
         f"halo layout"
     )
 
