@@ -305,8 +305,15 @@ class RowSharding:
         is_one_axis = self.group is other.group or self.group.size == other.group.size == 1
         return is_picked and are_whole and self.size == other.size and is_one_axis
 
+    @property
+    def undivided(self) -> tuple[RowSharding, int]:
+        """The rows that these are the :meth:`elements` of, and how many of these a row has."""
+        return self, 1
+
     def elements(self, width: int) -> RowSharding:
         """A row for each of ``width`` elements of every row, those of one row one after another."""
+        if width == 1:
+            return self
         known = self._elements.get(width)
         if known is None:
             known = self._elements[width] = ElementRows(self, width)
@@ -391,9 +398,29 @@ class ElementRows(RowSharding):
     """The elements of rows that have several."""
 
     def __init__(self, parent: RowSharding, width: int) -> None:
-        super().__init__(parent.group, parent.kind, parent.size * width, _numbered(parent.rng_key, width))
+        super().__init__(parent.group, parent.kind, parent.size * width, parent.rng_key)
+        del self.rng_key
+        self.num_local = parent.num_local * width
         self._parent = parent
         self._width = width
+
+    def __repr__(self) -> str:
+        return f"{self.size} elements of {self._parent}"
+
+    @cached_property
+    @lasting
+    def rng_key(self) -> Tensor:  # type: ignore[override]
+        """See :class:`RowSharding`."""
+        return _numbered(self._parent.rng_key, self._width)
+
+    @property
+    def undivided(self) -> tuple[RowSharding, int]:
+        """See :class:`RowSharding`."""
+        return self._parent, self._width
+
+    def elements(self, width: int) -> RowSharding:
+        """See :class:`RowSharding`."""
+        return self._parent.elements(self._width * width)
 
     @property
     def derives_from_index(self) -> bool:
@@ -413,6 +440,11 @@ class ElementRows(RowSharding):
     @property
     def position(self) -> Tensor:
         """See :class:`RowSharding`."""
+        return self._position
+
+    @cached_property
+    @lasting
+    def _position(self) -> Tensor:
         return _numbered(self._parent.position, self._width)
 
     def _equals(self, other: RowSharding) -> bool:

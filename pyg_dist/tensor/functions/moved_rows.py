@@ -329,6 +329,6 @@ _HANDLERS: dict[Function, Callable[[Function, tuple[Any, ...], dict[str, Any]], 
     **dict.fromkeys(_named("matmul", "__matmul__", "bmm"), _product),
     **dict.fromkeys(_named("cat", "concat", "concatenate"), _join),
     **dict.fromkeys(_named("lstm", "gru"), _as_table),
-    **dict.fromkeys((*_named("relu", "to", "type_as"), F.dropout), _pointwise),
+    **dict.fromkeys((*_named("relu", "to", "type_as", "contiguous", "clone"), F.dropout), _pointwise),
     F.multi_head_attention_forward: _attention,
 }

@@ -1,4 +1,7 @@
-"""Global shapes and other metadata, with no communication, and changes of shape that keep rows whole."""
+"""Global shapes and other metadata, with no communication, and changes of shape that keep rows whole or split them.
+
+A row of k times F elements may become k rows, which stay on its rank, and these may become one row again.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from torch import Tensor
 
 from pyg_dist.errors import MixedRowsError
 from pyg_dist.tensor.registry import Function, bind, implements, public_name
-from pyg_dist.tensor.row_tensor import RowTensor, local_tensors, on_rows
+from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors, on_rows
+from pyg_dist.tensor.sharding import RowSharding
 
 
 def global_shape(x: RowTensor) -> torch.Size:
@@ -91,25 +95,32 @@ def flat_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]
 
 @implements("view", "reshape")
 def view(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Reshape each row."""
+    """Reshape each row, or split each into several, or put those together that were one."""
     x, sizes = args[0], flat_sizes(args, kwargs)
     if sizes and isinstance(sizes[0], torch.dtype):
         raise refuse(function, "as another dtype is not distributed")
-    return on_rows(function, x, _local_sizes(function, x, sizes))
+    rows, per_row = _reshaped(function, x, sizes)
+    with local_tensors():
+        return as_row_tensor_(function(x, (rows.num_local, *per_row)), rows)
 
 
-def _local_sizes(function: Function, x: RowTensor, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The local sizes for the global ``sizes``, which must keep rows whole; one of them may be -1."""
-    first, *rest = sizes or (None,)
-    whole = global_shape(x)
-    per_row = prod(whole[1:])
-    if rest.count(-1) == 1 and first == whole[0]:
-        known = -prod(rest)
-        if known and per_row % known == 0:
-            rest[rest.index(-1)] = per_row // known
-    if first not in (-1, whole[0]) or prod(rest) != per_row or -1 in rest:
-        raise refuse(function, f"of shape {list(whole)} to {list(sizes)} would not keep rows whole")
-    return (x._sharding.num_local, *rest)
+def _reshaped(function: Function, x: RowTensor, sizes: tuple[int, ...]) -> tuple[RowSharding, tuple[int, ...]]:
+    """The rows and their shape that the global ``sizes`` stand for; one of these may be -1."""
+    whole, sizes = global_shape(x), (*sizes,)
+    numel = prod(whole)
+    known = prod(size for size in sizes if size != -1)
+    if sizes.count(-1) == 1 and known > 0 and numel % known == 0:
+        place = sizes.index(-1)
+        sizes = (*sizes[:place], numel // known, *sizes[place + 1 :])
+    first, *per_row = sizes or (None,)
+    if -1 not in per_row:
+        if first in (-1, whole[0]) and prod(per_row) == prod(whole[1:]):
+            return x._sharding, (*per_row,)
+        rows, num_parts = x._sharding.undivided
+        width, rest = divmod(num_parts * prod(whole[1:]), max(prod(per_row), 1))
+        if first == rows.size * width and rest == 0 < width:
+            return rows.elements(width), (*per_row,)
+    raise refuse(function, f"of shape {list(whole)} to {list(sizes)} would not keep rows whole")
 
 
 @implements("view_as", "reshape_as", "expand_as")
@@ -156,20 +167,21 @@ def unsqueeze(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any])
     return on_rows(function, x, dim)
 
 
-@implements("flatten")
+@implements("flatten", "ravel")
 def flatten(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Flatten within rows."""
+    """Flatten dimensions, those of the rows among them."""
     x, bound = args[0], bind("x start_dim end_dim", args, kwargs)
     start, end = dims_of((bound.get("start_dim", 0), bound.get("end_dim", -1)), x.dim())
-    if start == 0 and prod(global_shape(x)[1 : end + 1]) != 1:
-        raise refuse(function, "from dimension 0 would mix rows")
-    return on_rows(function, x, start, end)
+    if start > 0:
+        return on_rows(torch.flatten, x, start, end)
+    whole = global_shape(x)
+    return x.reshape(prod(whole[: end + 1]), *whole[end + 1 :])
 
 
 @implements("unflatten")
 def unflatten(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Unflatten within rows."""
-    bound = bind("x dim sizes", args, kwargs)
-    if 0 in dims_of(bound["dim"], args[0].dim()):
-        raise refuse(function, "of dimension 0 would mix rows")
-    return on_rows(function, args[0], bound["dim"], bound["sizes"])
+    """Unflatten a dimension; of rows, those that were split before."""
+    x, dim, sizes = bind("x dim sizes", args, kwargs).values()
+    if 0 in dims_of(dim, x.dim()):
+        return x.reshape(*sizes, *global_shape(x)[1:])
+    return on_rows(function, x, dim, sizes)

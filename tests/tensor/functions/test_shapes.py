@@ -33,7 +33,10 @@ FORMS: dict[str, Sequence[Form]] = {
     **each("view reshape", [
         lambda f, t: f(t.x, (-1, t.F)), lambda f, t: f(t.x, (t.N, -1)), lambda f, t: f(t.c, (-1, 2 * t.F)),
         lambda f, t: f(t.c, (t.N, t.F, 2)), lambda f, t: f(t.c, (t.N, 1, -1)), lambda f, t: f(t.v, (-1, 1)),
-        lambda f, t: f(t.column, (-1,)), lambda f, t: f(t.v, (t.N,)),
+        lambda f, t: f(t.column, (-1,)), lambda f, t: f(t.v, (t.N,)), lambda f, t: f(t.x, (-1,)),
+        lambda f, t: f(t.c, (t.N * t.F, 2)), lambda f, t: f(t.c, (-1, 2, 1)), lambda f, t: f(f(t.c, (-1,)), (-1, 2)),
+        lambda f, t: f(f(t.c, (-1, 2)), (t.N, t.F, 2)), lambda f, t: f(f(t.x, (-1,)), (-1, t.F)),
+        lambda f, t: f(f(t.x * 2, (-1,))[t.x.reshape(-1) > 0], (-1, 1)),
     ]),
     **each("view_as reshape_as", [lambda f, t: f(t.c, t.d), lambda f, t: f(t.column, t.v)]),
     "expand_as": [lambda f, t: f(t.column, t.x), lambda f, t: f(t.column, t.full)],
@@ -47,8 +50,13 @@ FORMS: dict[str, Sequence[Form]] = {
     "unsqueeze": [lambda f, t: f(t.x, 1), lambda f, t: f(t.x, -1), lambda f, t: f(t.v, dim=1)],
     "flatten": [
         lambda f, t: f(t.c, 1), lambda f, t: f(t.x, start_dim=1), lambda f, t: f(t.column), lambda f, t: f(t.c, 1, 2),
+        lambda f, t: f(t.x), lambda f, t: f(t.c, 0, 1), lambda f, t: f(t.c, end_dim=-2) * 2,
     ],
-    "unflatten": [lambda f, t: f(t.c, 2, (1, -1)), lambda f, t: f(t.c, dim=-1, sizes=(-1, 1))],
+    "ravel": [lambda f, t: f(t.c), lambda f, t: f(t.column)],
+    "unflatten": [
+        lambda f, t: f(t.c, 2, (1, -1)), lambda f, t: f(t.c, dim=-1, sizes=(-1, 1)), lambda f, t: f(t.x, 0, (t.N, 1)),
+        lambda f, t: f(t.c.flatten(0, 1), 0, (-1, 2)), lambda f, t: f(t.x.flatten(), 0, (t.N, t.F)),
+    ],
     **each("transpose swapaxes swapdims", [lambda f, t: f(t.c, 1, 2), lambda f, t: f(t.c, -1, -2)]),
     "mT.__get__": [lambda f, t: f(t.c)],
     "permute": [lambda f, t: f(t.c, (0, 2, 1)), lambda f, t: f(t.c, dims=(0, 1, 2))],
@@ -99,15 +107,16 @@ def same_metadata() -> None:
 
 
 REFUSED: list[Refusal] = [
-    (lambda t: t.x.view(-1), MixedRowsError, "view of shape [7, 3] to [-1] would not keep rows whole"),
+    (lambda t: t.x.view(3, -1), MixedRowsError, "view of shape [7, 3] to [3, 7] would not keep rows whole"),
+    (lambda t: t.x.view(-1).view(3, 7), MixedRowsError, "would not keep rows whole"),
+    (lambda t: t.x.view(-1)[t.x.view(-1) > 0].view(1, -1), MixedRowsError, "would not keep rows whole"),
     (lambda t: t.x.reshape(t.F, t.N), MixedRowsError, "would not keep rows whole"),
     (lambda t: t.x.view(torch.float32), MixedRowsError, "as another dtype"),
     (lambda t: t.column.expand(2, -1, -1), MixedRowsError, "would move rows"),
     (lambda t: t.x.repeat(2, 1), MixedRowsError, "would repeat or move rows"),
     (lambda t: t.x.unsqueeze(0), MixedRowsError, "unsqueeze at 0 would move rows"),
     (lambda t: t.x.unsqueeze(-3), MixedRowsError, "unsqueeze at -3 would move rows"),
-    (lambda t: t.x.flatten(), MixedRowsError, "from dimension 0 would mix rows"),
-    (lambda t: t.x.unflatten(0, (7, 1)), MixedRowsError, "would mix rows"),
+    (lambda t: t.x.unflatten(0, (1, 7)), MixedRowsError, "would not keep rows whole"),
     (lambda t: t.c[:1].mT.mT.squeeze(0), MixedRowsError, "would drop the dimension of the rows"),
     (lambda t: t.x.unsqueeze(3), IndexError, "Dimension out of range"),
     (lambda t: t.x.sum(2), IndexError, "Dimension out of range (expected to be in [-2, 1], but got 2)"),
