@@ -143,7 +143,7 @@ class MixedRowsError(_LayerError):
     """A function would have mixed rows of a tensor whose rows are spread over several ranks.
 
     Example:
-        >>> data.x.reshape(-1)
+        >>> data.x.reshape(2, -1)
         Traceback (most recent call last):
         pyg_dist.errors.MixedRowsError: ...
     """
