@@ -245,7 +245,7 @@ class DistributedData(Data):  # type: ignore[misc]
         session.init()
         module_hooks.install()
         with set_up(f"DistributedData.open({str(path)!r})", num_steps=1), step("read this rank's part"):
-            stored = open_store(Path(path), exchange, bits, mesh, comm_dtype, allow_nan)
+            stored = open_store(path, exchange, bits, mesh, comm_dtype, allow_nan)
             release_free_memory()
         data = cls.__new__(cls)
         data._fill(stored.graph, stored.plan, stored.graph_key, stored.weight, stored.attributes)

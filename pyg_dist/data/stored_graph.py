@@ -51,8 +51,14 @@ class StoredGraph:
     attributes: dict[str, Any]
 
 
+def _path_of(folder: object) -> Path:
+    if not isinstance(folder, (str, Path)):
+        raise StoreError(f"Expected the path of a store's folder (got {type(folder).__name__}): pass a str or a Path")
+    return Path(folder)
+
+
 def open_store(
-    path: Path,
+    folder: str | Path,
     exchange: Exchange,
     bits: int | tuple[int, int],
     mesh: dict[str, int] | None,
@@ -62,6 +68,7 @@ def open_store(
     """Read this rank's part (collective). See :meth:`pyg_dist.DistributedData.open`."""
     manifest, options, error = None, None, None
     try:
+        path = _path_of(folder)
         manifest = Manifest.load(path)
         _require_known(path, manifest.graph)
         options = Options(

@@ -157,8 +157,9 @@ def _check(chunk: EdgeChunk, num_nodes: int | None) -> int:
 def _require_memory(num_nodes: int, memory: int, place: str = "") -> None:
     if num_nodes * _NODE_BYTES > memory:
         raise OptionError(
-            f"Expected --memory of {num_nodes * _NODE_BYTES / 2**30:.1f} GiB or more for {num_nodes:,} nodes (got "
-            f"{memory / 2**30:.1f} GiB{place}): give more, or number the nodes without gaps"
+            f"Expected {num_nodes * _NODE_BYTES / 2**30:.1f} GiB of memory or more for {num_nodes:,} nodes (got "
+            f"{memory / 2**30:.1f} GiB{place}): number the nodes without gaps, or write a store with more, by "
+            f"partition --memory"
         )
 
 

@@ -224,6 +224,12 @@ def test_lies_of_the_manifest_are_named(tmp_path: Path, layout: str) -> None:
             assert str(path) in message, (what, message)
 
 
+@pytest.mark.parametrize("folder", [None, 3, ("store",)])
+def test_what_is_no_path(folder: object) -> None:
+    with pytest.raises(StoreError, match="Expected the path of a store's folder"):
+        DistributedData.open(folder)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("room", "name", "value"),
     [("graph", "key", "edges"), ("graph", "loop_rule", "none"), ("plan", "partition", 3), ("plan", "nan", {"x": "y"})],
