@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from pyg_dist.backend.ops.memory import trim_after
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.tensor.sharding import lasting
 
@@ -90,7 +91,7 @@ class SelfLoops:
     @lasting
     def others(self) -> CSR:
         """The edges beside which one loop a node is added."""
-        return CSR.from_edges(*self._split()[0], *self._shape).to(self._device)
+        return self._made(*self._split()[0])
 
     @cached_property
     @lasting
@@ -98,12 +99,17 @@ class SelfLoops:
         """The same edges with the added loops."""
         (row, col, edge), _ = self._split()
         number = torch.arange(self._loop_row.numel())
-        return CSR.from_edges(
+        return self._made(
             torch.cat([row.long(), self._loop_row]),
             torch.cat([col.long(), self._loop_col]),
             torch.cat([edge, number + self._num_edges]),
-            *self._shape,
-        ).to(self._device)
+        )
+
+    def _made(self, row: Tensor, col: Tensor, edge: Tensor) -> CSR:
+        csr = CSR.from_edges(row, col, edge, *self._shape).to(self._device)
+        del row, col, edge
+        trim_after(csr.num_entries)
+        return csr
 
     def weight(self, values: Tensor, loop_value: float) -> Tensor:
         """The weight of each added loop: its node's own where the rule keeps one, else ``loop_value``; differentiable.

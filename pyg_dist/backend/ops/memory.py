@@ -19,6 +19,8 @@ from pyg_dist.backend.ops.call import native
 
 _WORTH_A_CALL = 1 << 16
 """Entries: some megabytes, and a millisecond or two for the call."""
+_WORTH_A_CALL_EACH_STEP = 1 << 20
+"""The same where it may be called in every step of mini-batches."""
 
 
 class BlockBytes(NamedTuple):
@@ -53,6 +55,16 @@ def release_after(num_entries: int) -> None:
     """:func:`release_free_memory` after work on so many entries, if that is worth the call. Not collective."""
     if num_entries > _WORTH_A_CALL:
         release_free_memory()
+
+
+def trim_after(num_entries: int, each_step: bool = False) -> None:
+    """:func:`trim_heap` after work on so many entries, if that is worth the call. Not collective.
+
+    Arrays of that work, some of up to 32 MiB, would lie freed in the heap while the large tensors of the first epoch
+    are made beside them: a sixth of the peak of two layers of ``GINConv`` on 2.3 million edges.
+    """
+    if num_entries > (_WORTH_A_CALL_EACH_STEP if each_step else _WORTH_A_CALL):
+        trim_heap()
 
 
 def trim_heap() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.on_device import on_device
+from pyg_dist.backend.ops.memory import trim_after
 from pyg_dist.backend.session.settings import SPMM_FORM
 from pyg_dist.backend.sparse.form_trial import FormTrial
 from pyg_dist.errors import OptionError
@@ -165,7 +166,10 @@ class CSR:
             if known is not None and torch.equal(rowptr, known.rowptr) and torch.equal(col, known.col):
                 rowptr, col = known.rowptr, known.col
                 break
-        return CSR(rowptr, col, _small(self.places(entry)), self.num_rows)
+        place = _small(self.places(entry))
+        del entry
+        trim_after(self.num_entries, each_step=True)
+        return CSR(rowptr, col, place, self.num_rows)
 
     @property
     def transposed_pattern(self) -> CSR:
@@ -188,7 +192,8 @@ class CSR:
     def _transposed_alone(self) -> CSR:
         if self.host is not None:
             return self.host.transposed_pattern.to(self.device)
-        rowptr, col, _ = ops.transpose_csr(self.rowptr, self.col, self.num_cols)
+        rowptr, col = ops.transpose_csr(self.rowptr, self.col, self.num_cols)[:2]
+        trim_after(self.num_entries, each_step=True)
         return CSR(rowptr, col, None, self.num_rows)
 
     def multiply(
