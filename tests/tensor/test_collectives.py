@@ -183,7 +183,7 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
         """),
     ],
     "moved_rows": [
-        ("none", "none", "permute movedim moveaxis"),
+        ("none", "none", "permute movedim moveaxis unsqueeze"),
     ],
     "pointwise": [
         ("none", "none", " ".join(name for name in test_pointwise.NAMES if name != "detach")),
@@ -222,7 +222,7 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
         ("none", "none", " ".join(METADATA)),
         ("none", "none", """
             shape.__get__ size numel __len__ view reshape view_as reshape_as expand_as expand broadcast_to
-            repeat squeeze unsqueeze flatten ravel unflatten nbytes.__get__
+            repeat squeeze flatten ravel unflatten nbytes.__get__
         """),
     ],
     "transpose": [

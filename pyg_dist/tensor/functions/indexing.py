@@ -163,6 +163,8 @@ def getitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         return _elements(x, index)
     if isinstance(index, tuple) and len(index) == 2 and x.dim() == 2 and all(map(_is_list_of_one, index)):
         return _pairs(x, *index)
+    if index is None or (isinstance(index, tuple) and index and index[0] is None):
+        return x[index[1:] if index and index[1:] else _ALL].unsqueeze(0)
     first, rest = _split(x, index)
     _meet(x, rest)
     if isinstance(first, int):

@@ -116,14 +116,17 @@ def cell(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 @implements("lstm", "gru")
 def sequences(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """One sequence per row, ``batch_first``, from states of zero or a state a row; last states have rows second."""
+    """One sequence per row, from states of zero or a state a row; last states have rows second."""
     x, states, weights, has_biases, num_layers, dropout, training, bidirectional, *batch_first = args
-    is_sequence = isinstance(x, RowTensor) and x.dim() == 3 and batch_first == [True]
+    rows_are_second = isinstance(x, MovedRows) and x.place == 1 and batch_first == [False]
+    if rows_are_second:
+        x = x.of
+    is_sequence = isinstance(x, RowTensor) and x.dim() == 3 and (rows_are_second or batch_first == [True])
     states = states if isinstance(states, (tuple, list)) else (states,)
     if not is_sequence or not all(map(_is_state, states)):
         raise MixedRowsError(
-            f"{public_name(function)} is row-wise only for one sequence per row, batch_first=True and no initial state "
-            f"(or one that it has returned)"
+            f"{public_name(function)} is row-wise only for one sequence per row, [N, L, F] with batch_first=True or "
+            f"[L, N, F] without, and no initial state (or one that it has returned)"
         )
     if dropout and training and num_layers > 1:
         raise MixedRowsError(f"{public_name(function)} draws dropout for all rows: pass dropout=0, and use F.dropout")
@@ -141,7 +144,8 @@ def sequences(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any])
         rest = (has_biases, num_layers, dropout, training, bidirectional, True)
         out, *last = function(x, first if len(first) > 1 else first[0], entered, *rest)
         of = [as_row_tensor_(state.transpose(0, 1).contiguous(), rows) for state in last]
-        return (as_row_tensor_(out, rows), *(MovedRows.make(state, 1) for state in of))
+        out = as_row_tensor_(out, rows)
+        return (MovedRows.make(out, 1) if rows_are_second else out, *(MovedRows.make(state, 1) for state in of))
 
 
 def _is_state(state: Any) -> bool:

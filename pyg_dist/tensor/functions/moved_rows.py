@@ -109,6 +109,15 @@ def permute(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return permuted(x, order_of(function, x.dim(), args[1:], kwargs))
 
 
+@implements("unsqueeze")
+def unsqueeze(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Add a dimension within rows, or before them."""
+    x, dim = (*args, *kwargs.values())
+    if 0 in dims_of(dim, x.dim() + 1):
+        return MovedRows.make(on_rows(torch.unsqueeze, x, 1), 1)
+    return on_rows(function, x, dim)
+
+
 def _permute(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return permute(function, args, kwargs)
 

@@ -158,15 +158,6 @@ def squeeze(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return on_rows(torch.squeeze, x, tuple(d for d in dims if d))
 
 
-@implements("unsqueeze")
-def unsqueeze(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Add a dimension within rows."""
-    x, dim = (*args, *kwargs.values())
-    if 0 in dims_of(dim, x.dim() + 1):
-        raise refuse(function, f"at {dim} would move rows")
-    return on_rows(function, x, dim)
-
-
 @implements("flatten", "ravel")
 def flatten(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Flatten dimensions, those of the rows among them."""

@@ -345,7 +345,6 @@ REFUSED: list[Refusal] = [
         "Expected as many columns as rows, 5 positions (got torch.int64 of shape",
     ),
     (lambda t: t.x[[0, 1], t.label], DataError, "Expected as many columns as rows, 2 positions"),
-    (lambda t: t.x[None], MixedRowsError, "would move rows"),
     (lambda t: t.x[..., 0, 0], MixedRowsError, "leaves no dimension for the rows"),
     (lambda t: t.c.unsqueeze(1)[:, [0], :, [1]], MixedRowsError, "not neighbours"),
     (lambda t: t.x[t.c > 0], IndexError, "Expected a mask of x's elements"),

@@ -151,7 +151,7 @@ REFUSED: list[Refusal] = [
     (
         lambda t: torch.gru(t.c, t.c[:, :1], [t.gates, t.gates], False, 1, 0.0, True, False, False),
         MixedRowsError,
-        "row-wise only for one sequence per row, batch_first=True and no initial state",
+        "row-wise only for one sequence per row, [N, L, F] with batch_first=True or [L, N, F] without, and no initial",
     ),
     (
         lambda t: torch.gru(t.c, torch.zeros(2, t.N, t.F), [t.gates] * 4, False, 2, 0.5, True, False, True),

@@ -60,6 +60,18 @@ def in_two_steps(kind: type[nn.Module], t: Operands) -> Any:
     return torch.func.functional_call(module, weights, (t.d, state))[0]
 
 
+def with_nodes_second(kind: type[nn.Module], t: Operands) -> list[Any]:
+    """Two steps of a sequence for each node, from zeros, as GeniePath takes them."""
+    module = of_weights(kind(t.F, 2, bias=False), t)
+    weights = {name: t._made[name] for name, _ in module.named_parameters()}
+    state: Any = torch.zeros(1, t.x.shape[0], 2, dtype=t.x.dtype)
+    state = (state, state) if kind is nn.LSTM else state
+    out, state = torch.func.functional_call(module, weights, (t.x[None, :], state))
+    x = torch.cat([out, t.y.unsqueeze(0)], -1)[:, :, : t.F]
+    again, state = torch.func.functional_call(module, weights, (x, state))
+    return [again[0], *(s.squeeze(0) for s in (state if kind is nn.LSTM else [state]))]
+
+
 EXPRESSIONS: dict[str, Expression] = {
     "stacked": lambda t: [hops(t)[0], hops(t)[-1], hops(t)[1, :, 0], hops(t)[..., 1].t(), hops(t).select(0, 1)],
     "sliced": lambda t: [hops(t)[1:].sum(0), hops(t)[:, :, 1:].amax(0), hops(t)[[2, 0]].permute(1, 0, 2)],
@@ -85,6 +97,8 @@ EXPRESSIONS: dict[str, Expression] = {
     "by a head": lambda t: torch.matmul(heads(t), t.gates[: t.F].view(1, t.F, -1))[0] + (heads(t) @ t.matrix)[1, :, :1],
     "joined": lambda t: [torch.cat([hops(t), heads(t)]).sum(0), torch.cat([hops(t), hops(t)], dim=-1)[1]],
     "squeezed": lambda t: [hops(t)[:1].squeeze(0), hops(t)[:1].squeeze(), t.c[:, :1].transpose(0, 1).squeeze(0)],
+    "in front": lambda t: [t.x[None].sum(0), t.x.unsqueeze(0)[0], t.x[None, t.mask][0], (t.x[None] * t.x[None, :])[0]],
+    "in front of others": lambda t: [t.v[None] @ t.x, t.v.unsqueeze(0).t(), t.c[None, :, 1].mean(1), t.c[None].sum(1)],
     "shapes": lambda t: [hops(t).shape, len(hops(t)), hops(t).dim(), hops(t).size(1), hops(t).numel()],
     "attention": lambda t: attended(t),
     "attention without weights": lambda t: attended(t, need_weights=False)[0],
@@ -98,6 +112,8 @@ EXPRESSIONS: dict[str, Expression] = {
     "lstm": lambda t: [state.squeeze(0) for state in last_state(nn.LSTM, t)],
     "both ways": lambda t: torch.cat([*last_state(nn.GRU, t, bidirectional=True, num_layers=2)[-2:]], dim=-1),
     "gru, in two steps": lambda t: in_two_steps(nn.GRU, t),
+    "lstm of nodes": lambda t: with_nodes_second(nn.LSTM, t),
+    "gru of nodes": lambda t: with_nodes_second(nn.GRU, t),
     "lstm, in two steps": lambda t: in_two_steps(nn.LSTM, t),
 }  # fmt: skip
 

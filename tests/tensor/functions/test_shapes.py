@@ -114,8 +114,6 @@ REFUSED: list[Refusal] = [
     (lambda t: t.x.view(torch.float32), MixedRowsError, "as another dtype"),
     (lambda t: t.column.expand(2, -1, -1), MixedRowsError, "would move rows"),
     (lambda t: t.x.repeat(2, 1), MixedRowsError, "would repeat or move rows"),
-    (lambda t: t.x.unsqueeze(0), MixedRowsError, "unsqueeze at 0 would move rows"),
-    (lambda t: t.x.unsqueeze(-3), MixedRowsError, "unsqueeze at -3 would move rows"),
     (lambda t: t.x.unflatten(0, (1, 7)), MixedRowsError, "would not keep rows whole"),
     (lambda t: t.c[:1].mT.mT.squeeze(0), MixedRowsError, "would drop the dimension of the rows"),
     (lambda t: t.x.unsqueeze(3), IndexError, "Dimension out of range"),
