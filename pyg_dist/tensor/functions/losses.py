@@ -75,7 +75,11 @@ def elementwise_loss(function: Function, args: tuple[Any, ...], kwargs: dict[str
                 f"{public_name(function)} would align rows with columns: give 'input' and 'target' the same number of "
                 f"dimensions, .view(-1, 1) or .view(-1)"
             )
+        dtype = _widen(call.operands) if function is F.binary_cross_entropy_with_logits else None
         values: Any = as_row_tensor_(function(**call.operands, reduction="none"), call.rows)
+    if dtype is not None:
+        loss = values if call.reduction == "none" else values.sum() if call.reduction == "sum" else values.mean()
+        return loss.to(dtype)
     if call.reduction == "none":
         return values
     if call.reduction == "batchmean":
@@ -86,6 +90,19 @@ def elementwise_loss(function: Function, args: tuple[Any, ...], kwargs: dict[str
             weight = weight.sum()
         return values.sum() / call.rows.reduce_from_ranks(weight)
     return values.sum() if call.reduction == "sum" else values.mean()
+
+
+def _widen(operands: dict[str, Any]) -> torch.dtype | None:
+    """Give scores and targets of two dtypes the wider one; return the loss's, that of the targets, where they differ.
+
+    torch rounds the loss to it, but no gradient, which it computes from the scores themselves.
+    """
+    scores, target = operands["input"], operands["target"]
+    if scores.dtype == target.dtype or not target.dtype.is_floating_point:
+        return None
+    wide = torch.promote_types(scores.dtype, target.dtype)
+    operands["input"], operands["target"] = scores.to(wide), target.to(wide)
+    return target.dtype  # type: ignore[no-any-return]
 
 
 @implements("cross_entropy", "nll_loss", namespaces=(F,))

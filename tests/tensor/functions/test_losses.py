@@ -157,3 +157,23 @@ def test_refused(workers: Callable[[int], Workers], world_size: int) -> None:
 
 def all_refused() -> None:
     refuse_all(REFUSED)
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_targets_of_another_dtype(workers: Callable[[int], Workers], world_size: int) -> None:
+    workers(world_size).run(loss_of_narrow_targets)
+
+
+def loss_of_narrow_targets() -> None:
+    """The loss has the targets' dtype, as torch's, and the gradient the precision of the scores."""
+    for reduction in REDUCTIONS:
+        losses, gradients = [], []
+        for distributed in (False, True):
+            t = Operands("tall", distributed)
+            loss = F.binary_cross_entropy_with_logits(t.x, t.m.float(), reduction=reduction)
+            loss.sum().backward()
+            losses.append(loss)
+            gradients.append(t.x.grad.full_tensor() if distributed else t.x.grad)  # type: ignore[union-attr]
+        assert losses[0].dtype == losses[1].dtype == torch.float32
+        torch.testing.assert_close(losses[1].full_tensor() if reduction == "none" else losses[1], losses[0])  # type: ignore[operator]
+        torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-14, atol=1e-16)
