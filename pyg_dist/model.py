@@ -87,8 +87,8 @@ def _require_supported(module: nn.Module, path: str) -> None:
     name = type(module).__name__
     if type(module) in _REFUSED:
         raise UnsupportedError(
-            f"distribute stopped at {path or 'the model'!r}: {name} {_REFUSED[type(module)]}, which no rank has: use "
-            f"the plain Data"
+            f"distribute stopped at {path or 'the model'!r}: {name} {_REFUSED[type(module)]}, which no rank has: leave "
+            f"the model stock, on the plain Data"
         )
     if isinstance(module, InvertibleModule) and not module.disable:
         raise UnsupportedError(

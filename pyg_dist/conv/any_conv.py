@@ -182,7 +182,10 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
                     return self.stock.forward(self, *args, **kwargs)
                 given[name] = self._edges(handle, given)
         if self.explain:
-            raise UnsupportedError(f"{_name(self)} cannot be explained on distributed data: use the plain Data")
+            raise UnsupportedError(
+                f"{_name(self)} cannot be explained on distributed data: load the state_dict into a stock model, and "
+                f"explain that on the plain Data"
+            )
         graph = given[first].graph
         self._require_cached(graph)
         for name, value in given.items():
@@ -199,7 +202,8 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
                 is_own = not self.stock.__module__.startswith("torch_geometric.") and isinstance(error, MixedRowsError)
                 remedy = "import PyG's functions at the top of the module, and call them by name, or " if is_own else ""
                 raise UnsupportedError(
-                    f"{_name(self)} cannot be distributed as it is called here ({reason}): {remedy}use the plain Data"
+                    f"{_name(self)} cannot be distributed as it is called here ({reason}): {remedy}use a "
+                    f"stock conv on the plain Data"
                 ) from error
         for kept in self._kept().values():
             if isinstance(kept, tuple) and isinstance(kept[1], NormWeight):

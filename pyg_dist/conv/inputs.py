@@ -77,7 +77,7 @@ def edge_handle(conv: MessagePassing, edge_index: Any, x: Any, calls_message: bo
         if changed is not None:
             raise UnsupportedError(
                 f"{name} got a change to {changed!r}, a step of the stock conv that no rank takes: change x, edge "
-                f"weights or the output instead, or use the plain Data"
+                f"weights or the output instead, or use a stock conv on the plain Data"
             )
     return handle
 

@@ -47,9 +47,10 @@ class DistributedStorage(GlobalStorage):  # type: ignore[misc]
             )
         if isinstance(value, RowTensor):
             if not (graph.owns(value) or graph.edge_sharding.is_equivalent(value._sharding)):
+                name = ", under another name" if key == "y" else ""
                 raise LayoutMismatchError(
                     f"Expected '{key}' with a row for every node or edge of this graph (got {value._sharding.size} "
-                    f"{value.kind}s of another graph or selection): assign a full_tensor()"
+                    f"{value.kind}s of another graph or selection): assign a full_tensor(){name}"
                 )
             return graph.place_attribute(key, value)
         if not isinstance(value, Tensor) or value.dim() == 0:
