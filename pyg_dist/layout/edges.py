@@ -142,7 +142,7 @@ class Edges(Tensor):
     @cached_property
     def kept(self) -> OperatorCache[Any]:
         """What was made from these edges and weights of theirs."""
-        return OperatorCache()
+        return OperatorCache(self.source.numel())
 
     @cached_property
     @lasting

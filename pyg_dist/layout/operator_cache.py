@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from pyg_dist.backend.ops.memory import trim_after
 from pyg_dist.tensor.row_tensor import RowTensor, version_of
 from pyg_dist.tensor.sharding import lasting
 
@@ -35,9 +36,13 @@ class OperatorCache(Generic[T]):
 
     Building may be collective, so the decision must fall alike on every rank: by the identity of the tensor object and
     its version, never by addresses, which are all zero on a rank without edges.
+
+    Args:
+        num_entries: of the operators, roughly.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_entries: int) -> None:
+        self._num_entries = num_entries
         self._kept: dict[Hashable, list[_Entry[T]]] = {}
 
     @lasting
@@ -60,6 +65,7 @@ class OperatorCache(Generic[T]):
                 places.append(places.pop(places.index(kept)))
                 return kept.operator  # type: ignore[return-value]
         operator = build()
+        trim_after(self._num_entries, each_step=True)  # weights may be drawn in each step
         if weight is None or version is not None:
             new = _Entry(None if weight is None else weakref.ref(weight), version, operator)
             self._kept[key] = [*(kept for kept in places if not kept.is_of(weight)), new][-_MOST_WEIGHTS:]

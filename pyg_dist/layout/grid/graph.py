@@ -84,7 +84,7 @@ class GridGraph(GridProducts):
         moved = copy.copy(self)
         moved.device = device
         moved._adjacency = {key: tile.to(device) for key, tile in self._adjacency.items()}
-        moved._operators, moved._elsewhere = OperatorCache(), {}
+        moved._operators, moved._elsewhere = OperatorCache(self.edge_sharding.num_local), {}
         kept = "edge_view without_loops with_loops _edges_of_targets _edge_key _sources ends loops"
         for name in kept.split():
             moved.__dict__.pop(name, None)

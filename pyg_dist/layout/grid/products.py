@@ -71,7 +71,7 @@ class GridProducts:
         self.digest: str | None = None
         self._read_tile = read_tile
         self._adjacency: dict[tuple[str, str, int], AdjacencyTile] = {}
-        self._operators: OperatorCache[GridOperator] = OperatorCache()
+        self._operators: OperatorCache[GridOperator] = OperatorCache(edge_rows.num_local)
         self._elsewhere: dict[torch.device, Any] = {}
 
     def __deepcopy__(self: P, memo: object) -> P:

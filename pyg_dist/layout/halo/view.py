@@ -96,7 +96,7 @@ class HaloView:
         self._sum_transfer = (
             self.row_transfer if share.sum_transfer is share.row_transfer else self._halo(share.sum_transfer)
         )
-        self._operators: OperatorCache[ConstantOperator] = OperatorCache()
+        self._operators: OperatorCache[ConstantOperator] = OperatorCache(num_edges)
         self._neighbour_lists: dict[int, tuple[Tensor, Tensor]] = {}
         self._elsewhere: dict[torch.device, Any] = {}
         for name in ("csr", "_feeds_halos", "_neighbour_id_there", "_lent_sums"):
