@@ -22,6 +22,7 @@ from pyg_dist.layout.self_loops import LoopRule, put_loop_values
 from pyg_dist.tensor.registry import public_name
 from pyg_dist.tensor.row_index import RowIndex
 from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor, as_row_tensor_, by_row_mask, local_tensors
+from pyg_dist.tensor.selection import rows_by_mask
 from pyg_dist.tensor.sharding import RowSharding, lasting
 
 End = Literal[0, 1]
@@ -162,7 +163,7 @@ class Edges(Tensor):
     @lasting
     def without_loops(self) -> SelectedEdges:
         """The edges that are not self loops (collective at the first use)."""
-        rows, picked = self.rows.by_mask(self.source != self.target)
+        rows, picked = rows_by_mask(self.rows, self.source != self.target)
         ends = self.source[picked], self.target[picked]
         return SelectedEdges(Edges.of(self.graph, rows, *ends, has_all_remote=self.has_all_remote), picked)
 

@@ -24,7 +24,8 @@ from pyg_dist.layout.self_loops import LoopRule
 from pyg_dist.plan.sample import Sample
 from pyg_dist.tensor.picked_rows import PickedEdges, PickedNodes
 from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor
-from pyg_dist.tensor.sharding import RowSharding, Selection
+from pyg_dist.tensor.selection import Selection
+from pyg_dist.tensor.sharding import RowSharding
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from pyg_dist.backend import out_of_memory
 from pyg_dist.backend.comm.transport import Pending
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, UnsupportedError
 from pyg_dist.tensor.registry import TABLE, Function, Handler, assigns_result, changes_values, public_name, writes
-from pyg_dist.tensor.sharding import Kind, RowSharding, Selection
+from pyg_dist.tensor.selection import Selection, elements_of, rows_by_mask, rows_by_places
+from pyg_dist.tensor.sharding import Kind, RowSharding
 
 local_tensors = torch._C.DisableTorchFunctionSubclass
 """Context in which row tensors are plain local tensors."""
@@ -345,12 +346,12 @@ def by_row_mask(rows: RowSharding, mask: RowTensor) -> Selection:
                 f"Expected a mask over the same {rows} (got one over {mask._sharding}): select it alike"
             )
         # Counting is collective; a mask is used for outputs and labels alike, every epoch.
-        whole = rows if mask.dim() == 1 else rows.elements(mask[:0].flatten(1).shape[1])
+        whole = rows if mask.dim() == 1 else elements_of(rows, mask[:0].flatten(1).shape[1])
         places = mask._places
         if version is not None and places is not None and places[0] == version and whole is mask._sharding:
-            selection = whole.by_places(places[1], local.device)
+            selection = rows_by_places(whole, places[1], local.device)
         else:
-            selection = whole.by_mask(local.flatten())
+            selection = rows_by_mask(whole, local.flatten())
         mask._selection = None if version is None else (version, rows, selection)
     return selection
 

@@ -1,12 +1,15 @@
-"""Sharding spec of the rows of a tensor: how many there are, and which of them this rank holds; also of selections."""
+"""Sharding spec of the rows of a tensor: how many there are, and which of them this rank holds.
+
+Selections of rows are in :mod:`pyg_dist.tensor.selection`.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
-from typing import Literal, NamedTuple
+from typing import Any, Literal
 from weakref import ReferenceType, WeakKeyDictionary, WeakValueDictionary, ref
 
 import torch
@@ -20,7 +23,7 @@ from pyg_dist.backend.comm.calls import line_in_words, user_line
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.redistribution import Redistribution
 from pyg_dist.backend.dense.norm_relu_dropout import SplitRows
-from pyg_dist.backend.on_device import copied_to, on_device
+from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import AgreementError
 
@@ -64,6 +67,21 @@ class Living:
 living = Living()
 
 
+@dataclass(eq=False)
+class KnownSelections:
+    """What was selected from some rows before, for :mod:`pyg_dist.tensor.selection`.
+
+    Attributes:
+        by_list: the latest selections; scripts use the same few splits for outputs and labels in every epoch.
+        compared: by list: its version and its selection, once the ranks' lists were compared.
+        elements: rows of elements, by their number in a row.
+    """
+
+    by_list: deque[Any] = field(default_factory=lambda: deque(maxlen=8))
+    compared: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)
+    elements: WeakValueDictionary[int, RowSharding] = field(default_factory=WeakValueDictionary)
+
+
 class RowSharding:
     """A distribution of ``size`` rows over the ranks of an axis: every row lives on one rank.
 
@@ -84,6 +102,9 @@ class RowSharding:
     is_indexed = False
     """Whether a list of indices made these rows: other rows then align with them by position."""
 
+    is_masked = False
+    """Whether a mask picked these."""
+
     @property
     def derives_from_index(self) -> bool:
         """Whether these were selected, directly or not, by a list of indices."""
@@ -95,10 +116,7 @@ class RowSharding:
         self.size = size
         self.num_local = rng_key.numel()
         self.rng_key = rng_key
-        # Scripts use the same few splits for outputs and labels in every epoch.
-        self._listed: deque[Selection] = deque(maxlen=8)
-        self._elements: WeakValueDictionary[int, RowSharding] = WeakValueDictionary()
-        self._compared = WeakIdKeyDictionary()  # by list: (version, selection)
+        self.known = KnownSelections()
         self._moves: WeakKeyDictionary[RowSharding, Redistribution] = WeakKeyDictionary()
         living.add(self)
 
@@ -163,7 +181,8 @@ class RowSharding:
 
     @cached_property
     @lasting
-    def _by_position(self) -> tuple[Tensor, Tensor]:
+    def ordered_position(self) -> tuple[Tensor, Tensor]:
+        """``position`` in ascending order, and the local row of each."""
         ordered, local = torch.sort(self.position)
         return ordered, local
 
@@ -195,85 +214,16 @@ class RowSharding:
         """See :func:`~pyg_dist.backend.autograd.replicated.reduce_from_ranks` (collective)."""
         return replicated.reduce_from_ranks(tensor, self.group)
 
-    @lasting
-    def by_mask(self, mask: Tensor) -> Selection:
-        """The rows where ``mask`` (bool ``[num_local]``, this rank's piece) holds.
-
-        Collective where :attr:`counts_selections`.
-        """
-        picked = mask.nonzero().view(-1)
-        return Selection(MaskedRows(self, picked.cpu()), picked)
-
-    @lasting
-    def by_places(self, places: Tensor, device: torch.device) -> Selection:
-        """:meth:`by_mask`, given where the mask holds: ascending, on the host, for tensors on ``device``."""
-        return Selection(MaskedRows(self, places), copied_to(places, device))
-
-    @lasting
-    def by_whole_mask(self, mask: Tensor) -> Selection:
-        """The rows where ``mask`` (bool ``[size]``, equal on every rank) holds (collective).
-
-        Raises:
-            AgreementError: The ranks were given different masks.
-        """
-        return self.by_mask(self.slice_alike(mask))
-
     def slice_alike(self, mask: Tensor) -> Tensor:
         """This rank's rows of a mask, bool ``[size, ...]``, which has to be equal on every rank (collective).
 
         Raises:
             AgreementError: It is not.
         """
-        self._require_equal(mask, "mask")
+        self.require_equal(mask, "mask")
         return mask.index_select(0, on_device(self.position, mask.device))
 
-    @lasting
-    def by_index(self, index: Tensor) -> Selection:
-        """The rows at the positions ``index`` (int64 ``[k]``, equal on every rank), repeats and any order allowed.
-
-        Row k of the result lives where row ``index[k]`` lives. The latest selections are cached by value
-        (collective, unless the same tensor object is used again, unchanged).
-
-        Raises:
-            IndexError: A position is out of bounds.
-            AgreementError: The ranks were given different lists.
-        """
-        version = None if index.is_inference() else index._version
-        # Ranks skip the comparison only where this very object has been seen: equal values might be cached on one rank
-        # and not on another. Values are compared as well, since NumPy can change them without a new version: only on
-        # the host, where reading them does not synchronise with a device.
-        known = self._compared.get(index)  # type: ignore[no-untyped-call]
-        is_known = known is not None and known[0] == version
-        if is_known and version is not None and not index.is_cpu:
-            return known[1]  # type: ignore[no-any-return]
-        wanted = torch.where(index < 0, index + self.size, index).cpu()
-        if is_known and torch.equal(known[1].rows._index, wanted):
-            return known[1]  # type: ignore[no-any-return]
-        self._require_equal(wanted, "list")
-        equal = (s for s in self._listed if torch.equal(s.rows._index, wanted))  # type: ignore[attr-defined]
-        selection = next(equal, None) or self._select(wanted)
-        self._compared[index] = (version, selection)
-        return selection
-
-    def _select(self, wanted: Tensor) -> Selection:
-        """:meth:`by_index` of a list that is not among the latest."""
-        outside = (wanted < 0) | (wanted >= self.size)
-        if outside.any():
-            first = int(wanted[outside][0])
-            raise IndexError(
-                f"index {first - self.size * (first < 0)} is out of bounds for {self}: "
-                f"expected {-self.size} <= index < {self.size}"
-            )
-        ordered, local = self._by_position
-        # Where this rank has no rows there is nothing to compare with.
-        place = torch.searchsorted(ordered, wanted).clamp_(max=max(self.num_local - 1, 0))
-        mine = ordered[place] == wanted if self.num_local else torch.zeros_like(outside)
-        position = mine.nonzero().view(-1)
-        selection = Selection(IndexedRows(self, position, wanted), local[place[position]])
-        self._listed.append(selection)
-        return selection
-
-    def _require_equal(self, index: Tensor, what: str) -> None:
+    def require_equal(self, index: Tensor, what: str) -> None:
         """Raise if the ranks were given different values, as an unseeded permutation would be (collective)."""
         if self.group.size > 1:
             require_same(self.group, digest(index), f"{what} of {self.kind}s")
@@ -300,24 +250,15 @@ class RowSharding:
 
     def _pairs_with(self, other: RowSharding) -> bool:
         kinds_differ = self.kind != other.kind
-        is_picked = any(r.derives_from_index or (isinstance(r, MaskedRows) and kinds_differ) for r in (self, other))
+        is_picked = any(r.derives_from_index or (r.is_masked and kinds_differ) for r in (self, other))
         are_whole = "tile" not in (self.kind, other.kind)
         is_one_axis = self.group is other.group or self.group.size == other.group.size == 1
         return is_picked and are_whole and self.size == other.size and is_one_axis
 
     @property
     def undivided(self) -> tuple[RowSharding, int]:
-        """The rows that these are the :meth:`elements` of, and how many of these a row has."""
+        """The rows that these are the elements of, and how many of these a row has."""
         return self, 1
-
-    def elements(self, width: int) -> RowSharding:
-        """A row for each of ``width`` elements of every row, those of one row one after another."""
-        if width == 1:
-            return self
-        known = self._elements.get(width)
-        if known is None:
-            known = self._elements[width] = ElementRows(self, width)
-        return known
 
     def block_sharding(self, size: int) -> RowSharding:
         """As many rows of the same kind, in runs of equal length by rank."""
@@ -334,177 +275,6 @@ class RowSharding:
 
     def _equals(self, other: RowSharding) -> bool:
         return False
-
-
-class MaskedRows(RowSharding):
-    """Rows picked by a mask. Their positions cost a gather, which is made at the first use."""
-
-    def __init__(self, parent: RowSharding, picked: Tensor) -> None:
-        super().__init__(parent.group, parent.kind, 0, parent.rng_key[picked])
-        del self.size
-        self._parent = parent
-        self._picked = picked
-        self.counts_selections = parent.counts_selections
-        if self.counts_selections:
-            self.size  # noqa: B018
-
-    @cached_property
-    def size(self) -> int:  # type: ignore[override]
-        """Number of rows over all ranks (collective at the first use)."""
-        return sum(self.counts)
-
-    def __repr__(self) -> str:
-        return f"{self.size} {self.kind}s" if "size" in vars(self) else f"{self.kind}s picked by a mask"
-
-    @property
-    def derives_from_index(self) -> bool:
-        """See :class:`RowSharding`."""
-        return self._parent.derives_from_index
-
-    @property
-    def num_rng_keys(self) -> int:
-        """See :class:`RowSharding`."""
-        return self._parent.num_rng_keys
-
-    @property
-    def whole(self) -> RowSharding:
-        """See :class:`RowSharding`."""
-        return self._parent.whole
-
-    @property
-    def position(self) -> Tensor:
-        """See :class:`RowSharding`."""
-        return self._position
-
-    @cached_property
-    @lasting
-    def _position(self) -> Tensor:
-        mine = self._parent.position[self._picked]
-        everyone = self.group.gather_rows(mine, self.counts)
-        return torch.searchsorted(everyone.sort().values, mine)
-
-    def _equals(self, other: RowSharding) -> bool:
-        # All ranks reach the collective `all_true`, or none: the conditions before it are equal on all ranks.
-        if (
-            not isinstance(other, MaskedRows)
-            or self.size != other.size
-            or not self._parent.is_equivalent(other._parent)
-        ):
-            return False
-        return self.group.all_true(torch.equal(self._picked, other._picked))
-
-
-class ElementRows(RowSharding):
-    """The elements of rows that have several."""
-
-    def __init__(self, parent: RowSharding, width: int) -> None:
-        super().__init__(parent.group, parent.kind, parent.size * width, parent.rng_key)
-        del self.rng_key
-        self.num_local = parent.num_local * width
-        self._parent = parent
-        self._width = width
-
-    def __repr__(self) -> str:
-        return f"{self.size} elements of {self._parent}"
-
-    @cached_property
-    @lasting
-    def rng_key(self) -> Tensor:  # type: ignore[override]
-        """See :class:`RowSharding`."""
-        return _numbered(self._parent.rng_key, self._width)
-
-    @property
-    def undivided(self) -> tuple[RowSharding, int]:
-        """See :class:`RowSharding`."""
-        return self._parent, self._width
-
-    def elements(self, width: int) -> RowSharding:
-        """See :class:`RowSharding`."""
-        return self._parent.elements(self._width * width)
-
-    @property
-    def derives_from_index(self) -> bool:
-        """See :class:`RowSharding`."""
-        return self._parent.derives_from_index
-
-    @property
-    def num_rng_keys(self) -> int:
-        """See :class:`RowSharding`."""
-        return self._parent.num_rng_keys * self._width
-
-    @property
-    def whole(self) -> RowSharding:
-        """See :class:`RowSharding`."""
-        return self._parent.whole
-
-    @property
-    def position(self) -> Tensor:
-        """See :class:`RowSharding`."""
-        return self._position
-
-    @cached_property
-    @lasting
-    def _position(self) -> Tensor:
-        return _numbered(self._parent.position, self._width)
-
-    def _equals(self, other: RowSharding) -> bool:
-        is_alike = isinstance(other, ElementRows) and other._width == self._width
-        return is_alike and self._parent.is_equivalent(other._parent)  # type: ignore[attr-defined]
-
-
-def _numbered(row: Tensor, width: int) -> Tensor:
-    return (row.view(-1, 1) * width + torch.arange(width, device=row.device)).view(-1)
-
-
-class IndexedRows(RowSharding):
-    """Rows picked by a list of positions, which is the same on every rank."""
-
-    is_indexed = True
-
-    def __init__(self, parent: RowSharding, position: Tensor, index: Tensor) -> None:
-        super().__init__(parent.group, parent.kind, index.numel(), position)
-        self._parent = parent
-        self._index = index
-
-    @property
-    def whole(self) -> RowSharding:
-        """See :class:`RowSharding`."""
-        return self._parent.whole
-
-    def _equals(self, other: RowSharding) -> bool:
-        if not isinstance(other, IndexedRows) or not self._parent.is_equivalent(other._parent):
-            return False
-        return torch.equal(self._index, other._index)
-
-
-class ConcatenatedRows(RowSharding):
-    """The rows of several distributions over one axis, one after another; each stays where it is.
-
-    Collective at the first use of a mask's rows.
-    """
-
-    is_indexed = True
-
-    def __init__(self, parts: tuple[RowSharding, ...]) -> None:
-        starts = [0, *accumulate(part.size for part in parts)]
-        position = torch.cat([part.position + start for part, start in zip(parts, starts, strict=False)])
-        super().__init__(parts[0].group, parts[0].kind, starts[-1], position)
-        self._parts = parts
-
-    def _equals(self, other: RowSharding) -> bool:
-        if not isinstance(other, ConcatenatedRows) or len(self._parts) != len(other._parts):
-            return False
-        return all(mine.is_equivalent(its) for mine, its in zip(self._parts, other._parts, strict=True))
-
-
-class Selection(NamedTuple):
-    """The result of selecting: the new distribution, and which local rows go into it.
-
-    They are on the mask's device, or for a list on the host: :func:`~pyg_dist.backend.on_device.on_device`.
-    """
-
-    rows: RowSharding
-    local_index: Tensor
 
 
 def require_same(group: Group, mine: str, what: str) -> None:

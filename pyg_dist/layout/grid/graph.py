@@ -34,7 +34,8 @@ from pyg_dist.plan.grid.tiling import INPUT, WHOLE_ROWS, TileLayout, split
 from pyg_dist.plan.sample import Sample
 from pyg_dist.tensor.picked_rows import PickedEdges
 from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor
-from pyg_dist.tensor.sharding import RowSharding, Selection, lasting
+from pyg_dist.tensor.selection import Selection, rows_by_mask
+from pyg_dist.tensor.sharding import RowSharding, lasting
 
 G = TypeVar("G", bound="GridGraph")
 B = TypeVar("B", bound="GridBatch")
@@ -103,7 +104,7 @@ class GridGraph(GridProducts):
     @lasting
     def without_loops(self) -> tuple[GridGraph, Tensor]:
         """The graph without self loops, and which local edges are left (collective at the first use)."""
-        chosen = self.edge_sharding.by_mask(self.edge_index[0] != self.edge_index[1])
+        chosen = rows_by_mask(self.edge_sharding, self.edge_index[0] != self.edge_index[1])
         return self.select(chosen), chosen.local_index.to(self.device)
 
     @cached_property

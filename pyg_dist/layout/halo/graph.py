@@ -16,7 +16,8 @@ from pyg_dist.plan.halo.restriction import Restriction, restricted
 from pyg_dist.plan.sample import Sample
 from pyg_dist.tensor.picked_rows import PickedEdges, PickedNodes
 from pyg_dist.tensor.row_tensor import RowTensor
-from pyg_dist.tensor.sharding import RowSharding, Selection
+from pyg_dist.tensor.selection import Selection
+from pyg_dist.tensor.sharding import RowSharding
 
 G = TypeVar("G", bound="HaloGraph")
 B = TypeVar("B", bound="HaloBatch")

@@ -19,7 +19,7 @@ from pyg_dist.tensor.functions.scatter import add_to_rows, write
 from pyg_dist.tensor.functions.shapes import dims_of, flat_sizes, refuse
 from pyg_dist.tensor.registry import Function, bind, implements, public_name
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, copied_slice, local_tensors, on_rows
-from pyg_dist.tensor.sharding import ConcatenatedRows
+from pyg_dist.tensor.selection import ConcatenatedRows
 from pyg_dist.tensor.whole_graph import of_whole_graphs
 
 # The parameters before `dim`, and its default; None where torch's default is dimension 0 or a flattened tensor.

@@ -28,7 +28,8 @@ from pyg_dist.tensor.row_tensor import (
     like_rows,
     local_tensors,
 )
-from pyg_dist.tensor.sharding import RowSharding, Selection
+from pyg_dist.tensor.selection import Selection, rows_by_index, rows_by_whole_mask
+from pyg_dist.tensor.sharding import RowSharding
 
 _ALL = slice(None)
 
@@ -36,7 +37,7 @@ _ALL = slice(None)
 def select_rows(rows: RowSharding, index: Any) -> Selection:
     """The selection that ``index`` (mask, ids, slice, list, array or range) makes (may be collective)."""
     if isinstance(index, slice):
-        return rows.by_index(torch.arange(rows.size)[index])
+        return rows_by_index(rows, torch.arange(rows.size)[index])
     if isinstance(index, RowTensor):
         if index.dtype == torch.bool and index.dim() == 1:
             return by_row_mask(rows, index)
@@ -53,13 +54,13 @@ def select_rows(rows: RowSharding, index: Any) -> Selection:
             f"{list(index.shape)}): use .bool() or .long(), and .view(-1)"
         )
     if index.dtype != torch.bool:
-        return rows.by_index(index.long())
+        return rows_by_index(rows, index.long())
     if index.shape[0] != rows.size:
         raise DataError(
             f"Expected a mask over {rows} (got {index.shape[0]} entries): use a mask of this graph, "
             f"or .to_local() rows with a local mask"
         )
-    return rows.by_whole_mask(index)
+    return rows_by_whole_mask(rows, index)
 
 
 def _split(x: RowTensor, index: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -251,7 +252,7 @@ def _beside(rows: RowSharding, value: Any) -> Any:
 def _one_row(x: RowTensor, position: int) -> Tensor:
     """Row ``position``, a plain tensor equal on every rank; differentiable (collective)."""
     with local_tensors():
-        rows, local_index = x._sharding.by_index(torch.tensor([position]))
+        rows, local_index = rows_by_index(x._sharding, torch.tensor([position]))
         return rows.reduce_from_ranks(x.index_select(0, on_device(local_index, x.device)).sum(0, dtype=x.dtype))
 
 

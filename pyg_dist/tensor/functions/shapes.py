@@ -14,6 +14,7 @@ from torch import Tensor
 from pyg_dist.errors import MixedRowsError
 from pyg_dist.tensor.registry import Function, bind, implements, public_name
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors, on_rows
+from pyg_dist.tensor.selection import elements_of
 from pyg_dist.tensor.sharding import RowSharding
 
 
@@ -119,7 +120,7 @@ def _reshaped(function: Function, x: RowTensor, sizes: tuple[int, ...]) -> tuple
         rows, num_parts = x._sharding.undivided
         width, rest = divmod(num_parts * prod(whole[1:]), max(prod(per_row), 1))
         if first == rows.size * width and rest == 0 < width:
-            return rows.elements(width), (*per_row,)
+            return elements_of(rows, width), (*per_row,)
     raise refuse(function, f"of shape {list(whole)} to {list(sizes)} would not keep rows whole")
 
 

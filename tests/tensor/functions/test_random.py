@@ -13,6 +13,7 @@ from workers import Workers
 
 from pyg_dist.errors import DataError, MixedRowsError, UnsupportedError
 from pyg_dist.tensor.functions.random import draw_seed
+from pyg_dist.tensor.selection import elements_of
 
 WIDE = 600  # columns: enough for a mean
 
@@ -83,7 +84,7 @@ def test_random(workers: Callable[[int], Workers]) -> None:
 
 def draws_of_columns() -> dict[str, torch.Tensor]:
     torch.manual_seed(3)
-    weights = distribute(torch.tensor([0.0, 1, 3, 0, 4]).expand(700, 5).contiguous(), node_rows().elements(100))
+    weights = distribute(torch.tensor([0.0, 1, 3, 0, 4]).expand(700, 5).contiguous(), elements_of(node_rows(), 100))
     logits = weights.log().requires_grad_()
     hard = torch.nn.functional.gumbel_softmax(logits, tau=0.5, hard=True)
     soft = torch.nn.functional.gumbel_softmax(logits, dim=1)

@@ -1,0 +1,268 @@
+"""Selections of rows: by a mask, by a list of positions, all their elements; and several distributions joined."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_dist.backend.on_device import copied_to
+from pyg_dist.tensor.sharding import RowSharding, lasting
+
+
+class Selection(NamedTuple):
+    """The result of selecting: the new distribution, and which local rows go into it.
+
+    They are on the mask's device, or for a list on the host: :func:`~pyg_dist.backend.on_device.on_device`.
+    """
+
+    rows: RowSharding
+    local_index: Tensor
+
+
+@lasting
+def rows_by_mask(rows: RowSharding, mask: Tensor) -> Selection:
+    """The rows where ``mask`` (bool ``[num_local]``, this rank's piece) holds.
+
+    Collective where the rows count selections at once.
+    """
+    picked = mask.nonzero().view(-1)
+    return Selection(MaskedRows(rows, picked.cpu()), picked)
+
+
+@lasting
+def rows_by_places(rows: RowSharding, places: Tensor, device: torch.device) -> Selection:
+    """:func:`rows_by_mask`, given where the mask holds: ascending, on the host, for tensors on ``device``."""
+    return Selection(MaskedRows(rows, places), copied_to(places, device))
+
+
+@lasting
+def rows_by_whole_mask(rows: RowSharding, mask: Tensor) -> Selection:
+    """The rows where ``mask`` (bool ``[size]``, equal on every rank) holds (collective).
+
+    Raises:
+        AgreementError: The ranks were given different masks.
+    """
+    return rows_by_mask(rows, rows.slice_alike(mask))
+
+
+@lasting
+def rows_by_index(rows: RowSharding, index: Tensor) -> Selection:
+    """The rows at the positions ``index`` (int64 ``[k]``, equal on every rank), repeats and any order allowed.
+
+    Row k of the result lives where row ``index[k]`` lives. The latest selections are cached by value
+    (collective, unless the same tensor object is used again, unchanged).
+
+    Raises:
+        IndexError: A position is out of bounds.
+        AgreementError: The ranks were given different lists.
+    """
+    version = None if index.is_inference() else index._version
+    # Ranks skip the comparison only where this very object has been seen: equal values might be cached on one rank
+    # and not on another. Values are compared as well, since NumPy can change them without a new version: only on
+    # the host, where reading them does not synchronise with a device.
+    known = rows.known.compared.get(index)  # type: ignore[no-untyped-call]
+    is_known = known is not None and known[0] == version
+    if is_known and version is not None and not index.is_cpu:
+        return known[1]  # type: ignore[no-any-return]
+    wanted = torch.where(index < 0, index + rows.size, index).cpu()
+    if is_known and torch.equal(known[1].rows._index, wanted):
+        return known[1]  # type: ignore[no-any-return]
+    rows.require_equal(wanted, "list")
+    equal = (s for s in rows.known.by_list if torch.equal(s.rows._index, wanted))
+    selection = next(equal, None) or _select(rows, wanted)
+    rows.known.compared[index] = (version, selection)
+    return selection
+
+
+def _select(rows: RowSharding, wanted: Tensor) -> Selection:
+    """:func:`rows_by_index` of a list that is not among the latest."""
+    outside = (wanted < 0) | (wanted >= rows.size)
+    if outside.any():
+        first = int(wanted[outside][0])
+        raise IndexError(
+            f"index {first - rows.size * (first < 0)} is out of bounds for {rows}: "
+            f"expected {-rows.size} <= index < {rows.size}"
+        )
+    ordered, local = rows.ordered_position
+    # Where this rank has no rows there is nothing to compare with.
+    place = torch.searchsorted(ordered, wanted).clamp_(max=max(rows.num_local - 1, 0))
+    mine = ordered[place] == wanted if rows.num_local else torch.zeros_like(outside)
+    position = mine.nonzero().view(-1)
+    selection = Selection(IndexedRows(rows, position, wanted), local[place[position]])
+    rows.known.by_list.append(selection)
+    return selection
+
+
+def elements_of(rows: RowSharding, width: int) -> RowSharding:
+    """A row for each of ``width`` elements of every row, those of one row one after another."""
+    rows, num_parts = rows.undivided
+    width *= num_parts
+    if width == 1:
+        return rows
+    known = rows.known.elements.get(width)
+    if known is None:
+        known = rows.known.elements[width] = ElementRows(rows, width)
+    return known
+
+
+class MaskedRows(RowSharding):
+    """Rows picked by a mask. Their positions cost a gather, which is made at the first use."""
+
+    is_masked = True
+
+    def __init__(self, parent: RowSharding, picked: Tensor) -> None:
+        super().__init__(parent.group, parent.kind, 0, parent.rng_key[picked])
+        del self.size
+        self._parent = parent
+        self._picked = picked
+        self.counts_selections = parent.counts_selections
+        if self.counts_selections:
+            self.size  # noqa: B018
+
+    @cached_property
+    def size(self) -> int:  # type: ignore[override]
+        """Number of rows over all ranks (collective at the first use)."""
+        return sum(self.counts)
+
+    def __repr__(self) -> str:
+        return f"{self.size} {self.kind}s" if "size" in vars(self) else f"{self.kind}s picked by a mask"
+
+    @property
+    def derives_from_index(self) -> bool:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
+        return self._parent.derives_from_index
+
+    @property
+    def num_rng_keys(self) -> int:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
+        return self._parent.num_rng_keys
+
+    @property
+    def whole(self) -> RowSharding:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
+        return self._parent.whole
+
+    @property
+    def position(self) -> Tensor:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
+        return self._position
+
+    @cached_property
+    @lasting
+    def _position(self) -> Tensor:
+        mine = self._parent.position[self._picked]
+        everyone = self.group.gather_rows(mine, self.counts)
+        return torch.searchsorted(everyone.sort().values, mine)
+
+    def _equals(self, other: RowSharding) -> bool:
+        # All ranks reach the collective `all_true`, or none: the conditions before it are equal on all ranks.
+        if (
+            not isinstance(other, MaskedRows)
+            or self.size != other.size
+            or not self._parent.is_equivalent(other._parent)
+        ):
+            return False
+        return self.group.all_true(torch.equal(self._picked, other._picked))
+
+
+class ElementRows(RowSharding):
+    """The elements of rows that have several."""
+
+    def __init__(self, parent: RowSharding, width: int) -> None:
+        super().__init__(parent.group, parent.kind, parent.size * width, parent.rng_key)
+        del self.rng_key
+        self.num_local = parent.num_local * width
+        self._parent = parent
+        self._width = width
+
+    def __repr__(self) -> str:
+        return f"{self.size} elements of {self._parent}"
+
+    @cached_property
+    @lasting
+    def rng_key(self) -> Tensor:  # type: ignore[override]
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
+        return _numbered(self._parent.rng_key, self._width)
+
+    @property
+    def undivided(self) -> tuple[RowSharding, int]:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
+        return self._parent, self._width
+
+    @property
+    def derives_from_index(self) -> bool:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
+        return self._parent.derives_from_index
+
+    @property
+    def num_rng_keys(self) -> int:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
+        return self._parent.num_rng_keys * self._width
+
+    @property
+    def whole(self) -> RowSharding:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
+        return self._parent.whole
+
+    @property
+    def position(self) -> Tensor:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
+        return self._position
+
+    @cached_property
+    @lasting
+    def _position(self) -> Tensor:
+        return _numbered(self._parent.position, self._width)
+
+    def _equals(self, other: RowSharding) -> bool:
+        is_alike = isinstance(other, ElementRows) and other._width == self._width
+        return is_alike and self._parent.is_equivalent(other._parent)  # type: ignore[attr-defined]
+
+
+def _numbered(row: Tensor, width: int) -> Tensor:
+    return (row.view(-1, 1) * width + torch.arange(width, device=row.device)).view(-1)
+
+
+class IndexedRows(RowSharding):
+    """Rows picked by a list of positions, which is the same on every rank."""
+
+    is_indexed = True
+
+    def __init__(self, parent: RowSharding, position: Tensor, index: Tensor) -> None:
+        super().__init__(parent.group, parent.kind, index.numel(), position)
+        self._parent = parent
+        self._index = index
+
+    @property
+    def whole(self) -> RowSharding:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
+        return self._parent.whole
+
+    def _equals(self, other: RowSharding) -> bool:
+        if not isinstance(other, IndexedRows) or not self._parent.is_equivalent(other._parent):
+            return False
+        return torch.equal(self._index, other._index)
+
+
+class ConcatenatedRows(RowSharding):
+    """The rows of several distributions over one axis, one after another; each stays where it is.
+
+    Collective at the first use of a mask's rows.
+    """
+
+    is_indexed = True
+
+    def __init__(self, parts: tuple[RowSharding, ...]) -> None:
+        starts = [0, *accumulate(part.size for part in parts)]
+        position = torch.cat([part.position + start for part, start in zip(parts, starts, strict=False)])
+        super().__init__(parts[0].group, parts[0].kind, starts[-1], position)
+        self._parts = parts
+
+    def _equals(self, other: RowSharding) -> bool:
+        if not isinstance(other, ConcatenatedRows) or len(self._parts) != len(other._parts):
+            return False
+        return all(mine.is_equivalent(its) for mine, its in zip(self._parts, other._parts, strict=True))
