@@ -143,7 +143,7 @@ class Edges(Tensor):
     @cached_property
     def kept(self) -> OperatorCache[Any]:
         """What was made from these edges and weights of theirs."""
-        return OperatorCache(self.source.numel())
+        return OperatorCache(self.rows.num_local)
 
     @cached_property
     @lasting
