@@ -15,7 +15,7 @@ from pyg_dist.layout.operator_cache import OperatorCache
 
 def kept() -> None:
     numbers = count()
-    operators: OperatorCache[int] = OperatorCache()
+    operators: OperatorCache[int] = OperatorCache(0)
 
     def get(weight: object, key: str = "sum") -> int:
         return operators.get(key, weight, lambda: next(numbers))  # type: ignore[arg-type]
