@@ -66,48 +66,55 @@ class SelfLoops:
         self._num_edges = num_edges
         self._device = device
 
-    def _split(self) -> tuple[Entries, Tensor]:
-        """The entries beside which loops are added, and which of all entries are loops."""
+    def _is_loop(self, row: Tensor, col: Tensor) -> Tensor:
+        own_col = torch.full((self._shape[0],), -1, dtype=torch.int32)
+        own_col[self._loop_row] = self._loop_col.to(torch.int32)
+        return own_col.index_select(0, row) == col
+
+    def _others(self) -> Entries:
+        """The entries beside which loops are added."""
         row, col, edge = self._entries()
-        own_col = torch.full((self._shape[0],), -1, dtype=torch.int64)
-        own_col[self._loop_row] = self._loop_col
-        is_loop = own_col[row.long()] == col
         if self._rule == "add":
-            return (row, col, edge), is_loop
+            return row, col, edge
+        is_loop = self._is_loop(row, col)
+        if not is_loop.any():
+            return row, col, edge
         kept = (~is_loop).nonzero().view(-1)
-        return (row[kept], col[kept], edge[kept]), is_loop
+        return row.index_select(0, kept), col.index_select(0, kept), edge.index_select(0, kept)
+
+    def _with_loops(self) -> Entries:
+        row, col, edge = self._others()
+        # One after another: where a rank has most of the graph, this is the most memory that it ever needs.
+        row = torch.cat([row, self._loop_row.to(row.dtype)])
+        col = torch.cat([col, self._loop_col.to(col.dtype)])
+        last = self._num_edges + self._loop_row.numel()
+        dtype = torch.int32 if last <= torch.iinfo(torch.int32).max else torch.int64
+        return row, col, torch.cat([edge, torch.arange(self._num_edges, last, dtype=dtype)])
 
     @cached_property
     @lasting
     def _present(self) -> tuple[Tensor, Tensor]:
         """Of every loop that exists: its number among the added ones, and its place in edge storage."""
-        row, _, edge = self._entries()
+        row, col, edge = self._entries()
         number = torch.full((self._shape[0],), -1, dtype=torch.int64)
         number[self._loop_row] = torch.arange(self._loop_row.numel())
-        entry = self._split()[1].nonzero().view(-1)
-        return number[row[entry].long()].to(self._device), edge[entry].to(self._device)
+        entry = self._is_loop(row, col).nonzero().view(-1)
+        return number[row[entry].long()].to(self._device), edge[entry].long().to(self._device)
 
     @cached_property
     @lasting
     def others(self) -> CSR:
         """The edges beside which one loop a node is added."""
-        return self._made(*self._split()[0])
+        return self._made(self._others)
 
     @cached_property
     @lasting
     def added(self) -> CSR:
         """The same edges with the added loops."""
-        (row, col, edge), _ = self._split()
-        number = torch.arange(self._loop_row.numel())
-        return self._made(
-            torch.cat([row.long(), self._loop_row]),
-            torch.cat([col.long(), self._loop_col]),
-            torch.cat([edge, number + self._num_edges]),
-        )
+        return self._made(self._with_loops)
 
-    def _made(self, row: Tensor, col: Tensor, edge: Tensor) -> CSR:
-        csr = CSR.from_edges(row, col, edge, *self._shape).to(self._device)
-        del row, col, edge
+    def _made(self, entries: Callable[[], Entries]) -> CSR:
+        csr = CSR.from_edges(*entries(), *self._shape).to(self._device)
         trim_after(csr.num_entries)
         return csr
 

@@ -139,11 +139,8 @@ class CSR:
         place = torch.arange(size + 1, device=device)
         return CSR(place, place[:-1].to(torch.int32), None, size, is_identity=True)
 
-    def row(self) -> Tensor:
-        """The row of each entry, int64 ``[num_entries]``."""
-        return self._row(torch.int64)
-
-    def _row(self, dtype: torch.dtype) -> Tensor:
+    def row(self, dtype: torch.dtype = torch.int64) -> Tensor:
+        """The row of each entry, ``[num_entries]``."""
         rows = torch.arange(self.num_rows, dtype=dtype, device=self.rowptr.device)
         return torch.repeat_interleave(rows, self.rowptr.diff(), output_size=self.num_entries)
 

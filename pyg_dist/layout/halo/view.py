@@ -88,7 +88,7 @@ class HaloView:
         self.local = share.local.to(device)
         node, local = torch.arange(num_local), share.local
         # local, not self, which would be a cycle: batches are freed with their last reference
-        entries = lambda: (local.row(), local.col, local.edge)  # noqa: E731
+        entries = lambda: (local.row(torch.int32), local.col, local.edge)  # noqa: E731
         shape, num_edges = (num_local, num_local), self.edge_sharding.num_local
         self._loops = SelfLoops(entries, shape, node, node, self.loop_rule, num_edges, device)
         self._loops_beside = SelfLoops(entries, shape, node, node, "add", num_edges, device)
