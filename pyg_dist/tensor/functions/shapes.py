@@ -173,7 +173,8 @@ def flatten(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 @implements("unflatten")
 def unflatten(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Unflatten a dimension; of rows, those that were split before."""
-    x, dim, sizes = bind("x dim sizes", args, kwargs).values()
+    bound = bind("x dim sizes", args, kwargs)
+    x, dim, sizes = args[0], bound["dim"], bound["sizes"]
     if 0 in dims_of(dim, x.dim()):
         return x.reshape(*sizes, *global_shape(x)[1:])
     return on_rows(function, x, dim, sizes)

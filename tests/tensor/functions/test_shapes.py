@@ -56,6 +56,7 @@ FORMS: dict[str, Sequence[Form]] = {
     "unflatten": [
         lambda f, t: f(t.c, 2, (1, -1)), lambda f, t: f(t.c, dim=-1, sizes=(-1, 1)), lambda f, t: f(t.x, 0, (t.N, 1)),
         lambda f, t: f(t.c.flatten(0, 1), 0, (-1, 2)), lambda f, t: f(t.x.flatten(), 0, (t.N, t.F)),
+        lambda f, t: f(t.x, sizes=(t.N, 1), dim=0), lambda f, t: f(t.c, sizes=(-1, 1), dim=-1),
     ],
     **each("transpose swapaxes swapdims", [lambda f, t: f(t.c, 1, 2), lambda f, t: f(t.c, -1, -2)]),
     "mT.__get__": [lambda f, t: f(t.c)],
