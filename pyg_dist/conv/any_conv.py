@@ -22,7 +22,14 @@ from pyg_dist.conv.function_patching import copy_of_classes
 from pyg_dist.conv.gcn import DistributedGCNConv
 from pyg_dist.conv.graph_functions import SUBSTITUTES
 from pyg_dist.conv.hops import polynomial_forward
-from pyg_dist.conv.inputs import edge_handle, edge_values, edge_values_if_any, moved_values, node_rows
+from pyg_dist.conv.inputs import (
+    edge_handle,
+    edge_values,
+    edge_values_if_any,
+    moved_values,
+    node_rows,
+    require_all_nodes,
+)
 from pyg_dist.conv.lazy_norm import NormWeight, made
 from pyg_dist.conv.local_aggregation import aggregate_messages
 from pyg_dist.conv.message_blocks import reduce_messages
@@ -155,6 +162,7 @@ class _Defaults(MessagePassing):  # type: ignore[misc]
                 f"{_name(self)} aggregates messages of shape {list(inputs.shape)} along dimension {self.node_dim}, and "
                 f"rows are in dimension 0: features are expected to be [N, F]"
             )
+        require_all_nodes(_name(self), index.edges.graph, dim_size)  # a hook may have changed it
         return aggregate_messages(self.aggr_module, inputs, index.edges)
 
 
@@ -188,6 +196,9 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
             )
         graph = given[first].graph
         self._require_cached(graph)
+        if given.get("size") is not None and self.stock.forward.__module__.startswith("torch_geometric."):
+            require_all_nodes(_name(self), graph, given["size"])
+            given["size"] = None
         for name, value in given.items():
             bound.arguments[name] = self._row_values(name, value, graph)
         with share_halo_within(self), fusing(self, given):
@@ -267,6 +278,7 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
         """PyG's generic code, hooks included; on plain edges, the code that it writes for the stock class."""
         if isinstance(edge_index, Edges):
+            require_all_nodes(_name(self), edge_index.graph, size)
             if edge_index.weight is not None and kwargs.get("edge_weight") is None:
                 kwargs["edge_weight"] = edge_index.weight
             for fused in (weighed_sum, native_sum, gated_sum):
@@ -285,8 +297,9 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
     def edge_updater(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
         """As :meth:`propagate`."""
         if isinstance(edge_index, Edges):
+            require_all_nodes(_name(self), edge_index.graph, size)
             edge_index, kwargs = made(edge_index), made(kwargs)
-            weights = edge_weights(self, edge_index, kwargs | {"size": size})
+            weights = edge_weights(self, edge_index, kwargs)
             if weights is not None:
                 return weights
             edges, edge_index = edge_index, edge_index.by_target_rank

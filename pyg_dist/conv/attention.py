@@ -130,7 +130,7 @@ def fused_forward(conv: Any, given: dict[str, Any]) -> Any:
     more tensors as large as x, and four in the backward pass.
     """
     call = _call_of(conv, GATConv)
-    if call is None or given.get("size") is not None:
+    if call is None:
         return None
     x, edges, edge_attr = given["x"], given["edge_index"], given.get("edge_attr")
     source, target = x if isinstance(x, (tuple, list)) else (x, x)
@@ -204,7 +204,7 @@ def _diagonal(att: Tensor) -> Tensor:
     return (heads.unsqueeze(2) * att).flatten(1)
 
 
-def _dynamic(call: _Call, edges: Edges, x: Any, edge_attr: Tensor | None = None, size: Any = None) -> Any:
+def _dynamic(call: _Call, edges: Edges, x: Any, edge_attr: Tensor | None = None) -> Any:
     """GATv2: the ends' rows meet under a leaky ReLU, so features of edges are projected again at each edge."""
     conv: Any = call.conv
     if not (_fits(conv, edges, edge_attr, x[0]) and _are_rows(edges, *x) and _meet(x[0], conv.att)):
@@ -258,13 +258,11 @@ def _cosine(call: _Call, edges: Edges, x: Any, x_norm: Any) -> NodeTensor | None
     return _nodes(edges, _attend(call, edges, inputs, _spec(conv, "dot"))[0])
 
 
-def _of_sources(
-    call: _Call, edges: Edges, x: Any, edge_attr: Tensor | None = None, size: Any = None
-) -> NodeTensor | None:
+def _of_sources(call: _Call, edges: Edges, x: Any, edge_attr: Tensor | None = None) -> NodeTensor | None:
     """GeneralConv: logits are of the sources' messages alone."""
     conv: Any = call.conv
     source, lin = x[0], conv.lin_msg
-    if edge_attr is not None or size is not None or not _are_rows(edges, source) or source.dim() != 2:
+    if edge_attr is not None or not _are_rows(edges, source) or source.dim() != 2:
         return None
     if not _meet(source, lin.weight, conv.att_msg):
         return None

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_geometric.nn.conv import gcn_conv
 
 from pyg_dist.backend.autograd.appended import append
-from pyg_dist.conv.inputs import require_floats
+from pyg_dist.conv.inputs import require_all_nodes, require_floats
 from pyg_dist.conv.lazy_norm import LazyNorm, NormedEdges, NormWeight, made
 from pyg_dist.errors import UnsupportedError
 from pyg_dist.layout import node_edge
@@ -60,12 +60,6 @@ def _require_rows(name: str, src: Tensor, dim: int) -> None:
         raise UnsupportedError(f"{name} of distributed edges expected dim=0 (got {dim}): edges are in dimension 0")
 
 
-def _require_all_nodes(name: str, edges: Edges, num_nodes: Any) -> None:
-    size = edges.graph.node_sharding.size
-    if num_nodes not in (None, size, (size, size), [size, size]):
-        raise UnsupportedError(f"{name} expected all {size} nodes (got num_nodes={num_nodes}): leave 'size' out")
-
-
 def _require_no_values(name: str, edges: Edges) -> None:
     if edges.weight is not None:
         raise UnsupportedError(f"{name} of an adj_t with values: pass edge_index and edge_weight")
@@ -75,6 +69,8 @@ def _require_no_values(name: str, edges: Edges) -> None:
 def softmax(src: Tensor, index: Any = None, ptr: Any = None, num_nodes: int | None = None, dim: int = 0) -> EdgeTensor:
     """Softmax over the edges of each target."""
     ids = _require_ids("softmax", index)
+    if ptr is not None:
+        raise UnsupportedError("softmax of distributed edges expected no 'ptr', which goes by all edges: leave it out")
     _require_rows("softmax", src, dim)
     if ids.end != 1:
         raise UnsupportedError("softmax over the edges of a source, which lie on several ranks: flip edge_index")
@@ -89,7 +85,7 @@ def scatter(src: Tensor, index: Any, dim: int = 0, dim_size: int | None = None, 
         return rows.reduce_from_ranks(pyg.scatter(_local(src, rows), index.to_local(), dim, dim_size, reduce))
     ids = _require_ids("scatter", index)
     _require_rows("scatter", src, dim)
-    _require_all_nodes("scatter", ids.edges, dim_size)
+    require_all_nodes("scatter", ids.edges.graph, dim_size)
     return node_edge.edges_to_nodes(src, ids, reduce)  # type: ignore[arg-type]
 
 
@@ -97,7 +93,7 @@ def scatter(src: Tensor, index: Any, dim: int = 0, dim_size: int | None = None, 
 def degree(index: Any, num_nodes: int | None = None, dtype: torch.dtype | None = None) -> NodeTensor:
     """Number of edges at each node."""
     ids = _require_ids("degree", index)
-    _require_all_nodes("degree", ids.edges, num_nodes)
+    require_all_nodes("degree", ids.edges.graph, num_nodes)
     dtype = dtype or torch.get_default_dtype()
     counted = dtype if dtype.is_floating_point else torch.float64  # sources' sums travel as floats
     return node_edge.edges_to_nodes(_ones(ids.edges, counted), ids).to(dtype)  # type: ignore[return-value]
@@ -129,7 +125,7 @@ def add_self_loops(
 ) -> tuple[Edges, EdgeTensor | None]:
     """A loop for each node, behind the edges; its value is given, or reduced from those of the node's in-edges."""
     _require_no_values("add_self_loops", edge_index)
-    _require_all_nodes("add_self_loops", edge_index, num_nodes)
+    require_all_nodes("add_self_loops", edge_index.graph, num_nodes)
     edges = edge_index.with_loops
     if edge_attr is None:
         return edges, None
@@ -161,7 +157,7 @@ def _one_loop_each(
     edge_index: Edges, edge_attr: Tensor | None, fill_value: Any, num_nodes: Any, rule: LoopRule
 ) -> tuple[Edges, EdgeTensor | None]:
     """One loop for each node, behind the other edges; what it has of those that were there is up to ``rule``."""
-    _require_all_nodes("add_remaining_self_loops", edge_index, num_nodes)
+    require_all_nodes("add_remaining_self_loops", edge_index.graph, num_nodes)
     others, places = edge_index.without_loops
     edges = others.with_loops
     if edge_attr is None:
@@ -189,12 +185,13 @@ def gcn_norm(
     require_floats("gcn_norm", edge_weight)
     graph, dtype = edge_index.graph, dtype or torch.get_default_dtype()
     if add_self_loops:
-        _require_all_nodes("add_remaining_self_loops", edge_index, num_nodes)
+        require_all_nodes("add_remaining_self_loops", edge_index.graph, num_nodes)
     is_vector = edge_weight is None or (
         isinstance(edge_weight, EdgeTensor) and edge_weight._sharding is edge_index.rows and edge_weight.dim() == 1
     )
-    if edge_index.rows is not graph.edge_sharding or not is_vector:
-        return _gcn_norm(edge_index, edge_weight, improved, add_self_loops, dtype)
+    by_source = flow == "target_to_source" and graph.loop_rule == "remaining"  # PyG does not look at it for an adj_t
+    if edge_index.rows is not graph.edge_sharding or not is_vector or by_source:
+        return _gcn_norm(edge_index, edge_weight, improved, add_self_loops, dtype, by_source)
     # PyG gives all edges of an edge_index, loops included, weight one when there are no weights, `improved` or not.
     is_improved = improved and (edge_weight is not None or graph.loop_rule != "remaining")
     norm = Norm.gcn(add_self_loops, 2.0 if is_improved else 1.0)
@@ -206,9 +203,14 @@ def gcn_norm(
 
 
 def _gcn_norm(
-    edge_index: Edges, edge_weight: Tensor | None, improved: bool, add_self_loops: bool, dtype: torch.dtype
+    edge_index: Edges,
+    edge_weight: Tensor | None,
+    improved: bool,
+    add_self_loops: bool,
+    dtype: torch.dtype,
+    by_source: bool = False,
 ) -> tuple[Edges, EdgeTensor]:
-    """The norm of any edges (collective)."""
+    """The norm of any edges, with degrees by target or by source (collective)."""
     if add_self_loops:
         fill_value = 2.0 if improved else 1.0
         rule = edge_index.graph.loop_rule
@@ -217,7 +219,8 @@ def _gcn_norm(
         edge_index, edge_weight = _one_loop_each(edge_index, edge_weight, fill_value, None, rule)
     source, target = edge_index.end(0), edge_index.end(1)
     weight = _ones(edge_index, dtype) if edge_weight is None else edge_weight
-    scale = inverse_sqrt_degree(node_edge.edges_to_nodes(weight, target))  # type: ignore[arg-type]
+    end = source if by_source else target
+    scale = inverse_sqrt_degree(node_edge.edges_to_nodes(weight, end))  # type: ignore[arg-type]
     return edge_index, scale[source] * weight * scale[target]  # type: ignore[return-value]
 
 
@@ -230,7 +233,7 @@ def get_laplacian(
     num_nodes: int | None = None,
 ) -> tuple[Edges, EdgeTensor]:
     """``D - A``, ``I - D^-1/2 A D^-1/2`` ("sym") or ``I - D^-1 A`` ("rw"), loops left out of A (collective)."""
-    _require_all_nodes("get_laplacian", edge_index, num_nodes)
+    require_all_nodes("get_laplacian", edge_index.graph, num_nodes)
     require_floats("get_laplacian", edge_weight)
     edges, weight = remove_self_loops(edge_index, edge_weight)
     weight = _ones(edges, dtype or torch.get_default_dtype()) if weight is None else weight

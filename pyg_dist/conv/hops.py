@@ -90,7 +90,7 @@ def polynomial_forward(conv: Any, given: dict[str, Any]) -> Tensor | None:
     seen, under autocast, and with ``cached=True``, which fixes PyG's order.
     """
     base = next((c for c in _CONVS if issubclass(conv.stock, c)), None)
-    if base is None or conv.stock.forward is not base.forward or not is_native(conv) or given.get("size") is not None:
+    if base is None or conv.stock.forward is not base.forward or not is_native(conv):
         return None
     x, edges, weight = given["x"], given["edge_index"], given.get("edge_weight")
     lie_alike = type(x) is NodeTensor and x._sharding is edges.graph.feature_sharding(x.shape[-1])

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
@@ -80,6 +81,22 @@ def edge_handle(conv: MessagePassing, edge_index: Any, x: Any, calls_message: bo
                 f"weights or the output instead, or use a stock conv on the plain Data"
             )
     return handle
+
+
+def require_all_nodes(name: str, graph: DistributedGraph | EdgeView, size: Any) -> None:
+    """Messages go from all nodes to all nodes: ``size`` is their number, a pair of it as PyG has it, or left out.
+
+    Raises:
+        UnsupportedError: It is another one.
+    """
+    if size is None:
+        return
+    num_nodes, pair = graph.node_sharding.size, (size, size) if np.ndim(size) == 0 else tuple(size)
+    if len(pair) != 2 or any(number is not None and number != num_nodes for number in pair):
+        raise UnsupportedError(
+            f"{name} expected all {num_nodes} nodes as sources and as targets (got size={size}): leave 'size' out, and "
+            f"take a bipartite graph as one graph over the nodes of both sides"
+        )
 
 
 _STEPS = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import SAGEConv
 
-from pyg_dist.conv.inputs import edge_handle, edge_rows, features
+from pyg_dist.conv.inputs import edge_handle, edge_rows, features, require_all_nodes
 from pyg_dist.conv.linear_order import NORMS, commutes, project_first
 from pyg_dist.conv.local_aggregation import aggregate_neighbours
 from pyg_dist.conv.scripting import stock_twin
@@ -53,6 +53,7 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
         if handle is None:
             return super().forward(x, edge_index, size)  # type: ignore[no-any-return]
         graph = handle.graph
+        require_all_nodes(type(self).__name__, graph, size)
         source, target = x if isinstance(x, (tuple, list)) else (x, x)
         source = graph.place(features(self, graph, source), self)
         if self.project:

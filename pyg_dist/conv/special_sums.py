@@ -115,7 +115,7 @@ def isomorphism_forward(conv: Any, given: dict[str, Any]) -> Tensor | None:
         return None
     x, edges, eps = given["x"], given["edge_index"], conv.eps
     x = x[0] if isinstance(x, (tuple, list)) and len(x) == 2 and x[0] is x[1] else x
-    if given.get("size") is not None or eps.requires_grad or type(conv.aggr_module) is not SumAggregation:
+    if eps.requires_grad or type(conv.aggr_module) is not SumAggregation:
         return None
     if not isinstance(x, NodeTensor) or x.dtype != eps.dtype or edges.graph.node_sharding.sample is not None:
         return None

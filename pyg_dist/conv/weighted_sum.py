@@ -17,10 +17,11 @@ from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from pyg_dist.backend import ops
-from pyg_dist.conv.inputs import changed_step, flat_weight
+from pyg_dist.conv.inputs import changed_step, flat_weight, require_all_nodes
 from pyg_dist.conv.lazy_norm import NormedEdges, NormWeight, made
 from pyg_dist.conv.linear_order import NORMS
 from pyg_dist.layout.edges import Edges
@@ -136,7 +137,10 @@ def native_sum(conv: Any, edges: Edges, given: dict[str, Any]) -> NodeTensor | N
     weight = None if form.weight is None else given.get(form.weight)
     if weight is None and form.needs_weight:
         return None
-    x = x[0] if isinstance(x, (tuple, list)) else x
+    if isinstance(x, (tuple, list)):
+        x, target = x
+        if isinstance(target, Tensor) and target is not x:  # which PyG asks for the number of targets
+            require_all_nodes(conv.stock.__name__, edges.graph, target.size(0))
     return sum_by(conv, edges, x, weight, NORMS[type(conv.aggr_module)], form.flattens)
 
 
