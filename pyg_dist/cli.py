@@ -12,7 +12,12 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TextIO
+
+from tqdm import tqdm
 
 from pyg_dist import __version__
 from pyg_dist.errors import PygDistError
@@ -31,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.add_command(commands)
     args = parser.parse_args(arguments)
     try:
-        args.run(args)
+        with _warnings_as_lines(args.command):
+            args.run(args)
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader, such as `head`, has what it wanted. What Python would still flush at its end goes nowhere.
@@ -41,3 +47,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"pyg_dist {args.command}: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+@contextmanager
+def _warnings_as_lines(command: str) -> Iterator[None]:
+    """Warnings of the package are lines on stderr, above progress bars, as its errors are."""
+
+    def show(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int,
+        file: TextIO | None = None, line: str | None = None,
+    ) -> None:  # fmt: skip
+        tqdm.write(f"pyg_dist {command}: {message}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield

@@ -23,7 +23,7 @@ from pyg_dist.layout import node_edge
 from pyg_dist.layout.edges import Edges, NodeIds
 from pyg_dist.layout.gcn_norm import inverse_sqrt_degree
 from pyg_dist.layout.graph import Norm
-from pyg_dist.layout.self_loops import LoopRule
+from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.row_tensor import local_values as _local
 

@@ -19,7 +19,6 @@ from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import digest, one_line, raise_together, require_equal
 from pyg_dist.backend.session.steps import set_up, step
 from pyg_dist.data.batch import add_learning, chosen_nodes, induced, ready
-from pyg_dist.data.graph_input import GraphInput, read_graph
 from pyg_dist.data.layout_choice import lay_out
 from pyg_dist.data.options import GridOptions, HaloOptions, Options
 from pyg_dist.data.storage import DistributedStorage
@@ -31,6 +30,7 @@ from pyg_dist.layout.graph import DistributedGraph
 from pyg_dist.plan import Plan
 from pyg_dist.plan.halo.remote_edges import Exchange
 from pyg_dist.plan.sample import Sample
+from pyg_dist.store.graph_input import GraphInput, read_graph
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.picked_rows import PickedRows
 

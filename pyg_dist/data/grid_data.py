@@ -5,7 +5,6 @@ from __future__ import annotations
 from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.grid.mesh import Mesh, MeshShape
 from pyg_dist.backend.session.settings import GRID_BLOCKS
-from pyg_dist.data.graph_input import GraphInput
 from pyg_dist.data.options import Options
 from pyg_dist.layout.grid.graph import GridGraph
 from pyg_dist.layout.grid.sharding import Grid
@@ -14,6 +13,7 @@ from pyg_dist.plan.grid.node_order import in_one_piece
 from pyg_dist.plan.grid.plan import GridPlan
 from pyg_dist.plan.machine import Machine
 from pyg_dist.plan.model import Model
+from pyg_dist.store.graph_input import GraphInput
 
 
 def on_grid(

@@ -13,7 +13,6 @@ from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import on_main
 from pyg_dist.backend.session.steps import step
-from pyg_dist.data.graph_input import GraphInput
 from pyg_dist.data.grid_data import candidates, on_grid
 from pyg_dist.data.halo_data import node_parts, on_halo
 from pyg_dist.data.machine import common_machine
@@ -25,6 +24,7 @@ from pyg_dist.plan.grid.plan import GridPlan
 from pyg_dist.plan.halo.remote_edges import EXCHANGES
 from pyg_dist.plan.machine import Machine
 from pyg_dist.plan.model import Model, Price
+from pyg_dist.store.graph_input import GraphInput
 
 
 def model_of(graph_input: GraphInput, options: Options) -> Model:

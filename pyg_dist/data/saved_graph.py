@@ -10,11 +10,11 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_dist.data.graph_input import read_graph
 from pyg_dist.errors import DataError
 from pyg_dist.store.format import TensorSpec, as_storage, dtype_name
-from pyg_dist.store.manifest import ADJ_VALUES
+from pyg_dist.store.graph_input import read_graph
 from pyg_dist.store.sources.saved_graph import EDGE_INDEX, METADATA
+from pyg_dist.store.sources.source import is_plain
 from pyg_dist.store.writer import ShardWriter, sync
 
 
@@ -40,22 +40,16 @@ def save_graph(data: Data, path: str | Path) -> None:
     others = {name: value for name, value in graph.other_attributes.items() if isinstance(value, Tensor)}
     plain = {name: value for name, value in graph.other_attributes.items() if name not in others}
     for name, value in plain.items():
-        try:
-            if json.loads(json.dumps(value)) != value:
-                raise TypeError("JSON does not keep it")
-        except (TypeError, ValueError) as error:
+        if not is_plain(value):
             raise DataError(
-                f"Expected '{name}' to be a tensor or what JSON has (got {type(value).__name__}: {error}): delete it"
-            ) from error
-    edge_attributes = dict(graph.edge_attributes)
-    if graph.adj_values is not None:
-        edge_attributes[ADJ_VALUES] = graph.adj_values
-    tensors: dict[str, Tensor] = {EDGE_INDEX: graph.edge_index, **graph.node_attributes, **edge_attributes, **others}
+                f"Expected '{name}' to be a tensor or what JSON has (got {type(value).__name__}): delete it"
+            )
+    tensors: dict[str, Tensor] = {EDGE_INDEX: graph.edge_index, **graph.node_attributes, **graph.edge_columns, **others}
     content: dict[str, Any] = {
         "num_nodes": graph.num_nodes,
         "graph": {"key": graph.graph_key, "loop_rule": graph.loop_rule},
         "node_attributes": list(graph.node_attributes),
-        "edge_attributes": list(edge_attributes),
+        "edge_attributes": list(graph.edge_columns),
         "other_tensors": list(others),
         "other": plain,
     }

@@ -7,10 +7,10 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.data.storage import GlobalStorage
 
-from pyg_dist.data.attribute_kind import belongs_to
-from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
+from pyg_dist.errors import LayoutMismatchError, MixedRowsError
 from pyg_dist.layout.edge_index import DistributedEdgeIndex
 from pyg_dist.layout.graph import DistributedGraph
+from pyg_dist.store.attributes import GRAPH_KEYS, belongs_to
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 
 
@@ -27,11 +27,11 @@ class DistributedStorage(GlobalStorage):  # type: ignore[misc]
         """``value`` as it is stored: a plain ``[N, ...]`` or ``[E, ...]`` tensor is sliced to this rank's rows.
 
         Raises:
-            DataError: A mask, ``x``, ``y`` or edge attribute with another number of rows.
+            DataError: A mask, ``x`` or edge attribute with another number of rows.
             MixedRowsError: A new ``edge_index``: the graph is fixed.
         """
         graph: DistributedGraph = self._parent().graph
-        if key in ("edge_index", "adj_t"):
+        if key in GRAPH_KEYS:
             if isinstance(value, DistributedEdgeIndex):
                 if value.graph.node_sharding is not graph.node_sharding:
                     raise LayoutMismatchError(
@@ -62,10 +62,5 @@ class DistributedStorage(GlobalStorage):  # type: ignore[misc]
         if kind == "node":
             return graph.place_attribute(
                 key, NodeTensor.from_local(graph.node_sharding.slice(value), graph.node_sharding)
-            )
-        if key == "y":
-            raise DataError(
-                f"Expected 'y' to have {nodes} rows, one per node, or {edges}, one per edge (got shape "
-                f"{list(value.shape)}): give it another name, under which it stays a plain tensor"
             )
         return value

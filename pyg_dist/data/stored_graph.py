@@ -20,13 +20,12 @@ from pyg_dist.errors import StoreError
 from pyg_dist.layout.graph import DistributedGraph
 from pyg_dist.layout.halo.graph import HaloGraph
 from pyg_dist.layout.halo.sharding import HaloNodes
-from pyg_dist.layout.self_loops import LoopRule
 from pyg_dist.plan import Plan
 from pyg_dist.plan.grid.plan import GridPlan
 from pyg_dist.plan.halo.remote_edges import Exchange
 from pyg_dist.store.grid_store import GridStore
 from pyg_dist.store.halo_reader import HaloStore
-from pyg_dist.store.manifest import ADJ_VALUES, Manifest
+from pyg_dist.store.manifest import ADJ_VALUES, LoopRule, Manifest
 from pyg_dist.store.nan_count import NanCount
 from pyg_dist.store.shard_reader import ShardReader
 from pyg_dist.tensor import EdgeTensor, RowTensor

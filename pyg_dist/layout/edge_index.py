@@ -17,8 +17,8 @@ from pyg_dist.layout import type_questions
 from pyg_dist.layout.edge_sets import graph_over
 from pyg_dist.layout.edges import Edges
 from pyg_dist.layout.graph import DistributedGraph, NodeSharding, Norm
-from pyg_dist.layout.self_loops import LoopRule
 from pyg_dist.partition.edge_list import as_edges
+from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor.functions.indexing import select_rows
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
 from pyg_dist.tensor.registry import functions
@@ -162,7 +162,7 @@ class DistributedEdgeIndex(EdgeHandle):
             edge_index: integers ``[2, E]``, equal on every rank.
             nodes: the nodes.
             device: where their rows lie.
-            loop_rule: see :data:`~pyg_dist.layout.self_loops.LoopRule`.
+            loop_rule: see :data:`~pyg_dist.store.manifest.LoopRule`.
 
         Raises:
             AgreementError: The ranks have different edges.

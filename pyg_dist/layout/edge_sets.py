@@ -14,10 +14,10 @@ from pyg_dist.layout.grid.graph import GridGraph
 from pyg_dist.layout.grid.sharding import GridNodes
 from pyg_dist.layout.halo.graph import HaloGraph
 from pyg_dist.layout.halo.sharding import HaloNodes
-from pyg_dist.layout.self_loops import LoopRule
 from pyg_dist.partition.edge_list import check_ends
 from pyg_dist.plan import halo_share
 from pyg_dist.plan.halo.plan import is_dense
+from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor.sharding import RowSharding, lasting
 
 
@@ -34,7 +34,7 @@ def graph_over(edge_index: Tensor, nodes: NodeSharding, loop_rule: LoopRule) -> 
     Args:
         edge_index: int64 ``[2, E]``, equal on every rank.
         nodes: the nodes.
-        loop_rule: see :data:`~pyg_dist.layout.self_loops.LoopRule`.
+        loop_rule: see :data:`~pyg_dist.store.manifest.LoopRule`.
 
     Raises:
         DataError: They are no edges between these nodes.

@@ -18,7 +18,8 @@ from pyg_dist.errors import MixedRowsError, UnsupportedError
 from pyg_dist.layout.graph import DistributedGraph, EdgeView
 from pyg_dist.layout.node_edge import edges_to_nodes, neighbour_rows, nodes_to_edges
 from pyg_dist.layout.operator_cache import OperatorCache
-from pyg_dist.layout.self_loops import LoopRule, put_loop_values
+from pyg_dist.layout.self_loops import put_loop_values
+from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor.registry import public_name
 from pyg_dist.tensor.row_index import RowIndex
 from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor, as_row_tensor_, by_row_mask, local_tensors

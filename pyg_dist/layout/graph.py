@@ -20,8 +20,8 @@ from pyg_dist.backend.comm.transport import Pending, Traffic
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.sparse.target_blocks import Place, Run
-from pyg_dist.layout.self_loops import LoopRule
 from pyg_dist.plan.sample import Sample
+from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor.picked_rows import PickedEdges, PickedNodes
 from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor
 from pyg_dist.tensor.selection import Selection

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from pyg_dist.backend.ops.memory import trim_after
 from pyg_dist.backend.sparse.csr import CSR
+from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor.sharding import lasting
-
-LoopRule = Literal["remaining", "add", "replace"]
-"""What adding self loops means for loops that exist: kept in place of the new one (PyG on ``edge_index``), kept
-beside it (PyG on sparse tensors), or replaced by it (``SparseTensor``)."""
 
 
 def put_loop_values(filled: Tensor, node: Tensor, values: Tensor, rule: LoopRule) -> Tensor:

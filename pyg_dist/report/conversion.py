@@ -126,7 +126,7 @@ def identity_of(source: Source, info: SourceInfo, options: StoreOptions, mesh: s
     """Digest of input and options, but for how the work is done."""
     wanted = {k: v for k, v in asdict(options).items() if k not in ("memory", "resume", "force")}
     files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in info.files]
-    return digest(repr((source.name, files, wanted, mesh)))
+    return digest(repr((source.name, source.reading, files, wanted, mesh)))
 
 
 def space_needed(info: SourceInfo) -> int:
@@ -233,10 +233,10 @@ def write_others(folder: StoreFolder, info: SourceInfo) -> dict[str, Shard]:
         return {}
     kept = folder.kept_shard("other")
     if kept is None:
-        specs = {name: TensorSpec(dtype, content.shape) for name, (dtype, content) in info.other_tensors.items()}
+        specs = {name: spec for name, (spec, _) in info.other_tensors.items()}
         writer = ShardWriter(folder.work / "other", specs)
-        for name, (_, content) in info.other_tensors.items():
-            writer.write_whole(name, content)
+        for name, (_, read) in info.other_tensors.items():
+            writer.write_whole(name, read())
         kept = folder.keep("other", writer)
     return {"other": kept}
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyg_dist.report.conversion import read_parts, train_mask_of
 from pyg_dist.report.grid_conversion import model_columns
-from pyg_dist.store.sources import open_source
+from pyg_dist.store.sources import Reading, open_source
 from pyg_dist.store.spool import spool
 
 __all__ = ["PlannedGraph", "read_parts", "read_planned_graph"]
@@ -47,7 +47,7 @@ def read_planned_graph(graph: str | Path, undirected: bool = False) -> PlannedGr
     Raises:
         DataError: It is no such input, or its edges lie between other nodes.
     """
-    source = open_source(str(graph))
+    source = open_source(str(graph), Reading(is_strict=False))
     info = source.info()
     with tempfile.TemporaryDirectory(prefix="pyg_dist") as folder:
         edges = spool(source, Path(folder) / "spool", undirected, _MEMORY, lambda count: None)

@@ -64,6 +64,20 @@ def dtype_name(dtype: np.dtype[Any] | torch.dtype) -> str:
     raise DataError(f"Expected one of the types {', '.join(_DTYPES)} (got {dtype}): convert the tensor")
 
 
+def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    """The type of torch for one of NumPy.
+
+    Raises:
+        DataError: There is none.
+    """
+    return _DTYPES[dtype_name(dtype)][0]
+
+
+def is_storable(dtype: torch.dtype) -> bool:
+    """Whether safetensors has a type for it."""
+    return any(dtype == of_torch for of_torch, _ in _DTYPES.values())
+
+
 def as_torch(array: Array, dtype: str) -> Tensor:
     """A tensor over the memory of ``array``, in the type that it stands for."""
     tensor = torch.from_numpy(array)

@@ -20,6 +20,10 @@ from pyg_dist.store.format import TensorSpec
 FORMAT, VERSION = "pyg_dist store", 2
 FILE = "manifest.json"
 
+LoopRule = Literal["remaining", "add", "replace"]
+"""What adding self loops means for loops that exist: kept in place of the new one (PyG on ``edge_index``), kept
+beside it (PyG on sparse tensors), or replaced by it (``SparseTensor``)."""
+
 ADJ_VALUES = "adj_t values"
 """The edge attribute that holds the values of a sparse ``adj_t``."""
 

@@ -62,7 +62,7 @@ def test_npz_with_edge_attributes(tmp_path: Path, save: Any) -> None:
         save(path, num_nodes=50, edge_index=index, edge_weight=weight, undirected=False, z=np.arange(50))
         found = read(open_source(str(path)))
         assert np.array_equal(found["edge_index"], edges)
-        assert np.array_equal(found["edge_weight"], weight.astype(np.float32))
+        assert np.array_equal(found["edge_weight"], weight)
         assert np.array_equal(found["z"], np.arange(50))
 
 
@@ -174,7 +174,7 @@ def bad_inputs(folder: Path) -> dict[str, tuple[str, str]]:
         "range.mtx": ("[0, 3)", "line 5"), "count.mtx": ("3 entries", "line 2"), "oblong.mtx": ("square", "line 2"),
         "array.mtx": ("coordinate", "line 1"), "other.mtx": ("MatrixMarket", "line 1"),
         "floats.npy": ("integers", "float64"), "shape.npy": ("[2, E]", ""), "cut.npy": ("8 more bytes", ""),
-        "objects.npy": ("integers", ""), "range.npz": ("[0, 3)", "edge 1"), "keys.npz": ("num_nodes", ""),
+        "objects.npy": ("integers", ""), "range.npz": ("[0, 3)", "edge 1"), "keys.npz": ("edge_index", ""),
         "objects.npz": ("Python objects", ""), "cut.npz": (".npz", ""), "foreign.safetensors": ("save_graph", ""),
         "counts.npz": ("num_nodes", ""), "half.npz": ("num_nodes", ""), "csr.npz": ("x_indices", ""),
         "short.npz": ("CSR", "x_indptr"), "below.npz": ("[0, 4)", ""), "less.mtx": ("entries", "line 2"),
@@ -318,6 +318,8 @@ def test_torch_files(tmp_path: Path, form: str) -> None:
     found = read(source)
     assert (source.info().num_nodes, source.info().num_edges) == (50, 333)
     assert found.keys() == {"edge_index", "edge_attr", "x", "y", "train_mask"}
+    assert source.info().other == {"name": "a name"}
+    assert source.info().other_tensors["scale"][1]() == 3.0
     for name, rows in found.items():
         assert np.array_equal(rows, data[name].numpy()), name
 
@@ -332,8 +334,8 @@ class Harmful:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"edge_index": torch.tensor([[0.5, 1.0], [1.0, 2.0]])}, "Expected integers .*torch.float32"),
-        ({"x": torch.zeros(3)}, "Expected integers .*got nothing"),
+        ({"edge_index": torch.tensor([[0.5, 1.0], [1.0, 2.0]])}, "integer node ids .*torch.float32"),
+        ({"x": torch.zeros(3)}, "edge_index.*got only"),
         ([torch.zeros(3)], "Expected a Data, or a dict of tensors"),
         (({"edge_index": torch.zeros(2, 4).long()}, {"edge_index": torch.tensor([0, 2, 4])}), "Expected one graph"),
         ({"_global_store": {"x": torch.zeros(2)}}, "homogeneous"),

@@ -14,9 +14,10 @@ from pyg_dist.backend.comm.redistribution import Redistribution
 from pyg_dist.backend.grid.mesh import GRID_AXES
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.layout.grid.sharding import Grid
-from pyg_dist.layout.self_loops import LoopRule, SelfLoops
+from pyg_dist.layout.self_loops import SelfLoops
 from pyg_dist.plan.grid.node_order import NodeOrder, edge_blocks
 from pyg_dist.plan.grid.tiling import split
+from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor.sharding import lasting
 
 ReadTile = Callable[[str, str, int], tuple[Tensor, Tensor]]

@@ -14,7 +14,8 @@ from pyg_dist.backend.comm.redistribution import Redistribution
 from pyg_dist.backend.grid.mesh import GRID_AXES
 from pyg_dist.layout.edges import Edges, End, SelectedEdges, require_sum
 from pyg_dist.layout.grid.sharding import Grid
-from pyg_dist.layout.self_loops import LoopRule, put_loop_values
+from pyg_dist.layout.self_loops import put_loop_values
+from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor, by_row_mask
 from pyg_dist.tensor.sharding import lasting
 

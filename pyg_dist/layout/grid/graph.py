@@ -28,10 +28,10 @@ from pyg_dist.layout.grid.tile_tensor import as_tile
 from pyg_dist.layout.grid.whole_rows import WholeRows
 from pyg_dist.layout.operator_cache import OperatorCache
 from pyg_dist.layout.sampled_edges import SampledEdges
-from pyg_dist.layout.self_loops import LoopRule
 from pyg_dist.plan.grid.redistribution_plan import held_positions
 from pyg_dist.plan.grid.tiling import INPUT, WHOLE_ROWS, TileLayout, split
 from pyg_dist.plan.sample import Sample
+from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor.picked_rows import PickedEdges
 from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor
 from pyg_dist.tensor.selection import Selection, rows_by_mask

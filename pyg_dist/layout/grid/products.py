@@ -27,8 +27,8 @@ from pyg_dist.layout.grid.operator import TiledOperator
 from pyg_dist.layout.grid.sharding import Grid, Tile
 from pyg_dist.layout.grid.tile_tensor import TileTensor, as_tile
 from pyg_dist.layout.operator_cache import OperatorCache
-from pyg_dist.layout.self_loops import LoopRule
 from pyg_dist.plan.grid.tiling import INPUT, TileLayout
+from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
 from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor
 from pyg_dist.tensor.sharding import RowSharding, lasting

@@ -18,12 +18,12 @@ from pyg_dist.backend.comm.redistribution import Redistribution, RowsByRank
 from pyg_dist.backend.grid.mesh import GRID_AXES
 from pyg_dist.layout.grid.sharding import Grid
 from pyg_dist.layout.halo.products import HaloProducts
-from pyg_dist.layout.self_loops import LoopRule
 from pyg_dist.plan.grid.tiling import WHOLE_ROWS
 from pyg_dist.plan.halo.one_way import OneWay
 from pyg_dist.plan.halo.plan import is_dense
 from pyg_dist.plan.halo.remote_edges import RemoteEdges
 from pyg_dist.plan.halo.share import HaloShare, LocalEdges, share_of
+from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor
 from pyg_dist.tensor.sharding import RowSharding, lasting
 

@@ -30,9 +30,10 @@ from pyg_dist.layout.halo.links import HaloLinks
 from pyg_dist.layout.halo.operator import ConstantOperator
 from pyg_dist.layout.halo.sharding import HaloNodes
 from pyg_dist.layout.operator_cache import OperatorCache
-from pyg_dist.layout.self_loops import LoopRule, SelfLoops
+from pyg_dist.layout.self_loops import SelfLoops
 from pyg_dist.plan.halo.share import HaloShare
 from pyg_dist.plan.halo.transfer import Transfer
+from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor.functions.random import draw_seed
 from pyg_dist.tensor.layer_names import name_of
 from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor

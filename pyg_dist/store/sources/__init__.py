@@ -11,10 +11,10 @@ from pyg_dist.store.sources.npz import Npz
 from pyg_dist.store.sources.ogb import OGB, is_ogb_folder
 from pyg_dist.store.sources.rmat import PREFIX, RMat
 from pyg_dist.store.sources.saved_graph import SavedGraph
-from pyg_dist.store.sources.source import Source
+from pyg_dist.store.sources.source import Reading, Source
 from pyg_dist.store.sources.torch_file import PROCESSED, TorchFile
 
-__all__ = ["KINDS", "Source", "open_source"]
+__all__ = ["KINDS", "Reading", "Source", "open_source"]
 
 KINDS = (
     ".npz; .pt of torch.save; .safetensors of pyg_dist.save_graph; the folder of a dataset of PyG or of an OGB node "
@@ -31,7 +31,7 @@ _BY_SUFFIX: dict[str, type[Source]] = {
 }
 
 
-def open_source(graph: str) -> Source:
+def open_source(graph: str, reading: Reading = Reading()) -> Source:  # noqa: B008
     """The input graph of a name, as commands take it: :data:`KINDS`.
 
     Raises:
@@ -42,9 +42,9 @@ def open_source(graph: str) -> Source:
     path = Path(graph)
     if path.is_dir():
         if is_ogb_folder(path):
-            return OGB(path)
+            return OGB(path, reading)
         if (path / PROCESSED).is_file():
-            return TorchFile(path / PROCESSED)
+            return TorchFile(path / PROCESSED, reading)
         raise DataError(
             f"Expected {PROCESSED}, raw/edge.csv.gz or raw/data.npz in {path} (got none of them): name the folder of a "
             f"dataset of PyG or of OGB"
@@ -54,4 +54,4 @@ def open_source(graph: str) -> Source:
     kind = _BY_SUFFIX.get(path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix)
     if kind is None or (path.suffix == ".gz" and kind not in (TextEdges, MatrixMarket)):
         raise DataError(f"Expected {KINDS} (got {path}): convert or rename it")
-    return kind(path)  # type: ignore[call-arg]
+    return kind(path, reading)  # type: ignore[call-arg]

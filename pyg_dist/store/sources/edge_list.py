@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pyg_dist.errors import DataError
-from pyg_dist.store.sources.source import EdgeAttribute, EdgeChunk, Source, SourceInfo
+from pyg_dist.store.sources.source import EdgeAttribute, EdgeChunk, Reading, Source, SourceInfo, edge_place
 from pyg_dist.store.sources.text import Lines, number_lines
 
 Array = np.ndarray[Any, Any]
@@ -20,8 +20,8 @@ WEIGHT = EdgeAttribute("edge_weight", "F32")
 class TextEdges(Source):
     """``source target`` or ``source target weight`` in each line, from spaces, tabs or commas; ids begin at 0."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.name = path, path.name
+    def __init__(self, path: Path, reading: Reading) -> None:
+        self.path, self.name, self.reading = path, path.name, reading
         first = next(number_lines(path, np.float64, block_bytes=1 << 16), None)
         if first is None:
             raise DataError(f"Expected edges in {path} (got an empty file): give a line for each edge")
@@ -69,8 +69,8 @@ def chunk_of(path: Path, lines: Lines, first_id: int) -> EdgeChunk:
 class ArrayEdges(Source):
     """An ``.npy`` file of integers, ``[2, E]`` or ``[E, 2]``; of two edges it is read as ``[2, E]``."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.name = path, path.name
+    def __init__(self, path: Path, reading: Reading) -> None:
+        self.path, self.name, self.reading = path, path.name, reading
         try:
             with path.open("rb") as file:
                 version = np.lib.format.read_magic(file)
@@ -110,8 +110,4 @@ class ArrayEdges(Source):
                     source = np.fromfile(file, self.dtype, count)
                     file.seek(self.start + (self.num_edges + low) * width)
                     target = np.fromfile(file, self.dtype, count)
-                yield EdgeChunk(source, target, {}, _place(self.path, low))
-
-
-def _place(path: Path, low: int) -> Any:
-    return lambda place: f"{path}, edge {low + place}"
+                yield EdgeChunk(source, target, {}, edge_place(self.path, low))

@@ -13,7 +13,7 @@ import numpy as np
 
 from pyg_dist.errors import DataError, UnsupportedError
 from pyg_dist.store.sources.edge_list import WEIGHT, chunk_of
-from pyg_dist.store.sources.source import EdgeChunk, Source, SourceInfo
+from pyg_dist.store.sources.source import EdgeChunk, Reading, Source, SourceInfo
 from pyg_dist.store.sources.text import number_lines, open_text
 
 _COLUMNS = {"pattern": 2, "real": 3, "integer": 3, "double": 3}
@@ -26,8 +26,8 @@ class MatrixMarket(Source):
     Of a symmetric one each entry off the diagonal is followed by its mirror image. Values are ``edge_weight``.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.name = path, path.name
+    def __init__(self, path: Path, reading: Reading) -> None:
+        self.path, self.name, self.reading = path, path.name, reading
         self.head = 0
         banner, size = b"", b""
         try:

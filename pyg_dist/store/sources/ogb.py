@@ -15,8 +15,18 @@ import numpy as np
 
 from pyg_dist.errors import DataError, MissingPackageError, UnsupportedError
 from pyg_dist.store.format import dtype_name
+from pyg_dist.store.sources.npz import edge_columns
 from pyg_dist.store.sources.npz_member import Member, members
-from pyg_dist.store.sources.source import EdgeAttribute, EdgeChunk, NodeAttribute, Source, SourceInfo, fixed_rows
+from pyg_dist.store.sources.source import (
+    EdgeAttribute,
+    EdgeChunk,
+    NodeAttribute,
+    Reading,
+    Source,
+    SourceInfo,
+    edge_place,
+    fixed_rows,
+)
 from pyg_dist.store.sources.text import number_lines
 
 Array = np.ndarray[Any, Any]
@@ -53,8 +63,8 @@ def master_options(name: str) -> dict[str, str]:
 class OGB(Source):
     """``x``, ``edge_attr``, ``y`` and additional files as ``PygNodePropPredDataset`` has them; the split as masks."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.name, self.raw = path, path.name, path / "raw"
+    def __init__(self, path: Path, reading: Reading) -> None:
+        self.path, self.name, self.reading, self.raw = path, path.name, reading, path / "raw"
         self.options = master_options(path.name.replace("_", "-"))
         if self.options["is hetero"] == "True":
             raise UnsupportedError(f"Expected a homogeneous dataset (got {path.name}): export one relation as a graph")
@@ -122,15 +132,13 @@ class OGB(Source):
                 yield lines.values[:, 0], lines.values[:, 1], lambda k, n=lines.number: f"{path}, line {n[k]}"  # type: ignore[misc]
             return
         edges = self.members["edge_index"]
-        if edges.is_fortran or edges.shape[:1] != (2,) or edges.dtype.kind not in "iu":
+        if edges.shape[:1] != (2,) or edges.dtype.kind not in "iu":
             raise DataError(
                 f"Expected integers [2, E] as 'edge_index' in {edges.path} (got {list(edges.shape)}): check it"
             )
-        first = Member(edges.path, edges.name, edges.dtype, (edges.shape[1],), False)
-        both = Member(edges.path, edges.name, edges.dtype, (2 * edges.shape[1],), False)
-        num_bytes, low = size * edges.dtype.itemsize, 0
-        for source, target in zip(first.pieces(num_bytes), both.pieces(num_bytes, edges.shape[1]), strict=True):
-            yield source, target, lambda k, low=low: f"{edges.path}, edge {low + k}"  # type: ignore[misc]
+        low = 0
+        for source, target in edge_columns(edges, size):
+            yield source, target, edge_place(edges.path, low)
             low += len(source)
 
     def _edge_keys(self) -> list[str]:

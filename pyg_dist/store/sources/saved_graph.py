@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pyg_dist.errors import DataError
 from pyg_dist.store.reader import TensorFile
-from pyg_dist.store.sources.source import EdgeAttribute, EdgeChunk, NodeAttribute, Source, SourceInfo
+from pyg_dist.store.sources.source import (
+    EdgeAttribute,
+    EdgeChunk,
+    NodeAttribute,
+    Reading,
+    Source,
+    SourceInfo,
+    edge_place,
+)
 
 METADATA = "pyg_dist graph"
 EDGE_INDEX = "edge_index"
@@ -18,8 +27,8 @@ EDGE_INDEX = "edge_index"
 class SavedGraph(Source):
     """Tensors ``edge_index`` ``[2, E]`` and attributes; the header says which of them have a row per node or edge."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.name = path, path.name
+    def __init__(self, path: Path, reading: Reading) -> None:
+        self.path, self.name, self.reading = path, path.name, reading
         self.file = TensorFile(path)
         try:
             self.content: dict[str, Any] = json.loads(self.file.metadata[METADATA])
@@ -48,17 +57,11 @@ class SavedGraph(Source):
         edges = tuple(
             EdgeAttribute(name, tensors[name].dtype, tensors[name].shape[1:]) for name in self.names["edge_attributes"]
         )
-        others = {name: (tensors[name].dtype, self.file.whole(name)) for name in self.content["other_tensors"]}
+        others = {name: (tensors[name], partial(self.file.whole, name)) for name in self.content["other_tensors"]}
         return SourceInfo(
-            (self.path,),
-            self.num_nodes,
-            self.num_edges,
-            nodes,
-            edges,
-            self.content["other"],
-            others,
+            (self.path,), self.num_nodes, self.num_edges, nodes, edges, self.content["other"], others,
             graph=self.content["graph"],
-        )
+        )  # fmt: skip
 
     def chunks(self, size: int) -> Iterator[EdgeChunk]:
         """Slices of the mapped file."""
@@ -67,12 +70,8 @@ class SavedGraph(Source):
         for low in range(0, self.num_edges, size):
             high = min(low + size, self.num_edges)
             attributes = {name: file.rows(name, low, high) for name in self.names["edge_attributes"]}
-            yield EdgeChunk(sources[low:high], targets[low:high], attributes, _place(self.path, low))
+            yield EdgeChunk(sources[low:high], targets[low:high], attributes, edge_place(self.path, low))
             file.release()
 
     def _rows(self, name: str) -> Any:
         return lambda num_bytes: self.file.pieces(name, num_bytes=num_bytes)
-
-
-def _place(path: Path, low: int) -> Any:
-    return lambda place: f"{path}, edge {low + place}"

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
+from torch_geometric.typing import SparseTensor
+
+from pyg_dist.store.format import TensorSpec, is_storable
 
 Array = np.ndarray[Any, Any]
 
@@ -73,7 +79,7 @@ class SourceInfo:
         nodes: attributes with a row per node.
         edges: attributes with a row per edge.
         other: attributes that are neither and that JSON has.
-        other_tensors: those that it has not: type, as safetensors calls it, and content.
+        other_tensors: tensors that are neither: type and shape, and how to read them.
         stands_once: whether each edge stands for both directions.
         graph: how a script sees the edges, see :class:`~pyg_dist.store.manifest.Manifest`.
     """
@@ -84,9 +90,20 @@ class SourceInfo:
     nodes: tuple[NodeAttribute, ...] = ()
     edges: tuple[EdgeAttribute, ...] = ()
     other: dict[str, Any] = field(default_factory=dict)
-    other_tensors: dict[str, tuple[str, Array]] = field(default_factory=dict)
+    other_tensors: Mapping[str, tuple[TensorSpec, Callable[[], Array]]] = field(default_factory=dict)
     stands_once: bool = False
     graph: dict[str, Any] = field(default_factory=lambda: {"key": "edge_index", "loop_rule": "remaining"})
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How to read an input.
+
+    Attributes:
+        is_strict: raise where an attribute does not fit the graph; else it is left out, with a warning.
+    """
+
+    is_strict: bool = True
 
 
 class Source(ABC):
@@ -94,9 +111,11 @@ class Source(ABC):
 
     Attributes:
         name: for people.
+        reading: how it is read.
     """
 
     name: str
+    reading: Reading = Reading()
 
     @abstractmethod
     def info(self) -> SourceInfo:
@@ -125,3 +144,31 @@ def fixed_rows(array: Array) -> Callable[[int], Iterator[Array]]:
             yield array[low : low + step]
 
     return rows
+
+
+def storable(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes that a store can hold: tensors, and what JSON has. Others are left out, with a warning."""
+    kept = {}
+    for name, value in given.items():
+        is_kept = is_storable(value.dtype) if isinstance(value, Tensor) else is_plain(value)
+        if is_kept or isinstance(value, SparseTensor):
+            kept[name] = value
+            continue
+        what = (
+            value.dtype if isinstance(value, Tensor) else value if isinstance(value, np.dtype) else type(value).__name__
+        )
+        warnings.warn(f"'{name}' of {path} is left out: a store has no {what}", stacklevel=2)
+    return kept
+
+
+def edge_place(path: Path, low: int) -> Callable[[int], str]:
+    """For :attr:`EdgeChunk.place` of files that have no lines."""
+    return lambda place: f"{path}, edge {low + place}"
+
+
+def is_plain(value: object) -> bool:
+    """Whether JSON keeps a value as it is."""
+    try:
+        return bool(json.loads(json.dumps(value)) == value)
+    except (TypeError, ValueError):
+        return False

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import GlobalStorage
 
-from pyg_dist.errors import DataError
-from pyg_dist.store.format import dtype_name
+from pyg_dist.errors import DataError, PygDistError
+from pyg_dist.store.format import TensorSpec, as_storage, dtype_name
+from pyg_dist.store.graph_input import read_graph
 from pyg_dist.store.sources.source import (
     EdgeAttribute,
     EdgeChunk,
     NodeAttribute,
+    Reading,
     Source,
     SourceInfo,
+    edge_place,
     fixed_rows,
+    storable,
 )
 
 PROCESSED = Path("processed") / "data.pt"
@@ -31,55 +35,52 @@ PROCESSED = Path("processed") / "data.pt"
 
 
 class TorchFile(Source):
-    """One graph with ``edge_index``. It is read with ``weights_only=True``: nothing in the file runs."""
+    """One graph, with ``edge_index`` or a sparse ``adj_t``, as :class:`~pyg_dist.DistributedData` reads it.
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.name = path, path.name
-        self.tensors = _tensors(path)
-        edges = self.tensors.get("edge_index")
-        if edges is None or edges.dim() != 2 or edges.shape[0] != 2 or edges.is_floating_point():
-            got = "nothing" if edges is None else f"{edges.dtype} {list(edges.shape)}"
-            raise DataError(f"Expected integers [2, E] as 'edge_index' in {path} (got {got}): save such a graph")
-        self.edges = edges.long()
-        self.num_edges = self.edges.shape[1]
-        rows = self.tensors.get("x", self.tensors.get("y"))
-        declared = self.tensors.get("num_nodes")
-        largest = int(self.edges.max()) + 1 if self.num_edges else 0
-        self.num_nodes = int(declared) if declared is not None else largest if rows is None else rows.shape[0]
+    The file is loaded with ``weights_only=True``: nothing in it runs.
+    """
+
+    def __init__(self, path: Path, reading: Reading) -> None:
+        self.path, self.name, self.reading = path, path.name, reading
+        content = _content(path)
+        try:
+            self.graph = read_graph(
+                Data(**storable(path, content)), allow_nan=True, warn=False, is_strict=reading.is_strict
+            )
+        except PygDistError as error:
+            raise type(error)(f"{path}: {error}") from error
 
     def info(self) -> SourceInfo:
-        """Attributes by the number of their rows."""
-        nodes, edges = [], []
-        for name, tensor in self.tensors.items():
-            if name in ("edge_index", "num_nodes") or tensor.dim() == 0:
-                continue
-            if tensor.shape[0] == self.num_nodes:
-                rows = fixed_rows(_array(tensor))
-                nodes.append(NodeAttribute(name, dtype_name(tensor.dtype), tuple(tensor.shape[1:]), rows))
-            elif tensor.shape[0] == self.num_edges:
-                edges.append(EdgeAttribute(name, dtype_name(tensor.dtype), tuple(tensor.shape[1:])))
-        return SourceInfo((self.path,), self.num_nodes, self.num_edges, tuple(nodes), tuple(edges))
+        """All is in memory."""
+        graph = self.graph
+        tensors = {name: value for name, value in graph.other_attributes.items() if isinstance(value, Tensor)}
+        plain = {name: value for name, value in graph.other_attributes.items() if name not in tensors}
+        nodes = (
+            NodeAttribute(name, dtype_name(t.dtype), tuple(t.shape[1:]), fixed_rows(_array(t)))
+            for name, t in graph.node_attributes.items()
+        )
+        edges = (EdgeAttribute(name, dtype_name(t.dtype), tuple(t.shape[1:])) for name, t in graph.edge_columns.items())
+        others = {n: (TensorSpec(dtype_name(t.dtype), tuple(t.shape)), partial(_array, t)) for n, t in tensors.items()}
+        return SourceInfo(
+            (self.path,), graph.num_nodes, graph.edge_index.shape[1], tuple(nodes), tuple(edges), plain, others,
+            graph={"key": graph.graph_key, "loop_rule": graph.loop_rule},
+        )  # fmt: skip
 
     def chunks(self, size: int) -> Iterator[EdgeChunk]:
         """Slices of the tensors."""
-        names = [attribute.name for attribute in self.info().edges]
-        source, target = self.edges.numpy()
-        for low in range(0, self.num_edges, size):
+        source, target = self.graph.edge_index.numpy()
+        for low in range(0, len(source), size):
             part = slice(low, low + size)
-            attributes = {name: _array(self.tensors[name][part]) for name in names}
-            yield EdgeChunk(source[part], target[part], attributes, _place(self.path, low))
+            attributes = {name: _array(rows[part]) for name, rows in self.graph.edge_columns.items()}
+            yield EdgeChunk(source[part], target[part], attributes, edge_place(self.path, low))
 
 
-def _place(path: Path, low: int) -> Callable[[int], str]:
-    return lambda place: f"{path}, edge {low + place}"
+def _array(tensor: Tensor) -> Any:
+    return as_storage(tensor.contiguous())
 
 
-def _array(tensor: Tensor) -> np.ndarray[Any, Any]:
-    return tensor.contiguous().numpy() if tensor.dtype != torch.bfloat16 else tensor.view(torch.uint16).numpy()
-
-
-def _tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of the graph in the file, by name."""
+def _content(path: Path) -> dict[str, Any]:
+    """The attributes of the graph in the file."""
     try:
         # Classes of PyG that hold a graph, all without code of their own that a file could make run.
         with torch.serialization.safe_globals([Data, DataEdgeAttr, DataTensorAttr, GlobalStorage]):
@@ -101,12 +102,6 @@ def _tensors(path: Path) -> dict[str, Tensor]:
     count = len(slices["edge_index"]) - 1 if isinstance(slices, Mapping) and "edge_index" in slices else 1
     if count > 1:
         raise DataError(f"Expected one graph in {path} (got {count}): save the one that you train on")
-    if any(isinstance(value, Mapping) for value in content.values()):
+    if "_global_store" in content:
         raise DataError(f"Expected a homogeneous graph in {path} (got one of several kinds): use to_homogeneous()")
-    found = {
-        str(name): value
-        for name, value in content.items()
-        if isinstance(value, Tensor) and value.layout == torch.strided
-    }
-    number = content.get("num_nodes")
-    return found | ({"num_nodes": torch.tensor(number)} if isinstance(number, int) else {})
+    return {str(name): value for name, value in content.items()}

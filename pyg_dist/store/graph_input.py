@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,15 +13,11 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
-from pyg_dist.data.attribute_kind import belongs_to
 from pyg_dist.errors import DataError, UnsupportedError
-from pyg_dist.layout.edge_index import DistributedEdgeIndex
-from pyg_dist.layout.self_loops import LoopRule
 from pyg_dist.partition.edge_list import as_edges, check_ends
+from pyg_dist.store.attributes import GRAPH_KEYS, Attributes, num_nodes_of, sort_attributes
+from pyg_dist.store.manifest import ADJ_VALUES, LoopRule
 from pyg_dist.store.nan_count import NanCount
-
-_GRAPH_KEYS = ("edge_index", "adj_t")
-_OWN = ("graph", "plan", "traffic")
 
 
 @dataclass
@@ -32,12 +28,10 @@ class GraphInput:
         edge_index: int64 ``[2, E]``.
         num_nodes: N.
         graph_key: ``"edge_index"`` or ``"adj_t"``, where the script will look for the graph.
-        loop_rule: see :data:`~pyg_dist.layout.self_loops.LoopRule`.
+        loop_rule: see :data:`~pyg_dist.store.manifest.LoopRule`.
         adj_values: the values of ``adj_t``, ``[E]``, unless they are absent, or all one and constant.
         device: where the graph was given: that of ``x``, or else of its edges. Edges and their values are on the host.
-        node_attributes: tensors ``[N, ...]`` by name.
-        edge_attributes: tensors ``[E, ...]`` by name.
-        other_attributes: everything else, kept as it is on every rank.
+        attributes: all others, by what they belong to.
     """
 
     edge_index: Tensor
@@ -46,9 +40,27 @@ class GraphInput:
     loop_rule: LoopRule
     adj_values: Tensor | None
     device: torch.device
-    node_attributes: dict[str, Tensor] = field(default_factory=dict)
-    edge_attributes: dict[str, Tensor] = field(default_factory=dict)
-    other_attributes: dict[str, Any] = field(default_factory=dict)
+    attributes: Attributes
+
+    @property
+    def node_attributes(self) -> dict[str, Tensor]:
+        """Tensors ``[N, ...]`` by name."""
+        return self.attributes.nodes
+
+    @property
+    def edge_attributes(self) -> dict[str, Tensor]:
+        """Tensors ``[E, ...]`` by name."""
+        return self.attributes.edges
+
+    @property
+    def other_attributes(self) -> dict[str, Any]:
+        """Everything else, kept as it is on every rank."""
+        return self.attributes.others
+
+    @property
+    def edge_columns(self) -> dict[str, Tensor]:
+        """What a file has a row per edge of: attributes, and the values of ``adj_t``."""
+        return self.edge_attributes | ({} if self.adj_values is None else {ADJ_VALUES: self.adj_values})
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Everything that must be equal on all ranks, by name."""
@@ -62,13 +74,14 @@ class GraphInput:
                 yield name, value
 
 
-def read_graph(data: Data, allow_nan: bool, warn: bool) -> GraphInput:
+def read_graph(data: Data, allow_nan: bool, warn: bool, is_strict: bool = True) -> GraphInput:
     """Check ``data`` and sort its attributes. Not collective.
 
     Args:
         data: a homogeneous PyG graph.
         allow_nan: do not look for NaN features.
         warn: whether this rank speaks for all.
+        is_strict: see :func:`~pyg_dist.store.attributes.sort_attributes`.
 
     Raises:
         DataError: Something in the graph is wrong; the message names it.
@@ -81,17 +94,13 @@ def read_graph(data: Data, allow_nan: bool, warn: bool) -> GraphInput:
             f"Expected a homogeneous torch_geometric.data.Data (got {type(data).__name__}): "
             f"convert it first, e.g. HeteroData.to_homogeneous()"
         )
-    if any(isinstance(data.get(key), DistributedEdgeIndex) for key in _GRAPH_KEYS):
+    if getattr(data, "is_distributed", False):
         raise UnsupportedError("Expected a graph of one process (got one that is distributed already): use it as it is")
     edge_index, graph_key, loop_rule, values = _edges(data)
-    num_nodes = _num_nodes(data)
+    num_nodes = num_nodes_of(data, lambda: int(edge_index.max()) if edge_index.numel() else -1, is_strict)
     check_ends(edge_index, num_nodes, graph_key)
-    graph = GraphInput(edge_index, num_nodes, graph_key, loop_rule, values, _device(data))
-    for name, value in data.to_dict().items():
-        if name in _OWN:
-            raise DataError(f"Expected no attribute '{name}', which every DistributedData has: rename the data's")
-        if name not in _GRAPH_KEYS and name != "num_nodes":
-            _sort_attribute(graph, name, value)
+    attributes = sort_attributes(data.to_dict(), num_nodes, edge_index.shape[1], is_strict)
+    graph = GraphInput(edge_index, num_nodes, graph_key, loop_rule, values, _device(data), attributes)
     _check_masks(graph)
     if not allow_nan and warn:
         _warn_of_nan(graph)
@@ -100,7 +109,7 @@ def read_graph(data: Data, allow_nan: bool, warn: bool) -> GraphInput:
 
 def _edges(data: Data) -> tuple[Tensor, str, LoopRule, Tensor | None]:
     """Edges as (sources, targets); where they came from; what that says of self loops; their values."""
-    if all(data.get(key) is not None for key in _GRAPH_KEYS):
+    if all(data.get(key) is not None for key in GRAPH_KEYS):
         raise DataError(
             "Expected 'edge_index' or 'adj_t' in data (got both): delete the one that the model does not use"
         )
@@ -130,30 +139,6 @@ def _device(data: Data) -> torch.device:
     if isinstance(x, Tensor):
         return x.device
     return edges.device() if isinstance(edges, SparseTensor) else torch.device(edges.device)
-
-
-def _num_nodes(data: Data) -> int:
-    x = data.get("x")
-    declared = data._store.get("num_nodes")
-    if isinstance(x, Tensor) and x.dim() > 0:
-        if declared is not None and declared != x.shape[0]:
-            raise DataError(f"Expected 'x' to have num_nodes={declared} rows (got {x.shape[0]}): one row per node")
-        return int(x.shape[0])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyG warns where it has to guess from edge_index
-        return int(data.num_nodes or 0)
-
-
-def _sort_attribute(graph: GraphInput, name: str, value: Any) -> None:
-    """Put one attribute where it belongs."""
-    if isinstance(value, SparseTensor) or (isinstance(value, Tensor) and value.layout != torch.strided):
-        raise UnsupportedError(f"Expected '{name}' to be a dense tensor (got a sparse one): use .to_dense()")
-    if not isinstance(value, Tensor) or value.dim() == 0:
-        graph.other_attributes[name] = value
-        return
-    kind = belongs_to(name, value, graph.num_nodes, graph.edge_index.shape[1])
-    by_kind = {"node": graph.node_attributes, "edge": graph.edge_attributes, None: graph.other_attributes}
-    by_kind[kind][name] = value
 
 
 def _check_masks(graph: GraphInput) -> None:

@@ -1,0 +1,128 @@
+"""What a graph's attributes belong to: PyG's rules, the same for graphs in memory and for every file format.
+
+A file that is read in pieces is a ``Data`` of tensors on the device ``meta`` here: names, types and shapes decide.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.data import Data
+from torch_geometric.typing import SparseTensor
+
+from pyg_dist.errors import DataError, UnsupportedError
+
+GRAPH_KEYS = ("edge_index", "adj_t")
+_OWN = ("graph", "plan", "traffic")
+
+
+@dataclass(frozen=True)
+class Attributes:
+    """Attributes by what they belong to, in the order of the ``Data``.
+
+    Attributes:
+        nodes: tensors ``[N, ...]`` by name.
+        edges: tensors ``[E, ...]`` by name.
+        others: everything else.
+    """
+
+    nodes: dict[str, Tensor] = field(default_factory=dict)
+    edges: dict[str, Tensor] = field(default_factory=dict)
+    others: dict[str, Any] = field(default_factory=dict)
+
+
+def num_nodes_of(data: Data, largest: Callable[[], int], is_strict: bool = True) -> int:
+    """N, as ``data.num_nodes`` has it.
+
+    Args:
+        data: the attributes; its ``edge_index`` may lack content.
+        largest: the largest id in ``edge_index``, -1 without edges; called where nothing else says N.
+        is_strict: see :func:`sort_attributes`.
+
+    Raises:
+        DataError: ``x`` has another number of rows than ``num_nodes`` says.
+    """
+    x, declared = data.get("x"), data._store.get("num_nodes")
+    if isinstance(x, Tensor) and x.dim() > 0:
+        if declared is None or declared == x.shape[0]:
+            return int(x.shape[0])
+        if is_strict:
+            raise DataError(f"Expected 'x' to have num_nodes={declared} rows (got {x.shape[0]}): one row per node")
+    told = copy.copy(data)
+    for key in ("edge_index", "face"):  # of both PyG would take the largest id
+        if not isinstance(told.get(key), EdgeIndex):
+            del told[key]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyG warns where it has to guess
+        found = told.num_nodes
+    return largest() + 1 if found is None else int(found)
+
+
+def sort_attributes(given: Mapping[str, Any], num_nodes: int, num_edges: int, is_strict: bool = True) -> Attributes:
+    """Put every attribute where it belongs.
+
+    Args:
+        given: attributes by name; the graph itself and ``num_nodes`` are passed over.
+        num_nodes: N.
+        num_edges: E.
+        is_strict: raise where one does not fit; else it is left out, with a warning.
+
+    Raises:
+        DataError: One has another number of rows than its name says, or a name that every DistributedData uses.
+        UnsupportedError: A sparse matrix.
+    """
+    found = Attributes()
+    for name, value in given.items():
+        if name in GRAPH_KEYS or name == "num_nodes":
+            continue
+        try:
+            kind = _kind_of(name, value, num_nodes, num_edges)
+        except (DataError, UnsupportedError) as error:
+            if is_strict:
+                raise
+            warnings.warn(f"'{name}' is left out: {error}", stacklevel=2)
+            continue
+        {"node": found.nodes, "edge": found.edges, None: found.others}[kind][name] = value
+    return found
+
+
+def _kind_of(name: str, value: Any, num_nodes: int, num_edges: int) -> Literal["node", "edge"] | None:
+    if name in _OWN:
+        raise DataError(f"Expected no attribute '{name}', which every DistributedData has: rename the data's")
+    if isinstance(value, SparseTensor) or (isinstance(value, Tensor) and value.layout != torch.strided):
+        raise UnsupportedError(f"Expected '{name}' to be a dense tensor (got a sparse one): use .to_dense()")
+    is_rows = isinstance(value, Tensor) and value.dim() > 0
+    return belongs_to(name, value, num_nodes, num_edges) if is_rows else None
+
+
+def belongs_to(name: str, value: Tensor, num_nodes: int, num_edges: int) -> Literal["node", "edge"] | None:
+    """Whether ``value`` has a row for each node, or for each edge; ``None``: neither, it is the same on every rank.
+
+    By its number of rows, and by its name where both numbers fit: PyG's ``is_node_attr`` and ``is_edge_attr``. A name
+    with "index" holds ids, not rows.
+
+    Raises:
+        DataError: PyG's name for something of nodes or edges, and another number of rows.
+    """
+    size = value.shape[0]
+    both = {num_nodes: f"{num_nodes} rows, one per node", num_edges: f"{num_edges} rows, one per edge"}
+    of_edges = {num_edges: both[num_edges]}
+    named = {"x": {num_nodes: f"{num_nodes} rows, one per node"}, "edge_attr": of_edges, "edge_weight": of_edges}
+    allowed = named.get(name, both if name.endswith("mask") else None)
+    if allowed is not None and size not in allowed:
+        raise DataError(
+            f"Expected '{name}' to have {', or '.join(allowed.values())} (got shape {list(value.shape)}): "
+            f"rebuild it for this graph"
+        )
+    if "index" in name:
+        return None
+    if size == num_edges and ("edge" in name or num_edges != num_nodes):
+        return "edge"
+    return "node" if size == num_nodes else None
