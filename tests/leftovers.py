@@ -25,7 +25,7 @@ from torch_geometric.nn import GraphConv, SAGEConv
 _STAYS = {
     *(f"pyg_dist.backend.session.session.{name}" for name in ("_options", "_owns_group", "_store", "_watch")),
     *("pyg_dist.backend.comm.transport._abandoned", "pyg_dist.backend.staging._warned"),
-    *("pyg_dist.tensor.constructors._libraries", "torch.tensor", "pyg_dist.backend.sparse.csr._trials_by_size"),
+    *("torch.tensor", "torch.as_tensor", "torch.asarray", "pyg_dist.backend.sparse.csr._trials_by_size"),
     *("pyg_dist.backend.session.session._divergence", "pyg_dist.backend.comm.connection._reason"),
     *("pyg_dist.backend.session.world._current", "pyg_dist.errors._suffix"),
     *("pyg_dist.errors._where", "pyg_dist.errors._whole_graph"),

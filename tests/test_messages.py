@@ -98,7 +98,7 @@ def messages() -> dict[str, str]:
         "out of memory in a function": lambda: data.x.repeat(1, COLUMNS),
         "out of memory in a backward pass": lambda: Widens.apply(x.to_local()).sum().backward(),
         "out of memory in torch's backward pass": lambda: (
-            torch.ones(1, requires_grad=True).expand(16 * COLUMNS)[:1].sum().backward()
+            (torch.ones(1, requires_grad=True).expand(16 * COLUMNS)[:1] * data.x).sum().backward()
         ),
         "out of memory in the set-up": fails_in_the_set_up,
         "device": lambda: data.to("cuda:99"),

@@ -11,6 +11,7 @@ import torch
 
 from pyg_dist import errors
 from pyg_dist.backend.comm.calls import users_line
+from pyg_dist.backend.local_function import LocalFunction
 from pyg_dist.errors import OutOfMemoryError
 
 # Of torch on the CPU ("you tried to allocate 80 bytes"), on a GPU and of NumPy ("Unable to allocate 1.50 GiB").
@@ -60,16 +61,34 @@ def explained() -> Iterator[None]:
 
 
 def watch_backward(is_watched: bool) -> None:
-    """Explain what fails in the engine's own functions, too, or no longer: no Python runs there. Not collective."""
+    """Explain what fails in the engine's own functions, too, or no longer: no Python runs there. Not collective.
+
+    What fails in a graph that has no function of this package is somebody else's.
+    """
     _autograd._engine_run_backward = _explained_backward if is_watched else _run_backward
 
 
-def _explained_backward(*args: Any, **options: Any) -> Any:
+def _explained_backward(outputs: Any, *args: Any, **options: Any) -> Any:
     try:
-        return _run_backward(*args, **options)
+        return _run_backward(outputs, *args, **options)
     except (RuntimeError, MemoryError) as error:
-        explain(error, _BACKWARD)
+        if _has_own_function(outputs):
+            explain(error, _BACKWARD)
         raise
+
+
+def _has_own_function(outputs: Any) -> bool:
+    """Whether a function of this package is in the graph behind ``outputs``, tensors or edges of the graph."""
+    nodes = [getattr(output, "node", None) or output.grad_fn for output in outputs]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if issubclass(getattr(node, "_forward_cls", object), LocalFunction):
+            return True
+        following = {inner for inner, _ in getattr(node, "next_functions", ())} - seen
+        seen |= following
+        nodes += following
+    return False
 
 
 def explain(error: RuntimeError | MemoryError, where: str = "") -> None:

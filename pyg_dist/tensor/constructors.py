@@ -1,87 +1,74 @@
 """Constructors that copy a tensor without asking its class: of row tensors they get all rows, as ``.numpy()`` does.
 
-``torch.tensor(x)`` and its kin read the memory of ``x`` without ``__torch_function__``, ``__array__`` or iteration, so
-they would give one rank's rows. What they call can be met one floor down: ``torch.as_tensor`` and ``torch.asarray``
-convert by ``aten::to.device``, which Python's ``x.to(...)`` hardly uses; ``torch.LongTensor(x)`` and its like by
-``aten::alias``. Our kernels of the two gather a row tensor and do for all others what torch's do. They know from
-torch's own switch whether a handler has asked for the local rows. ``torch.tensor`` detaches first, too common a call to
-stand behind: a Python function of the same name wraps it.
-
-All of this is there only while distributed rows are.
+``torch.tensor(x)``, ``torch.as_tensor(x, dtype=...)`` and ``torch.asarray(x, dtype=...)`` read the memory of ``x``
+without ``__torch_function__``, ``__array__`` or iteration, so they would give one rank's rows. While distributed rows
+are, Python functions of the same names wrap them. No operator of torch is replaced: a kernel in Python would give its
+results a Python object, and then no other library could make tensors of its own class of them. Types, such as
+``torch.LongTensor``, refuse (:mod:`pyg_dist.tensor.constructor_calls`).
 """
 
 from __future__ import annotations
 
 import functools
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from pyg_dist.tensor.row_tensor import RowTensor, local_tensors
+from pyg_dist.tensor.row_tensor import RowTensor
 from pyg_dist.tensor.sharding import living
 
-# In inference mode, tensors skip autograd's keys.
-_KEYS = ("AutogradCPU", "CPU")
-
-_libraries: list[Any] = []
-_tensor: Any = torch.tensor
+Constructor = Callable[..., Any]
 
 
-def _is_asked_for_all_rows(x: Tensor) -> bool:
-    return isinstance(x, RowTensor) and torch._C._is_torch_function_enabled()
+def _of_all_rows(stock: Constructor) -> Constructor:
+    """``stock``, with all rows of a row tensor that it would copy."""
+
+    @functools.wraps(stock)
+    def wrapper(*args: Any, **options: Any) -> Any:
+        if args and isinstance(args[0], RowTensor):
+            args = (_copied(stock, args[0], options), *args[1:])
+        elif options:
+            for name in ("data", "obj"):
+                if isinstance(options.get(name), RowTensor):
+                    options[name] = _copied(stock, options[name], options)
+        return stock(*args, **options)
+
+    return wrapper
 
 
-def _to_device(
-    x: Tensor,
-    device: torch.device,
-    dtype: torch.dtype,
-    non_blocking: bool = False,
-    copy: bool = False,
-    memory_format: torch.memory_format | None = None,
-) -> Tensor:
-    """``aten::to.device``, which gives ``x`` itself where there is nothing to do."""
-    if _is_asked_for_all_rows(x) and (copy or x.dtype != dtype or x.device != device):
-        x = x.full_tensor()  # type: ignore[attr-defined]
-    options = {"dtype": dtype, "device": device, "non_blocking": non_blocking, "copy": copy}
-    with local_tensors():
-        return torch.ops.aten.to.dtype_layout(x, **options, memory_format=memory_format)  # type: ignore[no-any-return]
+def _copied(stock: Constructor, x: RowTensor, options: dict[str, Any]) -> Any:
+    """All rows; ``x`` itself, which ``as_tensor`` and ``asarray`` return where there is nothing to do."""
+    dtype, device = options.get("dtype") or x.dtype, torch.device(options.get("device") or x.device)
+    copies = stock is torch_stock["tensor"] or options.get("copy")
+    return x.full_tensor() if copies or dtype != x.dtype or device != x.device else x
 
 
-def _alias(x: Tensor) -> Tensor:
-    """``aten::alias``."""
-    if _is_asked_for_all_rows(x):
-        x = x.full_tensor()  # type: ignore[attr-defined]
-    with local_tensors():
-        # The derivative of expand, unlike that of view, passes a gradient of this shape on as it is. A view of it
-        # could not be added to in place: the engine would make a new tensor of each sum.
-        return x.expand(x.shape) if x.layout is torch.strided else x.clone()
-
-
-@functools.wraps(_tensor)
-def _tensor_of_all_rows(data: Any, **options: Any) -> Tensor:
-    return _tensor(data.full_tensor() if isinstance(data, RowTensor) else data, **options)  # type: ignore[no-any-return]
+torch_stock: dict[str, Constructor] = {name: getattr(torch, name) for name in ("tensor", "as_tensor", "asarray")}
+_WRAPPERS = {name: _of_all_rows(stock) for name, stock in torch_stock.items()}
 
 
 def _add() -> None:
     torch_: Any = torch
-    # Tables that torch fills once with its functions must not find ours.
+    # Tables that torch fills once with its functions must have its own, whenever it fills them.
     torch_.utils._device._device_constructors()
+    torch_.overrides.get_ignored_functions().update(_WRAPPERS.values())
     torch_.jit._builtins._get_builtin_table()
-    torch_.jit._builtins._register_builtin(_tensor_of_all_rows, "aten::tensor")
-    library = torch_.library.Library("aten", "IMPL")
-    for key in _KEYS:
-        library.impl("to.device", _to_device, key)
-        library.impl("alias", _alias, key)
-    _libraries.append(library)
-    torch_.tensor = _tensor_of_all_rows
+    for name, wrapper in _WRAPPERS.items():
+        torch_.jit._builtins._register_builtin(wrapper, f"aten::{name}")
+        setattr(torch, name, wrapper)
 
 
 def _remove() -> None:
-    torch_: Any = torch
-    torch_.tensor = _tensor
-    while _libraries:
-        _libraries.pop()._destroy()
+    for name, stock in torch_stock.items():
+        setattr(torch, name, stock)
+    if "torch._dynamo.variables.torch" in sys.modules:  # its tables are filled at its first use
+        from torch._dynamo.trace_rules import clear_lru_cache
+        from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+
+        clear_lru_cache()
+        TorchInGraphFunctionVariable._get_handlers.cache_clear()
 
 
 living.watch(_add, _remove)

@@ -11,6 +11,7 @@ make every result a view, which in-place operations then have to rebase.
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -20,6 +21,7 @@ from torch._ops import OpOverload
 from pyg_dist.backend import out_of_memory
 from pyg_dist.backend.comm.transport import Pending
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, UnsupportedError
+from pyg_dist.tensor.constructor_calls import is_constructor_call
 from pyg_dist.tensor.registry import TABLE, Function, Handler, assigns_result, changes_values, public_name, writes
 from pyg_dist.tensor.selection import Selection, elements_of, rows_by_mask, rows_by_places
 from pyg_dist.tensor.sharding import Kind, RowSharding
@@ -62,6 +64,20 @@ class RowTensor(Tensor):
     # What a batch's rows were picked from: this tensor's version, then that tensor and the picked rows' ids.
     _origin: tuple[int | None, RowTensor, Any] | None = None
     _copy_of: str = ""  # where torch would have a view: of "a slice of rows" or, on the grid, "columns"
+
+    @property
+    def __class__(self) -> type:  # what isinstance reads where the type says no
+        if self._sharding.group.size > 1 and is_constructor_call(sys._getframe(1)):
+            raise MixedRowsError(
+                f"torch.Tensor(x), torch.LongTensor(x), y.new(x) and the like would read this rank's rows of a "
+                f"{type(self).__name__}: write torch.tensor(x) for a plain tensor of all rows (collective), or "
+                f"x.float(), x.long() for the same rows"
+            )
+        return type(self)
+
+    @__class__.setter
+    def __class__(self, class_: type) -> None:
+        object.__dict__["__class__"].__set__(self, class_)
 
     @classmethod
     def from_local(cls: type[R], local: Tensor, rows: RowSharding) -> R:

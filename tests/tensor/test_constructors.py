@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +15,7 @@ from random_graphs import random_graph
 from torch import Tensor
 from workers import Workers
 
-from pyg_dist.tensor import RowTensor, constructors
+from pyg_dist.tensor import RowTensor
 
 Pools = Callable[[int], Workers]
 
@@ -25,17 +24,70 @@ CONSTRUCTORS: dict[str, Callable[[Any], Any]] = {
     "tensor by name": lambda x: torch.tensor(data=x, dtype=torch.float32),
     "as_tensor": lambda x: torch.as_tensor(x, dtype=torch.float32),
     "asarray": lambda x: torch.asarray(x, dtype=torch.float16),
-    "Tensor": lambda x: torch.Tensor(x.float()),
-    "FloatTensor": lambda x: torch.FloatTensor(x.float()),
-    "LongTensor": lambda x: torch.LongTensor(x.long()),
-    "BoolTensor": lambda x: torch.BoolTensor(x > 0),
-    "new": lambda x: torch.zeros(0).new(x.float()),
+    "asarray, a copy": lambda x: torch.asarray(obj=x, copy=True),
     "np.asarray": lambda x: torch.from_numpy(np.asarray(x)),
     "np.array": lambda x: torch.from_numpy(np.array(x, dtype=np.float32)),
     "numpy's function": lambda x: torch.from_numpy(np.bincount(x[:, 0].abs().long())),
     "a slice": lambda x: torch.tensor(x[1:4]),
     "a mask's rows": lambda x: torch.as_tensor(x[x[:, 0] > 0], dtype=torch.float32),
 }
+
+LongTensor = torch.LongTensor
+
+
+class Sub(Tensor):
+    """Another library's."""
+
+
+TYPES: dict[str, Callable[[Any], Any]] = {
+    "Tensor": lambda x: torch.Tensor(x.float()),
+    "FloatTensor": lambda x: torch.FloatTensor(x.float()),
+    "BoolTensor": lambda x: torch.BoolTensor(x > 0),
+    "a slice": lambda x: torch.Tensor(x[1:4]),
+    "new": lambda x: torch.zeros(0).new(x.float()),
+    "a name of the script's": lambda x: LongTensor(x.long()),
+    "an argument": lambda x: (lambda kind: kind(x.long()))(LongTensor),
+    "a subclass": lambda x: Sub(x.float()).as_subclass(Tensor),
+    "of a list": lambda x: torch.LongTensor(*[x.long()]),
+}
+
+
+class Named:
+    """Asks for classes beside such a constructor."""
+
+    def asks(self, x: Any) -> tuple[bool, ...]:
+        plain = torch.Tensor([1.0])
+        assert plain.pow(x.abs()).shape == plain.mul(x).shape == x.shape  # these ask for a number first
+        kinds: list[type] = [int, np.ndarray, torch.nn.Parameter, torch.storage.UntypedStorage]
+        asked = [isinstance(x, kind) for kind in kinds] + [
+            isinstance(x, (list, tuple)),
+            callable(x),
+            isinstance(plain, list),
+        ]
+        return (*asked, x.__class__ is type(x), isinstance(x, x.__class__), issubclass(x.__class__, Tensor))
+
+
+def types() -> None:
+    """They refuse where a rank has a part of the rows, wherever the name is from; questions about a class do not."""
+    import pyg_dist
+    from pyg_dist.errors import MixedRowsError
+
+    rows, plain = Operands("tall", True).x.detach(), Operands("tall", False).x.detach()
+    for name, constructor in TYPES.items():
+        expected = constructor(plain)
+        if pyg_dist.world_size() == 1:
+            found = constructor(rows)
+            assert type(found) is Tensor, name
+            assert torch.equal(found, expected), name
+            continue
+        with pytest.raises(MixedRowsError, match=r"would read this rank's rows of a \w+: write torch\.tensor\(x\)"):
+            constructor(rows)
+    assert Named().asks(rows) == (*[False] * 7, True, True, True)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_types_refuse_a_part_of_the_rows(workers: Pools, world_size: int) -> None:
+    workers(world_size).run(types)
 
 
 def construct() -> None:
@@ -57,15 +109,14 @@ def test_all_rows(workers: Pools, world_size: int) -> None:
 
 
 def differentiate() -> None:
-    """``torch.Tensor(x)`` and a conversion are part of the graph, as in torch."""
-    for constructor in (torch.DoubleTensor, lambda x: torch.as_tensor(x, dtype=torch.float32)):
-        grads = []
-        for is_distributed in (True, False):
-            x = Operands("tall", is_distributed).x.detach().requires_grad_()
-            (constructor(x) * torch.arange(7).view(-1, 1)).square().sum().backward()
-            assert x.grad is not None
-            grads.append(x.grad.full_tensor() if isinstance(x.grad, RowTensor) else x.grad)
-        torch.testing.assert_close(*grads)
+    """A conversion is part of the graph, as in torch."""
+    grads = []
+    for is_distributed in (True, False):
+        x = Operands("tall", is_distributed).x.detach().requires_grad_()
+        (torch.as_tensor(x, dtype=torch.float32) * torch.arange(7).view(-1, 1)).square().sum().backward()
+        assert x.grad is not None
+        grads.append(x.grad.full_tensor() if isinstance(x.grad, RowTensor) else x.grad)
+    torch.testing.assert_close(*grads)
 
 
 def test_gradients(workers: Pools) -> None:
@@ -97,7 +148,7 @@ def class_weights(partition: str) -> tuple[float, float]:
     graph.out = torch.randn(40, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     losses = []
     for data in (pyg_dist.DistributedData(graph, partition=partition), graph):
-        for y in (torch.tensor(data.y), torch.LongTensor(data.y), torch.as_tensor(data.y, dtype=torch.int32)):
+        for y in (torch.tensor(data.y), torch.asarray(data.y, copy=True), torch.as_tensor(data.y, dtype=torch.int32)):
             weight = 1 / torch.bincount(y, minlength=7).clamp(min=1).double()
             losses.append(F.cross_entropy(data.out, data.y, weight=weight).item())
     assert losses[0] == losses[1] == losses[2]
@@ -110,49 +161,3 @@ def class_weights(partition: str) -> tuple[float, float]:
 def test_class_weights(workers: Pools, world_size: int, partition: str) -> None:
     for ours, stock in workers(world_size).run(class_weights, partition):
         assert ours == pytest.approx(stock, rel=1e-12)
-
-
-def scripted(x: Tensor) -> Tensor:
-    return x + torch.tensor(2.0)
-
-
-def plain_tensors() -> None:
-    """While distributed rows are, and after."""
-    import pyg_dist
-
-    gc.collect()
-    assert torch.tensor is constructors._tensor
-    rows = pyg_dist.DistributedData(random_graph(20, 60)).x
-    assert torch.tensor is not constructors._tensor
-    x = torch.arange(6.0).view(2, 3).requires_grad_()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        assert torch.equal(torch.tensor(x), x)
-        assert torch.jit.script(scripted)(torch.ones(1)) == 3
-    assert torch.equal(torch.compile(scripted, backend="eager")(torch.ones(1)), torch.full((1,), 3.0))
-    with torch.device("meta"):
-        assert torch.tensor(1.0).is_meta
-    (torch.Tensor(x).square().sum() + x[...].sum() + x.to("cpu", torch.float64).sum()).backward()
-    assert x.grad is not None
-    assert torch.equal(x.grad, 2 * x.detach() + 2)
-    assert x.detach().t()[...].stride() == (1, 3)
-    assert x.to("cpu", torch.float32) is x
-    sparse = torch.eye(3).to_sparse().requires_grad_()
-    (sparse[...].to("cpu", torch.float64).to_dense() * 3).sum().backward()
-    assert sparse.grad is not None
-    assert torch.equal(sparse.grad.to_dense(), 3 * torch.eye(3))
-    view = torch.Tensor(x.detach())
-    view[0, 0] = 9
-    assert x[0, 0] == 9
-    del rows
-    gc.collect()
-    assert torch.tensor is constructors._tensor
-    assert torch.equal(torch.Tensor(x.detach())[...], x.detach())
-
-
-def test_plain_tensors_are_as_without() -> None:
-    pool = Workers(1)  # a process of its own, in which no other test has left rows
-    try:
-        pool.run(plain_tensors)
-    finally:
-        pool.close()

@@ -28,9 +28,9 @@ def as_operand(function: Function, operand: Any, rows: RowSharding, num_dims: in
         MixedRowsError: Alignment at the right would put rows beside columns.
         LayoutMismatchError: A plain operand with another number of rows.
     """
-    if isinstance(operand, (list, tuple)):
-        return type(operand)(as_operand(function, item, rows, num_dims, broadcasts) for item in operand)
     if not isinstance(operand, Tensor):
+        if isinstance(operand, (list, tuple)):
+            return type(operand)(as_operand(function, item, rows, num_dims, broadcasts) for item in operand)
         return operand
     if isinstance(operand, RowTensor):
         if operand.dim() != num_dims:
