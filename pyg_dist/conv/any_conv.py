@@ -33,6 +33,7 @@ from pyg_dist.conv.inputs import (
 from pyg_dist.conv.lazy_norm import NormWeight, made
 from pyg_dist.conv.local_aggregation import aggregate_messages
 from pyg_dist.conv.message_blocks import reduce_messages
+from pyg_dist.conv.one_rank import stock_result
 from pyg_dist.conv.sage import DistributedSAGEConv
 from pyg_dist.conv.special_sums import (
     averaging_forward,
@@ -179,6 +180,9 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The stock forward; on distributed edges, its copy that calls our graph functions (collective)."""
+        small = stock_result(self, self.stock, args, kwargs)
+        if small is not None:
+            return small
         bound = _signature(self.stock).bind(self, *args, **kwargs)
         given = dict(list(bound.arguments.items())[1:])
         first, *others = (name for name in _signature(self.stock).parameters if _is_edge_index(name))

@@ -11,6 +11,7 @@ from torch_geometric.nn.aggr import SumAggregation
 
 from pyg_dist.conv.inputs import edge_handle, edge_rows, features, require_floats, snapshot
 from pyg_dist.conv.linear_order import can_project_last, commutes, project_first
+from pyg_dist.conv.one_rank import stock_result
 from pyg_dist.conv.scripting import stock_twin
 from pyg_dist.errors import DataError, UnsupportedError
 from pyg_dist.layout.accumulate import add_into_
@@ -64,6 +65,9 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
 
     def forward(self, x: Any, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
         """See the class."""
+        small = stock_result(self, GCNConv, (x, edge_index, edge_weight), {})
+        if small is not None:
+            return small
         handle = None if isinstance(x, (tuple, list)) else edge_handle(self, edge_index, x, calls_message=False)
         if handle is None:
             return super().forward(x, edge_index, edge_weight)  # type: ignore[no-any-return]

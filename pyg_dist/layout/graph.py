@@ -262,6 +262,14 @@ class DistributedGraph(GraphProducts, Protocol):
     def traffic(self) -> Traffic:
         """What this rank has sent so far."""
 
+    @property
+    def one_rank_edges(self) -> Tensor | None:
+        """The plain edges, int64 ``[2, E]``, by local rows and in the order of :attr:`edge_sharding`.
+
+        ``None``, unless this rank is the only one and the graph is small enough for PyG's own code
+        (:mod:`pyg_dist.conv.one_rank`).
+        """
+
     # ---- Placement ---------------------------------------------------------------------------------------------------
 
     def feature_sharding(self, width: int) -> RowSharding:

@@ -235,7 +235,9 @@ def version_of(x: Tensor) -> int | None:
             return None
         if not isinstance(x, RowTensor):
             return x._version
-        return x._uncounted + sum(counter._version for counter in x._counters or (x,))
+        if not x._counters:
+            return x._uncounted + x._version
+        return x._uncounted + sum(counter._version for counter in x._counters)
 
 
 class NodeTensor(RowTensor):

@@ -26,7 +26,8 @@ LARGE = 2 << 20
 """Bytes from which on an output is worth a block; ``kWorthIt`` of ``csrc/ops/cpu/block_pool.h``."""
 
 
-def _is_large(x: Tensor, num_elements: int) -> bool:
+def is_large(x: Tensor, num_elements: int) -> bool:
+    """Whether the functions here do otherwise than torch's for ``num_elements`` made of ``x``."""
     if torch._C._get_tracing_state() is not None:  # sizes are tensors, and torch's functions what is traced
         return False
     large = num_elements * x.element_size() >= LARGE and x.dtype in ops.FLOATS and x.device.type == "cpu"
@@ -40,7 +41,7 @@ def _is_transformed() -> bool:
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
     """``a @ b``, without autograd."""
-    if not _is_large(a, a.shape[0] * b.shape[1]):
+    if not is_large(a, a.shape[0] * b.shape[1]):
         return a @ b
     return torch.mm(a, b, out=ops.empty_rows(a, a.shape[0], b.shape[1]))
 
@@ -67,7 +68,7 @@ class _Linear(LocalFunction):
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``torch.nn.functional.linear``. Shapes: ``[N, F], [O, F], [O] -> [N, O]``."""
-    if x.dim() == weight.dim() == 2 and _is_large(x, x.shape[0] * weight.shape[0]):
+    if x.dim() == weight.dim() == 2 and is_large(x, x.shape[0] * weight.shape[0]):
         same = x.dtype == weight.dtype and (bias is None or (bias.dtype == x.dtype and bias.dim() == 1))
         if same and x.shape[1] == weight.shape[1] and not torch.is_autocast_enabled("cpu"):
             return _Linear.apply(x.as_subclass(Tensor), weight, bias)  # type: ignore[no-any-return, no-untyped-call]
@@ -93,7 +94,7 @@ class _SplitColumns(LocalFunction):
 
 def split_columns(x: Tensor, widths: Sequence[int]) -> Sequence[Tensor]:
     """The first ``widths`` columns of x, as views. Shapes: ``[N, F] -> [N, widths[k]]``."""
-    if _is_large(x, x.numel()):
+    if is_large(x, x.numel()):
         return _SplitColumns.apply(x, widths)  # type: ignore[no-any-return, no-untyped-call]
     return torch.split(x, [*widths, x.shape[1] - sum(widths)], 1)[: len(widths)]
 
@@ -152,7 +153,7 @@ def layer_norm(
 ) -> Tensor:
     """``torch.layer_norm``. Shapes: ``[N, F], [F], [F] -> [N, F]``."""
     same = all(p is None or p.dtype == x.dtype for p in (weight, bias)) and not torch.is_autocast_enabled("cpu")
-    if same and x.dim() == 2 and x.is_contiguous() and _is_large(x, x.numel()) and (*normalized_shape,) == x.shape[1:]:
+    if same and x.dim() == 2 and x.is_contiguous() and is_large(x, x.numel()) and (*normalized_shape,) == x.shape[1:]:
         return _LayerNorm.apply(x.as_subclass(Tensor), weight, bias, eps)  # type: ignore[no-any-return, no-untyped-call]
     return torch.layer_norm(x, normalized_shape, weight, bias, eps, cudnn_enable)
 
@@ -188,7 +189,7 @@ class _Passed(LocalFunction):
 
 def relu(x: Tensor, inplace: bool = False) -> Tensor:
     """``torch.nn.functional.relu`` of any shape."""
-    if inplace or not x.is_contiguous() or not _is_large(x, x.numel()):
+    if inplace or not x.is_contiguous() or not is_large(x, x.numel()):
         return F.relu(x, inplace)
     return _Relu.apply(x.as_subclass(Tensor))  # type: ignore[no-any-return, no-untyped-call]
 
@@ -257,7 +258,7 @@ class _Quotient(LocalFunction):
 
 def _are_large(a: Any, b: Any) -> bool:
     """Whether an elementwise function of these is one of rows, whose output is worth a block."""
-    if not isinstance(a, Tensor) or a.dim() != 2 or not _is_large(a, a.numel()) or not a.is_contiguous():
+    if not isinstance(a, Tensor) or a.dim() != 2 or not is_large(a, a.numel()) or not a.is_contiguous():
         return False
     if isinstance(b, Tensor):
         return b.shape == a.shape and b.dtype == a.dtype and b.device == a.device
@@ -323,7 +324,7 @@ class _LogSoftmax(LocalFunction):
 
 def log_softmax(x: Tensor) -> Tensor:
     """``torch.nn.functional.log_softmax`` of every row. Shapes: ``[N, F] -> [N, F]``."""
-    if x.dim() == 2 and _is_large(x, x.numel()):
+    if x.dim() == 2 and is_large(x, x.numel()):
         return _LogSoftmax.apply(x.as_subclass(Tensor))  # type: ignore[no-any-return, no-untyped-call]
     return F.log_softmax(x, 1)
 
@@ -393,4 +394,4 @@ def sum_rows(rows: Tensor, index: Tensor, num_sums: int, mean: bool = False) -> 
 def _moves_rows(x: Tensor, num_elements: int, index: Tensor) -> bool:
     """Whether the kernels that move rows are to move these."""
     # Of 16 bits, torch rounds sums each time.
-    return x.is_contiguous() and index.dtype == torch.int64 and x.dtype.itemsize > 2 and _is_large(x, num_elements)
+    return x.is_contiguous() and index.dtype == torch.int64 and x.dtype.itemsize > 2 and is_large(x, num_elements)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from pyg_dist.backend.session.settings import STOCK_EDGES
 from pyg_dist.layout.edges import Edges
 from pyg_dist.layout.halo.at_sample import ProductsAtSample, SampledNodes
 from pyg_dist.layout.halo.products import HaloProducts
@@ -17,7 +19,7 @@ from pyg_dist.plan.sample import Sample
 from pyg_dist.tensor.picked_rows import PickedEdges, PickedNodes
 from pyg_dist.tensor.row_tensor import RowTensor
 from pyg_dist.tensor.selection import Selection
-from pyg_dist.tensor.sharding import RowSharding
+from pyg_dist.tensor.sharding import RowSharding, lasting
 
 G = TypeVar("G", bound="HaloGraph")
 B = TypeVar("B", bound="HaloBatch")
@@ -30,6 +32,14 @@ class HaloGraph(HaloProducts):
     def edge_view(self) -> HaloGraph:
         """Itself."""
         return self
+
+    @cached_property
+    @lasting
+    def one_rank_edges(self) -> Tensor | None:
+        """See :meth:`~pyg_dist.layout.graph.DistributedGraph.one_rank_edges`."""
+        if self.group.size > 1 or self.bits != (32, 32) or self.share.num_edges > STOCK_EDGES.value():
+            return None
+        return torch.stack(self.ends())
 
     def edges(self, weight: RowTensor | None = None) -> Edges:
         """See :meth:`~pyg_dist.layout.graph.DistributedGraph.edges`."""
@@ -121,6 +131,10 @@ class HaloBatch(ProductsAtSample, HaloGraph):
         self._replicas = None if sample.group is None else of_graph.groups.data
         super().__init__(share, nodes, parent.loop_rule, parent.is_dense, rows, parent.exchange_group, parent.device)
         self._sample = sample
+
+    @property
+    def one_rank_edges(self) -> None:  # type: ignore[override]
+        """None: its sums are scaled, which the code of PyG does not know."""
 
     def _copy_on(self: B, device: torch.device) -> B:
         moved = super()._copy_on(device)

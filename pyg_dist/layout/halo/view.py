@@ -100,7 +100,7 @@ class HaloView:
         self._operators: OperatorCache[ConstantOperator] = OperatorCache(num_edges)
         self._neighbour_lists: dict[int, tuple[Tensor, Tensor]] = {}
         self._elsewhere: dict[torch.device, Any] = {}
-        for name in ("csr", "_feeds_halos", "_neighbour_id_there", "_lent_sums"):
+        for name in ("one_rank_edges", "csr", "_feeds_halos", "_neighbour_id_there", "_lent_sums"):
             self.__dict__.pop(name, None)
 
     def __deepcopy__(self: V, memo: object) -> V:

@@ -151,6 +151,10 @@ def getitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     x, index = args
     if not isinstance(x, RowTensor):
         return _look_up(x, index)
+    if isinstance(index, RowTensor) and index._selection is not None:
+        with local_tensors():
+            if index.dim() == 1 and index.dtype == torch.bool:
+                return _selected(x, by_row_mask(x._sharding, index))
     if isinstance(index, PickedRows):
         return index.fetch(x)
     if isinstance(index, RowIndex) and isinstance(x, NodeTensor):
@@ -178,6 +182,12 @@ def getitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
             local = large_tensors.select(local, on_device(local_index, local.device))
         out = as_row_tensor_(local[tuple([_ALL, *rest])] if rest else local, rows)
         return copied_slice(out) if isinstance(first, slice) and first is not _ALL else out
+
+
+def _selected(x: RowTensor, chosen: Selection) -> RowTensor:
+    """Some rows of x; to be called under :data:`local_tensors`."""
+    local_index = on_device(chosen.local_index, x.device)
+    return as_row_tensor_(large_tensors.select(x.as_subclass(Tensor), local_index), chosen.rows)  # type: ignore[return-value]
 
 
 def _is_list_of_one(item: Any) -> bool:

@@ -50,14 +50,20 @@ def with_parameters(
 @implements("linear")
 def linear(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """One operand with rows. The number of columns is checked here, since torch's error would name the local shape."""
-    bound = bind("input weight", args, kwargs)
-    x, weight = bound["input"], bound["weight"]
-    if isinstance(x, RowTensor) and x.shape[-1] != weight.shape[-1]:
-        raise DataError(
-            f"{public_name(function)} expected rows with {weight.shape[-1]} columns, got shape {list(x.shape)}: make "
-            f"the layer with in_channels={x.shape[-1]}{running_layer()}"
-        )
-    return with_parameters(function, args, kwargs, run=large_tensors.linear)
+    bound = bind("input weight bias", args, kwargs)
+    x, weight, bias = bound["input"], bound["weight"], bound.get("bias")
+    if not isinstance(x, RowTensor) or isinstance(weight, RowTensor) or isinstance(bias, RowTensor):
+        return with_parameters(function, args, kwargs)  # which refuses
+    with local_tensors():
+        rows = x._sharding
+        shape = rows.global_shape(x.shape)
+        if shape[-1] != weight.shape[-1]:
+            raise DataError(
+                f"{public_name(function)} expected rows with {weight.shape[-1]} columns, got shape {list(shape)}: make "
+                f"the layer with in_channels={shape[-1]}{running_layer()}"
+            )
+        weight, bias = rows.copy_to_ranks(weight), None if bias is None else rows.copy_to_ranks(bias)
+        return as_row_tensor_(large_tensors.linear(x, weight, bias), rows)
 
 
 @implements("relu")

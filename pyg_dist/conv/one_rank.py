@@ -1,0 +1,117 @@
+"""Small graphs on one rank: PyG's own code on its plain tensors, with nothing of ours between its steps.
+
+There the time is what Python decides in each call, not what kernels compute. The result is the stock conv's, bit for
+bit. Whether a call goes this way depends on its arguments and on the conv as it is, never on earlier calls: a
+checkpoint that runs it again takes the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+from torch_geometric.nn import MessagePassing
+
+from pyg_dist.backend import timing
+from pyg_dist.layout.edge_index import DistributedEdgeIndex
+from pyg_dist.layout.graph import DistributedGraph
+from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_STEPS = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
+_STEP_HOOKS = tuple(f"_{step}_forward{kind}_hooks" for step in _STEPS for kind in ("", "_pre"))
+_CHANGED = ("message", "aggregate", "update", "message_and_aggregate", "edge_update", "forward")
+
+_OTHERS_DRAW = frozenset({"SuperGATConv"})
+"""Convs of PyG that draw more than dropout."""
+
+
+class _OtherCallError(Exception):
+    """An argument that goes the usual way."""
+
+
+def stock_result(conv: MessagePassing, stock: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
+    """``stock.forward`` of a graph that is small and lies on this rank; ``None`` for all other calls.
+
+    Exact. Not collective: there is one rank.
+
+    Args:
+        conv: the conv.
+        stock: PyG's class.
+        args: of the call, with node and edge tensors, and the edges second.
+        kwargs: of the call.
+    """
+    edge_index = args[1] if len(args) > 1 else kwargs.get("edge_index")
+    if type(edge_index) is not DistributedEdgeIndex or edge_index.is_sparse:
+        return None
+    graph = edge_index.graph
+    edges = graph.one_rank_edges
+    if edges is None or not _runs_plainly(conv, stock):
+        return None
+    try:
+        with local_tensors():
+            args = [edges if arg is edge_index else _local(arg, graph) for arg in args]
+            kwargs = {name: edges if arg is edge_index else _local(arg, graph) for name, arg in kwargs.items()}
+            out = stock.forward(conv, *args, **kwargs)
+    except Exception:  # the usual way raises, too, and says it better
+        return None
+    rows = graph.node_sharding
+    if type(out) is not Tensor or out.shape[:1] != (rows.num_local,):
+        return None
+    return as_row_tensor_(out, rows)
+
+
+def _local(arg: Any, graph: DistributedGraph) -> Any:
+    if isinstance(arg, RowTensor):
+        if arg._sharding is graph.node_sharding or arg._sharding is graph.edge_sharding:
+            return arg
+    elif arg is None or type(arg) is float:
+        return arg
+    elif type(arg) is tuple:
+        return tuple(_local(item, graph) for item in arg)
+    raise _OtherCallError
+
+
+def _runs_plainly(conv: MessagePassing, stock: Any) -> bool:
+    """Whether the stock code does to plain rows what ours does to distributed ones, unseen by anyone."""
+    state = conv.__dict__
+    return (
+        _is_pygs(stock)
+        and not (conv.explain or state.get("cached") or any(state[hooks] for hooks in _STEP_HOOKS))
+        and not any(name in state for name in _CHANGED)
+        and _is_unobserved(conv, conv.training)
+        and not (timing.is_recording() or torch._C._get_tracing_state() is not None)
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+def _is_unobserved(module: nn.Module, training: bool) -> bool:
+    """Whether no hook sees what ``module`` and its parts do, and none of them draws numbers."""
+    state = module.__dict__
+    known, draws = _known(type(module))
+    if not known or any(state[hooks] for hooks in _HOOKS):
+        return False
+    if training and ((draws and state["p"]) or _drops(state.get("dropout"))):
+        return False
+    return all(part is None or _is_unobserved(part, training) for part in state["_modules"].values())
+
+
+def _drops(rate: Any) -> bool:
+    return any(rate) if isinstance(rate, (list, tuple)) else bool(rate)
+
+
+@cache
+def _known(cls: type) -> tuple[bool, bool]:
+    """Whether a module's code is torch's or PyG's, which is known to draw dropout alone; whether it is a dropout."""
+    stock = getattr(cls, "stock", cls)
+    is_known = stock.__module__.startswith(("torch.nn.", "torch_geometric.nn.", "pyg_dist."))
+    return is_known, issubclass(cls, _DropoutNd)
+
+
+@cache
+def _is_pygs(stock: type) -> bool:
+    return stock.__module__.startswith("torch_geometric.nn.conv.") and stock.__name__ not in _OTHERS_DRAW
