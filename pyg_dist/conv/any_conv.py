@@ -180,7 +180,7 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The stock forward; on distributed edges, its copy that calls our graph functions (collective)."""
-        small = stock_result(self, self.stock, args, kwargs)
+        small = stock_result(self, self.stock, args, kwargs, self._has_kernels)
         if small is not None:
             return small
         bound = _signature(self.stock).bind(self, *args, **kwargs)
@@ -239,7 +239,11 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
                 f"{_name(self)} expected data.edge_index (got adj_t, whose values it reads otherwise than as weights): "
                 f"give the input an edge_index, and pass its values as edge weights or attributes"
             )
-        return edge_index.edges(needs_operators_only(self) or is_gated(self) or is_fusable(self))
+        return edge_index.edges(self._has_kernels())
+
+    def _has_kernels(self) -> bool:
+        """Whether operators and rows at the ends of edges are all that its steps take."""
+        return needs_operators_only(self) or is_gated(self) or is_fusable(self)
 
     def _require_cached(self, graph: EdgeView) -> None:
         """What ``cached=True`` has kept must be this graph's.

@@ -7,7 +7,7 @@ checkpoint that runs it again takes the same way.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch_geometric.nn import MessagePassing
 
 from pyg_dist.backend import timing
+from pyg_dist.backend.session.settings import STOCK_EDGES
 from pyg_dist.layout.edge_index import DistributedEdgeIndex
 from pyg_dist.layout.graph import DistributedGraph
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors
@@ -34,7 +35,17 @@ class _OtherCallError(Exception):
     """An argument that goes the usual way."""
 
 
-def stock_result(conv: MessagePassing, stock: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
+# Not all: torch ends what a checkpoint computes again by an exception of its own.
+_ERRORS = (_OtherCallError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
+
+
+_MANY = 8
+"""A conv whose steps our kernels take runs PyG's on graphs of so many times fewer edges than others."""
+
+
+def stock_result(
+    conv: MessagePassing, stock: Any, args: Sequence[Any], kwargs: dict[str, Any], has_kernels: Callable[[], bool]
+) -> Tensor | None:
     """``stock.forward`` of a graph that is small and lies on this rank; ``None`` for all other calls.
 
     Exact. Not collective: there is one rank.
@@ -42,22 +53,25 @@ def stock_result(conv: MessagePassing, stock: Any, args: Sequence[Any], kwargs: 
     Args:
         conv: the conv.
         stock: PyG's class.
-        args: of the call, with node and edge tensors, and the edges second.
+        args: of the call, with node and edge tensors, and edges once.
         kwargs: of the call.
+        has_kernels: whether our kernels would take the steps of the conv.
     """
-    edge_index = args[1] if len(args) > 1 else kwargs.get("edge_index")
-    if type(edge_index) is not DistributedEdgeIndex or edge_index.is_sparse:
+    edge_index = next((arg for arg in (*args, *kwargs.values()) if type(arg) is DistributedEdgeIndex), None)
+    if edge_index is None or edge_index.is_sparse:
         return None
     graph = edge_index.graph
     edges = graph.one_rank_edges
     if edges is None or not _runs_plainly(conv, stock):
+        return None
+    if _MANY * edges.shape[1] > STOCK_EDGES.value() and has_kernels():
         return None
     try:
         with local_tensors():
             args = [edges if arg is edge_index else _local(arg, graph) for arg in args]
             kwargs = {name: edges if arg is edge_index else _local(arg, graph) for name, arg in kwargs.items()}
             out = stock.forward(conv, *args, **kwargs)
-    except Exception:  # the usual way raises, too, and says it better
+    except _ERRORS:  # the usual way raises, too, and says it better
         return None
     rows = graph.node_sharding
     if type(out) is not Tensor or out.shape[:1] != (rows.num_local,):
@@ -68,7 +82,7 @@ def stock_result(conv: MessagePassing, stock: Any, args: Sequence[Any], kwargs: 
 def _local(arg: Any, graph: DistributedGraph) -> Any:
     if isinstance(arg, RowTensor):
         if arg._sharding is graph.node_sharding or arg._sharding is graph.edge_sharding:
-            return arg
+            return arg.as_subclass(Tensor)  # convs inside of this one ask for the type
     elif arg is None or type(arg) is float:
         return arg
     elif type(arg) is tuple:
@@ -105,7 +119,7 @@ def _drops(rate: Any) -> bool:
 
 
 @cache
-def _known(cls: type) -> tuple[bool, bool]:
+def _known(cls: Any) -> tuple[bool, bool]:
     """Whether a module's code is torch's or PyG's, which is known to draw dropout alone; whether it is a dropout."""
     stock = getattr(cls, "stock", cls)
     is_known = stock.__module__.startswith(("torch.nn.", "torch_geometric.nn.", "pyg_dist."))

@@ -68,6 +68,46 @@ PYG_DIST_INLINE void add(A* sum, const T* x, A factor, int64_t n) {
   });
 }
 
+// sum += factor[b] * row(b), one b after another: sums of a few vectors of columns stay in registers meanwhile.
+template <class A, class Row>
+PYG_DIST_INLINE void add_rows(A* sum, const A* factor, int64_t count, int64_t n, const Row& row) {
+  constexpr int L = kLanes<A>;
+  constexpr int kVectors = 4;
+  int64_t c = 0;
+  for (; c + kVectors * L <= n; c += kVectors * L) {
+    Vec<A, L> sums[kVectors];
+#pragma GCC unroll 4
+    for (int k = 0; k < kVectors; ++k) sums[k] = load<L>(sum + c + k * L);
+    for (int64_t b = 0; b < count; ++b) {
+      const auto* x = row(b) + c;
+#pragma GCC unroll 4
+      for (int k = 0; k < kVectors; ++k) sums[k] += load<L>(x + k * L) * factor[b];
+    }
+#pragma GCC unroll 4
+    for (int k = 0; k < kVectors; ++k) store<L>(sum + c + k * L, sums[k]);
+  }
+  for_vectors<A>(n - c, [&]<int K>(int64_t rest) __attribute__((always_inline)) {
+    Vec<A, K> sums = load<K>(sum + c + rest);
+    for (int64_t b = 0; b < count; ++b) sums += load<K>(row(b) + c + rest) * factor[b];
+    store<K>(sum + c + rest, sums);
+  });
+}
+
+// sum and the numbers, one after another.
+template <class A>
+PYG_DIST_INLINE A total_of(A sum, const A* numbers, int64_t count) {
+  for (int64_t b = 0; b < count; ++b) sum += numbers[b];
+  return sum;
+}
+
+// The largest of both; NaN if one of them is.
+struct Most {
+  template <class V>
+  PYG_DIST_INLINE V operator()(V a, V b) const {
+    return (b > a) | (b != b) ? b : a;
+  }
+};
+
 template <class A, int K>
 PYG_DIST_INLINE Vec<A, K> leaky_slope(Vec<A, K> u, A slope) {
   return u > 0 ? Vec<A, K>{} + A{1} : Vec<A, K>{} + slope;
@@ -178,7 +218,7 @@ struct Edges {
     });
   }
 
-  // logit[h, b] of one edge.
+  // logit[h, b] of one edge; of `additive` before the leaky ReLU, which whole vectors of edges take.
   PYG_DIST_INLINE void set_logits(int64_t target, int64_t source, int64_t place, int64_t b) const {
     if constexpr (kForm == AttentionForm::additive) {
       const T* k = key(source);
@@ -188,7 +228,7 @@ struct Edges {
         if (num_edge_columns > 0) {
           u += dot<A>(edge_weight(target) + h * num_edge_columns, edge_attr(place), num_edge_columns);
         }
-        logit[h * B + b] = leaky<A, 1>(u, slope);
+        logit[h * B + b] = u;
       }
     } else if constexpr (kForm == AttentionForm::dot) {
       const T *k = key(source), *q = query(target);
@@ -292,8 +332,13 @@ void rows_of_form(const AttentionForward& f, int64_t row_begin, int64_t row_end)
       edges.set_dropout(begin, count);
       for (int64_t h = 0; h < heads; ++h) {
         A* const s = edges.logit + h * B;
-        A most = largest[h];
-        for (int64_t b = 0; b < count; ++b) most = s[b] > most || s[b] != s[b] ? s[b] : most;
+        if constexpr (kForm == AttentionForm::additive) {
+          for (int64_t b = 0; b < padded; b += L) store<L>(s + b, leaky<A, L>(load<L>(s + b), edges.slope));
+        }
+        for (int64_t b = count; b < padded; ++b) s[b] = -__builtin_inf();
+        Vec<A, L> of_lanes = Vec<A, L>{} - static_cast<A>(__builtin_inf());
+        for (int64_t b = 0; b < padded; b += L) of_lanes = Most{}(of_lanes, load<L>(s + b));
+        const A most = Most{}(largest[h], reduce<L, A>(of_lanes, Most{}));
         if (!(most == largest[h])) {
           const A factor = sum[h] > 0 ? exp_of<A, 1>(largest[h] - most) : A{0};
           largest[h] = most;
@@ -301,21 +346,14 @@ void rows_of_form(const AttentionForward& f, int64_t row_begin, int64_t row_end)
           for (int64_t c = 0; c < columns; ++c) y[h * columns + c] *= factor;
           for (int64_t d = 0; d < edge_columns; ++d) z[h * edge_columns + d] *= factor;
         }
-        for (int64_t b = count; b < padded; ++b) s[b] = -__builtin_inf();
         const A base = most == -__builtin_inf() ? A{0} : most;  // of -infinities alone: powers are zero, not NaN
         for (int64_t b = 0; b < padded; b += L) store<L>(s + b, exp_of<A, L>(load<L>(s + b) - base));
-        for (int64_t b = 0; b < count; ++b) {
-          sum[h] += s[b];
-          s[b] *= edges.keep[h * B + b];
-        }
-      }
-      for (int64_t b = 0; b < count; ++b) {
-        const T* value = edges.value(p.col[begin + b]);
-        for (int64_t h = 0; h < heads; ++h)
-          add<A>(y + h * columns, value + h * columns, edges.logit[h * B + b], columns);
-        if (edge_columns == 0) continue;
-        const T* attr = edges.edge_attr(p.edge[begin + b]);
-        for (int64_t h = 0; h < heads; ++h) add<A>(z + h * edge_columns, attr, edges.logit[h * B + b], edge_columns);
+        sum[h] = total_of(sum[h], s, count);
+        for (int64_t b = 0; b < padded; b += L) store<L>(s + b, load<L>(s + b) * load<L>(edges.keep + h * B + b));
+        const auto value = [&](int64_t b) { return edges.value(p.col[begin + b]) + h * columns; };
+        add_rows<A>(y + h * columns, s, count, columns, value);
+        const auto attr = [&](int64_t b) { return edges.edge_attr(p.edge[begin + b]); };
+        if (edge_columns > 0) add_rows<A>(z + h * edge_columns, s, count, edge_columns, attr);
       }
     }
     const bool may_be_zero = p.rowptr[row] == end || is_part(f, row);
@@ -364,9 +402,10 @@ PYG_DIST_INLINE void set_gradients(const AttentionGrad& g, const Edges<T, kForm>
     const T *row = grad_y + target * edges.row, *x = edges.value(source);
     for (int64_t h = 0; h < heads; ++h) {
       if constexpr (kForm == AttentionForm::additive) {
-        edges.slope_of[h * B + b] = leaky_slope<A, 1>(edges.logit[h * B + b], edges.slope);
+        edges.slope_of[h * B + b] = lse[target * heads + h];  // until there is a whole vector
+      } else {
+        edges.logit[h * B + b] -= lse[target * heads + h];
       }
-      edges.logit[h * B + b] -= lse[target * heads + h];
       edges.mean[h * B + b] = delta[target * heads + h];
       edges.weight[h * B + b] = dot<A>(row + h * columns, x + h * columns, columns);
       if (grad_z != nullptr) {
@@ -379,9 +418,14 @@ PYG_DIST_INLINE void set_gradients(const AttentionGrad& g, const Edges<T, kForm>
   for (int64_t h = 0; h < heads; ++h) {
     A *const s = edges.logit + h * B, *const w = edges.weight + h * B;
     for (int64_t b = 0; b < padded; b += L) {
-      const Vec<A, L> k = load<L>(edges.keep + h * B + b), probability = exp_of<A, L>(load<L>(s + b));
+      Vec<A, L> logit = load<L>(s + b), slope = {};
+      if constexpr (kForm == AttentionForm::additive) {
+        slope = leaky_slope<A, L>(logit, edges.slope);
+        logit = logit * slope - load<L>(edges.slope_of + h * B + b);
+      }
+      const Vec<A, L> k = load<L>(edges.keep + h * B + b), probability = exp_of<A, L>(logit);
       Vec<A, L> ds = probability * (k * load<L>(w + b) - load<L>(edges.mean + h * B + b));
-      if constexpr (kForm == AttentionForm::additive) ds *= load<L>(edges.slope_of + h * B + b);
+      if constexpr (kForm == AttentionForm::additive) ds *= slope;
       if constexpr (kForm == AttentionForm::dot) ds *= edges.scale;
       store<L>(s + b, ds);
       store<L>(w + b, k * probability);
@@ -411,15 +455,25 @@ void target_rows_of_form(const AttentionGrad& g, int64_t row_begin, int64_t row_
     for (int64_t begin = p.rowptr[row]; begin < end; begin += batch) {
       const int64_t count = batch < end - begin ? batch : end - begin;
       set_gradients<T, kForm, false>(g, edges, target, begin, count);
+      for (int64_t h = 0; h < heads; ++h) {
+        const A* const ds = edges.logit + h * B;
+        if constexpr (kForm == AttentionForm::additive) by_query[h] = total_of(by_query[h], ds, count);
+        if constexpr (kForm == AttentionForm::dot) {
+          const auto key = [&](int64_t b) { return edges.key(p.col[begin + b]) + h * columns; };
+          add_rows<A>(by_query + h * columns, ds, count, columns, key);
+        }
+        if (!weighs_edges) continue;
+        const auto attr = [&](int64_t b) { return edges.edge_attr(p.edge[begin + b]); };
+        add_rows<A>(by_edge_weight + h * edge_columns, ds, count, edge_columns, attr);
+      }
+      if (kForm != AttentionForm::dynamic && by_attr == nullptr) continue;
       for (int64_t b = 0; b < count; ++b) {
-        const int64_t source = p.col[begin + b], place = p.edge[begin + b];
-        if constexpr (kForm == AttentionForm::dynamic) edges.add_ends(target, source, place);
-        for (int64_t h = 0; h < heads; ++h) {
-          const A ds = edges.logit[h * B + b];
-          const int64_t at = h * columns;
-          if constexpr (kForm == AttentionForm::additive) by_query[h] += ds;
-          if constexpr (kForm == AttentionForm::dot) add<A>(by_query + at, edges.key(source) + at, ds, columns);
-          if constexpr (kForm == AttentionForm::dynamic) {
+        const int64_t place = p.edge[begin + b];
+        if constexpr (kForm == AttentionForm::dynamic) {
+          edges.add_ends(target, p.col[begin + b], place);
+          for (int64_t h = 0; h < heads; ++h) {
+            const A ds = edges.logit[h * B + b];
+            const int64_t at = h * columns;
             A* const u = edges.columns + at;
             for_vectors<A>(columns, [&]<int K>(int64_t c) __attribute__((always_inline)) {
               const Vec<A, K> before = load<K>(u + c);
@@ -431,11 +485,7 @@ void target_rows_of_form(const AttentionGrad& g, int64_t row_begin, int64_t row_
               store<K>(by_query + at + c, load<K>(by_query + at + c) + by_u);
               store<K>(u + c, by_u);
             });
-          } else if (weighs_edges) {
-            add<A>(by_edge_weight + h * edge_columns, edges.edge_attr(place), ds, edge_columns);
           }
-        }
-        if constexpr (kForm == AttentionForm::dynamic) {
           if (edge_columns > 0 && by_parameters != nullptr) {
             for (int64_t d = 0; d < edge_columns; ++d) {
               add<A>(by_parameters + (1 + d) * edges.row, edges.columns, load<1>(edges.edge_attr(place) + d),
@@ -486,24 +536,32 @@ void source_rows_of_form(const AttentionGrad& g, int64_t row_begin, int64_t row_
     for (int64_t begin = p.rowptr[row]; begin < end; begin += batch) {
       const int64_t count = batch < end - begin ? batch : end - begin;
       set_gradients<T, kForm, true>(g, edges, source, begin, count);
-      for (int64_t b = 0; b < count; ++b) {
-        const int64_t target = p.col[begin + b];
-        const T* grad = grad_y + target * edges.row;
-        if constexpr (kForm == AttentionForm::dynamic) edges.add_ends(target, source, p.edge[begin + b]);
-        for (int64_t h = 0; h < heads; ++h) {
-          const A ds = edges.logit[h * B + b], weight = edges.weight[h * B + b];
-          const int64_t at = h * columns;
-          if constexpr (kForm == AttentionForm::dynamic) {
+      if constexpr (kForm == AttentionForm::dynamic) {
+        for (int64_t b = 0; b < count; ++b) {
+          const int64_t target = p.col[begin + b];
+          const T* grad = grad_y + target * edges.row;
+          edges.add_ends(target, source, p.edge[begin + b]);
+          for (int64_t h = 0; h < heads; ++h) {
+            const A ds = edges.logit[h * B + b], weight = edges.weight[h * B + b];
+            const int64_t at = h * columns;
             for_vectors<A>(columns, [&]<int K>(int64_t c) __attribute__((always_inline)) {
               const Vec<A, K> slope = leaky_slope<A, K>(load<K>(edges.columns + at + c), edges.slope);
               store<K>(by_value + at + c, load<K>(by_value + at + c) + load<K>(grad + at + c) * weight +
                                               load<K>(att + at + c) * slope * ds);
             });
-          } else {
-            add<A>(by_value + at, grad + at, weight, columns);
           }
-          if constexpr (kForm == AttentionForm::additive) by_key[h] += ds;
-          if constexpr (kForm == AttentionForm::dot) add<A>(by_key + at, edges.query(target) + at, ds, columns);
+        }
+        continue;
+      }
+      for (int64_t h = 0; h < heads; ++h) {
+        const int64_t at = h * columns;
+        const A* const ds = edges.logit + h * B;
+        const auto grad = [&](int64_t b) { return grad_y + p.col[begin + b] * edges.row + at; };
+        add_rows<A>(by_value + at, edges.weight + h * B, count, columns, grad);
+        if constexpr (kForm == AttentionForm::additive) by_key[h] = total_of(by_key[h], ds, count);
+        if constexpr (kForm == AttentionForm::dot) {
+          const auto query = [&](int64_t b) { return edges.query(p.col[begin + b]) + at; };
+          add_rows<A>(by_key + at, ds, count, columns, query);
         }
       }
     }

@@ -91,7 +91,7 @@ SPMM_FORM = Setting("PYG_DIST_SPMM_FORM", "", "plain or blocks", _spmm_form, mus
 MACHINE = Setting("PYG_DIST_MACHINE", "", "a file of constants", _path, must_agree=False)
 LOG = Setting("PYG_DIST_LOG", "", "debug, info, warning or error", _level, must_agree=False)
 
-STOCK_EDGES = Setting("PYG_DIST_STOCK_EDGES", "4096", "a number of edges, 0 or more", _limit)
+STOCK_EDGES = Setting("PYG_DIST_STOCK_EDGES", "32768", "a number of edges, 0 or more", _limit)
 STAGE = Setting("PYG_DIST_STAGE", "0", "0 or 1", _switch)
 
 SETTINGS: tuple[Setting[Any], ...] = (

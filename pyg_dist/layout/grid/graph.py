@@ -59,6 +59,10 @@ class GridGraph(GridProducts):
         edge_rows = rows(axis, "edge", num_edges, torch.arange(low, high))
         return GridGraph(grid, edge_index[:, low:high].clone(), edge_rows, loop_rule)
 
+    @property
+    def one_rank_edges(self) -> None:
+        """None: its rows are tiles, whatever the number of ranks."""
+
     @cached_property
     def edge_view(self) -> EdgeView:
         """See :class:`~pyg_dist.layout.graph.DistributedGraph` (collective at the first use)."""

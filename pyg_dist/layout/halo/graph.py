@@ -133,7 +133,7 @@ class HaloBatch(ProductsAtSample, HaloGraph):
         self._sample = sample
 
     @property
-    def one_rank_edges(self) -> None:  # type: ignore[override]
+    def one_rank_edges(self) -> None:
         """None: its sums are scaled, which the code of PyG does not know."""
 
     def _copy_on(self: B, device: torch.device) -> B:
