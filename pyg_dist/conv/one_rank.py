@@ -106,7 +106,8 @@ def _runs_plainly(conv: MessagePassing, stock: Any) -> bool:
 def _is_unobserved(module: nn.Module, training: bool) -> bool:
     """Whether no hook sees what ``module`` and its parts do, and none of them draws numbers."""
     state = module.__dict__
-    known, draws = _known(type(module))
+    cls: Any = type(module)
+    known, draws = _known(cls)
     if not known or any(state[hooks] for hooks in _HOOKS):
         return False
     if training and ((draws and state["p"]) or _drops(state.get("dropout"))):
@@ -119,7 +120,7 @@ def _drops(rate: Any) -> bool:
 
 
 @cache
-def _known(cls: Any) -> tuple[bool, bool]:
+def _known(cls: type) -> tuple[bool, bool]:
     """Whether a module's code is torch's or PyG's, which is known to draw dropout alone; whether it is a dropout."""
     stock = getattr(cls, "stock", cls)
     is_known = stock.__module__.startswith(("torch.nn.", "torch_geometric.nn.", "pyg_dist."))
