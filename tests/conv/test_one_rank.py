@@ -166,3 +166,15 @@ def test_results_are_rows(taken: list[str]) -> None:
     assert taken
     assert isinstance(out, pyg_dist.tensor.NodeTensor)
     assert out.shape == (NUM_NODES, G)
+
+
+def test_edges_by_local_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of the edge tensors; of a selection of edges, too, and none on the grid."""
+    monkeypatch.setenv("PYG_DIST_STOCK_EDGES", "1000000")
+    data = graph()
+    ours = pyg_dist.DistributedData(data)
+    for handle in (ours.edge_index, ours.edge_index[:, ours.edge_weight > 0]):
+        laid = handle.graph
+        ends = laid.node_sharding.global_id[laid.one_rank_edges]
+        assert torch.equal(ends, data.edge_index[:, laid.edge_sharding.global_id])
+    assert pyg_dist.DistributedData(data, layout="grid").graph.one_rank_edges is None

@@ -227,6 +227,8 @@ def questions(graph: Data, data: Any, how: Layout) -> None:
     assert_same_bits(data.graph.full_edge_index(), graph.edge_index)
     for end, want in zip(data.edge_index, graph.edge_index, strict=True):
         assert_same_bits(end.full_tensor(), want)
+    laid = data.graph
+    assert laid.one_rank_edges is None  # by the tests' setting
     ring = torch.stack([torch.arange(N), torch.arange(N).roll(1)])
     cases = {"as it is": graph.edge_index, "ring": ring, "part": ring[:, 3:], "none": ring[:, :0]}
     cases["loops"] = torch.cat([ring[:, 5:], torch.arange(N).expand(2, N)], 1)
