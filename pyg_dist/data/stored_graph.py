@@ -83,7 +83,10 @@ def open_store(
     )
     if not allow_nan and session.is_main():
         for name, counts in manifest.plan.get("nan", {}).items():
-            warnings.warn(NanCount(*counts).warning(name, "node", manifest.num_nodes), stacklevel=3)
+            kind, size = (
+                ("node", manifest.num_nodes) if name in manifest.node_attributes else ("edge", manifest.num_edges)
+            )
+            warnings.warn(NanCount(*counts).warning(name, kind, size), stacklevel=3)
     if manifest.layout == "grid":
         return _open_grid(GridStore(path, manifest), options)
     return _open_halo(HaloStore(path, manifest), options)

@@ -21,6 +21,7 @@ from pyg_dist.partition.solvers.options import Preset, Solver
 from pyg_dist.partition.solvers.stream import CHUNK, stream_parts
 from pyg_dist.plan.halo.vertex_cover import minimum_vertex_cover
 from pyg_dist.plan.parts import PartsOptions, find_parts
+from pyg_dist.report.graph_options import say_what_was_read
 from pyg_dist.store.folder import StoreFolder, explained_disk_errors, require_space
 from pyg_dist.store.format import TensorSpec, as_torch
 from pyg_dist.store.halo_writer import Block, Choose, NodeParts, write_edges, write_nodes
@@ -107,7 +108,7 @@ def write_halo_store(source: Source, out: Path, options: StoreOptions, progress:
             "seed": options.seed,
             "edges": edges.digest(),
             "parts": digest(torch.from_numpy(parts.astype(np.int32, copy=False))),
-            "nan": {name: counts for name, counts in nan.items() if counts[0]},
+            "nan": nan_counts(nan, edges),
         }
         manifest = Manifest(
             "halo", edges.num_nodes, edges.num_edges, options.parts, info.graph,
@@ -146,6 +147,7 @@ def read_edges(source: Source, info: SourceInfo, folder: StoreFolder, options: S
     if found is None:
         found = spool(source, path, options.undirected, options.memory, lambda n: tell("reading", n))
         folder.note("spool", save_spool(found))
+    say_what_was_read(source, found)
     return found
 
 
@@ -225,6 +227,12 @@ def _cover(load: Array) -> Choose:
         return is_post
 
     return choose
+
+
+def nan_counts(nan: dict[str, tuple[int, ...]], edges: Spool) -> dict[str, tuple[int, ...]]:
+    """What is NaN in attributes of nodes, as :func:`watched` has it, and of edges, for the manifest."""
+    of_nodes = {name: counts for name, counts in nan.items() if counts[0]}
+    return of_nodes | {name: astuple(count) for name, count in edges.nan.items()}
 
 
 def write_others(folder: StoreFolder, info: SourceInfo) -> dict[str, Shard]:

@@ -20,6 +20,7 @@ from pyg_dist.report.conversion import (
     Progress,
     StoreOptions,
     identity_of,
+    nan_counts,
     read_edges,
     space_needed,
     watched,
@@ -90,7 +91,7 @@ def write_grid_store(
         stored = {k: v for k, v in asdict(plan).items() if k not in ("layout", "tries")}
         stored |= {
             "tries": [asdict(balance) for balance in plan.tries], "tiles": list(tiles), "edge_digest": edge_digest,
-            "seed": options.seed, "nan": {name: counts for name, counts in nan.items() if counts[0]},
+            "seed": options.seed, "nan": nan_counts(nan, edges),
         }  # fmt: skip
         manifest = Manifest(
             "grid", edges.num_nodes, edges.num_edges, options.parts, info.graph,

@@ -19,6 +19,7 @@ from pyg_dist.partition import Batches
 from pyg_dist.partition.memory import parse_bytes
 from pyg_dist.plan import Machine
 from pyg_dist.report.conversion import StoreOptions, write_halo_store
+from pyg_dist.report.graph_options import reading_of
 from pyg_dist.report.grid_conversion import write_grid_store
 from pyg_dist.report.stored_plan import plan_of_store
 from pyg_dist.store.manifest import Manifest
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace, parts: int, method: str, batches: Batches | No
             bar.set_description(step, refresh=False)
             bar.update(count)
 
-        source = open_source(args.graph)
+        source = open_source(args.graph, reading_of(args))
         if args.layout == "grid":
             mesh = None if args.mesh is None else dict(zip("xyz", args.mesh, strict=True))
             rows, columns = args.tiles or _TILES

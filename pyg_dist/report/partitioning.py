@@ -22,6 +22,7 @@ from pyg_dist.plan import Model
 from pyg_dist.plan.parts import METHODS, PartsOptions
 from pyg_dist.report import partition_store
 from pyg_dist.report.comparison import Measured, found_parts, measured, options_for, plot, table, to_dict
+from pyg_dist.report.graph_options import add_graph_options, reading_of
 from pyg_dist.report.machine_options import add_machine_options, machine_of
 from pyg_dist.report.output_file import require_drawable, require_folder
 from pyg_dist.report.planned_graph import read_planned_graph
@@ -55,7 +56,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "--mesh", type=int, nargs=3, metavar=("X", "Y", "Z"), help="of a grid store; default: the planner's choice"
     )
-    parser.add_argument("--undirected", action="store_true", help="add the reverse of each edge; each then stands once")
+    add_graph_options(parser)
     parser.add_argument("--resume", action="store_true", help="go on with a store that an interrupted run has left")
     parser.add_argument("--force", action="store_true", help="replace a store, or an interrupted run's work")
     parser.add_argument("--json", action="store_true", help="print numbers instead of tables")
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace) -> None:
     machine = machine_of(args)
     lines: list[Measured] = []
     with tqdm(total=len(parts) * len(methods), desc="reading", leave=False, disable=None) as bar:
-        graph = read_planned_graph(args.graph, args.undirected)
+        graph = read_planned_graph(args.graph, args.undirected, reading_of(args))
         edge_index, num_nodes = graph.edge_index, graph.num_nodes
         if max(parts) > num_nodes:
             raise OptionError(f"Expected at most a part for each of {num_nodes:,} nodes (got {max(parts):,} parts)")

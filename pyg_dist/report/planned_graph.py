@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pyg_dist.report.conversion import read_parts, train_mask_of
+from pyg_dist.report.graph_options import say_what_was_read
 from pyg_dist.report.grid_conversion import model_columns
 from pyg_dist.store.sources import Reading, open_source
 from pyg_dist.store.spool import spool
@@ -37,20 +39,22 @@ class PlannedGraph(NamedTuple):
     num_classes: int | None
 
 
-def read_planned_graph(graph: str | Path, undirected: bool = False) -> PlannedGraph:
+def read_planned_graph(graph: str | Path, undirected: bool = False, reading: Reading = Reading()) -> PlannedGraph:  # noqa: B008
     """Read the edges of an input; its features stay on disk.
 
     Args:
         graph: see :func:`~pyg_dist.store.sources.open_source`.
         undirected: add the reverse of each edge.
+        reading: how to read it; attributes that do not fit are left out, with a warning.
 
     Raises:
         DataError: It is no such input, or its edges lie between other nodes.
     """
-    source = open_source(str(graph), Reading(is_strict=False))
+    source = open_source(str(graph), replace(reading, is_strict=False))
     info = source.info()
     with tempfile.TemporaryDirectory(prefix="pyg_dist") as folder:
         edges = spool(source, Path(folder) / "spool", undirected, _MEMORY, lambda count: None)
+        say_what_was_read(source, edges)
         edge_index = edges.edge_index()
     mask = train_mask_of(info)
     if mask is not None and mask.dim() == 2:

@@ -28,6 +28,7 @@ from pyg_dist.plan.halo.remote_edges import EXCHANGES
 from pyg_dist.plan.parts import METHODS, PartsOptions, find_parts
 from pyg_dist.plan.text import fold
 from pyg_dist.report import rank_counts
+from pyg_dist.report.graph_options import add_graph_options, reading_of
 from pyg_dist.report.machine_options import add_machine_options, machine_of
 from pyg_dist.report.output_file import require_drawable, require_folder
 from pyg_dist.report.page import write_page
@@ -50,7 +51,7 @@ def add_command(commands: Any) -> None:
     )
     parser.set_defaults(run=run)
     parser.add_argument("graph", help=f"{KINDS}; a store of the command partition")
-    parser.add_argument("--undirected", action="store_true", help="add the reverse of each edge; each then stands once")
+    add_graph_options(parser)
     parser.add_argument("--ranks", type=int, nargs="+", required=True, metavar="P",
                         help="of several numbers, a line each says what they gain")  # fmt: skip
     parser.add_argument(
@@ -97,7 +98,7 @@ def run(args: argparse.Namespace) -> None:
         f"plan {Path(args.graph).name}", num_steps=1 + 2 * len({1, *args.ranks} if len(args.ranks) > 1 else args.ranks)
     ):
         with step("read"):
-            graph = read_planned_graph(args.graph, args.undirected)
+            graph = read_planned_graph(args.graph, args.undirected, reading_of(args))
         most = max(args.ranks)
         if args.layout != "grid" and most > graph.num_nodes:  # the grid pads
             raise OptionError(f"Expected at most a rank for each of {graph.num_nodes:,} nodes (got {most:,} ranks)")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ import xxhash
 from torch import Tensor
 
 from pyg_dist.errors import DataError, OptionError
-from pyg_dist.store.format import storage_dtype
+from pyg_dist.store.format import as_torch, storage_dtype
+from pyg_dist.store.nan_count import NanCount
 from pyg_dist.store.records import Buckets, read_records, records_limit, sorted_records
 from pyg_dist.store.sources.source import EdgeAttribute, EdgeChunk, Source
 from pyg_dist.store.writer import sync
@@ -37,6 +38,9 @@ class Spool:
         num_edges: E.
         attributes: that come with each edge.
         in_degree: edges by target, int64 ``[N]``.
+        least_id: the smallest one with an edge.
+        num_isolated: nodes without an edge, where the ids alone say how many nodes there are.
+        nan: what is NaN in each attribute that has NaN.
     """
 
     folder: Path
@@ -44,6 +48,9 @@ class Spool:
     num_edges: int
     attributes: tuple[EdgeAttribute, ...]
     in_degree: Array
+    least_id: int = 0
+    num_isolated: int = 0
+    nan: dict[str, NanCount] = field(default_factory=dict)
 
     def chunks(self, size: int) -> Iterator[tuple[int, Array, Array, dict[str, Array]]]:
         """The number of the first edge, sources, targets and attributes of ``size`` edges at a time."""
@@ -107,7 +114,8 @@ def spool(source: Source, folder: Path, undirected: bool, memory: int, tick: Tic
     if info.num_nodes is not None:
         _require_memory(info.num_nodes, memory)
     degree = np.zeros(info.num_nodes or 0, np.int64)
-    num_edges, last = 0, -1
+    has_edge, nan = np.zeros(0, bool), {a.name: NanCount() for a in info.edges}
+    num_edges, last, least = 0, -1, np.iinfo(np.int64).max
     size = max(1 << 14, min(1 << 20, memory // 512))
     files = {name: (folder / name).open("wb") for name in ("source", "target")}
     files |= {a.name: (folder / f"attribute.{a.name}").open("wb") for a in info.edges}
@@ -115,16 +123,23 @@ def spool(source: Source, folder: Path, undirected: bool, memory: int, tick: Tic
         for chunk in source.chunks(size):
             if len(chunk.source) == 0:
                 continue
-            last = max(last, _check(chunk, info.num_nodes))
+            low, high = _check(chunk, info.num_nodes)
+            least, last = min(least, low), max(last, high)
             if info.num_nodes is None and last >= len(degree):
                 largest = int(np.maximum(chunk.source, chunk.target).argmax())
                 _require_memory(last + 1, memory, f"; the largest id is in {chunk.place(largest)}")
-                degree = np.concatenate([degree, np.zeros(max(last + 1 - len(degree), len(degree)), np.int64)])
+                more = max(last + 1 - len(degree), len(degree))
+                degree = np.concatenate([degree, np.zeros(more, np.int64)])
+                has_edge = np.concatenate([has_edge, np.zeros(more, bool)])
             ends = chunk.source.astype(np.int64, copy=False), chunk.target.astype(np.int64, copy=False)
             np.ascontiguousarray(ends[0]).tofile(files["source"])
             np.ascontiguousarray(ends[1]).tofile(files["target"])
             for a in info.edges:
-                np.ascontiguousarray(chunk.attributes[a.name], storage_dtype(a.dtype)).tofile(files[a.name])
+                rows = np.require(chunk.attributes[a.name], storage_dtype(a.dtype), ["C", "W"])
+                rows.tofile(files[a.name])
+                nan[a.name] += NanCount.of(as_torch(rows, a.dtype), num_edges)
+            if info.num_nodes is None:
+                has_edge[ends[0]] = has_edge[ends[1]] = True
             np.add.at(degree, ends[1], 1)  # bincount takes O(N) for each chunk
             num_edges += len(ends[0])
             tick(len(ends[0]))
@@ -134,12 +149,14 @@ def spool(source: Source, folder: Path, undirected: bool, memory: int, tick: Tic
     if num_edges == 0 and info.num_nodes is None:
         raise DataError(f"Expected edges in {source.name} (got none): give one for each edge")
     num_nodes = last + 1 if info.num_nodes is None else info.num_nodes
-    found = Spool(folder, num_nodes, num_edges, info.edges, degree[:num_nodes])
+    num_isolated = int((~has_edge[:num_nodes]).sum())
+    nan = {name: count for name, count in nan.items() if count.rows}
+    found = Spool(folder, num_nodes, num_edges, info.edges, degree[:num_nodes], int(least), num_isolated, nan)
     return _symmetric(found, memory) if both else found
 
 
-def _check(chunk: EdgeChunk, num_nodes: int | None) -> int:
-    """The largest id of a chunk."""
+def _check(chunk: EdgeChunk, num_nodes: int | None) -> tuple[int, int]:
+    """The smallest and the largest id of a chunk."""
     low = min(int(chunk.source.min()), int(chunk.target.min()))
     high = max(int(chunk.source.max()), int(chunk.target.max()))
     if low < 0 or (num_nodes is not None and high >= num_nodes):
@@ -151,7 +168,7 @@ def _check(chunk: EdgeChunk, num_nodes: int | None) -> int:
             f"Expected node ids {limit} in {chunk.place(place)} (got {chunk.source[place]} -> {chunk.target[place]}, "
             f"counted from 0): drop the edge, or number the nodes from 0 on"
         )
-    return high
+    return low, high
 
 
 def _require_memory(num_nodes: int, memory: int, place: str = "") -> None:
@@ -194,7 +211,7 @@ def _symmetric(edges: Spool, memory: int) -> Spool:
                 np.add.at(degree, kept["target"], 1)
                 count += len(kept)
     buckets.folder.rmdir()
-    return Spool(edges.folder, num_nodes, count, (), degree)
+    return replace(edges, num_edges=count, in_degree=degree)
 
 
 def _pair_key(num_nodes: int) -> Callable[[Array], Array]:
@@ -212,7 +229,8 @@ def save_spool(edges: Spool) -> dict[str, Any]:
         sync(path)
     sync(edges.folder)
     sizes = {path.name: path.stat().st_size for path in edges.folder.iterdir()}
-    return {"num_nodes": edges.num_nodes, "num_edges": edges.num_edges, "sizes": sizes}
+    facts = {name: getattr(edges, name) for name in ("num_nodes", "num_edges", "least_id", "num_isolated")}
+    return facts | {"nan": {name: asdict(count) for name, count in edges.nan.items()}, "sizes": sizes}
 
 
 def load_spool(folder: Path, known: dict[str, Any], attributes: tuple[EdgeAttribute, ...]) -> Spool | None:
@@ -221,4 +239,14 @@ def load_spool(folder: Path, known: dict[str, Any], attributes: tuple[EdgeAttrib
     if sizes != known["sizes"]:
         return None
     degree = np.fromfile(folder / "in_degree", np.int64)
-    return Spool(folder, known["num_nodes"], known["num_edges"], attributes, degree)
+    nan = {name: NanCount(**count) for name, count in known["nan"].items()}
+    return Spool(
+        folder,
+        known["num_nodes"],
+        known["num_edges"],
+        attributes,
+        degree,
+        known["least_id"],
+        known["num_isolated"],
+        nan,
+    )

@@ -4,30 +4,40 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pyg_dist.errors import DataError
-from pyg_dist.store.sources.edge_list import ArrayEdges, TextEdges
-from pyg_dist.store.sources.matrix_market import MatrixMarket
+from pyg_dist.errors import DataError, OptionError
+from pyg_dist.store.sources.dimacs import Dimacs, is_dimacs
+from pyg_dist.store.sources.edge_array import ArrayEdges
+from pyg_dist.store.sources.edge_list import TextEdges
+from pyg_dist.store.sources.matrix_market import BANNER, MatrixMarket
+from pyg_dist.store.sources.metis import Metis
 from pyg_dist.store.sources.npz import Npz
 from pyg_dist.store.sources.ogb import OGB, is_ogb_folder
+from pyg_dist.store.sources.parquet import Parquet
 from pyg_dist.store.sources.rmat import PREFIX, RMat
 from pyg_dist.store.sources.saved_graph import SavedGraph
 from pyg_dist.store.sources.source import Reading, Source
+from pyg_dist.store.sources.text import first_lines, unpacked
 from pyg_dist.store.sources.torch_file import PROCESSED, TorchFile
 
 __all__ = ["KINDS", "Reading", "Source", "open_source"]
 
 KINDS = (
     ".npz; .pt of torch.save; .safetensors of pyg_dist.save_graph; the folder of a dataset of PyG or of an OGB node "
-    "dataset; Matrix Market .mtx; edges in "
-    ".txt .csv .tsv .edges .el (.gz too) or .npy; rmat:scale=22,edges=100000000,seed=0"
+    "dataset; edges in .txt .csv .tsv .edges .edgelist .el, KONECT's out.*, Matrix Market .mtx, METIS' .graph, "
+    "DIMACS' .col .gr (these packed as .gz .bz2 .xz .zst, too), .parquet or .npy; rmat:scale=22,edges=100000000,seed=0"
 )
+_TEXT: dict[str, type[Source]] = {
+    ".mtx": MatrixMarket,
+    **dict.fromkeys((".graph", ".metis"), Metis),
+    **dict.fromkeys((".col", ".gr", ".dimacs"), Dimacs),
+    **dict.fromkeys((".txt", ".csv", ".tsv", ".edges", ".edgelist", ".el"), TextEdges),
+}
 _BY_SUFFIX: dict[str, type[Source]] = {
     ".npz": Npz,
     ".pt": TorchFile,
     ".safetensors": SavedGraph,
     ".npy": ArrayEdges,
-    ".mtx": MatrixMarket,
-    **dict.fromkeys((".txt", ".csv", ".tsv", ".edges", ".el"), TextEdges),
+    ".parquet": Parquet,
 }
 
 
@@ -36,22 +46,42 @@ def open_source(graph: str, reading: Reading = Reading()) -> Source:  # noqa: B0
 
     Raises:
         DataError: There is no such file, or it is of none of these kinds; the message names file and line.
+        OptionError: ``reading`` names columns, or a first id, of a format that has them itself.
     """
-    if graph.startswith(PREFIX):
-        return RMat(graph)
+    kind, path = _kind_of(graph)
+    takes_columns = kind in (TextEdges, Parquet)
+    for option, value, is_taken in (
+        ("--columns", reading.columns, takes_columns),
+        ("--first-id", reading.first_id, takes_columns or kind is ArrayEdges),
+    ):
+        if value is not None and not is_taken:
+            raise OptionError(f"Expected no {option} for {graph}, whose format has it (got {value}): leave it out")
+    return kind(graph if kind is RMat else path, reading)  # type: ignore[call-arg]
+
+
+def _kind_of(graph: str) -> tuple[type[Source], Path]:
+    """The format of an input, and its file or folder."""
     path = Path(graph)
+    if graph.startswith(PREFIX):
+        return RMat, path
     if path.is_dir():
         if is_ogb_folder(path):
-            return OGB(path, reading)
+            return OGB, path
         if (path / PROCESSED).is_file():
-            return TorchFile(path / PROCESSED, reading)
+            return TorchFile, path / PROCESSED
         raise DataError(
             f"Expected {PROCESSED}, raw/edge.csv.gz or raw/data.npz in {path} (got none of them): name the folder of a "
             f"dataset of PyG or of OGB"
         )
     if not path.exists():
         raise DataError(f"Expected a graph in {path} (there is nothing): check the name")
-    kind = _BY_SUFFIX.get(path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix)
-    if kind is None or (path.suffix == ".gz" and kind not in (TextEdges, MatrixMarket)):
+    name = unpacked(path)
+    kind = _TEXT.get(name.suffix, TextEdges if name.name.startswith("out.") else None)
+    if kind is TextEdges:
+        lines = first_lines(path)
+        kind = Dimacs if is_dimacs(lines) else MatrixMarket if lines[0].lower().startswith(BANNER) else TextEdges
+    elif kind is None and name is path:
+        kind = _BY_SUFFIX.get(path.suffix)
+    if kind is None:
         raise DataError(f"Expected {KINDS} (got {path}): convert or rename it")
-    return kind(path, reading)  # type: ignore[call-arg]
+    return kind, path

@@ -1,113 +1,223 @@
-"""Edges and nothing else: lines of text, in gzip too, or a NumPy array."""
+"""Edges as lines of text, in whatever dialect: what a file means is read from its first lines, and said."""
 
 from __future__ import annotations
 
+import csv
+import re
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pyg_dist.errors import DataError
-from pyg_dist.store.sources.source import EdgeAttribute, EdgeChunk, Reading, Source, SourceInfo, edge_place
-from pyg_dist.store.sources.text import Lines, number_lines
+from pyg_dist.errors import DataError, UnsupportedError
+from pyg_dist.store.sources.columns import SOURCE, TARGET, WEIGHT, given_roles, roles_of
+from pyg_dist.store.sources.source import EdgeAttribute, EdgeChunk, Reading, Source, SourceInfo
+from pyg_dist.store.sources.text import COMMENTS, QUOTES, Rows, Rule, Table, first_lines
 
 Array = np.ndarray[Any, Any]
 
-WEIGHT = EdgeAttribute("edge_weight", "F32")
+EDGE_WEIGHT = EdgeAttribute("edge_weight", "F32")
+TIMES = 10**8
+"""Whole numbers from here on, in an unnamed third column, are times: seconds since 1970, of 1973 and later."""
+_MANY = 100
+"""Lines from which on an order is no accident."""
+
+_KONECT = re.compile(r"%\s*(sym|asym|bip)\s+([a-z]+)")
+_BRACES = Rule(("{",), re.compile(r"\{[^{}\n]*\}"))
+_WEIGHT_IN_BRACES = Rule(("{",), re.compile(r"\{[^{}\n]*?['\"]weight['\"]\s*:\s*([^,}\s]+)[^{}\n]*\}"), r"\1")
+_KINDS = {SOURCE: "i8", TARGET: "i8", WEIGHT: "f8", None: "U1"}
+_REMEDY = "mend the line; make edges of an adjacency list, and name a file in METIS' format .graph"
+_ASK = "say which is which, such as --columns source,target,weight (any other word leaves a column out)"
 
 
 class TextEdges(Source):
-    """``source target`` or ``source target weight`` in each line, from spaces, tabs or commas; ids begin at 0."""
+    """A line for each edge: source and target, numbered from 0, and perhaps a weight.
+
+    Columns are separated by ``;`` ``,`` ``|``, tabs or white space; a header, or a comment above the edges, may name
+    them, and so may :attr:`Reading.columns`. What is in braces behind an edge is networkx's: its ``weight`` is used.
+    KONECT's first line says what its columns are. Of three unnamed columns the last one is a weight. If all of it are
+    whole numbers of :data:`TIMES` or more, it is left out; if it looks like times or neighbours, it is refused.
+    """
 
     def __init__(self, path: Path, reading: Reading) -> None:
         self.path, self.name, self.reading = path, path.name, reading
-        first = next(number_lines(path, np.float64, block_bytes=1 << 16), None)
-        if first is None:
+        lines = first_lines(path)
+        self.konect = _KONECT.match(lines[0])
+        text = "\n".join(lines)
+        rules = [_WEIGHT_IN_BRACES] if _WEIGHT_IN_BRACES.pattern.search(text) else []
+        table = Table(path, (), rules=(*rules, _BRACES, COMMENTS, QUOTES), remedy=_REMEDY)
+        plain = table.plain(text).split("\n")
+        body = [(number, line) for number, line in enumerate(plain, 1) if line.strip()]
+        if not body:
             raise DataError(f"Expected edges in {path} (got an empty file): give a line for each edge")
-        self.columns = first.values.shape[1]
-        if self.columns not in (2, 3):
-            raise DataError(
-                f"Expected 'source target' or 'source target weight' in {path}, line {first.number[0]} (got "
-                f"{self.columns} columns): drop the others"
+        separator = _separator([line for _, line in body])
+        fields = [_fields(line, separator) for _, line in body]
+        names, head = self._names(lines, body, fields)
+        if len(body) <= head:
+            raise DataError(f"Expected edges in {path} (got a header alone): give a line for each edge")
+        samples = fields[head:]
+        for (number, line), row in zip(body[head:], samples, strict=True):
+            if len(row) != len(samples[0]):
+                got = f"got {line.strip()[:60]!r}"
+                raise DataError(f"Expected {len(samples[0])} columns in {path}, line {number} ({got}): {_REMEDY}")
+        self.notes: list[str] = []
+        roles = self._roles(names, samples, bool(rules))
+        columns = ((role or f"column {k}", _KINDS[role]) for k, role in enumerate(roles, 1))
+        skipped = body[0][0] if head else 0
+        self.table = Table(path, tuple(columns), separator, skipped, table.rules, _REMEDY)
+        self.is_weighted = WEIGHT in roles
+        self.may_be_metis = not (names or reading.columns or self.konect or head)
+        self.first_id = reading.first_id if reading.first_id is not None else int(self.konect is not None)
+        self.is_mirrored = self.konect is not None and self.konect[1] == "sym"
+        if self.is_mirrored:
+            self.notes.append("each edge stands for both directions")
+        self.understood = "; ".join([self._shown(roles, names), f"ids from {self.first_id}", *self.notes])
+
+    def _names(
+        self, lines: list[str], body: list[tuple[int, str]], fields: list[list[str]]
+    ) -> tuple[list[str] | None, int]:
+        """The columns' names, if there are any, and the number of headers: none or one."""
+        if (not fields[0][0] and len(fields[0]) > 2) or any(_is_word(field) for field in fields[0][:2]):
+            return fields[0], 1
+        above = lines[body[0][0] - 2] if body[0][0] > 1 else ""  # as in "# FromNodeId ToNodeId"
+        words = re.split(r"[\s,;]+", above.strip().lstrip("#%/ \t"))
+        return (words, 0) if len(words) == len(fields[0]) and roles_of(words) else (None, 0)
+
+    def _roles(self, names: list[str] | None, samples: list[list[str]], is_attributed: bool) -> list[str | None]:
+        """What each column is."""
+        width, unnamed = len(samples[0]), [SOURCE, TARGET]
+        used = max(k + 1 for k in range(width) if k == 0 or any(row[k] for row in samples))  # but for empty ones
+        if self.reading.columns is not None:
+            return given_roles(self.reading.columns, width)
+        if self.konect is not None:
+            return self._konect_roles(width)
+        if names is not None:
+            names = [name for name, _ in zip_longest(names[:width], range(width), fillvalue="")]
+            if found := roles_of(names):
+                return found
+            first = int(not names[0])  # an index
+            if used - first == 2:
+                return [None] * first + [SOURCE, TARGET] + [None] * (width - first - 2)
+        elif used == 2 or (used == 3 and is_attributed):
+            return [*unnamed, *([WEIGHT] if used == 3 else []), *[None] * (width - used)]
+        elif used == 3:
+            return [*unnamed, self._third(samples), *[None] * (width - used)]
+        got = f"{used} column{'s' * (used > 1)}" + (f" named {', '.join(names)}" if names else "")
+        raise DataError(
+            f"Expected 'source target' or 'source target weight' in {self.path}, line 1 (got {got}): {_ASK}"
+        )
+
+    def _konect_roles(self, width: int) -> list[str | None]:
+        kind, weights = self.konect.groups() if self.konect else ("", "")
+        if kind == "bip" or weights == "dynamic":
+            raise UnsupportedError(
+                f"Expected edges within one set of nodes, none removed, in {self.path}, line 1 (got {kind} {weights}): "
+                f"write the graph that you mean as 'source target' lines"
             )
+        weight = None if weights == "unweighted" else WEIGHT
+        return [SOURCE, TARGET, weight, None][:width]
+
+    def _third(self, samples: list[list[str]]) -> str | None:
+        """What an unnamed third column is."""
+        try:
+            rows = np.array([[float(field) for field in row[:3]] for row in samples])
+        except ValueError:
+            return WEIGHT  # not numbers: the line is named when it is read
+        third = rows[:, 2]
+        if (third != np.floor(third)).any():
+            return WEIGHT
+        if (third >= TIMES).all():
+            self.notes.append("column 3 is left out: such whole numbers are times")
+            return None
+        is_once = 1 < len(rows) == len(np.unique(rows[:, 0])) and third.min() >= 0 and third.max() <= rows[:, :2].max()
+        is_sorted = len(rows) >= _MANY and third[0] < third[-1] and (third[1:] >= third[:-1]).all()
+        if is_once or is_sorted:
+            what = "neighbours, each node stands first in one line" if is_once else "times, they never decrease"
+            raise DataError(
+                f"Expected 'source target weight' in {self.path} (got whole numbers last, perhaps {what}): {_ASK}"
+            )
+        return WEIGHT
+
+    def _shown(self, roles: list[str | None], names: list[str] | None) -> str:
+        marks = {None: "white space", "\t": "tabs", ";": "semicolons", ",": "commas", "|": "bars"}
+        left_out = [
+            (names[k] if names and k < len(names) else "") or str(k + 1) for k, role in enumerate(roles) if role is None
+        ]
+        more = f" ({', '.join(left_out)} left out)" if left_out else ""
+        return f"columns {', '.join(filter(None, roles))}{more} by {marks[self.table.separator]}"
 
     def info(self) -> SourceInfo:
         """Neither nodes nor edges are counted yet."""
-        return SourceInfo((self.path,), None, None, edges=(WEIGHT,) if self.columns == 3 else ())
+        return SourceInfo((self.path,), None, None, edges=(EDGE_WEIGHT,) if self.is_weighted else ())
 
     def chunks(self, size: int) -> Iterator[EdgeChunk]:
         """The lines in their order."""
-        is_weighted = self.columns == 3
-        for lines in number_lines(self.path, np.float64 if is_weighted else np.int64, self.columns):
-            yield chunk_of(self.path, lines, 0)
+        first, count, low, high = np.zeros(0), 0, 1, 0
+        for rows in self.table.rows():
+            chunk = edges_of(self.path, rows, self.first_id)
+            if self.may_be_metis:
+                first = first if count else np.array(rows.values[0].tolist()[:3])
+                ends = chunk.source, chunk.target
+                count, low = count + len(rows.values), min(low, *(int(end.min()) for end in ends))
+                high = max(high, *(int(end.max()) for end in ends))
+            yield chunk.mirrored() if self.is_mirrored else chunk
+        if self.may_be_metis and _is_metis(first, count - 1, len(self.table.columns), low >= 1 and high <= count - 1):
+            raise DataError(
+                f"Expected edges in {self.path} (got what METIS' format has: {count - 1} lines below a line that says "
+                f"so): name it .graph, or, if these are edges, give --columns source,target"
+            )
 
 
-def chunk_of(path: Path, lines: Lines, first_id: int) -> EdgeChunk:
-    """Edges from lines of two or three numbers; ids begin at ``first_id``.
+def edges_of(path: Path, rows: Rows, first_id: int) -> EdgeChunk:
+    """Edges from lines with a source, a target and perhaps a weight.
 
     Raises:
-        DataError: An id is not whole.
+        DataError: A weight is infinite in float32.
     """
-    ends, number = lines.values[:, :2], lines.number
-    if ends.dtype != np.int64:
-        with np.errstate(invalid="ignore"):  # what is no number is not whole either
-            whole = ends.astype(np.int64)
-        wrong = (whole != ends).any(1).nonzero()[0]
-        if wrong.size:
-            raise DataError(
-                f"Expected whole numbers as node ids in {path}, line {number[wrong[0]]} (got {ends[wrong[0]].tolist()}"
-                f"): the third column is the weight"
-            )
-        ends = whole
-    if first_id:
-        ends = ends - first_id
-    weight = {WEIGHT.name: lines.values[:, 2].astype(np.float32)} if lines.values.shape[1] == 3 else {}
-    return EdgeChunk(ends[:, 0], ends[:, 1], weight, lambda place: f"{path}, line {number[place]}")
+
+    def place(k: int) -> str:
+        return f"{path}, line {rows.line(k)}"
+
+    source, target = (np.ascontiguousarray(rows.values[name]) - first_id for name in (SOURCE, TARGET))
+    if WEIGHT not in (rows.values.dtype.names or ()):
+        return EdgeChunk(source, target, {}, place)
+    with np.errstate(over="ignore"):
+        weight = rows.values[WEIGHT].astype(np.float32)
+    if np.isinf(weight).any():
+        wrong = int(np.isinf(weight).argmax())
+        raise DataError(
+            f"Expected a weight that float32 holds in {place(wrong)} (got {rows.values[WEIGHT][wrong]}): mend the line"
+        )
+    return EdgeChunk(source, target, {EDGE_WEIGHT.name: weight}, place)
 
 
-class ArrayEdges(Source):
-    """An ``.npy`` file of integers, ``[2, E]`` or ``[E, 2]``; of two edges it is read as ``[2, E]``."""
+def _separator(lines: list[str]) -> str | None:
+    """What separates columns; None: white space."""
+    data = lines[1:] or lines
+    for mark in ";,|":
+        if all(mark in line for line in data):
+            return mark
+    is_tab = all("\t" in line and not re.search(r"[^\s][ ]+[^\s]", line) for line in data)
+    return "\t" if is_tab else None
 
-    def __init__(self, path: Path, reading: Reading) -> None:
-        self.path, self.name, self.reading = path, path.name, reading
-        try:
-            with path.open("rb") as file:
-                version = np.lib.format.read_magic(file)
-                read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-                shape, is_fortran, self.dtype = read[version](file)
-                self.start = file.tell()
-        except FileNotFoundError as error:
-            raise DataError(f"Expected a file in {path} (there is none): check the name") from error
-        except (ValueError, KeyError, EOFError) as error:
-            raise DataError(f"Expected a NumPy array in {path} (got: {error}): write it with numpy.save") from error
-        if len(shape) != 2 or 2 not in shape or self.dtype.kind not in "iu":
-            raise DataError(
-                f"Expected integers [2, E] or [E, 2] in {path} (got {self.dtype} {list(shape)}): one column per edge"
-            )
-        is_wide = shape[0] == 2
-        self.num_edges = shape[1] if is_wide else shape[0]
-        self.is_interleaved = is_wide == is_fortran
-        missing = self.start + 2 * self.num_edges * self.dtype.itemsize - path.stat().st_size
-        if missing > 0:
-            raise DataError(f"Expected {missing} more bytes in {path} (it breaks off): write it again")
 
-    def info(self) -> SourceInfo:
-        """As many edges as the header says."""
-        return SourceInfo((self.path,), None, self.num_edges)
+def _fields(line: str, separator: str | None) -> list[str]:
+    if separator is None:
+        return line.split()
+    return [field.strip() for field in next(csv.reader([line], delimiter=separator, skipinitialspace=True))]
 
-    def chunks(self, size: int) -> Iterator[EdgeChunk]:
-        """The edges in their order."""
-        width = self.dtype.itemsize
-        with self.path.open("rb") as file:
-            for low in range(0, self.num_edges, size):
-                count = min(size, self.num_edges - low)
-                if self.is_interleaved:
-                    file.seek(self.start + 2 * low * width)
-                    source, target = np.fromfile(file, self.dtype, 2 * count).reshape(-1, 2).T
-                else:
-                    file.seek(self.start + low * width)
-                    source = np.fromfile(file, self.dtype, count)
-                    file.seek(self.start + (self.num_edges + low) * width)
-                    target = np.fromfile(file, self.dtype, count)
-                yield EdgeChunk(source, target, {}, edge_place(self.path, low))
+
+def _is_word(field: str) -> bool:
+    return bool(re.match(r"[^\W\d]", field)) and field.lower() not in ("nan", "inf", "infinity")
+
+
+def _is_metis(first: Array, num_lines: int, width: int, are_nodes: bool) -> bool:
+    """Whether lines of equal length are METIS' format: nodes, edges, format; then the neighbours of each node."""
+    if len(first) < 2 or first[0] != num_lines or num_lines < 1:
+        return False
+    if width == 2:
+        return bool(are_nodes and first[1] == num_lines)
+    neighbours = {0: 3, 10: 2, 100: 2, 11: 1, 101: 1, 110: 1}.get(int(first[2]) if first[2] == first[2] else -1)
+    return neighbours is not None and 2 * first[1] == neighbours * num_lines

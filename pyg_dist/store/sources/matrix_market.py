@@ -5,17 +5,16 @@ Entry ``i j value`` is the edge from node i - 1 to node j - 1, as SciPy and netw
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-
 from pyg_dist.errors import DataError, UnsupportedError
-from pyg_dist.store.sources.edge_list import WEIGHT, chunk_of
+from pyg_dist.store.sources.columns import SOURCE, TARGET, WEIGHT
+from pyg_dist.store.sources.edge_list import EDGE_WEIGHT, edges_of
 from pyg_dist.store.sources.source import EdgeChunk, Reading, Source, SourceInfo
-from pyg_dist.store.sources.text import number_lines, open_text
+from pyg_dist.store.sources.text import COMMENTS, Table, first_lines
 
+BANNER = "%%matrixmarket"
 _COLUMNS = {"pattern": 2, "real": 3, "integer": 3, "double": 3}
 _SYMMETRIES = ("general", "symmetric", "skew-symmetric")
 
@@ -28,21 +27,12 @@ class MatrixMarket(Source):
 
     def __init__(self, path: Path, reading: Reading) -> None:
         self.path, self.name, self.reading = path, path.name, reading
-        self.head = 0
-        banner, size = b"", b""
-        try:
-            with open_text(path) as file:
-                for line in file:
-                    self.head += 1
-                    if self.head == 1:
-                        banner = line
-                    elif line.strip() and not line.lstrip().startswith(b"%"):
-                        size = line
-                        break
-        except (OSError, EOFError, zlib.error) as error:
-            raise DataError(f"Expected a Matrix Market file in {path} (got: {error}): fetch it again") from error
-        words = banner.decode(errors="replace").lower().split()
-        if len(words) != 5 or words[:2] != ["%%matrixmarket", "matrix"]:
+        lines = first_lines(path)
+        banner = lines[0]
+        body = ((k, line) for k, line in enumerate(lines[1:], 2) if line.strip() and not line.lstrip().startswith("%"))
+        self.head, size = next(body, (len(lines), ""))
+        words = banner.lower().split()
+        if len(words) != 5 or words[:2] != [BANNER, "matrix"]:
             raise DataError(
                 f"Expected '%%MatrixMarket matrix coordinate ...' in {path}, line 1 (got {banner[:60]!r}): check it"
             )
@@ -63,38 +53,26 @@ class MatrixMarket(Source):
         if rows != columns:
             raise DataError(f"Expected a square matrix in {path}, line {self.head} (got {rows} x {columns}): pad it")
         self.num_nodes, self.columns = rows, _COLUMNS[field]
+        self.understood = f"Matrix Market's rows to columns, {self.symmetry}; ids from 1"
 
     def info(self) -> SourceInfo:
         """As the size line says."""
-        edges = (WEIGHT,) if self.columns == 3 else ()
+        edges = (EDGE_WEIGHT,) if self.columns == 3 else ()
         num_edges = self.num_entries if self.symmetry == "general" else None
         return SourceInfo((self.path,), self.num_nodes, num_edges, edges=edges)
 
     def chunks(self, size: int) -> Iterator[EdgeChunk]:
         """The entries in their order."""
-        count = 0
-        for lines in number_lines(
-            self.path, np.float64 if self.columns == 3 else np.int64, self.columns, skip=self.head
-        ):
-            count += len(lines.values)
-            chunk = chunk_of(self.path, lines, 1)
-            yield chunk if self.symmetry == "general" else _mirrored(chunk, -1 if "skew" in self.symmetry else 1)
+        columns = (("row", "i8"), ("column", "i8"), ("value", "f8"))[: self.columns]
+        table = Table(self.path, columns, head=self.head, rules=(COMMENTS,))
+        count, sign = 0, -1 if "skew" in self.symmetry else 1
+        for rows in table.rows():
+            count += len(rows.values)
+            rows.values.dtype.names = (SOURCE, TARGET, WEIGHT)[: self.columns]
+            chunk = edges_of(self.path, rows, 1)
+            yield chunk if self.symmetry == "general" else chunk.mirrored(sign)
         if count != self.num_entries:
             raise DataError(
                 f"Expected {self.num_entries} entries in {self.path}, as line {self.head} says (got {count}): fetch it "
                 f"again"
             )
-
-
-def _mirrored(chunk: EdgeChunk, sign: int) -> EdgeChunk:
-    """Each entry, and its mirror image behind it."""
-    is_off = chunk.source != chunk.target
-    entry = np.repeat(np.arange(len(is_off)), 1 + is_off)
-    is_image = np.zeros(len(entry), bool)
-    is_image[1:] = entry[1:] == entry[:-1]
-    source = np.where(is_image, chunk.target[entry], chunk.source[entry])
-    target = np.where(is_image, chunk.source[entry], chunk.target[entry])
-    weight = {
-        name: np.where(is_image, sign, 1).astype(rows.dtype) * rows[entry] for name, rows in chunk.attributes.items()
-    }
-    return EdgeChunk(source, target, weight, lambda place: chunk.place(int(entry[place])))

@@ -27,7 +27,7 @@ from pyg_dist.store.sources.source import (
     edge_place,
     fixed_rows,
 )
-from pyg_dist.store.sources.text import number_lines
+from pyg_dist.store.sources.text import first_lines, matrix, same_columns
 
 Array = np.ndarray[Any, Any]
 
@@ -76,7 +76,7 @@ class OGB(Source):
             counts = [self.members[name].array().reshape(-1).tolist() for name in ("num_nodes_list", "num_edges_list")]
         else:
             counts = [
-                [int(n) for lines in number_lines(self.raw / name, np.int64) for n in lines.values[:, 0]]
+                [int(n) for rows in same_columns(self.raw / name, "i8", 1).rows() for n in matrix(rows)[:, 0]]
                 for name in ("num-node-list.csv.gz", "num-edge-list.csv.gz")
             ]
         if [len(count) for count in counts] != [1, 1]:
@@ -128,8 +128,9 @@ class OGB(Source):
     def _ends(self, size: int) -> Iterator[tuple[Array, Array, Callable[[int], str]]]:
         if self.members is None:
             path = self.raw / "edge.csv.gz"
-            for lines in number_lines(path, np.int64, 2):
-                yield lines.values[:, 0], lines.values[:, 1], lambda k, n=lines.number: f"{path}, line {n[k]}"  # type: ignore[misc]
+            for rows in same_columns(path, "i8", 2).rows():
+                source, target = np.ascontiguousarray(matrix(rows).T)
+                yield source, target, lambda k, rows=rows: f"{path}, line {rows.line(k)}"  # type: ignore[misc]
             return
         edges = self.members["edge_index"]
         if edges.shape[:1] != (2,) or edges.dtype.kind not in "iu":
@@ -182,7 +183,7 @@ class OGB(Source):
             labels = found["node_label"].array()
         else:
             path = self.raw / "node-label.csv.gz"
-            labels = np.concatenate([lines.values for lines in number_lines(path, np.float64)])
+            labels = np.concatenate([matrix(rows) for rows in same_columns(path, "f8", _width(path)).rows()])
         if len(labels) != self.num_nodes:
             raise DataError(f"Expected {self.num_nodes} rows in {path} (got {len(labels)}): fetch it again")
         is_whole = "classification" in self.options["task type"] and not np.isnan(labels).any()
@@ -193,12 +194,12 @@ class OGB(Source):
         folder = self.path / "split" / self.options["split"]
         for split, name in _SPLITS.items():
             path, mask = folder / f"{split}.csv.gz", np.zeros(self.num_nodes, np.bool_)
-            for lines in number_lines(path, np.int64, 1):
-                node = lines.values[:, 0]
+            for rows in same_columns(path, "i8", 1).rows():
+                node = matrix(rows)[:, 0]
                 wrong = ((node < 0) | (node >= self.num_nodes)).nonzero()[0]
                 if wrong.size:
                     raise DataError(
-                        f"Expected nodes in [0, {self.num_nodes}) in {path}, line {lines.number[wrong[0]]} (got "
+                        f"Expected nodes in [0, {self.num_nodes}) in {path}, line {rows.line(wrong[0])} (got "
                         f"{node[wrong[0]]}): fetch it again"
                     )
                 mask[node] = True
@@ -225,25 +226,30 @@ class _Rows:
         return whole[:count]
 
 
+def _width(path: Path) -> int:
+    """Columns of a table."""
+    first = first_lines(path)[0]
+    if not first.strip():
+        raise DataError(f"Expected numbers in {path} (got an empty file): fetch it again")
+    return first.count(",") + 1
+
+
 def _csv_type(path: Path) -> tuple[str, tuple[int, ...]]:
     """As pandas sees a table: int64 if all of it is whole, else (in ``ogb``) float32."""
-    columns, is_whole = 0, True
-    for lines in number_lines(path, np.float64, block_bytes=1 << 16):
-        columns = lines.values.shape[1]
-        break
-    if not columns:
-        raise DataError(f"Expected numbers in {path} (got an empty file): fetch it again")
+    width = _width(path)
     try:
-        for _ in number_lines(path, np.int64, columns):
+        for _ in same_columns(path, "i8", width).rows():
             pass
     except DataError:
-        is_whole = False
-    return "I64" if is_whole else "F32", (columns,)
+        return "F32", (width,)
+    return "I64", (width,)
 
 
 def _csv_rows(path: Path, dtype: str) -> Callable[[int], Iterator[Array]]:
+    is_whole = dtype == "I64"
+
     def rows(num_bytes: int) -> Iterator[Array]:
-        for lines in number_lines(path, np.int64 if dtype == "I64" else np.float64):
-            yield lines.values if dtype == "I64" else lines.values.astype(np.float32)
+        for found in same_columns(path, "i8" if is_whole else "f8", _width(path)).rows():
+            yield matrix(found).astype(np.int64 if is_whole else np.float32, copy=False)
 
     return rows

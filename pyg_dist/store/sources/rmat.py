@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pyg_dist.errors import OptionError
-from pyg_dist.store.sources.source import EdgeChunk, NodeAttribute, Source, SourceInfo
+from pyg_dist.store.sources.source import EdgeChunk, NodeAttribute, Reading, Source, SourceInfo
 
 Array = np.ndarray[Any, Any]
 
@@ -30,8 +30,8 @@ class RMat(Source):
     the id, which R-MAT's edges tend to share. A node in ten trains, one in ten validates, the others test.
     """
 
-    def __init__(self, text: str) -> None:
-        self.name = text
+    def __init__(self, text: str, reading: Reading) -> None:
+        self.name, self.reading = text, reading
         options = dict(_DEFAULTS)
         for part in filter(None, text.removeprefix(PREFIX).split(",")):
             name, _, value = part.partition("=")

@@ -67,6 +67,19 @@ class EdgeChunk:
     attributes: dict[str, Array]
     place: Callable[[int], str]
 
+    def mirrored(self, sign: int = 1) -> EdgeChunk:
+        """Each edge, and its mirror image behind it, whose attributes are ``sign`` times its own; loops stand once."""
+        entry = np.repeat(np.arange(len(self.source)), 1 + (self.source != self.target))
+        is_image = np.zeros(len(entry), bool)
+        is_image[1:] = entry[1:] == entry[:-1]
+        source = np.where(is_image, self.target[entry], self.source[entry])
+        target = np.where(is_image, self.source[entry], self.target[entry])
+        rows = {
+            name: np.where(is_image, sign, 1).astype(values.dtype) * values[entry]
+            for name, values in self.attributes.items()
+        }
+        return EdgeChunk(source, target, rows, lambda place: self.place(int(entry[place])))
+
 
 @dataclass(frozen=True)
 class SourceInfo:
@@ -100,9 +113,14 @@ class Reading:
     """How to read an input.
 
     Attributes:
+        columns: what the columns of a table are: source, target, weight, or anything else for one that is left out;
+            None: as the file says.
+        first_id: of nodes; None: as the format has it, 0 in most.
         is_strict: raise where an attribute does not fit the graph; else it is left out, with a warning.
     """
 
+    columns: tuple[str, ...] | None = None
+    first_id: int | None = None
     is_strict: bool = True
 
 
@@ -112,10 +130,12 @@ class Source(ABC):
     Attributes:
         name: for people.
         reading: how it is read.
+        understood: what the file was taken for, in words, where it does not say so itself.
     """
 
     name: str
     reading: Reading = Reading()
+    understood: str = ""
 
     @abstractmethod
     def info(self) -> SourceInfo:

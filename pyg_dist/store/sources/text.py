@@ -1,150 +1,218 @@
-"""Numbers in lines of text, compressed or not, read in blocks; errors name the line."""
+"""Numbers in lines of text, compressed or not, read in blocks by NumPy's tokenizer; errors name the line."""
 
 from __future__ import annotations
 
+import bz2
 import gzip
-import warnings
+import io
+import lzma
+import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import IO, Any, NamedTuple, cast
 
 import numpy as np
 
-from pyg_dist.errors import DataError
+from pyg_dist.errors import DataError, MissingPackageError
 
 Array = np.ndarray[Any, Any]
 
-BLOCK_BYTES = 1 << 22
-_COMMENTS = b"#%"
-_SPACE = 32
-"""Bytes up to here separate numbers; commas are turned into spaces."""
+BLOCK = 1 << 20
+"""Characters at a time."""
+_PIECE = 1 << 13
+
+
+class Rule(NamedTuple):
+    """What is changed in a text before it is read.
+
+    Attributes:
+        marks: where none of these is in it, the pattern is not looked for, which takes longer.
+        pattern: of what goes.
+        other: what takes its place.
+    """
+
+    marks: tuple[str, ...]
+    pattern: re.Pattern[str]
+    other: str = ""
+
+
+COMMENTS = Rule(("#", "%", "//"), re.compile(r"(?:^|[ \t]+)(?:#|%|//).*", re.MULTILINE))
+"""In lines of their own, or behind the numbers."""
+QUOTES = Rule(('"',), re.compile(r'"[ \t]*([^"\s,;|]*)[ \t]*"'), r"\1")
+"""Around one word, which then does not need them."""
+_PACKED = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd", ".zstd": "zstd"}
+_WHAT = {"i8": "a whole number below 2^63", "f8": "a number"}
+
+
+def unpacked(path: Path) -> Path:
+    """The name without the suffix of a compression that :func:`open_text` undoes."""
+    return path.with_suffix("") if path.suffix in _PACKED else path
+
+
+@contextmanager
+def open_text(path: Path) -> Iterator[IO[str]]:
+    """The text of a file; of what it holds, where the name ends in ``.gz``, ``.bz2``, ``.xz`` or ``.zst``.
+
+    Raises:
+        DataError: It cannot be read; also while the block runs.
+        MissingPackageError: zstd needs pyarrow.
+    """
+    kind = _PACKED.get(path.suffix)
+    try:
+        with _opened(path, kind) as file:
+            # A mark of Windows at the beginning is dropped; what is no UTF-8, in comments mostly, does no harm.
+            yield io.TextIOWrapper(file, encoding="utf-8-sig", errors="replace")
+    except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+        if kind is None or isinstance(error, FileNotFoundError):
+            raise DataError(f"Expected a file to read in {path} (got: {error}): check the name") from error
+        raise DataError(f"Expected whole {kind} in {path} (got: {error}): fetch it again") from error
+
+
+def _opened(path: Path, kind: str | None) -> IO[bytes]:
+    if kind != "zstd":
+        opened: dict[str | None, Callable[[Path], object]]
+        opened = {None: lambda p: p.open("rb"), "gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}
+        return cast(IO[bytes], opened[kind](path))
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise MissingPackageError(f"Expected the package pyarrow, which unpacks {path}: pip install pyarrow") from error
+    return cast(IO[bytes], pyarrow.input_stream(str(path), compression="zstd"))
+
+
+def first_lines(path: Path) -> list[str]:
+    """The lines at the beginning of a file, comments too."""
+    with open_text(path) as file:
+        return (_read(file, 1 << 16, 0) or "\n").removesuffix("\n").split("\n")
+
+
+def _read(file: IO[str], num_chars: int, done: int) -> str:
+    """Whole lines of about as many characters; an error says after how many lines, with ``done`` before, it came."""
+    pieces, num_read = [], 0
+    try:
+        while num_read < num_chars and (piece := file.read(_PIECE)):
+            pieces.append(piece)
+            num_read += len(piece)
+        return "".join([*pieces, file.readline()])
+    except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+        lines = done + sum(piece.count("\n") for piece in pieces)
+        raise type(error)(f"it breaks off after line {lines}: {error}") from error
 
 
 @dataclass(frozen=True)
-class Lines:
+class Rows:
     """Consecutive lines of numbers.
 
     Attributes:
-        values: ``[lines, columns]``.
-        number: of each line in the file, from 1: ``[lines]``.
+        values: a record for each line, ``[lines]``.
+        line: the number of each in the file, from 1.
     """
 
     values: Array
-    number: Array
+    line: Callable[[int], int]
 
 
-def open_text(path: Path) -> BinaryIO:
-    """The bytes of a file; of what it holds, where the name ends in ``.gz``."""
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+@dataclass(frozen=True)
+class Table:
+    """How the lines of a file are numbers. Empty lines are passed over.
 
-
-def number_lines(
-    path: Path, dtype: type[np.generic], columns: int | None = None, skip: int = 0, block_bytes: int = BLOCK_BYTES
-) -> Iterator[Lines]:
-    """The lines of a file; comments (``#``, ``%``) and empty lines are left out.
-
-    Args:
-        path: text, or text in gzip.
-        dtype: int64 or float64.
-        columns: numbers in a line; None: as many as in the first.
-        skip: lines to leave out at the beginning.
-        block_bytes: of text at a time.
-
-    Raises:
-        DataError: The file cannot be read, or a line has something else in it.
+    Attributes:
+        path: the file.
+        columns: names and NumPy types of all columns of a line: ``"i8"``, ``"f8"``, or ``"U1"`` for one left out.
+        separator: of columns; None: white space.
+        head: lines to pass over at the beginning.
+        rules: what is changed first.
+        remedy: what to do about lines of another number of columns.
     """
-    done = 0
-    for text in _blocks(path, block_bytes):
-        if done < skip:
-            lines = text.split(b"\n")
-            dropped = min(skip - done, len(lines) - 1)
-            text, done = b"\n".join(lines[dropped:]), done + dropped
-        if not text:
-            continue
-        text = text.replace(b",", b" ")
-        is_plain = not any(mark in text for mark in (b"#", b"%"))
-        found = _parsed(text, dtype, columns) if is_plain else None
-        num_lines = text.count(b"\n")
-        if found is None:
-            kept = _kept(text)
-            number = np.array([place for place, _ in kept], np.int64) + done + 1
+
+    path: Path
+    columns: tuple[tuple[str, str], ...]
+    separator: str | None = None
+    head: int = 0
+    rules: tuple[Rule, ...] = (COMMENTS, QUOTES)
+    remedy: str = "mend or drop the line"
+
+    def rows(self, block: int = BLOCK) -> Iterator[Rows]:
+        """All lines.
+
+        Raises:
+            DataError: The file cannot be read, or a line has something else in it; the message has its number.
+        """
+        for done, lines in self.blocks(block):
+            kept = [line for line in lines if line and not line.isspace()]
             if kept:
-                found = _parsed(b"\n".join(line for _, line in kept) + b"\n", dtype, columns)
-                if found is None:
-                    _explain(path, kept, dtype, columns, done)
-        else:
-            number = np.arange(done + 1, done + 1 + len(found))
-        if found is not None:
-            columns = found.shape[1]
-            yield Lines(found, number)
-        done += num_lines
+                yield Rows(self._values(kept, done, lines), _numbers(done, lines))
 
+    def blocks(self, block: int = BLOCK) -> Iterator[tuple[int, list[str]]]:
+        """Lines, and how many came before."""
+        done = 0
+        with open_text(self.path) as file:
+            for _ in range(self.head):
+                file.readline()
+                done += 1
+            while text := _read(file, block, done):
+                lines = self.plain(text).split("\n")
+                if not lines[-1]:
+                    lines.pop()
+                yield done, lines
+                done += len(lines)
 
-def _blocks(path: Path, block_bytes: int) -> Iterator[bytes]:
-    """Whole lines."""
-    rest, done = b"", 0
-    try:
-        with open_text(path) as file:
-            while block := file.read(block_bytes):
-                cut = block.rfind(b"\n") + 1
-                if not cut:
-                    rest += block
-                    continue
-                yield rest + block[:cut]
-                done += block.count(b"\n")
-                rest = block[cut:]
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(
-            f"Expected whole gzip in {path} (it breaks off after line {done}: {error}): fetch it again"
-        ) from error
-    except OSError as error:
-        raise DataError(
-            f"Expected a file to read in {path} (got: {error.strerror or error}): check the name"
-        ) from error
-    if rest:
-        yield rest + b"\n"
+    def plain(self, text: str) -> str:
+        """The text by the rules."""
+        for rule in self.rules:
+            if any(mark in text for mark in rule.marks):
+                text = rule.pattern.sub(rule.other, text)
+        return text
 
+    def _values(self, kept: list[str], done: int, lines: list[str]) -> Array:
+        try:
+            return self._parsed(kept)
+        except ValueError:
+            low, high = 0, len(kept)  # the first `low` lines are right, not all of the first `high`
+            while high - low > 1:
+                middle = (low + high) // 2
+                try:
+                    self._parsed(kept[:middle])
+                    low = middle
+                except ValueError:
+                    high = middle
+            raise self._error(kept[low], _numbers(done, lines)(low)) from None
 
-def _parsed(text: bytes, dtype: type[np.generic], columns: int | None) -> Array | None:
-    """The numbers ``[lines, columns]``; None: not every line has as many, or one has something else."""
-    content = np.frombuffer(text, np.uint8)
-    is_space = content <= _SPACE
-    begins = ~is_space
-    begins[1:] &= is_space[:-1]
-    starts, ends = begins.nonzero()[0], (content == ord("\n")).nonzero()[0]
-    if columns is None:
-        columns = int(np.searchsorted(starts, ends[0]))
-    if columns == 0 or len(starts) != columns * len(ends):
-        return None
-    if not ((starts[columns - 1 :: columns] < ends).all() and (starts[columns::columns] > ends[:-1]).all()):
-        return None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # what NumPy before 2.3 says of text that holds no numbers
-            values = np.fromstring(text, dtype, sep=" ")
-    except (ValueError, DeprecationWarning):
-        return None
-    return values.reshape(-1, columns) if len(values) == len(starts) else None
+    def _parsed(self, lines: list[str]) -> Array:
+        quote = '"' if self.separator is not None and any('"' in line for line in lines) else None
+        return np.loadtxt(lines, list(self.columns), comments=None, delimiter=self.separator, quotechar=quote, ndmin=1)
 
-
-def _kept(text: bytes) -> list[tuple[int, bytes]]:
-    """The lines that are neither empty nor comments, with their places."""
-    lines = text.split(b"\n")[:-1]
-    return [(place, line) for place, line in enumerate(lines) if line.strip() and line.lstrip()[0] not in _COMMENTS]
-
-
-def _explain(
-    path: Path, kept: list[tuple[int, bytes]], dtype: type[np.generic], columns: int | None, done: int
-) -> NoReturn:
-    """Raise the error of the first line that is wrong."""
-    wanted = "whole numbers" if dtype is np.int64 else "numbers"
-    columns = len(kept[0][1].split()) if columns is None else columns
-    for place, line in kept:
-        if _parsed(line + b"\n", dtype, columns) is None:
-            shown = line.decode(errors="replace")[:60]
-            raise DataError(
-                f"Expected {columns} {wanted} in {path}, line {done + place + 1} (got {shown!r}): mend or drop the line"
+    def _error(self, line: str, number: int) -> DataError:
+        try:
+            self._parsed([line])
+        except ValueError as error:
+            found = re.search(r"convert string (.*) to .* column (\d+)", str(error))
+        shown, place = line.strip()[:60], f"in {self.path}, line {number}"
+        if found is None:
+            return DataError(
+                f"Expected {len(self.columns)} column{'s' * (len(self.columns) > 1)} {place} (got {shown!r}): "
+                f"{self.remedy}"
             )
-    raise DataError(f"Expected lines of {columns} {wanted} in {path} (got others): check the file")
+        name, kind = self.columns[int(found[2]) - 1]
+        return DataError(
+            f"Expected {_WHAT[kind]} as {name} {place} (got {found[1]} in {shown!r}): mend or drop the line"
+        )
+
+
+def _numbers(done: int, lines: list[str]) -> Callable[[int], int]:
+    """The number of each line that is not empty."""
+    return lambda place: done + [k for k, line in enumerate(lines, 1) if line and not line.isspace()][place]
+
+
+def same_columns(path: Path, kind: str, count: int) -> Table:
+    """A table of commas whose columns are all of one type."""
+    return Table(path, tuple((f"column {k + 1}", kind) for k in range(count)), ",", rules=())
+
+
+def matrix(rows: Rows) -> Array:
+    """Rows of such a table as ``[lines, columns]``."""
+    whole: Array = rows.values.view(rows.values.dtype[0]).reshape(len(rows.values), -1)
+    return whole

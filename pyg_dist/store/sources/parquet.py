@@ -1,0 +1,83 @@
+"""Edges in a Parquet file, read with pyarrow in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pyg_dist.errors import DataError, MissingPackageError
+from pyg_dist.store.format import dtype_name
+from pyg_dist.store.sources.columns import SOURCE, TARGET, WEIGHT, given_roles, roles_of
+from pyg_dist.store.sources.source import EdgeAttribute, EdgeChunk, Reading, Source, SourceInfo, edge_place
+
+_ASK = "say which is which, such as --columns source,target,weight (any other word leaves a column out)"
+
+
+class Parquet(Source):
+    """A table with a row per edge; columns are known by their names, or, if there are two, by their order."""
+
+    def __init__(self, path: Path, reading: Reading) -> None:
+        self.path, self.name, self.reading = path, path.name, reading
+        try:
+            import pyarrow
+            from pyarrow import parquet
+        except ImportError as error:
+            raise MissingPackageError(
+                f"Expected the package pyarrow, which reads {path}: pip install pyarrow"
+            ) from error
+        try:
+            self.file: Any = parquet.ParquetFile(path)
+            names = list(self.file.schema_arrow.names)
+            self.num_edges = int(self.file.metadata.num_rows)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise DataError(f"Expected a Parquet file in {path} (got: {error}): fetch it again") from error
+        if reading.columns is not None:
+            roles = given_roles(reading.columns, len(names))
+        else:
+            roles = roles_of(names) or ([SOURCE, TARGET] if len(names) == 2 else [])
+        if not roles:
+            raise DataError(f"Expected columns source and target in {path} (got {', '.join(names)}): {_ASK}")
+        self.columns = {role: name for role, name in zip(roles, names, strict=True) if role is not None}
+        for role, name in self.columns.items():
+            if self._dtype(role).kind not in ("iuf" if role == WEIGHT else "iu"):
+                raise DataError(
+                    f"Expected numbers as {role} in column '{name}' of {path} (got "
+                    f"{self.file.schema_arrow.field(name).type}): number the nodes from 0, or choose by --columns"
+                )
+        self.first_id = reading.first_id or 0
+        left_out = [name for name in names if name not in self.columns.values()]
+        more = f" ({', '.join(left_out)} left out)" if left_out else ""
+        shown = ", ".join(f"{name} as {role}" for role, name in self.columns.items())
+        self.understood = f"columns {shown}{more}; ids from {self.first_id}"
+
+    def info(self) -> SourceInfo:
+        """As many edges as rows."""
+        edges: tuple[EdgeAttribute, ...] = ()
+        if WEIGHT in self.columns:
+            edges = (EdgeAttribute("edge_weight", dtype_name(self._dtype(WEIGHT))),)
+        return SourceInfo((self.path,), None, self.num_edges, edges=edges)
+
+    def _dtype(self, role: str) -> np.dtype[Any]:
+        found: np.dtype[Any] = np.dtype(self.file.schema_arrow.field(self.columns[role]).type.to_pandas_dtype())
+        return found
+
+    def chunks(self, size: int) -> Iterator[EdgeChunk]:
+        """The rows in their order."""
+        low = 0
+        for batch in self.file.iter_batches(size, columns=list(self.columns.values())):
+            found = {}
+            for role, name in self.columns.items():
+                column = batch.column(name)
+                if column.null_count:
+                    raise DataError(
+                        f"Expected a number in each row of column '{name}' of {self.path} (got {column.null_count} "
+                        f"nulls in rows {low} to {low + len(batch) - 1}): drop these rows"
+                    )
+                found[role] = column.to_numpy()
+            weight = {"edge_weight": found[WEIGHT]} if WEIGHT in found else {}
+            source, target = (found[role].astype(np.int64) - self.first_id for role in (SOURCE, TARGET))
+            yield EdgeChunk(source, target, weight, edge_place(self.path, low))
+            low += len(batch)
