@@ -89,6 +89,7 @@ REFUSED = {
     "sorted.txt": ("".join(f"{k % 7} {k % 5} {k * 3}\n" for k in range(120)), "times", "--columns"),
     "four.txt": ("6 2 4 1289241911.7\n6 5 2 1289241941.5\n", "4 columns", "--columns"),
     "users.csv": ("user,item,rating\n0,1,5\n", "3 columns named user, item, rating", "--columns"),
+    "words.csv": ("0,1,friend\n1,2,foe\n", "a number as weight", "friend", "--columns"),
     "gap.csv": ("0,,1\n1,,2\n", "as target", "line 1"),
     "exponent.txt": ("0 1e0\n1 2\n", "as target", "line 1"),
     "hex.txt": ("0x0 0x1\n", "as source", "line 1"),
@@ -196,6 +197,8 @@ def test_parquet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parquet.write_table(pyarrow.table({"source": ["a", "b"], "target": [1, 2]}), path)
     with pytest.raises(PygDistError, match=r"column 'source' of .* .got string"):
         read_planned_graph(path)
+    parquet.write_table(pyarrow.table({"a": [0, 1], "mine": [1, 2], "__index_level_0__": [7, 8]}), path)
+    assert read_planned_graph(path).edge_index.tolist() == LINE
     parquet.write_table(pyarrow.table({"x": [0, 1], "y": [1, 2], "z": [1, 2]}), path)
     with pytest.raises(PygDistError, match="got x, y, z"):
         read_planned_graph(path)

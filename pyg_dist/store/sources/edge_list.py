@@ -122,17 +122,20 @@ class TextEdges(Source):
     def _third(self, samples: list[list[str]]) -> str | None:
         """What an unnamed third column is."""
         try:
-            rows = np.array([[float(field) for field in row[:3]] for row in samples])
-        except ValueError:
-            return WEIGHT  # not numbers: the line is named when it is read
-        third = rows[:, 2]
+            third = np.array([float(row[2]) for row in samples])
+        except ValueError as error:
+            raise DataError(f"Expected a number as weight in {self.path} (got {error}): {_ASK}") from error
+        try:
+            ends = np.array([[int(field) for field in row[:2]] for row in samples])
+        except (ValueError, OverflowError):
+            return WEIGHT  # the line is named when it is read
         if (third != np.floor(third)).any():
             return WEIGHT
         if (third >= TIMES).all():
             self.notes.append("column 3 is left out: such whole numbers are times")
             return None
-        is_once = 1 < len(rows) == len(np.unique(rows[:, 0])) and third.min() >= 0 and third.max() <= rows[:, :2].max()
-        is_sorted = len(rows) >= _MANY and third[0] < third[-1] and (third[1:] >= third[:-1]).all()
+        is_once = 1 < len(ends) == len(np.unique(ends[:, 0])) and third.min() >= 0 and third.max() <= ends.max()
+        is_sorted = len(ends) >= _MANY and third[0] < third[-1] and (third[1:] >= third[:-1]).all()
         if is_once or is_sorted:
             what = "neighbours, each node stands first in one line" if is_once else "times, they never decrease"
             raise DataError(

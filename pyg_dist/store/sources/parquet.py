@@ -37,7 +37,9 @@ class Parquet(Source):
         if reading.columns is not None:
             roles = given_roles(reading.columns, len(names))
         else:
-            roles = roles_of(names) or ([SOURCE, TARGET] if len(names) == 2 else [])
+            columns = [k for k, name in enumerate(names) if not name.startswith("__index_level")]  # of pandas
+            pair = dict(zip(columns, (SOURCE, TARGET), strict=False)) if len(columns) == 2 else {}
+            roles = roles_of(names) or [pair.get(k) for k in range(len(names)) if pair]
         if not roles:
             raise DataError(f"Expected columns source and target in {path} (got {', '.join(names)}): {_ASK}")
         self.columns = {role: name for role, name in zip(roles, names, strict=True) if role is not None}
