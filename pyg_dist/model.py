@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch import nn
 from torch_geometric.nn import (
@@ -14,7 +14,6 @@ from torch_geometric.nn import (
     GraphNorm,
     GraphUNet,
     InstanceNorm,
-    MessagePassing,
     MetaLayer,
     PANPooling,
     SAGPooling,
@@ -23,7 +22,7 @@ from torch_geometric.nn import (
 )
 from torch_geometric.nn.models.rev_gnn import InvertibleModule
 
-from pyg_dist.conv.any_conv import distributed_class
+from pyg_dist.conv.any_conv import convs_of, distributed_class_of
 from pyg_dist.errors import OptionError, UnsupportedError
 from pyg_dist.nn.graph_norms import DistributedGraphNorm, DistributedInstanceNorm
 
@@ -71,12 +70,11 @@ def distribute(model: M) -> M:
         _require_supported(module, path)
         if type(module) in _NORMS:
             swaps.append((module, _NORMS[type(module)]))
-        elif isinstance(module, MessagePassing) and not getattr(module, "is_distributed", False):
-            stock: Any = type(module)
-            try:
-                swaps.append((module, distributed_class(stock)))
-            except UnsupportedError as error:
-                raise UnsupportedError(f"distribute stopped at {path or 'the model'!r}: {error.message}") from error
+    for path, conv, is_inner in convs_of(model):
+        try:
+            swaps.append((conv, distributed_class_of(conv, is_inner)))
+        except UnsupportedError as error:
+            raise UnsupportedError(f"distribute stopped at {path or 'the model'!r}: {error.message}") from error
     for module, class_ in swaps:
         module.__class__ = class_
     return model

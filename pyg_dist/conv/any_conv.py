@@ -14,7 +14,7 @@ from functools import cache
 from inspect import Signature, signature
 from typing import Any, TypeVar
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch_geometric.nn import GCNConv, MessagePassing, SAGEConv
 
 from pyg_dist.conv.attention import edge_weights, fused_forward, fusing, is_fusable, weighed_sum
@@ -46,17 +46,19 @@ from pyg_dist.conv.special_sums import (
     stacked_forward,
 )
 from pyg_dist.conv.weighted_sum import native_sum, needs_operators_only
-from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, UnsupportedError
+from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, PygDistError, UnsupportedError
 from pyg_dist.layout.edge_blocks import BlockEdges
 from pyg_dist.layout.edge_index import DistributedEdgeIndex
 from pyg_dist.layout.edges import Edges, NodeIds
 from pyg_dist.layout.graph import EdgeView, have_same_edges
-from pyg_dist.layout.node_edge import nodes_to_edges, share_halo_within
+from pyg_dist.layout.node_edge import no_layer_within, nodes_to_edges, share_halo_within
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 
 C = TypeVar("C", bound=MessagePassing)
 
 _OWN: dict[type, type] = {SAGEConv: DistributedSAGEConv, GCNConv: DistributedGCNConv}
+
+_STOCK = {ours: stock for stock, ours in _OWN.items()}
 
 _FORWARDS = (
     fused_forward,
@@ -73,7 +75,8 @@ _FORWARDS = (
 def DistributedConv(conv: C) -> C:
     """Convert a stock conv to take the ``edge_index`` of a :class:`~pyg_dist.DistributedData`, same numbers (exact).
 
-    The conv is changed in place and returned: its class becomes a subclass of the stock one. Parameters, buffers,
+    The conv is changed in place and returned: its class becomes a subclass of the stock one, and so do those of convs
+    that it owns, which it may call on the same edges or on others that it has made of them. Parameters, buffers,
     hooks, options and ``state_dict`` stay. ``SAGEConv`` and ``GCNConv`` become
     :class:`~pyg_dist.conv.DistributedSAGEConv` and :class:`~pyg_dist.conv.DistributedGCNConv`. Every other conv runs
     its own code, with its messages, attention, self loops, norms, multi-layer perceptrons and batch norm. Rows of
@@ -95,7 +98,7 @@ def DistributedConv(conv: C) -> C:
     Raises:
         UnsupportedError: ``conv`` is no message-passing conv, or takes no ``edge_index``. When called: with an
             ``adj_t`` whose values it does not use as edge weights, with ``flow="target_to_source"``, or if the conv's
-            code needs all edges (negative sampling ...).
+            code needs all edges (negative sampling ...), or calls a conv within ``message``.
 
     Example:
         >>> from torch_geometric.nn import GATConv
@@ -109,20 +112,39 @@ def DistributedConv(conv: C) -> C:
             f"DistributedConv expected a MessagePassing conv (got {stock.__name__}): pyg_dist.distribute(model) swaps "
             f"the convs inside of a model"
         )
-    if not getattr(stock, "is_distributed", False):
-        conv.__class__ = distributed_class(stock)
+    for module, class_ in [(module, distributed_class_of(module, is_inner)) for _, module, is_inner in convs_of(conv)]:
+        module.__class__ = class_
     return conv
 
 
-@cache
-def distributed_class(stock: Any) -> Any:
+def convs_of(model: nn.Module) -> list[tuple[str, MessagePassing, bool]]:
+    """Path and conv of each conv of ``model``, and whether another conv owns it, which calls it on its own edges."""
+    convs = [(path, module) for path, module in model.named_modules() if isinstance(module, MessagePassing)]
+    inner = {id(part) for _, conv in convs for part in conv.modules() if part is not conv}
+    return [(path, conv, id(conv) in inner) for path, conv in convs]
+
+
+def distributed_class_of(conv: MessagePassing, is_inner: bool) -> Any:
+    """What the class of ``conv`` becomes: itself where it is distributed already. See :func:`distributed_class`."""
+    stock = _STOCK.get(type(conv), type(conv)) if is_inner else type(conv)
+    return stock if getattr(stock, "is_distributed", False) else distributed_class(stock, is_inner)
+
+
+def distributed_class(stock: Any, is_inner: bool = False) -> Any:
     """The distributed subclass of ``stock``: its code, with our functions behind the names of PyG's.
+
+    Args:
+        stock: the class.
+        is_inner: whether another conv calls it, on edges that it may have changed.
 
     Raises:
         UnsupportedError: ``stock`` takes no ``edge_index``: it makes a graph of its own, or one of several kinds.
     """
-    if stock in _OWN:
-        return _OWN[stock]
+    return _OWN[stock] if stock in _OWN and not is_inner else _class_on_edges(stock)
+
+
+@cache
+def _class_on_edges(stock: Any) -> Any:
     if not any(map(_is_edge_index, signature(stock.forward).parameters)):
         raise UnsupportedError(
             f"{stock.__name__} takes no 'edge_index', and only convs that do can be distributed: name the argument so; "
@@ -186,6 +208,8 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
         bound = _signature(self.stock).bind(self, *args, **kwargs)
         given = dict(list(bound.arguments.items())[1:])
         first, *others = (name for name in _signature(self.stock).parameters if _is_edge_index(name))
+        if isinstance(given.get(first), Edges):  # of a conv that calls this one
+            given = made(given)
         features = next(iter(given.values()))
         for name in (first, *(name for name in others if given.get(name) is not None)):
             if not isinstance(given.get(name), Edges):
@@ -203,9 +227,9 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
         if given.get("size") is not None and self.stock.forward.__module__.startswith("torch_geometric."):
             require_all_nodes(_name(self), graph, given["size"])
             given["size"] = None
-        for name, value in given.items():
-            bound.arguments[name] = self._row_values(name, value, graph)
         with share_halo_within(self), fusing(self, given):
+            for name, value in given.items():
+                bound.arguments[name] = self._row_values(name, value, given[first])
             try:
                 for forward in _FORWARDS:
                     fused = forward(self, bound.arguments)
@@ -213,12 +237,16 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
                         return fused
                 out = self.code.forward(*bound.args, **bound.kwargs)
             except (MixedRowsError, LayoutMismatchError, UnsupportedError) as error:
-                reason = error.message.split(": ")[0]  # what follows is advice to the author of the conv
-                is_own = not self.stock.__module__.startswith("torch_geometric.") and isinstance(error, MixedRowsError)
-                remedy = "import PyG's functions at the top of the module, and call them by name, or " if is_own else ""
+                if isinstance(error.__cause__, PygDistError):  # of a conv that this one calls, which is named
+                    raise
+                reason, _, advice = error.message.partition(": ")
+                plain = "use a stock conv on the plain Data"
+                if self.stock.__module__.startswith("torch_geometric."):
+                    advice = plain
+                elif isinstance(error, MixedRowsError):
+                    advice = f"import PyG's functions at the top of the module, and call them by name, or {plain}"
                 raise UnsupportedError(
-                    f"{_name(self)} cannot be distributed as it is called here ({reason}): {remedy}use a "
-                    f"stock conv on the plain Data"
+                    f"{_name(self)} cannot be distributed as it is called here ({reason}): {advice or plain}"
                 ) from error
         for kept in self._kept().values():
             if isinstance(kept, tuple) and isinstance(kept[1], NormWeight):
@@ -266,20 +294,21 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
             if isinstance(value[0] if isinstance(value, tuple) and value else value, (Edges, NodeTensor))
         }
 
-    def _row_values(self, name: str, value: Any, graph: EdgeView) -> Any:
-        """An argument of the stock conv as it meets the graph: plain tensors with a row per node or edge are sliced."""
+    def _row_values(self, name: str, value: Any, edges: Edges) -> Any:
+        """An argument of the stock conv as it meets edges: plain tensors with a row per node or edge are sliced."""
         if isinstance(value, (tuple, list)) and name != "size":
-            return type(value)(self._row_values(name, item, graph) for item in value)
+            return type(value)(self._row_values(name, item, edges) for item in value)
         if not isinstance(value, Tensor) or isinstance(value, Edges) or value.dim() == 0:
             return value
         if name in ("x", "h"):
-            return node_rows(self, graph, value)
+            return node_rows(self, edges.graph, value)
         if name.startswith("edge_"):
-            return edge_values(self, name, value, graph.edge_sharding)
-        if not isinstance(value, RowTensor) and value.shape[0] == graph.node_sharding.size:
-            return RowTensor.from_local(graph.node_sharding.slice(value), graph.node_sharding)
+            return edge_values(self, name, value, edges.rows)
+        nodes = edges.graph.node_sharding
+        if not isinstance(value, RowTensor) and value.shape[0] == nodes.size:
+            return RowTensor.from_local(nodes.slice(value), nodes)
         if isinstance(value, EdgeTensor) or not isinstance(value, RowTensor):  # of edges, by a script's own name
-            found = edge_values_if_any(value, graph.edge_sharding)
+            found = edge_values_if_any(value, edges.rows)
             return value if found is None else found  # those of other edges stay what they are
         return value
 
@@ -318,6 +347,11 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
         code = MessagePassing if isinstance(edge_index, Edges) else self.stock
         return code.edge_updater(self, edge_index, size=size, **kwargs)
 
+    def message(self, *args: Any, **kwargs: Any) -> Any:
+        """The conv's own; no conv may be called within, since blocks of messages call it any number of times."""
+        with no_layer_within(self):
+            return super().message(*args, **kwargs)
+
     def _lift(self, src: Tensor, edge_index: Any, dim: int) -> Tensor:
         if not isinstance(edge_index, Edges):
             return super()._lift(src, edge_index, dim)  # type: ignore[no-any-return]
@@ -342,14 +376,18 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
 
     def __reduce_ex__(self, protocol: Any) -> Any:  # the class has no name that pickle could find
         # What is kept belongs to this run: a saved or copied conv makes it anew.
-        return _restore, (self.stock,), self.__dict__ | dict.fromkeys(self._kept())
+        return (
+            _restore,
+            (self.stock, type(self) is not distributed_class(self.stock)),
+            self.__dict__ | dict.fromkeys(self._kept()),
+        )
 
     def __repr__(self) -> str:
         return str(super().__repr__()).removeprefix("Distributed")  # a script prints the model that it names
 
 
-def _restore(stock: Any) -> Any:
-    cls = distributed_class(stock)
+def _restore(stock: Any, is_inner: bool = False) -> Any:
+    cls = distributed_class(stock, is_inner)
     return cls.__new__(cls)
 
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from pyg_dist.errors import LayoutMismatchError
+from pyg_dist.errors import LayoutMismatchError, UnsupportedError
 from pyg_dist.layout.graph import EdgeView
 from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, as_row_tensor_, local_values, version_of
 
@@ -47,6 +47,7 @@ class _Call:
     """A layer that runs, and the rows that it has exchanged: by tensor and graph, the tensor's state and the rows."""
 
     layer: nn.Module
+    is_message: bool = False
     exchanged: dict[tuple[int, EdgeView], _EdgeRows] = field(default_factory=dict)
 
 
@@ -55,9 +56,31 @@ _call: _Call | None = None
 
 @contextmanager
 def share_halo_within(layer: nn.Module) -> Iterator[None]:
-    """Within it exchanges are those of ``layer``, and a node tensor is exchanged once."""
+    """Within it exchanges are those of ``layer``, and a node tensor is exchanged once.
+
+    Raises:
+        UnsupportedError: See :func:`no_layer_within`.
+    """
     global _call
+    if _call is not None and _call.is_message:
+        name, outer_name = (type(one).__name__.removeprefix("Distributed") for one in (layer, _call.layer))
+        raise UnsupportedError(
+            f"{outer_name} calls {name} within its message, which some ranks run more often than others: call it in "
+            f"the forward, before propagate, and pass what it gives to propagate"
+        )
     outer, _call = _call, _Call(layer)
+    try:
+        yield
+    finally:
+        _call = outer
+
+
+@contextmanager
+def no_layer_within(layer: nn.Module) -> Iterator[None]:
+    """Context for the messages of ``layer``: another layer that runs within it would wait for other ranks."""
+    global _call
+    outer = _call
+    _call = _Call(layer, True, {} if outer is None else outer.exchanged)
     try:
         yield
     finally:

@@ -165,7 +165,7 @@ class HaloProducts(HaloView):
         self, edges: Edges, norm: Norm, weight: RowTensor | None, dtype: torch.dtype
     ) -> HaloOperator | None:
         """See :meth:`~pyg_dist.layout.graph.EdgeView.operator_over`."""
-        if not edges.has_all_remote:
+        if not edges.has_all_remote or norm.identity:
             return None
         here, there = edges.parts
 
