@@ -1,5 +1,5 @@
 // Which random word belongs to which element, and what is made of it: the one place that fixes both.
-// pyg_dist/backend/ops/reference.py mirrors it, and kernels of every device follow it.
+// tests/reference_ops.py mirrors it, and kernels of every device follow it.
 //
 //   words = philox4x32_10(counter, key), four 32-bit numbers for consecutive columns; philox.h
 //

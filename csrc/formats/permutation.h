@@ -1,5 +1,5 @@
 // A permutation of [0, size) that is a function of a seed; what stands at one of its places is found without the
-// others. pyg_dist/backend/ops/reference.py mirrors it.
+// others. tests/reference_ops.py mirrors it.
 //
 // A Feistel network on the smallest 2^bits >= size (two bits at least), whose parts have ceil(bits / 2) and
 // floor(bits / 2) bits, with cycle walking (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002): a number

@@ -9,6 +9,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import reference_ops as reference
 import torch
 import torch.nn.functional as F
 from bits import assert_same_bits
@@ -20,7 +21,6 @@ from torch_geometric.nn import GCNConv
 from pyg_dist.backend import ops
 from pyg_dist.backend.dense.norm_relu_dropout import NormReLUDropoutSpec as Spec
 from pyg_dist.backend.dense.norm_relu_dropout import norm_relu_dropout_rows
-from pyg_dist.backend.ops import reference
 from pyg_dist.errors import DataError, OptionError
 from pyg_dist.nn import NormReLUDropout, norm_relu_dropout
 

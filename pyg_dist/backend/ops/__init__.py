@@ -2,7 +2,7 @@
 
 CPU only for now. Nothing here is differentiable except :func:`keyed_dropout`: the derivatives of the others need
 transposes and exchanges, which stand in the modules that use them. Every op has a readable twin in
-:mod:`pyg_dist.backend.ops.reference`. No function is collective. After the wrappers of a file stands what torch.compile
+``tests/reference_ops.py``. No function is collective. After the wrappers of a file stands what torch.compile
 and FakeTensor see instead of the kernels.
 
 Legend: N rows, M source rows, E edges, F columns, R selected rows. The *sum dtype* of float64 is float64; of float32

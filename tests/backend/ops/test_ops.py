@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import reference_ops as reference
 import torch
 from bits import assert_same_bits
 from op_inputs import (
@@ -24,7 +25,7 @@ from torch import Tensor
 from torch.library import opcheck
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.ops import library, reference
+from pyg_dist.backend.ops import library
 
 FACTORS = list(itertools.product([False, True], repeat=3))[:: 3 if IS_FORCED else 1]
 """With or without weight, row_scale, col_scale."""

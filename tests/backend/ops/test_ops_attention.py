@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import reference_ops as reference
 import torch
 from bits import assert_all_same_bits
 from op_inputs import DTYPES, IS_SIMT
@@ -14,7 +15,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.library import opcheck
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.ops import AttentionInputs, AttentionSpec, reference
+from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.ops.attention import _arguments
 from pyg_dist.backend.sparse.attention import attention, attention_by_edge
 from pyg_dist.backend.sparse.csr import CSR

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import pytest
+import reference_ops as reference
 import torch
 from bits import assert_same_bits
 from op_inputs import DTYPES, equal_bits
@@ -12,7 +13,6 @@ from torch import Tensor
 from torch.library import opcheck
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.ops import reference
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.sparse.max_min import extreme
 from pyg_dist.errors import DataError

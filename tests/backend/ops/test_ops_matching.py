@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import reference_ops as reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,6 @@ from torch import Tensor
 from torch.library import opcheck
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.ops import reference
 from pyg_dist.errors import DataError
 
 patterns = st.tuples(st.integers(1, 14), st.lists(st.lists(st.integers(0, 13), max_size=9), max_size=14))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import reference_ops as reference
 import torch
 from op_inputs import NUM_ROWS, NUM_SOURCES, pattern
 from torch import Tensor
 from torch.library import opcheck
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.ops import reference
 from pyg_dist.errors import DataError
 
 

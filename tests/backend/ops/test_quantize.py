@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 
 import pytest
+import reference_ops as reference
 import torch
 from op_inputs import DTYPES, IS_SIMT
 from torch import Tensor
@@ -12,7 +13,6 @@ from torch.library import opcheck
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.comm.quantized import Quantized
-from pyg_dist.backend.ops import reference
 from pyg_dist.backend.ops.row_format import packed_row_bytes
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.sparse.matrix import Matrix
