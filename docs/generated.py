@@ -44,8 +44,8 @@ PURPOSES = {
     "PYG_DIST_GRID_SPLIT_NORM": "`0`: `NormReLUDropout` redistributes split columns to whole rows and back",
     "PYG_DIST_GRID_EARLY_RESIDUAL": "`0`: a residual is redistributed when it is added, not before",
     "PYG_DIST_GRID_EARLY_SUMS": "`0`: sums of tiles' gradients do not overlap with products for weights' gradients",
-    "PYG_DIST_STOCK_EDGES": "on one process, convs run PyG's own code on graphs of up to so many edges, an eighth of "
-    "it where a kernel takes their steps; `0`: never",
+    "PYG_DIST_STOCK_ELEMENTS": "on one process, convs run PyG's own code where edges times columns are at most this, "
+    "an eighth of it where a kernel takes their steps; `0`: never",
     "PYG_DIST_SPMM_FORM": "form of large sparse products, `plain` or `blocks`; unset: the faster one, by a trial",
     "PYG_DIST_MACHINE": "constants from `python -m pyg_dist bench`; unset: `machine.json` in the user's cache",
     "PYG_DIST_STAGE": "`1`: copy all messages through host memory; `0`: only those that the process group cannot carry",

@@ -28,7 +28,7 @@ if hasattr(os, "SCHED_BATCH"):
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 # Graphs of tests are small: their convs would run PyG's own code (tests/conv/test_one_rank.py lets them).
-os.environ.setdefault("PYG_DIST_STOCK_EDGES", "0")
+os.environ.setdefault("PYG_DIST_STOCK_ELEMENTS", "0")
 
 # torch's store looks up the name of each peer, which takes 5 s whenever a name server does not answer.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")

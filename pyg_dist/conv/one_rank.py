@@ -17,7 +17,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch_geometric.nn import MessagePassing
 
 from pyg_dist.backend import timing
-from pyg_dist.backend.session.settings import STOCK_EDGES
+from pyg_dist.backend.session.settings import STOCK_ELEMENTS
 from pyg_dist.layout.edge_index import DistributedEdgeIndex
 from pyg_dist.layout.graph import DistributedGraph
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors
@@ -40,7 +40,7 @@ _ERRORS = (_OtherCallError, RuntimeError, ValueError, TypeError, LookupError, At
 
 
 _MANY = 8
-"""A conv whose steps our kernels take runs PyG's on graphs of so many times fewer edges than others."""
+"""A conv whose steps our kernels take runs PyG's on so many times fewer elements than others."""
 
 
 def stock_result(
@@ -64,11 +64,11 @@ def stock_result(
     edges = graph.one_rank_edges
     if edges is None or not _runs_plainly(conv, stock):
         return None
-    if _MANY * edges.shape[1] > STOCK_EDGES.value() and has_kernels():
-        return None
     try:
         with local_tensors():
             args = [edges if arg is edge_index else _local(arg, graph) for arg in args]
+            if not _is_small(edges, args[0] if args else None, has_kernels):
+                return None
             kwargs = {name: edges if arg is edge_index else _local(arg, graph) for name, arg in kwargs.items()}
             out = stock.forward(conv, *args, **kwargs)
     except _ERRORS:  # the usual way raises, too, and says it better
@@ -77,6 +77,15 @@ def stock_result(
     if type(out) is not Tensor or out.shape[:1] != (rows.num_local,):
         return None
     return as_row_tensor_(out, rows)
+
+
+def _is_small(edges: Tensor, x: Any, has_kernels: Callable[[], bool]) -> bool:
+    """Whether messages of the rows that a conv is given would have few elements."""
+    x = x[0] if type(x) is tuple else x
+    if not isinstance(x, Tensor):
+        return False
+    elements, limit = edges.shape[1] * x.shape[1:].numel(), STOCK_ELEMENTS.value()
+    return elements <= limit and (_MANY * elements <= limit or not has_kernels())
 
 
 def _local(arg: Any, graph: DistributedGraph) -> Any:

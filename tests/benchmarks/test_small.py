@@ -27,7 +27,7 @@ def test_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 @pytest.mark.parametrize("conv", small.CONVS)
 def test_both_sides_train_alike(conv: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYG_DIST_STOCK_EDGES", "32768")
+    monkeypatch.setenv("PYG_DIST_STOCK_ELEMENTS", "1048576")
     stock, ours = (small.training_epoch(conv, 34, is_ours) for is_ours in (False, True))
     for _ in range(3):
         torch.testing.assert_close(ours(), stock())

@@ -21,7 +21,7 @@ from pyg_dist.conv import any_conv, gcn, one_rank, sage
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The convs whose calls have run PyG's code."""
-    monkeypatch.setenv("PYG_DIST_STOCK_EDGES", "1000000")
+    monkeypatch.setenv("PYG_DIST_STOCK_ELEMENTS", "10000000")
     names: list[str] = []
 
     def noted(conv: Any, stock: Any, *others: Any) -> Tensor | None:
@@ -108,18 +108,21 @@ def test_dropout_counts_in_training_only(taken: list[str]) -> None:
 
 
 def test_other_graphs(taken: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches, whose sums are scaled; few bits, which draw numbers; and graphs with more edges than allowed."""
+    """Batches, whose sums are scaled; few bits, which draw numbers; and rows and edges that are more than allowed."""
     data = graph(torch.float32)
     conv = pyg_dist.distribute(gnn.SAGEConv(F, G))
     few_bits = pyg_dist.DistributedData(data, bits=8)
     conv(few_bits.x, few_bits.edge_index)
     (batch, *_) = loader.UniformVertexLoader(pyg_dist.DistributedData(data), 20, num_steps=1)
     conv(batch.x, batch.edge_index)
-    monkeypatch.setenv("PYG_DIST_STOCK_EDGES", str(8 * data.num_edges - 1))
+    monkeypatch.setenv("PYG_DIST_STOCK_ELEMENTS", str(8 * data.num_edges * F - 1))
     large = pyg_dist.DistributedData(data)
     conv(large.x, large.edge_index)
     assert not taken
     other = pyg_dist.distribute(gnn.ResGatedGraphConv(F, G))  # no kernel takes its steps
+    other(large.x, large.edge_index)
+    assert taken == ["ResGatedGraphConv"]
+    monkeypatch.setenv("PYG_DIST_STOCK_ELEMENTS", str(data.num_edges * F - 1))
     other(large.x, large.edge_index)
     assert taken == ["ResGatedGraphConv"]
 
@@ -170,7 +173,7 @@ def test_results_are_rows(taken: list[str]) -> None:
 
 def test_edges_by_local_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the order of the edge tensors; of a selection of edges, too, and none on the grid."""
-    monkeypatch.setenv("PYG_DIST_STOCK_EDGES", "1000000")
+    monkeypatch.setenv("PYG_DIST_STOCK_ELEMENTS", "10000000")
     data = graph()
     ours = pyg_dist.DistributedData(data)
     for handle in (ours.edge_index, ours.edge_index[:, ours.edge_weight > 0]):

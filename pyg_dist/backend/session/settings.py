@@ -91,10 +91,10 @@ SPMM_FORM = Setting("PYG_DIST_SPMM_FORM", "", "plain or blocks", _spmm_form, mus
 MACHINE = Setting("PYG_DIST_MACHINE", "", "a file of constants", _path, must_agree=False)
 LOG = Setting("PYG_DIST_LOG", "", "debug, info, warning or error", _level, must_agree=False)
 
-STOCK_EDGES = Setting("PYG_DIST_STOCK_EDGES", "32768", "a number of edges, 0 or more", _limit)
+STOCK_ELEMENTS = Setting("PYG_DIST_STOCK_ELEMENTS", "1048576", "a number of elements, 0 or more", _limit)
 STAGE = Setting("PYG_DIST_STAGE", "0", "0 or 1", _switch)
 
 SETTINGS: tuple[Setting[Any], ...] = (
     ISA, PROJECT_FIRST, REMEMBER_MIB, MESSAGE_MIB, GRID_SUMS, GRID_BLOCKS, GRID_SPLIT_NORM, GRID_EARLY_RESIDUAL,
-    GRID_EARLY_SUMS, SPMM_FORM, STOCK_EDGES, MACHINE, LOG, STAGE,
+    GRID_EARLY_SUMS, SPMM_FORM, STOCK_ELEMENTS, MACHINE, LOG, STAGE,
 )  # fmt: skip

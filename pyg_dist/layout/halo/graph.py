@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.session.settings import STOCK_EDGES
+from pyg_dist.backend.session.settings import STOCK_ELEMENTS
 from pyg_dist.layout.edges import Edges
 from pyg_dist.layout.halo.at_sample import ProductsAtSample, SampledNodes
 from pyg_dist.layout.halo.products import HaloProducts
@@ -37,7 +37,7 @@ class HaloGraph(HaloProducts):
     @lasting
     def one_rank_edges(self) -> Tensor | None:
         """See :meth:`~pyg_dist.layout.graph.DistributedGraph.one_rank_edges`."""
-        if self.group.size > 1 or self.bits != (32, 32) or self.share.num_edges > STOCK_EDGES.value():
+        if self.group.size > 1 or self.bits != (32, 32) or self.share.num_edges > STOCK_ELEMENTS.value():
             return None
         return torch.stack(self.ends())
 
