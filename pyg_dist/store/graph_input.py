@@ -101,7 +101,8 @@ def read_graph(data: Data, allow_nan: bool, warn: bool, is_strict: bool = True) 
     check_ends(edge_index, num_nodes, graph_key)
     attributes = sort_attributes(data.to_dict(), num_nodes, edge_index.shape[1], is_strict)
     graph = GraphInput(edge_index, num_nodes, graph_key, loop_rule, values, _device(data), attributes)
-    _check_masks(graph)
+    if is_strict:
+        _check_masks(graph)
     if not allow_nan and warn:
         _warn_of_nan(graph)
     return graph

@@ -72,11 +72,6 @@ def write(data: Data, folder: Path, form: str) -> Path:
         np.savez(path, **{name: value.numpy() if isinstance(value, Tensor) else value for name, value in data})
     elif form == "pt":
         torch.save(data, path)
-    elif form == "dict.pt":
-        torch.save(data.to_dict(), path)
-    elif form == "dataset":
-        (path / "processed").mkdir(parents=True)
-        torch.save((data.to_dict(), None, Data), path / "processed" / "data.pt")
     else:
         save_graph(data, path)
     return path
@@ -88,7 +83,7 @@ def stored(path: Path, *options: str) -> dict[str, Any]:
     return content(DistributedData.open(store))
 
 
-@pytest.mark.parametrize("form", ["npz", "pt", "dict.pt", "dataset", "safetensors"])
+@pytest.mark.parametrize("form", ["npz", "pt", "safetensors"])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_store_has_what_the_graph_has(tmp_path: Path, name: str, form: str) -> None:
     data = Data(**GRAPHS[name])
@@ -132,6 +127,14 @@ def test_what_fits_nothing(tmp_path: Path, name: str, form: str, capsys: pytest.
     assert f"'{name}'" in capsys.readouterr().err
     assert main(["plan", path, "--ranks", "2", "--json"]) == 0
     assert f"'{name}' is left out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["npz", "pt"])
+def test_a_plan_needs_no_node_to_train_on(tmp_path: Path, form: str) -> None:
+    data = Data(x=rand(50, 2), edge_index=SOME, train_mask=torch.zeros(50, dtype=torch.bool))
+    path = str(write(data, tmp_path, form))
+    assert main(["partition", path, str(tmp_path / "store"), "--parts", "2"]) == 1
+    assert main(["plan", path, "--ranks", "2", "--json"]) == 0
 
 
 @pytest.mark.parametrize("form", ["npz", "pt"])

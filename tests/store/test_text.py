@@ -33,6 +33,7 @@ READ = {
     "pandas.csv": (",0,1\n0,0,1\n1,1,2\n", LINE, "left out"),
     "quoted.csv": ('"from", "to"\n"0", "1"\n"1","2"\n', LINE, "commas"),
     "text.csv": ('source,kind,target\n0,"a, b",1\n1,c,2\n', LINE, "kind left out"),
+    "quotes.csv": ('source,name,target\n0,"x ""y"", z",1\n1,"# no comment",2\n', LINE, "name left out"),
     "semi.csv": ("0;1\n1;2\n", LINE, "semicolons"),
     "trail.csv": ("0,1,\n1,2,\n", LINE, "3 left out"),
     "bars.edges": ("0|1\n1|2\n", LINE, "bars"),
@@ -46,6 +47,9 @@ READ = {
     "named.csv": ("source,target,time\n0,1,5\n1,2,6\n", LINE, "time left out"),
     "weight.csv": ("weight,u,v\n.5,0,1\n2,1,2\n", (*LINE, [0.5, 2]), "weight"),
     "signs.txt": ("0 1 -1\n1 2 1\n", (*LINE, [-1, 1]), "weights"),
+    "floats.txt": ("0 1 1.0\n1 2 2.0\n", (*LINE, [1, 2]), "weights"),
+    "float_times.txt": ("0 1 1289241911.7\n1 2 1289241941.5\n", LINE, "times"),
+    "ones.txt": ("0 1 1\n1 2 1\n", (*LINE, [1, 1]), "weights"),
     "same.txt": ("0 1 1\n0 2 4\n1 2 2\n", ([0, 0, 1], [1, 2, 2], [1, 4, 2]), "weights"),
     "comments.txt": ("// c\n0 1 # first\n% c\n\n1 2\t// second\n", LINE, "2 edges"),
     "latin.txt": ("# caf\xe9\n0 1\n1 2\n", LINE, "2 edges"),
@@ -110,6 +114,7 @@ REFUSED = {
     "none.col": ("e 1 2\n", "p edge"),
     "bad.col": ("p edge 3 2\ne 1 2\nq 2 3\n", "line 3"),
     "g.parquet": ("PAR1", "Parquet"),
+    "utf16.txt": ("0 1\n".encode("utf-16").decode("latin-1"), "UTF-8"),
     "g.gml": ("graph [ ]", ".txt"),
 }  # fmt: skip
 

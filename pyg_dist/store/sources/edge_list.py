@@ -14,13 +14,13 @@ import numpy as np
 from pyg_dist.errors import DataError, UnsupportedError
 from pyg_dist.store.sources.columns import SOURCE, TARGET, WEIGHT, given_roles, roles_of
 from pyg_dist.store.sources.source import EdgeAttribute, EdgeChunk, Reading, Source, SourceInfo
-from pyg_dist.store.sources.text import COMMENTS, QUOTES, Rows, Rule, Table, first_lines
+from pyg_dist.store.sources.text import COMMENTS, QUOTES, Rows, Rule, Table, counted, first_lines
 
 Array = np.ndarray[Any, Any]
 
 EDGE_WEIGHT = EdgeAttribute("edge_weight", "F32")
 TIMES = 10**8
-"""Whole numbers from here on, in an unnamed third column, are times: seconds since 1970, of 1973 and later."""
+"""Numbers from here on, in an unnamed third column, are times: seconds since 1970, of 1973 and later."""
 _MANY = 100
 """Lines from which on an order is no accident."""
 
@@ -37,8 +37,8 @@ class TextEdges(Source):
 
     Columns are separated by ``;`` ``,`` ``|``, tabs or white space; a header, or a comment above the edges, may name
     them, and so may :attr:`Reading.columns`. What is in braces behind an edge is networkx's: its ``weight`` is used.
-    KONECT's first line says what its columns are. Of three unnamed columns the last one is a weight. If all of it are
-    whole numbers of :data:`TIMES` or more, it is left out; if it looks like times or neighbours, it is refused.
+    KONECT's first line says what its columns are. Of three unnamed columns the last one is a weight. If all of it is
+    :data:`TIMES` or more, it is left out; whole numbers that look like times or neighbours are refused.
     """
 
     def __init__(self, path: Path, reading: Reading) -> None:
@@ -61,7 +61,7 @@ class TextEdges(Source):
         for (number, line), row in zip(body[head:], samples, strict=True):
             if len(row) != len(samples[0]):
                 got = f"got {line.strip()[:60]!r}"
-                raise DataError(f"Expected {len(samples[0])} columns in {path}, line {number} ({got}): {_REMEDY}")
+                raise DataError(f"Expected {counted(len(samples[0]))} in {path}, line {number} ({got}): {_REMEDY}")
         self.notes: list[str] = []
         roles = self._roles(names, samples, bool(rules))
         columns = ((role or f"column {k}", _KINDS[role]) for k, role in enumerate(roles, 1))
@@ -104,7 +104,7 @@ class TextEdges(Source):
             return [*unnamed, *([WEIGHT] if used == 3 else []), *[None] * (width - used)]
         elif used == 3:
             return [*unnamed, self._third(samples), *[None] * (width - used)]
-        got = f"{used} column{'s' * (used > 1)}" + (f" named {', '.join(names)}" if names else "")
+        got = counted(used) + (f" named {', '.join(names)}" if names else "")
         raise DataError(
             f"Expected 'source target' or 'source target weight' in {self.path}, line 1 (got {got}): {_ASK}"
         )
@@ -125,6 +125,11 @@ class TextEdges(Source):
             third = np.array([float(row[2]) for row in samples])
         except ValueError as error:
             raise DataError(f"Expected a number as weight in {self.path} (got {error}): {_ASK}") from error
+        if (third >= TIMES).all():
+            self.notes.append("numbers of 10^8 and more are times")
+            return None
+        if not all(re.fullmatch(r"[+-]?\d+", row[2]) for row in samples):
+            return WEIGHT
         try:
             ends = np.array([[int(field) for field in row[:2]] for row in samples])
         except (ValueError, OverflowError):
@@ -134,7 +139,7 @@ class TextEdges(Source):
         if (third >= TIMES).all():
             self.notes.append("column 3 is left out: such whole numbers are times")
             return None
-        is_once = 1 < len(ends) == len(np.unique(ends[:, 0])) and third.min() >= 0 and third.max() <= ends.max()
+        is_once = len(ends) == len(np.unique(ends[:, 0])) and 0 <= third.min() < third.max() <= ends.max()
         is_sorted = len(ends) >= _MANY and third[0] < third[-1] and (third[1:] >= third[:-1]).all()
         if is_once or is_sorted:
             what = "neighbours, each node stands first in one line" if is_once else "times, they never decrease"

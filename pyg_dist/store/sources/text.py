@@ -41,7 +41,9 @@ class Rule(NamedTuple):
 
 COMMENTS = Rule(("#", "%", "//"), re.compile(r"(?:^|[ \t]+)(?:#|%|//).*", re.MULTILINE))
 """In lines of their own, or behind the numbers."""
-QUOTES = Rule(('"',), re.compile(r'"[ \t]*([^"\s,;|]*)[ \t]*"'), r"\1")
+QUOTES = Rule(
+    ('"',), re.compile(r'(?:^|(?<=[,;|\s]))"[ \t]*([^"\s,;|]*)[ \t]*"(?=\s*(?:[,;|\s]|$))', re.MULTILINE), r"\1"
+)
 """Around one word, which then does not need them."""
 _PACKED = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd", ".zstd": "zstd"}
 _WHAT = {"i8": "a whole number below 2^63", "f8": "a number"}
@@ -86,7 +88,15 @@ def _opened(path: Path, kind: str | None) -> IO[bytes]:
 def first_lines(path: Path) -> list[str]:
     """The lines at the beginning of a file, comments too."""
     with open_text(path) as file:
-        return (_read(file, 1 << 16, 0) or "\n").removesuffix("\n").split("\n")
+        text = _read(file, 1 << 16, 0) or "\n"
+    if "\0" in text:
+        raise DataError(f"Expected text in {path} (got zero bytes, of UTF-16 or of no text): save it as UTF-8")
+    return text.removesuffix("\n").split("\n")
+
+
+def counted(columns: int) -> str:
+    """A number of columns, in words."""
+    return f"{columns} column{'s' * (columns != 1)}"
 
 
 def _read(file: IO[str], num_chars: int, done: int) -> str:
@@ -192,10 +202,7 @@ class Table:
             found = re.search(r"convert string (.*) to .* column (\d+)", str(error))
         shown, place = line.strip()[:60], f"in {self.path}, line {number}"
         if found is None:
-            return DataError(
-                f"Expected {len(self.columns)} column{'s' * (len(self.columns) > 1)} {place} (got {shown!r}): "
-                f"{self.remedy}"
-            )
+            return DataError(f"Expected {counted(len(self.columns))} {place} (got {shown!r}): {self.remedy}")
         name, kind = self.columns[int(found[2]) - 1]
         return DataError(
             f"Expected {_WHAT[kind]} as {name} {place} (got {found[1]} in {shown!r}): mend or drop the line"
