@@ -79,6 +79,24 @@ class OwnParameter(nn.Parameter):
     """A parameter's own class."""
 
 
+class Twice(torch.autograd.Function):
+    """A function of somebody else's."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, factor: float = 2.0) -> Tensor:
+        return x * factor
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        _, ctx.factor = inputs
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad * ctx.factor / grad.shape[0], None
+
+
 class Counts(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
@@ -249,6 +267,14 @@ BEHAVIOURS: dict[str, Callable[[], Any]] = {
         lambda: nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(2)), ones(4, 3)
     ),
     "checkpoint": recomputed,
+    "function": lambda: grads_of(Twice.apply),
+    "function of a subclass": lambda: Twice.apply(ones(3).as_subclass(Sub), 3.0),
+    "function, vmap": lambda: torch.vmap(Twice.apply)(ones(2, 3)),
+    "function, func.grad": lambda: torch.func.grad(lambda x: Twice.apply(x).sum())(ones(3)),
+    "function, compile": lambda: torch.compile(lambda x: Twice.apply(x, 2.0), backend="eager", fullgraph=True)(ones(3)),
+    "function, names": lambda: [
+        f"{f.__module__}.{f.__qualname__}" for f in (Twice.apply, torch.autograd.Function.apply)
+    ],
     "no memory": lambda: fails_backward(RuntimeError("[enforce fail] tried to allocate 80 bytes")),
     "memory error": lambda: fails_backward(MemoryError("bad_alloc")),
     "overridable": lambda: torch.tensor in torch.overrides.get_ignored_functions(),

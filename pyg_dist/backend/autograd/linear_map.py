@@ -55,7 +55,7 @@ class _Apply(LocalFunction):
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None, None, None, None]:
         if grad is None or (ctx.leaf is not None and ctx.leaf.defer(grad, ctx.next_functions[0][0])):
             return None, None, None, None, None
-        return _Apply.apply(grad, ctx.transposed, ctx.map, None, None), None, None, None, None  # type: ignore[no-untyped-call]
+        return _Apply.apply(grad, ctx.transposed, ctx.map, None, None), None, None, None, None
 
 
 def apply(a: LinearMap, x: Tensor, pending: Pending[Tensor] | None = None, leaf: LeafGradient | None = None) -> Tensor:
@@ -67,4 +67,4 @@ def apply(a: LinearMap, x: Tensor, pending: Pending[Tensor] | None = None, leaf:
         pending: ``a.start(x)``, where it has been started.
         leaf: takes the gradient, where it may wait until the backward pass ends.
     """
-    return _Apply.apply(x, a, None, pending, leaf)  # type: ignore[no-any-return, no-untyped-call]
+    return _Apply.apply(x, a, None, pending, leaf)  # type: ignore[no-any-return]

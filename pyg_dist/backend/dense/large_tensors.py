@@ -71,7 +71,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if x.dim() == weight.dim() == 2 and is_large(x, x.shape[0] * weight.shape[0]):
         same = x.dtype == weight.dtype and (bias is None or (bias.dtype == x.dtype and bias.dim() == 1))
         if same and x.shape[1] == weight.shape[1] and not torch.is_autocast_enabled("cpu"):
-            return _Linear.apply(x.as_subclass(Tensor), weight, bias)  # type: ignore[no-any-return, no-untyped-call]
+            return _Linear.apply(x.as_subclass(Tensor), weight, bias)  # type: ignore[no-any-return]
     return F.linear(x, weight, bias)
 
 
@@ -95,7 +95,7 @@ class _SplitColumns(LocalFunction):
 def split_columns(x: Tensor, widths: Sequence[int]) -> Sequence[Tensor]:
     """The first ``widths`` columns of x, as views. Shapes: ``[N, F] -> [N, widths[k]]``."""
     if is_large(x, x.numel()):
-        return _SplitColumns.apply(x, widths)  # type: ignore[no-any-return, no-untyped-call]
+        return _SplitColumns.apply(x, widths)  # type: ignore[no-any-return]
     return torch.split(x, [*widths, x.shape[1] - sum(widths)], 1)[: len(widths)]
 
 
@@ -154,7 +154,7 @@ def layer_norm(
     """``torch.layer_norm``. Shapes: ``[N, F], [F], [F] -> [N, F]``."""
     same = all(p is None or p.dtype == x.dtype for p in (weight, bias)) and not torch.is_autocast_enabled("cpu")
     if same and x.dim() == 2 and x.is_contiguous() and is_large(x, x.numel()) and (*normalized_shape,) == x.shape[1:]:
-        return _LayerNorm.apply(x.as_subclass(Tensor), weight, bias, eps)  # type: ignore[no-any-return, no-untyped-call]
+        return _LayerNorm.apply(x.as_subclass(Tensor), weight, bias, eps)  # type: ignore[no-any-return]
     return torch.layer_norm(x, normalized_shape, weight, bias, eps, cudnn_enable)
 
 
@@ -170,7 +170,7 @@ class _Relu(LocalFunction):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (passed,) = ctx.saved_tensors
-        return _Passed.apply(grad, passed)  # type: ignore[no-any-return, no-untyped-call]
+        return _Passed.apply(grad, passed)  # type: ignore[no-any-return]
 
 
 class _Passed(LocalFunction):
@@ -184,14 +184,14 @@ class _Passed(LocalFunction):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (passed,) = ctx.saved_tensors
-        return _Passed.apply(grad, passed), None  # type: ignore[no-untyped-call]
+        return _Passed.apply(grad, passed), None
 
 
 def relu(x: Tensor, inplace: bool = False) -> Tensor:
     """``torch.nn.functional.relu`` of any shape."""
     if inplace or not x.is_contiguous() or not is_large(x, x.numel()):
         return F.relu(x, inplace)
-    return _Relu.apply(x.as_subclass(Tensor))  # type: ignore[no-any-return, no-untyped-call]
+    return _Relu.apply(x.as_subclass(Tensor))  # type: ignore[no-any-return]
 
 
 class _Sum(LocalFunction):
@@ -272,35 +272,35 @@ def _plain(operand: Any) -> Any:
 def add(a: Any, b: Any, *, alpha: float = 1) -> Tensor:
     """``torch.add``, of any operands."""
     if _are_large(a, b) and type(alpha) in (int, float):
-        return _Sum.apply(_plain(a), _plain(b), alpha)  # type: ignore[no-any-return, no-untyped-call]
+        return _Sum.apply(_plain(a), _plain(b), alpha)  # type: ignore[no-any-return]
     return torch.add(a, b, alpha=alpha)
 
 
 def add_(a: Tensor, b: Tensor, alpha: float = 1) -> Tensor:
     """``Tensor.add_``."""
     if alpha != 1 and isinstance(b, Tensor) and _are_large(a, b):
-        return _SumInto.apply(a, b, alpha)  # type: ignore[no-any-return, no-untyped-call]
+        return _SumInto.apply(a, b, alpha)  # type: ignore[no-any-return]
     return a.add_(b, alpha=alpha)
 
 
 def subtract(a: Any, b: Any, *, alpha: float = 1) -> Tensor:
     """``torch.sub``, of any operands."""
     if _are_large(a, b) and type(alpha) in (int, float):
-        return _Sum.apply(_plain(a), _plain(b), -alpha)  # type: ignore[no-any-return, no-untyped-call]
+        return _Sum.apply(_plain(a), _plain(b), -alpha)  # type: ignore[no-any-return]
     return torch.sub(a, b, alpha=alpha)
 
 
 def multiply(a: Any, b: Any) -> Tensor:
     """``torch.mul``, of any operands."""
     if _are_large(a, b):
-        return _Product.apply(_plain(a), _plain(b))  # type: ignore[no-any-return, no-untyped-call]
+        return _Product.apply(_plain(a), _plain(b))  # type: ignore[no-any-return]
     return torch.mul(a, b)
 
 
 def divide(a: Any, b: Any) -> Tensor:
     """``torch.div``, of any operands."""
     if not isinstance(b, Tensor) and _are_large(a, b):
-        return _Quotient.apply(_plain(a), b)  # type: ignore[no-any-return, no-untyped-call]
+        return _Quotient.apply(_plain(a), b)  # type: ignore[no-any-return]
     return torch.div(a, b)
 
 
@@ -325,7 +325,7 @@ class _LogSoftmax(LocalFunction):
 def log_softmax(x: Tensor) -> Tensor:
     """``torch.nn.functional.log_softmax`` of every row. Shapes: ``[N, F] -> [N, F]``."""
     if x.dim() == 2 and is_large(x, x.numel()):
-        return _LogSoftmax.apply(x.as_subclass(Tensor))  # type: ignore[no-any-return, no-untyped-call]
+        return _LogSoftmax.apply(x.as_subclass(Tensor))  # type: ignore[no-any-return]
     return F.log_softmax(x, 1)
 
 
@@ -351,7 +351,7 @@ def select(x: Tensor, index: Tensor) -> Tensor:
     """``x.index_select(0, index)`` of any shape."""
     columns = x.shape[1:].numel()
     if x.dim() > 1 and columns and _moves_rows(x, max(x.numel(), index.numel() * columns), index):
-        rows = _Select.apply(x.as_subclass(Tensor).view(-1, columns), index)  # type: ignore[no-untyped-call]
+        rows = _Select.apply(x.as_subclass(Tensor).view(-1, columns), index)
         return rows.view(index.numel(), *x.shape[1:])  # type: ignore[no-any-return]
     return x.index_select(0, index)
 
@@ -384,7 +384,7 @@ def sum_rows(rows: Tensor, index: Tensor, num_sums: int, mean: bool = False) -> 
     columns = rows.shape[1:].numel()
     if rows.dim() == 1 or not columns or not _moves_rows(rows, rows.numel(), index):
         return scatter(rows, index, 0, num_sums, "mean" if mean else "sum")  # type: ignore[no-any-return]
-    sums = _SumRows.apply(rows.as_subclass(Tensor).view(-1, columns), index, num_sums)  # type: ignore[no-untyped-call]
+    sums = _SumRows.apply(rows.as_subclass(Tensor).view(-1, columns), index, num_sums)
     if mean:
         ones = rows.new_ones(index.numel()).detach()
         sums = sums / rows.new_zeros(num_sums).scatter_add_(0, index, ones).clamp_(min=1).view(-1, 1)

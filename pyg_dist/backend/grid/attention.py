@@ -196,4 +196,4 @@ def grid_attention(a: GridAttention, inputs: AttentionInputs) -> Attended:
     """
     value, key, query, *others = inputs
     rows = [None if x is None else x.flatten(1) for x in (value, key, query)]
-    return _GridAttention.apply(a, *rows, *others)  # type: ignore[no-any-return, no-untyped-call]
+    return _GridAttention.apply(a, *rows, *others)  # type: ignore[no-any-return]

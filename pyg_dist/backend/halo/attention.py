@@ -199,4 +199,4 @@ def halo_attention(a: HaloAttention, inputs: AttentionInputs) -> Attended:
         - output: ``[n, H C]``; ``[n, H D]``, or empty; the weights of ``num_weights`` edges, by edge storage, and H
           heads, before dropout
     """
-    return _HaloAttention.apply(a, *inputs)  # type: ignore[no-any-return, no-untyped-call]
+    return _HaloAttention.apply(a, *inputs)  # type: ignore[no-any-return]

@@ -31,4 +31,4 @@ def add_to_last_rows(out: Tensor, addend: Tensor) -> Tensor:
 
     Shapes: ``[n, F], [k, F] -> [n, F]``.
     """
-    return _AddToLastRows.apply(out, addend)  # type: ignore[no-any-return, no-untyped-call]
+    return _AddToLastRows.apply(out, addend)  # type: ignore[no-any-return]

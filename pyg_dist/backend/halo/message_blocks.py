@@ -255,4 +255,4 @@ def reduce_by_blocks(a: MessageBlocks, inputs: Sequence[Tensor]) -> Tensor:
           ``"edge"``, any for ``"all"``
         - output: ``[n, ...]``
     """
-    return _ReduceByBlocks.apply(a, *inputs)  # type: ignore[no-any-return, no-untyped-call]
+    return _ReduceByBlocks.apply(a, *inputs)  # type: ignore[no-any-return]

@@ -212,4 +212,4 @@ def attention(
         - inputs: of the op
         - output: ``[csr.num_rows, H C]``; ``[csr.num_rows, H D]``, or empty; ``[num_weights, H]``
     """
-    return _Attention.apply(csr, edge_key, spec, num_weights, *inputs)  # type: ignore[no-any-return, no-untyped-call]
+    return _Attention.apply(csr, edge_key, spec, num_weights, *inputs)  # type: ignore[no-any-return]

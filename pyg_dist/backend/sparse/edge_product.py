@@ -26,8 +26,8 @@ class _EdgeProduct(LocalFunction):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         weight, x = ctx.saved_tensors
-        by_weight = _EdgeDot.apply(grad, x, ctx.csr, weight.numel()) if ctx.needs_input_grad[0] else None  # type: ignore[no-untyped-call]
-        by_x = _EdgeProduct.apply(weight, grad, ctx.csr.transposed) if ctx.needs_input_grad[1] else None  # type: ignore[no-untyped-call]
+        by_weight = _EdgeDot.apply(grad, x, ctx.csr, weight.numel()) if ctx.needs_input_grad[0] else None
+        by_x = _EdgeProduct.apply(weight, grad, ctx.csr.transposed) if ctx.needs_input_grad[1] else None
         return by_weight, by_x, None
 
 
@@ -50,8 +50,8 @@ class _EdgeDot(LocalFunction):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         a, b = ctx.saved_tensors
-        by_a = _EdgeProduct.apply(grad, b, ctx.csr)  # type: ignore[no-untyped-call]
-        by_b = _EdgeProduct.apply(grad, a, ctx.csr.transposed)  # type: ignore[no-untyped-call]
+        by_a = _EdgeProduct.apply(grad, b, ctx.csr)
+        by_b = _EdgeProduct.apply(grad, a, ctx.csr.transposed)
         return by_a, by_b, None, None
 
 
@@ -63,5 +63,5 @@ def edge_product(weight: Tensor, x: Tensor, csr: CSR) -> Tensor:
         - x: ``[m, F]``
         - output: ``[n, F]``
     """
-    out: Tensor = _EdgeProduct.apply(weight, x, csr)  # type: ignore[no-untyped-call]
+    out: Tensor = _EdgeProduct.apply(weight, x, csr)
     return out

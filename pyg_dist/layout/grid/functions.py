@@ -15,7 +15,7 @@ from pyg_dist.backend.grid.linear import replicated_linear
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.errors import DataError, MixedRowsError
 from pyg_dist.layout.grid.sharding import Tile
-from pyg_dist.layout.grid.tile_tensor import TILES, TileTensor, as_tile, on_tiles, require_row_by_row
+from pyg_dist.layout.grid.tile_tensor import TILES, TileTensor, as_tile, on_tiles
 from pyg_dist.plan.grid.tiling import TileLayout
 from pyg_dist.tensor.functions.layers import relu
 from pyg_dist.tensor.functions.pointwise import cast, new, pointwise, pointwise_
@@ -119,7 +119,6 @@ def _sum_of_products(
     """:func:`linear_sum` of weights that have entered, and whose first X is here."""
     first = pairs[0][0]
     assert isinstance(first, TileTensor)
-    require_row_by_row(first)
     layout, grid = first._sharding.layout, first._sharding.grid
     width = pairs[0][1].shape[0]
     assert layout.columns is not None

@@ -138,8 +138,10 @@ class Tile(RowSharding):
 
     def from_sharding(self, local: Tensor, before: RowSharding) -> Tensor | None:
         """The local tile of a matrix distributed as ``before``: tiles of the same grid and width, or whole rows."""
-        if before is self.grid.node_sharding and local.shape[1:] == (self.width,):
-            before = self.grid.tile(WHOLE_ROWS, self.width)
+        if not isinstance(before, Tile) and local.shape[1:] == (self.width,):
+            rows = self.grid.node_sharding.from_sharding(local, before)
+            if rows is not None:
+                local, before = rows, self.grid.tile(WHOLE_ROWS, self.width)
         fits = isinstance(before, Tile) and before.grid is self.grid and before.width == self.width
         return before.to(local, self) if fits else None  # type: ignore[attr-defined]
 

@@ -6,7 +6,6 @@ brought to whole rows once, and the table of row tensors answers: masks, losses 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -100,7 +99,6 @@ class TileTensor(NodeTensor):
 
         They are kept while they do not change; but not for a leaf that learns, as :class:`RowTensor` explains.
         """
-        require_row_by_row(self)
         with local_tensors():
             version = version_of(self)
             records = self.requires_grad and torch.is_grad_enabled()
@@ -123,7 +121,6 @@ class TileTensor(NodeTensor):
 
     def start_redistribution(self, sharding: RowSharding) -> Pending[Tensor]:
         """See :class:`RowTensor`."""
-        require_row_by_row(self)
         tile = self._sharding
         if not isinstance(sharding, Tile) or sharding.grid is not tile.grid or sharding.width != tile.width:
             return super().start_redistribution(sharding)
@@ -141,31 +138,6 @@ def as_tile(x: RowTensor, tile: Tile) -> TileTensor:
         LayoutMismatchError: It has other rows or columns.
     """
     return cast(TileTensor, x.redistribute(tile))
-
-
-_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
-_OURS = ("torch.", "torch_geometric.", "pyg_dist.")
-"""Functions of these move rows forward and backward, or run the forward again."""
-
-
-def require_row_by_row(x: TileTensor) -> None:
-    """A script's own ``autograd.Function`` may not move rows: its backward would give x the gradients of others.
-
-    Raises:
-        MixedRowsError: It is about to.
-    """
-    if torch.is_grad_enabled():
-        return
-    frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code is not _APPLY:
-        frame = frame.f_back
-    if frame is None or frame.f_locals["cls"].__module__.startswith(_OURS):
-        return
-    raise MixedRowsError(
-        f"The forward of {frame.f_locals['cls'].__name__}, an autograd.Function, was expected to work row by row (got "
-        f"a function that moves {x._sharding}): call that function before or after it, or use the "
-        f"halo layout"
-    )
 
 
 def _in_rows(value: Any) -> Any:

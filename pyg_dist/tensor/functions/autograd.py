@@ -23,7 +23,7 @@ from pyg_dist.tensor.row_tensor import KEPT, RowTensor, as_row_tensor_, copy_of,
 from pyg_dist.tensor.sharding import RowSharding
 
 
-def _stored(value: Any, rows: RowSharding) -> Any:
+def as_stored(value: Any, rows: RowSharding) -> Any:
     """``value`` as autograd stores it for a tensor with these rows."""
     if not isinstance(value, Tensor):
         return value
@@ -85,7 +85,7 @@ def stored(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 def store(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Replace the gradient."""
     x, value = args
-    value = _stored(value, x._sharding)
+    value = as_stored(value, x._sharding)
     with local_tensors():
         function(x, value)
 
@@ -106,7 +106,7 @@ def register_hook(function: Function, args: tuple[Any, ...], kwargs: dict[str, A
     def distributed_hook(gradient: Tensor) -> Tensor | None:
         # A fresh view: the engine goes on with its own tensor, whose class must not change.
         result = hook(RowTensor.from_local(gradient, rows))
-        return None if result is None else _stored(result, rows)
+        return None if result is None else as_stored(result, rows)
 
     with local_tensors():
         return function(x, distributed_hook)
@@ -149,7 +149,7 @@ class _HookedNode:
             result = hook(seen(by_input), seen(by_output))
             if result is None:
                 return None
-            return tuple(_stored(g, rows_of[k]) if k in rows_of else g for k, g in enumerate(result))
+            return tuple(as_stored(g, rows_of[k]) if k in rows_of else g for k, g in enumerate(result))
 
         return self._node.register_hook(distributed_hook)  # type: ignore[no-any-return]
 
@@ -166,7 +166,7 @@ def _local_outputs(outputs: Any, gradients: Any) -> tuple[list[Any], list[Tensor
             # and has grad mode off.
             inside = torch._C._current_graph_task_id() != -1
             plain = inside and not isinstance(gradient, RowTensor)
-            gradients[k] = gradient if plain else _stored(gradient, output._sharding)
+            gradients[k] = gradient if plain else as_stored(gradient, output._sharding)
             with torch.enable_grad():
                 outputs[k] = output.to_local()
     return outputs, gradients

@@ -32,7 +32,7 @@ def extreme(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, op: str, na
     """
     if count(x, dims, rows) == 0:
         raise RuntimeError(f"{op}(): Expected reduction dim to be specified for input.numel() == 0.")
-    kept: Tensor = _Extreme.apply(x, dims, rows, op, nan_ties)  # type: ignore[no-untyped-call]
+    kept: Tensor = _Extreme.apply(x, dims, rows, op, nan_ties)
     return kept if keepdim else kept.squeeze(dims)
 
 

@@ -1,0 +1,527 @@
+"""A script's own ``autograd.Function`` on distributed rows: what its methods see, and every gradient, against torch."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from against_stock import Results, assert_same
+from random_graphs import random_graph, uneven_parts
+from torch import Tensor, nn
+from torch.autograd.function import Function, once_differentiable
+from torch.utils.checkpoint import checkpoint
+from torch_geometric import nn as gnn
+from workers import Workers
+
+Pools = Callable[[int], Workers]
+N, CLASSES = 61, 4
+
+
+class Backward(Function):
+    """Most of those below have this forward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1.5
+
+
+class NumRows(Backward):
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g * 2 / g.shape[0] / len(g) / g.numel()
+
+
+class Norm(Backward):
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g / (g.norm() + g.abs().max())
+
+
+class Centred(Backward):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g - g.mean(0)
+
+
+class Reversed(Backward):
+    """Its input itself comes out."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float = 1.0) -> Tensor:
+        ctx.factor = factor
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return -ctx.factor * g, None
+
+
+class InPlace(Backward):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return 2 * g + g.mean()
+
+
+class Rounded(Backward):
+    """Straight through."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return (8 * x).round() / 8
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g
+
+
+class Exp(Backward):
+    """Saves its output, and what is between."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        half = x.tanh()
+        out = half.exp()
+        ctx.save_for_backward(out, half, None)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        out, half, nothing = ctx.saved_tensors
+        assert nothing is None
+        return g * out * (1 - half**2) / out.sum() + 0 * out.mean(0)
+
+
+class Cumulated(Backward):
+    """Along rows: on the grid, tiles have to meet for it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.cumsum(1)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g.flip(1).cumsum(1).flip(1)
+
+
+class Softmax(Backward):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x.softmax(-1))
+        return x.log_softmax(-1)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        (p,) = ctx.saved_tensors
+        return g - p * g.sum(-1, keepdim=True)
+
+
+class SetUp(Function):
+    """In the newer style, with a keyword's default."""
+
+    @staticmethod
+    def forward(x: Tensor, power: int = 2) -> Tensor:
+        return x**power
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        x, ctx.power = inputs
+        ctx.save_for_backward(x, output)
+
+    @staticmethod
+    def vjp(ctx: Any, g: Tensor) -> Any:
+        x, output = ctx.saved_tensors
+        return ctx.power * g * x / output.mean(), None
+
+
+class Once(Backward):
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g / g.norm()
+
+
+class OfAllRows(Backward):
+    """Gives a plain gradient of all rows."""
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        whole = g.full_tensor() if hasattr(g, "full_tensor") else g
+        return whole.flip(0)
+
+
+class Chosen(Backward):
+    """Rows by a list: the gradient comes back in another order than it lies in."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.order = torch.arange(len(x) - 1, -1, -1)
+        return x[ctx.order]
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g[ctx.order] + g.mean(0)
+
+
+class Widened(Backward):
+    """Gives one column more dimensions, which torch sums."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x[:, :1].expand(-1, CLASSES) * x
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return torch.stack([g, 2 * g])
+
+
+class Amp(Backward):
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu")  # type: ignore[untyped-decorator]
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.square()
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return 2 * g * ctx.saved_tensors[0] / g.shape[0]
+
+
+class Unused(Backward):
+    """Without zeros for outputs that are not used."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Any:
+        ctx.set_materialize_grads(False)
+        places = x.argmax(-1)
+        ctx.mark_non_differentiable(places)
+        ctx.save_for_backward(places)
+        return x * 2, places, x * 3, x.mean(0), "more"
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, of_places: Any, unused: Any, of_mean: Any, of_more: Any) -> Any:
+        assert unused is of_more is None
+        (places,) = ctx.saved_tensors
+        return 2 * g * (places == 1).view(-1, 1) + (0 if of_mean is None else of_mean / g.shape[0]) + g.mean()
+
+
+ONE = (
+    *(NumRows, Norm, Centred, Reversed, InPlace, Rounded, Exp, Cumulated, Softmax, SetUp, Once, OfAllRows, Chosen),
+    *(Widened, Amp),
+)
+
+
+class AddBias(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, p: Tensor) -> Tensor:
+        return x + p
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g, g.sum(0)
+
+
+class AddsBias(AddBias):
+    """Lets torch sum the gradient of what it has broadcast."""
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g, g if ctx.needs_input_grad[1] else None
+
+
+class Scaled(AddBias):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, p: Tensor) -> Tensor:
+        ctx.save_for_backward(x, p)
+        return x * p
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        x, p = ctx.saved_tensors
+        return g * p, (g * x).sum(0)
+
+
+class Quantized(AddBias):
+    """A learned step size (LSQ)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, p: Tensor) -> Tensor:
+        ctx.save_for_backward(x, p)
+        return torch.clamp((x / p).round(), -4, 3) * p
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        x, p = ctx.saved_tensors
+        scale, low, high = 1 / math.sqrt(x.numel() * 3), x / p < -4, x / p > 3
+        inside = ~(low | high)
+        of_step = low * -4.0 + high * 3.0 + inside * ((x / p).round() - x / p)
+        return g * inside, (of_step * g * scale).sum(0)
+
+
+class Mapped(AddBias):
+    """A product with a matrix that learns."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, p: Tensor) -> Tensor:
+        matrix = torch.outer(p, p)
+        ctx.save_for_backward(x, p)
+        return x @ matrix
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        x, p = ctx.saved_tensors
+        of_matrix = x.t() @ g
+        return g @ torch.outer(p, p).t(), (of_matrix + of_matrix.t()) @ p
+
+
+class Loss(AddBias):
+    """Rows come in, a number comes out."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, p: Tensor) -> Tensor:
+        distance = (x - p).tanh()
+        ctx.save_for_backward(distance)
+        return distance.square().mean()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        (distance,) = ctx.saved_tensors
+        of_rows = g * 2 * distance * (1 - distance**2) / distance.numel()
+        return of_rows, -of_rows.sum(0)
+
+
+class LossSetUp(Function):
+    @staticmethod
+    def forward(x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        return (x * p).square().sum(), x.mean(0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, of_mean: Tensor) -> Any:
+        x, p = ctx.saved_tensors
+        return 2 * g * x * p * p + of_mean / x.shape[0], (2 * g * x * x * p).sum(0)
+
+
+TWO = (AddBias, AddsBias, Scaled, Quantized, Mapped, Loss, LossSetUp)
+early = Norm.apply  # bound before there are any rows
+
+
+def loss_of(out: Any, data: Any) -> Tensor:
+    if isinstance(out, tuple):
+        return out[0] + out[1].square().sum()  # type: ignore[no-any-return]
+    if out.dim() == 0:
+        return out  # type: ignore[no-any-return]
+    return F.cross_entropy(out[data.train_mask], data.y[data.train_mask]) + out.tanh().mean()
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.p = gnn.GCNConv(6, CLASSES), nn.Parameter(torch.linspace(0.3, 1.1, CLASSES))
+
+    def forward(self, x: Tensor, data: Any, call: Callable[[Tensor, Tensor], Any]) -> Tensor:
+        out = call(self.conv(x, data.edge_index), self.p)
+        return loss_of(out, data)
+
+
+def on_edges(call: Callable[[Tensor, Tensor], Any]) -> Callable[[Tensor, Tensor, Any], Any]:
+    """The function on a value for each edge."""
+
+    def run(h: Tensor, p: Tensor, data: Any) -> Any:
+        out = call(h[data.edge_index[0]], p)
+        return out if isinstance(out, tuple) or out.dim() == 0 else out.square().mean(0).sum() + out.norm()
+
+    return run
+
+
+def on_selection(call: Callable[[Tensor, Tensor], Any]) -> Callable[[Tensor, Tensor, Any], Any]:
+    def run(h: Tensor, p: Tensor, data: Any) -> Any:
+        out = call(h[data.train_mask], p)
+        return out if isinstance(out, tuple) or out.dim() == 0 else F.cross_entropy(out, data.y[data.train_mask])
+
+    return run
+
+
+def calls() -> dict[str, Callable[[Tensor, Tensor, Any], Any]]:
+    """What a model does with its rows and its parameter, by name."""
+    found: dict[str, Callable[[Tensor, Tensor, Any], Any]] = {}
+    for one in ONE:
+        found[one.__name__] = lambda h, p, data, one=one: one.apply(h * p)  # type: ignore[misc]
+    for two in TWO:
+        found[two.__name__] = lambda h, p, data, two=two: two.apply(h, p.sigmoid())  # type: ignore[misc]
+        found[f"{two.__name__} of a leaf"] = lambda h, p, data, two=two: two.apply(h, p)  # type: ignore[misc]
+        found[f"{two.__name__} on edges"] = on_edges(two.apply)
+        found[f"{two.__name__} on a selection"] = on_selection(two.apply)
+    found["on edges"] = on_edges(lambda h, p: Norm.apply(h * p))  # type: ignore[no-untyped-call]
+    found["on a selection"] = on_selection(lambda h, p: Exp.apply(h * p))  # type: ignore[no-untyped-call]
+    found["several"] = lambda h, p, data: (lambda out: out[0] + out[3])(Unused.apply(h * p))  # type: ignore[no-untyped-call]
+    found["some of several"] = lambda h, p, data: Unused.apply(h * p)[0]  # type: ignore[no-untyped-call]
+    found["two"] = lambda h, p, data: Norm.apply(Centred.apply(h * p)) + Norm.apply(h)  # type: ignore[no-untyped-call]
+    found["bound early"] = lambda h, p, data: early(h * p)  # type: ignore[no-untyped-call]
+    found["a factor"] = lambda h, p, data: Reversed.apply(h * p, 0.5)  # type: ignore[no-untyped-call]
+    for reentrant in (True, False):
+        found[f"checkpoint {reentrant}"] = lambda h, p, data, reentrant=reentrant: checkpoint(  # type: ignore[misc]
+            lambda h, p: Scaled.apply(Exp.apply(h), p), h, p, use_reentrant=reentrant
+        )
+    found["saved elsewhere"] = _saved_elsewhere
+    return found
+
+
+def _saved_elsewhere(h: Tensor, p: Tensor, data: Any) -> Any:
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone(), lambda x: x):
+        return Exp.apply(h * p)  # type: ignore[no-untyped-call]
+
+
+def step(data: Any, model: Any, call: Callable[[Tensor, Tensor, Any], Any]) -> Results:
+    x = data.x.detach().clone().requires_grad_()
+    loss = model(x, data, lambda h, p: call(h, p, data))
+    loss.backward()
+    assert x.grad is not None
+    return {
+        "loss": loss.detach(),
+        "x": x.grad,
+        **{n: p.grad for n, p in model.named_parameters() if p.grad is not None},
+    }
+
+
+def layouts(data: Any) -> list[Any]:
+    import pyg_dist
+
+    size = pyg_dist.world_size()
+    return [
+        pyg_dist.DistributedData(data, partition=uneven_parts(N, size)),
+        pyg_dist.DistributedData(data, layout="grid"),
+    ]
+
+
+def compare() -> None:
+    import pyg_dist
+
+    data = random_graph(N, 420, 6, seed=5)
+    torch.manual_seed(0)
+    made = Model().double()
+    for ours in layouts(data):
+        for name, call in calls().items():
+            got = step(ours, pyg_dist.distribute(copy.deepcopy(made)), call)
+            assert_same(got, step(data, copy.deepcopy(made), call), f"{name}, {ours.plan.layout}")
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_gradients(workers: Pools, world_size: int) -> None:
+    workers(world_size).run(compare)
+
+
+def differentiate_twice() -> None:
+    data = random_graph(N, 420, 6, seed=5)
+    for ours in layouts(data):
+        for function in (Norm, Centred, Exp, Softmax, SetUp, Scaled, Mapped, Loss):
+            results: list[Results] = []
+            for side in (data, ours):
+                x = side.x.detach().clone()[:, :CLASSES].clone().requires_grad_()
+                p = torch.linspace(0.3, 1.1, CLASSES, dtype=torch.float64).requires_grad_()
+                out: Any = function.apply(x, p) if function in TWO else function.apply(x * p)  # type: ignore[no-untyped-call]
+                of_x, of_p = torch.autograd.grad(out.tanh().square().sum(), (x, p), create_graph=True)
+                (of_x.square().sum() + of_p.pow(3).sum()).backward()
+                results.append({"x": of_x.detach(), "p": of_p.detach(), "x twice": x.grad, "p twice": p.grad})
+            assert_same(results[1], results[0], f"{function.__name__}, {ours.plan.layout}")
+        x = ours.x.detach().clone().requires_grad_()
+        (once,) = torch.autograd.grad(Once.apply(x).tanh().sum(), x, create_graph=True)  # type: ignore[no-untyped-call]
+        with pytest.raises(RuntimeError, match="differentiate twice a function that was marked with @once_different"):
+            once.square().sum().backward()
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_second_derivatives(workers: Pools, world_size: int) -> None:
+    workers(world_size).run(differentiate_twice)
+
+
+class Seen(Function):
+    """Says what it sees."""
+
+    kinds: list[str]
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, p: Tensor) -> Any:
+        ctx.save_for_backward(x, p)
+        assert isinstance(ctx, torch.autograd.function.FunctionCtx)
+        assert ctx.needs_input_grad == (True, False)
+        return x * p, p * 2
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, of_p: Tensor) -> Any:
+        Seen.kinds = [f"{type(t).__name__} {list(t.shape)}" for t in (g, of_p, *ctx.saved_tensors)]
+        return g, None
+
+
+class Local(Backward):
+    """Gives this rank's rows for all."""
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        return g.to_local()[:1]
+
+
+class TooFew(AddBias):
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return (g,)
+
+
+class Captures(Function):
+    """Reads rows that are no argument, or part of one."""
+
+    @staticmethod
+    def forward(ctx: Any, p: Tensor, rows: list[Tensor]) -> Any:
+        return rows[0] + p
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g.sum(0), None
+
+
+def see() -> None:
+    import pyg_dist
+    from pyg_dist.errors import LayoutMismatchError, UnsupportedError
+
+    ours = pyg_dist.DistributedData(random_graph(N, 420, 6, seed=5))
+    x = ours.x.detach().clone().requires_grad_()
+    out, doubled = Seen.apply(x, torch.ones(6, dtype=torch.float64))  # type: ignore[no-untyped-call]
+    assert (type(out).__name__, type(doubled)) == ("NodeTensor", Tensor)
+    assert out.grad_fn.name() == "SeenBackward"
+    out.sum().backward()
+    assert Seen.kinds == ["NodeTensor [61, 6]", "Tensor [6]", "NodeTensor [61, 6]", "Tensor [6]"]
+    del Seen.kinds
+    p = torch.ones(6, dtype=torch.float64)
+    assert Captures.apply(p, [x.detach()]).shape == x.shape  # type: ignore[no-untyped-call]
+    with pytest.raises(
+        UnsupportedError, match=r"Captures\.apply expected the distributed tensors that its forward reads"
+    ):
+        Captures.apply(p.requires_grad_(), [x.detach()])  # type: ignore[no-untyped-call]
+    with pytest.raises(LayoutMismatchError, match="Expected a gradient or value for 61 nodes"):
+        Local.apply(x).sum().backward()  # type: ignore[no-untyped-call]
+    with pytest.raises(
+        RuntimeError, match=r"TooFewBackward returned an incorrect number of gradients \(expected 2, got 1\)"
+    ):
+        TooFew.apply(x, torch.ones(6, dtype=torch.float64)).sum().backward()  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_what_a_function_sees(workers: Pools, world_size: int) -> None:
+    workers(world_size).run(see)
