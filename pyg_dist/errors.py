@@ -7,7 +7,10 @@ room and imports nothing; :mod:`pyg_dist.backend.session.session` sets the rank 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+
+# How many different values an error spells out: the line must stay readable when each of 512 ranks has its own.
+_MAX_VALUES = 4
 
 _suffix = ""
 _where: Callable[[], str] = str
@@ -199,3 +202,11 @@ def describe_ranks(ranks: list[int]) -> str:
     runs = [[rank for _, rank in run] for _, run in itertools.groupby(enumerate(ranks), lambda pair: pair[1] - pair[0])]
     text = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {text}"
+
+
+def describe_values(ranks_by_value: Mapping[str, list[int]]) -> str:
+    """Describe who has what, "2.10.0 on ranks 0-2, 2.13.0 on rank 3"; long lists are cut."""
+    shown = [f"{value} on {describe_ranks(ranks)}" for value, ranks in ranks_by_value.items()]
+    if len(shown) > _MAX_VALUES:
+        shown[_MAX_VALUES:] = [f"{len(shown) - _MAX_VALUES} other values elsewhere"]
+    return ", ".join(shown)

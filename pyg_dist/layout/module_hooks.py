@@ -16,12 +16,15 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch_geometric.nn import MessagePassing
 
-from pyg_dist.backend import out_of_memory
+from pyg_dist.backend import backward_pass
 from pyg_dist.backend.autograd import broadcast
 from pyg_dist.backend.comm.group import world_group
+from pyg_dist.backend.comm.replicas import noted
 from pyg_dist.errors import UnsupportedError, set_locator
+from pyg_dist.layout import training_state
 from pyg_dist.layout.edges import Edges
 from pyg_dist.tensor.layer_names import remember_model, running_layer
 from pyg_dist.tensor.row_tensor import RowTensor
@@ -41,13 +44,18 @@ def install() -> None:
 def _add_hook() -> None:
     if not _hooks:
         _hooks.append(nn.modules.module.register_module_forward_pre_hook(_before_forward))
-        out_of_memory.watch_backward(True)
+        _hooks.append(register_optimizer_step_pre_hook(_before_step))
+        backward_pass.watch(True)
 
 
 def _remove_hook() -> None:
     while _hooks:
         _hooks.pop().remove()
-        out_of_memory.watch_backward(False)
+    backward_pass.watch(False)
+
+
+def _before_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    training_state.note_step(optimizer)
 
 
 def _before_forward(module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -56,6 +64,8 @@ def _before_forward(module: nn.Module, args: tuple[Any, ...]) -> None:
             raise UnsupportedError(_no_compile(module))
         return
     if module in _settled:
+        if noted.is_on and _is_called_by_script() and (_is_distributed(args) or _is_distributed(_keyword_arguments())):
+            training_state.note_model(module)
         return
     if not (_is_distributed(args) or _is_distributed(_keyword_arguments())):
         return
@@ -67,7 +77,21 @@ def _before_forward(module: nn.Module, args: tuple[Any, ...]) -> None:
             f"pyg_dist.distribute(model), or use the plain Data"
         )
     remember_model(module)
+    if noted.is_on:  # compared at once: models whose shapes differ would be broadcast by different calls
+        training_state.note_model(module)
+        world_group().meet("model")
     broadcast_parameters(module)
+
+
+def _is_called_by_script() -> bool:
+    """Whether the module that the hook runs before is no part of another one whose forward runs."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_filename == _CALLS:
+        frame = frame.f_back
+    return frame.f_code.co_name != "forward"
+
+
+_CALLS = nn.Module._call_impl.__code__.co_filename
 
 
 def _keyword_arguments() -> tuple[Any, ...]:

@@ -17,6 +17,8 @@ Function = Callable[..., Any]
 Handler = Callable[[Function, tuple[Any, ...], dict[str, Any]], Any]
 
 TABLE: dict[Function, Handler] = {}
+ARITHMETIC: set[Function] = set()
+"""Functions whose integers are values, such as factors."""
 # PyG replaces torch.index_select and torch.select by wrappers: these namespaces hold the originals.
 _BELOW = (torch._C._VariableFunctions, torch._C._nn)
 NAMESPACES = (torch, Tensor, torch.nn.functional, torch.special, torch.linalg, *_BELOW)

@@ -14,15 +14,26 @@ from __future__ import annotations
 import sys
 from typing import Any, NoReturn, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
 from pyg_dist.backend import out_of_memory
+from pyg_dist.backend.comm.replicas import noted
 from pyg_dist.backend.comm.transport import Pending
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, UnsupportedError
 from pyg_dist.tensor.constructor_calls import is_constructor_call
-from pyg_dist.tensor.registry import TABLE, Function, Handler, assigns_result, changes_values, public_name, writes
+from pyg_dist.tensor.registry import (
+    ARITHMETIC,
+    TABLE,
+    Function,
+    Handler,
+    assigns_result,
+    changes_values,
+    public_name,
+    writes,
+)
 from pyg_dist.tensor.selection import Selection, elements_of, rows_by_mask, rows_by_places
 from pyg_dist.tensor.sharding import Kind, RowSharding
 
@@ -195,11 +206,27 @@ class RowTensor(Tensor):
             _refuse_copy(func, args[0])
         elif kwargs:
             _refuse_copy(func, kwargs.get("out"))
+        if noted.is_on:
+            note_numbers(func, args, kwargs)
         try:
             return handler(func, args, kwargs or {})
         except (RuntimeError, MemoryError) as error:
             out_of_memory.explain(error)
             raise
+
+
+def note_numbers(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+    """Note the numbers that a function computes rows with, which every rank must give alike."""
+    if len(args) > 1 or kwargs:
+        kinds = _NUMBERS if function in ARITHMETIC else _FLOATS
+        given = [a for a in ((*args, *kwargs.values()) if kwargs else args) if type(a) in kinds]
+        if given:
+            noted.numbers(tuple(given))
+
+
+# Other functions' integers are dimensions and sizes.
+_FLOATS = frozenset((float, np.float64, np.float32))
+_NUMBERS = _FLOATS | {int, bool, np.int64, np.int32}
 
 
 def _refuse_copy(function: Function, written: Any) -> None:

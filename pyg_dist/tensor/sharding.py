@@ -24,6 +24,7 @@ from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.redistribution import Redistribution
 from pyg_dist.backend.dense.norm_relu_dropout import SplitRows
 from pyg_dist.backend.on_device import on_device
+from pyg_dist.backend.pickling import OfThisRun
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import AgreementError
 
@@ -82,7 +83,7 @@ class KnownSelections:
     elements: WeakValueDictionary[int, RowSharding] = field(default_factory=WeakValueDictionary)
 
 
-class RowSharding:
+class RowSharding(OfThisRun):
     """A distribution of ``size`` rows over the ranks of an axis: every row lives on one rank.
 
     Its own tensors are on the host, wherever tensors of such rows are (:func:`~pyg_dist.backend.on_device.on_device`).
@@ -208,7 +209,7 @@ class RowSharding:
     def meet(self, tensor: Tensor) -> None:
         """Note a plain tensor that a script has given (:mod:`pyg_dist.backend.comm.replicas`)."""
         if self.group.size > 1:
-            replicas.meet(tensor)
+            replicas.noted.tensor(tensor)
 
     def reduce_from_ranks(self, tensor: Tensor) -> Tensor:
         """See :func:`~pyg_dist.backend.autograd.replicated.reduce_from_ranks` (collective)."""

@@ -18,7 +18,7 @@ from workers import Workers
 
 import pyg_dist
 from pyg_dist.backend.comm import group as groups
-from pyg_dist.backend.comm import replicas
+from pyg_dist.backend.comm import noted, replicas
 from pyg_dist.conv import DistributedGCNConv as GCNConv
 from pyg_dist.errors import AgreementError
 
@@ -233,7 +233,7 @@ def test_what_counts_as_rounding() -> None:
 
     def is_rounding(other: object, dtype: torch.dtype = torch.float32, size: int = 5) -> bool:
         samples = [(dtype, (size,), x), (dtype, (size,), np.asarray(other, x.dtype))]
-        return replicas._differ_by_rounding(samples)
+        return noted.differ_by_rounding(samples)
 
     assert is_rounding(x * (1 + 1e-5))
     assert is_rounding([1, -3, np.nan, np.inf, -0.0])
@@ -244,7 +244,7 @@ def test_what_counts_as_rounding() -> None:
     assert not is_rounding([1, -3, np.nan, -np.inf, 0])
     assert not is_rounding([1, -3, np.nan, np.inf])
     whole = np.array([1, 2])
-    assert not replicas._differ_by_rounding([(torch.int64, (2,), whole), (torch.int64, (2,), whole + 1)])
+    assert not noted.differ_by_rounding([(torch.int64, (2,), whole), (torch.int64, (2,), whole + 1)])
 
 
 def messages_of_a_step() -> tuple[int, int]:
@@ -270,12 +270,12 @@ def test_digests_tell_values_shapes_and_dtypes_apart() -> None:
         x, x.t(), x.view(3, 2), x.double(), x.int(), x.bfloat16(), x.half(), x > 1, x[:, :2], x[:, :1].expand(2, 3),
         x + 1e-6, x.to(torch.complex64), x.to(torch.float8_e5m2), x[0, 0], x[:0],
     ]  # fmt: skip
-    digests = [replicas._digest(tensor)[0] for tensor in apart]
+    digests = [noted.digest_of(tensor)[0] for tensor in apart]
     assert len({*digests}) == len(digests)
-    assert digests == [replicas._digest(tensor.clone())[0] for tensor in apart]
+    assert digests == [noted.digest_of(tensor.clone())[0] for tensor in apart]
     conjugate = torch.randn(3, dtype=torch.complex64).conj()
-    assert replicas._digest(conjugate)[0] == replicas._digest(conjugate.resolve_conj())[0]
+    assert noted.digest_of(conjugate)[0] == noted.digest_of(conjugate.resolve_conj())[0]
     large = torch.zeros(100_000)
     changed = large.clone()
     changed[77_777] = 1
-    assert replicas._digest(large)[0] != replicas._digest(changed)[0]
+    assert noted.digest_of(large)[0] != noted.digest_of(changed)[0]

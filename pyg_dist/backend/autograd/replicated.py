@@ -26,6 +26,7 @@ from pyg_dist.backend.autograd import broadcast
 from pyg_dist.backend.autograd.gradient_bucket import LeafGradient
 from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.comm.group import Group, world_group
+from pyg_dist.backend.comm.replicas import noted
 from pyg_dist.backend.comm.transport import Pending
 from pyg_dist.errors import UnsupportedError
 
@@ -57,13 +58,22 @@ class SumOverRanks:
     total: Callable[[Tensor], Tensor]
 
     @property
-    def transposed(self) -> CopyToRanks:
+    def transposed(self) -> GradientOfSum:
         """Each rank's summand has the gradient of the sum."""
-        return CopyToRanks(self.total)
+        return GradientOfSum(self.total)
 
     def start(self, x: Tensor) -> Pending[Tensor]:
         """The collective runs when it is waited for."""
         return Pending(lambda: self.total(x))
+
+
+class GradientOfSum(CopyToRanks):
+    """The same in a backward pass, which so depends on rows of all ranks."""
+
+    def start(self, x: Tensor) -> Pending[Tensor]:
+        """Nothing is sent."""
+        noted.has_summed = True
+        return super().start(x)
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,6 +19,7 @@ from pyg_dist.backend.comm import replicas
 from pyg_dist.backend.comm.calls import Calls, here
 from pyg_dist.backend.comm.connection import InCall
 from pyg_dist.backend.comm.tagged import TaggedMessages
+from pyg_dist.backend.pickling import OfThisRun
 from pyg_dist.backend.timing import phase
 from pyg_dist.errors import LaunchError
 
@@ -53,7 +54,7 @@ class _Closed:
         )
 
 
-class Group:
+class Group(OfThisRun):
     """The ranks among which rows are distinct; every method is collective unless it says otherwise.
 
     Args:
@@ -76,6 +77,7 @@ class Group:
             self.calls = here.sequence(tuple(dist.get_process_group_ranks(process_group)), name)
             if "cpu:gloo" in str(dist.get_backend_config(process_group)):
                 self._messages = TaggedMessages(process_group)
+                replicas.noted.is_on |= self.size > 1
 
     def __repr__(self) -> str:
         return f"Axis(rank={self.rank}, size={self.size})"
@@ -128,11 +130,11 @@ class Group:
     def _compared(self, messages: TaggedMessages, wire: Tensor, op: str, tag: int) -> Tensor:
         """A small sum. Before it is returned, the plain tensors that the ranks have met are compared."""
         with InCall(self.calls):
-            total, are_equal = messages.all_reduce_with(wire, replicas.digest(), op, tag)
+            total, are_equal = messages.all_reduce_with(wire, replicas.noted.digest(), op, tag)
         if not are_equal:
             replicas.compare(self)
         elif self.size == world_group().size:
-            replicas.agree()
+            replicas.noted.agree()
         return total
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -222,7 +224,8 @@ def close_groups() -> None:
     _axes.clear()
     _world.clear()
     here.sequences.clear()
-    replicas.restart()
+    replicas.noted.is_on = False
+    replicas.noted.restart()
     staging.restart()
 
 

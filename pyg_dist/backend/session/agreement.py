@@ -21,14 +21,11 @@ from torch import Tensor
 from pyg_dist.backend import out_of_memory
 from pyg_dist.backend.comm.connection import InCall
 from pyg_dist.backend.session import world
-from pyg_dist.errors import AgreementError, RankFailedError, describe_ranks
+from pyg_dist.errors import AgreementError, RankFailedError, describe_values
 
 # poll() counts milliseconds in 32 bits, which ends at 24 days. Short waits in a loop are no choice: each one that runs
 # out makes torch log two warnings.
 LONGEST_WAIT = timedelta(days=20)
-
-# How many different values an error spells out: the line must stay readable when each of 512 ranks has its own.
-_MAX_VALUES = 4
 
 # Room for any message made for people; torch appends C++ stacks to some of its own.
 _MAX_CHARACTERS = 1000
@@ -48,7 +45,7 @@ def require_equal(what: Mapping[str, str], remedy: str) -> None:
     """
     found = differences(what)
     if found:
-        described = ", ".join(f"{name} (got {_describe(ranks)})" for name, ranks in found.items())
+        described = ", ".join(f"{name} (got {describe_values(ranks)})" for name, ranks in found.items())
         raise AgreementError(f"Expected the same on every rank: {described}; {remedy}")
 
 
@@ -174,11 +171,3 @@ def _bytes_of(tensor: Tensor) -> Tensor:
     """View a contiguous tensor of any dtype as uint8."""
     flat = tensor.reshape(-1)
     return flat.view(torch.uint8) if flat.numel() else flat.new_empty(0, dtype=torch.uint8)  # empty: any strides
-
-
-def _describe(ranks_by_value: Mapping[str, list[int]]) -> str:
-    """Describe who has what, "2.10.0 on ranks 0-2, 2.13.0 on rank 3"; long lists are cut."""
-    shown = [f"{value} on {describe_ranks(ranks)}" for value, ranks in ranks_by_value.items()]
-    if len(shown) > _MAX_VALUES:
-        shown[_MAX_VALUES:] = [f"{len(shown) - _MAX_VALUES} other values elsewhere"]
-    return ", ".join(shown)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 
+from pyg_dist.backend.comm.replicas import noted
 from pyg_dist.backend.comm.transport import Pending
 from pyg_dist.errors import MixedRowsError
 from pyg_dist.layout.grid.residuals import LayerInput, note_layer_input, start_redistribution
@@ -44,6 +45,7 @@ from pyg_dist.tensor.row_tensor import (
     RowTensor,
     as_row_tensor_,
     local_tensors,
+    note_numbers,
     takes_out,
     version_of,
 )
@@ -80,6 +82,8 @@ class TileTensor(NodeTensor):
         handler = TILES.get(func)
         if kwargs.get("out") is not None and not (handler and takes_out(handler, kwargs["out"])):
             raise MixedRowsError(f"{public_name(func)} of row tensors does not take 'out': assign the result")
+        if noted.is_on:
+            note_numbers(func, args, kwargs)
         if handler is not None:
             if not args and "input" in kwargs:
                 args = (kwargs["input"],)

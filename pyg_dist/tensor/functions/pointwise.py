@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyg_dist.backend.dense import large_tensors
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
-from pyg_dist.tensor.registry import NAMESPACES, Function, implements, public_name, register
+from pyg_dist.tensor.registry import ARITHMETIC, NAMESPACES, Function, functions, implements, public_name, register
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, like_rows, local_tensors
 from pyg_dist.tensor.sharding import RowSharding
 
@@ -165,12 +165,16 @@ def _register_all() -> None:
     names = {*UNARY.split(), *BROADCASTING.split()}
     register(pointwise, *names, "__invert__", "__neg__", "__pos__", "__abs__")
     register(pointwise, "broadcast_tensors", namespaces=(torch,))
+    ARITHMETIC.update(functions(*names, "dropout"))
     known = {name for namespace in NAMESPACES for name in dir(namespace)}
-    register(pointwise_, *(n + "_" for n in names if n + "_" in known), "zero_", "copy_", "requires_grad_", "detach_")
+    in_place = {n + "_" for n in names if n + "_" in known}
+    ARITHMETIC.update(functions(*in_place))
+    register(pointwise_, *in_place, "zero_", "copy_", "requires_grad_", "detach_")
     for name in OPERATORS.split():
         for form, handler in (("__{}__", pointwise), ("__r{}__", pointwise), ("__i{}__", pointwise_)):
             if hasattr(Tensor, form.format(name)):
                 register(handler, form.format(name))
+                ARITHMETIC.update(functions(form.format(name)))
 
 
 _register_all()
