@@ -15,6 +15,7 @@ from torch_geometric.data import Data
 from pyg_dist.backend import out_of_memory
 from pyg_dist.backend.comm.transport import Traffic
 from pyg_dist.backend.ops.memory import release_free_memory
+from pyg_dist.backend.pickling import OfThisRun
 from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import digest, one_line, raise_together, require_equal
 from pyg_dist.backend.session.steps import set_up, step
@@ -40,7 +41,7 @@ _plans: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 """Those of the data that live, by ``id``: they say what training takes."""
 
 
-class DistributedData(Data):  # type: ignore[misc]
+class DistributedData(OfThisRun, Data):  # type: ignore[misc]
     """A graph spread over all ranks that a script uses like the ``Data`` it was made from. Collective.
 
     ``data.x``, ``data.y``, masks and every other attribute with a row per node are

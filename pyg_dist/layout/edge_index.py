@@ -288,11 +288,6 @@ class DistributedEdgeIndex(EdgeHandle):
 
     __dlpack__ = __dlpack_device__
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise MixedRowsError(
-            "A DistributedEdgeIndex cannot be pickled: it belongs to this run; save the input graph instead"
-        )
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)

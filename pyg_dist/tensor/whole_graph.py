@@ -8,10 +8,12 @@ from __future__ import annotations
 import sys
 from types import FrameType
 
+from pyg_dist.backend.pickling import OfThisRun
+
 _GOT = "expects a whole graph (got a DistributedData, of which each rank holds a part)"
 
 
-class EdgeHandle:
+class EdgeHandle(OfThisRun):
     """Base of what stands for edges that lie on several ranks."""
 
 

@@ -14,10 +14,12 @@ import sys
 import tempfile
 from collections import deque
 from types import FrameType
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 from zlib import crc32
 
 import torch
+
+from pyg_dist.errors import LaunchError
 
 _TAG_BITS = 0x7FFFFFFF
 """gloo's point-to-point messages have tags of 31 bits."""
@@ -185,3 +187,20 @@ class Standing:
 
 
 here = Standing()
+
+
+def _refuse_in_child() -> None:
+    if here.sequences:
+        Calls.next = _refused  # type: ignore[assignment,method-assign]
+
+
+def _refused(calls: Calls, *_: object, **__: object) -> NoReturn:
+    raise LaunchError(
+        "Expected calls of all ranks in the processes that have joined the run (got one in a process that a rank has "
+        "forked, such as a loader's worker): load with num_workers=0, or give workers plain tensors, .full_tensor()"
+    )
+
+
+# A forked process shares its parent's connections, and has none of the threads that serve them.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_refuse_in_child)

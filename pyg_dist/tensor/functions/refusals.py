@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+from pyg_dist.backend.pickling import refuse
 from pyg_dist.errors import MixedRowsError
 from pyg_dist.tensor.registry import Function, implements
 
 
 @implements("__reduce_ex__")
-def pickle(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
-    """A file would hold the rows of one rank only."""
-    raise MixedRowsError(
-        f"A {type(args[0]).__name__} cannot be pickled or copied by copy.copy: each rank holds some of its rows; "
-        f"save .full_tensor(), or use copy.deepcopy"
+def pickle(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A file, or another process, would have the rows of one rank only."""
+    return refuse(
+        MixedRowsError(
+            f"A {type(args[0]).__name__} cannot be pickled, sent to another process or copied by copy.copy: each rank "
+            f"holds some of its rows; save or send .full_tensor(), load with num_workers=0, or use copy.deepcopy"
+        )
     )
 
 

@@ -80,9 +80,9 @@ REFUSED: list[Refusal] = [
     (lambda t: t.x + t.full * 1j, UnsupportedError, "keep the real and the imaginary part as two tensors"),
     (lambda t: distribute(t.full * 1j, node_rows()), UnsupportedError, "Expected real rows (got torch.complex128)"),
     # Files and other libraries.
-    (lambda t: pickle.dumps(t.x), MixedRowsError, "cannot be pickled or copied by copy.copy: each rank holds some"),
-    (lambda t: torch.save({"x": t.x}, io.BytesIO()), MixedRowsError, "save .full_tensor(), or use copy.deepcopy"),
-    (lambda t: copy.copy(t.x), MixedRowsError, "cannot be pickled or copied by copy.copy"),
+    (lambda t: pickle.dumps(t.x), MixedRowsError, "copied by copy.copy: each rank holds some"),
+    (lambda t: torch.save({"x": t.x}, io.BytesIO()), MixedRowsError, "load with num_workers=0, or use copy.deepcopy"),
+    (lambda t: copy.copy(t.x), MixedRowsError, "cannot be pickled, sent to another process or copied"),
     (lambda t: torch.from_dlpack(t.x), MixedRowsError, "A NodeTensor cannot be exported: use .full_tensor()"),
     (lambda t: np.from_dlpack(t.x), MixedRowsError, "A NodeTensor cannot be exported: use .full_tensor()"),
     (lambda t: t.x.__dlpack__(), MixedRowsError, "A NodeTensor cannot be exported"),
