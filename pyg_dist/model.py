@@ -14,7 +14,6 @@ from torch_geometric.nn import (
     GraphNorm,
     GraphUNet,
     InstanceNorm,
-    MetaLayer,
     PANPooling,
     SAGPooling,
     TopKPooling,
@@ -25,15 +24,19 @@ from torch_geometric.nn.models.rev_gnn import InvertibleModule
 from pyg_dist.conv.any_conv import convs_of, distributed_class_of
 from pyg_dist.errors import OptionError, UnsupportedError
 from pyg_dist.nn.graph_norms import DistributedGraphNorm, DistributedInstanceNorm
+from pyg_dist.tensor.functions.batch_norm import DistributedSyncBatchNorm
 
 M = TypeVar("M", bound=nn.Module)
 
-_NORMS: dict[type, type] = {GraphNorm: DistributedGraphNorm, InstanceNorm: DistributedInstanceNorm}
+_NORMS: dict[type, type] = {
+    GraphNorm: DistributedGraphNorm,
+    InstanceNorm: DistributedInstanceNorm,
+    nn.SyncBatchNorm: DistributedSyncBatchNorm,
+}
 _POOLS = (ASAPooling, ClusterPooling, EdgePooling, GraphUNet, PANPooling, SAGPooling, TopKPooling)
 _REFUSED: dict[type, str] = {
     AttentiveFP: "adds nodes that stand for graphs, and edges to them",
     GPSConv: "attends from each node to all nodes",
-    MetaLayer: "indexes by the numbers in edge_index",
     WLConv: "sorts all edges",
     **dict.fromkeys(_POOLS, "chooses nodes among all, and makes another graph of them"),
 }

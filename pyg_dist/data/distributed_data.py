@@ -56,8 +56,8 @@ class DistributedData(OfThisRun, Data):  # type: ignore[misc]
     and no reference to the input.
 
     Args:
-        data: homogeneous ``Data`` with ``edge_index`` (tensor or ``EdgeIndex``) or a sparse ``adj_t``; directed or
-            not; self loops, duplicate edges and isolated nodes are allowed.
+        data: homogeneous ``Data``, or a ``Batch`` of several, with ``edge_index`` (tensor or ``EdgeIndex``) or a sparse
+            ``adj_t``; directed or not; self loops, duplicate edges and isolated nodes are allowed.
         layout: ``"halo"``: rows by part; ``"grid"``: tiles of rows and columns on a mesh, without a partition;
             ``"auto"``: the cheaper one by the constants of ``python -m pyg_dist bench``, printed with the reasons.
         partition: ``"metis"``; ``"metis-cut"``: few cut edges, as papers use METIS; ``"hypergraph"``: fewer rows to
@@ -97,7 +97,7 @@ class DistributedData(OfThisRun, Data):  # type: ignore[misc]
         AgreementError: The ranks were given different graphs, options or package versions; or a plan that was made for
             another graph, exchange, number of bits or of ranks.
         OptionError: An option is not one of the values above.
-        UnsupportedError: A heterogeneous graph, a batch, or an option whose feature does not exist yet.
+        UnsupportedError: A heterogeneous graph, or an option whose feature does not exist yet.
 
     Example:
         >>> data = DistributedData(KarateClub()[0])
@@ -261,6 +261,15 @@ class DistributedData(OfThisRun, Data):  # type: ignore[misc]
     def num_edges(self) -> int:
         """Edges of the whole graph."""
         return self.graph.edge_sharding.size  # type: ignore[no-any-return]
+
+    @property
+    def num_graphs(self) -> int:
+        """Of a ``Batch``: how many graphs it is made of."""
+        if "ptr" not in self._store:
+            raise AttributeError("A DistributedData has 'num_graphs' where it is made from a Batch (got one graph)")
+        return len(self.ptr) - 1
+
+    batch_size = num_graphs
 
     @property
     def traffic(self) -> Traffic:

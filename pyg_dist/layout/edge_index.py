@@ -203,6 +203,22 @@ class DistributedEdgeIndex(EdgeHandle):
         assert turned is not None
         return turned
 
+    def tolist(self) -> Any:
+        """All edges, as :meth:`full_tensor` (collective)."""
+        return self.full_tensor().tolist()
+
+    def numpy(self) -> Any:
+        """All edges, as :meth:`full_tensor` (collective)."""
+        return self.full_tensor().numpy(force=True)
+
+    def max(self) -> Tensor:
+        """The largest id of an edge's end (collective)."""
+        return self.full_tensor().max()
+
+    def min(self) -> Tensor:
+        """The smallest id of an edge's end (collective)."""
+        return self.full_tensor().min()
+
     def flip(self, *given: Any, dims: Any = None) -> DistributedEdgeIndex:
         """Like ``Tensor.flip`` along dimension 0; see :attr:`reversed`."""
         along = given[0] if len(given) == 1 else given or dims
@@ -276,6 +292,12 @@ class DistributedEdgeIndex(EdgeHandle):
             f"{what} needs all edges, and each rank holds only its own: apply it to the graph before DistributedData"
             + ("" if self._sparse else ", or to edge_index.full_tensor(), all edges, which convs take as well")
         )
+
+    def _refuse_operator(self, *args: Any) -> NoReturn:
+        self._refuse("Arithmetic or comparison with edge_index")
+
+    __lt__ = __le__ = __gt__ = __ge__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse_operator
+    __mod__ = __floordiv__ = __truediv__ = __neg__ = __invert__ = __and__ = __or__ = _refuse_operator
 
     def __len__(self) -> int:
         return self.shape[0]

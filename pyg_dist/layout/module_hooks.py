@@ -26,6 +26,7 @@ from pyg_dist.backend.comm.replicas import noted
 from pyg_dist.errors import UnsupportedError, set_locator
 from pyg_dist.layout import training_state
 from pyg_dist.layout.edges import Edges
+from pyg_dist.tensor.functions.batch_norm import DistributedSyncBatchNorm
 from pyg_dist.tensor.layer_names import remember_model, running_layer
 from pyg_dist.tensor.row_tensor import RowTensor
 from pyg_dist.tensor.sharding import living
@@ -128,6 +129,13 @@ def broadcast_parameters(module: nn.Module) -> None:
     """Broadcast the parameters and buffers of ``module`` and of its parts from rank 0, once (collective)."""
     tensors = []
     for part in module.modules():
+        if type(part) is nn.SyncBatchNorm:
+            if part is module:  # whose own forward is under way
+                raise UnsupportedError(
+                    "SyncBatchNorm got distributed rows, and its own code asks for a GPU: call "
+                    "pyg_dist.distribute(norm), or use BatchNorm1d, which has the statistics of all ranks' rows"
+                )
+            part.__class__ = DistributedSyncBatchNorm
         if part not in _settled:
             tensors += [*part.parameters(recurse=False), *part.buffers(recurse=False)]
         if not (_is_stock_conv(part) or _is_compiled(part)):  # those are looked at, and refused, when they are called

@@ -22,6 +22,7 @@ from pyg_dist.tensor.whole_graph import function_that_needs_all_edges, of_whole_
 T = TypeVar("T")
 
 _UNLESS_TENSOR = ("coalesce", "sort_edge_index", "spmm")  # these end in `raise NotImplementedError`, or in a ValueError
+_TAKE_NUMBER = ("add_self_loops", "add_remaining_self_loops")  # these work where they are told the number of nodes
 _ADJ_T = (
     "torch_geometric.utils.spmm expects a sparse tensor (got edges of a DistributedData, of which each rank holds a "
     "part): write adj_t @ x, its sum"
@@ -39,8 +40,10 @@ def answer(class_: T, frame: FrameType) -> T:
     asker = frame.f_back if frame.f_code is torch.is_tensor.__code__ and frame.f_back else frame
     module = str(asker.f_globals.get("__name__"))
     if module.startswith("torch_geometric.") and asker.f_code.co_name == "maybe_num_nodes":
+        takes_number = asker.f_back is not None and asker.f_back.f_code.co_name in _TAKE_NUMBER
         raise UnsupportedError(
             of_whole_graphs()
+            or ("" if takes_number else function_that_needs_all_edges(asker))
             or "Expected the number of nodes beside the edge_index of a DistributedData, whose largest number no rank "
             "knows: pass num_nodes=data.num_nodes, or apply it to the input, before DistributedData"
         )

@@ -1,20 +1,12 @@
-"""Norms over a graph whose code in PyG looks at all rows at once; PyG's other norms work as they are."""
+"""Norms whose code in PyG or torch looks at all rows at once; PyG's other norms work as they are."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import GraphNorm, InstanceNorm
 
-from pyg_dist.errors import UnsupportedError
 from pyg_dist.tensor import RowTensor
-
-
-def _require_one_graph(name: str, batch: Any) -> None:
-    if batch is not None:
-        raise UnsupportedError(f"{name} of distributed rows normalises one graph (got 'batch'): leave 'batch' out")
 
 
 class DistributedGraphNorm(GraphNorm):  # type: ignore[misc]
@@ -28,10 +20,8 @@ class DistributedGraphNorm(GraphNorm):  # type: ignore[misc]
     Constructor, parameters and ``state_dict`` are the stock norm's. Collective on distributed rows.
 
     Shapes:
-        - x: ``[N, F]``, one graph; output the same
-
-    Raises:
-        UnsupportedError: Distributed rows with ``batch``.
+        - x: ``[N, F]``; output the same
+        - batch: ``[N]``, the graph of each node; None: one graph
 
     Example:
         >>> norm = DistributedGraphNorm(34)
@@ -41,9 +31,8 @@ class DistributedGraphNorm(GraphNorm):  # type: ignore[misc]
 
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
         """See the class."""
-        if not isinstance(x, RowTensor):
+        if batch is not None or not isinstance(x, RowTensor):
             return super().forward(x, batch, batch_size)  # type: ignore[no-any-return]
-        _require_one_graph("GraphNorm", batch)
         out = x - x.mean(0, keepdim=True) * self.mean_scale
         std = (out.pow(2).mean(0, keepdim=True) + self.eps).sqrt()
         return self.weight * out / std + self.bias  # type: ignore[no-any-return]
@@ -60,10 +49,8 @@ class DistributedInstanceNorm(InstanceNorm):  # type: ignore[misc]
     parameters and ``state_dict`` are the stock norm's. Collective on distributed rows.
 
     Shapes:
-        - x: ``[N, F]``, one graph; output the same
-
-    Raises:
-        UnsupportedError: Distributed rows with ``batch``.
+        - x: ``[N, F]``; output the same
+        - batch: ``[N]``, the graph of each node; None: one graph
 
     Example:
         >>> norm = DistributedInstanceNorm(34)
@@ -73,9 +60,8 @@ class DistributedInstanceNorm(InstanceNorm):  # type: ignore[misc]
 
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
         """See the class."""
-        if not isinstance(x, RowTensor):
+        if batch is not None or not isinstance(x, RowTensor):
             return super().forward(x, batch, batch_size)  # type: ignore[no-any-return]
-        _require_one_graph("InstanceNorm", batch)
         # Of one graph it is batch norm, which counts its batches on the way and uses them where it tracks them.
         of_batch = self.training or not self.track_running_stats
         statistics = (self.running_mean, self.running_var, self.weight, self.bias)

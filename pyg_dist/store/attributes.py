@@ -121,7 +121,7 @@ def belongs_to(name: str, value: Tensor, num_nodes: int, num_edges: int) -> Lite
             f"Expected '{name}' to have {', or '.join(allowed.values())} (got shape {list(value.shape)}): "
             f"rebuild it for this graph"
         )
-    if "index" in name:
+    if "index" in name or name == "ptr":  # of a batch: where its graphs begin
         return None
     if size == num_edges and ("edge" in name or num_edges != num_nodes):
         return "edge"

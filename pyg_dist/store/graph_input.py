@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Data, Dataset, HeteroData, TemporalData
 from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
@@ -85,14 +85,12 @@ def read_graph(data: Data, allow_nan: bool, warn: bool, is_strict: bool = True) 
 
     Raises:
         DataError: Something in the graph is wrong; the message names it.
-        UnsupportedError: A heterogeneous graph, a batch of graphs, or a sparse feature matrix.
+        UnsupportedError: A heterogeneous graph, or a sparse feature matrix.
     """
-    if isinstance(data, Batch):
-        raise UnsupportedError("Expected one graph (got a Batch): give each graph its own DistributedData")
     if not isinstance(data, Data):
         raise UnsupportedError(
-            f"Expected a homogeneous torch_geometric.data.Data (got {type(data).__name__}): "
-            f"convert it first, e.g. HeteroData.to_homogeneous()"
+            f"Expected a homogeneous torch_geometric.data.Data, or a Batch of them (got {type(data).__name__}): "
+            f"{_way_to_data(data)}"
         )
     if getattr(data, "is_distributed", False):
         raise UnsupportedError("Expected a graph of one process (got one that is distributed already): use it as it is")
@@ -106,6 +104,21 @@ def read_graph(data: Data, allow_nan: bool, warn: bool, is_strict: bool = True) 
     if not allow_nan and warn:
         _warn_of_nan(graph)
     return graph
+
+
+def _way_to_data(given: Any) -> str:
+    """How a ``Data`` is made of what was given."""
+    if isinstance(given, HeteroData):
+        return "convert it first, HeteroData.to_homogeneous()"
+    if isinstance(given, TemporalData):
+        return "make its events edges, Data(edge_index=torch.stack([data.src, data.dst]), t=data.t, edge_attr=data.msg)"
+    if isinstance(given, Dataset):
+        return "give it one graph, dataset[0], or several, Batch.from_data_list(list(dataset))"
+    if isinstance(given, Mapping):
+        return "make it one, Data.from_dict(data)"
+    if isinstance(given, (list, tuple)):
+        return "join graphs, Batch.from_data_list(graphs), or make tensors one, Data(x=x, edge_index=edge_index)"
+    return "make a graph, Data(x=x, edge_index=edge_index)"
 
 
 def _edges(data: Data) -> tuple[Tensor, str, LoopRule, Tensor | None]:

@@ -168,6 +168,11 @@ class RowTensor(Tensor):
             f"Iterating over a {type(self).__name__} would need one collective per row: use .full_tensor() or .tolist()"
         )
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if not torch._C._is_torch_function_enabled():  # hooks of autograd that save tensors: of this rank, for it
+            return self.as_subclass(Tensor).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+        return super().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
     def set_(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refused: torch asks nobody before it gives a tensor another memory."""
         raise MixedRowsError(

@@ -252,6 +252,7 @@ def mistakes(world_size: int) -> dict[str, str]:
         "data groups": wrap(layout="auto", mesh={"data": world_size}),
         "hetero": message_of(lambda: DistributedData(HeteroData())),
         "batch": message_of(lambda: DistributedData(Batch.from_data_list([graph, graph]))),
+        "list": message_of(lambda: DistributedData([graph, graph])),
         "no error": message_of(lambda: DistributedData(graph)),
     }
 
@@ -284,7 +285,8 @@ EXPECTED = {
     "parts of the grid": "OptionError: Expected no partition with layout='grid'",
     "data groups": "OptionError: Expected a mesh without data groups with layout='auto'",
     "hetero": "UnsupportedError: Expected a homogeneous",
-    "batch": "UnsupportedError: Expected one graph (got a Batch)",
+    "batch": "no error",
+    "list": "UnsupportedError: Expected a homogeneous torch_geometric.data.Data, or a Batch of them (got list): join",
     "no error": "no error",
 }
 

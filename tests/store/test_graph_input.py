@@ -51,8 +51,8 @@ def test_wrong_input(attributes: dict[str, Any], message: str) -> None:
 def test_what_is_not_one_homogeneous_graph() -> None:
     with pytest.raises(UnsupportedError, match="homogeneous"):
         read_graph(HeteroData(), True, warn=False)
-    with pytest.raises(UnsupportedError, match="Batch"):
-        read_graph(Batch.from_data_list([Data(**graph())]), True, warn=False)
+    with pytest.raises(UnsupportedError, match="homogeneous"):
+        read_graph(Batch.from_data_list([HeteroData()]), True, warn=False)
     with pytest.raises(UnsupportedError, match="dense"):
         read(**graph(x=torch.eye(3).to_sparse()))
 

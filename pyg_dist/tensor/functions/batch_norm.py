@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from pyg_dist.backend.autograd.replicated import copy_to_ranks
 from pyg_dist.errors import DataError, MixedRowsError
@@ -69,3 +69,26 @@ def _normalise(
     if bias is not None:
         out = out + rows.copy_to_ranks(bias).view(shape)
     return out.to(x.dtype)
+
+
+class DistributedSyncBatchNorm(nn.SyncBatchNorm):
+    """torch's :class:`~torch.nn.SyncBatchNorm`, whose own code asks for a GPU (exact).
+
+    On distributed rows it is batch norm, which has the statistics of all ranks' rows; else it is the stock norm.
+    Collective on distributed rows.
+
+    Shapes:
+        - x: ``[N, F]`` or ``[N, F, ...]``; output the same
+
+    Example:
+        >>> norm = pyg_dist.distribute(torch.nn.SyncBatchNorm(34))
+        >>> tuple(norm(data.x).shape)
+        (34, 34)
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """See the class."""
+        if not isinstance(input, RowTensor):
+            return super().forward(input)
+        self._check_input_dim(input)
+        return nn.modules.batchnorm._BatchNorm.forward(self, input)

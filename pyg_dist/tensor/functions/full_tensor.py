@@ -18,6 +18,7 @@ from pyg_dist.tensor.row_tensor import RowTensor, local_tensors, on_rows
 @implements(
     "tolist", "item", "numpy", "__array__", "__array_wrap__", "__bool__", "__int__", "__float__", "__index__",
     "__contains__", "unique", "unique_consecutive", "bincount", "histc",
+    "_convert_indices_from_coo_to_csr",
 )  # fmt: skip
 def on_full_tensor(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Apply the function to all rows, in the original order."""
