@@ -12,8 +12,11 @@ import scipy.sparse  # noqa: F401
 import templates
 
 import pyg_dist.conv
-import pyg_dist.data
+import pyg_dist.data.grid_data
+import pyg_dist.data.saved_graph
+import pyg_dist.data.stored_graph
 import pyg_dist.nn
+import pyg_dist.plan.auto
 import pyg_dist.report.profile  # noqa: F401
 
 templates.keep()

@@ -1,9 +1,12 @@
-"""The shape of the package: no circles of imports, and nobody asks which layout a graph has."""
+"""The shape of the package: no circles of imports, a short import, and nobody asks which layout a graph has."""
 
 from __future__ import annotations
 
 import ast
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -90,3 +93,44 @@ def test_no_circle_of_imports() -> None:
         for module in apart:
             del remaining[module]
     assert sorted(remaining) == []
+
+
+LOADED_LATER = (
+    "matplotlib",
+    "mpi4py",
+    "networkx",
+    "pandas",
+    "pyarrow",
+    "pymetis",
+    "safetensors",
+    "scipy",
+    "pyg_dist.backend.grid",
+    "pyg_dist.cli",
+    "pyg_dist.data.stored_graph",
+    "pyg_dist.layout.grid",
+    "pyg_dist.plan.auto",
+    "pyg_dist.plan.grid",
+    "pyg_dist.plan.simulate",
+    "pyg_dist.report.page",
+    "pyg_dist.store.folder",
+    "pyg_dist.store.sources",
+)
+"""What some scripts need, of other packages and of this one: the first call that needs it loads it."""
+
+
+def test_a_plain_import_loads_what_every_script_needs() -> None:
+    code = """if True:
+        import inspect, json, sys
+        import torch_geometric
+        before, files = set(sys.modules), len(inspect.modulesbyfile)
+        import pyg_dist
+        reachable = [hasattr(pyg_dist, name) for name in ("conv", "nn")]
+        print(json.dumps([sorted(set(sys.modules) - before), len(inspect.modulesbyfile) - files, reachable]))
+    """
+    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    loaded, files_looked_up, reachable = json.loads(run.stdout)
+    assert [name for name in loaded if f"{name}.".startswith(tuple(f"{later}." for later in LOADED_LATER))] == []
+    assert "pyg_dist.layout.halo.graph" in loaded
+    assert all(reachable)
+    # torch.library.register_fake looks up the files of all modules, which takes as long as all else.
+    assert files_looked_up == 0

@@ -23,7 +23,6 @@ from pyg_dist.data.batch import add_learning, chosen_nodes, induced, ready
 from pyg_dist.data.layout_choice import lay_out
 from pyg_dist.data.options import GridOptions, HaloOptions, Options
 from pyg_dist.data.storage import DistributedStorage
-from pyg_dist.data.stored_graph import open_store
 from pyg_dist.errors import MixedRowsError, PygDistError, UnsupportedError
 from pyg_dist.layout import module_hooks
 from pyg_dist.layout.edge_index import DistributedEdgeIndex
@@ -243,6 +242,8 @@ class DistributedData(OfThisRun, Data):  # type: ignore[misc]
             >>> tuple(DistributedData.open("store").x.shape)
             (34, 34)
         """
+        from pyg_dist.data.stored_graph import open_store  # only who has a store loads what reads one
+
         session.init()
         module_hooks.install()
         with set_up(f"DistributedData.open({str(path)!r})", num_steps=1), step("read this rank's part"):

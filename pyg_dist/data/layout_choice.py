@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import astuple, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,18 +14,18 @@ from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import on_main
 from pyg_dist.backend.session.steps import step
-from pyg_dist.data.grid_data import candidates, on_grid
 from pyg_dist.data.halo_data import node_parts, on_halo
 from pyg_dist.data.machine import common_machine
 from pyg_dist.data.options import GridOptions, Options
 from pyg_dist.layout.graph import DistributedGraph
 from pyg_dist.plan import Plan
-from pyg_dist.plan.auto import HaloCandidate, halo_candidates, reasons
-from pyg_dist.plan.grid.plan import GridPlan
 from pyg_dist.plan.halo.remote_edges import EXCHANGES
 from pyg_dist.plan.machine import Machine
 from pyg_dist.plan.model import Model, Price
 from pyg_dist.store.graph_input import GraphInput
+
+if TYPE_CHECKING:
+    from pyg_dist.plan.grid.plan import GridPlan
 
 
 def model_of(graph_input: GraphInput, options: Options) -> Model:
@@ -56,6 +57,8 @@ def lay_out(graph_input: GraphInput, options: Options, identity: str) -> tuple[D
     if options.layout == "halo" and parts is not None:
         with step("lay out (halo)"):
             return on_halo(graph_input, options, parts, groups)
+    from pyg_dist.data.grid_data import on_grid  # loaded where a grid may be the layout
+
     features = graph_input.node_attributes.get("x")
     is_on_gpu = features is not None and features.is_cuda
     priced, machine = model_of(graph_input, options), common_machine("cuda" if is_on_gpu else "cpu")
@@ -69,6 +72,9 @@ def lay_out(graph_input: GraphInput, options: Options, identity: str) -> tuple[D
 
 def choose_layout(graph_input: GraphInput, options: Options, parts: Tensor, model: Model, machine: Machine) -> Options:
     """The options with the cheapest layout in the place of "auto"; rank 0 prints why (collective)."""
+    from pyg_dist.data.grid_data import candidates
+    from pyg_dist.plan.auto import HaloCandidate, halo_candidates, reasons
+
     num_ranks = world_group().size
 
     def price() -> Tensor:

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from pyg_dist.errors import UnsupportedError
 from pyg_dist.layout.graph import DistributedGraph, NodeSharding
-from pyg_dist.layout.grid.graph import GridGraph
-from pyg_dist.layout.grid.sharding import GridNodes
 from pyg_dist.layout.halo.graph import HaloGraph
 from pyg_dist.layout.halo.sharding import HaloNodes
 from pyg_dist.partition.edge_list import check_ends
@@ -46,9 +44,12 @@ def graph_over(edge_index: Tensor, nodes: NodeSharding, loop_rule: LoopRule) -> 
             "graph before the batch is taken"
         )
     check_ends(edge_index, nodes.size, "edge_index")
-    if isinstance(nodes, GridNodes):
+    if not isinstance(nodes, HaloNodes):
+        from pyg_dist.layout.grid.graph import GridGraph  # loaded where the nodes lie on a grid
+        from pyg_dist.layout.grid.sharding import GridNodes
+
+        assert isinstance(nodes, GridNodes)
         return GridGraph.of(nodes.grid, edge_index, loop_rule, ListedEdges)
-    assert isinstance(nodes, HaloNodes)
     group = nodes.group
     share = halo_share(edge_index, nodes.parts(), group.rank, group.size, nodes.exchange, nodes.global_id)
     messages = sum(group.gather_counts(sum(count > 0 for count in share.sum_transfer.send_counts)))

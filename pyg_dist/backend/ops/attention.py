@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-import torch
 from torch import Tensor
 
-from pyg_dist.backend.ops.call import as_rows, call, factor_of, native, signed, sum_dtype
+from pyg_dist.backend.ops.call import as_rows, call, factor_of, meta_kernel, native, signed, sum_dtype
 
 MAX_HEADS = 2048
 """Of the kernels: the dropout words of an edge lie in one batch (``csrc/kernels/cpu/attention.h``)."""
@@ -179,7 +178,7 @@ def _arguments(
     return rowptr, col, edge, value, key, query, edge_attr, weight, att, keys, *numbers
 
 
-@torch.library.register_fake("pyg_dist::attention_csr")
+@meta_kernel("attention_csr")
 def _(
     rowptr: Tensor,
     col: Tensor,
@@ -206,7 +205,7 @@ def _(
     return value.new_empty(num_rows, value.shape[1]), z, lse
 
 
-@torch.library.register_fake("pyg_dist::attention_csr_by_target")
+@meta_kernel("attention_csr_by_target")
 def _(
     rowptr: Tensor,
     col: Tensor,
@@ -240,7 +239,7 @@ def _(
     )
 
 
-@torch.library.register_fake("pyg_dist::attention_csr_by_source")
+@meta_kernel("attention_csr_by_source")
 def _(
     rowptr: Tensor,
     col: Tensor,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,8 +15,27 @@ from pyg_dist.errors import DataError, UnsupportedError
 
 native = torch.ops.pyg_dist
 
+_meta = torch.library.Library("pyg_dist", "IMPL", "Meta")  # type: ignore[no-untyped-call]
+
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 """The dtypes of rows that the kernels know."""
+
+Kernel = TypeVar("Kernel", bound=Callable[..., object])
+
+
+def meta_kernel(*names: str) -> Callable[[Kernel], Kernel]:
+    """The shapes and dtypes of an op's outputs, for FakeTensor and the device ``meta``: registers it for these ops.
+
+    ``torch.library.register_fake`` would look through the files of all loaded modules to know who calls it, as long at
+    the import as all other modules of the package take.
+    """
+
+    def register(kernel: Kernel) -> Kernel:
+        for name in names:
+            _meta.impl(name, kernel)  # type: ignore[no-untyped-call]
+        return kernel
+
+    return register
 
 
 def call(op: Any, *args: Any) -> Any:

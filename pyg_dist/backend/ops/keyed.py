@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.ops.call import as_rows, call, like_rows, native, signed
+from pyg_dist.backend.ops.call import as_rows, call, like_rows, meta_kernel, native, signed
 
 
 def keyed_dropout(x: Tensor, key: Tensor, p: float, seed: int, column_offset: int = 0) -> Tensor:
@@ -132,18 +132,17 @@ def mix(word: int) -> int:
     return word ^ (word >> 31)
 
 
-@torch.library.register_fake("pyg_dist::keyed_dropout")
+@meta_kernel("keyed_dropout")
 def _(x: Tensor, key: Tensor, p: float, seed: int, column_offset: int) -> Tensor:
     return torch.empty_like(x)
 
 
-@torch.library.register_fake("pyg_dist::keyed_uniform")
-@torch.library.register_fake("pyg_dist::keyed_normal")
+@meta_kernel("keyed_uniform", "keyed_normal")
 def _(key: Tensor, num_columns: int, seed: int, column_offset: int, dtype: torch.dtype) -> Tensor:
     return key.new_empty(key.shape[0], num_columns, dtype=dtype)
 
 
-@torch.library.register_fake("pyg_dist::keyed_permutation")
+@meta_kernel("keyed_permutation")
 def _(place: Tensor, size: int, seed: int) -> Tensor:
     return torch.empty_like(place)
 

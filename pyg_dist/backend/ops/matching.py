@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from pyg_dist.backend.ops.call import call, native
+from pyg_dist.backend.ops.call import call, meta_kernel, native
 
 
 def bipartite_matching(rowptr: Tensor, col: Tensor, num_cols: int) -> Tensor:
@@ -33,6 +32,6 @@ def bipartite_matching(rowptr: Tensor, col: Tensor, num_cols: int) -> Tensor:
     return call(native.bipartite_matching.default, rowptr.contiguous(), col.contiguous(), num_cols)  # type: ignore[no-any-return]
 
 
-@torch.library.register_fake("pyg_dist::bipartite_matching")
+@meta_kernel("bipartite_matching")
 def _(rowptr: Tensor, col: Tensor, num_cols: int) -> Tensor:
     return col.new_empty(rowptr.shape[0] - 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.ops.call import call, native
+from pyg_dist.backend.ops.call import call, meta_kernel, native
 
 
 def restrict_csr(
@@ -94,27 +94,11 @@ def find_sorted(sorted: Tensor, value: Tensor) -> Tensor:
     return call(native.find_sorted.default, sorted.contiguous(), value.contiguous())  # type: ignore[no-any-return]
 
 
-@torch.library.register_fake("pyg_dist::restrict_csr")
-def _(
-    rowptr: Tensor, col: Tensor, row: Tensor, column: Tensor, num_cols: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    num_kept = torch.library.get_ctx().new_dynamic_size()
-    entries = [like.new_empty(num_kept) for like in (col, rowptr, col, rowptr)]
-    return (
-        rowptr.new_empty(row.shape[0] + 1),
-        entries[0],
-        entries[1],
-        rowptr.new_empty(column.shape[0] + 1),
-        entries[2],
-        entries[3],
-    )
-
-
-@torch.library.register_fake("pyg_dist::find_sorted")
+@meta_kernel("find_sorted")
 def _(sorted: Tensor, value: Tensor) -> Tensor:
     return torch.empty_like(value)
 
 
-@torch.library.register_fake("pyg_dist::transpose_csr")
+@meta_kernel("transpose_csr")
 def _(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tensor, Tensor]:
     return rowptr.new_empty(num_cols + 1), torch.empty_like(col), rowptr.new_empty(col.shape[0])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.late_errors import watch
-from pyg_dist.backend.ops.call import as_rows, call, factor_of, native, signed, sum_dtype, written_rows
+from pyg_dist.backend.ops.call import as_rows, call, factor_of, meta_kernel, native, signed, sum_dtype, written_rows
 from pyg_dist.backend.ops.row_format import packed_row_bytes
 from pyg_dist.errors import NotFiniteError
 
@@ -136,7 +136,7 @@ def dequantize_csr_add(
     return out
 
 
-@torch.library.register_fake("pyg_dist::quantize_csr_into")
+@meta_kernel("quantize_csr_into")
 def _(
     packed: Tensor,
     bad_row: Tensor,
@@ -152,7 +152,7 @@ def _(
     return None
 
 
-@torch.library.register_fake("pyg_dist::dequantize_csr_add")
+@meta_kernel("dequantize_csr_add")
 def _(
     out: Tensor,
     rowptr: Tensor,

@@ -7,7 +7,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.ops.call import as_rows, call, factor_of, like_rows, native, signed, sum_dtype, written_rows
+from pyg_dist.backend.ops.call import (
+    as_rows,
+    call,
+    factor_of,
+    like_rows,
+    meta_kernel,
+    native,
+    signed,
+    sum_dtype,
+    written_rows,
+)
 
 
 def empty_rows(like: Tensor, num_rows: int, num_columns: int) -> Tensor:
@@ -261,37 +271,37 @@ def row_norm_grad_(by_n: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, by_row: 
     return by_n
 
 
-@torch.library.register_fake("pyg_dist::empty_rows")
+@meta_kernel("empty_rows")
 def _(like: Tensor, num_rows: int, num_columns: int) -> Tensor:
     return like.new_empty(num_rows, num_columns)
 
 
-@torch.library.register_fake("pyg_dist::gather_rows")
+@meta_kernel("gather_rows")
 def _(x: Tensor, index: Tensor) -> Tensor:
     return x.new_empty(index.shape[0], x.shape[1])
 
 
-@torch.library.register_fake("pyg_dist::gather_rows_into")
+@meta_kernel("gather_rows_into")
 def _(out: Tensor, x: Tensor, index: Tensor) -> None:
     return None
 
 
-@torch.library.register_fake("pyg_dist::scatter_add_rows")
+@meta_kernel("scatter_add_rows")
 def _(out: Tensor, index: Tensor, rows: Tensor) -> None:
     return None
 
 
-@torch.library.register_fake("pyg_dist::relu")
+@meta_kernel("relu")
 def _(x: Tensor, keeps_mask: bool) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), x.new_empty((x.numel() + 7) // 8 if keeps_mask else 0, dtype=torch.uint8)
 
 
-@torch.library.register_fake("pyg_dist::relu_grad")
+@meta_kernel("relu_grad")
 def _(grad: Tensor, passed: Tensor) -> Tensor:
     return torch.empty_like(grad)
 
 
-@torch.library.register_fake("pyg_dist::norm_relu_dropout")
+@meta_kernel("norm_relu_dropout")
 def _(
     x: Tensor,
     weight: Tensor | None,
@@ -308,7 +318,7 @@ def _(
     return torch.empty_like(x), mean, rstd
 
 
-@torch.library.register_fake("pyg_dist::norm_relu_dropout_grad")
+@meta_kernel("norm_relu_dropout_grad")
 def _(
     grad: Tensor,
     x: Tensor,
@@ -329,13 +339,13 @@ def _(
     return torch.empty_like(x), sums, x.new_empty(x.shape[0] if is_part else 0, 2, dtype=sum_dtype(x))
 
 
-@torch.library.register_fake("pyg_dist::row_moments")
+@meta_kernel("row_moments")
 def _(x: Tensor, norm: int) -> tuple[Tensor, Tensor]:
     mean, square = (x.new_empty(x.shape[0] if given else 0, dtype=sum_dtype(x)) for given in (norm == 1, norm != 0))
     return mean, square
 
 
-@torch.library.register_fake("pyg_dist::norm_relu_dropout_of")
+@meta_kernel("norm_relu_dropout_of")
 def _(
     x: Tensor,
     mean: Tensor,
@@ -352,6 +362,6 @@ def _(
     return torch.empty_like(x)
 
 
-@torch.library.register_fake("pyg_dist::row_norm_grad_")
+@meta_kernel("row_norm_grad_")
 def _(by_n: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, by_row: Tensor, norm: int) -> None:
     return None

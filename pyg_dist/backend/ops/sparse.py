@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.ops.call import as_rows, call, factor_of, like_rows, native, sum_dtype, written_rows
+from pyg_dist.backend.ops.call import as_rows, call, factor_of, like_rows, meta_kernel, native, sum_dtype, written_rows
 
 SpmmForm = Literal["plain", "blocks"]
 _FORM_NUMBER: dict[SpmmForm | None, int] = {None: 0, "plain": 1, "blocks": 2}  # csrc/kernels/spmm_csr.h
@@ -199,13 +199,13 @@ def extreme_csr_grad(rowptr: Tensor, col: Tensor, x: Tensor, y: Tensor, shares: 
     return call(native.extreme_csr_grad.default, rowptr, col, as_rows(x), y, shares)  # type: ignore[no-any-return]
 
 
-@torch.library.register_fake("pyg_dist::csr_from_edges")
+@meta_kernel("csr_from_edges")
 def _(row: Tensor, col: Tensor, edge: Tensor | None, num_rows: int, num_cols: int) -> tuple[Tensor, Tensor, Tensor]:
     number = edge if edge is not None else col.to(torch.int32)
     return row.new_empty(num_rows + 1, dtype=torch.int64), torch.empty_like(col, dtype=torch.int32), number.clone()
 
 
-@torch.library.register_fake("pyg_dist::spmm_csr")
+@meta_kernel("spmm_csr")
 def _(
     rowptr: Tensor,
     col: Tensor,
@@ -220,8 +220,7 @@ def _(
     return x.new_empty(rowptr.shape[0] - 1, x.shape[1])
 
 
-@torch.library.register_fake("pyg_dist::spmm_csr_into")
-@torch.library.register_fake("pyg_dist::spmm_csr_add")
+@meta_kernel("spmm_csr_into", "spmm_csr_add")
 def _(
     out: Tensor,
     rowptr: Tensor,
@@ -237,21 +236,21 @@ def _(
     return None
 
 
-@torch.library.register_fake("pyg_dist::sddmm_csr")
+@meta_kernel("sddmm_csr")
 def _(rowptr: Tensor, col: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return a.new_empty(col.shape[0], dtype=sum_dtype(a))
 
 
-@torch.library.register_fake("pyg_dist::extreme_csr")
+@meta_kernel("extreme_csr")
 def _(rowptr: Tensor, col: Tensor, x: Tensor, largest: bool) -> Tensor:
     return x.new_empty(rowptr.shape[0] - 1, x.shape[1])
 
 
-@torch.library.register_fake("pyg_dist::extreme_csr_shares")
+@meta_kernel("extreme_csr_shares")
 def _(rowptr: Tensor, col: Tensor, x: Tensor, y: Tensor, grad: Tensor) -> Tensor:
     return torch.empty_like(y, dtype=sum_dtype(x))
 
 
-@torch.library.register_fake("pyg_dist::extreme_csr_grad")
+@meta_kernel("extreme_csr_grad")
 def _(rowptr: Tensor, col: Tensor, x: Tensor, y: Tensor, shares: Tensor) -> Tensor:
     return x.new_empty(x.shape)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import scipy.sparse
 from torch import Tensor
 
 from pyg_dist.partition.node_work import node_work
@@ -47,6 +46,8 @@ def build_graph_model(edge_index: Tensor, num_nodes: int, train_mask: Tensor | N
 
 
 def _symmetric_csr(source: Array, target: Array, num_nodes: int) -> tuple[Array, Array]:
+    from scipy import sparse
+
     index_dtype = np.int32 if max(num_nodes, 2 * source.size) <= np.iinfo(np.int32).max else np.int64
     is_link = source != target
     # Each array goes as soon as the next one stands: this is where rank 0 holds most.
@@ -54,7 +55,7 @@ def _symmetric_csr(source: Array, target: Array, num_nodes: int) -> tuple[Array,
     del is_link
     # Booleans: a duplicate is or-ed away, where small integers could wrap around to zero.
     shape = (num_nodes, num_nodes)
-    one_way = scipy.sparse.coo_array((np.ones(source.size, dtype=bool), (source, target)), shape=shape).tocsr()
+    one_way = sparse.coo_array((np.ones(source.size, dtype=bool), (source, target)), shape=shape).tocsr()
     del source, target
     adjacency = one_way + one_way.T.tocsr()
     del one_way

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import scipy.sparse
 from torch import Tensor
 
 from pyg_dist.partition.node_work import node_work
@@ -53,11 +52,13 @@ def nets_of(owner: Array, pin: Array, num_nodes: int) -> tuple[Array, Array]:
     Shapes:
         - **input:** owner, pin: ``[E]`` integers, duplicates and equal ends allowed
     """
+    from scipy import sparse
+
     nodes = np.arange(num_nodes)
     # Booleans: a duplicate is or-ed away, where small integers could wrap around to zero.
     rows, columns = np.concatenate([owner, nodes]), np.concatenate([pin, nodes])
     shape = (num_nodes, num_nodes)
-    nets = scipy.sparse.coo_array((np.ones(rows.size, dtype=bool), (rows, columns)), shape=shape).tocsr()
+    nets = sparse.coo_array((np.ones(rows.size, dtype=bool), (rows, columns)), shape=shape).tocsr()
     nets = nets[np.diff(nets.indptr) > 1]
     nets.sort_indices()
     return nets.indptr, nets.indices

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
 from pyg_dist.backend.ops.row_format import row_bytes
@@ -272,6 +270,8 @@ class Plan(DistributionPlan):
         Example:
             >>> data.plan.save("karate.plan")
         """
+        from safetensors.torch import save
+
         if self.parts is None:
             raise DataError("Expected a plan with its parts, which rank 0 has: save it there, under is_main()")
         content = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("parts", "sizes")}
@@ -305,6 +305,8 @@ class Plan(DistributionPlan):
             >>> again.plan.hash == data.plan.hash
             True
         """
+        import safetensors
+
         try:
             with safetensors.safe_open(path, "pt") as file:
                 content, parts = json.loads(file.metadata()["plan"]), file.get_tensor("parts")

@@ -9,9 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy.sparse
 import torch
-from scipy.sparse.csgraph import breadth_first_order
 from torch import Tensor
 
 from pyg_dist.backend import ops
@@ -95,6 +93,9 @@ def _matching(row: Array, col: Array, num_rows: int, num_cols: int) -> Array:
 
 def _reached(start: Array, end: Array, is_root: Array) -> Array:
     """Which vertices can be reached from the roots along the directed edges start -> end (end < 0: no edge)."""
+    from scipy import sparse
+    from scipy.sparse.csgraph import breadth_first_order  # at the import of pyg_dist it would be a third of its time
+
     size, leads = is_root.size, end >= 0
     rowptr, col = _grouped(start[leads], end[leads], size, size)
     begin, finish = rowptr.to(torch.int32).numpy(), col.numpy()
@@ -103,7 +104,7 @@ def _reached(start: Array, end: Array, is_root: Array) -> Array:
     # One more vertex, with an edge to every root, makes it one search.
     finish = np.concatenate([finish, np.flatnonzero(is_root).astype(np.int32)])
     begin = np.append(begin, np.int32(finish.size))
-    graph = scipy.sparse.csr_array((np.ones(finish.size), finish, begin), shape=(size + 1, size + 1))
+    graph = sparse.csr_array((np.ones(finish.size), finish, begin), shape=(size + 1, size + 1))
     reached = np.zeros(size + 1, dtype=bool)
     reached[breadth_first_order(graph, size, return_predecessors=False)] = True
     return reached[:size]
