@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from pyg_dist.backend.ops import library
 from pyg_dist.backend.ops.memory import has_pool
-from pyg_dist.backend.session.settings import SETTINGS
+from pyg_dist.backend.session.settings import SETTINGS, SPMM_FORM
 from pyg_dist.plan.text import fold
 from pyg_dist.report.stored_plan import check_store
 
@@ -56,6 +56,7 @@ def examine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "system": f"{platform.system()} {platform.machine()}",
         "last_cache_mib": library.last_cache_bytes() >> 20,
+        "product_form": SPMM_FORM.value(),
         "bf16_matrix_units": _BF16_UNITS in cpu_flags,
         "matmul_precision": str(torch.backends.mkldnn.matmul.fp32_precision),  # type: ignore[attr-defined]
         "huge_pages": _huge_pages(),
@@ -146,6 +147,7 @@ def describe(facts: Mapping[str, Any]) -> str:
         f"gpus         {_describe_gpus(facts)}",
         f"threads      {facts['threads']} on {facts['cores']} cores, {facts['system']}",
         f"cache        {_cache(facts)}",
+        f"products     {_products(facts)}",
         f"dense        {_precision(facts)}",
         f"huge pages   {facts['huge_pages']}",
         f"versions     Python {facts['python']}, {versions}, built with torch {facts['built_for_torch']}",
@@ -178,6 +180,12 @@ def _run(args: argparse.Namespace) -> None:
 def _cache(facts: Mapping[str, Any]) -> str:
     size = facts["last_cache_mib"]
     return f"{size} MiB at the third level" if size else "of unknown size at the third level"
+
+
+def _products(facts: Mapping[str, Any]) -> str:
+    if facts["product_form"] is not None:
+        return f"large sparse ones go {facts['product_form']}, because PYG_DIST_SPMM_FORM says so"
+    return "the first large sparse ones are timed in each form; PYG_DIST_LOG=debug and profile() say which was faster"
 
 
 def _precision(facts: Mapping[str, Any]) -> str:

@@ -18,11 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pyg_dist.backend import timing
 from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.session import session
+from pyg_dist.backend.sparse.csr import timed_forms
 from pyg_dist.backend.timing import OUTSIDE, PHASES, Recorder, Span, phase
 from pyg_dist.errors import OptionError
 from pyg_dist.plan.plot import Bars, draw
 from pyg_dist.plan.text import aligned
-from pyg_dist.report.page import write_page
 
 _aten = torch.ops.aten
 _DENSE = {_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm, _aten.linear}
@@ -39,6 +39,8 @@ class Profile:
         hidden_seconds: seconds that the prefetching thread has worked on mini-batches, by rank. Waiting for it is the
             phase ``sampling``.
         peak_bytes: the largest memory of each process so far, by rank; 0 where the system does not say.
+        product_forms: for each rank the forms of large sparse products that it has timed so far, a line each: the one
+            that is taken, and the times that chose it.
 
     Example:
         >>> with pyg_dist.profile() as profiled:
@@ -54,6 +56,7 @@ class Profile:
         self.sent_bytes: list[int] = []
         self.hidden_seconds: list[float] = []
         self.peak_bytes: list[int] = []
+        self.product_forms: list[list[str]] = []
 
     def __str__(self) -> str:
         """A summary over the ranks: ``print(profile)``; :meth:`describe` has a line per rank."""
@@ -97,6 +100,7 @@ class Profile:
                     "sent_bytes": self.sent_bytes[rank],
                     "hidden_seconds": self.hidden_seconds[rank],
                     "peak_bytes": self.peak_bytes[rank],
+                    "product_forms": self.product_forms[rank],
                     "layers": dict(zip(self.layers, self.table(rank), strict=True)),
                 }
                 for rank, seconds in enumerate(self.seconds)
@@ -116,7 +120,8 @@ class Profile:
             for layer in [*range(1, len(table)), OUTSIDE]:
                 add(str(rank), self.layers[layer], table[layer])
             add(str(rank), "all", {p: sum(row[p] for row in table) for p in PHASES})
-        return "\n".join(aligned(lines, left=(1,), elastic=1))
+        forms = [f"rank {rank}: product of {form}" for rank, known in enumerate(self.product_forms) for form in known]
+        return "\n".join([*aligned(lines, left=(1,), elastic=1), *forms])
 
     def export_chrome_trace(self, path: str | Path) -> None:
         """Write the spans of all ranks for chrome://tracing or Perfetto. Not collective: call it on one rank.
@@ -154,6 +159,8 @@ class Profile:
         Raises:
             MissingPackageError: matplotlib is not installed.
         """
+        from pyg_dist.report.page import write_page
+
         write_page(path, "profile", f"{self}\n\n{self.describe()}", [self.plot])
 
 
@@ -204,6 +211,7 @@ def profile(overlap: bool = True) -> Iterator[Profile]:
     of_ranks = world.gather_rows(numbers, [1] * world.size)
     result.seconds, result.hidden_seconds = (of_ranks[:, k].tolist() for k in (0, 3))
     result.sent_bytes, result.peak_bytes = (of_ranks[:, k].long().tolist() for k in (1, 2))
+    result.product_forms = [json.loads(forms) for forms in world.gather_bytes(json.dumps(timed_forms()).encode())]
     result.spans = [[Span(int(a), int(b), *rest) for a, b, *rest in rows.tolist()] for rows in gathered]
 
 

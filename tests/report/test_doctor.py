@@ -134,3 +134,9 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)
     assert found["instruction_set"] == library.isa()
     assert found["versions"]["torch"]
+
+
+def test_how_the_form_of_products_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "products     the first large sparse ones are timed in each form" in doctor.describe(doctor.examine())
+    monkeypatch.setenv("PYG_DIST_SPMM_FORM", "blocks")
+    assert "products     large sparse ones go blocks, because PYG_DIST_SPMM_FORM" in doctor.describe(doctor.examine())

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -59,6 +60,7 @@ def profiled(world_size: int, folder: str, overlap: bool) -> None:
     for a, b in zip(gradients, expected, strict=True):
         assert_same_bits(a, b)
 
+    assert found.product_forms == [[]] * world_size, "these products are too small for two forms"
     assert len(found.layers) == 3
     assert found.layers[1].startswith("1: SAGEConv(5, 40")
     assert len(found.seconds) == world_size
@@ -173,3 +175,19 @@ def alone() -> None:
 
 def test_on_one_rank(workers: Pools) -> None:
     workers(1).run(alone)
+
+
+def named_forms() -> None:
+    import pyg_dist
+
+    with (
+        patch("pyg_dist.report.profile.timed_forms", lambda: ["A by x: blocks, 32 ahead"]),
+        pyg_dist.profile() as found,
+    ):
+        pass
+    assert found.describe().splitlines()[-1] == "rank 0: product of A by x: blocks, 32 ahead"
+    assert found.to_dict()["ranks"][0]["product_forms"] == found.product_forms[0] == ["A by x: blocks, 32 ahead"]
+
+
+def test_forms_of_products_are_named(workers: Pools) -> None:
+    workers(1).run(named_forms)

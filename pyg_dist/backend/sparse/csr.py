@@ -255,11 +255,12 @@ class CSR:
         if fixed is not None:
             return None if guess is None else FormTrial([fixed], is_fixed=True)
         sizes = self.num_rows, self.num_cols, self.num_entries
+        product = f"{sizes[0]} x {sizes[1]}, {sizes[2]} entries, by {x[0].numel()} columns of {x.dtype}, guess {guess}"
         key = *(size.bit_length() for size in sizes), row_bytes, x.dtype, guess
         tried = _trials_by_size.setdefault(key, [])
         if len(tried) < _MOST_TRIALS:
             others: dict[Any, ops.SpmmForm] = {"plain": "blocks", "blocks": "plain"}
-            tried.append(FormTrial([guess] if guess is None else [guess, others[guess]]))
+            tried.append(FormTrial([guess] if guess is None else [guess, others[guess]], product=product))
         return tried[-1]
 
     @cached_property
@@ -323,6 +324,12 @@ _MOST_TRIALS = 4
 _trials_by_size: dict[Any, list[FormTrial]] = {}
 """By sizes in powers of two. Further patterns share the last trial: those of a batch, or of edges that a step draws,
 serve a few products only."""
+
+
+def timed_forms() -> list[str]:
+    """The forms of products that this process has timed, a line each with its times. Not collective."""
+    return [str(trial) for trials in _trials_by_size.values() for trial in trials if trial.is_over]
+
 
 _INT32_MAX = torch.iinfo(torch.int32).max
 

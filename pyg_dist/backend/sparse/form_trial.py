@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
@@ -9,6 +10,8 @@ from statistics import median
 from torch import Tensor
 
 from pyg_dist.backend.ops import SpmmForm, SpmmWay
+
+logger = logging.getLogger("pyg_dist")
 
 Product = Callable[[SpmmWay], Tensor]
 
@@ -34,9 +37,11 @@ class FormTrial:
     Args:
         forms: to choose from; the one to begin with first.
         is_fixed: whether the first one is taken without a trial.
+        product: what is multiplied, for the log.
     """
 
-    def __init__(self, forms: Sequence[SpmmForm | None], is_fixed: bool = False) -> None:
+    def __init__(self, forms: Sequence[SpmmForm | None], is_fixed: bool = False, product: str = "") -> None:
+        self._product, self._medians = product, dict[SpmmWay, float]()
         self._seconds: dict[SpmmWay, list[float]] = {SpmmWay(form): [] for form in forms}
         self._has_begun, self._compares_distances, self._is_over = False, False, is_fixed
         if len(forms) == 1 and not is_fixed:
@@ -46,6 +51,12 @@ class FormTrial:
     def is_over(self) -> bool:
         """Whether all samples have been taken."""
         return self._is_over
+
+    def __str__(self) -> str:
+        """The product, the way that is taken, and the median of each way that has been timed."""
+        times = ", ".join(f"{_words(way)} {1e9 * seconds:.2f}" for way, seconds in self._medians.items())
+        why = f"ns an entry: {times}" if times else "as set" if self._is_over else "guessed, not yet timed"
+        return f"{self._product}: {_words(self.best)} ({why})"
 
     @property
     def best(self) -> SpmmWay:
@@ -73,6 +84,7 @@ class FormTrial:
         if len(counts) > 1 or min(counts) < _FEWEST:
             return
         best = self.best
+        self._medians |= {way: median(taken) for way, taken in self._seconds.items()}
         limits = [(of, _CLOSE * of(self._seconds[best])) for of in (min, median)]
         close = {w: taken for w, taken in self._seconds.items() if any(of(taken) <= limit for of, limit in limits)}
         if len(close) > 1 and min(counts) < _MOST:
@@ -81,6 +93,7 @@ class FormTrial:
         self._seconds = {best: self._seconds[best]}
         if self._compares_distances:
             self._is_over = True
+            logger.debug("product of %s", self)
         else:
             self._compare_distances()
 
@@ -89,3 +102,7 @@ class FormTrial:
         (way,) = self._seconds
         self._seconds = {way: [], way._replace(prefetch_edges=_OTHER_PREFETCH_EDGES): []}
         self._compares_distances = True
+
+
+def _words(way: SpmmWay) -> str:
+    return f"{way.form or 'plain'}, {way.prefetch_edges} ahead"

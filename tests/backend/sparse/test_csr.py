@@ -214,7 +214,9 @@ def test_the_first_products_try_all_ways_and_the_fastest_one_stays(
     large: tuple[CSR, Tensor],
     timed: tuple[list[ops.SpmmWay], dict[ops.SpmmWay, float]],
     is_further_faster: bool,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level("DEBUG", "pyg_dist")
     pattern, x = large
     taken, seconds = timed
     plain, blocks, further = ops.SpmmWay("plain"), ops.SpmmWay("blocks"), ops.SpmmWay("blocks", 64)
@@ -230,6 +232,16 @@ def test_the_first_products_try_all_ways_and_the_fastest_one_stays(
     assert sorted(taken[3:9]) == [blocks] * 3 + [plain] * 3
     assert taken[9:15] == [blocks, further] * 3
     assert taken[15:] == [further if is_further_faster else blocks] * 2 == [pattern.form(x)] * 2
+    # What was chosen, and why: in the log, and for profile().
+    times = [1e9 * of / pattern.num_entries for of in (3.0, 2.0, seconds[further])]
+    (line,) = csr.timed_forms()
+    assert caplog.messages == [f"product of {line}"]
+    assert line.startswith(
+        f"2000 x 50000, 220000 entries, by 64 columns of torch.float32, guess {guess and guess.form}"
+    )
+    assert f": blocks, {64 if is_further_faster else 32} ahead (ns an entry: " in line
+    for way, nanoseconds in zip(("plain, 32", "blocks, 32", "blocks, 64"), times, strict=True):
+        assert f"{way} ahead {nanoseconds:.2f}" in line
     seconds |= {blocks: 4.0, ops.SpmmWay("plain", 64): 3.5}
     wide = torch.cat([x, x], 1)
     pattern.choose_form(wide)
