@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_dist.errors import DataError
-from pyg_dist.store.graph_input import read_graph
+from pyg_dist.store.graph_input import EDGE_INDEX, METADATA, read_graph
 
 
 def save_graph(data: Data, path: str | Path) -> None:
@@ -30,8 +30,7 @@ def save_graph(data: Data, path: str | Path) -> None:
         >>> pyg_dist.save_graph(KarateClub()[0], "karate.safetensors")
     """
     from pyg_dist.store.format import TensorSpec, as_storage, dtype_name
-    from pyg_dist.store.sources.saved_graph import EDGE_INDEX, METADATA
-    from pyg_dist.store.sources.source import is_plain
+    from pyg_dist.store.source import is_plain
     from pyg_dist.store.writer import ShardWriter, sync
 
     path = Path(path)

@@ -27,8 +27,8 @@ from pyg_dist.store.format import TensorSpec, as_torch
 from pyg_dist.store.halo_writer import Block, Choose, NodeParts, write_edges, write_nodes
 from pyg_dist.store.manifest import Manifest, Shard
 from pyg_dist.store.nan_count import NanCount
+from pyg_dist.store.source import NodeAttribute, SourceInfo
 from pyg_dist.store.sources import Source
-from pyg_dist.store.sources.source import NodeAttribute, SourceInfo
 from pyg_dist.store.spool import Spool, load_spool, save_spool, spool
 from pyg_dist.store.writer import ShardWriter, sync
 

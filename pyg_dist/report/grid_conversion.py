@@ -29,8 +29,8 @@ from pyg_dist.report.conversion import (
 from pyg_dist.store.folder import StoreFolder, explained_disk_errors, require_space
 from pyg_dist.store.grid_store import write_grid
 from pyg_dist.store.manifest import Manifest
+from pyg_dist.store.source import SourceInfo
 from pyg_dist.store.sources import Source
-from pyg_dist.store.sources.source import SourceInfo
 from pyg_dist.store.spool import Spool
 
 _CHUNK = 1 << 20

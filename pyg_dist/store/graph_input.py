@@ -19,6 +19,9 @@ from pyg_dist.store.attributes import GRAPH_KEYS, Attributes, num_nodes_of, sort
 from pyg_dist.store.manifest import ADJ_VALUES, LoopRule
 from pyg_dist.store.nan_count import NanCount
 
+METADATA, EDGE_INDEX = "pyg_dist graph", "edge_index"
+"""The entry of a safetensors file's header, and the tensor, by which ``save_graph`` writes a graph."""
+
 
 @dataclass
 class GraphInput:

@@ -23,7 +23,7 @@ from pyg_dist.store.manifest import Manifest, Shard
 from pyg_dist.store.reader import TensorFile
 from pyg_dist.store.records import Buckets, read_records, stable_order
 from pyg_dist.store.shard_reader import Column, ShardReader
-from pyg_dist.store.sources.source import NodeAttribute
+from pyg_dist.store.source import NodeAttribute
 from pyg_dist.store.spool import Spool, Tick
 from pyg_dist.store.writer import ShardWriter
 

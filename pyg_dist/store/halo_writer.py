@@ -19,7 +19,7 @@ from pyg_dist.store.folder import StoreFolder
 from pyg_dist.store.format import of_rows, storage_dtype
 from pyg_dist.store.manifest import Shard
 from pyg_dist.store.records import Buckets, read_records, records_limit, sorted_records, stable_order
-from pyg_dist.store.sources.source import NodeAttribute
+from pyg_dist.store.source import NodeAttribute
 from pyg_dist.store.spool import Spool, Tick
 from pyg_dist.store.writer import ShardWriter
 

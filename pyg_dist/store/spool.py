@@ -16,7 +16,7 @@ from pyg_dist.errors import DataError, OptionError
 from pyg_dist.store.format import as_torch, storage_dtype
 from pyg_dist.store.nan_count import NanCount
 from pyg_dist.store.records import Buckets, read_records, records_limit, sorted_records
-from pyg_dist.store.sources.source import EdgeAttribute, EdgeChunk, Source
+from pyg_dist.store.source import EdgeAttribute, EdgeChunk, Source
 from pyg_dist.store.writer import sync
 
 Array = np.ndarray[Any, Any]

@@ -17,8 +17,8 @@ from torch_geometric.data import Data
 
 from pyg_dist import save_graph
 from pyg_dist.errors import DataError, PygDistError
+from pyg_dist.store.source import Source
 from pyg_dist.store.sources import open_source
-from pyg_dist.store.sources.source import Source
 from pyg_dist.store.spool import spool
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pyg_dist.errors import DataError, OptionError
+from pyg_dist.store.source import Reading, Source
 from pyg_dist.store.sources.dimacs import Dimacs, is_dimacs
 from pyg_dist.store.sources.edge_array import ArrayEdges
 from pyg_dist.store.sources.edge_list import TextEdges
@@ -15,7 +16,6 @@ from pyg_dist.store.sources.ogb import OGB, is_ogb_folder
 from pyg_dist.store.sources.parquet import Parquet
 from pyg_dist.store.sources.rmat import PREFIX, RMat
 from pyg_dist.store.sources.saved_graph import SavedGraph
-from pyg_dist.store.sources.source import Reading, Source
 from pyg_dist.store.sources.text import first_lines, unpacked
 from pyg_dist.store.sources.torch_file import PROCESSED, TorchFile
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pyg_dist.errors import DataError
+from pyg_dist.store.source import EdgeChunk, Reading, Source, SourceInfo
 from pyg_dist.store.sources.columns import SOURCE, TARGET, WEIGHT
 from pyg_dist.store.sources.edge_list import EDGE_WEIGHT, edges_of
-from pyg_dist.store.sources.source import EdgeChunk, Reading, Source, SourceInfo
 from pyg_dist.store.sources.text import Rule, Table, first_lines
 
 _OTHERS = Rule(("",), re.compile(r"^[cpndvx](?:[ \t].*)?$", re.MULTILINE))

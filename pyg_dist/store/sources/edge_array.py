@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pyg_dist.errors import DataError
-from pyg_dist.store.sources.source import EdgeChunk, Reading, Source, SourceInfo, edge_place
+from pyg_dist.store.source import EdgeChunk, Reading, Source, SourceInfo, edge_place
 
 
 class ArrayEdges(Source):

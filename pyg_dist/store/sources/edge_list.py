@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from pyg_dist.errors import DataError, UnsupportedError
+from pyg_dist.store.source import EdgeAttribute, EdgeChunk, Reading, Source, SourceInfo
 from pyg_dist.store.sources.columns import SOURCE, TARGET, WEIGHT, given_roles, roles_of
-from pyg_dist.store.sources.source import EdgeAttribute, EdgeChunk, Reading, Source, SourceInfo
 from pyg_dist.store.sources.text import COMMENTS, QUOTES, Rows, Rule, Table, counted, first_lines
 
 Array = np.ndarray[Any, Any]

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pyg_dist.errors import DataError, UnsupportedError
+from pyg_dist.store.source import EdgeChunk, Reading, Source, SourceInfo
 from pyg_dist.store.sources.columns import SOURCE, TARGET, WEIGHT
 from pyg_dist.store.sources.edge_list import EDGE_WEIGHT, edges_of
-from pyg_dist.store.sources.source import EdgeChunk, Reading, Source, SourceInfo
 from pyg_dist.store.sources.text import COMMENTS, Table, first_lines
 
 BANNER = "%%matrixmarket"

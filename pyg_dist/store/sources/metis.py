@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from pyg_dist.errors import DataError
+from pyg_dist.store.source import EdgeChunk, Reading, Source, SourceInfo
 from pyg_dist.store.sources.edge_list import EDGE_WEIGHT
-from pyg_dist.store.sources.source import EdgeChunk, Reading, Source, SourceInfo
 from pyg_dist.store.sources.text import Rule, Table, first_lines
 
 _COMMENTS = Rule(("%",), re.compile(r"^%.*\n?", re.MULTILINE))

@@ -14,8 +14,7 @@ from torch_geometric.data import Data
 from pyg_dist.errors import DataError, PygDistError
 from pyg_dist.store.attributes import num_nodes_of, sort_attributes
 from pyg_dist.store.format import TensorSpec, dtype_name, torch_dtype
-from pyg_dist.store.sources.npz_member import Member, members
-from pyg_dist.store.sources.source import (
+from pyg_dist.store.source import (
     EdgeAttribute,
     EdgeChunk,
     NodeAttribute,
@@ -26,6 +25,7 @@ from pyg_dist.store.sources.source import (
     fixed_rows,
     storable,
 )
+from pyg_dist.store.sources.npz_member import Member, members
 
 Array = np.ndarray[Any, Any]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import zipfile
@@ -18,7 +19,7 @@ from pyg_dist.errors import DataError
 
 Array = np.ndarray[Any, Any]
 
-_SKIP_BYTES = 1 << 22
+_COPY_BYTES = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Member:
             return
         step = max(1, num_bytes // max(self.row_bytes, 1))
         with _reading(self.path), zipfile.ZipFile(self.path) as archive, _stream(archive, self.name) as (stream, *_):
-            _skip(stream, first * self.row_bytes)
+            stream.seek(first * self.row_bytes, os.SEEK_CUR)
             for low in range(first, self.shape[0], step):
                 yield self._read(stream, min(step, self.shape[0] - low))
 
@@ -67,7 +68,7 @@ class Member:
                 zipfile.ZipFile(self.path) as archive,
                 _stream(archive, self.name) as (stream, *_),
             ):
-                shutil.copyfileobj(stream, file, _SKIP_BYTES)
+                shutil.copyfileobj(stream, file, _COPY_BYTES)
             file.flush()
             step = max(1, num_bytes // max(self.row_bytes, 1))
             for low in range(first, self.shape[0], step):  # mapped anew for each piece: pages are let go
@@ -113,11 +114,6 @@ def _stream(archive: zipfile.ZipFile, name: str) -> Iterator[tuple[IO[bytes], tu
         version = np.lib.format.read_magic(stream)
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
         yield stream, *read(stream)
-
-
-def _skip(stream: IO[bytes], num_bytes: int) -> None:
-    while num_bytes > 0 and (got := len(stream.read(min(num_bytes, _SKIP_BYTES)))):
-        num_bytes -= got
 
 
 @contextmanager

@@ -15,9 +15,7 @@ import numpy as np
 
 from pyg_dist.errors import DataError, MissingPackageError, UnsupportedError
 from pyg_dist.store.format import dtype_name
-from pyg_dist.store.sources.npz import edge_columns
-from pyg_dist.store.sources.npz_member import Member, members
-from pyg_dist.store.sources.source import (
+from pyg_dist.store.source import (
     EdgeAttribute,
     EdgeChunk,
     NodeAttribute,
@@ -27,6 +25,8 @@ from pyg_dist.store.sources.source import (
     edge_place,
     fixed_rows,
 )
+from pyg_dist.store.sources.npz import edge_columns
+from pyg_dist.store.sources.npz_member import Member, members
 from pyg_dist.store.sources.text import first_lines, matrix, same_columns
 
 Array = np.ndarray[Any, Any]

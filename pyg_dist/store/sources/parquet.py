@@ -10,8 +10,8 @@ import numpy as np
 
 from pyg_dist.errors import DataError, MissingPackageError
 from pyg_dist.store.format import dtype_name
+from pyg_dist.store.source import EdgeAttribute, EdgeChunk, Reading, Source, SourceInfo, edge_place
 from pyg_dist.store.sources.columns import SOURCE, TARGET, WEIGHT, given_roles, roles_of
-from pyg_dist.store.sources.source import EdgeAttribute, EdgeChunk, Reading, Source, SourceInfo, edge_place
 
 _ASK = "say which is which, such as --columns source,target,weight (any other word leaves a column out)"
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pyg_dist.errors import OptionError
-from pyg_dist.store.sources.source import EdgeChunk, NodeAttribute, Reading, Source, SourceInfo
+from pyg_dist.store.source import EdgeChunk, NodeAttribute, Reading, Source, SourceInfo
 
 Array = np.ndarray[Any, Any]
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from pyg_dist.errors import DataError
+from pyg_dist.store.graph_input import EDGE_INDEX, METADATA
 from pyg_dist.store.reader import TensorFile
-from pyg_dist.store.sources.source import (
+from pyg_dist.store.source import (
     EdgeAttribute,
     EdgeChunk,
     NodeAttribute,
@@ -19,9 +20,6 @@ from pyg_dist.store.sources.source import (
     SourceInfo,
     edge_place,
 )
-
-METADATA = "pyg_dist graph"
-EDGE_INDEX = "edge_index"
 
 
 class SavedGraph(Source):

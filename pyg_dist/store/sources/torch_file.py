@@ -18,7 +18,7 @@ from torch_geometric.data.storage import GlobalStorage
 from pyg_dist.errors import DataError, PygDistError
 from pyg_dist.store.format import TensorSpec, as_storage, dtype_name
 from pyg_dist.store.graph_input import read_graph
-from pyg_dist.store.sources.source import (
+from pyg_dist.store.source import (
     EdgeAttribute,
     EdgeChunk,
     NodeAttribute,
@@ -90,7 +90,7 @@ def _content(path: Path) -> dict[str, Any]:
         why = f"the class {unknown[1]}" if unknown else str(error).splitlines()[0]
         raise DataError(
             f"Expected a graph of torch.save in {path} that loads with weights_only=True (got {why[:200]}): "
-            f"save data.to_dict()"
+            f"save data.to_dict() with tensors, numbers and text alone"
         ) from error
     slices: Any = None
     if isinstance(content, (tuple, list)) and content:
