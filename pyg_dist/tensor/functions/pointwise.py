@@ -155,7 +155,7 @@ add sub subtract mul multiply div divide true_divide floor_divide remainder fmod
 minimum fmax fmin eq ne lt le gt ge not_equal less less_equal greater greater_equal logical_and logical_or logical_xor
 bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift lerp addcmul addcdiv hypot logaddexp
 logaddexp2 xlogy xlog1py copysign nextafter isclose heaviside clamp clip clamp_min clamp_max masked_fill rsub ldexp gcd
-lcm
+lcm _standard_gamma_grad _dirichlet_grad
 """
 
 OPERATORS = "add sub mul truediv floordiv mod pow and or xor eq ne lt le gt ge lshift rshift div"

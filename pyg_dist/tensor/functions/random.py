@@ -104,11 +104,8 @@ class _DeviceGenerator:
 @implements("dropout")
 def dropout(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Zero entries with probability p and scale the others by 1 / (1 - p)."""
-    bound = {"p": 0.5, "training": True, "inplace": False, **bind("x p training inplace", args, kwargs)}
-    x, p, training = args[0], bound["p"], bound.get("train", bound["training"])
-    if not 0.0 <= p <= 1.0:
-        raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
-    if not training or p == 0.0:
+    x, p, bound = dropout_arguments(args, kwargs)
+    if p == 0.0:
         return x
     with local_tensors():
         key = on_device(x._sharding.rng_key, x.device)
@@ -116,7 +113,16 @@ def dropout(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         return x.copy_(out) if bound["inplace"] else as_row_tensor_(out, x._sharding)
 
 
-def _draw(keyed: Callable[..., Tensor], x: RowTensor, dtype: torch.dtype) -> Tensor:
+def dropout_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[RowTensor, float, dict[str, Any]]:
+    """The rows, the probability (zero outside of training) and all arguments of a dropout."""
+    bound = {"p": 0.5, "training": True, "inplace": False, **bind("x p training inplace", args, kwargs)}
+    p, training = bound["p"], bound.get("train", bound["training"])
+    if not 0.0 <= p <= 1.0:
+        raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
+    return args[0], p if training else 0.0, bound
+
+
+def draw(keyed: Callable[..., Tensor], x: RowTensor, dtype: torch.dtype) -> Tensor:
     """Numbers like the local rows of x, to be called under :data:`local_tensors`."""
     per_row = x.shape[1:]
     key = on_device(x._sharding.rng_key, x.device)
@@ -124,7 +130,8 @@ def _draw(keyed: Callable[..., Tensor], x: RowTensor, dtype: torch.dtype) -> Ten
     return drawn.view(x._sharding.num_local, *per_row)
 
 
-def _refuse_generator(function: Function, kwargs: dict[str, Any]) -> None:
+def refuse_generator(function: Function, kwargs: dict[str, Any]) -> None:
+    """Raise where another generator is given than the one whose state the ranks share."""
     if kwargs.get("generator") is not None:
         raise UnsupportedError(
             f"{public_name(function)} of row tensors draws from torch's default CPU generator (got another): "
@@ -136,10 +143,10 @@ def _refuse_generator(function: Function, kwargs: dict[str, Any]) -> None:
 def random_like(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Uniform in [0, 1), or standard normal."""
     x: RowTensor = args[0]
-    _refuse_generator(function, kwargs)
+    refuse_generator(function, kwargs)
     with local_tensors():
         keyed = ops.keyed_uniform if function is torch.rand_like else ops.keyed_normal
-        out = _draw(keyed, x, kwargs.get("dtype") or x.dtype).to(kwargs.get("device") or x.device)
+        out = draw(keyed, x, kwargs.get("dtype") or x.dtype).to(kwargs.get("device") or x.device)
         return as_row_tensor_(out.requires_grad_(kwargs.get("requires_grad", False)), x._sharding)
 
 
@@ -147,29 +154,29 @@ def random_like(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any
 def uniform_(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Fill with numbers uniform in [low, high)."""
     bound = {"from": 0.0, "to": 1.0, **bind("x from to", args, kwargs)}
-    _refuse_generator(function, kwargs)
+    refuse_generator(function, kwargs)
     with local_tensors():
         low, high = bound["from"], bound["to"]
-        return args[0].copy_(low + (high - low) * _draw(ops.keyed_uniform, args[0], args[0].dtype))
+        return args[0].copy_(low + (high - low) * draw(ops.keyed_uniform, args[0], args[0].dtype))
 
 
 @implements("normal_")
 def normal_(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Fill with normal numbers."""
     bound = {"mean": 0.0, "std": 1.0, **bind("x mean std", args, kwargs)}
-    _refuse_generator(function, kwargs)
+    refuse_generator(function, kwargs)
     with local_tensors():
-        return args[0].copy_(bound["mean"] + bound["std"] * _draw(ops.keyed_normal, args[0], args[0].dtype))
+        return args[0].copy_(bound["mean"] + bound["std"] * draw(ops.keyed_normal, args[0], args[0].dtype))
 
 
 @implements("bernoulli", "bernoulli_")
 def bernoulli(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Ones with the probabilities in x (or ``p``)."""
     x, p = args[0], bind("x p", args, kwargs).get("p")
-    _refuse_generator(function, kwargs)
+    refuse_generator(function, kwargs)
     with local_tensors():
         p = x if p is None else aligned(function, (x, p), {})[0][1]
-        uniform = _draw(ops.keyed_uniform, x, torch.promote_types(x.dtype, torch.float32))  # bfloat16 has coarse steps
+        uniform = draw(ops.keyed_uniform, x, torch.promote_types(x.dtype, torch.float32))  # bfloat16 has coarse steps
         drawn = (uniform < p).to(x.dtype)
         return x.copy_(drawn) if function.__name__.endswith("_") else as_row_tensor_(drawn, x._sharding)
 
@@ -178,17 +185,17 @@ def bernoulli(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any])
 def exponential_(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Fill with exponentially distributed numbers, ``-log(1 - u) / lambd``."""
     bound = {"lambd": 1.0, **bind("x lambd", args, kwargs)}
-    _refuse_generator(function, kwargs)
+    refuse_generator(function, kwargs)
     if not bound["lambd"] > 0:
         raise DataError(f"Expected exponential_ to have a positive 'lambd' (got {bound['lambd']})")
     with local_tensors():
-        return args[0].copy_(_exponential(args[0]) / bound["lambd"])
+        return args[0].copy_(exponential(args[0]) / bound["lambd"])
 
 
-def _exponential(x: RowTensor) -> Tensor:
+def exponential(x: RowTensor) -> Tensor:
     """Exponentially distributed numbers like x's local rows, never zero: their logarithms are noise of Gumbel's."""
     dtype = torch.promote_types(x.dtype, torch.float32)
-    uniform = _draw(ops.keyed_uniform, x, dtype)
+    uniform = draw(ops.keyed_uniform, x, dtype)
     return -torch.log1p(-uniform.clamp_(min=torch.finfo(dtype).eps / 4))  # half of the smallest step
 
 
@@ -198,7 +205,7 @@ def gumbel_softmax(function: Function, args: tuple[Any, ...], kwargs: dict[str, 
     bound = {"tau": 1.0, "hard": False, "dim": -1, **bind("logits tau hard eps dim", args, kwargs)}
     x, dim = bound["logits"], bound["dim"]
     with local_tensors():
-        noise = as_row_tensor_((-_exponential(x).log()).to(x.dtype), x._sharding)
+        noise = as_row_tensor_((-exponential(x).log()).to(x.dtype), x._sharding)
     soft = ((x + noise) / bound["tau"]).softmax(dim)
     if not bound["hard"]:
         return soft
@@ -211,7 +218,7 @@ def multinomial(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any
     """Columns of each row, drawn with its weights: by inverting the cumulative sums, or by exponential races."""
     bound = {"replacement": False, **bind("x num_samples replacement", args, kwargs)}
     x, num_samples = bound["x"], bound["num_samples"]
-    _refuse_generator(function, kwargs)
+    refuse_generator(function, kwargs)
     if x.dim() != 2:
         raise refuse(function, "of one dimension would draw rows")
     if not x.is_floating_point() or num_samples < 1:
@@ -231,7 +238,7 @@ def multinomial(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any
             sums = weights.cumsum(1, dtype=dtype)
             drawn = torch.searchsorted(sums, uniform * sums[:, -1:], right=True).clamp_(max=weights.shape[1] - 1)
         else:
-            races = _exponential(x) / weights  # the smallest win (Efraimidis and Spirakis, 2006)
+            races = exponential(x) / weights  # the smallest win (Efraimidis and Spirakis, 2006)
             drawn = races.topk(num_samples, 1, largest=False).indices
         return as_row_tensor_(drawn, x._sharding)
 

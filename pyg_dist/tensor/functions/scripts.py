@@ -159,11 +159,17 @@ def _on_rows(script: Any) -> Any:
     return on_rows
 
 
+def _is_ours(cls: Any) -> bool:
+    """Those of ``torch.distributions`` are formulas of rows, as a script's."""
+    module: str = cls.__module__
+    return module.startswith(_OURS) and not module.startswith("torch.distributions.")
+
+
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    if _has_rows(args) and not cls.__module__.startswith(_OURS):
+    if _has_rows(args) and not _is_ours(cls):
         return _on_rows(cls).apply(*args, **kwargs)
     out = super(_SingleLevelFunction, cls).apply(*args, **kwargs)
-    if type(out) is not Tensor and not cls.__module__.startswith(_OURS):
+    if type(out) is not Tensor and not _is_ours(cls):
         outputs = out if isinstance(out, tuple) else (out,)
         if _has_rows(outputs) and any(isinstance(value, Tensor) and value.requires_grad for value in outputs):
             raise UnsupportedError(

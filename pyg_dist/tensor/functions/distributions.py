@@ -1,0 +1,219 @@
+"""Random rows of more distributions, keyed as in :mod:`.random`.
+
+By inverting the distribution function, or by rejection: then each entry takes as many rounds of numbers as it needs,
+which are its own, so that it does not depend on the others. Equal at every world size up to the last bit of torch's
+logarithms and powers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from pyg_dist.backend import ops
+from pyg_dist.backend.on_device import on_device
+from pyg_dist.errors import DataError
+from pyg_dist.tensor.functions.random import draw, draw_seed, exponential, refuse_generator
+from pyg_dist.tensor.functions.shapes import refuse
+from pyg_dist.tensor.registry import Function, bind, implements
+from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors
+
+_MOST = 2**53
+"""Integers that float64 tells apart."""
+
+
+@implements("normal", namespaces=(torch,))
+def normal(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``mean + std * z``; one of them may be a number or a plain tensor."""
+    bound = {"mean": 0.0, "std": 1.0, **bind("mean std", args, kwargs)}
+    refuse_generator(function, kwargs)
+    with torch.no_grad():
+        mean, std = bound["mean"], bound["std"]
+        like = mean + std  # of both one's shape
+        if not isinstance(like, RowTensor):
+            raise refuse(function, "of a plain mean and std makes no rows")
+        return mean + std * torch.randn_like(like)
+
+
+@implements("randint_like")
+def randint_like(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Integers uniform in [low, high)."""
+    has_low = len(args) == 3 or "low" in kwargs
+    bound = {"low": 0, **bind("x low high" if has_low else "x high", args, kwargs)}
+    refuse_generator(function, kwargs)
+    x: RowTensor = args[0]
+    with local_tensors():
+        drawn = _integers(x, int(bound["low"]), int(bound["high"]))
+        return as_row_tensor_(drawn.to(kwargs.get("device") or x.device, kwargs.get("dtype") or x.dtype), x._sharding)
+
+
+@implements("random_")
+def random_(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Fill with integers uniform in [from, to); without bounds, in what the dtype holds exactly."""
+    bound = bind("x from to" if len(args) > 2 or "from" in kwargs else "x to", args, kwargs)
+    refuse_generator(function, kwargs)
+    x: RowTensor = args[0]
+    with local_tensors():
+        to = bound.get("to")
+        return x.copy_(_integers(x, int(bound.get("from") or 0), _largest(x.dtype) if to is None else int(to)))
+
+
+def _largest(dtype: torch.dtype) -> int:
+    if dtype == torch.bool:
+        return 2
+    if dtype.is_floating_point:
+        return round(2 / torch.finfo(dtype).eps)
+    return min(_MOST, torch.iinfo(dtype).max + 1)
+
+
+def _integers(x: RowTensor, low: int, high: int) -> Tensor:
+    if not 0 < high - low <= _MOST:
+        raise DataError(f"Expected low < high, at most 2^53 integers to draw from (got low={low}, high={high})")
+    return (draw(ops.keyed_uniform, x, torch.float64) * (high - low)).long() + low
+
+
+@implements("log_normal_", "cauchy_", "geometric_")
+def by_inversion(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Fill with log-normal, Cauchy or geometric numbers."""
+    refuse_generator(function, kwargs)
+    x, name = args[0], function.__name__
+    with local_tensors():
+        if name == "log_normal_":
+            bound = {"mean": 1.0, "std": 2.0, **bind("x mean std", args, kwargs)}
+            return x.copy_((bound["mean"] + bound["std"] * draw(ops.keyed_normal, x, torch.float64)).exp())
+        if name == "cauchy_":
+            bound = {"median": 0.0, "sigma": 1.0, **bind("x median sigma", args, kwargs)}
+            angle = math.pi * (draw(ops.keyed_uniform, x, torch.float64) - 0.5)
+            return x.copy_(bound["median"] + bound["sigma"] * angle.tan())
+        p = bind("x p", args, kwargs)["p"]
+        if not 0 < p < 1:
+            raise DataError(f"Expected geometric_ to have a p between 0 and 1 (got {p})")
+        return x.copy_((exponential(x).double() / -math.log1p(-p)).ceil_().clamp_(min=1))
+
+
+@implements("poisson", namespaces=(torch,))
+def poisson(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Counts with the rates in x: small ones by inversion, large ones by Hoermann's PTRS (1993)."""
+    refuse_generator(function, kwargs)
+    x: RowTensor = args[0]
+    with local_tensors(), torch.no_grad():
+        rate = x.as_subclass(Tensor).double()
+        if not x._sharding.group.all_true(bool((rate >= 0).all() and rate.isfinite().all())):
+            raise DataError("Expected poisson to have rates that are finite and not negative (got others)")
+        is_small = rate < 10
+        few, many = _few(x, rate.clamp(max=10)), _many(x, rate.clamp(min=10))
+        return as_row_tensor_(torch.where(is_small, few, many).to(x.dtype), x._sharding)
+
+
+def _few(x: RowTensor, rate: Tensor) -> Tensor:
+    """The first k whose distribution function is above a uniform number."""
+    left, chance = draw(ops.keyed_uniform, x, torch.float64), (-rate).exp()
+    count = torch.zeros_like(rate)
+    for k in range(1, 100):  # a rate of 10 exceeds 60 with a chance below 2^-53
+        left = left - chance
+        count += left >= 0
+        chance = chance * rate / k
+    return count
+
+
+def _many(x: RowTensor, rate: Tensor) -> Tensor:
+    b = 0.931 + 2.53 * rate.sqrt()
+    a = 0.02483 * b - 0.059
+    inverse_alpha, v_r = 1.1239 + 1.1328 / (b - 3.4), 0.9277 - 3.6224 / (b - 2)
+
+    def round_(number: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+        u, v = number() - 0.5, number()
+        us = 0.5 - u.abs()
+        k = ((2 * a / us + b) * u + rate + 0.43).floor()
+        bound = k * rate.log() - rate - torch.lgamma(k + 1)
+        is_under = (v * inverse_alpha / (a / us.square() + b)).log() <= bound
+        is_inside = (us >= 0.07) & (v <= v_r)
+        return k, is_inside | (is_under & (k >= 0) & ~((us < 0.013) & (v > us)))
+
+    return _by_rejection(x, rate, round_)
+
+
+def _by_rejection(
+    x: RowTensor, like: Tensor, round_: Callable[[Callable[..., Tensor]], tuple[Tensor, Tensor]]
+) -> Tensor:
+    """What ``round_`` gives in the first round in which it accepts, for each entry by itself.
+
+    Args:
+        x: the rows.
+        like: a tensor of the result's kind; where it is NaN, so is the result.
+        round_: makes values, and whether they are accepted, of numbers: uniform ones, or of another keyed op.
+    """
+    seed = draw_seed()
+    key, columns = on_device(x._sharding.rng_key, x.device), math.prod(x.shape[1:])
+    num_draws = 0
+
+    def number(keyed: Callable[..., Tensor] = ops.keyed_uniform) -> Tensor:
+        nonlocal num_draws
+        num_draws += 1
+        mixed = ops.mixed_seed(seed, num_draws)
+        return keyed(key, columns, mixed, x._sharding.first_column, torch.float64).view(like.shape)
+
+    found, is_open = torch.full_like(like, math.nan), ~like.isnan()
+    while bool(is_open.any()):
+        values, accepted = round_(number)
+        now = is_open & accepted
+        found = torch.where(now, values, found)
+        is_open = is_open & ~accepted
+    return found
+
+
+class _Gamma(torch.autograd.Function):
+    """Standard gamma numbers, with the derivative by the concentration that torch has for its own."""
+
+    @staticmethod
+    def forward(ctx: Any, concentration: Tensor, drawn: Tensor) -> Tensor:
+        ctx.save_for_backward(concentration, drawn)
+        return drawn.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        concentration, drawn = ctx.saved_tensors
+        return grad * torch._standard_gamma_grad(concentration, drawn), None
+
+
+@implements("_standard_gamma")
+def standard_gamma(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What ``torch.distributions`` makes Gamma, Chi2 and StudentT of (Marsaglia and Tsang, 2000)."""
+    refuse_generator(function, kwargs)
+    x: RowTensor = args[0]
+    with local_tensors():
+        alpha = x.as_subclass(Tensor)
+        drawn = _gamma(x, alpha.detach().double()).to(x.dtype).clamp_(min=torch.finfo(x.dtype).tiny)
+        out = _Gamma.apply(alpha, drawn)  # type: ignore[no-untyped-call]
+        return as_row_tensor_(out, x._sharding)
+
+
+def _gamma(x: RowTensor, alpha: Tensor) -> Tensor:
+    alpha = torch.where(alpha > 0, alpha, math.nan)
+    d = torch.where(alpha < 1, alpha + 1, alpha) - 1 / 3
+    c = 1 / (9 * d).sqrt()
+
+    def round_(number: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
+        z, u = number(ops.keyed_normal), number()
+        v = (1 + c * z).pow(3)
+        log_v = v.clamp(min=1e-300).log()
+        return d * v, (v > 0) & (u.log() < 0.5 * z.square() + d - d * v + d * log_v)
+
+    drawn = _by_rejection(x, d, round_)
+    boost = (1 - draw(ops.keyed_uniform, x, torch.float64)).pow(1 / alpha)
+    return torch.where(alpha < 1, drawn * boost, drawn)
+
+
+@implements("_sample_dirichlet")
+def sample_dirichlet(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What ``torch.distributions`` makes Dirichlet and Beta of: gamma numbers over their sum."""
+    refuse_generator(function, kwargs)
+    with torch.no_grad():
+        drawn = torch._standard_gamma(args[0].double())
+        return (drawn / drawn.sum(-1, keepdim=True)).to(args[0].dtype)
