@@ -42,7 +42,11 @@ class Comparison:
 
 
 def comparisons(batch: int = 1 << 20) -> list[Comparison]:
-    """Every number that the papers print for experiments of this kind.
+    """The printed times and volumes that an assumed machine and an even load allow to compute.
+
+    These are the exchange of one layer (S, Table 5), two epochs (SP, Table 5), halo sizes and the cross-over of a graph
+    (P, 7.1), and two epochs of mini-batches (U, VII-C). Left out are what other graphs, machines and figures show:
+    curves that are drawn and not printed, accuracies, and the times of other systems.
 
     Args:
         batch: nodes of a mini-batch of ScaleGNN, which does not print it.

@@ -1,4 +1,4 @@
-"""What training a published graph would cost, and the cost models beside every number that the papers print.
+"""What training a published graph would cost, and the cost models beside printed times and volumes.
 
 python benchmarks/papers/simulate.py papers100M --ranks 16 64 256 --bits 32 2
 python benchmarks/papers/simulate.py mag240M --machine perlmutter --json

@@ -28,7 +28,8 @@ class Measured:
         messages: of a rank in the hybrid exchange, on average.
         most_messages: of the rank with the most.
         imbalance: largest over mean of the ranks' work.
-        largest_sender: rows of the rank that sends most.
+        largest_sender: rows of the rank that sends most in the hybrid exchange.
+        largest_post_sender: the same of a post exchange.
         epoch: predicted seconds of a training step.
         seconds: to partition.
     """
@@ -41,6 +42,7 @@ class Measured:
     most_messages: int
     imbalance: float
     largest_sender: int
+    largest_post_sender: int
     epoch: float
     seconds: float
 
@@ -68,10 +70,12 @@ def measured(
 ) -> Measured:
     """What these parts send and cost."""
     plan = Plan.of(edge_index, parts, num_parts, "hybrid", method, machine.ranks_per_node)
+    post = Plan.of(edge_index, parts, num_parts, "post", method, machine.ranks_per_node)
     messages = [s.messages for s in plan.sizes]
     return Measured(
         method, num_parts, plan.rows["post"], plan.rows["hybrid"], sum(messages) / num_parts, max(messages),
         plan.imbalance([s.work for s in plan.sizes]), max(s.rows_sent for s in plan.sizes),
+        max(s.rows_sent for s in post.sizes),
         plan.price(model, machine).seconds, seconds,
     )  # fmt: skip
 
