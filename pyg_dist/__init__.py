@@ -8,6 +8,7 @@
 from importlib.metadata import PackageNotFoundError, version
 
 from pyg_dist.backend.session import devices as _devices
+from pyg_dist.backend.session import early_end as _early_end
 from pyg_dist.backend.session import generators as _generators
 from pyg_dist.backend.session import steps as _steps
 from pyg_dist.backend.session.session import init, is_main, rank, world_size
@@ -25,6 +26,7 @@ except PackageNotFoundError:  # a source tree on the path, not installed
 _steps.configure_log()
 _generators.start_alike()
 _devices.choose_when_started()
+_early_end.watch()
 
 __all__ = [
     "DistributedData",

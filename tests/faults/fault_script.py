@@ -7,6 +7,9 @@ It prints, on every rank, sums that it knows: a number that is not its own is a 
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
 import time
 
@@ -22,6 +25,7 @@ from pyg_dist.conv import DistributedGCNConv as GCNConv
 FAULT, LAYOUT = sys.argv[1:3]
 if "--quick" in sys.argv:  # what is under test is who is told what, not when
     divergence.LOOK_SECONDS, divergence.PATIENCE_SECONDS, divergence.NOTICE_SECONDS = 0.1, 0.3, 0.6
+    divergence.BEAT_SECONDS, divergence.SILENT_SECONDS, divergence.AGAIN_SECONDS = 0.2, 0.5, 1.0
 
 torch.manual_seed(0)
 NODES = 40
@@ -89,6 +93,11 @@ elif FAULT == "a slow rank":
     for _ in range(2):
         time.sleep(1.5 if odd else 0.0)
         step()
+elif FAULT.startswith("stopped "):  # as by Ctrl-Z; another process ends it, so that the test does
+    if f"stopped {pyg_dist.rank()}" == FAULT:
+        end = f"import os, time; time.sleep(8); os.kill({os.getpid()}, 9)"
+        subprocess.Popen([sys.executable, "-c", end], start_new_session=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
 elif FAULT == "an extra collective":
     if odd:
         check("train", data.node[data.train_mask].sum().item(), 300.0)

@@ -83,6 +83,22 @@ def test_a_slow_rank_is_no_error_and_is_told_once_a_line(all_ended: dict[Case, E
     assert any(re.search(slow, line) for line in notices), ended.stderr
 
 
+@pytest.mark.parametrize("stopped", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_stopped_rank_is_named_again_and_again_and_the_run_ends(
+    monkeypatch: pytest.MonkeyPatch, stopped: int
+) -> None:
+    monkeypatch.setenv("PYG_DIST_WATCH_SECONDS", "3")
+    ended = run_script("by hand", 3, SCRIPT, f"stopped {stopped}", "halo", "--quick")
+    others = {0, 1, 2} - {stopped}
+    assert [ended.codes[rank] for rank in others] == [1, 1], ended.stderr
+    for rank in others:
+        notices = [line for line in ended.stderr.splitlines() if line.startswith(f"rank {rank} has waited")]
+        assert len(notices) >= 2, ended.stderr
+        named = "so rank 0 or torchrun's agent" if stopped == 0 else "rank 1 has not answered"
+        assert any(named in line for line in notices), ended.stderr
+    assert "PYG_DIST_WATCH_SECONDS allows" in ended.stderr
+
+
 @pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.slow), "mpirun"])
 def test_under_a_launcher(launcher: str) -> None:
     ended = run_script(launcher, 2, SCRIPT, "an extra collective", "halo")

@@ -8,7 +8,8 @@ rendezvous store, and reads the others'. Three things prove that the wait will n
 * a rank has ended before the call that others wait for;
 * ranks wait in a circle: each for a call that another one, which waits as well, has not made.
 
-A rank that computes proves nothing, however long it takes. After ten seconds the wait is logged once a line.
+A rank that computes proves nothing, however long it takes. After ten seconds the wait is logged once a line, and again
+each minute of it; a rank that is stopped publishes nothing, and is named. ``PYG_DIST_WATCH_SECONDS`` ends the run.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any
 import torch.distributed as dist
 
 from pyg_dist.backend.comm.calls import Call, Standing, Wait, line_in_words
+from pyg_dist.backend.session.settings import WATCH_SECONDS
 from pyg_dist.errors import describe_ranks
 
 logger = logging.getLogger("pyg_dist")
@@ -37,7 +39,16 @@ PATIENCE_SECONDS = 2.0
 """A wait that is longer is published: longer than a step of most trainings, so that most runs never are."""
 
 NOTICE_SECONDS = 10.0
-"""A wait that is longer is logged."""
+"""A wait that is longer is logged, once a line."""
+
+AGAIN_SECONDS = 60.0
+"""Until the same wait is logged again."""
+
+BEAT_SECONDS = 3.0
+"""Between two publications of a rank that computes."""
+
+SILENT_SECONDS = 6.0
+"""A rank, or the store, that is silent for longer is stopped."""
 
 # So many ranks look at each other every second; more of them, more seldom.
 _RANKS_PER_LOOK = 32
@@ -190,12 +201,12 @@ class DivergenceWatch:
         rank: this rank.
         world_size: number of ranks.
         standing: what to watch.
-        fail: ends the run on every rank with a message; does not return. It is called by the watch's thread, since the
-            main thread sits in a C++ wait.
+        fail: ends the run on every rank with a message, or this rank alone where the store does not answer (False);
+            does not return. It is called by a thread of the watch, since the main thread sits in a C++ wait.
     """
 
     def __init__(
-        self, store: dist.Store, rank: int, world_size: int, standing: Standing, fail: Callable[[str], object]
+        self, store: dist.Store, rank: int, world_size: int, standing: Standing, fail: Callable[[str, bool], object]
     ) -> None:
         """Start watching. Not collective."""
         self._store = store.clone()  # type: ignore[attr-defined]  # not in the stub
@@ -210,14 +221,25 @@ class DivergenceWatch:
         self._lock = threading.Lock()
         self._is_closed = threading.Event()
         self._has_store = True
+        self._longest = WATCH_SECONDS.value()
+        self._has_waited = 0.0
+        self._last_talk = time.monotonic()
+        self._last_heard = [self._last_talk] * world_size
         self._publish()
-        self._thread = threading.Thread(target=self._watch, name="pyg_dist divergence", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=run, name=f"pyg_dist {name}", daemon=True)
+            for name, run in (("waits", self._watch), ("divergence", self._talk))
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
         """End the watch of a rank that ends well, and say so. Not collective."""
         self._is_closed.set()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join(SILENT_SECONDS)
+        if self._threads[1].is_alive():  # the store does not answer
+            return
         with contextlib.suppress(*_STORE_ERRORS):
             self._publish(has_ended=True)
 
@@ -246,24 +268,62 @@ class DivergenceWatch:
         return _message(says | {r: f"has ended after {place.last}" for r, place in ended.items()})
 
     def _watch(self) -> None:
-        wait, since, next_look = None, 0.0, 0.0
-        published: tuple[object, object] = None, None  # the last call and the wait that others know of
+        """Tell the script how long this rank waits. It never talks to the store, whose holder may be stopped."""
+        wait, has_waited, next_notice, last = None, 0.0, 0.0, time.monotonic()
         while not self._is_closed.wait(LOOK_SECONDS):
             now = time.monotonic()
+            elapsed, last = min(now - last, 2 * LOOK_SECONDS), now  # else this process was stopped itself
             if self._standing.wait is not wait:
-                wait, since = self._standing.wait, now
-            has_waited = 0.0 if wait is None else now - since
-            standing = self._standing.last, wait
+                wait, has_waited, next_notice = self._standing.wait, 0.0, NOTICE_SECONDS
+            has_waited = 0.0 if wait is None else has_waited + elapsed
+            self._has_waited = has_waited
+            if wait is None or has_waited < min(next_notice, self._longest):
+                continue
+            mine = Place.of(self._standing).waits_at
+            if has_waited >= self._longest:
+                line = f"rank {self._rank} has waited {has_waited:.0f} s at {mine}, which is all that"
+                self._fail(f"{line} {WATCH_SECONDS.name} allows; {self._others_in_words(now)}", self._answers(now))
+            if next_notice > NOTICE_SECONDS or mine not in self._noticed:
+                self._noticed.add(mine)
+                others = self._others_in_words(now)
+                logger.warning("rank %d has waited %.0f s at %s; %s", self._rank, has_waited, mine, others)
+            next_notice = has_waited + AGAIN_SECONDS
+
+    def _answers(self, now: float) -> bool:
+        """Whether the store does."""
+        return now - self._last_talk < SILENT_SECONDS
+
+    def _others_in_words(self, now: float) -> str:
+        def says(rank: int, place: Place) -> str:
+            if self._answers(now) and now - self._last_heard[rank] >= SILENT_SECONDS and not place.has_ended:
+                return f"has not answered, so is stopped or starved, after {place.waits_at}"
+            return f"{'waits at' if place.waits else 'computes after'} {place.waits_at}"
+
+        others = {r: says(r, place) for r, place in enumerate(self._places) if r != self._rank}
+        if self._answers(now):
+            return _listed(others)
+        return (
+            f"the store has not answered, so rank 0 or torchrun's agent, which holds it, is stopped; {_listed(others)}"
+        )
+
+    def _talk(self) -> None:
+        """Publish where this rank stands, and look for what proves that its wait never ends."""
+        next_look, next_beat = 0.0, 0.0
+        published: tuple[object, object] = None, None  # the last call and the wait that others know of
+        while not self._is_closed.wait(LOOK_SECONDS):
+            now = self._last_talk = time.monotonic()
+            standing = self._standing.last, self._standing.wait
             try:
-                if has_waited >= PATIENCE_SECONDS:
+                if self._has_waited >= PATIENCE_SECONDS:
                     self._publish()
-                    published = standing
                     if now >= next_look:
                         next_look = now + LOOK_SECONDS * (self._world_size // _RANKS_PER_LOOK)
-                        self._compare(has_waited)
-                elif standing[0] is not published[0] or standing[1] is not published[1]:
+                        self._compare()
+                elif now >= next_beat or standing[0] is not published[0] or standing[1] is not published[1]:
                     self._publish()
-                    published = standing
+                else:
+                    continue
+                published, next_beat = standing, now + BEAT_SECONDS
             except _STORE_ERRORS:  # the store is gone, which the failure thread reports
                 return
 
@@ -275,21 +335,17 @@ class DivergenceWatch:
             if self._has_store:
                 self._store.set(self._keys[self._rank], place.to_json())
 
-    def _compare(self, has_waited: float) -> None:
+    def _compare(self) -> None:
+        before = self._places
         self.look()
+        now = time.monotonic()
+        for rank, (earlier, place) in enumerate(zip(before, self._places, strict=True)):
+            if place.beat > earlier.beat:
+                self._last_heard[rank] = now
         # Who waits for what it waited for at an earlier look, and has published so since, waited in that moment.
-        earlier = self._looks[0] if self._looks else self._places
-        sure = [p.waits == e.waits and p.beat > e.beat for p, e in zip(self._places, earlier, strict=True)]
+        earlier_places = self._looks[0] if self._looks else self._places
+        sure = [p.waits == e.waits and p.beat > e.beat for p, e in zip(self._places, earlier_places, strict=True)]
         self._looks.append(self._places)
         found = diagnose(self._places, sure)
         if found is not None:
-            self._fail(found)
-        mine = self._places[self._rank].waits_at
-        if has_waited >= NOTICE_SECONDS and mine not in self._noticed:
-            self._noticed.add(mine)
-            others = {
-                r: f"{'waits at' if place.waits else 'computes after'} {place.waits_at}"
-                for r, place in enumerate(self._places)
-                if r != self._rank
-            }
-            logger.warning("rank %d has waited %.0f s at %s; %s", self._rank, has_waited, mine, _listed(others))
+            self._fail(found, True)

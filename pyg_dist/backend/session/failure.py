@@ -56,6 +56,24 @@ _STORE_ERRORS = (dist.DistError, RuntimeError)
 """What stores raise: those of sockets the first, those of files and of memory the second."""
 
 
+def leave_word(store: dist.Store, rank: int, world_size: int, message: str, seconds: float) -> None:
+    """Tell the other ranks why this one, which has no watch, is about to end. Not collective.
+
+    Args:
+        store: the watches'.
+        rank: this rank.
+        world_size: number of ranks.
+        message: why.
+        seconds: rank 0, which may hold the store, waits so long for the others to read it, or to end as well.
+    """
+    if store.add("num_failures", 1) == 1:
+        store.multi_set([f"inbox/{other}" for other in range(world_size)], [message] * world_size)  # type: ignore[attr-defined]
+    store.set(f"read/{rank}", "")
+    if rank == 0:
+        store.wait([f"read/{other}" for other in range(world_size)], timedelta(seconds=seconds))
+        time.sleep(_HOST_SECONDS)
+
+
 class FailureWatch:
     """Spreads this rank's failure to the others and listens for theirs.
 
@@ -75,7 +93,7 @@ class FailureWatch:
         leave: Callable[[], None],
         before_store_goes: Callable[[], None],
     ) -> None:
-        """Start listening and chain into ``sys.excepthook``. Not collective."""
+        """Start listening. Not collective."""
         self._store = store
         self._rank = rank
         self._world_size = world_size
@@ -90,11 +108,16 @@ class FailureWatch:
         self._showing = threading.Lock()  # taken by the thread that shows the error, and kept
         self._has_heard = threading.Event()
         self._previous_hook = sys.excepthook
-        sys.excepthook = self._on_exception
         # A connection of its own: a waiting one is locked until its key is set.
         own_store = store.clone()  # type: ignore[attr-defined]  # not in the stub
         self._thread = threading.Thread(target=self._listen, args=(own_store,), name="pyg_dist failures", daemon=True)
         self._thread.start()
+
+    def hook_exceptions(self) -> None:
+        """Chain into ``sys.excepthook``, around torch's hook: it holds back what is printed in it. Not collective."""
+        if sys.excepthook != self._on_exception:
+            self._previous_hook = sys.excepthook
+            sys.excepthook = self._on_exception
 
     def close(self) -> None:
         """End the watch of a rank that ends normally; rank 0 waits until the others no longer need its store."""
@@ -115,22 +138,25 @@ class FailureWatch:
             pass
         self._thread.join(_READ_SECONDS)
 
-    def fail(self, message: str) -> None:
+    def fail(self, message: str, store_answers: bool = True) -> None:
         """End every rank with a message. For another thread than the main one, which may sit in a C++ wait."""
         if self._is_ending:
             return
+        if not store_answers:
+            report(f"{message}; ending rank {self._rank} of {self._world_size}")
+            self._leave()
         try:
             if self._store.add("num_failures", 1) > 1:
                 self._thread.join(_LEAVE_SECONDS)  # prints the first failure's line and ends the process
             else:
                 self._is_ending = True
                 self._has_heard.set()
-                _report(f"{message}; ending rank {self._rank} of {self._world_size}")
+                report(f"{message}; ending rank {self._rank} of {self._world_size}")
                 self._write_to_all(message)
                 self._store.set(f"read/{self._rank}", "")
                 self._wait_until_read(self._store)
         except _STORE_ERRORS:
-            _report(f"{message}; ending rank {self._rank} of {self._world_size}, which cannot reach the others")
+            report(f"{message}; ending rank {self._rank} of {self._world_size}, which cannot reach the others")
         self._leave()
 
     def listen_first(self) -> None:
@@ -142,7 +168,7 @@ class FailureWatch:
         # A forked child inherits the hook but does not speak for the rank; Ctrl-C reaches every rank by itself.
         is_own = os.getpid() == self._process
         if is_own and issubclass(kind, KeyboardInterrupt):
-            _report(f"interrupted; ending rank {self._rank} of {self._world_size}")
+            report(f"interrupted; ending rank {self._rank} of {self._world_size}")
             return
         if not is_own or not issubclass(kind, Exception) or self._is_ending:
             self.has_failed |= is_own and issubclass(kind, Exception)
@@ -172,13 +198,13 @@ class FailureWatch:
             self._store.set(f"read/{self._rank}", "")
             self._wait_until_read(self._store)
         except _STORE_ERRORS:
-            _report(f"rank {self._rank} of {self._world_size} cannot reach the other ranks to report its failure")
+            report(f"rank {self._rank} of {self._world_size} cannot reach the other ranks to report its failure")
         self._thread.join(_READ_SECONDS)
 
     def _show_own_unless(self, told: str) -> None:
         """Show this rank's error, if there is one, unless ``told`` says the same or it has been shown."""
         if self._own_line and self._showing.acquire(blocking=False) and not told.endswith(self._own_line):
-            _report(f"rank {self._rank} failed: {self._own_line}")
+            report(f"rank {self._rank} failed: {self._own_line}")
 
     def _told_by_rank_0(self) -> str | None:
         """The line of the error that rank 0 has come upon as well; ``None``: it has not, or this is rank 0."""
@@ -197,7 +223,7 @@ class FailureWatch:
             store.wait([f"inbox/{self._rank}"], LONGEST_WAIT)
         except _STORE_ERRORS:
             if not self._is_ending:
-                _report(f"rank 0 or torchrun's agent, which holds the store, is gone; ending rank {self._rank}")
+                report(f"rank 0 or torchrun's agent, which holds the store, is gone; ending rank {self._rank}")
                 time.sleep(1.0)  # the main thread may be about to show what it saw of this
                 self._leave()
             return
@@ -221,7 +247,7 @@ class FailureWatch:
         while not self._own_line and time.monotonic() < end:
             time.sleep(0.02)
         if not (self._own_line and message.endswith(f" failed: {self._own_line}")):
-            _report(f"{message}; ending rank {self._rank} of {self._world_size}")
+            report(f"{message}; ending rank {self._rank} of {self._world_size}")
             self._show_own_unless(message)
         self._acknowledge(store)
         # Rank 0 may hold the store, and the first rank to end makes launchers kill the others, before they printed.
@@ -262,7 +288,7 @@ def _tell_torchrun(message: str) -> None:
             json.dump({"message": message, "timestamp": int(time.time())}, file)
 
 
-def _report(line: str) -> None:
+def report(line: str) -> None:
     """Write ``line`` to stderr, where launchers collect it, and to the log if the script has one."""
     if logger.hasHandlers():
         logger.critical(line)

@@ -43,6 +43,21 @@ def meet(launch: Launch, timeout: timedelta) -> dist.Store:
     return store
 
 
+def of_generation(store: dist.Store, number: int) -> dist.Store:
+    """The part of the store that is a session's: ``init`` may follow a ``shutdown``."""
+    return dist.PrefixStore(f"pyg_dist/{number}", store)
+
+
+def watched(store: dist.Store) -> dist.Store:
+    """The part of a session's store that its :class:`~pyg_dist.backend.session.failure.FailureWatch` uses."""
+    return dist.PrefixStore("failure", store)
+
+
+def meet_early(launch: Launch, seconds: float) -> dist.Store:
+    """What the watches of the first session use, for a rank that ends before it. Collective, but for the time limit."""
+    return watched(of_generation(meet(launch, timedelta(seconds=seconds)), 0))
+
+
 def _meet_through_mpi(launch: Launch, timeout: timedelta) -> dist.Store:
     """Let rank 0 open a store on a free port and MPI broadcast its address."""
     try:

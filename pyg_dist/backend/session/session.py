@@ -23,11 +23,11 @@ from pyg_dist.backend import staging
 from pyg_dist.backend.comm.calls import here
 from pyg_dist.backend.comm.connection import set_reason
 from pyg_dist.backend.comm.group import Group, close_groups, world_group
-from pyg_dist.backend.session import devices, generators, launch, world
+from pyg_dist.backend.session import devices, early_end, generators, launch, world
 from pyg_dist.backend.session.agreement import require_equal
 from pyg_dist.backend.session.divergence import DivergenceWatch
 from pyg_dist.backend.session.failure import FailureWatch
-from pyg_dist.backend.session.rendezvous import meet, running_mpi
+from pyg_dist.backend.session.rendezvous import meet, of_generation, running_mpi, watched
 from pyg_dist.backend.session.world import World, is_initialized, is_main, local_rank, rank, world_size
 from pyg_dist.errors import LaunchError, MissingPackageError, OptionError
 
@@ -149,7 +149,8 @@ def _adopt_group(backend: str, timeout: timedelta) -> World:
     if size == 1:
         return World(0, 1, own_local_rank, "env", timeout)
     store = dist.distributed_c10d._get_default_store()  # there is no public way to it
-    store = dist.PrefixStore(f"pyg_dist/{next(_generations)}", store)
+    store = of_generation(store, next(_generations))
+    _watch_failures(store, own_rank, size).hook_exceptions()
     gpus = devices.gpus_of_all(store, own_rank, size, devices.own_gpu(own_local_rank))
     if devices.sharing(gpus):  # nccl would fail in its first message
         devices.backend_for("nccl" if current == "nccl" else "gloo", DEFAULT_BACKEND, gpus)
@@ -169,7 +170,8 @@ def _open_group(found: launch.Launch, backend: str, timeout: timedelta) -> World
         )
     if _store is None:
         _store = meet(found, timeout)
-    store = dist.PrefixStore(f"pyg_dist/{next(_generations)}", _store)
+    store = of_generation(_store, next(_generations))
+    watch = _watch_failures(store, found.rank, found.world_size)
     gpus = devices.gpus_of_all(store, found.rank, found.world_size, devices.own_gpu(found.local_rank))
     backend = devices.backend_for(backend, DEFAULT_BACKEND, gpus)
     if "nccl" in backend:  # its kernels then start while others run
@@ -180,6 +182,8 @@ def _open_group(found: launch.Launch, backend: str, timeout: timedelta) -> World
         raise OptionError(
             f"Expected 'backend' to be 'auto' or one of torch.distributed's (got {backend!r}): {error}"
         ) from error
+    finally:
+        watch.hook_exceptions()
     _owns_group = True
     return World(*place, store, _control(timeout))
 
@@ -191,14 +195,26 @@ def _control(timeout: timedelta) -> Group:
     return Group(dist.new_group(backend="gloo", timeout=timeout), "control")
 
 
-def _start_watch(found: World) -> None:
-    global _watch, _divergence
-    assert found.store is not None
-    place = (found.rank, found.world_size)
+def _watch_failures(store: dist.Store, own_rank: int, size: int) -> FailureWatch:
+    """Hear of other ranks' failures, as soon as there is a store: one of them may not come further."""
+    global _watch
 
     def leave_store() -> None:
         if _divergence is not None:
             _divergence.leave_store()
+
+    early_end.end()
+    if _watch is None:  # else an init that failed has left it
+        _watch = FailureWatch(watched(store), own_rank, size, leave=_leave, before_store_goes=leave_store)
+    atexit.unregister(_at_exit)
+    atexit.register(_at_exit)
+    return _watch
+
+
+def _start_watch(found: World) -> None:
+    global _divergence
+    assert found.store is not None
+    assert _watch is not None
 
     def why_lost(peer: int | None) -> str | None:
         if _watch is None or _divergence is None:
@@ -206,11 +222,9 @@ def _start_watch(found: World) -> None:
         _watch.listen_first()
         return _divergence.why_lost(peer)
 
-    _watch = FailureWatch(dist.PrefixStore("failure", found.store), *place, leave=_leave, before_store_goes=leave_store)
+    place = (found.rank, found.world_size)
     _divergence = DivergenceWatch(dist.PrefixStore("calls", found.store), *place, here, _watch.fail)
     set_reason(why_lost)
-    atexit.unregister(_at_exit)
-    atexit.register(_at_exit)
 
 
 def _at_exit() -> None:

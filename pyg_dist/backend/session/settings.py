@@ -89,6 +89,7 @@ GRID_EARLY_RESIDUAL = Setting("PYG_DIST_GRID_EARLY_RESIDUAL", "1", "0 or 1", _sw
 GRID_EARLY_SUMS = Setting("PYG_DIST_GRID_EARLY_SUMS", "1", "0 or 1", _switch)
 SPMM_FORM = Setting("PYG_DIST_SPMM_FORM", "", "plain or blocks", _spmm_form, must_agree=False)
 MACHINE = Setting("PYG_DIST_MACHINE", "", "a file of constants", _path, must_agree=False)
+WATCH_SECONDS = Setting("PYG_DIST_WATCH_SECONDS", "inf", "a number of seconds, 0 or more", _limit, must_agree=False)
 LOG = Setting("PYG_DIST_LOG", "", "debug, info, warning or error", _level, must_agree=False)
 
 STOCK_ELEMENTS = Setting("PYG_DIST_STOCK_ELEMENTS", "1048576", "a number of elements, 0 or more", _limit)
@@ -97,4 +98,5 @@ STAGE = Setting("PYG_DIST_STAGE", "0", "0 or 1", _switch)
 SETTINGS: tuple[Setting[Any], ...] = (
     ISA, PROJECT_FIRST, REMEMBER_MIB, MESSAGE_MIB, GRID_SUMS, GRID_BLOCKS, GRID_SPLIT_NORM, GRID_EARLY_RESIDUAL,
     GRID_EARLY_SUMS, SPMM_FORM, STOCK_ELEMENTS, MACHINE, LOG, STAGE,
+    WATCH_SECONDS,
 )  # fmt: skip
