@@ -102,7 +102,8 @@ def nodes_to_edges(x: NodeTensor, ids: EdgeEnd) -> EdgeTensor:
     edges.end(ids.end)  # raises where they were changed
     if not edges.graph.owns(x):
         raise LayoutMismatchError(
-            f"Expected a row for each of {edges.graph.node_sharding} (got {x._sharding}): take both from one data"
+            f"Expected a row for each of the {edges.graph.node_sharding} of the edges' graph (got {x._sharding} of "
+            f"another graph or selection): take both from one data"
         )
     return cast(EdgeTensor, edges.fetch(x, ids.end))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from pyg_dist.errors import OptionError
@@ -39,10 +40,18 @@ def require_memory(method: str, num_nodes: int, num_edges: int, num_parts: int, 
         return
     fitting = [name for name, num_bytes in needed.items() if num_bytes <= memory]
     way = f"choose one that fits ({', '.join(fitting)})" if fitting else "none fits: give it more"
-    raise OptionError(
-        f"Expected a partition within {memory / 2**30:.3g} GiB (got {method!r}, which takes about "
-        f"{needed[method] / 2**30:.3g} GiB): {way}"
-    )
+    takes, limit = shortage(needed[method], memory)
+    raise OptionError(f"Expected a partition within {limit} (got {method!r}, which takes about {takes}): {way}")
+
+
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+def shortage(needed: float, there: float) -> tuple[str, str]:
+    """Bytes that are needed and the fewer that there are, in one unit, rounded apart: never the same words."""
+    power = min(int(math.log2(max(needed, 1)) // 10), len(_UNITS) - 1)
+    up, down = math.ceil(needed / 1024**power * 100) / 100, math.floor(there / 1024**power * 100) / 100
+    return f"{up:,.12g} {_UNITS[power]}", f"{down:,.12g} {_UNITS[power]}"
 
 
 def parse_bytes(text: str) -> int:

@@ -21,6 +21,7 @@ from typing import Any
 import xxhash
 
 from pyg_dist.errors import DataError, StoreError
+from pyg_dist.partition.memory import shortage
 from pyg_dist.store.manifest import FILE, Manifest, Shard
 from pyg_dist.store.reader import TensorFile
 from pyg_dist.store.writer import ShardWriter, sync
@@ -244,7 +245,8 @@ def require_space(path: Path, num_bytes: int) -> None:
         place = place.parent
     free = shutil.disk_usage(place).free
     if free < num_bytes:
+        needed, there = shortage(num_bytes, free)
         raise StoreError(
-            f"Expected {num_bytes / 2**30:.2f} GiB free in {place} for the store and the work on it (got "
-            f"{free / 2**30:.2f} GiB): free space, or choose another folder"
+            f"Expected {needed} free in {place} for the store and the work on it (got {there}): free space, or choose "
+            f"another folder"
         )

@@ -15,6 +15,7 @@ import numpy as np
 import xxhash
 
 from pyg_dist.errors import DataError, OptionError
+from pyg_dist.partition.memory import shortage
 from pyg_dist.store.folder import StoreFolder
 from pyg_dist.store.format import of_rows, storage_dtype
 from pyg_dist.store.manifest import Shard
@@ -203,9 +204,10 @@ class _PartWriter:
         crossing = int(counts.sum() - counts[part])
         most = int(np.delete(counts, part).max(initial=0))
         if most * _BYTES_PER_EDGE > memory:
+            needed, there = shortage(2 * most * _BYTES_PER_EDGE, 2 * memory)
             raise OptionError(
-                f"Expected --memory of {2 * most * _BYTES_PER_EDGE / 2**30:.1f} GiB or more for {most:,} edges from a "
-                f"part to another (got {2 * memory / 2**30:.1f} GiB): give more, or more parts"
+                f"Expected --memory of {needed} or more for {most:,} edges from a part to another (got {there}): give "
+                f"more, or more parts"
             )
         columns = {name: of_rows("I32", int(counts.sum())) for name in ("source", "target")}
         columns |= {a.name: of_rows(a.dtype, int(counts.sum()), a.shape) for a in edges.attributes}

@@ -13,6 +13,7 @@ import xxhash
 from torch import Tensor
 
 from pyg_dist.errors import DataError, OptionError
+from pyg_dist.partition.memory import shortage
 from pyg_dist.store.format import as_torch, storage_dtype
 from pyg_dist.store.nan_count import NanCount
 from pyg_dist.store.records import Buckets, read_records, records_limit, sorted_records
@@ -173,10 +174,10 @@ def _check(chunk: EdgeChunk, num_nodes: int | None) -> tuple[int, int]:
 
 def _require_memory(num_nodes: int, memory: int, place: str = "") -> None:
     if num_nodes * _NODE_BYTES > memory:
+        needed, there = shortage(num_nodes * _NODE_BYTES, memory)
         raise OptionError(
-            f"Expected {num_nodes * _NODE_BYTES / 2**30:.1f} GiB of memory or more for {num_nodes:,} nodes (got "
-            f"{memory / 2**30:.1f} GiB{place}): number the nodes without gaps, or write a store with more, by "
-            f"partition --memory"
+            f"Expected {needed} of memory or more for {num_nodes:,} nodes (got {there}{place}): number the nodes "
+            f"without gaps, or write a store with more, by partition --memory"
         )
 
 

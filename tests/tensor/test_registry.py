@@ -30,7 +30,9 @@ MODULES = (
 # What is not compared there: the module that tests it, and how a script calls it where that is not its name.
 ELSEWHERE = {
     "test_random": "dropout rand_like randn_like uniform_ normal_ exponential_ bernoulli bernoulli_ gumbel_softmax "
-    "multinomial constant_ kaiming_uniform_",
+    "multinomial constant_ kaiming_uniform_ normal randint_like random_ log_normal_ cauchy_ geometric_ poisson rrelu "
+    "rrelu_ alpha_dropout feature_alpha_dropout feature_dropout dropout1d dropout2d dropout3d _standard_gamma "
+    "_sample_dirichlet _standard_gamma_grad _dirichlet_grad",
     "test_gradients": "data grad backward __delete__",
     "test_hooks": "retain_grad register_post_accumulate_grad_hook register_hook",
     "test_cached_values": "__deepcopy__ __set__",
@@ -38,13 +40,14 @@ ELSEWHERE = {
     "test_refusals": "__reduce_ex__ __dlpack__ __dlpack_device__ _is_view _base",
     "test_indexing": "cdist",
     "test_shapes": "grad_fn _has_compatible_shallow_copy_type",
-    "test_full_tensor": "__repr__ __format__",
+    "test_full_tensor": "__repr__ __format__ _convert_indices_from_coo_to_csr",
     "test_scatter": "index_add index_add_",
     "test_assignment": "__setitem__",
 }
 SYNTAX = {
     "__deepcopy__": "deepcopy", "__reduce_ex__": "dumps", "__dlpack_device__": "from_dlpack", "__repr__": "repr",
     "__format__": "JoinedStr", "__delete__": "Delete", "__set__": "data",
+    "_standard_gamma": "Gamma", "_sample_dirichlet": "Dirichlet",
     "_has_compatible_shallow_copy_type": "METADATA", "__setitem__": "__setitem__",
 }  # fmt: skip
 

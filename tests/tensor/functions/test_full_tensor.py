@@ -155,6 +155,17 @@ def prints_alone() -> list[str]:
     return [text.split("tensor")[0] for text in (repr(x), f"{x}")] if rank == 0 else []
 
 
+def test_places_of_sorted_types(workers: Callable[[int], Workers]) -> None:
+    """What HeteroLinear asks of sorted types."""
+    for world_size in (1, 2):
+        assert workers(world_size).run(places_of_types) == [[0, 2, 2, 6, 7]] * world_size
+
+
+def places_of_types() -> list[int]:
+    types = distribute(torch.tensor([0, 0, 2, 2, 2, 2, 3]), node_rows())
+    return torch._convert_indices_from_coo_to_csr(types, 4).tolist()
+
+
 REFUSED: list[Refusal] = [
     (lambda t: t.x.item(), RuntimeError, "cannot be converted to Scalar"),
     (lambda t: bool(t.mask), RuntimeError, "ambiguous"),

@@ -141,10 +141,12 @@ def of_distributions() -> dict[str, torch.Tensor]:
         "beta": distributions.Beta(zeros + 0.5, zeros + 2).sample(),
         "dirichlet": torch.cat([distributions.Dirichlet(concentrations).sample() for _ in range(WIDE // 3)], dim=1),
         "alpha_dropout": torch.nn.functional.alpha_dropout(torch.randn_like(zeros), 0.2, training=True),
-        "feature_alpha_dropout": torch.nn.FeatureAlphaDropout(0.2)(torch.randn_like(channels)).flatten(1),
-        "dropout1d": torch.nn.Dropout1d(0.25)(channels).flatten(1),
-        "dropout2d": torch.nn.Dropout2d(0.25)(channels.unsqueeze(-1)).flatten(1),
+        "feature_alpha_dropout": torch.feature_alpha_dropout(torch.randn_like(channels), 0.2, True).flatten(1),
+        "dropout1d": torch.nn.functional.dropout1d(channels, 0.25).flatten(1),
+        "dropout2d": torch.nn.functional.dropout2d(channels.unsqueeze(-1), 0.25).flatten(1),
+        "feature_dropout": torch.feature_dropout(channels, 0.25, True).flatten(1),
         "dropout3d": torch.nn.functional.dropout3d(channels.view(7, WIDE, 2, 1, 1), 0.25).flatten(1),
+        "rrelu_": torch.rrelu_(zeros - 1, 0.1, 0.3, True),
         "rrelu": torch.nn.functional.rrelu(zeros - 1, 0.1, 0.3, training=True),
     }
     with pytest.raises(MixedRowsError, match="dropout1d of 2 dimensions would drop rows"):
@@ -165,7 +167,7 @@ def test_distributions(workers: Callable[[int], Workers]) -> None:
     continuous = {
         "log_normal_": lognorm(0.25, scale=math.exp(0.5)), "cauchy_": cauchy(1, 2), "exponential_": expon(scale=0.5),
         "gamma, small": gamma(0.3, scale=0.5), "gamma, large": gamma(4.5, scale=0.5), "beta": beta(0.5, 2),
-        "rrelu": uniform(-0.3, 0.2),
+        "rrelu": uniform(-0.3, 0.2), "rrelu_": uniform(-0.3, 0.2),
     }  # fmt: skip
     for name, distribution in continuous.items():
         assert kstest(alone[name].flatten(), distribution.cdf).pvalue > 1e-3, name
@@ -184,7 +186,7 @@ def test_distributions(workers: Callable[[int], Workers]) -> None:
         low, high = distribution.cdf(values - 1), distribution.cdf(values)
         steps = np.random.default_rng(0).uniform(low, high)
         assert kstest(steps, uniform.cdf).pvalue > 1e-3, name
-    for name in ("dropout1d", "dropout2d", "dropout3d"):
+    for name in ("dropout1d", "dropout2d", "dropout3d", "feature_dropout"):
         pairs = alone[name].view(7, WIDE, 2)
         assert torch.equal(pairs[..., 0], pairs[..., 1]), name
         assert set(pairs.unique().tolist()) == {0.0, 1 / 0.75}, name
