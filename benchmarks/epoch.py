@@ -19,65 +19,28 @@ import json
 import os
 import sys
 from dataclasses import asdict
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
+import gpu_epoch
 import gpu_measure
 import machine
 import power_law
 import torch
 import torch.nn.functional as F
+from epoch_models import MODELS
 from gpu_measure import Log, Place
 from measure import Epoch, Measurement, Schedule, Variant, interleaved
-from torch import Tensor
-from torch_geometric.nn import GCNConv, SAGEConv
 from torch_geometric.transforms import ToSparseTensor
 from tqdm import tqdm
 
 from pyg_dist import DistributedData
 from pyg_dist.backend.session.settings import REMEMBER_MIB
-from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
-from pyg_dist.nn import NormReLUDropout
 
 BASELINE = "stock PyG, edge_index"
 FLOOR = "dense products"
 NUM_CORES = 2
 RESULTS = Path(__file__).resolve().parent / "results"
-
-
-class Model(torch.nn.Module):
-    """Norm, ReLU and dropout between convs: as a stock script writes them, or ``norms`` that do all three."""
-
-    def __init__(self, convs: list[torch.nn.Module], norms: list[torch.nn.Module], is_fused: bool) -> None:
-        super().__init__()
-        self.convs, self.norms, self.is_fused = torch.nn.ModuleList(convs), torch.nn.ModuleList(norms), is_fused
-
-    def forward(self, x: Tensor, edges: Any) -> Tensor:
-        for conv, norm in zip(self.convs, self.norms, strict=False):
-            x = norm(conv(x, edges))
-            if not self.is_fused:
-                x = x.relu()
-                x = F.dropout(x, p=0.5, training=self.training)
-        return self.convs[-1](x, edges)
-
-
-def sage(in_channels: int, out_channels: int, conv: type, is_fused: bool = False) -> Model:
-    """GraphSAGE, hidden 256, LayerNorm, ReLU, dropout 0.5."""
-    convs = [conv(a, b) for a, b in pairwise((in_channels, 256, 256, out_channels))]
-    make = partial(NormReLUDropout, 256, "layer", p=0.5) if is_fused else partial(torch.nn.LayerNorm, 256)
-    return Model(convs, [make() for _ in range(2)], is_fused)
-
-
-def gcn(in_channels: int, out_channels: int, conv: type, is_fused: bool = False) -> Model:
-    """GCN, hidden 128, ReLU, dropout 0.5."""
-    convs = [conv(a, b, cached=True) for a, b in pairwise((in_channels, 128, 128, out_channels))]
-    make = partial(NormReLUDropout, 128, None, p=0.5) if is_fused else torch.nn.Identity
-    return Model(convs, [make() for _ in range(2)], is_fused)
-
-
-MODELS = {"sage": (sage, SAGEConv, DistributedSAGEConv), "gcn": (gcn, GCNConv, DistributedGCNConv)}
 
 
 def training_epoch(graph: str, model_name: str, form: str) -> Epoch:
@@ -203,8 +166,6 @@ def main() -> None:
     )
     args = parser.parse_args()
     if args.device == "cuda":
-        import gpu_epoch  # which takes its models from here
-
         gpu_epoch.run(Place.of("cuda"), Log(args.output or gpu_measure.RESULTS, "epoch"))
         return
 

@@ -28,7 +28,7 @@ import machine
 import power_law
 import torch
 import torch.nn.functional as F
-from epoch import MODELS
+from epoch_models import MODELS
 from tqdm import tqdm
 
 import pyg_dist

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from epoch import MODELS
+from epoch_models import MODELS
 from gpu_measure import Drawn, Log, Place, Size, draw, geometric_mean, sizes
 from torch_geometric.data import Data
 from torch_geometric.edge_index import EdgeIndex

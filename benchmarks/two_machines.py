@@ -102,7 +102,7 @@ def serve(graph: str, parts: Path) -> None:
     """A rank: lays out a variant, or runs epochs of the last one."""
     import torch
     import torch.nn.functional as F
-    from epoch import sage
+    from epoch_models import sage
 
     from pyg_dist import DistributedData
     from pyg_dist.conv import DistributedSAGEConv
