@@ -11,6 +11,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -227,10 +228,12 @@ def explained_disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        cut = re.match(r"(\d+) requested and (\d+) written", str(error))  # of NumPy's tofile, without a number
+        if cut is None and error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
+        reason = f"{cut[2]} of {cut[1]} values written" if cut else error.strerror
         raise StoreError(
-            f"Expected room to write in {path} (got: {error.strerror}): free space and go on with --resume"
+            f"Expected room to write in {path} (got: {reason}): free space and go on with --resume"
         ) from error
 
 

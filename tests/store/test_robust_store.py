@@ -25,7 +25,7 @@ from pyg_dist.errors import DataError, OptionError, PygDistError, StoreError
 from pyg_dist.report.conversion import StoreOptions, write_halo_store
 from pyg_dist.report.grid_conversion import write_grid_store
 from pyg_dist.report.stored_plan import check_store
-from pyg_dist.store.folder import PARTIAL, StoreFolder
+from pyg_dist.store.folder import PARTIAL, StoreFolder, explained_disk_errors
 from pyg_dist.store.grid_store import GridStore
 from pyg_dist.store.halo_reader import HaloStore
 from pyg_dist.store.manifest import Manifest, digest_of
@@ -416,6 +416,17 @@ def test_a_wrong_input_leaves_nothing(store: Path, tmp_path: Path) -> None:
     text.write_text(f"0 1\n1 {10**13}\n")
     with pytest.raises(OptionError, match=r"the largest id is in .*, line 2"):
         write_halo_store(open_source(str(text)), out, StoreOptions(2, "random"))
+
+
+def test_a_write_that_numpy_has_cut_short(tmp_path: Path) -> None:
+    def write(what: str) -> None:
+        with explained_disk_errors(tmp_path):
+            raise OSError(what)
+
+    with pytest.raises(StoreError, match=r"room to write in .*\(got: 750 of 1500 values written\): free space"):
+        write("1500 requested and 750 written")
+    with pytest.raises(OSError, match="something else"):
+        write("something else")
 
 
 def test_a_full_disk_before_and_during(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
