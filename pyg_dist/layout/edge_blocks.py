@@ -38,6 +38,7 @@ class _RowsApart(RowSharding):
     def __init__(self, parent: RowSharding, rng_key: Tensor) -> None:
         super().__init__(parent.group, parent.kind, parent.size, rng_key)
         del self.group
+        self.is_on_one_rank = False
 
     def __getattr__(self, name: str) -> NoReturn:
         if name != "group":

@@ -78,7 +78,7 @@ class RowTensor(Tensor):
 
     @property
     def __class__(self) -> type:  # what isinstance reads where the type says no
-        if self._sharding.group.size > 1 and is_constructor_call(sys._getframe(1)):
+        if not self._sharding.is_on_one_rank and is_constructor_call(sys._getframe(1)):
             raise MixedRowsError(
                 f"torch.Tensor(x), torch.LongTensor(x), y.new(x) and the like would read this rank's rows of a "
                 f"{type(self).__name__}: write torch.tensor(x) for a plain tensor of all rows (collective), or "

@@ -90,6 +90,7 @@ class RowSharding(OfThisRun):
 
     Attributes:
         group: the ranks.
+        is_on_one_rank: whether this rank has all rows.
         kind: what the rows are, for messages.
         size: number of rows over all ranks.
         num_local: rows on this rank.
@@ -113,6 +114,7 @@ class RowSharding(OfThisRun):
 
     def __init__(self, group: Group, kind: Kind, size: int, rng_key: Tensor) -> None:
         self.group = group
+        self.is_on_one_rank = group.size == 1
         self.kind: Kind = kind
         self.size = size
         self.num_local = rng_key.numel()

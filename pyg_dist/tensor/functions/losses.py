@@ -72,7 +72,7 @@ def _by_torch(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any],
     if not isinstance(scores, RowTensor) or not isinstance(target, RowTensor):
         return None
     rows = scores._sharding
-    if rows is not target._sharding or rows.group.size > 1:
+    if rows is not target._sharding or not rows.is_on_one_rank:
         return None
     with local_tensors():
         num_dims = scores.dim(), target.dim()
