@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from launching import run_script
 from random_graphs import random_graph
 from torch import nn
+from torch.utils import _pytree as pytree
 from torch_geometric.datasets import KarateClub
 from torch_geometric.nn import LINKX, CorrectAndSmooth, RGCNConv
 from torch_geometric.nn.models import GCN
@@ -191,3 +192,58 @@ def rgcn_script(data: Any, wrap: Any) -> list[Any]:
 )
 def test_models_and_metrics(workers: Pools, world_size: int, script: Any, tolerance: float) -> None:
     workers(world_size).run(both_sides, script, tolerance)
+
+
+def metrics_of_rows(data: Any) -> dict[str, Any]:
+    """What torchmetrics computes of rows, by metric: of two updates, and of a call and of what calls add up to."""
+    import torchmetrics
+
+    by_class, binary = {"task": "multiclass", "num_classes": 4}, {"task": "binary"}
+    scores, truth = data.x[:, :4].softmax(dim=-1), data.y % 4
+    classes = (scores, truth)
+    inputs: list[tuple[Any, tuple[Any, ...]]] = [
+        (torchmetrics.ConfusionMatrix(**by_class), classes),
+        (torchmetrics.ConfusionMatrix(**by_class, dist_sync_on_step=True), classes),
+        (torchmetrics.StatScores(**by_class), (scores[data.train_mask].argmax(-1), truth[data.train_mask])),
+        (torchmetrics.AUROC(**by_class), classes),
+        (torchmetrics.AUROC(**binary, thresholds=20), (scores[:, 0], (truth == 0).long())),
+        (torchmetrics.AveragePrecision(**binary), (scores[:, 0], (truth == 0).long())),
+        (torchmetrics.ROC(**by_class), classes),
+        (torchmetrics.R2Score(), (data.x[:, 0], data.x[:, 1])),
+        (torchmetrics.SumMetric(), (data.x[:, 0],)),
+        (torchmetrics.MinMaxMetric(torchmetrics.HammingDistance(**by_class)), classes),
+        (torchmetrics.MetricCollection([torchmetrics.F1Score(**by_class), torchmetrics.StatScores(**by_class)]), classes),
+    ]  # fmt: skip
+    found = {}
+    for number, (metric, given) in enumerate(inputs):
+        name = f"{number} {type(metric).__name__}"
+        metric.update(*given)
+        metric.update(*given)
+        found[f"{name}, updates"] = metric.compute()
+        metric.reset()
+        found[f"{name}, call"] = metric(*given)
+        found[f"{name}, calls"] = metric.compute()
+    return found
+
+
+def metrics_here(layout: str) -> dict[str, Any]:
+    import torchmetrics
+
+    from pyg_dist import DistributedData
+
+    others = torchmetrics.SumMetric()  # of this rank's numbers, which torchmetrics adds up
+    others.update(1.0)
+    found = metrics_of_rows(DistributedData(random_graph(60, 600, seed=1), layout=layout))
+    found["ranks"] = others.compute()
+    return pytree.tree_map(lambda value: getattr(value, "full_tensor", value.clone)(), found)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("layout", ["halo", "grid"])
+def test_metrics_count_each_row_once(workers: Pools, layout: str, world_size: int) -> None:
+    pytest.importorskip("torchmetrics")
+    expected = {**metrics_of_rows(random_graph(60, 600, seed=1)), "ranks": torch.tensor(float(world_size))}
+    for found in workers(world_size).run(metrics_here, layout):
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")

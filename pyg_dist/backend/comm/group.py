@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_dist.backend import staging
+from pyg_dist.backend import metrics, staging
 from pyg_dist.backend.comm import replicas
 from pyg_dist.backend.comm.calls import Calls, here
 from pyg_dist.backend.comm.connection import InCall
@@ -117,6 +117,7 @@ class Group(OfThisRun):
         return from_wire(self.stage.land(wire, tensor.device), tensor.dtype)
 
     def _reduced(self, wire: Tensor, op: str, kind: str) -> Tensor:
+        metrics.keep_counts()
         tag = self.calls.next(kind, wire.dtype, wire.numel())
         messages = self.tagged(wire)
         if messages is not None and wire.nbytes <= _SMALL:

@@ -33,13 +33,15 @@ _ALONG: dict[str, tuple[str, int | None]] = {
     "diff": ("n", -1), "cosine_similarity": ("x2", 1), "repeat_interleave": ("repeats", None),
 }  # fmt: skip
 _CUTS = ("narrow", "chunk", "split", "tensor_split")
-_ORDERS = ("sort", "argsort", "topk", "kthvalue", "mode")
+_OF_ALL_ROWS = (
+    "sort", "argsort", "topk", "kthvalue", "mode", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp",
+)  # fmt: skip
 _BROADCASTS = ("take_along_dim", "cosine_similarity", "repeat_interleave")
 
 
 @implements(*_ALONG, "scatter_", "scatter_add_", "scatter_reduce_", "cumsum_", "cumprod_")
 def along(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Along other dimensions than 0. Along 0, what orders rows is of all of them, and plain (collective)."""
+    """Along other dimensions than 0. Along 0, what orders or accumulates rows is of all, and plain (collective)."""
     name = function.__name__.removesuffix("_")
     before, default = _ALONG[name]
     bound = bind(f"x {before} dim", args, kwargs)
@@ -53,7 +55,7 @@ def along(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         else:
             pieces = function(places, *positional, dim=0, **rest)
         return copied_slice(x[pieces]) if isinstance(pieces, Tensor) else tuple(copied_slice(x[p]) for p in pieces)
-    if name in _ORDERS and isinstance(x, RowTensor) and 0 in dims_of(dim, x.dim()) and not of_whole_graphs():
+    if function.__name__ in _OF_ALL_ROWS and isinstance(x, RowTensor) and 0 in dims_of(dim, x.dim()) and not of_whole_graphs():
         return on_full_tensor(function, args, kwargs)
     if name.startswith("scatter") and x is not None and not isinstance(x, RowTensor):
         return write(function, args, kwargs)
@@ -68,11 +70,12 @@ def along(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 @implements("flip")
 def flip(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Reverse the order of columns."""
-    dims = flat_sizes(args, kwargs)
-    if 0 in dims_of(dims, args[0].dim()):
-        raise refuse(function, "along dimension 0 would mix rows")
-    return on_rows(torch.flip, args[0], dims)
+    """Reverse the order of columns, and of rows, which are picked (collective)."""
+    x = args[0]
+    dims = dims_of(flat_sizes(args, kwargs), x.dim())
+    if 0 in dims:
+        x = x[torch.arange(x.shape[0] - 1, -1, -1)]
+    return on_rows(torch.flip, x, [dim for dim in dims if dim])
 
 
 @implements("cat", "concat", "concatenate", "hstack", "vstack", "row_stack", "column_stack", "stack")

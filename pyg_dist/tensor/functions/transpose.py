@@ -62,6 +62,11 @@ class Transposed(DerivedOperand):
             return func(first.of, *args[1:], **kwargs)
         if func in _TURNS and isinstance(first, Transposed):
             return first.of if set(dims_of((*args[1:], *kwargs.values()), 2)) == {0, 1} else first
+        if func in _RESHAPES and isinstance(first, Transposed):
+            with local_tensors():
+                keeps_shape = func(*args, **kwargs).shape == first.shape
+            if keeps_shape:
+                return first
         if func in _PRODUCTS:
             x, other = (*args, *kwargs.values())
             return _product(other, x) if func is Tensor.__rmatmul__ else _product(x, other)
@@ -96,6 +101,7 @@ _SHAPES = {
 }
 _OF_ROWS = {*functions("device.__get__", "requires_grad.__get__", "grad_fn.__get__", "is_leaf.__get__")}
 _TURNS = {*functions("t", "T.__get__", "mT.__get__", "transpose", "swapaxes", "swapdims")}
+_RESHAPES = {*functions("reshape", "view", "contiguous")}
 _PRODUCTS = {*functions("matmul", "mm", "mv", "__matmul__", "__rmatmul__")}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 import torch
@@ -28,7 +29,9 @@ FORMS: dict[str, Sequence[Form]] = {
     "mode": [lambda f, t: f(t.x), lambda f, t: f(t.x, 1, True)],
     "glu": [lambda f, t: f(t.c, 1), lambda f, t: f(t.x[:, :2]), lambda f, t: f(t.c, dim=-2)],
     "roll": [lambda f, t: f(t.x, 1, 1), lambda f, t: f(t.c, shifts=(1, 2), dims=(1, 2))],
-    "flip": [lambda f, t: f(t.x, (1,)), lambda f, t: f(t.c, (-1, -2)), lambda f, t: f(t.c, dims=[2])],
+    "flip": [lambda f, t: f(t.x, (1,)), lambda f, t: f(t.c, (-1, -2)), lambda f, t: f(t.c, dims=[2]),
+        lambda f, t: f(t.x, 0), lambda f, t: f(t.c, (0, -1)), lambda f, t: f(t.v, dims=(-1,)),
+    ],
     "gather": [lambda f, t: f(t.x, 1, t.label.view(-1, 1)), lambda f, t: f(t.x, dim=-1, index=t.order)],
     **each("scatter_add scatter_add_", SCATTERED),
     **each("scatter scatter_", [*SCATTERED, lambda f, t: f(t.x, 1, t.label.view(-1, 1), 2.0)]),
@@ -95,8 +98,7 @@ def values_and_gradients(name: str) -> None:
 
 ROWS = "along dimension 0, or of a plain tensor, would mix rows"
 REFUSED: list[Refusal] = [
-    (lambda t: t.x.cumsum(0), MixedRowsError, f"cumsum {ROWS}"),
-    (lambda t: t.v.cumsum(0), MixedRowsError, f"cumsum {ROWS}"),
+    (lambda t: t.x.sin().cumsum_(0), MixedRowsError, f"cumsum_ {ROWS}"),
     (lambda t: t.x.roll(1), MixedRowsError, f"roll {ROWS}"),
     (lambda t: t.x.roll((1, 1), (0, 1)), MixedRowsError, f"roll {ROWS}"),
     (lambda t: t.x.unbind(), MixedRowsError, f"unbind {ROWS}"),
@@ -106,7 +108,6 @@ REFUSED: list[Refusal] = [
     (lambda t: t.x.sin().scatter_(0, t.order, t.y), MixedRowsError, "scatter_ along dimension 0 would mix rows, sums"),
     (lambda t: t.x.scatter_reduce(0, t.order, t.y, "amax"), MixedRowsError, "scatter_reduce along dimension 0 would"),
     (lambda t: t.x.gather(1, torch.zeros(1, 1, dtype=torch.int64)), LayoutMismatchError, "7 rows (got shape [1, 1])"),
-    (lambda t: t.x.flip(0), MixedRowsError, "flip along dimension 0 would mix rows"),
     (lambda t: torch.stack([t.v, t.u]), MixedRowsError, "stack along dimension 0 would move rows"),
     (lambda t: torch.vstack([t.v, t.u]), MixedRowsError, "vstack along dimension 0 would move rows"),
     (lambda t: torch.cat([t.x, t.row], 1), LayoutMismatchError, "cat expected a plain operand with 7 rows"),
@@ -137,6 +138,10 @@ ORDERED: dict[str, Expression] = {
     "topk of some": lambda t: t.v[t.mask].topk(2).values * t.y[t.label.topk(2).indices, 0],
     "kthvalue": lambda t: t.v.kthvalue(3),
     "mode": lambda t: t.label.mode(),
+    **{
+        name: partial(lambda f, t: (f(t.x.abs() + 1, 0), f(t.v, dim=-1)), getattr(torch, name))
+        for name in ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
+    },
 }
 
 
