@@ -212,7 +212,7 @@ def metrics_of_rows(data: Any) -> dict[str, Any]:
         (torchmetrics.R2Score(), (data.x[:, 0], data.x[:, 1])),
         (torchmetrics.SumMetric(), (data.x[:, 0],)),
         (torchmetrics.MinMaxMetric(torchmetrics.HammingDistance(**by_class)), classes),
-        (torchmetrics.MetricCollection([torchmetrics.F1Score(**by_class), torchmetrics.StatScores(**by_class)]), classes),
+        (torchmetrics.MetricCollection([torchmetrics.F1Score(**by_class), torchmetrics.ROC(**by_class)]), classes),
     ]  # fmt: skip
     found = {}
     for number, (metric, given) in enumerate(inputs):

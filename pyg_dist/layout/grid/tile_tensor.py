@@ -94,7 +94,7 @@ class TileTensor(NodeTensor):
         elif isinstance(func, OpOverload):  # below autograd all is local
             with local_tensors():
                 return func(*args, **kwargs)
-        if writes(func) and isinstance(args[0], TileTensor):
+        if (writes(func) or kwargs.get("inplace")) and args and isinstance(args[0], TileTensor):
             return _write_rows(func, args, kwargs)
         return func(*_in_rows(args), **_in_rows(kwargs))
 

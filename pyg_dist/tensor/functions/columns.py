@@ -55,7 +55,8 @@ def along(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         else:
             pieces = function(places, *positional, dim=0, **rest)
         return copied_slice(x[pieces]) if isinstance(pieces, Tensor) else tuple(copied_slice(x[p]) for p in pieces)
-    if function.__name__ in _OF_ALL_ROWS and isinstance(x, RowTensor) and 0 in dims_of(dim, x.dim()) and not of_whole_graphs():
+    gathers = function.__name__ in _OF_ALL_ROWS and not of_whole_graphs()
+    if gathers and isinstance(x, RowTensor) and 0 in dims_of(dim, x.dim()):
         return on_full_tensor(function, args, kwargs)
     if name.startswith("scatter") and x is not None and not isinstance(x, RowTensor):
         return write(function, args, kwargs)

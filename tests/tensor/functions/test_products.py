@@ -71,7 +71,7 @@ TRANSPOSED: dict[str, Expression] = {
     "of two": lambda t: torch.mm(t.x.t(), t.y),
     "of a mean": lambda t: t.x.mT @ (t.y - t.y.mean(0)) / t.N,
     "with a vector": lambda t: t.x.T @ t.v,
-    "flattened to columns and back": lambda t: t.x.transpose(0, 1).reshape(t.F, -1).T * t.x.T.contiguous().view(t.F, t.N).T,
+    "as it was": lambda t: t.x.transpose(0, 1).reshape(t.F, -1).T * t.x.T.contiguous().view(t.F, t.N).T,
     "with plain rows": lambda t: t.x.transpose(1, 0) @ t.full,
     "Hermitian": lambda t: t.x.H @ t.y + t.x.mH @ t.y,
     "of a selection": lambda t: t.x[t.mask].T @ t.y[t.mask],
