@@ -138,7 +138,8 @@ def fused_forward(conv: Any, given: dict[str, Any]) -> Any:
     attr = edge_attr if conv.lin_edge is not None else None
     if not _are_rows(edges, source, *(() if target is None else (target,))) or source.dim() != 2:
         return None
-    weight = getattr(lin_source, "weight", None)  # an adapter in its place may have none
+    # An adapter in its place may have none, and a parametrization may take a step whenever it is read (spectral norm).
+    weight = getattr(lin_source, "_parameters", {}).get("weight")
     if weight is None or not _meet(source, weight, conv.att_src) or not _fits(conv, edges, attr, source):
         return None
     residual = None if conv.res is None or target is None else conv.res(target)

@@ -106,22 +106,30 @@ def _runs_plainly(conv: MessagePassing, stock: Any) -> bool:
         _is_pygs(stock)
         and not (conv.explain or state.get("cached") or any(state[hooks] for hooks in _STEP_HOOKS))
         and not any(name in state for name in _CHANGED)
-        and _is_unobserved(conv, conv.training)
+        and _is_unobserved(conv)
         and not (timing.is_recording() or torch._C._get_tracing_state() is not None)
         and not torch._C._are_functorch_transforms_active()
     )
 
 
-def _is_unobserved(module: nn.Module, training: bool) -> bool:
+def _is_unobserved(module: nn.Module) -> bool:
     """Whether no hook sees what ``module`` and its parts do, and none of them draws numbers."""
     state = module.__dict__
     cls: Any = type(module)
     known, draws = _known(cls)
     if not known or any(state[hooks] for hooks in _HOOKS):
         return False
-    if training and ((draws and state["p"]) or _drops(state.get("dropout"))):
+    # of its own: a script may keep dropouts in training within a conv that it evaluates
+    if state["training"] and ((draws and state.get("p", 1)) or _drops(state.get("dropout"))):
         return False
-    return all(part is None or _is_unobserved(part, training) for part in state["_modules"].values())
+    if any(map(callable, state.values())) and not all(map(_is_pygs_or_data, state.values())):
+        return False
+    return all(part is None or _is_unobserved(part) for part in state["_modules"].values())
+
+
+def _is_pygs_or_data(value: Any) -> bool:
+    """Whether an attribute runs no function of a script's, nor one of torch's, which may draw (``act=F.dropout``)."""
+    return not callable(value) or str(value.__module__).startswith("torch_geometric.nn.")
 
 
 def _drops(rate: Any) -> bool:
@@ -130,10 +138,10 @@ def _drops(rate: Any) -> bool:
 
 @cache
 def _known(cls: type) -> tuple[bool, bool]:
-    """Whether a module's code is torch's or PyG's, which is known to draw dropout alone; whether it is a dropout."""
+    """Whether a module's code is torch's or PyG's, which is known to draw these alone; whether it is one of them."""
     stock = getattr(cls, "stock", cls)
     is_known = stock.__module__.startswith(("torch.nn.", "torch_geometric.nn.", "pyg_dist."))
-    return is_known, issubclass(cls, _DropoutNd)
+    return is_known, issubclass(cls, (_DropoutNd, nn.RReLU))
 
 
 @cache

@@ -331,6 +331,24 @@ def test_hooks_and_other_aggregations_keep_the_steps(workers: Pools) -> None:
     workers(2).run(changed_steps, 2)
 
 
+@pytest.mark.parametrize("name", CONVS)
+def test_parametrizations_are_read_once(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A spectral norm takes a step of its power iteration whenever the weight is read in training."""
+    import pyg_dist
+
+    monkeypatch.setenv("PYG_DIST_STOCK_ELEMENTS", "0")
+    data = random_graph(20, 60, F, 2, seed=1)
+    torch.manual_seed(0)
+    stock = CONVS[name](F, 4).double()
+    for part in list(stock.modules()):
+        if isinstance(part, (torch.nn.Linear, gnn.Linear)):
+            torch.nn.utils.parametrizations.spectral_norm(part)
+            torch.nn.init.normal_(part.parametrizations.weight.original)  # far from where it has been normed
+    conv, ours = pyg_dist.distribute(copy.deepcopy(stock)), pyg_dist.DistributedData(data)
+    assert_same({"out": conv(ours.x, ours.edge_index)}, {"out": stock(data.x, data.edge_index)})
+    assert_same(dict(conv.named_buffers()), dict(stock.named_buffers()))
+
+
 def phases_of_a_step() -> tuple[list[str], list[str]]:
     """What a rank does in the forward pass, and in the backward pass, as far as edges are concerned."""
     import pyg_dist

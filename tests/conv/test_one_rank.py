@@ -84,6 +84,12 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
     "it drops weights": lambda: gnn.GATConv(F, G, dropout=0.5),
     "a part drops rows": lambda: gnn.GINConv(nn.Sequential(nn.Linear(F, G), nn.Dropout())),
     "a model of PyG drops rows": lambda: gnn.GINConv(gnn.MLP([F, G, G], dropout=[0.5, 0.0])),
+    "a part draws slopes": lambda: gnn.GINConv(nn.Sequential(nn.Linear(F, G), nn.RReLU())),
+    "a part alone is in training": lambda: _with(
+        gnn.GINConv(nn.Sequential(nn.Linear(F, G), nn.Dropout())), training=False
+    ),
+    "a part calls a function of the script": lambda: gnn.GINConv(gnn.MLP([F, G, G], act=lambda x: x.relu())),
+    "it calls a function that draws": lambda: gnn.ResGatedGraphConv(F, G, act=nn.functional.dropout),
     "a part is a script's": lambda: gnn.GINConv(nn.Sequential(nn.Linear(F, G), _Noise())),
     "a part is hooked": lambda: gnn.GINConv(_seen(nn.Linear(F, G))),
     "a step is hooked": lambda: _step_seen(gnn.GATConv(F, G)),
