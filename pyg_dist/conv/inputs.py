@@ -21,7 +21,7 @@ from pyg_dist.layout.edges import Edges
 from pyg_dist.layout.graph import DistributedGraph, EdgeView
 from pyg_dist.partition.edge_list import as_edges
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
-from pyg_dist.tensor.row_tensor import version_of
+from pyg_dist.tensor.row_tensor import described, version_of
 from pyg_dist.tensor.sharding import RowSharding
 
 
@@ -244,7 +244,7 @@ def edge_values(conv: MessagePassing, name: str, value: Tensor, rows: RowShardin
         return found
     raise DataError(
         f"{type(conv).__name__} expected '{name}' with a row for each of the {rows.size} edges of this graph (got "
-        f"{type(value).__name__} of shape {list(value.shape)}): pass data.{name}"
+        f"{described(value)}): pass data.{name}"
     )
 
 

@@ -98,7 +98,10 @@ def chosen_nodes(data: Data, subset: Any, what: str = "subset") -> Tensor:
     """
     if isinstance(subset, RowTensor):
         if subset._sharding is not data.graph.node_sharding:
-            raise DataError(f"Expected '{what}' over the {data.num_nodes} nodes of data (got {subset._sharding})")
+            raise DataError(
+                f"Expected '{what}' over the {data.num_nodes} nodes of data (got {subset._sharding} of another graph "
+                f"or selection): select it alike"
+            )
         subset = subset.full_tensor()
     num_nodes = data.num_nodes
     if isinstance(subset, str) or subset is None:

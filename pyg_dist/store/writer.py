@@ -71,7 +71,10 @@ class ShardWriter:
         """Write all of a tensor of any shape, a scalar too."""
         spec = self.layout.tensors[name]
         if content.dtype != storage_dtype(spec.dtype) or content.shape != spec.shape:
-            raise DataError(f"Expected {spec.dtype} {list(spec.shape)} as '{name}' (got {content.dtype}): cast it")
+            raise DataError(
+                f"Expected {spec.dtype} {list(spec.shape)} as '{name}' (got {content.dtype} {list(content.shape)}): "
+                f"cast or reshape it"
+            )
         flat = np.ascontiguousarray(content).reshape(-1).view(np.uint8).data
         self._hashers[name].update(flat)
         descriptor = os.open(self.path, os.O_WRONLY)

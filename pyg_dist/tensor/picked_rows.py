@@ -57,8 +57,8 @@ class PickedRows(RowTensor):
         """
         if x._sharding is not self.source:
             raise LayoutMismatchError(
-                f"Expected rows of the graph that the batch was taken from, {self.source} (got {x._sharding}): index a "
-                f"tensor of that data"
+                f"Expected rows of the graph that the batch was taken from, {self.source} (got {x._sharding} of "
+                f"another graph or selection): index a tensor of that data"
             )
         with local_tensors():
             local = large_tensors.select(self.entered(x), on_device(self.place, x.device))

@@ -142,7 +142,9 @@ class RowTensor(Tensor):
         with local_tensors():
             local = sharding.from_sharding(self.as_subclass(Tensor), self._sharding)
             if local is None:
-                raise LayoutMismatchError(f"Expected {sharding} (got {self._sharding}): take both from one data")
+                raise LayoutMismatchError(
+                    f"Expected {sharding} (got {self._sharding} of another graph or selection): take both from one data"
+                )
             return as_row_tensor_(local, sharding)  # type: ignore[return-value]
 
     def start_redistribution(self, sharding: RowSharding) -> Pending[Tensor]:
@@ -395,7 +397,8 @@ def by_row_mask(rows: RowSharding, mask: RowTensor) -> Selection:
             local = rows.align_by_position(mask.as_subclass(Tensor), mask._sharding)
         if local is None:
             raise LayoutMismatchError(
-                f"Expected a mask over the same {rows} (got one over {mask._sharding}): select it alike"
+                f"Expected a mask over the same {rows} (got one over {mask._sharding} of another graph or selection): "
+                f"select it alike"
             )
         # Counting is collective; a mask is used for outputs and labels alike, every epoch.
         whole = rows if mask.dim() == 1 else elements_of(rows, mask[:0].flatten(1).shape[1])
@@ -419,6 +422,12 @@ def local_values(values: Tensor, rows: RowSharding) -> Tensor:
     if not isinstance(values, RowTensor) and values.shape[:1] == (rows.size,):
         return rows.slice(values)
     raise LayoutMismatchError(
-        f"Expected a value for each of {rows} (got {type(values).__name__} of shape {list(values.shape)}): pass an "
-        f"edge attribute of the same DistributedData"
+        f"Expected a value for each of {rows} (got {described(values)}): pass an edge attribute of the same "
+        f"DistributedData"
     )
+
+
+def described(values: Tensor) -> str:
+    """What was given in the place of values for rows of one graph, which it has none for; for errors."""
+    of = " of another graph or selection" if isinstance(values, RowTensor) else ""
+    return f"{type(values).__name__} of shape {list(values.shape)}{of}"

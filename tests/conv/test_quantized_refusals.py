@@ -53,7 +53,7 @@ def out_of_range(bits: int) -> list[str]:
 
 @pytest.mark.parametrize("bits", [2, 16])
 def test_what_cannot_be_sent_is_told_with_its_node(workers: Pools, bits: int) -> None:
-    held = "bfloat16 holds up to 3.39e+38" if bits == 16 else "float32 holds a range of 3.4e+38"
+    held = "bfloat16 holds up to 3.3895e+38" if bits == 16 else "float32 holds a range of 3.4028e+38"
     finite, wide = "finite features", "values from -1e+39 to 1e+39"
     cases = (finite, "NaN"), (finite, "an infinity"), (f"features that {held}", wide)
     for rank, lines in enumerate(workers(3).run(out_of_range, bits)):

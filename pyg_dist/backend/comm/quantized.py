@@ -116,7 +116,7 @@ class Quantized:
             key = int(self.key[error.row])
             where = f"{'a sum for ' if key >= SUM_KEY else ''}node {node_of(key)}"
         if error.is_finite:
-            held = "bfloat16 holds up to 3.39e+38" if self.bits == 16 else "float32 holds a range of 3.4e+38"
+            held = "bfloat16 holds up to 3.3895e+38" if self.bits == 16 else "float32 holds a range of 3.4028e+38"
             expected, remedy = f"{what} that {held}", "scale them down, or use bits=32"
         else:
             expected, remedy = f"finite {what}", "look for where it comes from, or use bits=32"

@@ -87,7 +87,7 @@ def _refusal(
     is_finite = bool(h.isfinite().all())
     got = "NaN" if h.isnan().any() else "an infinity"
     if is_finite:
-        got = f"values from {float(h.min()):.3g} to {float(h.max()):.3g}"
+        got = f"values from {float(h.min()):.5g} to {float(h.max()):.5g}"
     return _not_finite(row, got, bits, is_finite)
 
 
@@ -97,7 +97,7 @@ def _late_refusal(row: int, bits: int) -> NotFiniteError:
 
 
 def _not_finite(row: int, got: str, bits: int, is_finite: bool) -> NotFiniteError:
-    limit = "bfloat16 holds 3.39e+38" if bits == 16 else "float32 holds a range of 3.4e+38"
+    limit = "bfloat16 holds 3.3895e+38" if bits == 16 else "float32 holds a range of 3.4028e+38"
     return NotFiniteError(
         f"quantize_csr: expected finite values in range, got {got} in row {row}: {limit}", row, got, is_finite
     )

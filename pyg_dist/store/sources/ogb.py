@@ -135,7 +135,8 @@ class OGB(Source):
         edges = self.members["edge_index"]
         if edges.shape[:1] != (2,) or edges.dtype.kind not in "iu":
             raise DataError(
-                f"Expected integers [2, E] as 'edge_index' in {edges.path} (got {list(edges.shape)}): check it"
+                f"Expected integers [2, E] as 'edge_index' in {edges.path} (got {edges.dtype} "
+                f"{list(edges.shape)}): check it"
             )
         low = 0
         for source, target in edge_columns(edges, size):

@@ -30,7 +30,9 @@ def as_stored(value: Any, rows: RowSharding) -> Any:
     if isinstance(value, RowTensor):
         local = rows.from_sharding(value.to_local(), value._sharding)
         if local is None:
-            raise LayoutMismatchError(f"Expected a gradient or value for {rows} (got one for {value._sharding})")
+            raise LayoutMismatchError(
+                f"Expected a gradient or value for {rows} (got one for {value._sharding} of another graph or selection)"
+            )
         return local
     if value.shape[:1] != (rows.size,):
         raise LayoutMismatchError(f"Expected a gradient or value for {rows} (got shape {list(value.shape)})")

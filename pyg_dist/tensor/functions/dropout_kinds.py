@@ -1,4 +1,4 @@
-"""Dropout for SELU, dropout of channels, and ReLU with slopes that are drawn: keyed as :mod:`.random`."""
+"""Alpha dropout for SELU, dropout of channels, and ReLU with slopes that are drawn: keyed as :mod:`.random`."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from against_torch import WORLD_SIZES, Operands, Refusal, distribute, node_rows,
 from workers import Workers
 
 from pyg_dist import EdgeTensor, NodeTensor
-from pyg_dist.errors import LayoutMismatchError, MixedRowsError, UnsupportedError
+from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, UnsupportedError
 
 NO_FORM = "has no distributed form for a NodeTensor, whose rows lie on several ranks: call it on .full_tensor()"
 TRACED = "torch.compile cannot trace it"
@@ -205,4 +205,30 @@ def other_graph() -> None:
         lambda: t.x[e[:, 0] > 0],
     ):
         with pytest.raises(LayoutMismatchError):
+            expression()
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_other_graph_of_the_same_size(workers: Callable[[int], Workers], world_size: int) -> None:
+    workers(world_size).run(other_graph_of_the_same_size)
+
+
+def other_graph_of_the_same_size() -> None:
+    """An error never says that it expected 40 nodes and got 40 nodes, and no more."""
+    from random_graphs import random_graph
+    from torch_geometric.nn import GCNConv
+
+    from pyg_dist import DistributedData, distribute
+
+    data, other = (DistributedData(random_graph(40, 160, seed=seed), partition="random") for seed in (1, 2))
+    x, conv = data.x.detach().clone(), distribute(GCNConv(5, 3).double())
+    for expression in (
+        lambda: x.redistribute(other.x._sharding),
+        lambda: x[other.train_mask],
+        lambda: setattr(x, "grad", other.x.detach()),
+        lambda: conv(x, data.edge_index, other.edge_weight),
+        lambda: x + other.x,
+        lambda: data.subgraph(other.train_mask),
+    ):
+        with pytest.raises((DataError, LayoutMismatchError), match=r"\(got .* of another graph or selection\)"):
             expression()
