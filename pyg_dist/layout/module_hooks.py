@@ -75,7 +75,8 @@ def _before_forward(module: nn.Module, args: tuple[Any, ...]) -> None:
     if _is_stock_conv(module):
         raise UnsupportedError(
             f"{type(module).__name__} is a stock conv and got tensors or edges of a DistributedData: call "
-            f"pyg_dist.distribute(model), or use the plain Data"
+            f"pyg_dist.distribute(model), which finds convs that are attributes or in an nn.ModuleList (not "
+            f"those in a plain list, or made in forward), or use the plain Data"
         )
     remember_model(module)
     if noted.is_on:  # compared at once: models whose shapes differ would be broadcast by different calls

@@ -157,3 +157,20 @@ def compare(layout: str) -> None:
 @pytest.mark.parametrize(("world_size", "layout"), [(1, "halo"), (1, "grid"), (2, "grid"), (3, "halo")])
 def test_nested_convs(workers: Pools, world_size: int, layout: str) -> None:
     workers(world_size).run(compare, layout)
+
+
+class InPlainList(gnn.MessagePassing):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = [gnn.GCNConv(F, F)]
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.convs[0](x, edge_index)  # type: ignore[no-any-return]
+
+
+def test_convs_that_distribute_cannot_find() -> None:
+    import pyg_dist
+
+    data = pyg_dist.DistributedData(random_graph(31, 140, F, G, seed=2))
+    with pytest.raises(pyg_dist.errors.UnsupportedError, match="not those in a plain list, or made in forward"):
+        pyg_dist.distribute(InPlainList().double())(data.x, data.edge_index)
