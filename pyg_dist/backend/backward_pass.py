@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyg_dist.backend import out_of_memory
+from pyg_dist.backend.autograd.replicated import GatherRows, SumOverRanks
 from pyg_dist.backend.comm.replicas import noted
 from pyg_dist.backend.local_function import LocalFunction
 
@@ -23,31 +24,44 @@ def watch(is_watched: bool) -> None:
 
 def _watched(outputs: Sequence[Any], *args: Any, **options: Any) -> Any:
     is_outermost = torch._C._current_graph_task_id() == -1  # else it is one of checkpointing's
-    if is_outermost:
-        noted.has_summed = False
+    losses = [x for x in outputs if _is_of_all_ranks(x)] if is_outermost and noted.is_on else []
     try:
         gradients = _run(outputs, *args, **options)
     except (RuntimeError, MemoryError) as error:  # of the engine's own functions: no Python runs there
         if _has_own_function(outputs):  # else it is somebody else's
             out_of_memory.explain(error, out_of_memory.IN_BACKWARD)
         raise
-    # A loss of this rank's rows alone may differ between ranks, one of all rows may not.
-    if is_outermost and noted.is_on and noted.has_summed:
-        for output in outputs:
-            if type(output) is Tensor and output.numel() == 1:
-                noted.loss(output)
+    for loss in losses:
+        noted.loss(loss)
     return gradients
+
+
+def _is_of_all_ranks(output: Any) -> bool:
+    """Whether an output is a number that is made of sums over all ranks' rows, or of all rows, and nothing else of rows.
+
+    One of this rank's rows, ``out.to_local().sum()``, may differ between ranks.
+    """
+    if type(output) is not Tensor or output.numel() != 1:
+        return False
+    maps = [getattr(node, "map", None) for node in _first_own_functions([output])]
+    of_all = [isinstance(a, GatherRows) or (isinstance(a, SumOverRanks) and a.is_of_rows) for a in maps]
+    return bool(of_all) and all(of_all)
 
 
 def _has_own_function(outputs: Any) -> bool:
     """Whether a function of this package is in the graph behind ``outputs``, tensors or edges of the graph."""
+    return next(_first_own_functions(outputs), None) is not None
+
+
+def _first_own_functions(outputs: Any) -> Iterator[Any]:
+    """The functions of this package that the engine comes to first on its ways from ``outputs``."""
     nodes = [getattr(output, "node", None) or output.grad_fn for output in outputs]
     seen = set(nodes)
     while nodes:
         node = nodes.pop()
         if issubclass(getattr(node, "_forward_cls", object), LocalFunction):
-            return True
+            yield node
+            continue
         following = {inner for inner, _ in getattr(node, "next_functions", ())} - seen
         seen |= following
         nodes += following
-    return False

@@ -65,13 +65,14 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
 
     def forward(self, x: Any, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
         """See the class."""
-        small = stock_result(self, GCNConv, (x, edge_index, edge_weight), {}, lambda: True)
+        is_sum = type(self.aggr_module) is SumAggregation
+        small = stock_result(self, GCNConv, (x, edge_index, edge_weight), {}, lambda: True) if is_sum else None
         if small is not None:
             return small
         handle = None if isinstance(x, (tuple, list)) else edge_handle(self, edge_index, x, calls_message=False)
         if handle is None:
             return super().forward(x, edge_index, edge_weight)  # type: ignore[no-any-return]
-        if type(self.aggr_module) is not SumAggregation:
+        if not is_sum:
             raise UnsupportedError(
                 f"DistributedGCNConv expected aggr='add' (got {self.aggr!r}): the norm is defined for sums"
             )

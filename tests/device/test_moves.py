@@ -119,7 +119,7 @@ def train_on_batches(library: Path, layout: str, moves_data: bool) -> None:
                 got = products(batch, conv)
                 results |= {f"{step} {type(conv).__name__} {name}": value for name, value in got.items()}
             if moves_data:
-                results[f"{step} weights"] = products(batch, convs[1], batch.edge_weight)["out"]
+                results[f"{step} weights"] = products(batch, convs[0], batch.edge_weight)["out"]
                 results[f"{step} rows"] = data.x[batch.n_id].full_tensor().cpu()
         found.append(results)
     assert_same(found[1], found[0])

@@ -209,6 +209,8 @@ def alike(options: dict[str, Any]) -> None:
         optimizer.zero_grad()
         out = model(data.x, data.edge_index)
         F.cross_entropy(out[data.train_mask], data.y[data.train_mask]).backward()
+        normed = F.batch_norm(model(data.x, data.edge_index), None, None, training=True)
+        normed.to_local().square().sum().backward()  # the same, behind sums of all ranks' rows
         local = out.detach().to_local().requires_grad_()
         (local.sum() * (1 + odd())).backward()  # a loss of this rank's rows alone
         own(torch.full((3, FEATURES), float(odd()), dtype=torch.float64)).sum().backward()  # a model of this rank's

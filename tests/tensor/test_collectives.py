@@ -57,6 +57,21 @@ UNCOMPARED: dict[str, Form] = {
     "bernoulli": lambda f, t: f(t.p.detach()),
     "bernoulli_": lambda f, t: f(t.x.detach(), 0.5),
     "gumbel_softmax": lambda f, t: f(t.x, hard=True),
+    "normal": lambda f, t: f(t.x, 2.0),
+    "randint_like": lambda f, t: f(t.x, 5),
+    "poisson": lambda f, t: f(t.p.detach()),
+    "_standard_gamma": lambda f, t: f(t.p),
+    "_sample_dirichlet": lambda f, t: f(t.p),
+    **{name: lambda f, t: f(t.x.detach()) for name in ("random_", "log_normal_", "cauchy_")},
+    "geometric_": lambda f, t: f(t.x.detach(), 0.5),
+    **{name: lambda f, t: f(t.x, 0.5, True) for name in ("alpha_dropout", "feature_alpha_dropout", "feature_dropout")},
+    **{name: lambda f, t: f(t.c, 0.5, True) for name in ("dropout1d", "dropout2d")},
+    "dropout3d": lambda f, t: f(t.c.unsqueeze(-1).unsqueeze(-1), 0.5, True),
+    "rrelu": lambda f, t: f(t.x, training=True),
+    "rrelu_": lambda f, t: f(t.x.detach(), training=True),
+    "_standard_gamma_grad": lambda f, t: f(t.p.detach(), t.p.detach()),
+    "_dirichlet_grad": lambda f, t: f(t.p.detach(), t.p.detach(), t.p.detach() + 1),
+    "_convert_indices_from_coo_to_csr": lambda f, t: f(t.label.sort()[0], 9),
     "multinomial": lambda f, t: f(t.p.detach(), 2),
     "data.__get__": lambda f, t: f(t.x),
     "data.__set__": lambda f, t: f(t.x, t.y.detach()),
@@ -149,6 +164,17 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
             normalize
         """),
     ],
+    "distributions": [
+        ("none", "none", """
+            normal randint_like random_ log_normal_ cauchy_ geometric_ _standard_gamma _sample_dirichlet
+        """),
+        ("agree", "none", "poisson"),
+    ],
+    "dropout_kinds": [
+        ("none", "none", """
+            alpha_dropout feature_alpha_dropout feature_dropout dropout1d dropout2d dropout3d rrelu rrelu_
+        """),
+    ],
     "extremes": [
         ("max, sum", "none", "max"),
         ("min, sum", "none", "min"),
@@ -158,7 +184,7 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
     "full_tensor": [
         ("gather", "none", """
             tolist numpy __array__ __array_wrap__ __contains__ unique unique_consecutive bincount histc median
-            nanmedian quantile nanquantile
+            nanmedian quantile nanquantile _convert_indices_from_coo_to_csr
         """),
         ("count, gather", "none", "item __float__ __int__ __index__ __bool__"),
         ("none", "none", "__repr__ __format__"),
@@ -187,6 +213,7 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
     ],
     "pointwise": [
         ("none", "none", " ".join(name for name in test_pointwise.NAMES if name != "detach")),
+        ("none", "none", "_standard_gamma_grad _dirichlet_grad"),
     ],
     "products": [
         ("sum", "none", "dist dot vdot inner einsum"),

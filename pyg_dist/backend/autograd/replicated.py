@@ -26,7 +26,6 @@ from pyg_dist.backend.autograd import broadcast
 from pyg_dist.backend.autograd.gradient_bucket import LeafGradient
 from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.comm.group import Group, world_group
-from pyg_dist.backend.comm.replicas import noted
 from pyg_dist.backend.comm.transport import Pending
 from pyg_dist.errors import UnsupportedError
 
@@ -53,27 +52,24 @@ class CopyToRanks:
 
 @dataclass(frozen=True)
 class SumOverRanks:
-    """The sum of every rank's tensor, on every rank. See :class:`CopyToRanks`."""
+    """The sum of every rank's tensor, on every rank. See :class:`CopyToRanks`.
+
+    Attributes:
+        total: as there.
+        is_of_rows: whether it is a sum of rows, and not of products whose sum is a rank's rows.
+    """
 
     total: Callable[[Tensor], Tensor]
+    is_of_rows: bool = True
 
     @property
-    def transposed(self) -> GradientOfSum:
+    def transposed(self) -> CopyToRanks:
         """Each rank's summand has the gradient of the sum."""
-        return GradientOfSum(self.total)
+        return CopyToRanks(self.total)
 
     def start(self, x: Tensor) -> Pending[Tensor]:
         """The collective runs when it is waited for."""
         return Pending(lambda: self.total(x))
-
-
-class GradientOfSum(CopyToRanks):
-    """The same in a backward pass, which so depends on rows of all ranks."""
-
-    def start(self, x: Tensor) -> Pending[Tensor]:
-        """Nothing is sent."""
-        noted.has_summed = True
-        return super().start(x)
 
 
 @dataclass(frozen=True, eq=False)

@@ -55,11 +55,10 @@ class Noted:
 
     Attributes:
         is_on: whether there is another rank to compare it with.
-        has_summed: whether a backward pass has come to a sum of all ranks' rows.
     """
 
     def __init__(self) -> None:
-        self.is_on = self.has_summed = False
+        self.is_on = False
         self._values: dict[int, Values] = {}  # by id: tensors compare by value
         self.restart()
 

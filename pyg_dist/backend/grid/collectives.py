@@ -133,4 +133,6 @@ def copy_to_replicas(tensor: Tensor, transport: Transport) -> Tensor:
 
 def reduce_from_replicas(tensor: Tensor, transport: Transport) -> Tensor:
     """The sum over the ranks, on every rank (collective; backward: identity)."""
-    return tensor if transport.group.size == 1 else apply(SumOverRanks(partial(sum_all, transport=transport)), tensor)
+    if transport.group.size == 1:
+        return tensor
+    return apply(SumOverRanks(partial(sum_all, transport=transport), is_of_rows=False), tensor)

@@ -14,7 +14,7 @@ from workers import Workers
 
 from pyg_dist.backend.session import agreement, session
 from pyg_dist.backend.session.agreement import digest, on_main, raise_together, require_equal
-from pyg_dist.errors import AgreementError, DataError, RankFailedError
+from pyg_dist.errors import AgreementError, DataError, RankFailedError, describe_values
 
 Pools = Callable[[int], Workers]
 
@@ -57,7 +57,7 @@ def test_differences_are_named_on_every_rank(workers: Pools) -> None:
 
 
 def test_many_values_make_a_readable_line() -> None:
-    line = agreement._describe({f"value {rank}": [rank] for rank in range(512)})
+    line = describe_values({f"value {rank}": [rank] for rank in range(512)})
     assert len(line) < 200
     assert "508 other values" in line
 
