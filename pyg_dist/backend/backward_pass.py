@@ -37,7 +37,7 @@ def _watched(outputs: Sequence[Any], *args: Any, **options: Any) -> Any:
 
 
 def _is_of_all_ranks(output: Any) -> bool:
-    """Whether an output is a number that is made of sums over all ranks' rows, or of all rows, and nothing else of rows.
+    """Whether an output is a number that is made of sums over all ranks' rows, or of all rows, and of no other rows.
 
     One of this rank's rows, ``out.to_local().sum()``, may differ between ranks.
     """

@@ -143,8 +143,8 @@ def _file_id(frame: FrameType) -> int:
     file = frame.f_code.co_filename
     module = str(frame.f_globals.get("__name__", ""))
     root = module.partition(".")[0]
-    # PyG writes the propagate() of each conv into a file of a random name.
-    is_generated = file.startswith(_TEMPORARY) and module.endswith(("_propagate", "_edge_updater"))
+    # PyG writes the propagate() of each conv, and the forward() of each Sequential, into a file of a random name.
+    is_generated = file.startswith(_TEMPORARY) and os.path.basename(file).startswith(f"{module}_")
     is_user = root not in _OURS and root not in _THROUGH and not is_generated
     file_id = crc32(os.path.basename(file).encode()) | 1 if is_user else 0
     if file != "<string>":  # the code of dataclasses, and of `python -c`

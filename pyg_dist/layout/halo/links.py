@@ -10,6 +10,7 @@ from torch import Tensor
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.transport import Traffic, Transport
 from pyg_dist.backend.halo.exchange import Exchange
+from pyg_dist.backend.on_device import on_device
 from pyg_dist.layout.halo.operator import ConstantOperator
 from pyg_dist.plan.halo.restriction import RemoteLinks
 from pyg_dist.plan.halo.share import HaloShare
@@ -61,5 +62,5 @@ class HaloLinks:
             values: by edge storage.
         """
         if operator not in self._borrowed:
-            self._borrowed[operator] = self._exchange.start(values[self._place]).wait()
+            self._borrowed[operator] = self._exchange.start(values[on_device(self._place, values.device)]).wait()
         return self._borrowed[operator]
