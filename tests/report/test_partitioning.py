@@ -13,8 +13,9 @@ from random_graphs import random_graph
 
 from pyg_dist.cli import main
 from pyg_dist.partition import partition
-from pyg_dist.plan import Plan
+from pyg_dist.plan import Machine, Model, Plan
 from pyg_dist.plan.parts import METHODS
+from pyg_dist.report.comparison import measured
 
 
 @pytest.fixture
@@ -22,6 +23,14 @@ def graph_file(tmp_path: Path) -> Path:
     path = tmp_path / "graph.npz"
     np.savez(path, num_nodes=60, edge_index=random_graph(60, 500).edge_index.numpy(), undirected=False)
     return path
+
+
+def test_largest_senders_of_both_exchanges() -> None:
+    """Three nodes point at one on another rank: each sends its row, or all of them one sum."""
+    edge_index = torch.tensor([[1, 2, 3], [0, 0, 0]])
+    parts, model = torch.tensor([0, 1, 1, 1]), Model.of_layers(4, 3, None, None)
+    line = measured(edge_index, parts, 2, "given", 0.0, model, Machine())
+    assert (line.largest_post_sender, line.largest_sender) == (3, 1)
 
 
 def test_compares_every_method(graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
