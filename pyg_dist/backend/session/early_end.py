@@ -24,6 +24,10 @@ from pyg_dist.errors import LaunchError
 _MEET_SECONDS = 10.0
 
 
+_PROCESS = "_PYG_DIST_PROCESS"
+"""The variable by which processes know that a rank has started them."""
+
+
 class EarlyEnd:
     """Watches the end of this process until it has met the other ranks.
 
@@ -93,7 +97,8 @@ def watch() -> None:
         found = launch.detect(os.environ)
     except LaunchError:  # init raises it
         return
-    if found.world_size > 1:
+    # What a rank starts inherits the variables of its launcher, and may end as it likes.
+    if found.world_size > 1 and os.environ.setdefault(_PROCESS, str(os.getpid())) == str(os.getpid()):
         _early.append(EarlyEnd(found))
 
 

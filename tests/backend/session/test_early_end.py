@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from launching import run_script
 
+from pyg_dist.backend.session import early_end
+
 SCRIPT = Path(__file__).with_name("early_script.py")
 SLOW = pytest.mark.slow
 
@@ -46,3 +48,17 @@ def test_ranks_that_all_end_without_init_say_nothing(launcher: str) -> None:
     ended = run_script(launcher, 2, SCRIPT, "none inits", "0")
     assert set(ended.codes) == {0}
     assert "pyg_dist" not in ended.stderr
+
+
+def test_what_a_rank_starts_may_end_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child process inherits the variables of its rank's launcher, and is no rank."""
+    for name, value in {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29511}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(early_end, "_early", [])
+    monkeypatch.setenv(early_end._PROCESS, "1")  # of the rank that has started this process
+    early_end.watch()
+    assert not early_end._early
+    monkeypatch.delenv(early_end._PROCESS)
+    early_end.watch()
+    assert len(early_end._early) == 1
+    early_end.end()
