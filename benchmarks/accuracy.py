@@ -36,9 +36,9 @@ from torch_geometric.data import Data
 
 from pyg_dist.backend.comm.codec import EXACT, Codec
 from pyg_dist.backend.comm.quantized import quantized
-from pyg_dist.backend.halo.operator import aggregate
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.sparse.matrix import Matrix
+from pyg_dist.halo.aggregate import aggregate
 from pyg_dist.nn import MaskedLabelPropagation, NormReLUDropout
 from pyg_dist.partition import partition
 from pyg_dist.tensor.functions.random import draw_seed

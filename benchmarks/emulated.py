@@ -15,12 +15,11 @@ from torch import Tensor
 from pyg_dist.backend.comm.buffers import Buffers
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.transport import Messages, Transport
-from pyg_dist.backend.halo.operator import LinearOperator
-from pyg_dist.backend.halo.transfer import HaloTransfer
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.sparse.matrix import Matrix
-from pyg_dist.plan import halo_share
-from pyg_dist.plan.halo.share import HaloShare
+from pyg_dist.halo.aggregate import LinearOperator
+from pyg_dist.halo.plan.share import HaloShare, halo_share
+from pyg_dist.halo.transfer import HaloTransfer
 
 Keys = tuple[Tensor, Tensor]
 
@@ -47,7 +46,7 @@ class EmulatedExchange:
         return EmulatedExchange(torch.argsort(self.order))
 
     def start(self, rows: Tensor, received: Tensor) -> Messages:
-        """See :class:`pyg_dist.backend.halo.exchange.Exchange`."""
+        """See :class:`pyg_dist.halo.exchange.Exchange`."""
         torch.index_select(rows, 0, self.order, out=received)
         return Messages(received, rows)
 

@@ -42,7 +42,7 @@ import pyg_dist
 from pyg_dist.backend.comm import calls, group, replicas, tagged
 from pyg_dist.backend.comm.group import world_group
 from pyg_dist.conv import DistributedGCNConv as GCNConv
-from pyg_dist.layout import training_state
+from pyg_dist.graph import training_state
 
 EPOCHS = 4
 RESULT = Path(__file__).resolve().parent / "results" / "faults.json"

@@ -130,8 +130,9 @@ def worker(name: str, epochs: int, output: Path) -> None:
     """All ranks together."""
     import pyg_dist
     from pyg_dist.backend.comm.group import world_group
-    from pyg_dist.plan import Machine, Model
-    from pyg_dist.plan.grid.candidates import grid_plans
+    from pyg_dist.grid.plan.candidates import grid_plans
+    from pyg_dist.pricing.machine import Machine
+    from pyg_dist.pricing.model import Model
 
     torch.set_num_threads(1)
     pyg_dist.init()
@@ -179,9 +180,10 @@ def worker(name: str, epochs: int, output: Path) -> None:
 
 def price(report: dict[str, Any]) -> dict[str, Any]:
     """The report with this machine's constants, and how well they tell the measured order."""
-    from pyg_dist.backend.grid.mesh import nearest_cube
-    from pyg_dist.plan import Machine, Model
-    from pyg_dist.plan.grid.candidates import grid_plans
+    from pyg_dist.grid.plan.candidates import grid_plans
+    from pyg_dist.grid.plan.mesh_shape import nearest_cube
+    from pyg_dist.pricing.machine import Machine
+    from pyg_dist.pricing.model import Model
 
     ranks, (num_nodes, num_edges), variants = report["ranks"], report["nodes_and_edges"], report["variants"]
     constants = Machine.load().with_ranks_per_node(ranks)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from pyg_dist.cli.planned_graph import read_planned_graph
+from pyg_dist.halo.plan.plan import Plan
 from pyg_dist.partition import partition
-from pyg_dist.plan import Plan
-from pyg_dist.report.planned_graph import read_planned_graph
 
 
 def main() -> None:

@@ -27,10 +27,11 @@ METHODS = ("random", "metis-cut", "metis", "hypergraph", "cover", "stream")
 
 def measure(path: Path, num_parts: int, method: str, epsilon: float, preset: str | None) -> dict[str, Any]:
     """One line."""
-    from pyg_dist.plan import Machine, Model
+    from pyg_dist.cli.comparison import measured, options_for
+    from pyg_dist.cli.planned_graph import read_planned_graph
     from pyg_dist.plan.parts import PartsOptions, solve
-    from pyg_dist.report.comparison import measured, options_for
-    from pyg_dist.report.planned_graph import read_planned_graph
+    from pyg_dist.pricing.machine import Machine
+    from pyg_dist.pricing.model import Model
 
     graph = read_planned_graph(path)
     num_edges = graph.edge_index.shape[1]
@@ -56,11 +57,11 @@ def measure(path: Path, num_parts: int, method: str, epsilon: float, preset: str
 
 def expected(path: Path, num_parts: int, epsilon: float, preset: str | None, count: int) -> dict[str, Any]:
     """Mean rows of fresh mini-batches of N/10 nodes: the stochastic model's parts, the plain model's, METIS' cut."""
+    from pyg_dist.cli.comparison import options_for
+    from pyg_dist.cli.planned_graph import read_planned_graph
     from pyg_dist.partition import Batches
     from pyg_dist.partition.models.stochastic import _batch_nets, uniform_batch
     from pyg_dist.plan.parts import PartsOptions, solve
-    from pyg_dist.report.comparison import options_for
-    from pyg_dist.report.planned_graph import read_planned_graph
 
     graph = read_planned_graph(path)
     options = PartsOptions("random", epsilon, preset=preset, batches=Batches(theta=0.1, delta=0.5))  # type: ignore[arg-type]

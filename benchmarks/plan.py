@@ -41,9 +41,9 @@ def r_mat(num_nodes_log2: int, num_edges: int, seed: int = 0) -> torch.Tensor:
 
 def measure(num_edges: int, num_ranks: int, path: Path | None = None) -> dict[str, Any]:
     """Plan once; the peak is of the whole process, the graph included."""
+    from pyg_dist.cli.planned_graph import read_planned_graph
+    from pyg_dist.halo.plan.plan import Plan
     from pyg_dist.partition import partition
-    from pyg_dist.plan import Plan
-    from pyg_dist.report.planned_graph import read_planned_graph
 
     if path is None:
         num_nodes = 2 ** max(4, (num_edges // 16).bit_length())

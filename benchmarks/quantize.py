@@ -32,7 +32,7 @@ from pyg_dist.backend import ops
 from pyg_dist.backend.ops import library
 from pyg_dist.backend.ops.row_format import packed_row_bytes
 from pyg_dist.conv import DistributedSAGEConv
-from pyg_dist.layout.graph import Norm
+from pyg_dist.graph.protocol import Norm
 
 RESULTS = Path(__file__).resolve().parent / "results" / "quantize.json"
 NUM_ROWS, WIDTHS, BITS = 100_000, (64, 128, 256, 602), (2, 4, 8)

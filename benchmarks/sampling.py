@@ -34,11 +34,11 @@ from torch_geometric.nn import SAGEConv
 import pyg_dist
 from pyg_dist import DistributedData
 from pyg_dist.backend.sparse.csr import CSR
+from pyg_dist.halo.plan.remote_edges import RemoteEdges
+from pyg_dist.halo.plan.vertex_cover import Cover
 from pyg_dist.loader import UniformVertexLoader
 from pyg_dist.loader.sampling import UniformSampling
 from pyg_dist.partition import partition
-from pyg_dist.plan.halo.remote_edges import RemoteEdges
-from pyg_dist.plan.halo.vertex_cover import Cover
 
 RESULTS = Path(__file__).resolve().parent / "results" / "sampling.json"
 BATCH_SIZE, HIDDEN = 8192, 256

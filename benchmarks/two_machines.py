@@ -106,7 +106,8 @@ def serve(graph: str, parts: Path) -> None:
 
     from pyg_dist import DistributedData
     from pyg_dist.conv import DistributedSAGEConv
-    from pyg_dist.plan import Machine, Model
+    from pyg_dist.pricing.machine import Machine
+    from pyg_dist.pricing.model import Model
 
     torch.set_num_threads(1)
     whole, owner = power_law.load(graph), torch.from_numpy(np.load(parts))

@@ -12,10 +12,10 @@ from pyg_dist.backend.session import early_end as _early_end
 from pyg_dist.backend.session import generators as _generators
 from pyg_dist.backend.session import steps as _steps
 from pyg_dist.backend.session.session import init, is_main, rank, world_size
+from pyg_dist.cli.profile import Profile, profile
 from pyg_dist.data import DistributedData, save_graph
-from pyg_dist.layout.edge_index import DistributedEdgeIndex
+from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.model import distribute
-from pyg_dist.report.profile import Profile, profile
 from pyg_dist.tensor import EdgeTensor, NodeTensor
 
 try:

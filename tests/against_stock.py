@@ -139,7 +139,7 @@ def twins(kind: str, *channels: int, dtype: torch.dtype = torch.float64, **optio
 
 def meshes(num_ranks: int) -> list[dict[str, int]]:
     """All meshes of so many ranks."""
-    from pyg_dist.backend.grid.mesh import meshes
+    from pyg_dist.grid.plan.mesh_shape import meshes
 
     return [{"x": m.x, "y": m.y, "z": m.z} for m in meshes(num_ranks)]
 
@@ -194,7 +194,7 @@ def compare_on_meshes(
         stride: see above.
     """
     import pyg_dist
-    from pyg_dist.plan.grid import node_order
+    from pyg_dist.grid.plan import node_order
 
     for turn, mesh in enumerate(shapes):
         # One order (that of the input) every third time; else what balance asks for.

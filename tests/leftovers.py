@@ -30,7 +30,7 @@ _STAYS = {
     *("pyg_dist.backend.session.world._current", "pyg_dist.errors._suffix"),
     *("pyg_dist.errors._where", "pyg_dist.errors._whole_graph"),
     *("workers._left", "workers._num_meetings"),  # what ranks note between two bodies
-    *("environment variable GLOO_SOCKET_IFNAME", "pyg_dist.layout.module_hooks._hooks"),
+    *("environment variable GLOO_SOCKET_IFNAME", "pyg_dist.graph.module_hooks._hooks"),
     *(f"torch.nn.modules.module.Module.{name}" for name in ("__init__", "__setstate__")),  # of torch.compile
     *(f"pyg_dist.backend.comm.group.{name}" for name in ("_axes", "_open", "_world")),
     *(f"pyg_dist.backend.comm.calls.{name}" for name in ("_file_ids", "_kind_ids", "_dtype_ids")),

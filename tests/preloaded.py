@@ -11,13 +11,7 @@ import pytest  # noqa: F401
 import scipy.sparse  # noqa: F401
 import templates
 
-import pyg_dist.conv
-import pyg_dist.data.grid_data
-import pyg_dist.data.saved_graph
-import pyg_dist.data.stored_graph
-import pyg_dist.nn
-import pyg_dist.plan.auto
-import pyg_dist.report.profile  # noqa: F401
+import pyg_dist.grid.graph  # noqa: F401
 
 templates.keep()
 leftovers.write_propagates()

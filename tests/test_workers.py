@@ -62,7 +62,7 @@ def _leave(what: str) -> None:
     from pyg_dist import DistributedData
     from pyg_dist.backend import ops
     from pyg_dist.conv import linear_order
-    from pyg_dist.layout.graph import Norm
+    from pyg_dist.graph.protocol import Norm
 
     session.init()
     keeper = torch.ones(3)

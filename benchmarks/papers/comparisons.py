@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 from published import GRAPHS, TABLE_5, TABLE_5_RANKS, TABLE_5_WIDTH, fugaku, perlmutter
 
-from pyg_dist.backend.grid.mesh import MeshShape, nearest_cube
 from pyg_dist.backend.ops.row_format import row_bytes
-from pyg_dist.plan.grid.cost import price_of
-from pyg_dist.plan.halo.cost import ELEMENT_BYTES, exchange_seconds, halo_price
-from pyg_dist.plan.model import Model
+from pyg_dist.grid.plan.cost import price_of
+from pyg_dist.grid.plan.mesh_shape import MeshShape, nearest_cube
+from pyg_dist.halo.plan.cost import ELEMENT_BYTES, exchange_seconds, halo_price
 from pyg_dist.plan.simulate import crossover, epoch, even_load, model_of
+from pyg_dist.pricing.model import Model
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pyg_dist.plan.machine import Machine
 from pyg_dist.plan.simulate import GROWTH, GraphStatistics
+from pyg_dist.pricing.machine import Machine
 
 TABLE_5_RANKS = 2048
 TABLE_5_WIDTH = 768

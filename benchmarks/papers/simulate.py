@@ -17,9 +17,9 @@ from pathlib import Path
 from comparisons import Comparison, comparisons
 from published import GRAPHS, MACHINES, undirected
 
+from pyg_dist.cli.simulation import add_options, check_options, epochs_of, plot, tables, to_dict
 from pyg_dist.errors import OptionError, PygDistError
-from pyg_dist.plan.machine import Machine
-from pyg_dist.report.simulation import add_options, check_options, epochs_of, plot, tables, to_dict
+from pyg_dist.pricing.machine import Machine
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,7 +2,7 @@
 
 The conv's own code runs, on the global view: its forward sees node tensors, its messages are edge tensors, parameters
 enter where they meet rows. What it does with edges goes through three doors:
-    :func:`~pyg_dist.layout.node_edge.nodes_to_edges` sends nodes' rows to edges (the only exchange, post), an
+    :func:`~pyg_dist.graph.node_edge.nodes_to_edges` sends nodes' rows to edges (the only exchange, post), an
     aggregation sums messages at their targets, and PyG's graph functions (``softmax``, ``add_self_loops`` ...) are
     ours. So
     nothing is assumed about a conv: what it does is distributed, or raises.
@@ -47,11 +47,11 @@ from pyg_dist.conv.special_sums import (
 )
 from pyg_dist.conv.weighted_sum import native_sum, needs_operators_only
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, PygDistError, UnsupportedError
-from pyg_dist.layout.edge_blocks import BlockEdges
-from pyg_dist.layout.edge_index import DistributedEdgeIndex
-from pyg_dist.layout.edges import Edges, NodeIds
-from pyg_dist.layout.graph import EdgeView, have_same_edges
-from pyg_dist.layout.node_edge import no_layer_within, nodes_to_edges, share_halo_within
+from pyg_dist.graph.edge_blocks import BlockEdges
+from pyg_dist.graph.edge_index import DistributedEdgeIndex
+from pyg_dist.graph.edges import Edges, NodeIds
+from pyg_dist.graph.node_edge import no_layer_within, nodes_to_edges, share_halo_within
+from pyg_dist.graph.protocol import EdgeView, have_same_edges
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 
 C = TypeVar("C", bound=MessagePassing)

@@ -27,7 +27,7 @@ from pyg_dist.backend.ops.attention import MAX_HEADS
 from pyg_dist.conv.graph_functions import add_self_loops, remove_self_loops
 from pyg_dist.conv.inputs import changed_step
 from pyg_dist.conv.linear_order import commutes
-from pyg_dist.layout.edges import Edges
+from pyg_dist.graph.edges import Edges
 from pyg_dist.tensor import EdgeTensor, NodeTensor
 from pyg_dist.tensor.functions.random import draw_seed
 from pyg_dist.tensor.row_tensor import local_values

@@ -19,10 +19,10 @@ from pyg_dist.backend.autograd.appended import append
 from pyg_dist.conv.inputs import require_all_nodes, require_floats
 from pyg_dist.conv.lazy_norm import LazyNorm, NormedEdges, NormWeight, made
 from pyg_dist.errors import UnsupportedError
-from pyg_dist.layout import node_edge
-from pyg_dist.layout.edges import Edges, NodeIds
-from pyg_dist.layout.gcn_norm import inverse_sqrt_degree
-from pyg_dist.layout.graph import Norm
+from pyg_dist.graph import node_edge
+from pyg_dist.graph.edges import Edges, NodeIds
+from pyg_dist.graph.gcn_norm import inverse_sqrt_degree
+from pyg_dist.graph.protocol import Norm
 from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.row_tensor import local_values as _local

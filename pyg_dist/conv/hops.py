@@ -6,7 +6,7 @@ With a linear map for each power (``TAGConv``, ``GraphConv``), or one for their 
 
 On the left side hops have the columns of x, and are kept for the derivatives by ``W_k``; on the right side they have
 those of the output, nothing of them is kept, and one product makes all ``x W_k``. Hops of a constant input are made
-once, and those of ``SGConv`` and ``SSGConv`` summed (:mod:`~pyg_dist.layout.aggregation_cache`).
+once, and those of ``SGConv`` and ``SSGConv`` summed (:mod:`~pyg_dist.graph.aggregation_cache`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from pyg_dist.backend.dense import large_tensors
 from pyg_dist.conv.graph_functions import gcn_norm
 from pyg_dist.conv.linear_order import NORMS, commutes
 from pyg_dist.conv.weighted_sum import is_native, operator_of, sum_form
-from pyg_dist.layout import aggregation_cache
-from pyg_dist.layout.accumulate import add_into_
+from pyg_dist.graph import aggregation_cache
+from pyg_dist.graph.accumulate import add_into_
 from pyg_dist.tensor import NodeTensor
 from pyg_dist.tensor.row_tensor import as_row_tensor_
 

@@ -16,9 +16,9 @@ from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregat
 from pyg_dist.backend import ops
 from pyg_dist.backend.session.world import world_size
 from pyg_dist.errors import DataError, LayoutMismatchError, UnsupportedError
-from pyg_dist.layout.edge_index import DistributedEdgeIndex
-from pyg_dist.layout.edges import Edges
-from pyg_dist.layout.graph import DistributedGraph, EdgeView
+from pyg_dist.graph.edge_index import DistributedEdgeIndex
+from pyg_dist.graph.edges import Edges
+from pyg_dist.graph.protocol import DistributedGraph, EdgeView
 from pyg_dist.partition.edge_list import as_edges
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.row_tensor import described, version_of

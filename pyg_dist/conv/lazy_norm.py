@@ -15,8 +15,8 @@ from torch import Tensor
 
 from pyg_dist.conv.inputs import snapshot
 from pyg_dist.errors import UnsupportedError
-from pyg_dist.layout.edges import SINGLE_EDGES, Edges
-from pyg_dist.layout.graph import Norm, Operator
+from pyg_dist.graph.edges import SINGLE_EDGES, Edges
+from pyg_dist.graph.protocol import Norm, Operator
 from pyg_dist.tensor import EdgeTensor
 from pyg_dist.tensor.row_tensor import DerivedOperand, version_of
 from pyg_dist.tensor.sharding import lasting

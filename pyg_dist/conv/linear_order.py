@@ -9,7 +9,7 @@ from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 from torch_geometric.nn.dense import Linear
 
 from pyg_dist.backend.session.settings import PROJECT_FIRST
-from pyg_dist.layout.graph import DistributedGraph, Norm, Operator
+from pyg_dist.graph.protocol import DistributedGraph, Norm, Operator
 from pyg_dist.tensor import NodeTensor
 
 NORMS: dict[type, Norm] = {SumAggregation: Norm.SUM, MeanAggregation: Norm.MEAN}

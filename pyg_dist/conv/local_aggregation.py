@@ -18,8 +18,8 @@ from pyg_dist.backend import ops
 from pyg_dist.backend.dense.large_tensors import select
 from pyg_dist.backend.sparse.max_min import extreme
 from pyg_dist.errors import UnsupportedError
-from pyg_dist.layout.edges import Edges
-from pyg_dist.layout.graph import EdgeView
+from pyg_dist.graph.edges import Edges
+from pyg_dist.graph.protocol import EdgeView
 from pyg_dist.tensor import NodeTensor
 from pyg_dist.tensor.functions.random import own_randomness
 from pyg_dist.tensor.row_tensor import local_values

@@ -2,7 +2,7 @@
 
 The arguments of ``message`` and ``aggregate`` are sorted by whether they have rows of sources, targets or edges; then
 both functions run on a block's piece of them, forward without gradients and in the backward with them
-(:mod:`pyg_dist.backend.halo.message_blocks`). First they run on a few synthetic edges, to find how many bytes an edge
+(:mod:`pyg_dist.halo.message_blocks`). First they run on a few synthetic edges, to find how many bytes an edge
 takes, which inputs the output depends on, and whether blocks are possible: not if they need more than an edge and a
 target at a time (batch norm, ``alpha.max()``), if they use a tensor that learns and is no input of theirs, or if they
 store state.
@@ -29,9 +29,9 @@ from pyg_dist.backend.session.settings import MESSAGE_MIB
 from pyg_dist.backend.sparse.target_blocks import Block, Place
 from pyg_dist.conv.inputs import changed_step, node_rows
 from pyg_dist.errors import MixedRowsError
-from pyg_dist.layout.edge_blocks import BlockEdges
-from pyg_dist.layout.edges import Edges
-from pyg_dist.layout.node_edge import known_neighbour_rows, neighbour_rows
+from pyg_dist.graph.edge_blocks import BlockEdges
+from pyg_dist.graph.edges import Edges
+from pyg_dist.graph.node_edge import known_neighbour_rows, neighbour_rows
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.row_tensor import local_tensors
 

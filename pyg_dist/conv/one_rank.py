@@ -18,8 +18,8 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_dist.backend import timing
 from pyg_dist.backend.session.settings import STOCK_ELEMENTS
-from pyg_dist.layout.edge_index import DistributedEdgeIndex
-from pyg_dist.layout.graph import DistributedGraph
+from pyg_dist.graph.edge_index import DistributedEdgeIndex
+from pyg_dist.graph.protocol import DistributedGraph
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

@@ -13,8 +13,8 @@ from pyg_dist.conv.linear_order import NORMS, commutes, project_first
 from pyg_dist.conv.local_aggregation import aggregate_neighbours
 from pyg_dist.conv.one_rank import stock_result
 from pyg_dist.conv.scripting import stock_twin
-from pyg_dist.layout.accumulate import add_into_
-from pyg_dist.layout.graph import DistributedGraph, Operator
+from pyg_dist.graph.accumulate import add_into_
+from pyg_dist.graph.protocol import DistributedGraph, Operator
 from pyg_dist.tensor import NodeTensor
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
 

@@ -24,10 +24,10 @@ from pyg_dist.conv.inputs import changed_step
 from pyg_dist.conv.lazy_norm import made
 from pyg_dist.conv.linear_order import NORMS
 from pyg_dist.conv.weighted_sum import is_native, sum_by
-from pyg_dist.layout.accumulate import add_into_
-from pyg_dist.layout.edges import Edges
-from pyg_dist.layout.graph import Norm
-from pyg_dist.layout.node_edge import nodes_to_edges
+from pyg_dist.graph.accumulate import add_into_
+from pyg_dist.graph.edges import Edges
+from pyg_dist.graph.node_edge import nodes_to_edges
+from pyg_dist.graph.protocol import Norm
 from pyg_dist.tensor import NodeTensor
 from pyg_dist.tensor.row_tensor import version_of
 

@@ -24,8 +24,8 @@ from pyg_dist.backend import ops
 from pyg_dist.conv.inputs import changed_step, flat_weight, require_all_nodes
 from pyg_dist.conv.lazy_norm import NormedEdges, NormWeight, made
 from pyg_dist.conv.linear_order import NORMS
-from pyg_dist.layout.edges import Edges
-from pyg_dist.layout.graph import Norm, Operator
+from pyg_dist.graph.edges import Edges
+from pyg_dist.graph.protocol import Norm, Operator
 from pyg_dist.tensor import EdgeTensor, NodeTensor
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
 

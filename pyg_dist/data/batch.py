@@ -10,9 +10,9 @@ from torch_geometric.data import Data
 
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import DataError, LayoutMismatchError, UnsupportedError
-from pyg_dist.layout.edge_index import DistributedEdgeIndex
-from pyg_dist.layout.graph import SampledGraph
-from pyg_dist.plan.sample import Sample
+from pyg_dist.graph.edge_index import DistributedEdgeIndex
+from pyg_dist.graph.protocol import SampledGraph
+from pyg_dist.graph.sample import Sample
 from pyg_dist.tensor import NodeTensor, RowTensor
 from pyg_dist.tensor.picked_rows import PickedEdges, PickedNodes
 from pyg_dist.tensor.sharding import require_same

@@ -24,12 +24,12 @@ from pyg_dist.data.layout_choice import lay_out
 from pyg_dist.data.options import GridOptions, HaloOptions, Options
 from pyg_dist.data.storage import DistributedStorage
 from pyg_dist.errors import MixedRowsError, PygDistError, UnsupportedError
-from pyg_dist.layout import module_hooks
-from pyg_dist.layout.edge_index import DistributedEdgeIndex
-from pyg_dist.layout.graph import DistributedGraph
-from pyg_dist.plan import Plan
-from pyg_dist.plan.halo.remote_edges import Exchange
-from pyg_dist.plan.sample import Sample
+from pyg_dist.graph import module_hooks
+from pyg_dist.graph.edge_index import DistributedEdgeIndex
+from pyg_dist.graph.protocol import DistributedGraph
+from pyg_dist.graph.sample import Sample
+from pyg_dist.halo.plan.plan import Plan
+from pyg_dist.halo.plan.remote_edges import ExchangeKind
 from pyg_dist.store.graph_input import GraphInput, read_graph
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.picked_rows import PickedRows
@@ -112,7 +112,7 @@ class DistributedData(OfThisRun, Data):  # type: ignore[misc]
         layout: str = "halo",
         partition: str | Tensor | np.ndarray[Any, Any] | Plan = "metis",
         epsilon: float = 0.03,
-        exchange: Exchange = "hybrid",
+        exchange: ExchangeKind = "hybrid",
         bits: int | tuple[int, int] = 32,
         mesh: dict[str, int] | None = None,
         comm_dtype: torch.dtype | None = None,
@@ -208,7 +208,7 @@ class DistributedData(OfThisRun, Data):  # type: ignore[misc]
     def open(
         cls,
         path: str | Path,
-        exchange: Exchange = "hybrid",
+        exchange: ExchangeKind = "hybrid",
         bits: int | tuple[int, int] = 32,
         mesh: dict[str, int] | None = None,
         comm_dtype: torch.dtype | None = None,

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pyg_dist.backend.comm.group import world_group
-from pyg_dist.backend.grid.mesh import Mesh, MeshShape
 from pyg_dist.backend.session.settings import GRID_BLOCKS
 from pyg_dist.data.options import Options
-from pyg_dist.layout.grid.graph import GridGraph
-from pyg_dist.layout.grid.sharding import Grid
-from pyg_dist.plan.grid.candidates import Candidate, grid_plans
-from pyg_dist.plan.grid.node_order import in_one_piece
-from pyg_dist.plan.grid.plan import GridPlan
-from pyg_dist.plan.machine import Machine
-from pyg_dist.plan.model import Model
+from pyg_dist.grid.graph import GridGraph
+from pyg_dist.grid.mesh import Mesh
+from pyg_dist.grid.plan.candidates import Candidate, grid_plans
+from pyg_dist.grid.plan.mesh_shape import MeshShape
+from pyg_dist.grid.plan.node_order import in_one_piece
+from pyg_dist.grid.plan.plan import GridPlan
+from pyg_dist.grid.sharding import Grid
+from pyg_dist.pricing.machine import Machine
+from pyg_dist.pricing.model import Model
 from pyg_dist.store.graph_input import GraphInput
 
 

@@ -10,11 +10,11 @@ from pyg_dist.backend.comm.group import Group, world_group
 from pyg_dist.backend.session.agreement import on_main
 from pyg_dist.data.machine import ranks_per_node
 from pyg_dist.data.options import Options
-from pyg_dist.layout.halo.graph import HaloGraph
-from pyg_dist.layout.halo.sharding import HaloNodes
-from pyg_dist.plan import Plan, ShareSizes, halo_share
-from pyg_dist.plan.halo.plan import pairs_of, plan_hash
-from pyg_dist.plan.halo.share import HaloShare
+from pyg_dist.halo.graph import HaloGraph
+from pyg_dist.halo.plan.plan import Plan, pairs_of, plan_hash
+from pyg_dist.halo.plan.share import HaloShare, halo_share
+from pyg_dist.halo.plan.sizes import ShareSizes
+from pyg_dist.halo.sharding import HaloNodes
 from pyg_dist.plan.parts import PartsOptions, find_parts
 from pyg_dist.store.graph_input import GraphInput
 

@@ -17,15 +17,15 @@ from pyg_dist.backend.session.steps import step
 from pyg_dist.data.halo_data import node_parts, on_halo
 from pyg_dist.data.machine import common_machine
 from pyg_dist.data.options import GridOptions, Options
-from pyg_dist.layout.graph import DistributedGraph
-from pyg_dist.plan import Plan
-from pyg_dist.plan.halo.remote_edges import EXCHANGES
-from pyg_dist.plan.machine import Machine
-from pyg_dist.plan.model import Model, Price
+from pyg_dist.graph.protocol import DistributedGraph
+from pyg_dist.halo.plan.plan import Plan
+from pyg_dist.halo.plan.remote_edges import EXCHANGES
+from pyg_dist.pricing.machine import Machine
+from pyg_dist.pricing.model import Model, Price
 from pyg_dist.store.graph_input import GraphInput
 
 if TYPE_CHECKING:
-    from pyg_dist.plan.grid.plan import GridPlan
+    from pyg_dist.grid.plan.plan import GridPlan
 
 
 def model_of(graph_input: GraphInput, options: Options) -> Model:

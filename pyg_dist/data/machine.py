@@ -11,7 +11,7 @@ from torch import Tensor
 from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import on_main
-from pyg_dist.plan.machine import Machine
+from pyg_dist.pricing.machine import Machine
 
 
 def common_machine(device: str = "cpu") -> Machine:

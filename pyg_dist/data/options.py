@@ -13,11 +13,11 @@ from pyg_dist.backend.comm.quantized import Bits
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.backend.session.settings import SETTINGS
 from pyg_dist.errors import OptionError, UnsupportedError
+from pyg_dist.halo.plan.plan import Plan
+from pyg_dist.halo.plan.remote_edges import EXCHANGES, ExchangeKind
 from pyg_dist.partition.given import as_parts
-from pyg_dist.plan import Plan
-from pyg_dist.plan.halo.remote_edges import EXCHANGES, Exchange
-from pyg_dist.plan.model import Model
 from pyg_dist.plan.parts import METHODS, require_hybrid
+from pyg_dist.pricing.model import Model
 
 _LAYOUTS = ("halo", "grid", "auto")
 
@@ -28,7 +28,7 @@ class HaloOptions:
 
     partition: str | Tensor | np.ndarray[Any, Any] | Plan
     epsilon: float
-    exchange: Exchange
+    exchange: ExchangeKind
     bits: int | tuple[int, int]
 
     def __post_init__(self) -> None:

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch_geometric.data.storage import GlobalStorage
 
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
-from pyg_dist.layout.edge_index import DistributedEdgeIndex
-from pyg_dist.layout.graph import DistributedGraph
+from pyg_dist.graph.edge_index import DistributedEdgeIndex
+from pyg_dist.graph.protocol import DistributedGraph
 from pyg_dist.store.attributes import GRAPH_KEYS, belongs_to
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 

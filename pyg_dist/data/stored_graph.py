@@ -17,12 +17,12 @@ from pyg_dist.data.options import GridOptions, HaloOptions, Options
 from pyg_dist.data.stored_grid import on_stored_grid
 from pyg_dist.data.stored_halo import edge_rows, merged_hash, node_rows, rank_of_part, stored_plan, stored_share
 from pyg_dist.errors import StoreError
-from pyg_dist.layout.graph import DistributedGraph
-from pyg_dist.layout.halo.graph import HaloGraph
-from pyg_dist.layout.halo.sharding import HaloNodes
-from pyg_dist.plan import Plan
-from pyg_dist.plan.grid.plan import GridPlan
-from pyg_dist.plan.halo.remote_edges import Exchange
+from pyg_dist.graph.protocol import DistributedGraph
+from pyg_dist.grid.plan.plan import GridPlan
+from pyg_dist.halo.graph import HaloGraph
+from pyg_dist.halo.plan.plan import Plan
+from pyg_dist.halo.plan.remote_edges import ExchangeKind
+from pyg_dist.halo.sharding import HaloNodes
 from pyg_dist.store.grid_store import GridStore
 from pyg_dist.store.halo_reader import HaloStore
 from pyg_dist.store.manifest import ADJ_VALUES, LoopRule, Manifest
@@ -58,7 +58,7 @@ def _path_of(folder: object) -> Path:
 
 def open_store(
     folder: str | Path,
-    exchange: Exchange,
+    exchange: ExchangeKind,
     bits: int | tuple[int, int],
     mesh: dict[str, int] | None,
     comm_dtype: torch.dtype | None,

@@ -10,20 +10,21 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.comm.group import world_group
-from pyg_dist.backend.grid.mesh import GRID_AXES, Mesh, MeshShape
 from pyg_dist.backend.session.agreement import digest, raise_together
 from pyg_dist.backend.session.settings import GRID_BLOCKS
 from pyg_dist.data.grid_data import candidates
 from pyg_dist.data.machine import common_machine
 from pyg_dist.data.options import Options
 from pyg_dist.errors import StoreError
-from pyg_dist.layout.grid.graph import GridGraph
-from pyg_dist.layout.grid.sharding import Grid, Tile
-from pyg_dist.plan.grid.node_order import Balance, NodeOrder
-from pyg_dist.plan.grid.plan import GridPlan
-from pyg_dist.plan.grid.tiling import WHOLE_ROWS, Sums, row_range, split, tilings
-from pyg_dist.plan.machine import Machine
-from pyg_dist.plan.model import Conv, Input, Model, Price
+from pyg_dist.grid.graph import GridGraph
+from pyg_dist.grid.mesh import Mesh
+from pyg_dist.grid.plan.mesh_shape import GRID_AXES, MeshShape
+from pyg_dist.grid.plan.node_order import Balance, NodeOrder
+from pyg_dist.grid.plan.plan import GridPlan
+from pyg_dist.grid.plan.tiling import WHOLE_ROWS, Sums, row_range, split, tilings
+from pyg_dist.grid.sharding import Grid, Tile
+from pyg_dist.pricing.machine import Machine
+from pyg_dist.pricing.model import Conv, Input, Model, Price
 from pyg_dist.store.format import as_torch, storage_dtype
 from pyg_dist.store.grid_store import GridStore
 from pyg_dist.store.shard_reader import Column
@@ -44,15 +45,15 @@ class StoredOrder(NodeOrder):
 
     @property
     def num_nodes(self) -> int:
-        """See :class:`~pyg_dist.plan.grid.node_order.NodeOrder`."""
+        """See :class:`~pyg_dist.grid.plan.node_order.NodeOrder`."""
         return len(self._node_id)
 
     def nodes(self, low: int, high: int) -> Tensor:
-        """See :class:`~pyg_dist.plan.grid.node_order.NodeOrder`; a copy."""
+        """See :class:`~pyg_dist.grid.plan.node_order.NodeOrder`; a copy."""
         return self._node_id.range(low, high)
 
     def positions(self, node_id: Tensor) -> Tensor:
-        """See :class:`~pyg_dist.plan.grid.node_order.NodeOrder`."""
+        """See :class:`~pyg_dist.grid.plan.node_order.NodeOrder`."""
         return self._position.take(node_id)
 
 

@@ -8,14 +8,14 @@ from torch import Tensor
 from pyg_dist.backend.ops.memory import release_after, release_free_memory
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import StoreError
-from pyg_dist.plan.halo.block_sizes import BlockNumbers, block_sizes
-from pyg_dist.plan.halo.one_way import Ends, OneWay
-from pyg_dist.plan.halo.placement import merged_parts
-from pyg_dist.plan.halo.plan import Plan, hash_of_digests, pairs_of
-from pyg_dist.plan.halo.remote_edges import Exchange
-from pyg_dist.plan.halo.share import HaloShare, LocalEdges, share_of
-from pyg_dist.plan.halo.sizes import ShareSizes
-from pyg_dist.plan.halo.vertex_cover import Cover
+from pyg_dist.halo.plan.block_sizes import BlockNumbers, block_sizes
+from pyg_dist.halo.plan.one_way import Ends, OneWay
+from pyg_dist.halo.plan.placement import merged_parts
+from pyg_dist.halo.plan.plan import Plan, hash_of_digests, pairs_of
+from pyg_dist.halo.plan.remote_edges import ExchangeKind
+from pyg_dist.halo.plan.share import HaloShare, LocalEdges, share_of
+from pyg_dist.halo.plan.sizes import ShareSizes
+from pyg_dist.halo.plan.vertex_cover import Cover
 from pyg_dist.store.halo_reader import HaloStore
 
 
@@ -29,7 +29,7 @@ def block_numbers(store: HaloStore) -> BlockNumbers:
     )
 
 
-def stored_plan(store: HaloStore, exchange: Exchange, bits: tuple[int, int], ranks_per_node: int | None) -> Plan:
+def stored_plan(store: HaloStore, exchange: ExchangeKind, bits: tuple[int, int], ranks_per_node: int | None) -> Plan:
     """The plan for as many ranks as parts, from the manifest alone (not collective)."""
     sizes, rows = block_sizes(block_numbers(store), exchange)
     made = store.manifest.plan
@@ -56,12 +56,12 @@ def rank_of_part(store: HaloStore, num_ranks: int) -> Tensor:
     return merged_parts(numbers.post_rows + numbers.pre_sums, num_ranks)
 
 
-def merged_hash(store: HaloStore, ranks: Tensor, exchange: Exchange) -> str:
+def merged_hash(store: HaloStore, ranks: Tensor, exchange: ExchangeKind) -> str:
     """The hash of a plan of merged parts."""
     return digest(repr((store.manifest.digest, ranks.tolist(), exchange)))
 
 
-def stored_share(store: HaloStore, rank: int, ranks: Tensor, exchange: Exchange) -> HaloShare:
+def stored_share(store: HaloStore, rank: int, ranks: Tensor, exchange: ExchangeKind) -> HaloShare:
     """What ``rank`` owns, executes, sends and receives: what ``halo_share`` makes of the whole graph. Not collective.
 
     Reads the files of the rank's parts and its blocks of the others'. With a part on each rank the stored cover is

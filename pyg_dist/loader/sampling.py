@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend import ops
-from pyg_dist.plan.sample import DataGroup, PairProbability, Sample
+from pyg_dist.graph.sample import DataGroup, PairProbability, Sample
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from pyg_dist.backend import ops
 from pyg_dist.backend.on_device import copied_to
 from pyg_dist.errors import DataError, LayoutMismatchError, OptionError
-from pyg_dist.layout.graph import NodeSharding
+from pyg_dist.graph.protocol import NodeSharding
 from pyg_dist.tensor import NodeTensor, RowTensor
 from pyg_dist.tensor.functions.random import draw_seed
 from pyg_dist.tensor.picked_rows import origin_of

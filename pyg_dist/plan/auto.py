@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
-from pyg_dist.plan.grid.candidates import Candidate
-from pyg_dist.plan.halo.cost import halo_price, loads_of
-from pyg_dist.plan.halo.remote_edges import EXCHANGES, Exchange
-from pyg_dist.plan.halo.sizes import all_sizes
-from pyg_dist.plan.machine import Machine
-from pyg_dist.plan.model import Model, Price
+from pyg_dist.grid.plan.candidates import Candidate
+from pyg_dist.halo.plan.cost import halo_price, loads_of
+from pyg_dist.halo.plan.remote_edges import EXCHANGES, ExchangeKind
+from pyg_dist.halo.plan.sizes import all_sizes
+from pyg_dist.pricing.machine import Machine
+from pyg_dist.pricing.model import Model, Price
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class HaloCandidate:
         price: predicted, for a step.
     """
 
-    exchange: Exchange
+    exchange: ExchangeKind
     price: Price
 
     @property

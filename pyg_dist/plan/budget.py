@@ -18,9 +18,9 @@ from torch import Tensor
 
 from pyg_dist import errors
 from pyg_dist.errors import OptionError, PygDistError
+from pyg_dist.halo.plan.remote_edges import ExchangeKind, RemoteEdges
 from pyg_dist.partition import Batches
 from pyg_dist.partition.models.stochastic import build_stochastic_model
-from pyg_dist.plan.halo.remote_edges import Exchange, RemoteEdges
 from pyg_dist.plan.parts import PartsOptions, Report, solve
 
 _START_SECONDS = 300  # for Python and torch to come up on a busy machine
@@ -99,7 +99,7 @@ def _measure(
     return lambda parts: fresh.connectivity(parts.numpy())
 
 
-def rows_of(edge_index: Tensor, parts: Tensor, num_parts: int, exchange: Exchange) -> int:
+def rows_of(edge_index: Tensor, parts: Tensor, num_parts: int, exchange: ExchangeKind) -> int:
     """Rows that one aggregation sends, all ranks together. Not collective, O(E log E) time."""
     cover = RemoteEdges.of(edge_index, parts, num_parts).cover(exchange)
     return int(cover.left.sum() + cover.right.sum())

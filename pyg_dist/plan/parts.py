@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from pyg_dist.errors import OptionError
+from pyg_dist.halo.plan.placement import place
+from pyg_dist.halo.plan.remote_edges import ExchangeKind, RemoteEdges
 from pyg_dist.partition import METHODS as MODELS
 from pyg_dist.partition import Batches, partition
 from pyg_dist.partition.edge_list import as_edges, check_ends
@@ -20,8 +22,6 @@ from pyg_dist.partition.memory import require_memory
 from pyg_dist.partition.models.cover import build_cover_model, choice_by_degree
 from pyg_dist.partition.solvers.mt_kahypar import hypergraph_parts, improved_parts
 from pyg_dist.partition.solvers.options import Preset, Solver, SolverOptions
-from pyg_dist.plan.halo.placement import place
-from pyg_dist.plan.halo.remote_edges import Exchange, RemoteEdges
 
 METHODS = (*MODELS, "cover")
 
@@ -60,7 +60,7 @@ class PartsOptions:
     preset: Preset | None = None
     memory: int | None = None
     batches: Batches | None = field(default=None, compare=False)
-    exchange: Exchange = "hybrid"
+    exchange: ExchangeKind = "hybrid"
     ranks_per_node: int | None = None
 
     def __post_init__(self) -> None:
@@ -84,7 +84,7 @@ class PartsOptions:
                 )
 
 
-def require_hybrid(method: str, exchange: Exchange) -> None:
+def require_hybrid(method: str, exchange: ExchangeKind) -> None:
     """Refuse ``"cover"`` for another exchange than the hybrid one, whose rows alone it saves.
 
     Raises:

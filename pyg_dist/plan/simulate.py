@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pyg_dist.backend.grid.mesh import MeshShape, meshes, nearest_cube
 from pyg_dist.errors import OptionError
-from pyg_dist.plan.grid.candidates import FORMS
-from pyg_dist.plan.grid.cost import price_of
-from pyg_dist.plan.grid.tiling import Sums
-from pyg_dist.plan.halo.cost import HaloLoad, exchange_seconds, halo_price, quantize_seconds
-from pyg_dist.plan.machine import Machine
-from pyg_dist.plan.model import Conv, Model, Price
+from pyg_dist.grid.plan.candidates import FORMS
+from pyg_dist.grid.plan.cost import price_of
+from pyg_dist.grid.plan.mesh_shape import MeshShape, meshes, nearest_cube
+from pyg_dist.grid.plan.tiling import Sums
+from pyg_dist.halo.plan.cost import HaloLoad, exchange_seconds, halo_price, quantize_seconds
+from pyg_dist.pricing.machine import Machine
+from pyg_dist.pricing.model import Conv, Model, Price
 
 GROWTH = 0.40
 """Exponent of the rows sent with the number of ranks, of ``benchmarks/halo_growth.py`` on scientific graphs that one

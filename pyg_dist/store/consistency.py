@@ -22,7 +22,7 @@ Array = np.ndarray[Any, Any]
 _MOST = 1 << 48
 """More nodes or edges than any store has; products with them fit into 64 bits."""
 _NUMBERS = ("edges", "rows", "sums", "post_edges", "post_rows", "pre_sums")
-"""Of each block of a halo store, see :class:`~pyg_dist.plan.halo.block_sizes.BlockNumbers`."""
+"""Of each block of a halo store, see :class:`~pyg_dist.halo.plan.block_sizes.BlockNumbers`."""
 
 
 def require_consistent(manifest: Manifest) -> None:

@@ -6,7 +6,7 @@ import torch
 from emulated import EmulatedMean
 
 from pyg_dist.backend.comm.quantized import quantized
-from pyg_dist.backend.halo.operator import aggregate
+from pyg_dist.halo.aggregate import aggregate
 
 
 def test_means_of_emulated_ranks() -> None:

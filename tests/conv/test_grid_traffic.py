@@ -68,9 +68,9 @@ def count(
     """
     import pyg_dist
     from pyg_dist import conv as ours
-    from pyg_dist.backend.grid.mesh import MeshShape
-    from pyg_dist.plan.grid.work import work_of
-    from pyg_dist.plan.model import Model
+    from pyg_dist.grid.plan.mesh_shape import MeshShape
+    from pyg_dist.grid.plan.work import work_of
+    from pyg_dist.pricing.model import Model
 
     graph = random_graph(97, 600, WIDTHS[0], WIDTHS[-1], seed=1, dtype=torch.float32)
     if complete:
@@ -220,9 +220,9 @@ def kept(sizes: list[tuple[int, int]], mesh: dict[str, int]) -> list[tuple[int, 
     """Bytes of a graph as they are stored and by the model."""
     import pyg_dist
     from pyg_dist import conv as ours
-    from pyg_dist.backend.grid.mesh import MeshShape
-    from pyg_dist.plan.grid.cost import graph_bytes
-    from pyg_dist.plan.model import Model
+    from pyg_dist.grid.plan.cost import graph_bytes
+    from pyg_dist.grid.plan.mesh_shape import MeshShape
+    from pyg_dist.pricing.model import Model
 
     found = []
     for nodes, edges in sizes:

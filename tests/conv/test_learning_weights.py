@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch_geometric import nn as gnn
 from workers import Workers
 
-from pyg_dist.layout.graph import Norm
-from pyg_dist.plan.halo.cost import ExchangeCounts, lends_weights
+from pyg_dist.graph.protocol import Norm
+from pyg_dist.halo.plan.cost import ExchangeCounts, lends_weights
 
 Pools = Callable[[int], Workers]
 WIDTH, NUM_NODES, NUM_EDGES = 24, 47, 310
@@ -70,7 +70,7 @@ def numbers(data: Any, name: str, is_ours: bool) -> Results:
 
 def against_stock(exchange: str, lends: bool) -> None:
     graph, data = distributed(exchange=exchange)
-    with patch("pyg_dist.layout.halo.products.lends_weights", lambda *_: lends):
+    with patch("pyg_dist.halo.products.lends_weights", lambda *_: lends):
         for name in CONVS:
             assert_same(numbers(data, name, True), numbers(graph, name, False), f"{name}, {exchange}, {lends}")
 
@@ -122,7 +122,7 @@ def test_rows_sent_are_the_plans(workers: Pools, world_size: int) -> None:
 
 
 def sent_in_few_bits() -> dict[str, Any]:
-    with patch("pyg_dist.layout.halo.products.lends_weights", lambda *_: True):
+    with patch("pyg_dist.halo.products.lends_weights", lambda *_: True):
         return sent(8)
 
 

@@ -55,8 +55,8 @@ def results(conv: Any, data: Any, is_pair: bool, twice: bool) -> Results:
 def compare(num_ranks: int) -> None:
     import pyg_dist
     from pyg_dist.conv import DistributedConv
-    from pyg_dist.layout.grid.graph import GridGraph
-    from pyg_dist.layout.halo.graph import HaloGraph
+    from pyg_dist.grid.graph import GridGraph
+    from pyg_dist.halo.graph import HaloGraph
 
     plain = random_graph(40, 300, F, seed=5)
     layouts: list[dict[str, Any]] = [{"layout": "grid", "mesh": mesh} for mesh in meshes(num_ranks)]

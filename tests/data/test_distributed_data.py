@@ -44,7 +44,7 @@ def distribute(graph: Data, world_size: int) -> Any:
 
 def like_data(world_size: int) -> tuple[int, int]:
     from pyg_dist import EdgeTensor, NodeTensor
-    from pyg_dist.layout.edge_index import DistributedEdgeIndex
+    from pyg_dist.graph.edge_index import DistributedEdgeIndex
 
     graph = random_graph(31, 130)
     graph.name, graph.label = "random", torch.tensor([7])

@@ -21,7 +21,7 @@ Pools = Callable[[int], Workers]
 
 def attributes() -> None:
     import pyg_dist
-    from pyg_dist.layout.grid.tile_tensor import TileTensor
+    from pyg_dist.grid.tile_tensor import TileTensor
 
     graph = random_graph(47, 310, seed=1)
     data = pyg_dist.DistributedData(graph, layout="grid", mesh={"x": 2, "z": 2})
@@ -126,7 +126,7 @@ def chosen(machine: dict[str, float], options: dict[str, Any]) -> tuple[str, str
 
     import pyg_dist
     from pyg_dist.conv import DistributedGCNConv
-    from pyg_dist.plan import Machine
+    from pyg_dist.pricing.machine import Machine
 
     graph = random_graph(47, 310, seed=1)
     with tempfile.TemporaryDirectory() as folder:

@@ -13,10 +13,12 @@ import pyg_dist
 import pyg_dist.conv
 import pyg_dist.nn
 from pyg_dist import DistributedData, errors
+from pyg_dist.grid.plan.plan import GridPlan
+from pyg_dist.halo.plan.plan import Plan
 from pyg_dist.loader import UniformVertexLoader
 from pyg_dist.partition import partition
-from pyg_dist.plan import Machine, Model, Plan
-from pyg_dist.plan.grid.plan import GridPlan
+from pyg_dist.pricing.machine import Machine
+from pyg_dist.pricing.model import Model
 from pyg_dist.tensor import RowTensor
 
 API = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "api.md").read_text()

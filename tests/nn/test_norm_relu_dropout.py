@@ -289,7 +289,7 @@ def test_residuals_and_switches_change_no_number(workers: Any, mesh: dict[str, i
 def unasked_residuals() -> list[int]:
     """Redistributions of each step, in which the residual is added twice, then never, then twice."""
     import pyg_dist
-    from pyg_dist.layout.grid.sharding import Tile
+    from pyg_dist.grid.sharding import Tile
 
     data = pyg_dist.DistributedData(random_graph(47, 310, num_features=24, seed=1), layout="grid", mesh={"x": 2})
     conv, norm = pyg_dist.distribute(GCNConv(24, 24).double()), NormReLUDropout(24, p=0.0).double()

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_graphs import random_graph
 
+from pyg_dist.halo.plan.plan import Plan
 from pyg_dist.partition.models.cover import build_cover_model, choice_by_degree
 from pyg_dist.partition.models.hypergraph import build_hypergraph_model
-from pyg_dist.plan import Plan
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyg_dist.halo.plan.plan import Plan
 from pyg_dist.partition.models.hypergraph import HypergraphModel, build_hypergraph_model
-from pyg_dist.plan import Plan
 
 
 def nets_of(model: HypergraphModel) -> list[list[int]]:

@@ -17,8 +17,7 @@ from safetensors.torch import save_file
 
 from pyg_dist.backend.ops.row_format import row_bytes
 from pyg_dist.errors import AgreementError, DataError, UnsupportedError
-from pyg_dist.plan import Machine, Model, Plan, ShareSizes, halo_share
-from pyg_dist.plan.halo.cost import (
+from pyg_dist.halo.plan.cost import (
     exchange_seconds,
     halo_price,
     loads_of,
@@ -26,11 +25,16 @@ from pyg_dist.plan.halo.cost import (
     pre_quantize_seconds,
     quantize_seconds,
 )
-from pyg_dist.plan.halo.remote_edges import EXCHANGES, Exchange
+from pyg_dist.halo.plan.plan import Plan
+from pyg_dist.halo.plan.remote_edges import EXCHANGES, ExchangeKind
+from pyg_dist.halo.plan.share import halo_share
+from pyg_dist.halo.plan.sizes import ShareSizes
+from pyg_dist.pricing.machine import Machine
+from pyg_dist.pricing.model import Model
 
 
 def example(
-    num_ranks: int = 4, exchange: Exchange = "hybrid", seed: int = 4
+    num_ranks: int = 4, exchange: ExchangeKind = "hybrid", seed: int = 4
 ) -> tuple[torch.Tensor, torch.Tensor, Plan]:
     graph = random_graph(50, 300, seed=seed)
     parts = torch.randint(0, num_ranks, (50,), generator=torch.Generator().manual_seed(2))
@@ -39,7 +43,9 @@ def example(
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.integers(1, 40), st.integers(0, 150), st.integers(1, 7), st.integers(0, 10**6), st.sampled_from(EXCHANGES))
-def test_counted_as_the_ranks_do(num_nodes: int, num_edges: int, num_ranks: int, seed: int, exchange: Exchange) -> None:
+def test_counted_as_the_ranks_do(
+    num_nodes: int, num_edges: int, num_ranks: int, seed: int, exchange: ExchangeKind
+) -> None:
     edge_index = random_graph(num_nodes, num_edges, seed=seed).edge_index
     parts = torch.randint(0, num_ranks, (num_nodes,), generator=torch.Generator().manual_seed(seed))
     shares = [halo_share(edge_index, parts, rank, num_ranks, exchange) for rank in range(num_ranks)]
@@ -216,7 +222,7 @@ def run_plan(world_size: int, exchange: Any) -> tuple[str, Any]:
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
-def test_planned_without_a_launch_as_with_one(workers: Any, exchange: Exchange) -> None:
+def test_planned_without_a_launch_as_with_one(workers: Any, exchange: ExchangeKind) -> None:
     *_, expected = example(3, exchange)
     for digest, plan in workers(3).run(run_plan, 3, exchange):
         assert digest == expected.hash

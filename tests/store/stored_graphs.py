@@ -37,7 +37,7 @@ def skewed_graph(num_nodes: int = 200, num_edges: int = 1500, seed: int = 0) -> 
 def write(data: Data, folder: Path, parts: Tensor, num_parts: int, **options: Any) -> Path:
     """The halo store of a graph with given parts."""
     from pyg_dist import save_graph
-    from pyg_dist.report.conversion import StoreOptions, write_halo_store
+    from pyg_dist.cli.conversion import StoreOptions, write_halo_store
     from pyg_dist.store.sources import open_source
 
     folder.mkdir(parents=True, exist_ok=True)

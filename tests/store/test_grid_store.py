@@ -15,7 +15,7 @@ from torch_geometric.data import Data
 from workers import Workers
 
 from pyg_dist.data.stored_grid import StoredOrder
-from pyg_dist.plan.grid.node_order import ListedOrder
+from pyg_dist.grid.plan.node_order import ListedOrder
 from pyg_dist.store.grid_store import GridStore
 from pyg_dist.store.manifest import Manifest
 
@@ -31,8 +31,8 @@ def write(
     data: Data | None = None,
 ) -> Path:
     from pyg_dist import save_graph
-    from pyg_dist.report.conversion import StoreOptions
-    from pyg_dist.report.grid_conversion import write_grid_store
+    from pyg_dist.cli.conversion import StoreOptions
+    from pyg_dist.cli.grid_conversion import write_grid_store
     from pyg_dist.store.sources import open_source
 
     folder.mkdir(exist_ok=True)
@@ -114,7 +114,7 @@ def test_another_mesh(workers: Pools, tmp_path: Path) -> None:
 
 def on_fewer_ranks(path: str) -> None:
     from pyg_dist import DistributedData, world_size
-    from pyg_dist.report.stored_plan import plan_of_store
+    from pyg_dist.cli.stored_plan import plan_of_store
 
     opened: Any = DistributedData.open(path)
     planned: Any = plan_of_store(Path(path), world_size(), "hybrid", machine=opened.plan.machine)

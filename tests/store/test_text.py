@@ -14,8 +14,8 @@ from torch_geometric.data import Data
 
 from pyg_dist import DistributedData
 from pyg_dist.cli import main
+from pyg_dist.cli.planned_graph import read_planned_graph
 from pyg_dist.errors import PygDistError
-from pyg_dist.report.planned_graph import read_planned_graph
 from pyg_dist.store.sources import Reading, open_source
 
 LINE = [[0, 1], [1, 2]]

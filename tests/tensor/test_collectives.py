@@ -24,7 +24,7 @@ from workers import Workers
 
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.errors import MixedRowsError
-from pyg_dist.layout.grid.tile_tensor import TILES
+from pyg_dist.grid.tile_tensor import TILES
 from pyg_dist.tensor import RowTensor
 from pyg_dist.tensor.registry import TABLE, Function, public_name
 

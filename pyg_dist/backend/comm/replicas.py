@@ -1,7 +1,7 @@
 """What every rank must have alike: plain tensors and numbers that meet rows, losses, and what a script sets.
 
 Each plain tensor that meets rows is noted with a digest of its values (XXH3 of all bytes), which is computed once for
-an object at one version. So are Python's numbers, and from above (:mod:`pyg_dist.layout.training_state`) a model's
+an object at one version. So are Python's numbers, and from above (:mod:`pyg_dist.graph.training_state`) a model's
 names and modes, an optimizer's groups, the gradients of a step and the loss of a backward pass. The next small sum
 carries the digest of all that its rank has noted since the last one, in the same messages
 (:meth:`~pyg_dist.backend.comm.tagged.TaggedMessages.all_reduce_with`): while ranks agree, nothing more is sent. Where

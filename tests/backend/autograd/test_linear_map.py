@@ -56,7 +56,7 @@ def of_copies(rank: int, size: int) -> Iterator[Case]:
     from pyg_dist.backend.autograd.replicated import CopyToRanks, GatherRows
     from pyg_dist.backend.comm.group import world_group
     from pyg_dist.backend.comm.transport import Transport
-    from pyg_dist.backend.grid.collectives import AllGather, sum_all
+    from pyg_dist.grid.collectives import AllGather, sum_all
 
     group, counts = world_group(), uneven(size)
 
@@ -84,10 +84,11 @@ def of_redistributions(rank: int, size: int) -> Iterator[Case]:
     from pyg_dist.backend.comm.group import world_group
     from pyg_dist.backend.comm.redistribution import Redistribution
     from pyg_dist.backend.comm.transport import Transport
-    from pyg_dist.backend.grid.mesh import Mesh, MeshShape
-    from pyg_dist.layout.grid.sharding import Grid
-    from pyg_dist.plan.grid.node_order import ListedOrder
-    from pyg_dist.plan.grid.tiling import INPUT, WHOLE_ROWS, TileLayout
+    from pyg_dist.grid.mesh import Mesh
+    from pyg_dist.grid.plan.mesh_shape import MeshShape
+    from pyg_dist.grid.plan.node_order import ListedOrder
+    from pyg_dist.grid.plan.tiling import INPUT, WHOLE_ROWS, TileLayout
+    from pyg_dist.grid.sharding import Grid
 
     group, counts = world_group(), uneven(size)
 
@@ -148,10 +149,10 @@ def of_halo(rank: int, size: int) -> Iterator[Case]:
     from pyg_dist import DistributedData
     from pyg_dist.backend.comm.group import world_group
     from pyg_dist.backend.comm.transport import Transport
-    from pyg_dist.backend.halo.exchange import Exchange
-    from pyg_dist.backend.halo.operator import HaloRows, Moved
     from pyg_dist.backend.ops.row_format import SUM_KEY
-    from pyg_dist.layout.halo.graph import HaloGraph
+    from pyg_dist.halo.aggregate import HaloRows, Moved
+    from pyg_dist.halo.exchange import Exchange
+    from pyg_dist.halo.graph import HaloGraph
 
     def own(pieces: Pieces) -> Tensor:
         return pieces[rank]
@@ -192,7 +193,7 @@ def of_halo(rank: int, size: int) -> Iterator[Case]:
                 entries = torch.ones(num_edges, dtype=torch.float64) if values is None else weight
                 adjacency.index_put_((target, source), entries, accumulate=True)
                 in_degree = torch.bincount(target, minlength=num_nodes).clamp(min=1).view(-1, 1)
-                from pyg_dist.layout.graph import Norm
+                from pyg_dist.graph.protocol import Norm
 
                 mean = halo.operator(Norm.MEAN, values, torch.float64).matrix
                 yield Case(f"mean {name}", mean, shapes, partial(product, adjacency / in_degree), own, own)
@@ -232,8 +233,8 @@ def of_tiles(rank: int, size: int) -> Iterator[Case]:
     """Products on a mesh of one axis, which is that of the source's rows or that of the target's."""
     from pyg_dist.backend.comm.group import Group, world_group
     from pyg_dist.backend.comm.transport import Transport
-    from pyg_dist.backend.grid.operator import GridOperator, Side, TileProduct
     from pyg_dist.backend.sparse.csr import CSR
+    from pyg_dist.grid.aggregate import GridOperator, Side, TileProduct
 
     def own(pieces: Pieces) -> Tensor:
         return pieces[rank]

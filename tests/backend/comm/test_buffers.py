@@ -144,7 +144,7 @@ def test_passes_in_any_order(workers: Pools, world_size: int, exception: bool) -
 def sums_in_bfloat16(world_size: int) -> None:
     """Partial sums of bfloat16 rows are made in float32 and rounded once, into the message."""
     from pyg_dist import DistributedData
-    from pyg_dist.layout.graph import Norm
+    from pyg_dist.graph.protocol import Norm
 
     parts = torch.arange(NUM_NODES) % world_size
     data = DistributedData(random_graph(NUM_NODES, 20 * NUM_NODES, seed=3), partition=parts, exchange="pre")

@@ -19,8 +19,8 @@ sys.modules["pyg_dist"] = importlib.util.module_from_spec(spec)
 
 from pyg_dist.backend.comm.group import Group  # noqa: E402
 from pyg_dist.backend.comm.transport import Transport  # noqa: E402
-from pyg_dist.backend.halo.exchange import Exchange  # noqa: E402
 from pyg_dist.backend.session import agreement, session  # noqa: E402
+from pyg_dist.halo.exchange import Exchange  # noqa: E402
 
 
 def say(line: str) -> None:
@@ -71,9 +71,9 @@ elif case == "raises while rank 0 computes":
 elif case == "sends NaN in two bits":
     from pyg_dist.backend.comm.group import world_group
     from pyg_dist.backend.comm.quantized import quantized
-    from pyg_dist.backend.halo.transfer import HaloTransfer
     from pyg_dist.backend.sparse.matrix import Matrix
-    from pyg_dist.plan import halo_share
+    from pyg_dist.halo.plan.share import halo_share
+    from pyg_dist.halo.transfer import HaloTransfer
 
     node = torch.arange(30)  # a ring, of which every rank has each third node
     lists = halo_share(torch.stack([node, node.roll(1)]), node % 3, session.rank(), 3, "post").row_transfer

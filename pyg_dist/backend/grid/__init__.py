@@ -1,1 +1,0 @@
-"""The grid layout's messages: mesh, collectives, redistribution, operator."""

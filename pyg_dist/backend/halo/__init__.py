@@ -1,1 +1,0 @@
-"""The halo layout's messages: exchange, transfer, operator."""

@@ -1,0 +1,152 @@
+"""``python -m pyg_dist bench``: measure this machine's constants and store them for the planner.
+
+Alone it starts a few loopback ranks for the network; under torchrun or mpirun it measures among those. Collective.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pyg_dist.backend import calibration
+from pyg_dist.backend.comm.group import world_group
+from pyg_dist.backend.session import session
+from pyg_dist.cli.machine_options import DEVICES
+from pyg_dist.errors import LaunchError, OptionError
+from pyg_dist.pricing.machine import Machine, machine_file
+
+LOOPBACK_RANKS = 4
+"""With fewer ranks there is only one size of group, which cannot separate the cost of a call from that of a partner."""
+
+
+def add_command(commands: Any) -> None:
+    """Add ``bench`` to the command line."""
+    parser = commands.add_parser("bench", help="measure this machine's constants for plan, simulate and layout='auto'")
+    parser.set_defaults(run=run)
+    parser.add_argument("what", nargs="?", choices=["all", "rates", "network"], default="all",
+                        help="rates: products and copies, one process; network: messages between ranks")  # fmt: skip
+    parser.add_argument("--device", choices=DEVICES, default="cpu", help="where products and messages are; "
+                        "constants are kept by device")  # fmt: skip
+    parser.add_argument(
+        "--output",
+        type=Path,
+        help=f"where to keep them; default: {machine_file()}, and machine.cuda.json there",
+    )
+    parser.add_argument("--json", action="store_true", help="print the constants as JSON")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure, merge with what was known, store, and print on rank 0."""
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise OptionError("Expected a GPU for --device cuda (got none that torch finds): see python -m pyg_dist doctor")
+    num_ranks = LOOPBACK_RANKS if args.device == "cpu" else torch.cuda.device_count()
+    if session.world_size() == 1 and args.what != "rates" and num_ranks > 1:
+        _start_loopback_ranks(args, num_ranks)
+        return
+    session.init()
+    if args.device == "cpu":
+        torch.set_num_threads(1)  # what the constants are of: one core of each rank
+    path = machine_file(args.device) if args.output is None else args.output
+    machine, remarks = Machine.default(args.device), []
+    if path.exists():
+        try:
+            machine = replace(Machine.load(path), device=args.device)
+        except OptionError:
+            remarks.append(f"what {path} held was not a machine's constants: those not measured now are the defaults")
+    if args.what != "network":
+        machine = measure_rates(machine, remarks)
+    if args.what != "rates" and world_group().size == num_ranks == 1:
+        remarks.append("messages: not measured, there is one GPU; the constants are assumed")
+    elif args.what != "rates":
+        machine = measure_network(machine, remarks)
+    day = datetime.now(timezone.utc).date().isoformat()
+    machine = replace(machine, source=f"measured {day}, {args.what}, {_hardware(machine)}, {world_group().size} ranks")
+    if session.is_main():
+        machine.save(path)
+        if args.json:
+            print(json.dumps(asdict(machine)))
+        else:
+            print(*remarks, *(f"{name:<16} {value}" for name, value in asdict(machine).items()), sep="\n")
+            print(f"stored in {path}")
+
+
+def measure_rates(machine: Machine, remarks: list[str]) -> Machine:
+    """Products and copies of one rank, while as many ranks as there are cores do the same (collective)."""
+    world, device = world_group(), torch.device(machine.device)
+    cores = _num_workers(machine)
+    measures = session.local_rank() < cores
+    fit = calibration.fit_spmm(calibration.spmm_samples(device=device)) if measures else None
+    dense, stream = (0.0, 0.0)
+    if measures:
+        dense, stream = calibration.gemm_rate(device), calibration.stream_rate(device=device)
+    if fit is not None:
+        remarks.append(
+            f"sparse products: held-out R2 {fit.r2:.2f} over 70/30 splits (Plexus' terms {fit.r2_of_paper:.2f})"
+        )
+    numbers = torch.tensor([*(fit.coefficients if fit else (0.0,) * 3), dense, stream, float(measures)]).double()
+    *sums, count = world.all_reduce_(numbers).tolist()
+    a, b, c, dense, stream = (value / count for value in sums)
+    return replace(machine, spmm=(a, b, c), gemm_rate=dense, stream_rate=stream, cores=cores)
+
+
+def measure_network(machine: Machine, remarks: list[str]) -> Machine:
+    """Messages inside and between the machines of a launch of two ranks or more (collective).
+
+    Raises:
+        LaunchError: One rank alone.
+        OptionError: Other work disturbed it.
+    """
+    world = world_group()
+    if world.size < 2:
+        raise LaunchError("Expected two ranks or more (got 1): torchrun --nproc-per-node 4 -m pyg_dist bench network")
+    machine_of = calibration.machine_numbers(world)
+    on_each = machine_of.count(machine_of[0])
+    # A launch on one machine says how many ranks fit there, one on several how many there are.
+    ranks_per_node = on_each if on_each < world.size else max(on_each, machine.ranks_per_node)
+    machine = replace(machine, ranks_per_node=ranks_per_node, cores=_num_workers(machine))
+    device = torch.device(machine.device)
+    inside = calibration.network_samples(world, machine_of, is_inside=True, device=device)
+    if len(inside):
+        fit = calibration.fit_network(inside, max(1.0, on_each / machine.cores))
+        remarks.append(f"messages inside a machine: R2 {fit.r2:.2f} of {len(inside)} sizes")
+        machine = replace(machine, call_seconds=fit.call, intra_latency=fit.latency, intra_bandwidth=fit.bandwidth)
+    between = calibration.network_samples(world, machine_of, is_inside=False, device=device)
+    if not len(between):
+        remarks.append("messages between machines: not measured, all ranks are on one; the constants are assumed")
+        return machine
+    fit = calibration.fit_network(between)
+    remarks.append(f"messages between machines: R2 {fit.r2:.2f} of {len(between)} sizes")
+    return replace(machine, inter_latency=fit.latency, inter_bandwidth=fit.bandwidth * on_each)
+
+
+def _num_workers(machine: Machine) -> int:
+    """Cores or GPUs of a machine, that really run at a time (collective)."""
+    if machine.device == "cuda":
+        return torch.cuda.device_count()
+    world = world_group()
+    return calibration.num_cores(world, calibration.machine_numbers(world))
+
+
+def _hardware(machine: Machine) -> str:
+    return f"{machine.cores} cores" if machine.device == "cpu" else f"{machine.cores} {torch.cuda.get_device_name()}"
+
+
+def _start_loopback_ranks(args: argparse.Namespace, num_ranks: int) -> None:
+    again = [args.what, "--device", args.device]
+    again += [*(["--output", str(args.output)] if args.output else []), *(["--json"] if args.json else [])]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
+    ended = subprocess.run(
+        [*launcher, "-m", "pyg_dist", "bench", *again], env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False
+    )
+    if ended.returncode:
+        raise LaunchError(f"Expected {num_ranks} loopback ranks to measure the network (they ended with status "
+                          f"{ended.returncode}): their message stands above")  # fmt: skip

@@ -1,0 +1,158 @@
+"""``python -m pyg_dist partition GRAPH --parts P``: partitions compared, or one of them written.
+
+Without an output, methods are compared for every number of parts; ``--parts 16 OUT.npy`` writes the parts themselves;
+any other output is the folder of a store. One process, no launch, nothing collective.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from pyg_dist.cli import partition_store
+from pyg_dist.cli.comparison import Measured, found_parts, measured, options_for, plot, table, to_dict
+from pyg_dist.cli.graph_options import add_graph_options, reading_of
+from pyg_dist.cli.machine_options import add_machine_options, machine_of
+from pyg_dist.cli.output_file import require_drawable, require_folder
+from pyg_dist.cli.planned_graph import read_planned_graph
+from pyg_dist.errors import OptionError
+from pyg_dist.partition import Batches
+from pyg_dist.partition.memory import parse_bytes, require_memory
+from pyg_dist.partition.solvers.options import PRESETS, SOLVERS
+from pyg_dist.plan.parts import METHODS, PartsOptions
+from pyg_dist.pricing.model import Model
+from pyg_dist.store.sources import KINDS
+
+
+def add_command(commands: Any) -> None:
+    """Add ``partition`` to the command line."""
+    parser = commands.add_parser("partition", help="compare partitions, write one, or write a store")
+    parser.set_defaults(run=run)
+    parser.add_argument("graph", help=KINDS)
+    parser.add_argument("out", nargs="?", help="OUT.npy: the part of each node; else the folder of a store, which each "
+                        "rank reads its own part of; nothing: compare")  # fmt: skip
+    parser.add_argument("--parts", type=_number_or_path, nargs="+", required=True, metavar="P",
+                        help="as many as ranks, or more: a store's parts are then merged")  # fmt: skip
+    parser.add_argument("--model", nargs="+", metavar="METHOD",
+                        help=f"{', '.join(METHODS)}; of a store, or a .npy file of parts; default: metis")  # fmt: skip
+    parser.add_argument("--compare", action="store_true", help="every method")
+    parser.add_argument("--solver", choices=SOLVERS, default="mt-kahypar", help="of hypergraphs")
+    parser.add_argument("--preset", choices=PRESETS, help="Mt-KaHyPar's; default: the method's own")
+    parser.add_argument("--epsilon", type=float, default=0.03, help="how much heavier than the mean a part may be")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--time-budget", type=float, metavar="SECONDS", help="try seeds until then, keep the best")
+    parser.add_argument("--batch-size", type=int, help="nodes of a stochastic mini-batch; default: a tenth")
+    parser.add_argument("--theta", type=float, default=0.1, help="error of a stochastic net's connectivity")
+    parser.add_argument("--delta", type=float, default=0.5, help="probability of a larger one")
+    add_machine_options(parser)
+    parser.add_argument("--memory", help="to use, such as 4GiB, which is a store's default")
+    parser.add_argument("--layout", choices=["halo", "grid"], default="halo", help="of a store")
+    parser.add_argument("--tiles", type=int, nargs=2, metavar=("R", "C"), help="of a grid store; default: 16 16")
+    parser.add_argument(
+        "--mesh", type=int, nargs=3, metavar=("X", "Y", "Z"), help="of a grid store; default: the planner's choice"
+    )
+    add_graph_options(parser)
+    parser.add_argument("--resume", action="store_true", help="go on with a store that an interrupted run has left")
+    parser.add_argument("--force", action="store_true", help="replace a store, or an interrupted run's work")
+    parser.add_argument("--json", action="store_true", help="print numbers instead of tables")
+    parser.add_argument("--plot", type=Path, help="draw rows by parts, or the plan of a store: .png, .svg or .pdf")
+
+
+def _number_or_path(text: str) -> int | str:
+    """``--parts 16 OUT.npy``: the last word may be the output."""
+    return int(text) if text.lstrip("-").isdigit() else text
+
+
+def run(args: argparse.Namespace) -> None:
+    """Compare, write parts, or write a store."""
+    parts, methods = _checked(args)
+    batches = Batches(args.batch_size, None, args.theta, args.delta)
+    if _is_store(args):
+        partition_store.run(args, parts[0], methods[0], batches if methods[0] == "stochastic" else None)
+        return
+    memory = None if args.memory is None else parse_bytes(args.memory)
+    options = PartsOptions("random", args.epsilon, args.seed, args.solver, args.preset, memory, batches)
+    machine = machine_of(args)
+    lines: list[Measured] = []
+    with tqdm(total=len(parts) * len(methods), desc="reading", leave=False, disable=None) as bar:
+        graph = read_planned_graph(args.graph, args.undirected, reading_of(args))
+        edge_index, num_nodes = graph.edge_index, graph.num_nodes
+        if max(parts) > num_nodes:
+            raise OptionError(f"Expected at most a part for each of {num_nodes:,} nodes (got {max(parts):,} parts)")
+        model = Model.of_layers(num_nodes, edge_index.shape[1], graph.num_features, graph.num_classes)
+        for count in parts:
+            for method in methods:  # before the first begins
+                require_memory(method, num_nodes, edge_index.shape[1], count, memory)
+        for count in parts:
+            for method in methods:
+                bar.set_description(f"{method}, {count} parts")
+                found, seconds = found_parts(
+                    edge_index, num_nodes, count, options_for(options, method), graph.train_mask, args.time_budget,
+                    lambda step, _: bar.set_postfix_str(step),
+                )  # fmt: skip
+                lines.append(measured(edge_index, found, count, method, seconds, model, machine))
+                bar.set_postfix_str("")
+                bar.update()
+    if args.out is not None:
+        np.save(args.out, found.numpy())
+    print(json.dumps(to_dict(lines)) if args.json else table(lines))
+    if args.plot:
+        plot(args.plot, lines)
+
+
+def _checked(args: argparse.Namespace) -> tuple[list[int], list[str]]:
+    """Numbers of parts and methods; what can be known before the work begins.
+
+    Raises:
+        OptionError: Options that do not go together, or out of range.
+    """
+    *numbers, last = args.parts
+    if isinstance(last, str) and args.out is None and numbers:
+        args.out = last
+    else:
+        numbers = args.parts
+    if not all(isinstance(number, int) and number >= 1 for number in numbers):
+        raise OptionError(f"Expected --parts with numbers from 1 (got {' '.join(map(str, args.parts))})")
+    if args.compare and args.model:
+        raise OptionError("Expected --compare or --model (got both): one takes every method")
+    methods = ["random", *(m for m in METHODS if m != "random")] if args.compare else args.model or ["metis"]
+    if args.out is not None and (len(numbers) > 1 or len(methods) > 1):
+        raise OptionError(
+            f"Expected one number of parts and one method to write {args.out} (got {len(numbers)} and {len(methods)}): "
+            f"leave the output out to compare"
+        )
+    is_store = _is_store(args)
+    if args.layout == "grid" and args.model:
+        raise OptionError(f"Expected no --model with --layout grid, which has no parts (got {' '.join(args.model)})")
+    if args.layout == "halo" and (args.tiles or args.mesh):
+        raise OptionError("Expected --tiles and --mesh with --layout grid (got --layout halo): leave them out")
+    if is_store and args.time_budget is not None:
+        raise OptionError("Expected --time-budget without a store: write OUT.npy, then --model OUT.npy")
+    if not is_store:
+        for method in methods:
+            if method not in METHODS:
+                raise OptionError(
+                    f"Expected --model of {', '.join(METHODS)} (got {method!r}): a .npy file goes with a store"
+                )
+        if args.resume or args.force:
+            raise OptionError("Expected --resume and --force with the folder of a store (got none)")
+        if args.layout != "halo":
+            raise OptionError("Expected --layout grid with the folder of a store (got none): a grid has no parts")
+    if args.solver != "mt-kahypar" and "cover" in methods and not args.compare:
+        PartsOptions("cover", solver=args.solver)  # raises
+    if not -(2**63) <= args.seed < 2**63:
+        raise OptionError(f"Expected --seed to be an integer of 64 bits (got {args.seed})")
+    if args.out is not None and not is_store:
+        require_folder("OUT.npy", Path(args.out))
+    require_drawable(args.plot)
+    return numbers, methods
+
+
+def _is_store(args: argparse.Namespace) -> bool:
+    """Whether the output is the folder of a store."""
+    return args.out is not None and not args.out.endswith(".npy")

@@ -1,0 +1,259 @@
+"""``python -m pyg_dist plan GRAPH --ranks P ...``: what training on P ranks would send, multiply, hold and cost.
+
+One process, no launch, nothing collective.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from pyg_dist.backend.session.agreement import digest
+from pyg_dist.backend.session.steps import set_up, step
+from pyg_dist.cli import rank_counts
+from pyg_dist.cli.graph_options import add_graph_options, reading_of
+from pyg_dist.cli.machine_options import add_machine_options, machine_of
+from pyg_dist.cli.output_file import require_drawable, require_folder
+from pyg_dist.cli.page import write_page
+from pyg_dist.cli.planned_graph import PlannedGraph, read_parts, read_planned_graph
+from pyg_dist.cli.stored_plan import is_store, plan_of_store
+from pyg_dist.errors import OptionError
+from pyg_dist.grid.plan.candidates import Candidate, grid_plans, grid_table
+from pyg_dist.grid.plan.node_order import in_one_piece
+from pyg_dist.grid.plan.plan import GridPlan
+from pyg_dist.halo.plan.mini_batches import MiniBatchPlan
+from pyg_dist.halo.plan.plan import Plan
+from pyg_dist.halo.plan.remote_edges import EXCHANGES
+from pyg_dist.plan.auto import HaloCandidate, halo_candidates, reasons
+from pyg_dist.plan.parts import METHODS, PartsOptions, find_parts
+from pyg_dist.pricing.base import DistributionPlan
+from pyg_dist.pricing.machine import Machine
+from pyg_dist.pricing.model import Model
+from pyg_dist.pricing.text import fold
+from pyg_dist.store.manifest import Manifest
+from pyg_dist.store.sources import KINDS
+
+_LAYOUTS_OF = {
+    "--save": ("halo", "auto"), "parts of a .npy file": ("halo", "auto"),
+    "--batch-size": ("halo",), "--bits": ("halo",),
+}  # fmt: skip
+"""What goes with some layouts only."""
+
+
+def add_command(commands: Any) -> None:
+    """Add ``plan`` to the command line."""
+    parser = commands.add_parser(
+        "plan", help="what training on some number of ranks would send, multiply, hold and cost"
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("graph", help=f"{KINDS}; a store of the command partition")
+    add_graph_options(parser)
+    parser.add_argument("--ranks", type=int, nargs="+", required=True, metavar="P",
+                        help="of several numbers, a line each says what they gain")  # fmt: skip
+    parser.add_argument(
+        "--partition", default="metis", help=f"{', '.join(METHODS)}, or a .npy file with a part per node"
+    )
+    parser.add_argument("--layout", choices=["halo", "grid", "auto"], help="default: halo; a store has its own")
+    parser.add_argument("--exchange", choices=EXCHANGES, default="hybrid")
+    parser.add_argument("--epsilon", type=float, default=0.03, help="how much heavier than the mean a part may be")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--bits", type=int, nargs="+", default=[32], choices=[32, 16, 8, 4, 2],
+                        help="of halo messages: forward and, if not the same, backward")  # fmt: skip
+    parser.add_argument("--widths", type=int, nargs="+", default=[], metavar="F", help="columns to give bytes for")
+    parser.add_argument(
+        "--model", type=int, nargs=2, metavar=("LAYERS", "WIDTH"), help="the convs to price; default: 3 128"
+    )
+    parser.add_argument("--conv", choices=["gcn", "sage"], default="gcn", help="their kind")
+    add_machine_options(parser)
+    parser.add_argument("--ranks-per-node", type=int, help="ranks on one machine; parts with much traffic are put "
+                        "on one; default: as the constants say")  # fmt: skip
+    parser.add_argument("--batch-size", type=int, metavar="B", help="nodes of uniform mini-batches; what a step on one "
+                        "sends, holds and costs is counted on a few samples")  # fmt: skip
+    parser.add_argument("--data-groups", type=int, default=1, metavar="D",
+                        help="groups of ranks that draw batches of their own, each with P / D parts")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print plan.to_dict() instead of tables")
+    parser.add_argument("--plot", type=Path, help="draw the plan: .png, .svg or .pdf")
+    parser.add_argument("--html", type=Path, help="write one page with the tables and pictures")
+    parser.add_argument("--save", type=Path, help="write the halo plan with its parts, for Plan.load")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Read, partition if the layout needs it, price, count and print."""
+    _require_layout_of_store(args)
+    args.layout = args.layout or "halo"
+    _check(args)
+    machine = machine_of(args)
+    if args.ranks_per_node is not None:
+        machine = machine.with_ranks_per_node(args.ranks_per_node)
+    if is_store(args.graph):
+        stored = plan_of_store(Path(args.graph), args.ranks[0], args.exchange, args.ranks_per_node, machine)
+        print(json.dumps(stored.to_dict(args.widths, machine)) if args.json else stored.describe(args.widths, machine))
+        _draw(args, stored, stored.describe(args.widths, machine))
+        return
+    with set_up(
+        f"plan {Path(args.graph).name}", num_steps=1 + 2 * len({1, *args.ranks} if len(args.ranks) > 1 else args.ranks)
+    ):
+        with step("read"):
+            graph = read_planned_graph(args.graph, args.undirected, reading_of(args))
+        most = max(args.ranks)
+        if args.layout != "grid" and most > graph.num_nodes:  # the grid pads
+            raise OptionError(f"Expected at most a rank for each of {graph.num_nodes:,} nodes (got {most:,} ranks)")
+        layers = None if args.model is None else tuple(args.model)
+        num_edges = graph.edge_index.shape[1]
+        model = Model.of_layers(graph.num_nodes, num_edges, graph.num_features, graph.num_classes, layers, args.conv)
+        if len(args.ranks) > 1:
+            _compare(args, graph, model, machine)
+            return
+        planned = _plan(args, graph, args.ranks[0] // args.data_groups, model, machine)
+        sampled = _mini_batches(args, graph, planned.plan)
+    plan = planned.plan
+    text = plan.describe(args.widths, machine, model)
+    if args.json:
+        candidates = [c.to_dict() for c in planned.halo] + [c.to_dict() for c in planned.grid]
+        numbers = plan.to_dict(args.widths, machine, model)
+        if sampled is not None:
+            numbers["mini_batches"] = sampled.to_dict(args.widths, machine, model)
+        print(json.dumps(numbers | ({"candidates": candidates} if candidates else {})))
+    else:
+        if sampled is not None:
+            text += "\n\n" + sampled.describe(args.widths, machine, model)
+        text = fold("\n".join([*_notes(planned, model, machine), text]))
+        print(text)
+    _draw(args, plan, text)
+    if args.save:
+        if not isinstance(plan, Plan):
+            raise OptionError(
+                f"Expected a halo plan to save in {args.save} (the grid is cheaper): --layout halo has one"
+            )
+        plan.save(args.save)
+
+
+def _mini_batches(args: argparse.Namespace, graph: PlannedGraph, whole: DistributionPlan) -> MiniBatchPlan | None:
+    """Plans of sampled batches, if requested."""
+    if args.batch_size is None:
+        return None
+    assert isinstance(whole, Plan)
+    return MiniBatchPlan.of(graph.edge_index, whole, args.batch_size, args.data_groups, args.seed)
+
+
+class Planned(NamedTuple):
+    """A plan, and what it was chosen from.
+
+    Attributes:
+        plan: the cheapest.
+        halo: every exchange, where the layout was to be chosen.
+        grid: every mesh, unless the layout is halo.
+    """
+
+    plan: DistributionPlan
+    halo: list[HaloCandidate]
+    grid: list[Candidate]
+
+
+def _plan(args: argparse.Namespace, graph: PlannedGraph, ranks: int, model: Model, machine: Machine) -> Planned:
+    """Partition if the layout needs it, price and count."""
+    with step(f"partition into {ranks}"):
+        parts = None if args.layout == "grid" else _parts_of(graph, args, ranks, machine.ranks_per_node)
+    with step(f"count for {ranks} ranks"):
+        grid = [] if args.layout == "halo" else grid_plans(model, ranks, machine)
+        halo: list[HaloCandidate] = []
+        if args.layout == "auto" and parts is not None:
+            halo = halo_candidates(graph.edge_index, parts, ranks, model, machine)
+        if parts is None or (halo and grid[0].seconds < halo[0].seconds):
+            best = grid[0]
+            tiles, _ = GridPlan.of(
+                in_one_piece(graph.edge_index), model, best.shape, best.sums, best.price, machine, args.seed,
+                digest(repr((digest(graph.edge_index), args.seed))),
+            )  # fmt: skip
+            return Planned(tiles, halo, grid)
+        exchange = halo[0].exchange if halo else args.exchange
+        name = Path(args.partition).name
+        counted = Plan.of(graph.edge_index, parts, ranks, exchange, name, machine.ranks_per_node)
+        return Planned(replace(counted, bits=(args.bits[0], args.bits[-1])), halo, grid)
+
+
+def _compare(args: argparse.Namespace, graph: PlannedGraph, model: Model, machine: Machine) -> None:
+    """A line for each number of ranks."""
+    width = max(args.widths, default=max(model.widths))
+    found = rank_counts.compare(
+        args.ranks, lambda ranks: _plan(args, graph, ranks, model, machine).plan, width, model, machine
+    )
+    text = rank_counts.table(found, width, model, machine)
+    print(json.dumps(rank_counts.to_dict(found, width, model, machine)) if args.json else text)
+    if args.plot:
+        rank_counts.plot(args.plot, found)
+    if args.html:
+        write_page(args.html, f"plans of {Path(args.graph).name}", text, [partial(rank_counts.plot, found=found)])
+
+
+def _draw(args: argparse.Namespace, plan: DistributionPlan, text: str) -> None:
+    """The picture and the page of one plan, if requested."""
+    width = max(args.widths, default=256)
+    if args.plot:
+        plan.plot(args.plot, width)
+    if args.html:
+        write_page(args.html, f"plan of {Path(args.graph).name}", text, [partial(plan.plot, width=width)])
+
+
+def _require_layout_of_store(args: argparse.Namespace) -> None:
+    """A store has the layout that it was written for."""
+    if args.layout is None or not is_store(args.graph):
+        return
+    layout = Manifest.load(Path(args.graph)).layout
+    if args.layout != layout:
+        raise OptionError(
+            f"Expected --layout {layout}, for which the store {args.graph} was written (got {args.layout}): leave it "
+            f"out, or write another store"
+        )
+
+
+def _check(args: argparse.Namespace) -> None:
+    """What can be known before the work begins."""
+    if min(args.ranks) < 1:
+        raise OptionError(f"Expected --ranks of one rank or more, at least one part each (got {min(args.ranks)})")
+    given = {
+        "--save": args.save is not None, "parts of a .npy file": args.partition.endswith(".npy"),
+        "--batch-size": args.batch_size is not None, "--bits": args.bits != [32], "a store": is_store(args.graph),
+    }  # fmt: skip
+    for option in (name for name, is_given in given.items() if is_given):
+        if args.layout not in _LAYOUTS_OF.get(option, (args.layout,)):
+            layouts = " or ".join(_LAYOUTS_OF[option])
+            raise OptionError(f"Expected {option} with --layout {layouts} (got {args.layout}): leave it out")
+        if len(args.ranks) > 1 and option != "--bits":
+            raise OptionError(f"Expected {option} with one number of ranks (got {len(args.ranks)}): name one")
+    if given["--batch-size"] and given["a store"]:
+        raise OptionError("Expected --batch-size with a graph (got a store): leave it out")
+    if args.data_groups != 1 and args.batch_size is None:
+        raise OptionError(f"Expected --data-groups with --batch-size (got {args.data_groups}): groups draw batches")
+    if args.data_groups < 1 or args.ranks[0] % args.data_groups:
+        raise OptionError(
+            f"Expected --data-groups to divide --ranks (got {args.data_groups} groups of {args.ranks[0]} ranks)"
+        )
+    if len(args.bits) > 2:
+        raise OptionError(f"Expected --bits with one number or two, forward and backward (got {len(args.bits)})")
+    if min(args.widths, default=1) < 1:
+        raise OptionError(f"Expected --widths of one column or more (got {min(args.widths)})")
+    if not -(2**63) <= args.seed < 2**63:
+        raise OptionError(f"Expected --seed to be an integer of 64 bits (got {args.seed})")
+    require_folder("--save", args.save)
+    require_folder("--html", args.html)
+    require_drawable(args.plot)
+
+
+def _parts_of(graph: PlannedGraph, args: argparse.Namespace, ranks: int, ranks_per_node: int) -> Tensor:
+    method = read_parts(args.partition) if args.partition.endswith(".npy") else args.partition
+    options = PartsOptions(method, args.epsilon, args.seed, exchange=args.exchange, ranks_per_node=ranks_per_node)
+    return find_parts(graph.edge_index, graph.num_nodes, ranks, options, graph.train_mask)
+
+
+def _notes(planned: Planned, model: Model, machine: Machine) -> list[str]:
+    """What was compared: every mesh, every exchange, and why one was taken."""
+    notes = [grid_table(planned.grid, planned.plan.ranks)] if planned.grid else []
+    notes += [f"{candidate}: {candidate.price} a step" for candidate in planned.halo]
+    return [*notes, reasons(planned.halo, planned.grid, model, machine)] if planned.halo else notes

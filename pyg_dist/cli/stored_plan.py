@@ -1,0 +1,109 @@
+"""Plans of stores, from their manifests alone; and checking all of a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from pyg_dist.data.stored_grid import edges_of_tile, on_mesh, stored_grid_plan
+from pyg_dist.data.stored_halo import merged_hash, rank_of_part, stored_plan, stored_share
+from pyg_dist.errors import OptionError, StoreError
+from pyg_dist.grid.plan.candidates import grid_plans
+from pyg_dist.grid.plan.plan import GridPlan
+from pyg_dist.halo.plan.plan import Plan, pairs_of
+from pyg_dist.halo.plan.remote_edges import ExchangeKind
+from pyg_dist.halo.plan.sizes import ShareSizes
+from pyg_dist.pricing.base import DistributionPlan
+from pyg_dist.pricing.machine import Machine
+from pyg_dist.store.folder import check_shard
+from pyg_dist.store.grid_store import GridStore
+from pyg_dist.store.halo_reader import HaloStore
+from pyg_dist.store.manifest import FILE, Manifest
+
+
+def halo_plan(path: Path, manifest: Manifest, exchange: ExchangeKind, ranks_per_node: int | None = None) -> Plan:
+    """The plan of as many ranks as the store has parts."""
+    return stored_plan(HaloStore(path, manifest), exchange, (32, 32), ranks_per_node)
+
+
+def is_store(graph: str) -> bool:
+    """Whether a name is that of a store."""
+    return (Path(graph) / FILE).is_file()
+
+
+def plan_of_store(
+    path: Path, ranks: int, exchange: ExchangeKind, ranks_per_node: int | None = None, machine: Machine | None = None
+) -> DistributionPlan:
+    """The plan that :meth:`pyg_dist.DistributedData.open` makes on ``ranks`` ranks.
+
+    From the manifest alone for the number of ranks that the store was written for. For another number every rank's part
+    is read, one after another: of a halo store merged parts, of a grid store the tiles of the cheapest mesh.
+
+    Args:
+        path: the store.
+        ranks: how many.
+        exchange: of a halo store.
+        ranks_per_node: see :class:`~pyg_dist.plan.Plan`.
+        machine: to choose a mesh by; None: as :meth:`~pyg_dist.plan.Machine.load` finds it.
+
+    Raises:
+        StoreError: There are more ranks than parts, or what has to be read is damaged.
+    """
+    manifest = Manifest.load(path)
+    if ranks < 1:
+        raise OptionError(f"Expected at least one rank (got {ranks}): give --ranks a positive integer")
+    if manifest.layout == "grid":
+        return _grid_plan(GridStore(path, manifest), ranks, machine)
+    store = HaloStore(path, manifest)
+    if ranks == manifest.num_parts:
+        return halo_plan(path, manifest, exchange, ranks_per_node)
+    return _merged_plan(store, ranks, exchange, ranks_per_node)
+
+
+def _merged_plan(store: HaloStore, ranks: int, exchange: ExchangeKind, ranks_per_node: int | None) -> Plan:
+    of_part = rank_of_part(store, ranks)
+    sizes, rows = [], torch.zeros(ranks, ranks, dtype=torch.int64)
+    for rank in range(ranks):
+        share = stored_share(store, rank, of_part, exchange)
+        sizes.append(ShareSizes.of(share))
+        rows[rank] = torch.tensor(share.sum_transfer.send_counts)
+    return Plan(
+        "halo", store.manifest.plan["partition"], exchange, tuple(sizes), pairs_of(rows),
+        merged_hash(store, of_part, exchange), ranks_per_node=ranks_per_node,
+    )  # fmt: skip
+
+
+def _grid_plan(store: GridStore, ranks: int, machine: Machine | None) -> GridPlan:
+    written = stored_grid_plan(store)
+    if ranks == written.shape.size:
+        return written
+    machine = Machine.load() if machine is None else machine
+    best = grid_plans(written.model, ranks, machine)[0]
+    edges = tuple(edges_of_tile(store, best.shape, best.shape.coordinates(rank)) for rank in range(ranks))
+    return on_mesh(written, best.shape, best.sums, best.price, machine, edges)
+
+
+def check_store(path: Path) -> Manifest:
+    """Check every file of a store by its digests, and what its manifest says of them.
+
+    Raises:
+        StoreError: The first that is missing or damaged, or not what the manifest says.
+    """
+    manifest = Manifest.load(path)
+    for shard in manifest.shards.values():
+        check_shard(path, shard)
+    if manifest.layout == "halo":
+        store = HaloStore(path, manifest)
+        for part in range(manifest.num_parts):
+            store.check_blocks(part)
+        store.close()
+    else:
+        tiles = GridStore(path, manifest)
+        plan = stored_grid_plan(tiles)
+        for rank, expected in enumerate(plan.edges):
+            found = edges_of_tile(tiles, plan.shape, plan.shape.coordinates(rank))
+            if found != expected:
+                raise StoreError(f"Expected {expected} edges of rank {rank} in {path} (got {found}): write it again")
+        tiles.close()
+    return manifest

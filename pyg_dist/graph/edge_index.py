@@ -1,0 +1,332 @@
+"""``DistributedEdgeIndex``: the handle that stands for ``data.edge_index`` or ``data.adj_t``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_dist.backend.session.agreement import digest
+from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
+from pyg_dist.graph import type_questions
+from pyg_dist.graph.edge_sets import graph_over
+from pyg_dist.graph.edges import Edges
+from pyg_dist.graph.protocol import DistributedGraph, NodeSharding, Norm
+from pyg_dist.partition.edge_list import as_edges
+from pyg_dist.store.manifest import LoopRule
+from pyg_dist.tensor.functions.indexing import select_rows
+from pyg_dist.tensor.functions.reductions import accumulation_dtype
+from pyg_dist.tensor.registry import functions
+from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor
+from pyg_dist.tensor.sharding import RowSharding, require_same
+from pyg_dist.tensor.whole_graph import EdgeHandle
+
+_PRODUCTS = {*functions("matmul", "mm", "mv"), torch.sparse.mm}
+
+_NUM_KEPT = 8  # size of the cache of recent edge sets; edges that are drawn anew in each step never hit it
+
+
+class DistributedEdgeIndex(EdgeHandle):
+    """A graph whose edges lie on several ranks; Distributed convs take it where they take ``edge_index``.
+
+    It is not a tensor, on purpose: code that looks at edges itself (structural transforms, stock convs) would see one
+    rank's edges, and gets an error instead. What a script does most is answered: ``row, col = edge_index`` are
+    :class:`~pyg_dist.tensor.EdgeTensor` of global ids, ``x[row]`` is a row for each edge,
+    ``edge_index[:, mask]`` and ``edge_index.flip(0)`` are graphs again, over the same nodes, and ``adj_t @ x`` are
+    node rows.
+
+    Args:
+        graph: this rank's runtime form.
+        sparse: whether it stands for ``adj_t``, whose shape is ``[N, N]``, not for ``edge_index``, ``[2, E]``.
+        weight: the values of ``adj_t``, where it has any.
+
+    Example:
+        >>> row, col = data.edge_index
+        >>> forward = data.edge_index[:, row < col]
+        >>> tuple(forward.shape), tuple(data.edge_index.full_tensor().shape)
+        ((2, 78), (2, 156))
+    """
+
+    is_distributed = True
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type[DistributedEdgeIndex]:  # what isinstance reads where the type says no
+        return type_questions.answer(DistributedEdgeIndex, sys._getframe(1))
+
+    def __init__(self, graph: DistributedGraph, sparse: bool = False, weight: RowTensor | None = None) -> None:
+        self._graph = graph
+        self._sparse = sparse
+        self.weight = weight
+        self._edges: tuple[RowTensor | None, Edges] | None = None
+
+    def __deepcopy__(self, memo: object) -> DistributedEdgeIndex:
+        return self  # immutable
+
+    @property
+    def graph(self) -> DistributedGraph:
+        """The runtime form of the graph (this rank's part)."""
+        return self._graph
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether it stands for ``adj_t``."""
+        return self._sparse
+
+    @property
+    def shape(self) -> torch.Size:
+        """``[2, E]``, or ``[N, N]`` for ``adj_t``, of the whole graph."""
+        nodes, edges = self._graph.node_sharding.size, self._graph.edge_sharding.size
+        return torch.Size((nodes, nodes) if self._sparse else (2, edges))
+
+    def size(self, dim: int | None = None) -> torch.Size | int:
+        """Like ``Tensor.size``."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        """Two, as for the tensor."""
+        return 2
+
+    def numel(self) -> int:
+        """Like ``Tensor.numel``."""
+        return self.shape.numel()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of node ids."""
+        return torch.int64
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank's edges lie."""
+        return self._graph.device
+
+    def full_tensor(self) -> Tensor:
+        """All edges in the input's order, int64 ``[2, E]``, on every rank, for code that looks at them (collective)."""
+        if self._sparse:
+            self._refuse("adj_t.full_tensor()")
+        return self._graph.full_edge_index()
+
+    def to(self, device: Any, *args: Any, **kwargs: Any) -> DistributedEdgeIndex:
+        """Itself: a graph moves together with its node tensors, through ``data.to(device)``."""
+        if isinstance(device, (str, torch.device)) and torch.device(device).type != self.device.type:
+            raise LayoutMismatchError(
+                f"Expected edge_index to stay on {self.device} (got {device}): move the graph, data.to({device!r})"
+            )
+        return self
+
+    def on(self, graph: DistributedGraph) -> DistributedEdgeIndex:
+        """The handle of the same graph after a move to another device."""
+        weight = None
+        if self.weight is not None:
+            weight = RowTensor.from_local(self.weight.to_local().to(graph.device), graph.edge_sharding)
+        return DistributedEdgeIndex(graph, self._sparse, weight)
+
+    def __repr__(self) -> str:
+        rows = self._graph.edge_sharding
+        return f"{type(self).__name__}({list(self.shape)}, {rows.num_local} edges on rank {rows.group.rank})"
+
+    def clone(self, *args: Any, **kwargs: Any) -> DistributedEdgeIndex:
+        """Itself: it is immutable."""
+        return self
+
+    contiguous = detach = long = clone
+
+    def cpu(self) -> DistributedEdgeIndex:
+        """See :meth:`to`."""
+        return self.to("cpu")
+
+    @property
+    def ndim(self) -> int:
+        """Two, as for the tensor."""
+        return 2
+
+    def new_ones(self, *size: Any, dtype: torch.dtype = torch.int64, **kwargs: Any) -> Tensor:
+        """Like ``Tensor.new_ones``: a plain tensor."""
+        return torch.ones(*size, dtype=dtype, device=self.device, **kwargs)
+
+    @staticmethod
+    def over(
+        edge_index: Tensor, nodes: RowSharding, device: torch.device, loop_rule: LoopRule = "remaining"
+    ) -> DistributedEdgeIndex | None:
+        """A script's own edges, laid out over nodes of a ``DistributedData``; ``None`` for other rows.
+
+        They are known again by their values, of the latest few sets, so that it does not matter whether a script keeps
+        the tensor or makes it anew in each forward. Collective: digests are compared, and new edges planned.
+
+        Args:
+            edge_index: integers ``[2, E]``, equal on every rank.
+            nodes: the nodes.
+            device: where their rows lie.
+            loop_rule: see :data:`~pyg_dist.store.manifest.LoopRule`.
+
+        Raises:
+            AgreementError: The ranks have different edges.
+            DataError: They are no edges between these nodes.
+        """
+        if not isinstance(nodes, NodeSharding):
+            return None
+        edge_index = as_edges(edge_index)
+        identity = digest(edge_index)
+        require_same(nodes.group, identity, "edge_index")
+        name, known = f"{identity} {loop_rule} {device.type}", nodes.edge_sets
+        handle: DistributedEdgeIndex | None = known.pop(name, None)
+        if handle is None:
+            handle = DistributedEdgeIndex(graph_over(edge_index, nodes, loop_rule).to(device))
+            handle.graph.digest = name
+        known[name] = handle
+        if len(known) > _NUM_KEPT:
+            known.popitem(last=False)
+        return handle
+
+    def edges(self, by_operator: bool = False) -> Edges:
+        """The edges as the code of a conv may look at them (may be collective at the first use).
+
+        Args:
+            by_operator: whether the graph's operators, and rows at the ends of edges wherever these lie, are enough.
+        """
+        # Kept here, not with the graph, which they know: drawn edges are freed with their handle, and not later.
+        if self._edges is None or self._edges[0] is not self.weight:
+            self._edges = self.weight, self._graph.edges(self.weight)
+        edges = self._edges[1]
+        return edges if by_operator else edges.by_target_rank
+
+    @cached_property
+    def reversed(self) -> DistributedEdgeIndex:
+        """The same edges from targets to sources, made once (collective: gathers all edges)."""
+        graph = self._graph
+        turned = self.over(self.full_tensor().flip(0), graph.node_sharding, graph.device, graph.loop_rule)
+        assert turned is not None
+        return turned
+
+    def tolist(self) -> Any:
+        """All edges, as :meth:`full_tensor` (collective)."""
+        return self.full_tensor().tolist()
+
+    def numpy(self) -> Any:
+        """All edges, as :meth:`full_tensor` (collective)."""
+        return self.full_tensor().numpy(force=True)
+
+    def max(self) -> Tensor:
+        """The largest id of an edge's end (collective)."""
+        return self.full_tensor().max()
+
+    def min(self) -> Tensor:
+        """The smallest id of an edge's end (collective)."""
+        return self.full_tensor().min()
+
+    def flip(self, *given: Any, dims: Any = None) -> DistributedEdgeIndex:
+        """Like ``Tensor.flip`` along dimension 0; see :attr:`reversed`."""
+        along = given[0] if len(given) == 1 else given or dims
+        if self._sparse or along not in (0, -2, [0], (0,), [-2], (-2,)):
+            self._refuse(f"edge_index.flip({along})")
+        return self.reversed
+
+    def unbind(self, dim: int = 0) -> tuple[EdgeTensor, EdgeTensor]:
+        """Sources and targets, global ids."""
+        if self._sparse or dim not in (0, -2):
+            self._refuse(f"edge_index.unbind({dim})")
+        edges = self.edges(by_operator=True)
+        return edges.end(0), edges.end(1)
+
+    def __iter__(self) -> Iterator[EdgeTensor]:
+        return iter(self.unbind())
+
+    def __getitem__(self, index: Any) -> Any:
+        """``edge_index[0]``: one end of all edges; ``edge_index[:, mask]``: some edges, a graph (may be collective)."""
+        first, *rest = index if isinstance(index, tuple) else (index,)
+        if self._sparse or len(rest) > 1:
+            self._refuse("Indexing edge_index like this")
+        if isinstance(first, int) and -2 <= first < 2:
+            end = self.unbind()[first]
+            return end[rest[0]] if rest else end
+        is_pair = isinstance(first, (list, Tensor)) and len(first) == 2 and rest in ([], [slice(None)])
+        if is_pair and list(first) == [1, 0]:
+            return self.reversed
+        has_all_ends = first is Ellipsis or (isinstance(first, slice) and first == slice(None))
+        if not (rest and has_all_ends and isinstance(rest[0], (Tensor, np.ndarray, slice, list, range))):
+            self._refuse("Indexing edge_index like this")
+        return DistributedEdgeIndex(self._graph.select(select_rows(self._graph.edge_sharding, rest[0])))
+
+    def matmul(self, x: Any) -> NodeTensor:
+        """``adj_t @ x``: the sum of each node's in-edges' sources, times the edges' values. Exact (collective).
+
+        Shapes:
+            - x: ``[N, F]`` or ``[N]``, in a floating type; a plain one has to be equal on every rank
+            - output: as x
+
+        Raises:
+            DataError: x is something else.
+        """
+        graph = self._graph
+        if not self._sparse:
+            self._refuse("A product with edge_index")
+        if isinstance(x, Tensor) and not isinstance(x, RowTensor) and x.shape[:1] == (graph.node_sharding.size,):
+            x = NodeTensor.from_local(graph.node_sharding.slice(x), graph.node_sharding)
+        is_matrix = isinstance(x, NodeTensor) and x.dim() in (1, 2) and x.is_floating_point() and graph.owns(x)
+        if not is_matrix:
+            raise DataError(
+                f"adj_t @ x expected a row of floats for each of the {graph.node_sharding.size} nodes of this graph "
+                f"(got {f'{x.dtype} of shape {list(x.shape)}' if isinstance(x, Tensor) else type(x).__name__}): give "
+                f"it data.x or what was made of it"
+            )
+        if x.dim() == 1:
+            return self.matmul(x.view(-1, 1)).view(-1)  # type: ignore[return-value]
+        return self._sum(x, Norm.SUM)
+
+    __matmul__ = mm = spmm = matmul
+
+    def _sum(self, x: NodeTensor, norm: Norm) -> NodeTensor:
+        graph, weight = self._graph, self.weight
+        dtype = x.dtype if weight is None else torch.promote_types(x.dtype, weight.dtype)
+        values = None if weight is None else weight.redistribute(graph.edge_sharding)
+        operator = graph.operator(norm, values, accumulation_dtype(dtype))
+        return graph.aggregate(graph.place(x.to(dtype)), operator)  # type: ignore[arg-type]
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise MixedRowsError(
+            f"{what} needs all edges, and each rank holds only its own: apply it to the graph before DistributedData"
+            + ("" if self._sparse else ", or to edge_index.full_tensor(), all edges, which convs take as well")
+        )
+
+    def _refuse_operator(self, *args: Any) -> NoReturn:
+        self._refuse("Arithmetic or comparison with edge_index")
+
+    __lt__ = __le__ = __gt__ = __ge__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse_operator
+    __mod__ = __floordiv__ = __truediv__ = __neg__ = __invert__ = __and__ = __or__ = _refuse_operator
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse("Converting edge_index to an array")
+
+    def __dlpack_device__(self) -> NoReturn:
+        self._refuse("Converting edge_index to a tensor")  # torch.tensor and torch.sparse_coo_tensor ask for it
+
+    __dlpack__ = __dlpack_device__
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self._refuse(f"edge_index.{name}")
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        name, kwargs = getattr(func, "__name__", str(func)), dict(kwargs or {})
+        first = args[0] if args else kwargs.pop("input", kwargs.pop("tensors", None))
+        if func in (torch.flip, torch.unbind) and isinstance(first, DistributedEdgeIndex):
+            return getattr(first, name)(*args[1:], **kwargs)
+        if func in _PRODUCTS and isinstance(first, DistributedEdgeIndex) and len(args) + len(kwargs) == 2:
+            return first.matmul(*args[1:], **kwargs)
+        if func in (torch.cat, torch.concat) and (*args[1:], *kwargs.values()) in ((1,), (-1,)):
+            # Further edges, such as self loops: a plain tensor, which convs lay out.
+            return torch.cat([e.full_tensor() if isinstance(e, DistributedEdgeIndex) else e for e in first], dim=1)
+        raise MixedRowsError(
+            f"torch's {name} on an edge_index needs all edges, and each rank holds only its own: apply it to the graph "
+            f"before DistributedData, or to edge_index.full_tensor(), all edges, which convs take as well"
+        )

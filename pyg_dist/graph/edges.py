@@ -1,0 +1,341 @@
+"""``Edges``: a graph's edges as the code of a conv sees them, each on the rank that owns its target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch_geometric.utils import scatter as pyg_scatter
+from torch_geometric.utils import softmax as pyg_softmax
+
+from pyg_dist.backend.dense.large_tensors import select, sum_rows
+from pyg_dist.backend.on_device import on_device
+from pyg_dist.backend.sparse.csr import CSR
+from pyg_dist.errors import MixedRowsError, UnsupportedError
+from pyg_dist.graph.node_edge import edges_to_nodes, neighbour_rows, nodes_to_edges
+from pyg_dist.graph.operator_cache import OperatorCache
+from pyg_dist.graph.protocol import DistributedGraph, EdgeView
+from pyg_dist.graph.self_loops import put_loop_values
+from pyg_dist.store.manifest import LoopRule
+from pyg_dist.tensor.registry import public_name
+from pyg_dist.tensor.row_index import RowIndex
+from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor, as_row_tensor_, by_row_mask, local_tensors
+from pyg_dist.tensor.selection import rows_by_mask
+from pyg_dist.tensor.sharding import RowSharding, lasting
+
+End = Literal[0, 1]
+"""0: sources, 1: targets."""
+
+
+class Edges(Tensor):
+    """The edges of a graph, or some of them, or with self loops added; its ``shape`` is ``[2, E]``.
+
+    It is a tensor because convs test ``isinstance(edge_index, Tensor)``. Functions that are not in the short list below
+    raise: a rank has its own edges only, with local numbers of nodes.
+
+    Attributes:
+        graph: the graph.
+        rows: which edges are here; edge tensors with these rows belong to them.
+        source: int64 ``[e]``: neighbours, that is local rows, then those that arrive.
+        target: int64 ``[e]``: local rows.
+        weight: the values of an ``adj_t``: what weighs its edges where a conv has no other weights.
+        has_all_remote: whether they have every edge of the graph whose ends lie on two ranks, in their order.
+    """
+
+    graph: EdgeView
+    rows: RowSharding
+    source: Tensor
+    target: Tensor
+    weight: EdgeTensor | None
+    has_all_remote: bool
+
+    @staticmethod
+    @lasting
+    def all_of(graph: EdgeView, weight: RowTensor | None = None) -> Edges:
+        """All edges of a graph, in edge storage order.
+
+        Args:
+            graph: the graph.
+            weight: the values of an ``adj_t``, wherever they lie.
+        """
+        rows: Any = graph.edge_sharding
+        values = None if weight is None else cast(EdgeTensor, weight.redistribute(rows))
+        return Edges.of(graph, rows, *graph.ends(), values, has_all_remote=True)
+
+    @staticmethod
+    def of(
+        graph: EdgeView,
+        rows: RowSharding,
+        source: Tensor,
+        target: Tensor,
+        weight: EdgeTensor | None = None,
+        has_all_remote: bool = False,
+    ) -> Edges:
+        """See the class."""
+        # Of a device without memory: what torch does not dispatch (torch.tensor, DLPack) fails, or finds no values.
+        edges = torch.empty(2, rows.size, dtype=torch.int64, device="meta").as_subclass(Edges)
+        edges.graph, edges.rows, edges.source, edges.target, edges.weight = graph, rows, source, target, weight
+        edges.has_all_remote = has_all_remote
+        return edges
+
+    def end(self, end: End) -> NodeIds:
+        """Global ids of the sources (0) or targets (1), an edge tensor."""
+        ids = self._global_ids[end]
+        if ids._version != 0:
+            raise MixedRowsError(
+                f"edge_index[{end}] was changed in place, and edges of a distributed graph are fixed: change a clone"
+            )
+        return NodeIds.of(ids, self, end)  # not kept: it knows these edges
+
+    def full_tensor(self) -> Tensor:
+        """The plain ``[2, E]`` tensor of global ids, in the order of PyG's, on every rank (collective)."""
+        return torch.stack([self.end(0).full_tensor(), self.end(1).full_tensor()])
+
+    @cached_property
+    @lasting
+    def _global_ids(self) -> tuple[Tensor, Tensor]:
+        with local_tensors():
+            sources = self.graph.neighbour_id[self.source]
+            return sources, on_device(self.graph.node_sharding.global_id, self.target.device)[self.target]
+
+    @cached_property
+    @lasting
+    def by_target(self) -> Tensor:
+        """The order by target in which one target's edges keep PyG's order, int64 ``[e]``."""
+        order = torch.argsort(on_device(self.rows.rng_key, self.target.device))
+        return order[torch.argsort(self.target[order], stable=True)]
+
+    @cached_property
+    @lasting
+    def csr(self) -> CSR:
+        """Targets by neighbours; values lie in the order of these edges."""
+        if self.rows is self.graph.edge_sharding:
+            return self.graph.csr
+        return CSR.from_edges(self.target, self.source, None, self.graph.num_local, self.graph.num_neighbours)
+
+    @cached_property
+    @lasting
+    def parts(self) -> tuple[CSR, CSR]:
+        """Targets by local sources, and boundary nodes by halo slots; values lie in the order of these edges."""
+        graph = self.graph
+        is_local = self.source < graph.num_local
+        here, there = (mask.nonzero().view(-1) for mask in (is_local, ~is_local))
+        inner = graph.num_local - graph.num_boundary
+        return (
+            CSR.from_edges(self.target[here], self.source[here], here, graph.num_local, graph.num_local),
+            CSR.from_edges(
+                self.target[there] - inner,
+                self.source[there] - graph.num_local,
+                there,
+                graph.num_boundary,
+                graph.num_neighbours - graph.num_local,
+            ),
+        )
+
+    @cached_property
+    @lasting
+    def remote(self) -> Tensor:
+        """Places of the edges whose sources are on other ranks, ascending."""
+        return (self.source >= self.graph.num_local).nonzero().view(-1)
+
+    @cached_property
+    def kept(self) -> OperatorCache[Any]:
+        """What was made from these edges and weights of theirs."""
+        return OperatorCache(self.rows.num_local)
+
+    @cached_property
+    @lasting
+    def max_in_degree(self) -> int:
+        """Largest number of edges with one target (collective at the first use)."""
+        degree = torch.bincount(self.target)
+        return max(self.rows.group.gather_counts(int(degree.max()) if degree.numel() else 0))
+
+    @cached_property
+    @lasting
+    def loops(self) -> Tensor:
+        """Places of the self loops, in PyG's order."""
+        place = (self.source == self.target).nonzero().view(-1)
+        return place[torch.argsort(on_device(self.rows.rng_key, place.device)[place])]
+
+    @cached_property
+    @lasting
+    def without_loops(self) -> SelectedEdges:
+        """The edges that are not self loops (collective at the first use)."""
+        rows, picked = rows_by_mask(self.rows, self.source != self.target)
+        ends = self.source[picked], self.target[picked]
+        return SelectedEdges(Edges.of(self.graph, rows, *ends, has_all_remote=self.has_all_remote), picked)
+
+    def selected(self, mask: RowTensor) -> Edges:
+        """The edges where ``mask`` holds; their values are ``value[mask]`` (collective at the mask's first use)."""
+        rows, picked = by_row_mask(self.rows, mask)
+        return Edges.of(self.graph, rows, self.source[picked], self.target[picked])
+
+    @cached_property
+    @lasting
+    def with_loops(self) -> Edges:
+        """These edges, then a self loop for every node."""
+        node = torch.arange(self.graph.num_local, device=self.source.device)
+        rows = EdgesAndLoops(self.rows, self.graph)
+        ends = torch.cat([self.source, node]), torch.cat([self.target, node])
+        return Edges.of(self.graph, rows, *ends, has_all_remote=self.has_all_remote)
+
+    def fetch(self, x: NodeTensor, end: End) -> EdgeTensor:
+        """See :func:`~pyg_dist.graph.node_edge.nodes_to_edges`."""
+        rows = x.to_rows()
+        local = rows.to_local() if end == 1 else neighbour_rows(rows, self.graph)
+        return self.tensor(select(local, self.target if end == 1 else self.source))
+
+    def reduce(self, values: Tensor, end: End, reduce: str) -> Tensor:
+        """What ``reduce`` makes of the values of each node's in-edges (1) or, sums only, out-edges (0).
+
+        Differentiable; collective for out-edges.
+
+        Shapes:
+            - values: ``[e, ...]``
+            - output: ``[n, ...]``
+
+        Raises:
+            UnsupportedError: Another reduction than a sum over edges with a common source, which lie on several ranks.
+        """
+        if end == 0:
+            require_sum(reduce)
+            return self.graph.sum_to_owners(sum_rows(values, self.source, self.graph.num_neighbours))
+        if reduce in ("sum", "add", "mean"):
+            return sum_rows(values, self.target, self.graph.num_local, mean=reduce == "mean")
+        return cast(Tensor, pyg_scatter(values, self.target, 0, self.graph.num_local, reduce))
+
+    def with_loop_values(self, filled: Tensor, values: Tensor, rule: LoopRule) -> Tensor:
+        """:func:`~pyg_dist.graph.self_loops.put_loop_values` of the loops among these edges.
+
+        Shapes:
+            - filled: ``[n, ...]``
+            - values: of all of these edges, ``[e, ...]``
+        """
+        return put_loop_values(filled, self.target[self.loops], values[self.loops], rule)
+
+    def softmax_by_target(self, values: Tensor) -> Tensor:
+        """The softmax over each target's edges. Shapes: ``[e, ...] -> [e, ...]``."""
+        return cast(Tensor, pyg_softmax(values, self.target, num_nodes=self.graph.num_local))
+
+    @property
+    def by_target_rank(self) -> Edges:
+        """These edges where their targets are: itself, but for those that lie anywhere."""
+        return self
+
+    def tensor(self, local: Tensor) -> EdgeTensor:
+        """The edge tensor with these local values, a fresh plain tensor."""
+        return cast(
+            EdgeTensor, as_row_tensor_(local, self.rows)
+        )  # not from_local: code of a conv may write to it in place
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self.end(0), self.end(1)))
+
+    def __deepcopy__(self, memo: object) -> Edges:
+        return self  # immutable
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"Edges([2, {self.rows.size}], {self.rows.num_local} on rank {self.rows.group.rank})"
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        edges = args[0] if args else None
+        if isinstance(edges, Edges):
+            if func in _SAME:
+                with local_tensors():
+                    return func(*args, **(kwargs or {}))
+            if func == Tensor.device.__get__:
+                return edges.graph.device
+            if func is Tensor.unbind:
+                return tuple(edges)
+            if func is Tensor.__getitem__:
+                index = args[1]
+                if isinstance(index, int) and -2 <= index < 2:
+                    return edges.end(index % 2)  # type: ignore[arg-type]
+                if isinstance(index, tuple) and index[:-1] == (slice(None),) and isinstance(index[1], RowTensor):
+                    return edges.selected(index[1])
+        raise MixedRowsError(
+            f"{public_name(func)} of a distributed edge_index needs all edges, and each rank has its own only: "
+            f"run it on the plain Data"
+        )
+
+
+def require_sum(reduce: str) -> None:
+    """Refuse another reduction over edges with a common source, which lie on several ranks."""
+    if reduce not in ("sum", "add"):
+        raise UnsupportedError(
+            f"Reducing by source nodes is distributed for sums (got {reduce!r}): reduce by target, or flip edge_index "
+            f"before DistributedData"
+        )
+
+
+SINGLE_EDGES = frozenset(
+    "source target end full_tensor by_target csr parts remote max_in_degree loops without_loops selected".split()
+    + "with_loops has_all_remote kept fetch reduce with_loop_values softmax_by_target by_target_rank".split()
+)
+"""What looks at single edges."""
+
+_PROPERTIES = "shape dtype layout is_sparse requires_grad ndim".split()
+_METHODS = (Tensor.size, Tensor.numel, Tensor.dim, Tensor.is_floating_point, Tensor.__len__, Tensor.__hash__)
+_SAME = {*(getattr(Tensor, name).__get__ for name in _PROPERTIES), *_METHODS}
+
+
+class SelectedEdges(NamedTuple):
+    """Some edges."""
+
+    edges: Edges
+    places: Tensor  # of these edges among those that they were selected from
+
+
+class EdgesAndLoops(RowSharding):
+    """Edges, and behind them a self loop for each node: the places and numbers that PyG gives them."""
+
+    def __init__(self, edges: RowSharding, graph: DistributedGraph | EdgeView) -> None:
+        loops = graph.node_sharding
+        super().__init__(
+            edges.group, "edge", edges.size + loops.size, torch.cat([edges.rng_key, _first(graph) + loops.rng_key])
+        )
+        self._edges, self._loops = edges, loops
+
+    @cached_property
+    @lasting
+    def _position(self) -> Tensor:
+        return torch.cat([self._edges.position, self._edges.size + self._loops.position])
+
+    @property
+    def position(self) -> Tensor:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
+        return self._position
+
+
+def _first(graph: DistributedGraph | EdgeView) -> int:
+    """The key of the first node's self loop, behind those of all edges."""
+    return graph.edge_sharding.num_rng_keys
+
+
+class NodeIds(RowIndex):
+    """The global id of each edge's source or target; ``x[ids]`` fetches rows (:mod:`.node_edge`)."""
+
+    edges: Edges
+    end: End
+
+    @staticmethod
+    def of(local: Tensor, edges: Edges, end: End) -> NodeIds:
+        """See the class."""
+        ids: Any = local.as_subclass(Tensor)
+        ids.__class__ = NodeIds
+        ids._sharding, ids.edges, ids.end = edges.rows, edges, end
+        return ids  # type: ignore[no-any-return]
+
+    def fetch(self, x: NodeTensor) -> EdgeTensor:
+        """See :func:`~pyg_dist.graph.node_edge.nodes_to_edges`."""
+        return nodes_to_edges(x, self)
+
+    def add_up(self, values: EdgeTensor) -> NodeTensor:
+        """See :func:`~pyg_dist.graph.node_edge.edges_to_nodes`."""
+        return edges_to_nodes(values, self)

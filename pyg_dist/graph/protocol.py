@@ -1,0 +1,368 @@
+"""The one interface of a graph over ranks: all that convs, data, reports and loaders use of a layout.
+
+Two layouts implement it: :class:`~pyg_dist.halo.graph.HaloGraph` (rows of nodes by part) and
+:class:`~pyg_dist.grid.graph.GridGraph` (tiles on a mesh). Only the factories name them
+(:mod:`~pyg_dist.graph.edge_sets` and ``pyg_dist/data``).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from pyg_dist.backend.comm.group import Group
+from pyg_dist.backend.comm.transport import Pending, Traffic
+from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
+from pyg_dist.backend.sparse.csr import CSR
+from pyg_dist.backend.sparse.target_blocks import Place, Run
+from pyg_dist.graph.sample import Sample
+from pyg_dist.store.manifest import LoopRule
+from pyg_dist.tensor.picked_rows import PickedEdges, PickedNodes
+from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor
+from pyg_dist.tensor.selection import Selection
+from pyg_dist.tensor.sharding import RowSharding
+
+
+@dataclass(frozen=True)
+class Norm:
+    """How an aggregation scales the rows that it adds up.
+
+    Attributes:
+        kind: ``"sum"``: ``y_i = sum_j w_ji x_j``; ``"mean"``: that over the in-degree (at least one); ``"gcn"``:
+            ``D^-1/2 (A + loops) D^-1/2 x`` (:mod:`~pyg_dist.graph.gcn_norm`).
+        add_self_loops: whether GCN's norm adds loops.
+        loop_value: their weight.
+        identity: what multiple of x a sum has beside that of the edges, ``y = A x + identity x``: loops of this weight,
+            beside those that exist. For constant weights.
+    """
+
+    kind: Literal["sum", "mean", "gcn"]
+    add_self_loops: bool = False
+    loop_value: float = 1.0
+    identity: float = 0.0
+
+    SUM: ClassVar[Norm]
+    MEAN: ClassVar[Norm]
+
+    @staticmethod
+    def gcn(add_self_loops: bool, loop_value: float = 1.0) -> Norm:
+        """GCN's norm."""
+        return Norm("gcn", add_self_loops, loop_value)
+
+
+Norm.SUM = Norm("sum")
+Norm.MEAN = Norm("mean")
+
+
+class Operator(Protocol):
+    """A distributed sparse matrix over a graph's edges. Its products are :meth:`DistributedGraph.aggregate`'s."""
+
+    @property
+    def learns(self) -> bool:
+        """Whether its values require a gradient. Such an operator holds for one forward pass."""
+
+
+class NodeSharding(RowSharding):
+    """All nodes of a ``DistributedData``: every graph over them has this one object.
+
+    Attributes:
+        edge_sets: a script's own edges between them, see :meth:`DistributedEdgeIndex.over`.
+    """
+
+    @property
+    def is_union(self) -> bool:
+        """Whether data groups have nodes of their own, between which no rows are exchanged."""
+        return False
+
+    @property
+    def sample(self) -> Sample | None:
+        """Which nodes of a graph these are, for a batch."""
+        return None
+
+    @property
+    def first(self) -> int:
+        """The number of the first node of this data group, where the groups have nodes of their own."""
+        return 0
+
+    def __init__(self, group: Group, size: int, global_id: Tensor) -> None:
+        super().__init__(group, "node", size, global_id)
+        self.edge_sets: OrderedDict[str, Any] = OrderedDict()  # handles, whose graphs know these nodes
+
+
+class GraphProducts(Protocol):
+    """What a graph and its edge view have in common: where things lie, and products.
+
+    Attributes:
+        edge_sharding: which edges are here.
+        loop_rule: how GCN's self loops meet existing ones; it follows from the form of the input.
+        group: the ranks that share the graph.
+        device: where this rank's edges lie.
+    """
+
+    edge_sharding: RowSharding
+    loop_rule: LoopRule
+    group: Group
+    device: torch.device
+
+    @property
+    def node_sharding(self) -> NodeSharding:
+        """Which whole rows of nodes are here."""
+
+    def owns(self, x: RowTensor) -> bool:
+        """Whether x has a row for every node of this graph."""
+
+    def place(self, x: NodeTensor, layer: nn.Module | None = None) -> NodeTensor:
+        """Features as :meth:`aggregate` takes them (may be collective). With a ``layer``, x is its input."""
+
+    def operator(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> Operator:
+        """The matrix of an aggregation; cached while constant weights do not change (collective when built).
+
+        Args:
+            norm: how it scales.
+            weight: of the edges, ``[E]``, or ``None`` for ones. Weights that require a gradient learn.
+            dtype: of its values.
+        """
+
+    def aggregate(self, x: NodeTensor, operator: Any, layer: nn.Module | None = None) -> NodeTensor:
+        """``operator`` times x; differentiable by x, and by weights that learn (collective, unless it is cached).
+
+        Exact, but for a training ``layer`` of a ``DistributedData`` with ``bits``, unless the result is cached.
+
+        Args:
+            x: as :meth:`place` gives it, ``[N, F]``.
+            operator: of this graph.
+            layer: whose aggregation it is.
+        """
+
+    def attend(
+        self,
+        edges: Any,
+        inputs: AttentionInputs,
+        spec: AttentionSpec,
+        layer: nn.Module | None = None,
+        has_weights: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Attention over in-edges, :func:`pyg_dist.backend.ops.attention_csr`, differentiable (collective).
+
+        Exact, but for the rows of 16 columns or more that a training ``layer`` of a ``DistributedData`` with ``bits``
+        sends.
+
+        Args:
+            edges: the :class:`~pyg_dist.graph.edges.Edges`, of this graph.
+            inputs: whole rows of :attr:`node_sharding`: value and key of the n sources, query of the n targets, and for
+                ``dot`` edge_weight; edge_attr of the edges. For ``additive`` edge_weight is one row for all targets.
+            spec: how logits are made.
+            layer: whose attention it is.
+            has_weights: whether the weights of the edges are wanted, too: those of the softmax, before dropout.
+
+        Shapes:
+            - output: ``[n, H C]``; ``[n, H D]``, or empty; ``[e, H]``, or without rows
+        """
+
+
+class EdgeView(GraphProducts, Protocol):
+    """What messages per edge need: all in-edges of a node on the rank that has the node.
+
+    Rows of *neighbours* are the n local rows, then the h rows that arrive from other ranks.
+    """
+
+    @property
+    def num_local(self) -> int:
+        """Nodes of this rank, n."""
+
+    @property
+    def num_boundary(self) -> int:
+        """The last local nodes, from the first one that has a source on another rank."""
+
+    @property
+    def num_neighbours(self) -> int:
+        """Rows of neighbours, n + h."""
+
+    @property
+    def neighbour_id(self) -> Tensor:
+        """Global ids of the neighbours, int64 ``[n + h]``."""
+
+    @property
+    def csr(self) -> CSR:
+        """This rank's edges: targets by neighbours; one target's edges in input order."""
+
+    @property
+    def max_in_degree(self) -> int:
+        """Largest in-degree of the whole graph (collective at the first use)."""
+
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """Neighbour (source) and local row (target) of each edge in edge storage order, int64 ``[e]``."""
+
+    def neighbour_lists(self, num_padding: int) -> tuple[Tensor, Tensor]:
+        """Source and target of the edges by target, behind ``num_padding`` edges from n + h to target 0."""
+
+    def neighbour_rows(self, x: Tensor, layer: nn.Module | None = None) -> Tensor:
+        """The neighbours' rows, differentiable (collective). Exact, but for a training ``layer`` with ``bits``.
+
+        Shapes:
+            - x: ``[n, ...]``
+            - output: ``[n + h, ...]``
+        """
+
+    def reduce_by_blocks(
+        self, edges: Any, inputs: Sequence[tuple[Place, Tensor]], run: Run, max_edges: int, layer: nn.Module
+    ) -> Tensor:
+        """What ``run`` makes of the messages to each node, by blocks of nodes, differentiable (collective).
+
+        Exact, but for the rows of 16 columns or more that a training ``layer`` of a ``DistributedData`` with ``bits``
+        sends. The backward makes the messages again.
+
+        Args:
+            edges: the :class:`~pyg_dist.graph.edges.Edges`, of this graph.
+            inputs: of which each block has its piece.
+            run: see :data:`~pyg_dist.backend.sparse.target_blocks.Run`.
+            max_edges: of a block, if it has more than one target.
+            layer: whose messages they are.
+
+        Shapes:
+            - output: ``[n, ...]``
+        """
+
+    def sum_to_owners(self, rows: Tensor) -> Tensor:
+        """The transpose of :meth:`neighbour_rows`: every rank's rows are summed where their nodes live (collective).
+
+        Shapes:
+            - rows: ``[n + h, ...]``
+            - output: ``[n, ...]``
+        """
+
+    def operator_over(self, edges: Any, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> Operator | None:
+        """:meth:`operator` over edges that differ from the graph's by self loops (collective when built).
+
+        ``None`` for other edges, and in a batch that rescales.
+
+        Args:
+            edges: the :class:`~pyg_dist.graph.edges.Edges`.
+            norm: sum or mean.
+            weight: of these edges.
+            dtype: of its values.
+        """
+
+
+class DistributedGraph(GraphProducts, Protocol):
+    """A graph laid out over ranks.
+
+    Attributes:
+        digest: of the edges, where a script has made them.
+    """
+
+    digest: str | None
+
+    @property
+    def traffic(self) -> Traffic:
+        """What this rank has sent so far."""
+
+    @property
+    def one_rank_edges(self) -> Tensor | None:
+        """The plain edges, int64 ``[2, E]``, by local rows and in the order of :attr:`edge_sharding`.
+
+        ``None``, unless this rank is the only one and the graph is small enough for PyG's own code
+        (:mod:`pyg_dist.conv.one_rank`).
+        """
+
+    # ---- Placement ---------------------------------------------------------------------------------------------------
+
+    def feature_sharding(self, width: int) -> RowSharding:
+        """The sharding of features of ``width`` columns."""
+
+    def attribute_sharding(self, name: str, value: Tensor) -> RowSharding:
+        """The sharding of a new node attribute."""
+
+    def place_attribute(self, name: str, value: RowTensor) -> RowTensor:
+        """An attribute of nodes or edges as it is kept (may be collective)."""
+
+    # ---- Linear algebra --------------------------------------------------------------------------------------------
+
+    def start(self, x: NodeTensor, operator: Any, layer: nn.Module | None = None) -> Pending[NodeTensor]:
+        """:meth:`aggregate` as far as nothing is waited for: what follows may hide its last messages."""
+
+    def align(self, x: NodeTensor, like: NodeTensor) -> NodeTensor:
+        """X in the sharding of a product of ``like`` (may be collective)."""
+
+    def linear_sum(
+        self, pairs: Sequence[tuple[NodeTensor | Pending[NodeTensor], Tensor]], bias: Tensor | None = None
+    ) -> NodeTensor:
+        """``sum_k X_k W_k^T + bias`` over rows that lie alike (may be collective).
+
+        Shapes:
+            - X_k: ``[N, F_k]``; W_k: ``[G, F_k]``; bias: ``[G]``
+            - output: ``[N, G]``
+        """
+
+    def is_cached(self, x: NodeTensor, operator: Any) -> bool:
+        """Whether the product is known, or would be kept."""
+
+    # ---- Graphs from graphs, and questions -------------------------------------------------------------------------
+
+    def select(self, chosen: Selection) -> DistributedGraph:
+        """The graph of some of :attr:`edge_sharding`, over the same nodes."""
+
+    def to(self, device: torch.device | str) -> DistributedGraph:
+        """The same edges over the same nodes on another device."""
+
+    def full_edge_index(self) -> Tensor:
+        """All edges by global ids in the input's order, int64 ``[2, E]``, on every rank (collective)."""
+
+    def has_isolated_nodes(self) -> bool:
+        """Whether some node has no edge other than self loops (collective)."""
+
+    def has_self_loops(self) -> bool:
+        """Whether some edge is a self loop (collective)."""
+
+    @property
+    def data_group(self) -> tuple[int, int]:
+        """The number of this rank's data group, and how many there are: ranks of several hold the same rows."""
+
+    def prepare_subgraphs(self) -> None:
+        """Make what subgraphs are cut from without messages (collective at the first use)."""
+
+    def induced(self, sample: Sample) -> SampledGraph:
+        """The subgraph that a sample of the nodes induces, once subgraphs are prepared (not collective)."""
+
+    # ---- Single edges ----------------------------------------------------------------------------------------------
+
+    def edges(self, weight: RowTensor | None = None) -> Any:
+        """Its :class:`~pyg_dist.graph.edges.Edges`, where they are stored; ``weight``: the values of an ``adj_t``.
+
+        Operators, and rows at the ends of edges, are to be had of them without moving them to their targets' ranks.
+        """
+
+    @property
+    def edge_view(self) -> EdgeView:
+        """The graph with all in-edges of a node on the rank that has its row (may be collective at the first use)."""
+
+
+class SampledGraph(DistributedGraph, Protocol):
+    """The subgraph that some nodes of a graph induce, over nodes of its own.
+
+    Attributes:
+        parent: the graph.
+    """
+
+    parent: Any
+
+    def pick_nodes(self) -> PickedNodes:
+        """``n_id``: the nodes' global ids; ``t[n_id]`` is a node tensor of the graph at the sample."""
+
+    def pick_edges(self) -> PickedEdges:
+        """``e_id``: the edges' places in the input; ``t[e_id]`` is an edge tensor of the graph at the sample."""
+
+
+def have_same_edges(one: DistributedGraph | EdgeView, other: DistributedGraph | EdgeView) -> bool:
+    """Whether these are the same edges over the same nodes.
+
+    Also where a script's have been laid out anew, or selected once more.
+    """
+    digests = [getattr(graph, "digest", None) for graph in (one, other)]
+    is_alike = one.edge_sharding is other.edge_sharding or (digests[0] is not None and digests[0] == digests[1])
+    return one is other or (is_alike and one.node_sharding is other.node_sharding)

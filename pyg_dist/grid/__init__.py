@@ -1,0 +1,1 @@
+"""The adjacency matrix and the features in tiles on a three-dimensional mesh."""

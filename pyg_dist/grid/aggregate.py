@@ -1,0 +1,200 @@
+"""A sparse matrix in tiles times dense tiles: the product on one rank, its sums, its transpose and its derivative."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from pyg_dist.backend import ops
+from pyg_dist.backend.autograd.linear_map import apply
+from pyg_dist.backend.comm.transport import Pending, Transport
+from pyg_dist.backend.sparse.csr import CSR
+from pyg_dist.backend.sparse.edge_product import edge_product
+from pyg_dist.backend.timing import phase
+from pyg_dist.grid.collectives import (
+    AllGather,
+    ReduceScatter,
+    all_gather,
+    copy_to_replicas,
+    reduce_from_replicas,
+    reduce_scatter,
+)
+
+
+@dataclass(frozen=True)
+class GridOperator:
+    """A sparse matrix ``diag(r) W diag(c)`` on one rank, and its transpose; a constant, or else without scales.
+
+    Attributes:
+        csr: the pattern.
+        weight: by edge storage of the pattern, or ``None`` for ones. Where it requires grad, it learns.
+        row_scale: r, or ``None`` for ones.
+        col_scale: c, or ``None`` for ones.
+        divides: whether r and c stand for their inverses, as in the halo layout's
+            operators.
+    """
+
+    csr: CSR
+    weight: Tensor | None = None
+    row_scale: Tensor | None = None
+    col_scale: Tensor | None = None
+    divides: bool = False
+
+    @property
+    def learns(self) -> bool:
+        """Whether products are to be differentiated by the weights."""
+        return self.weight is not None and self.weight.requires_grad
+
+    @cached_property
+    def _values(self) -> Tensor | None:
+        return None if self.weight is None else self.csr.values(self.weight)
+
+    @cached_property
+    def transposed(self) -> GridOperator:
+        """The transposed matrix; a directed graph's backward needs it."""
+        csr = self.csr.transposed_pattern if self.weight is None else self.csr.transposed
+        return GridOperator(csr, self.weight, self.col_scale, self.row_scale, self.divides)
+
+    def multiply(self, x: Tensor, low: int = 0, high: int | None = None) -> Tensor:
+        """Rows ``low`` to ``high`` of the product, local, without autograd. Shapes: ``[m, F] -> [high - low, F]``."""
+        high = self.csr.num_rows if high is None else high
+        scales = {"col_scale": self.col_scale, "divide": self.divides}
+        if (low, high) == (0, self.csr.num_rows):
+            with phase("aggregate"):
+                return self.csr.multiply(x, self._values, row_scale=self.row_scale, **scales, tries=True)  # type: ignore[arg-type]
+        rowptr, col, values = self._block(low, high)
+        scale = None if self.row_scale is None else self.row_scale[low:high]
+        with phase("aggregate"):
+            return ops.spmm_csr(rowptr, col, x, values, row_scale=scale, **scales, form=self.csr.form(x))  # type: ignore[arg-type]
+
+    def _block(self, low: int, high: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Pattern and values of some rows. Kept: products are cut alike every time."""
+        if (low, high) not in self._blocks:
+            first, last = (int(self.csr.on_host.rowptr[row]) for row in (low, high))
+            values = None if self._values is None else self._values[first:last]
+            self._blocks[low, high] = self.csr.rowptr[low : high + 1] - first, self.csr.col[first:last], values
+        return self._blocks[low, high]
+
+    @cached_property
+    def _blocks(self) -> dict[tuple[int, int], tuple[Tensor, Tensor, Tensor | None]]:
+        return {}
+
+
+@dataclass(frozen=True)
+class Side:
+    """The rows of a product, or of what it multiplies, and the axis along which they are one whole.
+
+    Attributes:
+        transport: the axis.
+        sizes: rows by rank of the axis.
+        is_scattered: whether each rank holds its piece of them, and not all.
+    """
+
+    transport: Transport
+    sizes: tuple[int, ...]
+    is_scattered: bool
+
+
+@dataclass(frozen=True)
+class TileProduct:
+    """A matrix in tiles over two axes, times a matrix whose rows lie over one of them (Plexus, Alg. 1, lines 2-4).
+
+    Pieces of the source's rows are gathered along ``source``'s axis, each rank multiplies by its tile, and the products
+    are summed along ``target``'s axis: each rank's piece to it alone, or all to all. The transposed product is the same
+    with the sides swapped, and it is the derivative: a gather's is a scattered sum, and that of replicas, each of which
+    met another tile, is a sum to all.
+
+    Attributes:
+        operator: the tile.
+        source: what it multiplies.
+        target: the product; its axis is the one to sum over.
+        num_blocks: row blocks whose sums are under way while the next block is multiplied (Plexus, 5.2).
+    """
+
+    operator: GridOperator
+    source: Side
+    target: Side
+    num_blocks: int
+
+    @property
+    def transposed(self) -> TileProduct:
+        """The derivative."""
+        return TileProduct(self.operator.transposed, self.target, self.source, self.num_blocks)
+
+    @torch.no_grad()
+    def start(self, x: Tensor) -> Pending[Tensor]:
+        """Multiply, and send what is to be added up (collective, no autograd).
+
+        Shapes:
+            - x: ``[m, F]``: this rank's piece of the source's rows, or all of them
+            - output: ``[n, F]``: this rank's piece of the target's rows, or all of them
+        """
+        x, source, target = x.detach(), self.source, self.target
+        if source.is_scattered:
+            x = AllGather(source.transport, source.sizes).start(x).wait()
+        x = x.contiguous()
+        if target.transport.group.size == 1:
+            whole = self.operator.multiply(x)
+            return Pending(lambda: whole)
+        sums, done = [], [0] * len(target.sizes)
+        for block in range(self.num_blocks):
+            sizes = self._block_sizes(block)
+            part = self._multiply_rows(x, done, sizes)
+            sums.append(ReduceScatter(target.transport, sizes).start(part))
+            done = [d + size for d, size in zip(done, sizes, strict=True)]
+
+        def finish() -> Tensor:
+            pieces = [pending.wait() for pending in sums]
+            piece = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+            return piece if target.is_scattered else AllGather(target.transport, target.sizes).start(piece).wait()
+
+        return Pending(finish)
+
+    def _block_sizes(self, block: int) -> list[int]:
+        """How many rows of each rank's piece the block has."""
+        return [size * (block + 1) // self.num_blocks - size * block // self.num_blocks for size in self.target.sizes]
+
+    def _multiply_rows(self, x: Tensor, done: list[int], sizes: list[int]) -> Tensor:
+        """The product's next rows of every rank's piece."""
+        if self.num_blocks == 1:
+            return self.operator.multiply(x)
+        start, parts = 0, []
+        for size, first, count in zip(self.target.sizes, done, sizes, strict=True):
+            parts.append(self.operator.multiply(x, start + first, start + first + count))
+            start += size
+        return torch.cat(parts)
+
+
+def multiply(x: Tensor, product: TileProduct, pending: Pending[Tensor] | None = None) -> Tensor:
+    """The product, differentiable by x, and by weights that learn (collective).
+
+    Args:
+        x: ``[m, F]``: this rank's piece of the source's rows, or all of them.
+        product: the matrix.
+        pending: ``product.start(x)``, where it has been started; not with weights that learn.
+
+    Shapes:
+        - output: ``[n, F]``: this rank's piece of the target's rows, or all of them
+    """
+    return _multiply_edges(x, product) if product.operator.learns else apply(product, x, pending)
+
+
+def _multiply_edges(x: Tensor, product: TileProduct) -> Tensor:
+    """The product with weights that learn, in one block.
+
+    Their derivative on a rank is a dot product of its columns for each of the tile's edges, a part of the whole: the
+    sum over the column axis is made where the weights come from, by
+    :meth:`~pyg_dist.backend.comm.redistribution.Redistribution.of_copies`.
+    """
+    operator, source, target = product.operator, product.source, product.target
+    assert operator.weight is not None
+    assert operator.row_scale is None
+    assert operator.col_scale is None
+    x = all_gather(x, source.transport, source.sizes) if source.is_scattered else copy_to_replicas(x, source.transport)
+    out = edge_product(operator.weight, x, operator.csr)
+    if target.is_scattered:
+        return reduce_scatter(out, target.transport, target.sizes)
+    return reduce_from_replicas(out, target.transport)

@@ -1,0 +1,227 @@
+"""The nodes and the tiles of a graph at a sample of its nodes: each rank restricts its own, without a message.
+
+With the probabilities of a sample's pairs, the tiles are those of the graph's operators at the sample, ``w_ij / p_ij``
+off the diagonal and ``w_ii`` on it (ScaleGNN, III-D, eq. 23-24, and IV-B).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_dist.backend.comm.group import Group
+from pyg_dist.backend.dense import large_tensors
+from pyg_dist.backend.on_device import on_device
+from pyg_dist.graph.protocol import Norm
+from pyg_dist.graph.sample import PairProbability, Sample
+from pyg_dist.graph.sampled_edges import refuse_learning_weights, refuse_other_weights
+from pyg_dist.grid.adjacency import AdjacencyTile
+from pyg_dist.grid.aggregate import GridOperator
+from pyg_dist.grid.operators import TiledOperator
+from pyg_dist.grid.plan.mesh_shape import GRID_AXES
+from pyg_dist.grid.plan.node_order import SampledOrder
+from pyg_dist.grid.plan.redistribution import held_positions
+from pyg_dist.grid.plan.tiling import TileLayout
+from pyg_dist.grid.products import GridProducts, learns
+from pyg_dist.grid.sharding import Grid, GridNodes
+from pyg_dist.grid.tile_tensor import TileTensor
+from pyg_dist.tensor.picked_rows import PickedNodes, origin_of
+from pyg_dist.tensor.row_tensor import EdgeTensor, RowTensor, local_tensors
+from pyg_dist.tensor.sharding import lasting
+
+
+class SampledGrid(Grid):
+    """Rows lie where the graph's rows lie, and every rank knows how many there are on the others (ScaleGNN, IV-B).
+
+    Nodes are numbered by their places in the sample, and keyed as in the graph. Nothing here keeps what refers to the
+    grid: it goes with its last user.
+
+    Args:
+        parent: the grid of the whole graph.
+        sample: the nodes. Where data groups have samples of their own, the rows are those of the union of all, while
+            products stay inside a group.
+    """
+
+    sample: Sample
+
+    def __init__(self, parent: Grid, sample: Sample) -> None:
+        orders = tuple(SampledOrder.at(order, sample.node_id) for order in parent.orders)
+        super().__init__(parent.mesh, orders, parent.sums, parent.num_blocks, parent.comm_dtype)
+        self.parent, self.sample = parent, sample
+        self.num_nodes = self.num_nodes if sample.group is None else sample.group.size
+        self.first = 0 if sample.group is None else sample.group.first
+        self.is_union = sample.group is not None
+        self._sampled_orders = orders
+        self._tiles = weakref.WeakValueDictionary()
+
+    @property
+    def node_sharding(self) -> GridNodes:
+        """See :class:`~pyg_dist.grid.sharding.Grid`."""
+        nodes = None if self._nodes is None else self._nodes()
+        if nodes is None:
+            nodes = GridNodes(self)
+            self._nodes = weakref.ref(nodes)
+        return nodes
+
+    @property
+    def num_rng_keys(self) -> int:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
+        return self.parent.num_rng_keys * (1 if self.sample.group is None else self.sample.group.index + 1)
+
+    def rng_key(self, node: Tensor) -> Tensor:
+        """See :class:`~pyg_dist.grid.sharding.Grid`: data groups draw other numbers for a node."""
+        key = self.parent.rng_key(self.parent_id(node))
+        return key if self.sample.group is None else key + self.sample.group.index * self.parent.num_rng_keys
+
+    def parent_id(self, node: Tensor) -> Tensor:
+        """The numbers in the graph of some of this group's nodes."""
+        return self.sample.node_id[node - self.first]
+
+    def node_ids(self, layout: TileLayout) -> Tensor:
+        """See :class:`~pyg_dist.grid.sharding.Grid`: places in the union of all groups' samples."""
+        return super().node_ids(layout) + self.first
+
+    def ranks(self, *axes: str) -> Group:
+        """See :class:`~pyg_dist.grid.sharding.Grid`: those of all groups, which hold other rows."""
+        return self.mesh.group(*axes) if self.sample.group is None else self.mesh.group(*axes, "data")
+
+    def places(self, layout: TileLayout) -> Tensor:
+        """Which of the graph's local rows in ``layout`` are the sample's, ascending, int64 (not collective)."""
+        shape, here = self.mesh.grid_shape, self.mesh.coordinates
+        low, high = held_positions(self.orders, layout, shape, here)
+        first, _ = held_positions(self.parent.orders, layout, shape, here)
+        return self._sampled_orders[layout.order].parent_position[low:high] - first
+
+
+class PickedTiles(PickedNodes):
+    """``n_id`` of a batch on the grid: picks whole rows, and rows of tiles."""
+
+    grid: SampledGrid
+
+    def on(self, device: torch.device) -> PickedTiles:
+        """See :class:`~pyg_dist.tensor.picked_rows.PickedRows`."""
+        moved = super().on(device)
+        moved.grid = self.grid
+        return moved
+
+    def fetch(self, x: RowTensor) -> RowTensor:
+        """See :class:`~pyg_dist.tensor.picked_rows.PickedRows`."""
+        if not isinstance(x, TileTensor) or x._sharding.grid is not self.grid.parent:
+            return super().fetch(x)
+        layout = x._sharding.layout
+        with local_tensors():
+            local = large_tensors.select(self.entered(x), self.grid.places(layout).to(x.device))
+            return self.noted(RowTensor.from_local(local, self.grid.tile(layout, x._sharding.width)), x)
+
+
+class ProductsAtSample(GridProducts):
+    """See the module.
+
+    Attributes:
+        parent: the whole graph.
+    """
+
+    parent: GridProducts
+    _sample: Sample
+    _sampled_grid: SampledGrid
+
+    @lasting
+    def adjacency(self, layout: TileLayout) -> AdjacencyTile:
+        """See :class:`~pyg_dist.grid.graph.GridGraph` (collective where the graph has not used the tile)."""
+        key = (layout.free_axis(), layout.rows[0], layout.order)
+        known = self._adjacency.get(key)
+        if known is None:
+            known = self._adjacency[key] = self._tile_at_sample(self.parent.adjacency(layout))
+        return known
+
+    def _tile_at_sample(self, whole: AdjacencyTile) -> AdjacencyTile:
+        csr = whole.csr.on_host
+        pattern, entry = csr.restricted(*self._tile_places(whole))
+        order = torch.argsort(csr.places(entry))  # as ids ascend, so that values of edges arrive
+        row, column = pattern.row()[order].int(), pattern.col[order]
+        return AdjacencyTile.of_entries(
+            self.grid, self.edges_of_group, self.edge_sharding.global_id,
+            whole.row_axis, whole.column_axis, whole.column_order, row, column, self.device,
+        )  # fmt: skip
+
+    def _tile_places(self, tile: AdjacencyTile) -> tuple[Tensor, Tensor]:
+        """Which rows and columns of the graph's tile are the sample's."""
+        return (
+            self._sampled_grid.places(TileLayout((tile.row_axis,), None, tile.row_order)),
+            self._sampled_grid.places(TileLayout((tile.column_axis,), None, tile.column_order)),
+        )
+
+    def operator(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> TiledOperator:
+        """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.operator`.
+
+        Raises:
+            UnsupportedError: GCN's norm with weights that learn, or that are no attribute of the graph: it needs the
+                degrees of the whole graph.
+        """
+        if self._sample.pairs is None:
+            return super().operator(norm, weight, dtype)
+        known = origin_of(weight)
+        origin: Any = None if known is None else known[0]
+        if weight is None or (origin is not None and not learns(weight)):
+            whole = self.parent.operator(norm, origin, dtype)
+            build = partial(self._rescaled, whole, dtype)
+            return TiledOperator(norm, False, self._kept((norm, dtype), weight, build))
+        if norm.kind == "gcn":
+            raise refuse_learning_weights() if learns(weight) else refuse_other_weights()
+        source, target = self._sampled_grid.parent_id(self.edge_index)
+        factor = self._pairs.factor(source, target, dtype).to(self.device)
+        scaled: Any = EdgeTensor.from_local(weight.to_local().to(dtype) * factor, self.edge_sharding)
+        whole = self.parent.operator(norm, None, dtype)
+        made = self._tiles((norm, learns(weight), dtype), scaled, dtype, partial(self._own_weights, whole))
+        return TiledOperator(norm, learns(weight), made)
+
+    def _kept(
+        self, key: Any, weight: RowTensor | None, build: Callable[[TileLayout], GridOperator]
+    ) -> Callable[[TileLayout], GridOperator]:
+        """The operator by layout of x."""
+
+        def of(layout: TileLayout) -> GridOperator:
+            axes = layout.free_axis(), layout.rows[0], layout.order
+            return self._operators.get((key, *axes), weight, lambda: build(layout))
+
+        return of
+
+    def _rescaled(self, operator: TiledOperator, dtype: torch.dtype, layout: TileLayout) -> GridOperator:
+        """The graph's tile at the sample (collective where the graph has not used it before)."""
+        whole, tile = operator.tile(layout), self.parent.adjacency(layout)
+        row, column = self._tile_places(tile)
+        pattern, entry = whole.csr.restricted(row, column)
+        row_id, column_id = self._tile_ids(tile)
+        source, target = column_id[pattern.on_host.col.long()], row_id[pattern.on_host.row()]
+        factor = self._pairs.factor(source, target, dtype).to(self.device)
+        values = factor if whole.weight is None else whole.weight[whole.csr.places(entry)] * factor
+        row_scale = None if whole.row_scale is None else whole.row_scale[on_device(row, self.device)]
+        col_scale = None if whole.col_scale is None else whole.col_scale[on_device(column, self.device)]
+        return GridOperator(pattern, values, row_scale, col_scale, whole.divides)
+
+    def _own_weights(self, whole: TiledOperator, tile: AdjacencyTile, values: Tensor | None) -> GridOperator:
+        """The tile of sums or means with weights of the batch alone, rescaled already."""
+        assert values is not None
+        if whole.norm.kind == "mean":
+            (third,) = (axis for axis in GRID_AXES if axis not in (tile.row_axis, tile.column_axis))
+            layout = TileLayout((tile.column_axis,), third, tile.column_order)
+            degree = whole.tile(layout).row_scale
+            assert degree is not None
+            row, _ = self._tile_places(self.parent.adjacency(layout))
+            values = values / degree[row.to(self.device)][on_device(tile.row, self.device)]
+        return GridOperator(tile.csr, values)
+
+    def _tile_ids(self, tile: AdjacencyTile) -> tuple[Tensor, Tensor]:
+        """Ids in the graph of the sample's rows and columns of the graph's tile."""
+        row, column = self._tile_places(tile)
+        return tile.row_id[row], tile.column_id[column]
+
+    @property
+    def _pairs(self) -> PairProbability:
+        assert self._sample.pairs is not None
+        return self._sample.pairs

@@ -1,0 +1,313 @@
+"""A graph in the grid layout, ready to run, and the graphs that are made from it."""
+
+from __future__ import annotations
+
+import copy
+from functools import cached_property
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+import pyg_dist.grid.functions
+import pyg_dist.grid.norms  # noqa: F401  likewise
+from pyg_dist.backend.autograd.linear_map import apply
+from pyg_dist.backend.comm.group import Group
+from pyg_dist.backend.comm.redistribution import Redistribution
+from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
+from pyg_dist.backend.sparse.csr import CSR
+from pyg_dist.graph.edge_sets import ListedEdges, in_layout_of
+from pyg_dist.graph.edges import Edges, EdgesAndLoops
+from pyg_dist.graph.operator_cache import OperatorCache
+from pyg_dist.graph.protocol import EdgeView, Norm
+from pyg_dist.graph.sample import Sample
+from pyg_dist.graph.sampled_edges import SampledEdges
+from pyg_dist.grid.attention import GridAttention, grid_attention
+from pyg_dist.grid.batch import PickedTiles, ProductsAtSample, SampledGrid
+from pyg_dist.grid.collectives import AllGather
+from pyg_dist.grid.edges import EdgeEnds, OperatorEdges
+from pyg_dist.grid.operators import TiledOperator
+from pyg_dist.grid.plan.mesh_shape import GRID_AXES
+from pyg_dist.grid.plan.redistribution import held_positions
+from pyg_dist.grid.plan.tiling import INPUT, WHOLE_ROWS, TileLayout, split
+from pyg_dist.grid.products import GridProducts
+from pyg_dist.grid.sharding import Grid, GridNodes, Tile
+from pyg_dist.grid.tile_tensor import as_tile
+from pyg_dist.grid.whole_rows import WholeRows
+from pyg_dist.store.manifest import LoopRule
+from pyg_dist.tensor.picked_rows import PickedEdges
+from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor
+from pyg_dist.tensor.selection import Selection, rows_by_mask
+from pyg_dist.tensor.sharding import RowSharding, lasting
+
+G = TypeVar("G", bound="GridGraph")
+B = TypeVar("B", bound="GridBatch")
+
+
+class GridGraph(GridProducts):
+    """A graph whose adjacency matrix lies in tiles on a mesh; its arguments are those of its products."""
+
+    @staticmethod
+    def of(grid: Grid, edge_index: Tensor, loop_rule: LoopRule, rows: type[RowSharding] = RowSharding) -> GridGraph:
+        """The graph with the edges ``[2, E]``, of which each rank keeps as many (not collective).
+
+        Args:
+            grid: the mesh and the node orders.
+            edge_index: all edges.
+            loop_rule: how GCN's self loops meet existing ones.
+            rows: the class of their rows.
+        """
+        axis, num_edges = grid.mesh.group(*GRID_AXES), edge_index.shape[1]
+        low, high = split(num_edges, axis.size)[axis.rank : axis.rank + 2]
+        edge_rows = rows(axis, "edge", num_edges, torch.arange(low, high))
+        return GridGraph(grid, edge_index[:, low:high].clone(), edge_rows, loop_rule)
+
+    @property
+    def one_rank_edges(self) -> None:
+        """None: its rows are tiles, whatever the number of ranks."""
+
+    @cached_property
+    def edge_view(self) -> EdgeView:
+        """See :class:`~pyg_dist.graph.protocol.DistributedGraph` (collective at the first use)."""
+        return WholeRows.of(self.grid, self.edges_of_group, self.edge_sharding, self.loop_rule, self.device)
+
+    def edges(self, weight: RowTensor | None = None) -> Edges:
+        """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.edges`."""
+        return OperatorEdges.of_graph(self, weight)
+
+    def induced(self, sample: Sample) -> GridBatch:
+        """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.induced`."""
+        return GridBatch(self, sample)
+
+    def to(self, device: torch.device | str) -> GridGraph:
+        """The same edges over the same nodes on another device. Tiles that are known stay known."""
+        device = torch.device(device)
+        if device == self.device:
+            return self
+        if device not in self._elsewhere:
+            self._elsewhere[device] = self._copy_on(device)
+        return self._elsewhere[device]  # type: ignore[no-any-return]
+
+    def _copy_on(self: G, device: torch.device) -> G:
+        moved = copy.copy(self)
+        moved.device = device
+        moved._adjacency = {key: tile.to(device) for key, tile in self._adjacency.items()}
+        moved._operators, moved._elsewhere = OperatorCache(self.edge_sharding.num_local), {}
+        kept = "edge_view without_loops with_loops _edges_of_targets _edge_key _sources ends loops"
+        for name in kept.split():
+            moved.__dict__.pop(name, None)
+        return moved
+
+    def select(self, chosen: Selection) -> GridGraph:
+        """The graph of some of the edges, over the same nodes.
+
+        Args:
+            chosen: of :attr:`edge_sharding`.
+        """
+        edge_index = self.edge_index[:, chosen.local_index.cpu()]
+        return GridGraph(self.grid, edge_index, chosen.rows, self.loop_rule, device=self.device)
+
+    @cached_property
+    @lasting
+    def without_loops(self) -> tuple[GridGraph, Tensor]:
+        """The graph without self loops, and which local edges are left (collective at the first use)."""
+        chosen = rows_by_mask(self.edge_sharding, self.edge_index[0] != self.edge_index[1])
+        return self.select(chosen), chosen.local_index.to(self.device)
+
+    @cached_property
+    @lasting
+    def with_loops(self) -> GridGraph:
+        """The graph with a self loop for each node, behind its edges."""
+        node = self.node_sharding.global_id
+        edge_index = torch.cat([self.edge_index, node.expand(2, -1)], dim=1)
+        rows = EdgesAndLoops(self.edge_sharding, self)
+        return GridGraph(self.grid, edge_index, rows, self.loop_rule, device=self.device)
+
+    def attribute_sharding(self, name: str, value: Tensor) -> RowSharding:
+        """The sharding of a new node attribute: features as tiles, since only they are used as a matrix."""
+        is_features = name == "x" and value.dim() == 2 and value.is_floating_point()
+        return self.feature_sharding(value.shape[1]) if is_features else self.node_sharding
+
+    def place_attribute(self, name: str, value: RowTensor) -> RowTensor:
+        """An attribute as it is kept (collective where whole rows become features)."""
+        rows = self.attribute_sharding(name, value)
+        return as_tile(value, rows) if isinstance(rows, Tile) and isinstance(value, NodeTensor) else value
+
+    def full_edge_index(self) -> Tensor:
+        """All edges by global ids in the input's order, int64 ``[2, E]``, on every rank (collective)."""
+        return self.edge_sharding.gather(self.edge_index.t()).t().contiguous().to(self.device)
+
+    def has_isolated_nodes(self) -> bool:
+        """Whether some node has no edge other than self loops (collective)."""
+        linked = torch.zeros(self.grid.num_nodes, dtype=torch.bool)
+        linked[self.edge_index[:, self.edge_index[0] != self.edge_index[1]].view(-1)] = True
+        return not bool(self.group.all_reduce_(linked, "max").all())
+
+    def has_self_loops(self) -> bool:
+        """Whether some edge is a self loop (collective)."""
+        return not self.group.all_true(not bool((self.edge_index[0] == self.edge_index[1]).any()))
+
+    @cached_property
+    @lasting
+    def loops(self) -> tuple[Redistribution, Tensor]:
+        """Sends values of self loops to their nodes, and the rows of these (collective at the first use)."""
+        source, target = self.edges_of_group
+        place = (source == target).nonzero().view(-1)
+        owner, row = self.grid.owners(source[place])
+        transport = self.grid.transport(*GRID_AXES, exact=True)
+        home = Redistribution.of_copies(transport, owner, place, self.edge_sharding.global_id)
+        row = torch.zeros_like(source).index_copy_(0, place, row)
+        return home, home.start(row).wait().to(self.device)
+
+    @cached_property
+    @lasting
+    def ends(self) -> tuple[EdgeEnds, EdgeEnds]:
+        """Of sources and of targets (collective at the first use)."""
+        source, target = (EdgeEnds.of(self.grid, ids, self.device) for ids in self.edges_of_group)
+        return source, target
+
+    def operator_over(
+        self, edges: Edges, norm: Norm, weight: RowTensor | None, dtype: torch.dtype
+    ) -> TiledOperator | None:
+        """See :meth:`~pyg_dist.graph.protocol.EdgeView.operator_over`; in a batch the weights stay as they are."""
+        return GridGraph.operator(self, norm, weight, dtype)
+
+    @property
+    def data_group(self) -> tuple[int, int]:
+        """See :class:`~pyg_dist.graph.protocol.DistributedGraph`."""
+        mesh = self.grid.mesh
+        return mesh.coordinates["data"], mesh.shape.data
+
+    def prepare_subgraphs(self) -> None:
+        """See :class:`~pyg_dist.graph.protocol.DistributedGraph`."""
+        self.stored_by_source  # noqa: B018
+        self.grid.mesh.connect_data_groups()
+
+    @cached_property
+    @lasting
+    def stored_by_source(self) -> CSR:
+        """This rank's edges by source: what subgraphs are cut from."""
+        source, target = self.edge_index
+        num_nodes = self.grid.num_nodes
+        return CSR.from_edges(source, target, None, num_nodes, num_nodes)
+
+    # ---- Attention ---------------------------------------------------------------------------------------------------
+    #
+    # The tiles are those of the first layer's products. Sources lie as whole rows do, and are gathered for a tile's
+    # columns; targets lie over the third axis as well, so that no two ranks have the same edges.
+
+    def attend(
+        self,
+        edges: Edges,
+        inputs: AttentionInputs,
+        spec: AttentionSpec,
+        layer: nn.Module | None = None,
+        has_weights: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.attend`; ``edges`` are all of this graph's."""
+        tile, of_targets = self.adjacency(INPUT), self._target_layout
+        by_row = ("query", "edge_weight") if spec.form == "dot" else ("query",)
+        moved = {
+            name: self._moved(x.flatten(1), WHOLE_ROWS, of_targets)
+            for name, x in inputs._asdict().items()
+            if name in by_row and x is not None
+        }
+        if inputs.edge_attr is not None:
+            moved["edge_attr"] = apply(tile.dispatch, inputs.edge_attr)
+        key = self._edge_key if spec.p > 0 else None
+        sources = AllGather(self.grid.transport("z", "y", exact=True), self.grid.row_sizes(WHOLE_ROWS, "z", "y"))
+        num_weights = tile.row.numel() if has_weights else 0
+        a = GridAttention(self._edges_of_targets, sources, self._target_rows, key, spec, num_weights)
+        sums, of_edges, weights = grid_attention(a, inputs._replace(**moved))
+        of_edges = self._moved(of_edges, of_targets, WHOLE_ROWS) if a.has_edge_sums(inputs) else of_edges
+        weights = apply(tile.dispatch.transposed, weights) if has_weights else weights
+        return self._moved(sums, of_targets, WHOLE_ROWS), of_edges, weights
+
+    @property
+    def _target_layout(self) -> TileLayout:
+        """How targets lie: over the tile's row axis, the third axis, and the axis that splits their in-edges."""
+        return TileLayout(("z", "y", "x"), None, self.grid.other_order(WHOLE_ROWS.order))
+
+    @property
+    def _target_rows(self) -> AllGather:
+        """Gathers the rows of a rank's targets."""
+        return AllGather(self.grid.transport("x", exact=True), self.grid.row_sizes(self._target_layout, "x"))
+
+    @cached_property
+    @lasting
+    def _edges_of_targets(self) -> CSR:
+        """The tile's edges to this rank's part of its targets (collective at the tile's first use)."""
+        mesh, order = self.grid.mesh, self._target_layout.order
+        (first, _), (low, high) = (
+            held_positions(self.grid.orders, TileLayout(axes, None, order), mesh.grid_shape, mesh.coordinates)
+            for axes in (("z",), ("z", "y"))
+        )
+        return self.adjacency(INPUT).csr.rows(low - first, high - first)
+
+    @cached_property
+    @lasting
+    def _edge_key(self) -> Tensor:
+        """Of the dropout, by edge storage of the tile (collective at the first use)."""
+        return self.adjacency(INPUT).dispatch.start(self.edge_sharding.rng_key).wait().to(self.device)
+
+    def _moved(self, x: Tensor, before: TileLayout, after: TileLayout) -> Tensor:
+        """Rows that change ranks (collective)."""
+        return self.grid.tile(before, x.shape[1]).to(x, self.grid.tile(after, x.shape[1]))
+
+
+class GridBatch(ProductsAtSample, GridGraph):
+    """The subgraph that a sample of nodes induces: each rank restricts its own tiles, without a message.
+
+    Not collective; :meth:`operator` may be, where the graph has not used the tile before.
+
+    Args:
+        parent: the graph.
+        sample: of its nodes.
+    """
+
+    parent: GridGraph
+
+    def __init__(self, parent: GridGraph, sample: Sample) -> None:
+        self.parent = parent
+        self._sample = sample
+        grid = SampledGrid(parent.grid, sample)
+        node_id, stored = sample.node_id, parent.stored_by_source
+        pattern, entry = stored.restricted(node_id, node_id)
+        place, order = stored.places(entry).long().sort()
+        edge_index = torch.stack([pattern.row(), pattern.col.long()])[:, order] + grid.first
+        key = parent.edge_sharding.rng_key.index_select(0, place)
+        rows = SampledEdges(parent.edge_sharding, place, key, grid.ranks(*GRID_AXES), sample.group)
+        super().__init__(grid, edge_index, rows, parent.loop_rule, device=parent.device)
+        self._sampled_grid, self._place = grid, place
+
+    def _copy_on(self: B, device: torch.device) -> B:
+        moved = super()._copy_on(device)
+        moved.parent = self.parent.to(device)
+        return moved
+
+    def pick_nodes(self) -> PickedTiles:
+        """``n_id``: the nodes' global ids; ``t[n_id]`` is a node tensor of the graph at the sample."""
+        source, rows = self.parent.node_sharding, self.node_sharding
+        ids = self._sampled_grid.parent_id(rows.global_id)
+        place = self._sampled_grid.places(WHOLE_ROWS)
+        picked = PickedTiles.of(ids.to(self.device), rows, source, place)
+        picked.grid, picked.replicas = self._sampled_grid, self._replicas
+        return picked
+
+    def pick_edges(self) -> PickedEdges:
+        """``e_id``: the edges' places in the input; ``t[e_id]`` is an edge tensor of the graph at the sample."""
+        rows = self.edge_sharding
+        ids = self.parent.edge_sharding.global_id[self._place]
+        picked = PickedEdges.of(ids.to(self.device), rows, self.parent.edge_sharding, self._place)
+        picked.replicas = self._replicas
+        return picked
+
+    @property
+    def _replicas(self) -> Group | None:
+        """The ranks that hold the same rows of the graph and other ones of the batch."""
+        return None if self._sample.group is None else self.grid.mesh.group("data")
+
+
+@in_layout_of.register
+def _(nodes: GridNodes, edge_index: Tensor, loop_rule: LoopRule) -> GridGraph:
+    return GridGraph.of(nodes.grid, edge_index, loop_rule, ListedEdges)

@@ -1,0 +1,114 @@
+"""What a training step costs on a mesh of the grid: seconds by a model of the machine, and memory.
+
+Sparse products by Plexus, 4.1; messages with the contention of Plexus, 4.2, for the all-to-alls that are sent in the
+place of its rings, with latencies; and copies, which both count on CPUs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from pyg_dist.grid.plan.mesh_shape import GRID_AXES, MeshShape
+from pyg_dist.grid.plan.tiling import INPUT, Sums, column_range, row_range
+from pyg_dist.grid.plan.work import Work, work_of
+from pyg_dist.pricing.machine import Machine
+from pyg_dist.pricing.model import Model, Price, reduction_seconds
+
+
+def all_to_all_seconds(
+    shape: MeshShape, axes: tuple[str, ...], rank: int, num_bytes: float, calls: int, machine: Machine
+) -> float:
+    r"""Seconds of all-to-alls along one axis, or along all, on ``rank``.
+
+    .. math::
+        T = t \left( n c + n p_i L_i + \frac{p_i}{p} \frac{b}{B_i} \right)
+        + n p_o L_o + \frac{p_o}{p} \frac{k b}{B_o}
+
+    n calls of c seconds send b bytes, in equal shares to p partners, of which p_i are on the rank's machine and p_o are
+    not; t is :meth:`Machine.turns`, since no network card works for what stays inside. Plexus, 4.2 prices rings, where
+    one message of a group leaves a machine; in an all-to-all p_o of each rank do, and the k ranks of the machine that
+    have such partners along these axes share its link. Contention is by axis, as there: y runs inside of x, x of z.
+    """
+    stride, place, size = _line(shape, axes, rank)
+    if size == 1:
+        return 0.0
+    low = rank - rank % machine.ranks_per_node
+    high = min(low + machine.ranks_per_node, shape.size)
+    partners = size - 1
+    inside = min(place, (rank - low) // stride) + min(partners - place, (high - 1 - rank) // stride)
+    outside, sharing = partners - inside, 0
+    for other in range(low, high) if outside else ():
+        _, its_place, _ = _line(shape, axes, other)
+        first = other - its_place * stride
+        sharing += first < low or first + partners * stride >= high
+    near = machine.send_seconds(num_bytes * inside / partners, calls * inside, sharing, True)
+    far = machine.send_seconds(num_bytes * outside / partners, calls * outside, sharing, False) if outside else 0.0
+    return machine.turns(shape.size) * (near + calls * machine.call_seconds) + far
+
+
+def _line(shape: MeshShape, axes: tuple[str, ...], rank: int) -> tuple[int, int, int]:
+    """The ranks along one axis, or along all, that ``rank`` is one of: their stride, its place, their number."""
+    if len(axes) > 1:
+        return 1, rank, shape.size
+    (axis,) = axes
+    return shape.stride(axis), shape.coordinates(rank)[axis], shape[axis]
+
+
+def price_of(model: Model, shape: MeshShape, sums: Sums, machine: Machine) -> Price:
+    """Predicted seconds of a training step: those of the slower of the first and the last rank."""
+    prices = [_price(model, shape, sums, machine, rank) for rank in sorted({0, shape.size - 1})]
+    return max(prices, key=lambda price: price.seconds)
+
+
+def _price(model: Model, shape: MeshShape, sums: Sums, machine: Machine, rank: int) -> Price:
+    # Ranks beyond the cores take turns, in products and, where no network card works for them, in messages.
+    turns, work = machine.turns(shape.size), work_of(model, shape, sums, rank)
+    sparse = sum(machine.spmm_seconds(*product) for product in work.spmm)
+    streams = work.copied * model.element_size + model.update_bytes
+    messages = reduction_seconds(model, machine, shape.size)
+    for axes, num_bytes in work.sent.items():
+        messages += all_to_all_seconds(shape, axes, rank, num_bytes, work.collectives[axes], machine)
+    return Price(
+        turns * sparse, turns * work.gemm_flops / machine.gemm_rate, turns * streams / machine.stream_rate, messages
+    )
+
+
+def memory_of(model: Model, shape: MeshShape, sums: Sums, rank: int) -> int:
+    """Bytes on one rank: :func:`graph_bytes`, kept activations, weights with Adam's state."""
+    input_rows = len(row_range(model.num_nodes, INPUT, shape, shape.coordinates(rank)))
+    input_columns = len(column_range(model.widths[0], INPUT, shape, shape.coordinates(rank)))
+    copies = 4 if model.input == "learns" else 1
+    work = _first_work(model, shape, sums, rank)
+    numbers = work.kept_numbers + work.passing_numbers + copies * input_rows * input_columns + 4 * model.num_weights
+    return graph_bytes(model, shape, sums, rank) + numbers * model.element_size
+
+
+def graph_bytes(model: Model, shape: MeshShape, sums: Sums, rank: int) -> int:
+    """Bytes that one rank keeps of a graph without edge weights, once every layer has run; means over ranks.
+
+    Its share of the edges; the node orders; of every adjacency tile the edges, the matrix and its transpose, which GCN
+    has with self loops, and scales; of every change of layout the rows to send and to receive, there and back.
+    """
+    nodes, num_ranks = model.num_nodes, math.prod(shape.sizes(*GRID_AXES))
+    edges, work = model.num_entries - nodes, _first_work(model, shape, sums, rank)
+    is_gcn = model.conv == "gcn"
+    total = 24.0 * edges / num_ranks  # two ends and a number, int64
+    total += 2 * model.num_orders * nodes * 8
+    for axis, other, _ in work.tiles:
+        part, lines = shape[axis] * shape[other], nodes / shape[axis] + nodes / shape[other]
+        total += 8 * edges / part  # row and column, int32
+        total += 12 * (model.num_entries if is_gcn else edges) / part + 8 * lines  # columns both ways, places; pointers
+        if is_gcn:
+            total += 16 * nodes / part + (16 + model.element_size) * lines  # loops' places; scales, and their routes
+        else:
+            total += model.element_size * nodes / shape[axis]
+    for layouts in work.routes:
+        ends = [len(row_range(nodes, layout, shape, shape.coordinates(rank))) for layout in layouts]
+        total += 2 * 8 * sum(ends)
+    return round(total)
+
+
+def _first_work(model: Model, shape: MeshShape, sums: Sums, rank: int) -> Work:
+    """A step's in which nothing is remembered yet: what is then kept was made in it."""
+    return work_of(replace(model, input="new") if model.input == "remembered" else model, shape, sums, rank)

@@ -1,0 +1,319 @@
+"""Tiles of the adjacency matrix, made when first needed, and their products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import cached_property, partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from pyg_dist.backend.autograd.appended import append
+from pyg_dist.backend.autograd.linear_map import apply
+from pyg_dist.backend.comm.group import Group
+from pyg_dist.backend.comm.transport import Pending, Traffic
+from pyg_dist.backend.on_device import on_device
+from pyg_dist.backend.sparse.csr import CSR
+from pyg_dist.graph import aggregation_cache
+from pyg_dist.graph.gcn_norm import gcn_product, gcn_scales
+from pyg_dist.graph.operator_cache import OperatorCache
+from pyg_dist.graph.protocol import NodeSharding, Norm
+from pyg_dist.grid.adjacency import AdjacencyTile, ReadTile
+from pyg_dist.grid.aggregate import GridOperator, Side, TileProduct, multiply
+from pyg_dist.grid.collectives import sum_all
+from pyg_dist.grid.functions import linear_sum
+from pyg_dist.grid.operators import TiledOperator
+from pyg_dist.grid.plan.mesh_shape import GRID_AXES
+from pyg_dist.grid.plan.tiling import INPUT, TileLayout
+from pyg_dist.grid.sharding import Grid, Tile
+from pyg_dist.grid.tile_tensor import TileTensor, as_tile
+from pyg_dist.store.manifest import LoopRule
+from pyg_dist.tensor.functions.reductions import accumulation_dtype
+from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor
+from pyg_dist.tensor.sharding import RowSharding, lasting
+
+Build = Callable[[AdjacencyTile, Tensor | None], GridOperator]
+P = TypeVar("P", bound="GridProducts")
+
+
+class GridProducts:
+    """A graph whose adjacency matrix lies in tiles on a mesh. Edges themselves are spread evenly, by their numbers.
+
+    Args:
+        grid: the mesh and the node orders.
+        edge_index: int64 ``[2, e]``, this rank's edges, on the host.
+        edge_rows: which they are, by ascending key.
+        loop_rule: how GCN's self loops meet existing ones.
+        read_tile: reads adjacency tiles that are stored; None: they are brought together from all ranks.
+        device: where rows are that it is to work on. Edges, apart from patterns of tiles, stay on the host.
+
+    Attributes:
+        digest: of the edges, where a script has made them.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        edge_index: Tensor,
+        edge_rows: RowSharding,
+        loop_rule: LoopRule,
+        read_tile: ReadTile | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.grid = grid
+        self.edge_index = edge_index
+        self.edge_sharding = edge_rows
+        self.loop_rule: LoopRule = loop_rule
+        self.group: Group = grid.ranks(*GRID_AXES)
+        self.node_sharding: NodeSharding = grid.node_sharding
+        self.device = torch.device(device)
+        self.digest: str | None = None
+        self._read_tile = read_tile
+        self._adjacency: dict[tuple[str, str, int], AdjacencyTile] = {}
+        self._operators: OperatorCache[GridOperator] = OperatorCache(edge_rows.num_local)
+        self._elsewhere: dict[torch.device, Any] = {}
+
+    def __deepcopy__(self: P, memo: object) -> P:
+        return self  # immutable, apart from caches
+
+    @property
+    def traffic(self) -> Traffic:
+        """What this rank has sent so far, along all axes."""
+        counters = self.grid.mesh.traffic.values()
+        return Traffic(sum(t.num_bytes for t in counters), sum(t.num_messages for t in counters))
+
+    def feature_sharding(self, width: int) -> Tile:
+        """How features of ``width`` columns lie: rows over x and z, columns over y."""
+        return self.grid.tile(INPUT, width)
+
+    def place(self, x: NodeTensor, layer: nn.Module | None = None) -> TileTensor:
+        """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.place`; a residual may start its way here."""
+        is_tile = isinstance(x, TileTensor) and x._sharding.layout.columns is not None
+        tiles = as_tiles(x) if is_tile else as_tile(x, self.feature_sharding(x.shape[1]))
+        if layer is not None and tiles is x:
+            tiles.note_layer_input(layer)
+        return tiles
+
+    def owns(self, x: RowTensor) -> bool:
+        """Whether x has a row for every node of this graph."""
+        return x._sharding is self.node_sharding or (isinstance(x, TileTensor) and x._sharding.grid is self.grid)
+
+    def operator(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> TiledOperator:
+        """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.operator`. Tiles are built when first needed."""
+        learning = learns(weight)
+        if norm.kind == "gcn":
+            build = partial(self._sums_with_loops if learning else self._gcn, norm, dtype)
+        else:
+            build = partial(self._neighbourhood, norm, dtype)
+        return TiledOperator(norm, learning, self._tiles((norm, learning, dtype), weight, dtype, build))
+
+    def aggregate(self, x: NodeTensor, operator: TiledOperator, layer: nn.Module | None = None) -> TileTensor:
+        """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.aggregate`: Plexus, Alg. 1, lines 2-4, for any layout.
+
+        With x over rows r and columns c, and k the third axis, the matrix' tile has rows over k and columns over r. The
+        product's rows lie over k; its sum over r is scattered over r as well, or left on all of r.
+        """
+        if operator.norm.kind == "gcn" and operator.learns:
+            return self._gcn_product(as_tiles(x), operator)
+        return self.start(x, operator, layer).wait()
+
+    def start(self, x: NodeTensor, operator: TiledOperator, layer: nn.Module | None = None) -> Pending[TileTensor]:
+        """:meth:`aggregate` up to its last sum. What is cached is there at once, and nothing is sent."""
+        if operator.norm.kind == "gcn" and operator.learns:
+            out = self.aggregate(x, operator)
+            return Pending(lambda: out)
+        return self._start(as_tiles(x), operator)
+
+    def _start(self, x: TileTensor, operator: TiledOperator, exact: bool = False) -> Pending[TileTensor]:
+        """The product up to its last sum; with ``exact`` no message is narrower than x."""
+        grid, layout = self.grid, x._sharding.layout
+        row, column, free = layout.rows[0], layout.columns, layout.free_axis()
+        after = self._product_sharding(x, x._sharding.width)
+        matrix = operator.tile(layout)
+        known = aggregation_cache.lookup(x, matrix)
+        if known is not None:
+            return Pending(lambda: TileTensor.from_local(known, after))
+        kept = not matrix.learns and aggregation_cache.is_cacheable(x, after)
+        exact = exact or kept  # rounded once, it would be wrong in every epoch
+        scatters, is_scattered = self.grid.sums == "reduce_scatter", len(layout.rows) == 2
+        # A gather is the second half of a big sum if a scattered sum has made x; else it gathers an input.
+        of_input = is_scattered and (x.is_leaf or not scatters)
+        pieces = TileLayout((free, row), column, after.layout.order)
+        product = TileProduct(
+            matrix,
+            Side(
+                grid.transport(free, exact=exact or of_input),
+                tuple(grid.row_sizes(TileLayout((row, free), column, layout.order), free)),
+                is_scattered,
+            ),
+            Side(grid.transport(row, exact=exact), tuple(grid.row_sizes(pieces, row)), scatters),
+            grid.num_blocks,
+        )
+        local = x.to_local()
+        pending = None if matrix.learns else product.start(local)
+
+        def finish() -> TileTensor:
+            out = multiply(local, product, pending)
+            if kept:
+                aggregation_cache.store(x, matrix, out)
+            x._is_reused = True
+            return TileTensor.from_local(out, after)
+
+        return Pending(finish)
+
+    def is_cached(self, x: NodeTensor, operator: TiledOperator) -> bool:
+        """Whether :meth:`aggregate` knows the result, or would keep it (collective if built)."""
+        if operator.learns:
+            return False
+        tiles = as_tiles(x)
+        after = self._product_sharding(tiles, tiles._sharding.width)
+        return aggregation_cache.is_cached(tiles, lambda: operator.tile(tiles._sharding.layout), after)
+
+    def linear_sum(
+        self, pairs: Sequence[tuple[NodeTensor | Pending[NodeTensor], Tensor]], bias: Tensor | None = None
+    ) -> TileTensor:
+        """``sum_k X_k W_k^T + bias`` with one sum over the column axis (:func:`~.functions.linear_sum`; collective).
+
+        An X that is under way is waited for last: its messages hide behind the other products (ScaleGNN, V-D).
+        """
+        ordered = sorted(pairs, key=lambda pair: not isinstance(pair[0], TileTensor))
+        return linear_sum(ordered, bias)  # type: ignore[arg-type]
+
+    def align(self, x: NodeTensor, like: NodeTensor) -> TileTensor:
+        """X in the sharding of a product of ``like`` (collective, unless it is cached or has that sharding)."""
+        x = as_tiles(x)
+        rows = self._product_sharding(as_tiles(like), x._sharding.width)
+        known = aggregation_cache.lookup(x, rows)
+        if known is not None:
+            return TileTensor.from_local(known, rows)
+        out = as_tile(x, rows)
+        if out is not x and aggregation_cache.is_cacheable(x, rows):
+            aggregation_cache.store(x, rows, out.to_local())
+        return out
+
+    def _product_sharding(self, x: TileTensor, width: int) -> Tile:
+        """The sharding of a product of x, or of a tensor to add to it, with ``width`` columns."""
+        layout = x._sharding.layout
+        row, free = layout.rows[0], layout.free_axis()
+        rows = (free, row) if self.grid.sums == "reduce_scatter" else (free,)
+        return self.grid.tile(TileLayout(rows, layout.columns, self.grid.other_order(layout.order)), width)
+
+    def _neighbourhood(
+        self, norm: Norm, dtype: torch.dtype, tile: AdjacencyTile, values: Tensor | None
+    ) -> GridOperator:
+        """The tile of ``y_i = sum or mean over in-edges of w_ji x_j``."""
+        if norm.identity:
+            loops = tile.loops("add")
+            return GridOperator(loops.added, loops.with_loops(values, norm.identity, dtype))
+        if norm.kind == "sum":
+            return GridOperator(tile.csr, values)
+        degree = self._row_sums(tile, tile.csr, None, dtype).clamp_(min=1)
+        if values is not None and values.requires_grad:
+            return GridOperator(tile.csr, values / degree[on_device(tile.row, self.device)])
+        return GridOperator(tile.csr, values, row_scale=degree, divides=True)
+
+    def _gcn(self, norm: Norm, dtype: torch.dtype, tile: AdjacencyTile, values: Tensor | None) -> GridOperator:
+        """The tile of GCN's ``D^-1/2 (A + loops) D^-1/2`` for constant weights."""
+        csr = tile.loops(self.loop_rule).added if norm.add_self_loops else tile.csr
+        if norm.add_self_loops:
+            values = tile.loops(self.loop_rule).with_loops(values, norm.loop_value, dtype)
+        there = self.grid.tile(TileLayout((tile.row_axis,), None, tile.row_order), 1)
+        here = self.grid.tile(TileLayout((tile.column_axis,), None, tile.column_order), 1)
+        redistribution = self.grid.redistribution(there, here)
+        is_source = torch.zeros(csr.num_cols, dtype=torch.bool, device=self.device)
+        is_source[csr.col.long()] = True
+        scales = gcn_scales(
+            self._row_sums(tile, csr, values, dtype),
+            lambda scale: redistribution.start(scale.view(-1, 1)).wait().view(-1),
+            is_source,
+        )
+        return GridOperator(csr, values, *scales)
+
+    def _sums_with_loops(
+        self, norm: Norm, dtype: torch.dtype, tile: AdjacencyTile, values: Tensor | None
+    ) -> GridOperator:
+        """The tile of ``A_w``, and of the loops of GCN's norm, for weights that learn."""
+        if not norm.add_self_loops:
+            return GridOperator(tile.csr, values)
+        assert values is not None
+        loops = tile.loops(self.loop_rule)
+        return GridOperator(loops.added, append([values, loops.weight(values, norm.loop_value)]))
+
+    def _gcn_product(self, x: TileTensor, operator: TiledOperator) -> TileTensor:
+        """GCN's aggregation with weights that learn; differentiable by x and by the weights (collective)."""
+        rows = x._sharding.with_width(1)
+        dtype = accumulation_dtype(x.dtype)
+        ones = TileTensor.from_local(torch.ones(rows.local_shape(1), dtype=dtype, device=self.device), rows)
+        is_source = None if operator.norm.add_self_loops else self._sources
+        scales = operator.scales.get(dtype, lambda: self._start(ones, operator, exact=True).wait(), is_source)
+        return gcn_product(x, scales, lambda tiles: self._start(tiles, operator).wait())  # type: ignore[no-any-return]
+
+    @cached_property
+    @lasting
+    def _sources(self) -> Tensor:
+        """Which nodes have out-edges, bool ``[N]`` (collective at the first use)."""
+        is_source = torch.zeros(self.grid.num_nodes, dtype=torch.bool)
+        is_source[self.edge_index[0]] = True
+        return self.group.all_reduce_(is_source, "max").to(self.device)
+
+    @lasting
+    def adjacency(self, layout: TileLayout) -> AdjacencyTile:
+        """The edges that meet an x of this layout (collective at the first use of its axes and order)."""
+        key = (layout.free_axis(), layout.rows[0], layout.order)
+        known = self._adjacency.get(key)
+        if known is None:
+            known = self._adjacency[key] = AdjacencyTile.of(
+                self.grid, self.edges_of_group, self.edge_sharding.global_id, *key, self.device, read=self._read_tile
+            )
+        return known
+
+    @property
+    def edges_of_group(self) -> Tensor:
+        """:attr:`edge_index`, nodes counted from the first one of the data group."""
+        return self.edge_index - self.grid.first if self.grid.is_union else self.edge_index
+
+    def _row_sums(self, tile: AdjacencyTile, csr: CSR, values: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """The sum of each row of the whole matrix, for the tile's rows (collective)."""
+        entries = torch.ones(csr.num_entries, dtype=dtype, device=self.device) if values is None else csr.values(values)
+        sums = torch.zeros(csr.num_rows, dtype=dtype, device=self.device).index_add_(0, csr.row(), entries)
+        return sum_all(sums, self.grid.transport(tile.column_axis, exact=True))
+
+    def _tiles(
+        self, key: Hashable, weight: RowTensor | None, dtype: torch.dtype, build: Build
+    ) -> Callable[[TileLayout], GridOperator]:
+        """The operator by layout of x, built anew for other weights or weights changed in place.
+
+        Building is collective. With weights that learn it holds for one graph of autograd, and what is returned is to
+        be used in one forward pass.
+        """
+        learning: dict[Hashable, GridOperator] = {}
+
+        def of(layout: TileLayout) -> GridOperator:
+            tile = self.adjacency(layout)
+            whole_key = (key, tile.row_axis, tile.column_axis, tile.column_order)
+            if weight is not None and learns(weight):
+                if whole_key not in learning:
+                    values = apply(tile.dispatch, weight.to_local().to(dtype))
+                    learning[whole_key] = build(tile, values)
+                return learning[whole_key]
+
+            def build_constant() -> GridOperator:
+                if weight is None:
+                    return build(tile, None)
+                return build(tile, tile.dispatch.start(weight.to_local().detach().to(dtype)).wait())
+
+            return self._operators.get(whole_key, weight, build_constant)
+
+        return of
+
+
+def learns(weight: Tensor | None) -> bool:
+    """Whether products are to be differentiated by ``weight``."""
+    return weight is not None and weight.requires_grad and torch.is_grad_enabled()
+
+
+def as_tiles(x: NodeTensor) -> TileTensor:
+    """``x``, which :meth:`GridGraph.place` has made."""
+    assert isinstance(x, TileTensor), "products take what place() gives"
+    return x

@@ -1,0 +1,192 @@
+"""``TileTensor``: a node tensor whose columns lie on several ranks, too.
+
+It has a table of its own (:data:`TILES`) for the functions that work on tiles. For every other function the tensor is
+brought to whole rows once, and the table of row tensors answers: masks, losses and argmax see rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+
+from pyg_dist.backend.comm.replicas import noted
+from pyg_dist.backend.comm.transport import Pending
+from pyg_dist.errors import MixedRowsError
+from pyg_dist.grid.plan.tiling import WHOLE_ROWS
+from pyg_dist.grid.residuals import LayerInput, note_layer_input, start_redistribution
+from pyg_dist.grid.sharding import Tile
+from pyg_dist.tensor import row_tensor
+from pyg_dist.tensor.functions.autograd import (
+    backward,
+    backward_of_one,
+    data,
+    deepcopy,
+    detach,
+    grad,
+    grad_fn,
+    register_hook,
+    replace_data,
+    store,
+    stored,
+    unchanged,
+)
+from pyg_dist.tensor.functions.random import dropout, initialise, normal_, random_like, uniform_
+from pyg_dist.tensor.functions.refusals import pickle, trace
+from pyg_dist.tensor.functions.shapes import length, metadata, num_bytes, numel, shape
+from pyg_dist.tensor.registry import NAMESPACES, TABLE, Function, Handler, bind, functions, public_name, writes
+from pyg_dist.tensor.row_tensor import (
+    COLUMNS,
+    DerivedOperand,
+    NodeTensor,
+    RowTensor,
+    as_row_tensor_,
+    local_tensors,
+    note_numbers,
+    takes_out,
+    version_of,
+)
+from pyg_dist.tensor.sharding import RowSharding
+
+TILES: dict[Function, Handler] = {}
+
+
+def on_tiles(*names: str, namespaces: Sequence[Any] = NAMESPACES) -> Callable[[Handler], Handler]:
+    """Register the decorated handler for the functions called ``names``; ``NotImplemented`` means: on whole rows."""
+
+    def decorate(handler: Handler) -> Handler:
+        for function in functions(*names, namespaces=namespaces):
+            TILES[function] = handler
+        return handler
+
+    return decorate
+
+
+class TileTensor(NodeTensor):
+    """A ``[N, F]`` node tensor of which this rank holds some rows and some columns."""
+
+    kind = "tile"  # type: ignore[assignment]
+    _sharding: Tile
+    _entry: LayerInput | None = None  # of the last layer whose input this was
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Function, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if len(types) > 1 and any(issubclass(type_, DerivedOperand) for type_ in types):
+            return NotImplemented
+        kwargs = kwargs or {}
+        handler = TILES.get(func)
+        if kwargs.get("out") is not None and not (handler and takes_out(handler, kwargs["out"])):
+            raise MixedRowsError(f"{public_name(func)} of row tensors does not take 'out': assign the result")
+        if noted.is_on:
+            note_numbers(func, args, kwargs)
+        if handler is not None:
+            if not args and "input" in kwargs:
+                args = (kwargs["input"],)
+                kwargs = {name: value for name, value in kwargs.items() if name != "input"}
+            out = handler(func, args, kwargs)
+            if out is not NotImplemented:
+                return out
+        elif isinstance(func, OpOverload):  # below autograd all is local
+            with local_tensors():
+                return func(*args, **kwargs)
+        if (writes(func) or kwargs.get("inplace")) and args and isinstance(args[0], TileTensor):
+            return _write_rows(func, args, kwargs)
+        return func(*_in_rows(args), **_in_rows(kwargs))
+
+    def to_rows(self) -> NodeTensor:  # type: ignore[override]
+        """The same values as whole rows, spread over all ranks (collective, unless they are kept).
+
+        They are kept while they do not change; but not for a leaf that learns, as :class:`RowTensor` explains.
+        """
+        with local_tensors():
+            version = version_of(self)
+            records = self.requires_grad and torch.is_grad_enabled()
+            state = (version, records, torch.is_inference_mode_enabled())
+            if self._as_rows is not None and self._as_rows[0] == state:
+                return self._as_rows[1]
+            tile, grid = self._sharding, self._sharding.grid
+            whole = grid.tile(WHOLE_ROWS, tile.width)
+            local: Any = tile.to(self.as_subclass(Tensor), whole)
+            rows: Any = as_row_tensor_(local.as_subclass(Tensor), grid.node_sharding)
+            self._as_rows = None if version is None or (records and self.is_leaf) else (state, rows)
+            if whole is not tile:
+                local._copy_of = COLUMNS
+            return cast(NodeTensor, rows)
+
+    def note_layer_input(self, layer: nn.Module) -> None:
+        """Note that this is a layer's input: as its residual it may start its way (collective then)."""
+        with local_tensors():
+            self._entry = note_layer_input(self.as_subclass(Tensor), self._sharding, version_of(self), layer)
+
+    def start_redistribution(self, sharding: RowSharding) -> Pending[Tensor]:
+        """See :class:`RowTensor`."""
+        tile = self._sharding
+        if not isinstance(sharding, Tile) or sharding.grid is not tile.grid or sharding.width != tile.width:
+            return super().start_redistribution(sharding)
+        with local_tensors():
+            return start_redistribution(self.as_subclass(Tensor), tile, version_of(self), self._entry, sharding)
+
+
+row_tensor.register_class("tile", TileTensor)
+
+
+def as_tile(x: RowTensor, tile: Tile) -> TileTensor:
+    """A ``[N, F]`` node tensor in the distribution ``tile`` (collective unless it has it).
+
+    Raises:
+        LayoutMismatchError: It has other rows or columns.
+    """
+    return cast(TileTensor, x.redistribute(tile))
+
+
+def _in_rows(value: Any) -> Any:
+    """``value`` with every tile in it as whole rows."""
+    if isinstance(value, TileTensor):
+        return value.to_rows()
+    if type(value) in (tuple, list):
+        return type(value)(_in_rows(item) for item in value)
+    if type(value) is dict:
+        return {name: _in_rows(item) for name, item in value.items()}
+    return value
+
+
+def _write_rows(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Apply an in-place function to a copy in whole rows, and copy the result into the tile (collective)."""
+    x: TileTensor = args[0]
+    rows = x.to_rows().clone()
+    function(rows, *_in_rows(args[1:]), **_in_rows(kwargs))
+    x.copy_(as_tile(cast(NodeTensor, rows), x._sharding))
+    return None if public_name(function).endswith("__setitem__") else x
+
+
+_SAME_FOR_TILES = (
+    metadata, shape, numel, num_bytes, length, stored, store, data, detach, replace_data, unchanged, register_hook,
+    backward_of_one, backward, grad, deepcopy, grad_fn, trace, pickle, dropout, random_like, uniform_, normal_,
+    initialise,
+)  # fmt: skip
+TILES.update({function: handler for function, handler in TABLE.items() if handler in _SAME_FOR_TILES})
+
+
+@on_tiles("view_as")
+def view_as(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The tile itself, as ``autograd.Function`` returns an input, backward hooks included; else on whole rows."""
+    x, other = bind("self other", args, kwargs).values()
+    if not isinstance(x, TileTensor) or x.shape != other.shape:
+        return NotImplemented
+    with local_tensors():
+        local = x.as_subclass(Tensor)
+        return as_row_tensor_(local.view_as(local), x._sharding)
+
+
+@on_tiles("__repr__", "__format__")
+def representation(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Global shape and local values; no communication."""
+    x: TileTensor = args[0]
+    with local_tensors():
+        tile, local = x._sharding, x.as_subclass(Tensor)
+        return f"NodeTensor(shape={list(tile.global_shape(x.shape))}, local tile of {tile}: {local!r})"

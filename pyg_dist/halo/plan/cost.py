@@ -1,0 +1,184 @@
+"""What a training step costs in the halo layout, by the plan's counts and a machine's constants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from pyg_dist.backend.ops.row_format import is_packed, row_bytes
+from pyg_dist.halo.plan.placement import node_of_rank
+from pyg_dist.pricing.machine import Machine
+from pyg_dist.pricing.model import ACTIVATION_PASSES, Model, Price, reduction_seconds
+
+ELEMENT_BYTES = 4  # float32
+
+_ENTRY_BYTES = 4 + 4  # of a pattern: int32 column and place
+_ROW_BYTES = 8  # of a pattern: where the row begins
+
+
+class HaloLoad(NamedTuple):
+    """What one rank does in one aggregation.
+
+    Attributes:
+        nodes: nodes owned.
+        entries: rows that are read and added.
+        rows_inside: rows sent to ranks on the same machine.
+        rows_between: rows sent to ranks on other machines.
+        messages_inside: messages to ranks on the same machine.
+        messages_between: messages to ranks on other machines.
+    """
+
+    nodes: float
+    entries: float
+    rows_inside: float
+    rows_between: float
+    messages_inside: float
+    messages_between: float
+
+
+def loads_of(nodes: Sequence[int], entries: Sequence[int], rows: Tensor, ranks_per_node: int) -> list[HaloLoad]:
+    """Every rank's load. Ranks lie on machines in their order, ``ranks_per_node`` on each.
+
+    Shapes:
+        - rows: int64 ``[P, P]``, rows sent, sender by receiver
+    """
+    machine_of = node_of_rank(len(nodes), ranks_per_node)
+    is_inside = machine_of[:, None] == machine_of
+    columns = (rows * is_inside, rows * ~is_inside, (rows > 0) & is_inside, (rows > 0) & ~is_inside)
+    return [
+        HaloLoad(*numbers)
+        for numbers in zip(nodes, entries, *(column.sum(1).tolist() for column in columns), strict=True)
+    ]
+
+
+class ExchangeCounts(NamedTuple):
+    """What one aggregation moves, all ranks together.
+
+    Attributes:
+        post: rows, were the exchange post.
+        sums: rows and partial sums by the chosen exchange.
+        weights: weights of the edges that are summed where they begin.
+    """
+
+    post: int
+    sums: int
+    weights: int
+
+
+def lends_weights(counts: ExchangeCounts, forward: int, backward: int, weight: int, learns: bool) -> bool:
+    """Whether a product with weights that learn sends fewer bytes by the chosen exchange than by post.
+
+    By the chosen exchange the weights are sent, and rows and sums, and the gradients of both come back, whoever learns
+    beside the weights. By post rows are sent, whose gradients come back if they learn.
+
+    Args:
+        counts: of both exchanges.
+        forward: bytes of a row.
+        backward: bytes of its gradient.
+        weight: bytes of a weight, and of its gradient.
+        learns: whether the rows need a gradient.
+    """
+    by_rows = counts.post * (forward + backward * learns)
+    return counts.sums * (forward + backward) + counts.weights * 2 * weight < by_rows
+
+
+def exchange_seconds(load: HaloLoad, width: int, machine: Machine, num_ranks: int, bits: int = 32) -> float:
+    r"""The messages of one aggregation of ``width`` columns on one rank, one after another, without overlap.
+
+    .. math::
+        T_i = \sum_j \left( \frac{Comm^{i,j}}{BW} + L \right)
+
+    Source: SuperGCN, eq. 2, and eq. 5 with ``bits`` (the parameters travel in the same message); bandwidth and latency
+    inside and between machines apart. Pairs of ranks without traffic cost nothing.
+    """
+    if not load.messages_inside + load.messages_between:
+        return 0.0
+    size = row_bytes(width, ELEMENT_BYTES, bits)
+    inside = machine.send_seconds(load.rows_inside * size, load.messages_inside, num_ranks, True)
+    between = machine.send_seconds(load.rows_between * size, load.messages_between, num_ranks, False)
+    return machine.turns(num_ranks) * (machine.call_seconds + inside) + between
+
+
+def quantize_seconds(load: HaloLoad, width: int, machine: Machine, num_ranks: int, bits: int) -> float:
+    """Quantizing what is sent and dequantizing as much, one pass each (SuperGCN, eq. 4); rows as they are cost none."""
+    if not is_packed(width, ELEMENT_BYTES, bits):
+        return 0.0
+    rows = load.rows_inside + load.rows_between
+    num_bytes = 2 * rows * (width * ELEMENT_BYTES + row_bytes(width, ELEMENT_BYTES, bits))
+    return machine.turns(num_ranks) * num_bytes / machine.stream_rate
+
+
+def pre_quantize_seconds(load: HaloLoad, width: int, machine: Machine, num_ranks: int, bits: int) -> float:
+    """The normalisation before a quantized exchange, if there is one: a pass over the rank's rows (SuperGCN, eq. 3)."""
+    if bits >= 16 or not load.messages_inside + load.messages_between:
+        return 0.0
+    return machine.turns(num_ranks) * load.nodes * width * ELEMENT_BYTES / machine.stream_rate
+
+
+def halo_price(
+    model: Model,
+    loads: Sequence[HaloLoad],
+    machine: Machine,
+    num_ranks: int,
+    bits: tuple[int, int] = (32, 32),
+    saves: bool = True,
+) -> Price:
+    """A training step, forward and backward, on the rank that it takes longest.
+
+    The narrower side of a layer is aggregated; a constant input is, whatever its width, and its sums are remembered.
+
+    Args:
+        model: the convs.
+        loads: of every rank, or of those that stand for all.
+        machine: its ``ranks_per_node`` is the one that ``loads`` were counted with.
+        num_ranks: P.
+        bits: of a number in the messages, forward and backward (SuperGCN, eq. 3-6).
+        saves: False: every layer aggregates its input anew, as published systems do.
+    """
+    prices = [_price(model, load, machine, num_ranks, bits, saves) for load in loads]
+    return max(prices, key=lambda price: price.seconds)
+
+
+def _price(model: Model, load: HaloLoad, machine: Machine, num_ranks: int, bits: tuple[int, int], saves: bool) -> Price:
+    turns = machine.turns(num_ranks)
+    sparse = flops = messages = quantize = 0.0
+    streams = float(model.update_bytes)
+    for layer in model.layers():
+        directions = bits if layer.learns else () if saves and layer.is_cached else bits[:1]
+        aggregated = min(layer.in_channels, layer.out_channels) if saves and layer.learns else layer.in_channels
+        for direction in directions:
+            sparse += machine.spmm_seconds(load.entries, load.nodes, aggregated)
+            messages += exchange_seconds(load, aggregated, machine, num_ranks, direction)
+            quantize += quantize_seconds(load, aggregated, machine, num_ranks, direction)
+            quantize += pre_quantize_seconds(load, aggregated, machine, num_ranks, direction)
+        weights = layer.in_channels * layer.out_channels * model.num_matrices
+        flops += 2.0 * load.nodes * weights * (3 if layer.learns else 2)
+        streams += ACTIVATION_PASSES * load.nodes * layer.out_channels * model.element_size
+    messages += reduction_seconds(model, machine, num_ranks)
+    return Price(
+        turns * sparse, turns * flops / machine.gemm_rate, turns * streams / machine.stream_rate, messages, quantize
+    )
+
+
+def memory_bytes(
+    nodes: int, edges: int, entries: int, slots: int, model: Model, cut_entries: int = 0, cut_rows: int = 0
+) -> int:
+    """An estimate of what one rank holds in training.
+
+    The patterns and their transposes, what is cut out of them for each neighbour's message, a row and its gradient per
+    node and width, the largest buffers, and the weights with their gradients and Adam's state.
+
+    Args:
+        nodes: nodes owned.
+        edges: edges kept.
+        entries: entries of all patterns.
+        slots: rows sent and received in one aggregation.
+        model: the convs.
+        cut_entries: entries of all pieces that messages are added by.
+        cut_rows: rows of all these pieces.
+    """
+    patterns = (2 * entries + cut_entries) * _ENTRY_BYTES + (2 * nodes + cut_rows) * _ROW_BYTES + 8 * (nodes + edges)
+    rows = 2 * nodes * sum(model.widths) + slots * max(model.widths)
+    return patterns + model.element_size * (rows + 4 * model.num_weights)

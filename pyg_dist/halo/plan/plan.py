@@ -1,0 +1,403 @@
+"""What was decided before training, for people and programs: sizes, balance and traffic of every rank."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_dist.backend.ops.row_format import row_bytes
+from pyg_dist.backend.session.agreement import digest
+from pyg_dist.errors import AgreementError, DataError, OptionError
+from pyg_dist.halo.plan.cost import ELEMENT_BYTES, halo_price, loads_of, memory_bytes
+from pyg_dist.halo.plan.placement import rows_between_nodes
+from pyg_dist.halo.plan.remote_edges import EXCHANGES, ExchangeKind
+from pyg_dist.halo.plan.sizes import ShareSizes, all_sizes
+from pyg_dist.partition.edge_list import as_edges, check_ends
+from pyg_dist.partition.given import as_parts, check_given
+from pyg_dist.pricing.base import DistributionPlan
+from pyg_dist.pricing.machine import Machine
+from pyg_dist.pricing.model import Model, Price
+from pyg_dist.pricing.plot import Bars, HeatMap, draw
+from pyg_dist.pricing.text import aligned
+
+_FORMAT = 2
+
+_MOST_LINES = 32
+"""With more ranks, a table has half as many: those with most to do."""
+
+# Above this share of all pairs of ranks, one all-to-all-v replaces the messages: where all pairs of 4 or 8 ranks
+# exchange over gloo on one machine, messages take as long or longer (up to 1.4 times at 8).
+_DENSE = 0.75
+
+
+@dataclass(frozen=True)
+class Plan(DistributionPlan):
+    """The plan of one :class:`~pyg_dist.DistributedData`, equal on every rank.
+
+    Attributes:
+        layout: ``"halo"``.
+        partition: how the parts were made.
+        exchange: ``"post"``, ``"pre"`` or ``"hybrid"``.
+        sizes: each rank's numbers, by rank.
+        pairs: (sender, receiver, rows) of each pair of ranks with traffic, for the chosen exchange.
+        hash: see :func:`plan_hash`; equal plans have equal hashes.
+        parts: the owner of each node, ``[N]`` integers; in ``data.plan`` on rank 0 only.
+        bits: bits of a value in the messages of training, forward and backward.
+        ranks_per_node: ranks on each machine, consecutive ones; None: that of the :class:`~pyg_dist.plan.Machine`.
+
+    Example:
+        >>> from pyg_dist.partition import partition
+        >>> graph = KarateClub()[0]
+        >>> plan = Plan.of(graph.edge_index, partition(graph.edge_index, graph.num_nodes, 4, "metis"), 4)
+        >>> plan.ranks, plan.rows["hybrid"] <= plan.rows["post"]
+        (4, True)
+    """
+
+    layout: str
+    partition: str
+    exchange: ExchangeKind
+    sizes: tuple[ShareSizes, ...]
+    pairs: tuple[tuple[int, int, int], ...]
+    hash: str
+    parts: Tensor | None = field(default=None, compare=False, repr=False)
+    bits: tuple[int, int] = (32, 32)
+    ranks_per_node: int | None = field(default=None, compare=False)
+
+    @staticmethod
+    def of(
+        edge_index: Tensor,
+        parts: Tensor,
+        num_ranks: int,
+        exchange: ExchangeKind = "hybrid",
+        partition: str = "given",
+        ranks_per_node: int | None = None,
+    ) -> Plan:
+        """The plan for any number of ranks, in this process. Not collective, O(E log E) time.
+
+        Shapes:
+            - edge_index: int64 ``[2, E]``
+            - parts: ``[N]`` integers
+
+        Raises:
+            DataError: Parts out of range, or edges between other nodes.
+            OptionError: There is no such exchange.
+
+        Example:
+            >>> plan = Plan.of(KarateClub()[0].edge_index, torch.arange(34) % 4, 4)
+            >>> plan.ranks, plan.nodes
+            (4, [9, 9, 8, 8])
+        """
+        if exchange not in EXCHANGES:
+            raise OptionError(f"Expected exchange to be one of {', '.join(EXCHANGES)} (got {exchange!r})")
+        edge_index, parts = as_edges(edge_index), as_parts(parts)
+        parts = check_given(parts, len(parts), num_ranks)
+        check_ends(edge_index, len(parts), "edge_index")
+        sizes, rows = all_sizes(edge_index, parts, num_ranks, exchange)
+        identity = plan_hash(edge_index, parts, num_ranks, exchange)
+        return Plan(
+            "halo", partition, exchange, sizes, pairs_of(rows), identity, parts=parts, ranks_per_node=ranks_per_node
+        )
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return len(self.sizes)
+
+    @property
+    def nodes(self) -> list[int]:
+        """Nodes owned, by rank."""
+        return [s.nodes for s in self.sizes]
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """Rows sent in one aggregation, all ranks together, by kind of exchange."""
+        return {kind: sum(getattr(s, kind) for s in self.sizes) for kind in EXCHANGES}
+
+    @property
+    def messages(self) -> int:
+        """Messages sent in one aggregation, all ranks together."""
+        return len(self.pairs)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether so many pairs of ranks exchange that an all-to-all-v is cheaper than a message for each."""
+        return is_dense(self.messages, self.ranks)
+
+    def rows_between(self) -> Tensor:
+        """Rows sent in one aggregation, int64 ``[P, P]``, sender by receiver."""
+        rows = torch.zeros(self.ranks, self.ranks, dtype=torch.int64)
+        if self.pairs:
+            sender, receiver, count = torch.tensor(self.pairs).unbind(1)
+            rows[sender, receiver] = count
+        return rows
+
+    def halo_bytes(self, width: int, element_size: int = ELEMENT_BYTES, backward: bool = False) -> int:
+        """Bytes sent in one aggregation of ``width`` columns, all ranks together; as many backward, unless bits differ.
+
+        A row in fewer than 16 bits a value takes four bytes more, for its zero point and scale, and goes as it is
+        where that is shorter.
+        """
+        return self.rows[self.exchange] * self.row_bytes(width, element_size, backward)
+
+    def row_bytes(self, width: int, element_size: int = ELEMENT_BYTES, backward: bool = False) -> int:
+        """Bytes of one row of ``width`` columns in a message."""
+        return row_bytes(width, element_size, self.bits[backward])
+
+    def memory_bytes(self, model: Model | None = None) -> list[int]:
+        """See :func:`~pyg_dist.halo.plan.cost.memory_bytes`; by rank. ``model`` None: :meth:`assumed_model`."""
+        model = self.assumed_model() if model is None else model
+        received = [0] * self.ranks
+        for _, receiver, _ in self.pairs:
+            received[receiver] += 1
+        return [
+            memory_bytes(
+                s.nodes, s.edges, s.work + s.halo_edges, s.rows_sent + s.rows_received, model, *self._cut(s, messages)
+            )
+            for s, messages in zip(self.sizes, received, strict=True)
+        ]
+
+    def _cut(self, sizes: ShareSizes, received: int) -> tuple[int, int]:
+        """Entries and rows of the pieces for one message each; what arrives as one is not cut. Forward and backward."""
+        if self.is_dense or max(sizes.messages, received) < 2:
+            return 0, 0
+        boundary = sizes.nodes - sizes.inner
+        return sizes.work - (sizes.edges - sizes.halo_edges), received * boundary + sizes.messages * sizes.nodes
+
+    def assumed_model(self) -> Model:
+        """The model that is priced where none is named."""
+        return Model.of_layers(sum(self.nodes), sum(s.edges for s in self.sizes), None, None)
+
+    def price(self, model: Model | None = None, machine: Machine | None = None) -> Price:
+        """What a training step costs (see :func:`~pyg_dist.halo.plan.cost.halo_price`).
+
+        Args:
+            model: the convs; None: :meth:`assumed_model`.
+            machine: None: the constants measured here, else the defaults, with the plan's ``ranks_per_node``.
+        """
+        machine = self._machine(machine)
+        work = [s.work for s in self.sizes]
+        loads = loads_of(self.nodes, work, self.rows_between(), machine.ranks_per_node)
+        return halo_price(self.assumed_model() if model is None else model, loads, machine, self.ranks, self.bits)
+
+    def _machine(self, machine: Machine | None) -> Machine:
+        if machine is not None:
+            return machine
+        machine = Machine.load()
+        return machine if self.ranks_per_node is None else machine.with_ranks_per_node(self.ranks_per_node)
+
+    @staticmethod
+    def imbalance(values: list[int]) -> float:
+        """Largest over mean: 1.0 is even."""
+        return max(values) * len(values) / sum(values) if sum(values) else 1.0
+
+    def _described_model(self, model: Model | None) -> Model | None:
+        return model
+
+    def _numbers(self, widths: Sequence[int], machine: Machine) -> dict[str, Any]:
+        """``bytes`` are of float32 or ``bits``. A node, in ``..._between_nodes``, is one of the machine's ranks."""
+        between = rows_between_nodes(self.rows_between(), machine.ranks_per_node)
+        uneven = ("nodes", "edges", "work", "rows_sent", "rows_received")
+        return {
+            "partition": self.partition,
+            "exchange": self.exchange,
+            **{name: [getattr(s, name) for s in self.sizes] for name in ("inner", "halo_edges", *uneven)},
+            "rows": self.rows,
+            "all_to_all": self.is_dense,
+            "bits": list(self.bits),
+            "backward_bytes": {str(width): self.halo_bytes(width, backward=True) for width in widths},
+            "ranks_per_node": machine.ranks_per_node,
+            "rows_between_nodes": between,
+            "bytes_between_nodes": {str(width): between * self.row_bytes(width) for width in widths},
+            "imbalance": {name: self.imbalance([getattr(s, name) for s in self.sizes]) for name in uneven},
+        }
+
+    def _title(self) -> str:
+        return f"{self.layout} layout, {self.partition} partition, {self.exchange} exchange, plan {self.hash[:12]}"
+
+    def _table(self, machine: Machine) -> list[str]:
+        """A line per rank (where there are many: those with most to do) and totals."""
+        columns = ("nodes", "inner", "edges", "halo_edges", "work", "rows_sent", "rows_received", "messages")
+        header = ["rank", *(c.replace("_", " ") for c in columns)]
+        shown = list(enumerate(self.sizes))
+        if self.ranks > _MOST_LINES:
+            shown = sorted(shown, key=lambda pair: (-self._load(pair[1]), pair[0]))[: _MOST_LINES // 2]
+        lines = [[str(rank), *(f"{getattr(s, c):,}" for c in columns)] for rank, s in shown]
+        if len(shown) < self.ranks:
+            lines.append([f"+{self.ranks - len(shown)}", *("..." for _ in columns)])
+            header[0] = "worst"
+        lines.append(["all", *(f"{sum(getattr(s, c) for s in self.sizes):,}" for c in columns)])
+        lines.append(["max/mean", *(f"{self.imbalance([getattr(s, c) for s in self.sizes]):.2f}" for c in columns)])
+        table = aligned([header, *lines])
+        by_kind = ", ".join(f"{kind} {count:,}" for kind, count in self.rows.items())
+        way = "an all-to-all-v" if self.is_dense else "a message per neighbour"
+        table.append(f"rows per aggregation: {by_kind}; by {way}")
+        if self.ranks > machine.ranks_per_node:
+            between = rows_between_nodes(self.rows_between(), machine.ranks_per_node)
+            inside = self.rows[self.exchange] - between
+            table.append(f"on nodes of {machine.ranks_per_node} ranks: {inside:,} rows stay inside, {between:,} leave")
+        return table
+
+    def _load(self, sizes: ShareSizes) -> float:
+        """How far a rank is above the mean, in that of work, rows sent and rows received where it is most."""
+        names = ("work", "rows_sent", "rows_received")
+        means = {name: sum(getattr(s, name) for s in self.sizes) / self.ranks for name in names}
+        return max(getattr(sizes, name) / means[name] if means[name] else 0.0 for name in names)
+
+    def _traffic(self, width: int, machine: Machine) -> str:
+        text = super()._traffic(width, machine)
+        if self.bits != (32, 32):
+            backward = self.halo_bytes(width, backward=True)
+            text += f" in {self.bits[0]} bits, {backward:,} backward in {self.bits[1]}"
+        if self.ranks > machine.ranks_per_node:
+            between = rows_between_nodes(self.rows_between(), machine.ranks_per_node)
+            text += f"; {between * self.row_bytes(width):,} forward leave their node"
+        return text
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan and its parts, as safetensors with the rest as JSON in the header.
+
+        Raises:
+            DataError: A rank other than 0 has no parts to write.
+
+        Example:
+            >>> data.plan.save("karate.plan")
+        """
+        from safetensors.torch import save
+
+        if self.parts is None:
+            raise DataError("Expected a plan with its parts, which rank 0 has: save it there, under is_main()")
+        content = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("parts", "sizes")}
+        content |= {"format": _FORMAT, "sizes": [asdict(size) for size in self.sizes]}
+        narrow = self.parts.to("cpu", torch.from_numpy(np.empty(0, np.min_scalar_type(-self.ranks))).dtype)
+        # Not save_file, whose files only their owner may read. A file that is there may be mapped by a loaded plan, so
+        # it is replaced, not overwritten.
+        target = Path(path)
+        partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+        try:
+            partial.write_bytes(save({"parts": narrow.contiguous()}, {"plan": json.dumps(content)}))
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    @staticmethod
+    def load(path: str | Path, expected_hash: str | None = None) -> Plan:
+        """Read a plan that :meth:`save` wrote; ``DistributedData(data, partition=plan)`` uses it again.
+
+        Args:
+            path: the file.
+            expected_hash: the hash of the plan for the graph, parts and options at hand.
+
+        Raises:
+            DataError: The file is not a plan.
+            AgreementError: It was made for another graph, other parts or other options.
+
+        Example:
+            >>> data.plan.save("karate.plan")
+            >>> again = DistributedData(KarateClub()[0], partition=Plan.load("karate.plan"))
+            >>> again.plan.hash == data.plan.hash
+            True
+        """
+        import safetensors
+
+        try:
+            with safetensors.safe_open(path, "pt") as file:
+                content, parts = json.loads(file.metadata()["plan"]), file.get_tensor("parts")
+            if content.pop("format") != _FORMAT:
+                raise DataError(f"Expected a plan of format {_FORMAT} in {path}: plan again")
+            content["sizes"] = tuple(ShareSizes(**size) for size in content["sizes"])
+            content["bits"] = tuple(content.get("bits", (32, 32)))
+            content["pairs"] = tuple((int(p), int(q), int(n)) for p, q, n in content["pairs"])
+            plan = Plan(**content, parts=parts)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, safetensors.SafetensorError) as error:
+            if isinstance(error, DataError):
+                raise
+            raise DataError(f"Expected a plan in {path} (got {type(error).__name__}: {error}): plan again") from error
+        if expected_hash is not None and plan.hash != expected_hash:
+            raise AgreementError(
+                f"Expected the plan in {path} to be for this graph, these parts and options (it is {plan.hash[:12]}, "
+                f"they are {expected_hash[:12]}): plan again"
+            )
+        return plan
+
+    def parts_for(
+        self,
+        edge_index: Tensor,
+        num_nodes: int,
+        num_ranks: int,
+        exchange: ExchangeKind,
+        bits: tuple[int, int] = (32, 32),
+    ) -> Tensor:
+        """The parts, if the plan was made for just this: int64 ``[N]``. Not collective.
+
+        Raises:
+            AgreementError: It was made for other ranks, another exchange, other bits, or another graph.
+            DataError: It has no parts.
+        """
+        if self.parts is None:
+            raise DataError("Expected a plan with its parts (got one without): Plan.load(path) has them")
+        for name, made_for, wanted in (
+            ("ranks", self.ranks, num_ranks),
+            ("exchange", self.exchange, exchange),
+            ("bits", self.bits, bits),
+            ("nodes", self.parts.numel(), num_nodes),
+        ):
+            if made_for != wanted:
+                raise AgreementError(f"Expected a plan with {name} {wanted} (got {made_for}): plan again")
+        if plan_hash(edge_index, self.parts, num_ranks, exchange) != self.hash:
+            raise AgreementError(
+                f"Expected a plan for this graph (got plan {self.hash[:12]} of another one): plan again"
+            )
+        return self.parts.long()
+
+    def plot(self, path: str | Path, width: int = 256) -> None:
+        """Draw bytes between ranks, and each rank's work and bytes, of an aggregation of ``width`` columns."""
+        mebibyte, sizes = self.row_bytes(width) / 2**20, self.sizes
+        draw(
+            path,
+            f"{self.partition} partition, {self.exchange} exchange, plan {self.hash[:12]}",
+            HeatMap(
+                f"sent in one aggregation of {width} columns",
+                (self.rows_between() * mebibyte).tolist(),
+                "MiB",
+                "to rank",
+                "from rank",
+            ),
+            Bars("work: rows read and added", {"work": [s.work for s in sizes]}),
+            Bars(
+                "traffic of one aggregation",
+                {
+                    "sent": [s.rows_sent * mebibyte for s in sizes],
+                    "received": [s.rows_received * mebibyte for s in sizes],
+                },
+                "MiB",
+            ),
+        )
+
+
+def is_dense(messages: int, ranks: int) -> bool:
+    """See :attr:`Plan.is_dense`; of ``messages`` pairs of ranks that exchange."""
+    return ranks > 2 and messages >= _DENSE * ranks * (ranks - 1)
+
+
+def plan_hash(edge_index: Tensor, parts: Tensor, num_ranks: int, exchange: ExchangeKind) -> str:
+    """Digest of all that a plan depends on: edges, parts, number of ranks and exchange. Not collective."""
+    return hash_of_digests(digest(edge_index), digest(parts.to(torch.int32)), num_ranks, exchange)
+
+
+def hash_of_digests(edges: str, parts: str, num_ranks: int, exchange: ExchangeKind) -> str:
+    """:func:`plan_hash` of edges and parts (int32) whose digests are known."""
+    return digest(repr((edges, parts, num_ranks, exchange)))
+
+
+def pairs_of(rows: Tensor) -> tuple[tuple[int, int, int], ...]:
+    """The entries above zero of a ``[P, P]`` matrix as (sender, receiver, rows)."""
+    sender, receiver = rows.nonzero(as_tuple=True)
+    return tuple(zip(sender.tolist(), receiver.tolist(), rows[sender, receiver].tolist(), strict=True))

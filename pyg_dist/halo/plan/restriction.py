@@ -1,0 +1,230 @@
+"""One rank's share of the subgraph that a sample induces, from its share of the graph, without communication.
+
+Rows lie where the graph's rows lie. A rank keeps its edges from and to other ranks with both of their ends
+(:class:`RemoteLinks`), so that both ranks of a pair find the same edges, the same minimum cover of them, and the same
+slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_dist.backend import ops
+from pyg_dist.halo.plan.one_way import OneWay
+from pyg_dist.halo.plan.remote_edges import EXCHANGES, Candidates, RemoteEdges
+from pyg_dist.halo.plan.share import HaloShare
+from pyg_dist.halo.plan.transfer import Places, no_transfer, receive_lists, send_lists, transfer
+from pyg_dist.halo.plan.vertex_cover import Cover
+
+
+@dataclass(frozen=True, eq=False)
+class RemoteLinks:
+    """What a rank knows of the edges between itself and others, and of where its nodes are.
+
+    The edges are a pattern, sums that could be sent by rows that could be sent
+    (:class:`~pyg_dist.halo.plan.remote_edges.RemoteEdges`): both ranks of a pair have them in the same order.
+
+    Attributes:
+        rows: the rows.
+        sums: the sums.
+        rowptr: int64 ``[len(sums) + 1]``, the edges of each sum.
+        row: int32 ``[m]``, the row that could carry each edge; edges of one sum are in input order.
+        place: ``[m]`` integers. Of an edge that ends here, its place in the rank's edge storage; of one that begins
+            here, in the list of borrowed values.
+        load: in-edges of the nodes of each rank, ``[P]``.
+        node_id: global ids of the rank's nodes, ascending, int64 ``[n]``.
+        local_id: of each of them, integers ``[n]``.
+    """
+
+    rows: Candidates
+    sums: Candidates
+    rowptr: Tensor
+    row: Tensor
+    place: Tensor
+    load: Tensor
+    node_id: Tensor
+    local_id: Tensor
+
+    @staticmethod
+    def of(share: HaloShare, incoming: Tensor, outgoing: Tensor, sender: Tensor, receiver: Tensor, load: Tensor) -> (
+        RemoteLinks
+    ):  # fmt: skip
+        """Not collective; O(m log m) time.
+
+        Args:
+            share: the rank's.
+            incoming: global id, source, target and place in edge storage of each edge that ends here.
+            outgoing: global id, source and target of each edge that begins here, as other ranks have them.
+            sender: the rank from which each of ``incoming`` comes.
+            receiver: the rank to which each of ``outgoing`` goes.
+            load: in-edges of the nodes of each rank, ``[P]``.
+
+        Shapes:
+            - incoming: int64 ``[m_in, 4]``; outgoing: int64 ``[m_out, 3]``
+            - sender: int64 ``[m_in]``; receiver: int64 ``[m_out]``
+        """
+        own = torch.full_like
+        edge = torch.cat([incoming[:, 0], outgoing[:, 0]])
+        order = torch.argsort(edge)
+        found = RemoteEdges.of_list(
+            torch.cat([incoming[:, 3], torch.arange(outgoing.shape[0])])[order],
+            torch.cat([incoming[:, 1], outgoing[:, 1]])[order],
+            torch.cat([incoming[:, 2], outgoing[:, 2]])[order],
+            torch.cat([sender, own(receiver, share.rank)])[order],
+            torch.cat([own(sender, share.rank), receiver])[order],
+            share.num_nodes,
+            load,
+            share.rank,
+        )
+        rowptr = torch.searchsorted(found.sum, torch.arange(len(found.sums) + 1, dtype=torch.int32))
+        is_ascending = bool((share.node_id.diff() > 0).all())
+        node_id, row = (share.node_id, torch.arange(share.node_id.numel())) if is_ascending else share.node_id.sort()
+        return RemoteLinks(
+            found.rows, found.sums, rowptr, found.row, _small(found.edge), load, node_id, _small(row)
+        )  # fmt: skip
+
+    @cached_property
+    def _first(self) -> int | None:
+        """The first node, where they are a run of ids, as those of one rank."""
+        first, last = (int(self.node_id[k]) if self.node_id.numel() else -k for k in (0, -1))
+        return first if last - first + 1 == self.node_id.numel() else None
+
+    def find(self, node_id: Tensor) -> Tensor:
+        """Where each of some nodes stands in :attr:`node_id`, or -1."""
+        if self._first is None:
+            return ops.find_sorted(self.node_id, node_id)
+        place = node_id - self._first
+        return place.masked_fill_((place < 0) | (place >= self.node_id.numel()), -1)
+
+    def between(self, node_id: Tensor) -> tuple[RemoteEdges, Tensor]:
+        """The edges with both ends in an ascending list, and where the nodes of their rows stand in it."""
+        at_row = ops.find_sorted(node_id, self.rows.node)
+        of_row = (at_row >= 0).nonzero().view(-1)
+        of_sum = (ops.find_sorted(node_id, self.sums.node) >= 0).nonzero().view(-1)
+        rowptr, row, entry, *_ = ops.restrict_csr(self.rowptr, self.row, of_sum, of_row, len(self.rows))
+        sums_of, of_sum = _used(torch.repeat_interleave(torch.arange(of_sum.numel()), rowptr.diff()), of_sum)
+        row, of_row = _used(row.long(), of_row)
+        rows, sums = _some(self.rows, of_row), _some(self.sums, of_sum)
+        edges = RemoteEdges(self.load.numel(), self.place[entry].long(), row, sums_of, rows, sums, self.load)
+        return edges, at_row[of_row]
+
+
+@dataclass(frozen=True, eq=False)
+class Restriction:
+    """A rank's share of an induced subgraph, and where it stands in the graph's.
+
+    Attributes:
+        share: the share; nodes are numbered by their places in the sample.
+        row: which rows of the graph these are, ascending, int64 ``[b]``.
+        edge: places of the edges in the graph's edge storage, int64 ``[e]``.
+        borrowed: the same for the values that its ``sum_transfer`` borrows: places in the list of all that can be.
+        borrowed_ends: global ids of source and target of these edges, int64 ``[2, k]``.
+    """
+
+    share: HaloShare
+    row: Tensor
+    edge: Tensor
+    borrowed: Tensor
+    borrowed_ends: Tensor
+
+
+def restricted(share: HaloShare, links: RemoteLinks, node_id: Tensor) -> Restriction:
+    """The share of the subgraph that ``node_id`` (ascending, the same on every rank) induces.
+
+    Not collective: ranks agree on what they exchange without talking. O(B log n + edges of the sampled rows + remote
+    edges of the rank) time.
+    """
+    rank = share.rank
+    place = links.find(node_id)
+    position = (place >= 0).nonzero().view(-1)
+    of_sample = _at(links.local_id, _at(place, position)).long()
+    order = torch.from_numpy(np.argsort(of_sample.numpy(), kind="stable"))  # inner and boundary nodes: two runs
+    row = _at(of_sample, order)
+    num_local, num_inner = row.numel(), int((row < share.num_inner).sum())
+    local, local_edge = share.local.restricted(row, row)
+
+    share_of = partial(
+        HaloShare,
+        rank=rank,
+        num_ranks=share.num_ranks,
+        num_nodes=node_id.numel(),
+        num_edges=-1,  # not known without communication
+        node_id=_at(position, order),
+        num_inner=num_inner,
+        local=local,
+        exchange=share.exchange,
+    )
+    kinds = [kind for kind in EXCHANGES if kind in ("post", share.exchange)]
+    if links.row.numel() == 0:  # one rank
+        none = torch.empty(0, dtype=torch.int64)
+        nothing = no_transfer(share.num_ranks, num_local, num_local - num_inner)
+        alone = share_of(
+            edge_id=_at(share.edge_id, local_edge),
+            row_transfer=nothing,
+            sum_transfer=nothing,
+            halo_id=none,
+            rows_sent=dict.fromkeys(kinds, 0),
+        )
+        return Restriction(alone, row, local_edge, none, none.view(2, 0))
+
+    remote, halo_id = links.between(node_id)
+    own_id, own_row = _at(node_id, position), torch.empty(num_local, dtype=torch.int32)
+    own_row.scatter_(0, order, torch.arange(num_local, dtype=torch.int32))
+
+    def local_id(node: Tensor) -> Tensor:
+        return _at(own_row, torch.searchsorted(own_id, node, out_int32=True))
+
+    here, (arriving, leaving) = remote.arriving(rank), OneWay.both(remote, rank)
+    assert arriving.edge is not None
+    places = Places.of(arriving, local_id, num_local, num_inner, local.num_entries)
+    edge = torch.cat([local_edge, places.stored(arriving.edge)])
+
+    covers = {kind: remote.cover(kind) for kind in kinds}
+    lists = {
+        kind: transfer(
+            receive_lists(arriving, Cover(cover.left[: here.rows], cover.right[: here.sums]), places),
+            send_lists(leaving, Cover(cover.left[here.rows :], cover.right[here.sums :]), local_id, num_local),
+        )
+        for kind, cover in covers.items()
+    }
+    cover = covers[share.exchange]
+    borrowed = here.edges + (~cover.left[remote.row[here.edges :]]).nonzero().view(-1)
+    result = share_of(
+        edge_id=_at(share.edge_id, edge),
+        row_transfer=lists["post"],
+        sum_transfer=lists[share.exchange],
+        halo_id=halo_id[: here.rows],
+        rows_sent={
+            kind: int(cover.left[here.rows :].sum() + cover.right[here.sums :].sum()) for kind, cover in covers.items()
+        },
+    )
+    ends = torch.stack([remote.rows.node[remote.row[borrowed]], remote.sums.node[remote.sum[borrowed]]])
+    return Restriction(result, row, edge, remote.edge[borrowed], ends)
+
+
+def _at(values: Tensor, index: Tensor) -> Tensor:
+    """``values[index]``, for which torch takes several times as long."""
+    return values.index_select(0, index)
+
+
+def _used(number: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
+    """The candidates that some edge needs, and their numbers among these."""
+    used = torch.zeros(candidates.numel(), dtype=torch.bool)
+    used[number] = True
+    place = torch.cumsum(used, 0, dtype=torch.int32) - 1
+    return place[number], candidates[used]
+
+
+def _some(candidates: Candidates, chosen: Tensor) -> Candidates:
+    return Candidates(candidates.sender[chosen], candidates.receiver[chosen], candidates.node[chosen])
+
+
+def _small(numbers: Tensor) -> Tensor:
+    """In 32 bits where they fit."""
+    fits = numbers.numel() == 0 or int(numbers.max()) <= torch.iinfo(torch.int32).max
+    return numbers.to(torch.int32) if fits else numbers

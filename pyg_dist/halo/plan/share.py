@@ -1,0 +1,249 @@
+"""The halo layout: which rows and edges a rank owns, and which rows it sends and receives (pure functions).
+
+Each node belongs to one part, each edge to the owner of its target, which keeps its values. A rank's *halo* is the set
+of sources that its edges need and other ranks own. Legend: *global id* is the node's number in the input, *local
+id* its row on its rank, *slot* a halo row's place in the receive buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pyg_dist.backend.ops.memory import release_after
+from pyg_dist.backend.sparse.csr import CSR
+from pyg_dist.halo.plan.one_way import OneWay
+from pyg_dist.halo.plan.remote_edges import EXCHANGES, ExchangeKind, RemoteEdges
+from pyg_dist.halo.plan.transfer import Places, Transfer, receive_lists, send_lists, transfer
+from pyg_dist.halo.plan.vertex_cover import Cover
+
+
+@dataclass(frozen=True)
+class HaloShare:
+    """One rank's share of a graph in the halo layout, and what it sends.
+
+    Attributes:
+        rank: this rank.
+        num_ranks: number of ranks P.
+        num_nodes: nodes of the whole graph, N.
+        num_edges: edges of the whole graph, E.
+        node_id: global ids of the local rows, int64 ``[n]``: first the *inner* nodes, all of whose sources are
+            local, then the *boundary* nodes, each in ascending order of global id (input order is often local).
+        num_inner: local rows before the first boundary node. They are finished before any message arrives.
+        edge_id: global ids of the edges of this rank, int64 ``[e]``: local edges by target, then halo edges by target
+            and owner of the source, each in input order. This is the order of edge storage.
+        local: rows are local ids, columns local ids; entries are ``edge_id[:local.num_entries]``.
+        post: the exchange of rows of sources, for whatever cannot be summed by the sender.
+        sums: the chosen exchange, for sums with constant weights; ``"post"``: ``row_transfer`` itself.
+        halo_id: global id by receive slot of ``row_transfer``, int64 ``[h]``, ascending within each owner.
+        exchange: the chosen exchange.
+        rows_sent: rows that this rank sends in one aggregation, by exchange.
+    """
+
+    rank: int
+    num_ranks: int
+    num_nodes: int
+    num_edges: int
+    node_id: Tensor
+    num_inner: int
+    edge_id: Tensor
+    local: CSR
+    row_transfer: Transfer
+    sum_transfer: Transfer
+    halo_id: Tensor
+    exchange: ExchangeKind
+    rows_sent: dict[ExchangeKind, int]
+
+    def selected(self, picked: Tensor) -> HaloShare:
+        """The share of some of the edges, over the same rows (not collective).
+
+        The halo's rows are sent as before, those that no edge needs any more included, for sums, too.
+
+        Args:
+            picked: places in edge storage, int64 ``[k]``; edge storage of the result is in their order.
+        """
+        local, incoming = (
+            _picked(csr, picked, self.edge_id.numel()) for csr in (self.local, self.row_transfer.incoming)
+        )
+        row_transfer = replace(self.row_transfer, incoming=incoming)
+        return replace(
+            self,
+            edge_id=self.edge_id[picked],
+            local=local,
+            row_transfer=row_transfer,
+            sum_transfer=row_transfer,
+            exchange="post",
+        )
+
+
+def halo_share(
+    edge_index: Tensor,
+    parts: Tensor,
+    rank: int,
+    num_ranks: int,
+    exchange: ExchangeKind = "hybrid",
+    node_id: Tensor | None = None,
+) -> HaloShare:
+    """What ``rank`` owns, executes, sends and receives. Not collective; O(E) time, O(own edges + N) extra memory.
+
+    Args:
+        edge_index: int64 ``[2, E]``, source and target, any order, duplicates and self loops allowed.
+        parts: ``[N]`` integers, the owner of each node.
+        rank: whose share.
+        num_ranks: number of ranks.
+        exchange: what to send for sums, see :meth:`~pyg_dist.halo.plan.remote_edges.RemoteEdges.cover`.
+        node_id: the order of the rank's rows, where they lie already; boundary nodes may then lie anywhere.
+
+    Example:
+        >>> share = halo_share(torch.tensor([[0, 1], [1, 0]]), torch.tensor([0, 1]), rank=0, num_ranks=2)
+        >>> share.halo_id, share.sum_transfer.send_counts
+        (tensor([1]), (0, 1))
+    """
+    num_nodes, num_edges = parts.numel(), edge_index.size(1)
+    source, target = edge_index
+    ascending = (parts == rank).nonzero().view(-1)
+    is_local = (parts[target] == rank) & (parts[source] == rank)
+    local_edge = is_local.nonzero().view(-1)
+    remote = RemoteEdges.of(edge_index, parts, num_ranks, rank)
+    hybrid, here = remote.cover("hybrid"), remote.arriving(rank)
+    arriving, leaving = OneWay.both(remote, rank)
+    on_boundary = torch.zeros(ascending.numel(), dtype=torch.bool)
+    on_boundary[torch.searchsorted(ascending, arriving.sums.node)] = True
+
+    def inside() -> LocalEdges:
+        return LocalEdges(local_edge, *torch.searchsorted(ascending, edge_index[:, local_edge], out_int32=True))
+
+    return share_of(
+        rank, num_ranks, num_nodes, num_edges, ascending, on_boundary, inside,
+        lambda: (arriving, Cover(hybrid.left[: here.rows], hybrid.right[: here.sums])),
+        lambda: (leaving, Cover(hybrid.left[here.rows :], hybrid.right[here.sums :])),
+        exchange, node_id,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LocalEdges:
+    """The edges between a rank's own nodes, which are numbered in ascending order of their global ids.
+
+    Attributes:
+        edge_id: global ids of the edges; those of one target in input order, int64 ``[l]``.
+        source, target: numbers of their ends, int32 ``[l]``.
+    """
+
+    edge_id: Tensor
+    source: Tensor
+    target: Tensor
+
+
+CoveredEdges = tuple[OneWay, Cover]
+"""Edges in one direction, and the cover of ``"hybrid"``."""
+
+
+def share_of(
+    rank: int,
+    num_ranks: int,
+    num_nodes: int,
+    num_edges: int,
+    ascending: Tensor,
+    on_boundary: Tensor,
+    inside: Callable[[], LocalEdges],
+    arriving: Callable[[], CoveredEdges],
+    leaving: Callable[[], CoveredEdges],
+    exchange: ExchangeKind,
+    node_id: Tensor | None = None,
+) -> HaloShare:
+    """The share of ``rank`` from the edges that touch its nodes alone. Not collective, O(k log k) time in these.
+
+    The three sets of edges are fetched in turn and not kept: of a graph on disk a third is in memory at a time.
+
+    Args:
+        rank: whose share.
+        num_ranks: number of ranks.
+        num_nodes: nodes of the whole graph.
+        num_edges: edges of the whole graph.
+        ascending: the rank's nodes, in ascending order of their global ids.
+        on_boundary: which of them have a source elsewhere, bool.
+        inside: gives the edges within the rank; called first.
+        arriving: gives those that end there, with their ids; called next.
+        leaving: gives those that begin there; called last.
+        exchange: what to send for sums.
+        node_id: see :func:`halo_share`.
+    """
+    num_local = ascending.numel()
+    if node_id is None:
+        order = torch.cat([(~on_boundary).nonzero().view(-1), on_boundary.nonzero().view(-1)])
+        node_id = ascending[order]
+    else:
+        order = torch.searchsorted(ascending, node_id)
+    row_of = torch.empty(num_local, dtype=torch.int32).scatter_(0, order, torch.arange(num_local, dtype=torch.int32))
+    boundary = on_boundary[order].nonzero()
+    num_inner = int(boundary[0]) if boundary.numel() else num_local
+    del order, boundary
+
+    def local_id(node: Tensor) -> Tensor:
+        return row_of.index_select(0, torch.searchsorted(ascending, node, out_int32=True))
+
+    kinds: tuple[ExchangeKind, ...] = ("post",) if exchange == "post" else ("post", exchange)
+    local, local_edge = _laid_out(inside, row_of)
+    release_after(local.num_entries)
+    edges, hybrid = arriving()
+    assert edges.edge is not None
+    places = Places.of(edges, local_id, num_local, num_inner, local.num_entries)
+    edge_id = torch.empty(local.num_entries + edges.edge.numel(), dtype=torch.int64)
+    edge_id[: local.num_entries] = local_edge
+    places.stored(edges.edge, out=edge_id[local.num_entries :])
+    del local_edge
+    edges = replace(edges, edge=None)
+    release_after(edge_id.numel())
+    received = {kind: receive_lists(edges, _cover(edges, hybrid, kind), places) for kind in kinds}
+    halo_id = edges.rows.node.clone()
+    del edges, hybrid, places
+    release_after(edge_id.numel())
+    edges, hybrid = leaving()
+    sent = {kind: send_lists(edges, _cover(edges, hybrid, kind), local_id, num_local) for kind in kinds}
+    lists = {kind: transfer(received[kind], sent[kind]) for kind in kinds}
+    return HaloShare(
+        rank=rank,
+        num_ranks=num_ranks,
+        num_nodes=num_nodes,
+        num_edges=num_edges,
+        node_id=node_id,
+        num_inner=num_inner,
+        edge_id=edge_id,
+        local=local,
+        row_transfer=lists["post"],
+        sum_transfer=lists[exchange],
+        halo_id=halo_id,
+        exchange=exchange,
+        rows_sent={
+            kind: int(cover.left.sum() + cover.right.sum())
+            for kind, cover in ((kind, _cover(edges, hybrid, kind)) for kind in EXCHANGES)
+        },
+    )
+
+
+def _cover(edges: OneWay, hybrid: Cover, exchange: ExchangeKind) -> Cover:
+    return hybrid if exchange == "hybrid" else edges.uniform_cover(exchange)
+
+
+def _laid_out(inside: Callable[[], LocalEdges], row_of: Tensor) -> tuple[CSR, Tensor]:
+    """The pattern of local edges by local ids, and their global ids in the order of its entries."""
+    edges = inside()
+    edge_id, target, source = edges.edge_id, row_of.index_select(0, edges.target), edges.source
+    del edges  # each of them takes as much as the pattern
+    source = row_of.index_select(0, source)
+    csr = CSR.from_edges(target, source, None, row_of.numel(), row_of.numel())
+    del source, target
+    release_after(csr.num_entries)
+    return replace(csr, place=None), edge_id if csr.place is None else edge_id.index_select(0, csr.place)
+
+
+def _picked(csr: CSR, picked: Tensor, num_edges: int) -> CSR:
+    """The entries of some edges, whose values lie in the order of ``picked``."""
+    entry = torch.full((num_edges,), -1).scatter_(0, csr.edge.long(), torch.arange(csr.num_entries))[picked]
+    place = (entry >= 0).nonzero().view(-1)
+    entry = entry[place]
+    return CSR.from_edges(csr.row()[entry], csr.col[entry], place, csr.num_rows, csr.num_cols)

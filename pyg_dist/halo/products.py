@@ -1,0 +1,248 @@
+"""Products with a rank's edges: the operators of norms and weights, made when first needed, and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pyg_dist.backend import ops
+from pyg_dist.backend.comm.codec import EXACT
+from pyg_dist.backend.comm.transport import Pending
+from pyg_dist.backend.on_device import on_device
+from pyg_dist.backend.ops.row_format import row_bytes
+from pyg_dist.backend.sparse.csr import CSR
+from pyg_dist.backend.sparse.matrix import Matrix
+from pyg_dist.graph import aggregation_cache
+from pyg_dist.graph.accumulate import add_into_
+from pyg_dist.graph.edges import Edges
+from pyg_dist.graph.gcn_norm import gcn_product, gcn_scales
+from pyg_dist.graph.protocol import Norm
+from pyg_dist.halo.aggregate import LentSums, LinearOperator, aggregate
+from pyg_dist.halo.exchange import Exchange
+from pyg_dist.halo.operators import ConstantOperator, HaloOperator, LearningOperator
+from pyg_dist.halo.plan.cost import ExchangeCounts, lends_weights
+from pyg_dist.halo.plan.transfer import UNIT
+from pyg_dist.halo.transfer import HaloTransfer
+from pyg_dist.halo.view import HaloView
+from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor, as_row_tensor_
+from pyg_dist.tensor.sharding import lasting
+
+
+class HaloProducts(HaloView):
+    """See the module.
+
+    Attributes:
+        lends_weights: whether ranks may make sums with weights that learn for one another.
+    """
+
+    lends_weights = True
+
+    def operator(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> HaloOperator:
+        """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.operator`."""
+        if weight is not None and weight.requires_grad and torch.is_grad_enabled():
+            return self._learning(norm, weight.to_local())
+        make = self._gcn if norm.kind == "gcn" else self._neighbourhood
+        return self._operators.get(
+            (norm, dtype), weight, lambda: ConstantOperator(make(norm, _constant(weight, dtype), dtype))
+        )
+
+    def aggregate(self, x: NodeTensor, operator: HaloOperator, layer: nn.Module | None = None) -> NodeTensor:
+        """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.aggregate`."""
+        if isinstance(operator, LearningOperator):
+            return self._learning_product(x, operator, layer)
+        codecs = (EXACT, EXACT) if layer is None else self.codecs(layer)
+        result = aggregation_cache.lookup(x, operator)
+        if result is None:
+            cached = aggregation_cache.is_cacheable(x, x._sharding)
+            matrix = operator.matrix if cached else operator.matrix.coded(codecs)
+            result = aggregate(x.to_local(), matrix)
+            x._is_reused = True
+            if not cached:
+                return as_row_tensor_(result, x._sharding)  # type: ignore[return-value]
+            aggregation_cache.store(x, operator, result)
+        return NodeTensor.from_local(result, x._sharding)
+
+    def start(self, x: NodeTensor, operator: HaloOperator, layer: nn.Module | None = None) -> Pending[NodeTensor]:
+        """:meth:`aggregate`, which hides its messages behind local edges."""
+        out = self.aggregate(x, operator, layer)
+        return Pending(lambda: out)
+
+    def align(self, x: NodeTensor, like: NodeTensor) -> NodeTensor:
+        """Itself: a product has the sharding of its input."""
+        return x
+
+    def linear_sum(
+        self, pairs: Sequence[tuple[NodeTensor | Pending[NodeTensor], Tensor]], bias: Tensor | None = None
+    ) -> NodeTensor:
+        """``sum_k X_k W_k^T + bias``, added in the order given, the bias with the first: PyG's bits."""
+        out: Any = None
+        for given, weight in pairs:
+            x = given if isinstance(given, NodeTensor) else given.wait()
+            product: Any = F.linear(x, weight, bias if out is None else None)
+            out = product if out is None else add_into_(out, product)
+        return out  # type: ignore[no-any-return]
+
+    def is_cached(self, x: NodeTensor, operator: HaloOperator) -> bool:
+        """Whether the product of the operator and x is known, or would be kept."""
+        return not operator.learns and aggregation_cache.is_cached(x, lambda: operator, x._sharding)
+
+    def _neighbourhood(self, norm: Norm, values: Tensor | None, dtype: torch.dtype) -> LinearOperator:
+        """Sum or mean over in-edges, for constant weights in edge storage order."""
+        degree = self.in_degree(dtype).clamp_(min=1) if norm.kind == "mean" else None
+        local = self.local
+        if norm.identity:
+            local = self._loops_beside.added
+            values = self._loops_beside.with_loops(values, norm.identity, dtype)
+        return LinearOperator(*self._weighted(local, values), row_scale=degree, divides=True)
+
+    def _gcn(self, norm: Norm, values: Tensor | None, dtype: torch.dtype) -> LinearOperator:
+        """``D^-1/2 (A + loops) D^-1/2`` for constant weights (collective)."""
+        local = self.local
+        if norm.add_self_loops:
+            local = self._loops.added
+            values = self._loops.with_loops(values, norm.loop_value, dtype)
+        is_source = None if norm.add_self_loops else self._sources
+        scales = gcn_scales(self._degree(local, values, dtype), lambda scale: scale, is_source)
+        return LinearOperator(*self._weighted(local, values), *scales)
+
+    def _learning(self, norm: Norm, weight: Tensor) -> LearningOperator:
+        """The operator of weights that learn."""
+        local, loops = self.local, None
+        if norm.kind == "gcn" and norm.add_self_loops:
+            local = self.local if self.loop_rule == "add" else self._loops.others
+            loops = partial(self._loops.weight, loop_value=norm.loop_value)
+        return LearningOperator(norm, weight, local, self.halo, lambda: self._lent_sums, self.in_degree, loops)
+
+    @cached_property
+    @lasting
+    def _lent_sums(self) -> LentSums:
+        """The exchange of sums whose weights learn, by edge storage."""
+        return self._lending(self.edge_sharding.num_local, lambda place: place)
+
+    def _lending(self, num_edges: int, stored: Callable[[Tensor], Tensor]) -> LentSums:
+        """The exchange of sums whose weights learn.
+
+        Args:
+            num_edges: of their storage.
+            stored: where the weights of remote edges lie in it, given their places in edge storage.
+        """
+        lists, sums = self.share.sum_transfer, self._sum_transfer
+        exchange = Exchange(self._transport, lists.weight_send_counts, lists.weight_recv_counts)
+
+        def placed(csr: CSR, unit: int, number: Callable[[Tensor], Tensor]) -> CSR:
+            return csr.placed(lambda place: torch.where(place == UNIT, unit, number(place)))
+
+        outgoing = placed(sums.outgoing.pattern, exchange.num_received, lambda place: place)
+        incoming = placed(sums.incoming.pattern, num_edges, stored)
+        return LentSums(stored(lists.weights_to_send), exchange, outgoing, sums.exchange, incoming)
+
+    @cached_property
+    @lasting
+    def _exchange_counts(self) -> ExchangeCounts:
+        """What the two exchanges move (collective at the first use)."""
+        share, group = self.share, self.exchange_group
+        counts = map(
+            sum, (share.row_transfer.send_counts, share.sum_transfer.send_counts, share.sum_transfer.weight_send_counts)
+        )
+        gathered = group.gather_rows(torch.tensor([[*counts]]), [1] * group.size)
+        return ExchangeCounts(*gathered.sum(0).tolist())
+
+    def _lends(self, x: Tensor, norm: Norm, layer: nn.Module | None) -> bool:
+        """Whether weights that learn are lent for a product with x (collective at the first use)."""
+        if not self.lends_weights or self.share.exchange == "post" or self.exchange_group.size == 1:
+            return False
+        bits = (32, 32) if layer is None or not layer.training else self.bits
+        forward, backward = (row_bytes(x.shape[1], x.element_size(), b) for b in bits)
+        learns = x.requires_grad or norm.kind == "gcn"  # rows are scaled by what depends on the weights
+        return lends_weights(self._exchange_counts, forward, backward, x.element_size(), learns)
+
+    def operator_over(
+        self, edges: Edges, norm: Norm, weight: RowTensor | None, dtype: torch.dtype
+    ) -> HaloOperator | None:
+        """See :meth:`~pyg_dist.graph.protocol.EdgeView.operator_over`."""
+        if not edges.has_all_remote or norm.identity:
+            return None
+        here, there = edges.parts
+
+        def degree(dtype: torch.dtype) -> Tensor:
+            degree = here.rowptr.diff()
+            degree[self.num_local - self.num_boundary :] += there.rowptr.diff()
+            return degree.to(dtype)
+
+        def lending() -> LentSums:
+            place = torch.zeros(self.edge_sharding.num_local, dtype=torch.int64)
+            place[self._remote.cpu()] = edges.remote.cpu()
+            return self._lending(edges.rows.num_local, lambda stored: place[stored.long()])  # of -1: of any
+
+        if weight is not None and weight.requires_grad and torch.is_grad_enabled():
+            lent: Any = lambda: edges.kept.get("lent", None, lending)  # noqa: E731
+            return LearningOperator(norm, weight.to_local(), here, there, lent, degree)
+
+        def build() -> ConstantOperator:
+            values, stored = _constant(weight, dtype), None
+            if values is not None:
+                stored = values.new_zeros(self.edge_sharding.num_local)
+                stored[self._remote] = values[edges.remote]
+            _, halo = self._weighted(self.local, stored)
+            scale = degree(dtype).clamp_(min=1) if norm.kind == "mean" else None
+            return ConstantOperator(LinearOperator(Matrix(here, values), halo, row_scale=scale, divides=True))
+
+        return edges.kept.get((norm, dtype), weight, build)  # type: ignore[no-any-return]
+
+    @property
+    def _remote(self) -> Tensor:
+        """Places in edge storage of the edges whose sources are on other ranks, ascending."""
+        return self.halo.edge.long().sort().values
+
+    def _learning_product(self, x: NodeTensor, a: LearningOperator, layer: nn.Module | None) -> NodeTensor:
+        """The product with weights that learn; differentiable by x and by the weights (collective)."""
+        lends = self._lends(x, a.norm, layer)
+        codecs = (EXACT, EXACT) if layer is None else self.codecs(layer, of_rows=not lends)
+        local = x.to_local()
+
+        def times(rows: Tensor) -> Tensor:
+            return a.by_sums(rows, codecs) if lends else a.by_rows(rows, self.row_transfer.coded(codecs))
+
+        if a.norm.kind == "gcn":
+            is_source = None if a.norm.add_self_loops else self._sources
+            scales = a.scales.get(x.dtype, lambda: a.degree(x.dtype), is_source)
+            out = gcn_product(local, scales, times)
+        else:
+            out = times(local)
+            if a.norm.kind == "mean":
+                out = out / a.in_degree(x.dtype).clamp_(min=1).view(-1, 1)
+        return NodeTensor.from_local(out, self.node_sharding)
+
+    def _weighted(self, local: CSR, values: Tensor | None) -> tuple[Matrix, HaloTransfer]:
+        """The matrices of sums with constant weights, by edge storage and what lies behind it (collective)."""
+        if values is None:
+            return Matrix(local), self._sum_transfer
+        # Weights stay with the target's rank; the source's rank borrows those of the edges that it sums.
+        lists, one = self.share.sum_transfer, values.new_ones(1)  # the last value: of the entries UNIT
+        borrow = Exchange(self._transport, lists.weight_send_counts, lists.weight_recv_counts)
+        borrowed = borrow.start(values[on_device(lists.weights_to_send, self.device)]).wait()
+        storage = torch.cat([values, one])
+        halo = HaloTransfer(
+            Matrix(self._sum_transfer.outgoing.pattern, torch.cat([borrowed, one])),
+            self._sum_transfer.exchange,
+            Matrix(self._sum_transfer.incoming.pattern, storage),
+        )
+        return Matrix(local, storage), halo
+
+    def _degree(self, local: CSR, weight: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """Sum of the weights of each local node's in-edges, ``[n]``; ``weight`` is constant."""
+        ones = torch.ones(max(local.num_cols, self.halo.num_cols), 1, dtype=dtype, device=self.device)
+        degree = torch.zeros(self.num_local, 1, dtype=dtype, device=self.device)
+        for csr, out in ((local, degree), (self.halo, degree[self.num_local - self.num_boundary :])):
+            values = None if weight is None else csr.values(weight)
+            ops.spmm_csr(csr.rowptr, csr.col, ones[: csr.num_cols], values, out=out)
+        return degree.view(-1)
+
+
+def _constant(weight: RowTensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if weight is None else weight.to_local().detach().to(dtype)

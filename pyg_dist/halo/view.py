@@ -1,0 +1,354 @@
+"""All in-edges of a rank's nodes, and the exchanges that bring rows to them: the edge view of both layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property, partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from pyg_dist.backend.comm.codec import EXACT, Codec
+from pyg_dist.backend.comm.group import Group
+from pyg_dist.backend.comm.quantized import Bits, quantized
+from pyg_dist.backend.comm.transport import Traffic, Transport
+from pyg_dist.backend.on_device import on_device
+from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
+from pyg_dist.backend.sparse.attention import attention
+from pyg_dist.backend.sparse.csr import CSR
+from pyg_dist.backend.sparse.matrix import Matrix
+from pyg_dist.backend.sparse.target_blocks import Place, Run
+from pyg_dist.graph import node_edge
+from pyg_dist.graph.edges import Edges
+from pyg_dist.graph.operator_cache import OperatorCache
+from pyg_dist.graph.self_loops import SelfLoops
+from pyg_dist.halo.aggregate import HaloRows, halo_rows, halo_sums
+from pyg_dist.halo.attention import HaloAttention, halo_attention
+from pyg_dist.halo.exchange import Exchange
+from pyg_dist.halo.links import HaloLinks
+from pyg_dist.halo.message_blocks import MessageBlocks, reduce_by_blocks
+from pyg_dist.halo.operators import ConstantOperator
+from pyg_dist.halo.plan.share import HaloShare
+from pyg_dist.halo.plan.transfer import Transfer
+from pyg_dist.halo.sharding import HaloNodes
+from pyg_dist.halo.transfer import HaloTransfer
+from pyg_dist.store.manifest import LoopRule
+from pyg_dist.tensor.functions.random import draw_seed
+from pyg_dist.tensor.layer_names import name_of
+from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor
+from pyg_dist.tensor.sharding import RowSharding, lasting
+
+V = TypeVar("V", bound="HaloView")
+
+
+class HaloView:
+    """The runtime form of a :class:`~pyg_dist.halo.plan.share.HaloShare`.
+
+    Operators are built when first used, and kept.
+
+    Args:
+        share: this rank's part.
+        nodes: the share's rows, where they lie.
+        loop_rule: how GCN's self loops meet existing ones; it follows from the form of the input.
+        is_dense: see :class:`~pyg_dist.halo.exchange.Exchange`.
+        edge_rows: the share's edges; ``None``: all those of a graph.
+        exchange_group: the ranks that exchange rows; ``None``: all those that have nodes.
+        device: where rows are that it is to work on. The share stays on the host.
+
+    Attributes:
+        digest: of the edges, where a script has made them.
+    """
+
+    def __init__(
+        self,
+        share: HaloShare,
+        nodes: HaloNodes,
+        loop_rule: LoopRule,
+        is_dense: bool = False,
+        edge_rows: RowSharding | None = None,
+        exchange_group: Group | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.share = share
+        self.node_sharding = nodes
+        self.loop_rule: LoopRule = loop_rule
+        self.is_dense = is_dense
+        self.group = nodes.group
+        self.exchange_group = nodes.group if exchange_group is None else exchange_group
+        self.digest: str | None = None
+        self.edge_sharding = (
+            RowSharding(self.group, "edge", share.num_edges, share.edge_id) if edge_rows is None else edge_rows
+        )
+        self._lie_on(torch.device(device))
+
+    def _lie_on(self, device: torch.device) -> None:
+        """Make what products are made with there."""
+        share, num_local = self.share, self.num_local
+        self.device = device
+        self.local = share.local.to(device)
+        node, local = torch.arange(num_local), share.local
+        # local, not self, which would be a cycle: batches are freed with their last reference
+        entries = lambda: (local.row(torch.int32), local.col, local.edge)  # noqa: E731
+        shape, num_edges = (num_local, num_local), self.edge_sharding.num_local
+        self._loops = SelfLoops(entries, shape, node, node, self.loop_rule, num_edges, device)
+        self._loops_beside = SelfLoops(entries, shape, node, node, "add", num_edges, device)
+        self.row_transfer = self._halo(share.row_transfer)
+        self._sum_transfer = (
+            self.row_transfer if share.sum_transfer is share.row_transfer else self._halo(share.sum_transfer)
+        )
+        self._operators: OperatorCache[ConstantOperator] = OperatorCache(num_edges)
+        self._neighbour_lists: dict[int, tuple[Tensor, Tensor]] = {}
+        self._elsewhere: dict[torch.device, Any] = {}
+        for name in ("one_rank_edges", "csr", "_feeds_halos", "_neighbour_id_there", "_lent_sums"):
+            self.__dict__.pop(name, None)
+
+    def __deepcopy__(self: V, memo: object) -> V:
+        return self  # immutable, apart from caches
+
+    @property
+    def _transport(self) -> Transport:
+        return Transport(self.exchange_group, self.traffic)
+
+    def _halo(self, transfer: Transfer) -> HaloTransfer:
+        """The runtime form of a transfer, all values one."""
+        counts = transfer.send_counts, transfer.recv_counts
+        exchange = Exchange(self._transport, *counts, self.is_dense, self.node_sharding.buffers)
+        return HaloTransfer(
+            Matrix(transfer.outgoing.to(self.device)), exchange, Matrix(transfer.incoming.to(self.device))
+        )
+
+    @property
+    def traffic(self) -> Traffic:
+        """What this rank has sent so far, for all graphs over these nodes."""
+        return self.node_sharding.traffic
+
+    @property
+    def bits(self) -> tuple[Bits, Bits]:
+        """Of a value in a message, forward and backward."""
+        return self.node_sharding.bits
+
+    def codecs(self, layer: nn.Module, of_rows: bool = False) -> tuple[Codec, Codec]:
+        """How the messages of one aggregation in ``layer`` are coded: forward, backward.
+
+        Exact unless ``bits`` says otherwise, the layer is training and gradients are on. With ``bits``, each call in
+        training draws one number, whatever the world size and whether or not anything is sent: masks that are drawn
+        later depend on the script alone, and are drawn again alike when a checkpoint computes again what it had
+        computed without gradients.
+
+        Args:
+            layer: whose messages they are.
+            of_rows: for :attr:`row_transfer`, not for the exchange of sums.
+        """
+        if self.bits == (32, 32) or not layer.training:
+            return EXACT, EXACT
+        seed = self.node_sharding.seed_of_group(draw_seed())
+        if not torch.is_grad_enabled():
+            return EXACT, EXACT
+        transfer = self.share.row_transfer if of_rows else self.share.sum_transfer
+        keys = on_device(transfer.outgoing_key, self.device), on_device(transfer.incoming_key, self.device)
+        return quantized(self.bits, keys, seed, partial(name_of, layer))
+
+    def owns(self, x: RowTensor) -> bool:
+        """Whether x has a row for every node of this graph."""
+        return x._sharding is self.node_sharding
+
+    def feature_sharding(self, width: int) -> RowSharding:
+        """How features of ``width`` columns lie."""
+        return self.node_sharding
+
+    def place(self, x: NodeTensor, layer: nn.Module | None = None) -> NodeTensor:
+        """Itself: rows are what products take."""
+        return x
+
+    @property
+    def num_local(self) -> int:
+        """Nodes of this rank, n."""
+        return self.node_sharding.num_local
+
+    @property
+    def halo(self) -> CSR:
+        """The edges with a remote source: boundary nodes by halo slots."""
+        return self.row_transfer.incoming.pattern
+
+    @property
+    def num_boundary(self) -> int:
+        """Nodes with remote sources, the last ones."""
+        return self.halo.num_rows
+
+    @cached_property
+    @lasting
+    def csr(self) -> CSR:
+        """All edges of this rank: columns are local rows, then halo slots; one target's edges in input order."""
+        local, halo = self.share.local, self.share.row_transfer.incoming
+        row = torch.cat([local.row(), halo.row() + self.num_local - self.num_boundary])
+        col = torch.cat([local.col, halo.col + self.num_local])
+        edge = torch.cat([local.edge, halo.edge])
+        order = torch.argsort(self.edge_sharding.global_id[edge])
+        csr = CSR.from_edges(row[order], col[order], edge[order], self.num_local, self.num_neighbours)
+        return csr.to(self.device)
+
+    @lasting
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """Neighbour and local row of each edge in edge storage order, int64 ``[e]``; made at each call."""
+        source, target = self._ends_on_host()
+        return source.to(self.device), target.to(self.device)
+
+    def _ends_on_host(self) -> tuple[Tensor, Tensor]:
+        ends = torch.empty(2, self.edge_sharding.num_local, dtype=torch.int64)
+        for csr, first_row, first_col in (
+            (self.share.local, 0, 0),
+            (self.share.row_transfer.incoming, self.num_local - self.num_boundary, self.num_local),
+        ):
+            ends[0, csr.edge], ends[1, csr.edge] = csr.col.long() + first_col, csr.row() + first_row
+        return ends[0], ends[1]
+
+    @property
+    def num_neighbours(self) -> int:
+        """Local rows and halo slots, n + h."""
+        return self.num_local + self.halo.num_cols
+
+    @property
+    def neighbour_id(self) -> Tensor:
+        """Global ids of the local rows and of the halo slots, int64 ``[n + h]``."""
+        return self._neighbour_id_on_host if self.device.type == "cpu" else self._neighbour_id_there
+
+    @cached_property
+    @lasting
+    def _neighbour_id_there(self) -> Tensor:
+        return self._neighbour_id_on_host.to(self.device)
+
+    @property
+    def _neighbour_id_on_host(self) -> Tensor:
+        return torch.cat([self.node_sharding.global_id, self.share.halo_id + self.node_sharding.first])
+
+    def neighbour_rows(self, x: Tensor, layer: nn.Module | None = None) -> Tensor:
+        """Local rows, then halo slots; differentiable (collective).
+
+        Exact, but for a training ``layer`` with ``bits``. Floating types travel as they are (float16 of the CPU as
+        float32), or in ``bits``; integers and bools as int64.
+
+        Shapes:
+            - x: ``[n, ...]``
+            - output: ``[n + h, ...]``
+        """
+        transfer = self.row_transfer
+        if layer is not None:
+            transfer = transfer.coded(self.codecs(layer, of_rows=True))
+        if self.exchange_group.size == 1:
+            return x
+        halo = _halo(x.reshape(x.shape[0], x.shape[1:].numel()), transfer)
+        return torch.cat([x, halo.view(halo.shape[0], *x.shape[1:])])
+
+    def attend(
+        self,
+        edges: Edges,
+        inputs: AttentionInputs,
+        spec: AttentionSpec,
+        layer: nn.Module | None = None,
+        has_weights: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.attend`."""
+        key = on_device(edges.rows.rng_key, self.device) if spec.p > 0 else None
+        by_value, by_key = (self._edge_transfer(x, layer) for x in (inputs.value, inputs.key))
+        num_weights = edges.rows.num_local if has_weights else 0
+        if self.exchange_group.size == 1:
+            return attention(edges.csr, key, spec, inputs, num_weights)
+        return halo_attention(HaloAttention(*edges.parts, by_value, by_key, key, spec, num_weights), inputs)
+
+    def reduce_by_blocks(
+        self, edges: Edges, inputs: Sequence[tuple[Place, Tensor]], run: Run, max_edges: int, layer: nn.Module
+    ) -> Tensor:
+        """See :meth:`~pyg_dist.graph.protocol.EdgeView.reduce_by_blocks`."""
+        talks = self.exchange_group.size > 1
+        maps = tuple(HaloRows(self._edge_transfer(x, layer)) if talks and p == "source" else None for p, x in inputs)
+        num_inner = self.num_local - self.num_boundary if talks else self.num_local
+        places, tensors = tuple(p for p, _ in inputs), [x for _, x in inputs]
+        return reduce_by_blocks(MessageBlocks(edges.csr, num_inner, max_edges, places, maps, run), tensors)
+
+    def _edge_transfer(self, x: Tensor | None, layer: nn.Module | None) -> HaloTransfer:
+        """How rows reach edges: in few bits while ``layer`` trains, unless they are narrow."""
+        if layer is None or x is None or not node_edge.is_wide(x):
+            return self.row_transfer
+        return self.row_transfer.coded(self.codecs(layer, of_rows=True))
+
+    def sum_to_owners(self, rows: Tensor) -> Tensor:
+        """The transpose of :meth:`neighbour_rows`: halo slots go home, where they are added (collective).
+
+        Shapes:
+            - rows: ``[n + h, ...]``
+            - output: ``[n, ...]``
+        """
+        if self.exchange_group.size == 1:
+            return rows
+        own, halo = torch.split(rows, [self.num_local, self.halo.num_cols])
+        home = halo_sums(halo.reshape(halo.shape[0], halo.shape[1:].numel()), self.row_transfer)
+        return own + home.view_as(own)
+
+    @cached_property
+    @lasting
+    def max_in_degree(self) -> int:
+        """Largest in-degree of the whole graph (collective at the first use)."""
+        degree = self.csr.rowptr.diff()
+        return max(self.group.gather_counts(int(degree.max()) if degree.numel() else 0))
+
+    @lasting
+    def neighbour_lists(self, num_padding: int) -> tuple[Tensor, Tensor]:
+        """Source and target of this rank's edges, by target, behind ``num_padding`` edges from n + h to target 0.
+
+        Sources count local rows, then halo slots; targets are local ids plus one; edges of one target are in input
+        order.
+
+        Shapes:
+            - output: ``[num_padding + e]`` each, int64
+        """
+        known = self._neighbour_lists.get(num_padding)
+        if known is None:
+            source, target = self.csr.col.long(), self.csr.row() + 1
+            known = self._neighbour_lists[num_padding] = (
+                torch.cat([source.new_full((num_padding,), self.csr.num_cols), source]),
+                torch.cat([target.new_zeros(num_padding), target]),
+            )
+        return known
+
+    def in_degree(self, dtype: torch.dtype) -> Tensor:
+        """Number of in-edges of the local nodes, ``[n]``."""
+        degree = self.local.rowptr.diff()
+        degree[self.num_local - self.num_boundary :] += self.halo.rowptr.diff()
+        return degree.to(dtype)
+
+    @cached_property
+    @lasting
+    def _feeds_halos(self) -> Tensor:
+        """Which local nodes have out-edges to other ranks, bool ``[n]`` (collective at the first use)."""
+        arrives = torch.zeros(self.halo.num_cols, 1, device=self.device)
+        arrives[self.halo.col.long()] = 1
+        return halo_sums(arrives, self.row_transfer).view(-1) > 0
+
+    @property
+    def _sources(self) -> Tensor:
+        """Which local nodes have out-edges, bool ``[n]`` (collective at the first use)."""
+        return self._feeds_halos.index_fill(0, self.local.col.long(), True)
+
+    def has_self_loops(self) -> bool:
+        """Whether some edge is a self loop (collective)."""
+        return not self.group.all_true(not bool((self.local.row() == self.local.col).any()))
+
+    @cached_property
+    def loops_exist(self) -> bool:
+        """:meth:`has_self_loops`, computed once (collective at the first use)."""
+        return self.has_self_loops()
+
+    @cached_property
+    def links(self) -> HaloLinks:
+        """What subgraphs are cut from (collective at the first use)."""
+        return HaloLinks(self.share, self.group)
+
+
+def _halo(flat: Tensor, transfer: HaloTransfer) -> Tensor:
+    """Halo slots (collective). Shapes: ``[n, F] -> [h, F]``."""
+    if flat.dtype.is_floating_point:
+        return halo_rows(flat, transfer)
+    outgoing = transfer.outgoing.pattern
+    sent = flat[flat.shape[0] - outgoing.num_cols :][outgoing.col.long()]
+    return transfer.exchange.start(sent.long()).wait().to(flat.dtype)

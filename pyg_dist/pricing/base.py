@@ -1,0 +1,120 @@
+"""What the plans of both layouts have in common: ranks, hash, bytes, memory, price, and their two printed forms."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pyg_dist.pricing.machine import Machine
+from pyg_dist.pricing.model import Model, Price, memory_range
+from pyg_dist.pricing.text import fold
+
+
+class DistributionPlan(ABC):
+    """What was decided for one :class:`~pyg_dist.DistributedData`, equal on every rank. Nothing here is collective.
+
+    A ``model`` of None is the one that the plan was made for, or assumes; a ``machine`` of None is the one that it was
+    priced with, or the constants measured here.
+
+    Attributes:
+        layout: ``"halo"`` or ``"grid"``.
+        hash: digest of all that the plan depends on; equal plans have equal hashes.
+    """
+
+    layout: str
+    hash: str
+
+    @property
+    @abstractmethod
+    def ranks(self) -> int:
+        """Number of ranks."""
+
+    @property
+    @abstractmethod
+    def nodes(self) -> list[int]:
+        """Rows of x by rank."""
+
+    @property
+    @abstractmethod
+    def messages(self) -> int:
+        """Messages, all ranks together: of one aggregation (halo) or of a training step (grid)."""
+
+    @abstractmethod
+    def halo_bytes(self, width: int) -> int:
+        """Bytes sent in one aggregation of ``width`` columns, forward, all ranks together."""
+
+    @abstractmethod
+    def memory_bytes(self, model: Model | None = None) -> list[int]:
+        """An estimate of what each rank holds in training, by rank."""
+
+    @abstractmethod
+    def price(self, model: Model | None = None, machine: Machine | None = None) -> Price:
+        """What a training step costs on the slowest rank."""
+
+    @abstractmethod
+    def assumed_model(self) -> Model:
+        """The model that is priced where none is named."""
+
+    @abstractmethod
+    def plot(self, path: str | Path, width: int = 256) -> None:
+        """Draw the plan (needs matplotlib); the suffix (.png, .svg, .pdf) chooses the format."""
+
+    def describe_memory(self) -> str:
+        """:meth:`memory_bytes` of the assumed model, a clause."""
+        return f"{memory_range(self.memory_bytes())} a rank for a {self.assumed_model()}"
+
+    def to_dict(
+        self, widths: Sequence[int] = (), machine: Machine | None = None, model: Model | None = None
+    ) -> dict[str, Any]:
+        """Plain numbers for programs; ``bytes`` is by width, of one aggregation. Seconds and memory are ``model``'s."""
+        machine = self._machine(machine)
+        return {
+            "ranks": self.ranks,
+            "layout": self.layout,
+            "hash": self.hash,
+            "nodes": self.nodes,
+            "messages": self.messages,
+            "bytes": {str(width): self.halo_bytes(width) for width in widths},
+            "memory_bytes": self.memory_bytes(model),
+            "predicted_seconds": self.price(model, machine).seconds,
+            **self._numbers(widths, machine),
+        }
+
+    def __str__(self) -> str:
+        """What :meth:`describe` says: ``print(data.plan)``."""
+        return self.describe()
+
+    def describe(self, widths: Sequence[int] = (), machine: Machine | None = None, model: Model | None = None) -> str:
+        """A table for people: what each rank has, what is sent, and what a training step of ``model`` costs."""
+        machine, priced = self._machine(machine), self._described_model(model)
+        lines = [self._title(), *self._table(machine)]
+        if priced is not None:
+            lines.append(f"predicted for a {priced}: {self.price(model, machine)} a step; constants: {machine.source}")
+            lines.append(f"memory of a rank, about: {memory_range(self.memory_bytes(model))}")
+        return fold("\n".join([*lines, *(f"width {w}: {self._traffic(w, machine)}" for w in widths)]))
+
+    @abstractmethod
+    def _machine(self, machine: Machine | None) -> Machine:
+        """``machine``, or what stands for None."""
+
+    @abstractmethod
+    def _described_model(self, model: Model | None) -> Model | None:
+        """The model whose price is printed; None: none."""
+
+    @abstractmethod
+    def _numbers(self, widths: Sequence[int], machine: Machine) -> dict[str, Any]:
+        """What only this layout has."""
+
+    @abstractmethod
+    def _title(self) -> str:
+        """The first line."""
+
+    @abstractmethod
+    def _table(self, machine: Machine) -> list[str]:
+        """Lines about ranks and what they send."""
+
+    def _traffic(self, width: int, machine: Machine) -> str:
+        """Bytes of ``width`` columns, in words."""
+        return f"{self.halo_bytes(width):,} bytes per aggregation"

@@ -1,1 +1,0 @@
-"""What people read: about the installation, plans and runs."""

@@ -1,0 +1,122 @@
+"""``bench`` stores constants that plans are priced with; fits find what made the samples. Nothing looks at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import forked_python
+import numpy as np
+import pytest
+import torch
+from workers import Workers
+
+from pyg_dist.backend import calibration
+from pyg_dist.backend.calibration import fit_network
+from pyg_dist.cli import main
+from pyg_dist.errors import OptionError
+from pyg_dist.pricing.machine import Machine
+from pyg_dist.pricing.text import WIDTH
+
+
+def samples(call: float, latency: float, bandwidth: float, partners: tuple[int, ...]) -> calibration.Samples:
+    rng = np.random.default_rng(0)
+    rows = [
+        (p, n * p / (p + 1), (call + latency * p + n * p / (p + 1) / bandwidth) * rng.uniform(0.97, 1.03))
+        for p in partners
+        for n in calibration.MESSAGE_BYTES
+    ]
+    return np.array(rows)
+
+
+def test_fit_finds_latencies_and_bandwidth() -> None:
+    fit = fit_network(samples(1e-4, 5e-5, 2e9, (1, 3, 7)))
+    assert fit.call == pytest.approx(1e-4, rel=0.2)
+    assert fit.latency == pytest.approx(5e-5, rel=0.2)
+    assert fit.bandwidth == pytest.approx(2e9, rel=0.1)
+    assert fit.r2 > 0.99
+
+
+def test_what_one_size_of_groups_cannot_tell_is_shared() -> None:
+    fit = fit_network(samples(1e-4, 1e-4, 2e9, (1,)))
+    assert fit.call == pytest.approx(fit.latency, rel=0.01)
+    assert fit.call + fit.latency == pytest.approx(2e-4, rel=0.1)
+
+
+def test_turns_are_taken_out() -> None:
+    """Ranks beyond the cores took so many times as long, which the planner counts once more."""
+    taken = samples(1e-4, 5e-5, 2e9, (1, 3, 7))
+    slow = taken * [1, 1, 4]
+    assert fit_network(slow, turns=4) == pytest.approx(fit_network(taken))
+
+
+def test_noise_is_refused() -> None:
+    taken = samples(1e-4, 5e-5, 2e9, (1,))
+    taken[:, 2] = 1 / np.arange(1.0, len(taken) + 1)
+    with pytest.raises(OptionError, match="quiet machine"):
+        fit_network(taken)
+
+
+def test_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)  # a measurement's threads are its process's
+    few = calibration.spmm_samples(sizes=((300, 5),))
+    assert few.shape == (30, 5)
+    monkeypatch.setattr(calibration, "spmm_samples", lambda device: few)
+    path = tmp_path / "machine.json"
+    assert main(["bench", "rates", "--output", str(path), "--json"]) == 0
+    machine = Machine.load(path)
+    assert json.loads(capsys.readouterr().out)["gemm_rate"] == machine.gemm_rate
+    assert machine.source.startswith("measured 20")
+    assert machine.stream_rate > 0
+    assert machine.intra_bandwidth == Machine().intra_bandwidth
+    assert main(["bench", "rates", "--output", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "held-out R2" in out
+    assert max(len(line) for line in out.replace(str(path), "").splitlines()) <= WIDTH
+
+
+def test_a_gpu_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--device", "cuda"]) != 0
+    assert "Expected a GPU for --device cuda (got none that torch finds)" in capsys.readouterr().err
+
+
+def measure(machine_of: list[int], is_inside: bool) -> list[list[float]]:
+    import pyg_dist
+    from pyg_dist.backend import calibration
+    from pyg_dist.backend.comm.group import world_group
+
+    pyg_dist.init()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calibration, "MESSAGE_BYTES", (64, 4096))
+        return calibration.network_samples(world_group(), machine_of, is_inside, repeats=2).tolist()  # type: ignore[no-any-return]
+
+
+def test_groups_inside_and_between_machines(workers: Callable[[int], Workers]) -> None:
+    """Four ranks, as if on two machines: pairs inside, pairs between; on one machine groups of two and of four."""
+    for is_inside in (True, False):
+        found = workers(4).run(measure, [7, 7, 9, 9], is_inside)
+        assert found[0] == found[3], "the slowest rank's time, on every rank"
+        assert [row[:2] for row in found[0]] == [[1, 32], [1, 2048]]
+    one = workers(4).run(measure, [7, 7, 7, 7], True)[0]
+    assert [row[:2] for row in one] == [[1, 32], [1, 2048], [3, 48], [3, 3072]]
+    assert all(row[2] > 0 for row in one)
+    assert workers(4).run(measure, [7, 7, 7, 7], False)[0] == []
+
+
+def test_loopback_ranks_are_started(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", forked_python.executable())
+    path = tmp_path / "machine.json"
+    status = main(["bench", "network", "--output", str(path)])
+    out, err = capfd.readouterr()
+    if "quiet machine" in err:
+        pytest.skip("the machine is too busy to tell large messages from small ones")
+    assert status == 0, err
+    machine = Machine.load(path)
+    assert machine.intra_bandwidth > 0
+    assert machine.spmm == Machine().spmm
+    assert "between machines: not measured" in out
+    assert out.count("stored in") == 1
+    assert max(len(line) for line in out.replace(str(path), "").splitlines()) <= WIDTH
