@@ -3,9 +3,9 @@
     torchrun --standalone --nproc-per-node 2 benchmarks/faults.py --data cora.npz
 
 The check of *calls* is the number, kind, size and user's line of every collective call, mixed into the tag of its
-messages, and the note of the last calls (``pyg_dist/backend/comm/calls.py``). Without it a call is only counted. The
+messages, and the note of the last calls (``backend/comm/checks/calls.py``). Without it a call is only counted. The
 check of *replicas* is the digests of plain tensors that meet distributed rows, parameters among them, and the number
-that small sums carry for it (``pyg_dist/backend/comm/replicas.py``). Four epochs with a check and four without it take
+that small sums carry for it (``backend/comm/checks/replicas.py``). Four epochs with a check and four without it take
 turns in the same processes, the first of each pair in turn, after one that is not timed and warms what the switch has
 made cold. They are as long as their slowest rank. The median of the pairs' ratios is the result; other programs on the
 machine disturb both sides of a pair alike. ``cpu us`` is what a rank's thread takes of the processor for the check in
@@ -39,7 +39,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 import pyg_dist
-from pyg_dist.backend.comm import calls, group, replicas, tagged
+from pyg_dist.backend.comm import group, tagged
+from pyg_dist.backend.comm.checks import calls, replicas
 from pyg_dist.backend.comm.group import world_group
 from pyg_dist.conv import DistributedGCNConv as GCNConv
 from pyg_dist.graph import training_state

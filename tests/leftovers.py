@@ -33,7 +33,7 @@ _STAYS = {
     *("environment variable GLOO_SOCKET_IFNAME", "pyg_dist.graph.module_hooks._hooks"),
     *(f"torch.nn.modules.module.Module.{name}" for name in ("__init__", "__setstate__")),  # of torch.compile
     *(f"pyg_dist.backend.comm.group.{name}" for name in ("_axes", "_open", "_world")),
-    *(f"pyg_dist.backend.comm.calls.{name}" for name in ("_file_ids", "_kind_ids", "_dtype_ids")),
+    *(f"pyg_dist.backend.comm.checks.calls.{name}" for name in ("_file_ids", "_kind_ids", "_dtype_ids")),
 }
 _WRITTEN = {
     "propagate", "_orig_propagate", "_jinja_propagate", "collect",

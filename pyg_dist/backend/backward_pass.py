@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyg_dist.backend import out_of_memory
 from pyg_dist.backend.autograd.replicated import GatherRows, SumOverRanks
-from pyg_dist.backend.comm.replicas import noted
+from pyg_dist.backend.comm.checks.replicas import noted
 from pyg_dist.backend.local_function import LocalFunction
 
 _autograd: Any = torch.autograd

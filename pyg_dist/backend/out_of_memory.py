@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from pyg_dist import errors
-from pyg_dist.backend.comm.calls import users_line
+from pyg_dist.backend.comm.checks.calls import users_line
 from pyg_dist.errors import OutOfMemoryError
 
 # Of torch on the CPU ("you tried to allocate 80 bytes"), on a GPU and of NumPy ("Unable to allocate 1.50 GiB").

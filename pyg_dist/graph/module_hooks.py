@@ -21,8 +21,8 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_dist.backend import backward_pass
 from pyg_dist.backend.autograd import broadcast
+from pyg_dist.backend.comm.checks.replicas import noted
 from pyg_dist.backend.comm.group import world_group
-from pyg_dist.backend.comm.replicas import noted
 from pyg_dist.errors import UnsupportedError, set_locator
 from pyg_dist.graph import training_state
 from pyg_dist.graph.edges import Edges

@@ -1,6 +1,6 @@
 """What a script sets for training, which every rank must set alike: models, optimizers, the gradients of a step.
 
-:mod:`pyg_dist.backend.comm.replicas` compares it with the next small sum. Nothing here is collective.
+:mod:`pyg_dist.backend.comm.checks.replicas` compares it with the next small sum. Nothing here is collective.
 
 Of a model these are the names of its layers, parameters and buffers, their shapes and dtypes, ``requires_grad`` and
 ``training``, how often its optimizers have stepped, and of torch's and PyG's layers also their numbers and words, such
@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from pyg_dist.backend.autograd import broadcast
-from pyg_dist.backend.comm.noted import Settings, digest_of_words
-from pyg_dist.backend.comm.replicas import noted
+from pyg_dist.backend.comm.checks.noted import Settings, digest_of_words
+from pyg_dist.backend.comm.checks.replicas import noted
 from pyg_dist.tensor.row_tensor import RowTensor
 
 _SCALARS = (bool, int, float, str)

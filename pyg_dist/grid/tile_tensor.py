@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 
-from pyg_dist.backend.comm.replicas import noted
+from pyg_dist.backend.comm.checks.replicas import noted
 from pyg_dist.backend.comm.transport import Pending
 from pyg_dist.errors import MixedRowsError
 from pyg_dist.grid.plan.tiling import WHOLE_ROWS

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from pyg_dist.backend import out_of_memory
-from pyg_dist.backend.comm.replicas import noted
+from pyg_dist.backend.comm.checks.replicas import noted
 from pyg_dist.backend.comm.transport import Pending
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, UnsupportedError
 from pyg_dist.tensor.constructor_calls import is_constructor_call

@@ -18,8 +18,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from pyg_dist.backend.autograd import replicated
 from pyg_dist.backend.autograd.linear_map import apply
-from pyg_dist.backend.comm import replicas
-from pyg_dist.backend.comm.calls import line_in_words, user_line
+from pyg_dist.backend.comm.checks import replicas
+from pyg_dist.backend.comm.checks.calls import line_in_words, user_line
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.redistribution import Redistribution
 from pyg_dist.backend.dense.norm_relu_dropout import SplitRows
@@ -202,14 +202,14 @@ class RowSharding(OfThisRun):
     def copy_to_ranks(self, tensor: Tensor) -> Tensor:
         """:func:`~pyg_dist.backend.autograd.replicated.copy_to_ranks` of a tensor that a script has given.
 
-        The next small sum checks that it is the same on every rank (:mod:`pyg_dist.backend.comm.replicas`).
+        The next small sum checks that it is the same on every rank (:mod:`pyg_dist.backend.comm.checks.replicas`).
         """
         entered = replicated.copy_to_ranks(tensor, self.group)
         self.meet(tensor)
         return entered
 
     def meet(self, tensor: Tensor) -> None:
-        """Note a plain tensor that a script has given (:mod:`pyg_dist.backend.comm.replicas`)."""
+        """Note a plain tensor that a script has given (:mod:`pyg_dist.backend.comm.checks.replicas`)."""
         if self.group.size > 1:
             replicas.noted.tensor(tensor)
 

@@ -111,7 +111,7 @@ def test_sampling_sends_nothing(world_size: int, mesh: dict[str, int] | None, pr
 def messages_of_a_step(mesh: dict[str, int] | None) -> list[Counter[str]]:
     """The calls of steps after the first one, by kind, over two layers."""
     import pyg_dist
-    from pyg_dist.backend.comm.calls import Calls
+    from pyg_dist.backend.comm.checks.calls import Calls
     from pyg_dist.loader import UniformVertexLoader
 
     data = laid_out(random_graph(60, 900), mesh)

@@ -134,7 +134,7 @@ def test_a_node_for_the_loss_is_left(workers: Pools) -> None:
 def on_batches(mesh: dict[str, int] | None) -> tuple[set[int], int]:
     """Nodes for the loss of each data group in every batch, with few training nodes; calls after the first batch."""
     from pyg_dist import DistributedData, world_size
-    from pyg_dist.backend.comm.calls import Calls
+    from pyg_dist.backend.comm.checks.calls import Calls
     from pyg_dist.loader import UniformVertexLoader
 
     graph = graph_with_masks()

@@ -242,7 +242,7 @@ def test_tiles_agree_with_torch(workers: Any, mesh: dict[str, int], norm: Any) -
 def residual_steps(mesh: dict[str, int], fused: bool, **switches: str) -> tuple[list[Tensor], Counter[str]]:
     """Three steps of layers with residuals: parameters and gradients; the calls of the last one by kind."""
     import pyg_dist
-    from pyg_dist.backend.comm.calls import Calls
+    from pyg_dist.backend.comm.checks.calls import Calls
 
     with mock.patch.dict(os.environ, switches):
         data = pyg_dist.DistributedData(random_graph(47, 310, num_features=24, seed=1), layout="grid", mesh=mesh)

@@ -18,7 +18,7 @@ from workers import Workers
 
 import pyg_dist
 from pyg_dist.backend.comm import group as groups
-from pyg_dist.backend.comm import noted, replicas
+from pyg_dist.backend.comm.checks import noted, replicas
 from pyg_dist.conv import DistributedGCNConv as GCNConv
 from pyg_dist.errors import AgreementError
 

@@ -7,7 +7,7 @@ from types import TracebackType
 
 import torch.distributed as dist
 
-from pyg_dist.backend.comm.calls import Calls, Wait, here
+from pyg_dist.backend.comm.checks.calls import Calls, Wait, here
 from pyg_dist.errors import ConnectionLostError, DivergenceError, PygDistError
 
 

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pyg_dist.backend import metrics, staging
-from pyg_dist.backend.comm import replicas
-from pyg_dist.backend.comm.calls import Calls, here
+from pyg_dist.backend.comm.checks import replicas
+from pyg_dist.backend.comm.checks.calls import Calls, here
 from pyg_dist.backend.comm.connection import InCall
 from pyg_dist.backend.comm.tagged import TaggedMessages
 from pyg_dist.backend.pickling import OfThisRun

@@ -1,7 +1,7 @@
 """Collectives of tagged messages, on gloo: a rank that makes another call than the others never gets their messages.
 
 gloo matches the point-to-point messages of two ranks by tag. Here every message carries the tag of its call
-(:mod:`~pyg_dist.backend.comm.calls`) mixed with its own length, and nothing else is sent for it. gloo's own collectives
+(:mod:`~pyg_dist.backend.comm.checks.calls`) mixed with its own length. gloo's own collectives
 match by order alone: ranks that diverge would read one call's numbers as those of another.
 
 What a rank sends is handed over before what it receives: where processors are shared, gloo's thread otherwise spins
@@ -9,7 +9,7 @@ on a lock that the waiting thread holds (29 against 18 ms of processor time in a
 Every result has the same bits on every rank. Nothing here knows of autograd.
 
 A small sum also says whether a number is the same on every rank, in the same messages: a digest of the plain tensors
-that the ranks have met (:mod:`~pyg_dist.backend.comm.replicas`).
+that the ranks have met (:mod:`~pyg_dist.backend.comm.checks.replicas`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_dist.backend.comm.calls import message_tag
+from pyg_dist.backend.comm.checks.calls import message_tag
 from pyg_dist.backend.comm.connection import wait
 
 _REDUCE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}

@@ -1,7 +1,7 @@
 """Ranks that make different calls: found while they wait, reported in one line that names each rank's line, and ended.
 
-Messages of different calls never meet (:mod:`~pyg_dist.backend.comm.calls`), so ranks that diverge wait for each other.
-A thread of each rank looks now and then at where its rank stands. While the rank waits, it publishes that in the
+Messages of different calls never meet (:mod:`~pyg_dist.backend.comm.checks.calls`): ranks that diverge wait for each
+other. A thread of each rank looks now and then at where its rank stands. While the rank waits, it publishes that in the
 rendezvous store, and reads the others'. Three things prove that the wait will never end, and nothing else is an error:
 
 * two ranks have made different calls of the same number in the same group;
@@ -26,7 +26,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from pyg_dist.backend.comm.calls import Call, Standing, Wait, line_in_words
+from pyg_dist.backend.comm.checks.calls import Call, Standing, Wait, line_in_words
 from pyg_dist.backend.session.settings import WATCH_SECONDS
 from pyg_dist.errors import describe_ranks
 

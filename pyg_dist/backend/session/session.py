@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from pyg_dist import errors
 from pyg_dist.backend import staging
-from pyg_dist.backend.comm.calls import here
+from pyg_dist.backend.comm.checks.calls import here
 from pyg_dist.backend.comm.connection import set_reason
 from pyg_dist.backend.comm.group import Group, close_groups, world_group
 from pyg_dist.backend.session import devices, early_end, generators, launch, world

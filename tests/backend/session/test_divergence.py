@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from limits import BODY_SECONDS
 
-from pyg_dist.backend.comm import calls as comm_calls
-from pyg_dist.backend.comm.calls import Calls, Standing, Wait
+from pyg_dist.backend.comm.checks import calls as comm_calls
+from pyg_dist.backend.comm.checks.calls import Calls, Standing, Wait
 from pyg_dist.backend.session import divergence
 from pyg_dist.backend.session.divergence import DivergenceWatch, Place, diagnose
 

@@ -24,8 +24,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.comm.calls import Calls, line_in_words, user_line
-from pyg_dist.backend.comm.noted import Numbers, Thing, Values, differ_by_rounding
+from pyg_dist.backend.comm.checks.calls import Calls, line_in_words, user_line
+from pyg_dist.backend.comm.checks.noted import Numbers, Thing, Values, differ_by_rounding
 from pyg_dist.errors import AgreementError, describe_ranks
 
 logger = logging.getLogger("pyg_dist")
