@@ -7,10 +7,10 @@ Attention has two layers, 4 heads of 32 columns and then one head a class; the o
 (:func:`layers_of`); ReLU and dropout stand between layers. GINE has random features of edges, 16 columns. An epoch is
 forward, loss, backward and Adam's step. All sides run the same script, stock PyG on ``edge_index`` and, where the conv
 takes it, on ``adj_t`` (torch.sparse), and pyg_dist on one rank with two threads and on two ranks with one thread each.
-Where DGL is installed it runs beside them (:mod:`dgl_convs`). Of convs that sum rows, "pyg_dist, no edges" runs the
-same script on a graph without edges. Left are dense products, activations and the optimizer, so stock PyG's time over
-its time is the most that any kernel of sums could gain. Memory is the peak of the epochs above the imports, of two
-ranks the larger one's. Results of other graphs and convs stay in the JSON file.
+Of convs that sum rows, "pyg_dist, no edges" runs the same script on a graph without edges. Left are dense products,
+activations and the optimizer, so stock PyG's time over its time is the most that any kernel of sums could gain. Memory
+is the peak of the epochs above the imports, of two ranks the larger one's. Results of other graphs and convs stay in
+the JSON file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import dgl_convs
 import machine
 import power_law
 import torch
@@ -109,12 +108,10 @@ class Model(torch.nn.Module):
 def training_epoch(graph: str, conv: str, form: str) -> Epoch:
     """Return a function that trains for one epoch.
 
-    ``form`` is ``"edge_index"`` or ``"adj_t"`` of stock PyG, ``"ours"``, ``"grid"``, ``"no edges"``, or ``"dgl"``.
+    ``form`` is ``"edge_index"`` or ``"adj_t"`` of stock PyG, ``"ours"``, ``"grid"``, or ``"no edges"``.
     """
     torch.manual_seed(0)
     data: Any = power_law.load(graph)
-    if form == "dgl":
-        return dgl_convs.training_epoch(data, conv, HEADS, COLUMNS, HIDDEN)
     model: Any = Model(layers_of(conv, data.num_features, int(data.y.max()) + 1))
     if conv == "gine":
         data.edge_attr = torch.randn(data.num_edges, EDGE_COLUMNS)
@@ -145,8 +142,6 @@ def variants(graph: str, conv: str, has_grid: bool) -> list[Variant]:
     forms = {"edge_index": "stock PyG, edge_index"}
     if conv not in (*ATTENTION, *MESSAGES, "cheb"):  # which multiply by no sparse matrix
         forms["adj_t"] = "stock PyG, adj_t"
-    if conv in dgl_convs.CONVS and dgl_convs.is_installed():
-        forms["dgl"] = "DGL 2.1"
     alone = [Variant(name, training_epoch, (graph, conv, form), 1, NUM_CORES) for form, name in forms.items()]
     ours = training_epoch, (graph, conv, "ours")
     ranks = [Variant("pyg_dist, 1 rank", *ours, 1, NUM_CORES), Variant("pyg_dist, 2 ranks", *ours, NUM_CORES)]
@@ -174,7 +169,7 @@ def main() -> None:
     if hasattr(os, "sched_setaffinity"):  # all variants on the same cores; processes inherit this
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:NUM_CORES])
     schedule = Schedule(args.rounds, args.epochs, args.warmup, args.max_foreign, args.retakes)
-    known = json.loads(args.output.read_text()) if args.output.exists() else {}
+    known = machine.earlier_results(args.output) or {}
     for conv in args.convs:
         bar = lambda turns, name=conv: tqdm(turns, desc=name, unit="turn", disable=None)  # noqa: E731
         description = machine.describe()

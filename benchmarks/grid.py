@@ -233,7 +233,7 @@ def main() -> None:
         worker(args.graphs[0], args.epochs, args.worker)
         return
     path = RESULTS / "grid.json"
-    reports = {(r["ranks"], r["graph"]): r for r in (json.loads(path.read_text()) if path.exists() else [])}
+    reports = {(r["ranks"], r["graph"]): r for r in machine.earlier_results(path) or []}
     for ranks in args.ranks:
         for name in args.graphs:
             with tempfile.TemporaryDirectory() as folder:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib.metadata
+import json
 import os
 import platform
 import re
@@ -35,6 +37,14 @@ def describe() -> dict[str, Any]:
         "torch_geometric": importlib.metadata.version("torch_geometric"),
         "pyg_dist": library.build_info() | {"isa": library.isa()},
     }
+
+
+def earlier_results(path: Path) -> Any:
+    """Return what the JSON file has, or the compressed one beside it that git keeps; None if there is neither."""
+    if path.exists():
+        return json.loads(path.read_text())
+    kept = path.with_name(f"{path.name}.gz")
+    return json.loads(gzip.decompress(kept.read_bytes())) if kept.exists() else None
 
 
 def processor() -> str:

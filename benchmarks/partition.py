@@ -150,9 +150,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="add the results to this JSON file")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    content = {"results": [], "expected": []}
-    if args.output and args.output.exists():
-        content = json.loads(args.output.read_text())
+    content = (args.output and machine.earlier_results(args.output)) or {"results": [], "expected": []}
     key = ("graph", "parts", "method", "preset", "epsilon")
     tasks: list[tuple[Any, ...]] = [
         (measure, (path, parts, method, args.epsilon, args.preset))

@@ -97,7 +97,7 @@ def main() -> None:
             flush=True,
         )
     if args.output:
-        content = json.loads(args.output.read_text()) if args.output.exists() else {"results": []}
+        content = machine.earlier_results(args.output) or {"results": []}
         content["machine"] = machine.describe()
         content["results"] += results
         args.output.write_text(json.dumps(content, indent=2) + "\n")

@@ -173,7 +173,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--results", type=Path, default=RESULTS)
     args = parser.parse_args()
-    found: dict[str, Any] = json.loads(args.results.read_text()) if args.results.exists() else {}
+    found: dict[str, Any] = machine.earlier_results(args.results) or {}
     found["machine"] = {**machine.describe(), "isa": library.isa()}
     if args.kernels:
         found["kernels"] = kernels(args.rounds)

@@ -242,7 +242,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    found: dict[str, Any] = json.loads(args.results.read_text()) if args.results.exists() else {}
+    found: dict[str, Any] = machine.earlier_results(args.results) or {}
     found["machine"] = machine.describe()
 
     def put(kind: str, name: str, value: Any) -> None:

@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from machine import describe
+from machine import describe, earlier_results
 from resident_memory import current_mib, forget_peak, mapped_mib, peak_mib
 from torch import Tensor
 
@@ -243,7 +243,7 @@ def study(edges: int, memory: str, models: list[str], folder: Path, out: Path) -
     """All figures of one size that ``out`` lacks."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, (step, options) in plan(memory, models).items():
-        whole = json.loads(out.read_text()) if out.exists() else {"results": {}}
+        whole = earlier_results(out) or {"results": {}}
         found = whole["results"].setdefault(str(edges), {"scale": scale_of(edges)})
         if name not in found:
             found[name] = measured(step, folder, edges, **options)

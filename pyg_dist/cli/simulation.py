@@ -1,7 +1,4 @@
-"""``python -m pyg_dist simulate --nodes N --edges E --features F``: what training would cost, by a graph's statistics.
-
-``benchmarks/papers/simulate.py`` prints the same tables for graphs and machines of papers.
-"""
+"""``python -m pyg_dist simulate --nodes N --edges E --features F``: what training would cost, by statistics."""
 
 from __future__ import annotations
 

@@ -20,9 +20,9 @@ from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Conv, Model, Price
 
 GROWTH = 0.40
-"""Exponent of the rows sent with the number of ranks, of ``benchmarks/halo_growth.py`` on scientific graphs that one
-machine can partition, 8 to 256 parts: 0.41 on pubmed, 0.39 on coauthor_cs. (Plexus, 7.1 prints 0.35 for products-14M:
-18 to 22 million owned and halo nodes from 32 to 256 ranks; denser graphs start steeper, amazon_computers with 0.57.)"""
+"""Exponent of the rows sent with the number of ranks, measured on scientific graphs that one machine can partition, 8
+to 256 parts: 0.41 on pubmed, 0.39 on coauthor_cs. (Plexus, 7.1 prints 0.35 for products-14M: 18 to 22 million owned and
+halo nodes from 32 to 256 ranks; denser graphs start steeper, amazon_computers with 0.57.)"""
 
 KNOWN_RANKS, ROWS_BY_EDGE = 2048, 1934.8559e9 / (4 * 768) / 2_593_241_212
 """The default number of rows that a partition sends: as many per edge as for mag240M at 2,048 ranks (SuperGCN, Table 5:
