@@ -1,8 +1,10 @@
-"""The shape of the package: no circles of imports, a short import, and nobody asks which layout a graph has."""
+"""The shape of the package and of its tests: imports, layouts behind their interface, tests that are found by name."""
 
 from __future__ import annotations
 
 import ast
+import importlib
+import importlib.util
 import json
 import re
 import subprocess
@@ -131,3 +133,49 @@ def test_a_plain_import_loads_what_every_script_needs() -> None:
     assert all(reachable)
     # torch.library.register_fake looks up the files of all modules, which takes as long as all else.
     assert files_looked_up == 0
+
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def modules_tested_by(test: Path) -> list[Path]:
+    """Where the module or the package of ``tests/x/test_y.py`` may be."""
+    folder, name = test.parent, test.stem.removeprefix("test_")
+    names = {name, *(name.removeprefix(f"{part}_") for part in folder.parts)}
+    found = [PACKAGE / folder / f"{name}.py" for name in names] + [PACKAGE / folder / name for name in names]
+    return found + [PACKAGE / folder] * (name == folder.name)
+
+
+def reasons() -> dict[str, str]:
+    """The table of tests/README.md: the files of each folder that test no single module."""
+    found: dict[str, str] = {}
+    for line in (ROOT / "tests" / "README.md").read_text().splitlines():
+        if line.startswith("| `"):
+            folders, files, _ = line.strip("| ").split(" | ")
+            for folder in re.findall(r"`(?:tests/)(.*?)/?`", folders):
+                found[folder] = f"{found.get(folder, '')} {files}"
+    return found
+
+
+def test_a_test_is_found_by_the_name_of_its_module() -> None:
+    tests = [path.relative_to(ROOT / "tests") for path in sorted((ROOT / "tests").rglob("test_*.py"))]
+    others = {test for test in tests if not any(path.exists() for path in modules_tested_by(test))}
+    listed = {folder: re.findall(r"`(\w+)`", files) for folder, files in reasons().items()}
+    whole = {folder for folder, files in reasons().items() if files.strip() == "all"}
+    names = {Path(folder) / f"test_{name}.py" for folder, files in listed.items() for name in files}
+    unknown = {test for test in others - names if test.parts[0] not in whole}
+    assert unknown == set(), "rename these by their module, or give the folder's reason in tests/README.md"
+    assert names - set(tests) == set(), "tests/README.md lists files that are not there"
+    assert names - others == set(), "tests/README.md lists files that have a module of their name"
+
+
+def test_benchmarks_and_examples_import_what_is_there() -> None:
+    missing = []
+    for path in [*sorted((ROOT / "benchmarks").glob("*.py")), *sorted((ROOT / "examples").rglob("*.py"))]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "pyg_dist":
+                module = importlib.import_module(node.module or "")
+                for name in (alias.name for alias in node.names):
+                    if not hasattr(module, name) and importlib.util.find_spec(f"{node.module}.{name}") is None:
+                        missing.append(f"{path.name}:{node.lineno} {node.module}.{name}")
+    assert missing == []

@@ -13,19 +13,19 @@ import test_full_tensor
 import test_indexing
 import test_layers
 import test_losses
-import test_norms
 import test_pointwise
 import test_products
 import test_reductions
 import test_shapes
+import test_vector_norms
 import torch
 from against_torch import functions_in_table
 
 from pyg_dist.tensor.registry import TABLE, Function, functions, public_name
 
 MODULES = (
-    test_batch_norm, test_columns, test_extremes, test_full_tensor, test_layers, test_losses, test_norms, test_products,
-    test_reductions, test_indexing, test_shapes,
+    test_batch_norm, test_columns, test_extremes, test_full_tensor, test_layers, test_losses, test_products,
+    test_reductions, test_indexing, test_shapes, test_vector_norms,
 )  # fmt: skip
 # What is not compared there: the module that tests it, and how a script calls it where that is not its name.
 ELSEWHERE = {

@@ -1,4 +1,4 @@
-"""``layout/graph.py``: every name of its protocols on both layouts, against dense matrices and PyG.
+"""``graph/protocol.py``: every name of its protocols on both layouts, against dense matrices and PyG.
 
 A check gets a graph of PyG and the same one as ``DistributedData``, in every layout, on every mesh and partition. It
 calls a graph ``laid``, its edge view ``view``, an operator ``operator`` and a subgraph ``sampled``: by these words
