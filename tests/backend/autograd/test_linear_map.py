@@ -1,4 +1,4 @@
-"""Every linear map of the backend and of the layouts is its dense matrix, its derivative is that one's transpose, and so to any order."""
+"""Every linear map of the backend and the layouts is a dense matrix; its derivative is the transpose, to any order."""
 
 from __future__ import annotations
 
