@@ -60,7 +60,7 @@ def expected(path: Path, num_parts: int, epsilon: float, preset: str | None, cou
     from pyg_dist.cli.comparison import options_for
     from pyg_dist.cli.planned_graph import read_planned_graph
     from pyg_dist.partition import Batches
-    from pyg_dist.partition.models.stochastic import _batch_nets, uniform_batch
+    from pyg_dist.partition.stochastic import _batch_nets, uniform_batch
     from pyg_dist.plan.parts import PartsOptions, solve
 
     graph = read_planned_graph(path)

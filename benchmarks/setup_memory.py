@@ -64,8 +64,7 @@ def metis_alone(args: argparse.Namespace, answers: Queue[Any]) -> None:
     import torch
 
     from pyg_dist.backend.ops.memory import release_free_memory
-    from pyg_dist.partition.models.graph import build_graph_model
-    from pyg_dist.partition.solvers.metis import metis_parts
+    from pyg_dist.partition.metis import build_graph_model, metis_parts
 
     torch.set_num_threads(1)
     taken = []

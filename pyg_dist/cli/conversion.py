@@ -16,11 +16,10 @@ from pyg_dist.cli.graph_options import say_what_was_read
 from pyg_dist.errors import DataError, OptionError
 from pyg_dist.halo.plan.vertex_cover import minimum_vertex_cover
 from pyg_dist.partition import Batches, check_given, partition
-from pyg_dist.partition.given import as_parts
+from pyg_dist.partition.inputs import as_parts, node_work
 from pyg_dist.partition.memory import require_memory
-from pyg_dist.partition.node_work import node_work
-from pyg_dist.partition.solvers.options import Preset, Solver
-from pyg_dist.partition.solvers.stream import CHUNK, stream_parts
+from pyg_dist.partition.solver import Preset, Solver
+from pyg_dist.partition.stream import CHUNK, stream_parts
 from pyg_dist.plan.parts import PartsOptions, find_parts
 from pyg_dist.store.folder import StoreFolder, explained_disk_errors, require_space
 from pyg_dist.store.format import TensorSpec, as_torch

@@ -23,7 +23,7 @@ from pyg_dist.cli.planned_graph import read_planned_graph
 from pyg_dist.errors import OptionError
 from pyg_dist.partition import Batches
 from pyg_dist.partition.memory import parse_bytes, require_memory
-from pyg_dist.partition.solvers.options import PRESETS, SOLVERS
+from pyg_dist.partition.solver import PRESETS, SOLVERS
 from pyg_dist.plan.parts import METHODS, PartsOptions
 from pyg_dist.pricing.model import Model
 from pyg_dist.store.sources import KINDS

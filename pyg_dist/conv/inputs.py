@@ -19,7 +19,7 @@ from pyg_dist.errors import DataError, LayoutMismatchError, UnsupportedError
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.protocol import DistributedGraph, EdgeView
-from pyg_dist.partition.edge_list import as_edges
+from pyg_dist.partition.inputs import as_edges
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.row_tensor import described, version_of
 from pyg_dist.tensor.sharding import RowSharding

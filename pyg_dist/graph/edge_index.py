@@ -17,7 +17,7 @@ from pyg_dist.graph import type_questions
 from pyg_dist.graph.edge_sets import graph_over
 from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.protocol import DistributedGraph, NodeSharding, Norm
-from pyg_dist.partition.edge_list import as_edges
+from pyg_dist.partition.inputs import as_edges
 from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor.functions.indexing import select_rows
 from pyg_dist.tensor.functions.reductions import accumulation_dtype

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyg_dist.errors import UnsupportedError
 from pyg_dist.graph.protocol import DistributedGraph, NodeSharding
-from pyg_dist.partition.edge_list import check_ends
+from pyg_dist.partition.inputs import check_ends
 from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor.sharding import RowSharding, lasting
 

@@ -10,19 +10,15 @@ import torch
 from torch import Tensor
 
 from pyg_dist.errors import OptionError
-from pyg_dist.partition.edge_list import as_edges, check_ends
-from pyg_dist.partition.given import check_given
+from pyg_dist.partition.hypergraph import HypergraphModel, build_hypergraph_model
+from pyg_dist.partition.inputs import as_edges, check_ends, check_given, node_work
+from pyg_dist.partition.kahypar import kahypar_parts
 from pyg_dist.partition.memory import require_memory
-from pyg_dist.partition.models.graph import build_graph_model
-from pyg_dist.partition.models.hypergraph import HypergraphModel, build_hypergraph_model
-from pyg_dist.partition.models.stochastic import Batches, build_stochastic_model
-from pyg_dist.partition.node_work import node_work
-from pyg_dist.partition.solvers.kahypar import kahypar_parts
-from pyg_dist.partition.solvers.metis import metis_parts
-from pyg_dist.partition.solvers.mt_kahypar import hypergraph_parts
-from pyg_dist.partition.solvers.options import Preset, Solver, SolverOptions
-from pyg_dist.partition.solvers.random import random_parts
-from pyg_dist.partition.solvers.stream import chunks_of, stream_parts
+from pyg_dist.partition.metis import build_graph_model, metis_parts
+from pyg_dist.partition.mt_kahypar import hypergraph_parts
+from pyg_dist.partition.solver import Preset, Solver, SolverOptions, random_parts
+from pyg_dist.partition.stochastic import Batches, build_stochastic_model
+from pyg_dist.partition.stream import chunks_of, stream_parts
 
 __all__ = ["Batches", "check_given", "partition"]
 

@@ -28,11 +28,7 @@ def estimated_bytes(method: str, num_nodes: int, num_edges: int, num_parts: int)
 
 
 def require_memory(method: str, num_nodes: int, num_edges: int, num_parts: int, memory: int | None) -> None:
-    """Refuse a method that would take more than ``memory`` bytes; None is no limit. Not collective.
-
-    Raises:
-        OptionError: It would; the message has the number, and the methods that fit.
-    """
+    """Refuse a method that would take more than ``memory`` bytes; None is no limit. Not collective."""
     if memory is None:
         return
     needed = {name: estimated_bytes(name, num_nodes, num_edges, num_parts) for name in _BYTES}
@@ -55,11 +51,7 @@ def shortage(needed: float, there: float) -> tuple[str, str]:
 
 
 def parse_bytes(text: str) -> int:
-    """A number of bytes such as "4GiB", "500 MB" or "1e9".
-
-    Raises:
-        OptionError: It is none.
-    """
+    """A number of bytes such as "4GiB", "500 MB" or "1e9"."""
     match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kKMGT]?)(i?)B?\s*", text)
     try:
         number, prefix, binary = match.groups() if match else ("", "", "")

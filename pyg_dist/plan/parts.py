@@ -17,18 +17,17 @@ from pyg_dist.halo.plan.placement import place
 from pyg_dist.halo.plan.remote_edges import ExchangeKind, RemoteEdges
 from pyg_dist.partition import METHODS as MODELS
 from pyg_dist.partition import Batches, partition
-from pyg_dist.partition.edge_list import as_edges, check_ends
+from pyg_dist.partition.hypergraph import build_cover_model, choice_by_degree
+from pyg_dist.partition.inputs import Array, as_edges, check_ends
 from pyg_dist.partition.memory import require_memory
-from pyg_dist.partition.models.cover import build_cover_model, choice_by_degree
-from pyg_dist.partition.solvers.mt_kahypar import hypergraph_parts, improved_parts
-from pyg_dist.partition.solvers.options import Preset, Solver, SolverOptions
+from pyg_dist.partition.mt_kahypar import hypergraph_parts, improved_parts
+from pyg_dist.partition.solver import Preset, Solver, SolverOptions
 
 METHODS = (*MODELS, "cover")
 
 _MAX_ROUNDS = 8
 _LEAST_GAIN = 0.002  # of the rows: a round that saves less was the last
 
-Array = np.ndarray[Any, Any]
 Report = Callable[[str, Tensor], None]
 """Called with what was found, in words, and the best parts so far."""
 

@@ -14,7 +14,7 @@ from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
 from pyg_dist.errors import DataError, UnsupportedError
-from pyg_dist.partition.edge_list import as_edges, check_ends
+from pyg_dist.partition.inputs import as_edges, check_ends
 from pyg_dist.store.attributes import GRAPH_KEYS, Attributes, num_nodes_of, sort_attributes
 from pyg_dist.store.manifest import ADJ_VALUES, LoopRule
 from pyg_dist.store.nan_count import NanCount

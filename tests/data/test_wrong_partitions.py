@@ -24,7 +24,7 @@ def messages(folder: str) -> dict[str, str]:
     import pyg_dist
     from pyg_dist import DistributedData
     from pyg_dist.halo.plan.plan import Plan
-    from pyg_dist.partition.solvers import mt_kahypar
+    from pyg_dist.partition import mt_kahypar
 
     graph = random_graph(NUM_NODES, 300)
     world_size = pyg_dist.world_size()

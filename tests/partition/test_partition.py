@@ -17,8 +17,8 @@ from torch import Tensor
 
 from pyg_dist.errors import DataError, MissingPackageError, OptionError
 from pyg_dist.partition import Batches, check_given, partition
-from pyg_dist.partition.models.hypergraph import build_hypergraph_model
-from pyg_dist.partition.solvers.stream import chunks_of, stream_parts
+from pyg_dist.partition.hypergraph import build_hypergraph_model
+from pyg_dist.partition.stream import chunks_of, stream_parts
 
 METHODS = ["metis", "metis-cut", "hypergraph", "stochastic", "stream", "random"]
 

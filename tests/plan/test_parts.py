@@ -17,7 +17,7 @@ from torch import Tensor
 from pyg_dist.errors import DataError, OptionError
 from pyg_dist.halo.plan.plan import Plan
 from pyg_dist.partition import Batches
-from pyg_dist.partition.models.cover import build_cover_model, choice_by_degree
+from pyg_dist.partition.hypergraph import build_cover_model, choice_by_degree
 from pyg_dist.plan import budget as budget_module
 from pyg_dist.plan.budget import solve_within
 from pyg_dist.plan.parts import PartsOptions, covered, find_parts, refine, solve

@@ -20,8 +20,7 @@ from pyg_dist.halo.plan.cost import ELEMENT_BYTES, halo_price, loads_of, memory_
 from pyg_dist.halo.plan.placement import rows_between_nodes
 from pyg_dist.halo.plan.remote_edges import EXCHANGES, ExchangeKind
 from pyg_dist.halo.plan.sizes import ShareSizes, all_sizes
-from pyg_dist.partition.edge_list import as_edges, check_ends
-from pyg_dist.partition.given import as_parts, check_given
+from pyg_dist.partition.inputs import as_edges, as_parts, check_ends, check_given
 from pyg_dist.pricing.base import DistributionPlan
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model, Price

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from random_graphs import random_graph
 
 from pyg_dist.halo.plan.plan import Plan
-from pyg_dist.partition.models.cover import build_cover_model, choice_by_degree
-from pyg_dist.partition.models.hypergraph import build_hypergraph_model
+from pyg_dist.partition.hypergraph import build_cover_model, build_hypergraph_model, choice_by_degree
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyg_dist.partition.models.graph import build_graph_model
+from pyg_dist.partition.metis import build_graph_model
 
 
 @settings(max_examples=30, deadline=None)

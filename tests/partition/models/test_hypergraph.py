@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyg_dist.halo.plan.plan import Plan
-from pyg_dist.partition.models.hypergraph import HypergraphModel, build_hypergraph_model
+from pyg_dist.partition.hypergraph import HypergraphModel, build_hypergraph_model
 
 
 def nets_of(model: HypergraphModel) -> list[list[int]]:

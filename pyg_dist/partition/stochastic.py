@@ -11,10 +11,9 @@ import numpy as np
 from torch import Tensor
 
 from pyg_dist.errors import DataError, OptionError
-from pyg_dist.partition.models.hypergraph import HypergraphModel, nets_of
-from pyg_dist.partition.node_work import node_work
+from pyg_dist.partition.hypergraph import HypergraphModel, nets_of
+from pyg_dist.partition.inputs import Array, node_work
 
-Array = np.ndarray[Any, Any]
 DrawBatch = Callable[[int, int], Any]
 """(seed, step) -> ids of the nodes of a mini-batch."""
 
@@ -96,9 +95,6 @@ def build_stochastic_model(
 
     Shapes:
         - **input:** edge_index :math:`(2, |E|)`, train_mask :math:`(|V|)` or :math:`(|V|, K)` boolean
-
-    Raises:
-        DataError: If train_mask has the wrong length or dtype, or ``batches`` does not return ids of nodes.
     """
     source, target = edge_index.detach().cpu().numpy()
     order = np.argsort(source, kind="stable")

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from pyg_dist.errors import MissingPackageError
-from pyg_dist.partition.models.hypergraph import HypergraphModel
-from pyg_dist.partition.solvers.failure import explained_failure
-from pyg_dist.partition.solvers.options import Preset, SolverOptions
+from pyg_dist.partition.hypergraph import HypergraphModel
+from pyg_dist.partition.solver import Preset, SolverOptions, explained_failure
 
 _MAX_WEIGHT = 2**31 - 1  # of all nodes together: Mt-KaHyPar counts in 32 bits
 
@@ -36,10 +35,6 @@ def hypergraph_parts(
 
     Shapes:
         - **output:** :math:`(|V|)` int32
-
-    Raises:
-        MissingPackageError: If mtkahypar is not installed.
-        OptionError: If Mt-KaHyPar fails.
     """
 
     def solved() -> Any:
@@ -59,10 +54,6 @@ def improved_parts(
     Shapes:
         - **input:** parts :math:`(|V|)` integers
         - **output:** :math:`(|V|)` int32
-
-    Raises:
-        MissingPackageError: If mtkahypar is not installed.
-        OptionError: If Mt-KaHyPar fails.
     """
 
     def improved() -> Any:

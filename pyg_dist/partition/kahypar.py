@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from pyg_dist.errors import MissingPackageError, OptionError
-from pyg_dist.partition.models.hypergraph import HypergraphModel
-from pyg_dist.partition.solvers.failure import explained_failure
-from pyg_dist.partition.solvers.options import SolverOptions
+from pyg_dist.partition.hypergraph import HypergraphModel
+from pyg_dist.partition.solver import SolverOptions, explained_failure
 
 _MAX_WEIGHT = 2**31 - 1  # of all nodes together: KaHyPar counts in 32 bits
 
@@ -76,10 +75,6 @@ def kahypar_parts(hypergraph: HypergraphModel, num_parts: int, options: SolverOp
 
     Shapes:
         - **output:** :math:`(|V|)` int32
-
-    Raises:
-        MissingPackageError: If kahypar is not installed.
-        OptionError: The model is too large for KaHyPar's 32 bits, or KaHyPar fails.
     """
     kahypar = _import_kahypar()
     if hypergraph.num_nets == 0:

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Array = np.ndarray[Any, Any]
+from pyg_dist.partition.inputs import Array
+
 Chunks = Callable[[], Iterable[Array]]
 """Passes over the edges: integers ``[2, c]``, the same edges in each pass."""
 

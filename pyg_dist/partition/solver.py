@@ -1,10 +1,15 @@
-"""Options of a solver, beside its model."""
+"""Options of a solver, its failure in one line, and the random partition that every other one must beat."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, get_args
+
+import torch
+from torch import Tensor
 
 from pyg_dist.errors import OptionError
 
@@ -33,11 +38,7 @@ class SolverOptions:
     memory: int | None = None
 
     def __post_init__(self) -> None:
-        """Check each option by itself.
-
-        Raises:
-            OptionError: A value out of range.
-        """
+        """Check each option by itself."""
         if not (math.isfinite(self.epsilon) and self.epsilon > 0):
             raise OptionError(f"Expected 'epsilon' to be a positive number (got {self.epsilon})")
         if self.solver not in SOLVERS:
@@ -46,3 +47,31 @@ class SolverOptions:
             raise OptionError(f"Expected 'preset' to be one of {', '.join(PRESETS)} (got {self.preset!r})")
         if self.preset is not None and self.solver != "mt-kahypar":
             raise OptionError(f"Expected no preset with solver={self.solver!r}, which has none (got {self.preset!r})")
+
+
+@contextmanager
+def explained_failure(solver: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Raise what a solver raises as one line with its name. Not collective.
+
+    Args:
+        solver: its name.
+        kinds: of exceptions that it has beside RuntimeError and MemoryError.
+    """
+    caught: tuple[type[Exception], ...] = (RuntimeError, MemoryError, *kinds)
+    try:
+        yield
+    except caught as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise OptionError(f"Expected {solver} to find parts (got: {reason}): choose another partition") from error
+
+
+def random_parts(num_nodes: int, num_parts: int, seed: int) -> Tensor:
+    """Return a random part for every node; the parts' node counts differ by one at most. Not collective.
+
+    Shapes:
+        - **output:** :math:`(|V|)` int32
+    """
+    generator = torch.Generator().manual_seed(seed)
+    dtype = torch.int32 if num_nodes <= torch.iinfo(torch.int32).max else torch.int64
+    order = torch.randperm(num_nodes, generator=generator, dtype=dtype)
+    return order.remainder_(num_parts).to(torch.int32)

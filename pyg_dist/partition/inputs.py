@@ -1,0 +1,110 @@
+"""What a partition is made from, checked: edges, parts that are given, and what each node costs its rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+
+from pyg_dist.errors import DataError
+
+
+def as_edges(edge_index: Any) -> Tensor:
+    """A plain int64 tensor ``[2, E]`` on the CPU."""
+    if isinstance(edge_index, EdgeIndex):
+        edge_index = edge_index.as_tensor()
+    if not isinstance(edge_index, Tensor) or edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        shape = list(edge_index.shape) if isinstance(edge_index, Tensor) else type(edge_index).__name__
+        raise DataError(f"Expected 'edge_index' of shape [2, num_edges] (got {shape}): transpose or stack it")
+    if edge_index.dtype.is_floating_point or edge_index.dtype == torch.bool:
+        raise DataError(f"Expected 'edge_index' to hold integer node ids (got {edge_index.dtype}): use .long()")
+    return edge_index.detach().to("cpu", torch.int64)
+
+
+def check_ends(edge_index: Tensor, num_nodes: int, name: str) -> None:
+    """Check that edges lie between nodes that exist."""
+    if edge_index.numel() == 0:
+        return
+    low, high = edge_index.aminmax()
+    if low < 0:
+        raise DataError(f"Expected '{name}' to hold node ids from 0 (got {int(low)}): drop edges to missing nodes")
+    if high >= num_nodes:
+        raise DataError(
+            f"Expected '{name}' to hold node ids below num_nodes={num_nodes} (got {int(high)}): one row of x per node"
+        )
+
+
+def as_parts(parts: Any) -> Tensor:
+    """Return ``parts``, of any form, as a CPU tensor of integers. Not collective."""
+    try:
+        given = parts.detach().cpu() if isinstance(parts, Tensor) else np.asarray(parts)
+        if isinstance(given, np.ndarray) and given.dtype.kind in "iu":  # of any byte order, strides and width
+            given = np.array(given, dtype=np.int64)
+        vector = torch.as_tensor(given)
+    except (ValueError, TypeError) as error:
+        raise DataError(f"Expected 'partition' to be a vector of integers (got: {error}): one part a node") from error
+    if vector.is_floating_point() or vector.is_complex() or vector.dtype == torch.bool:
+        raise DataError(f"Expected 'partition' to hold integers (got {vector.dtype}); use partition.long()")
+    vector = vector.long()
+    if vector.dim() != 1:
+        raise DataError(f"Expected 'partition' to be a vector (got shape {list(vector.shape)}): one part a node")
+    return vector
+
+
+def check_given(parts: Tensor | np.ndarray[Any, Any], num_nodes: int, num_parts: int) -> Tensor:
+    """Return ``parts`` as an int32 CPU tensor. Not collective.
+
+    Shapes:
+        - **input:** :math:`(|V|)` of any integer type
+        - **output:** :math:`(|V|)` int32
+    """
+    vector = as_parts(parts)
+    if vector.numel() != num_nodes:
+        raise DataError(
+            f"Expected 'partition' to have one part for each of {num_nodes} nodes (got shape {list(vector.shape)})"
+        )
+    if num_nodes:
+        low, high = (int(bound) for bound in torch.aminmax(vector))
+        if low < 0 or high >= num_parts:
+            raise DataError(f"Expected parts in [0, {num_parts}), one part a rank (got values from {low} to {high})")
+    return vector.to(torch.int32)
+
+
+Array = np.ndarray[Any, Any]
+
+
+def node_work(in_degree: Array, train_mask: Tensor | None = None) -> Array:
+    """Return the work of every node. Not collective.
+
+    The partitioners take a single weight a node. A rank's time goes into in-edges (aggregation) and nodes (dense
+    layers, memory of the rows), so
+
+        weight = in-degree + mean in-degree + (mean in-degree, for training nodes)
+
+    (rounded, at least 1 a node). With the mean as unit both kinds of work weigh the same in total, and each stays near
+    balance on skewed degrees: weighing in-degrees alone gives a quarter of the ranks 40% more rows than the mean on
+    Amazon Computers, weighing nodes alone gives one rank 80% more edges. Training nodes count twice to spread the loss
+    and its gradients (SuperGCN, 7.2: "node weights based on in-degree of nodes and training masks").
+
+    Shapes:
+        - **input:** in_degree :math:`(|V|)`, train_mask :math:`(|V|)` or :math:`(|V|, K)` boolean
+        - **output:** :math:`(|V|)` int64
+    """
+    num_nodes = in_degree.size
+    mean = max(1, round(int(in_degree.sum()) / max(1, num_nodes)))
+    weight: Array = in_degree + mean
+    if train_mask is not None:
+        weight += mean * _is_training(train_mask, num_nodes)
+    return weight
+
+
+def _is_training(train_mask: Tensor, num_nodes: int) -> Array:
+    mask: Array = train_mask.detach().cpu().numpy()
+    if mask.dtype != np.bool_ or mask.ndim not in (1, 2) or mask.shape[0] != num_nodes:
+        raise DataError(
+            f"Expected a boolean 'train_mask' with {num_nodes} rows (got {train_mask.dtype}, {list(train_mask.shape)})"
+        )
+    return np.asarray(mask if mask.ndim == 1 else mask.any(axis=1))

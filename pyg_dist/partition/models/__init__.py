@@ -1,1 +1,0 @@
-"""Inputs of the solvers: graphs and hypergraphs with weights, made from the edges."""

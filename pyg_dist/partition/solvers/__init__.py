@@ -1,1 +1,0 @@
-"""Libraries that solve a model, one a file."""
