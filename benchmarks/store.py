@@ -161,8 +161,8 @@ def open_as_rank(folder: Path, edges: int, model: str, ranks: int) -> dict[str, 
 
 def digests(folder: Path, edges: int, model: str) -> dict[str, Any]:
     """The time to read and digest every file, from the page cache."""
-    from pyg_dist.store.folder import check_shard
     from pyg_dist.store.manifest import Manifest
+    from pyg_dist.store.reader import check_shard
 
     watch, manifest = Stopwatch(), Manifest.load(folder / model)
     for shard in manifest.shards.values():

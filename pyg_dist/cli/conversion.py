@@ -16,22 +16,21 @@ from pyg_dist.cli.graph_options import say_what_was_read
 from pyg_dist.errors import DataError, OptionError
 from pyg_dist.halo.plan.vertex_cover import minimum_vertex_cover
 from pyg_dist.partition import Batches, check_given, partition
-from pyg_dist.partition.inputs import as_parts, node_work
+from pyg_dist.partition.inputs import Array, as_parts, node_work
 from pyg_dist.partition.memory import require_memory
 from pyg_dist.partition.solver import Preset, Solver
 from pyg_dist.partition.stream import CHUNK, stream_parts
 from pyg_dist.plan.parts import PartsOptions, find_parts
+from pyg_dist.store.attributes import NanCount
 from pyg_dist.store.folder import StoreFolder, explained_disk_errors, require_space
 from pyg_dist.store.format import TensorSpec, as_torch
 from pyg_dist.store.halo_writer import Block, Choose, NodeParts, write_edges, write_nodes
 from pyg_dist.store.manifest import Manifest, Shard
-from pyg_dist.store.nan_count import NanCount
 from pyg_dist.store.source import NodeAttribute, SourceInfo
 from pyg_dist.store.sources import Source
 from pyg_dist.store.spool import Spool, load_spool, save_spool, spool
 from pyg_dist.store.writer import ShardWriter, sync
 
-Array = np.ndarray[Any, Any]
 Progress = Callable[[str, int], None]
 """Called with the step and the number of further edges that are done in it."""
 

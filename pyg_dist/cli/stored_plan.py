@@ -16,10 +16,10 @@ from pyg_dist.halo.plan.remote_edges import ExchangeKind
 from pyg_dist.halo.plan.sizes import ShareSizes
 from pyg_dist.pricing.base import DistributionPlan
 from pyg_dist.pricing.machine import Machine
-from pyg_dist.store.folder import check_shard
 from pyg_dist.store.grid_store import GridStore
 from pyg_dist.store.halo_reader import HaloStore
 from pyg_dist.store.manifest import FILE, Manifest
+from pyg_dist.store.reader import check_shard
 
 
 def halo_plan(path: Path, manifest: Manifest, exchange: ExchangeKind, ranks_per_node: int | None = None) -> Plan:

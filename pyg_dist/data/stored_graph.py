@@ -23,11 +23,11 @@ from pyg_dist.halo.graph import HaloGraph
 from pyg_dist.halo.plan.plan import Plan
 from pyg_dist.halo.plan.remote_edges import ExchangeKind
 from pyg_dist.halo.sharding import HaloNodes
+from pyg_dist.store.attributes import NanCount
 from pyg_dist.store.grid_store import GridStore
 from pyg_dist.store.halo_reader import HaloStore
 from pyg_dist.store.manifest import ADJ_VALUES, LoopRule, Manifest
-from pyg_dist.store.nan_count import NanCount
-from pyg_dist.store.shard_reader import ShardReader
+from pyg_dist.store.reader import ShardReader
 from pyg_dist.tensor import EdgeTensor, RowTensor
 
 

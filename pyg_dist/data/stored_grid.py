@@ -27,7 +27,7 @@ from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Conv, Input, Model, Price
 from pyg_dist.store.format import as_torch, storage_dtype
 from pyg_dist.store.grid_store import GridStore
-from pyg_dist.store.shard_reader import Column
+from pyg_dist.store.reader import Column
 from pyg_dist.tensor import RowTensor
 from pyg_dist.tensor.sharding import RowSharding
 

@@ -19,12 +19,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import xxhash
-
 from pyg_dist.errors import DataError, StoreError
 from pyg_dist.partition.memory import shortage
 from pyg_dist.store.manifest import FILE, Manifest, Shard
-from pyg_dist.store.reader import TensorFile
+from pyg_dist.store.reader import check_shard, name_digest
 from pyg_dist.store.writer import ShardWriter, sync
 
 PARTIAL = ".partial"
@@ -176,50 +174,8 @@ def shard_of(
     key: str, writer: ShardWriter, digests: Mapping[str, str], blocks: Mapping[str, list[Any]] | None = None
 ) -> Shard:
     """The manifest's entry of a written file; the name's digest is of header and tensors."""
-    name = f"{key}-{_name_digest(writer.layout.header, digests)}.safetensors"
+    name = f"{key}-{name_digest(writer.layout.header, digests)}.safetensors"
     return Shard(name, writer.layout.num_bytes, writer.layout.tensors, dict(digests), dict(blocks or {}))
-
-
-def _name_digest(header: bytes, digests: Mapping[str, str]) -> str:
-    hasher = xxhash.xxh3_64(header)
-    for name in sorted(digests):
-        hasher.update(digests[name].encode())
-    return str(hasher.hexdigest())
-
-
-def open_shard(path: Path, shard: Shard) -> TensorFile:
-    """Map a shard whose header is that of the manifest.
-
-    Raises:
-        StoreError: It is missing, cut, or another file.
-    """
-    file = TensorFile(path / shard.file)
-    is_named_so = shard.file.endswith(f"-{_name_digest(file.header, shard.digests)}.safetensors")
-    if file.tensors != shard.tensors or not is_named_so:
-        raise StoreError(
-            f"Expected the tensors of the manifest in {file.path} (got others): restore it, or write the store again"
-        )
-    return file
-
-
-def check_shard(path: Path, shard: Shard) -> None:
-    """Check a whole shard by its digests.
-
-    Raises:
-        StoreError: It is missing or damaged.
-    """
-    file = open_shard(path, shard)
-    for name, expected in shard.digests.items():
-        require_digest(file.path, name, file.digest(name), expected)
-
-
-def require_digest(path: Path, what: str, found: str, expected: str) -> None:
-    """Raise the error of damaged content unless the digests are equal."""
-    if found != expected:
-        raise StoreError(
-            f"Expected '{what}' in {path} with digest {expected} (got {found}): it is damaged, restore it or write the "
-            f"store again"
-        )
 
 
 @contextmanager

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from pyg_dist.errors import DataError
-
-Array = np.ndarray[Any, Any]
+from pyg_dist.partition.inputs import Array
 
 _DTYPES: dict[str, tuple[torch.dtype, type[np.generic]]] = {  # the second has the bytes, where NumPy lacks the first
     "F64": (torch.float64, np.float64),
@@ -119,6 +118,11 @@ class TensorSpec:
     def num_bytes(self) -> int:
         """Bytes of all of it."""
         return storage_dtype(self.dtype).itemsize * math.prod(self.shape)
+
+
+def spec_of(tensor: Tensor) -> TensorSpec:
+    """Type and shape of a tensor, on any device."""
+    return TensorSpec(dtype_name(tensor.dtype), tuple(tensor.shape))
 
 
 def of_rows(dtype: str, num_rows: int, row_shape: tuple[int, ...] = ()) -> TensorSpec:

@@ -15,9 +15,8 @@ from torch_geometric.utils import is_torch_sparse_tensor
 
 from pyg_dist.errors import DataError, UnsupportedError
 from pyg_dist.partition.inputs import as_edges, check_ends
-from pyg_dist.store.attributes import GRAPH_KEYS, Attributes, num_nodes_of, sort_attributes
+from pyg_dist.store.attributes import GRAPH_KEYS, Attributes, NanCount, num_nodes_of, sort_attributes
 from pyg_dist.store.manifest import ADJ_VALUES, LoopRule
-from pyg_dist.store.nan_count import NanCount
 
 METADATA, EDGE_INDEX = "pyg_dist graph", "edge_index"
 """The entry of a safetensors file's header, and the tensor, by which ``save_graph`` writes a graph."""
@@ -64,6 +63,11 @@ class GraphInput:
     def edge_columns(self) -> dict[str, Tensor]:
         """What a file has a row per edge of: attributes, and the values of ``adj_t``."""
         return self.edge_attributes | ({} if self.adj_values is None else {ADJ_VALUES: self.adj_values})
+
+    def others_by_kind(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """:attr:`other_attributes`: tensors, and what is none."""
+        tensors = {name: value for name, value in self.other_attributes.items() if isinstance(value, Tensor)}
+        return tensors, {name: value for name, value in self.other_attributes.items() if name not in tensors}
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Everything that must be equal on all ranks, by name."""

@@ -10,24 +10,21 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_dist.store.consistency import bounds, order_specs
+from pyg_dist.partition.inputs import Array
 from pyg_dist.store.folder import StoreFolder
 from pyg_dist.store.format import as_torch, of_rows, storage_dtype
-from pyg_dist.store.manifest import Manifest, Shard
-from pyg_dist.store.reader import TensorFile
+from pyg_dist.store.manifest import Manifest, Shard, bounds, order_specs
+from pyg_dist.store.reader import Column, ShardReader, TensorFile
 from pyg_dist.store.records import Buckets, read_records, stable_order
-from pyg_dist.store.shard_reader import Column, ShardReader
 from pyg_dist.store.source import NodeAttribute
 from pyg_dist.store.spool import Spool, Tick
 from pyg_dist.store.writer import ShardWriter
 
-Array = np.ndarray[Any, Any]
 Span = tuple[int, int]
 """The first of some positions, and the last, exclusive."""
 

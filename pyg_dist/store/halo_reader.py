@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,13 +15,11 @@ from torch import Tensor
 from pyg_dist.backend import ops
 from pyg_dist.backend.ops.memory import release_after
 from pyg_dist.errors import StoreError
-from pyg_dist.store.folder import require_digest
+from pyg_dist.partition.inputs import Array
 from pyg_dist.store.format import as_torch, storage_dtype
 from pyg_dist.store.halo_writer import BLOCK_COLUMNS, block_digest
 from pyg_dist.store.manifest import Manifest
-from pyg_dist.store.shard_reader import ShardReader
-
-Array = np.ndarray[Any, Any]
+from pyg_dist.store.reader import ShardReader, require_digest
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import numpy as np
 import xxhash
 
 from pyg_dist.errors import DataError, OptionError
+from pyg_dist.partition.inputs import Array
 from pyg_dist.partition.memory import shortage
 from pyg_dist.store.folder import StoreFolder
 from pyg_dist.store.format import of_rows, storage_dtype
@@ -23,8 +24,6 @@ from pyg_dist.store.records import Buckets, read_records, records_limit, sorted_
 from pyg_dist.store.source import NodeAttribute
 from pyg_dist.store.spool import Spool, Tick
 from pyg_dist.store.writer import ShardWriter
-
-Array = np.ndarray[Any, Any]
 
 BLOCK_COLUMNS = ("edge_id", "source", "target", "is_post", "row_id", "sum_id")
 """What a block's digest is of, in this order: all that another part needs of it."""

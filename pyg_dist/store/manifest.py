@@ -1,21 +1,25 @@
-"""The manifest of a store: what is in which file, with digests. A store is what its manifest names.
+"""The manifest of a store: what is in which file, with digests; checked. A store is what its manifest names.
 
-Legend: *part* p or q, one file each; *block* (p, q), the edges from part p into part q.
+Legend: *part* p or q, one file each; *block* (p, q), the edges from part p into part q. Digests guard the content of a
+file. What :func:`_require_consistent` checks are the numbers by which slices of files are read: those that a writer of
+this graph would have left.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import xxhash
 
 from pyg_dist.errors import StoreError
-from pyg_dist.store.consistency import require_consistent
-from pyg_dist.store.format import TensorSpec
+from pyg_dist.partition.inputs import Array
+from pyg_dist.store.format import FileLayout, TensorSpec, of_rows, storage_dtype
 
 FORMAT, VERSION = "pyg_dist store", 2
 FILE = "manifest.json"
@@ -142,22 +146,18 @@ class Manifest:
             found = content.pop("digest")
             if found != digest_of(content):
                 raise ValueError("its digest does not hold: it was altered")
-            manifest = Manifest(
-                content["layout"],
-                content["num_nodes"],
-                content["num_edges"],
-                content["num_parts"],
-                content["graph"],
-                {n: (entry["dtype"], tuple(entry["shape"])) for n, entry in content["node_attributes"].items()},
-                {n: (entry["dtype"], tuple(entry["shape"])) for n, entry in content["edge_attributes"].items()},
-                content["other"],
-                content["plan"],
-                {key: Shard.from_dict(entry) for key, entry in content["shards"].items()},
-                found,
+            of_nodes, of_edges = (
+                {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in content[kind].items()}
+                for kind in ("node_attributes", "edge_attributes")
             )
+            shards = {key: Shard.from_dict(entry) for key, entry in content["shards"].items()}
+            manifest = Manifest(
+                content["layout"], content["num_nodes"], content["num_edges"], content["num_parts"], content["graph"],
+                of_nodes, of_edges, content["other"], content["plan"], shards, found,
+            )  # fmt: skip
             if manifest.to_json() != text:
                 raise ValueError("it is not as it was written")
-            require_consistent(manifest)
+            _require_consistent(manifest)
             return manifest
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             if isinstance(error, StoreError):
@@ -171,3 +171,174 @@ class Manifest:
 def digest_of(content: Mapping[str, Any]) -> str:
     """Of a manifest's JSON, but for its last entry, which this is."""
     return str(xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()))
+
+
+_MOST = 1 << 48
+"""More nodes or edges than any store has; products with them fit into 64 bits."""
+_NUMBERS = ("edges", "rows", "sums", "post_edges", "post_rows", "pre_sums")
+"""Of each block of a halo store, see :class:`~pyg_dist.halo.plan.block_sizes.BlockNumbers`."""
+
+
+def _require_consistent(manifest: Manifest) -> None:
+    """Check everything that a reader takes from a manifest without looking at a shard. O(shards + P^2) time.
+
+    Raises:
+        ValueError: It contradicts itself; the message says where.
+    """
+    for name in ("num_nodes", "num_edges", "num_parts"):
+        _require(_is_count(getattr(manifest, name)), f"{name} {getattr(manifest, name)!r}")
+    _require(manifest.num_parts >= 1, f"{manifest.num_parts} parts")
+    for name in ("graph", "other", "plan"):
+        _require(isinstance(getattr(manifest, name), dict), f"{name!r} is no object")
+    nan = manifest.plan.get("nan", {})
+    _require(isinstance(nan, dict) and all(map(_are_three_counts, nan.values())), f"NaN counts {nan!r}")
+    for name, spec in _rows(manifest.node_attributes | manifest.edge_attributes, 0).items():
+        _require_spec(f"attribute {name!r}", spec)
+    for key, shard in manifest.shards.items():
+        for name, spec in shard.tensors.items():
+            _require_spec(f"{name!r} in {key!r}", spec)
+        _require(shard.file.rpartition("-")[0] == key and "/" not in key, f"{key!r} in the file {shard.file!r}")
+        has_blocks = manifest.layout == "halo" and key.startswith("edges-")
+        _require(has_blocks or not shard.blocks, f"blocks of {key!r}")
+        size = FileLayout.of(shard.tensors).num_bytes
+        _require(shard.num_bytes == size, f"{shard.num_bytes} bytes of {key!r}, whose tensors take {size}")
+    layouts = {"halo": _require_halo, "grid": _require_grid}
+    _require(manifest.layout in layouts, f"layout {manifest.layout!r}")
+    layouts[manifest.layout](manifest)
+
+
+def _require_halo(manifest: Manifest) -> None:
+    num_parts, shards = manifest.num_parts, manifest.shards
+    _require(num_parts <= manifest.num_nodes, f"{num_parts} parts of {manifest.num_nodes} nodes")
+    _require(num_parts <= len(shards), f"{num_parts} parts in {len(shards)} files")
+    _require_keys(shards, (f"{kind}-{q:05d}" for kind in ("nodes", "edges", "halo") for q in range(num_parts)))
+    for name in ("partition", "edges", "parts"):
+        _require(isinstance(manifest.plan.get(name), str), f"no {name!r} in the plan")
+    columns = [_columns(manifest, q) for q in range(num_parts)]
+    edges, rows, sums, post_edges, post_rows, pre_sums = (np.stack(c, 1) for c in zip(*columns, strict=True))
+    node_id = [shards[f"nodes-{q:05d}"].tensors.get("node_id", TensorSpec("I64", ())) for q in range(num_parts)]
+    nodes = np.array([spec.num_rows for spec in node_id])
+    _require(nodes.sum() == manifest.num_nodes, f"{nodes.sum()} nodes of all parts, not {manifest.num_nodes}")
+    _require(edges.sum() == manifest.num_edges, f"{edges.sum()} edges of all blocks, not {manifest.num_edges}")
+    crossing = edges * (1 - np.eye(num_parts, dtype=np.int64))
+    for name, number, least, most in (
+        ("rows", rows, crossing > 0, np.minimum(crossing, nodes[:, None])),
+        ("sums", sums, crossing > 0, np.minimum(crossing, nodes)),
+        ("post_edges", post_edges, crossing < 0, crossing),
+        ("post_rows", post_rows, post_edges > 0, np.minimum(rows, post_edges)),
+        ("pre_sums", pre_sums, crossing > post_edges, np.minimum(sums, crossing - post_edges)),
+    ):
+        wrong = (number < least) | (number > most)
+        if wrong.any():
+            p, q = (int(ends[0]) for ends in wrong.nonzero())
+            raise ValueError(f"{number[p, q]} {name!r} from part {p} to {q}, not {int(least[p, q])} to {most[p, q]}")
+    for q in range(num_parts):
+        halo = {"row_id": of_rows("I64", int(rows[:, q].sum())), "sum_id": of_rows("I64", int(sums[:, q].sum()))}
+        count, across = int(edges[:, q].sum()), int(crossing[:, q].sum())
+        columns_of = {"source": of_rows("I32", count), "target": of_rows("I32", count)}
+        columns_of |= {"edge_id": of_rows("I64", count), "is_post": of_rows("BOOL", across)}
+        _require_tensors(shards, f"edges-{q:05d}", columns_of | _rows(manifest.edge_attributes, count))
+        own = {"node_id": of_rows("I64", int(nodes[q]))}
+        _require_tensors(shards, f"nodes-{q:05d}", own | _rows(manifest.node_attributes, int(nodes[q])))
+        _require_tensors(shards, f"halo-{q:05d}", halo)
+        (boundary,) = shards[f"edges-{q:05d}"].blocks["boundary"]
+        low, high = int(sums[:, q].max()), min(int(sums[:, q].sum()), int(nodes[q]))
+        _require(low <= boundary <= high, f"{boundary} boundary nodes of part {q}, not {low} to {high}")
+
+
+def _columns(manifest: Manifest, part: int) -> list[Array]:
+    """The numbers of the blocks into a part, int64 ``[P]`` each."""
+    blocks, num_parts = manifest.shards[f"edges-{part:05d}"].blocks, manifest.num_parts
+    lengths = dict.fromkeys(_NUMBERS, num_parts) | {"digest": num_parts, "boundary": 1}
+    _require(blocks.keys() == lengths.keys(), f"blocks of part {part} with {', '.join(blocks)}")
+    for name, length in lengths.items():
+        values = blocks[name]
+        _require(isinstance(values, list) and len(values) == length, f"{name!r} of part {part} of other parts")
+        is_one = (lambda value: isinstance(value, str)) if name == "digest" else _is_count
+        _require(all(map(is_one, values)), f"{name!r} of part {part} is no list of {name}")
+    return [np.array(blocks[name], np.int64) for name in _NUMBERS]
+
+
+def _require_grid(manifest: Manifest) -> None:
+    shards, num_nodes = manifest.shards, manifest.num_nodes
+    tiles: Any = manifest.plan.get("tiles")
+    is_pair = isinstance(tiles, list) and len(tiles) == 2 and all(map(_is_count, tiles)) and min(tiles) > 0
+    if not is_pair or tiles[0] * tiles[1] > len(shards):
+        raise ValueError(f"tiles {tiles!r} in {len(shards)} files")
+    found = shards["orders"].tensors.keys() if "orders" in shards else ()
+    num_orders = min(max(len(found) // 2, 1), 2)
+    kinds = ("rows", "edges") if manifest.node_attributes else ("edges",)
+    wanted = ["orders", *(f"{kind}-{r:05d}" for kind in kinds for r in range(tiles[0]))]
+    places = product(range(num_orders), range(tiles[0]), range(tiles[1]))
+    wanted += [f"tile-{number}-{r:05d}-{c:05d}" for number, r, c in places]
+    _require_keys(shards, wanted)
+    _require_tensors(shards, "orders", order_specs(num_nodes, num_orders))
+    counts = dict.fromkeys(range(num_orders), 0)
+    for key in wanted:
+        kind, *place = key.split("-")
+        if kind == "tile":
+            count = shards[key].tensors.get("edge_id", TensorSpec("I64", ())).num_rows
+            counts[int(place[0])] += count
+            columns = {"row": of_rows("I32", count), "column": of_rows("I32", count)}
+            _require_tensors(shards, key, columns | {"edge_id": of_rows("I64", count)})
+        elif kind != "orders":
+            low, high = bounds(num_nodes if kind == "rows" else manifest.num_edges, tiles[0])[int(place[0]) :][:2]
+            count = int(high - low)
+            ends = {"source": of_rows("I64", count), "target": of_rows("I64", count)}
+            of_nodes = kind == "rows"
+            attributes = _rows(manifest.node_attributes if of_nodes else manifest.edge_attributes, count)
+            _require_tensors(shards, key, attributes if of_nodes else ends | attributes)
+    for number, count in counts.items():
+        _require(count == manifest.num_edges, f"{count} edges in the tiles of order {number}, not {manifest.num_edges}")
+
+
+def order_specs(num_nodes: int, num_orders: int) -> dict[str, TensorSpec]:
+    """The content of the shard of the node orders: global ids by position, positions by global id."""
+    dtype = "I32" if num_nodes <= np.iinfo(np.int32).max else "I64"
+    names = [f"{kind}{number}" for kind in ("order", "position") for number in range(num_orders)]
+    return {name: of_rows(dtype, num_nodes) for name in names}
+
+
+def bounds(size: int, count: int) -> Array:
+    """The bounds of ``count`` near-equal ranges, int64 ``[count + 1]``."""
+    return np.array([size * k // count for k in range(count + 1)], np.int64)
+
+
+def _rows(attributes: Mapping[str, tuple[str, tuple[int, ...]]], count: int) -> dict[str, TensorSpec]:
+    return {name: of_rows(dtype, count, shape) for name, (dtype, shape) in attributes.items()}
+
+
+def _require_keys(shards: Mapping[str, Shard], wanted: Iterable[str]) -> None:
+    """Raise unless there is a shard for each key, and no other but for what has no rows."""
+    keys = set(wanted)
+    for key in sorted(keys ^ (shards.keys() - {"other"})):
+        raise ValueError(f"{'no' if key in keys else 'a foreign'} file {key!r}")
+
+
+def _require_tensors(shards: Mapping[str, Shard], key: str, wanted: Mapping[str, TensorSpec]) -> None:
+    found = shards[key].tensors
+    for name in sorted(wanted.keys() | found.keys()):
+        if found.get(name) != wanted.get(name):
+            raise ValueError(f"{key!r} with {name!r} of {_in_words(found, name)}, not {_in_words(wanted, name)}")
+
+
+def _in_words(tensors: Mapping[str, TensorSpec], name: str) -> str:
+    return f"{tensors[name].dtype} {list(tensors[name].shape)}" if name in tensors else "no kind"
+
+
+def _require_spec(what: str, spec: TensorSpec) -> None:
+    _require(all(map(_is_count, spec.shape)), f"{what} of shape {list(spec.shape)}")
+    storage_dtype(spec.dtype)  # raises
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < _MOST  # not bool
+
+
+def _are_three_counts(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 3 and all(map(_is_count, value))
+
+
+def _require(holds: bool | np.bool_, what: str) -> None:
+    if not holds:
+        raise ValueError(what)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import torch
 import xxhash
 from torch import Tensor
 
 from pyg_dist.errors import StoreError
+from pyg_dist.partition.inputs import Array
 from pyg_dist.store.format import MAX_HEADER_BYTES, TensorSpec, as_torch, parse_header, storage_dtype
-
-Array = np.ndarray[Any, Any]
+from pyg_dist.store.manifest import Manifest, Shard
 
 PIECE_BYTES = 1 << 20
 """What is read at a time where a tensor is walked through: pages that were read are let go before the next ones."""
@@ -131,3 +131,132 @@ class TensorFile:
         for piece in self.pieces(name):
             hasher.update(piece.reshape(-1).view(np.uint8).data)
         return str(hasher.hexdigest())
+
+
+def name_digest(header: bytes, digests: Mapping[str, str]) -> str:
+    """What the name of a file ends in: the digest of its header and its tensors."""
+    hasher = xxhash.xxh3_64(header)
+    for name in sorted(digests):
+        hasher.update(digests[name].encode())
+    return str(hasher.hexdigest())
+
+
+def open_shard(path: Path, shard: Shard) -> TensorFile:
+    """Map a shard whose header is that of the manifest.
+
+    Raises:
+        StoreError: It is missing, cut, or another file.
+    """
+    file = TensorFile(path / shard.file)
+    is_named_so = shard.file.endswith(f"-{name_digest(file.header, shard.digests)}.safetensors")
+    if file.tensors != shard.tensors or not is_named_so:
+        raise StoreError(
+            f"Expected the tensors of the manifest in {file.path} (got others): restore it, or write the store again"
+        )
+    return file
+
+
+def check_shard(path: Path, shard: Shard) -> None:
+    """Check a whole shard by its digests.
+
+    Raises:
+        StoreError: It is missing or damaged.
+    """
+    file = open_shard(path, shard)
+    for name, expected in shard.digests.items():
+        require_digest(file.path, name, file.digest(name), expected)
+
+
+def require_digest(path: Path, what: str, found: str, expected: str) -> None:
+    """Raise the error of damaged content unless the digests are equal."""
+    if found != expected:
+        raise StoreError(
+            f"Expected '{what}' in {path} with digest {expected} (got {found}): it is damaged, restore it or write the "
+            f"store again"
+        )
+
+
+class Column:
+    """Integers in a shard, which stay there: values that are looked up are read from the file and copied.
+
+    Pages that were read are the file's: the system may take them back, and the processes of a machine share them.
+
+    Args:
+        file: the shard.
+        name: of the tensor ``[n]``, which was checked.
+    """
+
+    def __init__(self, file: TensorFile, name: str) -> None:
+        self._rows = file.rows(name)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def range(self, low: int, high: int) -> Tensor:
+        """Entries ``low`` to ``high``, int64."""
+        return torch.from_numpy(self._rows[low:high].astype(np.int64))
+
+    def take(self, place: Tensor) -> Tensor:
+        """The entry at each place, int64 like ``place``."""
+        return torch.from_numpy(self._rows.take(place.numpy()).astype(np.int64, copy=False))
+
+
+class ShardReader:
+    """The files of a store, mapped when they are first needed.
+
+    Args:
+        path: the folder.
+        manifest: its manifest.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path, self.manifest = path, manifest
+        self._files: dict[str, TensorFile] = {}
+        self._checked: set[tuple[str, str]] = set()
+
+    def file(self, key: str) -> TensorFile:
+        """A shard by its key."""
+        if key not in self._files:
+            self._files[key] = open_shard(self.path, self.manifest.shards[key])
+        return self._files[key]
+
+    def close(self) -> None:
+        """Let go of all pages."""
+        for file in self._files.values():
+            file.release()
+        self._files.clear()
+
+    def check(self, key: str, name: str) -> None:
+        """Check a tensor by its digest, once.
+
+        Raises:
+            StoreError: It is damaged.
+        """
+        if (key, name) not in self._checked:
+            file = self.file(key)
+            require_digest(file.path, name, file.digest(name), self.manifest.shards[key].digests[name])
+            self._checked.add((key, name))
+
+    def column(self, key: str, name: str) -> Column:
+        """Integers of a shard, checked, where they lie. They outlive :meth:`close`.
+
+        Raises:
+            StoreError: They are damaged.
+        """
+        self.check(key, name)
+        return Column(self.file(key), name)
+
+    def tensor(self, key: str, name: str) -> Tensor:
+        """A whole tensor of a shard, copied and checked in one pass."""
+        file, shard = self.file(key), self.manifest.shards[key]
+        spec, hasher, low = file.spec(name), xxhash.xxh3_128(), 0
+        if not spec.shape:
+            self.check(key, name)
+            return as_torch(file.whole(name).copy(), spec.dtype)
+        out = np.empty(spec.shape, storage_dtype(spec.dtype))
+        for piece in file.pieces(name):
+            hasher.update(piece.reshape(-1).view(np.uint8).data)
+            out[low : low + len(piece)] = piece
+            low += len(piece)
+        require_digest(file.path, name, str(hasher.hexdigest()), shard.digests[name])
+        return as_torch(out, spec.dtype)

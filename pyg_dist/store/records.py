@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from pyg_dist.backend import ops
+from pyg_dist.partition.inputs import Array
 
-Array = np.ndarray[Any, Any]
 Key = Callable[[Array], Array]
 """The key of each record, int64."""
 

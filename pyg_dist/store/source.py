@@ -14,9 +14,8 @@ import numpy as np
 from torch import Tensor
 from torch_geometric.typing import SparseTensor
 
+from pyg_dist.partition.inputs import Array
 from pyg_dist.store.format import TensorSpec, is_storable
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,9 @@ class EdgeAttribute:
     name: str
     dtype: str
     shape: tuple[int, ...] = ()
+
+
+EDGE_WEIGHT = EdgeAttribute("edge_weight", "F32")
 
 
 @dataclass(frozen=True)
@@ -125,33 +127,48 @@ class Reading:
 
 
 class Source(ABC):
-    """An input graph. Nothing of it is unpickled.
+    """An input graph. Nothing of it is unpickled. Whatever is wrong in it is a DataError that names file and line.
 
     Attributes:
+        path: the file or folder.
         name: for people.
         reading: how it is read.
         understood: what the file was taken for, in words, where it does not say so itself.
+        num_nodes, num_edges, is_weighted, stands_once: of :meth:`info`, for files of edges and weights alone.
     """
 
-    name: str
-    reading: Reading = Reading()
     understood: str = ""
+    num_nodes: int | None = None
+    num_edges: int | None = None
+    is_weighted = False
+    stands_once = False
+
+    def __init__(self, path: Path, reading: Reading) -> None:
+        self.path, self.name, self.reading = path, path.name, reading
+        self.open()
 
     @abstractmethod
-    def info(self) -> SourceInfo:
-        """What is known before the edges are read.
+    def open(self) -> None:
+        """Read how the input begins."""
 
-        Raises:
-            DataError: The input is not what it should be; the message names file and line.
-        """
+    def info(self) -> SourceInfo:
+        """What is known before the edges are read."""
+        edges = (EDGE_WEIGHT,) if self.is_weighted else ()
+        return SourceInfo((self.path,), self.num_nodes, self.num_edges, edges=edges, stands_once=self.stands_once)
 
     @abstractmethod
     def chunks(self, size: int) -> Iterator[EdgeChunk]:
-        """The edges in their order, about ``size`` at a time; each call begins anew.
+        """The edges in their order, about ``size`` at a time; each call begins anew."""
 
-        Raises:
-            DataError: See :meth:`info`.
-        """
+
+def tensors_info(
+    path: Path, num_nodes: int, num_edges: int | None, nodes: Mapping[str, TensorSpec], edges: Mapping[str, TensorSpec],
+    rows: Callable[[str], Callable[[int], Iterator[Array]]], **more: Any,
+) -> SourceInfo:  # fmt: skip
+    """The info of a file of tensors, from those of nodes and of edges, and what reads the rows of one of nodes."""
+    of_nodes = tuple(NodeAttribute(name, spec.dtype, spec.shape[1:], rows(name)) for name, spec in nodes.items())
+    of_edges = tuple(EdgeAttribute(name, spec.dtype, spec.shape[1:]) for name, spec in edges.items())
+    return SourceInfo((path,), num_nodes, num_edges, of_nodes, of_edges, **more)
 
 
 def fixed_rows(array: Array) -> Callable[[int], Iterator[Array]]:

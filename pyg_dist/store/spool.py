@@ -13,14 +13,14 @@ import xxhash
 from torch import Tensor
 
 from pyg_dist.errors import DataError, OptionError
+from pyg_dist.partition.inputs import Array
 from pyg_dist.partition.memory import shortage
+from pyg_dist.store.attributes import NanCount
 from pyg_dist.store.format import as_torch, storage_dtype
-from pyg_dist.store.nan_count import NanCount
 from pyg_dist.store.records import Buckets, read_records, records_limit, sorted_records
 from pyg_dist.store.source import EdgeAttribute, EdgeChunk, Source
 from pyg_dist.store.writer import sync
 
-Array = np.ndarray[Any, Any]
 Tick = Callable[[int], object]
 """Called with the number of further edges that are done."""
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import xxhash
 
 from pyg_dist.errors import DataError
+from pyg_dist.partition.inputs import Array
 from pyg_dist.store.format import FileLayout, TensorSpec, storage_dtype
-
-Array = np.ndarray[Any, Any]
 
 
 class ShardWriter:

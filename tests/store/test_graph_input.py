@@ -10,8 +10,8 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch, Data, HeteroData
 
 from pyg_dist.errors import DataError, UnsupportedError
+from pyg_dist.store.attributes import NanCount
 from pyg_dist.store.graph_input import read_graph
-from pyg_dist.store.nan_count import NanCount
 
 EDGES = torch.tensor([[0, 1, 2, 2, 0], [1, 2, 0, 2, 1]])
 

@@ -6,18 +6,14 @@ from pathlib import Path
 
 from pyg_dist.errors import DataError, OptionError
 from pyg_dist.store.source import Reading, Source
-from pyg_dist.store.sources.dimacs import Dimacs, is_dimacs
-from pyg_dist.store.sources.edge_array import ArrayEdges
 from pyg_dist.store.sources.edge_list import TextEdges
-from pyg_dist.store.sources.matrix_market import BANNER, MatrixMarket
-from pyg_dist.store.sources.metis import Metis
+from pyg_dist.store.sources.edge_table import ArrayEdges, Parquet
+from pyg_dist.store.sources.headed_text import BANNER, Dimacs, MatrixMarket, Metis, is_dimacs
 from pyg_dist.store.sources.npz import Npz
 from pyg_dist.store.sources.ogb import OGB, is_ogb_folder
-from pyg_dist.store.sources.parquet import Parquet
 from pyg_dist.store.sources.rmat import PREFIX, RMat
-from pyg_dist.store.sources.saved_graph import SavedGraph
+from pyg_dist.store.sources.saved_graph import PROCESSED, SavedGraph, TorchFile
 from pyg_dist.store.sources.text import first_lines, unpacked
-from pyg_dist.store.sources.torch_file import PROCESSED, TorchFile
 
 __all__ = ["KINDS", "Reading", "Source", "open_source"]
 
@@ -56,7 +52,7 @@ def open_source(graph: str, reading: Reading = Reading()) -> Source:  # noqa: B0
     ):
         if value is not None and not is_taken:
             raise OptionError(f"Expected no {option} for {graph}, whose format has it (got {value}): leave it out")
-    return kind(graph if kind is RMat else path, reading)  # type: ignore[call-arg]
+    return kind(path, reading)
 
 
 def _kind_of(graph: str) -> tuple[type[Source], Path]:

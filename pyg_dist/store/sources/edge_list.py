@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from pyg_dist.errors import DataError, UnsupportedError
-from pyg_dist.store.source import EdgeAttribute, EdgeChunk, Reading, Source, SourceInfo
-from pyg_dist.store.sources.columns import SOURCE, TARGET, WEIGHT, given_roles, roles_of
+from pyg_dist.errors import DataError, OptionError, UnsupportedError
+from pyg_dist.partition.inputs import Array
+from pyg_dist.store.source import EDGE_WEIGHT, EdgeChunk, Source
 from pyg_dist.store.sources.text import COMMENTS, QUOTES, Rows, Rule, Table, counted, first_lines
 
-Array = np.ndarray[Any, Any]
-
-EDGE_WEIGHT = EdgeAttribute("edge_weight", "F32")
+SOURCE, TARGET, WEIGHT = "source", "target", "weight"
+_NAMES = {
+    SOURCE: {"source", "src", "from", "u", "1", "a", "i"},
+    TARGET: {"target", "dst", "dest", "destination", "to", "v", "2", "b", "j"},
+    WEIGHT: {"weight", "weights", "w", "edgeweight", "rating", "sign"},
+}
 TIMES = 10**8
 """Numbers from here on, in an unnamed third column, are times: seconds since 1970, of 1973 and later."""
 _MANY = 100
@@ -29,7 +31,7 @@ _BRACES = Rule(("{",), re.compile(r"\{[^{}\n]*\}"))
 _WEIGHT_IN_BRACES = Rule(("{",), re.compile(r"\{[^{}\n]*?['\"]weight['\"]\s*:\s*([^,}\s]+)[^{}\n]*\}"), r"\1")
 _KINDS = {SOURCE: "i8", TARGET: "i8", WEIGHT: "f8", None: "U1"}
 _REMEDY = "mend the line; make edges of an adjacency list, and name a file in METIS' format .graph"
-_ASK = "say which is which, such as --columns source,target,weight (any other word leaves a column out)"
+ASK = "say which is which, such as --columns source,target,weight (any other word leaves a column out)"
 
 
 class TextEdges(Source):
@@ -41,8 +43,9 @@ class TextEdges(Source):
     :data:`TIMES` or more, it is left out; whole numbers that look like times or neighbours are refused.
     """
 
-    def __init__(self, path: Path, reading: Reading) -> None:
-        self.path, self.name, self.reading = path, path.name, reading
+    def open(self) -> None:
+        """What the file means, from its first lines."""
+        path, reading = self.path, self.reading
         lines = first_lines(path)
         self.konect = _KONECT.match(lines[0])
         text = "\n".join(lines)
@@ -105,9 +108,7 @@ class TextEdges(Source):
         elif used == 3:
             return [*unnamed, self._third(samples), *[None] * (width - used)]
         got = counted(used) + (f" named {', '.join(names)}" if names else "")
-        raise DataError(
-            f"Expected 'source target' or 'source target weight' in {self.path}, line 1 (got {got}): {_ASK}"
-        )
+        raise DataError(f"Expected 'source target' or 'source target weight' in {self.path}, line 1 (got {got}): {ASK}")
 
     def _konect_roles(self, width: int) -> list[str | None]:
         kind, weights = self.konect.groups() if self.konect else ("", "")
@@ -124,7 +125,7 @@ class TextEdges(Source):
         try:
             third = np.array([float(row[2]) for row in samples])
         except ValueError as error:
-            raise DataError(f"Expected a number as weight in {self.path} (got {error}): {_ASK}") from error
+            raise DataError(f"Expected a number as weight in {self.path} (got {error}): {ASK}") from error
         if (third >= TIMES).all():
             self.notes.append("numbers of 10^8 and more are times")
             return None
@@ -144,7 +145,7 @@ class TextEdges(Source):
         if is_once or is_sorted:
             what = "neighbours, each node stands first in one line" if is_once else "times, they never decrease"
             raise DataError(
-                f"Expected 'source target weight' in {self.path} (got whole numbers last, perhaps {what}): {_ASK}"
+                f"Expected 'source target weight' in {self.path} (got whole numbers last, perhaps {what}): {ASK}"
             )
         return WEIGHT
 
@@ -155,10 +156,6 @@ class TextEdges(Source):
         ]
         more = f" ({', '.join(left_out)} left out)" if left_out else ""
         return f"columns {', '.join(filter(None, roles))}{more} by {marks[self.table.separator]}"
-
-    def info(self) -> SourceInfo:
-        """Neither nodes nor edges are counted yet."""
-        return SourceInfo((self.path,), None, None, edges=(EDGE_WEIGHT,) if self.is_weighted else ())
 
     def chunks(self, size: int) -> Iterator[EdgeChunk]:
         """The lines in their order."""
@@ -229,3 +226,34 @@ def _is_metis(first: Array, num_lines: int, width: int, are_nodes: bool) -> bool
         return bool(are_nodes and first[1] == num_lines)
     neighbours = {0: 3, 10: 2, 100: 2, 11: 1, 101: 1, 110: 1}.get(int(first[2]) if first[2] == first[2] else -1)
     return neighbours is not None and 2 * first[1] == neighbours * num_lines
+
+
+def roles_of(names: Sequence[str]) -> list[str | None] | None:
+    """What each column is: source, target, weight, or None; None altogether: the names do not say it.
+
+    ``FromNodeId``, ``source_node``, ``id_1`` and the like are known; of several weights the first one counts.
+    """
+    found: list[str | None] = [None] * len(names)
+    for role, known in _NAMES.items():
+        plain = (re.sub(r"[^a-z0-9]", "", name.lower()) for name in names)
+        place = next((k for k, name in enumerate(plain) if {name, re.sub("node|vertex|id", "", name)} & known), None)
+        if place is not None and found[place] is None:
+            found[place] = role
+        elif role != WEIGHT:
+            return None
+    return found
+
+
+def given_roles(columns: Sequence[str], width: int) -> list[str | None]:
+    """The same, of the option ``--columns``; columns that it does not name are left out.
+
+    Raises:
+        OptionError: It has not exactly one source and one target, or more columns than there are.
+    """
+    if any(columns.count(role) != 1 for role in (SOURCE, TARGET)) or columns.count(WEIGHT) > 1 or len(columns) > width:
+        raise OptionError(
+            f"Expected --columns with source and target, and weight at most once, of {width} columns (got "
+            f"{','.join(columns)}): such as source,target,-,weight"
+        )
+    found = [name if name in _NAMES else None for name in columns]
+    return found + [None] * (width - len(found))

@@ -1,33 +1,28 @@
-"""Graphs in ``.npz`` files: the attributes of a ``Data`` as arrays, read in pieces."""
+"""Graphs in ``.npz`` files: the attributes of a ``Data`` as arrays, streamed from the zip."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 from torch_geometric.data import Data
 
 from pyg_dist.errors import DataError, PygDistError
+from pyg_dist.partition.inputs import Array
 from pyg_dist.store.attributes import num_nodes_of, sort_attributes
-from pyg_dist.store.format import TensorSpec, dtype_name, torch_dtype
-from pyg_dist.store.source import (
-    EdgeAttribute,
-    EdgeChunk,
-    NodeAttribute,
-    Reading,
-    Source,
-    SourceInfo,
-    edge_place,
-    fixed_rows,
-    storable,
-)
-from pyg_dist.store.sources.npz_member import Member, members
-
-Array = np.ndarray[Any, Any]
+from pyg_dist.store.format import spec_of, torch_dtype
+from pyg_dist.store.source import EdgeChunk, Source, SourceInfo, edge_place, fixed_rows, storable, tensors_info
 
 _SPARSE = ("x_indptr", "x_indices", "x_data", "x_shape")
 _KNOWN = ("num_nodes", "edge_index", "undirected", *_SPARSE)
@@ -42,8 +37,11 @@ class Npz(Source):
     become int64, since such files keep labels in few bytes. Masks ``[K, N]`` of several splits become ``[N, K]``.
     """
 
-    def __init__(self, path: Path, reading: Reading) -> None:
-        self.path, self.name, self.reading = path, path.name, reading
+    num_nodes: int
+
+    def open(self) -> None:
+        """The headers of all arrays."""
+        path = self.path
         self.members = members(path)
         if "edge_index" not in self.members:
             raise DataError(f"Expected edge_index [2, E] in {path} (got {', '.join(self.members)}): add it")
@@ -56,12 +54,12 @@ class Npz(Source):
         self.num_edges = self.edges.shape[1]
         self.is_compact = "undirected" in self.members
         self.stands_once = self.is_compact and bool(self.members["undirected"].array().all())
-        data = Data(**storable(path, self._attributes()))
+        data, is_strict = Data(**storable(path, self._attributes())), self.reading.is_strict
         try:
-            self.num_nodes = num_nodes_of(data, self._largest, reading.is_strict)
+            self.num_nodes = num_nodes_of(data, self._largest, is_strict)
             masks = {name: mask for name in self.members if (mask := self._turned_mask(name)) is not None}
             data.update({name: _meta(mask.shape, mask.dtype) for name, mask in masks.items()})
-            self.attributes = sort_attributes(data.to_dict(), self.num_nodes, self.num_edges, reading.is_strict)
+            self.attributes = sort_attributes(data.to_dict(), self.num_nodes, self.num_edges, is_strict)
         except PygDistError as error:
             raise type(error)(f"{path}: {error}") from error
         self.masks = masks
@@ -106,20 +104,13 @@ class Npz(Source):
     def info(self) -> SourceInfo:
         """Sizes and attributes; content stays in the file."""
         found = self.attributes
-        nodes = (
-            NodeAttribute(name, dtype_name(t.dtype), tuple(t.shape[1:]), self._node_rows(name))
-            for name, t in found.nodes.items()
-        )
-        edges = (EdgeAttribute(name, dtype_name(t.dtype), tuple(t.shape[1:])) for name, t in found.edges.items())
-        others = {
-            name: (TensorSpec(dtype_name(t.dtype), tuple(t.shape)), partial(self._whole, name))
-            for name, t in found.others.items()
-            if isinstance(t, torch.Tensor)
-        }
-        plain = {name: value for name, value in found.others.items() if name not in others}
-        return SourceInfo(
-            (self.path,), self.num_nodes, None if self.stands_once else self.num_edges, tuple(nodes), tuple(edges),
-            plain, others, self.stands_once,
+        nodes, edges = ({name: spec_of(t) for name, t in given.items()} for given in (found.nodes, found.edges))
+        tensors = {name: t for name, t in found.others.items() if isinstance(t, torch.Tensor)}
+        return tensors_info(
+            self.path, self.num_nodes, None if self.stands_once else self.num_edges, nodes, edges, self._node_rows,
+            other={name: value for name, value in found.others.items() if name not in tensors},
+            other_tensors={name: (spec_of(t), partial(self._whole, name)) for name, t in tensors.items()},
+            stands_once=self.stands_once,
         )  # fmt: skip
 
     def chunks(self, size: int) -> Iterator[EdgeChunk]:
@@ -202,3 +193,112 @@ def _meta(shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor | np.dty
         return torch.empty(shape, dtype=torch_dtype(dtype), device="meta")
     except DataError:
         return dtype
+
+
+_COPY_BYTES = 1 << 22
+
+
+@dataclass(frozen=True)
+class Member:
+    """One array.
+
+    Attributes:
+        path: the ``.npz`` file.
+        name: of the array.
+        dtype: its type.
+        shape: its shape.
+        is_fortran: whether its first index runs fastest.
+    """
+
+    path: Path
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    is_fortran: bool
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return self.dtype.itemsize * int(np.prod(self.shape[1:], dtype=np.int64))
+
+    def pieces(self, num_bytes: int, first: int = 0) -> Iterator[Array]:
+        """Consecutive rows from row ``first`` on, about ``num_bytes`` at a time.
+
+        Raises:
+            DataError: The zip is damaged.
+        """
+        if self.is_fortran and len(self.shape) > 1:
+            yield from self._turned(num_bytes, first)
+            return
+        step = max(1, num_bytes // max(self.row_bytes, 1))
+        with _reading(self.path), zipfile.ZipFile(self.path) as archive, _stream(archive, self.name) as (stream, *_):
+            stream.seek(first * self.row_bytes, os.SEEK_CUR)
+            for low in range(first, self.shape[0], step):
+                yield self._read(stream, min(step, self.shape[0] - low))
+
+    def _turned(self, num_bytes: int, first: int) -> Iterator[Array]:
+        """Rows of an array whose columns lie one after another: it is unpacked to a temporary file first."""
+        with tempfile.TemporaryFile() as file:
+            with (
+                _reading(self.path),
+                zipfile.ZipFile(self.path) as archive,
+                _stream(archive, self.name) as (stream, *_),
+            ):
+                shutil.copyfileobj(stream, file, _COPY_BYTES)
+            file.flush()
+            step = max(1, num_bytes // max(self.row_bytes, 1))
+            for low in range(first, self.shape[0], step):  # mapped anew for each piece: pages are let go
+                whole = np.memmap(file, self.dtype, "r", shape=self.shape, order="F")
+                yield np.ascontiguousarray(whole[low : low + step])
+                del whole
+
+    def _read(self, stream: IO[bytes], count: int) -> Array:
+        content = stream.read(count * self.row_bytes)
+        if len(content) != count * self.row_bytes:
+            raise DataError(f"Expected all of '{self.name}' in {self.path} (it breaks off): fetch it again")
+        return np.frombuffer(content, self.dtype).reshape(count, *self.shape[1:])
+
+    def array(self) -> Array:
+        """All of it, in memory."""
+        with _reading(self.path), np.load(self.path, allow_pickle=False) as file:
+            whole: Array = file[self.name]
+        return whole
+
+
+def members(path: Path) -> dict[str, Member]:
+    """The arrays of a file by name; only their headers are read.
+
+    Raises:
+        DataError: It is no ``.npz`` file, or holds Python objects.
+    """
+    found = {}
+    with _reading(path), zipfile.ZipFile(path) as archive:
+        for entry in archive.namelist():
+            name = entry.removesuffix(".npy")
+            with _stream(archive, name) as (_, shape, is_fortran, dtype):
+                if dtype.hasobject:
+                    raise DataError(
+                        f"Expected numbers as '{name}' in {path} (got Python objects): they are not unpickled"
+                    )
+                found[name] = Member(path, name, dtype, shape, is_fortran)
+    return found
+
+
+@contextmanager
+def _stream(archive: zipfile.ZipFile, name: str) -> Iterator[tuple[IO[bytes], tuple[int, ...], bool, np.dtype[Any]]]:
+    with archive.open(f"{name}.npy") as stream:
+        version = np.lib.format.read_magic(stream)
+        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+        yield stream, *read(stream)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise DataError(f"Expected a file in {path} (there is none): check the name") from error
+    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError, OSError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"Expected an .npz file in {path} (got: {error}): fetch it again") from error

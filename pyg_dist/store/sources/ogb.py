@@ -9,27 +9,23 @@ import csv
 import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from pyg_dist.errors import DataError, MissingPackageError, UnsupportedError
+from pyg_dist.partition.inputs import Array
 from pyg_dist.store.format import dtype_name
 from pyg_dist.store.source import (
     EdgeAttribute,
     EdgeChunk,
     NodeAttribute,
-    Reading,
     Source,
     SourceInfo,
     edge_place,
     fixed_rows,
 )
-from pyg_dist.store.sources.npz import edge_columns
-from pyg_dist.store.sources.npz_member import Member, members
+from pyg_dist.store.sources.npz import Member, edge_columns, members
 from pyg_dist.store.sources.text import first_lines, matrix, same_columns
-
-Array = np.ndarray[Any, Any]
 
 _NAMES = {"node_feat": "x", "edge_feat": "edge_attr"}
 _SPLITS = {"train": "train_mask", "valid": "val_mask", "test": "test_mask"}
@@ -63,8 +59,11 @@ def master_options(name: str) -> dict[str, str]:
 class OGB(Source):
     """``x``, ``edge_attr``, ``y`` and additional files as ``PygNodePropPredDataset`` has them; the split as masks."""
 
-    def __init__(self, path: Path, reading: Reading) -> None:
-        self.path, self.name, self.reading, self.raw = path, path.name, reading, path / "raw"
+    num_nodes: int
+
+    def open(self) -> None:
+        """Sizes, and which files there are."""
+        path, self.raw = self.path, self.path / "raw"
         self.options = master_options(path.name.replace("_", "-"))
         if self.options["is hetero"] == "True":
             raise UnsupportedError(f"Expected a homogeneous dataset (got {path.name}): export one relation as a graph")

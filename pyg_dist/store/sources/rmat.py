@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from pyg_dist.errors import OptionError
-from pyg_dist.store.source import EdgeChunk, NodeAttribute, Reading, Source, SourceInfo
-
-Array = np.ndarray[Any, Any]
+from pyg_dist.partition.inputs import Array
+from pyg_dist.store.source import EdgeChunk, NodeAttribute, Source, SourceInfo
 
 PREFIX = "rmat:"
 _DEFAULTS = {"scale": 20, "edges": 16_000_000, "seed": 0, "features": 64, "classes": 16}
@@ -30,10 +29,12 @@ class RMat(Source):
     the id, which R-MAT's edges tend to share. A node in ten trains, one in ten validates, the others test.
     """
 
-    def __init__(self, text: str, reading: Reading) -> None:
-        self.name, self.reading = text, reading
+    num_edges: int
+
+    def open(self) -> None:
+        """The options in its name."""
         options = dict(_DEFAULTS)
-        for part in filter(None, text.removeprefix(PREFIX).split(",")):
+        for part in filter(None, self.name.removeprefix(PREFIX).split(",")):
             name, _, value = part.partition("=")
             if name not in options or not value.isdecimal():
                 raise OptionError(

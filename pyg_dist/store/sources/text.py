@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, NamedTuple, cast
 
 import numpy as np
 
 from pyg_dist.errors import DataError, MissingPackageError
-
-Array = np.ndarray[Any, Any]
+from pyg_dist.partition.inputs import Array
 
 BLOCK = 1 << 20
 """Characters at a time."""

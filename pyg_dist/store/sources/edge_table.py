@@ -1,26 +1,59 @@
-"""Edges in a Parquet file, read with pyarrow in pieces."""
+"""Edges as a table in a file with types: a NumPy array, or Parquet, read with pyarrow in pieces."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pyg_dist.errors import DataError, MissingPackageError
+from pyg_dist.partition.inputs import Array
 from pyg_dist.store.format import dtype_name
-from pyg_dist.store.source import EdgeAttribute, EdgeChunk, Reading, Source, SourceInfo, edge_place
-from pyg_dist.store.sources.columns import SOURCE, TARGET, WEIGHT, given_roles, roles_of
+from pyg_dist.store.source import EDGE_WEIGHT, EdgeAttribute, EdgeChunk, Source, SourceInfo, edge_place
+from pyg_dist.store.sources.edge_list import ASK, SOURCE, TARGET, WEIGHT, given_roles, roles_of
 
-_ASK = "say which is which, such as --columns source,target,weight (any other word leaves a column out)"
+
+class ArrayEdges(Source):
+    """An ``.npy`` file of integers, ``[2, E]`` or ``[E, 2]``; of two edges it is read as ``[2, E]``."""
+
+    num_edges: int
+
+    def open(self) -> None:
+        """The array's shape."""
+        path = self.path
+        try:
+            whole = self._mapped()
+        except (ValueError, EOFError) as error:
+            raise DataError(f"Expected a NumPy array in {path} (got: {error}): write it with numpy.save") from error
+        if whole.ndim != 2 or 2 not in whole.shape or whole.dtype.kind not in "iu":
+            raise DataError(
+                f"Expected integers [2, E] or [E, 2] in {path} (got {whole.dtype} {list(whole.shape)}): one column per "
+                f"edge"
+            )
+        self.is_wide = whole.shape[0] == 2
+        self.num_edges = whole.shape[1 if self.is_wide else 0]
+        self.first_id = self.reading.first_id or 0
+        self.understood = f"an array [{'2, E' if self.is_wide else 'E, 2'}]; ids from {self.first_id}"
+
+    def _mapped(self) -> Array:
+        whole: Array = np.load(self.path, mmap_mode="r", allow_pickle=False)
+        return whole
+
+    def chunks(self, size: int) -> Iterator[EdgeChunk]:
+        """The edges in their order."""
+        for low in range(0, self.num_edges, size):
+            whole = self._mapped()  # anew for each piece: pages are let go
+            ends = (whole if self.is_wide else whole.T)[:, low : low + size].astype(np.int64) - self.first_id
+            yield EdgeChunk(ends[0], ends[1], {}, edge_place(self.path, low))
 
 
 class Parquet(Source):
     """A table with a row per edge; columns are known by their names, or, if there are two, by their order."""
 
-    def __init__(self, path: Path, reading: Reading) -> None:
-        self.path, self.name, self.reading = path, path.name, reading
+    def open(self) -> None:
+        """The schema."""
+        path, reading = self.path, self.reading
         try:
             import pyarrow
             from pyarrow import parquet
@@ -41,7 +74,7 @@ class Parquet(Source):
             pair = dict(zip(columns, (SOURCE, TARGET), strict=False)) if len(columns) == 2 else {}
             roles = roles_of(names) or [pair.get(k) for k in range(len(names)) if pair]
         if not roles:
-            raise DataError(f"Expected columns source and target in {path} (got {', '.join(names)}): {_ASK}")
+            raise DataError(f"Expected columns source and target in {path} (got {', '.join(names)}): {ASK}")
         self.columns = {role: name for role, name in zip(roles, names, strict=True) if role is not None}
         for role, name in self.columns.items():
             if self._dtype(role).kind not in ("iuf" if role == WEIGHT else "iu"):
@@ -57,9 +90,8 @@ class Parquet(Source):
 
     def info(self) -> SourceInfo:
         """As many edges as rows."""
-        edges: tuple[EdgeAttribute, ...] = ()
-        if WEIGHT in self.columns:
-            edges = (EdgeAttribute("edge_weight", dtype_name(self._dtype(WEIGHT))),)
+        weight = [dtype_name(self._dtype(WEIGHT))] if WEIGHT in self.columns else []
+        edges = tuple(EdgeAttribute(EDGE_WEIGHT.name, dtype) for dtype in weight)
         return SourceInfo((self.path,), None, self.num_edges, edges=edges)
 
     def _dtype(self, role: str) -> np.dtype[Any]:
@@ -79,7 +111,7 @@ class Parquet(Source):
                         f"nulls in rows {low} to {low + len(batch) - 1}): drop these rows"
                     )
                 found[role] = column.to_numpy()
-            weight = {"edge_weight": found[WEIGHT]} if WEIGHT in found else {}
+            weight = {EDGE_WEIGHT.name: found[WEIGHT]} if WEIGHT in found else {}
             source, target = (found[role].astype(np.int64) - self.first_id for role in (SOURCE, TARGET))
             yield EdgeChunk(source, target, weight, edge_place(self.path, low))
             low += len(batch)
