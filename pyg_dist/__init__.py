@@ -8,8 +8,8 @@
 from importlib.metadata import PackageNotFoundError, version
 
 from pyg_dist.backend.session import devices as _devices
-from pyg_dist.backend.session import early_end as _early_end
 from pyg_dist.backend.session import generators as _generators
+from pyg_dist.backend.session import leaving as _leaving
 from pyg_dist.backend.session import steps as _steps
 from pyg_dist.backend.session.session import init, is_main, rank, world_size
 from pyg_dist.cli.profile import Profile, profile
@@ -26,7 +26,7 @@ except PackageNotFoundError:  # a source tree on the path, not installed
 _steps.configure_log()
 _generators.start_alike()
 _devices.choose_when_started()
-_early_end.watch()
+_leaving.way_out.watch_start()
 
 __all__ = [
     "DistributedData",

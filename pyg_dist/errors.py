@@ -1,7 +1,7 @@
 """Typed errors. Each is one line: what was expected, what came, on which rank, and what to do.
 
 All of them are :class:`ValueError`, so that a script can guard a whole block with one clause. This module is the lowest
-room and imports nothing; :mod:`pyg_dist.backend.session.session` sets the rank of this process (:func:`set_rank`).
+room and imports nothing; :mod:`pyg_dist.backend.session.state` knows the rank of this process (:func:`set_rank`).
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Callable, Mapping
 # How many different values an error spells out: the line must stay readable when each of 512 ranks has its own.
 _MAX_VALUES = 4
 
-_suffix = ""
+_rank: Callable[[], str] = str
 _where: Callable[[], str] = str
 _whole_graph: Callable[[], str] = str
 
 
-def set_rank(rank: int, world_size: int) -> None:
-    """State which rank the errors created from now on belong to; ``world_size=1`` leaves them bare. Not collective."""
-    global _suffix
-    _suffix = f" [rank {rank} of {world_size}]" if world_size > 1 else ""
+def set_rank(rank: Callable[[], str]) -> None:
+    """Let errors end with what ``rank()`` says when they are created: the rank, or nothing. Not collective."""
+    global _rank
+    _rank = rank
 
 
 def set_locator(where: Callable[[], str], whole_graph: Callable[[], str]) -> None:
@@ -58,7 +58,7 @@ class PygDistError(ValueError):
         """Take the one-line ``message``, without the rank."""
         super().__init__(message)
         self.message = message
-        self.suffix = _suffix
+        self.suffix = _rank()
 
     def __str__(self) -> str:
         return self.message + self.suffix

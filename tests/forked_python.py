@@ -205,7 +205,7 @@ def _be_python(program: str, words: list[str], environ: dict[str, str], folder: 
     generators: Any = importlib.import_module("pyg_dist.backend.session.generators")
     generators._alike = None
     generators.start_alike()
-    importlib.import_module("pyg_dist.backend.session.early_end").watch()
+    importlib.import_module("pyg_dist.backend.session.leaving").way_out.watch_start()
     kind, *rest = words if words[0] in ("-m", "-c") else ["", *words]
     first = {"-m": folder, "-c": ""}.get(kind, str(Path(rest[0]).resolve().parent))
     path = [first, *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]

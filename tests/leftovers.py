@@ -20,21 +20,20 @@ import numpy as np
 import torch
 from torch_geometric.nn import GraphConv, SAGEConv
 
-# What comes once and stays, the same for all: a session, which may go on with its groups, the hook and the constructors
-# that live while distributed rows do, and the methods that PyG writes into a conv's class with its first object.
+# What comes once and stays, the same for all.
 _STAYS = {
-    *(f"pyg_dist.backend.session.session.{name}" for name in ("_options", "_owns_group", "_store", "_watch")),
-    *("pyg_dist.backend.comm.transport._abandoned", "pyg_dist.backend.staging._warned"),
-    *("torch.tensor", "torch.as_tensor", "torch.asarray", "pyg_dist.backend.sparse.csr._trials_by_size"),
-    *("pyg_dist.backend.session.session._divergence", "pyg_dist.backend.comm.connection._reason"),
-    *("pyg_dist.backend.session.world._current", "pyg_dist.errors._suffix"),
-    *("pyg_dist.errors._where", "pyg_dist.errors._whole_graph"),
-    *("workers._left", "workers._num_meetings"),  # what ranks note between two bodies
-    *("environment variable GLOO_SOCKET_IFNAME", "pyg_dist.graph.module_hooks._hooks"),
+    *("torch.tensor", "torch.as_tensor", "torch.asarray"),  # hooks that live while distributed rows do
     *(f"torch.nn.modules.module.Module.{name}" for name in ("__init__", "__setstate__")),  # of torch.compile
+    *("workers._left", "workers._num_meetings"),  # what ranks note between two bodies
+    "environment variable GLOO_SOCKET_IFNAME",
+    # Not yet the session's:
+    *("pyg_dist.backend.comm.transport._abandoned", "pyg_dist.backend.staging._warned"),
+    *("pyg_dist.backend.sparse.csr._trials_by_size", "pyg_dist.backend.comm.connection._reason"),
+    *("pyg_dist.errors._where", "pyg_dist.errors._whole_graph", "pyg_dist.graph.module_hooks._hooks"),
     *(f"pyg_dist.backend.comm.group.{name}" for name in ("_axes", "_open", "_world")),
     *(f"pyg_dist.backend.comm.checks.calls.{name}" for name in ("_file_ids", "_kind_ids", "_dtype_ids")),
 }
+# Methods that PyG writes into a conv's class with its first object.
 _WRITTEN = {
     "propagate", "_orig_propagate", "_jinja_propagate", "collect",
     "edge_updater", "_orig_edge_updater", "_jinja_edge_updater", "edge_collect",
@@ -188,9 +187,11 @@ def _options() -> Any:
     session = sys.modules.get("pyg_dist.backend.session.session")
     if session is None:
         return True, False
-    is_default = session._options == (session.DEFAULT_BACKEND, session.DEFAULT_TIMEOUT)
-    is_foreign = session.world.is_group_open() and not session._owns_group
-    return (not session.is_initialized() or is_default, is_foreign)
+    current = session.current()
+    is_default = (current.backend, current.timeout) == (session.DEFAULT_BACKEND, session.DEFAULT_TIMEOUT)
+    connections = current.find(session.Connections)
+    is_foreign = session.is_group_open() and not (connections is not None and connections.is_own)
+    return (not current.is_joined or is_default, is_foreign)
 
 
 def _namespaces(name: str, module: types.ModuleType | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -209,6 +210,8 @@ def _is_ours(name: str, module: types.ModuleType) -> bool:
 def _is_told(name: str, value: Any, was_there: bool) -> bool:
     """Whether an attribute's value is a patch; what a session sets, late imports and notes of torch are none."""
     is_note = isinstance(value, types.ModuleType) or name.endswith("__") or ".__" in name
+    if type(value).__name__ == "Session":  # a new run begins with a new one
+        return False
     return name not in _STAYS and (was_there or not is_note)
 
 

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 import torch
 
 from pyg_dist.backend import timing
-from pyg_dist.backend.session import session
+from pyg_dist.backend.session.state import current
 from pyg_dist.backend.side_stream import Made, SideStream, taken
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ class Prefetcher(Generic[T]):
         """Have the thread make the item of a step; one that was not taken is dropped."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "pyg_dist sampling")
-            session.close_at_shutdown(self)
+            current().close_at_end(self)
         device = self._device()
         if device != self._stream.device:
             self._stream = SideStream(device)

@@ -5,7 +5,6 @@ Everything here is collective: every rank calls it, in the same order. At world 
 
 from __future__ import annotations
 
-import itertools
 import pickle
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -20,7 +19,8 @@ from torch import Tensor
 
 from pyg_dist.backend import out_of_memory
 from pyg_dist.backend.comm.connection import InCall
-from pyg_dist.backend.session import world
+from pyg_dist.backend.comm.group import Group
+from pyg_dist.backend.session.state import current
 from pyg_dist.errors import AgreementError, RankFailedError, describe_values
 
 # poll() counts milliseconds in 32 bits, which ends at 24 days. Short waits in a loop are no choice: each one that runs
@@ -30,7 +30,12 @@ LONGEST_WAIT = timedelta(days=20)
 # Room for any message made for people; torch appends C++ stacks to some of its own.
 _MAX_CHARACTERS = 1000
 
-_main_calls = itertools.count()
+
+class Control:
+    """The group of all ranks that carries CPU tensors and small objects."""
+
+    def __init__(self) -> None:
+        self.group = Group()
 
 
 def require_equal(what: Mapping[str, str], remedy: str) -> None:
@@ -90,27 +95,28 @@ def on_main(function: Callable[[], Tensor]) -> Tensor:
     exception of ``function`` is raised on every rank with its type and message (a RankFailedError if it cannot be
     pickled).
     """
-    here = world.current()
-    if here is None or here.store is None:
+    session = current()
+    if session.store is None:
         return function().detach().cpu()
-    tag = here.control.calls.next("a result of rank 0")
-    key = f"on_main/{next(_main_calls)}/{tag}"
-    if here.rank == 0:
+    group = session.of(Control).group
+    tag = group.calls.next("a result of rank 0")
+    key = f"on_main/{next(session.num_results)}/{tag}"
+    if session.rank == 0:
         try:
             with out_of_memory.explained():
                 result = function().detach().cpu().contiguous()
         except BaseException as error:
-            _write(here.store, key, (_portable(error, here.rank), None, None))
+            _write(session.store, key, (_portable(error, session.rank), None, None))
             raise
-        _write(here.store, key, (None, result.dtype, tuple(result.shape)))
+        _write(session.store, key, (None, result.dtype, tuple(result.shape)))
     else:
-        with InCall(here.control.calls, (0,)):
-            here.store.wait([key], LONGEST_WAIT)
-        failure, dtype, shape = pickle.loads(here.store.get(key))
+        with InCall(group.calls, (0,)):
+            session.store.wait([key], LONGEST_WAIT)
+        failure, dtype, shape = pickle.loads(session.store.get(key))
         if failure is not None:
             raise failure
         result = torch.empty(shape, dtype=dtype)
-    here.control.broadcast_(_bytes_of(result))
+    group.broadcast_(_bytes_of(result))
     return result
 
 
@@ -123,12 +129,12 @@ def raise_together(error: Exception | None) -> None:
         Exception: This rank's own ``error``.
         RankFailedError: On a rank without an error of its own, naming the first rank that has one and its message.
     """
-    here = world.current()
-    if here is None or here.store is None:
+    session = current()
+    if session.store is None:
         if error is not None:
             raise error
         return
-    if here.control.all_true(error is None):
+    if session.of(Control).group.all_true(error is None):
         return
     lines = _all_gather(None if error is None else one_line(error))
     if error is not None:
@@ -156,10 +162,10 @@ def _portable(error: BaseException, rank: int) -> Exception:
 
 
 def _all_gather(value: Any) -> list[Any]:
-    here = world.current()
-    if here is None or here.store is None:
+    session = current()
+    if session.store is None:
         return [value]
-    return [pickle.loads(content) for content in here.control.gather_bytes(pickle.dumps(value))]
+    return [pickle.loads(content) for content in session.of(Control).group.gather_bytes(pickle.dumps(value))]
 
 
 def _write(store: dist.Store, key: str, value: Any) -> None:

@@ -1,21 +1,19 @@
 """A rank that fails makes every rank fail, with its message.
 
 A rank that raises would leave the others waiting in a collective until its timeout. So each rank has a thread asleep on
-its own key of the rendezvous store, its inbox. ``sys.excepthook`` of the rank that raises writes "rank r failed: Type:
-message" to every inbox; the threads print that line and end their processes, because the main thread may sit in a C++
-wait.
-
-Three orderings matter:
+its own key of the rendezvous store, its inbox. A rank that fails writes "rank r failed: Type: message" to every inbox;
+the threads print that line and end their processes (:mod:`~pyg_dist.backend.session.leaving`), because the main thread
+may sit in a C++ wait. A rank that ends well still listens until all have ended, ten seconds at most: if the others come
+to a call that it does not make, it has failed with them.
 
 * the store may live in rank 0's process: rank 0 leaves last, after waiting (a few seconds at most) until all have read;
-* a rank wakes its own thread and waits for it before its interpreter ends: a daemon thread in a C++ wait can crash it;
+* a rank that ends well wakes its own thread and waits for it: a daemon thread in a C++ wait can crash an interpreter;
 * only the first failure is spread. Later ones are usually its consequences, such as closed connections. A mistake that
   all ranks make is shown once: a rank waits a second or two for rank 0 to come upon it, and leaves the traceback to it.
 
 A rank that is killed leaves no message: its closed connections raise in its partners, which then spread the word. What
-the transport says of that names no rank, and whoever is first to notice would get the blame: the hook and
-:mod:`~pyg_dist.backend.comm.connection` say it in words of ours.
-Background threads are left alone: an exception there does not end a plain Python process either.
+the transport says of that names no rank, and whoever is first to notice would get the blame, so it is said in words of
+ours (:mod:`~pyg_dist.backend.comm.connection`).
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from types import TracebackType
+from typing import NoReturn
 
 import torch.distributed as dist
 
@@ -42,6 +40,8 @@ logger = logging.getLogger("pyg_dist")
 # Far beyond a round trip through the store, well within the half minute in which all ranks must have ended.
 _READ_SECONDS = 3.0
 _LEAVE_SECONDS = 10.0
+# In which most ranks that still train come to a call that this one, which has ended, does not make.
+_END_SECONDS = 10.0
 # From the first rank that leaves with a message to the last that reads it.
 _NEWS_SECONDS = 0.5
 # For rank 0 to find the mistake that another rank has found, too: then one traceback is enough.
@@ -78,11 +78,11 @@ class FailureWatch:
     """Spreads this rank's failure to the others and listens for theirs.
 
     Args:
-        store: The rendezvous store, used by this watch alone below its prefix.
-        rank: This rank.
-        world_size: Number of ranks.
-        leave: Ends this process at once with a non-zero status; does not return.
-        before_store_goes: Called when rank 0, which may hold the store, is about to end.
+        store: the rendezvous store, used by this watch alone below its prefix.
+        rank: this rank.
+        world_size: number of ranks.
+        leave: ends this process at once with status 1; does not return.
+        before_store_goes: called when rank 0, which may hold the store, is about to end.
     """
 
     def __init__(
@@ -90,93 +90,80 @@ class FailureWatch:
         store: dist.Store,
         rank: int,
         world_size: int,
-        leave: Callable[[], None],
+        leave: Callable[[], NoReturn],
         before_store_goes: Callable[[], None],
     ) -> None:
         """Start listening. Not collective."""
-        self._store = store
-        self._rank = rank
-        self._world_size = world_size
-        self._leave = leave
-        self._before_store_goes = before_store_goes
-        self._process = os.getpid()
+        self.rank, self.name = rank, f"rank {rank} of {world_size}"
+        self._store, self._world_size = store, world_size
+        self._leave, self._before_store_goes = leave, before_store_goes
         self._is_ending = False
         # Held while talking to the store at the end: rank 0 is not to go while this rank still needs its store.
         self._ending = threading.Lock()
-        self.has_failed = False
+        self._has_failed = False  # this rank, or another one of which it has heard
+        self._main_leaves = False  # the main thread waits for the listening one, and then leaves
         self._own_line = ""  # of an error that is no consequence of another rank's
         self._showing = threading.Lock()  # taken by the thread that shows the error, and kept
         self._has_heard = threading.Event()
-        self._previous_hook = sys.excepthook
         # A connection of its own: a waiting one is locked until its key is set.
         own_store = store.clone()  # type: ignore[attr-defined]  # not in the stub
         self._thread = threading.Thread(target=self._listen, args=(own_store,), name="pyg_dist failures", daemon=True)
         self._thread.start()
 
-    def hook_exceptions(self) -> None:
-        """Chain into ``sys.excepthook``, around torch's hook: it holds back what is printed in it. Not collective."""
-        if sys.excepthook != self._on_exception:
-            self._previous_hook = sys.excepthook
-            sys.excepthook = self._on_exception
-
     def close(self) -> None:
-        """End the watch of a rank that ends normally; rank 0 waits until the others no longer need its store."""
-        if sys.excepthook == self._on_exception:
-            sys.excepthook = self._previous_hook
-        if self.has_failed:
+        """End well, with the other ranks: this one has a part in a failure that comes while it waits for them.
+
+        Ranks that are later than ten seconds go on without it; rank 0, whose store they may need, tells them first.
+        """
+        if self._has_failed:
             return
+        self._main_leaves = True
         try:
+            if self._store.add("num_ended", 1) == self._world_size:
+                self._write_to_all("end")
+            self._thread.join(_END_SECONDS)
             with self._ending:
-                if not self._is_ending:
+                if self._thread.is_alive() and not self._has_heard.is_set():
                     self._is_ending = True
-                    self._store.set(f"inbox/{self._rank}", "end")
-                    self._store.set(f"read/{self._rank}", "")
-                    if self._rank == 0:
+                    self._store.set(f"inbox/{self.rank}", "end")
+                    self._store.set(f"read/{self.rank}", "")
+                    if self.rank == 0:
                         self._write_to_all("host ends")
                         self._wait_until_read(self._store)
         except _STORE_ERRORS:  # the store's process was killed at this very moment: no rank is left to inform
             pass
-        self._thread.join(_READ_SECONDS)
+        self._thread.join(_LEAVE_SECONDS if self._has_heard.is_set() else _READ_SECONDS)
+        if self._has_failed:
+            self._leave()
+        if self.rank == 0:
+            time.sleep(_HOST_SECONDS)
 
     def fail(self, message: str, store_answers: bool = True) -> None:
         """End every rank with a message. For another thread than the main one, which may sit in a C++ wait."""
         if self._is_ending:
             return
+        self._has_failed = True
         if not store_answers:
-            report(f"{message}; ending rank {self._rank} of {self._world_size}")
+            report(f"{message}; ending {self.name}")
             self._leave()
         try:
-            if self._store.add("num_failures", 1) > 1:
-                self._thread.join(_LEAVE_SECONDS)  # prints the first failure's line and ends the process
-            else:
-                self._is_ending = True
-                self._has_heard.set()
-                report(f"{message}; ending rank {self._rank} of {self._world_size}")
-                self._write_to_all(message)
-                self._store.set(f"read/{self._rank}", "")
-                self._wait_until_read(self._store)
+            self._spread(message, shows=True)
         except _STORE_ERRORS:
-            report(f"{message}; ending rank {self._rank} of {self._world_size}, which cannot reach the others")
+            report(f"{message}; ending {self.name}, which cannot reach the others")
         self._leave()
 
     def listen_first(self) -> None:
         """Give the main thread, which has lost a connection, time to hear why; if it hears, its process ends here."""
         if self._has_heard.wait(_NEWS_SECONDS):
-            time.sleep(_LEAVE_SECONDS)  # the thread that has heard ends the process
+            self._thread.join(_LEAVE_SECONDS)
+            self._leave()
 
-    def _on_exception(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        # A forked child inherits the hook but does not speak for the rank; Ctrl-C reaches every rank by itself.
-        is_own = os.getpid() == self._process
-        if is_own and issubclass(kind, KeyboardInterrupt):
-            report(f"interrupted; ending rank {self._rank} of {self._world_size}")
+    def on_exception(self, error: BaseException, show: Callable[[], object]) -> None:
+        """Tell the others of the exception that has ended this rank's script; ``show`` prints its traceback."""
+        if self._is_ending:
+            show()
             return
-        if not is_own or not issubclass(kind, Exception) or self._is_ending:
-            self.has_failed |= is_own and issubclass(kind, Exception)
-            self._previous_hook(kind, error, traceback)
-            return
-        self.has_failed = True
-        # Threads that Python joins at exit, or a destructor waiting for a dead rank, must not keep this process.
-        threading.Thread(target=self._leave_later, daemon=True).start()
+        self._has_failed = self._main_leaves = True
         if not (isinstance(error, (ConnectionLostError, DivergenceError)) or is_lost(error)):
             self._own_line = one_line(error)
         _tell_torchrun(one_line(error))
@@ -187,28 +174,35 @@ class FailureWatch:
         if told is not None:
             self._show_own_unless(told)
         elif self._showing.acquire(blocking=False):
-            self._previous_hook(kind, error, traceback)
-        sys.stderr.flush()
+            show()
         try:
-            if self._store.add("num_failures", 1) > 1:
-                self._thread.join(_LEAVE_SECONDS)  # prints the first failure's line and ends the process
-                return
-            self._is_ending = True
-            self._write_to_all(_what_happened(self._rank, error))
-            self._store.set(f"read/{self._rank}", "")
-            self._wait_until_read(self._store)
+            self._spread(_what_happened(self.rank, error))
         except _STORE_ERRORS:
-            report(f"rank {self._rank} of {self._world_size} cannot reach the other ranks to report its failure")
-        self._thread.join(_READ_SECONDS)
+            report(f"{self.name} cannot reach the other ranks to report its failure")
+
+    def _spread(self, message: str, shows: bool = False) -> None:
+        """Write to all inboxes, unless another rank has; ``shows``: print it here, too."""
+        if self._store.add("num_failures", 1) > 1:
+            self._thread.join(_LEAVE_SECONDS)  # prints the first failure's line
+            return
+        self._is_ending = True
+        if shows:
+            self._has_heard.set()
+            report(f"{message}; ending {self.name}")
+        self._write_to_all(message)
+        self._acknowledge(self._store)
+        self._wait_until_read(self._store)
+        if self.rank == 0:
+            time.sleep(_HOST_SECONDS)
 
     def _show_own_unless(self, told: str) -> None:
         """Show this rank's error, if there is one, unless ``told`` says the same or it has been shown."""
         if self._own_line and self._showing.acquire(blocking=False) and not told.endswith(self._own_line):
-            report(f"rank {self._rank} failed: {self._own_line}")
+            report(f"rank {self.rank} failed: {self._own_line}")
 
     def _told_by_rank_0(self) -> str | None:
         """The line of the error that rank 0 has come upon as well; ``None``: it has not, or this is rank 0."""
-        if self._rank == 0:
+        if self.rank == 0:
             self._store.set("error of rank 0", self._own_line)
             return None
         end = time.monotonic() + _SAME_SECONDS
@@ -220,20 +214,20 @@ class FailureWatch:
 
     def _listen(self, store: dist.Store) -> None:
         try:
-            store.wait([f"inbox/{self._rank}"], LONGEST_WAIT)
+            store.wait([f"inbox/{self.rank}"], LONGEST_WAIT)
         except _STORE_ERRORS:
             if not self._is_ending:
-                report(f"rank 0 or torchrun's agent, which holds the store, is gone; ending rank {self._rank}")
+                report(f"rank 0 or torchrun's agent, which holds the store, is gone; ending rank {self.rank}")
                 time.sleep(1.0)  # the main thread may be about to show what it saw of this
                 self._leave()
             return
         if self._is_ending:
             return
         try:
-            message = store.get(f"inbox/{self._rank}").decode()
+            message = store.get(f"inbox/{self.rank}").decode()
         except _STORE_ERRORS:  # rank 0 waits for readers of a failure, but goes when its own work is done
             message = "host ends"
-        if message == "end":  # this rank's own, set while the host's was on its way
+        if message == "end":
             return
         if message == "host ends":
             with self._ending:
@@ -241,22 +235,27 @@ class FailureWatch:
                 self._is_ending = True
                 self._acknowledge(store)
             return
+        self._has_failed = True
         self._has_heard.set()
         _tell_torchrun(message)
         end = time.monotonic() + _SOON_SECONDS
         while not self._own_line and time.monotonic() < end:
             time.sleep(0.02)
         if not (self._own_line and message.endswith(f" failed: {self._own_line}")):
-            report(f"{message}; ending rank {self._rank} of {self._world_size}")
+            report(f"{message}; ending {self.name}")
             self._show_own_unless(message)
         self._acknowledge(store)
         # Rank 0 may hold the store, and the first rank to end makes launchers kill the others, before they printed.
         self._wait_until_read(store)
-        self._leave()
+        if self.rank == 0:
+            time.sleep(_HOST_SECONDS)
+        if not self._main_leaves:
+            self._leave()
 
     def _acknowledge(self, store: dist.Store) -> None:
+        flush()  # under mpirun the first rank that leaves ends all
         with contextlib.suppress(*_STORE_ERRORS):
-            store.set(f"read/{self._rank}", "")
+            store.set(f"read/{self.rank}", "")
 
     def _write_to_all(self, message: str) -> None:
         inboxes = [f"inbox/{rank}" for rank in range(self._world_size)]
@@ -265,12 +264,6 @@ class FailureWatch:
     def _wait_until_read(self, store: dist.Store) -> None:
         with contextlib.suppress(*_STORE_ERRORS):  # a rank is gone or busy: the others are not kept for it
             store.wait([f"read/{rank}" for rank in range(self._world_size)], timedelta(seconds=_READ_SECONDS))
-        if self._rank == 0:
-            time.sleep(_HOST_SECONDS)
-
-    def _leave_later(self) -> None:
-        time.sleep(_LEAVE_SECONDS)
-        self._leave()
 
 
 def _what_happened(rank: int, error: BaseException) -> str:
@@ -294,3 +287,10 @@ def report(line: str) -> None:
         logger.critical(line)
     sys.stderr.write(f"pyg_dist: {line}\n")
     sys.stderr.flush()
+
+
+def flush() -> None:
+    """Write out what this process has printed and logged."""
+    for write_out in (sys.stdout.flush, sys.stderr.flush, logging.shutdown):
+        with contextlib.suppress(Exception):  # a closed file, a handler of the script's
+            write_out()

@@ -18,8 +18,9 @@ import torch
 import xxhash
 
 from pyg_dist.backend.comm.group import Group
-from pyg_dist.backend.session import launch, world
+from pyg_dist.backend.session import launch
 from pyg_dist.backend.session.agreement import differences, digest
+from pyg_dist.backend.session.state import is_main
 from pyg_dist.errors import LaunchError
 
 logger = logging.getLogger("pyg_dist")
@@ -76,7 +77,7 @@ def share(group: Group) -> None:
     if not different:
         return
     drawn = [name for name in different if name in (_alike or ())]
-    if drawn and world.is_main():
+    if drawn and is_main():
         logger.warning(
             "what the ranks have drawn with %s differs between them; from here on they draw as rank 0",
             " and ".join(drawn),

@@ -1,35 +1,42 @@
 """Start anywhere, end cleanly: one session per process, alone or among the ranks of any launcher.
 
 ``init`` finds the other ranks, opens torch's default process group, compares versions, shares the random state and
-installs the failure watch. ``rank``, ``world_size``, ``local_rank`` and ``is_main`` work before it too.
+installs the watches. ``rank``, ``world_size``, ``local_rank`` and ``is_main`` work before it too.
 """
 
 from __future__ import annotations
 
-import atexit
 import importlib.metadata
-import itertools
 import logging
 import os
 from datetime import timedelta
-from typing import Protocol
-from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
 
-from pyg_dist import errors
 from pyg_dist.backend import staging
 from pyg_dist.backend.comm.checks.calls import here
 from pyg_dist.backend.comm.connection import set_reason
 from pyg_dist.backend.comm.group import Group, close_groups, world_group
-from pyg_dist.backend.session import devices, early_end, generators, launch, world
-from pyg_dist.backend.session.agreement import require_equal
+from pyg_dist.backend.session import devices, generators, launch
+from pyg_dist.backend.session.agreement import Control, require_equal
 from pyg_dist.backend.session.divergence import DivergenceWatch
 from pyg_dist.backend.session.failure import FailureWatch
-from pyg_dist.backend.session.rendezvous import meet, of_generation, running_mpi, watched
-from pyg_dist.backend.session.world import World, is_initialized, is_main, local_rank, rank, world_size
-from pyg_dist.errors import LaunchError, MissingPackageError, OptionError
+from pyg_dist.backend.session.leaving import leave, way_out
+from pyg_dist.backend.session.rendezvous import meet, of_generation, watched
+from pyg_dist.backend.session.state import (
+    Session,
+    current,
+    end,
+    is_group_open,
+    is_initialized,
+    is_main,
+    local_rank,
+    place,
+    rank,
+    world_size,
+)  # fmt: skip
+from pyg_dist.errors import AgreementError, LaunchError, MissingPackageError, OptionError
 
 __all__ = ["init", "is_initialized", "is_main", "local_rank", "rank", "shutdown", "world_size"]
 
@@ -39,21 +46,17 @@ DEFAULT_BACKEND = "auto"
 DEFAULT_TIMEOUT = timedelta(minutes=10)
 
 
-class Closable(Protocol):
-    """What ends with the session."""
+class Connections:
+    """Torch's process groups of a session."""
+
+    def __init__(self) -> None:
+        self.is_own = False  # whether `init` has opened the default one
 
     def close(self) -> None:
-        """End it; more than once does no harm."""
-
-
-_options: tuple[str, timedelta] = (DEFAULT_BACKEND, DEFAULT_TIMEOUT)
-_watch: FailureWatch | None = None
-_divergence: DivergenceWatch | None = None
-_owns_group = False
-# The store outlives a shutdown: another rank may still read from the one that this process hosts.
-_store: dist.Store | None = None
-_generations = itertools.count()
-_closing: WeakSet[Closable] = WeakSet()
+        """Let go of all, and end those that ``init`` has opened."""
+        close_groups()
+        if self.is_own and is_group_open():  # the script may have destroyed it
+            dist.destroy_process_group()
 
 
 def init(backend: str = DEFAULT_BACKEND, timeout: timedelta = DEFAULT_TIMEOUT) -> None:
@@ -78,101 +81,80 @@ def init(backend: str = DEFAULT_BACKEND, timeout: timedelta = DEFAULT_TIMEOUT) -
         >>> from datetime import timedelta
         >>> pyg_dist.init(timeout=timedelta(minutes=30))
     """
-    global _options
-    if is_initialized():
-        _check_same_options(backend, timeout)
+    session = current()
+    if session.is_joined:
+        _check_same_options(session, backend, timeout)
         return
     if not isinstance(timeout, timedelta) or timeout <= timedelta(0):
         raise OptionError(f"Expected 'timeout' to be a positive timedelta (got {timeout!r})")
-    if world.is_group_open():
-        found = _adopt_group(backend, timeout)
+    if is_group_open():
+        _adopt_group(session, backend, timeout)
     else:
-        found = _open_group(launch.detect(os.environ), backend, timeout)
-    _options = (backend, timeout)
-    world.set_current(found)
-    errors.set_rank(found.rank, found.world_size)
-    if found.store is None:
+        _open_group(session, launch.detect(os.environ), backend, timeout)
+    session.backend, session.timeout, session.is_joined = backend, timeout, True
+    if session.store is None:
         return
-    _start_watch(found)
+    session.of(Control).group = _control(timeout)
+    _start_watch(session, session.store)
     try:
         require_equal(_versions(), "install the same versions in every rank's environment")
-    except errors.AgreementError:
-        shutdown()
+    except AgreementError:
+        end()
         raise
-    generators.share(found.control)
-    logger.info("rank %d of %d, started by %s", found.rank, found.world_size, found.launcher)
+    generators.share(session.of(Control).group)
+    logger.info("rank %d of %d, started by %s", session.rank, session.world_size, session.launcher)
 
 
 def shutdown() -> None:
-    """End the session, and the process group if ``init`` opened it. Every rank calls it, none waits for a slow one.
+    """End the session, and the process group if ``init`` opened it. Every rank calls it; late ones are waited for.
 
     Runs by itself when the process ends; ``init`` may be called again.
     """
-    global _watch, _divergence, _owns_group
-    for thing in list(_closing):
-        thing.close()
-    if _divergence is not None:
-        _divergence.close()
-    _divergence = None
-    if _watch is not None:
-        _watch.close()
-    _watch = None
-    world.set_current(None)
-    close_groups()
-    if _owns_group and world.is_group_open():  # the script may have destroyed it
-        dist.destroy_process_group()
-    _owns_group = False
-    errors.set_rank(0, 1)
+    end()
 
 
-def close_at_shutdown(thing: Closable) -> None:
-    """Have the session close it when it ends. It is not kept alive for that."""
-    _closing.add(thing)
-
-
-def _check_same_options(backend: str, timeout: timedelta) -> None:
-    given = {"backend": (backend, DEFAULT_BACKEND, _options[0]), "timeout": (timeout, DEFAULT_TIMEOUT, _options[1])}
-    for name, (value, default, current) in given.items():
+def _check_same_options(session: Session, backend: str, timeout: timedelta) -> None:
+    given = {
+        "backend": (backend, DEFAULT_BACKEND, session.backend),
+        "timeout": (timeout, DEFAULT_TIMEOUT, session.timeout),
+    }
+    for name, (value, default, chosen) in given.items():
         # DistributedData calls init() without arguments, after the script may have chosen its own.
-        if value not in (current, default):
+        if value not in (chosen, default):
             raise LaunchError(
-                f"Expected '{name}' as in the first init (got {value}, it was {current}); call init once, at the top"
+                f"Expected '{name}' as in the first init (got {value}, it was {chosen}); call init once, at the top"
             )
 
 
-def _adopt_group(backend: str, timeout: timedelta) -> World:
+def _adopt_group(session: Session, backend: str, timeout: timedelta) -> None:
     """Use the default process group that the script has opened."""
-    current = dist.get_backend()
-    if backend not in (DEFAULT_BACKEND, current):
-        raise LaunchError(f"Expected backend 'auto' or '{current}', the open process group's (got {backend!r})")
-    own_rank, size, own_local_rank = world.place()
-    if size == 1:
-        return World(0, 1, own_local_rank, "env", timeout)
+    opened = dist.get_backend()
+    if backend not in (DEFAULT_BACKEND, opened):
+        raise LaunchError(f"Expected backend 'auto' or '{opened}', the open process group's (got {backend!r})")
+    session.launcher, (session.rank, session.world_size, session.local_rank) = "env", place()
+    if session.world_size == 1:
+        return
     store = dist.distributed_c10d._get_default_store()  # there is no public way to it
-    store = of_generation(store, next(_generations))
-    _watch_failures(store, own_rank, size).hook_exceptions()
-    gpus = devices.gpus_of_all(store, own_rank, size, devices.own_gpu(own_local_rank))
+    session.store, gpus = _watch_failures(session, store)
+    session.of(Connections)
     if devices.sharing(gpus):  # nccl would fail in its first message
-        devices.backend_for("nccl" if current == "nccl" else "gloo", DEFAULT_BACKEND, gpus)
+        devices.backend_for("nccl" if opened == "nccl" else "gloo", DEFAULT_BACKEND, gpus)
         staging.carry_none_of("cuda")
-    return World(own_rank, size, own_local_rank, "env", timeout, store, _control(timeout))
 
 
-def _open_group(found: launch.Launch, backend: str, timeout: timedelta) -> World:
+def _open_group(session: Session, found: launch.Launch, backend: str, timeout: timedelta) -> None:
     """Meet the other ranks and open the default process group."""
-    global _store, _owns_group
-    place = (found.rank, found.world_size, found.local_rank, found.launcher, timeout)
+    session.launcher = found.launcher
+    session.rank, session.world_size, session.local_rank = found.rank, found.world_size, found.local_rank
     if found.world_size == 1:
-        return World(*place)
+        return
     if not dist.is_available():
         raise MissingPackageError(
             "Expected a torch build with torch.distributed for more than one rank; pip install torch"
         )
-    if _store is None:
-        _store = meet(found, timeout)
-    store = of_generation(_store, next(_generations))
-    watch = _watch_failures(store, found.rank, found.world_size)
-    gpus = devices.gpus_of_all(store, found.rank, found.world_size, devices.own_gpu(found.local_rank))
+    if session.meeting.store is None:
+        session.meeting.store = meet(found, timeout)
+    store, gpus = _watch_failures(session, session.meeting.store)
     backend = devices.backend_for(backend, DEFAULT_BACKEND, gpus)
     if "nccl" in backend:  # its kernels then start while others run
         os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
@@ -183,9 +165,8 @@ def _open_group(found: launch.Launch, backend: str, timeout: timedelta) -> World
             f"Expected 'backend' to be 'auto' or one of torch.distributed's (got {backend!r}): {error}"
         ) from error
     finally:
-        watch.hook_exceptions()
-    _owns_group = True
-    return World(*place, store, _control(timeout))
+        way_out.watch_run()
+    session.store, session.of(Connections).is_own = store, True
 
 
 def _control(timeout: timedelta) -> Group:
@@ -195,52 +176,36 @@ def _control(timeout: timedelta) -> Group:
     return Group(dist.new_group(backend="gloo", timeout=timeout), "control")
 
 
-def _watch_failures(store: dist.Store, own_rank: int, size: int) -> FailureWatch:
-    """Hear of other ranks' failures, as soon as there is a store: one of them may not come further."""
-    global _watch
+def _watch_failures(session: Session, store: dist.Store) -> tuple[dist.Store, list[str]]:
+    """Hear of other ranks' failures as soon as there is a store: one of them may not come further.
+
+    Returns the session's part of the store, and all ranks' GPUs.
+    """
+    store = of_generation(store, next(session.meeting.numbers))
 
     def leave_store() -> None:
-        if _divergence is not None:
-            _divergence.leave_store()
+        divergence = session.find(DivergenceWatch)
+        if divergence is not None:
+            divergence.leave_store()
 
-    early_end.end()
-    if _watch is None:  # else an init that failed has left it
-        _watch = FailureWatch(watched(store), own_rank, size, leave=_leave, before_store_goes=leave_store)
-    atexit.unregister(_at_exit)
-    atexit.register(_at_exit)
-    return _watch
+    if session.find(FailureWatch) is None:  # else an init that failed has left it
+        session.add(FailureWatch(watched(store), session.rank, session.world_size, leave, leave_store))
+    way_out.watch_run()
+    own = devices.own_gpu(session.local_rank)
+    return store, devices.gpus_of_all(store, session.rank, session.world_size, own)
 
 
-def _start_watch(found: World) -> None:
-    global _divergence
-    assert found.store is not None
-    assert _watch is not None
+def _start_watch(session: Session, store: dist.Store) -> None:
+    watch = session.find(FailureWatch)
+    assert watch is not None
+    calls = dist.PrefixStore("calls", store)
+    divergence = session.add(DivergenceWatch(calls, session.rank, session.world_size, here, watch.fail))
 
     def why_lost(peer: int | None) -> str | None:
-        if _watch is None or _divergence is None:
-            return None
-        _watch.listen_first()
-        return _divergence.why_lost(peer)
+        watch.listen_first()
+        return divergence.why_lost(peer)
 
-    place = (found.rank, found.world_size)
-    _divergence = DivergenceWatch(dist.PrefixStore("calls", found.store), *place, here, _watch.fail)
     set_reason(why_lost)
-
-
-def _at_exit() -> None:
-    if _watch is None or not _watch.has_failed:
-        shutdown()
-    elif running_mpi() is not None:
-        # MPI_Finalize, which mpi4py runs last of all, would wait for ranks that have stopped.
-        _leave()
-
-
-def _leave() -> None:
-    """End this process at once, with status 1."""
-    mpi = running_mpi()
-    if mpi is not None:
-        mpi.COMM_WORLD.Abort(1)
-    os._exit(1)
 
 
 def _versions() -> dict[str, str]:

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from tqdm import tqdm
 
 from pyg_dist.backend import out_of_memory
-from pyg_dist.backend.session import world
 from pyg_dist.backend.session.settings import LOG
+from pyg_dist.backend.session.state import is_main
 
 logger = logging.getLogger("pyg_dist")
 
@@ -44,7 +44,7 @@ def set_up(what: str, num_steps: int) -> Iterator[None]:
         num_steps: how many of :func:`step` there will be.
     """
     began = time.monotonic()
-    has_terminal = world.is_main() and sys.stderr.isatty()
+    has_terminal = is_main() and sys.stderr.isatty()
     bar = tqdm(total=num_steps, desc=what, unit="step", leave=False, disable=not has_terminal)
     _bars.append(bar)
     try:
@@ -69,5 +69,5 @@ def step(name: str) -> Iterator[None]:
 
 
 def _say(message: str, *values: object) -> None:
-    if world.is_main():
+    if is_main():
         logger.info(message, *values)

@@ -1,4 +1,4 @@
-"""A rank that fails or ends before ``init``, which the others have begun: what the launches of test_early_end run.
+"""A rank that fails or ends before ``init``, which the others have begun: what the launches of test_leaving run.
 
 early_script.py CASE RANK
 """

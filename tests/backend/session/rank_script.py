@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import os
 import signal
 import sys
+import threading
 import time
 from datetime import timedelta
 
@@ -19,7 +21,7 @@ sys.modules["pyg_dist"] = importlib.util.module_from_spec(spec)
 
 from pyg_dist.backend.comm.group import Group  # noqa: E402
 from pyg_dist.backend.comm.transport import Transport  # noqa: E402
-from pyg_dist.backend.session import agreement, session  # noqa: E402
+from pyg_dist.backend.session import agreement, leaving, session  # noqa: E402
 from pyg_dist.halo.exchange import Exchange  # noqa: E402
 
 
@@ -37,16 +39,25 @@ def all_reduce() -> float:
     return ones.item()
 
 
+def raise_in_thread() -> None:
+    """The function of a thread."""
+    raise RuntimeError("the fault of a thread")
+
+
 FOREVER = timedelta(hours=9)  # no test waits as long
 
 case, concerned = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else -1
 before = session.rank(), session.world_size()
-session.init(timeout=FOREVER)
+if case == "ends with a group of its own":
+    dist.init_process_group("gloo", timeout=FOREVER)
+session.init(timeout=session.DEFAULT_TIMEOUT if dist.is_initialized() else FOREVER)
 assert (session.rank(), session.world_size()) == before
 is_concerned = session.rank() == concerned
 all_reduce()
 
-if case == "ends":
+if case.startswith("ends with"):
+    all_reduce()
+elif case == "ends":
     say(f"rank {session.rank()} of {session.world_size()}, local {session.local_rank()}, sum {all_reduce():g}")
 elif case == "ends early":
     time.sleep(0.0 if is_concerned else 1.0)
@@ -96,6 +107,28 @@ elif case == "is killed in an exchange":
         time.sleep(1.0)  # the others wait for its message by then
         os.kill(os.getpid(), signal.SIGKILL)
     exchange.start(torch.ones(8, 5)).wait()
+elif case == "writes and raises":
+    atexit.register(say, f"a handler of rank {session.rank()}")
+    sys.stdout.write(f"the last line of rank {session.rank()}\n")
+    if is_concerned:
+        time.sleep(0.5)  # the others wait by then
+        raise RuntimeError(f"the fault of rank {concerned}")
+    all_reduce()
+elif case == "raises and hangs":
+    if is_concerned:
+        leaving._LEAVE_SECONDS = 1.0
+        atexit.register(time.sleep, FOREVER.total_seconds())
+        raise RuntimeError(f"the fault of rank {concerned}")
+    all_reduce()
+elif case.startswith("a thread"):
+    name = "a thread of the script's" if "script" in case else "pyg_dist sampling"
+    if is_concerned:
+        threading.Thread(target=raise_in_thread, name=name).start()
+    if "script" not in case:
+        time.sleep(FOREVER.total_seconds())
+elif case == "leaves":
+    if not is_concerned:
+        Group(dist.group.WORLD).meet()
 elif case == "exits":
     if is_concerned:
         sys.exit(3)

@@ -19,7 +19,7 @@ from limits import COMMAND_SECONDS, TIMEOUT_SECONDS
 from workers import Workers
 
 from pyg_dist import errors
-from pyg_dist.backend.session import session, world
+from pyg_dist.backend.session import session, state
 from pyg_dist.errors import AgreementError, DataError, LaunchError, OptionError
 
 SCRIPT = Path(__file__).with_name("rank_script.py")
@@ -146,7 +146,7 @@ def test_a_group_of_the_script_is_used(workers: Pools, world_size: int) -> None:
 def _collective_times_out() -> None:
     session.shutdown()
     session.init(timeout=timedelta(seconds=TIMEOUT_SECONDS))
-    store = world.current().store
+    store = state.current().store
     if session.rank() != 0:
         with pytest.raises(RuntimeError, match=r"[Tt]imed out"):
             dist.all_reduce(torch.ones(1))
@@ -188,7 +188,7 @@ def _no_mpi4py() -> None:
         patch.setenv("PMI_RANK", "0")
         patch.setenv("PMI_SIZE", "2")
         patch.setitem(sys.modules, "mpi4py", None)
-        patch.setattr(session, "_store", None)
+        patch.setattr(state.current().meeting, "store", None)
         with pytest.raises(errors.MissingPackageError, match="pip install mpi4py"):
             session.init()
 
@@ -203,7 +203,7 @@ def _nobody_to_meet() -> str:
         silent.bind(("127.0.0.1", 0))
         for name, value in {"RANK": 1, "WORLD_SIZE": 2, "MASTER_PORT": silent.getsockname()[1]}.items():
             patch.setenv(name, str(value))
-        patch.setattr(session, "_store", None)
+        patch.setattr(state.current().meeting, "store", None)
         with pytest.raises(LaunchError) as caught:
             session.init(timeout=timedelta(seconds=1))
     return str(caught.value)

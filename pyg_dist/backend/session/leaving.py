@@ -1,0 +1,178 @@
+"""One way out: how a process of a run ends, whichever way it comes to its end.
+
+A rank that has failed ends by :func:`leave`: what it has written is flushed, and the process ends at once. Python's own
+finalization is not for it: threads of process groups would need Python while it goes (an abort), and destructors would
+wait for ranks that have stopped. A good end is orderly: the session is closed first. Both have a time limit.
+
+:class:`WayOut` is called when the script ends, well or with an exception, and the other ranks hear of it. Before
+``init`` they would wait for this rank until their timeout, under mpirun for ever, so it meets them all the same and
+leaves word (:mod:`~pyg_dist.backend.session.failure`). Under mpirun a rank that fails early ends the run at once: its
+launcher notices a signal, but no status. Without a launcher rank 0 holds the store, and who comes later than ten
+seconds finds nobody.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from types import TracebackType
+from typing import NoReturn
+
+import torch.distributed as dist
+
+from pyg_dist.backend.session import failure, launch, rendezvous, state
+from pyg_dist.backend.session.agreement import one_line
+from pyg_dist.backend.session.failure import FailureWatch, flush, report
+from pyg_dist.errors import LaunchError
+
+_LEAVE_SECONDS = 10.0
+"""For a rank that has failed, whatever handlers and threads there are."""
+
+_END_SECONDS = 30.0
+"""For a good end."""
+
+# How long a rank that has nothing more to do waits for the others, before `init`.
+_MEET_SECONDS = 10.0
+
+_PROCESS = "_PYG_DIST_PROCESS"
+"""The variable by which processes know that a rank has started them."""
+
+_leaving = threading.Lock()
+
+
+def leave() -> NoReturn:
+    """End this process with status 1: handlers of ``atexit`` if the main thread calls, flush, and no finalization."""
+    _end_later(_LEAVE_SECONDS)
+    if not _leaving.acquire(blocking=False):
+        threading.Event().wait()  # another thread ends the process
+    if threading.current_thread() is threading.main_thread() and not way_out.is_at_exit:
+        way_out.is_at_exit = True
+        atexit._run_exitfuncs()
+    flush()
+    _end()
+
+
+def _end() -> NoReturn:
+    mpi = rendezvous.running_mpi()
+    if mpi is not None:
+        mpi.COMM_WORLD.Abort(1)
+    os._exit(1)
+
+
+def _end_later(seconds: float) -> threading.Timer:
+    timer = threading.Timer(seconds, _end)
+    timer.name, timer.daemon = "pyg_dist deadline", True
+    with contextlib.suppress(RuntimeError):  # Python ends, and starts no more threads
+        timer.start()
+    return timer
+
+
+class WayOut:
+    """The hooks on this process's end. Not collective.
+
+    Attributes:
+        is_at_exit: whether handlers of ``atexit`` run, or have run.
+    """
+
+    def __init__(self) -> None:
+        self.is_at_exit = False
+        self._early: launch.Launch | None = None
+        self._process = 0
+        self._innermost = self._previous = sys.excepthook
+        self._of_threads = threading.excepthook
+        self._is_shown = False
+
+    def watch_start(self) -> None:
+        """Watch this process before ``init``, if it is one of several ranks. The import of pyg_dist calls it."""
+        if multiprocessing.parent_process() is not None or self._early is not None:
+            return
+        try:
+            found = launch.detect(os.environ)
+        except LaunchError:  # init raises it
+            return
+        # What a rank starts inherits the variables of its launcher, and may end as it likes.
+        if found.world_size > 1 and os.environ.setdefault(_PROCESS, str(os.getpid())) == str(os.getpid()):
+            self._early = found
+            self._hook()
+
+    def watch_run(self) -> None:
+        """Watch it from here on: the ranks have met. To be called again when torch has set its hook, which ours is
+        to be around: torch's holds back what is printed in it.
+        """
+        self._early = None
+        self._hook()
+
+    def _hook(self) -> None:
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            atexit.register(self._on_exit)
+            threading.excepthook = self._on_thread_exception
+        if sys.excepthook != self._on_exception:
+            self._previous, sys.excepthook = sys.excepthook, self._on_exception
+
+    def _on_exception(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        if self._is_shown:  # within torch's hook, which calls the one that was there before it
+            self._innermost(kind, error, traceback)
+            return
+        self._is_shown = True
+
+        def show() -> None:
+            self._previous(kind, error, traceback)
+            sys.stderr.flush()
+
+        watch = state.current().find(FailureWatch)
+        # A forked child inherits the hook but does not speak for the rank; Ctrl-C reaches every rank by itself.
+        is_own, is_failure = os.getpid() == self._process, issubclass(kind, Exception)
+        if is_own and watch is not None and is_failure:
+            _end_later(_LEAVE_SECONDS)
+            watch.on_exception(error, show)
+            leave()
+        if is_own and watch is not None and issubclass(kind, KeyboardInterrupt):
+            report(f"interrupted; ending {watch.name}")
+            return
+        show()
+        early, self._early = self._early, None if not is_failure else self._early
+        if is_own and is_failure and early is not None and not state.is_group_open():
+            self._leave_word(early, f"rank {early.rank} failed: {one_line(error)}", has_failed=True)
+
+    def _on_thread_exception(self, args: threading.ExceptHookArgs) -> None:
+        """A thread of the package's that dies ends the run; others do as in any program."""
+        self._of_threads(args)
+        watch = state.current().find(FailureWatch)
+        is_ours = args.thread is not None and args.thread.name.startswith("pyg_dist")
+        if is_ours and watch is not None and args.exc_value is not None and os.getpid() == self._process:
+            watch.fail(f"rank {watch.rank} failed: {one_line(args.exc_value)}")
+
+    def _on_exit(self) -> None:
+        if os.getpid() != self._process or self.is_at_exit:
+            return
+        self.is_at_exit = True
+        if self._early is not None:
+            if not state.is_group_open():  # else it has met them in another way
+                self._leave_word(self._early, f"rank {self._early.rank} has ended before pyg_dist.init()")
+            return
+        deadline = _end_later(_END_SECONDS)
+        state.end()
+        if state.is_group_open():  # the script's own
+            dist.destroy_process_group()
+        deadline.cancel()
+
+    def _leave_word(self, found: launch.Launch, message: str, has_failed: bool = False) -> None:
+        self._early = None
+        if has_failed and found.launcher == "mpi":
+            report(f"{message}; ending the run")
+            if rendezvous.running_mpi() is not None:
+                leave()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+        with contextlib.suppress(Exception):  # nobody is there, or this launcher's ranks cannot meet
+            store = rendezvous.meet_early(found, _MEET_SECONDS)
+            failure.leave_word(store, found.rank, found.world_size, message, _MEET_SECONDS)
+
+
+way_out = WayOut()
