@@ -23,35 +23,24 @@ from pyg_dist.errors import OptionError
 Samples = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 Values = np.ndarray[tuple[int], np.dtype[np.float64]]
 
+# What a rank hands to one collective: the small ones show what a call costs, the large ones the bandwidth.
 MESSAGE_BYTES = (64, 4096, 65_536, 262_144, 1 << 20, 1 << 22)
-"""What a rank hands to one collective: the small ones show what a call costs, the large ones the bandwidth."""
 
-_CACHE_BYTES = 1 << 25
-"""More than a core's share of the last level of today's processors."""
+_CACHE_BYTES = 1 << 25  # more than a core's share of the last level of today's processors
 
 
 class SpmmFit(NamedTuple):
-    """Coefficients of a model of sparse products, and how well it predicts what it has not seen.
+    """Coefficients of a model of sparse products, and how well it predicts what it has not seen."""
 
-    Attributes:
-        coefficients: by entry x column, by entry, by row x column of the result, in seconds.
-        r2: mean over random 70/30 splits of the held-out R2 of log seconds.
-        r2_of_paper: the same for Plexus' three terms (4.1; there 0.79, of seconds on GPUs).
-    """
-
-    coefficients: tuple[float, float, float]
-    r2: float
-    r2_of_paper: float
+    coefficients: tuple[float, float, float]  # seconds by entry x column, by entry, by row x column of the result
+    r2: float  # mean over random 70/30 splits of the held-out R2 of log seconds
+    r2_of_paper: float  # the same for Plexus' three terms (4.1; there 0.79, of seconds on GPUs)
 
 
 class NetworkFit(NamedTuple):
     """Seconds of an all-to-all: ``call + latency x partners + bytes / bandwidth``, on a rank that has a core to itself.
 
-    Attributes:
-        call: whatever is sent.
-        latency: by partner.
-        bandwidth: bytes per second that a rank sends.
-        r2: of log seconds, of the samples themselves.
+    ``bandwidth`` is in bytes per second that a rank sends; ``r2`` of log seconds, of the samples themselves.
     """
 
     call: float
@@ -62,11 +51,11 @@ class NetworkFit(NamedTuple):
 
 _HOST = torch.device("cpu")
 
+# Nodes and mean degrees of the graphs whose tiles are multiplied: long enough, on each kind of device, to be timed.
 SPMM_SIZES = {
     "cpu": ((20_000, 8), (20_000, 30), (60_000, 16)),
     "cuda": ((500_000, 8), (500_000, 30), (1_000_000, 16)),
 }
-"""Nodes and mean degrees of the graphs whose tiles are multiplied: long enough, on each kind of device, to be timed."""
 
 
 def best_seconds(function: Callable[[], object], repeats: int = 7, device: torch.device = _HOST) -> float:
@@ -94,12 +83,8 @@ def spmm_samples(
 ) -> Samples:
     """Entries, rows, source rows, columns and seconds of sparse products, one a line (not collective).
 
-    Tiles of random graphs with a few hubs, cut as meshes cut them: short and wide, tall and narrow.
-
-    Args:
-        seed: of the graphs.
-        sizes: nodes and mean degree of each graph; None: :data:`SPMM_SIZES`.
-        device: where.
+    Tiles of random graphs of these sizes (:data:`SPMM_SIZES`) with a few hubs, cut as meshes cut them: short and wide,
+    tall and narrow.
     """
     rng = np.random.default_rng(seed)
     samples = []
@@ -178,13 +163,7 @@ def network_samples(
     """Partners, bytes sent by a rank, and seconds of all-to-alls, one a line; all ranks take part at once (collective).
 
     Inside machines, groups of neighbouring ranks: 2, 4, 8 ... and all of a machine. Between machines, one rank of each.
-
-    Args:
-        world: all ranks.
-        machine_of: each rank's machine.
-        is_inside: which of the two.
-        repeats: of which the shortest counts, of the slowest rank.
-        device: where messages lie.
+    Of the repeats the shortest counts, of the slowest rank.
     """
     machines = [[r for r in range(world.size) if machine_of[r] == m] for m in dict.fromkeys(machine_of)]
     smallest = min(len(ranks) for ranks in machines)

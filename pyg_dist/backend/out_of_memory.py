@@ -10,6 +10,7 @@ import torch
 
 from pyg_dist import errors
 from pyg_dist.backend.comm.checks.calls import users_line
+from pyg_dist.backend.session.state import current
 from pyg_dist.errors import OutOfMemoryError
 
 # Of torch on the CPU ("you tried to allocate 80 bytes"), on a GPU and of NumPy ("Unable to allocate 1.50 GiB").
@@ -19,7 +20,9 @@ _NO_NUMBER = re.compile(r"aten::(?:new_)?(?:empty|zeros).*API call failed|bad_al
 
 IN_BACKWARD = " (in a backward pass)"
 
-_phases: list[str] = []
+
+class _Phases(list[str]):
+    """The parts of a set-up that run."""
 
 
 def _nothing() -> str:
@@ -38,12 +41,13 @@ def set_estimate(estimate: Callable[[], str]) -> None:
 @contextmanager
 def phase(name: str) -> Iterator[None]:
     """Explain what fails in this part of a set-up, for which there is no layer. Not collective."""
-    _phases.append(name)
+    phases = current().of(_Phases)
+    phases.append(name)
     try:
         with explained():
             yield
     finally:
-        _phases.pop()
+        phases.pop()
 
 
 @contextmanager
@@ -73,7 +77,7 @@ def explain(error: RuntimeError | MemoryError, where: str = "") -> None:
     size = f"{_num_bytes(*asked.groups()) / 2**20:,.1f} MiB" if asked else "a block of memory"
     line = users_line()
     expected, remedy = _estimate(), "take more ranks, narrower layers or mini-batches (pyg_dist.loader)"
-    if _phases:  # there is no plan yet
+    if current().of(_Phases):  # there is no plan yet
         expected = ""
         remedy = "write a store (python -m pyg_dist partition), of which each rank reads its own part"
     raise OutOfMemoryError(
@@ -87,8 +91,9 @@ def _num_bytes(number: str, unit: str) -> float:
 
 
 def _where() -> str:
-    if _phases:
-        return f" (in the set-up: {_phases[-1]})"
+    phases = current().of(_Phases)
+    if phases:
+        return f" (in the set-up: {phases[-1]})"
     if torch._C._current_graph_task_id() != -1:
         return IN_BACKWARD
     return errors.where()

@@ -25,14 +25,13 @@ import threading
 import time
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
 PHASES = ("aggregate", "pack", "quantize", "exchange", "wait", "unpack", "sums", "dense", "sampling", "other")
 
-OUTSIDE = 0
-"""The layer of everything that belongs to no layer."""
+OUTSIDE = 0  # the layer of everything that belongs to no layer
 
 
 class Span(NamedTuple):
@@ -45,52 +44,36 @@ class Span(NamedTuple):
     own: float
 
 
-class Clock(Protocol):
-    """What a recorder reads: marks in time, whose distances are known once it has settled."""
+class HostClock:
+    """What a recorder reads: marks in time, whose distances are known once it has settled. Here, the host's time."""
 
     def now(self) -> Any:
         """A mark."""
-        ...
-
-    def settle(self) -> None:
-        """Wait until all marks are known."""
-        ...
-
-    def seconds(self, begin: Any, end: Any) -> float:
-        """From one mark to another."""
-        ...
-
-
-class HostClock:
-    """The time of the host."""
-
-    def now(self) -> float:
-        """See :class:`Clock`."""
         return time.perf_counter()
 
     def settle(self) -> None:
-        """See :class:`Clock`: they are known at once."""
+        """Wait until all marks are known."""
 
-    def seconds(self, begin: float, end: float) -> float:
-        """See :class:`Clock`."""
-        return end - begin
+    def seconds(self, begin: Any, end: Any) -> float:
+        """From one mark to another."""
+        return float(end - begin)
 
 
-class DeviceClock:
+class DeviceClock(HostClock):
     """The time at which a GPU's current stream comes to what is queued then."""
 
-    def now(self) -> torch.cuda.Event:
-        """See :class:`Clock`."""
+    def now(self) -> Any:
+        """See :class:`HostClock`."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
     def settle(self) -> None:
-        """See :class:`Clock`."""
+        """See :class:`HostClock`."""
         torch.cuda.synchronize()
 
-    def seconds(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        """See :class:`Clock`."""
+    def seconds(self, begin: Any, end: Any) -> float:
+        """See :class:`HostClock`."""
         return float(begin.elapsed_time(end)) / 1000
 
 
@@ -119,10 +102,10 @@ class Recorder:
     autograd numbered the node whose derivative it is.
     """
 
-    def __init__(self, overlaps: bool, clock: Clock | None = None) -> None:
+    def __init__(self, overlaps: bool, clock: HostClock | None = None) -> None:
         self.overlaps = overlaps
         is_on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        self.clock: Clock = clock or (DeviceClock() if is_on_gpu else HostClock())
+        self.clock: HostClock = clock or (DeviceClock() if is_on_gpu else HostClock())
         self._stretches: list[_Stretch] = []
         self.sent_bytes = 0
         self.hidden_seconds = 0.0

@@ -1,28 +1,33 @@
-"""First values: the first call of a model on distributed data broadcasts its parameters and buffers from rank 0.
+"""Hooks on torch while distributed rows live: before each module's forward, an optimizer's step, a backward pass.
 
-So models agree even where each rank seeded its generator differently or loaded another checkpoint. A hook that torch
-runs before every module's forward sees the calls; it is there only while distributed rows are, since it slows every
-module and makes torch.compile warn. What it cannot see (leaves that no module owns, parameters that a
-lazy module or a script makes later) is made equal when it first meets rows:
-:func:`pyg_dist.backend.autograd.replicated.copy_to_ranks`.
+The first call of a model on distributed data broadcasts its parameters and buffers from rank 0, so models agree even
+where each rank seeded its generator differently or loaded another checkpoint. What no hook can see (leaves that no
+module owns, parameters that a lazy module or a script makes later) is made equal when it first meets rows:
+:func:`pyg_dist.backend.autograd.replicated.copy_to_ranks`. In backward passes memory that is short is explained, and
+losses are compared. The hooks slow every module, and make torch.compile warn.
 """
 
 from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch_geometric.nn import MessagePassing
 
-from pyg_dist.backend import backward_pass
+from pyg_dist.backend import out_of_memory
 from pyg_dist.backend.autograd import broadcast
+from pyg_dist.backend.autograd.replicated import GatherRows, SumOverRanks
 from pyg_dist.backend.comm.checks.replicas import noted
 from pyg_dist.backend.comm.group import world_group
+from pyg_dist.backend.local_function import LocalFunction
+from pyg_dist.backend.session.state import current
 from pyg_dist.errors import UnsupportedError, set_locator
 from pyg_dist.graph import training_state
 from pyg_dist.graph.edges import Edges
@@ -32,27 +37,25 @@ from pyg_dist.tensor.row_tensor import RowTensor
 from pyg_dist.tensor.sharding import living
 from pyg_dist.tensor.whole_graph import who_needs_it
 
-_settled: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-_hooks: list[Any] = []
+_autograd: Any = torch.autograd
+_run = _autograd._engine_run_backward
+_hooks = ExitStack()  # removes them
+
+
+class _Settled(weakref.WeakSet[nn.Module]):
+    """The modules of a run whose parameters are the same on all ranks."""
 
 
 def install() -> None:
-    """Watch all modules' forwards while distributed rows are alive; the second call does nothing."""
-    set_locator(running_layer, who_needs_it)
-    living.watch(_add_hook, _remove_hook)
+    """Watch modules, optimizers and backward passes while distributed rows live; the second call does nothing."""
+    living.watch(_add_hooks, _hooks.close)
 
 
-def _add_hook() -> None:
-    if not _hooks:
-        _hooks.append(nn.modules.module.register_module_forward_pre_hook(_before_forward))
-        _hooks.append(register_optimizer_step_pre_hook(_before_step))
-        backward_pass.watch(True)
-
-
-def _remove_hook() -> None:
-    while _hooks:
-        _hooks.pop().remove()
-    backward_pass.watch(False)
+def _add_hooks() -> None:
+    _hooks.callback(nn.modules.module.register_module_forward_pre_hook(_before_forward).remove)
+    _hooks.callback(register_optimizer_step_pre_hook(_before_step).remove)
+    _hooks.callback(setattr, _autograd, "_engine_run_backward", _run)
+    _autograd._engine_run_backward = _run_backward
 
 
 def _before_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -64,7 +67,7 @@ def _before_forward(module: nn.Module, args: tuple[Any, ...]) -> None:
         if _is_distributed(args):
             raise UnsupportedError(_no_compile(module))
         return
-    if module in _settled:
+    if module in current().of(_Settled):
         if noted.is_on and _is_called_by_script() and (_is_distributed(args) or _is_distributed(_keyword_arguments())):
             training_state.note_model(module)
         return
@@ -128,7 +131,7 @@ def _no_compile(module: Any) -> str:
 
 def broadcast_parameters(module: nn.Module) -> None:
     """Broadcast the parameters and buffers of ``module`` and of its parts from rank 0, once (collective)."""
-    tensors = []
+    tensors, settled = [], current().of(_Settled)
     for part in module.modules():
         if type(part) is nn.SyncBatchNorm:
             if part is module:  # whose own forward is under way
@@ -137,10 +140,58 @@ def broadcast_parameters(module: nn.Module) -> None:
                     "pyg_dist.distribute(norm), or use BatchNorm1d, which has the statistics of all ranks' rows"
                 )
             part.__class__ = DistributedSyncBatchNorm
-        if part not in _settled:
+        if part not in settled:
             tensors += [*part.parameters(recurse=False), *part.buffers(recurse=False)]
         if not (_is_stock_conv(part) or _is_compiled(part)):  # those are looked at, and refused, when they are called
-            _settled.add(part)
+            settled.add(part)
     broadcast.broadcast_from_main(
         [t for t in tensors if not isinstance(t, RowTensor) and not is_lazy(t)], world_group()
     )
+
+
+def _run_backward(outputs: Sequence[Any], *args: Any, **options: Any) -> Any:
+    is_outermost = torch._C._current_graph_task_id() == -1  # else it is one of checkpointing's
+    losses = [x for x in outputs if _is_of_all_ranks(x)] if is_outermost and noted.is_on else []
+    try:
+        gradients = _run(outputs, *args, **options)
+    except (RuntimeError, MemoryError) as error:  # of the engine's own functions: no Python runs there
+        if _has_own_function(outputs):  # else it is somebody else's
+            out_of_memory.explain(error, out_of_memory.IN_BACKWARD)
+        raise
+    for loss in losses:
+        noted.loss(loss)
+    return gradients
+
+
+def _is_of_all_ranks(output: Any) -> bool:
+    """Whether an output is a number that is made of sums over all ranks' rows, or of all rows, and of no other rows.
+
+    One of this rank's rows, ``out.to_local().sum()``, may differ between ranks.
+    """
+    if type(output) is not Tensor or output.numel() != 1:
+        return False
+    maps = [getattr(node, "map", None) for node in _first_own_functions([output])]
+    of_all = [isinstance(a, GatherRows) or (isinstance(a, SumOverRanks) and a.is_of_rows) for a in maps]
+    return bool(of_all) and all(of_all)
+
+
+def _has_own_function(outputs: Any) -> bool:
+    """Whether a function of this package is in the graph behind ``outputs``, tensors or edges of the graph."""
+    return next(_first_own_functions(outputs), None) is not None
+
+
+def _first_own_functions(outputs: Any) -> Iterator[Any]:
+    """The functions of this package that the engine comes to first on its ways from ``outputs``."""
+    nodes = [getattr(output, "node", None) or output.grad_fn for output in outputs]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if issubclass(getattr(node, "_forward_cls", object), LocalFunction):
+            yield node
+            continue
+        following = {inner for inner, _ in getattr(node, "next_functions", ())} - seen
+        seen |= following
+        nodes += following
+
+
+set_locator(running_layer, who_needs_it)

@@ -11,7 +11,7 @@ each call; layers and tensors are looked for when these have changed, and now an
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from operator import itemgetter
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch.nn.parameter import is_lazy
 from pyg_dist.backend.autograd import broadcast
 from pyg_dist.backend.comm.checks.noted import Settings, digest_of_words
 from pyg_dist.backend.comm.checks.replicas import noted
+from pyg_dist.backend.session.state import current
 from pyg_dist.tensor.row_tensor import RowTensor
 
 _SCALARS = (bool, int, float, str)
@@ -87,10 +88,10 @@ class _Model:
 class _Optimizer:
     """What is known of an optimizer."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, models: Collection[_Model]) -> None:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self.num_models = len(_models)  # of which it may be
-        self.models = [known for known in _models.values() if any(map(known.holds, parameters))]
+        self.num_models = len(models)  # of which it may be
+        self.models = [known for known in models if any(map(known.holds, parameters))]
         self.num_steps = 0
         self._groups: _State | None = None
         self._digest = 0
@@ -104,16 +105,23 @@ class _Optimizer:
         return Settings("optimizer", self._digest, lambda: _optimizer_in_words(name, groups))
 
 
-_models: weakref.WeakKeyDictionary[nn.Module, _Model] = weakref.WeakKeyDictionary()
-_optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Optimizer] = weakref.WeakKeyDictionary()
+class _Known:
+    """The models and optimizers of a run."""
+
+    def __init__(self) -> None:
+        self.models: weakref.WeakKeyDictionary[nn.Module, _Model] = weakref.WeakKeyDictionary()
+        self.optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Optimizer] = weakref.WeakKeyDictionary()
+
+
 _is_of_library: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 
 
 def note_model(model: nn.Module) -> None:
     """Note a model that a script calls on distributed rows."""
-    known = _models.get(model)
+    models = current().of(_Known).models
+    known = models.get(model)
     if known is None:
-        known = _models[model] = _Model()
+        known = models[model] = _Model()
     noted.here(known.settings(model))
 
 
@@ -121,9 +129,10 @@ def note_step(optimizer: torch.optim.Optimizer) -> None:
     """Note the groups of an optimizer that is about to step over a model's parameters, and now and then gradients."""
     if not noted.is_on:
         return
-    known = _optimizers.get(optimizer)
-    if known is None or not (known.models or known.num_models == len(_models)):
-        known = _optimizers[optimizer] = _Optimizer(optimizer)
+    run = current().of(_Known)
+    known = run.optimizers.get(optimizer)
+    if known is None or not (known.models or known.num_models == len(run.models)):
+        known = run.optimizers[optimizer] = _Optimizer(optimizer, [*run.models.values()])
     if not known.models:
         return
     noted.here(known.settings(optimizer))

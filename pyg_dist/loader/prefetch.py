@@ -11,8 +11,8 @@ from typing import Generic, TypeVar
 import torch
 
 from pyg_dist.backend import timing
+from pyg_dist.backend.on_device import Made, SideStream, taken
 from pyg_dist.backend.session.state import current
-from pyg_dist.backend.side_stream import Made, SideStream, taken
 
 T = TypeVar("T")
 

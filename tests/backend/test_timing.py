@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pyg_dist.backend import timing
-from pyg_dist.backend.timing import PHASES, Recorder
+from pyg_dist.backend.timing import PHASES, HostClock, Recorder
 
 
-class QueuedClock:
+class QueuedClock(HostClock):
     """One second a mark."""
 
     def __init__(self) -> None:

@@ -186,7 +186,7 @@ def test_what_a_device_finds_is_raised_in_the_next_step(pools: Pools, library: P
 
 def watch_in_a_capture(library: Path) -> list[str]:
     """What is raised of rows that a device refuses before, in and after the capture of a CUDA graph."""
-    from pyg_dist.backend import late_errors
+    from pyg_dist.backend import on_device
 
     found, raised = torch.tensor([3], device=fake_device.load(library)), []
     with patch("torch.cuda.is_initialized", return_value=True):
@@ -194,10 +194,10 @@ def watch_in_a_capture(library: Path) -> list[str]:
             with patch("torch.cuda.is_current_stream_capturing", return_value=is_captured):
                 try:
                     refused = found if step < 2 else -found
-                    late_errors.watch(refused, lambda row, step=step: DataError(f"{step} {row}"))
+                    on_device.raise_later(refused, lambda row, step=step: DataError(f"{step} {row}"))
                 except DataError as error:
                     raised.append(f"in step {step}: {error}")
-    late_errors.raise_found()
+    on_device.raise_found()
     return raised
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from pyg_dist.backend import side_stream
+from pyg_dist.backend import on_device
 from pyg_dist.backend.session import session
 from pyg_dist.loader.prefetch import Prefetcher
 
@@ -150,7 +150,7 @@ def test_tensors_of_a_gpu_are_used_on_the_stream_that_takes_them(monkeypatch: py
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda x: True))
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda x, stream: used.append((x, stream)))
     of_training = [torch.zeros(6), torch.zeros(6)]
-    with side_stream._Notes("sampling") as notes:
+    with on_device._Notes("sampling") as notes:
         x = torch.arange(6)
         view = x.view(2, 3)[1]
         torch.stack(of_training)

@@ -18,6 +18,7 @@ from torch.autograd import Variable
 from torch.autograd.graph import Node
 
 from pyg_dist.backend.comm.group import Group
+from pyg_dist.backend.session.state import current
 
 
 @dataclass
@@ -50,12 +51,18 @@ class _Bucket:
                         parameter.grad += gradient
 
 
-# By graph task: nested (reentrant) passes have a bucket each. The engine alone keeps a bucket alive, through its
-# callback: what a pass that raised has left behind goes with the pass.
-_buckets: weakref.WeakValueDictionary[int, _Bucket] = weakref.WeakValueDictionary()
+class _Uses:
+    """A run's leaves.
 
+    Attributes:
+        buckets: by graph task: nested (reentrant) passes have a bucket each. The engine alone keeps a bucket alive,
+            through its callback: what a pass that raised has left behind goes with the pass.
+        order: every rank runs the same calls, so the numbers agree.
+    """
 
-_order = itertools.count()  # every rank runs the same calls, so the numbers agree
+    def __init__(self) -> None:
+        self.buckets: weakref.WeakValueDictionary[int, _Bucket] = weakref.WeakValueDictionary()
+        self.order = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,7 @@ class LeafGradient:
 
     parameter: Tensor
     group: Group
-    order: int = field(default_factory=lambda: next(_order))
+    order: int = field(default_factory=lambda: next(current().of(_Uses).order))
 
     def defer(self, partial: Tensor, accumulator: Node) -> bool:
         """Keep ``partial``, this rank's share of the gradient, until the pass ends; ``False``: it may not wait.
@@ -86,9 +93,10 @@ class LeafGradient:
         except RuntimeError:  # torch's answer for a leaf that autograd.grad captures
             return False
         task = torch._C._current_graph_task_id()
-        bucket = _buckets.get(task)
+        buckets = current().of(_Uses).buckets
+        bucket = buckets.get(task)
         if bucket is None:
-            bucket = _buckets[task] = _Bucket()
+            bucket = buckets[task] = _Bucket()
             Variable._execution_engine.queue_callback(bucket.flush)
         key = (id(self.parameter), id(self.group))
         entry = bucket.entries.get(key)

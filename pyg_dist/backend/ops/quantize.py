@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.late_errors import watch
+from pyg_dist.backend.on_device import raise_later
 from pyg_dist.backend.ops.call import as_rows, call, factor_of, meta_kernel, native, signed, sum_dtype, written_rows
 from pyg_dist.backend.ops.row_format import packed_row_bytes
 from pyg_dist.errors import NotFiniteError
@@ -53,7 +53,7 @@ def quantize_csr(
 
     Raises:
         NotFiniteError: a value is not finite, or a row's range exceeds float32 (16 bits: a value exceeds bfloat16). Of
-            tensors on a device a later call raises it (:mod:`pyg_dist.backend.late_errors`). ``explain`` makes another
+            tensors on a device a later call raises it (:mod:`pyg_dist.backend.on_device`). ``explain`` makes another
             error of it.
         DataError: a shape, a dtype or the pattern does not fit, or ``out`` shares memory with another argument.
         UnsupportedError: a tensor is not a dense CPU tensor.
@@ -65,7 +65,7 @@ def quantize_csr(
     call(native.quantize_csr_into.default, out, bad_row, rowptr, col, x_MF, *factors, bits, key, signed(seed))
     explain = explain or (lambda error: error)
     if not x.is_cpu:
-        watch(bad_row, lambda row: explain(_late_refusal(row, bits)))
+        raise_later(bad_row, lambda row: explain(_late_refusal(row, bits)))
         return out
     row = int(bad_row)
     if row >= 0:

@@ -15,9 +15,7 @@ import torch.distributed as dist
 from pyg_dist.backend.session import launch
 from pyg_dist.errors import LaunchError, OptionError, describe_ranks
 
-NCCL = "cpu:gloo,cuda:nccl"
-"""What "auto" stands for where each rank has a GPU of its own."""
-
+NCCL = "cpu:gloo,cuda:nccl"  # what "auto" stands for where each rank has a GPU of its own
 _NUM_UUID_BYTES = 16
 
 
@@ -82,12 +80,9 @@ def sharing(gpus: Sequence[str]) -> list[int]:
 
 
 def backend_for(asked: str, default: str, gpus: Sequence[str]) -> str:
-    """The torch.distributed backend for ranks with these GPUs.
+    """The torch.distributed backend for ranks with these GPUs ("" for none), where the script asks for one.
 
-    Args:
-        asked: what the script asks for.
-        default: what stands for a choice made here: nccl for GPUs where each rank has its own, gloo for the rest.
-        gpus: by rank, "" for none.
+    ``default`` stands for a choice made here: nccl for GPUs where each rank has its own, gloo for the rest.
 
     Raises:
         OptionError: nccl is asked for, and ranks share a GPU or lack one.

@@ -32,27 +32,13 @@ from pyg_dist.errors import describe_ranks
 
 logger = logging.getLogger("pyg_dist")
 
-LOOK_SECONDS = 1.0
-"""Between two looks at this rank."""
-
-PATIENCE_SECONDS = 2.0
-"""A wait that is longer is published: longer than a step of most trainings, so that most runs never are."""
-
-NOTICE_SECONDS = 10.0
-"""A wait that is longer is logged, once a line."""
-
-AGAIN_SECONDS = 60.0
-"""Until the same wait is logged again."""
-
-BEAT_SECONDS = 3.0
-"""Between two publications of a rank that computes."""
-
-SILENT_SECONDS = 6.0
-"""A rank, or the store, that is silent for longer is stopped."""
-
-# So many ranks look at each other every second; more of them, more seldom.
-_RANKS_PER_LOOK = 32
-
+LOOK_SECONDS = 1.0  # between two looks at this rank
+PATIENCE_SECONDS = 2.0  # a longer wait is published: longer than a step of most trainings
+NOTICE_SECONDS = 10.0  # a longer wait is logged, once a line
+AGAIN_SECONDS = 60.0  # until the same wait is logged again
+BEAT_SECONDS = 3.0  # between two publications of a rank that computes
+SILENT_SECONDS = 6.0  # a rank, or the store, that is silent for longer is stopped
+_RANKS_PER_LOOK = 32  # so many look at each other every second; more of them, more seldom
 _MAX_PLACES = 4  # that an error spells out
 
 _REMEDY = (
@@ -65,25 +51,17 @@ _STORE_ERRORS = (dist.DistError, RuntimeError)
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank stands.
+    """Where a rank stands."""
 
-    Attributes:
-        numbers: of calls made, by sequence.
-        recent: the last calls of each sequence, by number: the line, what it does, and the source.
-        last: the last call of all, in words.
-        waits: the sequence and the number of the call that it waits for, or ``None``.
-        peers: the ranks that it waits for.
-        has_ended: whether it has left the run.
-        beat: counts the publications.
-    """
-
-    numbers: Mapping[str, int] = field(default_factory=dict)
-    recent: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    last: str = "its start"
-    waits: tuple[str, int] | None = None
-    peers: tuple[int, ...] = ()
+    numbers: Mapping[str, int] = field(default_factory=dict)  # of calls made, by sequence
+    recent: Mapping[str, Mapping[str, str]] = field(
+        default_factory=dict
+    )  # last calls of each, in words, by number
+    last: str = "its start"  # call of all, in words
+    waits: tuple[str, int] | None = None  # for this call: its sequence and number
+    peers: tuple[int, ...] = ()  # for which it waits
     has_ended: bool = False
-    beat: int = 0
+    beat: int = 0  # counts publications
 
     @property
     def waits_at(self) -> str:
@@ -110,13 +88,13 @@ class Place:
 
     @staticmethod
     def parse(text: bytes) -> Place:
-        """The inverse of :meth:`to_json`."""
+        """See :meth:`to_json`."""
         fields: dict[str, Any] = json.loads(text)
         fields["waits"] = None if fields["waits"] is None else tuple(fields["waits"])
         return Place(**{**fields, "peers": tuple(fields["peers"])})
 
     def to_json(self) -> str:
-        """For the store."""
+        """For the store; :meth:`parse` is the inverse."""
         return json.dumps(asdict(self))
 
 
@@ -201,14 +179,12 @@ class DivergenceWatch:
         rank: this rank.
         world_size: number of ranks.
         standing: what to watch.
-        fail: ends the run on every rank with a message, or this rank alone where the store does not answer (False);
-            does not return. It is called by a thread of the watch, since the main thread sits in a C++ wait.
+        fail: ends the run on every rank with a message, or this rank alone where the store does not answer (False).
     """
 
     def __init__(
         self, store: dist.Store, rank: int, world_size: int, standing: Standing, fail: Callable[[str, bool], object]
     ) -> None:
-        """Start watching. Not collective."""
         self._store = store.clone()  # type: ignore[attr-defined]  # not in the stub
         self._rank, self._world_size, self._standing, self._fail = rank, world_size, standing, fail
         self._keys = [f"place/{r}" for r in range(world_size)]

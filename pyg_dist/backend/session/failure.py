@@ -37,34 +37,21 @@ from pyg_dist.errors import ConnectionLostError, DivergenceError
 
 logger = logging.getLogger("pyg_dist")
 
-# Far beyond a round trip through the store, well within the half minute in which all ranks must have ended.
-_READ_SECONDS = 3.0
-_LEAVE_SECONDS = 10.0
-# In which most ranks that still train come to a call that this one, which has ended, does not make.
-_END_SECONDS = 10.0
-# From the first rank that leaves with a message to the last that reads it.
-_NEWS_SECONDS = 0.5
-# For rank 0 to find the mistake that another rank has found, too: then one traceback is enough.
-_SAME_SECONDS = 1.5
-# For a rank that reads of a failure to find the same mistake itself, which it then does not report again.
-_SOON_SECONDS = 0.3
-# The others' stores print stacks when the host goes while they hear that all have read.
-_HOST_SECONDS = 0.3
+_READ_SECONDS = 3.0  # for all to read a message: far beyond a round trip through the store
+_LEAVE_SECONDS = 10.0  # for another thread to end this process
+_END_SECONDS = 10.0  # in which most ranks that still train come to a call that this one, which has ended, does not make
+_NEWS_SECONDS = 0.5  # from the first rank that leaves with a message to the last that reads it
+_SAME_SECONDS = 1.5  # for rank 0 to find the mistake that another rank has found, too: then one traceback is enough
+_SOON_SECONDS = 0.3  # for a rank that reads of a failure to find the same mistake, which it then does not report again
+_HOST_SECONDS = 0.3  # the others' stores print stacks when the host goes while they hear that all have read
 
-
-_STORE_ERRORS = (dist.DistError, RuntimeError)
-"""What stores raise: those of sockets the first, those of files and of memory the second."""
+_STORE_ERRORS = (dist.DistError, RuntimeError)  # of stores: those of sockets, and those of files and of memory
 
 
 def leave_word(store: dist.Store, rank: int, world_size: int, message: str, seconds: float) -> None:
     """Tell the other ranks why this one, which has no watch, is about to end. Not collective.
 
-    Args:
-        store: the watches'.
-        rank: this rank.
-        world_size: number of ranks.
-        message: why.
-        seconds: rank 0, which may hold the store, waits so long for the others to read it, or to end as well.
+    Rank 0, which may hold the store, waits for so many seconds for the others to read it, or to end as well.
     """
     if store.add("num_failures", 1) == 1:
         store.multi_set([f"inbox/{other}" for other in range(world_size)], [message] * world_size)  # type: ignore[attr-defined]
@@ -93,7 +80,6 @@ class FailureWatch:
         leave: Callable[[], NoReturn],
         before_store_goes: Callable[[], None],
     ) -> None:
-        """Start listening. Not collective."""
         self.rank, self.name = rank, f"rank {rank} of {world_size}"
         self._store, self._world_size = store, world_size
         self._leave, self._before_store_goes = leave, before_store_goes

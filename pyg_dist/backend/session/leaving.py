@@ -25,7 +25,7 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
-from pyg_dist.backend.session import failure, launch, rendezvous, state
+from pyg_dist.backend.session import failure, launch, state
 from pyg_dist.backend.session.agreement import one_line
 from pyg_dist.backend.session.failure import FailureWatch, flush, report
 from pyg_dist.errors import LaunchError
@@ -58,7 +58,7 @@ def leave() -> NoReturn:
 
 
 def _end() -> NoReturn:
-    mpi = rendezvous.running_mpi()
+    mpi = launch.running_mpi()
     if mpi is not None:
         mpi.COMM_WORLD.Abort(1)
     os._exit(1)
@@ -166,12 +166,12 @@ class WayOut:
         self._early = None
         if has_failed and found.launcher == "mpi":
             report(f"{message}; ending the run")
-            if rendezvous.running_mpi() is not None:
+            if launch.running_mpi() is not None:
                 leave()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
         with contextlib.suppress(Exception):  # nobody is there, or this launcher's ranks cannot meet
-            store = rendezvous.meet_early(found, _MEET_SECONDS)
+            store = launch.meet_early(found, _MEET_SECONDS)
             failure.leave_word(store, found.rank, found.world_size, message, _MEET_SECONDS)
 
 

@@ -23,7 +23,6 @@ from pyg_dist.backend.session.agreement import Control, require_equal
 from pyg_dist.backend.session.divergence import DivergenceWatch
 from pyg_dist.backend.session.failure import FailureWatch
 from pyg_dist.backend.session.leaving import leave, way_out
-from pyg_dist.backend.session.rendezvous import meet, of_generation, watched
 from pyg_dist.backend.session.state import (
     Session,
     current,
@@ -153,7 +152,7 @@ def _open_group(session: Session, found: launch.Launch, backend: str, timeout: t
             "Expected a torch build with torch.distributed for more than one rank; pip install torch"
         )
     if session.meeting.store is None:
-        session.meeting.store = meet(found, timeout)
+        session.meeting.store = launch.meet(found, timeout)
     store, gpus = _watch_failures(session, session.meeting.store)
     backend = devices.backend_for(backend, DEFAULT_BACKEND, gpus)
     if "nccl" in backend:  # its kernels then start while others run
@@ -181,7 +180,7 @@ def _watch_failures(session: Session, store: dist.Store) -> tuple[dist.Store, li
 
     Returns the session's part of the store, and all ranks' GPUs.
     """
-    store = of_generation(store, next(session.meeting.numbers))
+    store = launch.of_generation(store, next(session.meeting.numbers))
 
     def leave_store() -> None:
         divergence = session.find(DivergenceWatch)
@@ -189,7 +188,7 @@ def _watch_failures(session: Session, store: dist.Store) -> tuple[dist.Store, li
             divergence.leave_store()
 
     if session.find(FailureWatch) is None:  # else an init that failed has left it
-        session.add(FailureWatch(watched(store), session.rank, session.world_size, leave, leave_store))
+        session.add(FailureWatch(launch.watched(store), session.rank, session.world_size, leave, leave_store))
     way_out.watch_run()
     own = devices.own_gpu(session.local_rank)
     return store, devices.gpus_of_all(store, session.rank, session.world_size, own)

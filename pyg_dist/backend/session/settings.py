@@ -15,21 +15,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Setting(Generic[T]):
-    """One environment variable.
-
-    Attributes:
-        name: the variable.
-        default: its value where it is unset or empty.
-        expected: what it may be, in words.
-        parse: reads it; raises ``ValueError``.
-        must_agree: whether ranks with different values would compute or send different things.
-    """
+    """One environment variable."""
 
     name: str
-    default: str
-    expected: str
-    parse: Callable[[str], T]
-    must_agree: bool = True
+    default: str  # where it is unset or empty
+    expected: str  # what it may be, in words
+    parse: Callable[[str], T]  # raises ValueError
+    must_agree: bool = True  # whether ranks with different values would compute or send different things
 
     def value(self) -> T:
         """What it is now, on this rank.

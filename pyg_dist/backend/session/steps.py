@@ -12,11 +12,13 @@ from tqdm import tqdm
 
 from pyg_dist.backend import out_of_memory
 from pyg_dist.backend.session.settings import LOG
-from pyg_dist.backend.session.state import is_main
+from pyg_dist.backend.session.state import current, is_main
 
 logger = logging.getLogger("pyg_dist")
 
-_bars: list[tqdm[None]] = []
+
+class _Bars(list["tqdm[None]"]):
+    """Those that are shown."""
 
 
 def configure_log() -> None:
@@ -46,11 +48,12 @@ def set_up(what: str, num_steps: int) -> Iterator[None]:
     began = time.monotonic()
     has_terminal = is_main() and sys.stderr.isatty()
     bar = tqdm(total=num_steps, desc=what, unit="step", leave=False, disable=not has_terminal)
-    _bars.append(bar)
+    bars = current().of(_Bars)
+    bars.append(bar)
     try:
         yield
     finally:
-        _bars.pop()
+        bars.pop()
         bar.close()
     _say("%s: %.1f s in all", what, time.monotonic() - began)
 
@@ -59,12 +62,13 @@ def set_up(what: str, num_steps: int) -> Iterator[None]:
 def step(name: str) -> Iterator[None]:
     """Log, on rank 0, what a step of a set-up takes, and move the bar on. Not collective."""
     began = time.monotonic()
-    if _bars:
-        _bars[-1].set_postfix_str(name)
+    bars = current().of(_Bars)
+    if bars:
+        bars[-1].set_postfix_str(name)
     with out_of_memory.phase(name):
         yield
-    if _bars:
-        _bars[-1].update()
+    if bars:
+        bars[-1].update()
     _say("%s: %.1f s", name, time.monotonic() - began)
 
 

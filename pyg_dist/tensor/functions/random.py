@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.nn import init
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.capture import is_capturing
-from pyg_dist.backend.on_device import on_device
+from pyg_dist.backend.on_device import is_capturing, on_device
 from pyg_dist.errors import DataError, MixedRowsError, UnsupportedError
 from pyg_dist.tensor.functions.pointwise import aligned
 from pyg_dist.tensor.functions.shapes import refuse

@@ -8,8 +8,7 @@ from datetime import timedelta
 import pytest
 from limits import COMMAND_SECONDS
 
-from pyg_dist.backend.session.launch import Launch, Run, detect, expand_node_list, identify
-from pyg_dist.backend.session.rendezvous import meet
+from pyg_dist.backend.session.launch import Launch, Run, detect, expand_node_list, identify, meet
 from pyg_dist.errors import LaunchError
 
 MASTER = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234"}
