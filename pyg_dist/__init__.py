@@ -11,6 +11,7 @@ from pyg_dist.backend.session import devices as _devices
 from pyg_dist.backend.session import generators as _generators
 from pyg_dist.backend.session import leaving as _leaving
 from pyg_dist.backend.session import steps as _steps
+from pyg_dist.backend.session.leaving import stop_requested
 from pyg_dist.backend.session.session import init, is_main, rank, world_size
 from pyg_dist.cli.profile import Profile, profile
 from pyg_dist.data import DistributedData, save_graph
@@ -41,5 +42,6 @@ __all__ = [
     "profile",
     "rank",
     "save_graph",
+    "stop_requested",
     "world_size",
 ]

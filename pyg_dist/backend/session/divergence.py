@@ -54,9 +54,7 @@ class Place:
     """Where a rank stands."""
 
     numbers: Mapping[str, int] = field(default_factory=dict)  # of calls made, by sequence
-    recent: Mapping[str, Mapping[str, str]] = field(
-        default_factory=dict
-    )  # last calls of each, in words, by number
+    recent: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # last calls of each, in words, by number
     last: str = "its start"  # call of all, in words
     waits: tuple[str, int] | None = None  # for this call: its sequence and number
     peers: tuple[int, ...] = ()  # for which it waits

@@ -9,38 +9,41 @@ wait for ranks that have stopped. A good end is orderly: the session is closed f
 leaves word (:mod:`~pyg_dist.backend.session.failure`). Under mpirun a rank that fails early ends the run at once: its
 launcher notices a signal, but no status. Without a launcher rank 0 holds the store, and who comes later than ten
 seconds finds nobody.
+
+:func:`stop_requested` is for scripts that end well when they are asked to.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import multiprocessing
 import os
 import signal
 import sys
 import threading
-from types import TracebackType
+import time
+from types import FrameType, TracebackType
 from typing import NoReturn
 
 import torch.distributed as dist
 
 from pyg_dist.backend.session import failure, launch, state
-from pyg_dist.backend.session.agreement import one_line
+from pyg_dist.backend.session.agreement import Control, one_line
 from pyg_dist.backend.session.failure import FailureWatch, flush, report
 from pyg_dist.errors import LaunchError
 
-_LEAVE_SECONDS = 10.0
-"""For a rank that has failed, whatever handlers and threads there are."""
+logger = logging.getLogger("pyg_dist")
 
-_END_SECONDS = 30.0
-"""For a good end."""
+_LEAVE_SECONDS = 10.0  # for a rank that has failed, whatever handlers and threads there are
+_END_SECONDS = 30.0  # for a good end
+_MEET_SECONDS = 10.0  # how long a rank that has nothing more to do waits for the others, before `init`
 
-# How long a rank that has nothing more to do waits for the others, before `init`.
-_MEET_SECONDS = 10.0
+_PROCESS = "_PYG_DIST_PROCESS"  # the variable by which processes know that a rank has started them
 
-_PROCESS = "_PYG_DIST_PROCESS"
-"""The variable by which processes know that a rank has started them."""
+_STOP_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name)]
+_ONCE_SECONDS = 2.0  # signals that follow one so soon are the same request: Ctrl-C comes from torchrun, too
 
 _leaving = threading.Lock()
 
@@ -176,3 +179,54 @@ class WayOut:
 
 
 way_out = WayOut()
+
+
+class StopRequest:
+    """Notes the signals that ask to stop, while the session lives.
+
+    Attributes:
+        number: of the first signal, or 0.
+        is_told: whether the run has heard of one.
+    """
+
+    def __init__(self) -> None:
+        self.number, self.is_told = 0, False
+        self._time = 0.0
+        is_main = threading.current_thread() is threading.main_thread()  # no other thread may
+        self._before = {n: signal.signal(n, self._note) for n in _STOP_SIGNALS} if is_main else {}
+
+    def close(self) -> None:
+        """Let signals do again what they did before."""
+        for number, handler in self._before.items():
+            if signal.getsignal(number) == self._note:
+                signal.signal(number, handler or signal.SIG_DFL)
+        self._before = {}
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if not self.number:
+            self.number, self._time = number, time.monotonic()
+        elif time.monotonic() > self._time + _ONCE_SECONDS:
+            self.close()
+            os.kill(os.getpid(), number)
+
+
+def stop_requested() -> bool:
+    """Return whether a rank has been asked to stop: the same answer on every rank. Collective, one small all-reduce.
+
+    From its first call on, a rank that gets SIGTERM, SIGUSR1 (Slurm's ``--signal``) or Ctrl-C goes on, and the next call
+    returns True on all ranks, so that they save and end at the same step. A second signal does what it did before.
+
+    Example:
+        >>> for epoch in range(10):
+        ...     if pyg_dist.stop_requested():
+        ...         break
+    """
+    session = state.current()
+    request = session.of(StopRequest)
+    numbers = session.of(Control).group.gather_counts(request.number)
+    asked = [rank for rank, number in enumerate(numbers) if number]
+    if asked and not request.is_told:
+        request.is_told = True
+        if session.rank == 0:
+            logger.warning("rank %d got %s: the ranks stop", asked[0], signal.Signals(numbers[asked[0]]).name)
+    return bool(asked)

@@ -54,6 +54,7 @@ class Connections:
     def close(self) -> None:
         """Let go of all, and end those that ``init`` has opened."""
         close_groups()
+        set_reason(lambda peer: None)
         if self.is_own and is_group_open():  # the script may have destroyed it
             dist.destroy_process_group()
 

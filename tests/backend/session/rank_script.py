@@ -126,6 +126,13 @@ elif case.startswith("a thread"):
         threading.Thread(target=raise_in_thread, name=name).start()
     if "script" not in case:
         time.sleep(FOREVER.total_seconds())
+elif case == "is to stop":
+    step = 0
+    while not leaving.stop_requested():
+        if is_concerned and step == 3:
+            os.kill(os.getpid(), getattr(signal, sys.argv[3]))
+        step += 1
+    say(f"step {step}")
 elif case == "leaves":
     if not is_concerned:
         Group(dist.group.WORLD).meet()

@@ -114,3 +114,11 @@ def test_a_group_of_the_script_ends_well() -> None:
     ended = run_script("ranks", 3, RANK_SCRIPT, "ends with a group of its own")
     assert ended.codes == [0, 0, 0]
     assert ended.stderr == ""
+
+
+@pytest.mark.parametrize(("name", "launcher"), [("SIGTERM", "ranks"), ("SIGINT", "ranks"), ("SIGUSR1", "mpirun")])
+def test_a_signal_to_one_rank_stops_all_at_one_step(name: str, launcher: str) -> None:
+    ended = run_script(launcher, 3, RANK_SCRIPT, "is to stop", "1", name)
+    assert set(ended.codes) == {0}, ended.stderr
+    assert ended.stdout.splitlines() == ["step 4"] * 3
+    assert f"rank 1 got {name}: the ranks stop" in ended.stderr
