@@ -213,7 +213,7 @@ class StopRequest:
 def stop_requested() -> bool:
     """Return whether a rank has been asked to stop: the same answer on every rank. Collective, one small all-reduce.
 
-    From its first call on, a rank that gets SIGTERM, SIGUSR1 (Slurm's ``--signal``) or Ctrl-C goes on, and the next call
+    From its first call on, a rank that gets SIGTERM, SIGUSR1 (Slurm's ``--signal``) or Ctrl-C goes on. The next call
     returns True on all ranks, so that they save and end at the same step. A second signal does what it did before.
 
     Example:
