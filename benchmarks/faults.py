@@ -39,9 +39,10 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 import pyg_dist
-from pyg_dist.backend.comm import group, tagged
+from pyg_dist.backend.comm import group
 from pyg_dist.backend.comm.checks import calls, replicas
 from pyg_dist.backend.comm.group import world_group
+from pyg_dist.backend.comm.wires import gloo, point_to_point
 from pyg_dist.conv import DistributedGCNConv as GCNConv
 from pyg_dist.graph import training_state
 
@@ -150,7 +151,7 @@ Seconds = tuple[float, float]
 def timed(epoch: Callable[[], None]) -> Seconds:
     """An epoch, the mean of a turn (collective)."""
     epoch()
-    world_group().meet()
+    world_group().barrier()
     start, start_cpu = time.perf_counter(), time.thread_time()
     for _ in range(EPOCHS):
         epoch()
@@ -232,12 +233,12 @@ def parameters(every: int) -> Iterator[None]:
 
 
 FUNCTIONS: dict[str, list[tuple[Any, str]]] = {
-    "calls": [(calls.Calls, "next"), (tagged, "message_tag")],
+    "calls": [(calls.Calls, "next"), (gloo, "message_tag")],
     "replicas": [
         *((replicas.Noted, name) for name in ("tensor", "numbers", "loss", "digest", "agree")),
         (training_state, "note_model"),
         (training_state, "note_step"),
-        (tagged.TaggedMessages, "_room"),
+        (point_to_point.PointToPoint, "_packets_like"),
     ],
 }
 NEVER = 2**63
@@ -248,7 +249,7 @@ CHECKS = {
 }
 
 
-def counted(self: calls.Calls, kind: str, dtype: torch.dtype | None = None, size: int = 0) -> int:
+def counted(self: calls.Calls, kind: str, dtype: torch.dtype | None = None, size: int = 0, has_tag: bool = True) -> int:
     """``Calls.next`` without what tells calls apart."""
     self.number += 1
     return self.number

@@ -27,7 +27,7 @@ _STAYS = {
     *("workers._left", "workers._num_meetings"),  # what ranks note between two bodies
     "environment variable GLOO_SOCKET_IFNAME",
     # Not yet the session's:
-    *("pyg_dist.backend.comm.transport._abandoned", "pyg_dist.backend.staging._warned"),
+    *("pyg_dist.backend.comm.transport._abandoned", "pyg_dist.backend.comm.wires.staged._warned"),
     *("pyg_dist.backend.sparse.csr._trials_by_size", "pyg_dist.backend.comm.connection._reason"),
     *("pyg_dist.errors._where", "pyg_dist.errors._whole_graph", "pyg_dist.graph.module_hooks._hooks"),
     *(f"pyg_dist.backend.comm.group.{name}" for name in ("_axes", "_open", "_world")),

@@ -1,4 +1,4 @@
-"""What a rank hands to gloo, counted where it does; independent of the library's own counters."""
+"""What a rank hands to a wire, counted where it does; independent of the library's own counters."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from contextlib import ExitStack
 from typing import Any
 from unittest import mock
 
-from pyg_dist.backend.comm.tagged import TaggedMessages
 from pyg_dist.backend.comm.transport import Transport
+from pyg_dist.backend.comm.wires.gloo import GlooWire
 
 
 class Wire:
@@ -24,14 +24,14 @@ class Wire:
         self._is_inside = False
 
     def __enter__(self) -> Wire:
-        send, to_all, to_neighbours = TaggedMessages.send, Transport.all_to_all, Transport.to_neighbours
+        send, to_all, to_neighbours = GlooWire.send, Transport.all_to_all, Transport.to_neighbours
 
-        def counted_send(messages: TaggedMessages, tensor: Any, peer: int, tag: int) -> Any:
+        def counted_send(wire: GlooWire, tensor: Any, peer: int, tag: int) -> Any:
             if self._is_inside:
                 self.num_bytes += tensor.nbytes
             else:
                 self.num_others += 1
-            return send(messages, tensor, peer, tag)
+            return send(wire, tensor, peer, tag)
 
         def inside(function: Any, is_collective: int) -> Any:
             def call(*args: Any, **options: Any) -> Any:
@@ -45,7 +45,7 @@ class Wire:
             return call
 
         with ExitStack() as stack:
-            stack.enter_context(mock.patch.object(TaggedMessages, "send", counted_send))
+            stack.enter_context(mock.patch.object(GlooWire, "send", counted_send))
             stack.enter_context(mock.patch.object(Transport, "all_to_all", inside(to_all, 1)))
             stack.enter_context(mock.patch.object(Transport, "to_neighbours", inside(to_neighbours, 0)))
             self._stack = stack.pop_all()

@@ -84,7 +84,7 @@ def _before_forward(module: nn.Module, args: tuple[Any, ...]) -> None:
     remember_model(module)
     if noted.is_on:  # compared at once: models whose shapes differ would be broadcast by different calls
         training_state.note_model(module)
-        world_group().meet("model")
+        world_group().barrier("model")
     broadcast_parameters(module)
 
 

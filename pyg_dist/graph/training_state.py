@@ -21,6 +21,7 @@ from torch.nn.parameter import is_lazy
 
 from pyg_dist.backend.autograd import broadcast
 from pyg_dist.backend.comm.checks.noted import Settings, digest_of_words
+from pyg_dist.backend.comm.checks.order import compare_order
 from pyg_dist.backend.comm.checks.replicas import noted
 from pyg_dist.backend.session.state import current
 from pyg_dist.tensor.row_tensor import RowTensor
@@ -126,7 +127,10 @@ def note_model(model: nn.Module) -> None:
 
 
 def note_step(optimizer: torch.optim.Optimizer) -> None:
-    """Note the groups of an optimizer that is about to step over a model's parameters, and now and then gradients."""
+    """Note the groups of an optimizer that is about to step over a model's parameters, and now and then gradients.
+
+    Collective where calls have no tags (:mod:`~pyg_dist.backend.comm.checks.order`).
+    """
     if not noted.is_on:
         return
     run = current().of(_Known)
@@ -136,6 +140,7 @@ def note_step(optimizer: torch.optim.Optimizer) -> None:
     if not known.models:
         return
     noted.here(known.settings(optimizer))
+    compare_order()
     if known.num_steps < _FIRST or known.num_steps % _EVERY == 0:
         for group in optimizer.param_groups:
             for parameter in group["params"]:

@@ -55,7 +55,7 @@ class HaloTransfer:
                 codec.pack(sent, self.outgoing, _last(x, k), _factor(col_scale, k, divide))
         if overlaps():
             return exchange.start(sent, received)
-        exchange.transport.meet()  # what slower ranks are late is no part of the exchange
+        exchange.transport.barrier()  # what slower ranks are late is no part of the exchange
         messages = exchange.start(sent, received)
         messages.wait()
         return messages

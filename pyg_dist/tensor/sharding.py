@@ -191,7 +191,7 @@ class RowSharding(OfThisRun):
 
     def gather(self, local: Tensor) -> Tensor:
         """All rows, in the global order, on every rank; differentiable (collective)."""
-        self.group.meet("gather")  # it compares, as all small sums do, what plain tensors went into the rows
+        self.group.barrier("gather")  # it compares, as all small sums do, what plain tensors went into the rows
         order, mine = (on_device(position, local.device) for position in (self._gathered_position, self.position))
         return replicated.all_gather_rows(local, self.group, self.counts, order, mine)
 

@@ -27,8 +27,7 @@ from workers import Workers
 @contextlib.contextmanager
 def staging_may_wait() -> Iterator[None]:
     """Messages pass the host, since no process group carries this device: those copies alone are waited for."""
-    from pyg_dist.backend.comm import transport
-    from pyg_dist.backend.staging import Stage
+    from pyg_dist.backend.comm.wires.staged import StagedWire, _Landing
 
     def exempted(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
@@ -38,9 +37,9 @@ def staging_may_wait() -> Iterator[None]:
         return run
 
     with (
-        patch.object(Stage, "lift", exempted(Stage.lift)),
-        patch.object(Stage, "land", staticmethod(exempted(Stage.land))),
-        patch.object(transport.StagedMessages, "_land", exempted(transport.StagedMessages._land)),
+        patch.object(StagedWire, "_lift", exempted(StagedWire._lift)),
+        patch.object(StagedWire, "_land", staticmethod(exempted(StagedWire._land))),
+        patch.object(_Landing, "wait", exempted(_Landing.wait)),
     ):
         yield
 

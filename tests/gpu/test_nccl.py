@@ -43,15 +43,16 @@ class Several(int):
 def opened(device: torch.device, folder: Path) -> Iterator[Any]:
     """A group of this process alone, on nccl."""
     from pyg_dist.backend.comm.group import Group
+    from pyg_dist.backend.comm.wires import wires_of
+    from pyg_dist.backend.comm.wires.c10d import C10dWire
     from pyg_dist.backend.session import devices, session
 
     session.shutdown()
     backend = devices.NCCL if device.type == "cuda" else "cpu:gloo"
     dist.init_process_group(backend, store=dist.FileStore(str(folder / "store"), 1), rank=0, world_size=1)
     try:
-        group = Group(dist.group.WORLD, "of one")
-        if device.type == "cpu":
-            group._messages = None  # tagged messages are gloo's alone: let it go nccl's way
+        wires = wires_of(dist.group.WORLD) if device.type == "cuda" else [C10dWire(dist.group.WORLD, "cpu")]
+        group = Group(wires, "of one")
         group.size = Several(1)
         yield group
         assert group.calls.number > 0, "nothing was sent"
@@ -92,7 +93,7 @@ def reduce_and_broadcast(device: torch.device, folder: Path) -> None:
         assert group.gather_counts(7) == [7]
         assert group.all_true(True)
         assert not group.all_true(False)
-        group.meet()
+        group.barrier()
 
 
 def gather(device: torch.device, folder: Path) -> None:
@@ -123,7 +124,7 @@ def exchange(device: torch.device, folder: Path) -> None:
         assert_same_bits(room[2:7].cpu(), rows.cpu())
         assert not room[:2].any()
         assert not room[7:].any()
-        transport.meet()
+        transport.barrier()
 
         before, after = torch.tensor([3, 0, 4, 1, 2]), torch.tensor([1, 2, 0, 4, 3])
         moves = Redistribution.by_position(group, [before], [after])
@@ -150,8 +151,9 @@ def send_to_itself(device: torch.device, folder: Path) -> None:
     from pyg_dist.backend.comm.transport import Transport
 
     with opened(device, folder) as group:
-        group.size = 2
-        group.global_rank = lambda rank: 0
+        wire = group.wire(torch.empty(0, device=device))
+        group.size = wire.size = 2
+        group.calls.ranks = wire.ranks = (0, 0)
         for dtype in (torch.float32, torch.uint8, torch.int64):
             rows = drawn(dtype, device, 6, 3)
             out = torch.zeros_like(rows)

@@ -1,4 +1,4 @@
-"""Lost connections: the transport's errors name no rank, so they are raised again with the rank."""
+"""Lost connections: a wire's errors name no rank, so they are raised again with the rank."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from types import TracebackType
 import torch.distributed as dist
 
 from pyg_dist.backend.comm.checks.calls import Calls, Wait, here
+from pyg_dist.backend.comm.wires import Message, is_lost
 from pyg_dist.errors import ConnectionLostError, DivergenceError, PygDistError
 
 
-def wait(work: dist.Work, peer: int | None = None) -> None:
-    """``work.wait()``; ``peer`` is the only other rank that takes part in it, if there is one.
+def wait(message: Message) -> None:
+    """Wait until a message has left or arrived.
 
     Raises:
         ConnectionLostError: The connection to a rank is gone.
         DivergenceError: It is gone because that rank has ended.
     """
     try:
-        work.wait()
+        message.work.wait()
     except RuntimeError as error:
         if not is_lost(error):
             raise
-        raise _lost(peer) from error
+        raise _lost(message.peer) from error
 
 
 class InCall:
-    """Within it this rank waits for a call, and the transport's errors become ours (:func:`wait`).
+    """Within it this rank waits for a call, and a wire's errors become ours (:func:`wait`).
 
     Args:
         calls: of a group; the call is their last when this is made.
@@ -49,11 +50,7 @@ class InCall:
             raise lost from error
 
 
-def _no_reason(peer: int | None) -> str | None:
-    """No reason is known."""
-
-
-_reason: Callable[[int | None], str | None] = _no_reason
+_reason: Callable[[int | None], str | None] = lambda peer: None  # noqa: E731
 
 
 def set_reason(reason: Callable[[int | None], str | None]) -> None:
@@ -65,24 +62,6 @@ def set_reason(reason: Callable[[int | None], str | None]) -> None:
 def _lost(peer: int | None) -> PygDistError:
     reason = _reason(peer)
     return ConnectionLostError(loss_of(dist.get_rank(), peer)) if reason is None else DivergenceError(reason)
-
-
-_LOST = (
-    # gloo, and the last error that nccl quotes
-    "closed by peer",
-    "reset by peer",
-    "Broken pipe",
-    # nccl, as torch's ProcessGroupNCCL words it
-    "closed by remote peer",
-    "remote process exited",
-    "ncclRemoteError",
-    "NCCL communicator was aborted",
-)
-
-
-def is_lost(error: BaseException) -> bool:
-    """Whether this is the transport's error about a closed connection."""
-    return any(words in str(error) for words in _LOST)
 
 
 def loss_of(rank: int, peer: int | None) -> str:

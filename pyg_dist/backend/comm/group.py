@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import NoReturn
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_dist.backend import metrics, staging
+from pyg_dist.backend import metrics
+from pyg_dist.backend.comm import wires
 from pyg_dist.backend.comm.checks import replicas
 from pyg_dist.backend.comm.checks.calls import Calls, here
 from pyg_dist.backend.comm.connection import InCall
-from pyg_dist.backend.comm.tagged import TaggedMessages
+from pyg_dist.backend.comm.wires import Wire
 from pyg_dist.backend.pickling import OfThisRun
 from pyg_dist.backend.timing import phase
 from pyg_dist.errors import LaunchError
@@ -26,84 +26,76 @@ from pyg_dist.errors import LaunchError
 # Bytes up to which a sum also compares what plain tensors the ranks have met.
 _SMALL = 1 << 12
 
-_REDUCE = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
-# What gloo and nccl do not carry, as what they do. Of bytes, "max" is `any` and "min" is `all`.
+# What no wire carries, as what all do. Of bytes, "max" is `any` and "min" is `all`.
 _WIRE_DTYPE = {torch.bool: torch.uint8, torch.int16: torch.int32}
-# torch 2.13 has a new name for the collective, and warns of the old one.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 def to_wire(tensor: Tensor) -> Tensor:
-    """The tensor as the transport carries it (back: :func:`from_wire`); a complex one has a dimension more."""
+    """The tensor as a wire carries it (back: :func:`from_wire`); a complex one has a dimension more."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     return tensor.to(_WIRE_DTYPE.get(tensor.dtype, tensor.dtype)).contiguous()
 
 
-def from_wire(wire: Tensor, dtype: torch.dtype) -> Tensor:
+def from_wire(carried: Tensor, dtype: torch.dtype) -> Tensor:
     """See :func:`to_wire`."""
-    return torch.view_as_complex(wire) if dtype.is_complex else wire.to(dtype)
-
-
-class _Closed:
-    """What stands for a process group once its session has ended."""
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise LaunchError(
-            "Expected connections to the other ranks (got data of a session that has ended): make it anew after init()"
-        )
+    return torch.view_as_complex(carried) if dtype.is_complex else carried.to(dtype)
 
 
 class Group(OfThisRun):
     """The ranks among which rows are distinct; every method is collective unless it says otherwise.
 
-    Args:
-        process_group: the ``torch.distributed`` group, or ``None`` for an axis of one rank.
-        name: distinguishes the calls of two groups of the same ranks.
-
     An axis of one rank communicates nothing and works without ``torch.distributed``.
+
+    Args:
+        wires: what carries the messages; none for an axis of one rank.
+        name: distinguishes the calls of two groups of the same ranks.
     """
 
-    def __init__(self, process_group: dist.ProcessGroup | None = None, name: str = "") -> None:
-        self.process_group = process_group
+    def __init__(self, wires: Sequence[Wire] = (), name: str = "") -> None:
         _open.add(self)
-        self.size: int = 1 if process_group is None else process_group.size()
-        self.rank: int = 0 if process_group is None else process_group.rank()
-        self._messages: TaggedMessages | None = None
-        self._is_connected = False
-        self.calls = Calls((0,))
-        if process_group is not None:
-            self.stage = staging.Stage(process_group)
-            self.calls = here.sequence(tuple(dist.get_process_group_ranks(process_group)), name)
-            if "cpu:gloo" in str(dist.get_backend_config(process_group)):
-                self._messages = TaggedMessages(process_group)
-                replicas.noted.is_on |= self.size > 1
+        self._wires = {device: wire for wire in wires for device in wire.devices}
+        self.size, self.rank, self.calls = 1, 0, Calls((0,))
+        if wires:
+            self.size, self.rank = wires[0].size, wires[0].rank
+            self.calls = here.sequence(wires[0].ranks, name)
+            replicas.noted.is_on |= self.size > 1 and any(wire.has_tags for wire in wires)
 
     def __repr__(self) -> str:
-        return f"Axis(rank={self.rank}, size={self.size})"
+        return f"Group(rank={self.rank}, size={self.size})"
 
     def __deepcopy__(self, memo: object) -> Group:
-        return self  # a process group is a connection, not a value
+        return self  # it is a connection, not a value
 
-    def tagged(self, tensor: Tensor) -> TaggedMessages | None:
-        """What carries messages like ``tensor`` by tags, if they go that way (not collective)."""
-        return self._messages if tensor.device.type == "cpu" else None
+    def wire(self, tensor: Tensor) -> Wire:
+        """What carries messages like ``tensor`` (not collective)."""
+        device = tensor.device.type
+        wire = self._wires.get(device)
+        if wire is None:
+            if not self._wires:
+                raise LaunchError(
+                    "Expected connections to the other ranks (got data of a session that has ended): make it anew "
+                    "after init()"
+                )
+            carrier = self._wires.get("cpu") or next(iter(self._wires.values()))
+            wire = self._wires[device] = wires.staged(carrier, device)
+        return wire
 
-    def global_rank(self, rank: int) -> int:
-        """The default group's number of this axis' ``rank`` (not collective)."""
-        return rank if self.process_group is None else dist.get_global_rank(self.process_group, rank)
+    def begin(
+        self, kind: str, tensor: Tensor, size: int, peers: Sequence[int] | None = None
+    ) -> tuple[Wire, int, InCall]:
+        """Note a call for messages like ``tensor``: its wire, its tag and what it is done within (not collective).
 
-    def connect(self, tensor: Tensor) -> None:
-        """Join the connections for messages like ``tensor``, once, before messages that only some ranks have.
-
-        nccl opens a group's connections in its first call, and waits there for all ranks: one that has no neighbours
-        would not come. gloo's are open from the start.
+        Args:
+            kind: names the call.
+            tensor: has the device and dtype.
+            size: elements, or elements of a row where numbers of rows differ between ranks.
+            peers: the ranks that this one waits for; all of the group by default.
         """
-        if self._is_connected or self.size == 1 or self.tagged(tensor) is not None:
-            return
-        with InCall(self.calls):
-            dist.all_reduce(tensor.new_zeros(1), group=self.process_group)
-        self._is_connected = True
+        wire = self.wire(tensor)
+        tag = self.calls.next(kind, tensor.dtype, size, has_tag=wire.has_tags)
+        of_run = None if peers is None else tuple([self.calls.ranks[peer] for peer in peers])
+        return wire, tag, InCall(self.calls, of_run)
 
     def all_reduce_(self, tensor: Tensor, op: str = "sum", kind: str = "") -> Tensor:
         """Reduce ``tensor`` over the ranks, and maybe overwrite it; every rank gets the result, with the same bits.
@@ -113,28 +105,18 @@ class Group(OfThisRun):
         if self.size == 1 or not tensor.numel():
             return tensor
         with phase("sums"):
-            wire = self._reduced(self.stage.lift(to_wire(tensor.detach())), op, kind or op)
-        return from_wire(self.stage.land(wire, tensor.device), tensor.dtype)
+            return from_wire(self._reduced(to_wire(tensor.detach()), op, kind or op), tensor.dtype)
 
-    def _reduced(self, wire: Tensor, op: str, kind: str) -> Tensor:
+    def _reduced(self, x: Tensor, op: str, kind: str) -> Tensor:
+        """Before a small sum is returned, the plain tensors that the ranks have met are compared."""
         metrics.keep_counts()
-        tag = self.calls.next(kind, wire.dtype, wire.numel())
-        messages = self.tagged(wire)
-        if messages is not None and wire.nbytes <= _SMALL:
-            return self._compared(messages, wire, op, tag)
-        with InCall(self.calls):
-            if messages is not None:
-                return messages.all_reduce(wire, op, tag)
-            dist.all_reduce(wire, op=_REDUCE[op], group=self.process_group)
-        return wire
-
-    def _compared(self, messages: TaggedMessages, wire: Tensor, op: str, tag: int) -> Tensor:
-        """A small sum. Before it is returned, the plain tensors that the ranks have met are compared."""
-        with InCall(self.calls):
-            total, are_equal = messages.all_reduce_with(wire, replicas.noted.digest(), op, tag)
+        wire, tag, call = self.begin(kind, x, x.numel())
+        compares = wire.has_tags and x.nbytes <= _SMALL
+        with call:
+            total, are_equal = wire.all_reduce(x, op, tag, replicas.noted.digest() if compares else None)
         if not are_equal:
             replicas.compare(self)
-        elif self.size == world_group().size:
+        elif compares and self.size == world_group().size:
             replicas.noted.agree()
         return total
 
@@ -145,16 +127,12 @@ class Group(OfThisRun):
     def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:
         """Overwrite ``tensor`` on every rank with the one of axis rank ``source``."""
         if self.size > 1 and tensor.numel():
-            wire = self.stage.lift(to_wire(tensor.detach()))
-            tag = self.calls.next("broadcast", wire.dtype, wire.numel())
-            with InCall(self.calls):
-                messages = self.tagged(wire)
-                if messages is not None:
-                    messages.broadcast(wire, source, tag)
-                else:
-                    dist.broadcast(wire, src=self.global_rank(source), group=self.process_group)
-            if wire.device != tensor.device or wire.data_ptr() != tensor.data_ptr():
-                tensor.copy_(from_wire(wire, tensor.dtype))
+            x = to_wire(tensor.detach())
+            wire, tag, call = self.begin("broadcast", x, x.numel())
+            with call:
+                wire.broadcast(x, source, tag)
+            if x.data_ptr() != tensor.data_ptr():
+                tensor.copy_(from_wire(x, tensor.dtype))
         return tensor
 
     def gather_counts(self, count: int) -> list[int]:
@@ -178,21 +156,10 @@ class Group(OfThisRun):
         """
         if self.size == 1:
             return rows
-        wire = self.stage.lift(to_wire(rows.detach()))
-        tag = self.calls.next("gather", wire.dtype, wire.shape[1:].numel())
-        messages = self.tagged(wire)
-        with InCall(self.calls):
-            if messages is not None:
-                gathered = messages.gather(wire, counts, tag)
-                return from_wire(self.stage.land(gathered, rows.device), rows.dtype)
-            # nccl has no uneven all-gather: pad to the longest part.
-            longest = max(counts)
-            padded = wire.new_zeros((longest, *wire.shape[1:]))
-            padded[: wire.shape[0]] = wire
-            gathered = wire.new_empty((self.size * longest, *wire.shape[1:]))
-            _all_gather(gathered, padded, group=self.process_group)
-        pieces = [gathered[r * longest : r * longest + c] for r, c in enumerate(counts)]
-        return from_wire(self.stage.land(torch.cat(pieces), rows.device), rows.dtype)
+        x = to_wire(rows.detach())
+        wire, tag, call = self.begin("gather", x, x.shape[1:].numel())
+        with call:
+            return from_wire(wire.gather(x, counts, tag), rows.dtype)
 
     def gather_bytes(self, content: bytes) -> list[bytes]:
         """Every rank's bytes, by rank."""
@@ -200,54 +167,52 @@ class Group(OfThisRun):
             return [content]
         counts = self.gather_counts(len(content))
         mine = torch.from_numpy(np.frombuffer(content, np.uint8).copy())
-        gathered = self.gather_rows(mine, counts)
-        return [piece.numpy().tobytes() for piece in torch.split(gathered, counts)]
+        return [piece.numpy().tobytes() for piece in torch.split(self.gather_rows(mine, counts), counts)]
 
-    def meet(self, kind: str = "meeting") -> None:
+    def barrier(self, kind: str = "meeting") -> None:
         """Wait until every rank is here; ``kind`` is what the call is to be named."""
         if self.size > 1:
-            self._reduced(self.stage.lift(torch.zeros(1, dtype=torch.uint8, device="cpu")), "sum", kind)
+            self._reduced(torch.zeros(1, dtype=torch.uint8, device="cpu"), "sum", kind)
 
 
 _open: weakref.WeakSet[Group] = weakref.WeakSet()
 
 
 def close_groups() -> None:
-    """Let go of all process groups (not collective), so that torch ends their threads with them.
+    """Let go of all wires (not collective), so that torch ends their threads with the process groups.
 
     Such a thread may be the last to hold a tensor of a message that has arrived, and needs Python to free it. If Python
     has ended meanwhile, it aborts the process.
     """
     for group in tuple(_open):
-        if group.process_group is not None:
-            group.process_group = _Closed()  # type: ignore[assignment]
-            group._messages = None
+        group._wires.clear()
     _axes.clear()
     _world.clear()
     here.sequences.clear()
     replicas.noted.is_on = False
     replicas.noted.restart()
-    staging.restart()
+    wires.forget()
 
 
 _Groups = tuple[tuple[int, ...], ...]
 _axes: dict[_Groups, Group] = {}
-_world: list[Group] = []
+_world: dict[dist.ProcessGroup | None, Group] = {}  # one entry
 
 
 def world_group() -> Group:
     """The axis of all ranks: one object per process group, so that gradients of several graphs share a bucket."""
     group = dist.group.WORLD if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 else None
-    if not _world or _world[0].process_group is not group:
+    if group not in _world:
         _axes.clear()
-        _world[:] = [Group(group)]
-    return _world[0]
+        _world.clear()
+        _world[group] = Group() if group is None else Group(wires.world_wires())
+    return _world[group]
 
 
 def group_within(groups: Sequence[Sequence[int]]) -> Group:
     """The axis of this rank's group (collective over all ranks at the first use of ``groups``).
 
-    The same groups give the same object: torch never frees a process group's connections and threads.
+    The same groups give the same object.
 
     Args:
         groups: ranks in disjoint groups, alike on every rank; a rank in none of them has an axis for itself.
@@ -257,9 +222,6 @@ def group_within(groups: Sequence[Sequence[int]]) -> Group:
         return world
     key = tuple(tuple(ranks) for ranks in groups)
     if key not in _axes:
-        # Torch wants every rank to open every group, in one order.
-        world.meet()
-        opened = [dist.new_group(list(ranks)) for ranks in key]
-        mine = (Group(group) for group, ranks in zip(opened, key, strict=True) if world.rank in ranks)
-        _axes[key] = next(mine, Group())
+        world.barrier()
+        _axes[key] = Group(wires.wires_within(key))
     return _axes[key]

@@ -76,8 +76,8 @@ class Place:
         wait: Wait | None = standing.wait
         return Place(
             {name: s.number for name, s in tuple(standing.sequences.items())},
-            {name: {str(call.number): _words(call) for call in calls} for name, calls in recent.items()},
-            _words(Call(*standing.last)) if standing.last else "its start",
+            {name: {str(call.number): in_words(call) for call in calls} for name, calls in recent.items()},
+            in_words(Call(*standing.last)) if standing.last else "its start",
             None if wait is None else (wait.calls.name, wait.number),
             () if wait is None else wait.calls.ranks if wait.peers is None else wait.peers,
             has_ended,
@@ -96,7 +96,8 @@ class Place:
         return json.dumps(asdict(self))
 
 
-def _words(call: Call) -> str:
+def in_words(call: Call) -> str:
+    """The user's line and what it does."""
     return f"{line_in_words(call.file, call.line)}, {call.what}"
 
 
@@ -107,7 +108,7 @@ def diagnose(places: Sequence[Place], sure: Sequence[bool] | None = None) -> str
         places: of all ranks.
         sure: whether each is known to have been waiting at one moment, the same for all; by default all that wait.
     """
-    different = _different_calls(places)
+    different = different_calls(places)
     if different is not None:
         return different
     will_go_on = {
@@ -133,8 +134,8 @@ def diagnose(places: Sequence[Place], sure: Sequence[bool] | None = None) -> str
     return _message(says)
 
 
-def _different_calls(places: Sequence[Place]) -> str | None:
-    """The first call of a group in which ranks differ."""
+def different_calls(places: Sequence[Place]) -> str | None:
+    """The first call of a group in which ranks differ, in the words of an error."""
     for name in sorted({name for place in places for name in place.recent}):
         by_number: dict[int, dict[int, str]] = {}
         for rank, place in enumerate(places):
@@ -295,6 +296,8 @@ class DivergenceWatch:
                         self._compare()
                 elif now >= next_beat or standing[0] is not published[0] or standing[1] is not published[1]:
                     self._publish()
+                    if any(calls.order for calls in tuple(self._standing.sequences.values())):
+                        self._compare()  # a rank that waits for its GPU does not know for which call
                 else:
                     continue
                 published, next_beat = standing, now + BEAT_SECONDS

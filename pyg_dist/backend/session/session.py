@@ -14,7 +14,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from pyg_dist.backend import staging
+from pyg_dist.backend.comm import wires
 from pyg_dist.backend.comm.checks.calls import here
 from pyg_dist.backend.comm.connection import set_reason
 from pyg_dist.backend.comm.group import Group, close_groups, world_group
@@ -139,7 +139,7 @@ def _adopt_group(session: Session, backend: str, timeout: timedelta) -> None:
     session.of(Connections)
     if devices.sharing(gpus):  # nccl would fail in its first message
         devices.backend_for("nccl" if opened == "nccl" else "gloo", DEFAULT_BACKEND, gpus)
-        staging.carry_none_of("cuda")
+        wires.carry_none_of("cuda")
 
 
 def _open_group(session: Session, found: launch.Launch, backend: str, timeout: timedelta) -> None:
@@ -173,7 +173,7 @@ def _control(timeout: timedelta) -> Group:
     """The group of all ranks that carries CPU tensors: the default group's if it can."""
     if "cpu" in str(dist.get_backend_config()):
         return world_group()
-    return Group(dist.new_group(backend="gloo", timeout=timeout), "control")
+    return Group(wires.host_wires(timeout), "control")
 
 
 def _watch_failures(session: Session, store: dist.Store) -> tuple[dist.Store, list[str]]:

@@ -2,8 +2,9 @@
 
 Each call has a number in its group's sequence, a kind, a dtype, a size and the user's line that leads to it. All of it
 is mixed into the call's *tag*, which is the tag of its messages
-(:mod:`~pyg_dist.backend.comm.tagged`). Messages of different calls therefore never meet: ranks that diverge wait, and
-:mod:`~pyg_dist.backend.session.divergence` looks at what is noted here and says why.
+(:mod:`~pyg_dist.backend.comm.wires.point_to_point`). Messages of different calls therefore never meet: ranks that
+diverge wait, and :mod:`~pyg_dist.backend.session.divergence` looks at what is noted here and says why. Wires without
+tags: :mod:`~pyg_dist.backend.comm.checks.order`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ _TAG_BITS = 0x7FFFFFFF
 
 # More than the calls whose messages are in flight at the same time: ranks are never further apart in one group.
 _NUM_RECENT = 16
+
+# Far more than a step's calls in one group.
+_MAX_UNTAGGED = 4096
 
 _MAX_CODE = 60
 """Characters of a source line that a message shows."""
@@ -78,6 +82,8 @@ class Calls:
         name: of the sequence, equal on all of them; a run may have several groups of the same ranks.
         number: how many there have been.
         recent: the last of them, the fields of :class:`Call`.
+        order: a hash of all tags of calls on wires without tags, 0 while there were none.
+        untagged: these calls, since the last comparison.
     """
 
     def __init__(self, ranks: tuple[int, ...], name: str = "") -> None:
@@ -85,10 +91,12 @@ class Calls:
         self.name = f"{','.join(map(str, ranks))}{name}"
         self.number = 0
         self.recent: deque[_Plain] = deque(maxlen=_NUM_RECENT)
+        self.order = 0
+        self.untagged: deque[_Plain] = deque(maxlen=_MAX_UNTAGGED)
         self._id = crc32(self.name.encode())
 
-    def next(self, kind: str, dtype: torch.dtype | None = None, size: int = 0) -> int:
-        """Number and note a call of the user's line that leads here; returns its tag."""
+    def next(self, kind: str, dtype: torch.dtype | None = None, size: int = 0, has_tag: bool = True) -> int:
+        """Number and note a call of the user's line that leads here; returns its tag, which messages may not have."""
         self.number = number = self.number + 1
         file, line, file_id = user_line(2)
         here.last = call = number, kind, dtype, size, file, line
@@ -97,7 +105,11 @@ class Calls:
             ids = _kind_ids[kind], _dtype_ids[dtype]
         except KeyError:
             _kind_ids[kind], _dtype_ids[dtype] = ids = crc32(kind.encode()), crc32(str(dtype).encode())
-        return hash((self._id, number, ids, size, file_id, line)) & _TAG_BITS  # of integers: the same in all processes
+        tag = hash((self._id, number, ids, size, file_id, line)) & _TAG_BITS  # of integers: the same in all processes
+        if not has_tag:
+            self.order = hash((self.order, tag))
+            self.untagged.append(call)
+        return tag
 
 
 def user_line(depth: int = 1) -> tuple[str, int, int]:

@@ -37,13 +37,13 @@ def script(side: Side) -> Results:
 
 
 def on_parts() -> int:
-    from pyg_dist.backend.comm import transport
     from pyg_dist.backend.comm.group import world_group
+    from pyg_dist.backend.comm.wires import staged
 
-    with patch.object(transport, "StagedMessages", wraps=transport.StagedMessages) as messages:
+    with patch.object(staged, "_Landing", wraps=staged._Landing) as landings:
         compare(script)
-    assert world_group().stage.copies(torch.zeros(1))
-    return messages.call_count
+    assert isinstance(world_group().wire(torch.zeros(1)), staged.StagedWire)
+    return landings.call_count
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
@@ -95,20 +95,20 @@ def test_grid(staged: Pools) -> None:
 def next_session() -> list[bool]:
     """Whether groups carry rows of the CPU once they shall not, and in the session after."""
     import pyg_dist
-    from pyg_dist.backend import staging
+    from pyg_dist.backend.comm import wires
     from pyg_dist.backend.comm.group import world_group
     from pyg_dist.backend.session import session
 
     pyg_dist.init()
     found = []
-    staging.carry_none_of("cpu")
+    wires.carry_none_of("cpu")
     try:
-        found.append("cpu" in staging.Stage(dist.group.WORLD)._carried)
+        found.append(bool(wires.wires_of(dist.group.WORLD)))
         session.shutdown()
         pyg_dist.init()
-        found.append("cpu" in world_group().stage._carried)
+        found.append("cpu" in world_group().wire(torch.zeros(1)).devices)
     finally:
-        staging._never_carried.clear()
+        wires.forget()
     return found
 
 

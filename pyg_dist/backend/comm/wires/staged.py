@@ -1,0 +1,107 @@
+"""Messages that no wire of a group carries go through other memory, mostly the host's.
+
+Rows of ranks that share a GPU, which nccl refuses, are copied to pinned memory, sent from there, and copied to where
+they belong when they have arrived. CPU rows of a group that is nccl alone go by way of the GPU. ``PYG_DIST_STAGE=1``
+sends all this way.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pyg_dist.backend.comm.connection import wait
+from pyg_dist.backend.comm.wires import Flight, Message, Wire
+
+logger = logging.getLogger("pyg_dist")
+
+_HOST = torch.device("cpu")
+_warned: set[str] = set()
+
+
+class StagedWire:
+    """A :class:`~pyg_dist.backend.comm.wires.Wire` for tensors of a device, by another wire's messages.
+
+    Args:
+        wire: sends copies.
+        device: the type of device.
+    """
+
+    def __init__(self, wire: Wire, device: str) -> None:
+        self._wire = wire
+        self.rank, self.size, self.ranks, self.has_tags = wire.rank, wire.size, wire.ranks, wire.has_tags
+        self.devices = frozenset({device})
+        self._stage = torch.device("cpu" if "cpu" in wire.devices else next(iter(wire.devices)))
+        if device not in wire.devices and device not in _warned:
+            _warned.add(device)
+            if self.rank == 0:
+                logger.warning(
+                    "messages of tensors on %s are copied to %s and back, since the process group carries those alone: "
+                    "give every rank a GPU of its own, and open the group with pyg_dist.init()",
+                    device, self._stage,
+                )  # fmt: skip
+
+    def all_reduce(self, x: Tensor, op: str, tag: int, number: int | None = None) -> tuple[Tensor, bool]:
+        """See :class:`~pyg_dist.backend.comm.wires.Wire`."""
+        total, are_equal = self._wire.all_reduce(self._lift(x), op, tag, number)
+        return self._land(total, x.device), are_equal
+
+    def broadcast(self, x: Tensor, source: int, tag: int) -> None:
+        """See :class:`~pyg_dist.backend.comm.wires.Wire`."""
+        staged = self._lift(x)
+        self._wire.broadcast(staged, source, tag)
+        x.copy_(staged)
+
+    def gather(self, rows: Tensor, counts: Sequence[int], tag: int) -> Tensor:
+        """See :class:`~pyg_dist.backend.comm.wires.Wire`."""
+        return self._land(self._wire.gather(self._lift(rows), counts, tag), rows.device)
+
+    def all_to_all(self, out: Tensor, rows: Tensor, sent: Sequence[int], received: Sequence[int], tag: int) -> Flight:
+        """See :class:`~pyg_dist.backend.comm.wires.Wire`."""
+        staged_rows, staged_out = self._lift(rows), self._like(out)
+        flight = self._wire.all_to_all(staged_out, staged_rows, sent, received, tag)
+        messages = [*flight.arriving.values(), *flight.others]
+        return Flight(others=[Message(_Landing(messages, [(staged_out, out)], staged_rows), None)])
+
+    def exchange(
+        self, out: Tensor, rows: Tensor, sent: Sequence[int], senders: Sequence[tuple[int, int, int]], tag: int
+    ) -> Flight:
+        """See :class:`~pyg_dist.backend.comm.wires.Wire`."""
+        staged_rows, staged_out = self._lift(rows), self._like(out)
+        flight = self._wire.exchange(staged_out, staged_rows, sent, senders, tag)
+        pieces = {sender: (staged_out[low:high], out[low:high]) for sender, low, high in senders}
+        arriving = {
+            sender: Message(_Landing([message], [pieces.pop(sender)]), message.peer)
+            for sender, message in flight.arriving.items()
+        }
+        return Flight(arriving, [Message(_Landing(flight.others, [*pieces.values()], staged_rows), None)])
+
+    def _lift(self, x: Tensor) -> Tensor:
+        """A copy that is sent (waits for it)."""
+        return self._like(x).copy_(x)
+
+    def _like(self, x: Tensor) -> Tensor:
+        pins = self._stage == _HOST and not x.is_cpu
+        return torch.empty(x.shape, dtype=x.dtype, device=self._stage, pin_memory=pins)
+
+    @staticmethod
+    def _land(arrived: Tensor, device: torch.device) -> Tensor:
+        return arrived if arrived.device == device else arrived.to(device, non_blocking=device != _HOST)
+
+
+class _Landing:
+    """Messages whose rows are copied to where they belong when they have arrived; keeps alive what is sent."""
+
+    def __init__(
+        self, messages: Sequence[Message], pieces: Sequence[tuple[Tensor, Tensor]], sent: Tensor | None = None
+    ) -> None:
+        self._messages, self._pieces, self._sent = messages, pieces, sent
+
+    def wait(self) -> None:
+        for message in self._messages:
+            wait(message)
+        for staged, out in self._pieces:
+            out.copy_(staged, non_blocking=True)

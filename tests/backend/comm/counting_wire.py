@@ -1,0 +1,25 @@
+"""A wire as small as one can be: gloo's messages, counted. An example of what the contract suite asks for."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from pyg_dist.backend.comm.wires import Message
+from pyg_dist.backend.comm.wires.gloo import GlooWire
+from pyg_dist.backend.comm.wires.point_to_point import PointToPoint
+
+
+class CountingWire(PointToPoint):
+    """Counts what it hands to another wire."""
+
+    def __init__(self, wire: GlooWire) -> None:
+        super().__init__(wire.rank, wire.ranks)
+        self._wire = wire
+        self.num_bytes = 0
+
+    def send(self, x: Tensor, peer: int, tag: int) -> Message:
+        self.num_bytes += x.nbytes
+        return self._wire.send(x, peer, tag)
+
+    def receive(self, x: Tensor, peer: int, tag: int) -> Message:
+        return self._wire.receive(x, peer, tag)
