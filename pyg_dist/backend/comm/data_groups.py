@@ -13,20 +13,12 @@ _AXES = ("data", "part")
 
 @dataclass(frozen=True)
 class DataGroups:
-    """The groups of a mesh ``data x part``, whose ranks run part fastest.
+    """The groups of a mesh ``data x part``, whose ranks run part fastest."""
 
-    Attributes:
-        part: the ranks of this data group.
-        data: the ranks that hold the same part; ``None``: one data group.
-        everyone: all ranks.
-        index: the number of this data group.
-        count: how many there are.
-    """
-
-    part: Group
-    data: Group | None
+    part: Group  # of this data group
+    data: Group | None  # the ranks that hold the same part; None: one data group
     everyone: Group
-    index: int = 0
+    index: int = 0  # of this data group
     count: int = 1
 
     @staticmethod

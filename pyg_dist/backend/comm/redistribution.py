@@ -21,19 +21,12 @@ from pyg_dist.backend.on_device import on_device
 
 @dataclass(frozen=True)
 class RowsByRank:
-    """RowsByRank of a local tensor of any shape, by rank.
+    """Rows of a local tensor of any shape, by rank."""
 
-    Attributes:
-        index: int64, on the host, the rows for one rank after another.
-        sizes: how many there are, by rank.
-        num_rows: of the tensor.
-        repeats: whether rows may occur several times; then what is put there is added up.
-    """
-
-    index: Tensor
-    sizes: tuple[int, ...]
-    num_rows: int
-    repeats: bool = False
+    index: Tensor  # int64, on the host, the rows for one rank after another
+    sizes: tuple[int, ...]  # how many there are, by rank
+    num_rows: int  # of the tensor
+    repeats: bool = False  # whether rows may occur several times; then what is put there is added up
 
     def pack(self, x: Tensor) -> Tensor:
         """The rows, by rank. Shapes: ``[n, ...] -> [sum(sizes), ...]``."""
@@ -52,15 +45,10 @@ class RowsByRank:
 
 @dataclass(frozen=True)
 class BlocksByRank:
-    """BlocksByRank of a local matrix, one for each rank.
+    """Blocks of a local matrix, one for each rank."""
 
-    Attributes:
-        blocks: for each rank: the rows, on the host (or ``None``), the first and the last column, exclusive.
-        shape: of the matrix.
-    """
-
-    blocks: tuple[tuple[Tensor | None, int, int], ...]
-    shape: tuple[int, int]
+    blocks: tuple[tuple[Tensor | None, int, int], ...]  # rows, on the host; first and last column, exclusive
+    shape: tuple[int, int]  # of the matrix
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -87,17 +75,11 @@ class BlocksByRank:
 
 @dataclass(eq=False)
 class Redistribution:
-    """A change of distribution, as this rank sees it: a :class:`~pyg_dist.backend.autograd.linear_map.LinearMap`.
-
-    Attributes:
-        transport: the ranks.
-        send: what they get of the local tensor.
-        receive: where what they send belongs in the result.
-    """
+    """A change of distribution, as this rank sees it: a :class:`~pyg_dist.backend.autograd.linear_map.LinearMap`."""
 
     transport: Transport
-    send: RowsByRank | BlocksByRank
-    receive: RowsByRank | BlocksByRank
+    send: RowsByRank | BlocksByRank  # what other ranks get of the local tensor
+    receive: RowsByRank | BlocksByRank  # where what they send belongs in the result
 
     @cached_property
     def transposed(self) -> Redistribution:
@@ -114,31 +96,20 @@ class Redistribution:
 
     @staticmethod
     def by_position(group: Group, before: Sequence[Tensor], after: Sequence[Tensor]) -> Redistribution:
-        """The move between two distributions of the positions 0 ... R-1, one for one (not collective).
-
-        Args:
-            group: the ranks.
-            before: the positions of the rows of each rank.
-            after: those that each rank gets.
-        """
+        """The move from each rank's positions among 0 ... R-1 to those that it gets, one for one (not collective)."""
         send = _by_rank(before[group.rank], _owner(after), group.size)
         receive = _by_rank(after[group.rank], _owner(before), group.size)
         return Redistribution(Transport(group), send, receive)
 
     @staticmethod
     def of_copies(transport: Transport, receiver: Tensor, row: Tensor, key: Tensor) -> Redistribution:
-        """Send local ``row[i]`` to ``receiver[i]``, where rows are sorted by their ``key`` (collective).
-
-        Shapes:
-            - receiver, row: int64 ``[s]``
-            - key: int64, by local row
-        """
+        """Send local ``row[i]`` to ``receiver[i]``, where rows are sorted by ``key`` of the local row (collective)."""
         group = transport.group
         order = torch.argsort(receiver, stable=True)
         sent = torch.bincount(receiver, minlength=group.size)
         received = group.gather_rows(sent.view(1, -1), [1] * group.size)[:, group.rank]
-        send = RowsByRank(row[order], tuple(sent.tolist()), key.numel(), repeats=True)
         num_received, sizes = int(received.sum()), tuple(received.tolist())
+        send = RowsByRank(row[order], tuple(sent.tolist()), key.numel(), repeats=True)
         unsorted = RowsByRank(torch.arange(num_received), sizes, num_received)
         arrived = Redistribution(transport, send, unsorted).start(key).wait()
         place = torch.argsort(torch.argsort(arrived, stable=True))
@@ -148,11 +119,7 @@ class Redistribution:
     def of_requests(transport: Transport, owner: Tensor, row: Tensor, num_rows: int) -> Redistribution:
         """Fetch local ``row[i]`` of rank ``owner[i]`` as row i; several ranks may fetch one row (collective).
 
-        Args:
-            transport: the ranks.
-            owner: int64 ``[r]``, on the host.
-            row: int64 ``[r]``, on the host.
-            num_rows: of this rank.
+        ``owner`` and ``row`` are on the host; this rank has ``num_rows``.
         """
         group = transport.group
         order = torch.argsort(owner, stable=True)

@@ -57,14 +57,7 @@ _abandoned: list[object] = []
 
 
 class Messages(Pending[Tensor]):
-    """Messages under way; the result is the rows that arrive, by sender.
-
-    Args:
-        received: where they arrive.
-        sent: must stay alive until the messages have left.
-        flight: the messages; none by default.
-        call: what this rank waits for; nothing by default.
-    """
+    """Messages of a ``call`` under way; the result is ``received``, by sender; ``sent`` lives until they have left."""
 
     def __init__(
         self, received: Tensor, sent: Tensor, flight: Flight | None = None, call: InCall | None = None

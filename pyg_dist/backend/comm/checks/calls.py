@@ -45,22 +45,13 @@ _dtype_ids: dict[torch.dtype | None, int] = {}
 
 
 class Call(NamedTuple):
-    """One collective call, as every rank must make it.
+    """One collective call, as every rank must make it."""
 
-    Attributes:
-        number: in the sequence of its group, from 1.
-        kind: what it does: a sum, an exchange ...
-        dtype: of its elements, if it says.
-        size: elements, or bytes of a row where their number differs between ranks.
-        file: of the user's line; empty where there is none, as in threads of autograd.
-        line: of the file.
-    """
-
-    number: int
-    kind: str
-    dtype: torch.dtype | None
-    size: int
-    file: str
+    number: int  # in the sequence of its group, from 1
+    kind: str  # what it does: a sum, an exchange ...
+    dtype: torch.dtype | None  # of its elements, if it says
+    size: int  # elements, or elements of a row where numbers of rows differ between ranks
+    file: str  # of the user's line; empty where there is none, as in threads of autograd
     line: int
 
     @property
@@ -70,7 +61,7 @@ class Call(NamedTuple):
         return f"{self.kind}{values}"
 
 
-# Named tuples take longer to make, and nearly none is ever looked at.
+# A named tuple takes longer to make, and nearly none is ever looked at.
 _Plain = tuple[int, str, torch.dtype | None, int, str, int]
 
 
@@ -113,10 +104,7 @@ class Calls:
 
 
 def user_line(depth: int = 1) -> tuple[str, int, int]:
-    """The innermost line of the user's among the frames from ``depth`` on: file, line, and a number of the file.
-
-    ``("", 0, 0)`` where there is none, as in threads of autograd.
-    """
+    """The innermost line of the user's from frame ``depth`` on: file, line, number of the file. Else ``("", 0, 0)``."""
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None:
         file = frame.f_code.co_filename
@@ -165,13 +153,7 @@ def _file_id(frame: FrameType) -> int:
 
 
 class Wait(NamedTuple):
-    """What this rank waits for.
-
-    Attributes:
-        calls: the sequence.
-        number: of the call.
-        peers: the ranks that it waits for, or ``None`` for the group's.
-    """
+    """What this rank waits for: a call of a sequence, and some ranks of its group, or all."""
 
     calls: Calls
     number: int
@@ -179,18 +161,12 @@ class Wait(NamedTuple):
 
 
 class Standing:
-    """Where this rank stands: the one note that the rest of the package writes and a watch reads.
-
-    Attributes:
-        wait: what it waits for now.
-        last: its last call in any group.
-        sequences: those of its groups, by name.
-    """
+    """Where this rank stands: the one note that the rest of the package writes and a watch reads."""
 
     def __init__(self) -> None:
         self.wait: Wait | None = None
-        self.last: _Plain | None = None
-        self.sequences: dict[str, Calls] = {}
+        self.last: _Plain | None = None  # call in any group
+        self.sequences: dict[str, Calls] = {}  # by name
 
     def sequence(self, ranks: tuple[int, ...], name: str = "") -> Calls:
         """The calls of a group, of which there is one object."""

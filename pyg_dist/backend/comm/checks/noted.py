@@ -1,16 +1,13 @@
-"""What ranks must have alike, as it is noted and compared: a plain tensor's values, or what a script has set.
-
-Each has a digest, which is the same number in all processes, a *sample*, which says how far the ranks are apart where
-digests differ, and the words of the error.
-"""
+"""What ranks must have alike, as it is noted and compared: a plain tensor's values, or what a script has set."""
 
 from __future__ import annotations
 
 import math
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,61 +43,84 @@ Sample = tuple[torch.dtype, tuple[int, ...], NDArray[Any]] | dict[str, Any]
 """Of a tensor, or of numbers: dtype, shape and some of the values. Else what is set, by name."""
 
 
-class Values(NamedTuple):
-    """A tensor at one version.
+class Thing(ABC):
+    """What is noted.
 
     Attributes:
         kind: what it is, a key of the remedies.
-        reference: to the tensor; ``None`` where it may have changed since.
-        version: torch's count of its changes in place; ``None`` where it does not count.
-        dtype: of the tensor.
-        shape: of the tensor.
-        digest: of shape, dtype and all values, or some of them.
-        values: some of the values.
-        is_whole: whether the digest is of all.
+        digest: the same number in all processes that have the same.
     """
 
-    kind: str
-    reference: weakref.KeyedRef[int, Tensor] | None
-    version: int | None
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    digest: int
-    values: NDArray[Any]
-    is_whole: bool
+    __slots__ = ("digest", "kind")
 
-    @staticmethod
-    def of(
-        kind: str, tensor: Tensor, reference: weakref.KeyedRef[int, Tensor] | None = None, is_whole: bool = True
-    ) -> Values:
-        """Those that a tensor has now."""
-        version = None if tensor.is_inference() else tensor._version
-        digest, values = digest_of(tensor, is_whole)
-        return Values(kind, reference, version, tensor.dtype, tuple(tensor.shape), digest, values, is_whole)
-
-    @property
-    def today(self) -> Values:
-        """With the digest of now, where the tensor is there.
-
-        One rank may have looked before a change through ``.data``, which no version counts, and another one after it.
-        """
-        tensor = None if self.reference is None else self.reference()
-        if tensor is None or not self.is_whole or self.version is None or self.version != tensor._version:
-            return self
-        return Values.of(self.kind, tensor, self.reference)
-
-    @property
-    def sample(self) -> Sample:
-        """See the module."""
-        return self.dtype, self.shape, self.values
+    def __init__(self, kind: str, digest: int) -> None:
+        self.kind, self.digest = kind, digest
 
     @property
     def words(self) -> str:
         """What it is."""
-        return f"{self.kind} {str(self.dtype)[6:]} {list(self.shape)}"
+        return self.kind
 
+    @property
+    def today(self) -> Thing:
+        """As it is now, where that can be seen."""
+        return self
+
+    @property
+    @abstractmethod
+    def sample(self) -> Sample:
+        """What says how far ranks are apart."""
+
+    @abstractmethod
     def difference(self, of_ranks: Mapping[int, Sample], others: str, line: str) -> str:
         """The error's line: what differs, on which ranks, and where."""
+
+    def _difference(self, name: str, values: Mapping[int, Any], line: str) -> str:
+        ranks_by_value: dict[str, list[int]] = {}
+        for rank, value in values.items():
+            ranks_by_value.setdefault(str(value), []).append(rank)
+        got = f"{name} {describe_values(ranks_by_value)}".lstrip()
+        return f"Expected the same {self.kind} on every rank (got {got}) at {line}: {_REMEDIES[self.kind]}"
+
+
+class Values(Thing):
+    """A tensor at one version, of which all values are digested, or some.
+
+    Attributes:
+        reference: to the tensor; ``None`` where it may have changed since.
+        version: torch's count of its changes in place; ``None`` where it does not count.
+    """
+
+    __slots__ = ("_dtype", "_is_whole", "_shape", "_values", "reference", "version")
+
+    def __init__(
+        self, kind: str, tensor: Tensor, reference: weakref.KeyedRef[int, Tensor] | None = None, is_whole: bool = True
+    ) -> None:
+        digest, self._values = digest_of(tensor, is_whole)
+        super().__init__(kind, digest)
+        self.reference, self.version = reference, None if tensor.is_inference() else tensor._version
+        self._dtype, self._shape, self._is_whole = tensor.dtype, tuple(tensor.shape), is_whole
+
+    @property
+    def today(self) -> Values:
+        """One rank may have looked before a change through ``.data``, which no version counts, another one after it."""
+        tensor = None if self.reference is None else self.reference()
+        if tensor is None or not self._is_whole or self.version is None or self.version != tensor._version:
+            return self
+        return Values(self.kind, tensor, self.reference)
+
+    @property
+    def sample(self) -> Sample:
+        """See :class:`Thing`."""
+        return self._dtype, self._shape, self._values
+
+    @property
+    def words(self) -> str:
+        """See :class:`Thing`."""
+        return f"{self.kind} {str(self._dtype)[6:]} {list(self._shape)}"
+
+    def difference(self, of_ranks: Mapping[int, Sample], others: str, line: str) -> str:
+        """See :class:`Thing`."""
         how = "of a step" if self.kind == "gradient" else "which met distributed rows"
         return (
             f"Expected the same {self.words} on every rank (got another on {others}), {how} at {line}: "
@@ -108,92 +128,50 @@ class Values(NamedTuple):
         )
 
 
-class Numbers(NamedTuple):
-    """Python's numbers.
+class Numbers(Thing):
+    """Python's numbers, and the dtype in which they were computed."""
 
-    Attributes:
-        kind: what they are, a key of the remedies.
-        given: the numbers.
-        dtype: in which they were computed.
-    """
+    __slots__ = ("_dtype", "_given")
 
-    kind: str
-    given: tuple[Any, ...]
-    dtype: torch.dtype = torch.float64
-
-    @property
-    def digest(self) -> int:
-        """Of all; each NaN has a hash of its own."""
-        return hash(tuple([number if number == number else 0 for number in self.given]))
-
-    @property
-    def today(self) -> Numbers:
-        """Themselves."""
-        return self
+    def __init__(self, kind: str, given: tuple[Any, ...], dtype: torch.dtype = torch.float64) -> None:
+        super().__init__(kind, hash(tuple([x if x == x else 0 for x in given])))  # each NaN has a hash of its own
+        self._given, self._dtype = given, dtype
 
     @property
     def sample(self) -> Sample:
-        """See the module."""
-        return self.dtype, (len(self.given),), np.array(self.given, np.float64)
-
-    @property
-    def words(self) -> str:
-        """What they are."""
-        return self.kind
+        """See :class:`Thing`."""
+        return self._dtype, (len(self._given),), np.array(self._given, np.float64)
 
     def difference(self, of_ranks: Mapping[int, Sample], others: str, line: str) -> str:
-        """The error's line: the first number that differs, with the ranks that have it, and where."""
+        """The first number that differs, with the ranks that have it."""
         values = [sample[2].tolist() for sample in of_ranks.values() if not isinstance(sample, dict)]
         by_place = zip_longest(*values, fillvalue="none")
         first = next(of_all for of_all in by_place if len({*map(repr, of_all)}) > 1)
-        return _difference(self.kind, "", dict(zip(of_ranks, first, strict=True)), line)
+        return self._difference("", dict(zip(of_ranks, first, strict=True)), line)
 
 
-class Settings(NamedTuple):
-    """What a script has set: a model's names and modes, an optimizer's groups.
+class Settings(Thing):
+    """What a script has set: a model's names and modes, an optimizer's groups; ``read`` makes the values by name."""
 
-    Attributes:
-        kind: what it is, a key of the remedies.
-        digest: the same number in all processes.
-        read: makes the values by their names.
-    """
+    __slots__ = ("_read",)
 
-    kind: str
-    digest: int
-    read: Callable[[], dict[str, Any]]
-
-    @property
-    def today(self) -> Settings:
-        """Itself."""
-        return self
+    def __init__(self, kind: str, digest: int, read: Callable[[], dict[str, Any]]) -> None:
+        super().__init__(kind, digest)
+        self._read = read
 
     @property
     def sample(self) -> Sample:
-        """See the module."""
-        return self.read()
-
-    @property
-    def words(self) -> str:
-        """What it is."""
-        return self.kind
+        """See :class:`Thing`."""
+        return self._read()
 
     def difference(self, of_ranks: Mapping[int, Sample], others: str, line: str) -> str:
-        """The error's line: the first value that differs, with the ranks that have it, and where."""
+        """The first value that differs, with the ranks that have it."""
         settings = {rank: sample for rank, sample in of_ranks.items() if isinstance(sample, dict)}
-        names = dict.fromkeys(name for of_rank in settings.values() for name in of_rank)
-        values = ({rank: of_rank.get(name, "nothing") for rank, of_rank in settings.items()} for name in names)
-        for name, by_rank in zip(names, values, strict=True):
+        for name in dict.fromkeys(name for of_rank in settings.values() for name in of_rank):
+            by_rank = {rank: of_rank.get(name, "nothing") for rank, of_rank in settings.items()}
             if not _are_close([*by_rank.values()]):
-                return _difference(self.kind, name, by_rank, line)
-        return _difference(self.kind, "", {rank: list(of_rank) for rank, of_rank in settings.items()}, line)
-
-
-def _difference(kind: str, name: str, values: Mapping[int, Any], line: str) -> str:
-    ranks_by_value: dict[str, list[int]] = {}
-    for rank, value in values.items():
-        ranks_by_value.setdefault(str(value), []).append(rank)
-    got = f"{name} {describe_values(ranks_by_value)}".lstrip()
-    return f"Expected the same {kind} on every rank (got {got}) at {line}: {_REMEDIES[kind]}"
+                return self._difference(name, by_rank, line)
+        return self._difference("", {rank: list(of_rank) for rank, of_rank in settings.items()}, line)
 
 
 def digest_of_words(words: object) -> int:
@@ -250,7 +228,3 @@ def _are_close(values: Sequence[Any]) -> bool:
     return len({repr(value) for value in values}) == 1 or all(
         isinstance(v, float) and isinstance(first, float) and math.isclose(v, first, rel_tol=_ROUNDING) for v in values
     )
-
-
-Thing = Values | Numbers | Settings
-"""What is noted."""

@@ -3,10 +3,9 @@
 Each plain tensor that meets rows is noted with a digest of its values (XXH3 of all bytes), which is computed once for
 an object at one version. So are Python's numbers, and from above (:mod:`pyg_dist.graph.training_state`) a model's
 names and modes, an optimizer's groups, the gradients of a step and the loss of a backward pass. The next small sum
-carries the digest of all that its rank has noted since the last one, in the same messages
-(:meth:`~pyg_dist.backend.comm.tagged.TaggedMessages.all_reduce_with`): while ranks agree, nothing more is sent. Where
-they do not, the ranks of the sum exchange what they have noted, and :func:`compare` names the first that differs. So
-no sum, loss or metric is returned that another value went into on another rank.
+carries the digest of all that its rank has noted since the last one, in the same messages: while ranks agree, nothing
+more is sent. Where they do not, the ranks of the sum exchange what they have noted, and :func:`compare` names the first
+that differs. So no sum, loss or metric is returned that another value went into on another rank.
 
 Parameters change in each step. They are noted each time where no gradients are recorded, and in training about every
 eighth time. Of each line of the script only what all ranks have noted there is compared: what needs no other rank, one
@@ -87,9 +86,9 @@ class Noted:
         is_known = known is not None and known.reference is not None and known.reference() is tensor
         if known is None or not is_known:
             reference = weakref.KeyedRef(tensor, self._forget, id(tensor))
-            known = Values.of("parameter" if is_parameter else "tensor", tensor, reference)
+            known = Values("parameter" if is_parameter else "tensor", tensor, reference)
         elif known.kind == "parameter" or version is None or version != known.version:  # fused optimizers count none
-            known = Values.of(known.kind, tensor, known.reference)
+            known = Values(known.kind, tensor, known.reference)
         self._values[id(tensor)] = known
         file, line, _ = user_line(3)
         self.add(known, file, line)
@@ -111,7 +110,7 @@ class Noted:
     def gradient(self, gradient: Tensor) -> None:
         """Note some of the values of a parameter's gradient."""
         if _is_readable(gradient):
-            self.here(Values.of("gradient", gradient, is_whole=False))
+            self.here(Values("gradient", gradient, is_whole=False))
 
     def loss(self, loss: Tensor) -> None:
         """Note a loss of all ranks' rows."""
