@@ -78,7 +78,7 @@ class Group(OfThisRun):
                     "after init()"
                 )
             carrier = self._wires.get("cpu") or next(iter(self._wires.values()))
-            wire = self._wires[device] = wires.staged(carrier, device)
+            wire = self._wires[device] = wires.staged_wire(carrier, device)
         return wire
 
     def begin(
