@@ -113,7 +113,9 @@ def wires_of(process_group: dist.ProcessGroup) -> tuple[Wire, ...]:
             found.append(C10dWire(process_group, device))
         elif device == "cpu":  # gloo lacks an uneven all-to-all of GPU tensors
             found.append(GlooWire(process_group))
-    return tuple(staged_wire(wire, device) for wire in found for device in wire.devices) if STAGE.value() else tuple(found)
+    return (
+        tuple(staged_wire(wire, device) for wire in found for device in wire.devices) if STAGE.value() else tuple(found)
+    )
 
 
 def staged_wire(wire: Wire, device: str) -> Wire:
