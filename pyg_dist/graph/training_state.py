@@ -23,6 +23,7 @@ from pyg_dist.backend.autograd import broadcast
 from pyg_dist.backend.comm.checks.noted import Settings, digest_of_words
 from pyg_dist.backend.comm.checks.order import compare_order
 from pyg_dist.backend.comm.checks.replicas import noted
+from pyg_dist.backend.session.agreement import Control
 from pyg_dist.backend.session.state import current
 from pyg_dist.tensor.row_tensor import RowTensor
 
@@ -140,7 +141,7 @@ def note_step(optimizer: torch.optim.Optimizer) -> None:
     if not known.models:
         return
     noted.here(known.settings(optimizer))
-    compare_order()
+    compare_order(current().of(Control).group)
     if known.num_steps < _FIRST or known.num_steps % _EVERY == 0:
         for group in optimizer.param_groups:
             for parameter in group["params"]:

@@ -222,12 +222,13 @@ def carries_groups(wire: Wire) -> None:
 def tells_of_divergence(wire: Wire) -> None:
     """Another call on one rank: where nothing keeps them apart, the step's end says so on every rank."""
     from pyg_dist.backend.comm.checks.order import compare_order
-    from pyg_dist.backend.session.world import current
+    from pyg_dist.backend.session.agreement import Control
+    from pyg_dist.backend.session.state import current
 
-    session = current()
+    control = current().of(Control).group
     with group_of(wire) as group:
         group.barrier()
-        compare_order(session.control)
+        compare_order(control)
         if wire.has_tags:
             return
         if wire.rank == wire.size - 1:
@@ -237,7 +238,7 @@ def tells_of_divergence(wire: Wire) -> None:
         with pytest.raises(
             DivergenceError, match=r"rank.* at .*sum of 3 float32; .*rank.* at .*the odd one.*: every rank"
         ):
-            compare_order(session.control)
+            compare_order(control)
 
 
 def compares_replicas(wire: Wire) -> None:

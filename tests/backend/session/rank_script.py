@@ -21,6 +21,7 @@ sys.modules["pyg_dist"] = importlib.util.module_from_spec(spec)
 
 from pyg_dist.backend.comm.group import Group  # noqa: E402
 from pyg_dist.backend.comm.transport import Transport  # noqa: E402
+from pyg_dist.backend.comm.wires import wires_of  # noqa: E402
 from pyg_dist.backend.session import agreement, leaving, session  # noqa: E402
 from pyg_dist.halo.exchange import Exchange  # noqa: E402
 
@@ -135,7 +136,7 @@ elif case == "is to stop":
     say(f"step {step}")
 elif case == "leaves":
     if not is_concerned:
-        Group(dist.group.WORLD).meet()
+        Group(wires_of(dist.group.WORLD)).barrier()
 elif case == "exits":
     if is_concerned:
         sys.exit(3)
