@@ -103,7 +103,7 @@ elif case == "is killed":
     all_reduce()
 elif case == "is killed in an exchange":
     counts = tuple(0 if r == session.rank() else 4 for r in range(3))
-    exchange = Exchange(Transport(Group(dist.group.WORLD)), counts, counts, is_dense="all-to-all" in sys.argv)
+    exchange = Exchange(Transport(Group(wires_of(dist.group.WORLD))), counts, counts, is_dense="all-to-all" in sys.argv)
     if is_concerned:
         time.sleep(1.0)  # the others wait for its message by then
         os.kill(os.getpid(), signal.SIGKILL)
