@@ -18,6 +18,9 @@ for _folder in (TESTS, TESTS.parent):
     if str(_folder) not in sys.path:
         sys.path.insert(0, str(_folder))
 
+SLOW_FOLDERS = ("benchmarks", "docs", "examples", "release")
+QUICK_FILES = ("test_links.py", "test_where.py")
+
 import leftovers  # noqa: E402
 import templates  # noqa: E402
 from workers import Workers, pools  # noqa: E402
@@ -35,10 +38,15 @@ os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow 2 and 4 ranks of what also runs on 3, the smallest number whose ranks have two different peers.
+    """Mark as slow what tests no part of the package, and 2 and 4 ranks of what also runs on 3.
 
-    Grids need 4 for two axes, so 4 counts by the name ``world_size`` alone, not by ``num_ranks``.
+    3 is the smallest number whose ranks have two different peers. Grids need 4 for two axes, so 4 counts by the name
+    ``world_size`` alone, not by ``num_ranks``.
     """
+    for item in items:
+        folder, name = item.path.relative_to(TESTS).parts[0], item.path.name
+        if folder in SLOW_FOLDERS and name not in QUICK_FILES:
+            item.add_marker(pytest.mark.slow)
     sizes: dict[object, set[object]] = defaultdict(set)
     found = [(item, name, size) for item in items for name, size in _num_ranks(item)]
     for item, _, size in found:

@@ -70,7 +70,7 @@ def compare(layouts: list[dict[str, Any]], ones: bool) -> None:
             assert_same(got, expected, f"{kind} {options} {layout}")
 
 
-@pytest.mark.parametrize("num_ranks", [1, 3, 4])
+@pytest.mark.parametrize("num_ranks", [1, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_values_learn_as_in_stock(workers: Pools, num_ranks: int) -> None:
     layouts: list[dict[str, Any]] = [{"layout": "halo", "partition": uneven_parts(47, num_ranks)}]
     for mesh in {1: [{}], 3: [{"y": 3}], 4: [{"x": 2, "z": 2}, {"x": 2, "y": 2}]}[num_ranks]:

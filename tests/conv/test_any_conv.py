@@ -308,13 +308,10 @@ def test_every_conv_in_float64(workers: Pools) -> None:
     workers(3).run(compare, list(CASES))
 
 
-AXES = [
-    pytest.param(mesh, marks=pytest.mark.slow)
-    for mesh in ({"x": 2}, {"y": 2}, {"z": 2}, {"x": 3}, {"x": 4}, {"y": 2, "z": 2})
-]
+AXES = [pytest.param(mesh, marks=pytest.mark.slow) for mesh in ({"x": 3}, {"z": 2}, {"x": 2, "y": 2})]
 
 
-@pytest.mark.parametrize("mesh", [*AXES, {"x": 2, "y": 2}], ids=str)
+@pytest.mark.parametrize("mesh", [*AXES, {"y": 2}], ids=str)
 def test_every_conv_on_the_grid(workers: Pools, mesh: dict[str, int]) -> None:
     """Also those that look at single edges, which whole rows serve: no two meshes have the same rows together."""
     workers(math.prod(mesh.values())).run(on_mesh, mesh)

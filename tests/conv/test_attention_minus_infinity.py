@@ -101,7 +101,7 @@ def is_same(got: Tensor | None, want: Tensor | None) -> bool:
     return torch.allclose(got[matters], want[matters], rtol=1e-10, atol=1e-10, equal_nan=True)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_masked_edges_weigh_nothing(workers: Pools, world_size: int) -> None:
     halves = torch.arange(NUM_NODES) // 6 % world_size
     layouts = [{"partition": halves}, *({"layout": "grid", "mesh": mesh} for mesh in meshes(world_size))]

@@ -115,7 +115,7 @@ def same_gradients(conv: str) -> None:
             assert float((got - want).abs().max()) <= 1e-4 * float(want.abs().max()) + 1e-5
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 3])
 @pytest.mark.parametrize("conv", ["sage", "gcn"])
 def test_the_order_changes_no_gradient(workers: Pools, conv: str, world_size: int) -> None:
     workers(world_size).run(same_gradients, conv)

@@ -41,10 +41,12 @@ def step(model: nn.Module, data: Any, x: Any, weight: Any) -> Results:
 def equality() -> None:
     import pyg_dist
 
-    for widths in WIDTHS:
+    for narrows, widths in enumerate(WIDTHS):
         graph = random_graph(47, 310, widths[0], seed=1)
         data = pyg_dist.DistributedData(graph, partition=uneven_parts(47, pyg_dist.world_size()))
-        for name, make in CONVS.items():
+        for k, (name, make) in enumerate(CONVS.items()):
+            if (k + narrows) % 3 == 2:  # two of three widths for each conv
+                continue
             torch.manual_seed(0)
             stock = make(*widths).double()
             ours = pyg_dist.distribute(copy.deepcopy(stock))
@@ -59,12 +61,12 @@ def equality() -> None:
                             x = (x * 1).detach().requires_grad_(x_kind == "learns")
                         if kind == "learn":
                             weight = weight.detach().clone().requires_grad_()
-                        found.append([step(model, given, x, weight) for _ in range(3)])
+                        found.append([step(model, given, x, weight) for _ in range(2)])
                     for mine, expected in zip(*found, strict=True):
                         assert_same(mine, expected, f"{name}, {widths}, {kind}, {x_kind}")
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("num_ranks", [1, 3])
 def test_every_order_has_the_numbers_of_pyg(workers: Pools, num_ranks: int) -> None:
     workers(num_ranks).run(equality)
 

@@ -117,7 +117,7 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [3])
 def test_mistakes(workers: Pools, world_size: int) -> None:
     for messages in workers(world_size).run(mistakes, world_size):
         for name, expected in EXPECTED.items():

@@ -89,13 +89,13 @@ def compare(names: list[str], num_edges: int, mib: float, mesh: dict[str, int] |
         assert (seen.call_count > 0) == (num_edges > 0), name
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_every_gradient(workers: Pools, world_size: int) -> None:
     """One rank of three has no rows."""
     workers(world_size).run(compare, list(BY_BLOCKS), 310, 0.002)
 
 
-@pytest.mark.parametrize("mesh", [{"x": 2}, pytest.param({"y": 3}, marks=pytest.mark.slow), {"x": 2, "y": 2}], ids=str)
+@pytest.mark.parametrize("mesh", [{"x": 2}, pytest.param({"x": 2, "y": 2}, marks=pytest.mark.slow)], ids=str)
 def test_every_gradient_on_the_grid(workers: Pools, mesh: dict[str, int]) -> None:
     workers(math.prod(mesh.values())).run(compare, list(BY_BLOCKS), 310, 0.002, mesh)
 
@@ -172,7 +172,7 @@ def second_derivatives() -> None:
         assert seen.call_count == 2
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_second_derivatives(workers: Pools, world_size: int) -> None:
     workers(world_size).run(second_derivatives)
 

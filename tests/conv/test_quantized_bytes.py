@@ -31,7 +31,7 @@ def bytes_of_one_layer(bits: Any, attention: bool = False) -> tuple[int, int, in
     return forward, backward, data.traffic.num_bytes, data.plan.to_dict((256,))
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [3])
 def test_bytes_on_the_wire(workers: Pools, world_size: int) -> None:
     """SuperGCN, Table 5: about 15 times fewer, parameters included."""
     totals = {}

@@ -198,7 +198,9 @@ def compare(case: Case, expected: Results) -> list[str]:
 EMPTY = Case(3, [], [0, 0, 0], 2, "edge_index", False, "sage", {"aggr": "max"}, "none", 2, "hybrid", "x", 0)
 
 
-@pytest.mark.parametrize(("world_size", "num_examples"), [(1, 60), (2, 60), (3, 70), (4, 30)])
+@pytest.mark.parametrize(
+    ("world_size", "num_examples"), [(1, 40), (3, 50), pytest.param(4, 30, marks=pytest.mark.slow)]
+)
 def test_random_graphs(workers: Pools, world_size: int, num_examples: int) -> None:
     @settings(
         max_examples=num_examples, deadline=None, derandomize=True, database=None,

@@ -76,6 +76,6 @@ def compare(num_ranks: int) -> None:
             assert seen.called == (name not in BY_STEPS), name
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_equals_stock(workers: Pools, world_size: int) -> None:
     workers(world_size).run(compare, world_size)

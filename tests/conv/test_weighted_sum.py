@@ -95,18 +95,19 @@ def step(data: Any, make: Callable[[], nn.Module], kind: str, is_ours: bool) -> 
 
 
 def on_the_grid(shapes: list[dict[str, int]]) -> None:
+    """Each conv on one of the meshes, with whole rows made last."""
     import pyg_dist
 
     graph = random_graph(NUM_NODES, NUM_EDGES, F, seed=1)
-    for mesh in shapes:
+    for k, mesh in enumerate(shapes):
         data = pyg_dist.DistributedData(graph, layout="grid", mesh=mesh)
-        for name, make in ON_THE_GRID.items():
+        for name, make in list(ON_THE_GRID.items())[k :: len(shapes)]:
             for kind in kinds(name):
                 assert_same(step(data, make, kind, True), step(graph, make, kind, False), f"{name}, {mesh}, {kind}")
             assert ("edge_view" in vars(data.graph)) == (name in WHOLE_ROWS), f"{name} has not gone by tiles"
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("num_ranks", [1, 3])
 def test_grid(workers: Pools, num_ranks: int) -> None:
     workers(num_ranks).run(on_the_grid, meshes(num_ranks))
 

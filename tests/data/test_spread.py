@@ -97,7 +97,7 @@ def epoch(world_size: int, conv_name: str, exchange: Any) -> dict[str, int]:
     return {"bytes": data.traffic.num_bytes, "planned": data.plan.rows[exchange], "dense": data.plan.is_dense}
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 3])
 @pytest.mark.parametrize("conv_name", ["DistributedSAGEConv", "DistributedGCNConv"])
 def test_no_rank_sees_all_rows(workers: Pools, world_size: int, conv_name: str) -> None:
     """All that training makes is smaller than [N, 5], the narrowest features; and what is sent is what was planned."""
@@ -109,7 +109,7 @@ def test_no_rank_sees_all_rows(workers: Pools, world_size: int, conv_name: str) 
     assert sum(rank["bytes"] for rank in ranks) > 0 or world_size == 1
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 3])
 @pytest.mark.parametrize("conv_name", ["DistributedSAGEConv", "DistributedGCNConv"])
 @pytest.mark.parametrize("exchange", ["post", "pre", "hybrid"])
 def test_bytes_are_as_planned_and_counted(workers: Pools, world_size: int, conv_name: str, exchange: str) -> None:

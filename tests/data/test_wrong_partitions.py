@@ -117,7 +117,7 @@ EXPECTED = {
 NAMED = {"no mtkahypar": "pip install mtkahypar", "no pymetis": "pip install pymetis", "cover and post": "'hypergraph'"}
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [3])
 def test_one_line_on_every_rank(workers: Pools, tmp_path: Path, world_size: int) -> None:
     (tmp_path / "broken").write_bytes(b"\x00 no plan")
     for rank, found in enumerate(workers(world_size).run(messages, str(tmp_path))):

@@ -88,7 +88,7 @@ def questions(partition: str) -> list[str]:
 
 
 @pytest.mark.parametrize("partition", ["metis", "random"])
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [3])
 def test_the_line_is_named(workers: Pools, world_size: int, partition: str) -> None:
     lines, first = inspect.getsourcelines(Looped)
     line = first + next(k for k, text in enumerate(lines) if "isinstance" in text)

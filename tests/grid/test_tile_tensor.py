@@ -134,7 +134,7 @@ def test_parameters_of_another_width(workers: Pools) -> None:
     workers(4).run(wrong_widths, {"x": 2, "y": 2})
 
 
-@pytest.mark.parametrize("num_ranks", list(MESHES))
+@pytest.mark.parametrize("num_ranks", [1, 4, pytest.param(6, marks=pytest.mark.slow)])
 def test_functions(workers: Pools, num_ranks: int) -> None:
     for mesh in MESHES[num_ranks]:
         workers(num_ranks).run(functions, mesh)

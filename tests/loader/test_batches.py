@@ -15,7 +15,7 @@ from torch_geometric.nn import GCNConv, SAGEConv
 from workers import Workers
 
 Pools = Callable[[int], Workers]
-WORLD_SIZES = [1, 2, 3]
+WORLD_SIZES = [1, 3]
 MESHES = {
     1: [{"x": 1}],
     2: [{"x": 2}, {"y": 2}, {"z": 2}],

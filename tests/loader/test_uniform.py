@@ -26,7 +26,7 @@ from wire import Wire
 from workers import Workers
 
 Pools = Callable[[int], Workers]
-WORLD_SIZES = [1, 2, 3]
+WORLD_SIZES = [1, 3]
 GRIDS = [(2, {"x": 2}), (2, {"y": 2}), (2, {"data": 2}), (2, {"data": 2, "part": 1}), (4, {"x": 2, "z": 2})]
 
 

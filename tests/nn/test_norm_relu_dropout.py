@@ -223,7 +223,7 @@ def compare_with_three_functions(rows_of: str = "node", norm: Any = "layer", **l
     return max(float((a - b).abs().max()) for a, b in zip(*results, strict=True))
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_ranks_agree_with_torch(workers: Any, world_size: int) -> None:
     for rows_of in ("node", "edge"):
         for error in workers(world_size).run(compare_with_three_functions, rows_of):

@@ -60,7 +60,7 @@ def opened_as_made(path: str, layout: dict[str, Any]) -> None:
             torch.testing.assert_close(ours[key], value, rtol=1e-4, atol=1e-4, msg=lambda m, w=f"{name} {key}: ": w + m)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_attention_on_a_halo_store(workers: Pools, tmp_path: Path, world_size: int) -> None:
     parts = uneven(200, world_size)
     path = write(skewed_graph(), tmp_path, parts, world_size)

@@ -47,7 +47,7 @@ def opened_as_made(path: str, parts: Tensor, exchange: str) -> None:
 
 
 @pytest.mark.parametrize("exchange", ["hybrid", "post", "pre"])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_equal_to_the_whole_graph(workers: Pools, tmp_path: Path, world_size: int, exchange: str) -> None:
     parts = uneven(200, world_size)
     path = write(skewed_graph(), tmp_path, parts, world_size)
@@ -75,7 +75,7 @@ def merged_share(path: str) -> None:
         assert_all_same_bits(one, other)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_merged_parts(workers: Pools, tmp_path: Path, world_size: int) -> None:
     path = write(skewed_graph(), tmp_path, uneven(200, 16), 16)
     workers(world_size).run(merged_share, str(path))
@@ -131,7 +131,7 @@ def trained_alike(path: str, parts: Tensor, conv: str) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("conv", ["gcn", "sage"])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_training_to_the_bit(workers: Pools, tmp_path: Path, world_size: int, conv: str) -> None:
     parts = uneven(200, world_size)
     path = write(skewed_graph(), tmp_path, parts, world_size)

@@ -423,7 +423,7 @@ def compare() -> None:
             assert_same(got, step(data, copy.deepcopy(made), call), f"{name}, {ours.plan.layout}")
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_gradients(workers: Pools, world_size: int) -> None:
     workers(world_size).run(compare)
 

@@ -111,12 +111,12 @@ def compare(mesh: dict[str, int] | None) -> None:
         assert_same(step(ours, of(), function, ""), expected, function.__name__)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_on_the_halo_layout(workers: Pools, world_size: int) -> None:
     workers(world_size).run(compare, None)
 
 
-@pytest.mark.parametrize("mesh", [*meshes(2), *meshes(4)], ids=str)
+@pytest.mark.parametrize("mesh", meshes(4)[::2], ids=str)
 def test_on_the_grid(workers: Pools, mesh: dict[str, int]) -> None:
     world_size = 1
     for size in mesh.values():

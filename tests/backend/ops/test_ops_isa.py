@@ -84,10 +84,9 @@ def simt() -> None:
         pytest.skip(str(error))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(LEVEL is not None, reason="one is forced")
-@pytest.mark.parametrize(
-    "dtypes", ["not float64 and not bfloat16", pytest.param("float64 or bfloat16", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("dtypes", ["not float64 and not bfloat16", "float64 or bfloat16"])
 def test_kernels_for_gpus(dtypes: str, simt: None) -> None:
     run_kernels("simt", SIMT, dtypes)
 
@@ -110,6 +109,7 @@ TRAINING = (
 """Two ranks against stock PyG: the halo and the grid layout, and quantized messages."""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(LEVEL is not None, reason="one is forced")
 @pytest.mark.parametrize("test", TRAINING)
 def test_training_by_kernels_for_gpus(test: str, simt: None) -> None:

@@ -63,7 +63,7 @@ def _init_twice() -> tuple[int, int, int, bool]:
     return after
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_init_is_idempotent(workers: Pools, world_size: int) -> None:
     expected = [(rank, world_size, rank, rank == 0) for rank in range(world_size)]
     assert workers(world_size).run(_init_twice) == expected
@@ -92,7 +92,7 @@ def _random_numbers() -> list[float]:
     return [*torch.rand(3).tolist(), np.random.random(), random.random()]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_every_rank_draws_as_rank_0(workers: Pools, world_size: int) -> None:
     expected = torch.rand(3, generator=torch.Generator().manual_seed(0)).tolist()
     expected += [np.random.RandomState(0).random_sample(), random.Random(0).random()]
@@ -138,7 +138,7 @@ def _adopt() -> tuple[int, int]:
     return place
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [3])
 def test_a_group_of_the_script_is_used(workers: Pools, world_size: int) -> None:
     assert workers(world_size).run(_adopt) == [(rank, world_size) for rank in range(world_size)]
 

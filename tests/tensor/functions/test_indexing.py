@@ -317,7 +317,7 @@ def selections_are_kept() -> None:
     assert t.y.grad.sum() == 6
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [3])
 def test_unseeded_lists(workers: Callable[[int], Workers], world_size: int) -> None:
     workers(world_size).run(unseeded_lists)
 
@@ -385,7 +385,7 @@ def all_refused() -> None:
     refuse_all(REFUSED)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [3])
 def test_other_graphs(workers: Callable[[int], Workers], world_size: int) -> None:
     workers(world_size).run(other_graphs)
 

@@ -122,7 +122,7 @@ def statistics() -> None:
         check(lambda t: (t.x[t.mask].mean(0) @ t.matrix, t.y * t.x[t.only].sum(0)), layout)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [3])
 def test_half_sums_are_wide(workers: Callable[[int], Workers], world_size: int) -> None:
     workers(world_size).run(half_sums)
 
@@ -145,7 +145,7 @@ REFUSED: list[Refusal] = [
 ]
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [3])
 def test_refused(workers: Callable[[int], Workers], world_size: int) -> None:
     workers(world_size).run(all_refused)
 

@@ -46,7 +46,7 @@ def on_parts() -> int:
     return landings.call_count
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [3])
 def test_parts(staged: Pools, world_size: int) -> None:
     assert all(staged(world_size).run(on_parts))
 
