@@ -442,13 +442,13 @@ def run(name: str, layouts: list[Layout]) -> None:
 def layouts_of(num_ranks: int) -> list[Layout]:
     halo = {"layout": "halo", "partition": uneven_parts(N, num_ranks)}
     exchanges = [{**halo, "exchange": exchange} for exchange in ("hybrid", "post", "pre")]
-    grids = [{"layout": "grid", "mesh": mesh} for mesh in meshes(num_ranks)]
+    grids = [{"layout": "grid", "mesh": mesh} for mesh in meshes(num_ranks) if max(mesh.values()) < 4]
     groups = next((count for count in (2, 3) if num_ranks % count == 0), 1)
     if groups > 1:  # data groups, each of which holds the graph
         size = num_ranks // groups
         parts = {"partition": uneven_parts(N, size), "mesh": {"data": groups, "part": size}}
         exchanges.append({"layout": "halo", **parts})
-        grids += [{"layout": "grid", "mesh": {"data": groups, **mesh}} for mesh in meshes(size)]
+        grids.append({"layout": "grid", "mesh": {"data": groups, **meshes(size)[-1]}})
     return [*exchanges, *grids]
 
 
