@@ -40,5 +40,5 @@ def run(place: Place, log: Log) -> None:
     add("unpack and add, 2 bits", 2 * row + packed_bytes + pattern,
         lambda: ops.dequantize_csr_add(out, own.rowptr, own.col, packed, 2))  # fmt: skip
     add("gather_rows", 2 * row + 8, lambda: ops.gather_rows(x, index, out=out))
-    add("norm_relu_dropout", 2 * row + 16,
-        lambda: ops.norm_relu_dropout(x, weight, weight, key, "layer", 1e-5, True, 0.5, 7))  # fmt: skip
+    spec = ops.NormReLUDropoutSpec("layer", 1e-5, True, 0.5, 7)
+    add("norm_relu_dropout", 2 * row + 16, lambda: ops.norm_relu_dropout(x, (weight, weight, key), spec))

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, Generic
 
 import torch
 from torch import Tensor
 from torch.autograd.function import _SingleLevelFunction
+from typing_extensions import TypeVar
+
+Out = TypeVar("Out", default=Any)
 
 
-class LocalFunction(torch.autograd.Function):
-    """An autograd function whose backward gets local rows, as plain tensors.
+class LocalFunction(torch.autograd.Function, Generic[Out]):
+    """An autograd function with output ``Out`` whose backward gets local rows, as plain tensors.
 
     The engine passes tensors as they come: reentrant checkpointing hands it the gradients of node tensors as node
     tensors, on which torch's functions would speak of the global ones.
@@ -24,11 +27,11 @@ class LocalFunction(torch.autograd.Function):
             cls.backward = staticmethod(_of_local_rows(cls.backward))  # type: ignore[method-assign]
 
     @classmethod
-    def apply(cls, *args: Any) -> Any:
+    def apply(cls, *args: Any) -> Out:
         """As torch's, which first looks for other ways to write a function: a microsecond."""
         if torch._C._are_functorch_transforms_active():
-            return super().apply(*args)  # type: ignore[no-untyped-call]
-        return super(_SingleLevelFunction, cls).apply(*args)  # type: ignore[misc]
+            return super().apply(*args)  # type: ignore[no-untyped-call, no-any-return]
+        return super(_SingleLevelFunction, cls).apply(*args)  # type: ignore[misc, no-any-return]
 
 
 def _of_local_rows(backward: Callable[..., Any]) -> Callable[..., Any]:

@@ -122,7 +122,7 @@ class GridAttention:
         return y, z, weights_by_edge(self.csr, part.powers, of_ones, self.num_weights)
 
 
-class _GridAttention(LocalFunction):
+class _GridAttention(LocalFunction[Attended]):
     @staticmethod
     def forward(ctx: Any, a: GridAttention, *given: Any) -> Attended:
         inputs = AttentionInputs(*given)
@@ -196,4 +196,4 @@ def grid_attention(a: GridAttention, inputs: AttentionInputs) -> Attended:
     """
     value, key, query, *others = inputs
     rows = [None if x is None else x.flatten(1) for x in (value, key, query)]
-    return _GridAttention.apply(a, *rows, *others)  # type: ignore[no-any-return]
+    return _GridAttention.apply(a, *rows, *others)

@@ -20,7 +20,7 @@ from pyg_dist.grid.collectives import (
 )
 
 
-class _ReplicatedLinear(LocalFunction):
+class _ReplicatedLinear(LocalFunction[Tensor]):
     """``x W^T``, each replica of x times other rows of W (ScaleGNN, V-D).
 
     The sum over the replicas has two halves, a scattered sum and a gather; each flies during half of the product.
@@ -70,5 +70,5 @@ def replicated_linear(x: Tensor, weight: Tensor, transport: Transport) -> Tensor
         and GRID_EARLY_SUMS.value()
     )
     if is_early:
-        return _ReplicatedLinear.apply(x, weight, transport)  # type: ignore[no-any-return]
+        return _ReplicatedLinear.apply(x, weight, transport)
     return F.linear(copy_to_replicas(x, transport), weight)

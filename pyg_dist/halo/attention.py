@@ -104,7 +104,7 @@ class HaloAttention:
         return attention_by_edge(edges, self.edge_key, self.spec, inputs, self.num_weights)
 
 
-class _HaloAttention(LocalFunction):
+class _HaloAttention(LocalFunction[Attended]):
     @staticmethod
     def forward(ctx: Any, a: HaloAttention, *given: Any) -> Attended:
         inputs = AttentionInputs(*given)
@@ -199,4 +199,4 @@ def halo_attention(a: HaloAttention, inputs: AttentionInputs) -> Attended:
         - output: ``[n, H C]``; ``[n, H D]``, or empty; the weights of ``num_weights`` edges, by edge storage, and H
           heads, before dropout
     """
-    return _HaloAttention.apply(a, *inputs)  # type: ignore[no-any-return]
+    return _HaloAttention.apply(a, *inputs)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.comm.transport import Pending
-from pyg_dist.backend.dense.norm_relu_dropout import NormReLUDropoutSpec, norm_relu_dropout_rows
+from pyg_dist.backend.dense.norm_relu_dropout import norm_relu_dropout_rows
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.ops import Norm
 from pyg_dist.backend.session.settings import GRID_SPLIT_NORM
@@ -99,7 +99,7 @@ def norm_relu_dropout(
         key = _key_of(local, rows)
     seed = draw_seed() if drops else 0
     first_column = 0 if rows is None else rows.first_column
-    spec = NormReLUDropoutSpec(norm, eps, relu, p if key is not None else 0.0, seed, first_column)
+    spec = ops.NormReLUDropoutSpec(norm, eps, relu, p if key is not None else 0.0, seed, first_column)
     y = norm_relu_dropout_rows(local, weight, bias, key, spec, split)
     if drops and p == 1.0:
         y = F.dropout(y, 1.0)

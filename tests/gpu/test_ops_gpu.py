@@ -230,19 +230,17 @@ def test_norm_relu_dropout(size: int, device: torch.device, dtype: torch.dtype, 
     weight, bias, key = drawn(130, seed=2), drawn(130, seed=3), torch.arange(num_rows)
     if dtype != torch.float64:
         weight, bias = weight.float(), bias.float()
-    wide = (x.double(), weight.double(), bias.double(), key, norm, 1e-5, True, 0.3, 7)
-    y, mean, rstd = ops.norm_relu_dropout(*wide)
+    spec = ops.NormReLUDropoutSpec(norm, 1e-5, True, 0.3, 7)
+    wide, factors = x.double(), (weight.double(), bias.double(), key)
+    y, moments = ops.norm_relu_dropout(wide, factors, spec)
     x_there, weight_there, bias_there, key_there, grad_there = moved((x, weight, bias, key, grad), device)
+    factors_there = (weight_there, bias_there, key_there)
 
     def run() -> list[Tensor]:
-        made = ops.norm_relu_dropout(x_there, weight_there, bias_there, key_there, norm, 1e-5, True, 0.3, 7)
-        moments = made[1:]
-        by = ops.norm_relu_dropout_grad(
-            grad_there, x_there, *moments, weight_there, bias_there, key_there, norm, True, 0.3, 7
-        )
-        return [made[0], *by]
+        made, moments = ops.norm_relu_dropout(x_there, factors_there, spec)
+        return [made, *ops.norm_relu_dropout_grad(grad_there, x_there, factors_there, spec, moments)[:3]]
 
-    by_x, by_weight, by_bias = ops.norm_relu_dropout_grad(grad.double(), wide[0], mean, rstd, *wide[1:5], True, 0.3, 7)
+    by_x, by_weight, by_bias, _ = ops.norm_relu_dropout_grad(grad.double(), wide, factors, spec, moments)
     found = run()
     assert_near(found[0], y, dtype)
     if dtype not in NARROW:  # there a value that rounding takes over the ReLU's kink moves a gradient by itself
@@ -257,16 +255,18 @@ def test_norm_relu_dropout_of_some_columns(size: int, device: torch.device, norm
     num_rows = size // 100
     x, grad = drawn(num_rows, 130), drawn(num_rows, 130, seed=1)
     weight, bias, key = drawn(130, seed=2), drawn(130, seed=3), torch.arange(num_rows)
-    y, mean, rstd = ops.norm_relu_dropout(x, weight, bias, key, norm, 1e-5, True, 0.3, 7)
-    by_x, by_weight, by_bias = ops.norm_relu_dropout_grad(grad, x, mean, rstd, weight, bias, key, norm, True, 0.3, 7)
+    factors, spec = (weight, bias, key), ops.NormReLUDropoutSpec(norm, 1e-5, True, 0.3, 7)
+    y, moments = ops.norm_relu_dropout(x, factors, spec)
+    by_x, by_weight, by_bias, _ = ops.norm_relu_dropout_grad(grad, x, factors, spec, moments)
     x_there, weight_there, bias_there, key_there, grad_there = moved((x, weight, bias, key, grad), device)
+    factors_there = (weight_there, bias_there, key_there)
 
     def run() -> list[Tensor]:
         mean, square = ops.row_moments(x_there, norm)
-        rest = (mean, (square + 1e-5).rsqrt(), weight_there, bias_there, key_there, norm, True, 0.3, 7)
-        made = ops.norm_relu_dropout_of(x_there, *rest)
-        by_n, *by_parameters, by_row = ops.norm_relu_dropout_grad_part(grad_there, x_there, *rest)
-        return [made, ops.row_norm_grad_(by_n, x_there, *rest[:2], by_row / 130, norm), *by_parameters]
+        moments = mean, (square + 1e-5).rsqrt()
+        made, _ = ops.norm_relu_dropout(x_there, factors_there, spec, moments)
+        by_n, *rest, by_row = ops.norm_relu_dropout_grad(grad_there, x_there, factors_there, spec, moments, True)
+        return [made, ops.row_norm_grad_(by_n, x_there, moments, by_row / 130, norm), *rest]
 
     for got, expected in zip(run(), (y, by_x, by_weight, by_bias), strict=True):
         assert_near(got, expected, torch.float64)

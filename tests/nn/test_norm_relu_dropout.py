@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -19,8 +20,8 @@ from torch.library import opcheck
 from torch_geometric.nn import GCNConv
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.dense.norm_relu_dropout import NormReLUDropoutSpec as Spec
 from pyg_dist.backend.dense.norm_relu_dropout import norm_relu_dropout_rows
+from pyg_dist.backend.ops import NormReLUDropoutSpec as Spec
 from pyg_dist.errors import DataError, OptionError
 from pyg_dist.nn import NormReLUDropout, norm_relu_dropout
 
@@ -45,7 +46,8 @@ def test_kernels_equal_the_reference(width: int, dtype: torch.dtype, norm: Any, 
     grad = reals(KEY.numel(), width, dtype=dtype, seed=4)
     for key in (KEY, None):
         options = (norm, 1e-3, relu, 0.3 if key is not None else 0.0, 123, 6)
-        y, mean, rstd = ops.norm_relu_dropout(x, weight, bias, key, *options)
+        spec = Spec(*options)
+        y, moments = ops.norm_relu_dropout(x, (weight, bias, key), spec)
         inputs = [t.double().requires_grad_() for t in (x, weight, bias) if t is not None]
         expected = reference.norm_relu_dropout(*inputs, *(() if affine else (None, None)), key, *options)
         eps = {torch.float64: 1e-10, torch.float32: 2e-4, torch.bfloat16: 2e-2}[dtype]
@@ -56,7 +58,7 @@ def test_kernels_equal_the_reference(width: int, dtype: torch.dtype, norm: Any, 
         sure = (before_relu.abs() > 1e-3).logical_or(torch.tensor(not relu))
         assert float(sure.double().mean()) > 0.98 or (norm == "layer" and width == 1)  # without a variance: all zero
         grad = torch.where(sure, grad, 0)
-        by_kernel = ops.norm_relu_dropout_grad(grad, x, mean, rstd, weight, bias, key, norm, relu, options[3], 123, 6)
+        by_kernel = ops.norm_relu_dropout_grad(grad, x, (weight, bias, key), spec, moments)
         by_autograd = torch.autograd.grad(expected, inputs, grad.double())
         for got, want in zip(by_kernel, by_autograd, strict=False):
             torch.testing.assert_close(got.double(), want, rtol=10 * eps, atol=10 * eps)
@@ -70,8 +72,9 @@ def test_two_passes_over_columns_equal_one(cut: int, norm: Any, dtype: torch.dty
     sums = torch.float64 if dtype == torch.float64 else torch.float32
     x, grad = reals(13, 57, dtype=dtype) * 3 + 1, reals(13, 57, dtype=dtype, seed=4)
     weight, bias = (reals(57, dtype=sums, seed=s) for s in (1, 2))
-    y, mean, rstd = ops.norm_relu_dropout(x, weight, bias, KEY, norm, 1e-3, True, 0.3, 123, 6)
-    whole = ops.norm_relu_dropout_grad(grad, x, mean, rstd, weight, bias, KEY, norm, True, 0.3, 123, 6)
+    spec = Spec(norm, 1e-3, True, 0.3, 123, 6)
+    y, of_rows = ops.norm_relu_dropout(x, (weight, bias, KEY), spec)
+    whole = ops.norm_relu_dropout_grad(grad, x, (weight, bias, KEY), spec, of_rows)
     pieces = [slice(0, cut), slice(cut, 57)]
     share = torch.tensor([cut, 57 - cut], dtype=sums).view(2, 1) / 57
     moments = [ops.row_moments(x[:, piece], norm) for piece in pieces]
@@ -82,16 +85,16 @@ def test_two_passes_over_columns_equal_one(cut: int, norm: Any, dtype: torch.dty
     if norm == "layer":
         square += ((means - (means * share).sum(0)).square() * share).sum(0)
     eps = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
-    torch.testing.assert_close(torch.rsqrt(square + 1e-3), rstd, rtol=min(eps, 1e-5), atol=0)
-    of_piece = [(x[:, p], mean, rstd, weight[p], bias[p], KEY, norm, True, 0.3, 123, 6 + p.start) for p in pieces]
+    torch.testing.assert_close(torch.rsqrt(square + 1e-3), of_rows[1], rtol=min(eps, 1e-5), atol=0)
+    of_piece = [(x[:, p], (weight[p], bias[p], KEY), replace(spec, first_column=6 + p.start), of_rows) for p in pieces]
     for piece, given in zip(pieces, of_piece, strict=True):
-        torch.testing.assert_close(ops.norm_relu_dropout_of(*given), y[:, piece], rtol=eps, atol=eps)
-    parts = [ops.norm_relu_dropout_grad_part(grad[:, p], *given) for p, given in zip(pieces, of_piece, strict=True)]
+        torch.testing.assert_close(ops.norm_relu_dropout(*given)[0], y[:, piece], rtol=eps, atol=eps)
+    parts = [ops.norm_relu_dropout_grad(grad[:, p], *given, True) for p, given in zip(pieces, of_piece, strict=True)]
     by_row = (parts[0][3] + parts[1][3]) / 57
     for piece, (by_n, by_weight, by_bias, _) in zip(pieces, parts, strict=True):
-        ops.row_norm_grad_(by_n, x[:, piece], mean, rstd, by_row, norm)
+        ops.row_norm_grad_(by_n, x[:, piece], of_rows, by_row, norm)
         for got, want in zip(
-            (by_n, by_weight, by_bias), (whole[0][:, piece], *(w[piece] for w in whole[1:])), strict=True
+            (by_n, by_weight, by_bias), (whole[0][:, piece], *(w[piece] for w in whole[1:3])), strict=True
         ):
             torch.testing.assert_close(got, want, rtol=10 * eps, atol=10 * eps)
 
@@ -139,12 +142,13 @@ def test_equals_torch_without_dropout(norm: Any) -> None:
 
 def test_sums_do_not_depend_on_threads() -> None:
     x, weight, key = reals(3000, 64, dtype=torch.float32), reals(64, dtype=torch.float32), torch.arange(3000)
-    y, mean, rstd = ops.norm_relu_dropout(x, weight, None, key, "layer", 1e-5, True, 0.5, 1)
+    factors, spec = (weight, None, key), Spec("layer", 1e-5, True, 0.5, 1)
+    y, moments = ops.norm_relu_dropout(x, factors, spec)
     before, results = torch.get_num_threads(), []
     try:
         for num_threads in (1, 2, 3):
             torch.set_num_threads(num_threads)
-            results.append(ops.norm_relu_dropout_grad(y, x, mean, rstd, weight, None, key, "layer", True, 0.5, 1))
+            results.append(ops.norm_relu_dropout_grad(y, x, factors, spec, moments)[:3])
     finally:
         torch.set_num_threads(before)
     for other in results[1:]:
@@ -162,7 +166,7 @@ def test_opcheck_and_zero_sizes() -> None:
     opcheck(native.row_moments.default, (x, 1))
     opcheck(native.norm_relu_dropout_of.default, (x, mean, rstd, None, None, KEY, 1, True, 0.5, 1, 0))
     opcheck(native.row_norm_grad_.default, (y.clone(), x, mean, rstd, torch.zeros(13, 2), 1))
-    _, *statistics = ops.norm_relu_dropout(x[:, :0], None, None, None, "layer", 1e-5, True, 0.0, 0)
+    _, statistics = ops.norm_relu_dropout(x[:, :0], (None,) * 3, Spec("layer", 1e-5, True, 0.0, 0))
     assert all(torch.equal(found, torch.zeros(13)) for found in statistics)
     for shape in [(0, 4), (4, 0)]:
         x = torch.ones(shape, requires_grad=True)
@@ -173,7 +177,7 @@ def test_opcheck_and_zero_sizes() -> None:
 def test_without_a_key_only_the_factor_of_dropout_is_left() -> None:
     x = reals(13, 6)
     for norm in NORMS:
-        y, _, _ = ops.norm_relu_dropout(x, None, None, None, norm, 1e-5, True, 0.2, 1)
+        y, _ = ops.norm_relu_dropout(x, (None,) * 3, Spec(norm, 1e-5, True, 0.2, 1))
         torch.testing.assert_close(y, reference.norm_relu_dropout(x, None, None, None, norm, 1e-5, True, 0.2, 1))
     torch.testing.assert_close(y, 1.25 * x.relu())
 

@@ -37,7 +37,7 @@ class LinearMap(Protocol):
         ...
 
 
-class _Apply(LocalFunction):
+class _Apply(LocalFunction[Tensor]):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, a: LinearMap, transposed: LinearMap | None, pending: Pending[Tensor] | None,
@@ -67,4 +67,4 @@ def apply(a: LinearMap, x: Tensor, pending: Pending[Tensor] | None = None, leaf:
         pending: ``a.start(x)``, where it has been started.
         leaf: takes the gradient, where it may wait until the backward pass ends.
     """
-    return _Apply.apply(x, a, None, pending, leaf)  # type: ignore[no-any-return]
+    return _Apply.apply(x, a, None, pending, leaf)

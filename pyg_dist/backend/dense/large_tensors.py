@@ -46,7 +46,7 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     return torch.mm(a, b, out=ops.empty_rows(a, a.shape[0], b.shape[1]))
 
 
-class _Linear(LocalFunction):
+class _Linear(LocalFunction[Tensor]):
     """The formulas are torch's own, product by product, so that the bits are."""
 
     @staticmethod
@@ -71,11 +71,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if x.dim() == weight.dim() == 2 and is_large(x, x.shape[0] * weight.shape[0]):
         same = x.dtype == weight.dtype and (bias is None or (bias.dtype == x.dtype and bias.dim() == 1))
         if same and x.shape[1] == weight.shape[1] and not torch.is_autocast_enabled("cpu"):
-            return _Linear.apply(x.as_subclass(Tensor), weight, bias)  # type: ignore[no-any-return]
+            return _Linear.apply(x.as_subclass(Tensor), weight, bias)
     return F.linear(x, weight, bias)
 
 
-class _SplitColumns(LocalFunction):
+class _SplitColumns(LocalFunction[tuple[Tensor, ...]]):
     """Views; the gradients side by side."""
 
     @staticmethod
@@ -95,11 +95,11 @@ class _SplitColumns(LocalFunction):
 def split_columns(x: Tensor, widths: Sequence[int]) -> Sequence[Tensor]:
     """The first ``widths`` columns of x, as views. Shapes: ``[N, F] -> [N, widths[k]]``."""
     if is_large(x, x.numel()):
-        return _SplitColumns.apply(x, widths)  # type: ignore[no-any-return]
+        return _SplitColumns.apply(x, widths)
     return torch.split(x, [*widths, x.shape[1] - sum(widths)], 1)[: len(widths)]
 
 
-class _LayerNorm(LocalFunction):
+class _LayerNorm(LocalFunction[Tensor]):
     """By blocks of rows, whose outputs torch takes from the heap, in the cache, and takes again for the next block.
 
     A row's numbers depend on no other row, so the bits are torch's; the sums over all rows are taken in one call.
@@ -154,11 +154,11 @@ def layer_norm(
     """``torch.layer_norm``. Shapes: ``[N, F], [F], [F] -> [N, F]``."""
     same = all(p is None or p.dtype == x.dtype for p in (weight, bias)) and not torch.is_autocast_enabled("cpu")
     if same and x.dim() == 2 and x.is_contiguous() and is_large(x, x.numel()) and (*normalized_shape,) == x.shape[1:]:
-        return _LayerNorm.apply(x.as_subclass(Tensor), weight, bias, eps)  # type: ignore[no-any-return]
+        return _LayerNorm.apply(x.as_subclass(Tensor), weight, bias, eps)
     return torch.layer_norm(x, normalized_shape, weight, bias, eps, cudnn_enable)
 
 
-class _Relu(LocalFunction):
+class _Relu(LocalFunction[Tensor]):
     """Where values pass is all that the derivative needs."""
 
     @staticmethod
@@ -170,10 +170,10 @@ class _Relu(LocalFunction):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (passed,) = ctx.saved_tensors
-        return _Passed.apply(grad, passed)  # type: ignore[no-any-return]
+        return _Passed.apply(grad, passed)
 
 
-class _Passed(LocalFunction):
+class _Passed(LocalFunction[Tensor]):
     """Zero where a mask says so: its own derivative."""
 
     @staticmethod
@@ -191,10 +191,10 @@ def relu(x: Tensor, inplace: bool = False) -> Tensor:
     """``torch.nn.functional.relu`` of any shape."""
     if inplace or not x.is_contiguous() or not is_large(x, x.numel()):
         return F.relu(x, inplace)
-    return _Relu.apply(x.as_subclass(Tensor))  # type: ignore[no-any-return]
+    return _Relu.apply(x.as_subclass(Tensor))
 
 
-class _Sum(LocalFunction):
+class _Sum(LocalFunction[Tensor]):
     """``a + alpha * b``, where b is a tensor of the same shape or a number."""
 
     @staticmethod
@@ -209,7 +209,7 @@ class _Sum(LocalFunction):
         return grad if of_a else None, by_b if of_b else None, None
 
 
-class _SumInto(LocalFunction):
+class _SumInto(LocalFunction[Tensor]):
     """``a + alpha * b``, written into a."""
 
     @staticmethod
@@ -224,7 +224,7 @@ class _SumInto(LocalFunction):
         return grad if of_a else None, multiply(grad, ctx.alpha) if of_b else None, None
 
 
-class _Product(LocalFunction):
+class _Product(LocalFunction[Tensor]):
     """``a * b``, where b is a tensor of the same shape or a number."""
 
     @staticmethod
@@ -243,7 +243,7 @@ class _Product(LocalFunction):
         return multiply(grad, factor) if of_a else None, multiply(grad, a) if of_b else None
 
 
-class _Quotient(LocalFunction):
+class _Quotient(LocalFunction[Tensor]):
     """``a / b`` by a number."""
 
     @staticmethod
@@ -272,39 +272,39 @@ def _plain(operand: Any) -> Any:
 def add(a: Any, b: Any, *, alpha: float = 1) -> Tensor:
     """``torch.add``, of any operands."""
     if _are_large(a, b) and type(alpha) in (int, float):
-        return _Sum.apply(_plain(a), _plain(b), alpha)  # type: ignore[no-any-return]
+        return _Sum.apply(_plain(a), _plain(b), alpha)
     return torch.add(a, b, alpha=alpha)
 
 
 def add_(a: Tensor, b: Tensor, alpha: float = 1) -> Tensor:
     """``Tensor.add_``."""
     if alpha != 1 and isinstance(b, Tensor) and _are_large(a, b):
-        return _SumInto.apply(a, b, alpha)  # type: ignore[no-any-return]
+        return _SumInto.apply(a, b, alpha)
     return a.add_(b, alpha=alpha)
 
 
 def subtract(a: Any, b: Any, *, alpha: float = 1) -> Tensor:
     """``torch.sub``, of any operands."""
     if _are_large(a, b) and type(alpha) in (int, float):
-        return _Sum.apply(_plain(a), _plain(b), -alpha)  # type: ignore[no-any-return]
+        return _Sum.apply(_plain(a), _plain(b), -alpha)
     return torch.sub(a, b, alpha=alpha)
 
 
 def multiply(a: Any, b: Any) -> Tensor:
     """``torch.mul``, of any operands."""
     if _are_large(a, b):
-        return _Product.apply(_plain(a), _plain(b))  # type: ignore[no-any-return]
+        return _Product.apply(_plain(a), _plain(b))
     return torch.mul(a, b)
 
 
 def divide(a: Any, b: Any) -> Tensor:
     """``torch.div``, of any operands."""
     if not isinstance(b, Tensor) and _are_large(a, b):
-        return _Quotient.apply(_plain(a), b)  # type: ignore[no-any-return]
+        return _Quotient.apply(_plain(a), b)
     return torch.div(a, b)
 
 
-class _LogSoftmax(LocalFunction):
+class _LogSoftmax(LocalFunction[Tensor]):
     """Within rows, as torch has it."""
 
     @staticmethod
@@ -325,11 +325,11 @@ class _LogSoftmax(LocalFunction):
 def log_softmax(x: Tensor) -> Tensor:
     """``torch.nn.functional.log_softmax`` of every row. Shapes: ``[N, F] -> [N, F]``."""
     if x.dim() == 2 and is_large(x, x.numel()):
-        return _LogSoftmax.apply(x.as_subclass(Tensor))  # type: ignore[no-any-return]
+        return _LogSoftmax.apply(x.as_subclass(Tensor))
     return F.log_softmax(x, 1)
 
 
-class _Select(LocalFunction):
+class _Select(LocalFunction[Tensor]):
     """Rows, and their gradients brought back, added in the order of the index."""
 
     @staticmethod
@@ -352,11 +352,11 @@ def select(x: Tensor, index: Tensor) -> Tensor:
     columns = x.shape[1:].numel()
     if x.dim() > 1 and columns and _moves_rows(x, max(x.numel(), index.numel() * columns), index):
         rows = _Select.apply(x.as_subclass(Tensor).view(-1, columns), index)
-        return rows.view(index.numel(), *x.shape[1:])  # type: ignore[no-any-return]
+        return rows.view(index.numel(), *x.shape[1:])
     return x.index_select(0, index)
 
 
-class _SumRows(LocalFunction):
+class _SumRows(LocalFunction[Tensor]):
     """Rows added up, in their order, and the gradients of sums at each of these."""
 
     @staticmethod
@@ -388,7 +388,7 @@ def sum_rows(rows: Tensor, index: Tensor, num_sums: int, mean: bool = False) -> 
     if mean:
         ones = rows.new_ones(index.numel()).detach()
         sums = sums / rows.new_zeros(num_sums).scatter_add_(0, index, ones).clamp_(min=1).view(-1, 1)
-    return sums.view(num_sums, *rows.shape[1:])  # type: ignore[no-any-return]
+    return sums.view(num_sums, *rows.shape[1:])
 
 
 def _moves_rows(x: Tensor, num_elements: int, index: Tensor) -> bool:

@@ -16,28 +16,7 @@ from torch.autograd.function import once_differentiable
 from pyg_dist.backend import ops
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.local_function import LocalFunction
-from pyg_dist.backend.ops import Norm
-
-
-@dataclass(frozen=True)
-class NormReLUDropoutSpec:
-    """What is done to the rows; see :func:`pyg_dist.backend.ops.norm_relu_dropout`.
-
-    Attributes:
-        norm: ``"layer"``, ``"rms"`` or ``None``.
-        eps: added to the variance, or to the mean square.
-        relu: whether negative values become zero.
-        p: the probability of zero, in ``[0, 1)``.
-        seed: of the dropout.
-        first_column: the number of the first column for the mask.
-    """
-
-    norm: Norm | None
-    eps: float
-    relu: bool
-    p: float
-    seed: int
-    first_column: int = 0
+from pyg_dist.backend.ops import Norm, NormReLUDropoutSpec
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +54,7 @@ class SplitRows:
         return total if norm == "layer" else torch.cat([torch.zeros_like(total), total], dim=1)
 
 
-class _NormReLUDropout(LocalFunction):
+class _NormReLUDropout(LocalFunction[Tensor]):
     """One pass forward, one back; two floats a row are kept beside x.
 
     Without a norm y is saved instead of x: the next layer saves y anyway, and the gradient needs only its zeros.
@@ -88,41 +67,24 @@ class _NormReLUDropout(LocalFunction):
         split: SplitRows | None,
     ) -> Tensor:  # fmt: skip
         w, b = (None if factor is None else factor.to(ops.sum_dtype(x)) for factor in (weight, bias))
-        ctx.split = split
-        if split is not None and spec.norm is not None:
-            mean, rstd = split.moments(x, spec.norm, spec.eps)
-            y = ops.norm_relu_dropout_of(
-                x, mean, rstd, w, b, key, spec.norm, spec.relu, spec.p, spec.seed, spec.first_column
-            )
-            ctx.saves_output, ctx.spec = False, spec
-            ctx.save_for_backward(x, mean, rstd, weight, bias, key)
-            return y
-        y, mean, rstd = ops.norm_relu_dropout(
-            x, w, b, key, spec.norm, spec.eps, spec.relu, spec.p, spec.seed, spec.first_column
-        )
+        ctx.spec, ctx.split = spec, None if spec.norm is None else split
+        moments = None if split is None or spec.norm is None else split.moments(x, spec.norm, spec.eps)
+        y, moments = ops.norm_relu_dropout(x, (w, b, key), spec, moments)
         ctx.saves_output = spec.norm is None and weight is None and spec.relu
-        if ctx.saves_output:
-            ctx.save_for_backward(y, mean, rstd, None, bias, None)
-        else:
-            ctx.save_for_backward(x, mean, rstd, weight, bias, key)
-        ctx.spec = spec
+        ctx.save_for_backward(*((y, None, bias, None) if ctx.saves_output else (x, weight, bias, key)), *moments)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, mean, rstd, weight, bias, key = ctx.saved_tensors
+        x, weight, bias, key, *moments = ctx.saved_tensors
         spec: NormReLUDropoutSpec = ctx.spec
         w = None if weight is None else weight.to(ops.sum_dtype(x))
         b = None if bias is None or ctx.saves_output else bias.to(ops.sum_dtype(x))
-        options = (spec.relu, spec.p, spec.seed, spec.first_column)
-        if ctx.split is not None and spec.norm is not None:
-            by_x, by_w, by_b, sums = ops.norm_relu_dropout_grad_part(
-                grad, x, mean, rstd, w, b, key, spec.norm, *options
-            )
-            ops.row_norm_grad_(by_x, x, mean, rstd, ctx.split.means(sums, spec.norm), spec.norm)
-        else:
-            by_x, by_w, by_b = ops.norm_relu_dropout_grad(grad, x, mean, rstd, w, b, key, spec.norm, *options)
+        is_part = ctx.split is not None
+        by_x, by_w, by_b, sums = ops.norm_relu_dropout_grad(grad, x, (w, b, key), spec, (*moments,), is_part)
+        if is_part and spec.norm is not None:
+            ops.row_norm_grad_(by_x, x, (*moments,), ctx.split.means(sums, spec.norm), spec.norm)
         by_weight = None if weight is None else by_w.to(weight.dtype)
         by_bias = None if bias is None else by_b.to(bias.dtype)
         return by_x, by_weight, by_bias, None, None, None
@@ -140,4 +102,4 @@ def norm_relu_dropout_rows(
 
     Not collective; but a norm of split rows is, both ways.
     """
-    return _NormReLUDropout.apply(x, weight, bias, key, spec, split)  # type: ignore[no-any-return]
+    return _NormReLUDropout.apply(x, weight, bias, key, spec, split)

@@ -1,9 +1,11 @@
 """The native ops: each wrapper documents its op, views rows as two-dimensional and raises the package's own errors.
 
-CPU only for now. Nothing here is differentiable except :func:`keyed_dropout`: the derivatives of the others need
-transposes and exchanges, which stand in the modules that use them. Every op has a readable twin in
-``tests/reference_ops.py``. No function is collective. After the wrappers of a file stands what torch.compile
-and FakeTensor see instead of the kernels.
+Every one raises :class:`~pyg_dist.errors.DataError` where a shape, a dtype, a value or the pattern does not fit, or
+``out`` shares memory with another argument, and :class:`~pyg_dist.errors.UnsupportedError` where a tensor is not dense
+or there are no kernels for its device. None is collective, and only :func:`keyed_dropout` is differentiable: the
+derivatives of the others stand in the modules that use them. Every op has a readable twin in
+``tests/reference_ops.py``. After the wrappers of a file stands what torch.compile and FakeTensor see instead of the
+kernels.
 
 Legend: N rows, M source rows, E edges, F columns, R selected rows. The *sum dtype* of float64 is float64; of float32
 and those of 16 bits, float32.
@@ -21,7 +23,7 @@ from pyg_dist.backend.ops.keyed import keyed_normal as keyed_normal
 from pyg_dist.backend.ops.keyed import keyed_permutation as keyed_permutation
 from pyg_dist.backend.ops.keyed import keyed_uniform as keyed_uniform
 from pyg_dist.backend.ops.keyed import mixed_seed as mixed_seed
-from pyg_dist.backend.ops.matching import bipartite_matching as bipartite_matching
+from pyg_dist.backend.ops.patterns import bipartite_matching as bipartite_matching
 from pyg_dist.backend.ops.patterns import equals_transpose_csr as equals_transpose_csr
 from pyg_dist.backend.ops.patterns import find_sorted as find_sorted
 from pyg_dist.backend.ops.patterns import restrict_csr as restrict_csr
@@ -29,12 +31,11 @@ from pyg_dist.backend.ops.patterns import transpose_csr as transpose_csr
 from pyg_dist.backend.ops.quantize import dequantize_csr_add as dequantize_csr_add
 from pyg_dist.backend.ops.quantize import quantize_csr as quantize_csr
 from pyg_dist.backend.ops.rows import Norm as Norm
+from pyg_dist.backend.ops.rows import NormReLUDropoutSpec as NormReLUDropoutSpec
 from pyg_dist.backend.ops.rows import empty_rows as empty_rows
 from pyg_dist.backend.ops.rows import gather_rows as gather_rows
 from pyg_dist.backend.ops.rows import norm_relu_dropout as norm_relu_dropout
 from pyg_dist.backend.ops.rows import norm_relu_dropout_grad as norm_relu_dropout_grad
-from pyg_dist.backend.ops.rows import norm_relu_dropout_grad_part as norm_relu_dropout_grad_part
-from pyg_dist.backend.ops.rows import norm_relu_dropout_of as norm_relu_dropout_of
 from pyg_dist.backend.ops.rows import relu as relu
 from pyg_dist.backend.ops.rows import relu_grad as relu_grad
 from pyg_dist.backend.ops.rows import row_moments as row_moments

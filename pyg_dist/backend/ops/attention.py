@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -90,12 +90,8 @@ def attention_csr(
         - edge_key: ``[S]`` int64
         - output: y ``[N, H C]``; for ``dot`` with edge_attr the same sums of f, ``[N, H D]`` (else empty); l ``[N, H]``
           in the sum dtype, minus infinity for a row without edges or finite logits
-
-    Raises:
-        DataError: a shape, a dtype, a value or the pattern does not fit.
-        UnsupportedError: a tensor is not a dense CPU tensor.
     """
-    return call(native.attention_csr.default, *_arguments(rowptr, col, edge, inputs, edge_key, spec), num_parts)  # type: ignore[no-any-return]
+    return call(native.attention_csr.default, *_arguments(rowptr, col, edge, inputs, edge_key, spec), num_parts)
 
 
 def attention_csr_by_target(
@@ -122,15 +118,9 @@ def attention_csr_by_target(
         - output: by query ``[N, H]`` or ``[N, H C]``; by edge_weight ``[N, H D]`` (additive, dot); by edge_attr
           ``[S, D]``, zero where the pattern has no edge (``[0, D]`` unless requested); dynamic: by att, and
           below it by edge_weight, ``[1 + D, H C]`` in the sum dtype. What there is none of is empty.
-
-    Raises:
-        DataError: a shape, a dtype, a value or the pattern does not fit.
-        UnsupportedError: a tensor is not a dense CPU tensor.
     """
     args = _arguments(rowptr, col, edge, inputs, edge_key, spec)
-    return call(  # type: ignore[no-any-return]
-        native.attention_csr_by_target.default, *args, lse, delta, grad, grad_z, by_edge_attr
-    )
+    return call(native.attention_csr_by_target.default, *args, lse, delta, grad, grad_z, by_edge_attr)
 
 
 def attention_csr_by_source(
@@ -151,13 +141,9 @@ def attention_csr_by_source(
         - rowptr: ``[M + 1]``, col: ``[E]``, edge: ``[E]``, the *transposed* pattern
         - all others: as for :func:`attention_csr_by_target`
         - output: as value, ``[M, H C]``, and as key (``[0, 0]`` without)
-
-    Raises:
-        DataError: a shape, a dtype, a value or the pattern does not fit.
-        UnsupportedError: a tensor is not a dense CPU tensor.
     """
     args = _arguments(rowptr, col, edge, inputs, edge_key, spec)
-    return call(native.attention_csr_by_source.default, *args, lse, delta, grad, grad_z)  # type: ignore[no-any-return]
+    return call(native.attention_csr_by_source.default, *args, lse, delta, grad, grad_z)
 
 
 _Arguments = tuple[Tensor | int | float | None, ...]
@@ -179,25 +165,8 @@ def _arguments(
 
 
 @meta_kernel("attention_csr")
-def _(
-    rowptr: Tensor,
-    col: Tensor,
-    edge: Tensor,
-    value: Tensor,
-    key: Tensor | None,
-    query: Tensor | None,
-    edge_attr: Tensor | None,
-    edge_weight: Tensor | None,
-    att: Tensor | None,
-    edge_key: Tensor | None,
-    form: int,
-    heads: int,
-    slope: float,
-    scale: float,
-    p: float,
-    seed: int,
-    num_parts: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(rowptr: Tensor, col: Tensor, edge: Tensor, value: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
+    edge_attr, form, heads = _facts(rest)
     num_rows, has_sums = rowptr.shape[0] - 1, form == 2 and edge_attr is not None
     edge_columns = 0 if edge_attr is None else heads * edge_attr.shape[1]
     lse = value.new_empty(num_rows, heads, dtype=sum_dtype(value))
@@ -206,61 +175,26 @@ def _(
 
 
 @meta_kernel("attention_csr_by_target")
-def _(
-    rowptr: Tensor,
-    col: Tensor,
-    edge: Tensor,
-    value: Tensor,
-    key: Tensor | None,
-    query: Tensor | None,
-    edge_attr: Tensor | None,
-    edge_weight: Tensor | None,
-    att: Tensor | None,
-    edge_key: Tensor | None,
-    form: int,
-    heads: int,
-    slope: float,
-    scale: float,
-    p: float,
-    seed: int,
-    lse: Tensor,
-    delta: Tensor,
-    grad: Tensor,
-    grad_z: Tensor | None,
-    by_edge_attr: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _(rowptr: Tensor, col: Tensor, edge: Tensor, value: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    edge_attr, form, heads = _facts(rest)
     num_rows, is_dynamic = rowptr.shape[0] - 1, form == 1
     storage, edge_columns = (0, 0) if edge_attr is None else edge_attr.shape
     return (
         value.new_empty(num_rows, heads if form == 0 else value.shape[1]),
         value.new_empty(0 if edge_attr is None or is_dynamic else num_rows, heads * edge_columns),
-        value.new_empty(storage if by_edge_attr else 0, edge_columns),
+        value.new_empty(storage if rest[-1] else 0, edge_columns),
         value.new_empty(1 + edge_columns if is_dynamic else 0, value.shape[1], dtype=sum_dtype(value)),
     )
 
 
 @meta_kernel("attention_csr_by_source")
 def _(
-    rowptr: Tensor,
-    col: Tensor,
-    edge: Tensor,
-    value: Tensor,
-    key: Tensor | None,
-    query: Tensor | None,
-    edge_attr: Tensor | None,
-    edge_weight: Tensor | None,
-    att: Tensor | None,
-    edge_key: Tensor | None,
-    form: int,
-    heads: int,
-    slope: float,
-    scale: float,
-    p: float,
-    seed: int,
-    lse: Tensor,
-    delta: Tensor,
-    grad: Tensor,
-    grad_z: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+    rowptr: Tensor, col: Tensor, edge: Tensor, value: Tensor, key: Tensor | None, *rest: object
+) -> tuple[Tensor, ...]:
     by_key = value.new_empty((0, 0)) if key is None else value.new_empty(key.shape)
     return value.new_empty(value.shape), by_key
+
+
+def _facts(rest: tuple[Any, ...]) -> tuple[Tensor | None, int, int]:
+    """Edge attributes, form and heads among what follows ``value`` in :data:`_Arguments`."""
+    return rest[2], rest[6], rest[7]

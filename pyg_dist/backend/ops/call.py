@@ -21,6 +21,7 @@ FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 """The dtypes of rows that the kernels know."""
 
 Kernel = TypeVar("Kernel", bound=Callable[..., object])
+Out = TypeVar("Out")
 
 
 def meta_kernel(*names: str) -> Callable[[Kernel], Kernel]:
@@ -38,14 +39,24 @@ def meta_kernel(*names: str) -> Callable[[Kernel], Kernel]:
     return register
 
 
-def call(op: Any, *args: Any) -> Any:
+def like_first(x: Tensor, *others: object) -> Tensor:
+    """The meta kernel of an op whose output is like its first argument."""
+    return torch.empty_like(x)
+
+
+def nothing(*args: object) -> None:
+    """The meta kernel of an op that only writes into an argument."""
+
+
+def call(op: Any, *args: object) -> Out:  # type: ignore[type-var]  # of what the schema says
     """Call a native op; its errors are one line that starts with the op's name (``csrc/ops/check.h``)."""
     try:
-        return op(*args)
+        made: Out = op(*args)
+        return made
     except NotImplementedError:  # the dispatcher found no kernel; its own text lists all backends of torch
         for arg in args:
             if isinstance(arg, Tensor) and (arg.device.type != "cpu" or arg.layout is not torch.strided):
-                name, is_dense = op.__name__.removesuffix(".default"), arg.layout is torch.strided
+                name, is_dense = _name(op), arg.layout is torch.strided
                 _require_kernels(name, args)
                 why = f"no library for {arg.device.type} is loaded (python -m pyg_dist doctor); " if is_dense else ""
                 raise UnsupportedError(
@@ -54,7 +65,7 @@ def call(op: Any, *args: Any) -> Any:
                 ) from None
         raise
     except RuntimeError as error:
-        _require_kernels(op.__name__.removesuffix(".default"), args)
+        _require_kernels(_name(op), args)
         message = str(error)
         if ": expected" not in message:
             out_of_memory.explain(error)
@@ -63,7 +74,11 @@ def call(op: Any, *args: Any) -> Any:
         raise kind(message.splitlines()[0]) from None
 
 
-def _require_kernels(name: str, args: tuple[Any, ...]) -> None:
+def _name(op: Callable[..., object]) -> str:
+    return op.__name__.removesuffix(".default")
+
+
+def _require_kernels(name: str, args: tuple[object, ...]) -> None:
     """Raise why no kernel can take tensors of GPUs, where that is known: what went wrong else follows from it."""
     why = library.no_cuda()
     if why is not None and any(isinstance(arg, Tensor) and arg.is_cuda for arg in args):

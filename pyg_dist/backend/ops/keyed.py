@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.ops.call import as_rows, call, like_rows, meta_kernel, native, signed
+from pyg_dist.backend.ops.call import as_rows, call, like_first, like_rows, meta_kernel, native, signed
 
 
 def keyed_dropout(x: Tensor, key: Tensor, p: float, seed: int, column_offset: int = 0) -> Tensor:
@@ -32,13 +32,9 @@ def keyed_dropout(x: Tensor, key: Tensor, p: float, seed: int, column_offset: in
         p: The probability of zero, in ``[0, 1]``; taken as a multiple of 2^-32.
         seed: Any integer modulo 2^64.
         column_offset: The number of the first column, where x is a block of the columns of a larger tensor.
-
-    Raises:
-        DataError: a shape, dtype or value does not fit.
-        UnsupportedError: a tensor is not a dense CPU tensor.
     """
     rows = as_rows(x).contiguous()
-    y = call(native.keyed_dropout.default, rows, key.contiguous(), p, signed(seed), column_offset)
+    y: Tensor = call(native.keyed_dropout.default, rows, key.contiguous(), p, signed(seed), column_offset)
     return like_rows(y, x)
 
 
@@ -53,13 +49,9 @@ def keyed_uniform(
     Shapes:
         - key: ``[N]`` int64
         - output: ``[N, num_columns]`` of ``dtype``
-
-    Raises:
-        DataError: a shape, dtype or value does not fit.
-        UnsupportedError: ``key`` is not a dense CPU tensor.
     """
     args = (key.contiguous(), num_columns, signed(seed), column_offset, dtype)
-    return call(native.keyed_uniform.default, *args)  # type: ignore[no-any-return]
+    return call(native.keyed_uniform.default, *args)
 
 
 def keyed_normal(
@@ -73,13 +65,9 @@ def keyed_normal(
     Shapes:
         - key: ``[N]`` int64
         - output: ``[N, num_columns]`` of ``dtype`` (float32, float64, bfloat16 or float16)
-
-    Raises:
-        DataError: a shape, dtype or value does not fit.
-        UnsupportedError: ``key`` is not a dense CPU tensor.
     """
     args = (key.contiguous(), num_columns, signed(seed), column_offset, dtype)
-    return call(native.keyed_normal.default, *args)  # type: ignore[no-any-return]
+    return call(native.keyed_normal.default, *args)
 
 
 def keyed_permutation(place: Tensor, size: int, seed: int) -> Tensor:
@@ -98,15 +86,11 @@ def keyed_permutation(place: Tensor, size: int, seed: int) -> Tensor:
         size: Of the permutation, 1 to 2^62.
         seed: Any integer modulo 2^64; :func:`mixed_seed` makes one of several numbers.
 
-    Raises:
-        DataError: a shape, dtype or value does not fit.
-        UnsupportedError: ``place`` is not a dense CPU tensor.
-
     Example:
         >>> sorted(keyed_permutation(torch.arange(5), 5, seed=7).tolist())
         [0, 1, 2, 3, 4]
     """
-    return call(native.keyed_permutation.default, place.contiguous(), size, signed(seed))  # type: ignore[no-any-return]
+    return call(native.keyed_permutation.default, place.contiguous(), size, signed(seed))
 
 
 def mixed_seed(*numbers: int) -> int:
@@ -132,19 +116,12 @@ def mix(word: int) -> int:
     return word ^ (word >> 31)
 
 
-@meta_kernel("keyed_dropout")
-def _(x: Tensor, key: Tensor, p: float, seed: int, column_offset: int) -> Tensor:
-    return torch.empty_like(x)
+meta_kernel("keyed_dropout", "keyed_permutation")(like_first)
 
 
 @meta_kernel("keyed_uniform", "keyed_normal")
 def _(key: Tensor, num_columns: int, seed: int, column_offset: int, dtype: torch.dtype) -> Tensor:
     return key.new_empty(key.shape[0], num_columns, dtype=dtype)
-
-
-@meta_kernel("keyed_permutation")
-def _(place: Tensor, size: int, seed: int) -> Tensor:
-    return torch.empty_like(place)
 
 
 def _setup_dropout(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -8,7 +8,17 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.on_device import raise_later
-from pyg_dist.backend.ops.call import as_rows, call, factor_of, meta_kernel, native, signed, sum_dtype, written_rows
+from pyg_dist.backend.ops.call import (
+    as_rows,
+    call,
+    factor_of,
+    meta_kernel,
+    native,
+    nothing,
+    signed,
+    sum_dtype,
+    written_rows,
+)
 from pyg_dist.backend.ops.row_format import packed_row_bytes
 from pyg_dist.errors import NotFiniteError
 
@@ -56,7 +66,6 @@ def quantize_csr(
             tensors on a device a later call raises it (:mod:`pyg_dist.backend.on_device`). ``explain`` makes another
             error of it.
         DataError: a shape, a dtype or the pattern does not fit, or ``out`` shares memory with another argument.
-        UnsupportedError: a tensor is not a dense CPU tensor.
     """
     x_MF = as_rows(x)
     if out is None:
@@ -126,40 +135,10 @@ def dequantize_csr_add(
         - rowptr: ``[N + 1]`` int64, col: ``[E]`` int32
         - packed: uint8 ``[M, packed_row_bytes(F, bits)]``
         - weight: ``[E]``, row_scale: ``[N]``, in the sum dtype of ``out`` (or its dtype)
-
-    Raises:
-        DataError: a shape, a dtype or the pattern does not fit, or ``out`` shares memory with another argument.
-        UnsupportedError: a tensor is not a dense CPU tensor.
     """
     factors = (factor_of(weight, out), factor_of(row_scale, out))
     call(native.dequantize_csr_add.default, written_rows(out), rowptr, col, packed, *factors, bits)
     return out
 
 
-@meta_kernel("quantize_csr_into")
-def _(
-    packed: Tensor,
-    bad_row: Tensor,
-    rowptr: Tensor,
-    col: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    col_scale: Tensor | None,
-    bits: int,
-    key: Tensor | None,
-    seed: int,
-) -> None:
-    return None
-
-
-@meta_kernel("dequantize_csr_add")
-def _(
-    out: Tensor,
-    rowptr: Tensor,
-    col: Tensor,
-    packed: Tensor,
-    weight: Tensor | None,
-    row_scale: Tensor | None,
-    bits: int,
-) -> None:
-    return None
+meta_kernel("quantize_csr_into", "dequantize_csr_add")(nothing)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -11,9 +12,11 @@ from pyg_dist.backend.ops.call import (
     as_rows,
     call,
     factor_of,
+    like_first,
     like_rows,
     meta_kernel,
     native,
+    nothing,
     signed,
     sum_dtype,
     written_rows,
@@ -25,7 +28,7 @@ def empty_rows(like: Tensor, num_rows: int, num_columns: int) -> Tensor:
 
     A large one (:mod:`pyg_dist.backend.ops.memory`) cannot be resized.
     """
-    return call(native.empty_rows.default, like, num_rows, num_columns)  # type: ignore[no-any-return]
+    return call(native.empty_rows.default, like, num_rows, num_columns)
 
 
 def gather_rows(x: Tensor, index: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -40,7 +43,6 @@ def gather_rows(x: Tensor, index: Tensor, *, out: Tensor | None = None) -> Tenso
     Raises:
         DataError: an index is outside of ``[0, N)`` (``out`` may then be half written), a shape or dtype is wrong, or
             ``out`` shares memory with another argument.
-        UnsupportedError: a tensor is not a dense CPU tensor.
     """
     if out is None:
         return like_rows(call(native.gather_rows.default, as_rows(x), index.contiguous()), x)
@@ -62,7 +64,6 @@ def scatter_add_rows(out: Tensor, index: Tensor, rows: Tensor) -> Tensor:
     Raises:
         DataError: an index is outside of ``[0, N)`` (``out`` is then untouched), a shape or dtype does not fit, or
             ``out`` shares memory with another argument.
-        UnsupportedError: a tensor is not a dense CPU tensor.
     """
     call(native.scatter_add_rows.default, written_rows(out), index.contiguous(), as_rows(rows))
     return out
@@ -75,12 +76,8 @@ def relu(x: Tensor, keeps_mask: bool) -> tuple[Tensor, Tensor]:
         - x: any shape, contiguous; float32, float64, bfloat16 or float16
         - output: as x, and ``[ceil(x.numel() / 8)]`` uint8, whose bits, lowest first, are one where x is positive or
           NaN (empty without ``keeps_mask``)
-
-    Raises:
-        DataError: a dtype does not fit, or x is not contiguous.
-        UnsupportedError: x is not a dense CPU tensor.
     """
-    return call(native.relu.default, x, keeps_mask)  # type: ignore[no-any-return]
+    return call(native.relu.default, x, keeps_mask)
 
 
 def relu_grad(grad: Tensor, passed: Tensor) -> Tensor:
@@ -90,30 +87,51 @@ def relu_grad(grad: Tensor, passed: Tensor) -> Tensor:
         - grad: any shape, float32, float64, bfloat16 or float16; copied unless contiguous
         - passed: ``[ceil(grad.numel() / 8)]`` uint8, of :func:`relu`
         - output: as grad
-
-    Raises:
-        DataError: a shape or dtype does not fit.
-        UnsupportedError: a tensor is not a dense CPU tensor.
     """
-    return call(native.relu_grad.default, grad.contiguous(), passed)  # type: ignore[no-any-return]
+    return call(native.relu_grad.default, grad.contiguous(), passed)
 
 
 Norm = Literal["layer", "rms"]
 _NORM_NUMBER: dict[Norm | None, int] = {None: 0, "layer": 1, "rms": 2}
+Moments = tuple[Tensor, Tensor]
+"""The rows' means (empty unless ``norm="layer"``), and one over their deviations (empty without a norm)."""
+
+
+@dataclass(frozen=True)
+class NormReLUDropoutSpec:
+    """What :func:`norm_relu_dropout` does to rows.
+
+    Attributes:
+        norm: ``"layer"``, ``"rms"`` or ``None``.
+        eps: added to the variance, or to the mean square.
+        relu: whether negative values become zero.
+        p: the probability of zero, in ``[0, 1)``.
+        seed: of the dropout, any integer modulo 2^64.
+        first_column: the number of the first column for the mask.
+    """
+
+    norm: Norm | None
+    eps: float
+    relu: bool
+    p: float
+    seed: int
+    first_column: int = 0
+
+
+_Factors = tuple[Tensor | None, Tensor | None, Tensor | None]
+"""Weight and bias ``[F]`` in the dtype of x or in its sum dtype (``None``: ones, zeros), and the key ``[N]`` int64 that
+stands for each row (``None``: nothing is dropped, and all is multiplied by ``1 / (1 - p)``)."""
+
+
+def _arguments(x: Tensor, factors: _Factors, spec: NormReLUDropoutSpec, *eps: float) -> tuple[Any, ...]:
+    weight, bias, key = factors
+    numbers = spec.relu, spec.p, signed(spec.seed), spec.first_column
+    return factor_of(weight, x), factor_of(bias, x), key, _NORM_NUMBER[spec.norm], *eps, *numbers
 
 
 def norm_relu_dropout(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    key: Tensor | None,
-    norm: Norm | None,
-    eps: float,
-    relu: bool,
-    p: float,
-    seed: int,
-    column_offset: int = 0,
-) -> tuple[Tensor, Tensor, Tensor]:
+    x: Tensor, factors: _Factors, spec: NormReLUDropoutSpec, moments: Moments | None = None
+) -> tuple[Tensor, Moments]:
     r"""What follows a layer's linear map, in one pass over its rows.
 
     .. math::
@@ -123,63 +141,36 @@ def norm_relu_dropout(
 
     Shapes:
         - x: ``[N, F]`` float32, float64, bfloat16 or float16; copied unless contiguous
-        - weight, bias: ``[F]`` in the dtype of x or in its sum dtype, or ``None`` for ones and zeros
-        - key: ``[N]`` int64, or ``None``: nothing is dropped, and all is multiplied by ``1 / (1 - p)``
-        - output: y ``[N, F]``; the rows' means ``[N]`` (empty unless ``norm="layer"``) and one over their deviations
-          ``[N]`` (empty without a norm), in the sum dtype
-
-    Args:
-        x: The rows.
-        weight: Factor of each column.
-        bias: Summand of each column.
-        key: What stands for each row.
-        norm: ``"layer"``, ``"rms"`` or ``None``.
-        eps: Added to the variance, or to the mean square.
-        relu: Whether negative values become zero.
-        p: The probability of zero, in ``[0, 1)``.
-        seed: Any integer modulo 2^64.
-        column_offset: The number of the first column for the mask.
-
-    Raises:
-        DataError: a shape, dtype or value does not fit.
-        UnsupportedError: a tensor is not a dense CPU tensor.
+        - factors: weight ``[F]``, bias ``[F]`` and key ``[N]``, or ``None``
+        - moments: of whole rows, where x has some of their columns
+        - output: y ``[N, F]``, and the moments
     """
-    factors = factor_of(weight, x), factor_of(bias, x)
-    args = (*factors, key, _NORM_NUMBER[norm], eps, relu, p, signed(seed), column_offset)
-    return call(native.norm_relu_dropout.default, x.contiguous(), *args)  # type: ignore[no-any-return]
+    x = x.contiguous()
+    if moments is not None:
+        return call(native.norm_relu_dropout_of.default, x, *moments, *_arguments(x, factors, spec)), moments
+    made: list[Tensor] = call(native.norm_relu_dropout.default, x, *_arguments(x, factors, spec, spec.eps))
+    return made[0], (made[1], made[2])
 
 
 def norm_relu_dropout_grad(
-    grad: Tensor,
-    x: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    key: Tensor | None,
-    norm: Norm | None,
-    relu: bool,
-    p: float,
-    seed: int,
-    column_offset: int = 0,
-) -> tuple[Tensor, Tensor, Tensor]:
+    grad: Tensor, x: Tensor, factors: _Factors, spec: NormReLUDropoutSpec, moments: Moments, is_part: bool = False
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of :func:`norm_relu_dropout` by x, weight and bias, in one pass over grad and x.
 
-    Everything else, the mask included, is computed again. The sums over rows do not depend on the threads.
+    Everything else, the mask included, is computed again. The sums over rows do not depend on the threads. Where x is
+    a part of the columns, the first one is that by norm(x); :func:`row_norm_grad_` makes that by x of it.
 
     Shapes:
-        - grad: ``[N, F]``, dtype of x; mean, rstd: of :func:`norm_relu_dropout`; all others: its arguments
-        - output: ``[N, F]`` in the dtype of x, ``[F]`` and ``[F]`` in the sum dtype
-
-    Raises:
-        DataError: a shape, dtype or value does not fit.
-        UnsupportedError: a tensor is not a dense CPU tensor.
+        - grad: ``[N, F]``, dtype of x; all others: arguments and output of :func:`norm_relu_dropout`
+        - output: ``[N, F]`` in the dtype of x, ``[F]``, ``[F]``; of a part ``[N, 2]``: of each row of the first one the
+          sum (zero unless ``norm="layer"``) and that of its product with norm(x). In the sum dtype
     """
-    factors = factor_of(weight, x), factor_of(bias, x)
-    args = (mean, rstd, *factors, key, _NORM_NUMBER[norm], relu, p, signed(seed), column_offset, False)
-    by_x, sums, _ = call(native.norm_relu_dropout_grad.default, grad.contiguous(), x.contiguous(), *args)
+    x = x.contiguous()
+    args = *moments, *_arguments(x, factors, spec), is_part
+    made: list[Tensor] = call(native.norm_relu_dropout_grad.default, grad.contiguous(), x, *args)
+    by_x, sums, by_row = made
     by_weight, by_bias, _ = sums.sum(0)
-    return by_x, by_weight, by_bias
+    return by_x, by_weight, by_bias, by_row
 
 
 def row_moments(x: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
@@ -188,86 +179,18 @@ def row_moments(x: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
     Shapes:
         - x: ``[N, F]`` float32, float64 or bfloat16; copied unless contiguous
         - output: ``[N]`` (empty unless ``norm="layer"``) and ``[N]``, in the sum dtype; zeros where F is 0
-
-    Raises:
-        DataError: a shape or dtype does not fit.
-        UnsupportedError: x is not a dense CPU tensor.
     """
-    return call(native.row_moments.default, x.contiguous(), _NORM_NUMBER[norm])  # type: ignore[no-any-return]
+    return call(native.row_moments.default, x.contiguous(), _NORM_NUMBER[norm])
 
 
-def norm_relu_dropout_of(
-    x: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    key: Tensor | None,
-    norm: Norm,
-    relu: bool,
-    p: float,
-    seed: int,
-    column_offset: int = 0,
-) -> Tensor:
-    """:func:`norm_relu_dropout`'s y for given moments: those of whole rows, of which x has some columns.
-
-    Shapes:
-        - mean, rstd: as :func:`norm_relu_dropout` returns them; all others: its arguments
-        - output: as x
-
-    Raises:
-        DataError: a shape, dtype or value does not fit.
-        UnsupportedError: a tensor is not a dense CPU tensor.
-    """
-    factors = factor_of(weight, x), factor_of(bias, x)
-    args = (mean, rstd, *factors, key, _NORM_NUMBER[norm], relu, p, signed(seed), column_offset)
-    return call(native.norm_relu_dropout_of.default, x.contiguous(), *args)  # type: ignore[no-any-return]
-
-
-def norm_relu_dropout_grad_part(
-    grad: Tensor,
-    x: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    key: Tensor | None,
-    norm: Norm,
-    relu: bool,
-    p: float,
-    seed: int,
-    column_offset: int = 0,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of :func:`norm_relu_dropout_of` by norm(x), weight and bias; :func:`row_norm_grad_` has that by x.
-
-    Shapes:
-        - arguments: as :func:`norm_relu_dropout_grad`'s
-        - output: ``[N, F]`` in the dtype of x, ``[F]`` and ``[F]``, and ``[N, 2]``: of each row of the first one the
-          sum (zero unless ``norm="layer"``) and that of its product with n, in the sum dtype
-
-    Raises:
-        DataError: a shape, dtype or value does not fit.
-        UnsupportedError: a tensor is not a dense CPU tensor.
-    """
-    factors = factor_of(weight, x), factor_of(bias, x)
-    args = (mean, rstd, *factors, key, _NORM_NUMBER[norm], relu, p, signed(seed), column_offset, True)
-    by_n, sums, by_row = call(native.norm_relu_dropout_grad.default, grad.contiguous(), x.contiguous(), *args)
-    by_weight, by_bias, _ = sums.sum(0)
-    return by_n, by_weight, by_bias, by_row
-
-
-def row_norm_grad_(by_n: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, by_row: Tensor, norm: Norm) -> Tensor:
+def row_norm_grad_(by_n: Tensor, x: Tensor, moments: Moments, by_row: Tensor, norm: Norm) -> Tensor:
     """The gradient by x from that by norm(x), in place: ``(by_n - by_row[:, 0] - n * by_row[:, 1]) * rstd``.
 
     Shapes:
-        - by_n: ``[N, F]``, of :func:`norm_relu_dropout_grad_part`, overwritten; x, mean, rstd: its arguments
+        - by_n: ``[N, F]``, of :func:`norm_relu_dropout_grad`, overwritten; x, moments: its arguments
         - by_row: ``[N, 2]``, its row sums, divided by the columns of whole rows; contiguous
-
-    Raises:
-        DataError: a shape or dtype does not fit.
-        UnsupportedError: a tensor is not a dense CPU tensor.
     """
-    call(native.row_norm_grad_.default, by_n, x.contiguous(), mean, rstd, by_row, _NORM_NUMBER[norm])
+    call(native.row_norm_grad_.default, by_n, x.contiguous(), *moments, by_row, _NORM_NUMBER[norm])
     return by_n
 
 
@@ -281,87 +204,28 @@ def _(x: Tensor, index: Tensor) -> Tensor:
     return x.new_empty(index.shape[0], x.shape[1])
 
 
-@meta_kernel("gather_rows_into")
-def _(out: Tensor, x: Tensor, index: Tensor) -> None:
-    return None
-
-
-@meta_kernel("scatter_add_rows")
-def _(out: Tensor, index: Tensor, rows: Tensor) -> None:
-    return None
-
-
 @meta_kernel("relu")
 def _(x: Tensor, keeps_mask: bool) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), x.new_empty((x.numel() + 7) // 8 if keeps_mask else 0, dtype=torch.uint8)
 
 
-@meta_kernel("relu_grad")
-def _(grad: Tensor, passed: Tensor) -> Tensor:
-    return torch.empty_like(grad)
+def _empty_moments(x: Tensor, norm: int) -> Moments:
+    mean, rstd = (x.new_empty(x.shape[0] if given else 0, dtype=sum_dtype(x)) for given in (norm == 1, norm != 0))
+    return mean, rstd
+
+
+meta_kernel("row_moments")(_empty_moments)
+meta_kernel("relu_grad", "norm_relu_dropout_of")(like_first)
+meta_kernel("gather_rows_into", "scatter_add_rows", "row_norm_grad_")(nothing)
 
 
 @meta_kernel("norm_relu_dropout")
-def _(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    key: Tensor | None,
-    norm: int,
-    eps: float,
-    relu: bool,
-    p: float,
-    seed: int,
-    column_offset: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    mean, rstd = (x.new_empty(x.shape[0] if given else 0, dtype=sum_dtype(x)) for given in (norm == 1, norm != 0))
-    return torch.empty_like(x), mean, rstd
+def _(x: Tensor, weight: object, bias: object, key: object, norm: int, *numbers: object) -> tuple[Tensor, ...]:
+    return torch.empty_like(x), *_empty_moments(x, norm)
 
 
 @meta_kernel("norm_relu_dropout_grad")
-def _(
-    grad: Tensor,
-    x: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    key: Tensor | None,
-    norm: int,
-    relu: bool,
-    p: float,
-    seed: int,
-    column_offset: int,
-    is_part: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(grad: Tensor, x: Tensor, *others: object) -> tuple[Tensor, Tensor, Tensor]:
     num_groups = min(max(x.numel() // 2**15, 1), 64)  # csrc/ops/norm_relu_dropout.cpp
     sums = x.new_empty(num_groups, 3, x.shape[1], dtype=sum_dtype(x))
-    return torch.empty_like(x), sums, x.new_empty(x.shape[0] if is_part else 0, 2, dtype=sum_dtype(x))
-
-
-@meta_kernel("row_moments")
-def _(x: Tensor, norm: int) -> tuple[Tensor, Tensor]:
-    mean, square = (x.new_empty(x.shape[0] if given else 0, dtype=sum_dtype(x)) for given in (norm == 1, norm != 0))
-    return mean, square
-
-
-@meta_kernel("norm_relu_dropout_of")
-def _(
-    x: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    key: Tensor | None,
-    norm: int,
-    relu: bool,
-    p: float,
-    seed: int,
-    column_offset: int,
-) -> Tensor:
-    return torch.empty_like(x)
-
-
-@meta_kernel("row_norm_grad_")
-def _(by_n: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, by_row: Tensor, norm: int) -> None:
-    return None
+    return torch.empty_like(x), sums, x.new_empty(x.shape[0] if others[-1] else 0, 2, dtype=sum_dtype(x))

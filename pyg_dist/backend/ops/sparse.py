@@ -7,7 +7,17 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.ops.call import as_rows, call, factor_of, like_rows, meta_kernel, native, sum_dtype, written_rows
+from pyg_dist.backend.ops.call import (
+    as_rows,
+    call,
+    factor_of,
+    like_rows,
+    meta_kernel,
+    native,
+    nothing,
+    sum_dtype,
+    written_rows,
+)
 
 SpmmForm = Literal["plain", "blocks"]
 _FORM_NUMBER: dict[SpmmForm | None, int] = {None: 0, "plain": 1, "blocks": 2}  # csrc/kernels/spmm_csr.h
@@ -48,14 +58,11 @@ def csr_from_edges(
         edge: a number of each entry.
         num_rows: N, below 2^31.
         num_cols: below 2^31.
-
-    Raises:
-        DataError: an entry is outside of the matrix, or a shape or dtype does not fit.
-        UnsupportedError: a tensor is not a dense CPU tensor.
     """
     given = None if edge is None else edge.contiguous()
     args = (row.contiguous(), col.contiguous(), given, num_rows, num_cols)
-    rowptr, sorted_col, sorted_edge = call(native.csr_from_edges.default, *args)
+    made: list[Tensor] = call(native.csr_from_edges.default, *args)
+    rowptr, sorted_col, sorted_edge = made
     stays = edge is None and sorted_edge.numel() < col.numel()
     return rowptr, sorted_col, None if stays else sorted_edge
 
@@ -94,10 +101,6 @@ def spmm_csr(
         - weight: ``[E]``, row_scale: ``[N]``, col_scale: ``[M]``, in the sum dtype of x (or its dtype)
         - out: as the output; its rows may be apart (a slice of a larger tensor)
         - output: ``[N, F]``, or ``[N]`` if x is ``[M]``
-
-    Raises:
-        DataError: a shape, a dtype or the pattern does not fit, or ``out`` shares memory with another argument.
-        UnsupportedError: a tensor is not a dense CPU tensor.
     """
     x_MF = as_rows(x)
     factors = (factor_of(weight, x), factor_of(row_scale, x), factor_of(col_scale, x))
@@ -116,7 +119,7 @@ def guessed_form(rowptr: Tensor, col: Tensor, x: Tensor) -> SpmmForm | None:
     Shapes:
         - rowptr: ``[N + 1]``, col: ``[E]``, x: ``[M, F]``
     """
-    number = call(native.spmm_csr_guess.default, rowptr, col, as_rows(x))
+    number: int = call(native.spmm_csr_guess.default, rowptr, col, as_rows(x))
     return next(form for form in _FORM_NUMBER if _FORM_NUMBER[form] == number)
 
 
@@ -130,12 +133,8 @@ def sddmm_csr(rowptr: Tensor, col: Tensor, a: Tensor, b: Tensor) -> Tensor:
         - rowptr: ``[N + 1]`` int64, col: ``[E]`` int32
         - a: ``[N, F]`` or ``[N]``, b: ``[M, F]`` or ``[M]``; float32, float64, bfloat16 or float16, the same for both
         - output: ``[E]`` in the sum dtype
-
-    Raises:
-        DataError: a shape, a dtype or the pattern does not fit.
-        UnsupportedError: a tensor is not a dense CPU tensor.
     """
-    return call(native.sddmm_csr.default, rowptr, col, as_rows(a), as_rows(b))  # type: ignore[no-any-return]
+    return call(native.sddmm_csr.default, rowptr, col, as_rows(a), as_rows(b))
 
 
 def extreme_csr(rowptr: Tensor, col: Tensor, x: Tensor, reduce: Literal["max", "min"]) -> Tensor:
@@ -151,12 +150,8 @@ def extreme_csr(rowptr: Tensor, col: Tensor, x: Tensor, reduce: Literal["max", "
         - rowptr: ``[N + 1]`` int64, col: ``[E]`` int32
         - x: ``[M, F]`` float32, float64, bfloat16 or float16
         - output: ``[N, F]``
-
-    Raises:
-        DataError: a shape, a dtype or the pattern does not fit.
-        UnsupportedError: a tensor is not a dense CPU tensor.
     """
-    return call(native.extreme_csr.default, rowptr, col, as_rows(x), reduce == "max")  # type: ignore[no-any-return]
+    return call(native.extreme_csr.default, rowptr, col, as_rows(x), reduce == "max")
 
 
 def extreme_csr_shares(rowptr: Tensor, col: Tensor, x: Tensor, y: Tensor, grad: Tensor) -> Tensor:
@@ -171,12 +166,8 @@ def extreme_csr_shares(rowptr: Tensor, col: Tensor, x: Tensor, y: Tensor, grad: 
         - rowptr, col, x, y: the arguments and the output of :func:`extreme_csr`
         - grad: ``[N, F]``, dtype of x
         - output: ``[N, F]`` in the sum dtype
-
-    Raises:
-        DataError: a shape, a dtype or the pattern does not fit.
-        UnsupportedError: a tensor is not a dense CPU tensor.
     """
-    return call(native.extreme_csr_shares.default, rowptr, col, as_rows(x), y, grad.contiguous())  # type: ignore[no-any-return]
+    return call(native.extreme_csr_shares.default, rowptr, col, as_rows(x), y, grad.contiguous())
 
 
 def extreme_csr_grad(rowptr: Tensor, col: Tensor, x: Tensor, y: Tensor, shares: Tensor) -> Tensor:
@@ -191,12 +182,8 @@ def extreme_csr_grad(rowptr: Tensor, col: Tensor, x: Tensor, y: Tensor, shares: 
         - rowptr: ``[M + 1]`` int64, col: ``[E]`` int32, the *transposed* pattern
         - x: ``[M, F]``, y: ``[N, F]``, shares: ``[N, F]``, of :func:`extreme_csr` and :func:`extreme_csr_shares`
         - output: ``[M, F]``, dtype of x
-
-    Raises:
-        DataError: a shape, a dtype or the pattern does not fit.
-        UnsupportedError: a tensor is not a dense CPU tensor.
     """
-    return call(native.extreme_csr_grad.default, rowptr, col, as_rows(x), y, shares)  # type: ignore[no-any-return]
+    return call(native.extreme_csr_grad.default, rowptr, col, as_rows(x), y, shares)
 
 
 @meta_kernel("csr_from_edges")
@@ -205,45 +192,17 @@ def _(row: Tensor, col: Tensor, edge: Tensor | None, num_rows: int, num_cols: in
     return row.new_empty(num_rows + 1, dtype=torch.int64), torch.empty_like(col, dtype=torch.int32), number.clone()
 
 
-@meta_kernel("spmm_csr")
-def _(
-    rowptr: Tensor,
-    col: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
-    divide: bool,
-    form: int,
-    prefetch_edges: int,
-) -> Tensor:
+@meta_kernel("spmm_csr", "extreme_csr")
+def _(rowptr: Tensor, col: Tensor, x: Tensor, *others: object) -> Tensor:
     return x.new_empty(rowptr.shape[0] - 1, x.shape[1])
 
 
-@meta_kernel("spmm_csr_into", "spmm_csr_add")
-def _(
-    out: Tensor,
-    rowptr: Tensor,
-    col: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
-    divide: bool,
-    form: int,
-    prefetch_edges: int,
-) -> None:
-    return None
+meta_kernel("spmm_csr_into", "spmm_csr_add")(nothing)
 
 
 @meta_kernel("sddmm_csr")
 def _(rowptr: Tensor, col: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return a.new_empty(col.shape[0], dtype=sum_dtype(a))
-
-
-@meta_kernel("extreme_csr")
-def _(rowptr: Tensor, col: Tensor, x: Tensor, largest: bool) -> Tensor:
-    return x.new_empty(rowptr.shape[0] - 1, x.shape[1])
 
 
 @meta_kernel("extreme_csr_shares")

@@ -31,7 +31,7 @@ Attended = tuple[Tensor, Tensor, Tensor]
 """The sums of values, of edge_attr, and the weights of edges, which are empty unless requested."""
 
 
-class _Attention(LocalFunction):
+class _Attention(LocalFunction[Attended]):
     """The output and a number per target and head are kept; logits are computed again, by target and by source.
 
     What is differentiated again is made edge by edge.
@@ -212,4 +212,4 @@ def attention(
         - inputs: of the op
         - output: ``[csr.num_rows, H C]``; ``[csr.num_rows, H D]``, or empty; ``[num_weights, H]``
     """
-    return _Attention.apply(csr, edge_key, spec, num_weights, *inputs)  # type: ignore[no-any-return]
+    return _Attention.apply(csr, edge_key, spec, num_weights, *inputs)

@@ -13,7 +13,7 @@ from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.timing import phase
 
 
-class _EdgeProduct(LocalFunction):
+class _EdgeProduct(LocalFunction[Tensor]):
     """``y_i = sum_e w_e x_col(e)``, by rows, of one rank's pattern; linear in w and in x."""
 
     @staticmethod
@@ -31,7 +31,7 @@ class _EdgeProduct(LocalFunction):
         return by_weight, by_x, None
 
 
-class _EdgeDot(LocalFunction):
+class _EdgeDot(LocalFunction[Tensor]):
     """``d_e = <a_row(e), b_col(e)>`` in edge storage order (zero for edges that the pattern lacks)."""
 
     @staticmethod

@@ -12,7 +12,7 @@ from pyg_dist.backend.local_function import LocalFunction
 from pyg_dist.backend.sparse.csr import CSR
 
 
-class _Extreme(LocalFunction):
+class _Extreme(LocalFunction[Tensor]):
     """The gradient goes to the sources that tie, in equal shares: two passes over the edges, the second transposed.
 
     What is differentiated again is made edge by edge.
@@ -54,4 +54,4 @@ def extreme(x: Tensor, csr: CSR, reduce: Literal["max", "min"]) -> Tensor:
         - x: ``[csr.num_cols, F]`` (float32, float64, bfloat16 or float16)
         - output: ``[csr.num_rows, F]``, zero for rows without edges
     """
-    return _Extreme.apply(x, csr, reduce)  # type: ignore[no-any-return]
+    return _Extreme.apply(x, csr, reduce)

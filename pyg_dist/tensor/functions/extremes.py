@@ -36,7 +36,7 @@ def extreme(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, op: str, na
     return kept if keepdim else kept.squeeze(dims)
 
 
-class _Extreme(LocalFunction):
+class _Extreme(LocalFunction[Tensor]):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dims: Dims, rows: RowSharding, op: str, nan_ties: bool) -> Tensor:
         if x.shape[0]:
