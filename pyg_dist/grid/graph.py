@@ -22,7 +22,7 @@ from pyg_dist.graph.operator_cache import OperatorCache
 from pyg_dist.graph.protocol import EdgeView, Norm
 from pyg_dist.graph.sample import Sample
 from pyg_dist.graph.sampled_edges import SampledEdges
-from pyg_dist.grid.attention import GridAttention, grid_attention
+from pyg_dist.grid.attention import grid_attention
 from pyg_dist.grid.batch import PickedTiles, ProductsAtSample, SampledGrid
 from pyg_dist.grid.collectives import AllGather
 from pyg_dist.grid.edges import EdgeEnds, OperatorEdges
@@ -217,9 +217,10 @@ class GridGraph(GridProducts):
         key = self._edge_key if spec.p > 0 else None
         sources = AllGather(self.grid.transport("z", "y", exact=True), self.grid.row_sizes(WHOLE_ROWS, "z", "y"))
         num_weights = tile.row.numel() if has_weights else 0
-        a = GridAttention(self._edges_of_targets, sources, self._target_rows, key, spec, num_weights)
-        sums, of_edges, weights = grid_attention(a, inputs._replace(**moved))
-        of_edges = self._moved(of_edges, of_targets, WHOLE_ROWS) if a.has_edge_sums(inputs) else of_edges
+        csr, given = self._edges_of_targets, inputs._replace(**moved)
+        sums, of_edges, weights = grid_attention(csr, sources, self._target_rows, key, spec, given, num_weights)
+        if spec.form == "dot" and inputs.edge_attr is not None:
+            of_edges = self._moved(of_edges, of_targets, WHOLE_ROWS)
         weights = apply(tile.dispatch.transposed, weights) if has_weights else weights
         return self._moved(sums, of_targets, WHOLE_ROWS), of_edges, weights
 

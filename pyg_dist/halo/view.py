@@ -24,7 +24,7 @@ from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.operator_cache import OperatorCache
 from pyg_dist.graph.self_loops import SelfLoops
 from pyg_dist.halo.aggregate import HaloRows, halo_rows, halo_sums
-from pyg_dist.halo.attention import HaloAttention, halo_attention
+from pyg_dist.halo.attention import halo_attention
 from pyg_dist.halo.exchange import Exchange
 from pyg_dist.halo.links import HaloLinks
 from pyg_dist.halo.message_blocks import MessageBlocks, reduce_by_blocks
@@ -254,7 +254,7 @@ class HaloView:
         num_weights = edges.rows.num_local if has_weights else 0
         if self.exchange_group.size == 1:
             return attention(edges.csr, key, spec, inputs, num_weights)
-        return halo_attention(HaloAttention(*edges.parts, by_value, by_key, key, spec, num_weights), inputs)
+        return halo_attention(*edges.parts, by_value, by_key, key, spec, inputs, num_weights)
 
     def reduce_by_blocks(
         self, edges: Edges, inputs: Sequence[tuple[Place, Tensor]], run: Run, max_edges: int, layer: nn.Module

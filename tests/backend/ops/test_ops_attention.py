@@ -17,7 +17,8 @@ from torch.library import opcheck
 from pyg_dist.backend import ops
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.ops.attention import _arguments
-from pyg_dist.backend.sparse.attention import attention, attention_by_edge
+from pyg_dist.backend.sparse.attention import attention
+from pyg_dist.backend.sparse.attention_by_edge import attention_by_edge
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.errors import DataError
 
