@@ -130,7 +130,7 @@ def worker(name: str, epochs: int, output: Path) -> None:
     """All ranks together."""
     import pyg_dist
     from pyg_dist.backend.comm.group import world_group
-    from pyg_dist.grid.plan.candidates import grid_plans
+    from pyg_dist.grid.plan.cost import grid_plans
     from pyg_dist.pricing.machine import Machine
     from pyg_dist.pricing.model import Model
 
@@ -180,7 +180,7 @@ def worker(name: str, epochs: int, output: Path) -> None:
 
 def price(report: dict[str, Any]) -> dict[str, Any]:
     """The report with this machine's constants, and how well they tell the measured order."""
-    from pyg_dist.grid.plan.candidates import grid_plans
+    from pyg_dist.grid.plan.cost import grid_plans
     from pyg_dist.grid.plan.mesh_shape import nearest_cube
     from pyg_dist.pricing.machine import Machine
     from pyg_dist.pricing.model import Model

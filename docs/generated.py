@@ -29,7 +29,7 @@ from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
 from pyg_dist.conv.any_conv import distributed_class
 from pyg_dist.conv.weighted_sum import sum_form
 from pyg_dist.errors import UnsupportedError
-from pyg_dist.tensor.functions import refusals
+from pyg_dist.tensor.functions.full_tensor import REFUSALS
 from pyg_dist.tensor.registry import NAMESPACES, TABLE
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -58,11 +58,11 @@ def functions() -> str:
     """A table of torch's functions by the module that implements them for row tensors."""
     names: dict[str, set[str]] = defaultdict(set)
     for function, handler in TABLE.items():
-        if (name := _public_name(function)) is not None:
+        if handler not in REFUSALS and (name := _public_name(function)) is not None:
             names[_origin(handler)].add(name)
     lines = ["| file in `pyg_dist/tensor/functions/` | what happens | functions |", "|---|---|---|"]
     for module in sorted(names):
-        if not module.startswith("pyg_dist.tensor.functions.") or module == refusals.__name__:
+        if not module.startswith("pyg_dist.tensor.functions."):
             continue
         summary = (inspect.getdoc(sys.modules[module]) or "").split("\n")[0].replace("``", "`").replace("|", "\\|")
         listed = ", ".join(f"`{name}`" for name in sorted(names[module], key=lambda name: (name.lower(), name)))

@@ -21,7 +21,7 @@ from pyg_dist.cli.conversion import (
     write_others,
 )
 from pyg_dist.errors import OptionError
-from pyg_dist.grid.plan.candidates import grid_plans
+from pyg_dist.grid.plan.cost import grid_plans
 from pyg_dist.grid.plan.mesh_shape import MeshShape
 from pyg_dist.grid.plan.plan import GridPlan
 from pyg_dist.pricing.machine import Machine

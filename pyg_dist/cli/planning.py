@@ -24,7 +24,7 @@ from pyg_dist.cli.page import write_page
 from pyg_dist.cli.planned_graph import PlannedGraph, read_parts, read_planned_graph
 from pyg_dist.cli.stored_plan import is_store, plan_of_store
 from pyg_dist.errors import OptionError
-from pyg_dist.grid.plan.candidates import Candidate, grid_plans, grid_table
+from pyg_dist.grid.plan.cost import Candidate, grid_plans, grid_table
 from pyg_dist.grid.plan.node_order import in_one_piece
 from pyg_dist.grid.plan.plan import GridPlan
 from pyg_dist.halo.plan.mini_batches import MiniBatchPlan

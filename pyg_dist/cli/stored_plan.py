@@ -9,7 +9,7 @@ import torch
 from pyg_dist.data.stored_grid import edges_of_tile, on_mesh, stored_grid_plan
 from pyg_dist.data.stored_halo import merged_hash, rank_of_part, stored_plan, stored_share
 from pyg_dist.errors import OptionError, StoreError
-from pyg_dist.grid.plan.candidates import grid_plans
+from pyg_dist.grid.plan.cost import grid_plans
 from pyg_dist.grid.plan.plan import GridPlan
 from pyg_dist.halo.plan.plan import Plan, pairs_of
 from pyg_dist.halo.plan.remote_edges import ExchangeKind

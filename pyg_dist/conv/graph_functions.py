@@ -15,7 +15,7 @@ import torch_geometric.utils as pyg
 from torch import Tensor
 from torch_geometric.nn.conv import gcn_conv
 
-from pyg_dist.backend.autograd.appended import append
+from pyg_dist.backend.autograd.linear_map import append
 from pyg_dist.conv.inputs import require_all_nodes, require_floats
 from pyg_dist.conv.lazy_norm import LazyNorm, NormedEdges, NormWeight, made
 from pyg_dist.errors import UnsupportedError

@@ -16,7 +16,7 @@ from torch_geometric.nn.aggr import Aggregation, EquilibriumAggregation, MaxAggr
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.dense.large_tensors import select
-from pyg_dist.backend.sparse.max_min import extreme
+from pyg_dist.backend.sparse.matrix import extreme
 from pyg_dist.errors import UnsupportedError
 from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.protocol import EdgeView

@@ -14,7 +14,7 @@ from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.protocol import SampledGraph
 from pyg_dist.graph.sample import Sample
 from pyg_dist.tensor import NodeTensor, RowTensor
-from pyg_dist.tensor.picked_rows import PickedEdges, PickedNodes
+from pyg_dist.tensor.row_index import PickedEdges, PickedNodes
 from pyg_dist.tensor.sharding import require_same
 
 

@@ -32,7 +32,7 @@ from pyg_dist.halo.plan.plan import Plan
 from pyg_dist.halo.plan.remote_edges import ExchangeKind
 from pyg_dist.store.graph_input import GraphInput, read_graph
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
-from pyg_dist.tensor.picked_rows import PickedRows
+from pyg_dist.tensor.row_index import PickedRows
 
 logger = logging.getLogger("pyg_dist")
 

@@ -7,7 +7,7 @@ from pyg_dist.backend.session.settings import GRID_BLOCKS
 from pyg_dist.data.options import Options
 from pyg_dist.grid.graph import GridGraph
 from pyg_dist.grid.mesh import Mesh
-from pyg_dist.grid.plan.candidates import Candidate, grid_plans
+from pyg_dist.grid.plan.cost import Candidate, grid_plans
 from pyg_dist.grid.plan.mesh_shape import MeshShape
 from pyg_dist.grid.plan.node_order import in_one_piece
 from pyg_dist.grid.plan.plan import GridPlan

@@ -19,12 +19,12 @@ from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.protocol import DistributedGraph, NodeSharding, Norm
 from pyg_dist.partition.inputs import as_edges
 from pyg_dist.store.manifest import LoopRule
+from pyg_dist.tensor.calling_code import EdgeHandle
 from pyg_dist.tensor.functions.indexing import select_rows
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
 from pyg_dist.tensor.registry import functions
 from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.sharding import RowSharding, require_same
-from pyg_dist.tensor.whole_graph import EdgeHandle
 
 _PRODUCTS = {*functions("matmul", "mm", "mv"), torch.sparse.mm}
 

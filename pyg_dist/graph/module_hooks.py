@@ -22,8 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch_geometric.nn import MessagePassing
 
 from pyg_dist.backend import out_of_memory
-from pyg_dist.backend.autograd import broadcast
-from pyg_dist.backend.autograd.replicated import GatherRows, SumOverRanks
+from pyg_dist.backend.autograd.replicated import GatherRows, SumOverRanks, broadcast_from_main
 from pyg_dist.backend.comm.checks.replicas import noted
 from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.local_function import LocalFunction
@@ -31,11 +30,10 @@ from pyg_dist.backend.session.state import current
 from pyg_dist.errors import UnsupportedError, set_locator
 from pyg_dist.graph import training_state
 from pyg_dist.graph.edges import Edges
-from pyg_dist.tensor.functions.batch_norm import DistributedSyncBatchNorm
-from pyg_dist.tensor.layer_names import remember_model, running_layer
+from pyg_dist.tensor.calling_code import remember_model, running_layer, who_needs_it
+from pyg_dist.tensor.functions.layers import DistributedSyncBatchNorm
 from pyg_dist.tensor.row_tensor import RowTensor
 from pyg_dist.tensor.sharding import living
-from pyg_dist.tensor.whole_graph import who_needs_it
 
 _autograd: Any = torch.autograd
 _run = _autograd._engine_run_backward
@@ -144,9 +142,7 @@ def broadcast_parameters(module: nn.Module) -> None:
             tensors += [*part.parameters(recurse=False), *part.buffers(recurse=False)]
         if not (_is_stock_conv(part) or _is_compiled(part)):  # those are looked at, and refused, when they are called
             settled.add(part)
-    broadcast.broadcast_from_main(
-        [t for t in tensors if not isinstance(t, RowTensor) and not is_lazy(t)], world_group()
-    )
+    broadcast_from_main([t for t in tensors if not isinstance(t, RowTensor) and not is_lazy(t)], world_group())
 
 
 def _run_backward(outputs: Sequence[Any], *args: Any, **options: Any) -> Any:

@@ -22,7 +22,7 @@ from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.sparse.target_blocks import Place, Run
 from pyg_dist.graph.sample import Sample
 from pyg_dist.store.manifest import LoopRule
-from pyg_dist.tensor.picked_rows import PickedEdges, PickedNodes
+from pyg_dist.tensor.row_index import PickedEdges, PickedNodes
 from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor
 from pyg_dist.tensor.selection import Selection
 from pyg_dist.tensor.sharding import RowSharding

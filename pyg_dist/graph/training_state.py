@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from pyg_dist.backend.autograd import broadcast
+from pyg_dist.backend.autograd.replicated import is_synchronised
 from pyg_dist.backend.comm.checks.noted import Settings, digest_of_words
 from pyg_dist.backend.comm.checks.order import compare_order
 from pyg_dist.backend.comm.checks.replicas import noted
@@ -147,7 +147,7 @@ def note_step(optimizer: torch.optim.Optimizer) -> None:
             for parameter in group["params"]:
                 gradient = parameter.grad
                 is_plain = gradient is not None and not isinstance(gradient, RowTensor)
-                if is_plain and broadcast.is_synchronised(parameter):
+                if is_plain and is_synchronised(parameter):
                     noted.gradient(gradient)
     known.num_steps += 1
     for model in known.models:

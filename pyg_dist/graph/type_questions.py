@@ -17,7 +17,7 @@ from typing import TypeVar
 import torch
 
 from pyg_dist.errors import UnsupportedError
-from pyg_dist.tensor.whole_graph import function_that_needs_all_edges, of_whole_graphs
+from pyg_dist.tensor.calling_code import function_that_needs_all_edges, of_whole_graphs
 
 T = TypeVar("T")
 

@@ -21,8 +21,7 @@ from pyg_dist.graph.protocol import Norm
 from pyg_dist.graph.sample import PairProbability, Sample
 from pyg_dist.graph.sampled_edges import refuse_learning_weights, refuse_other_weights
 from pyg_dist.grid.adjacency import AdjacencyTile
-from pyg_dist.grid.aggregate import GridOperator
-from pyg_dist.grid.operators import TiledOperator
+from pyg_dist.grid.operator import GridOperator, TiledOperator
 from pyg_dist.grid.plan.mesh_shape import GRID_AXES
 from pyg_dist.grid.plan.node_order import SampledOrder
 from pyg_dist.grid.plan.redistribution import held_positions
@@ -30,7 +29,7 @@ from pyg_dist.grid.plan.tiling import TileLayout
 from pyg_dist.grid.products import GridProducts, learns
 from pyg_dist.grid.sharding import Grid, GridNodes
 from pyg_dist.grid.tile_tensor import TileTensor
-from pyg_dist.tensor.picked_rows import PickedNodes, origin_of
+from pyg_dist.tensor.row_index import PickedNodes, origin_of
 from pyg_dist.tensor.row_tensor import EdgeTensor, RowTensor, local_tensors
 from pyg_dist.tensor.sharding import lasting
 
@@ -104,13 +103,13 @@ class PickedTiles(PickedNodes):
     grid: SampledGrid
 
     def on(self, device: torch.device) -> PickedTiles:
-        """See :class:`~pyg_dist.tensor.picked_rows.PickedRows`."""
+        """See :class:`~pyg_dist.tensor.row_index.PickedRows`."""
         moved = super().on(device)
         moved.grid = self.grid
         return moved
 
     def fetch(self, x: RowTensor) -> RowTensor:
-        """See :class:`~pyg_dist.tensor.picked_rows.PickedRows`."""
+        """See :class:`~pyg_dist.tensor.row_index.PickedRows`."""
         if not isinstance(x, TileTensor) or x._sharding.grid is not self.grid.parent:
             return super().fetch(x)
         layout = x._sharding.layout

@@ -1,4 +1,7 @@
-"""Functions with a form for tiles: element-wise functions and linear maps."""
+"""Functions with a form for tiles: element-wise functions, linear maps, and norms.
+
+Statistics of a row sum over the column axis, statistics of a column over the row axes.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyg_dist.backend.comm.transport import Pending
+from pyg_dist.backend.autograd.replicated import copy_to_ranks, reduce_from_ranks
+from pyg_dist.backend.comm.transport import Pending, Transport
+from pyg_dist.backend.local_function import LocalFunction
 from pyg_dist.backend.on_device import on_device
+from pyg_dist.backend.session.settings import GRID_EARLY_SUMS
 from pyg_dist.errors import DataError, MixedRowsError
-from pyg_dist.grid.collectives import copy_to_replicas, reduce_from_replicas, reduce_scatter
-from pyg_dist.grid.linear import replicated_linear
+from pyg_dist.grid.collectives import (
+    AllGather,
+    ReduceScatter,
+    all_gather,
+    copy_to_replicas,
+    near_equal,
+    reduce_from_replicas,
+    reduce_scatter,
+)
 from pyg_dist.grid.plan.tiling import TileLayout
 from pyg_dist.grid.sharding import Tile
 from pyg_dist.grid.tile_tensor import TILES, TileTensor, as_tile, on_tiles
+from pyg_dist.tensor.calling_code import running_layer
 from pyg_dist.tensor.functions.layers import relu
 from pyg_dist.tensor.functions.pointwise import cast, new, pointwise, pointwise_
-from pyg_dist.tensor.layer_names import running_layer
-from pyg_dist.tensor.picked_rows import PickedRows
-from pyg_dist.tensor.registry import TABLE, Function, bind, public_name
+from pyg_dist.tensor.functions.reductions import accumulation_dtype
+from pyg_dist.tensor.registry import TABLE, Args, Function, Kwargs, bind, public_name
+from pyg_dist.tensor.row_index import PickedRows
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors
 
 
@@ -58,7 +72,7 @@ def _is_whole(x: RowTensor, tile: Tile) -> bool:
     return x._sharding is tile.grid.node_sharding or (isinstance(x, TileTensor) and x._sharding.grid is tile.grid)
 
 
-def elementwise(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def elementwise(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Broadcasting functions: operands come to the layout of the first tile (collective where one has another)."""
     first = next(a for a in (*args, *kwargs.values()) if isinstance(a, TileTensor))
     tile = first._sharding
@@ -75,7 +89,7 @@ def elementwise(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any
 elementwise.keeps_rows = True  # type: ignore[attr-defined]
 
 
-def elementwise_(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def elementwise_(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """In-place forms: what is written to must be the tile."""
     return elementwise(function, args, kwargs) if isinstance(args[0], TileTensor) else NotImplemented
 
@@ -86,7 +100,7 @@ TILES.update({function: handler for function, handler in TABLE.items() if handle
 
 
 @on_tiles("prelu")
-def prelu(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def prelu(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """One slope, or one for each column."""
     return elementwise(function, args, kwargs)
 
@@ -171,7 +185,7 @@ def _is_linear_here(x: Any, weight: Any) -> bool:
 
 
 @on_tiles("linear")
-def linear(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def linear(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """``x W^T + b``; see :func:`linear_sum`."""
     bound = {"bias": None, **bind("input weight bias", args, kwargs)}
     x, weight, bias = bound["input"], bound["weight"], bound["bias"]
@@ -181,7 +195,7 @@ def linear(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 @on_tiles("matmul", "mm", "__matmul__")
-def matmul(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def matmul(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """``tile @ plain matrix``."""
     x, weight = (*args, *kwargs.values())
     if not _is_linear_here(x, weight) or weight.shape[0] != x._sharding.width:
@@ -190,15 +204,139 @@ def matmul(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 @on_tiles("__getitem__")
-def getitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def getitem(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """A batch's rows; everything else needs whole rows."""
     x, index = args
     return index.fetch(x) if isinstance(index, PickedRows) else NotImplemented
 
 
 @on_tiles("index_select")
-def index_select(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def index_select(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """A batch's rows; everything else needs whole rows."""
     bound = bind("x dim index", args, kwargs)
     picks = isinstance(bound["index"], PickedRows) and bound["dim"] in (0, -2)
     return bound["index"].fetch(bound["x"]) if picks else NotImplemented
+
+
+class _ReplicatedLinear(LocalFunction[Tensor]):
+    """``x W^T``, each replica of x times other rows of W (ScaleGNN, V-D).
+
+    The sum over the replicas has two halves, a scattered sum and a gather; each flies during half of the product.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, transport: Transport) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.transport = transport
+        return F.linear(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        transport: Transport = ctx.transport
+        if torch.is_grad_enabled():  # gradients of gradients
+            return reduce_from_replicas(grad @ weight, transport), grad.t() @ x, None
+        by_x = grad @ weight
+        sizes = near_equal(by_x.numel(), transport.group.size)
+        scattered = ReduceScatter(transport, sizes).start(by_x.view(-1))
+        by_weight, half = weight.new_empty(weight.shape), weight.shape[0] // 2
+        torch.mm(grad[:, :half].t(), x, out=by_weight[:half])
+        gathered = AllGather(transport, sizes).start(scattered.wait())
+        torch.mm(grad[:, half:].t(), x, out=by_weight[half:])
+        return gathered.wait().view(by_x.shape), by_weight, None
+
+
+def replicated_linear(x: Tensor, weight: Tensor, transport: Transport) -> Tensor:
+    """``x W^T`` of a replica of x and this rank's rows of W (backward by x: a sum over the replicas, collective).
+
+    Exact: the bits are those of the sum made before the other product.
+
+    Shapes:
+        - x: ``[n, F]``; weight: ``[G, F]``
+        - output: ``[n, G]``
+
+    Args:
+        x: equal on the ranks of ``transport``.
+        weight: of which each of them has other rows.
+        transport: the replicas.
+    """
+    is_early = (
+        transport.group.size > 1
+        and x.requires_grad
+        and weight.requires_grad
+        and not torch.is_autocast_enabled(x.device.type)
+        and GRID_EARLY_SUMS.value()
+    )
+    if is_early:
+        return _ReplicatedLinear.apply(x, weight, transport)
+    return F.linear(copy_to_replicas(x, transport), weight)
+
+
+@on_tiles("layer_norm", "rms_norm")
+def norm_of_each_row(function: Function, args: Args, kwargs: Kwargs) -> Any:
+    """``(x - mean) / sqrt(var + eps)`` or ``x / sqrt(mean square + eps)`` (ScaleGNN, eq. 29) by row (collective)."""
+    centres = function.__name__ == "layer_norm"
+    names = "x shape weight bias eps" if centres else "x shape weight eps"
+    bound: dict[str, Any] = {"weight": None, "bias": None, "eps": 1e-5 if centres else None}
+    bound.update(bind(names, args, kwargs))
+    x, shape = bound["x"], bound.get("shape", bound.get("normalized_shape"))
+    parameters = [bound["weight"], bound["bias"]]
+    if not isinstance(x, TileTensor) or any(isinstance(p, RowTensor) for p in parameters):
+        return NotImplemented
+    tile = x._sharding
+    if tuple(shape or ()) != (tile.width,):
+        return NotImplemented
+    with local_tensors():
+        weight, bias = (None if p is None else tile.slice_columns(p) for p in parameters)
+        local = x.to(accumulation_dtype(x.dtype))
+        group = tile.column_group
+        if centres:
+            local = local - copy_to_ranks(reduce_from_ranks(local.sum(1, keepdim=True), group) / tile.width, group)
+        mean_square = reduce_from_ranks(local.square().sum(1, keepdim=True), group) / tile.width
+        eps = torch.finfo(x.dtype).eps if bound["eps"] is None else bound["eps"]
+        out = local * copy_to_ranks(torch.rsqrt(mean_square + eps), group)
+        out = out if weight is None else out * weight
+        out = out if bias is None else out + bias
+        return as_row_tensor_(out.to(x.dtype).as_subclass(Tensor), tile)
+
+
+@on_tiles("batch_norm", namespaces=(F,))
+def batch_norm(function: Function, args: Args, kwargs: Kwargs) -> Any:
+    """As for rows; running statistics, which every rank holds whole, are gathered over columns (collective)."""
+    bound: dict[str, Any] = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
+    bound.update(bind("x running_mean running_var weight bias training momentum eps", args, kwargs))
+    x, channels = bound["x"], [bound[name] for name in ("running_mean", "running_var", "weight", "bias")]
+    if not isinstance(x, TileTensor) or any(isinstance(c, RowTensor) for c in channels):
+        return NotImplemented
+    tile = x._sharding
+    with local_tensors():
+        # All four, and before the sums: where one does not fit, no rank may go on.
+        mean, var, weight, bias = (None if c is None else tile.slice_columns(c) for c in channels)
+        if bound["training"]:
+            normal = _normalise(x, tile, channels[:2], bound["momentum"], bound["eps"])
+        else:  # torch's own form does not take a rank without columns
+            if mean is None or var is None:
+                raise DataError("Expected running_mean and running_var in evaluation (got None): use training=True")
+            dtype = accumulation_dtype(x.dtype)
+            normal = (x - mean.to(dtype)) * torch.rsqrt(var.to(dtype) + bound["eps"])
+        out = normal if weight is None else normal * weight
+        out = out if bias is None else out + bias
+        return as_row_tensor_(out.to(x.dtype).as_subclass(Tensor), tile)
+
+
+def _normalise(x: Tensor, tile: Tile, running: list[Tensor | None], momentum: float, eps: float) -> Tensor:
+    """The rows' deviations from the global means, over the global standard deviations."""
+    if tile.size <= 1:
+        raise DataError(f"Expected more than 1 value per channel when training (got {tile}): use .eval()")
+    local, group = x.to(accumulation_dtype(x.dtype)).as_subclass(Tensor), tile.row_group
+    mean = reduce_from_ranks(local.sum(0), group) / tile.size
+    centred = local - copy_to_ranks(mean, group)
+    variance = reduce_from_ranks(centred.square().sum(0), group) / tile.size
+    if any(buffer is not None for buffer in running):
+        with torch.no_grad():
+            mine = torch.stack([mean, variance * (tile.size / (tile.size - 1))])
+            transport = tile.grid.transport(*(tile.layout.columns or ()), exact=True)
+            for buffer, batch in zip(running, all_gather(mine, transport, tile.column_sizes, 1), strict=True):
+                if buffer is not None:
+                    buffer.lerp_(batch.to(buffer.dtype), momentum)
+    return centred * copy_to_ranks(torch.rsqrt(variance + eps), group)

@@ -9,8 +9,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-import pyg_dist.grid.functions
-import pyg_dist.grid.norms  # noqa: F401  likewise
 from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.redistribution import Redistribution
@@ -26,7 +24,7 @@ from pyg_dist.grid.attention import grid_attention
 from pyg_dist.grid.batch import PickedTiles, ProductsAtSample, SampledGrid
 from pyg_dist.grid.collectives import AllGather
 from pyg_dist.grid.edges import EdgeEnds, OperatorEdges
-from pyg_dist.grid.operators import TiledOperator
+from pyg_dist.grid.operator import TiledOperator
 from pyg_dist.grid.plan.mesh_shape import GRID_AXES
 from pyg_dist.grid.plan.redistribution import held_positions
 from pyg_dist.grid.plan.tiling import INPUT, WHOLE_ROWS, TileLayout, split
@@ -35,7 +33,7 @@ from pyg_dist.grid.sharding import Grid, GridNodes, Tile
 from pyg_dist.grid.tile_tensor import as_tile
 from pyg_dist.grid.whole_rows import WholeRows
 from pyg_dist.store.manifest import LoopRule
-from pyg_dist.tensor.picked_rows import PickedEdges
+from pyg_dist.tensor.row_index import PickedEdges
 from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor
 from pyg_dist.tensor.selection import Selection, rows_by_mask
 from pyg_dist.tensor.sharding import RowSharding, lasting

@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from pyg_dist.backend.autograd.appended import append
-from pyg_dist.backend.autograd.linear_map import apply
+from pyg_dist.backend.autograd.linear_map import append, apply
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.transport import Pending, Traffic
 from pyg_dist.backend.on_device import on_device
@@ -20,10 +19,9 @@ from pyg_dist.graph.gcn_norm import gcn_product, gcn_scales
 from pyg_dist.graph.operator_cache import OperatorCache
 from pyg_dist.graph.protocol import NodeSharding, Norm
 from pyg_dist.grid.adjacency import AdjacencyTile, ReadTile
-from pyg_dist.grid.aggregate import GridOperator, Side, TileProduct, multiply
 from pyg_dist.grid.collectives import sum_all
 from pyg_dist.grid.functions import linear_sum
-from pyg_dist.grid.operators import TiledOperator
+from pyg_dist.grid.operator import GridOperator, Side, TiledOperator, TileProduct, multiply
 from pyg_dist.grid.plan.mesh_shape import GRID_AXES
 from pyg_dist.grid.plan.tiling import INPUT, TileLayout
 from pyg_dist.grid.sharding import Grid, Tile

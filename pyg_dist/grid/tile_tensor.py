@@ -6,7 +6,9 @@ brought to whole rows once, and the table of row tensors answers: masks, losses 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -15,9 +17,9 @@ from torch._ops import OpOverload
 
 from pyg_dist.backend.comm.checks.replicas import noted
 from pyg_dist.backend.comm.transport import Pending
+from pyg_dist.backend.session.settings import GRID_EARLY_RESIDUAL
 from pyg_dist.errors import MixedRowsError
-from pyg_dist.grid.plan.tiling import WHOLE_ROWS
-from pyg_dist.grid.residuals import LayerInput, note_layer_input, start_redistribution
+from pyg_dist.grid.plan.tiling import WHOLE_ROWS, TileLayout
 from pyg_dist.grid.sharding import Tile
 from pyg_dist.tensor import row_tensor
 from pyg_dist.tensor.functions.autograd import (
@@ -34,10 +36,21 @@ from pyg_dist.tensor.functions.autograd import (
     stored,
     unchanged,
 )
+from pyg_dist.tensor.functions.full_tensor import pickle, trace
 from pyg_dist.tensor.functions.random import dropout, initialise, normal_, random_like, uniform_
-from pyg_dist.tensor.functions.refusals import pickle, trace
 from pyg_dist.tensor.functions.shapes import length, metadata, num_bytes, numel, shape
-from pyg_dist.tensor.registry import NAMESPACES, TABLE, Function, Handler, bind, functions, public_name, writes
+from pyg_dist.tensor.registry import (
+    NAMESPACES,
+    TABLE,
+    Args,
+    Function,
+    Handler,
+    Kwargs,
+    bind,
+    functions,
+    public_name,
+    writes,
+)
 from pyg_dist.tensor.row_tensor import (
     COLUMNS,
     DerivedOperand,
@@ -50,6 +63,71 @@ from pyg_dist.tensor.row_tensor import (
     version_of,
 )
 from pyg_dist.tensor.sharding import RowSharding
+
+
+@dataclass(eq=False)
+class LayerInput:
+    """A tile's values at one version as the input of a layer, and maybe on their way to another tile."""
+
+    layer: weakref.ref[nn.Module]
+    version: int | None
+    target: Tile | None = None
+    pending: Pending[Tensor] | None = None
+
+
+@dataclass
+class _Redistributed:
+    """What became of a layer's last input: how it lay, how that lay which it was added to, what is under way."""
+
+    before: TileLayout
+    after: TileLayout
+    under_way: LayerInput | None = None
+
+
+_redistributed: weakref.WeakKeyDictionary[nn.Module, _Redistributed] = weakref.WeakKeyDictionary()
+
+
+def note_layer_input(local: Tensor, tile: Tile, version: int | None, layer: nn.Module) -> LayerInput | None:
+    """Note a layer's input, and start its way if the last one took one (collective then)."""
+    if not GRID_EARLY_RESIDUAL.value():
+        return None
+    entry, way = LayerInput(weakref.ref(layer), version), _redistributed.get(layer)
+    if way is None:
+        return entry
+    if way.under_way is not None:  # started, and not used
+        assert way.under_way.pending is not None
+        way.under_way.pending.wait()
+        del _redistributed[layer]
+    elif tile.layout == way.before and version is not None:
+        entry.target = tile.grid.tile(way.after, tile.width)
+        entry.pending = tile.start_to(local, entry.target)
+        way.under_way = entry
+    return entry
+
+
+def start_redistribution(
+    local: Tensor, tile: Tile, version: int | None, entry: LayerInput | None, target: Tile
+) -> Pending[Tensor]:
+    """The piece of another tile, under way; differentiable once it is waited for (collective where they differ).
+
+    Args:
+        local: the piece of ``tile``.
+        tile: its sharding.
+        version: of its values.
+        entry: what :func:`note_layer_input` has returned for it, if it was a layer's input.
+        target: of the same grid and width.
+    """
+    pending: Pending[Tensor] | None = None
+    layer = None if entry is None else entry.layer()
+    if entry is not None and layer is not None and target is not tile:
+        way = _redistributed.setdefault(layer, _Redistributed(tile.layout, target.layout))
+        way.before, way.after = tile.layout, target.layout
+        if way.under_way is entry and entry.target is target and entry.version == version:
+            pending, way.under_way = entry.pending, None
+    if pending is None and target is not tile:
+        pending = tile.start_to(local, target)
+    return Pending(lambda: tile.to(local, target, pending))
+
 
 TILES: dict[Function, Handler] = {}
 
@@ -74,7 +152,7 @@ class TileTensor(NodeTensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: Function, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        cls, func: Function, types: tuple[type, ...], args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
         if len(types) > 1 and any(issubclass(type_, DerivedOperand) for type_ in types):
             return NotImplemented
@@ -155,7 +233,7 @@ def _in_rows(value: Any) -> Any:
     return value
 
 
-def _write_rows(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _write_rows(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Apply an in-place function to a copy in whole rows, and copy the result into the tile (collective)."""
     x: TileTensor = args[0]
     rows = x.to_rows().clone()
@@ -173,7 +251,7 @@ TILES.update({function: handler for function, handler in TABLE.items() if handle
 
 
 @on_tiles("view_as")
-def view_as(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def view_as(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """The tile itself, as ``autograd.Function`` returns an input, backward hooks included; else on whole rows."""
     x, other = bind("self other", args, kwargs).values()
     if not isinstance(x, TileTensor) or x.shape != other.shape:
@@ -184,7 +262,7 @@ def view_as(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 @on_tiles("__repr__", "__format__")
-def representation(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def representation(function: Function, args: Args, kwargs: Kwargs) -> str:
     """Global shape and local values; no communication."""
     x: TileTensor = args[0]
     with local_tensors():

@@ -23,15 +23,13 @@ from functools import cached_property
 from torch import Tensor
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.autograd.appended import append
-from pyg_dist.backend.autograd.linear_map import LinearMap, apply
+from pyg_dist.backend.autograd.linear_map import LinearMap, append, apply
 from pyg_dist.backend.comm.codec import EXACT, Codec
 from pyg_dist.backend.comm.transport import Pending
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.ops.call import as_rows
 from pyg_dist.backend.sparse.csr import CSR
-from pyg_dist.backend.sparse.edge_product import edge_product
-from pyg_dist.backend.sparse.matrix import Matrix
+from pyg_dist.backend.sparse.matrix import Matrix, edge_product
 from pyg_dist.backend.timing import overlaps, phase
 from pyg_dist.errors import UnsupportedError
 from pyg_dist.halo.exchange import Exchange

@@ -24,7 +24,7 @@ from pyg_dist.halo.plan.restriction import Restriction
 from pyg_dist.halo.products import HaloProducts
 from pyg_dist.halo.sharding import HaloNodes
 from pyg_dist.halo.transfer import HaloTransfer
-from pyg_dist.tensor.picked_rows import origin_of
+from pyg_dist.tensor.row_index import origin_of
 from pyg_dist.tensor.row_tensor import RowTensor
 from pyg_dist.tensor.sharding import lasting
 

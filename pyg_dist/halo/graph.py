@@ -21,7 +21,7 @@ from pyg_dist.halo.plan.share import halo_share
 from pyg_dist.halo.products import HaloProducts
 from pyg_dist.halo.sharding import HaloNodes
 from pyg_dist.store.manifest import LoopRule
-from pyg_dist.tensor.picked_rows import PickedEdges, PickedNodes
+from pyg_dist.tensor.row_index import PickedEdges, PickedNodes
 from pyg_dist.tensor.row_tensor import RowTensor
 from pyg_dist.tensor.selection import Selection
 from pyg_dist.tensor.sharding import RowSharding, lasting

@@ -34,8 +34,8 @@ from pyg_dist.halo.plan.transfer import Transfer
 from pyg_dist.halo.sharding import HaloNodes
 from pyg_dist.halo.transfer import HaloTransfer
 from pyg_dist.store.manifest import LoopRule
+from pyg_dist.tensor.calling_code import name_of
 from pyg_dist.tensor.functions.random import draw_seed
-from pyg_dist.tensor.layer_names import name_of
 from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor
 from pyg_dist.tensor.sharding import RowSharding, lasting
 

@@ -19,7 +19,7 @@ from pyg_dist.errors import DataError, LayoutMismatchError, OptionError
 from pyg_dist.graph.protocol import NodeSharding
 from pyg_dist.tensor import NodeTensor, RowTensor
 from pyg_dist.tensor.functions.random import draw_seed
-from pyg_dist.tensor.picked_rows import origin_of
+from pyg_dist.tensor.row_index import origin_of
 from pyg_dist.tensor.row_tensor import version_of
 from pyg_dist.tensor.sharding import RowSharding
 

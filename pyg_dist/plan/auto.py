@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pyg_dist.grid.plan.candidates import Candidate
+from pyg_dist.grid.plan.cost import Candidate
 from pyg_dist.halo.plan.cost import halo_price, loads_of
 from pyg_dist.halo.plan.remote_edges import EXCHANGES, ExchangeKind
 from pyg_dist.halo.plan.sizes import all_sizes

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pyg_dist.errors import OptionError
-from pyg_dist.grid.plan.candidates import FORMS
-from pyg_dist.grid.plan.cost import price_of
+from pyg_dist.grid.plan.cost import FORMS, price_of
 from pyg_dist.grid.plan.mesh_shape import MeshShape, meshes, nearest_cube
 from pyg_dist.grid.plan.tiling import Sums
 from pyg_dist.halo.plan.cost import HaloLoad, exchange_seconds, halo_price, quantize_seconds

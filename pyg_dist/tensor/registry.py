@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 Function = Callable[..., Any]
-Handler = Callable[[Function, tuple[Any, ...], dict[str, Any]], Any]
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+Handler = Callable[[Function, Args, Kwargs], Any]
 
 TABLE: dict[Function, Handler] = {}
 ARITHMETIC: set[Function] = set()
@@ -60,7 +62,7 @@ def implements(*names: str, namespaces: Sequence[Any] = NAMESPACES) -> Callable[
 _OF_NUMPY = {"axis": "dim", "keepdims": "keepdim"}
 
 
-def bind(names: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def bind(names: str, args: Args, kwargs: Kwargs) -> dict[str, Any]:
     """Arguments by name; torch's C functions have no signature to inspect, and take NumPy's names as well."""
     bound = dict(zip(names.split(), args, strict=False))
     bound.update({_OF_NUMPY.get(name, name): value for name, value in kwargs.items()})

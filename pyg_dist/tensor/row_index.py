@@ -1,8 +1,19 @@
-"""``RowIndex``: an edge tensor of node ids, by which rows of node tensors can be fetched."""
+"""Ids by which rows of a graph are fetched: ``RowIndex``, a node for each edge, and ``PickedRows`` of a subgraph."""
 
 from __future__ import annotations
 
-from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from pyg_dist.backend.autograd.replicated import copy_to_ranks
+from pyg_dist.backend.comm.group import Group
+from pyg_dist.backend.dense import large_tensors
+from pyg_dist.backend.on_device import on_device
+from pyg_dist.errors import LayoutMismatchError
+from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor, local_tensors, version_of
+from pyg_dist.tensor.sharding import RowSharding
 
 
 class RowIndex(EdgeTensor):
@@ -25,3 +36,80 @@ class RowIndex(EdgeTensor):
             - output: ``[N, ...]``
         """
         raise NotImplementedError(f"{type(self).__name__}.add_up")
+
+
+P = TypeVar("P", bound="PickedRows")
+
+
+class PickedRows(RowTensor):
+    """Where each row was in the graph: values are the graph's ids.
+
+    Attributes:
+        source: the graph's rows.
+        place: the local ones among them, int64 ``[rows.num_local]``, on the host.
+        replicas: ranks that hold the same rows of the graph, and pick others; ``None``: there are none.
+    """
+
+    source: RowSharding
+    place: Tensor
+    replicas: Group | None = None
+
+    @classmethod
+    def of(cls: type[P], ids: Tensor, rows: RowSharding, source: RowSharding, place: Tensor) -> P:
+        """See the class."""
+        made: Any = ids.as_subclass(Tensor)
+        made.__class__ = cls
+        made._sharding, made.source, made.place = rows, source, place
+        return made  # type: ignore[no-any-return]
+
+    def on(self: P, device: torch.device) -> P:
+        """The same on another device."""
+        moved = self.of(self.to_local().to(device), self._sharding, self.source, self.place)
+        moved.replicas = self.replicas
+        return moved
+
+    def fetch(self, x: RowTensor) -> RowTensor:
+        """The rows of ``x``; differentiable, no communication.
+
+        Shapes:
+            - x: ``[N, ...]``
+            - output: ``[B, ...]``
+
+        Raises:
+            LayoutMismatchError: ``x`` is no tensor of the graph.
+        """
+        if x._sharding is not self.source:
+            raise LayoutMismatchError(
+                f"Expected rows of the graph that the batch was taken from, {self.source} (got {x._sharding} of "
+                f"another graph or selection): index a tensor of that data"
+            )
+        with local_tensors():
+            local = large_tensors.select(self.entered(x), on_device(self.place, x.device))
+            return self.noted(RowTensor.from_local(local, self._sharding), x)
+
+    def noted(self, values: RowTensor, x: RowTensor) -> RowTensor:
+        """The rows of ``x``, which know that they are while they do not change (:func:`origin_of`)."""
+        if x.is_leaf or x._is_attribute:  # what is computed goes when its last user does
+            values._origin = version_of(values), x, self
+        return values
+
+    def entered(self, x: RowTensor) -> Tensor:
+        """The local rows of ``x``; the backward sums over replicas (collective). To be called under `local_tensors`."""
+        local = x.as_subclass(Tensor)
+        return local if self.replicas is None else copy_to_ranks(local, self.replicas)
+
+
+def origin_of(values: RowTensor | None) -> tuple[RowTensor, PickedRows] | None:
+    """What a batch's values were picked from, and by which ids; ``None``: unknown, or they have changed since."""
+    if values is None or values._origin is None:
+        return None
+    version, origin, index = values._origin
+    return (origin, index) if version is not None and version == version_of(values) else None
+
+
+class PickedNodes(PickedRows, NodeTensor):
+    """``n_id``: the nodes of a subgraph."""
+
+
+class PickedEdges(PickedRows, EdgeTensor):
+    """``e_id``: the edges of a subgraph."""

@@ -23,12 +23,14 @@ from pyg_dist.backend import out_of_memory
 from pyg_dist.backend.comm.checks.replicas import noted
 from pyg_dist.backend.comm.transport import Pending
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, UnsupportedError
-from pyg_dist.tensor.constructor_calls import is_constructor_call
+from pyg_dist.tensor.calling_code import is_constructor_call
 from pyg_dist.tensor.registry import (
     ARITHMETIC,
     TABLE,
+    Args,
     Function,
     Handler,
+    Kwargs,
     assigns_result,
     changes_values,
     public_name,
@@ -184,7 +186,7 @@ class RowTensor(Tensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: Function, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        cls, func: Function, types: tuple[type, ...], args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
         if len(types) > 1 and any(issubclass(type_, DerivedOperand) for type_ in types):
             return NotImplemented
@@ -224,7 +226,7 @@ class RowTensor(Tensor):
             raise
 
 
-def note_numbers(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+def note_numbers(function: Function, args: Args, kwargs: Kwargs | None) -> None:
     """Note the numbers that a function computes rows with, which every rank must give alike."""
     if len(args) > 1 or kwargs:
         kinds = _NUMBERS if function in ARITHMETIC else _FLOATS

@@ -15,8 +15,10 @@ map                                   forward                                   
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from pyg_dist.backend.autograd.gradient_bucket import LeafGradient
@@ -68,3 +70,16 @@ def apply(a: LinearMap, x: Tensor, pending: Pending[Tensor] | None = None, leaf:
         leaf: takes the gradient, where it may wait until the backward pass ends.
     """
     return _Apply.apply(x, a, None, pending, leaf)
+
+
+def append(tensors: Sequence[Tensor]) -> Tensor:
+    """``torch.cat`` along dimension 0, whose derivatives reach tensors without elements, too; not collective.
+
+    ``torch.cat`` leaves flat ones out: their gradients are no part of the graph, and where a second derivative asks
+    other ranks for something, a rank without rows would not ask.
+
+    Shapes: ``[n, ...], [m, ...], ... -> [n + m + ..., ...]``.
+    """
+    if tensors[0].dim() != 1:
+        return torch.cat([*tensors])
+    return torch.cat([t.unsqueeze(1) for t in tensors]).squeeze(1)

@@ -15,19 +15,48 @@ hold as well. ``all_gather_rows`` is ``reduce_from_ranks`` for whole rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from pyg_dist.backend.autograd import broadcast
 from pyg_dist.backend.autograd.gradient_bucket import LeafGradient
 from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.comm.group import Group, world_group
 from pyg_dist.backend.comm.transport import Pending
+from pyg_dist.backend.session.state import current
 from pyg_dist.errors import UnsupportedError
+
+
+class _Synchronised(weakref.WeakValueDictionary[int, Tensor]):
+    """A run's, by id, since tensors compare by value; an entry goes when its tensor does."""
+
+
+def is_synchronised(tensor: Tensor) -> bool:
+    """Whether :func:`broadcast_from_main` has seen ``tensor``; the same answer on every rank. Not collective."""
+    return current().of(_Synchronised).get(id(tensor)) is tensor
+
+
+def broadcast_from_main(tensors: Iterable[Tensor], group: Group) -> None:
+    """Give ``tensors`` the values that they have on rank 0, in place (collective: a message per dtype and device)."""
+    if group.size == 1:
+        return
+    synchronised = current().of(_Synchronised)
+    groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for tensor in {id(t): t for t in tensors}.values():  # shared weights once
+        groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+        synchronised[id(tensor)] = tensor
+    for (_, device), alike in groups.items():
+        # Autocast refuses to join tensors of the 16-bit type that it is not to.
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            flat = group.broadcast_(torch.cat([t.detach().reshape(-1) for t in alike]))
+            for tensor, values in zip(alike, torch.split(flat, [t.numel() for t in alike]), strict=True):
+                values = values.view_as(tensor)
+                if not torch.equal(tensor, values):  # autograd may have saved the tensor: write only what differs
+                    tensor.copy_(values)
 
 
 @dataclass(frozen=True)
@@ -116,7 +145,7 @@ def copy_to_ranks(tensor: Tensor, group: Group) -> Tensor:
     """A replicated tensor, about to meet distributed rows: identity; its gradients are summed over ``group``.
 
     Not collective in the forward pass, except for a leaf that enters for the first time: it is given the values of
-    rank 0 (:mod:`pyg_dist.backend.broadcast`). The backward is (at once, or with all leaves at the end of the pass).
+    rank 0 (:func:`broadcast_from_main`). The backward is (at once, or with all leaves at the end of the pass).
 
     Raises:
         UnsupportedError: Under a transform of ``torch.func``, which would see one rank's rows.
@@ -128,8 +157,8 @@ def copy_to_ranks(tensor: Tensor, group: Group) -> Tensor:
         )
     if group.size == 1 or not tensor.requires_grad:
         return tensor
-    if tensor.is_leaf and not broadcast.is_synchronised(tensor):
-        broadcast.broadcast_from_main([tensor], world_group())  # `group` may be one of many such groups
+    if tensor.is_leaf and not is_synchronised(tensor):
+        broadcast_from_main([tensor], world_group())  # `group` may be one of many such groups
     if not torch.is_grad_enabled():
         return tensor
     # DDP's own hooks sit on the gradient's way into a leaf and must see the finished sum.

@@ -1,12 +1,9 @@
 """What torch's functions do to row tensors, one file for each subject. Importing a file fills its part of the table."""
 
 from pyg_dist.tensor.functions import (
+    along,
     autograd,
-    batch_norm,
-    columns,
     distributions,
-    dropout_kinds,
-    extremes,
     full_tensor,
     indexing,
     layers,
@@ -16,34 +13,11 @@ from pyg_dist.tensor.functions import (
     products,
     random,
     reductions,
-    refusals,
-    scatter,
     scripts,
     shapes,
-    transpose,
-    vector_norms,
 )
 
 __all__ = [
-    "autograd",
-    "batch_norm",
-    "columns",
-    "distributions",
-    "dropout_kinds",
-    "extremes",
-    "full_tensor",
-    "indexing",
-    "layers",
-    "losses",
-    "moved_rows",
-    "pointwise",
-    "products",
-    "random",
-    "reductions",
-    "refusals",
-    "scatter",
-    "scripts",
-    "shapes",
-    "transpose",
-    "vector_norms",
-]
+    "along", "autograd", "distributions", "full_tensor", "indexing", "layers", "losses", "moved_rows", "pointwise",
+    "products", "random", "reductions", "scripts", "shapes",
+]  # fmt: skip

@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from pyg_dist.errors import LayoutMismatchError, UnsupportedError
 from pyg_dist.tensor.functions.shapes import metadata
-from pyg_dist.tensor.registry import TABLE, Function, bind, implements
+from pyg_dist.tensor.registry import TABLE, Args, Function, Kwargs, bind, implements
 from pyg_dist.tensor.row_tensor import KEPT, RowTensor, as_row_tensor_, copy_of, local_tensors, version_of
 from pyg_dist.tensor.sharding import RowSharding
 
@@ -40,7 +40,7 @@ def as_stored(value: Any, rows: RowSharding) -> Any:
 
 
 @implements("data.__get__")
-def data(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def data(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """The rows without history. Changes of them count for :func:`version_of`, and not for autograd, as in torch."""
     x: RowTensor = args[0]
     with local_tensors(), torch.inference_mode(False):
@@ -55,7 +55,7 @@ def data(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 @implements("detach")
-def detach(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def detach(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """The rows without history; of a copy torch no longer knows what it is a view of."""
     x: RowTensor = args[0]
     with local_tensors():
@@ -65,7 +65,7 @@ def detach(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 @implements("data.__set__")
-def replace_data(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def replace_data(function: Function, args: Args, kwargs: Kwargs) -> None:
     """Replace the values, which torch counts as no change."""
     x = args[0]
     version = version_of(x)
@@ -77,14 +77,14 @@ def replace_data(function: Function, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 @implements("grad.__get__")
-def stored(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def stored(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """The gradient: distributed like the tensor."""
     with local_tensors():
         return as_row_tensor_(function(*args), args[0]._sharding)
 
 
 @implements("grad.__set__")
-def store(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def store(function: Function, args: Args, kwargs: Kwargs) -> None:
     """Replace the gradient."""
     x, value = args
     value = as_stored(value, x._sharding)
@@ -93,14 +93,14 @@ def store(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 @implements("grad.__delete__", "retain_grad", "register_post_accumulate_grad_hook")
-def unchanged(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def unchanged(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """A hook after accumulation gets the row tensor itself."""
     with local_tensors():
         return function(*args, **kwargs)
 
 
 @implements("register_hook")
-def register_hook(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def register_hook(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Hooks see row tensors and may return them."""
     x, hook = (*args, *kwargs.values())
     rows = x._sharding
@@ -119,7 +119,7 @@ _MODULE_HOOKS = "BackwardHookFunctionBackward"
 
 
 @implements("grad_fn.__get__")  # after shapes, whose handler it extends
-def grad_fn(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def grad_fn(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """The node; the one through which torch calls a module's backward hooks shows them row tensors."""
     node = metadata(function, args, kwargs)
     if node is None or node.name() != _MODULE_HOOKS:
@@ -187,13 +187,13 @@ def _edge(x: Any) -> Any:
 
 
 @implements("backward")
-def backward_of_one(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def backward_of_one(function: Function, args: Args, kwargs: Kwargs) -> None:
     """Back-propagate a gradient with this tensor's rows, or a loss to tensors with rows (collective)."""
     bound = bind("tensors gradient retain_graph create_graph inputs", args, kwargs)
     torch.autograd.backward(grad_tensors=bound.pop("gradient", None), **bound)
 
 
-def backward(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def backward(function: Function, args: Args, kwargs: Kwargs) -> None:
     """``torch.autograd.backward`` with row tensors among outputs and inputs (collective)."""
     bound = bind("tensors grad_tensors retain_graph create_graph grad_variables inputs", args, kwargs)
     outputs, gradients = _local_outputs(bound.pop("tensors"), bound.pop("grad_tensors", None))
@@ -202,7 +202,7 @@ def backward(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     torch.autograd.backward(outputs, gradients, **bound)
 
 
-def grad(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+def grad(function: Function, args: Args, kwargs: Kwargs) -> tuple[Any, ...]:
     """``torch.autograd.grad`` with row tensors among outputs and inputs (collective)."""
     bound = bind("outputs inputs grad_outputs retain_graph create_graph only_inputs allow_unused", args, kwargs)
     if bound.get("is_grads_batched"):
@@ -247,7 +247,7 @@ _compare_local_rows()
 
 
 @implements("__deepcopy__")
-def deepcopy(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def deepcopy(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Copy the values; the distribution is shared (early stopping copies models and data)."""
     x, memo = args
     if id(x) in memo:

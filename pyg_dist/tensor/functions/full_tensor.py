@@ -1,18 +1,26 @@
 """Functions that need every row: they gather (collective), and the result is plain and equal on every rank.
 
+So do constructors, which copy a tensor without asking its class; what could only give one rank's rows is refused, with
+the remedy; functions that are not in the table raise a general message (:mod:`pyg_dist.tensor.row_tensor`).
 ``repr`` is here as well; it shows the local rows and does not gather.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
+from pyg_dist.backend.pickling import refuse
+from pyg_dist.errors import MixedRowsError
 from pyg_dist.tensor.functions.shapes import dims_of, global_shape
-from pyg_dist.tensor.registry import Function, bind, implements
+from pyg_dist.tensor.registry import Args, Function, Kwargs, bind, implements
 from pyg_dist.tensor.row_tensor import RowTensor, local_tensors, on_rows
+from pyg_dist.tensor.sharding import living
 
 
 @implements(
@@ -20,7 +28,7 @@ from pyg_dist.tensor.row_tensor import RowTensor, local_tensors, on_rows
     "__contains__", "unique", "unique_consecutive", "bincount", "histc",
     "_convert_indices_from_coo_to_csr",
 )  # fmt: skip
-def on_full_tensor(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def on_full_tensor(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Apply the function to all rows, in the original order."""
     return function(*map(_full, args), **{name: _full(value) for name, value in kwargs.items()})
 
@@ -32,7 +40,7 @@ def _full(value: Any) -> Any:
 
 
 @implements("median", "nanmedian", "quantile", "nanquantile")
-def order_statistic(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def order_statistic(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Within rows, or of all rows; several quantiles at once put their own dimension first, and are plain."""
     is_quantile = "quantile" in function.__name__
     bound = bind("x q dim keepdim" if is_quantile else "x dim", args, kwargs)
@@ -45,9 +53,100 @@ def order_statistic(function: Function, args: tuple[Any, ...], kwargs: dict[str,
 
 
 @implements("__repr__", "__format__")
-def representation(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def representation(function: Function, args: Args, kwargs: Kwargs) -> str:
     """Global shape and local values; no communication, so one rank alone may print."""
     x = args[0]
     with local_tensors():
         local = x.as_subclass(Tensor)
         return f"{type(x).__name__}(shape={list(global_shape(x))}, local rows {x._sharding.num_local}: {local!r})"
+
+
+Constructor = Callable[..., Any]
+
+# ``torch.tensor(x)``, ``torch.as_tensor(x, dtype=...)`` and ``torch.asarray(x, dtype=...)`` read the memory of ``x``
+# without ``__torch_function__``, so they would give one rank's rows. While distributed rows are, functions of the same
+# names wrap them. No operator is replaced: a kernel in Python would give its results a Python object, and then no other
+# library could make tensors of its own class of them. Types, such as ``torch.LongTensor``, refuse (`calling_code`).
+
+
+def _of_all_rows(stock: Constructor) -> Constructor:
+    """``stock``, with all rows of a row tensor that it would copy."""
+
+    @functools.wraps(stock)
+    def wrapper(*args: Any, **options: Any) -> Any:
+        if args and isinstance(args[0], RowTensor):
+            args = (_copied(stock, args[0], options), *args[1:])
+        elif options:
+            for name in ("data", "obj"):
+                if isinstance(options.get(name), RowTensor):
+                    options[name] = _copied(stock, options[name], options)
+        return stock(*args, **options)
+
+    return wrapper
+
+
+def _copied(stock: Constructor, x: RowTensor, options: dict[str, Any]) -> Any:
+    """All rows; ``x`` itself, which ``as_tensor`` and ``asarray`` return where there is nothing to do."""
+    dtype, device = options.get("dtype") or x.dtype, torch.device(options.get("device") or x.device)
+    copies = stock is torch_stock["tensor"] or options.get("copy")
+    return x.full_tensor() if copies or dtype != x.dtype or device != x.device else x
+
+
+torch_stock: dict[str, Constructor] = {name: getattr(torch, name) for name in ("tensor", "as_tensor", "asarray")}
+_WRAPPERS = {name: _of_all_rows(stock) for name, stock in torch_stock.items()}
+
+
+def _add() -> None:
+    torch_: Any = torch
+    # Tables that torch fills once with its functions must have its own, whenever it fills them.
+    torch_.utils._device._device_constructors()
+    torch_.overrides.get_ignored_functions().update(_WRAPPERS.values())
+    torch_.jit._builtins._get_builtin_table()
+    for name, wrapper in _WRAPPERS.items():
+        torch_.jit._builtins._register_builtin(wrapper, f"aten::{name}")
+        setattr(torch, name, wrapper)
+
+
+def _remove() -> None:
+    for name, stock in torch_stock.items():
+        setattr(torch, name, stock)
+    if "torch._dynamo.variables.torch" in sys.modules:  # its tables are filled at its first use
+        from torch._dynamo.trace_rules import clear_lru_cache
+        from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+
+        clear_lru_cache()
+        TorchInGraphFunctionVariable._get_handlers.cache_clear()
+
+
+living.watch(_add, _remove)
+
+
+@implements("__reduce_ex__")
+def pickle(function: Function, args: Args, kwargs: Kwargs) -> Any:
+    """A file, or another process, would have the rows of one rank only."""
+    return refuse(
+        MixedRowsError(
+            f"A {type(args[0]).__name__} cannot be pickled, sent to another process or copied by copy.copy: each rank "
+            f"holds some of its rows; save or send .full_tensor(), load with num_workers=0, or use copy.deepcopy"
+        )
+    )
+
+
+@implements("_is_view", "_base.__get__")
+def trace(function: Function, args: Args, kwargs: Kwargs) -> NoReturn:
+    """``torch.compile`` reads these first when it traces a tensor."""
+    raise MixedRowsError(
+        f"A {type(args[0]).__name__} has no _base, and torch.compile cannot trace it: what it sees are one rank's "
+        f"rows; compile functions of plain tensors"
+    )
+
+
+@implements("__dlpack__", "__dlpack_device__")
+def export(function: Function, args: Args, kwargs: Kwargs) -> NoReturn:
+    """Another library would see the rows of one rank only."""
+    raise MixedRowsError(
+        f"A {type(args[0]).__name__} cannot be exported: use .full_tensor() (all rows, collective) or .to_local()"
+    )
+
+
+REFUSALS = (pickle, trace, export)

@@ -16,9 +16,8 @@ from pyg_dist.tensor.functions.full_tensor import on_full_tensor
 from pyg_dist.tensor.functions.layers import with_parameters
 from pyg_dist.tensor.functions.pointwise import as_operand
 from pyg_dist.tensor.functions.shapes import dims_of, refuse
-from pyg_dist.tensor.picked_rows import PickedRows
-from pyg_dist.tensor.registry import Function, bind, implements
-from pyg_dist.tensor.row_index import RowIndex
+from pyg_dist.tensor.registry import Args, Function, Kwargs, bind, implements
+from pyg_dist.tensor.row_index import PickedRows, RowIndex
 from pyg_dist.tensor.row_tensor import (
     NodeTensor,
     RowTensor,
@@ -146,7 +145,7 @@ def _num_dims_used(index: Any) -> int:
 
 
 @implements("__getitem__")
-def getitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def getitem(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Select rows, then index within them; look up a row for each edge; or of a plain table, one for each index."""
     x, index = args
     if not isinstance(x, RowTensor):
@@ -267,7 +266,7 @@ def _one_row(x: RowTensor, position: int) -> Tensor:
 
 
 @implements("__setitem__")
-def setitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def setitem(function: Function, args: Args, kwargs: Kwargs) -> None:
     """Assign to selected rows: a number, a row-free tensor, one row per selected row, or a like selection.
 
     Into a plain tensor by a distributed mask, or of distributed rows, all of them (collective).
@@ -296,7 +295,7 @@ def setitem(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 @implements("index_select", "select")
-def index_select(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def index_select(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Rows (dimension 0), or columns; by list, or one."""
     bound = bind("x dim index", args, kwargs)
     x, index = bound["x"], bound["index"]
@@ -312,7 +311,7 @@ def index_select(function: Function, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 @implements("index_copy", "index_copy_", "index_fill", "index_fill_")
-def index_assign(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def index_assign(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Overwrite rows (dimension 0) or columns, by a list; a plain tensor by all rows, and stays plain (collective)."""
     bound = bind("x dim index value", args, kwargs)
     x, index = bound["x"], bound["index"]
@@ -327,7 +326,7 @@ def index_assign(function: Function, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 @implements("masked_select")
-def masked_select(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def masked_select(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Elements, row by row."""
     x, mask = (*args, *kwargs.values())
     if x.dim() != mask.dim():
@@ -336,7 +335,7 @@ def masked_select(function: Function, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 @implements("nonzero", "argwhere")
-def nonzero(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def nonzero(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Global ids of what is not zero, in ascending order, a plain tensor equal on every rank (collective)."""
     x = args[0]
     with local_tensors():

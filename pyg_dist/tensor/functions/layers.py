@@ -1,19 +1,22 @@
-"""Functions of layers: rows and plain parameters, on the local rows with no communication."""
+"""Functions of layers: rows and plain parameters, on the local rows; batch norm with the statistics of all rows."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from pyg_dist.backend.autograd.replicated import copy_to_ranks
 from pyg_dist.backend.dense import large_tensors
 from pyg_dist.errors import DataError, MixedRowsError
+from pyg_dist.tensor.calling_code import running_layer
 from pyg_dist.tensor.functions.moved_rows import MovedRows
 from pyg_dist.tensor.functions.pointwise import as_operand
-from pyg_dist.tensor.layer_names import running_layer
-from pyg_dist.tensor.registry import Function, bind, implements, public_name
+from pyg_dist.tensor.functions.reductions import accumulation_dtype
+from pyg_dist.tensor.registry import Args, Function, Kwargs, bind, implements, public_name
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, like_rows, local_tensors, on_rows
 
 
@@ -48,7 +51,7 @@ def with_parameters(
 
 
 @implements("linear")
-def linear(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def linear(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """One operand with rows. The number of columns is checked here, since torch's error would name the local shape."""
     bound = bind("input weight bias", args, kwargs)
     x, weight, bias = bound["input"], bound["weight"], bound.get("bias")
@@ -67,13 +70,13 @@ def linear(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 @implements("relu")
-def relu(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def relu(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Element by element."""
     return on_rows(large_tensors.relu, *args, **kwargs)
 
 
 @implements("group_norm")
-def group_norm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def group_norm(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Of each row. ``F.group_norm`` requires several values per channel over all rows, not over the local ones."""
     bound = bind("input num_groups", args, kwargs)
     x = bound["input"]
@@ -87,13 +90,13 @@ def group_norm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 @implements("prelu")
-def layer(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def layer(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """One operand with rows."""
     return with_parameters(function, args, kwargs)
 
 
 @implements("conv1d", "conv2d")
-def convolution(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def convolution(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """A signal, or an image, for each row."""
     num_dims = 3 if "1d" in function.__name__ else 4
     x = bind("input", args, kwargs)["input"]
@@ -106,7 +109,7 @@ def convolution(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 @implements("layer_norm", "rms_norm")
-def norm_of_each_row(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def norm_of_each_row(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """The normalised dimensions must not be all of them."""
     if len(bind("input normalized_shape", args, kwargs)["normalized_shape"]) >= args[0].dim():
         raise MixedRowsError(f"{public_name(function)} over all dimensions would mix rows: normalise x.shape[1:]")
@@ -115,13 +118,13 @@ def norm_of_each_row(function: Function, args: tuple[Any, ...], kwargs: dict[str
 
 
 @implements("gru_cell", "lstm_cell", "rnn_tanh_cell", "rnn_relu_cell")
-def cell(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def cell(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Input and state have rows: one step for every row."""
     return with_parameters(function, args, kwargs, num_operands=2)
 
 
 @implements("lstm", "gru")
-def sequences(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def sequences(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """One sequence per row, from states of zero or a state a row; last states have rows second."""
     x, states, weights, has_biases, num_layers, dropout, training, bidirectional, *batch_first = args
     rows_are_second = isinstance(x, MovedRows) and x.place == 1 and batch_first == [False]
@@ -162,20 +165,20 @@ def _is_state(state: Any) -> bool:
 
 
 @implements("bilinear")
-def pair_layer(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def pair_layer(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Two operands with rows."""
     return with_parameters(function, args, kwargs, num_operands=2)
 
 
 @implements("isin", "bucketize", "cdist")
-def look_up(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def look_up(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Membership in a plain set, position in a plain list, or distance to each row of a plain matrix."""
     has_other_rows = function.__name__ == "cdist" and args[0].dim() > 2  # a matrix for each row of both
     return with_parameters(function, args, kwargs, num_operands=2 if has_other_rows else 1)
 
 
 @implements("embedding", namespaces=(F,))
-def embedding(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def embedding(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Row-wise for distributed indices into a plain table."""
     names = "input weight padding_idx max_norm norm_type scale_grad_by_freq sparse"
     bound = bind(names, args, kwargs)
@@ -183,3 +186,81 @@ def embedding(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any])
         if bound.get(name):
             raise MixedRowsError(f"F.embedding with {name} needs the indices of all rows: use .full_tensor()")
     return with_parameters(function, args, kwargs)
+
+
+@implements("batch_norm", namespaces=(F,))
+def batch_norm(function: Function, args: Args, kwargs: Kwargs) -> Any:
+    """``(x - mean) / sqrt(var + eps) * weight + bias`` per channel (dimension 1).
+
+    In training, mean and variance are global and differentiable, and the running ones follow them as in torch
+    (collective); in evaluation the running ones are used (no communication).
+    """
+    bound: dict[str, Any] = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
+    bound.update(bind("x running_mean running_var weight bias training momentum eps", args, kwargs))
+    x, channels = bound["x"], [bound[name] for name in ("running_mean", "running_var", "weight", "bias")]
+    if not isinstance(x, RowTensor) or any(isinstance(c, RowTensor) for c in channels):
+        raise MixedRowsError(f"{public_name(function)} expects distributed rows and one plain value per channel")
+    mean, var, weight, bias = channels
+    rows = x._sharding
+    with local_tensors():
+        if bound["training"] and rows.group.size > 1:
+            return as_row_tensor_(_normalise(x, mean, var, weight, bias, bound["momentum"], bound["eps"]), rows)
+        weight, bias = (None if t is None else rows.copy_to_ranks(t) for t in (weight, bias))
+        for running in (mean, var):
+            if running is not None:
+                rows.meet(running)
+        rest = (bound["training"], bound["momentum"], bound["eps"])
+        return as_row_tensor_(function(x, mean, var, weight, bias, *rest), rows)
+
+
+def _normalise(
+    x: RowTensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    momentum: float,
+    eps: float,
+) -> Tensor:
+    """Training on more than one rank, to be called under :data:`local_tensors`."""
+    rows, dims, shape = x._sharding, (0, *range(2, x.dim())), (1, -1, *[1] * (x.dim() - 2))
+    number = rows.size * math.prod(x.shape[2:])
+    if number <= 1:
+        raise DataError(f"Expected more than 1 value per channel when training (got {rows}): use .eval()")
+    local = x.to(accumulation_dtype(x.dtype))
+    mean = rows.reduce_from_ranks(local.sum(dims)) / number
+    centred = local - copy_to_ranks(mean, rows.group).view(shape)
+    variance = rows.reduce_from_ranks(centred.square().sum(dims)) / number
+    with torch.no_grad():
+        for running, batch in ((running_mean, mean), (running_var, variance * (number / (number - 1)))):
+            if running is not None:
+                running.lerp_(batch.to(running.dtype), momentum)
+    out = centred * copy_to_ranks(torch.rsqrt(variance + eps), rows.group).view(shape)
+    if weight is not None:
+        out = out * rows.copy_to_ranks(weight).view(shape)
+    if bias is not None:
+        out = out + rows.copy_to_ranks(bias).view(shape)
+    return out.to(x.dtype)
+
+
+class DistributedSyncBatchNorm(nn.SyncBatchNorm):
+    """torch's :class:`~torch.nn.SyncBatchNorm`, whose own code asks for a GPU (exact).
+
+    On distributed rows it is batch norm, which has the statistics of all ranks' rows; else it is the stock norm.
+    Collective on distributed rows.
+
+    Shapes:
+        - x: ``[N, F]`` or ``[N, F, ...]``; output the same
+
+    Example:
+        >>> norm = pyg_dist.distribute(torch.nn.SyncBatchNorm(34))
+        >>> tuple(norm(data.x).shape)
+        (34, 34)
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """See the class."""
+        if not isinstance(input, RowTensor):
+            return super().forward(input)
+        self._check_input_dim(input)
+        return nn.modules.batchnorm._BatchNorm.forward(self, input)

@@ -14,7 +14,7 @@ from pyg_dist.backend.dense import large_tensors
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError, UnsupportedError
 from pyg_dist.tensor.functions.pointwise import as_operand
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
-from pyg_dist.tensor.registry import Function, implements, public_name
+from pyg_dist.tensor.registry import Args, Function, Kwargs, implements, public_name
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, like_rows, local_tensors
 from pyg_dist.tensor.sharding import RowSharding
 
@@ -33,7 +33,7 @@ class _Call(NamedTuple):
 _signature = cache(inspect.signature)
 
 
-def _call(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+def _call(function: Function, args: Args, kwargs: Kwargs) -> _Call:
     bound = _signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
     given = bound.arguments
@@ -61,7 +61,7 @@ def _call(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 _FOR_OTHERS = ("weight", "pos_weight", "size_average", "reduce")
 
 
-def _by_torch(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], of_classes: bool) -> Tensor | None:
+def _by_torch(function: Function, args: Args, kwargs: Kwargs, of_classes: bool) -> Tensor | None:
     """The mean over rows that are all on one rank, by torch itself; ``None`` for other calls.
 
     What the handlers do beside it decides the time on small graphs. Many elements are theirs: they take less memory.
@@ -89,7 +89,7 @@ def _by_torch(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any],
     "margin_ranking_loss", "cosine_embedding_loss", "triplet_margin_loss", "multilabel_soft_margin_loss",
     "multi_margin_loss", "multilabel_margin_loss", namespaces=(F,),
 )  # fmt: skip
-def elementwise_loss(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def elementwise_loss(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Losses that are a value per element or row, and then its sum or mean (for two of them by weight)."""
     by_torch = _by_torch(function, args, kwargs, of_classes=False)
     if by_torch is not None:
@@ -134,7 +134,7 @@ def _widen(operands: dict[str, Any]) -> torch.dtype | None:
 
 
 @implements("cross_entropy", "nll_loss", namespaces=(F,))
-def class_loss(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def class_loss(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Means are weighted by each row's class weight, and rows with ``ignore_index`` do not count."""
     by_torch = _by_torch(function, args, kwargs, of_classes=True)
     if by_torch is not None:

@@ -1,7 +1,8 @@
 """``MovedRows``: a row tensor whose rows are in another dimension than the first, such as ``torch.stack(hops)``.
 
 What it does is done on the tensor with rows first, and no row leaves its rank. Reducing the other dimensions, picking
-from them, or moving the rows back gives a row tensor again.
+from them, or moving the rows back gives a row tensor again. ``Transposed``, of a matrix, is an operand of products
+only: ``x.T @ y`` sums over rows and gives a plain matrix, ``x @ y.T`` has a row for each row of x.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from torch import Tensor
 
 from pyg_dist.errors import MixedRowsError
 from pyg_dist.tensor.functions.pointwise import pointwise
-from pyg_dist.tensor.functions.shapes import dims_of, global_shape
-from pyg_dist.tensor.registry import TABLE, Function, bind, functions, implements, public_name
+from pyg_dist.tensor.functions.shapes import dims_of, global_shape, refuse
+from pyg_dist.tensor.registry import TABLE, Args, Function, Kwargs, bind, functions, implements, public_name
 from pyg_dist.tensor.row_tensor import DerivedOperand, RowTensor, as_row_tensor_, like_rows, local_tensors, on_rows
 
 
 class MovedRows(DerivedOperand):
-    """A tensor of three or more dimensions with its rows in dimension ``place``, which is not 0.
+    """A tensor with its rows in dimension ``place``, which is not 0; of two dimensions it is :class:`Transposed`.
 
     Attributes:
         of: the same with rows first, the other dimensions in their order.
@@ -36,12 +37,12 @@ class MovedRows(DerivedOperand):
         """``of.movedim(0, place)``: a row tensor again for place 0, the transpose of a matrix for 1."""
         if place == 0:
             return of
-        if of.dim() == 2:
-            return of.t()
         whole = global_shape(of)
         shape = [*whole[1 : place + 1], whole[0], *whole[place + 1 :]]
         # On the meta device: functions that torch does not dispatch to __torch_function__ find no values to read.
-        result: Any = torch.empty(shape, dtype=of.dtype, device="meta").as_subclass(MovedRows)
+        result: Any = torch.empty(shape, dtype=of.dtype, device="meta").as_subclass(
+            Transposed if of.dim() == 2 else MovedRows
+        )
         result.of, result.place = of, place
         return result
 
@@ -50,14 +51,14 @@ class MovedRows(DerivedOperand):
         return self.of.full_tensor().movedim(0, self.place)
 
     def __repr__(self) -> str:  # type: ignore[override]
-        return f"MovedRows({list(self.shape)}, rows in dimension {self.place})"
+        return f"{type(self).__name__}({list(self.shape)}, rows in dimension {self.place})"
 
     def __format__(self, format_spec: str) -> str:
         return repr(self)
 
     @classmethod
     def __torch_function__(
-        cls, func: Function, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        cls, func: Function, types: tuple[type, ...], args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
         if not args and "input" in kwargs:
@@ -95,7 +96,7 @@ def permuted(x: Any, order: Sequence[int]) -> Any:
     return MovedRows.make(on_rows(torch.permute, of, [0, *rest]), dims.index(0))
 
 
-def order_of(function: Function, num_dims: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
+def order_of(function: Function, num_dims: int, args: Args, kwargs: Kwargs) -> list[int]:
     """The order in which a function puts the dimensions of a tensor that has so many."""
     with local_tensors():
         seen = function(torch.empty(*range(1, num_dims + 1), device="meta"), *args, **kwargs)
@@ -103,14 +104,14 @@ def order_of(function: Function, num_dims: int, args: tuple[Any, ...], kwargs: d
 
 
 @implements("permute", "movedim", "moveaxis")
-def permute(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def permute(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Dimensions in another order; rows may be any of them."""
     x = args[0]
     return permuted(x, order_of(function, x.dim(), args[1:], kwargs))
 
 
 @implements("unsqueeze")
-def unsqueeze(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def unsqueeze(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Add a dimension within rows, or before them."""
     x, dim = (*args, *kwargs.values())
     if 0 in dims_of(dim, x.dim() + 1):
@@ -118,7 +119,7 @@ def unsqueeze(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any])
     return on_rows(function, x, dim)
 
 
-def _permute(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _permute(function: Function, args: Args, kwargs: Kwargs) -> Any:
     return permute(function, args, kwargs)
 
 
@@ -127,7 +128,7 @@ def _dim(x: MovedRows, dim: int) -> int:
     return 0 if dim == x.place else dim + 1 if dim < x.place else dim
 
 
-def _pointwise(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _pointwise(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Operands align at the right, as they are seen: each is brought to where rows are first."""
     first = _moved_in((args, tuple(kwargs.values())))[0]
 
@@ -150,7 +151,7 @@ def _pointwise(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     return MovedRows.make(function(*args, **kwargs), first.place)
 
 
-def _reduce(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _reduce(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Over some dimensions; over rows, too, the result is plain (collective)."""
     x, *rest = args
     name = function.__name__
@@ -180,7 +181,7 @@ def _each(out: Any, turn: Callable[[Any], Any]) -> Any:
     return tuple(turned) if type(out) in (tuple, list) else type(out)(turned)
 
 
-def _along(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _along(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Functions along one dimension that keep the shape."""
     x, bound = args[0], bind("x dim", args, kwargs)
     if bound.get("dim") is None:
@@ -190,7 +191,7 @@ def _along(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return MovedRows.make(function(x.of, dim=_dim(x, dim), **rest), x.place)
 
 
-def _index(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _index(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Positions, slices and a list in the other dimensions."""
     x, index = args
     index = index if isinstance(index, tuple) else (index,)
@@ -213,14 +214,14 @@ def _at(dim: int, position: Any) -> tuple[Any, ...]:
     return (*([slice(None)] * dim), position)
 
 
-def _select(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _select(function: Function, args: Args, kwargs: Kwargs) -> Any:
     bound = bind("x dim index", args, kwargs)
     x = bound["x"]
     (dim,) = dims_of(bound["dim"], x.dim())
     return x[_at(dim, bound["index"])]
 
 
-def _unbind(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _unbind(function: Function, args: Args, kwargs: Kwargs) -> Any:
     x = args[0]
     (dim,) = dims_of(bind("x dim", args, kwargs).get("dim", 0), x.dim())
     if dim == x.place:
@@ -228,18 +229,18 @@ def _unbind(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return tuple(x[_at(dim, k)] for k in range(x.shape[dim]))
 
 
-def _iterate(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _iterate(function: Function, args: Args, kwargs: Kwargs) -> Any:
     return iter(_unbind(function, args, kwargs))
 
 
-def _squeeze(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _squeeze(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Dimensions of size one other than the rows'."""
     x = args[0]
     dims = [d for d in dims_of(bind("x dim", args, kwargs).get("dim"), x.dim()) if d != x.place and x.shape[d] == 1]
     return x[tuple(0 if d in dims else slice(None) for d in range(x.dim()))]
 
 
-def _on_last(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _on_last(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Layers of the last dimensions, and products with a plain matrix."""
     x, other = args[0], [*args[1:], *kwargs.values()]
     if type(x) is not MovedRows or any(isinstance(o, (RowTensor, MovedRows)) for o in other):
@@ -251,7 +252,7 @@ def _on_last(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return MovedRows.make(function(x.of, *args[1:], **kwargs), x.place)
 
 
-def _product(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _product(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """With a plain matrix, or with one for each entry of the first dimension (``[H, N, C] @ [H, C, D]``)."""
     x, other = (*args, *kwargs.values())
     is_of_each = type(x) is MovedRows and x.dim() == 3 and x.place == 1 and isinstance(other, Tensor)
@@ -262,7 +263,7 @@ def _product(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     raise _refuse(function, _moved_in((args, tuple(kwargs.values())))[0])
 
 
-def _join(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _join(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Concatenate along another dimension than that of the rows."""
     bound = bind("tensors dim", args, kwargs)
     tensors = list(bound["tensors"])
@@ -273,16 +274,16 @@ def _join(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return MovedRows.make(torch.cat([t.of for t in tensors], dim=_dim(first, dim)), first.place)  # type: ignore[arg-type]
 
 
-def _as_table(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _as_table(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """What the table answers for rows and these alike."""
     return TABLE[function](function, args, kwargs)
 
 
-def _of_rows(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _of_rows(function: Function, args: Args, kwargs: Kwargs) -> Any:
     return function(args[0].of, *args[1:], **kwargs)
 
 
-def _attention(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _attention(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """``nn.MultiheadAttention`` with a sequence for each row: ``batch_first=True`` of ``[N, L, F]``."""
     names = (
         "query key value embed_dim_to_check num_heads in_proj_weight in_proj_bias bias_k bias_v add_zero_attn "
@@ -341,3 +342,89 @@ _HANDLERS: dict[Function, Callable[[Function, tuple[Any, ...], dict[str, Any]], 
     **dict.fromkeys((*_named("relu", "to", "type_as", "contiguous", "clone"), F.dropout), _pointwise),
     F.multi_head_attention_forward: _attention,
 }
+
+
+class Transposed(MovedRows):
+    """The ``[F, N]`` transpose of a row tensor ``[N, F]``.
+
+    It takes part in products with rows and with plain matrices, and turns back; everything else raises.
+    """
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Function, types: tuple[type, ...], args: Args = (), kwargs: Kwargs | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if not args and "input" in kwargs:
+            args = (kwargs.pop("input"),)
+        first = args[0] if args else None
+        if func in _SHAPES:
+            with local_tensors():
+                return func(*args, **kwargs)
+        if func in _OF_ROWS and isinstance(first, Transposed):
+            return func(first.of, *args[1:], **kwargs)
+        if func in _TURNS and isinstance(first, Transposed):
+            return first.of if set(dims_of((*args[1:], *kwargs.values()), 2)) == {0, 1} else first
+        if func in _RESHAPES and isinstance(first, Transposed):
+            with local_tensors():
+                keeps_shape = func(*args, **kwargs).shape == first.shape
+            if keeps_shape:
+                return first
+        if func in _PRODUCTS:
+            x, other = (*args, *kwargs.values())
+            return _transposed_product(other, x) if func is Tensor.__rmatmul__ else _transposed_product(x, other)
+        raise MixedRowsError(
+            f"{public_name(func)} of transposed rows would mix rows, which take part in x.T @ y and x @ y.T only: call "
+            f"it before .T, or on .full_tensor() (all rows, collective)"
+        )
+
+
+def _transposed_product(x: Any, other: Any) -> Any:
+    """A product of two factors, one of which at least is transposed (collective)."""
+    if isinstance(x, Transposed):
+        if isinstance(other, Transposed) or other.dim() > 2:
+            raise MixedRowsError(
+                f"A product of transposed rows with a {type(other).__name__} of shape {list(other.shape)} would mix "
+                f"rows: expected x.T @ y or x @ y.T; use .full_tensor()"
+            )
+        return torch.einsum("nf,ng->fg" if other.dim() == 2 else "nf,n->f", x.of, other)
+    if isinstance(x, RowTensor):
+        return torch.matmul(x, other.of.full_tensor().t())
+    if x.dim() > 2:
+        raise MixedRowsError(
+            f"A product of shape {list(x.shape)} with transposed rows would mix rows: expected x.T @ y or x @ y.T"
+        )
+    product: Any = torch.matmul(other.of, x.t())  # of a vector, t() is the vector
+    return MovedRows.make(product, 1) if x.dim() == 2 else product
+
+
+_OF_ROWS = {*functions("device.__get__", "requires_grad.__get__", "grad_fn.__get__", "is_leaf.__get__")}
+_TURNS = {*functions("t", "T.__get__", "mT.__get__", "transpose", "swapaxes", "swapdims")}
+_RESHAPES = {*functions("reshape", "view", "contiguous")}
+_PRODUCTS = {*functions("matmul", "mm", "mv", "__matmul__", "__rmatmul__")}
+
+
+@implements("t", "T.__get__", "H.__get__", "mH.__get__")
+def turn(function: Function, args: Args, kwargs: Kwargs) -> Any:
+    """The transpose of a matrix."""
+    x: RowTensor = args[0]
+    if x.dim() > 2:
+        raise refuse(function, f"of {x.dim()} dimensions would move rows")
+    return MovedRows.make(x, 1) if x.dim() == 2 else x
+
+
+@implements("mT.__get__")
+def matrix_transpose(function: Function, args: Args, kwargs: Kwargs) -> Any:
+    """Swap the last two dimensions."""
+    return args[0].transpose(-2, -1)
+
+
+@implements("transpose", "swapaxes", "swapdims")
+def transpose(function: Function, args: Args, kwargs: Kwargs) -> Any:
+    """Swap two dimensions, those of a matrix or others."""
+    x, *dims = (*args, *kwargs.values())
+    first, second = dims_of(dims, x.dim())
+    if 0 in (first, second) and first != second:
+        order = [second if d == first else first if d == second else d for d in range(x.dim())]
+        return MovedRows.make(x, 1) if x.dim() == 2 else permuted(x, order)
+    return on_rows(function, x, first, second)

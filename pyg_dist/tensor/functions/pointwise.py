@@ -9,7 +9,17 @@ from torch import Tensor
 
 from pyg_dist.backend.dense import large_tensors
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
-from pyg_dist.tensor.registry import ARITHMETIC, NAMESPACES, Function, functions, implements, public_name, register
+from pyg_dist.tensor.registry import (
+    ARITHMETIC,
+    NAMESPACES,
+    Args,
+    Function,
+    Kwargs,
+    functions,
+    implements,
+    public_name,
+    register,
+)
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, like_rows, local_tensors
 from pyg_dist.tensor.sharding import RowSharding
 
@@ -55,7 +65,7 @@ def as_operand(function: Function, operand: Any, rows: RowSharding, num_dims: in
 
 
 def aligned(
-    function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], broadcasts: bool = True
+    function: Function, args: Args, kwargs: Kwargs, broadcasts: bool = True
 ) -> tuple[tuple[Any, ...], dict[str, Any], RowSharding]:
     """The arguments with every operand as :func:`as_operand` has it, and their rows; under :data:`local_tensors`."""
     operands, rows = like_rows(function, *args, *kwargs.values())
@@ -78,7 +88,7 @@ _OF_LARGE: dict[Function, Function] = {
 """Functions whose large outputs lie in memory that is used again."""
 
 
-def pointwise(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def pointwise(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Broadcasting functions of any number of operands: the result has the operands' rows."""
     with local_tensors():
         rows: RowSharding | None = None
@@ -108,7 +118,7 @@ def pointwise(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any])
 pointwise.keeps_rows = True  # type: ignore[attr-defined]
 
 
-def pointwise_(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def pointwise_(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """In-place forms; a plain tensor that is written to stays plain, and takes all rows (collective)."""
     if not isinstance(args[0], RowTensor):
         plain = [a.full_tensor() if isinstance(a, RowTensor) else a for a in (*args, *kwargs.values())]
@@ -117,7 +127,7 @@ def pointwise_(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 @implements("to", "type_as")
-def cast(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def cast(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Dtype and device; another tensor's, if one is given: what its rows are does not matter."""
     with local_tensors():
         out = function(*args, **kwargs)
@@ -125,7 +135,7 @@ def cast(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 @implements("where")
-def where(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def where(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """``where(condition, a, b)`` is pointwise; ``where(condition)`` lists ids as ``nonzero(as_tuple=True)`` does."""
     if len(args) + len(kwargs) == 1:
         (condition,) = (*args, *kwargs.values())
@@ -134,7 +144,7 @@ def where(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 @implements("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor")
-def new(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def new(function: Function, args: Args, kwargs: Kwargs) -> Tensor:
     """A plain tensor of the given shape, like ``torch.zeros``; only dtype and device are the row tensor's."""
     with local_tensors():
         return function(*args, **kwargs)  # type: ignore[no-any-return]

@@ -13,12 +13,12 @@ from pyg_dist.tensor.functions.layers import with_parameters
 from pyg_dist.tensor.functions.pointwise import pointwise
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
 from pyg_dist.tensor.functions.shapes import dims_of, refuse
-from pyg_dist.tensor.registry import Function, bind, implements, public_name
+from pyg_dist.tensor.registry import Args, Function, Kwargs, bind, implements, public_name
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, copied_slice, like_rows, local_tensors
 
 
 @implements("matmul", "mm", "mv", "bmm", "__matmul__", "__rmatmul__")
-def matmul(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def matmul(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """``rows @ plain matrix``, a product of two matrices per row, or ``(x @ y.T) @ z``, which gathers z's (collective).
 
     Whatever else would mix rows.
@@ -39,7 +39,7 @@ def matmul(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 @implements("addmm")
-def addmm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def addmm(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """``beta x + alpha rows @ plain matrix``."""
     bound = {"beta": 1, "alpha": 1, **bind("x mat1 mat2", args, kwargs)}
     product = bound["mat1"] @ bound["mat2"]
@@ -48,7 +48,7 @@ def addmm(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 @implements("dot", "vdot", "inner")
-def dot(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def dot(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """The sum over rows of one-dimensional products (collective)."""
     x, other = (*args, *kwargs.values())
     if x.dim() != 1 or other.dim() != 1:
@@ -59,7 +59,7 @@ def dot(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 
 @implements("cross")
-def cross(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def cross(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Of the three columns of each row."""
     bound = bind("x other dim", args, kwargs)
     x, other, dim = bound["x"], bound["other"], bound.get("dim")
@@ -72,14 +72,14 @@ def cross(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 @implements("dist")
-def dist(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def dist(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """The p-norm of the difference of all elements (collective)."""
     x, other, *order = (*args, *kwargs.values())
     return torch.linalg.vector_norm(x - other, *order)
 
 
 @implements("diag", "diagonal", "trace")
-def diagonal(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def diagonal(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Of a square matrix, such as ``x @ y.T``: an element of each row; ``trace`` sums them (collective)."""
     x = args[0]
     if len(args) + len(kwargs) > 1 or x.dim() != 2 or x.shape[0] != x.shape[1]:
@@ -91,7 +91,7 @@ def diagonal(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 @implements("einsum", namespaces=(torch,))
-def einsum(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def einsum(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Row-wise where the result has the rows' letter first, a sum over rows where it does not have it (collective).
 
     The rows' letter is the first one of each operand with rows. Plain operands may have it too, first.

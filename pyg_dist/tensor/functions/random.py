@@ -7,7 +7,7 @@ activation checkpointing, which restores the generator, draws it again.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,7 +20,7 @@ from pyg_dist.backend.on_device import is_capturing, on_device
 from pyg_dist.errors import DataError, MixedRowsError, UnsupportedError
 from pyg_dist.tensor.functions.pointwise import aligned
 from pyg_dist.tensor.functions.shapes import refuse
-from pyg_dist.tensor.registry import TABLE, Function, bind, implements, public_name
+from pyg_dist.tensor.registry import TABLE, Args, Function, Kwargs, bind, implements, public_name
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors
 
 
@@ -101,7 +101,7 @@ class _DeviceGenerator:
 
 
 @implements("dropout")
-def dropout(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def dropout(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Zero entries with probability p and scale the others by 1 / (1 - p)."""
     x, p, bound = dropout_arguments(args, kwargs)
     if p == 0.0:
@@ -112,7 +112,7 @@ def dropout(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         return x.copy_(out) if bound["inplace"] else as_row_tensor_(out, x._sharding)
 
 
-def dropout_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[RowTensor, float, dict[str, Any]]:
+def dropout_arguments(args: Args, kwargs: Kwargs) -> tuple[RowTensor, float, dict[str, Any]]:
     """The rows, the probability (zero outside of training) and all arguments of a dropout."""
     bound = {"p": 0.5, "training": True, "inplace": False, **bind("x p training inplace", args, kwargs)}
     p, training = bound["p"], bound.get("train", bound["training"])
@@ -139,7 +139,7 @@ def refuse_generator(function: Function, kwargs: dict[str, Any]) -> None:
 
 
 @implements("rand_like", "randn_like")
-def random_like(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def random_like(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Uniform in [0, 1), or standard normal."""
     x: RowTensor = args[0]
     refuse_generator(function, kwargs)
@@ -150,7 +150,7 @@ def random_like(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 @implements("uniform_")
-def uniform_(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def uniform_(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Fill with numbers uniform in [low, high)."""
     bound = {"from": 0.0, "to": 1.0, **bind("x from to", args, kwargs)}
     refuse_generator(function, kwargs)
@@ -160,7 +160,7 @@ def uniform_(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 @implements("normal_")
-def normal_(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def normal_(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Fill with normal numbers."""
     bound = {"mean": 0.0, "std": 1.0, **bind("x mean std", args, kwargs)}
     refuse_generator(function, kwargs)
@@ -169,7 +169,7 @@ def normal_(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 @implements("bernoulli", "bernoulli_")
-def bernoulli(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def bernoulli(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Ones with the probabilities in x (or ``p``)."""
     x, p = args[0], bind("x p", args, kwargs).get("p")
     refuse_generator(function, kwargs)
@@ -181,7 +181,7 @@ def bernoulli(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 @implements("exponential_")
-def exponential_(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def exponential_(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Fill with exponentially distributed numbers, ``-log(1 - u) / lambd``."""
     bound = {"lambd": 1.0, **bind("x lambd", args, kwargs)}
     refuse_generator(function, kwargs)
@@ -199,7 +199,7 @@ def exponential(x: RowTensor) -> Tensor:
 
 
 @implements("gumbel_softmax")
-def gumbel_softmax(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def gumbel_softmax(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """As torch does it: noise, softmax, and optionally the largest entry, with the gradient of the softmax."""
     bound = {"tau": 1.0, "hard": False, "dim": -1, **bind("logits tau hard eps dim", args, kwargs)}
     x, dim = bound["logits"], bound["dim"]
@@ -213,7 +213,7 @@ def gumbel_softmax(function: Function, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 @implements("multinomial")
-def multinomial(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def multinomial(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Columns of each row, drawn with its weights: by inverting the cumulative sums, or by exponential races."""
     bound = {"replacement": False, **bind("x num_samples replacement", args, kwargs)}
     x, num_samples = bound["x"], bound["num_samples"]
@@ -269,10 +269,60 @@ _INITIALISERS: dict[Function, Callable[..., Tensor]] = {
 }
 
 
-def initialise(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def initialise(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """``torch.nn.init`` on a parameter with distributed rows."""
     with torch.no_grad():
         return _INITIALISERS[function](*args, **kwargs)
 
 
 TABLE.update(dict.fromkeys(_INITIALISERS, initialise))
+
+
+def uniform_like(x: RowTensor, per_row: Sequence[int]) -> Tensor:
+    """Uniform numbers in [0, 1), of ``per_row`` for each local row of x, to be called under :data:`local_tensors`."""
+    first = x._sharding.first_column if tuple(per_row) == tuple(x.shape[1:]) else 0
+    key = on_device(x._sharding.rng_key, x.device)
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    return ops.keyed_uniform(key, math.prod(per_row), draw_seed(), first, dtype).view(len(key), *per_row)
+
+
+@implements("alpha_dropout", "feature_alpha_dropout", "feature_dropout", "dropout1d", "dropout2d", "dropout3d")
+def dropout_of_kinds(function: Function, args: Args, kwargs: Kwargs) -> Any:
+    """Dropout that keeps mean and variance of SELU's outputs (alpha), or drops whole channels ``[N, C, ...]``.
+
+    Raises:
+        MixedRowsError: Channels would be rows: ``[C, L]`` is one sample without a batch to torch.
+    """
+    x, p, bound = dropout_arguments(args, kwargs)
+    name = function.__name__.rstrip("_")
+    of_channels, is_alpha = name != "alpha_dropout", "alpha" in name
+    if of_channels and x.dim() < {"dropout1d": 3, "dropout3d": 5}.get(name, 2):
+        raise refuse(function, f"of {x.dim()} dimensions would drop rows, as channels of one sample")
+    if p == 0.0:
+        return x
+    shape = x.shape[1:2] + (1,) * (x.dim() - 2) if of_channels else x.shape[1:]
+    with local_tensors():
+        keep = uniform_like(x, shape) >= p
+        if is_alpha:
+            # What is dropped becomes SELU's limit, -scale * alpha; then mean 0 and variance 1 are restored.
+            low = -1.7580993408473766
+            scale = 0.0 if p == 1.0 else ((low * low * p + 1) * (1 - p)) ** -0.5
+            out = torch.where(keep, x.as_subclass(Tensor), low) * scale - low * p * scale
+        else:
+            out = x.as_subclass(Tensor) * (keep.to(x.dtype) / (1 - p) if p < 1.0 else 0.0)
+        return x.copy_(out) if bound["inplace"] else as_row_tensor_(out, x._sharding)
+
+
+@implements("rrelu", "rrelu_", namespaces=(torch, torch.nn.functional))
+def rrelu(function: Function, args: Args, kwargs: Kwargs) -> Any:
+    """ReLU with slopes of negative values that are drawn in training, and their mean in evaluation."""
+    defaults = {"lower": 1.0 / 8, "upper": 1.0 / 3, "training": False, "inplace": function.__name__.endswith("_")}
+    bound = {**defaults, **bind("x lower upper training inplace", args, kwargs)}
+    x, low, high = args[0], bound["lower"], bound["upper"]
+    with local_tensors():
+        slope: Any = (low + high) / 2
+        if bound["training"]:
+            slope = low + (high - low) * uniform_like(x, x.shape[1:])
+        local = x.as_subclass(Tensor)
+        out = torch.where(local <= 0, local * slope, local)
+        return x.copy_(out) if bound["inplace"] else as_row_tensor_(out, x._sharding)

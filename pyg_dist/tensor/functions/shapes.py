@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyg_dist.errors import MixedRowsError
-from pyg_dist.tensor.registry import Function, bind, implements, public_name
+from pyg_dist.tensor.registry import Args, Function, Kwargs, bind, implements, public_name
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors, on_rows
 from pyg_dist.tensor.selection import elements_of
 from pyg_dist.tensor.sharding import RowSharding
@@ -47,7 +47,7 @@ def refuse(function: Function, what: str) -> MixedRowsError:
 
 
 @implements("shape.__get__", "size")
-def shape(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def shape(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Global shape, or one dimension of it."""
     dim = args[1] if len(args) > 1 else kwargs.get("dim")
     whole = global_shape(args[0])
@@ -55,19 +55,19 @@ def shape(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 @implements("numel")
-def numel(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def numel(function: Function, args: Args, kwargs: Kwargs) -> int:
     """Global number of elements."""
     return prod(global_shape(args[0]))
 
 
 @implements("nbytes.__get__")
-def num_bytes(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def num_bytes(function: Function, args: Args, kwargs: Kwargs) -> int:
     """Global size in bytes."""
     return numel(function, args, kwargs) * args[0].element_size()  # type: ignore[no-any-return]
 
 
 @implements("__len__")
-def length(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def length(function: Function, args: Args, kwargs: Kwargs) -> int:
     """Global number of rows."""
     return args[0]._sharding.size  # type: ignore[no-any-return]
 
@@ -82,20 +82,20 @@ def length(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     "is_xpu.__get__", "_has_compatible_shallow_copy_type", "element_size", "get_device", "is_pinned", "is_shared",
     "is_set_to", "__hash__", "__dir__", "stride", "data_ptr",
 )  # fmt: skip
-def metadata(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def metadata(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """What the local tensor and the global one have in common."""
     with local_tensors():
         return function(*args, **kwargs)
 
 
-def flat_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+def flat_sizes(args: Args, kwargs: Kwargs) -> tuple[Any, ...]:
     """The sizes or dimensions of ``f(x, 2, 3)``, ``f(x, (2, 3))`` and ``f(x, size=(2, 3))``."""
     sizes = (*args[1:], *kwargs.values())
     return tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else sizes
 
 
 @implements("view", "reshape")
-def view(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def view(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Reshape each row, or split each into several, or put those together that were one."""
     x, sizes = args[0], flat_sizes(args, kwargs)
     if sizes and isinstance(sizes[0], torch.dtype):
@@ -125,14 +125,14 @@ def _reshaped(function: Function, x: RowTensor, sizes: tuple[int, ...]) -> tuple
 
 
 @implements("view_as", "reshape_as", "expand_as")
-def as_other(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def as_other(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Reshape or expand each row to the shape of another tensor's."""
     x, other = (*args, *kwargs.values())
     return getattr(x, function.__name__.removesuffix("_as"))(tuple(other.shape))
 
 
 @implements("expand", "broadcast_to")
-def expand(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def expand(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Expand within rows."""
     x, sizes = args[0], flat_sizes(args, kwargs)
     if len(sizes) != x.dim() or sizes[0] not in (-1, x._sharding.size):
@@ -141,7 +141,7 @@ def expand(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 @implements("repeat")
-def repeat(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def repeat(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Repeat within rows."""
     sizes = flat_sizes(args, kwargs)
     if len(sizes) != args[0].dim() or sizes[0] != 1:
@@ -150,7 +150,7 @@ def repeat(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 @implements("squeeze")
-def squeeze(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def squeeze(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Drop dimensions of size one. Rows stay a dimension, also where there is but one and no dimension is named."""
     x, dim = args[0], bind("x dim", args, kwargs).get("dim")
     dims = dims_of(dim, x.dim())
@@ -160,7 +160,7 @@ def squeeze(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 @implements("flatten", "ravel")
-def flatten(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def flatten(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Flatten dimensions, those of the rows among them."""
     x, bound = args[0], bind("x start_dim end_dim", args, kwargs)
     start, end = dims_of((bound.get("start_dim", 0), bound.get("end_dim", -1)), x.dim())
@@ -171,7 +171,7 @@ def flatten(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 @implements("unflatten")
-def unflatten(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def unflatten(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Unflatten a dimension; of rows, those that were split before."""
     bound = bind("x dim sizes", args, kwargs)
     x, dim, sizes = args[0], bound["dim"], bound["sizes"]

@@ -234,7 +234,7 @@ def of_tiles(rank: int, size: int) -> Iterator[Case]:
     from pyg_dist.backend.comm.group import Group, world_group
     from pyg_dist.backend.comm.transport import Transport
     from pyg_dist.backend.sparse.csr import CSR
-    from pyg_dist.grid.aggregate import GridOperator, Side, TileProduct
+    from pyg_dist.grid.operator import GridOperator, Side, TileProduct
 
     def own(pieces: Pieces) -> Tensor:
         return pieces[rank]

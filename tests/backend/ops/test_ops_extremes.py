@@ -14,7 +14,7 @@ from torch.library import opcheck
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.sparse.csr import CSR
-from pyg_dist.backend.sparse.max_min import extreme
+from pyg_dist.backend.sparse.matrix import extreme
 from pyg_dist.errors import DataError
 
 WIDTHS = [1, 2, 3, 7, 8, 16, 17, 47, 64, 100, 129, 256]

@@ -17,8 +17,7 @@ from torch.library import opcheck
 from pyg_dist.backend import ops
 from pyg_dist.backend.sparse import csr, form_trial
 from pyg_dist.backend.sparse.csr import CSR
-from pyg_dist.backend.sparse.edge_product import edge_product
-from pyg_dist.backend.sparse.matrix import Matrix
+from pyg_dist.backend.sparse.matrix import Matrix, edge_product
 from pyg_dist.errors import DataError
 
 SIZES = [(0, 3, 4), (5, 1, 1), (40, 7, 9), (3000, 4000, 50), (300_000, 5000, 70)]  # entries, rows, columns

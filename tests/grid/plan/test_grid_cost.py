@@ -11,8 +11,7 @@ import pytest
 
 from pyg_dist.backend.calibration import fit_spmm
 from pyg_dist.errors import OptionError
-from pyg_dist.grid.plan.candidates import grid_plans, grid_table
-from pyg_dist.grid.plan.cost import all_to_all_seconds, memory_of, price_of
+from pyg_dist.grid.plan.cost import all_to_all_seconds, grid_plans, grid_table, memory_of, price_of
 from pyg_dist.grid.plan.mesh_shape import MeshShape, nearest_cube
 from pyg_dist.grid.plan.work import work_of
 from pyg_dist.pricing.machine import Machine

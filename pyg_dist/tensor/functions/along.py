@@ -1,6 +1,8 @@
-"""Functions along a dimension, and functions that join or extend columns: row-wise along any dimension but 0.
+"""Functions along a dimension, joins of rows and columns, and sums by an index (``scatter``, ``index_add``).
 
-Along dimension 0 rows can be concatenated and split: no row leaves its rank. What orders rows gathers them.
+Row-wise along any dimension but 0. Along dimension 0 rows can be concatenated and split: no row leaves its rank. What
+orders rows gathers them. A plain tensor that is written into stays plain and equal on every rank: sums are made of each
+rank's own rows, what overwrites needs all rows. Into rows go sums only; those by an end of edges stay distributed.
 """
 
 from __future__ import annotations
@@ -10,17 +12,115 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.autograd.appended import append
-from pyg_dist.errors import LayoutMismatchError
+from pyg_dist.backend.autograd.linear_map import append
+from pyg_dist.errors import DataError, LayoutMismatchError
+from pyg_dist.tensor.calling_code import of_whole_graphs
 from pyg_dist.tensor.functions.full_tensor import on_full_tensor
 from pyg_dist.tensor.functions.moved_rows import MovedRows
-from pyg_dist.tensor.functions.pointwise import aligned, pointwise
-from pyg_dist.tensor.functions.scatter import add_to_rows, write
+from pyg_dist.tensor.functions.pointwise import aligned, as_operand, pointwise
+from pyg_dist.tensor.functions.reductions import accumulation_dtype
 from pyg_dist.tensor.functions.shapes import dims_of, flat_sizes, refuse
-from pyg_dist.tensor.registry import Function, bind, implements, public_name
-from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, copied_slice, local_tensors, on_rows
+from pyg_dist.tensor.registry import Args, Function, Kwargs, bind, implements, public_name
+from pyg_dist.tensor.row_index import RowIndex
+from pyg_dist.tensor.row_tensor import (
+    EdgeTensor,
+    NodeTensor,
+    RowTensor,
+    as_row_tensor_,
+    copied_slice,
+    like_rows,
+    local_tensors,
+    on_rows,
+)
 from pyg_dist.tensor.selection import ConcatenatedRows
-from pyg_dist.tensor.whole_graph import of_whole_graphs
+
+
+def write(function: Function, args: Args, kwargs: Kwargs) -> Tensor:
+    """``scatter`` and its kin, in place or not, of a plain first operand (collective)."""
+    name = function.__name__
+    bound = bind("x dim index src reduce", args, kwargs)
+    x = bound["x"]
+    is_sum = _is_sum(name, bound)
+    if is_sum and bound["src"].dtype != x.dtype:
+        raise DataError(
+            f"{name} expected 'src' in the dtype of what it writes into, {x.dtype} (got {bound['src'].dtype}): convert "
+            f"one of them"
+        )
+    if not is_sum or dims_of(bound["dim"], x.dim()) != (0,):
+        return on_full_tensor(function, args, kwargs)  # type: ignore[no-any-return]
+    with local_tensors():
+        (index, src), _, rows = aligned(function, (bound["index"], bound["src"]), {}, broadcasts=False)
+        rows.meet(x)
+        sums = torch.zeros_like(x, dtype=accumulation_dtype(x.dtype)).scatter_add(
+            0, index, src.to(accumulation_dtype(x.dtype))
+        )
+        return _added(x, rows.reduce_from_ranks(sums), in_place=name.endswith("_"))
+
+
+def _is_sum(name: str, bound: dict[str, Any]) -> bool:
+    """Whether a function named ``scatter...`` adds to what is there."""
+    is_sum = name.startswith("scatter_add") or bound.get("reduce") in ("sum", "add")
+    return is_sum and bound.get("include_self", True) and isinstance(bound.get("src"), Tensor)
+
+
+def add_to_rows(function: Function, args: Args, kwargs: Kwargs) -> RowTensor:
+    """``scatter_add`` and its kin along the rows of a row tensor, in place or not (collective).
+
+    Raises:
+        MixedRowsError: What overwrites, or reduces otherwise.
+    """
+    bound = bind("x dim index src reduce", args, kwargs)
+    if not _is_sum(function.__name__, bound):
+        raise refuse(function, "along dimension 0 would mix rows, sums apart")
+    x, index, source = bound["x"], bound["index"], bound["src"]
+    return _added_to_rows(function, x, torch.scatter_add(_zeros_of_all(x), 0, index, source))
+
+
+def _zeros_of_all(x: RowTensor) -> Tensor:
+    return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+
+
+def _added_to_rows(function: Function, x: RowTensor, sums: Tensor) -> RowTensor:
+    """``x + sums``, which are plain, or rows."""
+    return x.add_(sums) if function.__name__.endswith("_") else x + sums  # type: ignore[return-value]
+
+
+@implements("index_add", "index_add_")
+def index_add(function: Function, args: Args, kwargs: Kwargs) -> Any:
+    """Sums of rows by an index into a plain tensor or rows (collective), or of columns within rows."""
+    bound = bind("x dim index source", args, kwargs)
+    x, index, source, alpha = bound["x"], bound["index"], bound["source"], bound.get("alpha", 1)
+    (dim,) = dims_of(bound["dim"], x.dim())
+    if isinstance(x, RowTensor) and dim == 0:
+        if isinstance(index, RowIndex) and isinstance(x, NodeTensor) and isinstance(source, EdgeTensor):
+            if (source.dtype, source.shape[1:]) != (x.dtype, x.shape[1:]):
+                raise DataError(
+                    f"{public_name(function)} expected a source of rows {list(x.shape[1:])} in {x.dtype}, as it writes "
+                    f"into (got {list(source.shape[1:])} in {source.dtype}): reshape or convert one of them"
+                )
+            sums = index.add_up(source)
+            return _added_to_rows(function, x, sums if alpha == 1 else alpha * sums)
+        return _added_to_rows(function, x, torch.index_add(_zeros_of_all(x), 0, index, source, alpha=alpha))
+    with local_tensors():
+        if isinstance(x, RowTensor):
+            if isinstance(index, RowTensor):
+                raise refuse(function, "of columns by a distributed index would mix rows")
+            (x, source), _, rows = aligned(function, (x, source), {}, broadcasts=False)
+            rows.meet(index)
+            return as_row_tensor_(function(x, dim, index, source, alpha=alpha), rows)
+        if dim != 0:
+            raise refuse(function, "of a plain tensor along another dimension than 0 would mix rows")
+        (index, source), rows = like_rows(function, index, source)
+        index, source = (as_operand(function, t, rows, t.dim(), broadcasts=False) for t in (index, source))
+        rows.meet(x)
+        zeros = torch.zeros_like(x, dtype=accumulation_dtype(x.dtype))
+        total = zeros.index_add(0, index.as_subclass(Tensor), source.as_subclass(Tensor).to(zeros.dtype), alpha=alpha)
+        return _added(x, rows.reduce_from_ranks(total), in_place=function.__name__.endswith("_"))
+
+
+def _added(x: Tensor, sums: Tensor, in_place: bool) -> Tensor:
+    return x.add_(sums.to(x.dtype)) if in_place else x + sums.to(x.dtype)
+
 
 # The parameters before `dim`, and its default; None where torch's default is dimension 0 or a flattened tensor.
 _ALONG: dict[str, tuple[str, int | None]] = {
@@ -40,7 +140,7 @@ _BROADCASTS = ("take_along_dim", "cosine_similarity", "repeat_interleave")
 
 
 @implements(*_ALONG, "scatter_", "scatter_add_", "scatter_reduce_", "cumsum_", "cumprod_")
-def along(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def along(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Along other dimensions than 0. Along 0, what orders or accumulates rows is of all, and plain (collective)."""
     name = function.__name__.removesuffix("_")
     before, default = _ALONG[name]
@@ -70,7 +170,7 @@ def along(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 @implements("flip")
-def flip(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def flip(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Reverse the order of columns, and of rows, which are picked (collective)."""
     x = args[0]
     dims = dims_of(flat_sizes(args, kwargs), x.dim())
@@ -80,7 +180,7 @@ def flip(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 @implements("cat", "concat", "concatenate", "hstack", "vstack", "row_stack", "column_stack", "stack")
-def join(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def join(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Concatenate columns, stack along a new dimension within rows, or append rows."""
     bound = bind("tensors dim", args, kwargs)
     tensors = tuple(bound["tensors"])
@@ -126,14 +226,14 @@ def _append(function: Function, tensors: tuple[Tensor, ...]) -> RowTensor:
 
 
 @implements("one_hot")
-def one_hot(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def one_hot(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """One column per class; without ``num_classes`` it is the global maximum plus one (collective)."""
     x, num_classes = args[0], bind("x num_classes", args, kwargs).get("num_classes", -1)
     return on_rows(function, x, int(x.max()) + 1 if num_classes == -1 else num_classes)
 
 
 @implements("pad")
-def pad(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def pad(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Pad within rows."""
     if len(bind("x pad", args, kwargs)["pad"]) // 2 >= args[0].dim():
         raise refuse(function, "of dimension 0 would add rows")
@@ -148,7 +248,7 @@ def _of_some_rows(function: Function, x: Tensor, *args: Any, **kwargs: Any) -> T
 
 
 @implements("normalize")
-def normalize(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def normalize(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """``x / max(norm, eps)``: of each row, or, along dimension 0, of each column (collective)."""
     x, bound = args[0], {"p": 2.0, "dim": 1, "eps": 1e-12, **bind("x p dim eps", args, kwargs)}
     if 0 not in dims_of(bound["dim"], x.dim()):
@@ -158,7 +258,7 @@ def normalize(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 @implements("pairwise_distance")
-def pairwise_distance(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def pairwise_distance(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """One number per pair of rows."""
     if args[0].dim() < 2:
         raise refuse(function, "of one dimension would mix rows")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -12,8 +13,10 @@ from pyg_dist.backend import ops
 from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.comm.transport import Pending, Transport
 from pyg_dist.backend.sparse.csr import CSR
-from pyg_dist.backend.sparse.edge_product import edge_product
+from pyg_dist.backend.sparse.matrix import edge_product
 from pyg_dist.backend.timing import phase
+from pyg_dist.graph.gcn_norm import LearnedScales
+from pyg_dist.graph.protocol import Norm
 from pyg_dist.grid.collectives import (
     AllGather,
     ReduceScatter,
@@ -22,6 +25,7 @@ from pyg_dist.grid.collectives import (
     reduce_from_replicas,
     reduce_scatter,
 )
+from pyg_dist.grid.plan.tiling import TileLayout
 
 
 @dataclass(frozen=True)
@@ -198,3 +202,21 @@ def _multiply_edges(x: Tensor, product: TileProduct) -> Tensor:
     if target.is_scattered:
         return reduce_scatter(out, target.transport, target.sizes)
     return reduce_from_replicas(out, target.transport)
+
+
+@dataclass(eq=False, frozen=True)
+class TiledOperator:
+    """A distributed matrix.
+
+    Attributes:
+        norm: how it scales. A GCN norm of weights that learn is a product of products
+            (:func:`~pyg_dist.graph.gcn_norm.gcn_product`): the tiles then are those of ``A_w``, loops included.
+        learns: whether its weights require a gradient.
+        tile: this rank's tile for a layout of x (collective when built).
+        scales: of GCN's norm, for weights that learn.
+    """
+
+    norm: Norm
+    learns: bool
+    tile: Callable[[TileLayout], GridOperator]
+    scales: LearnedScales = field(default_factory=LearnedScales)

@@ -1,0 +1,151 @@
+"""What calls the package: for errors that name the layer, the transform or the constructor of torch that a script runs.
+
+Nothing is recorded for it: the stack is searched when an error is made.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import sys
+import weakref
+from collections.abc import Iterator
+from functools import lru_cache
+from types import CodeType, FrameType
+
+import torch
+from torch import nn
+
+from pyg_dist.backend.pickling import OfThisRun
+
+_NAMES = {"new", "Tensor", *(kind.__name__ for kind in torch._tensor_classes)}
+
+
+def is_constructor_call(frame: FrameType) -> bool:
+    """Whether what runs in ``frame`` is a call of one of these constructors."""
+    code, place = frame.f_code, frame.f_lasti
+    if code.co_code[place + 1] == 2:  # the number of arguments: `isinstance` has two, these have one
+        return False
+    name = _called(code, place)
+    if not name or name in _NAMES:
+        return bool(name)
+    names = (frame.f_locals, frame.f_globals, vars(builtins))
+    value = next((known[name] for known in names if name in known), None)
+    return isinstance(value, type(torch.LongTensor)) or (isinstance(value, type) and issubclass(value, torch.Tensor))
+
+
+@lru_cache(maxsize=1024)
+def _called(code: CodeType, place: int) -> str:
+    """The name of what the instruction at ``place`` calls with one argument; ``""``: it calls nothing by a name."""
+    before = list(dis.get_instructions(code))
+    before = before[: next(k for k, i in enumerate(before) if i.offset == place) + 1]
+    call = before.pop()
+    if not call.opname.startswith("CALL") or (call.arg != 1 and call.opname != "CALL_FUNCTION_EX"):
+        return ""
+    if before[-1].opname == "PRECALL":
+        before.pop()
+    depth = 0  # of what has been put on the stack, read backwards: until that is the argument
+    while before and depth < 1:
+        instruction = before.pop()
+        depth += dis.stack_effect(instruction.opcode, instruction.arg, jump=False)
+    while before and before[-1].opname in ("PUSH_NULL", "CACHE", "EXTENDED_ARG"):
+        before.pop()
+    is_named = bool(before) and before[-1].opname.startswith("LOAD_") and isinstance(before[-1].argval, str)
+    return before[-1].argval if is_named else ""
+
+
+_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+def remember_model(model: nn.Module) -> None:
+    """Remember that a script has called ``model`` on distributed data: its layers are named by their path."""
+    _models.add(model)
+
+
+def name_of(layer: nn.Module) -> str:
+    """One line: ``'encoder.convs.1' (SAGEConv(64, 64, aggr=mean))``, or what it is alone if no model has it.
+
+    Of several models that contain it, the outermost one counts. A layer whose ``repr`` has several lines is called by
+    its class. Not collective.
+    """
+    text = repr(layer)
+    kind = text if "\n" not in text else type(layer).__name__.removeprefix("Distributed")
+    paths = [path for model in list(_models) for path, part in model.named_modules() if part is layer and path]
+    return f"{max(paths, key=lambda path: path.count('.'))!r} ({kind})" if paths else kind
+
+
+def running_layer() -> str:
+    """Where the caller is, for the end of an error: ``" (in 'attn' (MultiheadAttention(...)) of GPSConv)"``.
+
+    The innermost module whose forward runs, and the outermost; nothing outside of modules. Nothing is recorded for it:
+    the stack is searched when an error is made. Not collective.
+    """
+    layers = list(_running())
+    if not layers:
+        return ""
+    of = f" of {type(layers[-1]).__name__}" if layers[-1] is not layers[0] else ""
+    return f" (in {name_of(layers[0])}{of})"
+
+
+def _running() -> Iterator[nn.Module]:
+    """The modules that are being called, innermost first."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is nn.Module._call_impl.__code__:
+            yield frame.f_locals["self"]
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+_GOT = "expects a whole graph (got a DistributedData, of which each rank holds a part)"
+
+
+class EdgeHandle(OfThisRun):
+    """Base of what stands for edges that lie on several ranks."""
+
+
+def who_needs_it() -> str:
+    """The message of an error in a transform, a function of edges or a loader's constructor of PyG's, else nothing.
+
+    Nothing is recorded for it: the stack is searched when an error is made. Not collective.
+    """
+    return of_whole_graphs() or function_that_needs_all_edges(sys._getframe(1))
+
+
+def of_whole_graphs() -> str:
+    """:func:`who_needs_it` of transforms and loaders alone: they hand edges to code that looks at one rank's."""
+    loader = ""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_name
+        asker = type(frame.f_locals.get("self")) if name in ("forward", "__init__") else object
+        if name == "forward" and asker.__module__.startswith("torch_geometric.transforms."):
+            return f"T.{asker.__name__} {_GOT}: apply it to the Data, before DistributedData"
+        if name == "__init__" and asker.__module__.startswith("torch_geometric.loader."):
+            loader = asker.__name__  # the outermost one is what the script knows
+        frame = frame.f_back
+    return f"{loader} {_GOT}: use pyg_dist.loader.UniformVertexLoader for mini-batches" if loader else ""
+
+
+def function_that_needs_all_edges(inner: FrameType | None) -> str:
+    """The message of an error in a function of PyG's that a script gave a distributed ``edge_index``, else nothing.
+
+    Args:
+        inner: where the error is made.
+    """
+    while inner is not None and not _is_of_pyg(inner):
+        inner = inner.f_back
+    outer = inner
+    while outer is not None and _is_of_pyg(outer):  # the outermost one is what the script knows
+        inner, outer = outer, outer.f_back
+    if inner is None or not _is_of_pyg(inner, "utils."):
+        return ""
+    if not any(issubclass(type(value), EdgeHandle) for value in inner.f_locals.values()):
+        return ""
+    return (
+        f"torch_geometric.utils.{inner.f_code.co_name} needs all edges, and each rank holds only its own: give it "
+        f"edge_index.full_tensor(), all edges, or apply it to the graph before DistributedData"
+    )
+
+
+def _is_of_pyg(frame: FrameType, room: str = "") -> bool:
+    return str(frame.f_globals.get("__name__")).startswith(f"torch_geometric.{room}")
