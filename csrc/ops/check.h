@@ -1,5 +1,5 @@
 // What every op asks of its arguments. Errors are std::runtime_error in one line, "<op>: expected ..., got ...";
-// pyg_dist/backend/ops/call.py turns them into the package's own type.
+// pyg_dist/backend/ops/library.py turns them into the package's own type.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>

@@ -26,7 +26,7 @@ from torch_geometric.nn import MessagePassing
 from pyg_dist.backend import ops
 from pyg_dist.backend.session.generators import host_states, set_host_states
 from pyg_dist.backend.session.settings import MESSAGE_MIB
-from pyg_dist.backend.sparse.target_blocks import Block, Place
+from pyg_dist.backend.sparse.csr import Block, Place
 from pyg_dist.conv.inputs import changed_step, node_rows
 from pyg_dist.errors import MixedRowsError
 from pyg_dist.graph.edge_blocks import BlockEdges

@@ -18,10 +18,9 @@ from pyg_dist.data.options import Options
 from pyg_dist.errors import StoreError
 from pyg_dist.grid.graph import GridGraph
 from pyg_dist.grid.mesh import Mesh
-from pyg_dist.grid.plan.mesh_shape import GRID_AXES, MeshShape
+from pyg_dist.grid.plan.mesh_shape import GRID_AXES, WHOLE_ROWS, MeshShape, Sums, row_range, split, tilings
 from pyg_dist.grid.plan.node_order import Balance, NodeOrder
 from pyg_dist.grid.plan.plan import GridPlan
-from pyg_dist.grid.plan.tiling import WHOLE_ROWS, Sums, row_range, split, tilings
 from pyg_dist.grid.sharding import Grid, Tile
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Conv, Input, Model, Price

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.on_device import on_device
-from pyg_dist.backend.sparse.target_blocks import Block
+from pyg_dist.backend.sparse.csr import Block
 from pyg_dist.errors import MixedRowsError
 from pyg_dist.graph.edges import Edges
 from pyg_dist.tensor.row_tensor import EdgeTensor

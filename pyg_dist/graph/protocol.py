@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.transport import Pending, Traffic
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
-from pyg_dist.backend.sparse.csr import CSR
-from pyg_dist.backend.sparse.target_blocks import Place, Run
+from pyg_dist.backend.sparse.csr import CSR, Place, Run
 from pyg_dist.graph.sample import Sample
 from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor.row_index import PickedEdges, PickedNodes
@@ -220,7 +219,7 @@ class EdgeView(GraphProducts, Protocol):
         Args:
             edges: the :class:`~pyg_dist.graph.edges.Edges`, of this graph.
             inputs: of which each block has its piece.
-            run: see :data:`~pyg_dist.backend.sparse.target_blocks.Run`.
+            run: see :data:`~pyg_dist.backend.sparse.csr.Run`.
             max_edges: of a block, if it has more than one target.
             layer: whose messages they are.
 

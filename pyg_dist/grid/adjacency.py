@@ -13,9 +13,8 @@ from torch import Tensor
 from pyg_dist.backend.comm.redistribution import Redistribution
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.graph.self_loops import SelfLoops
-from pyg_dist.grid.plan.mesh_shape import GRID_AXES
+from pyg_dist.grid.plan.mesh_shape import GRID_AXES, split
 from pyg_dist.grid.plan.node_order import NodeOrder, edge_blocks
-from pyg_dist.grid.plan.tiling import split
 from pyg_dist.grid.sharding import Grid
 from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor.sharding import lasting
@@ -66,15 +65,8 @@ class AdjacencyTile:
     ) -> AdjacencyTile:
         """The edges of this rank's tile, brought together from all ranks (collective), or read (not collective).
 
-        Args:
-            grid: the mesh and the node orders.
-            edge_index: int64 ``[2, E / P]``, the edges that this rank stores.
-            edge_id: their ids, ascending.
-            row_axis: splits the targets.
-            column_axis: splits the sources.
-            order: the node order of the sources.
-            device: where patterns are to lie.
-            read: reads the tile from where it is stored.
+        The rank stores ``edge_index``, int64 ``[2, E / P]``, with ascending ``edge_id``. ``row_axis`` splits the
+        targets, ``column_axis`` the sources, in node order ``order``.
         """
         if read is not None:
             entries = read(row_axis, column_axis, order)

@@ -22,10 +22,8 @@ from pyg_dist.graph.sample import PairProbability, Sample
 from pyg_dist.graph.sampled_edges import refuse_learning_weights, refuse_other_weights
 from pyg_dist.grid.adjacency import AdjacencyTile
 from pyg_dist.grid.operator import GridOperator, TiledOperator
-from pyg_dist.grid.plan.mesh_shape import GRID_AXES
-from pyg_dist.grid.plan.node_order import SampledOrder
-from pyg_dist.grid.plan.redistribution import held_positions
-from pyg_dist.grid.plan.tiling import TileLayout
+from pyg_dist.grid.plan.mesh_shape import GRID_AXES, TileLayout
+from pyg_dist.grid.plan.node_order import SampledOrder, held_positions
 from pyg_dist.grid.products import GridProducts, learns
 from pyg_dist.grid.sharding import Grid, GridNodes
 from pyg_dist.grid.tile_tensor import TileTensor
@@ -37,13 +35,9 @@ from pyg_dist.tensor.sharding import lasting
 class SampledGrid(Grid):
     """Rows lie where the graph's rows lie, and every rank knows how many there are on the others (ScaleGNN, IV-B).
 
-    Nodes are numbered by their places in the sample, and keyed as in the graph. Nothing here keeps what refers to the
-    grid: it goes with its last user.
-
-    Args:
-        parent: the grid of the whole graph.
-        sample: the nodes. Where data groups have samples of their own, the rows are those of the union of all, while
-            products stay inside a group.
+    Nodes are numbered by their places in the sample, and keyed as in the graph. Where data groups have samples of their
+    own, the rows are those of the union of all, while products stay inside a group. Nothing here keeps what refers to
+    the grid: it goes with its last user.
     """
 
     sample: Sample
@@ -119,11 +113,7 @@ class PickedTiles(PickedNodes):
 
 
 class ProductsAtSample(GridProducts):
-    """See the module.
-
-    Attributes:
-        parent: the whole graph.
-    """
+    """See the module; ``parent`` is the whole graph."""
 
     parent: GridProducts
     _sample: Sample
@@ -158,9 +148,8 @@ class ProductsAtSample(GridProducts):
     def operator(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> TiledOperator:
         """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.operator`.
 
-        Raises:
-            UnsupportedError: GCN's norm with weights that learn, or that are no attribute of the graph: it needs the
-                degrees of the whole graph.
+        GCN's norm needs the degrees of the whole graph: with weights that learn, or that are no attribute of it, it
+        raises.
         """
         if self._sample.pairs is None:
             return super().operator(norm, weight, dtype)

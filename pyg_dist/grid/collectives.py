@@ -34,13 +34,7 @@ from pyg_dist.backend.comm.transport import Pending, Transport
 
 @dataclass(frozen=True)
 class AllGather:
-    """Every rank's piece, concatenated.
-
-    Attributes:
-        transport: the axis.
-        sizes: of the pieces along ``dim``, by rank.
-        dim: 0 or 1.
-    """
+    """Every rank's piece, of ``sizes`` by rank along ``dim`` (0 or 1), concatenated."""
 
     transport: Transport
     sizes: Sequence[int]

@@ -27,7 +27,7 @@ from pyg_dist.grid.collectives import (
     reduce_from_replicas,
     reduce_scatter,
 )
-from pyg_dist.grid.plan.tiling import TileLayout
+from pyg_dist.grid.plan.mesh_shape import TileLayout
 from pyg_dist.grid.sharding import Tile
 from pyg_dist.grid.tile_tensor import TILES, TileTensor, as_tile, on_tiles
 from pyg_dist.tensor.calling_code import running_layer
@@ -111,15 +111,10 @@ def linear_sum(
     """``sum_k X_k W_k^T + bias`` over tiles of one layout, with one sum over the column axis (collective).
 
     Where the tiles have replicas along an axis, that axis splits the columns of the result and each W is cut both ways
-    (Plexus, Alg. 1, lines 7-8); else the sum is scattered, and the columns stay on their axis. An X may be
-    still under way: the products before it do not wait (ScaleGNN, V-D).
+    (Plexus, Alg. 1, lines 7-8); else the sum is scattered, and the columns stay on their axis. An X may be still under
+    way: the products before it do not wait (ScaleGNN, V-D). Raises on every rank where shapes do not fit.
 
-    Shapes:
-        - X_k: ``[N, F_k]``; W_k: ``[G, F_k]``; bias: ``[G]``, or what else torch adds to ``[N, G]``, such as ``[1]``
-        - output: ``[N, G]``
-
-    Raises:
-        DataError: On every rank: an X_k and its W_k have another number of columns, or the bias does not fit.
+    Shapes: X_k ``[N, F_k]``, W_k ``[G, F_k]``, bias ``[G]`` or what else torch adds to ``[N, G]``; output ``[N, G]``.
     """
     first = pairs[0][0] if isinstance(pairs[0][0], TileTensor) else pairs[0][0].wait()
     nodes = first._sharding.whole
@@ -249,16 +244,7 @@ class _ReplicatedLinear(LocalFunction[Tensor]):
 def replicated_linear(x: Tensor, weight: Tensor, transport: Transport) -> Tensor:
     """``x W^T`` of a replica of x and this rank's rows of W (backward by x: a sum over the replicas, collective).
 
-    Exact: the bits are those of the sum made before the other product.
-
-    Shapes:
-        - x: ``[n, F]``; weight: ``[G, F]``
-        - output: ``[n, G]``
-
-    Args:
-        x: equal on the ranks of ``transport``.
-        weight: of which each of them has other rows.
-        transport: the replicas.
+    Exact: the bits are those of the sum made before the other product. Shapes: ``[n, F], [G, F] -> [n, G]``.
     """
     is_early = (
         transport.group.size > 1

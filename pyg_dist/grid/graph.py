@@ -23,15 +23,13 @@ from pyg_dist.graph.sampled_edges import SampledEdges
 from pyg_dist.grid.attention import grid_attention
 from pyg_dist.grid.batch import PickedTiles, ProductsAtSample, SampledGrid
 from pyg_dist.grid.collectives import AllGather
-from pyg_dist.grid.edges import EdgeEnds, OperatorEdges
 from pyg_dist.grid.operator import TiledOperator
-from pyg_dist.grid.plan.mesh_shape import GRID_AXES
-from pyg_dist.grid.plan.redistribution import held_positions
-from pyg_dist.grid.plan.tiling import INPUT, WHOLE_ROWS, TileLayout, split
+from pyg_dist.grid.plan.mesh_shape import GRID_AXES, INPUT, WHOLE_ROWS, TileLayout, split
+from pyg_dist.grid.plan.node_order import held_positions
 from pyg_dist.grid.products import GridProducts
 from pyg_dist.grid.sharding import Grid, GridNodes, Tile
 from pyg_dist.grid.tile_tensor import as_tile
-from pyg_dist.grid.whole_rows import WholeRows
+from pyg_dist.grid.whole_rows import EdgeEnds, OperatorEdges, WholeRows
 from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor.row_index import PickedEdges
 from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor
@@ -47,14 +45,7 @@ class GridGraph(GridProducts):
 
     @staticmethod
     def of(grid: Grid, edge_index: Tensor, loop_rule: LoopRule, rows: type[RowSharding] = RowSharding) -> GridGraph:
-        """The graph with the edges ``[2, E]``, of which each rank keeps as many (not collective).
-
-        Args:
-            grid: the mesh and the node orders.
-            edge_index: all edges.
-            loop_rule: how GCN's self loops meet existing ones.
-            rows: the class of their rows.
-        """
+        """The graph with the edges ``[2, E]``, of which each rank keeps as many (not collective)."""
         axis, num_edges = grid.mesh.group(*GRID_AXES), edge_index.shape[1]
         low, high = split(num_edges, axis.size)[axis.rank : axis.rank + 2]
         edge_rows = rows(axis, "edge", num_edges, torch.arange(low, high))
@@ -97,11 +88,7 @@ class GridGraph(GridProducts):
         return moved
 
     def select(self, chosen: Selection) -> GridGraph:
-        """The graph of some of the edges, over the same nodes.
-
-        Args:
-            chosen: of :attr:`edge_sharding`.
-        """
+        """The graph of some of the edges, chosen of :attr:`edge_sharding`, over the same nodes."""
         edge_index = self.edge_index[:, chosen.local_index.cpu()]
         return GridGraph(self.grid, edge_index, chosen.rows, self.loop_rule, device=self.device)
 
@@ -255,13 +242,9 @@ class GridGraph(GridProducts):
 
 
 class GridBatch(ProductsAtSample, GridGraph):
-    """The subgraph that a sample of nodes induces: each rank restricts its own tiles, without a message.
+    """The subgraph that a sample of nodes of ``parent`` induces: each rank restricts its own tiles, without a message.
 
     Not collective; :meth:`operator` may be, where the graph has not used the tile before.
-
-    Args:
-        parent: the graph.
-        sample: of its nodes.
     """
 
     parent: GridGraph

@@ -25,7 +25,7 @@ from pyg_dist.grid.collectives import (
     reduce_from_replicas,
     reduce_scatter,
 )
-from pyg_dist.grid.plan.tiling import TileLayout
+from pyg_dist.grid.plan.mesh_shape import TileLayout
 
 
 @dataclass(frozen=True)
@@ -173,15 +173,9 @@ class TileProduct:
 
 
 def multiply(x: Tensor, product: TileProduct, pending: Pending[Tensor] | None = None) -> Tensor:
-    """The product, differentiable by x, and by weights that learn (collective).
+    """The product, differentiable by x, and by weights that learn (collective); see :meth:`TileProduct.start`.
 
-    Args:
-        x: ``[m, F]``: this rank's piece of the source's rows, or all of them.
-        product: the matrix.
-        pending: ``product.start(x)``, where it has been started; not with weights that learn.
-
-    Shapes:
-        - output: ``[n, F]``: this rank's piece of the target's rows, or all of them
+    ``pending`` is ``product.start(x)``, where it has been started; not with weights that learn.
     """
     return _multiply_edges(x, product) if product.operator.learns else apply(product, x, pending)
 
@@ -189,9 +183,8 @@ def multiply(x: Tensor, product: TileProduct, pending: Pending[Tensor] | None = 
 def _multiply_edges(x: Tensor, product: TileProduct) -> Tensor:
     """The product with weights that learn, in one block.
 
-    Their derivative on a rank is a dot product of its columns for each of the tile's edges, a part of the whole: the
-    sum over the column axis is made where the weights come from, by
-    :meth:`~pyg_dist.backend.comm.redistribution.Redistribution.of_copies`.
+    Their derivative on a rank is a dot product of its columns for each of the tile's edges: a part, summed where the
+    weights come from (:meth:`~pyg_dist.backend.comm.redistribution.Redistribution.of_copies`).
     """
     operator, source, target = product.operator, product.source, product.target
     assert operator.weight is not None

@@ -22,8 +22,7 @@ from pyg_dist.grid.adjacency import AdjacencyTile, ReadTile
 from pyg_dist.grid.collectives import sum_all
 from pyg_dist.grid.functions import linear_sum
 from pyg_dist.grid.operator import GridOperator, Side, TiledOperator, TileProduct, multiply
-from pyg_dist.grid.plan.mesh_shape import GRID_AXES
-from pyg_dist.grid.plan.tiling import INPUT, TileLayout
+from pyg_dist.grid.plan.mesh_shape import GRID_AXES, INPUT, TileLayout
 from pyg_dist.grid.sharding import Grid, Tile
 from pyg_dist.grid.tile_tensor import TileTensor, as_tile
 from pyg_dist.store.manifest import LoopRule
@@ -280,10 +279,10 @@ class GridProducts:
     def _tiles(
         self, key: Hashable, weight: RowTensor | None, dtype: torch.dtype, build: Build
     ) -> Callable[[TileLayout], GridOperator]:
-        """The operator by layout of x, built anew for other weights or weights changed in place.
+        """The operator by layout of x, built anew for other weights or weights changed in place; building is
+        collective.
 
-        Building is collective. With weights that learn it holds for one graph of autograd, and what is returned is to
-        be used in one forward pass.
+        With weights that learn it holds for one graph of autograd, and is to be used in one forward pass.
         """
         learning: dict[Hashable, GridOperator] = {}
 

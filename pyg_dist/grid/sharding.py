@@ -21,15 +21,22 @@ from pyg_dist.errors import DataError
 from pyg_dist.graph.protocol import NodeSharding
 from pyg_dist.graph.sample import Sample
 from pyg_dist.grid.mesh import Mesh
-from pyg_dist.grid.plan.mesh_shape import GRID_AXES
-from pyg_dist.grid.plan.node_order import NodeOrder
-from pyg_dist.grid.plan.redistribution import (
+from pyg_dist.grid.plan.mesh_shape import (
+    GRID_AXES,
+    WHOLE_ROWS,
+    Sums,
+    TileLayout,
+    column_range,
+    nested_index,
+    nested_split,
+)
+from pyg_dist.grid.plan.node_order import (
+    NodeOrder,
     RedistributionPlan,
     columns_between,
     held_positions,
     redistribution_plan,
 )
-from pyg_dist.grid.plan.tiling import WHOLE_ROWS, Sums, TileLayout, column_range, nested_index, nested_split
 from pyg_dist.tensor.sharding import RowSharding
 
 
@@ -116,11 +123,7 @@ class Tile(RowSharding):
         return self.grid.tile(self.layout, width)
 
     def slice_columns(self, tensor: Tensor) -> Tensor:
-        """The local columns (last dimension) of a replicated tensor; differentiable.
-
-        Raises:
-            DataError: Another number of columns than the whole matrix has, on every rank: some could take their slice.
-        """
+        """The local columns (last dimension) of a replicated tensor; differentiable. All ranks raise, or none."""
         if tensor.shape[-1:] != (self.width,):
             raise DataError(
                 f"Expected a value for each of {self.width} columns (got shape {list(tensor.shape)}): "
@@ -151,12 +154,9 @@ class Tile(RowSharding):
         return self.to(local, self.grid.tile(WHOLE_ROWS, self.width)) if after is self.grid.node_sharding else None
 
     def to(self, local: Tensor, other: Tile, pending: Pending[Tensor] | None = None) -> Tensor:
-        """The local tile of ``other``; differentiable (collective where they differ).
+        """The local tile of ``other``, of the same grid and width; differentiable (collective where they differ).
 
-        Args:
-            local: this tile.
-            other: of the same grid and width.
-            pending: what :meth:`start_to` has returned, if it has been called.
+        ``pending`` is what :meth:`start_to` has returned, if it has been called.
         """
         return local if other is self else apply(self.grid.redistribution(self, other), local, pending)
 
@@ -299,12 +299,7 @@ class Grid:
         return self.orders[layout.order].nodes(low, high)
 
     def owners(self, node: Tensor) -> tuple[Tensor, Tensor]:
-        """Which rank of the grid has the whole row of each node, and as which of its rows.
-
-        Shapes:
-            - node: counted from :attr:`first`, int64, on the host
-            - output: int64 like it
-        """
+        """Which rank of the grid has each node's whole row, and as which row; nodes count from :attr:`first`."""
         shape, order = self.mesh.grid_shape, self.orders[WHOLE_ROWS.order]
         bounds = order.bounds(nested_split(order.num_split, shape.sizes(*WHOLE_ROWS.rows)))
         position, low = order.positions(node), torch.tensor(bounds)

@@ -19,7 +19,7 @@ from pyg_dist.backend.comm.checks.replicas import noted
 from pyg_dist.backend.comm.transport import Pending
 from pyg_dist.backend.session.settings import GRID_EARLY_RESIDUAL
 from pyg_dist.errors import MixedRowsError
-from pyg_dist.grid.plan.tiling import WHOLE_ROWS, TileLayout
+from pyg_dist.grid.plan.mesh_shape import WHOLE_ROWS, TileLayout
 from pyg_dist.grid.sharding import Tile
 from pyg_dist.tensor import row_tensor
 from pyg_dist.tensor.functions.autograd import (
@@ -108,14 +108,9 @@ def note_layer_input(local: Tensor, tile: Tile, version: int | None, layer: nn.M
 def start_redistribution(
     local: Tensor, tile: Tile, version: int | None, entry: LayerInput | None, target: Tile
 ) -> Pending[Tensor]:
-    """The piece of another tile, under way; differentiable once it is waited for (collective where they differ).
+    """The piece of ``target``, under way; differentiable once it is waited for (collective where they differ).
 
-    Args:
-        local: the piece of ``tile``.
-        tile: its sharding.
-        version: of its values.
-        entry: what :func:`note_layer_input` has returned for it, if it was a layer's input.
-        target: of the same grid and width.
+    ``entry`` is what :func:`note_layer_input` has returned for these values, if they were a layer's input.
     """
     pending: Pending[Tensor] | None = None
     layer = None if entry is None else entry.layer()

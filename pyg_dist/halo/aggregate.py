@@ -27,7 +27,7 @@ from pyg_dist.backend.autograd.linear_map import LinearMap, append, apply
 from pyg_dist.backend.comm.codec import EXACT, Codec
 from pyg_dist.backend.comm.transport import Pending
 from pyg_dist.backend.on_device import on_device
-from pyg_dist.backend.ops.call import as_rows
+from pyg_dist.backend.ops.library import as_rows
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.sparse.matrix import Matrix, edge_product
 from pyg_dist.backend.timing import overlaps, phase

@@ -20,8 +20,7 @@ from pyg_dist.backend.comm.transport import Pending
 from pyg_dist.backend.local_function import LocalFunction
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.session.generators import host_states, set_host_states
-from pyg_dist.backend.sparse.csr import CSR
-from pyg_dist.backend.sparse.target_blocks import Block, Place, Run
+from pyg_dist.backend.sparse.csr import CSR, Block, Place, Run
 from pyg_dist.backend.timing import phase
 from pyg_dist.halo.aggregate import HaloRows
 

@@ -16,9 +16,8 @@ from pyg_dist.backend.comm.transport import Traffic, Transport
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.sparse.attention import attention
-from pyg_dist.backend.sparse.csr import CSR
+from pyg_dist.backend.sparse.csr import CSR, Place, Run
 from pyg_dist.backend.sparse.matrix import Matrix
-from pyg_dist.backend.sparse.target_blocks import Place, Run
 from pyg_dist.graph import node_edge
 from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.operator_cache import OperatorCache

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from pyg_dist.errors import OptionError
 from pyg_dist.grid.plan.cost import FORMS, price_of
-from pyg_dist.grid.plan.mesh_shape import MeshShape, meshes, nearest_cube
-from pyg_dist.grid.plan.tiling import Sums
+from pyg_dist.grid.plan.mesh_shape import MeshShape, Sums, meshes, nearest_cube
 from pyg_dist.halo.plan.cost import HaloLoad, exchange_seconds, halo_price, quantize_seconds
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Conv, Model, Price

@@ -63,11 +63,7 @@ def remember_model(model: nn.Module) -> None:
 
 
 def name_of(layer: nn.Module) -> str:
-    """One line: ``'encoder.convs.1' (SAGEConv(64, 64, aggr=mean))``, or what it is alone if no model has it.
-
-    Of several models that contain it, the outermost one counts. A layer whose ``repr`` has several lines is called by
-    its class. Not collective.
-    """
+    """One line: ``'encoder.convs.1' (SAGEConv(64, 64, aggr=mean))``: its path in the outermost model, and itself."""
     text = repr(layer)
     kind = text if "\n" not in text else type(layer).__name__.removeprefix("Distributed")
     paths = [path for model in list(_models) for path, part in model.named_modules() if part is layer and path]
@@ -75,11 +71,7 @@ def name_of(layer: nn.Module) -> str:
 
 
 def running_layer() -> str:
-    """Where the caller is, for the end of an error: ``" (in 'attn' (MultiheadAttention(...)) of GPSConv)"``.
-
-    The innermost module whose forward runs, and the outermost; nothing outside of modules. Nothing is recorded for it:
-    the stack is searched when an error is made. Not collective.
-    """
+    """Where the caller is, for the end of an error: ``" (in 'attn' (MultiheadAttention(...)) of GPSConv)"``, or ""."""
     layers = list(_running())
     if not layers:
         return ""
@@ -104,10 +96,7 @@ class EdgeHandle(OfThisRun):
 
 
 def who_needs_it() -> str:
-    """The message of an error in a transform, a function of edges or a loader's constructor of PyG's, else nothing.
-
-    Nothing is recorded for it: the stack is searched when an error is made. Not collective.
-    """
+    """The message of an error in a transform, a function of edges or a loader's constructor of PyG's, else nothing."""
     return of_whole_graphs() or function_that_needs_all_edges(sys._getframe(1))
 
 
@@ -127,11 +116,7 @@ def of_whole_graphs() -> str:
 
 
 def function_that_needs_all_edges(inner: FrameType | None) -> str:
-    """The message of an error in a function of PyG's that a script gave a distributed ``edge_index``, else nothing.
-
-    Args:
-        inner: where the error is made.
-    """
+    """The message of an error at ``inner`` in a function of PyG's with a distributed ``edge_index``, else nothing."""
     while inner is not None and not _is_of_pyg(inner):
         inner = inner.f_back
     outer = inner

@@ -20,21 +20,11 @@ class RowIndex(EdgeTensor):
     """A node's global id for each edge; ``x[index]`` of a node tensor is one row for each edge."""
 
     def fetch(self, x: NodeTensor) -> EdgeTensor:
-        """The row of ``x`` for each edge; differentiable (collective where rows lie on other ranks).
-
-        Shapes:
-            - x: ``[N, ...]``
-            - output: ``[E, ...]``
-        """
+        """The row of ``x`` for each edge, ``[N, ...] -> [E, ...]``; differentiable (may be collective)."""
         raise NotImplementedError(f"{type(self).__name__}.fetch")
 
     def add_up(self, values: EdgeTensor) -> NodeTensor:
-        """The sum of the values of each node's edges: the transpose of :meth:`fetch` (collective likewise).
-
-        Shapes:
-            - values: ``[E, ...]``
-            - output: ``[N, ...]``
-        """
+        """The sum of the values of each node's edges, ``[E, ...] -> [N, ...]``: the transpose of :meth:`fetch`."""
         raise NotImplementedError(f"{type(self).__name__}.add_up")
 
 
@@ -69,15 +59,7 @@ class PickedRows(RowTensor):
         return moved
 
     def fetch(self, x: RowTensor) -> RowTensor:
-        """The rows of ``x``; differentiable, no communication.
-
-        Shapes:
-            - x: ``[N, ...]``
-            - output: ``[B, ...]``
-
-        Raises:
-            LayoutMismatchError: ``x`` is no tensor of the graph.
-        """
+        """The rows of ``x``, a tensor of the graph, ``[N, ...] -> [B, ...]``; differentiable, no communication."""
         if x._sharding is not self.source:
             raise LayoutMismatchError(
                 f"Expected rows of the graph that the batch was taken from, {self.source} (got {x._sharding} of "

@@ -264,10 +264,7 @@ KEPT = frozenset(
 
 
 def version_of(x: Tensor) -> int | None:
-    """How often ``x`` has changed in place, through ``x.data``, too.
-
-    ``None`` where torch does not count: nothing is kept for such a tensor.
-    """
+    """How often ``x`` has changed in place, through ``x.data``, too; ``None``: torch does not count."""
     with local_tensors():
         if x.is_inference():
             return None
@@ -355,12 +352,9 @@ def on_rows(function: Function, x: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def like_rows(function: Function, *operands: Any) -> tuple[tuple[Any, ...], RowSharding]:
-    """The operands, with all row tensors distributed as the first one is, and their rows.
+    """The operands, with all row tensors distributed as the first one is, and their rows; under :data:`local_tensors`.
 
-    To be called under :data:`local_tensors`; collective where two masks, or lists, made the rows.
-
-    Raises:
-        LayoutMismatchError: Rows that do not pair with those of the first one.
+    Collective where two masks, or lists, made the rows.
     """
     rows: RowSharding | None = None
     like = list(operands)
@@ -384,11 +378,8 @@ def like_rows(function: Function, *operands: Any) -> tuple[tuple[Any, ...], RowS
 def by_row_mask(rows: RowSharding, mask: RowTensor) -> Selection:
     """The rows where ``mask`` holds; kept with the mask while it does not change (collective at its first use).
 
-    A mask with columns selects elements, of rows that have as many.
-    A mask over other rows counts by position where a list is among the two, such as pairs by a mask over their edges.
-
-    Raises:
-        LayoutMismatchError: It is a mask over other rows.
+    A mask with columns selects elements, of rows that have as many. A mask over other rows counts by position where a
+    list is among the two, such as pairs by a mask over their edges.
     """
     with local_tensors():
         version, known = version_of(mask), mask._selection
@@ -414,11 +405,7 @@ def by_row_mask(rows: RowSharding, mask: RowTensor) -> Selection:
 
 
 def local_values(values: Tensor, rows: RowSharding) -> Tensor:
-    """This rank's part of a value per edge: an edge tensor with ``rows``, or a plain ``[E, ...]`` tensor.
-
-    Raises:
-        LayoutMismatchError: It belongs to other edges.
-    """
+    """This rank's part of a value per edge: an edge tensor with ``rows``, or a plain ``[E, ...]`` tensor."""
     if isinstance(values, RowTensor) and values._sharding is rows:
         return values.to_local()
     if not isinstance(values, RowTensor) and values.shape[:1] == (rows.size,):

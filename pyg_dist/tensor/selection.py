@@ -25,10 +25,7 @@ class Selection(NamedTuple):
 
 @lasting
 def rows_by_mask(rows: RowSharding, mask: Tensor) -> Selection:
-    """The rows where ``mask`` (bool ``[num_local]``, this rank's piece) holds.
-
-    Collective where the rows count selections at once.
-    """
+    """The rows where ``mask``, bool ``[num_local]``, holds (collective where the rows count selections at once)."""
     picked = mask.nonzero().view(-1)
     return Selection(MaskedRows(rows, picked.cpu()), picked)
 
@@ -41,11 +38,7 @@ def rows_by_places(rows: RowSharding, places: Tensor, device: torch.device) -> S
 
 @lasting
 def rows_by_whole_mask(rows: RowSharding, mask: Tensor) -> Selection:
-    """The rows where ``mask`` (bool ``[size]``, equal on every rank) holds (collective).
-
-    Raises:
-        AgreementError: The ranks were given different masks.
-    """
+    """The rows where ``mask`` (bool ``[size]``, equal on every rank, which is checked) holds (collective)."""
     return rows_by_mask(rows, rows.slice_alike(mask))
 
 
@@ -53,12 +46,8 @@ def rows_by_whole_mask(rows: RowSharding, mask: Tensor) -> Selection:
 def rows_by_index(rows: RowSharding, index: Tensor) -> Selection:
     """The rows at the positions ``index`` (int64 ``[k]``, equal on every rank), repeats and any order allowed.
 
-    Row k of the result lives where row ``index[k]`` lives. The latest selections are cached by value
-    (collective, unless the same tensor object is used again, unchanged).
-
-    Raises:
-        IndexError: A position is out of bounds.
-        AgreementError: The ranks were given different lists.
+    Row k of the result lives where row ``index[k]`` lives. The latest selections are cached by value (collective,
+    unless the same tensor object is used again, unchanged). Raises AgreementError where the ranks' lists differ.
     """
     version = None if index.is_inference() else index._version
     # Ranks skip the comparison only where this very object has been seen: equal values might be cached on one rank
@@ -249,10 +238,7 @@ class IndexedRows(RowSharding):
 
 
 class ConcatenatedRows(RowSharding):
-    """The rows of several distributions over one axis, one after another; each stays where it is.
-
-    Collective at the first use of a mask's rows.
-    """
+    """The rows of several distributions over one axis, one after another (may be collective at the first use)."""
 
     is_indexed = True
 

@@ -200,10 +200,7 @@ class RowSharding(OfThisRun):
         return self.copy_to_ranks(full).index_select(0, on_device(self.position, full.device))
 
     def copy_to_ranks(self, tensor: Tensor) -> Tensor:
-        """:func:`~pyg_dist.backend.autograd.replicated.copy_to_ranks` of a tensor that a script has given.
-
-        The next small sum checks that it is the same on every rank (:mod:`pyg_dist.backend.comm.checks.replicas`).
-        """
+        """:func:`~.replicated.copy_to_ranks` of a script's tensor; the next small sum compares it with other ranks'."""
         entered = replicated.copy_to_ranks(tensor, self.group)
         self.meet(tensor)
         return entered
@@ -218,11 +215,7 @@ class RowSharding(OfThisRun):
         return replicated.reduce_from_ranks(tensor, self.group)
 
     def slice_alike(self, mask: Tensor) -> Tensor:
-        """This rank's rows of a mask, bool ``[size, ...]``, which has to be equal on every rank (collective).
-
-        Raises:
-            AgreementError: It is not.
-        """
+        """This rank's rows of a mask, bool ``[size, ...]``, equal on every rank; else all raise (collective)."""
         self.require_equal(mask, "mask")
         return mask.index_select(0, on_device(self.position, mask.device))
 
@@ -281,16 +274,7 @@ class RowSharding(OfThisRun):
 
 
 def require_same(group: Group, mine: str, what: str) -> None:
-    """Check that every rank has the same of what a script may draw (collective).
-
-    Args:
-        group: the ranks.
-        mine: its digest on this rank.
-        what: its name.
-
-    Raises:
-        AgreementError: On every rank.
-    """
+    """Check that every rank has the same of what a script may draw; ``mine`` is this rank's digest (collective)."""
     digests = group.gather_counts(int(mine[:15], 16))  # of 60 bits
     if len(set(digests)) > 1:
         raise AgreementError(

@@ -24,7 +24,7 @@ from torch_geometric.utils import add_remaining_self_loops, scatter, softmax
 from workers import Workers
 
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
-from pyg_dist.backend.sparse.target_blocks import Block
+from pyg_dist.backend.sparse.csr import Block
 from pyg_dist.graph.protocol import (
     DistributedGraph,
     EdgeView,

@@ -63,11 +63,8 @@ class _Apply(LocalFunction[Tensor]):
 def apply(a: LinearMap, x: Tensor, pending: Pending[Tensor] | None = None, leaf: LeafGradient | None = None) -> Tensor:
     """``a x``, differentiable by x to any order: the derivative is ``a.transposed`` (collective both ways).
 
-    Args:
-        a: the map.
-        x: this rank's piece.
-        pending: ``a.start(x)``, where it has been started.
-        leaf: takes the gradient, where it may wait until the backward pass ends.
+    ``pending`` is ``a.start(x)``, where it has been started; ``leaf`` takes a gradient that may wait for the pass's
+    end.
     """
     return _Apply.apply(x, a, None, pending, leaf)
 
@@ -75,10 +72,7 @@ def apply(a: LinearMap, x: Tensor, pending: Pending[Tensor] | None = None, leaf:
 def append(tensors: Sequence[Tensor]) -> Tensor:
     """``torch.cat`` along dimension 0, whose derivatives reach tensors without elements, too; not collective.
 
-    ``torch.cat`` leaves flat ones out: their gradients are no part of the graph, and where a second derivative asks
-    other ranks for something, a rank without rows would not ask.
-
-    Shapes: ``[n, ...], [m, ...], ... -> [n + m + ..., ...]``.
+    ``torch.cat`` leaves flat ones out of the graph, and a rank without rows would not take part in a second derivative.
     """
     if tensors[0].dim() != 1:
         return torch.cat([*tensors])

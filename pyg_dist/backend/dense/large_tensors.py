@@ -374,13 +374,7 @@ class _SumRows(LocalFunction[Tensor]):
 
 
 def sum_rows(rows: Tensor, index: Tensor, num_sums: int, mean: bool = False) -> Tensor:
-    """``y_i = sum of rows_r over r with index_r = i``, or their mean, zero where there are none; as PyG's ``scatter``.
-
-    Shapes:
-        - rows: ``[R, ...]``
-        - index: int64 ``[R]``
-        - output: ``[num_sums, ...]``
-    """
+    """The sum, or mean, of the rows with each index, zero where there are none; as PyG's ``scatter``."""
     columns = rows.shape[1:].numel()
     if rows.dim() == 1 or not columns or not _moves_rows(rows, rows.numel(), index):
         return scatter(rows, index, 0, num_sums, "mean" if mean else "sum")  # type: ignore[no-any-return]

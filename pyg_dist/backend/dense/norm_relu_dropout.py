@@ -21,12 +21,7 @@ from pyg_dist.backend.ops import Norm, NormReLUDropoutSpec
 
 @dataclass(frozen=True, eq=False)
 class SplitRows:
-    """Rows of which each rank has some columns.
-
-    Attributes:
-        group: the ranks that have the others.
-        sizes: how many each rank has.
-    """
+    """Rows of which each rank of ``group`` has some columns, ``sizes`` by rank."""
 
     group: Group
     sizes: Sequence[int]

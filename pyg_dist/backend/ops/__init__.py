@@ -16,13 +16,13 @@ from pyg_dist.backend.ops.attention import AttentionSpec as AttentionSpec
 from pyg_dist.backend.ops.attention import attention_csr as attention_csr
 from pyg_dist.backend.ops.attention import attention_csr_by_source as attention_csr_by_source
 from pyg_dist.backend.ops.attention import attention_csr_by_target as attention_csr_by_target
-from pyg_dist.backend.ops.call import FLOATS as FLOATS
-from pyg_dist.backend.ops.call import sum_dtype as sum_dtype
 from pyg_dist.backend.ops.keyed import keyed_dropout as keyed_dropout
 from pyg_dist.backend.ops.keyed import keyed_normal as keyed_normal
 from pyg_dist.backend.ops.keyed import keyed_permutation as keyed_permutation
 from pyg_dist.backend.ops.keyed import keyed_uniform as keyed_uniform
 from pyg_dist.backend.ops.keyed import mixed_seed as mixed_seed
+from pyg_dist.backend.ops.library import FLOATS as FLOATS
+from pyg_dist.backend.ops.library import sum_dtype as sum_dtype
 from pyg_dist.backend.ops.patterns import bipartite_matching as bipartite_matching
 from pyg_dist.backend.ops.patterns import equals_transpose_csr as equals_transpose_csr
 from pyg_dist.backend.ops.patterns import find_sorted as find_sorted

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.ops.call import as_rows, call, like_first, like_rows, meta_kernel, native, signed
+from pyg_dist.backend.ops.library import as_rows, call, like_first, like_rows, meta_kernel, native, signed
 
 
 def keyed_dropout(x: Tensor, key: Tensor, p: float, seed: int, column_offset: int = 0) -> Tensor:
@@ -94,11 +94,7 @@ def keyed_permutation(place: Tensor, size: int, seed: int) -> Tensor:
 
 
 def mixed_seed(*numbers: int) -> int:
-    """A seed of 64 bits in which every bit of every number counts, and their order.
-
-    Args:
-        numbers: integers modulo 2^64.
-    """
+    """A seed of 64 bits in which every bit of every number (modulo 2^64) counts, and their order."""
     seed = 0
     for number in numbers:
         seed = mix(((seed ^ mix((number + _GOLDEN) & _WORD)) + _GOLDEN) & _WORD)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from pyg_dist.backend.ops.call import native
+from pyg_dist.backend.ops.library import native
 
 _WORTH_A_CALL = 1 << 16
 """Entries: some megabytes, and a millisecond or two for the call."""
@@ -60,8 +60,8 @@ def release_after(num_entries: int) -> None:
 def trim_after(num_entries: int, each_step: bool = False) -> None:
     """:func:`trim_heap` after work on so many entries, if that is worth the call. Not collective.
 
-    Arrays of that work, some of up to 32 MiB, would lie freed in the heap while the large tensors of the first epoch
-    are made beside them: 147 MiB of two layers of ``GINConv`` on 2.3 million edges.
+    Its arrays would lie freed beside the first epoch's tensors: 147 MiB of two layers of ``GINConv`` on 2.3 million
+    edges.
     """
     if num_entries > (_WORTH_A_CALL_EACH_STEP if each_step else _WORTH_A_CALL):
         trim_heap()
@@ -70,8 +70,7 @@ def trim_after(num_entries: int, each_step: bool = False) -> None:
 def trim_heap() -> None:
     """Return freed pages of the C library's heap to the system (glibc; elsewhere nothing happens). Not collective.
 
-    Planning sorts edges through temporaries of a few megabytes each. glibc keeps such blocks in its heap when they are
-    freed: on Amazon Computers at four ranks that was a third of what a rank held.
+    Planning sorts edges through temporaries that glibc keeps: a third of a rank, of Amazon Computers at four ranks.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:

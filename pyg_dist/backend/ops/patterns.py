@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.ops.call import call, meta_kernel, native
+from pyg_dist.backend.ops.library import call, meta_kernel, native
 
 
 def restrict_csr(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.on_device import raise_later
-from pyg_dist.backend.ops.call import (
+from pyg_dist.backend.ops.library import (
     as_rows,
     call,
     factor_of,

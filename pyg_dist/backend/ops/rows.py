@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.ops.call import (
+from pyg_dist.backend.ops.library import (
     as_rows,
     call,
     factor_of,

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.ops.call import (
+from pyg_dist.backend.ops.library import (
     as_rows,
     call,
     factor_of,
@@ -114,11 +114,7 @@ def spmm_csr(
 
 
 def guessed_form(rowptr: Tensor, col: Tensor, x: Tensor) -> SpmmForm | None:
-    """The form of :func:`spmm_csr` that the caches of this processor speak for; None: there is only one.
-
-    Shapes:
-        - rowptr: ``[N + 1]``, col: ``[E]``, x: ``[M, F]``
-    """
+    """The form of :func:`spmm_csr` that the caches of this processor speak for; None: there is only one."""
     number: int = call(native.spmm_csr_guess.default, rowptr, col, as_rows(x))
     return next(form for form in _FORM_NUMBER if _FORM_NUMBER[form] == number)
 

@@ -67,12 +67,7 @@ def sums_by_edge(
 ) -> EdgeSums:
     """The sums that :func:`divided` takes.
 
-    Args:
-        csr: the pattern.
-        edge_key: of the dropout.
-        spec: how logits are made.
-        inputs: what they are made of.
-        largest: makes each target's largest logit of that of these edges, ``[N, H]``.
+    ``largest`` makes each target's largest logit of that of these edges, ``[N, H]``.
     """
     row, col, edge, heads = csr.row(), csr.col.long(), csr.edge, spec.heads
     values = by_head(inputs.value.index_select(0, col), heads)
@@ -113,11 +108,7 @@ def _positive(of_ones: Tensor) -> Tensor:
 def weights_by_edge(csr: CSR, powers: Tensor, of_ones: Tensor, num_weights: int) -> Tensor:
     """The weights of edges by edge storage, ``[num_weights, H]``, differentiable; zero for edges that ``csr`` lacks.
 
-    Args:
-        csr: the pattern.
-        powers: of :class:`EdgeSums`.
-        of_ones: their sums, over all parts of the edges.
-        num_weights: number of stored edges; 0: no weights are requested.
+    ``of_ones`` are the sums of ``powers`` over all parts of the edges. Without ``num_weights``, none are requested.
     """
     if num_weights == 0:
         return powers.new_zeros(0, powers.shape[1])
@@ -130,11 +121,9 @@ def weights_by_edge(csr: CSR, powers: Tensor, of_ones: Tensor, num_weights: int)
 
 @torch.no_grad()
 def write_weights(out: Tensor, csr: CSR, spec: AttentionSpec, inputs: AttentionInputs, lse: Tensor) -> None:
-    """The weights of the pattern's edges, without dropout, into their places of edge storage.
+    """The weights of the pattern's edges, without dropout, into their places in ``out``, ``[S, H]``.
 
-    Shapes:
-        - out: ``[S, H]``
-        - lse: of the op, over all parts of the edges, ``[N, H]``
+    ``lse`` is the op's, over all parts of the edges, ``[N, H]``.
     """
     wide = _flat(inputs, lse.dtype)
     with phase("aggregate"):
@@ -151,11 +140,7 @@ def sums_of_edges(csr: CSR, values: Tensor) -> Tensor:
 def gradients_of_logits(
     csr: CSR, spec: AttentionSpec, inputs: AttentionInputs, slopes: Tensor, needs: tuple[bool, ...]
 ) -> Gradients:
-    """The gradients of the inputs, given those of the logits.
-
-    Shapes:
-        - slopes: by edge storage, ``[S, H]``, in the sum dtype
-    """
+    """The gradients of the inputs, given those of the logits: ``slopes``, by edge storage, ``[S, H]``."""
     wide = _flat(inputs, slopes.dtype)
     is_by_row = inputs.edge_weight is not None and spec.form != "dynamic" and not is_shared(inputs.edge_weight)
     matters = spec.form == "dynamic", *[True] * 5  # else value is in no logit

@@ -1,11 +1,11 @@
-"""A sparse matrix's pattern in compressed rows, and its transpose."""
+"""A sparse matrix's pattern in compressed rows, its transpose, and blocks of targets with all their in-edges."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,32 @@ from pyg_dist.backend.ops.memory import trim_after
 from pyg_dist.backend.session.settings import SPMM_FORM
 from pyg_dist.backend.sparse.form_trial import FormTrial
 from pyg_dist.errors import OptionError
+
+Place = Literal["source", "neighbour", "target", "edge", "all"]
+"""What an input has rows of: local nodes, which go to edges from them; these with halo slots behind them; local nodes,
+which go to edges to them; edges. Or it is the same for all edges."""
+
+
+class Block(NamedTuple):
+    """All in-edges of some targets, those of one target together, targets ascending.
+
+    Attributes:
+        low: the first target.
+        high: the last one, exclusive.
+        source: of each edge: local row, or halo slot behind these, int64 ``[e]``.
+        target: of each edge, less ``low``, int64 ``[e]``.
+        place: position of each edge's value in the edge storage, int64 ``[e]``.
+    """
+
+    low: int
+    high: int
+    source: Tensor
+    target: Tensor
+    place: Tensor
+
+
+Run = Callable[[Block, list[Tensor]], Tensor]
+"""Makes the targets' outputs ``[high - low, ...]`` of a block and of its piece of each input."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +105,7 @@ class CSR:
         return on_device(self.place, entry.device)[entry]
 
     def placed(self, number: Callable[[Tensor], Tensor]) -> CSR:
-        """The same pattern, and its transpose, whose values lie elsewhere.
-
-        Args:
-            number: new places, given old ones; on the host.
-        """
+        """The same pattern, and its transpose, whose values lie elsewhere: ``number`` makes new places of old ones."""
         host = self.on_host
         if host.num_entries == 0:
             return self
@@ -111,19 +133,8 @@ class CSR:
     def from_edges(row: Tensor, col: Tensor, edge: Tensor | None, num_rows: int, num_cols: int) -> CSR:
         """Group entries by row, where they lie; entries of one row keep their given order.
 
-        Args:
-            row: of each entry.
-            col: of each entry.
-            edge: position of its value; None: values are in the order of the entries given.
-            num_rows: number of rows.
-            num_cols: number of columns.
-
-        Shapes:
-            - row, col, edge: ``[num_entries]`` integers
-
-        Raises:
-            DataError: an entry is outside of the matrix.
-            OptionError: more rows or columns than 32 bits can number.
+        ``edge`` is the position of each entry's value; None: values are in the order of the entries given. Raises
+        DataError where an entry is outside of the matrix, OptionError for more rows or columns than 32 bits can number.
         """
         if max(num_rows, num_cols) > _INT32_MAX:
             raise OptionError(
@@ -207,17 +218,8 @@ class CSR:
     ) -> Tensor:
         """:func:`~pyg_dist.backend.ops.spmm_csr` of this pattern, in the form that is the fastest here.
 
-        Args:
-            x: the rows.
-            values: of the entries in their order; None: ones.
-            row_scale: a factor of each row.
-            col_scale: a factor of each column.
-            divide: whether the scales divide.
-            out: what to add the product to, or to write it into.
-            accumulate: whether to add.
-            tries: whether this product may be one by which forms are compared: not while a message is waited for.
-
-        Shapes: ``[num_cols, F] -> [num_rows, F]``.
+        ``values`` are of the entries in their order. ``tries``: whether this product may be one by which forms are
+        compared: not while a message is waited for. Shapes: ``[num_cols, F] -> [num_rows, F]``.
         """
         trial = self._trial(x)
 
@@ -286,16 +288,9 @@ class CSR:
         return CSR(before[self.rowptr], self.col[chosen] - low, self.edge[chosen], high - low)
 
     def restricted(self, row: Tensor, column: Tensor) -> tuple[CSR, Tensor]:
-        """Some rows and columns, whose values lie in the order of the entries, with the transpose.
+        """Some rows (in any order) and columns (ascending), with the transpose, and which entries these are, int64.
 
-        O(entries of the rows + num_cols / 64) time.
-
-        Args:
-            row: which, in any order.
-            column: which, ascending.
-
-        Returns:
-            The pattern, and which entries of this one its entries are, int64.
+        Values lie in the order of the entries. O(entries of the rows + num_cols / 64) time.
         """
         if self.host is not None:
             host, entry = self.host.restricted(row.cpu(), column.cpu())

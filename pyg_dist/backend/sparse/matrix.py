@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.local_function import LocalFunction
-from pyg_dist.backend.ops.call import as_rows
+from pyg_dist.backend.ops.library import as_rows
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.timing import phase
 
@@ -70,12 +70,7 @@ class Matrix:
         accumulate: bool = True,
         tries: bool = False,
     ) -> Tensor:
-        """``diag(row_scale) self diag(col_scale) x``, added to ``out`` if given, or written there.
-
-        With ``divide``: by the scales' inverses. ``tries``: see :meth:`~pyg_dist.backend.sparse.csr.CSR.multiply`.
-
-        Shapes: ``[num_cols, F] -> [num_rows, F]``.
-        """
+        """``diag(row_scale) self diag(col_scale) x``; see :meth:`~pyg_dist.backend.sparse.csr.CSR.multiply`."""
         return self.pattern.multiply(
             x,
             self.value,
@@ -133,10 +128,7 @@ class _EdgeDot(LocalFunction[Tensor]):
 def edge_product(weight: Tensor, x: Tensor, csr: CSR) -> Tensor:
     """``y_i = sum_e w_e x_col(e)`` on one rank, differentiable by w and by x to any order. No communication.
 
-    Shapes:
-        - weight: ``[e]``, by edge storage of the pattern
-        - x: ``[m, F]``
-        - output: ``[n, F]``
+    Shapes: weight ``[e]``, by edge storage of the pattern; x ``[m, F]``; output ``[n, F]``.
     """
     out: Tensor = _EdgeProduct.apply(weight, x, csr)
     return out

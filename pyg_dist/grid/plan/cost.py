@@ -13,8 +13,16 @@ from typing import Any
 
 from pyg_dist.backend.session.settings import GRID_SUMS
 from pyg_dist.errors import OptionError
-from pyg_dist.grid.plan.mesh_shape import GRID_AXES, MeshShape, meshes, nearest_cube
-from pyg_dist.grid.plan.tiling import INPUT, Sums, column_range, row_range
+from pyg_dist.grid.plan.mesh_shape import (
+    GRID_AXES,
+    INPUT,
+    MeshShape,
+    Sums,
+    column_range,
+    meshes,
+    nearest_cube,
+    row_range,
+)
 from pyg_dist.grid.plan.work import Work, work_of
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model, Price, reduction_seconds
@@ -91,8 +99,7 @@ def memory_of(model: Model, shape: MeshShape, sums: Sums, rank: int) -> int:
 def graph_bytes(model: Model, shape: MeshShape, sums: Sums, rank: int) -> int:
     """Bytes that one rank keeps of a graph without edge weights, once every layer has run; means over ranks.
 
-    Its share of the edges; the node orders; of every adjacency tile the edges, the matrix and its transpose, which GCN
-    has with self loops, and scales; of every change of layout the rows to send and to receive, there and back.
+    Edges; node orders; each adjacency tile's edges, matrix, transpose and scales; the rows of changes of layout.
     """
     nodes, num_ranks = model.num_nodes, math.prod(shape.sizes(*GRID_AXES))
     edges, work = model.num_entries - nodes, _first_work(model, shape, sums, rank)

@@ -1,4 +1,4 @@
-"""Orders of the nodes, the adjacency matrix' tiles under them, and the orders that make those even (pure functions).
+"""Orders of the nodes, the tiles that they make, the orders that make those even, and changes of layout between them.
 
 A *node order* is a permutation of the nodes; *position* is a node's place in it.
 """
@@ -6,14 +6,22 @@ A *node order* is a permutation of the nodes; *position* is a node's place in it
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from pyg_dist.grid.plan.mesh_shape import MeshShape
-from pyg_dist.grid.plan.tiling import Sums, split, tilings
+from pyg_dist.grid.plan.mesh_shape import (
+    MeshShape,
+    Sums,
+    TileLayout,
+    nested_index,
+    nested_split,
+    row_range,
+    split,
+    tilings,
+)
 
 
 class NodeOrder(ABC):
@@ -198,17 +206,8 @@ def choose_orders(
 
     In turn: the input's order, a random one, two random ones in alternation (Plexus, 5.1), and two by degree
     (:meth:`ListedOrder.round_robin_by_degree`, "dealt" in plans). The first try with an imbalance of at most
-    :data:`GOOD_IMBALANCE` is taken, else the best.
-
-    Args:
-        edges: all of them.
-        num_nodes: N.
-        shape: the mesh.
-        seed: of the permutations; equal on every rank.
-        sums: says which tiles are used.
-
-    Returns:
-        One or two orders, and the tries, the last of which is the one taken.
+    :data:`GOOD_IMBALANCE` is taken, else the best; the last of the tries that are returned is the one taken. ``seed``
+    is equal on every rank; ``sums`` says which tiles are used.
     """
     loops = torch.arange(num_nodes)
     rng = torch.Generator().manual_seed(seed)
@@ -251,3 +250,70 @@ def choose_orders(
     if best[1] != tries[-1].method:
         tries.append(Balance(best[1], best[0]))
     return best[2], tuple(tries)
+
+
+@dataclass(frozen=True)
+class RedistributionPlan:
+    """What one rank sends and receives when a matrix changes its layout; :func:`columns_between` settles columns.
+
+    Attributes:
+        send: local rows for each rank of the grid, int64, in the receiver's row order; ``None`` for nothing.
+        receive: the local rows that each rank fills, in the same order; ``None`` for nothing.
+    """
+
+    send: tuple[Tensor | None, ...]
+    receive: tuple[Tensor | None, ...]
+
+
+def redistribution_plan(
+    orders: Sequence[NodeOrder], shape: MeshShape, rank: int, before: TileLayout, after: TileLayout
+) -> RedistributionPlan:
+    """The rows that ``rank`` sends and receives in a change of layout; every rank gets each element once.
+
+    Of several replicas, a receiver listens to the one that stands on its own coordinates of the replica axes.
+    """
+    here = shape.coordinates(rank)
+    held, wanted = (held_positions(orders, layout, shape, here) for layout in (before, after))
+    goes_to = _rows_by_block(held, orders[before.order], orders[after.order], shape.sizes(*after.rows), False)
+    comes_from = _rows_by_block(wanted, orders[after.order], orders[before.order], shape.sizes(*before.rows), True)
+    send, receive = [], []
+    for other in range(shape.size):
+        there = shape.coordinates(other)
+        matches = all(here[axis] == there[axis] for axis in before.replicas)
+        sent = goes_to[nested_index(after.rows, shape, there)]
+        got = comes_from[nested_index(before.rows, shape, there)]
+        send.append(sent if matches and sent.numel() else None)
+        receive.append(got if matches and got.numel() else None)
+    return RedistributionPlan(tuple(send), tuple(receive))
+
+
+def held_positions(
+    orders: Sequence[NodeOrder], layout: TileLayout, shape: MeshShape, coordinates: Mapping[str, int]
+) -> tuple[int, int]:
+    """First and last position, exclusive, that are held at ``coordinates``."""
+    order = orders[layout.order]
+    held = row_range(order.num_split, layout, shape, coordinates)
+    low, high = order.bounds((held.start, held.stop))
+    return low, high
+
+
+def _rows_by_block(
+    held: tuple[int, int], own: NodeOrder, other: NodeOrder, parts: Sequence[int], by_own: bool
+) -> list[Tensor]:
+    """Local rows (places in the positions that are held) by the block of the other layout that holds them.
+
+    Both sides list the rows of a pair in the order of the layout *after*: ``by_own`` says that it is this one's own.
+    """
+    there = torch.arange(*held) if own is other else other.positions(own.nodes(*held))
+    bounds = torch.tensor(other.bounds(nested_split(other.num_split, parts)[1:-1]), dtype=torch.int64)
+    block = torch.bucketize(there, bounds, right=True)
+    local = torch.arange(there.numel()) if by_own else torch.argsort(there)
+    local = local[torch.argsort(block[local], stable=True)]
+    counts = torch.bincount(block, minlength=len(bounds) + 1)
+    return list(torch.split(local, counts.tolist()))
+
+
+def columns_between(one: range, other: range) -> range:
+    """The columns that two ranks share, as a range."""
+    low, high = max(one.start, other.start), min(one.stop, other.stop)
+    return range(low, max(low, high))

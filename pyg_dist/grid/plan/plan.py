@@ -11,9 +11,8 @@ import torch
 
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.grid.plan.cost import memory_of, price_of
-from pyg_dist.grid.plan.mesh_shape import GRID_AXES, RANK_ORDER, MeshShape
+from pyg_dist.grid.plan.mesh_shape import GRID_AXES, INPUT, RANK_ORDER, MeshShape, Sums, row_range
 from pyg_dist.grid.plan.node_order import Balance, EdgeChunks, ListedOrder, choose_orders, tile_counts
-from pyg_dist.grid.plan.tiling import INPUT, Sums, row_range
 from pyg_dist.grid.plan.work import Work, aggregation_bytes, work_of
 from pyg_dist.pricing.base import DistributionPlan
 from pyg_dist.pricing.machine import Machine
@@ -64,18 +63,7 @@ class GridPlan(DistributionPlan):
         seed: int,
         identity: str,
     ) -> tuple[GridPlan, tuple[ListedOrder, ...]]:
-        """The plan of a mesh, and its node orders (not collective).
-
-        Args:
-            edges: all of them.
-            model: the convs; it has the number of nodes.
-            shape: the mesh.
-            sums: the form of the two big sums.
-            price: of a step.
-            machine: what it was priced with.
-            seed: of the node orders.
-            identity: digest of graph and options.
-        """
+        """The plan of a mesh, and its node orders (not collective); ``identity`` is the digest of graph and options."""
         orders, tries = choose_orders(edges, model.num_nodes, shape, seed, sums)
         counts = torch.zeros(shape.z, shape.x, dtype=torch.int64)
         for source, target in edges():

@@ -11,9 +11,17 @@ import math
 from dataclasses import dataclass, field, replace
 
 from pyg_dist.backend.session.settings import PROJECT_FIRST
-from pyg_dist.grid.plan.mesh_shape import GRID_AXES, MeshShape
-from pyg_dist.grid.plan.redistribution import columns_between
-from pyg_dist.grid.plan.tiling import INPUT, WHOLE_ROWS, Sums, TileLayout, column_range, row_range
+from pyg_dist.grid.plan.mesh_shape import (
+    GRID_AXES,
+    INPUT,
+    WHOLE_ROWS,
+    MeshShape,
+    Sums,
+    TileLayout,
+    column_range,
+    row_range,
+)
+from pyg_dist.grid.plan.node_order import columns_between
 from pyg_dist.pricing.model import ACTIVATION_PASSES, Layer, Model
 
 
@@ -54,7 +62,7 @@ class Work:
 
 
 def _part(whole: range, index: int, num_parts: int) -> range:
-    """A part of a near-even split, as :func:`~pyg_dist.grid.plan.tiling.split` makes it."""
+    """A part of a near-even split, as :func:`~pyg_dist.grid.plan.mesh_shape.split` makes it."""
     size = len(whole)
     return range(whole.start + size * index // num_parts, whole.start + size * (index + 1) // num_parts)
 
@@ -157,12 +165,10 @@ class _StepTrace:
         self.width, self.learns = width, True
 
     def redistribute(self, before: TileLayout, after: TileLayout, width: int) -> None:
-        """A change of layout, as :func:`~pyg_dist.grid.plan.redistribution.redistribution_plan` makes it.
+        """A change of layout, as :func:`~pyg_dist.grid.plan.node_order.redistribution_plan` makes it; what stays is not
+        sent.
 
-        What stays on the rank is not sent.
-
-        Exact within one node order. Across two random ones it is what is to be expected: two ranges of positions share
-        rows in proportion to the length of both.
+        Exact within one node order. Across two random ones, ranges share rows in proportion to the length of both.
         """
         self.work.routes.add(frozenset((before, after)))
         packed, stays = self.shared(before, after, width, False), self.shared(before, after, width, True)

@@ -64,11 +64,7 @@ def _is_sum(name: str, bound: dict[str, Any]) -> bool:
 
 
 def add_to_rows(function: Function, args: Args, kwargs: Kwargs) -> RowTensor:
-    """``scatter_add`` and its kin along the rows of a row tensor, in place or not (collective).
-
-    Raises:
-        MixedRowsError: What overwrites, or reduces otherwise.
-    """
+    """``scatter_add`` and its kin along the rows of a row tensor, in place or not (collective)."""
     bound = bind("x dim index src reduce", args, kwargs)
     if not _is_sum(function.__name__, bound):
         raise refuse(function, "along dimension 0 would mix rows, sums apart")

@@ -227,10 +227,7 @@ TABLE[torch.autograd.grad] = grad
 
 
 def _compare_local_rows() -> None:
-    """Let checkpointing compare the local shapes of what autograd saved in the first forward and in the second one.
-
-    Torch's own check sees the first while torch runs :data:`local_tensors`, and the second when it does not.
-    """
+    """Let checkpointing compare local shapes: torch's own check sees the global ones in the second forward only."""
     checks = torch.utils.checkpoint._allowed_determinism_checks_to_fns
     stock = checks["default"]
 

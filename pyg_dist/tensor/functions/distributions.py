@@ -141,12 +141,9 @@ def _many(x: RowTensor, rate: Tensor) -> Tensor:
 def _by_rejection(
     x: RowTensor, like: Tensor, round_: Callable[[Callable[..., Tensor]], tuple[Tensor, Tensor]]
 ) -> Tensor:
-    """What ``round_`` gives in the first round in which it accepts, for each entry by itself.
+    """What ``round_`` gives in the first round in which it accepts, by entry; NaN where ``like`` is.
 
-    Args:
-        x: the rows.
-        like: a tensor of the result's kind; where it is NaN, so is the result.
-        round_: makes values, and whether they are accepted, of numbers: uniform ones, or of another keyed op.
+    ``round_`` makes values, and whether they are accepted, of numbers: uniform ones, or of another keyed op.
     """
     seed = draw_seed()
     key, columns = on_device(x._sharding.rng_key, x.device), math.prod(x.shape[1:])

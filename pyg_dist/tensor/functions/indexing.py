@@ -90,11 +90,7 @@ def _split(x: RowTensor, index: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _meet(x: RowTensor, index: Sequence[Any]) -> None:
-    """Note lists of columns, which have to be the same on every rank.
-
-    Raises:
-        IndexError: One of a list is out of range: torch does not look where there are no rows.
-    """
+    """Note lists of columns, equal on every rank; torch does not look for one out of range where there are no rows."""
     dim: int | None = 1
     for item in index:
         if isinstance(item, Tensor):
@@ -269,7 +265,7 @@ def _one_row(x: RowTensor, position: int) -> Tensor:
 def setitem(function: Function, args: Args, kwargs: Kwargs) -> None:
     """Assign to selected rows: a number, a row-free tensor, one row per selected row, or a like selection.
 
-    Into a plain tensor by a distributed mask, or of distributed rows, all of them (collective).
+    Into a plain tensor all distributed rows (collective).
     """
     x, index, value = args
     if not isinstance(x, RowTensor):  # it stays plain

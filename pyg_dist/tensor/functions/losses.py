@@ -62,10 +62,7 @@ _FOR_OTHERS = ("weight", "pos_weight", "size_average", "reduce")
 
 
 def _by_torch(function: Function, args: Args, kwargs: Kwargs, of_classes: bool) -> Tensor | None:
-    """The mean over rows that are all on one rank, by torch itself; ``None`` for other calls.
-
-    What the handlers do beside it decides the time on small graphs. Many elements are theirs: they take less memory.
-    """
+    """The mean over rows that are all on one rank, by torch itself, which is faster on small graphs; else ``None``."""
     if len(args) != 2 or kwargs.get("reduction") != "mean" or any(kwargs.get(n) is not None for n in _FOR_OTHERS):
         return None
     scores, target = args
@@ -121,10 +118,7 @@ def elementwise_loss(function: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _widen(operands: dict[str, Any]) -> torch.dtype | None:
-    """Give scores and targets of two dtypes the wider one; return the loss's, that of the targets, where they differ.
-
-    torch rounds the loss to it, but no gradient, which it computes from the scores themselves.
-    """
+    """Give scores and targets of two dtypes the wider one; return the targets', the loss's, if they differ."""
     scores, target = operands["input"], operands["target"]
     if scores.dtype == target.dtype or not target.dtype.is_floating_point:
         return None

@@ -345,10 +345,7 @@ _HANDLERS: dict[Function, Callable[[Function, tuple[Any, ...], dict[str, Any]], 
 
 
 class Transposed(MovedRows):
-    """The ``[F, N]`` transpose of a row tensor ``[N, F]``.
-
-    It takes part in products with rows and with plain matrices, and turns back; everything else raises.
-    """
+    """The ``[F, N]`` transpose of rows ``[N, F]``: takes part in products, and turns back; everything else raises."""
 
     @classmethod
     def __torch_function__(

@@ -25,18 +25,10 @@ from pyg_dist.tensor.sharding import RowSharding
 
 
 def as_operand(function: Function, operand: Any, rows: RowSharding, num_dims: int, broadcasts: bool = True) -> Any:
-    """An operand as it meets local rows: sliced if it has rows, entered if it has none.
+    """An operand as it meets local rows: sliced if it has rows, entered if it has none; sequences item by item.
 
-    Args:
-        function: for messages.
-        operand: a row tensor, a plain tensor, a sequence of them, or a value without rows.
-        rows: the distribution.
-        num_dims: number of dimensions of the row tensors; operands align with them at the right.
-        broadcasts: whether the function takes a tensor without rows for one with rows.
-
-    Raises:
-        MixedRowsError: Alignment at the right would put rows beside columns.
-        LayoutMismatchError: A plain operand with another number of rows.
+    Operands align at the right with row tensors of ``num_dims`` dimensions. ``broadcasts``: whether the function takes
+    a tensor without rows for one with rows.
     """
     if not isinstance(operand, Tensor):
         if isinstance(operand, (list, tuple)):

@@ -25,11 +25,7 @@ from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors
 
 
 def draw_seed() -> int:
-    """One draw of torch's default CPU generator, whose state the ranks share.
-
-    Raises:
-        UnsupportedError: A CUDA graph is being captured: each of its replays would repeat this draw.
-    """
+    """One draw of torch's default CPU generator, whose state the ranks share; not while a CUDA graph is captured."""
     if is_capturing():
         raise UnsupportedError(
             "Expected no random numbers while a CUDA graph is captured (got a seed drawn from the host's generator, "
@@ -43,14 +39,8 @@ def own_randomness(rank: int | None, device: torch.device) -> Iterator[None]:
     """Context for code that draws any number of values for this rank's rows: the generators of all ranks stay equal.
 
     Afterwards the CPU's is one draw ahead if the code has drawn (on every rank or on none), else unchanged; so is that
-    of ``device``, which begins anew with that draw.
-
-    Args:
-        rank: this one; ``None``: of some of its rows, for which other values would be drawn than for all.
-        device: where the rows are.
-
-    Raises:
-        MixedRowsError: The code has drawn for some rows.
+    of ``device``, which begins anew with that draw. Without a rank, for some of its rows, drawing raises: other values
+    would be drawn than for all.
     """
     generator = torch.default_generator
     before = generator.get_state()
@@ -288,11 +278,7 @@ def uniform_like(x: RowTensor, per_row: Sequence[int]) -> Tensor:
 
 @implements("alpha_dropout", "feature_alpha_dropout", "feature_dropout", "dropout1d", "dropout2d", "dropout3d")
 def dropout_of_kinds(function: Function, args: Args, kwargs: Kwargs) -> Any:
-    """Dropout that keeps mean and variance of SELU's outputs (alpha), or drops whole channels ``[N, C, ...]``.
-
-    Raises:
-        MixedRowsError: Channels would be rows: ``[C, L]`` is one sample without a batch to torch.
-    """
+    """Dropout that keeps mean and variance of SELU's outputs (alpha), or drops whole channels ``[N, C, ...]``."""
     x, p, bound = dropout_arguments(args, kwargs)
     name = function.__name__.rstrip("_")
     of_channels, is_alpha = name != "alpha_dropout", "alpha" in name

@@ -158,13 +158,7 @@ def equal(function: Function, args: Args, kwargs: Kwargs) -> bool:
 def extreme(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, op: str, nan_ties: bool = True) -> Tensor:
     """Largest ("max") or smallest ("min") of all rows (collective); as in torch, ties share the gradient equally.
 
-    Args:
-        x: local rows.
-        dims: dimensions to reduce, 0 among them.
-        keepdim: keep them, with size one.
-        rows: the distribution.
-        op: which.
-        nan_ties: whether NaN ties with NaN. It does in ``torch.max``, and not in ``torch.amax``, whose gradient is NaN.
+    NaN ties with NaN in ``torch.max``, and not in ``torch.amax``, whose gradient is NaN: ``nan_ties``.
     """
     if count(x, dims, rows) == 0:
         raise RuntimeError(f"{op}(): Expected reduction dim to be specified for input.numel() == 0.")

@@ -44,12 +44,7 @@ def _as_rows(local: Any, rows: Rows) -> Any:
 
 
 class _Context(FunctionCtx):
-    """The ``ctx`` of a script's function: saves and returns row tensors.
-
-    Args:
-        node: the engine's.
-        arguments: of ``apply``.
-    """
+    """The ``ctx`` of a script's function, over the engine's ``node``: saves and returns row tensors."""
 
     def __init__(self, node: Any, arguments: Sequence[Any]) -> None:
         self._node = node
@@ -85,11 +80,7 @@ class _Context(FunctionCtx):
 
 
 class _OnRows(LocalFunction):
-    """Runs a script's function.
-
-    Attributes:
-        script: it.
-    """
+    """Runs ``script``, a script's function."""
 
     script: Any
 
@@ -124,8 +115,7 @@ class _OnRows(LocalFunction):
 def _gradient(value: Any, rows: Rows, shape: Any) -> Any:
     """The gradient that a script returned, as the engine takes it for an input with these rows and this global shape.
 
-    Like torch it may have more dimensions, or more columns, than the input, which it is then summed to (collective
-    where the rows are).
+    Like torch's it is summed over dimensions or columns that the input has not (collective where it has rows).
     """
     if not isinstance(value, Tensor) or (value.grad_fn is not None and value.grad_fn.name().endswith("::Error")):
         return value  # torch's own, of this rank's rows, by which a function says that it is differentiated once only

@@ -25,11 +25,7 @@ def global_shape(x: RowTensor) -> torch.Size:
 
 
 def dims_of(dim: Any, num_dims: int) -> tuple[int, ...]:
-    """``dim`` as non-negative dimensions; ``None`` and ``()`` stand for all, as in torch.
-
-    Raises:
-        IndexError: There is no such dimension.
-    """
+    """``dim`` as non-negative dimensions; ``None`` and ``()`` stand for all, as in torch."""
     if dim is None or dim == () or dim == []:
         return tuple(range(num_dims))
     dims = tuple(dim) if isinstance(dim, (tuple, list)) else (dim,)

@@ -85,9 +85,8 @@ def of_redistributions(rank: int, size: int) -> Iterator[Case]:
     from pyg_dist.backend.comm.redistribution import Redistribution
     from pyg_dist.backend.comm.transport import Transport
     from pyg_dist.grid.mesh import Mesh
-    from pyg_dist.grid.plan.mesh_shape import MeshShape
+    from pyg_dist.grid.plan.mesh_shape import INPUT, WHOLE_ROWS, MeshShape, TileLayout
     from pyg_dist.grid.plan.node_order import ListedOrder
-    from pyg_dist.grid.plan.tiling import INPUT, WHOLE_ROWS, TileLayout
     from pyg_dist.grid.sharding import Grid
 
     group, counts = world_group(), uneven(size)

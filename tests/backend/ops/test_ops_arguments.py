@@ -7,7 +7,7 @@ import torch
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.ops import library
-from pyg_dist.backend.ops.call import call
+from pyg_dist.backend.ops.library import call
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.errors import DataError, OptionError, PygDistError, UnsupportedError
 

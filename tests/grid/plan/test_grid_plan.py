@@ -14,20 +14,22 @@ from hypothesis import strategies as st
 
 from pyg_dist.errors import OptionError
 from pyg_dist.grid.plan.cost import price_of
-from pyg_dist.grid.plan.mesh_shape import GRID_AXES, MeshShape, meshes, nearest_cube
-from pyg_dist.grid.plan.node_order import ListedOrder, choose_orders, in_one_piece
-from pyg_dist.grid.plan.plan import GridPlan
-from pyg_dist.grid.plan.redistribution import columns_between, redistribution_plan
-from pyg_dist.grid.plan.tiling import (
+from pyg_dist.grid.plan.mesh_shape import (
+    GRID_AXES,
     INPUT,
     WHOLE_ROWS,
+    MeshShape,
     TileLayout,
     column_range,
+    meshes,
+    nearest_cube,
     nested_split,
     row_range,
     split,
     tilings,
 )
+from pyg_dist.grid.plan.node_order import ListedOrder, choose_orders, columns_between, in_one_piece, redistribution_plan
+from pyg_dist.grid.plan.plan import GridPlan
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model, Price
 
