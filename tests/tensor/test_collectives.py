@@ -145,23 +145,21 @@ def _is_taken(form: Form, function: Function, name: str) -> bool:
 # Per module: collectives of the call, of its backward pass, and the functions. Where a message carries a sum over ranks
 # it is "sum", or "max" and "min"; "count" is one number of each rank, "agree" a yes or no of each.
 ROWS: dict[str, list[tuple[str, str, str]]] = {
-    "autograd": [
-        ("none", "none", """
-            data.__get__ data.__set__ detach grad.__get__ grad.__set__ grad.__delete__ grad_fn.__get__ retain_grad
-            register_post_accumulate_grad_hook register_hook backward autograd.backward
-            autograd.grad __deepcopy__
-        """),
-    ],
-    "batch_norm": [
-        ("2 sum", "2 sum", "batch_norm"),
-    ],
-    "columns": [
+    "along": [
         ("none", "none", """
             softmin cumsum cumprod cumsum_ cumprod_ cummax cummin logcumsumexp sort argsort topk kthvalue mode
             glu roll flip gather scatter_add scatter_add_ scatter scatter_ scatter_reduce scatter_reduce_
             take_along_dim vstack row_stack narrow unbind chunk split tensor_split diff cosine_similarity
             pairwise_distance repeat_interleave cat concat concatenate hstack column_stack stack one_hot pad
             normalize
+        """),
+        ("sum", "none", "index_add index_add_"),
+    ],
+    "autograd": [
+        ("none", "none", """
+            data.__get__ data.__set__ detach grad.__get__ grad.__set__ grad.__delete__ grad_fn.__get__ retain_grad
+            register_post_accumulate_grad_hook register_hook backward autograd.backward
+            autograd.grad __deepcopy__
         """),
     ],
     "distributions": [
@@ -170,17 +168,6 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
         """),
         ("agree", "none", "poisson"),
     ],
-    "dropout_kinds": [
-        ("none", "none", """
-            alpha_dropout feature_alpha_dropout feature_dropout dropout1d dropout2d dropout3d rrelu rrelu_
-        """),
-    ],
-    "extremes": [
-        ("max, sum", "none", "max"),
-        ("min, sum", "none", "min"),
-        ("max, min, sum", "none", "argmax"),
-        ("2 min, sum", "none", "argmin"),
-    ],
     "full_tensor": [
         ("gather", "none", """
             tolist numpy __array__ __array_wrap__ __contains__ unique unique_consecutive bincount histc median
@@ -188,6 +175,7 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
         """),
         ("count, gather", "none", "item __float__ __int__ __index__ __bool__"),
         ("none", "none", "__repr__ __format__"),
+        ("refused", "refused", "__reduce_ex__ _is_view _base.__get__ __dlpack__ __dlpack_device__"),
     ],
     "indexing": [
         ("count", "none", "__getitem__ index_select masked_select __setitem__ index_fill index_fill_"),
@@ -196,6 +184,7 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
         ("count, gather", "none", "nonzero argwhere"),
     ],
     "layers": [
+        ("2 sum", "2 sum", "batch_norm"),
         ("none", "4 sum", "gru lstm gru_cell lstm_cell rnn_tanh_cell rnn_relu_cell"),
         ("none", "sum", "linear bilinear prelu embedding cdist conv1d conv2d"),
         ("none", "none", "group_norm layer_norm rms_norm isin bucketize relu"),
@@ -210,6 +199,8 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
     ],
     "moved_rows": [
         ("none", "none", "permute movedim moveaxis unsqueeze"),
+        ("none", "none", "transpose swapaxes swapdims mT.__get__"),
+        ("sum", "none", "t T.__get__ H.__get__ mH.__get__"),
     ],
     "pointwise": [
         ("none", "none", " ".join(name for name in test_pointwise.NAMES if name != "detach")),
@@ -225,12 +216,19 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
     ],
     "random": [
         ("none", "none", """
+            alpha_dropout feature_alpha_dropout feature_dropout dropout1d dropout2d dropout3d rrelu rrelu_
+        """),
+        ("none", "none", """
             dropout rand_like randn_like uniform_ normal_ exponential_ bernoulli bernoulli_ gumbel_softmax
             init.uniform_ init.normal_ init.constant_ init.kaiming_uniform_
         """),
         ("agree", "none", "multinomial"),
     ],
     "reductions": [
+        ("max, sum", "none", "max"),
+        ("min, sum", "none", "min"),
+        ("max, min, sum", "none", "argmax"),
+        ("2 min, sum", "none", "argmin"),
         ("max, sum", "none", "amax logsumexp"),
         ("min, sum", "none", "amin"),
         ("sum", "none", "vector_norm sum nansum mean count_nonzero prod"),
@@ -238,12 +236,8 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
         ("max", "none", "any _is_any_true"),
         ("min", "none", "all _is_all_true allclose equal"),
         ("none", "none", "softmax log_softmax"),
-    ],
-    "refusals": [
-        ("refused", "refused", "__reduce_ex__ _is_view _base.__get__ __dlpack__ __dlpack_device__"),
-    ],
-    "scatter": [
-        ("sum", "none", "index_add index_add_"),
+        ("sum", "none", "norm"),
+        ("2 sum", "sum", "std var std_mean var_mean"),
     ],
     "shapes": [
         ("none", "none", " ".join(METADATA)),
@@ -251,14 +245,6 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
             shape.__get__ size numel __len__ view reshape view_as reshape_as expand_as expand broadcast_to
             repeat squeeze flatten ravel unflatten nbytes.__get__
         """),
-    ],
-    "transpose": [
-        ("none", "none", "transpose swapaxes swapdims mT.__get__"),
-        ("sum", "none", "t T.__get__ H.__get__ mH.__get__"),
-    ],
-    "vector_norms": [
-        ("sum", "none", "norm"),
-        ("2 sum", "sum", "std var std_mean var_mean"),
     ],
 }  # fmt: skip
 

@@ -6,8 +6,8 @@ import ast
 from pathlib import Path
 
 import pytest
+import test_along
 import test_batch_norm
-import test_columns
 import test_extremes
 import test_full_tensor
 import test_indexing
@@ -24,7 +24,7 @@ from against_torch import functions_in_table
 from pyg_dist.tensor.registry import TABLE, Function, functions, public_name
 
 MODULES = (
-    test_batch_norm, test_columns, test_extremes, test_full_tensor, test_layers, test_losses, test_products,
+    test_batch_norm, test_along, test_extremes, test_full_tensor, test_layers, test_losses, test_products,
     test_reductions, test_indexing, test_shapes, test_vector_norms,
 )  # fmt: skip
 # What is not compared there: the module that tests it, and how a script calls it where that is not its name.
