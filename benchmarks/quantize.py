@@ -111,13 +111,13 @@ def make_exchange(bits: int, width: int) -> Callable[[], object]:
     """One aggregation of what needs a gradient, forward and backward, without local edges worth mentioning."""
     data = DistributedData(power_law.load("small"), partition="random", bits=bits)
     layer = torch.nn.Identity().train()
-    operator = data.graph.operator(Norm.MEAN, None, torch.float32).matrix
+    operator = data.graph.operator(Norm.MEAN, None, torch.float32)
     x = torch.randn(data.graph.num_local, width)
 
     def exchange() -> None:
         halo = operator.halo.coded(data.graph.codecs(layer))
         for way in (halo, halo.transposed):
-            way.finish(way.start(x), torch.zeros_like(x))
+            way.add(way.send(x), torch.zeros_like(x))
 
     return exchange
 

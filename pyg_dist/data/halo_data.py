@@ -31,7 +31,7 @@ def on_halo(
     plan = gathered_plan(share, group, options, options.halo.partition_name, kept, identity)
     bits = options.halo.bits_by_direction
     nodes = HaloNodes(group, share.node_id, share.num_nodes, options.halo.exchange, bits, groups)
-    graph = HaloGraph(share, nodes, graph_input.loop_rule, plan.is_dense)
+    graph = HaloGraph(share, nodes, graph_input.loop_rule, plan.messages)
     return graph, plan
 
 

@@ -127,7 +127,7 @@ def _open_halo(store: HaloStore, options: Options) -> StoredGraph:
         identity = merged_hash(store, ranks, options.halo.exchange)
         plan = gathered_plan(share, group, options, manifest.plan["partition"], None, identity)
     nodes = HaloNodes(group, share.node_id, share.num_nodes, options.halo.exchange, bits, groups)
-    graph = HaloGraph(share, nodes, manifest.graph["loop_rule"], plan.is_dense)
+    graph = HaloGraph(share, nodes, manifest.graph["loop_rule"], plan.messages)
     attributes: dict[str, Any] = {}
     try:
         of_nodes = {name: node_rows(store, name, parts, share) for name in manifest.node_attributes}

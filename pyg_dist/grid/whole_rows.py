@@ -20,7 +20,6 @@ from pyg_dist.graph.self_loops import put_loop_values
 from pyg_dist.grid.plan.mesh_shape import GRID_AXES, WHOLE_ROWS
 from pyg_dist.grid.sharding import Grid
 from pyg_dist.halo.plan.one_way import OneWay
-from pyg_dist.halo.plan.plan import is_dense
 from pyg_dist.halo.plan.remote_edges import RemoteEdges
 from pyg_dist.halo.plan.share import HaloShare, LocalEdges, share_of
 from pyg_dist.halo.products import HaloProducts
@@ -205,7 +204,7 @@ class WholeRows(HaloProducts):
         messages = sum(grid.ranks(*GRID_AXES).gather_counts(sum(count > 0 for count in share.row_transfer.send_counts)))
         group = grid.mesh.group(*GRID_AXES)
         nodes: Any = grid.node_sharding  # with what of HaloNodes an exchange of exact rows needs
-        return WholeRows(share, nodes, loop_rule, is_dense(messages, group.size), rows, group, device)
+        return WholeRows(share, nodes, loop_rule, messages, rows, group, device)
 
     def owns(self, x: RowTensor) -> bool:
         """Whether x has a row for every node of this graph, as tiles or whole."""

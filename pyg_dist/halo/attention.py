@@ -15,7 +15,6 @@ from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.sparse.attention import Attended, Part, PartedAttention, attention_in_parts
 from pyg_dist.backend.sparse.attention_by_edge import attention_by_edge
 from pyg_dist.backend.sparse.csr import CSR
-from pyg_dist.halo.aggregate import HaloRows
 from pyg_dist.halo.transfer import HaloTransfer
 
 
@@ -57,8 +56,7 @@ def halo_attention(
     Args:
         local: ``[n, n]``, the edges with a local source.
         halo: ``[b, h]``, the others, from halo slots to the last b local rows.
-        value: sends the sources' values.
-        key: sends their keys, or part of the logits.
+        value, key: send the sources' values, and their keys or part of the logits, to halo slots.
         edge_key: of the dropout, by edge storage.
         spec: how logits are made.
         inputs: see below.
@@ -70,6 +68,6 @@ def halo_attention(
           heads, before dropout
     """
     num_shared = halo.num_rows
-    remote = Part(halo, local.num_rows - num_shared, num_shared, (HaloRows(value), HaloRows(key), *[None] * 4))
+    remote = Part(halo, local.num_rows - num_shared, num_shared, (value, key, *[None] * 4))
     a = _HaloAttention((Part(local, num_shared=num_shared), remote), edge_key, spec, num_weights)
     return attention_in_parts(a, inputs)

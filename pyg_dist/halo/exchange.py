@@ -1,92 +1,134 @@
 """The halo exchange: rows to the ranks that need them, and back.
 
-With few neighbours per rank, one non-blocking message to each: a rank with no rows for another sends it nothing
-(Demirci et al., 4.1). With many, one all-to-all-v (the plan chooses). The transposed exchange uses the same lists with
-the roles of sender and receiver swapped.
+:class:`Exchange` is all that the rest of the layout uses of one; only :func:`exchange_of` names its implementations.
+Each passes ``tests/halo/test_exchange_contract.py``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from typing import Protocol, TypeVar
 
-import torch
 from torch import Tensor
 
-from pyg_dist.backend.comm.buffers import Buffers
 from pyg_dist.backend.comm.transport import Messages, Transport
-from pyg_dist.backend.sparse.csr import CSR
-from pyg_dist.backend.sparse.matrix import Matrix
+from pyg_dist.halo.plan.plan import is_dense
+
+Arrival = tuple[int, int, int]
+"""Sender, first row and last row, exclusive, of what arrives together; sender -1: of several ranks."""
+
+
+class Exchange(Protocol):
+    """Moves rows between the ranks of a group by fixed lists: a linear map, whose transpose is the way back."""
+
+    @property
+    def num_sent(self) -> int:
+        """Rows that leave this rank, s."""
+
+    @property
+    def num_received(self) -> int:
+        """Rows that arrive, r."""
+
+    @property
+    def arrivals(self) -> tuple[Arrival, ...]:
+        """What of the r rows arrives together, in the order to wait in, which never changes, so that sums do not."""
+
+    @property
+    def transposed(self) -> Exchange:
+        """Who received sends, in the same order."""
+
+    def start(self, rows: Tensor, received: Tensor | None = None) -> Messages:
+        """Send rows (collective, does not wait); what leaves the rank is counted as its transport's traffic.
+
+        Shapes:
+            - rows: ``[s, ...]``, any dtype, grouped by receiver
+            - received: ``[r, ...]``, where they will land, grouped by sender; a new tensor by default
+        """
+
+
+E = TypeVar("E", bound="ByCounts")
 
 
 @dataclass(frozen=True)
-class Exchange:
-    """Fixed lists of who sends how many rows to whom.
+class ByCounts:
+    """What exchanges have in common that know how many rows go from rank to rank.
 
     Attributes:
-        transport: the ranks; its counter is shared by all exchanges of a graph.
+        transport: the ranks, and where what is sent is counted.
         send_counts: rows to send, by receiver.
         recv_counts: rows that arrive, by sender.
-        is_dense: whether to use one all-to-all-v, the same on every rank; else one non-blocking message per neighbour.
-        buffers: for rows on their way; shared like the counter.
     """
 
     transport: Transport
     send_counts: tuple[int, ...]
     recv_counts: tuple[int, ...]
-    is_dense: bool = False
-    buffers: Buffers = field(default_factory=Buffers)
 
     @cached_property
     def num_sent(self) -> int:
-        """Number of rows that leave."""
+        """See :class:`Exchange`."""
         return sum(self.send_counts)
 
     @cached_property
     def num_received(self) -> int:
-        """Number of rows that arrive."""
+        """See :class:`Exchange`."""
         return sum(self.recv_counts)
 
     @cached_property
-    def transposed(self) -> Exchange:
-        """The way back: who received sends."""
-        return Exchange(self.transport, self.recv_counts, self.send_counts, self.is_dense, self.buffers)
+    def transposed(self: E) -> E:
+        """See :class:`Exchange`."""
+        return type(self)(self.transport, self.recv_counts, self.send_counts)
 
-    def slots(self, device: torch.device) -> Matrix:
-        """Which slot each row that arrives belongs in: its own. Of rows that are not added to anything."""
-        if device not in self._slots:
-            self._slots[device] = Matrix(CSR.identity(self.num_received, device))
-        return self._slots[device]
+    def start(self, rows: Tensor, received: Tensor | None = None) -> Messages:
+        """See :class:`Exchange`."""
+        if received is None:
+            received = rows.new_empty((self.num_received, *rows.shape[1:]))
+        if self.transport.group.size == 1 or rows.shape[1:].numel() == 0:
+            return Messages(received, rows)
+        return self._send(rows.contiguous(), received)
+
+    def _send(self, rows: Tensor, received: Tensor) -> Messages:
+        raise NotImplementedError
+
+
+class ToNeighbours(ByCounts):
+    """One message to each rank that gets rows: none to the others (Demirci et al., 4.1)."""
 
     @cached_property
-    def _slots(self) -> dict[torch.device, Matrix]:
-        return {}
-
-    @cached_property
-    def arrivals(self) -> tuple[tuple[int, int, int], ...]:
-        """Sender, first slot and last slot, exclusive, of each message, in the order in which they are sent.
-
-        An all-to-all-v arrives as one, of no sender (-1).
-        """
-        if self.is_dense:
-            return ((-1, 0, self.num_received),) if self.num_received else ()
+    def arrivals(self) -> tuple[Arrival, ...]:
+        """See :class:`Exchange`: by sender, in the order in which messages are sent."""
         bounds = [0, *accumulate(self.recv_counts)]
         rank, size = self.transport.group.rank, self.transport.group.size
         senders = [(rank - offset) % size for offset in range(1, size)]
         return tuple((p, bounds[p], bounds[p + 1]) for p in senders if self.recv_counts[p])
 
-    def start(self, rows: Tensor, received: Tensor | None = None) -> Messages:
-        """Send rows, grouped by receiver (collective, does not wait).
-
-        Shapes:
-            - rows: ``[num_sent, ...]``
-            - received: ``[num_received, ...]``, where they will land, grouped by sender; a new tensor by default
-        """
-        if received is None:
-            received = rows.new_empty((self.num_received, *rows.shape[1:]))
-        if self.transport.group.size == 1 or rows.shape[1:].numel() == 0:
-            return Messages(received, rows)
-        if self.is_dense:
-            return self.transport.all_to_all(rows, self.send_counts, self.recv_counts, received)
+    def _send(self, rows: Tensor, received: Tensor) -> Messages:
         return self.transport.to_neighbours(rows, self.send_counts, self.arrivals, received)
+
+
+class AllToAll(ByCounts):
+    """One all-to-all-v, whose cost does not depend on the number of neighbours."""
+
+    @cached_property
+    def arrivals(self) -> tuple[Arrival, ...]:
+        """See :class:`Exchange`: all at once."""
+        return ((-1, 0, self.num_received),) if self.num_received else ()
+
+    def _send(self, rows: Tensor, received: Tensor) -> Messages:
+        return self.transport.all_to_all(rows, self.send_counts, self.recv_counts, received)
+
+
+def exchange_of(
+    transport: Transport, send_counts: tuple[int, ...], recv_counts: tuple[int, ...], num_messages: int = 0
+) -> Exchange:
+    """The exchange of rows whose numbers are known (not collective).
+
+    Args:
+        transport: the ranks.
+        send_counts: rows to send, by receiver.
+        recv_counts: rows that arrive, by sender.
+        num_messages: of all ranks together, the same on every rank: how many pairs exchange decides how rows travel.
+    """
+    implementation = AllToAll if is_dense(num_messages, transport.group.size) else ToNeighbours
+    return implementation(transport, send_counts, recv_counts)

@@ -5,23 +5,30 @@ from __future__ import annotations
 import copy
 from functools import cached_property
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
+from pyg_dist.backend import ops
+from pyg_dist.backend.comm.group import Group
+from pyg_dist.backend.comm.transport import Traffic, Transport
+from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.session.settings import STOCK_ELEMENTS
+from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.graph.edge_sets import ListedEdges, in_layout_of
 from pyg_dist.graph.edges import Edges
-from pyg_dist.graph.sample import Sample
-from pyg_dist.graph.sampled_edges import SampledEdges
-from pyg_dist.halo.batch import ProductsAtSample, SampledNodes
-from pyg_dist.halo.plan.plan import is_dense
-from pyg_dist.halo.plan.restriction import Restriction, restricted
-from pyg_dist.halo.plan.share import halo_share
+from pyg_dist.graph.protocol import Norm
+from pyg_dist.graph.sample import PairProbability, Sample
+from pyg_dist.graph.sampled_edges import SampledEdges, refuse_learning_weights, refuse_other_weights
+from pyg_dist.halo.exchange import exchange_of
+from pyg_dist.halo.operator import LearningOperator, LinearOperator
+from pyg_dist.halo.plan.restriction import RemoteLinks, Restriction, restricted
+from pyg_dist.halo.plan.share import HaloShare, halo_share
 from pyg_dist.halo.products import HaloProducts
 from pyg_dist.halo.sharding import HaloNodes
 from pyg_dist.store.manifest import LoopRule
-from pyg_dist.tensor.row_index import PickedEdges, PickedNodes
+from pyg_dist.tensor.row_index import PickedEdges, PickedNodes, origin_of
 from pyg_dist.tensor.row_tensor import RowTensor
 from pyg_dist.tensor.selection import Selection
 from pyg_dist.tensor.sharding import RowSharding, lasting
@@ -76,7 +83,7 @@ class HaloGraph(HaloProducts):
         """
         share = self.share.selected(chosen.local_index.cpu())
         nodes, ranks = self.node_sharding, self.exchange_group
-        return HaloGraph(share, nodes, self.loop_rule, self.is_dense, chosen.rows, ranks, self.device)
+        return HaloGraph(share, nodes, self.loop_rule, self.num_messages, chosen.rows, ranks, self.device)
 
     def attribute_sharding(self, name: str, value: Tensor) -> RowSharding:
         """The sharding of a new node attribute."""
@@ -106,22 +113,138 @@ class HaloGraph(HaloProducts):
         """See :class:`~pyg_dist.graph.protocol.DistributedGraph`."""
         return self.node_sharding.groups.index, self.node_sharding.groups.count
 
+    @cached_property
+    def links(self) -> HaloLinks:
+        """What subgraphs are cut from (collective at the first use)."""
+        return HaloLinks(self.share, self.group)
+
     def prepare_subgraphs(self) -> None:
         """See :class:`~pyg_dist.graph.protocol.DistributedGraph`."""
         self.links, self.loops_exist  # noqa: B018
 
 
-class HaloBatch(ProductsAtSample, HaloGraph):
-    """The subgraph that a sample of nodes induces. The graph's rows stay where they are.
+class HaloLinks:
+    """The edges between this rank and others, with both ends; one exchange with the other ranks (collective).
 
-    Not collective, given the links of the graph; :meth:`operator` may be.
+    Args:
+        share: this rank's part.
+        group: the ranks.
+
+    Attributes:
+        links: the edges.
+    """
+
+    @lasting
+    def __init__(self, share: HaloShare, group: Group) -> None:
+        incoming = share.row_transfer.incoming
+        slot, target = incoming.col.long(), share.node_id[incoming.row() + share.num_inner]
+        sender_of_slot = torch.repeat_interleave(
+            torch.arange(share.num_ranks), torch.tensor(share.row_transfer.recv_counts)
+        )
+        order = torch.argsort(sender_of_slot[slot], stable=True)
+        slot, target, place = slot[order], target[order], incoming.edge.long()[order]
+        sender, source = sender_of_slot[slot], share.halo_id[slot]
+        mine = torch.stack([share.edge_id[place], source, target, place], dim=1)
+
+        counts = torch.bincount(sender, minlength=share.num_ranks)
+        from_rank = group.gather_rows(counts.view(1, -1), [1] * group.size)[:, share.rank]
+        lists = tuple(counts.tolist()), tuple(from_rank.tolist())
+        self._place = place
+        self._exchange = exchange_of(Transport(group, Traffic()), *lists, num_messages=group.size**2)
+        theirs = self._exchange.start(mine[:, :3]).wait()
+        load = torch.tensor(group.gather_counts(share.edge_id.numel()))
+        receiver = torch.repeat_interleave(torch.arange(share.num_ranks), from_rank)
+        self.links = RemoteLinks.of(share, mine, theirs, sender, receiver, load)
+        self._remote_weights: WeakKeyDictionary[LinearOperator, Tensor] = WeakKeyDictionary()
+
+    @lasting
+    def remote_weights(self, operator: LinearOperator, values: Tensor) -> Tensor:
+        """The values of the edges that begin here, from the ranks that have them (collective at the first use).
+
+        Args:
+            operator: whose values they are.
+            values: by edge storage.
+        """
+        if operator not in self._remote_weights:
+            places = on_device(self._place, values.device)
+            self._remote_weights[operator] = self._exchange.start(values[places]).wait()
+        return self._remote_weights[operator]
+
+
+class SampledNodes(HaloNodes):
+    """Sampled nodes. They are numbered by their places in the sample, and keyed as in the graph.
+
+    Args:
+        parent: the graph's nodes.
+        row: the local ones among them, int64 ``[b]``.
+        place: their places in the sample, int64 ``[b]``.
+        sample: the sample. Where data groups have samples of their own, the rows are those of the union of all.
+    """
+
+    counts_selections = False  # each batch has masks of its own, and a step would wait for their numbers
+
+    def __init__(self, parent: HaloNodes, row: Tensor, place: Tensor, sample: Sample) -> None:
+        union, key = sample.group, parent.rng_key.index_select(0, row)
+        self._sample, self._own_place = sample, place
+        if union is None:
+            size = sample.node_id.numel()
+            super().__init__(parent.group, key, size, parent.exchange, parent.bits, parent.groups)
+        else:  # groups draw other numbers for a node
+            key = key + union.index * parent.num_rng_keys
+            super().__init__(parent.groups.everyone, key, union.size, parent.exchange, parent.bits)
+        self.parent, self.row = parent, row
+        self._place = place + self.first
+        self.traffic, self.buffers = parent.traffic, parent.buffers
+
+    @property
+    def position(self) -> Tensor:
+        """The place of each local node in the sample, or in the union of all groups' samples."""
+        return self._place
+
+    @property
+    def first(self) -> int:
+        """See :class:`~pyg_dist.halo.sharding.HaloNodes`."""
+        return 0 if self._sample.group is None else self._sample.group.first
+
+    @property
+    def sample(self) -> Sample:
+        """See :class:`~pyg_dist.graph.protocol.NodeSharding`."""
+        return self._sample
+
+    @property
+    def is_union(self) -> bool:
+        """See :class:`~pyg_dist.graph.protocol.NodeSharding`."""
+        return self._sample.group is not None
+
+    def seed_of_group(self, seed: int) -> int:
+        """See :class:`~pyg_dist.halo.sharding.HaloNodes`."""
+        return seed if self._sample.group is None else ops.mixed_seed(seed, self._sample.group.index)
+
+    @property
+    def global_id(self) -> Tensor:
+        """See :attr:`position`: it is what the batch's ``edge_index`` has."""
+        return self._place
+
+    @property
+    def num_rng_keys(self) -> int:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
+        return self.parent.num_rng_keys * (1 if self._sample.group is None else self._sample.group.index + 1)
+
+
+class HaloBatch(HaloGraph):
+    """The subgraph that a sample of nodes induces, and its operators. The graph's rows stay where they are.
+
+    Not collective, given the links of the graph; :meth:`operator` may be. With the probabilities of a sample's pairs
+    operators are those of the whole graph at the sample, ``w_ij / p_ij`` off the diagonal and ``w_ii`` on it (ScaleGNN,
+    III-D, eq. 23-24): GCN keeps the norm of the whole graph, a mean its degree, and the mean over all samples that hold
+    a node is the full aggregation.
 
     Args:
         parent: the graph.
         sample: of its nodes.
     """
 
-    parent: HaloGraph
+    may_send_weights = False  # to know whether that pays, ranks would have to communicate for each batch
 
     def __init__(self, parent: HaloGraph, sample: Sample) -> None:
         self.parent = parent
@@ -134,7 +257,8 @@ class HaloBatch(ProductsAtSample, HaloGraph):
         key = share.edge_id if is_known else of_edges.rng_key.index_select(0, edge)
         rows = SampledEdges(of_edges, edge, key, nodes.group, sample.group)
         self._replicas = None if sample.group is None else of_graph.groups.data
-        super().__init__(share, nodes, parent.loop_rule, parent.is_dense, rows, parent.exchange_group, parent.device)
+        ranks, device = parent.exchange_group, parent.device
+        super().__init__(share, nodes, parent.loop_rule, parent.num_messages, rows, ranks, device)
         self._sample = sample
 
     @property
@@ -162,6 +286,126 @@ class HaloBatch(ProductsAtSample, HaloGraph):
         picked.replicas = self._replicas
         return picked
 
+    def operator(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> Any:
+        """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.operator`.
+
+        Raises:
+            UnsupportedError: GCN's norm with weights that learn, or that are no attribute of the graph: it needs the
+                degrees of the whole graph.
+        """
+        if self._sample.pairs is None:
+            return super().operator(norm, weight, dtype)
+        if weight is not None and weight.requires_grad and torch.is_grad_enabled():
+            return self._learning_at_sample(norm, weight.to_local(), dtype)
+        return self._operators.get((norm, dtype), weight, lambda: self._at_sample(norm, weight, dtype))
+
+    def operator_over(self, edges: Any, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> Any:
+        """See :meth:`~pyg_dist.graph.protocol.EdgeView.operator_over`."""
+        return super().operator_over(edges, norm, weight, dtype) if self._sample.pairs is None else None
+
+    def _at_sample(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> LinearOperator:
+        """The graph's operator, restricted and rescaled (collective)."""
+        origin = origin_of(weight)
+        if weight is not None and origin is None:
+            if norm.kind == "gcn":
+                raise refuse_other_weights()
+            return self._own_weights(norm, weight, dtype)
+        of_graph: Any = None if origin is None else origin[0]
+        whole = self._operator_of_graph(norm, of_graph, dtype)
+        p = self._pairs.uniform_p
+        if p is not None and weight is None and not norm.add_self_loops and not self.parent.loops_exist:
+            return self._divided_by(p, whole, dtype)
+        values = whole.halo.incoming.storage
+        local = self._with_loops(whole.local, dtype) if norm.kind == "gcn" and norm.add_self_loops else None
+        if values is None:
+            return self._rescaled(local, None, None, whole, dtype)
+        remote = self.parent.links.remote_weights(whole, values)
+        edge, remote_edge = (on_device(x, self.device) for x in (self.restriction.edge, self.restriction.remote_edge))
+        return self._rescaled(local, values[edge], remote[remote_edge], whole, dtype)
+
+    def _divided_by(self, p: float, whole: LinearOperator, dtype: torch.dtype) -> LinearOperator:
+        """The batch's operator where every edge has the same factor: rows are scaled, and edges have no values."""
+        of_rows, of_cols = self._scales(whole)
+        if of_rows is None:
+            of_rows = torch.ones(self.num_local, dtype=dtype, device=self.device)
+        of_rows = of_rows * p if whole.divides else of_rows / p
+        return LinearOperator(Matrix(self.local), self._sum_transfer, of_rows, of_cols, whole.divides)
+
+    def _scales(self, whole: LinearOperator) -> tuple[Tensor | None, Tensor | None]:
+        """Those of the graph's rows and columns that are here."""
+        row = on_device(self.restriction.row, self.device)
+        of_rows, of_cols = (None if s is None else s[row] for s in (whole.row_scale, whole.col_scale))
+        return of_rows, of_cols
+
+    def _operator_of_graph(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> LinearOperator:
+        operator = self.parent.operator(norm, weight, dtype)
+        assert isinstance(operator, LinearOperator), "weights that learn go another way"
+        return operator
+
+    def _own_weights(self, norm: Norm, weight: RowTensor, dtype: torch.dtype) -> LinearOperator:
+        """Sum or mean with weights of the batch alone (collective)."""
+        whole = self._operator_of_graph(norm, None, dtype)
+        values = weight.to_local().detach().to(dtype)
+        sent = self._weighted(self.local, values)[1].outgoing.storage
+        return self._rescaled(None, values, None if sent is None else sent[:-1], whole, dtype)
+
+    def _rescaled(
+        self,
+        local: Matrix | None,
+        values: Tensor | None,
+        remote_weights: Tensor | None,
+        whole: LinearOperator,
+        dtype: torch.dtype,
+    ) -> LinearOperator:
+        """The batch's operator.
+
+        Args:
+            local: of the local edges; ``None``: by ``values``.
+            values: of the edges, ``[e]``; ``None``: ones.
+            remote_weights: of those that are summed here for other ranks; ``None``: ones.
+            whole: the graph's, whose scales hold.
+            dtype: of the values.
+        """
+        one = torch.ones(1, dtype=dtype, device=self.device)
+        storage = torch.cat([self._factors(dtype) if values is None else values * self._factors(dtype), one])
+        source, target = self.restriction.remote_ends
+        factor = self._pairs.factor(source, target, dtype).to(self.device)
+        sent = torch.cat([factor if remote_weights is None else remote_weights * factor, one])
+        halo = self._sum_transfer.weighted(sent, storage)
+        local = Matrix(self.local, storage) if local is None else local
+        return LinearOperator(local, halo, *self._scales(whole), whole.divides)
+
+    def _with_loops(self, whole: Matrix, dtype: torch.dtype) -> Matrix:
+        """The local matrix of the graph, loops of the norm included, at the sample."""
+        row = self.restriction.row
+        pattern, entry = whole.pattern.restricted(row, row)
+        ids = self.parent.node_sharding.global_id[row]
+        ends = pattern.on_host.col.long(), pattern.on_host.row()
+        factor = self._pairs.factor(*ends, dtype, ids).to(self.device)
+        return Matrix(pattern, factor if whole.value is None else whole.value[entry] * factor)
+
+    def _learning_at_sample(self, norm: Norm, weight: Tensor, dtype: torch.dtype) -> LearningOperator:
+        """Sum or mean with weights that learn, rescaled."""
+        if norm.kind == "gcn":
+            raise refuse_learning_weights()
+        factor = self._factors(weight.dtype)
+        if norm.kind == "mean":
+            degree = self.parent.in_degree(weight.dtype)[on_device(self.restriction.row, self.device)].clamp_(min=1)
+            factor = factor / degree[self.ends()[1]]
+        return self._learning(Norm.SUM, weight * factor)
+
+    @property
+    def _pairs(self) -> PairProbability:
+        assert self._sample.pairs is not None
+        return self._sample.pairs
+
+    @lasting
+    def _factors(self, dtype: torch.dtype) -> Tensor:
+        """One over the probability of each edge's source, by edge storage, ``[e]``."""
+        source, target = self._ends_on_host()
+        ids = self._sample.node_id[self._neighbour_id_on_host - self.node_sharding.first]
+        return self._pairs.factor(source, target, dtype, ids).to(self.device)
+
 
 @in_layout_of.register
 def _(nodes: HaloNodes, edge_index: Tensor, loop_rule: LoopRule) -> HaloGraph:
@@ -169,4 +413,4 @@ def _(nodes: HaloNodes, edge_index: Tensor, loop_rule: LoopRule) -> HaloGraph:
     share = halo_share(edge_index, nodes.parts(), group.rank, group.size, nodes.exchange, nodes.global_id)
     messages = sum(group.gather_counts(sum(count > 0 for count in share.sum_transfer.send_counts)))
     rows = ListedEdges(group, "edge", share.num_edges, share.edge_id)
-    return HaloGraph(share, nodes, loop_rule, is_dense(messages, group.size), rows)
+    return HaloGraph(share, nodes, loop_rule, messages, rows)

@@ -22,7 +22,7 @@ from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.session.generators import host_states, set_host_states
 from pyg_dist.backend.sparse.csr import CSR, Block, Place, Run
 from pyg_dist.backend.timing import phase
-from pyg_dist.halo.aggregate import HaloRows
+from pyg_dist.halo.transfer import HaloTransfer
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class MessageBlocks:
     num_inner: int
     max_edges: int
     places: tuple[Place, ...]
-    maps: tuple[HaloRows | None, ...]
+    maps: tuple[HaloTransfer | None, ...]
     run: Run
 
     @property

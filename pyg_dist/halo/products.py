@@ -22,10 +22,9 @@ from pyg_dist.graph.accumulate import add_into_
 from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.gcn_norm import gcn_product, gcn_scales
 from pyg_dist.graph.protocol import Norm
-from pyg_dist.halo.aggregate import LentSums, LinearOperator, aggregate
-from pyg_dist.halo.exchange import Exchange
-from pyg_dist.halo.operators import ConstantOperator, HaloOperator, LearningOperator
-from pyg_dist.halo.plan.cost import ExchangeCounts, lends_weights
+from pyg_dist.halo.exchange import Exchange, exchange_of
+from pyg_dist.halo.operator import HaloOperator, LearningOperator, LinearOperator, RemoteSums, aggregate
+from pyg_dist.halo.plan.cost import ExchangeCounts, sends_weights
 from pyg_dist.halo.plan.transfer import UNIT
 from pyg_dist.halo.transfer import HaloTransfer
 from pyg_dist.halo.view import HaloView
@@ -37,19 +36,17 @@ class HaloProducts(HaloView):
     """See the module.
 
     Attributes:
-        lends_weights: whether ranks may make sums with weights that learn for one another.
+        may_send_weights: whether ranks may make sums with weights that learn for one another.
     """
 
-    lends_weights = True
+    may_send_weights = True
 
     def operator(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> HaloOperator:
         """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.operator`."""
         if weight is not None and weight.requires_grad and torch.is_grad_enabled():
             return self._learning(norm, weight.to_local())
         make = self._gcn if norm.kind == "gcn" else self._neighbourhood
-        return self._operators.get(
-            (norm, dtype), weight, lambda: ConstantOperator(make(norm, _constant(weight, dtype), dtype))
-        )
+        return self._operators.get((norm, dtype), weight, lambda: make(norm, _constant(weight, dtype), dtype))
 
     def aggregate(self, x: NodeTensor, operator: HaloOperator, layer: nn.Module | None = None) -> NodeTensor:
         """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.aggregate`."""
@@ -59,18 +56,16 @@ class HaloProducts(HaloView):
         result = aggregation_cache.lookup(x, operator)
         if result is None:
             cached = aggregation_cache.is_cacheable(x, x._sharding)
-            matrix = operator.matrix if cached else operator.matrix.coded(codecs)
-            result = aggregate(x.to_local(), matrix)
+            result = aggregate(x.to_local(), operator if cached else operator.coded(codecs))
             x._is_reused = True
             if not cached:
                 return as_row_tensor_(result, x._sharding)  # type: ignore[return-value]
             aggregation_cache.store(x, operator, result)
         return NodeTensor.from_local(result, x._sharding)
 
-    def start(self, x: NodeTensor, operator: HaloOperator, layer: nn.Module | None = None) -> Pending[NodeTensor]:
+    def start(self, x: NodeTensor, operator: HaloOperator, layer: nn.Module | None = None) -> NodeTensor:
         """:meth:`aggregate`, which hides its messages behind local edges."""
-        out = self.aggregate(x, operator, layer)
-        return Pending(lambda: out)
+        return self.aggregate(x, operator, layer)
 
     def align(self, x: NodeTensor, like: NodeTensor) -> NodeTensor:
         """Itself: a product has the sharding of its input."""
@@ -116,30 +111,36 @@ class HaloProducts(HaloView):
         if norm.kind == "gcn" and norm.add_self_loops:
             local = self.local if self.loop_rule == "add" else self._loops.others
             loops = partial(self._loops.weight, loop_value=norm.loop_value)
-        return LearningOperator(norm, weight, local, self.halo, lambda: self._lent_sums, self.in_degree, loops)
+        return LearningOperator(norm, weight, local, self.halo, lambda: self._remote_sums, self.in_degree, loops)
 
     @cached_property
     @lasting
-    def _lent_sums(self) -> LentSums:
+    def _remote_sums(self) -> RemoteSums:
         """The exchange of sums whose weights learn, by edge storage."""
-        return self._lending(self.edge_sharding.num_local, lambda place: place)
+        return self._sums_stored(self.edge_sharding.num_local, lambda place: place)
 
-    def _lending(self, num_edges: int, stored: Callable[[Tensor], Tensor]) -> LentSums:
+    def _sums_stored(self, num_edges: int, stored: Callable[[Tensor], Tensor]) -> RemoteSums:
         """The exchange of sums whose weights learn.
 
         Args:
             num_edges: of their storage.
             stored: where the weights of remote edges lie in it, given their places in edge storage.
         """
-        lists, sums = self.share.sum_transfer, self._sum_transfer
-        exchange = Exchange(self._transport, lists.weight_send_counts, lists.weight_recv_counts)
+        sums, weights = self._sum_transfer, self._weight_exchange
 
         def placed(csr: CSR, unit: int, number: Callable[[Tensor], Tensor]) -> CSR:
             return csr.placed(lambda place: torch.where(place == UNIT, unit, number(place)))
 
-        outgoing = placed(sums.outgoing.pattern, exchange.num_received, lambda place: place)
+        outgoing = placed(sums.outgoing.pattern, weights.num_received, lambda place: place)
         incoming = placed(sums.incoming.pattern, num_edges, stored)
-        return LentSums(stored(lists.weights_to_send), exchange, outgoing, sums.exchange, incoming)
+        places = stored(self.share.sum_transfer.weights_to_send)
+        return RemoteSums(places, weights, outgoing, sums.between_slots, incoming)
+
+    @property
+    def _weight_exchange(self) -> Exchange:
+        """Weights of edges that are summed at their sources go there from the targets' ranks, which have them."""
+        lists = self.share.sum_transfer
+        return exchange_of(self._transport, lists.weight_send_counts, lists.weight_recv_counts)
 
     @cached_property
     @lasting
@@ -152,14 +153,14 @@ class HaloProducts(HaloView):
         gathered = group.gather_rows(torch.tensor([[*counts]]), [1] * group.size)
         return ExchangeCounts(*gathered.sum(0).tolist())
 
-    def _lends(self, x: Tensor, norm: Norm, layer: nn.Module | None) -> bool:
-        """Whether weights that learn are lent for a product with x (collective at the first use)."""
-        if not self.lends_weights or self.share.exchange == "post" or self.exchange_group.size == 1:
+    def _sends_weights(self, x: Tensor, norm: Norm, layer: nn.Module | None) -> bool:
+        """Whether weights that learn are sent for a product with x (collective at the first use)."""
+        if not self.may_send_weights or self.share.exchange == "post" or self.exchange_group.size == 1:
             return False
         bits = (32, 32) if layer is None or not layer.training else self.bits
         forward, backward = (row_bytes(x.shape[1], x.element_size(), b) for b in bits)
         learns = x.requires_grad or norm.kind == "gcn"  # rows are scaled by what depends on the weights
-        return lends_weights(self._exchange_counts, forward, backward, x.element_size(), learns)
+        return sends_weights(self._exchange_counts, forward, backward, x.element_size(), learns)
 
     def operator_over(
         self, edges: Edges, norm: Norm, weight: RowTensor | None, dtype: torch.dtype
@@ -174,23 +175,23 @@ class HaloProducts(HaloView):
             degree[self.num_local - self.num_boundary :] += there.rowptr.diff()
             return degree.to(dtype)
 
-        def lending() -> LentSums:
+        def remote_sums() -> RemoteSums:
             place = torch.zeros(self.edge_sharding.num_local, dtype=torch.int64)
             place[self._remote.cpu()] = edges.remote.cpu()
-            return self._lending(edges.rows.num_local, lambda stored: place[stored.long()])  # of -1: of any
+            return self._sums_stored(edges.rows.num_local, lambda stored: place[stored.long()])  # of -1: of any
 
         if weight is not None and weight.requires_grad and torch.is_grad_enabled():
-            lent: Any = lambda: edges.kept.get("lent", None, lending)  # noqa: E731
-            return LearningOperator(norm, weight.to_local(), here, there, lent, degree)
+            sums: Any = lambda: edges.kept.get("sums", None, remote_sums)  # noqa: E731
+            return LearningOperator(norm, weight.to_local(), here, there, sums, degree)
 
-        def build() -> ConstantOperator:
+        def build() -> LinearOperator:
             values, stored = _constant(weight, dtype), None
             if values is not None:
                 stored = values.new_zeros(self.edge_sharding.num_local)
                 stored[self._remote] = values[edges.remote]
             _, halo = self._weighted(self.local, stored)
             scale = degree(dtype).clamp_(min=1) if norm.kind == "mean" else None
-            return ConstantOperator(LinearOperator(Matrix(here, values), halo, row_scale=scale, divides=True))
+            return LinearOperator(Matrix(here, values), halo, row_scale=scale, divides=True)
 
         return edges.kept.get((norm, dtype), weight, build)  # type: ignore[no-any-return]
 
@@ -201,12 +202,12 @@ class HaloProducts(HaloView):
 
     def _learning_product(self, x: NodeTensor, a: LearningOperator, layer: nn.Module | None) -> NodeTensor:
         """The product with weights that learn; differentiable by x and by the weights (collective)."""
-        lends = self._lends(x, a.norm, layer)
-        codecs = (EXACT, EXACT) if layer is None else self.codecs(layer, of_rows=not lends)
+        by_sums = self._sends_weights(x, a.norm, layer)
+        codecs = (EXACT, EXACT) if layer is None else self.codecs(layer, of_rows=not by_sums)
         local = x.to_local()
 
         def times(rows: Tensor) -> Tensor:
-            return a.by_sums(rows, codecs) if lends else a.by_rows(rows, self.row_transfer.coded(codecs))
+            return a.by_sums(rows, codecs) if by_sums else a.by_rows(rows, self.row_transfer.coded(codecs))
 
         if a.norm.kind == "gcn":
             is_source = None if a.norm.add_self_loops else self._sources
@@ -222,17 +223,11 @@ class HaloProducts(HaloView):
         """The matrices of sums with constant weights, by edge storage and what lies behind it (collective)."""
         if values is None:
             return Matrix(local), self._sum_transfer
-        # Weights stay with the target's rank; the source's rank borrows those of the edges that it sums.
-        lists, one = self.share.sum_transfer, values.new_ones(1)  # the last value: of the entries UNIT
-        borrow = Exchange(self._transport, lists.weight_send_counts, lists.weight_recv_counts)
-        borrowed = borrow.start(values[on_device(lists.weights_to_send, self.device)]).wait()
+        places = on_device(self.share.sum_transfer.weights_to_send, self.device)
+        remote = self._weight_exchange.start(values[places]).wait()
+        one = values.new_ones(1)  # the last value: of the entries UNIT
         storage = torch.cat([values, one])
-        halo = HaloTransfer(
-            Matrix(self._sum_transfer.outgoing.pattern, torch.cat([borrowed, one])),
-            self._sum_transfer.exchange,
-            Matrix(self._sum_transfer.incoming.pattern, storage),
-        )
-        return Matrix(local, storage), halo
+        return Matrix(local, storage), self._sum_transfer.weighted(torch.cat([remote, one]), storage)
 
     def _degree(self, local: CSR, weight: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Sum of the weights of each local node's in-edges, ``[n]``; ``weight`` is constant."""

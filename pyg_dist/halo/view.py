@@ -22,16 +22,14 @@ from pyg_dist.graph import node_edge
 from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.operator_cache import OperatorCache
 from pyg_dist.graph.self_loops import SelfLoops
-from pyg_dist.halo.aggregate import HaloRows, halo_rows, halo_sums
 from pyg_dist.halo.attention import halo_attention
-from pyg_dist.halo.exchange import Exchange
-from pyg_dist.halo.links import HaloLinks
+from pyg_dist.halo.exchange import exchange_of
 from pyg_dist.halo.message_blocks import MessageBlocks, reduce_by_blocks
-from pyg_dist.halo.operators import ConstantOperator
+from pyg_dist.halo.operator import LinearOperator, aggregate
 from pyg_dist.halo.plan.share import HaloShare
 from pyg_dist.halo.plan.transfer import Transfer
 from pyg_dist.halo.sharding import HaloNodes
-from pyg_dist.halo.transfer import HaloTransfer
+from pyg_dist.halo.transfer import HaloTransfer, Step
 from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor.calling_code import name_of
 from pyg_dist.tensor.functions.random import draw_seed
@@ -50,7 +48,7 @@ class HaloView:
         share: this rank's part.
         nodes: the share's rows, where they lie.
         loop_rule: how GCN's self loops meet existing ones; it follows from the form of the input.
-        is_dense: see :class:`~pyg_dist.halo.exchange.Exchange`.
+        num_messages: of one aggregation, all ranks together (:func:`~pyg_dist.halo.exchange.exchange_of`).
         edge_rows: the share's edges; ``None``: all those of a graph.
         exchange_group: the ranks that exchange rows; ``None``: all those that have nodes.
         device: where rows are that it is to work on. The share stays on the host.
@@ -64,7 +62,7 @@ class HaloView:
         share: HaloShare,
         nodes: HaloNodes,
         loop_rule: LoopRule,
-        is_dense: bool = False,
+        num_messages: int = 0,
         edge_rows: RowSharding | None = None,
         exchange_group: Group | None = None,
         device: torch.device | str = "cpu",
@@ -72,7 +70,7 @@ class HaloView:
         self.share = share
         self.node_sharding = nodes
         self.loop_rule: LoopRule = loop_rule
-        self.is_dense = is_dense
+        self.num_messages = num_messages
         self.group = nodes.group
         self.exchange_group = nodes.group if exchange_group is None else exchange_group
         self.digest: str | None = None
@@ -96,10 +94,10 @@ class HaloView:
         self._sum_transfer = (
             self.row_transfer if share.sum_transfer is share.row_transfer else self._halo(share.sum_transfer)
         )
-        self._operators: OperatorCache[ConstantOperator] = OperatorCache(num_edges)
+        self._operators: OperatorCache[LinearOperator] = OperatorCache(num_edges)
         self._neighbour_lists: dict[int, tuple[Tensor, Tensor]] = {}
         self._elsewhere: dict[torch.device, Any] = {}
-        for name in ("one_rank_edges", "csr", "_feeds_halos", "_neighbour_id_there", "_lent_sums"):
+        for name in ("one_rank_edges", "csr", "_feeds_halos", "_neighbour_id_there", "_remote_sums"):
             self.__dict__.pop(name, None)
 
     def __deepcopy__(self: V, memo: object) -> V:
@@ -111,11 +109,10 @@ class HaloView:
 
     def _halo(self, transfer: Transfer) -> HaloTransfer:
         """The runtime form of a transfer, all values one."""
-        counts = transfer.send_counts, transfer.recv_counts
-        exchange = Exchange(self._transport, *counts, self.is_dense, self.node_sharding.buffers)
-        return HaloTransfer(
-            Matrix(transfer.outgoing.to(self.device)), exchange, Matrix(transfer.incoming.to(self.device))
-        )
+        transport = self._transport
+        exchange = exchange_of(transport, transfer.send_counts, transfer.recv_counts, self.num_messages)
+        outgoing, incoming = (Matrix(csr.to(self.device)) for csr in (transfer.outgoing, transfer.incoming))
+        return HaloTransfer((Step(outgoing, exchange, incoming),), transport, self.node_sharding.buffers)
 
     @property
     def traffic(self) -> Traffic:
@@ -253,14 +250,14 @@ class HaloView:
         num_weights = edges.rows.num_local if has_weights else 0
         if self.exchange_group.size == 1:
             return attention(edges.csr, key, spec, inputs, num_weights)
-        return halo_attention(*edges.parts, by_value, by_key, key, spec, inputs, num_weights)
+        return halo_attention(*edges.parts, by_value.to_slots, by_key.to_slots, key, spec, inputs, num_weights)
 
     def reduce_by_blocks(
         self, edges: Edges, inputs: Sequence[tuple[Place, Tensor]], run: Run, max_edges: int, layer: nn.Module
     ) -> Tensor:
         """See :meth:`~pyg_dist.graph.protocol.EdgeView.reduce_by_blocks`."""
         talks = self.exchange_group.size > 1
-        maps = tuple(HaloRows(self._edge_transfer(x, layer)) if talks and p == "source" else None for p, x in inputs)
+        maps = tuple(self._edge_transfer(x, layer).to_slots if talks and p == "source" else None for p, x in inputs)
         num_inner = self.num_local - self.num_boundary if talks else self.num_local
         places, tensors = tuple(p for p, _ in inputs), [x for _, x in inputs]
         return reduce_by_blocks(MessageBlocks(edges.csr, num_inner, max_edges, places, maps, run), tensors)
@@ -281,7 +278,7 @@ class HaloView:
         if self.exchange_group.size == 1:
             return rows
         own, halo = torch.split(rows, [self.num_local, self.halo.num_cols])
-        home = halo_sums(halo.reshape(halo.shape[0], halo.shape[1:].numel()), self.row_transfer)
+        home = aggregate(halo.reshape(halo.shape[0], halo.shape[1:].numel()), self.row_transfer.to_slots.transposed)
         return own + home.view_as(own)
 
     @cached_property
@@ -322,7 +319,7 @@ class HaloView:
         """Which local nodes have out-edges to other ranks, bool ``[n]`` (collective at the first use)."""
         arrives = torch.zeros(self.halo.num_cols, 1, device=self.device)
         arrives[self.halo.col.long()] = 1
-        return halo_sums(arrives, self.row_transfer).view(-1) > 0
+        return aggregate(arrives, self.row_transfer.to_slots.transposed).view(-1) > 0
 
     @property
     def _sources(self) -> Tensor:
@@ -338,16 +335,11 @@ class HaloView:
         """:meth:`has_self_loops`, computed once (collective at the first use)."""
         return self.has_self_loops()
 
-    @cached_property
-    def links(self) -> HaloLinks:
-        """What subgraphs are cut from (collective at the first use)."""
-        return HaloLinks(self.share, self.group)
-
 
 def _halo(flat: Tensor, transfer: HaloTransfer) -> Tensor:
     """Halo slots (collective). Shapes: ``[n, F] -> [h, F]``."""
     if flat.dtype.is_floating_point:
-        return halo_rows(flat, transfer)
+        return aggregate(flat, transfer.to_slots)
     outgoing = transfer.outgoing.pattern
     sent = flat[flat.shape[0] - outgoing.num_cols :][outgoing.col.long()]
-    return transfer.exchange.start(sent.long()).wait().to(flat.dtype)
+    return transfer.between_slots.start(sent.long()).wait().to(flat.dtype)

@@ -15,7 +15,7 @@ from torch_geometric import nn as gnn
 from workers import Workers
 
 from pyg_dist.graph.protocol import Norm
-from pyg_dist.halo.plan.cost import ExchangeCounts, lends_weights
+from pyg_dist.halo.plan.cost import ExchangeCounts, sends_weights
 
 Pools = Callable[[int], Workers]
 WIDTH, NUM_NODES, NUM_EDGES = 24, 47, 310
@@ -70,7 +70,7 @@ def numbers(data: Any, name: str, is_ours: bool) -> Results:
 
 def against_stock(exchange: str, lends: bool) -> None:
     graph, data = distributed(exchange=exchange)
-    with patch("pyg_dist.halo.products.lends_weights", lambda *_: lends):
+    with patch("pyg_dist.halo.products.sends_weights", lambda *_: lends):
         for name in CONVS:
             assert_same(numbers(data, name, True), numbers(graph, name, False), f"{name}, {exchange}, {lends}")
 
@@ -122,7 +122,7 @@ def test_rows_sent_are_the_plans(workers: Pools, world_size: int) -> None:
 
 
 def sent_in_few_bits() -> dict[str, Any]:
-    with patch("pyg_dist.halo.products.lends_weights", lambda *_: True):
+    with patch("pyg_dist.halo.products.sends_weights", lambda *_: True):
         return sent(8)
 
 
@@ -136,11 +136,11 @@ def test_weights_travel_exactly(workers: Pools) -> None:
 def test_choice() -> None:
     """Rows with a gradient travel twice by post, others once; sums always do, and so do the weights."""
     counts = ExchangeCounts(post=100, sums=70, weights=3000)
-    assert [lends_weights(counts, 4 * width, 4 * width, 4, True) for width in (100, 101)] == [False, True]
-    assert not lends_weights(counts, 10_000, 10_000, 4, False)
-    assert lends_weights(counts._replace(sums=40), 10_000, 10_000, 4, False)
-    assert not lends_weights(ExchangeCounts(0, 0, 0), 64, 64, 4, True)
-    assert lends_weights(counts, 100, 10_000, 4, True)
+    assert [sends_weights(counts, 4 * width, 4 * width, 4, True) for width in (100, 101)] == [False, True]
+    assert not sends_weights(counts, 10_000, 10_000, 4, False)
+    assert sends_weights(counts._replace(sums=40), 10_000, 10_000, 4, False)
+    assert not sends_weights(ExchangeCounts(0, 0, 0), 64, 64, 4, True)
+    assert sends_weights(counts, 100, 10_000, 4, True)
 
 
 def few_columns() -> tuple[int, int]:

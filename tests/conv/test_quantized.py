@@ -213,7 +213,7 @@ def learning_weights(lends: bool) -> None:
     """Rows and sums with weights that learn are quantized; weights and degrees are not."""
     from pyg_dist.conv import DistributedGCNConv
 
-    with patch("pyg_dist.halo.products.lends_weights", lambda *_: lends):
+    with patch("pyg_dist.halo.products.sends_weights", lambda *_: lends):
         compare_learning_weights(DistributedGCNConv)
 
 

@@ -7,9 +7,10 @@ map                                   forward                                   
 ``replicated.GatherRows``             all rows, on every rank                     ``SliceRows``
 ``comm.redistribution``               elements go to other ranks                  they come back, copies are summed
 ``halo.operator.LinearOperator``      ``diag(r) (local + halo) diag(c) x``        the transposed matrix
-``halo.operator.HaloRows``            rows to the ranks that need them            ``HaloSums``
+``halo.exchange.Exchange``            rows to the ranks that need them            they come back
+``halo.transfer.HaloTransfer``        matrices and exchanges in turn              the same reversed
 ``grid.collectives.AllGather``        every rank's piece                          ``ReduceScatter``
-``grid.operator.TileProduct``         a matrix in tiles times x                   the same with its sides swapped
+``grid.aggregate.TileProduct``        a matrix in tiles times x                   the same with its sides swapped
 ====================================  ==========================================  ==================================
 """
 

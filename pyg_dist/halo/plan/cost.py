@@ -67,7 +67,7 @@ class ExchangeCounts(NamedTuple):
     weights: int
 
 
-def lends_weights(counts: ExchangeCounts, forward: int, backward: int, weight: int, learns: bool) -> bool:
+def sends_weights(counts: ExchangeCounts, forward: int, backward: int, weight: int, learns: bool) -> bool:
     """Whether a product with weights that learn sends fewer bytes by the chosen exchange than by post.
 
     By the chosen exchange the weights are sent, and rows and sums, and the gradients of both come back, whoever learns

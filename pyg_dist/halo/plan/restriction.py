@@ -35,7 +35,7 @@ class RemoteLinks:
         rowptr: int64 ``[len(sums) + 1]``, the edges of each sum.
         row: int32 ``[m]``, the row that could carry each edge; edges of one sum are in input order.
         place: ``[m]`` integers. Of an edge that ends here, its place in the rank's edge storage; of one that begins
-            here, in the list of borrowed values.
+            here, in the list of edges that begin here.
         load: in-edges of the nodes of each rank, ``[P]``.
         node_id: global ids of the rank's nodes, ascending, int64 ``[n]``.
         local_id: of each of them, integers ``[n]``.
@@ -122,15 +122,15 @@ class Restriction:
         share: the share; nodes are numbered by their places in the sample.
         row: which rows of the graph these are, ascending, int64 ``[b]``.
         edge: places of the edges in the graph's edge storage, int64 ``[e]``.
-        borrowed: the same for the values that its ``sum_transfer`` borrows: places in the list of all that can be.
-        borrowed_ends: global ids of source and target of these edges, int64 ``[2, k]``.
+        remote_edge: the edges of other ranks that are summed here: places in :attr:`RemoteLinks.place`'s list.
+        remote_ends: global ids of source and target of these edges, int64 ``[2, k]``.
     """
 
     share: HaloShare
     row: Tensor
     edge: Tensor
-    borrowed: Tensor
-    borrowed_ends: Tensor
+    remote_edge: Tensor
+    remote_ends: Tensor
 
 
 def restricted(share: HaloShare, links: RemoteLinks, node_id: Tensor) -> Restriction:
@@ -193,7 +193,7 @@ def restricted(share: HaloShare, links: RemoteLinks, node_id: Tensor) -> Restric
         for kind, cover in covers.items()
     }
     cover = covers[share.exchange]
-    borrowed = here.edges + (~cover.left[remote.row[here.edges :]]).nonzero().view(-1)
+    summed = here.edges + (~cover.left[remote.row[here.edges :]]).nonzero().view(-1)
     result = share_of(
         edge_id=_at(share.edge_id, edge),
         row_transfer=lists["post"],
@@ -203,8 +203,8 @@ def restricted(share: HaloShare, links: RemoteLinks, node_id: Tensor) -> Restric
             kind: int(cover.left[here.rows :].sum() + cover.right[here.sums :].sum()) for kind, cover in covers.items()
         },
     )
-    ends = torch.stack([remote.rows.node[remote.row[borrowed]], remote.sums.node[remote.sum[borrowed]]])
-    return Restriction(result, row, edge, remote.edge[borrowed], ends)
+    ends = torch.stack([remote.rows.node[remote.row[summed]], remote.sums.node[remote.sum[summed]]])
+    return Restriction(result, row, edge, remote.edge[summed], ends)
 
 
 def _at(values: Tensor, index: Tensor) -> Tensor:

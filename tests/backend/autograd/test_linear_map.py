@@ -149,8 +149,7 @@ def of_halo(rank: int, size: int) -> Iterator[Case]:
     from pyg_dist.backend.comm.group import world_group
     from pyg_dist.backend.comm.transport import Transport
     from pyg_dist.backend.ops.row_format import SUM_KEY
-    from pyg_dist.halo.aggregate import HaloRows, Moved
-    from pyg_dist.halo.exchange import Exchange
+    from pyg_dist.halo.exchange import AllToAll, ToNeighbours
     from pyg_dist.halo.graph import HaloGraph
 
     def own(pieces: Pieces) -> Tensor:
@@ -163,11 +162,9 @@ def of_halo(rank: int, size: int) -> Iterator[Case]:
         sent = [piece.split(counts[s]) for s, piece in enumerate(x)]
         return [torch.cat([sent[s][r] for s in range(size)]) for r in range(size)]
 
-    for is_dense in (False, True):
-        lists = tuple(counts[rank]), tuple(counts[s][rank] for s in range(size))
-        exchange = Exchange(Transport(group), *lists, is_dense)
-        yield Case(f"exchange {is_dense}", exchange, [(sum(c), WIDTH) for c in counts], exchanged, own, own)
-        yield Case(f"moved {is_dense}", Moved(exchange), [(sum(c), WIDTH) for c in counts], exchanged, own, own)
+    for kind in (ToNeighbours, AllToAll):
+        exchange = kind(Transport(group), tuple(counts[rank]), tuple(c[rank] for c in counts))
+        yield Case(kind.__name__, exchange, [(sum(c), WIDTH) for c in counts], exchanged, own, own)
 
     num_nodes, num_edges = 23, 90
     graph = random_graph(num_nodes, num_edges, seed=4)
@@ -177,11 +174,11 @@ def of_halo(rank: int, size: int) -> Iterator[Case]:
     graph.edge_weight = weight
     for exchange_name in ("post", "pre", "hybrid"):
         data = DistributedData(graph, partition=parts, exchange=exchange_name)
-        for is_dense in (False, True):
-            halo = HaloGraph(data.graph.share, data.graph.node_sharding, data.graph.loop_rule, is_dense)
+        for messages in (0, size**2):  # few, and as many as there can be
+            halo = HaloGraph(data.graph.share, data.graph.node_sharding, data.graph.loop_rule, messages)
             nodes = by_rank(halo.node_sharding.global_id, group)
             shapes = [(n.numel(), WIDTH) for n in nodes]
-            name = f"{exchange_name} {is_dense}"
+            name = f"{exchange_name} {messages}"
 
             def product(matrix: Tensor, x: Pieces, nodes: Pieces = nodes) -> Pieces:
                 rows = torch.cat(x)[torch.argsort(torch.cat(nodes))]
@@ -194,13 +191,13 @@ def of_halo(rank: int, size: int) -> Iterator[Case]:
                 in_degree = torch.bincount(target, minlength=num_nodes).clamp(min=1).view(-1, 1)
                 from pyg_dist.graph.protocol import Norm
 
-                mean = halo.operator(Norm.MEAN, values, torch.float64).matrix
+                mean = halo.operator(Norm.MEAN, values, torch.float64)
                 yield Case(f"mean {name}", mean, shapes, partial(product, adjacency / in_degree), own, own)
                 looped = adjacency.clone().fill_diagonal_(0.0)
                 looped += torch.diag(torch.where(adjacency.diagonal() > 0, 0.0, 1.0).double())
                 looped += torch.diag(last_loop(source, target, entries, num_nodes))
                 scale = looped.sum(1).rsqrt()
-                norm = halo.operator(Norm.gcn(True), values, torch.float64).matrix
+                norm = halo.operator(Norm.gcn(True), values, torch.float64)
                 gcn = scale.view(-1, 1) * looped * scale
                 yield Case(f"gcn {name}", norm, shapes, partial(product, gcn), own, own)
 
@@ -210,7 +207,7 @@ def of_halo(rank: int, size: int) -> Iterator[Case]:
                 rows = torch.cat(x)[torch.argsort(torch.cat(nodes))]
                 return [rows[needed] for needed in ids]
 
-            yield Case(f"halo {name}", HaloRows(halo.row_transfer), shapes, halos, own, own)
+            yield Case(f"halo {name}", halo.row_transfer.to_slots, shapes, halos, own, own)
 
 
 def last_loop(source: Tensor, target: Tensor, weight: Tensor, num_nodes: int) -> Tensor:
@@ -337,7 +334,7 @@ def check_all(source: int, size: int) -> list[str]:
 COVERED = {
     "of_copies": ["AllGather", "CopyToRanks", "GatherRows", "ReduceScatter", "SliceRows", "SumOverRanks"],
     "of_redistributions": ["Redistribution"],
-    "of_halo": ["Exchange", "HaloRows", "HaloSums", "LinearOperator", "Moved"],
+    "of_halo": ["AllToAll", "HaloTransfer", "LinearOperator", "ToNeighbours"],
     "of_tiles": ["TileProduct"],
 }
 
@@ -360,5 +357,5 @@ def test_no_map_is_left_out() -> None:
             is_map = isinstance(value, type) and hasattr(value, "start")
             if is_map and (hasattr(value, "transposed") or "transposed" in value.__annotations__):
                 found.add(name)
-    # The protocol; and the halo's half of a LinearOperator, whose rows are added to what `finish` is given.
-    assert found - {"LinearMap", "HaloTransfer"} == {name for names in COVERED.values() for name in names}
+    bases = {"LinearMap", "Exchange", "ByCounts"}  # protocols, and what implementations have in common
+    assert found - bases == {name for names in COVERED.values() for name in names}

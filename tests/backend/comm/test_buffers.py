@@ -150,12 +150,12 @@ def sums_in_bfloat16(world_size: int) -> None:
     data = DistributedData(random_graph(NUM_NODES, 20 * NUM_NODES, seed=3), partition=parts, exchange="pre")
     float32, graph = torch.float32, data.graph
     for norm in (Norm.SUM, Norm.gcn(add_self_loops=True)):
-        operator = graph.operator(norm, None, float32).matrix
+        operator = graph.operator(norm, None, float32)
         outgoing, scale = operator.halo.outgoing, operator.col_scale
         assert int(outgoing.pattern.rowptr.diff().max()) > 2, "no partial sums to round"
         x = (torch.randn(graph.num_local, 33) * 100).bfloat16()
         message = graph.node_sharding.buffers.acquire(outgoing.num_rows, 66, CPU)
-        operator.halo.codecs[0].pack(message, outgoing, x, scale)
+        operator.halo.steps[0].codecs[0].pack(message, outgoing, x, scale)
         exact = outgoing.multiply(x.float(), col_scale=scale).bfloat16()
         assert_same_bits(message.view(torch.bfloat16), exact)
         by_steps, factor = torch.zeros_like(exact), 1.0 if scale is None else scale.bfloat16().view(-1, 1)

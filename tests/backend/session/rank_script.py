@@ -23,7 +23,7 @@ from pyg_dist.backend.comm.group import Group  # noqa: E402
 from pyg_dist.backend.comm.transport import Transport  # noqa: E402
 from pyg_dist.backend.comm.wires import wires_of  # noqa: E402
 from pyg_dist.backend.session import agreement, leaving, session  # noqa: E402
-from pyg_dist.halo.exchange import Exchange  # noqa: E402
+from pyg_dist.halo.exchange import exchange_of  # noqa: E402
 
 
 def say(line: str) -> None:
@@ -85,25 +85,27 @@ elif case == "sends NaN in two bits":
     from pyg_dist.backend.comm.quantized import quantized
     from pyg_dist.backend.sparse.matrix import Matrix
     from pyg_dist.halo.plan.share import halo_share
-    from pyg_dist.halo.transfer import HaloTransfer
+    from pyg_dist.halo.transfer import HaloTransfer, Step
 
     node = torch.arange(30)  # a ring, of which every rank has each third node
     lists = halo_share(torch.stack([node, node.roll(1)]), node % 3, session.rank(), 3, "post").row_transfer
-    exchange = Exchange(Transport(world_group()), lists.send_counts, lists.recv_counts)
-    halo = HaloTransfer(Matrix(lists.outgoing), exchange, Matrix(lists.incoming))
+    transport = Transport(world_group())
+    exchange = exchange_of(transport, lists.send_counts, lists.recv_counts)
+    halo = HaloTransfer((Step(Matrix(lists.outgoing), exchange, Matrix(lists.incoming)),), transport)
     halo = halo.coded(quantized((2, 2), (lists.outgoing_key, lists.incoming_key), 1, lambda: "the layer"))
     x = torch.ones(10, 8)
     for step in range(3):
         if is_concerned and step == 1:
             x[4] = float("nan")
-        halo.finish(halo.start(x), torch.zeros(10, 8))
+        halo.add(halo.send(x), torch.zeros(10, 8))
 elif case == "is killed":
     if is_concerned:
         os.kill(os.getpid(), signal.SIGKILL)
     all_reduce()
 elif case == "is killed in an exchange":
     counts = tuple(0 if r == session.rank() else 4 for r in range(3))
-    exchange = Exchange(Transport(Group(wires_of(dist.group.WORLD))), counts, counts, is_dense="all-to-all" in sys.argv)
+    messages = 6 if "all-to-all" in sys.argv else 0
+    exchange = exchange_of(Transport(Group(wires_of(dist.group.WORLD))), counts, counts, messages)
     if is_concerned:
         time.sleep(1.0)  # the others wait for its message by then
         os.kill(os.getpid(), signal.SIGKILL)

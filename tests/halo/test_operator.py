@@ -7,7 +7,7 @@ import torch
 from bits import assert_same_bits
 from torch import Tensor
 
-from pyg_dist.halo.last_rows import add_to_last_rows
+from pyg_dist.halo.operator import add_to_last_rows
 
 
 @pytest.mark.parametrize("num_last", [0, 2, 5])
