@@ -34,8 +34,7 @@ from torch_geometric.nn import SAGEConv
 import pyg_dist
 from pyg_dist import DistributedData
 from pyg_dist.backend.sparse.csr import CSR
-from pyg_dist.halo.plan.remote_edges import RemoteEdges
-from pyg_dist.halo.plan.vertex_cover import Cover
+from pyg_dist.halo.plan.cover import Cover, RemoteEdges
 from pyg_dist.loader import UniformVertexLoader
 from pyg_dist.loader.sampling import UniformSampling
 from pyg_dist.partition import partition

@@ -14,7 +14,7 @@ from torch import Tensor
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.cli.graph_options import say_what_was_read
 from pyg_dist.errors import DataError, OptionError
-from pyg_dist.halo.plan.vertex_cover import minimum_vertex_cover
+from pyg_dist.halo.plan.cover import minimum_vertex_cover
 from pyg_dist.partition import Batches, check_given, partition
 from pyg_dist.partition.inputs import Array, as_parts, node_work
 from pyg_dist.partition.memory import require_memory
@@ -214,7 +214,7 @@ def train_mask_of(info: SourceInfo) -> Tensor | None:
 
 
 def _cover(load: Array) -> Choose:
-    """The hybrid exchange, as :meth:`~pyg_dist.halo.plan.remote_edges.RemoteEdges.cover` has it, block by block."""
+    """The hybrid exchange, as :meth:`~pyg_dist.halo.plan.cover.RemoteEdges.cover` has it, block by block."""
 
     def choose(block: Block) -> Array:
         prefer = torch.full((block.num_rows,), bool(load[block.receiver] <= load[block.sender]))

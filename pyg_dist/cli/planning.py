@@ -27,9 +27,9 @@ from pyg_dist.errors import OptionError
 from pyg_dist.grid.plan.cost import Candidate, grid_plans, grid_table
 from pyg_dist.grid.plan.node_order import in_one_piece
 from pyg_dist.grid.plan.plan import GridPlan
+from pyg_dist.halo.plan.cover import EXCHANGES
 from pyg_dist.halo.plan.mini_batches import MiniBatchPlan
 from pyg_dist.halo.plan.plan import Plan
-from pyg_dist.halo.plan.remote_edges import EXCHANGES
 from pyg_dist.plan.auto import HaloCandidate, halo_candidates, reasons
 from pyg_dist.plan.parts import METHODS, PartsOptions, find_parts
 from pyg_dist.pricing.base import DistributionPlan

@@ -11,8 +11,8 @@ from pyg_dist.data.stored_halo import merged_hash, rank_of_part, stored_plan, st
 from pyg_dist.errors import OptionError, StoreError
 from pyg_dist.grid.plan.cost import grid_plans
 from pyg_dist.grid.plan.plan import GridPlan
+from pyg_dist.halo.plan.cover import ExchangeKind
 from pyg_dist.halo.plan.plan import Plan, pairs_of
-from pyg_dist.halo.plan.remote_edges import ExchangeKind
 from pyg_dist.halo.plan.sizes import ShareSizes
 from pyg_dist.pricing.base import DistributionPlan
 from pyg_dist.pricing.machine import Machine

@@ -28,8 +28,8 @@ from pyg_dist.graph import module_hooks
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.protocol import DistributedGraph
 from pyg_dist.graph.sample import Sample
+from pyg_dist.halo.plan.cover import ExchangeKind
 from pyg_dist.halo.plan.plan import Plan
-from pyg_dist.halo.plan.remote_edges import ExchangeKind
 from pyg_dist.store.graph_input import GraphInput, read_graph
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.row_index import PickedRows

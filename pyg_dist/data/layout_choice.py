@@ -18,8 +18,8 @@ from pyg_dist.data.halo_data import node_parts, on_halo
 from pyg_dist.data.machine import common_machine
 from pyg_dist.data.options import GridOptions, Options
 from pyg_dist.graph.protocol import DistributedGraph
+from pyg_dist.halo.plan.cover import EXCHANGES
 from pyg_dist.halo.plan.plan import Plan
-from pyg_dist.halo.plan.remote_edges import EXCHANGES
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model, Price
 from pyg_dist.store.graph_input import GraphInput

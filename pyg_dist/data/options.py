@@ -13,8 +13,8 @@ from pyg_dist.backend.comm.quantized import Bits
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.backend.session.settings import SETTINGS
 from pyg_dist.errors import OptionError, UnsupportedError
+from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind
 from pyg_dist.halo.plan.plan import Plan
-from pyg_dist.halo.plan.remote_edges import EXCHANGES, ExchangeKind
 from pyg_dist.partition.inputs import as_parts
 from pyg_dist.plan.parts import METHODS, require_hybrid
 from pyg_dist.pricing.model import Model

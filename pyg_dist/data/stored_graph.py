@@ -20,8 +20,8 @@ from pyg_dist.errors import StoreError
 from pyg_dist.graph.protocol import DistributedGraph
 from pyg_dist.grid.plan.plan import GridPlan
 from pyg_dist.halo.graph import HaloGraph
+from pyg_dist.halo.plan.cover import ExchangeKind
 from pyg_dist.halo.plan.plan import Plan
-from pyg_dist.halo.plan.remote_edges import ExchangeKind
 from pyg_dist.halo.sharding import HaloNodes
 from pyg_dist.store.attributes import NanCount
 from pyg_dist.store.grid_store import GridStore

@@ -8,14 +8,10 @@ from torch import Tensor
 from pyg_dist.backend.ops.memory import release_after, release_free_memory
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import StoreError
-from pyg_dist.halo.plan.block_sizes import BlockNumbers, block_sizes
-from pyg_dist.halo.plan.one_way import Ends, OneWay
-from pyg_dist.halo.plan.placement import merged_parts
+from pyg_dist.halo.plan.cover import Cover, Ends, ExchangeKind, OneWay
 from pyg_dist.halo.plan.plan import Plan, hash_of_digests, pairs_of
-from pyg_dist.halo.plan.remote_edges import ExchangeKind
 from pyg_dist.halo.plan.share import HaloShare, LocalEdges, share_of
-from pyg_dist.halo.plan.sizes import ShareSizes
-from pyg_dist.halo.plan.vertex_cover import Cover
+from pyg_dist.halo.plan.sizes import BlockNumbers, ShareSizes, merged_parts
 from pyg_dist.store.halo_reader import HaloStore
 
 
@@ -31,7 +27,7 @@ def block_numbers(store: HaloStore) -> BlockNumbers:
 
 def stored_plan(store: HaloStore, exchange: ExchangeKind, bits: tuple[int, int], ranks_per_node: int | None) -> Plan:
     """The plan for as many ranks as parts, from the manifest alone (not collective)."""
-    sizes, rows = block_sizes(block_numbers(store), exchange)
+    sizes, rows = block_numbers(store).sizes(exchange)
     made = store.manifest.plan
     identity = hash_of_digests(made["edges"], made["parts"], store.num_parts, exchange)
     return Plan(
@@ -91,7 +87,7 @@ def stored_share(store: HaloStore, rank: int, ranks: Tensor, exchange: ExchangeK
     del node_id
     release_free_memory()
     if num_ranks == store.num_parts:
-        sizes, between = block_sizes(block_numbers(store), exchange)
+        sizes, between = block_numbers(store).sizes(exchange)
         found = ShareSizes.of(share)
         if sizes[rank] != found or tuple(between[rank].tolist()) != share.sum_transfer.send_counts:
             raise StoreError(

@@ -19,8 +19,7 @@ from pyg_dist.graph.edges import Edges, End, SelectedEdges, require_sum
 from pyg_dist.graph.self_loops import put_loop_values
 from pyg_dist.grid.plan.mesh_shape import GRID_AXES, WHOLE_ROWS
 from pyg_dist.grid.sharding import Grid
-from pyg_dist.halo.plan.one_way import OneWay
-from pyg_dist.halo.plan.remote_edges import RemoteEdges
+from pyg_dist.halo.plan.cover import OneWay, RemoteEdges
 from pyg_dist.halo.plan.share import HaloShare, LocalEdges, share_of
 from pyg_dist.halo.products import HaloProducts
 from pyg_dist.store.manifest import LoopRule

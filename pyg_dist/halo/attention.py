@@ -56,7 +56,8 @@ def halo_attention(
     Args:
         local: ``[n, n]``, the edges with a local source.
         halo: ``[b, h]``, the others, from halo slots to the last b local rows.
-        value, key: send the sources' values, and their keys or part of the logits, to halo slots.
+        value: sends the sources' values to halo slots.
+        key: sends their keys, or part of the logits.
         edge_key: of the dropout, by edge storage.
         spec: how logits are made.
         inputs: see below.

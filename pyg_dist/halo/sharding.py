@@ -11,7 +11,7 @@ from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.quantized import Bits
 from pyg_dist.backend.comm.transport import Traffic
 from pyg_dist.graph.protocol import NodeSharding
-from pyg_dist.halo.plan.remote_edges import ExchangeKind
+from pyg_dist.halo.plan.cover import ExchangeKind
 from pyg_dist.tensor.sharding import lasting
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyg_dist.grid.plan.cost import Candidate
 from pyg_dist.halo.plan.cost import halo_price, loads_of
-from pyg_dist.halo.plan.remote_edges import EXCHANGES, ExchangeKind
+from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind
 from pyg_dist.halo.plan.sizes import all_sizes
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model, Price

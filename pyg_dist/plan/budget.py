@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pyg_dist import errors
 from pyg_dist.errors import OptionError, PygDistError
-from pyg_dist.halo.plan.remote_edges import ExchangeKind, RemoteEdges
+from pyg_dist.halo.plan.cover import ExchangeKind, RemoteEdges
 from pyg_dist.partition import Batches
 from pyg_dist.partition.stochastic import build_stochastic_model
 from pyg_dist.plan.parts import PartsOptions, Report, solve

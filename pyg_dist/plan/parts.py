@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from pyg_dist.errors import OptionError
-from pyg_dist.halo.plan.placement import place
-from pyg_dist.halo.plan.remote_edges import ExchangeKind, RemoteEdges
+from pyg_dist.halo.plan.cover import ExchangeKind, RemoteEdges
+from pyg_dist.halo.plan.sizes import place
 from pyg_dist.partition import METHODS as MODELS
 from pyg_dist.partition import Batches, partition
 from pyg_dist.partition.hypergraph import build_cover_model, choice_by_degree

@@ -176,7 +176,7 @@ def digest_of(content: Mapping[str, Any]) -> str:
 _MOST = 1 << 48
 """More nodes or edges than any store has; products with them fit into 64 bits."""
 _NUMBERS = ("edges", "rows", "sums", "post_edges", "post_rows", "pre_sums")
-"""Of each block of a halo store, see :class:`~pyg_dist.halo.plan.block_sizes.BlockNumbers`."""
+"""Of each block of a halo store, see :class:`~pyg_dist.halo.plan.sizes.BlockNumbers`."""
 
 
 def _require_consistent(manifest: Manifest) -> None:

@@ -25,8 +25,8 @@ from pyg_dist.halo.plan.cost import (
     pre_quantize_seconds,
     quantize_seconds,
 )
+from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind
 from pyg_dist.halo.plan.plan import Plan
-from pyg_dist.halo.plan.remote_edges import EXCHANGES, ExchangeKind
 from pyg_dist.halo.plan.share import halo_share
 from pyg_dist.halo.plan.sizes import ShareSizes
 from pyg_dist.pricing.machine import Machine

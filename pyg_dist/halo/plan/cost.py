@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from pyg_dist.backend.ops.row_format import is_packed, row_bytes
-from pyg_dist.halo.plan.placement import node_of_rank
+from pyg_dist.halo.plan.sizes import node_of_rank
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import ACTIVATION_PASSES, Model, Price, reduction_seconds
 

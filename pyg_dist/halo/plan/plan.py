@@ -17,9 +17,8 @@ from pyg_dist.backend.ops.row_format import row_bytes
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import AgreementError, DataError, OptionError
 from pyg_dist.halo.plan.cost import ELEMENT_BYTES, halo_price, loads_of, memory_bytes
-from pyg_dist.halo.plan.placement import rows_between_nodes
-from pyg_dist.halo.plan.remote_edges import EXCHANGES, ExchangeKind
-from pyg_dist.halo.plan.sizes import ShareSizes, all_sizes
+from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind
+from pyg_dist.halo.plan.sizes import ShareSizes, all_sizes, rows_between_nodes
 from pyg_dist.partition.inputs import as_edges, as_parts, check_ends, check_given
 from pyg_dist.pricing.base import DistributionPlan
 from pyg_dist.pricing.machine import Machine

@@ -15,11 +15,9 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend import ops
-from pyg_dist.halo.plan.one_way import OneWay
-from pyg_dist.halo.plan.remote_edges import EXCHANGES, Candidates, RemoteEdges
+from pyg_dist.halo.plan.cover import EXCHANGES, Candidates, OneWay, RemoteEdges
 from pyg_dist.halo.plan.share import HaloShare
 from pyg_dist.halo.plan.transfer import Places, no_transfer, receive_lists, send_lists, transfer
-from pyg_dist.halo.plan.vertex_cover import Cover
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +25,7 @@ class RemoteLinks:
     """What a rank knows of the edges between itself and others, and of where its nodes are.
 
     The edges are a pattern, sums that could be sent by rows that could be sent
-    (:class:`~pyg_dist.halo.plan.remote_edges.RemoteEdges`): both ranks of a pair have them in the same order.
+    (:class:`~pyg_dist.halo.plan.cover.RemoteEdges`): both ranks of a pair have them in the same order.
 
     Attributes:
         rows: the rows.
@@ -184,24 +182,18 @@ def restricted(share: HaloShare, links: RemoteLinks, node_id: Tensor) -> Restric
     places = Places.of(arriving, local_id, num_local, num_inner, local.num_entries)
     edge = torch.cat([local_edge, places.stored(arriving.edge)])
 
-    covers = {kind: remote.cover(kind) for kind in kinds}
+    covers = {kind: remote.cover(kind).split(here.rows, here.sums) for kind in kinds}
     lists = {
-        kind: transfer(
-            receive_lists(arriving, Cover(cover.left[: here.rows], cover.right[: here.sums]), places),
-            send_lists(leaving, Cover(cover.left[here.rows :], cover.right[here.sums :]), local_id, num_local),
-        )
-        for kind, cover in covers.items()
+        kind: transfer(receive_lists(arriving, first, places), send_lists(leaving, second, local_id, num_local))
+        for kind, (first, second) in covers.items()
     }
-    cover = covers[share.exchange]
-    summed = here.edges + (~cover.left[remote.row[here.edges :]]).nonzero().view(-1)
+    summed = here.edges + (~covers[share.exchange][1].left[leaving.row]).nonzero().view(-1)
     result = share_of(
         edge_id=_at(share.edge_id, edge),
         row_transfer=lists["post"],
         sum_transfer=lists[share.exchange],
         halo_id=halo_id[: here.rows],
-        rows_sent={
-            kind: int(cover.left[here.rows :].sum() + cover.right[here.sums :].sum()) for kind, cover in covers.items()
-        },
+        rows_sent={kind: int(sent.left.sum() + sent.right.sum()) for kind, (_, sent) in covers.items()},
     )
     ends = torch.stack([remote.rows.node[remote.row[summed]], remote.sums.node[remote.sum[summed]]])
     return Restriction(result, row, edge, remote.edge[summed], ends)

@@ -15,10 +15,8 @@ from torch import Tensor
 
 from pyg_dist.backend.ops.memory import release_after
 from pyg_dist.backend.sparse.csr import CSR
-from pyg_dist.halo.plan.one_way import OneWay
-from pyg_dist.halo.plan.remote_edges import EXCHANGES, ExchangeKind, RemoteEdges
+from pyg_dist.halo.plan.cover import EXCHANGES, Cover, ExchangeKind, OneWay, RemoteEdges
 from pyg_dist.halo.plan.transfer import Places, Transfer, receive_lists, send_lists, transfer
-from pyg_dist.halo.plan.vertex_cover import Cover
 
 
 @dataclass(frozen=True)
@@ -36,8 +34,8 @@ class HaloShare:
         edge_id: global ids of the edges of this rank, int64 ``[e]``: local edges by target, then halo edges by target
             and owner of the source, each in input order. This is the order of edge storage.
         local: rows are local ids, columns local ids; entries are ``edge_id[:local.num_entries]``.
-        post: the exchange of rows of sources, for whatever cannot be summed by the sender.
-        sums: the chosen exchange, for sums with constant weights; ``"post"``: ``row_transfer`` itself.
+        row_transfer: rows of sources, for whatever cannot be summed by the sender.
+        sum_transfer: rows and sums, by the chosen exchange; ``"post"``: ``row_transfer`` itself.
         halo_id: global id by receive slot of ``row_transfer``, int64 ``[h]``, ascending within each owner.
         exchange: the chosen exchange.
         rows_sent: rows that this rank sends in one aggregation, by exchange.
@@ -94,7 +92,7 @@ def halo_share(
         parts: ``[N]`` integers, the owner of each node.
         rank: whose share.
         num_ranks: number of ranks.
-        exchange: what to send for sums, see :meth:`~pyg_dist.halo.plan.remote_edges.RemoteEdges.cover`.
+        exchange: what to send for sums, see :meth:`~pyg_dist.halo.plan.cover.RemoteEdges.cover`.
         node_id: the order of the rank's rows, where they lie already; boundary nodes may then lie anywhere.
 
     Example:
@@ -108,8 +106,8 @@ def halo_share(
     is_local = (parts[target] == rank) & (parts[source] == rank)
     local_edge = is_local.nonzero().view(-1)
     remote = RemoteEdges.of(edge_index, parts, num_ranks, rank)
-    hybrid, here = remote.cover("hybrid"), remote.arriving(rank)
-    arriving, leaving = OneWay.both(remote, rank)
+    here, (arriving, leaving) = remote.arriving(rank), OneWay.both(remote, rank)
+    of_arriving, of_leaving = remote.cover("hybrid").split(here.rows, here.sums)
     on_boundary = torch.zeros(ascending.numel(), dtype=torch.bool)
     on_boundary[torch.searchsorted(ascending, arriving.sums.node)] = True
 
@@ -118,9 +116,7 @@ def halo_share(
 
     return share_of(
         rank, num_ranks, num_nodes, num_edges, ascending, on_boundary, inside,
-        lambda: (arriving, Cover(hybrid.left[: here.rows], hybrid.right[: here.sums])),
-        lambda: (leaving, Cover(hybrid.left[here.rows :], hybrid.right[here.sums :])),
-        exchange, node_id,
+        lambda: (arriving, of_arriving), lambda: (leaving, of_leaving), exchange, node_id,
     )  # fmt: skip
 
 

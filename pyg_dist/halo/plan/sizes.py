@@ -1,4 +1,4 @@
-"""Each rank's numbers: read off its own share, or counted for all ranks at once from the whole graph."""
+"""What every rank has, sends and receives, by counting alone; and where ranks lie if several share a machine."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyg_dist.halo.plan.remote_edges import EXCHANGES, Candidates, ExchangeKind, RemoteEdges
+from pyg_dist.halo.plan.cover import EXCHANGES, Candidates, Cover, ExchangeKind, RemoteEdges
 from pyg_dist.halo.plan.share import HaloShare
-from pyg_dist.halo.plan.vertex_cover import Cover
+
+_PASSES = 8
+"""Over all parts, at most: with many parts the last ones gain next to nothing, and each takes O(P^2) time."""
 
 
 @dataclass(frozen=True)
@@ -45,19 +47,103 @@ class ShareSizes:
     @staticmethod
     def of(share: HaloShare) -> ShareSizes:
         """Read them off a share."""
+        sums = share.sum_transfer
         return ShareSizes(
             nodes=share.node_id.numel(),
             inner=share.num_inner,
             edges=share.edge_id.numel(),
             halo_edges=share.row_transfer.incoming.num_entries,
-            work=share.local.num_entries
-            + share.sum_transfer.outgoing.num_entries
-            + share.sum_transfer.incoming.num_entries,
-            rows_sent=sum(share.sum_transfer.send_counts),
-            rows_received=sum(share.sum_transfer.recv_counts),
-            messages=sum(count > 0 for count in share.sum_transfer.send_counts),
+            work=share.local.num_entries + sums.outgoing.num_entries + sums.incoming.num_entries,
+            rows_sent=sum(sums.send_counts),
+            rows_received=sum(sums.recv_counts),
+            messages=sum(count > 0 for count in sums.send_counts),
             **share.rows_sent,
         )
+
+
+@dataclass(frozen=True)
+class BlockNumbers:
+    """Numbers of each block, sender by receiver, int64 ``[P, P]``; zero on the diagonal but for ``edges``.
+
+    Attributes:
+        edges: edges from one rank to another.
+        rows: their distinct sources.
+        sums: their distinct targets.
+        post_edges: edges that ``hybrid`` carries by rows.
+        post_rows: rows that it sends.
+        pre_sums: sums that it sends.
+        nodes: nodes of each rank, ``[P]``.
+        boundary: of these, nodes with a source on another rank, ``[P]``.
+    """
+
+    edges: Tensor
+    rows: Tensor
+    sums: Tensor
+    post_edges: Tensor
+    post_rows: Tensor
+    pre_sums: Tensor
+    nodes: Tensor
+    boundary: Tensor
+
+    @staticmethod
+    def of(edge_index: Tensor, parts: Tensor, num_ranks: int) -> BlockNumbers:
+        """Those of a graph. Not collective, O(E log E) time.
+
+        Shapes:
+            - edge_index: int64 ``[2, E]``
+            - parts: ``[N]`` integers
+        """
+        remote = RemoteEdges.of(edge_index, parts, num_ranks)
+        hybrid = remote.cover("hybrid")
+        rows, sums = (_pairs(kind, num_ranks) for kind in (remote.rows, remote.sums))
+
+        def count(pairs: Tensor) -> Tensor:
+            return torch.bincount(pairs, minlength=num_ranks**2).view(num_ranks, num_ranks)
+
+        crossing = count(rows[remote.row])
+        has_remote = torch.zeros(parts.numel(), dtype=torch.bool)
+        has_remote[remote.sums.node] = True
+        return BlockNumbers(
+            edges=crossing + (remote.load - crossing.sum(0)).diag(),
+            rows=count(rows),
+            sums=count(sums),
+            post_edges=count(rows[remote.row[hybrid.left[remote.row]]]),
+            post_rows=count(rows[hybrid.left]),
+            pre_sums=count(sums[hybrid.right]),
+            nodes=torch.bincount(parts, minlength=num_ranks),
+            boundary=torch.bincount(parts[has_remote], minlength=num_ranks),
+        )
+
+    def sent(self, exchange: ExchangeKind) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows, sums, and edges carried by rows, ``[P, P]`` each."""
+        crossing = self.edges - self.edges.diag().diag()
+        none = crossing * 0
+        return {
+            "post": (self.rows, none, crossing),
+            "pre": (none, self.sums, none),
+            "hybrid": (self.post_rows, self.pre_sums, self.post_edges),
+        }[exchange]
+
+    def sizes(self, exchange: ExchangeKind) -> tuple[tuple[ShareSizes, ...], Tensor]:
+        """Every rank's sizes, and the rows that go from each rank to each, int64 ``[P, P]``. O(P^2) time."""
+        rows, sums, by_row = self.sent(exchange)
+        chosen = rows + sums
+        crossing = self.edges - self.edges.diag().diag()
+        load, halo_edges = self.edges.sum(0), crossing.sum(0)
+        multiplied = by_row.sum(0) + (crossing - by_row).sum(1)
+        columns: dict[str, Tensor] = {
+            "nodes": self.nodes,
+            "inner": self.nodes - self.boundary,
+            "edges": load,
+            "halo_edges": halo_edges,
+            "work": load - halo_edges + multiplied + rows.sum(1) + sums.sum(0),
+            "rows_sent": chosen.sum(1),
+            "rows_received": chosen.sum(0),
+            "messages": (chosen > 0).sum(1),
+            **{kind: sum(self.sent(kind)[:2], start=crossing * 0).sum(1) for kind in EXCHANGES},
+        }
+        by_rank = zip(*(column.tolist() for column in columns.values()), strict=True)
+        return tuple(ShareSizes(**dict(zip(columns, values, strict=True))) for values in by_rank), chosen
 
 
 def all_sizes(
@@ -72,45 +158,117 @@ def all_sizes(
         - parts: ``[N]`` integers
         - output: P sizes; int64 ``[P, P]``, sender by receiver
     """
-    remote = RemoteEdges.of(edge_index, parts, num_ranks)
-
-    def count(ranks: Tensor) -> Tensor:
-        return torch.bincount(ranks, minlength=num_ranks)
-
-    covers = {kind: remote.cover(kind) for kind in EXCHANGES}
-    cover = covers[exchange]
-    chosen = rows_between(remote, cover)
-    is_post = cover.left[remote.row]
-    halo_edges = count(remote.rows.receiver[remote.row])
-    multiplied = count(remote.rows.receiver[remote.row[is_post]]) + count(remote.rows.sender[remote.row[~is_post]])
-    rows_moved = count(remote.rows.sender[cover.left]) + count(remote.sums.receiver[cover.right])
-    nodes = count(parts)
-    columns: dict[str, Tensor] = {
-        "nodes": nodes,
-        "inner": nodes - count(parts[_distinct_nodes(remote.sums, parts.numel())]),
-        "edges": remote.load,
-        "halo_edges": halo_edges,
-        "work": remote.load - halo_edges + multiplied + rows_moved,
-        "rows_sent": chosen.sum(1),
-        "rows_received": chosen.sum(0),
-        "messages": (chosen > 0).sum(1),
-        **{kind: count(remote.rows.sender[c.left]) + count(remote.sums.sender[c.right]) for kind, c in covers.items()},
-    }
-    by_rank = zip(*(column.tolist() for column in columns.values()), strict=True)
-    return tuple(ShareSizes(**dict(zip(columns, values, strict=True))) for values in by_rank), chosen
+    return BlockNumbers.of(edge_index, parts, num_ranks).sizes(exchange)
 
 
 def rows_between(remote: RemoteEdges, cover: Cover) -> Tensor:
     """Rows and sums that a cover sends, int64 ``[P, P]``, sender by receiver."""
     num_ranks = remote.num_ranks
-    pairs = [
-        kind.sender[chosen] * num_ranks + kind.receiver[chosen]
-        for kind, chosen in ((remote.rows, cover.left), (remote.sums, cover.right))
-    ]
-    return torch.bincount(torch.cat(pairs), minlength=num_ranks**2).view(num_ranks, num_ranks)
+    rows, sums = (_pairs(kind, num_ranks) for kind in (remote.rows, remote.sums))
+    sent = torch.cat([rows[cover.left], sums[cover.right]])
+    return torch.bincount(sent, minlength=num_ranks**2).view(num_ranks, num_ranks)
 
 
-def _distinct_nodes(candidates: Candidates, num_nodes: int) -> Tensor:
-    is_there = torch.zeros(num_nodes, dtype=torch.bool)
-    is_there[candidates.node] = True
-    return is_there.nonzero().view(-1)
+def _pairs(candidates: Candidates, num_ranks: int) -> Tensor:
+    return candidates.sender * num_ranks + candidates.receiver
+
+
+def place(edge_index: Tensor, parts: Tensor, num_ranks: int, ranks_per_node: int, exchange: ExchangeKind) -> Tensor:
+    """The same parts, renumbered by :func:`rank_of_part` of the rows that ``exchange`` sends. O(E log E) time.
+
+    Deterministic, not collective. How many rows go from one part to another does not depend on their numbers.
+
+    Shapes:
+        - edge_index: int64 ``[2, E]``
+        - parts: ``[N]`` integers
+        - output: ``[N]``, the type of ``parts``
+    """
+    if num_ranks <= ranks_per_node or ranks_per_node == 1:
+        return parts
+    remote = RemoteEdges.of(edge_index, parts, num_ranks)
+    rank = rank_of_part(rows_between(remote, remote.cover(exchange)), ranks_per_node)
+    return rank.to(parts.dtype)[parts.long()]
+
+
+def node_of_rank(num_ranks: int, ranks_per_node: int) -> Tensor:
+    """Ranks lie on nodes in their order, ``ranks_per_node`` on each and the rest on the last: int64 ``[P]``."""
+    return torch.arange(num_ranks) // ranks_per_node
+
+
+def rows_between_nodes(rows: Tensor, ranks_per_node: int) -> int:
+    """How many of the rows ``[P, P]``, sender by receiver, leave their node."""
+    return _cut(rows, node_of_rank(rows.shape[0], ranks_per_node))
+
+
+def rank_of_part(rows: Tensor, ranks_per_node: int) -> Tensor:
+    """A rank for every part such that few rows go between nodes: never more than with the parts' own order.
+
+    Approximate: nodes are grown greedily, then parts change places while that helps (Kernighan and Lin's exchange, one
+    pair at a time); the parts' own order is improved likewise, and the better of the two is taken. METIS would not give
+    every node exactly its number of parts. Deterministic, O(P^2) time a pass.
+
+    Shapes:
+        - rows: int64 ``[P, P]``, sender by receiver
+        - output: int64 ``[P]``, a permutation
+    """
+    node = _nodes_of_parts(rows, node_of_rank(rows.shape[0], ranks_per_node))
+    return torch.argsort(torch.argsort(node, stable=True))
+
+
+def merged_parts(rows: Tensor, num_ranks: int) -> Tensor:
+    """A rank for every part where there are fewer ranks than parts: parts with much traffic on one rank.
+
+    Approximate and deterministic, as :func:`rank_of_part`. Numbers of parts by rank differ by one at most.
+
+    Shapes:
+        - rows: int64 ``[P, P]``, sender by receiver
+        - output: int64 ``[P]``, in ``[0, num_ranks)``
+    """
+    num_parts = rows.shape[0]
+    return _nodes_of_parts(rows, torch.arange(num_parts) * num_ranks // num_parts)
+
+
+def _nodes_of_parts(rows: Tensor, given: Tensor) -> Tensor:
+    """Nodes as large as ``given``'s, between which few rows go."""
+    traffic = (rows + rows.T).fill_diagonal_(0)
+    starts = (given, _grown(traffic, given))
+    return min((_improved(traffic, start) for start in starts), key=lambda n: _cut(traffic, n))
+
+
+def _cut(rows: Tensor, node: Tensor) -> int:
+    return int(rows[node[:, None] != node].sum())
+
+
+def _grown(traffic: Tensor, node: Tensor) -> Tensor:
+    """Nodes as large as ``node``'s: each begins with the busiest part left and takes in what exchanges most with it."""
+    found, free, with_free = torch.empty_like(node), torch.ones_like(node, dtype=torch.bool), traffic.sum(1)
+    for number, size in enumerate(torch.bincount(node).tolist()):
+        attraction = with_free.clone()
+        for count in range(size):
+            part = int(torch.where(free, attraction, -1).argmax())
+            found[part], free[part] = number, False
+            with_free -= traffic[part]
+            attraction = traffic[part] + (attraction if count else 0)
+    return found
+
+
+def _improved(traffic: Tensor, node: Tensor) -> Tensor:
+    """``node`` after exchanges of two parts, the best one for each part in turn, until none helps or time is up."""
+    node = node.clone()
+    parts = traffic.any(1).nonzero().view(-1).tolist()  # an exchange helps one that has traffic
+    towards = traffic.new_zeros(node.numel(), int(node.max()) + 1).index_add_(1, node, traffic)  # rows, part by node
+    last = 0
+    for turn, a in enumerate(parts * _PASSES):
+        if turn - last >= len(parts):
+            break
+        at_home = towards.gather(1, node[:, None]).view(-1)
+        gain = towards[a, node] - at_home[a] + towards[:, node[a]] - at_home - 2 * traffic[a]
+        b = int(gain.argmax())
+        if gain[b] <= 0:
+            continue
+        last = turn
+        moved = traffic[:, b] - traffic[:, a]
+        towards[:, node[a]] += moved
+        towards[:, node[b]] -= moved
+        node[[a, b]] = node[[b, a]]
+    return node

@@ -18,8 +18,7 @@ from torch import Tensor
 from pyg_dist.backend import ops
 from pyg_dist.backend.ops.row_format import SUM_KEY
 from pyg_dist.backend.sparse.csr import CSR
-from pyg_dist.halo.plan.one_way import OneWay
-from pyg_dist.halo.plan.vertex_cover import Cover
+from pyg_dist.halo.plan.cover import Cover, OneWay
 
 UNIT = -1
 """In place of an edge: an entry whose value is one, whatever the edges' weights are."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.utils import subgraph
 
 from pyg_dist.backend.sparse.csr import CSR
-from pyg_dist.halo.plan.remote_edges import EXCHANGES, ExchangeKind, RemoteEdges
+from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind, RemoteEdges
 from pyg_dist.halo.plan.restriction import RemoteLinks, Restriction, restricted
 from pyg_dist.halo.plan.share import HaloShare, halo_share
 

@@ -17,8 +17,7 @@ from torch import Tensor
 from pyg_dist.backend.ops import quantize_csr
 from pyg_dist.backend.ops.row_format import SUM_KEY
 from pyg_dist.backend.sparse.csr import CSR
-from pyg_dist.halo.plan.one_way import OneWay
-from pyg_dist.halo.plan.remote_edges import EXCHANGES, ExchangeKind, RemoteEdges
+from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind, OneWay, RemoteEdges
 from pyg_dist.halo.plan.share import HaloShare, halo_share
 from pyg_dist.halo.plan.transfer import UNIT
 from pyg_dist.partition import partition
@@ -42,12 +41,12 @@ def deliver(sent: list[Tensor], send_counts: list[tuple[int, ...]], recv_counts:
 def product(shares: list[HaloShare], x: Tensor, weight: Tensor) -> Tensor:
     stored = [weight[s.edge_id] for s in shares]
     lists = [s.sum_transfer for s in shares]
-    borrowed = deliver(
+    remote_weights = deliver(
         [values[t.weights_to_send] for values, t in zip(stored, lists, strict=True)],
         [t.weight_send_counts for t in lists],
         [t.weight_recv_counts for t in lists],
     )
-    sent = [matrix(t.outgoing, b) @ x[s.node_id] for s, t, b in zip(shares, lists, borrowed, strict=True)]
+    sent = [matrix(t.outgoing, b) @ x[s.node_id] for s, t, b in zip(shares, lists, remote_weights, strict=True)]
     arrived = deliver(sent, [t.send_counts for t in lists], [t.recv_counts for t in lists])
     y = torch.zeros_like(x)
     for share, values, rows in zip(shares, stored, arrived, strict=True):
@@ -84,7 +83,7 @@ def test_any_exchange_is_the_same_product(
 
 
 def test_a_sum_takes_one_value_of_each_edge() -> None:
-    """Duplicate edges, two sources of one target: one row flies, two values are lent."""
+    """Duplicate edges, two sources of one target: one row flies, two values are sent."""
     edge_index = torch.tensor([[0, 0, 1], [2, 2, 2]])
     here, there = (halo_share(edge_index, torch.tensor([0, 0, 1]), rank, 2) for rank in range(2))
     assert here.sum_transfer.send_counts == (0, 1) == there.sum_transfer.recv_counts[::-1]
@@ -181,7 +180,7 @@ def test_one_direction_has_the_same_cover(seed: int) -> None:
                 peer = (kind.receiver if edges.leaves else kind.sender)[mine]
                 order = peer.argsort(stable=True)
                 assert torch.equal(ends.node, kind.node[mine][order])
-                assert torch.equal(ends.of_peers(torch.arange(4)), peer[order].long())
+                assert torch.equal(torch.arange(4).repeat_interleave(torch.tensor(ends.counts)), peer[order].long())
                 assert torch.equal(chosen, expected[mine][order])
                 both[int(edges.leaves)] += int(chosen.sum())
     assert both[0] == both[1] == int(cover.left.sum() + cover.right.sum()) > 0

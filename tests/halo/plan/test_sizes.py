@@ -18,9 +18,9 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_dist.cli import main
-from pyg_dist.halo.plan.placement import place, rank_of_part, rows_between_nodes
+from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind
 from pyg_dist.halo.plan.plan import Plan
-from pyg_dist.halo.plan.remote_edges import EXCHANGES, ExchangeKind
+from pyg_dist.halo.plan.sizes import place, rank_of_part, rows_between_nodes
 from pyg_dist.partition import partition
 from pyg_dist.pricing.machine import Machine
 

@@ -11,7 +11,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
 from torch import Tensor
 
-from pyg_dist.halo.plan.vertex_cover import Cover, minimum_vertex_cover
+from pyg_dist.halo.plan.cover import Cover, minimum_vertex_cover
 
 graphs = st.integers(1, 14).flatmap(
     lambda left: st.integers(1, 14).flatmap(

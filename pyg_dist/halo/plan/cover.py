@@ -1,0 +1,342 @@
+"""Remote edges, their source on one rank and their target on another, and the fewest rows that carry them.
+
+An edge j -> i from rank p to rank q is carried by row x_j, sent from p to q (*post*: q aggregates), or by the partial
+sum for i that p computes and sends to q (*pre*). One row x_j serves all edges of j into q, one sum all edges from p
+into i. So what is sent is a vertex cover of a bipartite graph: rows that could be sent on the left, partial sums on the
+right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_dist.backend import ops
+from pyg_dist.backend.ops.memory import release_after
+from pyg_dist.errors import OptionError
+
+Array = np.ndarray[Any, Any]
+
+ExchangeKind = Literal["post", "pre", "hybrid"]
+EXCHANGES: tuple[ExchangeKind, ...] = ("post", "pre", "hybrid")
+
+
+class Cover(NamedTuple):
+    """The chosen vertices: rows (left), bool ``[L]``, and sums (right), bool ``[R]``.
+
+    An edge whose row is chosen is a post edge, else a pre edge.
+    """
+
+    left: Tensor
+    right: Tensor
+
+    @staticmethod
+    def uniform(exchange: ExchangeKind, num_rows: int, num_sums: int) -> Cover:
+        """All rows, or all sums."""
+        is_post = exchange == "post"
+        return Cover(torch.full((num_rows,), is_post), torch.full((num_sums,), not is_post))
+
+    def split(self, rows: int, sums: int) -> tuple[Cover, Cover]:
+        """That of the first rows and sums, and that of the others."""
+        return Cover(self.left[:rows], self.right[:sums]), Cover(self.left[rows:], self.right[sums:])
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Rows that could be sent, in the order (sender, receiver, node); of one rank, those that arrive first.
+
+    Attributes:
+        sender, receiver: ranks, int32 ``[k]``.
+        node: global ids, int64 ``[k]``.
+    """
+
+    sender: Tensor
+    receiver: Tensor
+    node: Tensor
+
+    def __len__(self) -> int:
+        return self.node.numel()
+
+
+class Arriving(NamedTuple):
+    """How many remote edges, rows and sums of a rank end there; they are before those that begin there."""
+
+    edges: int
+    rows: int
+    sums: int
+
+
+@dataclass(frozen=True)
+class RemoteEdges:
+    """Edges between any ranks, or between one and the others.
+
+    By ascending ``sum``, in input order for each: both ranks of a pair have them in the same order.
+
+    Attributes:
+        num_ranks: number of ranks P.
+        edge: global ids of the edges, int64 ``[m]``.
+        row: which row of ``rows`` could carry each edge, int32 ``[m]``.
+        sum: which sum of ``sums`` could carry each edge, int32 ``[m]``.
+        rows: the rows; their node is a source.
+        sums: the partial sums; their node is a target.
+        load: in-edges of the nodes of each rank, ``[P]``.
+    """
+
+    num_ranks: int
+    edge: Tensor
+    row: Tensor
+    sum: Tensor
+    rows: Candidates
+    sums: Candidates
+    load: Tensor
+
+    @staticmethod
+    def of(edge_index: Tensor, parts: Tensor, num_ranks: int, rank: int | None = None) -> RemoteEdges:
+        """Those of the whole graph, or those that begin or end on ``rank``. Not collective, O(E log E) time.
+
+        Shapes:
+            - edge_index: int64 ``[2, E]``
+            - parts: ``[N]`` integers
+        """
+        sender, receiver = parts[edge_index[0]], parts[edge_index[1]]
+        load = torch.bincount(receiver, minlength=num_ranks)
+        is_remote = sender != receiver
+        if rank is not None:
+            is_remote &= (sender == rank) | (receiver == rank)
+        edge = is_remote.nonzero().view(-1)
+        source, target = edge_index[0, edge], edge_index[1, edge]
+        return RemoteEdges.of_list(edge, source, target, sender[edge], receiver[edge], parts.numel(), load, rank)
+
+    @staticmethod
+    def of_list(
+        edge: Tensor,
+        source: Tensor,
+        target: Tensor,
+        sender: Tensor,
+        receiver: Tensor,
+        num_nodes: int,
+        load: Tensor,
+        rank: int | None = None,
+    ) -> RemoteEdges:
+        """Of edges in input order that are known with the owners of both ends. Not collective, O(m log m) time.
+
+        With a ``rank``, all of them begin or end there.
+        """
+        num_ranks = load.numel()
+        if rank is None:
+            pair = sender.long() * num_ranks + receiver
+        else:
+            pair = torch.where(sender == rank, num_ranks + receiver.long(), sender.long())
+        row, rows = _candidates(pair, source, num_nodes, num_ranks, rank)
+        sums_of, sums = _candidates(pair, target, num_nodes, num_ranks, rank)
+        start, row, place = ops.csr_from_edges(sums_of, row, None, len(sums), len(rows))
+        number = torch.arange(len(sums), dtype=torch.int32)
+        sums_of = torch.repeat_interleave(number, start.diff(), output_size=row.numel())
+        return RemoteEdges(num_ranks, edge if place is None else edge[place], row, sums_of, rows, sums, load)
+
+    def arriving(self, rank: int) -> Arriving:
+        """How many end on ``rank``, where all of them begin or end: they are the first ones."""
+        rows, sums = (int((kind.receiver == rank).sum()) for kind in (self.rows, self.sums))
+        edges = int(torch.searchsorted(self.sum, torch.tensor(sums, dtype=torch.int32)))
+        return Arriving(edges, rows, sums)
+
+    def cover(self, exchange: ExchangeKind) -> Cover:
+        """Which rows and sums are sent.
+
+        ``hybrid`` sends as few as can be (SuperGCN, Alg. 1). How many go from p to q is the same in every minimum
+        cover, and so the traffic of each rank, sent and received. What remains to choose (see
+        :func:`minimum_vertex_cover`) is which of the two ranks multiplies: the one whose nodes have fewer in-edges.
+        Both sides of a pair find the same cover, and so does who looks at all pairs together.
+        """
+        if exchange != "hybrid":
+            return Cover.uniform(exchange, len(self.rows), len(self.sums))
+        receiver_multiplies = self.load[self.rows.receiver] <= self.load[self.rows.sender]
+        return minimum_vertex_cover(self.row, self.sum, len(self.rows), len(self.sums), receiver_multiplies)
+
+
+def _candidates(
+    pair: Tensor, node: Tensor, num_nodes: int, num_ranks: int, rank: int | None
+) -> tuple[Tensor, Candidates]:
+    """Number the distinct (pair of ranks, node): the number of each edge, and what the numbers stand for."""
+    keys, number = torch.unique(pair * num_nodes + node, sorted=True, return_inverse=True)
+    stride = max(num_nodes, 1)
+    pair_of = (keys // stride).to(torch.int32)
+    sender, receiver = pair_of // num_ranks, pair_of % num_ranks
+    if rank is not None:
+        leaves, peer = sender == 1, receiver
+        sender, receiver = torch.where(leaves, rank, peer), torch.where(leaves, peer, rank)
+    return number, Candidates(sender, receiver, keys % stride)
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Distinct ends of some edges of one rank, sources or targets: what rows, or sums, could be sent for.
+
+    Attributes:
+        node: global ids, by peer and ascending for each, int64 ``[k]``.
+        counts: by peer, ``[P]``.
+    """
+
+    node: Tensor
+    counts: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return self.node.numel()
+
+    def counts_of(self, place: Tensor) -> list[int]:
+        """How many of each peer's there are among some, given by their places, which ascend or stay."""
+        bounds = torch.tensor((0, *self.counts)).cumsum(0, dtype=place.dtype)
+        counts: list[int] = torch.searchsorted(place, bounds).diff().tolist()
+        return counts
+
+
+@dataclass(frozen=True)
+class OneWay:
+    """The edges between one rank and all others in one direction, in the order of :class:`RemoteEdges`.
+
+    Attributes:
+        rank: the rank.
+        leaves: whether they begin there.
+        edge: global ids of the edges, int64 ``[m]``; None where they are not needed, as the edges are stored elsewhere.
+        row: which of ``rows`` is each edge's source, int32 ``[m]``.
+        sum: which of ``sums`` is each edge's target, int32 ``[m]``.
+        rows: the distinct sources.
+        sums: the distinct targets.
+    """
+
+    rank: int
+    leaves: bool
+    edge: Tensor | None
+    row: Tensor
+    sum: Tensor
+    rows: Ends
+    sums: Ends
+
+    @property
+    def num_ranks(self) -> int:
+        """P."""
+        return len(self.rows.counts)
+
+    @staticmethod
+    def both(remote: RemoteEdges, rank: int) -> tuple[OneWay, OneWay]:
+        """Those that end on ``rank``, and those that begin there, of edges that all do one of the two."""
+        here = remote.arriving(rank)
+
+        def one_way(leaves: bool) -> OneWay:
+            edges, rows, sums = (slice(n, None) if leaves else slice(n) for n in here)
+            ends = []
+            for kind, some in ((remote.rows, rows), (remote.sums, sums)):
+                peer = (kind.receiver if leaves else kind.sender)[some]
+                ends.append(Ends(kind.node[some], tuple(torch.bincount(peer, minlength=remote.num_ranks).tolist())))
+            row, sums_of = remote.row[edges], remote.sum[edges]
+            if leaves:
+                row, sums_of = row - here.rows, sums_of - here.sums
+            return OneWay(rank, leaves, remote.edge[edges], row, sums_of, *ends)
+
+        return one_way(leaves=False), one_way(leaves=True)
+
+    def cover(self, exchange: ExchangeKind, load: Tensor) -> Cover:
+        """:meth:`RemoteEdges.cover` of these edges; ``load``: in-edges of the nodes of each rank, ``[P]``."""
+        if exchange != "hybrid":
+            return self.uniform_cover(exchange)
+        at_target, at_source = (load, load[self.rank]) if self.leaves else (load[self.rank], load)
+        prefer_left = torch.repeat_interleave(at_target <= at_source, torch.tensor(self.rows.counts))
+        return minimum_vertex_cover(self.row, self.sum, len(self.rows), len(self.sums), prefer_left)
+
+    def uniform_cover(self, exchange: ExchangeKind) -> Cover:
+        """All rows, or all sums."""
+        return Cover.uniform(exchange, len(self.rows), len(self.sums))
+
+
+def minimum_vertex_cover(
+    left: Tensor, right: Tensor, num_left: int, num_right: int, prefer_left: Tensor | None = None
+) -> Cover:
+    r"""A minimum vertex cover, as large as a maximum matching (König). Exact, not collective, O(E sqrt(V)) time.
+
+    With Z the left vertices that alternating paths reach from unmatched left ones, and Z' likewise on the right, every
+    minimum cover holds the partners of Z and of Z' and not Z and Z' themselves (Dulmage and Mendelsohn, 1958). Between
+    the other vertices, all matched, each connected component may take either side: ``prefer_left`` chooses. So the
+    result depends on the graph and ``prefer_left`` alone and not on which maximum matching was found: ranks that see
+    different parts of a graph agree on its components.
+
+    Source: SuperGCN, Alg. 1, lines 1-3.
+
+    Args:
+        left: one end of each edge.
+        right: the other end.
+        num_left: L.
+        num_right: R.
+        prefer_left: whether to take the left side where both are minimum; the same for all vertices of a connected
+            component. None: everywhere.
+
+    Shapes:
+        - left, right: ``[E]`` integers
+        - prefer_left: bool ``[L]``
+        - output: bool ``[L]``, bool ``[R]``
+
+    Example:
+        >>> minimum_vertex_cover(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), 2, 2)
+        Cover(left=tensor([True, True]), right=tensor([False, False]))
+    """
+    if max(num_left, num_right, left.numel()) > torch.iinfo(torch.int32).max:  # SciPy's graphs count in 32 bits
+        raise OptionError(
+            f"Expected at most 2**31 - 1 remote edges in one cover (got {left.numel()}): use more ranks or "
+            f"exchange='post'"
+        )
+    if left.numel() == 0:
+        return Cover(torch.zeros(num_left, dtype=torch.bool), torch.zeros(num_right, dtype=torch.bool))
+    row, col = (end.numpy().astype(np.int32, copy=False) for end in (left, right))
+    right_of = _matching(row, col, num_left, num_right)
+    release_after(row.size)
+    left_of = np.full(num_right, -1, dtype=np.int32)
+    is_matched = right_of >= 0
+    left_of[right_of[is_matched]] = np.flatnonzero(is_matched)
+
+    # Where each edge leads: across it, then back along the matching.
+    from_left = _reached(row, left_of[col], right_of < 0)
+    release_after(row.size)
+    from_right = _reached(col, right_of[row], left_of < 0)
+    in_left, in_right = np.zeros(num_left, dtype=bool), np.zeros(num_right, dtype=bool)
+    in_right[right_of[from_left & is_matched]] = True
+    in_left[left_of[from_right & (left_of >= 0)]] = True
+    free = np.flatnonzero(is_matched & ~from_left & ~in_left)
+    takes_left = np.ones(free.size, dtype=bool) if prefer_left is None else prefer_left.numpy()[free]
+    in_left[free[takes_left]] = True
+    in_right[right_of[free[~takes_left]]] = True
+    return Cover(torch.from_numpy(in_left), torch.from_numpy(in_right))
+
+
+def _matching(row: Array, col: Array, num_rows: int, num_cols: int) -> Array:
+    """The column matched to each row in a maximum matching, or -1."""
+    rowptr, end = _grouped(row, col, num_rows, num_cols)
+    matched: Array = ops.bipartite_matching(rowptr, end, num_cols).numpy()
+    return matched
+
+
+def _reached(start: Array, end: Array, is_root: Array) -> Array:
+    """Which vertices can be reached from the roots along the directed edges start -> end (end < 0: no edge)."""
+    from scipy import sparse
+    from scipy.sparse.csgraph import breadth_first_order  # at the import of pyg_dist it would be a third of its time
+
+    size, leads = is_root.size, end >= 0
+    rowptr, col = _grouped(start[leads], end[leads], size, size)
+    begin, finish = rowptr.to(torch.int32).numpy(), col.numpy()
+    del leads, rowptr, col
+    release_after(finish.size)
+    # One more vertex, with an edge to every root, makes it one search.
+    finish = np.concatenate([finish, np.flatnonzero(is_root).astype(np.int32)])
+    begin = np.append(begin, np.int32(finish.size))
+    graph = sparse.csr_array((np.ones(finish.size), finish, begin), shape=(size + 1, size + 1))
+    reached = np.zeros(size + 1, dtype=bool)
+    reached[breadth_first_order(graph, size, return_predecessors=False)] = True
+    return reached[:size]
+
+
+def _grouped(start: Array, end: Array, num_rows: int, num_cols: int) -> tuple[Tensor, Tensor]:
+    """Edges by their start: the first of each and one more, int64, and their ends, int32."""
+    rowptr, col, _ = ops.csr_from_edges(torch.from_numpy(start), torch.from_numpy(end), None, num_rows, num_cols)
+    return rowptr, col
