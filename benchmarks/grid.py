@@ -109,11 +109,13 @@ class Variant:
 
     def wait(self) -> Variant:
         """Let every aggregation end before anything else starts."""
+        from pyg_dist.backend.comm.transport import Pending
+
         start = self.data.graph.start
 
         def waiting(*args: Any) -> Any:
-            result = start(*args)()
-            return lambda: result
+            started = start(*args)
+            return started.wait() if isinstance(started, Pending) else started
 
         self.data.graph.start = waiting
         return self

@@ -134,8 +134,8 @@ EXAMPLES = [
 @pytest.mark.parametrize(
     ("layout", "world_size", "num_examples"),
     [
-        *[("halo", 1, 40), ("halo", 2, 20), ("halo", 3, 15), ("halo", 4, 12)],
-        *[("grid", 1, 10), ("grid", 2, 15), ("grid", 3, 12), ("grid", 4, 12)],
+        *[("halo", 1, 25), ("halo", 3, 15), ("halo", 4, 12)],
+        *[("grid", 3, 12), ("grid", 4, 12)],
     ],
 )
 def test_random_graphs(workers: Pools, layout: str, world_size: int, num_examples: int) -> None:
@@ -159,9 +159,9 @@ def test_random_graphs(workers: Pools, layout: str, world_size: int, num_example
 
 
 def every_mesh(num_ranks: int) -> list[str]:
-    """A hub's in-edges over every mesh, by each conv."""
+    """A hub's in-edges over every second mesh, by each conv."""
     found = []
-    for mesh in meshes(num_ranks):
+    for mesh in meshes(num_ranks)[::2]:
         for conv in CONVS:
             options = {} if conv == "TransformerConv" else {"residual": True}
             case = Case(9, HUB, [], conv, 3, 5, options, 2, False, mesh=mesh)

@@ -338,7 +338,7 @@ def test_every_function_is_listed() -> None:
     assert not unknown, f"not in the table: {unknown}"
 
 
-@pytest.mark.parametrize("on_grid", [False, True], ids=["rows", "tiles"])
+@pytest.mark.parametrize("on_grid", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["rows", "tiles"])
 def test_functions(workers: Callable[[int], Workers], on_grid: bool) -> None:
     """The calls give what torch gives; the costs are those that are listed, on every rank."""
     results = workers(4 if on_grid else 3).run(measured, on_grid)
