@@ -1,6 +1,7 @@
-"""What a test may leave behind in its process, and must not: settings, patches, entries of caches.
+"""What a test may leave behind in its process, and must not: settings, patches, hooks, threads, entries of caches.
 
-Ranks serve bodies of many test modules, so a setting that one leaves behind would decide how another runs.
+Ranks serve bodies of many test modules, so a setting that one leaves behind would decide how another runs. State of a
+run is the session's, which goes on from body to body, and with which all of it ends.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import logging
 import operator
 import os
 import random
+import signal
 import sys
+import threading
 import types
 import warnings
 from collections.abc import Iterator, Mapping, Sized
@@ -42,6 +45,7 @@ _WRITTEN = {
 _MODULES = ("builtins", "os", "time", "torch", "torch.distributed", "torch.nn.functional", "torch_geometric.utils")
 _CLASSES = (torch.Tensor, torch.nn.Module)
 _TESTS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _CONTAINERS = (dict, list, set)  # a weak one holds nothing: what is in it, a script holds
 
 
@@ -120,6 +124,10 @@ def since(before: State) -> tuple[list[str], State]:
     now = state(collects=False)
     lines = difference(before, now)
     if lines:
+        gc.collect()
+        for thread in threading.enumerate():  # a loader's ends soon after it
+            if thread.name.startswith("pyg_dist sampling"):
+                thread.join(1.0)
         now = state()
         lines = difference(before, now)
     return lines, now
@@ -179,7 +187,24 @@ def _settings() -> dict[str, Any]:
         "the logger": (logger.level, list(logger.handlers), logger.propagate),
         "modules that cannot be imported": sorted(name for name, module in sys.modules.items() if module is None),
         "the session's options": _options(),
+        **{f"the handler of {number.name}": signal.getsignal(number) for number in _SIGNALS},
+        "threads of the package": _threads(),
+        "hooks on torch without rows": _hooks(),
     }
+
+
+def _threads() -> list[str]:
+    """Those that do not belong to the session."""
+    names = sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("pyg_dist"))
+    return [name for name in names if name not in ("pyg_dist failures", "pyg_dist waits", "pyg_dist divergence")]
+
+
+def _hooks() -> int:
+    """On all modules and optimizers, where the package's have no rows to watch for."""
+    sharding = sys.modules.get("pyg_dist.tensor.sharding")
+    if sharding is None or len(sharding.living):
+        return 0
+    return len(torch.nn.modules.module._global_forward_pre_hooks)
 
 
 def _options() -> Any:

@@ -20,34 +20,13 @@ _NO_NUMBER = re.compile(r"aten::(?:new_)?(?:empty|zeros).*API call failed|bad_al
 
 IN_BACKWARD = " (in a backward pass)"
 
-
-class _Phases(list[str]):
-    """The parts of a set-up that run."""
-
-
-def _nothing() -> str:
-    return ""
-
-
-_estimate: Callable[[], str] = _nothing
+_estimate: Callable[[], str] = str
 
 
 def set_estimate(estimate: Callable[[], str]) -> None:
     """Let ``estimate()`` say what the plan expects, a clause, or nothing. Not collective."""
     global _estimate
     _estimate = estimate
-
-
-@contextmanager
-def phase(name: str) -> Iterator[None]:
-    """Explain what fails in this part of a set-up, for which there is no layer. Not collective."""
-    phases = current().of(_Phases)
-    phases.append(name)
-    try:
-        with explained():
-            yield
-    finally:
-        phases.pop()
 
 
 @contextmanager
@@ -77,7 +56,7 @@ def explain(error: RuntimeError | MemoryError, where: str = "") -> None:
     size = f"{_num_bytes(*asked.groups()) / 2**20:,.1f} MiB" if asked else "a block of memory"
     line = users_line()
     expected, remedy = _estimate(), "take more ranks, narrower layers or mini-batches (pyg_dist.loader)"
-    if current().of(_Phases):  # there is no plan yet
+    if current().steps:  # there is no plan yet
         expected = ""
         remedy = "write a store (python -m pyg_dist partition), of which each rank reads its own part"
     raise OutOfMemoryError(
@@ -91,9 +70,8 @@ def _num_bytes(number: str, unit: str) -> float:
 
 
 def _where() -> str:
-    phases = current().of(_Phases)
-    if phases:
-        return f" (in the set-up: {phases[-1]})"
+    if current().steps:
+        return f" (in the set-up: {current().steps[-1]})"
     if torch._C._current_graph_task_id() != -1:
         return IN_BACKWARD
     return errors.where()

@@ -57,29 +57,22 @@ _SLURM_FIRST_PORT, _SLURM_NUM_PORTS = 15_000, 16_384
 
 @dataclass(frozen=True)
 class Launch:
-    """A rank's place as its launcher states it.
-
-    ``local_rank`` counts the ranks on this machine; where the launcher does not set it, it is ``rank``. ``master_addr``
-    and ``master_port`` are the rendezvous address, or None where the ranks have to agree on one (mpirun, alone).
-    """
+    """A rank's place as its launcher states it."""
 
     rank: int
     world_size: int
-    local_rank: int
+    local_rank: int  # on this machine; ``rank`` where the launcher does not say
     launcher: Launcher
-    master_addr: str | None = None
+    master_addr: str | None = None  # where to meet; None where the ranks have to agree on it (mpirun, alone)
     master_port: int | None = None
 
 
 @dataclass(frozen=True)
 class Run:
-    """What all ranks of a run know of it without a message.
+    """What all ranks of a run know of it without a message."""
 
-    ``words`` are the launcher's, ``rank_variable`` numbers the ranks, ``is_one_machine`` says that all share this one.
-    """
-
-    words: tuple[str, ...]
-    rank_variable: str
+    words: tuple[str, ...]  # the launcher's
+    rank_variable: str  # numbers the ranks
     is_one_machine: bool
 
 
@@ -314,11 +307,6 @@ def of_generation(store: dist.Store, number: int) -> dist.Store:
 def watched(store: dist.Store) -> dist.Store:
     """The part of a session's store that its :class:`~pyg_dist.backend.session.failure.FailureWatch` uses."""
     return dist.PrefixStore("failure", store)
-
-
-def meet_early(launch: Launch, seconds: float) -> dist.Store:
-    """What the watches of the first session use, for a rank that ends before it. Collective, but for the time limit."""
-    return watched(of_generation(meet(launch, timedelta(seconds=seconds)), 0))
 
 
 def _meet_through_mpi(launch: Launch, timeout: timedelta) -> dist.Store:

@@ -24,6 +24,7 @@ import signal
 import sys
 import threading
 import time
+from datetime import timedelta
 from types import FrameType, TracebackType
 from typing import NoReturn
 
@@ -174,8 +175,8 @@ class WayOut:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
         with contextlib.suppress(Exception):  # nobody is there, or this launcher's ranks cannot meet
-            store = launch.meet_early(found, _MEET_SECONDS)
-            failure.leave_word(store, found.rank, found.world_size, message, _MEET_SECONDS)
+            store = launch.of_generation(launch.meet(found, timedelta(seconds=_MEET_SECONDS)), 0)
+            failure.leave_word(launch.watched(store), found.rank, found.world_size, message, _MEET_SECONDS)
 
 
 way_out = WayOut()

@@ -55,6 +55,7 @@ class Session:
         timeout: of collectives.
         store: shared by all ranks; None at world size 1.
         num_results: how many results of rank 0 there were.
+        steps: of a set-up, which run.
     """
 
     def __init__(self, meeting: Meeting | None = None) -> None:
@@ -65,6 +66,7 @@ class Session:
         self.store: dist.Store | None = None
         self.meeting = meeting or Meeting()
         self.num_results = itertools.count()
+        self.steps: list[str] = []
         self._parts: dict[type, object] = {}
         self._closing: WeakSet[Closable] = WeakSet()
 

@@ -62,11 +62,16 @@ def set_up(what: str, num_steps: int) -> Iterator[None]:
 def step(name: str) -> Iterator[None]:
     """Log, on rank 0, what a step of a set-up takes, and move the bar on. Not collective."""
     began = time.monotonic()
-    bars = current().of(_Bars)
+    session = current()
+    bars = session.of(_Bars)
     if bars:
         bars[-1].set_postfix_str(name)
-    with out_of_memory.phase(name):
-        yield
+    session.steps.append(name)
+    try:
+        with out_of_memory.explained():
+            yield
+    finally:
+        session.steps.pop()
     if bars:
         bars[-1].update()
     _say("%s: %.1f s", name, time.monotonic() - began)

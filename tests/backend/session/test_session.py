@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import socket
 import sys
+import threading
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -67,6 +70,38 @@ def _init_twice() -> tuple[int, int, int, bool]:
 def test_init_is_idempotent(workers: Pools, world_size: int) -> None:
     expected = [(rank, world_size, rank, rank == 0) for rank in range(world_size)]
     assert workers(world_size).run(_init_twice) == expected
+
+
+class _Part:
+    """What some room keeps for a run."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def close(self) -> None:
+        self.told.append("closed")
+
+
+def _end_and_begin() -> None:
+    session.shutdown()  # what watches for things left behind knows the session that there was before
+    session.init()
+    first, part = weakref.ref(state.current()), weakref.ref(state.current().of(_Part))
+    assert part() is state.current().of(_Part)
+    told = state.current().of(_Part).told
+    session.shutdown()
+    gc.collect()
+    assert first() is None
+    assert part() is None
+    assert told == ["closed"]
+    assert not state.current().is_joined
+    assert state.current().find(_Part) is None
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("pyg_dist")] == []
+    session.init()
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_a_run_ends_with_its_session(workers: Pools, world_size: int) -> None:
+    workers(world_size).run(_end_and_begin)
 
 
 def _own_options() -> None:
