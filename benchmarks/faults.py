@@ -43,6 +43,7 @@ from pyg_dist.backend.comm import group
 from pyg_dist.backend.comm.checks import calls, replicas
 from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.comm.wires import gloo, point_to_point
+from pyg_dist.backend.session.state import current
 from pyg_dist.conv import DistributedGCNConv as GCNConv
 from pyg_dist.graph import training_state
 
@@ -202,7 +203,7 @@ def compared(pairs: list[tuple[Seconds, Seconds]]) -> dict[str, float]:
 
 def num_calls() -> int:
     """Calls so far, in all groups."""
-    return sum(sequence.number for sequence in calls.here.sequences.values())
+    return sum(sequence.number for sequence in current().of(calls.Standing).sequences.values())
 
 
 @contextmanager
@@ -227,8 +228,8 @@ def unnoted(*_: Any) -> None:
 def parameters(every: int) -> Iterator[None]:
     """Compare parameters, too, before one in so many sums."""
     with mock.patch.object(replicas, "_PARAMETERS_EVERY", every):
-        replicas.noted.restart()
-        replicas.noted.agree()
+        current().add(replicas.Noted()).is_on = True
+        replicas.noted().agree()
         yield
 
 

@@ -29,12 +29,6 @@ _STAYS = {
     *(f"torch.nn.modules.module.Module.{name}" for name in ("__init__", "__setstate__")),  # of torch.compile
     *("workers._left", "workers._num_meetings"),  # what ranks note between two bodies
     "environment variable GLOO_SOCKET_IFNAME",
-    # Not yet the session's:
-    *("pyg_dist.backend.comm.transport._abandoned", "pyg_dist.backend.comm.wires.staged._warned"),
-    *("pyg_dist.backend.sparse.csr._trials_by_size", "pyg_dist.backend.comm.connection._reason"),
-    *("pyg_dist.errors._where", "pyg_dist.errors._whole_graph", "pyg_dist.graph.module_hooks._hooks"),
-    *(f"pyg_dist.backend.comm.group.{name}" for name in ("_axes", "_open", "_world")),
-    *(f"pyg_dist.backend.comm.checks.calls.{name}" for name in ("_file_ids", "_kind_ids", "_dtype_ids")),
 }
 # Methods that PyG writes into a conv's class with its first object.
 _WRITTEN = {
@@ -214,8 +208,8 @@ def _options() -> Any:
         return True, False
     current = session.current()
     is_default = (current.backend, current.timeout) == (session.DEFAULT_BACKEND, session.DEFAULT_TIMEOUT)
-    connections = current.find(session.Connections)
-    is_foreign = session.is_group_open() and not (connections is not None and connections.is_own)
+    groups = current.find(session.Groups)
+    is_foreign = session.is_group_open() and not (groups is not None and groups.is_own)
     return (not current.is_joined or is_default, is_foreign)
 
 

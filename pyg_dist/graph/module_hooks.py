@@ -66,7 +66,11 @@ def _before_forward(module: nn.Module, args: tuple[Any, ...]) -> None:
             raise UnsupportedError(_no_compile(module))
         return
     if module in current().of(_Settled):
-        if noted.is_on and _is_called_by_script() and (_is_distributed(args) or _is_distributed(_keyword_arguments())):
+        if (
+            noted().is_on
+            and _is_called_by_script()
+            and (_is_distributed(args) or _is_distributed(_keyword_arguments()))
+        ):
             training_state.note_model(module)
         return
     if not (_is_distributed(args) or _is_distributed(_keyword_arguments())):
@@ -80,7 +84,7 @@ def _before_forward(module: nn.Module, args: tuple[Any, ...]) -> None:
             f"those in a plain list, or made in forward), or use the plain Data"
         )
     remember_model(module)
-    if noted.is_on:  # compared at once: models whose shapes differ would be broadcast by different calls
+    if noted().is_on:  # compared at once: models whose shapes differ would be broadcast by different calls
         training_state.note_model(module)
         world_group().barrier("model")
     broadcast_parameters(module)
@@ -147,7 +151,7 @@ def broadcast_parameters(module: nn.Module) -> None:
 
 def _run_backward(outputs: Sequence[Any], *args: Any, **options: Any) -> Any:
     is_outermost = torch._C._current_graph_task_id() == -1  # else it is one of checkpointing's
-    losses = [x for x in outputs if _is_of_all_ranks(x)] if is_outermost and noted.is_on else []
+    losses = [x for x in outputs if _is_of_all_ranks(x)] if is_outermost and noted().is_on else []
     try:
         gradients = _run(outputs, *args, **options)
     except (RuntimeError, MemoryError) as error:  # of the engine's own functions: no Python runs there
@@ -155,7 +159,7 @@ def _run_backward(outputs: Sequence[Any], *args: Any, **options: Any) -> Any:
             out_of_memory.explain(error, out_of_memory.IN_BACKWARD)
         raise
     for loss in losses:
-        noted.loss(loss)
+        noted().loss(loss)
     return gradients
 
 

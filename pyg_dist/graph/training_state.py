@@ -124,7 +124,7 @@ def note_model(model: nn.Module) -> None:
     known = models.get(model)
     if known is None:
         known = models[model] = _Model()
-    noted.here(known.settings(model))
+    noted().here(known.settings(model))
 
 
 def note_step(optimizer: torch.optim.Optimizer) -> None:
@@ -132,7 +132,7 @@ def note_step(optimizer: torch.optim.Optimizer) -> None:
 
     Collective where calls have no tags (:mod:`~pyg_dist.backend.comm.checks.order`).
     """
-    if not noted.is_on:
+    if not noted().is_on:
         return
     run = current().of(_Known)
     known = run.optimizers.get(optimizer)
@@ -140,7 +140,7 @@ def note_step(optimizer: torch.optim.Optimizer) -> None:
         known = run.optimizers[optimizer] = _Optimizer(optimizer, [*run.models.values()])
     if not known.models:
         return
-    noted.here(known.settings(optimizer))
+    noted().here(known.settings(optimizer))
     compare_order(current().of(Control).group)
     if known.num_steps < _FIRST or known.num_steps % _EVERY == 0:
         for group in optimizer.param_groups:
@@ -148,7 +148,7 @@ def note_step(optimizer: torch.optim.Optimizer) -> None:
                 gradient = parameter.grad
                 is_plain = gradient is not None and not isinstance(gradient, RowTensor)
                 if is_plain and is_synchronised(parameter):
-                    noted.gradient(gradient)
+                    noted().gradient(gradient)
     known.num_steps += 1
     for model in known.models:
         model.num_steps += 1

@@ -155,7 +155,7 @@ class TileTensor(NodeTensor):
         handler = TILES.get(func)
         if kwargs.get("out") is not None and not (handler and takes_out(handler, kwargs["out"])):
             raise MixedRowsError(f"{public_name(func)} of row tensors does not take 'out': assign the result")
-        if noted.is_on:
+        if noted().is_on:
             note_numbers(func, args, kwargs)
         if handler is not None:
             if not args and "input" in kwargs:

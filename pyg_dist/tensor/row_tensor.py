@@ -217,7 +217,7 @@ class RowTensor(Tensor):
             _refuse_copy(func, args[0])
         elif kwargs:
             _refuse_copy(func, kwargs.get("out"))
-        if noted.is_on:
+        if noted().is_on:
             note_numbers(func, args, kwargs)
         try:
             return handler(func, args, kwargs or {})
@@ -232,7 +232,7 @@ def note_numbers(function: Function, args: Args, kwargs: Kwargs | None) -> None:
         kinds = _NUMBERS if function in ARITHMETIC else _FLOATS
         given = [a for a in ((*args, *kwargs.values()) if kwargs else args) if type(a) in kinds]
         if given:
-            noted.numbers(tuple(given))
+            noted().numbers(tuple(given))
 
 
 # Other functions' integers are dimensions and sizes.

@@ -208,7 +208,7 @@ class RowSharding(OfThisRun):
     def meet(self, tensor: Tensor) -> None:
         """Note a plain tensor that a script has given (:mod:`pyg_dist.backend.comm.checks.replicas`)."""
         if self.group.size > 1:
-            replicas.noted.tensor(tensor)
+            replicas.noted().tensor(tensor)
 
     def reduce_from_ranks(self, tensor: Tensor) -> Tensor:
         """See :func:`~pyg_dist.backend.autograd.replicated.reduce_from_ranks` (collective)."""

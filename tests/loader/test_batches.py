@@ -137,6 +137,7 @@ def products_of_steps(has_edges_of_its_own: bool) -> list[int]:
     """How many products each of some steps takes: on batches, or on edges that are drawn anew."""
     import pyg_dist
     from pyg_dist.backend import ops
+    from pyg_dist.backend.session.state import current
     from pyg_dist.backend.sparse import csr
     from pyg_dist.loader import UniformVertexLoader
 
@@ -145,9 +146,9 @@ def products_of_steps(has_edges_of_its_own: bool) -> list[int]:
     conv = pyg_dist.distribute(SAGEConv(8, 8))
     batches = iter(UniformVertexLoader(data, batch_size=200, num_steps=7))
     counted = []
+    current().add(csr._TrialsBySize())
     with (
         patch.object(csr, "_WORTH_A_TRIAL", 0),
-        patch.object(csr, "_trials_by_size", {}),
         patch.object(ops, "spmm_csr", side_effect=ops.spmm_csr) as seen,
     ):
         for _ in range(7):

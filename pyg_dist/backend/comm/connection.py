@@ -7,8 +7,9 @@ from types import TracebackType
 
 import torch.distributed as dist
 
-from pyg_dist.backend.comm.checks.calls import Calls, Wait, here
+from pyg_dist.backend.comm.checks.calls import Calls, Wait
 from pyg_dist.backend.comm.wires import Message, is_lost
+from pyg_dist.backend.session.state import current
 from pyg_dist.errors import ConnectionLostError, DivergenceError, PygDistError
 
 
@@ -39,28 +40,26 @@ class InCall:
         self._wait = Wait(calls, calls.number, peers)
 
     def __enter__(self) -> None:
-        here.wait = self._wait
+        self._wait.calls.standing.wait = self._wait
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         lost = _lost(None) if isinstance(error, RuntimeError) and is_lost(error) else None
-        here.wait = None
+        self._wait.calls.standing.wait = None
         if lost is not None:
             raise lost from error
 
 
-_reason: Callable[[int | None], str | None] = lambda peer: None  # noqa: E731
+class LossReason:
+    """What says why a connection to a rank is gone, if that rank has ended well."""
 
-
-def set_reason(reason: Callable[[int | None], str | None]) -> None:
-    """Let ``reason(peer)`` say why a connection is gone, if the other rank has ended well. Not collective."""
-    global _reason
-    _reason = reason
+    def __init__(self, of_peer: Callable[[int | None], str | None] = lambda peer: None) -> None:
+        self.of_peer = of_peer
 
 
 def _lost(peer: int | None) -> PygDistError:
-    reason = _reason(peer)
+    reason = current().of(LossReason).of_peer(peer)
     return ConnectionLostError(loss_of(dist.get_rank(), peer)) if reason is None else DivergenceError(reason)
 
 

@@ -16,10 +16,11 @@ from torch import Tensor
 from pyg_dist.backend import metrics
 from pyg_dist.backend.comm import wires
 from pyg_dist.backend.comm.checks import replicas
-from pyg_dist.backend.comm.checks.calls import Calls, here
+from pyg_dist.backend.comm.checks.calls import Calls, Standing
 from pyg_dist.backend.comm.connection import InCall
 from pyg_dist.backend.comm.wires import Wire
 from pyg_dist.backend.pickling import OfThisRun
+from pyg_dist.backend.session.state import current, is_group_open
 from pyg_dist.backend.timing import phase
 from pyg_dist.errors import LaunchError
 
@@ -53,13 +54,13 @@ class Group(OfThisRun):
     """
 
     def __init__(self, wires: Sequence[Wire] = (), name: str = "") -> None:
-        _open.add(self)
+        current().of(Groups).all.add(self)
         self._wires = {device: wire for wire in wires for device in wire.devices}
         self.size, self.rank, self.calls = 1, 0, Calls((0,))
         if wires:
             self.size, self.rank = wires[0].size, wires[0].rank
-            self.calls = here.sequence(wires[0].ranks, name)
-            replicas.noted.is_on |= self.size > 1 and any(wire.has_tags for wire in wires)
+            self.calls = current().of(Standing).sequence(wires[0].ranks, name)
+            replicas.noted().is_on |= self.size > 1 and any(wire.has_tags for wire in wires)
 
     def __repr__(self) -> str:
         return f"Group(rank={self.rank}, size={self.size})"
@@ -113,11 +114,11 @@ class Group(OfThisRun):
         wire, tag, call = self.begin(kind, x, x.numel())
         compares = wire.has_tags and x.nbytes <= _SMALL
         with call:
-            total, are_equal = wire.all_reduce(x, op, tag, replicas.noted.digest() if compares else None)
+            total, are_equal = wire.all_reduce(x, op, tag, replicas.noted().digest() if compares else None)
         if not are_equal:
             replicas.compare(self)
         elif compares and self.size == world_group().size:
-            replicas.noted.agree()
+            replicas.noted().agree()
         return total
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -175,38 +176,45 @@ class Group(OfThisRun):
             self._reduced(torch.zeros(1, dtype=torch.uint8, device="cpu"), "sum", kind)
 
 
-_open: weakref.WeakSet[Group] = weakref.WeakSet()
+class Groups:
+    """All groups of a session.
 
-
-def close_groups() -> None:
-    """Let go of all wires (not collective), so that torch ends their threads with the process groups.
-
-    Such a thread may be the last to hold a tensor of a message that has arrived, and needs Python to free it. If Python
-    has ended meanwhile, it aborts the process.
+    Attributes:
+        is_own: whether ``init`` has opened torch's default group.
+        all: which have connections.
+        within: those of :func:`group_within`, by their ranks.
+        world: that of all ranks, by torch's default group: one entry.
     """
-    for group in tuple(_open):
-        group._wires.clear()
-    _axes.clear()
-    _world.clear()
-    here.sequences.clear()
-    replicas.noted.is_on = False
-    replicas.noted.restart()
-    wires.forget()
 
+    def __init__(self) -> None:
+        self.is_own = False
+        self.all: weakref.WeakSet[Group] = weakref.WeakSet()
+        self.within: dict[tuple[tuple[int, ...], ...], Group] = {}
+        self.world: dict[dist.ProcessGroup | None, Group] = {}
 
-_Groups = tuple[tuple[int, ...], ...]
-_axes: dict[_Groups, Group] = {}
-_world: dict[dist.ProcessGroup | None, Group] = {}  # one entry
+    def close(self) -> None:
+        """Let go of all wires, so that torch ends their threads with the process groups, of which it ends its own.
+
+        Such a thread may be the last to hold a tensor of a message that has arrived, and needs Python to free it. If
+        Python has ended meanwhile, it aborts the process.
+        """
+        for group in tuple(self.all):
+            group._wires.clear()
+        self.within.clear()
+        self.world.clear()
+        if self.is_own and is_group_open():  # the script may have destroyed it
+            dist.destroy_process_group()
 
 
 def world_group() -> Group:
     """The axis of all ranks: one object per process group, so that gradients of several graphs share a bucket."""
-    group = dist.group.WORLD if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 else None
-    if group not in _world:
-        _axes.clear()
-        _world.clear()
-        _world[group] = Group() if group is None else Group(wires.world_wires())
-    return _world[group]
+    group = dist.group.WORLD if is_group_open() and dist.get_world_size() > 1 else None
+    groups = current().of(Groups)
+    if group not in groups.world:
+        groups.within.clear()
+        groups.world.clear()
+        groups.world[group] = Group() if group is None else Group(wires.world_wires())
+    return groups.world[group]
 
 
 def group_within(groups: Sequence[Sequence[int]]) -> Group:
@@ -217,11 +225,11 @@ def group_within(groups: Sequence[Sequence[int]]) -> Group:
     Args:
         groups: ranks in disjoint groups, alike on every rank; a rank in none of them has an axis for itself.
     """
-    world = world_group()
+    world, within = world_group(), current().of(Groups).within
     if len(groups) == 1 and len(groups[0]) == world.size:
         return world
     key = tuple(tuple(ranks) for ranks in groups)
-    if key not in _axes:
+    if key not in within:
         world.barrier()
-        _axes[key] = Group(wires.wires_within(key))
-    return _axes[key]
+        within[key] = Group(wires.wires_within(key))
+    return within[key]

@@ -5,6 +5,7 @@ An all-to-all takes uneven pieces: every number of rows fits without padding, an
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -51,9 +52,9 @@ class Pending(Generic[T_co]):
         return self._finish()
 
 
-# Messages that were never waited for, as after an error. gloo's thread spins if the memory of one is freed before it
-# has left or arrived.
-_abandoned: list[object] = []
+# Messages that were never waited for, as after an error. gloo's thread, which outlives sessions, spins if the memory of
+# one is freed before it has left or arrived.
+_abandoned: deque[object] = deque()
 
 
 class Messages(Pending[Tensor]):
@@ -66,7 +67,7 @@ class Messages(Pending[Tensor]):
         self._call: AbstractContextManager[None] = call or nullcontext()
         self._arriving, self._others = ({}, []) if flight is None else (dict(flight.arriving), list(flight.others))
 
-    def __del__(self, abandoned: list[object] = _abandoned) -> None:
+    def __del__(self, abandoned: deque[object] = _abandoned) -> None:
         if self._others or self._arriving:
             abandoned.append((self.received, self.sent, self._others, self._arriving))
 

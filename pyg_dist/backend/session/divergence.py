@@ -233,7 +233,7 @@ class DivergenceWatch:
                 self._places = [Place.parse(value) for value in values]
 
     def why_lost(self, peer: int | None) -> str | None:
-        """Why a connection is gone, if a rank has ended: see :func:`~pyg_dist.backend.comm.connection.set_reason`."""
+        """Why a connection is gone, if a rank has ended: see :class:`~pyg_dist.backend.comm.connection.LossReason`."""
         mine = Place.of(self._standing)
         self.look()
         ended = {r: place for r, place in enumerate(self._places) if place.has_ended and peer in (None, r)}

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 
 from pyg_dist.backend.comm import wires
-from pyg_dist.backend.comm.checks.calls import here
-from pyg_dist.backend.comm.connection import set_reason
-from pyg_dist.backend.comm.group import Group, close_groups, world_group
+from pyg_dist.backend.comm.checks.calls import Standing
+from pyg_dist.backend.comm.connection import LossReason
+from pyg_dist.backend.comm.group import Group, Groups, world_group
 from pyg_dist.backend.session import devices, generators, launch
 from pyg_dist.backend.session.agreement import Control, require_equal
 from pyg_dist.backend.session.divergence import DivergenceWatch
@@ -43,20 +43,6 @@ logger = logging.getLogger("pyg_dist")
 
 DEFAULT_BACKEND = "auto"
 DEFAULT_TIMEOUT = timedelta(minutes=10)
-
-
-class Connections:
-    """Torch's process groups of a session."""
-
-    def __init__(self) -> None:
-        self.is_own = False  # whether `init` has opened the default one
-
-    def close(self) -> None:
-        """Let go of all, and end those that ``init`` has opened."""
-        close_groups()
-        set_reason(lambda peer: None)
-        if self.is_own and is_group_open():  # the script may have destroyed it
-            dist.destroy_process_group()
 
 
 def init(backend: str = DEFAULT_BACKEND, timeout: timedelta = DEFAULT_TIMEOUT) -> None:
@@ -136,10 +122,9 @@ def _adopt_group(session: Session, backend: str, timeout: timedelta) -> None:
         return
     store = dist.distributed_c10d._get_default_store()  # there is no public way to it
     session.store, gpus = _watch_failures(session, store)
-    session.of(Connections)
     if devices.sharing(gpus):  # nccl would fail in its first message
         devices.backend_for("nccl" if opened == "nccl" else "gloo", DEFAULT_BACKEND, gpus)
-        wires.carry_none_of("cuda")
+        session.of(wires.NeverCarried).add("cuda")
 
 
 def _open_group(session: Session, found: launch.Launch, backend: str, timeout: timedelta) -> None:
@@ -166,7 +151,7 @@ def _open_group(session: Session, found: launch.Launch, backend: str, timeout: t
         ) from error
     finally:
         way_out.watch_run()
-    session.store, session.of(Connections).is_own = store, True
+    session.store, session.of(Groups).is_own = store, True
 
 
 def _control(timeout: timedelta) -> Group:
@@ -189,7 +174,8 @@ def _watch_failures(session: Session, store: dist.Store) -> tuple[dist.Store, li
             divergence.leave_store()
 
     if session.find(FailureWatch) is None:  # else an init that failed has left it
-        session.add(FailureWatch(launch.watched(store), session.rank, session.world_size, leave, leave_store))
+        watch = FailureWatch(launch.watched(store), session.rank, session.world_size, leave, leave_store)
+        session.add(watch, closes_last=True)
     way_out.watch_run()
     own = devices.own_gpu(session.local_rank)
     return store, devices.gpus_of_all(store, session.rank, session.world_size, own)
@@ -199,13 +185,13 @@ def _start_watch(session: Session, store: dist.Store) -> None:
     watch = session.find(FailureWatch)
     assert watch is not None
     calls = dist.PrefixStore("calls", store)
-    divergence = session.add(DivergenceWatch(calls, session.rank, session.world_size, here, watch.fail))
+    divergence = session.add(DivergenceWatch(calls, session.rank, session.world_size, session.of(Standing), watch.fail))
 
     def why_lost(peer: int | None) -> str | None:
         watch.listen_first()
         return divergence.why_lost(peer)
 
-    set_reason(why_lost)
+    session.add(LossReason(why_lost))
 
 
 def _versions() -> dict[str, str]:

@@ -82,9 +82,9 @@ class Session:
         part = self._parts.get(kind)
         return part if isinstance(part, kind) else None
 
-    def add(self, part: T) -> T:
+    def add(self, part: T, closes_last: bool = False) -> T:
         """Make it the part of its kind."""
-        self._parts[type(part)] = part
+        self._parts = {type(part): part, **self._parts} if closes_last else {**self._parts, type(part): part}
         return part
 
     def close_at_end(self, thing: Closable) -> None:

@@ -14,6 +14,7 @@ from pyg_dist.backend import ops
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.ops.memory import trim_after
 from pyg_dist.backend.session.settings import SPMM_FORM
+from pyg_dist.backend.session.state import current
 from pyg_dist.backend.sparse.form_trial import FormTrial
 from pyg_dist.errors import OptionError
 
@@ -259,7 +260,7 @@ class CSR:
         sizes = self.num_rows, self.num_cols, self.num_entries
         product = f"{sizes[0]} x {sizes[1]}, {sizes[2]} entries, by {x[0].numel()} columns of {x.dtype}, guess {guess}"
         key = *(size.bit_length() for size in sizes), row_bytes, x.dtype, guess
-        tried = _trials_by_size.setdefault(key, [])
+        tried = current().of(_TrialsBySize).setdefault(key, [])
         if len(tried) < _MOST_TRIALS:
             others: dict[Any, ops.SpmmForm] = {"plain": "blocks", "blocks": "plain"}
             tried.append(FormTrial([guess] if guess is None else [guess, others[guess]], product=product))
@@ -316,14 +317,16 @@ _WORTH_A_TRIAL = 8 << 20
 _MOST_TRIALS = 4
 """Of patterns of like size: a graph has four, with loops and without, and their transposes."""
 
-_trials_by_size: dict[Any, list[FormTrial]] = {}
-"""By sizes in powers of two. Further patterns share the last trial: those of a batch, or of edges that a step draws,
-serve a few products only."""
+
+class _TrialsBySize(dict[Any, list[FormTrial]]):
+    """By sizes in powers of two. Further patterns share the last trial: those of a batch, or of edges that a step
+    draws, serve a few products only.
+    """
 
 
 def timed_forms() -> list[str]:
-    """The forms of products that this process has timed, a line each with its times. Not collective."""
-    return [str(trial) for trials in _trials_by_size.values() for trial in trials if trial.is_over]
+    """The forms of products that this run has timed, a line each with its times. Not collective."""
+    return [str(trial) for trials in current().of(_TrialsBySize).values() for trial in trials if trial.is_over]
 
 
 _INT32_MAX = torch.iinfo(torch.int32).max

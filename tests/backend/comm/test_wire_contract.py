@@ -18,7 +18,7 @@ from counting_wire import CountingWire
 from torch import Tensor
 from workers import Workers
 
-from pyg_dist.backend.comm.checks.calls import here
+from pyg_dist.backend.comm.checks.calls import Standing
 from pyg_dist.backend.comm.connection import wait
 from pyg_dist.backend.comm.group import Group, from_wire, to_wire
 from pyg_dist.backend.comm.transport import Transport
@@ -26,6 +26,7 @@ from pyg_dist.backend.comm.wires import Flight, Wire
 from pyg_dist.backend.comm.wires.c10d import C10dWire
 from pyg_dist.backend.comm.wires.gloo import GlooWire
 from pyg_dist.backend.comm.wires.staged import StagedWire
+from pyg_dist.backend.session.state import current
 from pyg_dist.errors import AgreementError, DivergenceError
 
 Pools = Callable[[int], Workers]
@@ -198,7 +199,7 @@ def keeps_calls_apart(wire: Wire) -> None:
 def group_of(wire: Wire) -> Iterator[Group]:
     group = Group([wire], f"of {type(wire).__name__}")
     yield group
-    here.sequences.pop(group.calls.name)
+    current().of(Standing).sequences.pop(group.calls.name)
 
 
 def carries_groups(wire: Wire) -> None:
@@ -249,7 +250,7 @@ def compares_replicas(wire: Wire) -> None:
         return
     with group_of(wire) as group:
         group.barrier()
-        noted.tensor(torch.full((2,), float(wire.rank)))
+        noted().tensor(torch.full((2,), float(wire.rank)))
         with pytest.raises(AgreementError, match=r"Expected the same tensor float32 \[2\] on every rank"):
             group.barrier()
         group.barrier()

@@ -51,10 +51,11 @@ def test_ranks_tell_each_other(workers: Callable[[int], Workers], gpus: list[str
 def calls_of_exchanges() -> tuple[list[str], list[float]]:
     """What a group without tags, as of nccl, calls in two exchanges; the last of three ranks has no neighbours."""
     import pyg_dist
-    from pyg_dist.backend.comm.checks.calls import here
+    from pyg_dist.backend.comm.checks.calls import Standing
     from pyg_dist.backend.comm.group import Group
     from pyg_dist.backend.comm.transport import Transport
     from pyg_dist.backend.comm.wires.c10d import C10dWire
+    from pyg_dist.backend.session.state import current
 
     pyg_dist.init()
     rank, calls = pyg_dist.rank(), []
@@ -76,7 +77,7 @@ def calls_of_exchanges() -> tuple[list[str], list[float]]:
     with noted("all_reduce"), noted("batch_isend_irecv"):
         for _ in range(2):
             Transport(group).to_neighbours(rows, sent, senders, out).wait()
-    here.sequences.pop(group.calls.name)
+    current().of(Standing).sequences.pop(group.calls.name)
     return calls, out.view(-1).tolist()
 
 

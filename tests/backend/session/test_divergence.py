@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from limits import BODY_SECONDS
 
-from pyg_dist.backend.comm.checks import calls as comm_calls
 from pyg_dist.backend.comm.checks.calls import Calls, Standing, Wait
 from pyg_dist.backend.session import divergence
 from pyg_dist.backend.session.divergence import DivergenceWatch, Place, diagnose
@@ -110,7 +109,6 @@ def test_the_end_of_a_wait_is_published_though_no_call_follows(monkeypatch: pyte
     monkeypatch.setattr(divergence, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(divergence, "PATIENCE_SECONDS", 1e9)
     standing = Standing()
-    monkeypatch.setattr(comm_calls, "here", standing)
     calls = standing.sequence((0, 1))
     store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
     watch = DivergenceWatch(store, 0, 2, standing, fail=pytest.fail)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.library import opcheck
 
 from pyg_dist.backend import ops
+from pyg_dist.backend.session.state import current
 from pyg_dist.backend.sparse import csr, form_trial
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.sparse.matrix import Matrix, edge_product
@@ -204,7 +205,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> tuple[list[ops.SpmmWay], dict[ops.
 
     monkeypatch.setattr(ops, "spmm_csr", timed)
     monkeypatch.setattr(form_trial, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    monkeypatch.setattr(csr, "_trials_by_size", {})
+    current().add(csr._TrialsBySize())
     return taken, seconds
 
 

@@ -14,12 +14,14 @@ import os
 import sys
 import tempfile
 from collections import deque
+from functools import cache
 from types import FrameType
 from typing import NamedTuple, NoReturn
 from zlib import crc32
 
 import torch
 
+from pyg_dist.backend.session.state import current
 from pyg_dist.errors import LaunchError
 
 _TAG_BITS = 0x7FFFFFFF
@@ -38,10 +40,14 @@ _OURS = ("pyg_dist", "torch", "torch_geometric")
 _THROUGH = ("contextlib", "functools")
 _TEMPORARY = tempfile.gettempdir() + os.sep
 
-# 0: not the user's. Else a number that is the same on every rank: files may lie in different folders.
-_file_ids: dict[str, int] = {}
-_kind_ids: dict[str, int] = {}
-_dtype_ids: dict[torch.dtype | None, int] = {}
+
+class _FileIds(dict[str, int]):
+    """0: not the user's. Else a number that is the same on every rank: files may lie in different folders."""
+
+
+@cache
+def _id(word: object) -> int:
+    return crc32(str(word).encode())
 
 
 class Call(NamedTuple):
@@ -77,8 +83,8 @@ class Calls:
         untagged: these calls, since the last comparison.
     """
 
-    def __init__(self, ranks: tuple[int, ...], name: str = "") -> None:
-        self.ranks = ranks
+    def __init__(self, ranks: tuple[int, ...], name: str = "", standing: Standing | None = None) -> None:
+        self.ranks, self.standing = ranks, standing or current().of(Standing)
         self.name = f"{','.join(map(str, ranks))}{name}"
         self.number = 0
         self.recent: deque[_Plain] = deque(maxlen=_NUM_RECENT)
@@ -90,12 +96,9 @@ class Calls:
         """Number and note a call of the user's line that leads here; returns its tag, which messages may not have."""
         self.number = number = self.number + 1
         file, line, file_id = user_line(2)
-        here.last = call = number, kind, dtype, size, file, line
+        self.standing.last = call = number, kind, dtype, size, file, line
         self.recent.append(call)
-        try:
-            ids = _kind_ids[kind], _dtype_ids[dtype]
-        except KeyError:
-            _kind_ids[kind], _dtype_ids[dtype] = ids = crc32(kind.encode()), crc32(str(dtype).encode())
+        ids = _id(kind), _id(dtype)
         tag = hash((self._id, number, ids, size, file_id, line)) & _TAG_BITS  # of integers: the same in all processes
         if not has_tag:
             self.order = hash((self.order, tag))
@@ -106,12 +109,15 @@ class Calls:
 def user_line(depth: int = 1) -> tuple[str, int, int]:
     """The innermost line of the user's from frame ``depth`` on: file, line, number of the file. Else ``("", 0, 0)``."""
     frame: FrameType | None = sys._getframe(depth)
+    file_ids = current().of(_FileIds)
     while frame is not None:
         file = frame.f_code.co_filename
         try:
-            file_id = _file_ids[file]
+            file_id = file_ids[file]
         except KeyError:
             file_id = _file_id(frame)
+            if file != "<string>":  # the code of dataclasses, and of `python -c`
+                file_ids[file] = file_id
         if file_id:
             return file, frame.f_lineno, file_id
         frame = frame.f_back
@@ -139,17 +145,14 @@ def message_tag(tag: int, num_bytes: int) -> int:
 
 
 def _file_id(frame: FrameType) -> int:
-    """Whether a frame is the user's: see ``_file_ids``."""
+    """Whether a frame is the user's: see :class:`_FileIds`."""
     file = frame.f_code.co_filename
     module = str(frame.f_globals.get("__name__", ""))
     root = module.partition(".")[0]
     # PyG writes the propagate() of each conv, and the forward() of each Sequential, into a file of a random name.
     is_generated = file.startswith(_TEMPORARY) and os.path.basename(file).startswith(f"{module}_")
     is_user = root not in _OURS and root not in _THROUGH and not is_generated
-    file_id = crc32(os.path.basename(file).encode()) | 1 if is_user else 0
-    if file != "<string>":  # the code of dataclasses, and of `python -c`
-        _file_ids[file] = file_id
-    return file_id
+    return crc32(os.path.basename(file).encode()) | 1 if is_user else 0
 
 
 class Wait(NamedTuple):
@@ -161,7 +164,7 @@ class Wait(NamedTuple):
 
 
 class Standing:
-    """Where this rank stands: the one note that the rest of the package writes and a watch reads."""
+    """Where this rank stands in a run: the one note that the rest of the package writes and a watch reads."""
 
     def __init__(self) -> None:
         self.wait: Wait | None = None
@@ -170,15 +173,12 @@ class Standing:
 
     def sequence(self, ranks: tuple[int, ...], name: str = "") -> Calls:
         """The calls of a group, of which there is one object."""
-        calls = Calls(ranks, name)
+        calls = Calls(ranks, name, self)
         return self.sequences.setdefault(calls.name, calls)
 
 
-here = Standing()
-
-
 def _refuse_in_child() -> None:
-    if here.sequences:
+    if current().of(Standing).sequences:
         Calls.next = _refused  # type: ignore[assignment,method-assign]
 
 

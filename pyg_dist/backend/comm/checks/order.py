@@ -11,9 +11,10 @@ import pickle
 
 import torch
 
-from pyg_dist.backend.comm.checks.calls import Call, here
+from pyg_dist.backend.comm.checks.calls import Call, Standing
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.session.divergence import Place, different_calls, in_words
+from pyg_dist.backend.session.state import current
 from pyg_dist.errors import DivergenceError
 
 
@@ -28,7 +29,7 @@ def compare_order(control: Group) -> None:
     Raises:
         DivergenceError: On every rank, naming the first call that differs.
     """
-    sequences = [calls for calls in here.sequences.values() if calls.order]
+    sequences = [calls for calls in current().of(Standing).sequences.values() if calls.order]
     if not sequences:
         return
     # Of each group the first rank adds the others' numbers and these take off their own: zero if all are equal.

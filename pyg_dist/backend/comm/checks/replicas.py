@@ -25,6 +25,7 @@ from torch import Tensor
 
 from pyg_dist.backend.comm.checks.calls import Calls, line_in_words, user_line
 from pyg_dist.backend.comm.checks.noted import Numbers, Thing, Values, differ_by_rounding
+from pyg_dist.backend.session.state import current
 from pyg_dist.errors import AgreementError, describe_ranks
 
 logger = logging.getLogger("pyg_dist")
@@ -59,10 +60,6 @@ class Noted:
     def __init__(self) -> None:
         self.is_on = False
         self._values: dict[int, Values] = {}  # by id: tensors compare by value
-        self.restart()
-
-    def restart(self) -> None:
-        """Begin anew, as all ranks do with a session."""
         self._meetings: deque[tuple[Thing, str, int]] = deque(maxlen=_MAX_MEETINGS)  # with file and line
         self._numbers: set[tuple[tuple[Any, ...], str, int]] = set()
         self._digest = 0
@@ -155,8 +152,9 @@ class Noted:
         return by_line
 
 
-noted = Noted()
-"""This rank's."""
+def noted() -> Noted:
+    """This rank's."""
+    return current().of(Noted)
 
 
 def _is_readable(tensor: Tensor) -> bool:
@@ -175,7 +173,7 @@ def compare(group: Ranks) -> None:
     Raises:
         AgreementError: On every rank, naming the first that differs.
     """
-    mine = noted.take()
+    mine = noted().take()
     lists = _gathered(group, {line: [(place, thing.digest) for place, thing in met] for line, met in mine.items()})
     differing = []
     for key, first in lists[0].items():
@@ -192,7 +190,7 @@ def compare(group: Ranks) -> None:
     for of_ranks, (_, line, thing, differ) in zip(zip(*samples, strict=True), differing, strict=True):
         if not differ_by_rounding(of_ranks):
             raise AgreementError(thing.difference(dict(zip(group.calls.ranks, of_ranks, strict=True)), differ, line))
-    noted.num_rests = _REST
+    noted().num_rests = _REST
     if group.rank == 0:
         _, line, thing, differ = differing[0]
         logger.warning(

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pyg_dist.backend.session.settings import STAGE
+from pyg_dist.backend.session.state import current
 
 
 class Work(Protocol):
@@ -86,17 +87,8 @@ class Wire(Protocol):
         """
 
 
-_never_carried: set[str] = set()
-
-
-def carry_none_of(device: str) -> None:
-    """Let this session's wires carry no tensors of a kind of device, whatever torch's backends say. Call it first."""
-    _never_carried.add(device)
-
-
-def forget() -> None:
-    """The next session's ranks may have other devices."""
-    _never_carried.clear()
+class NeverCarried(set[str]):
+    """Kinds of devices whose tensors the session's wires do not carry, whatever torch's backends say."""
 
 
 def wires_of(process_group: dist.ProcessGroup) -> tuple[Wire, ...]:
@@ -107,7 +99,7 @@ def wires_of(process_group: dist.ProcessGroup) -> tuple[Wire, ...]:
     found: list[Wire] = []
     for entry in str(dist.get_backend_config(process_group)).split(","):
         device, backend = entry.split(":")
-        if device in _never_carried:
+        if device in current().of(NeverCarried):
             continue
         if backend != "gloo":
             found.append(C10dWire(process_group, device))

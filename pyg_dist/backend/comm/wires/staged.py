@@ -15,11 +15,15 @@ from torch import Tensor
 
 from pyg_dist.backend.comm.connection import wait
 from pyg_dist.backend.comm.wires import Flight, Message, Wire
+from pyg_dist.backend.session.state import current
 
 logger = logging.getLogger("pyg_dist")
 
 _HOST = torch.device("cpu")
-_warned: set[str] = set()
+
+
+class _Warned(set[str]):
+    """Of which devices."""
 
 
 class StagedWire:
@@ -35,8 +39,8 @@ class StagedWire:
         self.rank, self.size, self.ranks, self.has_tags = wire.rank, wire.size, wire.ranks, wire.has_tags
         self.devices = frozenset({device})
         self._stage = torch.device("cpu" if "cpu" in wire.devices else next(iter(wire.devices)))
-        if device not in wire.devices and device not in _warned:
-            _warned.add(device)
+        if device not in wire.devices and device not in current().of(_Warned):
+            current().of(_Warned).add(device)
             if self.rank == 0:
                 logger.warning(
                     "messages of tensors on %s are copied to %s and back, since the process group carries those alone: "

@@ -98,17 +98,18 @@ def next_session() -> list[bool]:
     from pyg_dist.backend.comm import wires
     from pyg_dist.backend.comm.group import world_group
     from pyg_dist.backend.session import session
+    from pyg_dist.backend.session.state import current
 
     pyg_dist.init()
     found = []
-    wires.carry_none_of("cpu")
+    current().of(wires.NeverCarried).add("cpu")
     try:
         found.append(bool(wires.wires_of(dist.group.WORLD)))
         session.shutdown()
         pyg_dist.init()
         found.append("cpu" in world_group().wire(torch.zeros(1)).devices)
     finally:
-        wires.forget()
+        current().of(wires.NeverCarried).clear()
     return found
 
 
