@@ -54,35 +54,32 @@ def _switch(given: str) -> bool:
     return bool(("0", "1").index(given))
 
 
-def _form(given: str) -> Literal["all_reduce", "reduce_scatter"] | None:
-    return (None, "all_reduce", "reduce_scatter")[("", "all_reduce", "reduce_scatter").index(given)]
-
-
-def _spmm_form(given: str) -> Literal["plain", "blocks"] | None:
-    return (None, "plain", "blocks")[("", "plain", "blocks").index(given)]
-
-
-def _level(given: str) -> str | None:
-    return (None, "debug", "info", "warning", "error")[("", "debug", "info", "warning", "error").index(given.lower())]
+def _choice(words: tuple[T, ...]) -> Callable[[str], T | None]:
+    return lambda given: words[words.index(given.lower())] if given else None
 
 
 def _path(given: str) -> Path | None:
     return Path(given) if given else None
 
 
+_SUMS: tuple[Literal["all_reduce", "reduce_scatter"], ...] = ("all_reduce", "reduce_scatter")
+_FORMS: tuple[Literal["plain", "blocks"], ...] = ("plain", "blocks")
+_LEVELS = ("debug", "info", "warning", "error")
+
+
 ISA = Setting("PYG_DIST_ISA", "", "an instruction set of this machine", str, must_agree=False)
 PROJECT_FIRST = Setting("PYG_DIST_PROJECT_FIRST", "0", "0 or 1", _switch)
 REMEMBER_MIB = Setting("PYG_DIST_REMEMBER_MIB", "inf", "a number of MiB, 0 or more", _limit)
 MESSAGE_MIB = Setting("PYG_DIST_MESSAGE_MIB", "512", "a number of MiB, 0 or more", _limit)
-GRID_SUMS = Setting("PYG_DIST_GRID_SUMS", "", "all_reduce or reduce_scatter", _form)
+GRID_SUMS = Setting("PYG_DIST_GRID_SUMS", "", "all_reduce or reduce_scatter", _choice(_SUMS))
 GRID_BLOCKS = Setting("PYG_DIST_GRID_BLOCKS", "1", "a positive integer", _count)
 GRID_SPLIT_NORM = Setting("PYG_DIST_GRID_SPLIT_NORM", "1", "0 or 1", _switch)
 GRID_EARLY_RESIDUAL = Setting("PYG_DIST_GRID_EARLY_RESIDUAL", "1", "0 or 1", _switch)
 GRID_EARLY_SUMS = Setting("PYG_DIST_GRID_EARLY_SUMS", "1", "0 or 1", _switch)
-SPMM_FORM = Setting("PYG_DIST_SPMM_FORM", "", "plain or blocks", _spmm_form, must_agree=False)
+SPMM_FORM = Setting("PYG_DIST_SPMM_FORM", "", "plain or blocks", _choice(_FORMS), must_agree=False)
 MACHINE = Setting("PYG_DIST_MACHINE", "", "a file of constants", _path, must_agree=False)
 WATCH_SECONDS = Setting("PYG_DIST_WATCH_SECONDS", "inf", "a number of seconds, 0 or more", _limit, must_agree=False)
-LOG = Setting("PYG_DIST_LOG", "", "debug, info, warning or error", _level, must_agree=False)
+LOG = Setting("PYG_DIST_LOG", "", "debug, info, warning or error", _choice(_LEVELS), must_agree=False)
 
 STOCK_ELEMENTS = Setting("PYG_DIST_STOCK_ELEMENTS", "1048576", "a number of elements, 0 or more", _limit)
 STAGE = Setting("PYG_DIST_STAGE", "0", "0 or 1", _switch)
