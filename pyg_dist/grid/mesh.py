@@ -10,15 +10,9 @@ from pyg_dist.grid.plan.mesh_shape import GRID_AXES, RANK_ORDER, MeshShape
 
 
 class Mesh:
-    """The axes of this process's mesh, and what was sent along them.
+    """The axes of this process's mesh, and what was sent along them, by axes.
 
-    Args:
-        shape: its size is the number of ranks.
-
-    Attributes:
-        rank: this rank's number in its grid (within its data group).
-        coordinates: this rank's place by axis.
-        traffic: bytes and messages that this rank has handed to the process groups, by axes.
+    ``rank`` is this rank's number in its grid (within its data group), ``coordinates`` its place by axis.
     """
 
     def __init__(self, shape: MeshShape) -> None:

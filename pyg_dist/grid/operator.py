@@ -32,13 +32,8 @@ from pyg_dist.grid.plan.mesh_shape import TileLayout
 class GridOperator:
     """A sparse matrix ``diag(r) W diag(c)`` on one rank, and its transpose; a constant, or else without scales.
 
-    Attributes:
-        csr: the pattern.
-        weight: by edge storage of the pattern, or ``None`` for ones. Where it requires grad, it learns.
-        row_scale: r, or ``None`` for ones.
-        col_scale: c, or ``None`` for ones.
-        divides: whether r and c stand for their inverses, as in the halo layout's
-            operators.
+    ``weight`` is by edge storage of the pattern, ``None`` for ones; where it requires grad, it learns. ``divides``: r
+    and c stand for their inverses.
     """
 
     csr: CSR
@@ -89,13 +84,7 @@ class GridOperator:
 
 @dataclass(frozen=True)
 class Side:
-    """The rows of a product, or of what it multiplies, and the axis along which they are one whole.
-
-    Attributes:
-        transport: the axis.
-        sizes: rows by rank of the axis.
-        is_scattered: whether each rank holds its piece of them, and not all.
-    """
+    """The rows of a product, or of what it multiplies, by rank of an axis: each rank has its piece, or all."""
 
     transport: Transport
     sizes: tuple[int, ...]
@@ -107,15 +96,8 @@ class TileProduct:
     """A matrix in tiles over two axes, times a matrix whose rows lie over one of them (Plexus, Alg. 1, lines 2-4).
 
     Pieces of the source's rows are gathered along ``source``'s axis, each rank multiplies by its tile, and the products
-    are summed along ``target``'s axis: each rank's piece to it alone, or all to all. The transposed product is the same
-    with the sides swapped, and it is the derivative: a gather's is a scattered sum, and that of replicas, each of which
-    met another tile, is a sum to all.
-
-    Attributes:
-        operator: the tile.
-        source: what it multiplies.
-        target: the product; its axis is the one to sum over.
-        num_blocks: row blocks whose sums are under way while the next block is multiplied (Plexus, 5.2).
+    are summed along ``target``'s axis: each rank's piece to it alone, or all to all. The derivative is the same with
+    the sides swapped. Sums of a row block are under way while the next of ``num_blocks`` is multiplied (Plexus, 5.2).
     """
 
     operator: GridOperator
@@ -130,12 +112,7 @@ class TileProduct:
 
     @torch.no_grad()
     def start(self, x: Tensor) -> Pending[Tensor]:
-        """Multiply, and send what is to be added up (collective, no autograd).
-
-        Shapes:
-            - x: ``[m, F]``: this rank's piece of the source's rows, or all of them
-            - output: ``[n, F]``: this rank's piece of the target's rows, or all of them
-        """
+        """Multiply this rank's piece of x, and send what is to be added up (collective, no autograd)."""
         x, source, target = x.detach(), self.source, self.target
         if source.is_scattered:
             x = AllGather(source.transport, source.sizes).start(x).wait()
@@ -199,14 +176,10 @@ def _multiply_edges(x: Tensor, product: TileProduct) -> Tensor:
 
 @dataclass(eq=False, frozen=True)
 class TiledOperator:
-    """A distributed matrix.
+    """A distributed matrix: ``tile`` gives this rank's tile for a layout of x (collective when built).
 
-    Attributes:
-        norm: how it scales. A GCN norm of weights that learn is a product of products
-            (:func:`~pyg_dist.graph.gcn_norm.gcn_product`): the tiles then are those of ``A_w``, loops included.
-        learns: whether its weights require a gradient.
-        tile: this rank's tile for a layout of x (collective when built).
-        scales: of GCN's norm, for weights that learn.
+    A GCN norm of weights that learn is a product of products (:func:`~pyg_dist.graph.gcn_norm.gcn_product`): the tiles
+    then are those of ``A_w``, loops included, and ``scales`` are the norm's.
     """
 
     norm: Norm

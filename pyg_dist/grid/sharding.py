@@ -167,13 +167,7 @@ class Tile(RowSharding):
 
 
 class GridNodes(NodeSharding):
-    """A grid's nodes, whole rows of which lie on every rank.
-
-    Attributes:
-        grid: the grid.
-        bits: of a value in a message of rows that go to edges: exact.
-        buffers: of these messages.
-    """
+    """A grid's nodes, whole rows of which lie on every rank; messages of rows that go to edges are exact."""
 
     bits = (32, 32)
 

@@ -31,9 +31,7 @@ from pyg_dist.tensor.sharding import RowSharding, lasting
 class EdgeEnds:
     """The nodes at one end of the edges that a rank stores: products with an incidence matrix of the grid, both ways.
 
-    Attributes:
-        nodes: fetches the rows of the distinct nodes, u of them.
-        slot: which of these each edge has, int64 ``[e]``.
+    ``nodes`` fetches the rows of the distinct nodes, ``slot`` says which of these each edge has, int64 ``[e]``.
     """
 
     nodes: Redistribution

@@ -32,12 +32,9 @@ P = TypeVar("P", bound="PickedRows")
 
 
 class PickedRows(RowTensor):
-    """Where each row was in the graph: values are the graph's ids.
+    """Ids of the graph's rows (``source``) that a subgraph took: ``place`` are the local ones, int64, on the host.
 
-    Attributes:
-        source: the graph's rows.
-        place: the local ones among them, int64 ``[rows.num_local]``, on the host.
-        replicas: ranks that hold the same rows of the graph, and pick others; ``None``: there are none.
+    ``replicas`` are the ranks that hold the same rows of the graph, and pick others; ``None``: there are none.
     """
 
     source: RowSharding

@@ -12,7 +12,7 @@ make every result a view, which in-place operations then have to rebase.
 from __future__ import annotations
 
 import sys
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, overload
 
 import numpy as np
 import torch
@@ -147,7 +147,7 @@ class RowTensor(Tensor):
                 raise LayoutMismatchError(
                     f"Expected {sharding} (got {self._sharding} of another graph or selection): take both from one data"
                 )
-            return as_row_tensor_(local, sharding)  # type: ignore[return-value]
+            return as_row_tensor_(local, sharding)
 
     def start_redistribution(self, sharding: RowSharding) -> Pending[Tensor]:
         """:meth:`redistribute` whose messages may be under way: gives the local piece (collective where they differ).
@@ -307,7 +307,11 @@ def register_class(kind: Kind, class_: type[RowTensor]) -> None:
     _CLASSES[kind] = class_
 
 
-def as_row_tensor_(out: T, rows: RowSharding) -> T:
+@overload
+def as_row_tensor_(out: Tensor, rows: RowSharding) -> RowTensor: ...
+@overload
+def as_row_tensor_(out: T, rows: RowSharding) -> T: ...
+def as_row_tensor_(out: object, rows: RowSharding) -> object:
     """Turn the fresh plain tensors in ``out`` (a tensor or a sequence of them) into row tensors, in place."""
     if type(out) is Tensor:
         fresh: Any = out

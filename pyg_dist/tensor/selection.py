@@ -14,10 +14,7 @@ from pyg_dist.tensor.sharding import RowSharding, lasting
 
 
 class Selection(NamedTuple):
-    """The result of selecting: the new distribution, and which local rows go into it.
-
-    They are on the mask's device, or for a list on the host: :func:`~pyg_dist.backend.on_device.on_device`.
-    """
+    """A new distribution, and which local rows go into it: on the mask's device, or for a list on the host."""
 
     rows: RowSharding
     local_index: Tensor
@@ -98,7 +95,28 @@ def elements_of(rows: RowSharding, width: int) -> RowSharding:
     return known
 
 
-class MaskedRows(RowSharding):
+class _PartRows(RowSharding):
+    """Some of the rows of others, or what these are made of."""
+
+    _parent: RowSharding
+
+    @property
+    def derives_from_index(self) -> bool:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
+        return self._parent.derives_from_index
+
+    @property
+    def num_rng_keys(self) -> int:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
+        return self._parent.num_rng_keys
+
+    @property
+    def whole(self) -> RowSharding:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
+        return self._parent.whole
+
+
+class MaskedRows(_PartRows):
     """Rows picked by a mask. Their positions cost a gather, which is made at the first use."""
 
     is_masked = True
@@ -120,29 +138,10 @@ class MaskedRows(RowSharding):
     def __repr__(self) -> str:
         return f"{self.size} {self.kind}s" if "size" in vars(self) else f"{self.kind}s picked by a mask"
 
-    @property
-    def derives_from_index(self) -> bool:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
-        return self._parent.derives_from_index
-
-    @property
-    def num_rng_keys(self) -> int:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
-        return self._parent.num_rng_keys
-
-    @property
-    def whole(self) -> RowSharding:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
-        return self._parent.whole
-
-    @property
-    def position(self) -> Tensor:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
-        return self._position
-
     @cached_property
     @lasting
-    def _position(self) -> Tensor:
+    def position(self) -> Tensor:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
         mine = self._parent.position[self._picked]
         everyone = self.group.gather_rows(mine, self.counts)
         return torch.searchsorted(everyone.sort().values, mine)
@@ -158,7 +157,7 @@ class MaskedRows(RowSharding):
         return self.group.all_true(torch.equal(self._picked, other._picked))
 
 
-class ElementRows(RowSharding):
+class ElementRows(_PartRows):
     """The elements of rows that have several."""
 
     def __init__(self, parent: RowSharding, width: int) -> None:
@@ -183,28 +182,14 @@ class ElementRows(RowSharding):
         return self._parent, self._width
 
     @property
-    def derives_from_index(self) -> bool:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
-        return self._parent.derives_from_index
-
-    @property
     def num_rng_keys(self) -> int:
         """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
         return self._parent.num_rng_keys * self._width
 
-    @property
-    def whole(self) -> RowSharding:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
-        return self._parent.whole
-
-    @property
-    def position(self) -> Tensor:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
-        return self._position
-
     @cached_property
     @lasting
-    def _position(self) -> Tensor:
+    def position(self) -> Tensor:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
         return _numbered(self._parent.position, self._width)
 
     def _equals(self, other: RowSharding) -> bool:

@@ -72,10 +72,8 @@ living = Living()
 class KnownSelections:
     """What was selected from some rows before, for :mod:`pyg_dist.tensor.selection`.
 
-    Attributes:
-        by_list: the latest selections; scripts use the same few splits for outputs and labels in every epoch.
-        compared: by list: its version and its selection, once the ranks' lists were compared.
-        elements: rows of elements, by their number in a row.
+    By list the latest selections, as scripts use the same few splits in every epoch; ``compared``: its version and its
+    selection, once the ranks' lists were compared. ``elements``: rows of elements, by their number in a row.
     """
 
     by_list: deque[Any] = field(default_factory=lambda: deque(maxlen=8))

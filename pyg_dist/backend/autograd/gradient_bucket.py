@@ -67,13 +67,7 @@ class _Uses:
 
 @dataclass(frozen=True)
 class LeafGradient:
-    """Where the gradient of one use of a leaf goes.
-
-    Attributes:
-        parameter: the leaf.
-        group: the ranks to sum over.
-        order: the number of the use in the forward pass. Equal on every rank, so it fixes the layout of the message.
-    """
+    """Where the gradient of one use of a leaf goes; ``order`` numbers the uses, equally on every rank."""
 
     parameter: Tensor
     group: Group

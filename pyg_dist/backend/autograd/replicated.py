@@ -61,11 +61,7 @@ def broadcast_from_main(tensors: Iterable[Tensor], group: Group) -> None:
 
 @dataclass(frozen=True)
 class CopyToRanks:
-    """Identity: a tensor that several ranks hold meets another part on each of them.
-
-    Attributes:
-        total: makes the sum of every rank's tensor, on every rank (collective); it leaves what it is given as it was.
-    """
+    """Identity: a tensor that several ranks hold meets another part on each of them; ``total`` sums over these."""
 
     total: Callable[[Tensor], Tensor]
 
@@ -81,12 +77,7 @@ class CopyToRanks:
 
 @dataclass(frozen=True)
 class SumOverRanks:
-    """The sum of every rank's tensor, on every rank. See :class:`CopyToRanks`.
-
-    Attributes:
-        total: as there.
-        is_of_rows: whether it is a sum of rows, and not of products whose sum is a rank's rows.
-    """
+    """The sum of every rank's tensor, on every rank (:class:`CopyToRanks`): of rows, or of products that make a row."""
 
     total: Callable[[Tensor], Tensor]
     is_of_rows: bool = True
@@ -105,11 +96,7 @@ class SumOverRanks:
 class GatherRows:
     """All rows in global order, on every rank: a sum of tensors that are zero where another rank has the row.
 
-    Attributes:
-        group: the ranks that hold the others.
-        counts: rows by rank.
-        order: ``[sum(counts)]``, the position in the output of each row, ranks one after another.
-        mine: ``[counts[rank]]``, this rank's piece of ``order``.
+    ``order`` is the position in the output of each row, ranks one after another; ``mine`` this rank's piece of it.
     """
 
     group: Group

@@ -44,11 +44,7 @@ def keyed_uniform(
     """Uniform numbers in [0, 1), a function of (seed, key of the row, column) alone, as in :func:`keyed_dropout`.
 
     They are multiples of 2^-24 (float32), 2^-53 (float64), 2^-8 (bfloat16) or 2^-11 (float16); those of 16 bits are
-    float32's rounded down.
-
-    Shapes:
-        - key: ``[N]`` int64
-        - output: ``[N, num_columns]`` of ``dtype``
+    float32's rounded down. Shapes: ``[N]`` int64 ``-> [N, num_columns]`` of ``dtype``.
     """
     args = (key.contiguous(), num_columns, signed(seed), column_offset, dtype)
     return call(native.keyed_uniform.default, *args)
@@ -57,14 +53,10 @@ def keyed_uniform(
 def keyed_normal(
     key: Tensor, num_columns: int, seed: int, column_offset: int = 0, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Standard normal numbers, a function of (seed, key of the row, column) alone, as in :func:`keyed_dropout`.
+    """Standard normal numbers, a function of (seed, key of the row, column) alone, as :func:`keyed_uniform`'s.
 
-    Box-Muller in double precision (``csrc/formats/keyed.h``), then rounded; equal between machines up to the
-    last bit of the C library's logarithm, sine and cosine.
-
-    Shapes:
-        - key: ``[N]`` int64
-        - output: ``[N, num_columns]`` of ``dtype`` (float32, float64, bfloat16 or float16)
+    Box-Muller in double precision (``csrc/formats/keyed.h``), then rounded; equal between machines up to the last bit
+    of the C library's logarithm, sine and cosine. Shapes: ``[N] -> [N, num_columns]`` of ``dtype``.
     """
     args = (key.contiguous(), num_columns, signed(seed), column_offset, dtype)
     return call(native.keyed_normal.default, *args)
@@ -75,16 +67,7 @@ def keyed_permutation(place: Tensor, size: int, seed: int) -> Tensor:
 
     A Feistel network with cycle walking (``csrc/formats/permutation.h``; Black and Rogaway, "Ciphers with arbitrary
     finite domains", 2002). Integers alone: equal on every machine. The first k places are a sample of k numbers without
-    replacement.
-
-    Shapes:
-        - place: ``[k]`` int64, in ``[0, size)``
-        - output: ``[k]`` int64, distinct where ``place`` are
-
-    Args:
-        place: The places.
-        size: Of the permutation, 1 to 2^62.
-        seed: Any integer modulo 2^64; :func:`mixed_seed` makes one of several numbers.
+    replacement. ``size`` is 1 to 2^62. Shapes: int64 ``[k] -> [k]``.
 
     Example:
         >>> sorted(keyed_permutation(torch.arange(5), 5, seed=7).tolist())

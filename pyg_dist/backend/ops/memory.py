@@ -24,12 +24,7 @@ _WORTH_A_CALL_EACH_STEP = 1 << 20
 
 
 class BlockBytes(NamedTuple):
-    """Sizes of the blocks of large outputs, in whole huge pages.
-
-    Attributes:
-        in_use: by tensors.
-        waiting: to be used again.
-    """
+    """Sizes of the blocks of large outputs, in whole huge pages: in use by tensors, and waiting to be used again."""
 
     in_use: int
     waiting: int

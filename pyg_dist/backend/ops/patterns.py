@@ -40,10 +40,6 @@ def transpose_csr(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, T
         - rowptr: ``[n + 1]`` int64, col: ``[e]`` int32: the pattern
         - output: rowptr ``[num_cols + 1]``, col ``[e]`` int32, and where each entry stood in the first pattern ``[e]``,
           ascending in each row
-
-    Example:
-        >>> transpose_csr(torch.tensor([0, 2, 3]), torch.tensor([0, 1, 0], dtype=torch.int32), 2)
-        (tensor([0, 2, 3]), tensor([0, 1, 0], dtype=torch.int32), tensor([0, 2, 1]))
     """
     return call(native.transpose_csr.default, rowptr.contiguous(), col.contiguous(), num_cols)
 
@@ -52,28 +48,15 @@ def equals_transpose_csr(rowptr: Tensor, col: Tensor) -> bool:
     """Whether a square pattern's transpose has the same ``rowptr`` and ``col``: columns ascend, and it is symmetric.
 
     In O(entries + rows) time and 8 bytes a row; it ends at the first entry that shows the contrary.
-
-    Shapes:
-        - rowptr: ``[n + 1]`` int64, col: ``[e]`` int32
-
-    Example:
-        >>> equals_transpose_csr(torch.tensor([0, 2, 3]), torch.tensor([0, 1, 0], dtype=torch.int32))
-        True
+    Shapes: rowptr ``[n + 1]`` int64, col ``[e]`` int32.
     """
     return bool(call(native.equals_transpose_csr.default, rowptr.contiguous(), col.contiguous()))
 
 
 def find_sorted(sorted: Tensor, value: Tensor) -> Tensor:
-    """Where each value stands in an ascending list, or -1. Fastest where the values ascend, too, even in pieces.
+    """Where each value stands in an ascending list, which is not checked, or -1. Fastest where the values ascend, too.
 
-    Shapes:
-        - sorted: ``[n]`` int64, ascending, which is not checked
-        - value: ``[k]`` int64
-        - output: ``[k]`` int64
-
-    Example:
-        >>> find_sorted(torch.tensor([2, 3, 7]), torch.tensor([3, 4, 7]))
-        tensor([ 1, -1,  2])
+    Shapes: int64 ``[n], [k] -> [k]``.
     """
     return call(native.find_sorted.default, sorted.contiguous(), value.contiguous())
 

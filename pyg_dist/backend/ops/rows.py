@@ -24,10 +24,7 @@ from pyg_dist.backend.ops.library import (
 
 
 def empty_rows(like: Tensor, num_rows: int, num_columns: int) -> Tensor:
-    """Uninitialised ``[num_rows, num_columns]`` of the dtype of ``like``, where outputs of the native ops lie.
-
-    A large one (:mod:`pyg_dist.backend.ops.memory`) cannot be resized.
-    """
+    """Uninitialised ``[num_rows, num_columns]`` like ``like``, where outputs of the ops lie; not to be resized."""
     return call(native.empty_rows.default, like, num_rows, num_columns)
 
 

@@ -29,12 +29,7 @@ and 64 edges: rows of 128 bytes in pages of 4 KiB take 107 and 150 ms; 47 column
 
 
 class SpmmWay(NamedTuple):
-    """The form of a product; every form gives the same bits.
-
-    Attributes:
-        form: see :func:`spmm_csr`.
-        prefetch_edges: how many edges ahead rows are prefetched.
-    """
+    """The form of a product (:func:`spmm_csr`), and how many edges ahead rows are prefetched: the same bits."""
 
     form: SpmmForm | None = None
     prefetch_edges: int = PREFETCH_EDGES
@@ -45,19 +40,13 @@ def csr_from_edges(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The entries of a sparse matrix grouped by row, those of one row in their order: a counting sort. All are checked.
 
-    Exact, in O(E + N) time; two passes over the entries, or a copy where they are in order already.
+    Exact, in O(E + N) time; two passes over the entries, or a copy where they are in order already. N and the number of
+    columns are below 2^31.
 
     Shapes:
         - row, col, edge: ``[E]`` int32 or int64
         - output: rowptr int64 ``[N + 1]``; col int32 ``[E]``; the ``edge`` of each entry, in its dtype, or, if none is
           given, where the entry stood, int32 (int64 from 2^31 entries on); None: each entry where it stood
-
-    Args:
-        row: of each entry, in ``[0, num_rows)``.
-        col: of each entry, in ``[0, num_cols)``.
-        edge: a number of each entry.
-        num_rows: N, below 2^31.
-        num_cols: below 2^31.
     """
     given = None if edge is None else edge.contiguous()
     args = (row.contiguous(), col.contiguous(), given, num_rows, num_cols)

@@ -217,10 +217,7 @@ def _attend(a: PartedAttention, part: Part, inputs: AttentionInputs) -> tuple[Te
 def share_of_part(rowptr: Tensor, lse: Tensor, whole: Tensor) -> Tensor:
     """What a part of each row's edges counts in its softmax: NaN if there are edges, and all logits are -infinity.
 
-    Shapes:
-        - rowptr: of the part's pattern, ``[N + 1]``
-        - lse: of the op on it, whole: the logarithm of the sum over all parts, ``[N, H]``
-        - output: ``[N, H, 1]``
+    ``lse`` is the op's on the part, ``whole`` the logarithm of the sum over all parts. Shapes: ``[N, H] -> [N, H, 1]``.
     """
     is_empty = (rowptr.diff() == 0).unsqueeze(1)
     finite = whole.masked_fill(is_empty & (whole == -torch.inf), 0.0)  # a part without edges has sums of zero

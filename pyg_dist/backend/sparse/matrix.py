@@ -18,12 +18,7 @@ from pyg_dist.backend.timing import phase
 
 @dataclass(frozen=True)
 class Matrix:
-    """A pattern with values.
-
-    Attributes:
-        pattern: where the entries are.
-        storage: values by ``pattern.edge`` (negative numbers count from the end), or ``None`` for ones.
-    """
+    """A pattern with values by ``pattern.edge`` (negative numbers count from the end), or ``None`` for ones."""
 
     pattern: CSR
     storage: Tensor | None = None

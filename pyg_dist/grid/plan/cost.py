@@ -127,15 +127,11 @@ def _first_work(model: Model, shape: MeshShape, sums: Sums, rank: int) -> Work:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One mesh and form of the sums, with its price.
+    """One mesh and form of the sums, with its price for a step.
 
-    Attributes:
-        shape: the mesh.
-        sums: the form.
-        price: predicted, for a step.
-        num_bytes: sent in a step by all ranks together, without the weights' gradients; an estimate, from what the
-            first, the middle and the last rank send (:meth:`GridPlan.to_dict` has the sum over all ranks).
-        memory: bytes on that of these three ranks that needs most.
+    ``num_bytes``, sent by all ranks together without the weights' gradients, and ``memory``, of the rank that needs
+    most, are estimates from the first, the middle and the last rank (:meth:`GridPlan.to_dict` has the sum over all
+    ranks).
     """
 
     shape: MeshShape

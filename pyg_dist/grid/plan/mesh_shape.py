@@ -27,12 +27,7 @@ RANK_ORDER = ("y", "x", "z", "data")
 
 @dataclass(frozen=True)
 class MeshShape:
-    """The number of ranks along each axis.
-
-    Attributes:
-        x, y, z: the axes of one grid (Plexus, 3.1).
-        data: how many such grids there are.
-    """
+    """The number of ranks along each axis: x, y, z of one grid (Plexus, 3.1), and how many such grids there are."""
 
     x: int = 1
     y: int = 1

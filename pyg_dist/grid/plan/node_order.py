@@ -52,12 +52,7 @@ class NodeOrder(ABC):
 
 @dataclass(frozen=True)
 class ListedOrder(NodeOrder):
-    """A permutation in memory.
-
-    Attributes:
-        node_id: global id by position, int64 ``[N]``.
-        position: position by global id, int64 ``[N]``.
-    """
+    """A permutation in memory: global id by position and position by global id, int64 ``[N]``."""
 
     node_id: Tensor
     position: Tensor
@@ -105,12 +100,8 @@ class ListedOrder(NodeOrder):
 class SampledOrder(ListedOrder):
     """The nodes of a sample in the order of the whole graph, whose ranges are split: a range's number of nodes varies.
 
-    Nodes are numbered by their places in the sample.
-
-    Attributes:
-        parent_position: their positions in the graph's order, ascending, int64 ``[B]``.
-        split_position: the same in the order that is split evenly; another one where the graph is a sample itself.
-        num_even: number of positions of that one.
+    Nodes are numbered by their places in the sample. ``parent_position`` ascends; ``split_position`` is the same in the
+    order of ``num_even`` positions that is split evenly, another one where the graph is a sample itself.
     """
 
     parent_position: Tensor
@@ -140,12 +131,7 @@ class SampledOrder(ListedOrder):
 
 @dataclass(frozen=True)
 class Balance:
-    """Stored entries of the adjacency tiles.
-
-    Attributes:
-        method: how the node orders were made.
-        imbalance: largest over mean, of the worst of the tilings that the mesh uses.
-    """
+    """How node orders were made, and largest over mean of the entries of a tile, in the worst tiling of the mesh."""
 
     method: str
     imbalance: float
@@ -254,12 +240,7 @@ def choose_orders(
 
 @dataclass(frozen=True)
 class RedistributionPlan:
-    """What one rank sends and receives when a matrix changes its layout; :func:`columns_between` settles columns.
-
-    Attributes:
-        send: local rows for each rank of the grid, int64, in the receiver's row order; ``None`` for nothing.
-        receive: the local rows that each rank fills, in the same order; ``None`` for nothing.
-    """
+    """Local rows that one rank sends to and receives from each other, in the receiver's row order; ``None``: none."""
 
     send: tuple[Tensor | None, ...]
     receive: tuple[Tensor | None, ...]

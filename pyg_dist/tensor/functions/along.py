@@ -218,7 +218,7 @@ def _append(function: Function, tensors: tuple[Tensor, ...]) -> RowTensor:
             t.as_subclass(Tensor) if isinstance(t, RowTensor) else part.slice(t)
             for t, part in zip(tensors, parts, strict=True)
         ]
-        return as_row_tensor_(append(local), parts[0] if len(parts) == 1 else ConcatenatedRows(parts))  # type: ignore[return-value]
+        return as_row_tensor_(append(local), parts[0] if len(parts) == 1 else ConcatenatedRows(parts))
 
 
 @implements("one_hot")

@@ -49,8 +49,8 @@ def data(function: Function, args: Args, kwargs: Kwargs) -> Any:
         if not x._counters:
             x._counters = (x.detach(), function(x))
         out = as_row_tensor_(x._counters[1].detach(), x._sharding)
-        out._counters = x._counters  # type: ignore[attr-defined]
-        out._copy_of = copy_of(x)  # type: ignore[attr-defined]
+        out._counters = x._counters
+        out._copy_of = copy_of(x)
         return out
 
 

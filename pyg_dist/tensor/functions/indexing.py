@@ -182,7 +182,7 @@ def getitem(function: Function, args: Args, kwargs: Kwargs) -> Any:
 def _selected(x: RowTensor, chosen: Selection) -> RowTensor:
     """Some rows of x; to be called under :data:`local_tensors`."""
     local_index = on_device(chosen.local_index, x.device)
-    return as_row_tensor_(large_tensors.select(x.as_subclass(Tensor), local_index), chosen.rows)  # type: ignore[return-value]
+    return as_row_tensor_(large_tensors.select(x.as_subclass(Tensor), local_index), chosen.rows)
 
 
 def _is_list_of_one(item: Any) -> bool:
@@ -236,7 +236,7 @@ def _mask_of(x: RowTensor, mask: Tensor) -> RowTensor:
             f"Expected a mask of x's elements {[x._sharding.size, *x.shape[1:]]} (got {[size, *mask.shape[1:]]})"
         )
     if not isinstance(mask, RowTensor):
-        return as_row_tensor_(x._sharding.slice_alike(mask), x._sharding)  # type: ignore[return-value]
+        return as_row_tensor_(x._sharding.slice_alike(mask), x._sharding)
     if x._sharding.is_equivalent(mask._sharding):
         return mask
     return like_rows(Tensor.__getitem__, x, mask)[0][1]  # type: ignore[no-any-return]
