@@ -49,7 +49,7 @@ class _RowsApart(RowSharding):
         """Itself: what meets a block has entered before the blocks."""
         return tensor
 
-    def meet(self, tensor: Tensor) -> None:
+    def note(self, tensor: Tensor) -> None:
         """Nothing: as :meth:`copy_to_ranks`."""
 
 

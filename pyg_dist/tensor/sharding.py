@@ -200,10 +200,10 @@ class RowSharding(OfThisRun):
     def copy_to_ranks(self, tensor: Tensor) -> Tensor:
         """:func:`~.replicated.copy_to_ranks` of a script's tensor; the next small sum compares it with other ranks'."""
         entered = replicated.copy_to_ranks(tensor, self.group)
-        self.meet(tensor)
+        self.note(tensor)
         return entered
 
-    def meet(self, tensor: Tensor) -> None:
+    def note(self, tensor: Tensor) -> None:
         """Note a plain tensor that a script has given (:mod:`pyg_dist.backend.comm.checks.replicas`)."""
         if self.group.size > 1:
             replicas.noted().tensor(tensor)

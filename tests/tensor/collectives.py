@@ -23,7 +23,7 @@ _OF_GROUP = {
     "all_reduce_": "sum", "gather_counts": "count", "all_true": "agree", "gather_rows": "gather",
     "broadcast_": "broadcast",
 }  # fmt: skip
-_OF_TRANSPORT = {"all_to_all": "all-to-all", "to_neighbours": "messages", "meet": "barrier"}
+_OF_TRANSPORT = {"all_to_all": "all-to-all", "to_neighbours": "messages", "barrier": "barrier"}
 MESH = {"x": 2, "y": 2}
 
 

@@ -50,7 +50,7 @@ def write(function: Function, args: Args, kwargs: Kwargs) -> Tensor:
         return on_full_tensor(function, args, kwargs)  # type: ignore[no-any-return]
     with local_tensors():
         (index, src), _, rows = aligned(function, (bound["index"], bound["src"]), {}, broadcasts=False)
-        rows.meet(x)
+        rows.note(x)
         sums = torch.zeros_like(x, dtype=accumulation_dtype(x.dtype)).scatter_add(
             0, index, src.to(accumulation_dtype(x.dtype))
         )
@@ -102,13 +102,13 @@ def index_add(function: Function, args: Args, kwargs: Kwargs) -> Any:
             if isinstance(index, RowTensor):
                 raise refuse(function, "of columns by a distributed index would mix rows")
             (x, source), _, rows = aligned(function, (x, source), {}, broadcasts=False)
-            rows.meet(index)
+            rows.note(index)
             return as_row_tensor_(function(x, dim, index, source, alpha=alpha), rows)
         if dim != 0:
             raise refuse(function, "of a plain tensor along another dimension than 0 would mix rows")
         (index, source), rows = like_rows(function, index, source)
         index, source = (as_operand(function, t, rows, t.dim(), broadcasts=False) for t in (index, source))
-        rows.meet(x)
+        rows.note(x)
         zeros = torch.zeros_like(x, dtype=accumulation_dtype(x.dtype))
         total = zeros.index_add(0, index.as_subclass(Tensor), source.as_subclass(Tensor).to(zeros.dtype), alpha=alpha)
         return _added(x, rows.reduce_from_ranks(total), in_place=function.__name__.endswith("_"))

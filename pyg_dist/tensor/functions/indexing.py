@@ -89,12 +89,12 @@ def _split(x: RowTensor, index: Any) -> tuple[Any, tuple[Any, ...]]:
     return first, tuple(rest)
 
 
-def _meet(x: RowTensor, index: Sequence[Any]) -> None:
+def _note_columns(x: RowTensor, index: Sequence[Any]) -> None:
     """Note lists of columns, equal on every rank; torch does not look for one out of range where there are no rows."""
     dim: int | None = 1
     for item in index:
         if isinstance(item, Tensor):
-            x._sharding.meet(item)
+            x._sharding.note(item)
         if item is Ellipsis or dim is None:
             dim = None  # counted from the end: for those torch looks
             continue
@@ -166,7 +166,7 @@ def getitem(function: Function, args: Args, kwargs: Kwargs) -> Any:
     if index is None or (isinstance(index, tuple) and index and index[0] is None):
         return x[index[1:] if index and index[1:] else _ALL].unsqueeze(0)
     first, rest = _split(x, index)
-    _meet(x, rest)
+    _note_columns(x, rest)
     if isinstance(first, int):
         row = _one_row(x, first)
         return row[rest] if rest else row
@@ -275,7 +275,7 @@ def setitem(function: Function, args: Args, kwargs: Kwargs) -> None:
         _assign_elements(x, index, value)
         return
     first, rest = _split(x, index)
-    _meet(x, rest)
+    _note_columns(x, rest)
     if isinstance(first, int):
         if _lists(rest):
             raise refuse(function, "of one row and a list of columns would pair them: assign to x[rows] with a slice")

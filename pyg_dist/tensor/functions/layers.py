@@ -208,7 +208,7 @@ def batch_norm(function: Function, args: Args, kwargs: Kwargs) -> Any:
         weight, bias = (None if t is None else rows.copy_to_ranks(t) for t in (weight, bias))
         for running in (mean, var):
             if running is not None:
-                rows.meet(running)
+                rows.note(running)
         rest = (bound["training"], bound["momentum"], bound["eps"])
         return as_row_tensor_(function(x, mean, var, weight, bias, *rest), rows)
 
