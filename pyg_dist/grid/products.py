@@ -85,7 +85,7 @@ class GridProducts:
         return self.grid.tile(INPUT, width)
 
     def place(self, x: NodeTensor, layer: nn.Module | None = None) -> TileTensor:
-        """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.place`; a residual may start its way here."""
+        """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.place`; a residual may be redistributed early."""
         is_tile = isinstance(x, TileTensor) and x._sharding.layout.columns is not None
         tiles = as_tiles(x) if is_tile else as_tile(x, self.feature_sharding(x.shape[1]))
         if layer is not None and tiles is x:

@@ -67,7 +67,7 @@ from pyg_dist.tensor.sharding import RowSharding
 
 @dataclass(eq=False)
 class LayerInput:
-    """A tile's values at one version as the input of a layer, and maybe on their way to another tile."""
+    """A tile's values at one version as the input of a layer, and maybe under way to another tile."""
 
     layer: weakref.ref[nn.Module]
     version: int | None
@@ -77,7 +77,7 @@ class LayerInput:
 
 @dataclass
 class _Redistributed:
-    """What became of a layer's last input: how it lay, how that lay which it was added to, what is under way."""
+    """The layouts between which a layer's last input was redistributed, and what is under way."""
 
     before: TileLayout
     after: TileLayout
@@ -88,7 +88,7 @@ _redistributed: weakref.WeakKeyDictionary[nn.Module, _Redistributed] = weakref.W
 
 
 def note_layer_input(local: Tensor, tile: Tile, version: int | None, layer: nn.Module) -> LayerInput | None:
-    """Note a layer's input, and start its way if the last one took one (collective then)."""
+    """Note a layer's input, and start to redistribute it if the last one was redistributed (collective then)."""
     if not GRID_EARLY_RESIDUAL.value():
         return None
     entry, way = LayerInput(weakref.ref(layer), version), _redistributed.get(layer)
@@ -192,7 +192,7 @@ class TileTensor(NodeTensor):
             return cast(NodeTensor, rows)
 
     def note_layer_input(self, layer: nn.Module) -> None:
-        """Note that this is a layer's input: as its residual it may start its way (collective then)."""
+        """Note that this is a layer's input: as its residual it may be redistributed early (collective then)."""
         with local_tensors():
             self._entry = note_layer_input(self.as_subclass(Tensor), self._sharding, version_of(self), layer)
 

@@ -132,5 +132,5 @@ def function_that_needs_all_edges(inner: FrameType | None) -> str:
     )
 
 
-def _is_of_pyg(frame: FrameType, room: str = "") -> bool:
-    return str(frame.f_globals.get("__name__")).startswith(f"torch_geometric.{room}")
+def _is_of_pyg(frame: FrameType, package: str = "") -> bool:
+    return str(frame.f_globals.get("__name__")).startswith(f"torch_geometric.{package}")

@@ -25,13 +25,10 @@ _NUMBERS_AT_A_TIME = 1 << 18
 
 
 class EdgeSums(NamedTuple):
-    """Sums over the edges of each row, each edge weighed by the exponential of its logit, less the largest one.
+    """Sums over the edges of each row, each edge weighted by the exponential of its logit, less the largest one.
 
-    Attributes:
-        of_values: ``[N, H C]``, with dropout.
-        of_edge_attr: ``[N, H D]``, or empty, with dropout.
-        of_ones: ``[N, H]``, without.
-        powers: the exponentials, in the order of the pattern, ``[nnz, H]``.
+    With dropout ``of_values`` ``[N, H C]`` and ``of_edge_attr`` ``[N, H D]``, or empty; without it ``of_ones`` ``[N,
+    H]``. ``powers`` are the exponentials, in the order of the pattern, ``[nnz, H]``.
     """
 
     of_values: Tensor
@@ -81,8 +78,8 @@ def sums_by_edge(
         kept = ops.keyed_dropout(powers, edge_key[edge], spec.p, spec.seed)
 
     def sums(rows: Tensor) -> Tensor:
-        weighed = (kept.unsqueeze(2) * rows).flatten(1)
-        return weighed.new_zeros(csr.num_rows, weighed.shape[1]).index_add(0, row, weighed)
+        weighted = (kept.unsqueeze(2) * rows).flatten(1)
+        return weighted.new_zeros(csr.num_rows, weighted.shape[1]).index_add(0, row, weighted)
 
     of_edge_attr = values.new_zeros(0, 0)
     if spec.form == "dot" and inputs.edge_attr is not None:
@@ -92,7 +89,7 @@ def sums_by_edge(
 
 
 def divided(sums: EdgeSums) -> tuple[Tensor, Tensor]:
-    """The weighed sums of values and edge_attr, of the sums over all parts of the edges."""
+    """The weighted sums of values and edge_attr, of the sums over all parts of the edges."""
     divisor = _positive(sums.of_ones).unsqueeze(2)
 
     def quotients(rows: Tensor) -> Tensor:
