@@ -126,7 +126,7 @@ def held_mib(thing: Any, seen: set[int]) -> float:
 
 def load(folder: Path, edges: int, model: str, ranks: int) -> dict[str, Any]:
     """What the first of so many ranks reads of a store, alone: its share of the graph, and the rows of its nodes."""
-    from pyg_dist.data.stored_halo import node_rows, rank_of_part, stored_share
+    from pyg_dist.data.stored_graph import node_rows, rank_of_part, stored_share
     from pyg_dist.store.halo_reader import HaloStore
     from pyg_dist.store.manifest import Manifest
 

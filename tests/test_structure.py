@@ -110,7 +110,7 @@ LOADED_LATER = (
     "pyg_dist.grid",
     "pyg_dist.plan.auto",
     "pyg_dist.plan.simulate",
-    "pyg_dist.cli.page",
+    "pyg_dist.pricing.plot",
     "pyg_dist.store.folder",
     "pyg_dist.store.sources",
 )

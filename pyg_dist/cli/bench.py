@@ -20,7 +20,7 @@ import torch
 from pyg_dist.backend import calibration
 from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.session import session
-from pyg_dist.cli.machine_options import DEVICES
+from pyg_dist.cli.options import DEVICES
 from pyg_dist.errors import LaunchError, OptionError
 from pyg_dist.pricing.machine import Machine, machine_file
 
@@ -99,12 +99,7 @@ def measure_rates(machine: Machine, remarks: list[str]) -> Machine:
 
 
 def measure_network(machine: Machine, remarks: list[str]) -> Machine:
-    """Messages inside and between the machines of a launch of two ranks or more (collective).
-
-    Raises:
-        LaunchError: One rank alone.
-        OptionError: Other work disturbed it.
-    """
+    """Messages inside and between the machines of a launch of two ranks or more (collective)."""
     world = world_group()
     if world.size < 2:
         raise LaunchError("Expected two ranks or more (got 1): torchrun --nproc-per-node 4 -m pyg_dist bench network")

@@ -1,29 +1,35 @@
-"""From an input graph to a store: read, partition, sort, write. One process, nothing collective."""
+"""From an input graph to a store: read, partition or choose a mesh, sort, write. One process, nothing collective."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pyg_dist.backend.session.agreement import digest
-from pyg_dist.cli.graph_options import say_what_was_read
+from pyg_dist.cli.planned_graph import model_columns, read_parts, say_what_was_read, train_mask_of
 from pyg_dist.errors import DataError, OptionError
+from pyg_dist.grid.plan.cost import grid_plans
+from pyg_dist.grid.plan.mesh_shape import MeshShape
+from pyg_dist.grid.plan.plan import GridPlan
 from pyg_dist.halo.plan.cover import minimum_vertex_cover
 from pyg_dist.partition import Batches, check_given, partition
-from pyg_dist.partition.inputs import Array, as_parts, node_work
+from pyg_dist.partition.inputs import Array, node_work
 from pyg_dist.partition.memory import require_memory
 from pyg_dist.partition.solver import Preset, Solver
 from pyg_dist.partition.stream import CHUNK, stream_parts
 from pyg_dist.plan.parts import PartsOptions, find_parts
+from pyg_dist.pricing.machine import Machine
+from pyg_dist.pricing.model import Model
 from pyg_dist.store.attributes import NanCount
 from pyg_dist.store.folder import StoreFolder, explained_disk_errors, require_space
 from pyg_dist.store.format import TensorSpec, as_torch
+from pyg_dist.store.grid_store import write_grid
 from pyg_dist.store.halo_writer import Block, Choose, NodeParts, write_edges, write_nodes
 from pyg_dist.store.manifest import Manifest, Shard
 from pyg_dist.store.source import NodeAttribute, SourceInfo
@@ -79,56 +85,144 @@ def write_halo_store(source: Source, out: Path, options: StoreOptions, progress:
     """
     if options.parts < 1:
         raise OptionError(f"Expected one part or more (got {options.parts})")
-    tell = progress or (lambda step, count: None)
     info = source.info()
-    if info.num_nodes is not None and options.parts > info.num_nodes:
-        _refuse_parts(options.parts, info.num_nodes)
-    require_space(out, space_needed(info))
-    with (
-        explained_disk_errors(out),
-        StoreFolder(out, identity_of(source, info, options), options.resume, options.force) as folder,
-    ):
-        edges = read_edges(source, info, folder, options, tell)
-        if options.parts > edges.num_nodes:
-            _refuse_parts(options.parts, edges.num_nodes)
-        parts = _parts(edges, info, folder, options)
+    if info.num_nodes is not None:
+        _require_nodes(options.parts, info.num_nodes)
+
+    def write(work: _Work) -> tuple[dict[str, Shard], dict[str, Any]]:
+        _require_nodes(options.parts, work.edges.num_nodes)
+        parts = _parts(work)
         nodes = NodeParts.of(parts, options.parts)
-        shards, known = write_others(folder, info), folder.known("nan")
-        nan: dict[str, tuple[int, ...]] = {} if known is None else known["counts"]
-        attributes = tuple(watched(a, nan) for a in info.nodes)
-        shards |= write_nodes(folder, nodes, attributes, options.memory, again=known is None)
-        folder.note("nan", {"counts": nan})
-        load = np.bincount(parts, weights=edges.in_degree, minlength=options.parts)
-        shards |= write_edges(folder, edges, nodes, _cover(load), options.memory, lambda n: tell("sorting", n))
-        plan = {
+        shards = write_nodes(work.folder, nodes, work.attributes, options.memory, again=not work.knows_nan)
+        work.note_nan()
+        load = np.bincount(parts, weights=work.edges.in_degree, minlength=options.parts)
+        shards |= write_edges(
+            work.folder, work.edges, nodes, _cover(load), options.memory, lambda n: work.tell("sorting", n)
+        )
+        return shards, {
             "partition": "given" if options.method.endswith(".npy") else options.method,
             "epsilon": options.epsilon,
             "seed": options.seed,
-            "edges": edges.digest(),
+            "edges": work.edges.digest(),
             "parts": digest(torch.from_numpy(parts.astype(np.int32, copy=False))),
-            "nan": nan_counts(nan, edges),
         }
+
+    return _write("halo", source, info, out, options, write, progress)
+
+
+def write_grid_store(
+    source: Source,
+    out: Path,
+    options: StoreOptions,
+    tiles: tuple[int, int],
+    mesh: dict[str, int] | None = None,
+    layers: tuple[int, int] | None = None,
+    progress: Progress | None = None,
+) -> Manifest:
+    """Write the grid store of a graph, in bounded memory, in ``tiles`` rows and columns of tiles.
+
+    Node orders are balanced for ``mesh``; None: the cheapest of ``options.parts`` ranks for a model of ``layers``.
+    """
+    if min(tiles) < 1:
+        raise OptionError(f"Expected --tiles of one or more (got {tiles[0]} {tiles[1]})")
+    if options.parts < 1:
+        raise OptionError(f"Expected one rank or more (got {options.parts})")
+    wanted = None if mesh is None else MeshShape.of(mesh, options.parts)  # raises before there is a folder
+    info = source.info()
+
+    def write(work: _Work) -> tuple[dict[str, Shard], dict[str, Any]]:
+        edges, edge_digest = work.edges, work.edges.digest()
+        model = Model.of_layers(edges.num_nodes, edges.num_edges, *model_columns(info), layers)
+        machine = Machine.load()
+        best = next(c for c in grid_plans(model, options.parts, machine) if wanted in (None, c.shape))
+        plan, orders = GridPlan.of(
+            lambda: ((torch.from_numpy(ends[0]), torch.from_numpy(ends[1])) for ends in edges.ends(CHUNK)), model,
+            best.shape, best.sums, best.price, machine, options.seed, digest(repr((edge_digest, options.seed))),
+        )  # fmt: skip
+        shards = write_grid(
+            work.folder, edges, work.attributes, [order.node_id.numpy() for order in orders], tiles, options.memory,
+            lambda n: work.tell("sorting", n),
+        )  # fmt: skip
+        work.note_nan()
+        stored = {k: v for k, v in asdict(plan).items() if k not in ("layout", "tries")}
+        tries = [asdict(balance) for balance in plan.tries]
+        return shards, stored | {
+            "tries": tries, "tiles": list(tiles), "edge_digest": edge_digest, "seed": options.seed
+        }  # fmt: skip
+
+    return _write("grid", source, info, out, options, write, progress, repr(("grid", tiles, mesh, layers)))
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What a store is written from.
+
+    Attributes:
+        folder: of the store.
+        edges: read, on disk.
+        info: of the input.
+        options: of the store.
+        tell: of progress.
+        nan: what is NaN in each attribute, known once its rows were written.
+        knows_nan: whether an interrupted writer has counted it.
+    """
+
+    folder: StoreFolder
+    edges: Spool
+    info: SourceInfo
+    options: StoreOptions
+    tell: Progress
+    nan: dict[str, tuple[int, ...]]
+    knows_nan: bool
+
+    @property
+    def attributes(self) -> tuple[NodeAttribute, ...]:
+        """Of nodes; their NaN entries are counted on the way."""
+        return tuple(_watched(attribute, self.nan) for attribute in self.info.nodes)
+
+    def note_nan(self) -> None:
+        """All rows of nodes were written."""
+        self.folder.note("nan", {"counts": self.nan})
+
+
+def _write(
+    layout: Literal["halo", "grid"], source: Source, info: SourceInfo, out: Path, options: StoreOptions,
+    write: Callable[[_Work], tuple[dict[str, Shard], dict[str, Any]]], progress: Progress | None, mesh: str = "",
+) -> Manifest:  # fmt: skip
+    """What both layouts have in common; ``write`` returns its files, and what the manifest keeps of its plan."""
+    tell = progress or (lambda step, count: None)
+    require_space(out, _space_needed(info))
+    identity = _identity(source, info, options, mesh)
+    with explained_disk_errors(out), StoreFolder(out, identity, options.resume, options.force) as folder:
+        edges, known = _read_edges(source, info, folder, options, tell), folder.known("nan")
+        nan: dict[str, tuple[int, ...]] = {} if known is None else known["counts"]
+        work = _Work(folder, edges, info, options, tell, nan, known is not None)
+        others = _write_others(folder, info)
+        shards, plan = write(work)
+        counts = {name: found for name, found in nan.items() if found[0]}
+        counts |= {name: astuple(found) for name, found in edges.nan.items()}
         manifest = Manifest(
-            "halo", edges.num_nodes, edges.num_edges, options.parts, info.graph,
+            layout, edges.num_nodes, edges.num_edges, options.parts, info.graph,
             {a.name: (a.dtype, a.shape) for a in info.nodes}, {a.name: (a.dtype, a.shape) for a in info.edges},
-            info.other, plan, shards,
+            info.other, plan | {"nan": counts}, others | shards,
         )  # fmt: skip
         folder.commit(manifest)
     return manifest
 
 
-def _refuse_parts(parts: int, nodes: int) -> None:
-    raise OptionError(f"Expected at most a part for each of {nodes:,} nodes (got {parts:,} parts)")
+def _require_nodes(parts: int, nodes: int) -> None:
+    if parts > nodes:
+        raise OptionError(f"Expected at most a part for each of {nodes:,} nodes (got {parts:,} parts)")
 
 
-def identity_of(source: Source, info: SourceInfo, options: StoreOptions, mesh: str = "") -> str:
+def _identity(source: Source, info: SourceInfo, options: StoreOptions, mesh: str) -> str:
     """Digest of input and options, but for how the work is done."""
     wanted = {k: v for k, v in asdict(options).items() if k not in ("memory", "resume", "force")}
     files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in info.files]
     return digest(repr((source.name, source.reading, files, wanted, mesh)))
 
 
-def space_needed(info: SourceInfo) -> int:
+def _space_needed(info: SourceInfo) -> int:
     """Bytes on the disk, about; where an input does not count its edges, they are guessed from its size."""
     num_edges = info.num_edges
     if num_edges is None:
@@ -138,7 +232,7 @@ def space_needed(info: SourceInfo) -> int:
     return num_edges * _WORK_BYTES_PER_EDGE + rows + 3 * of_edges
 
 
-def read_edges(source: Source, info: SourceInfo, folder: StoreFolder, options: StoreOptions, tell: Progress) -> Spool:
+def _read_edges(source: Source, info: SourceInfo, folder: StoreFolder, options: StoreOptions, tell: Progress) -> Spool:
     """The edges on disk, of an interrupted run where they are whole."""
     known, path = folder.known("spool"), folder.work / "spool"
     found = None if known is None else load_spool(path, known, info.edges)
@@ -149,24 +243,21 @@ def read_edges(source: Source, info: SourceInfo, folder: StoreFolder, options: S
     return found
 
 
-def _parts(edges: Spool, info: SourceInfo, folder: StoreFolder, options: StoreOptions) -> Array:
-    """The part of each node, int32 ``[N]``."""
+def _parts(work: _Work) -> Array:
+    """The part of each node, int32 ``[N]``, of an interrupted run where they are whole."""
+    folder = work.folder
     path, known = folder.work / "parts", folder.known("parts")
     if known is not None and path.exists() and digest(np.fromfile(path, np.int32)) == known["digest"]:
         return np.fromfile(path, np.int32)
-    parts = node_parts(edges, info, options).numpy()
+    parts = _node_parts(work.edges, work.info, work.options).numpy()
     parts.tofile(path)
     sync(path)
     folder.note("parts", {"digest": digest(parts)})
     return parts
 
 
-def node_parts(edges: Spool, info: SourceInfo, options: StoreOptions) -> Tensor:
-    """The part of each node, int32 ``[N]``.
-
-    Raises:
-        OptionError: The solver would need more than ``memory``.
-    """
+def _node_parts(edges: Spool, info: SourceInfo, options: StoreOptions) -> Tensor:
+    """The part of each node, int32 ``[N]``."""
     if options.method.endswith(".npy"):
         return check_given(read_parts(options.method), edges.num_nodes, options.parts)
     chosen = PartsOptions(
@@ -180,37 +271,10 @@ def node_parts(edges: Spool, info: SourceInfo, options: StoreOptions) -> Tensor:
     if options.method == "stream":
         require_memory("stream", edges.num_nodes, edges.num_edges, options.parts, options.memory)
         weight = node_work(edges.in_degree, mask)
-        return stream_parts(lambda: _ends(edges), weight, options.parts, options.epsilon, options.seed)
+        return stream_parts(lambda: edges.ends(CHUNK), weight, options.parts, options.epsilon, options.seed)
     left = options.memory - 16 * edges.num_edges
     require_memory(options.method, edges.num_nodes, edges.num_edges, options.parts, max(left, 0))
     return find_parts(edges.edge_index(), edges.num_nodes, options.parts, chosen, mask)
-
-
-def _ends(edges: Spool) -> Iterator[Array]:
-    for _, source, target, _ in edges.chunks(CHUNK):
-        yield np.stack([source, target])
-
-
-def read_parts(path: str) -> Tensor:
-    """A part for each node, from an ``.npy`` file.
-
-    Raises:
-        DataError: It is no such file.
-    """
-    try:
-        return as_parts(np.load(path, allow_pickle=False))
-    except (ValueError, TypeError, EOFError, OSError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"Expected {path} to be .npy with a part per node (got: {error})") from error
-
-
-def train_mask_of(info: SourceInfo) -> Tensor | None:
-    """The training nodes, bool ``[N]`` or ``[N, K]``, if the input has them."""
-    for attribute in info.nodes:
-        if attribute.name == "train_mask" and attribute.dtype == "BOOL" and len(attribute.shape) < 2:
-            return torch.from_numpy(np.concatenate(list(attribute.rows(1 << 22))))
-    return None
 
 
 def _cover(load: Array) -> Choose:
@@ -227,27 +291,19 @@ def _cover(load: Array) -> Choose:
     return choose
 
 
-def nan_counts(nan: dict[str, tuple[int, ...]], edges: Spool) -> dict[str, tuple[int, ...]]:
-    """What is NaN in attributes of nodes, as :func:`watched` has it, and of edges, for the manifest."""
-    of_nodes = {name: counts for name, counts in nan.items() if counts[0]}
-    return of_nodes | {name: astuple(count) for name, count in edges.nan.items()}
-
-
-def write_others(folder: StoreFolder, info: SourceInfo) -> dict[str, Shard]:
+def _write_others(folder: StoreFolder, info: SourceInfo) -> dict[str, Shard]:
     """The tensors without rows, if there are any."""
     if not info.other_tensors:
         return {}
-    kept = folder.kept_shard("other")
-    if kept is None:
-        specs = {name: spec for name, (spec, _) in info.other_tensors.items()}
-        writer = ShardWriter(folder.work / "other", specs)
-        for name, (_, read) in info.other_tensors.items():
-            writer.write_whole(name, read())
-        kept = folder.keep("other", writer)
-    return {"other": kept}
+    if kept := folder.kept("other"):
+        return kept
+    writer = ShardWriter(folder.work / "other", {name: spec for name, (spec, _) in info.other_tensors.items()})
+    for name, (_, read) in info.other_tensors.items():
+        writer.write_whole(name, read())
+    return {"other": folder.keep("other", writer)}
 
 
-def watched(attribute: NodeAttribute, nan: dict[str, tuple[int, ...]]) -> NodeAttribute:
+def _watched(attribute: NodeAttribute, nan: dict[str, tuple[int, ...]]) -> NodeAttribute:
     """The attribute, whose NaN entries are counted on the way; training nodes are looked for."""
 
     def rows(num_bytes: int) -> Any:

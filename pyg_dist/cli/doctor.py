@@ -73,12 +73,7 @@ def examine() -> dict[str, Any]:
 
 
 def remarks(facts: Mapping[str, Any], cpu_flags: frozenset[str]) -> Iterable[str]:
-    """One line for each path that is slower than it could be, with the reason and the remedy.
-
-    Args:
-        facts: of :func:`examine`.
-        cpu_flags: this processor's, as in ``/proc/cpuinfo``; empty where the system does not say.
-    """
+    """One line for each path that is slower than it could be, with the reason and the remedy."""
     environment = facts["environment"]
     used, built = facts["instruction_set"], facts["instruction_sets_built"]
     for level in _NEEDED:

@@ -8,25 +8,36 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from pyg_dist.cli import partition_store
 from pyg_dist.cli.comparison import Measured, found_parts, measured, options_for, plot, table, to_dict
-from pyg_dist.cli.graph_options import add_graph_options, reading_of
-from pyg_dist.cli.machine_options import add_machine_options, machine_of
-from pyg_dist.cli.output_file import require_drawable, require_folder
+from pyg_dist.cli.conversion import StoreOptions, write_grid_store, write_halo_store
+from pyg_dist.cli.options import (
+    add_graph_options,
+    add_machine_options,
+    machine_of,
+    reading_of,
+    require_drawable,
+    require_folder,
+)
 from pyg_dist.cli.planned_graph import read_planned_graph
+from pyg_dist.cli.stored_plan import plan_of_store
 from pyg_dist.errors import OptionError
 from pyg_dist.partition import Batches
 from pyg_dist.partition.memory import parse_bytes, require_memory
 from pyg_dist.partition.solver import PRESETS, SOLVERS
 from pyg_dist.plan.parts import METHODS, PartsOptions
+from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model
-from pyg_dist.store.sources import KINDS
+from pyg_dist.store.manifest import Manifest
+from pyg_dist.store.sources import KINDS, open_source
 
 
 def add_command(commands: Any) -> None:
@@ -73,7 +84,7 @@ def run(args: argparse.Namespace) -> None:
     parts, methods = _checked(args)
     batches = Batches(args.batch_size, None, args.theta, args.delta)
     if _is_store(args):
-        partition_store.run(args, parts[0], methods[0], batches if methods[0] == "stochastic" else None)
+        _write_store(args, parts[0], methods[0], batches if methods[0] == "stochastic" else None)
         return
     memory = None if args.memory is None else parse_bytes(args.memory)
     options = PartsOptions("random", args.epsilon, args.seed, args.solver, args.preset, memory, batches)
@@ -106,11 +117,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _checked(args: argparse.Namespace) -> tuple[list[int], list[str]]:
-    """Numbers of parts and methods; what can be known before the work begins.
-
-    Raises:
-        OptionError: Options that do not go together, or out of range.
-    """
+    """Numbers of parts and methods; what can be known before the work begins."""
     *numbers, last = args.parts
     if isinstance(last, str) and args.out is None and numbers:
         args.out = last
@@ -156,3 +163,55 @@ def _checked(args: argparse.Namespace) -> tuple[list[int], list[str]]:
 def _is_store(args: argparse.Namespace) -> bool:
     """Whether the output is the folder of a store."""
     return args.out is not None and not args.out.endswith(".npy")
+
+
+_LEAST_MEMORY = 1 << 23
+_TILES = (16, 16)
+
+
+def _write_store(args: argparse.Namespace, parts: int, method: str, batches: Batches | None) -> None:
+    """Convert, and say what came out."""
+    memory = parse_bytes(args.memory or "4GiB")
+    if memory < _LEAST_MEMORY:
+        raise OptionError(f"Expected --memory of {_LEAST_MEMORY >> 20} MiB or more (got {args.memory})")
+    if args.resume and args.force:
+        raise OptionError("Expected --resume or --force (got both): one goes on, the other starts anew")
+    began = time.perf_counter()
+    options = StoreOptions(
+        parts, method, args.epsilon, args.seed, memory, args.solver, args.preset, args.undirected,
+        args.resume, args.force, batches,
+    )  # fmt: skip
+    out = Path(args.out)
+    with tqdm(leave=False, disable=None, unit=" edges", unit_scale=True) as bar:
+
+        def progress(step: str, count: int) -> None:
+            bar.set_description(step, refresh=False)
+            bar.update(count)
+
+        source = open_source(args.graph, reading_of(args))
+        if args.layout == "grid":
+            mesh = None if args.mesh is None else dict(zip("xyz", args.mesh, strict=True))
+            rows, columns = args.tiles or _TILES
+            manifest = write_grid_store(source, out, options, (rows, columns), mesh, progress=progress)
+        else:
+            manifest = write_halo_store(source, out, options, progress)
+    seconds = time.perf_counter() - began
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    _print_store(args, out, manifest, seconds, peak)
+
+
+def _print_store(args: argparse.Namespace, out: Path, manifest: Manifest, seconds: float, peak: int) -> None:
+    """Sizes, traffic, and what it took."""
+    plan = plan_of_store(out, manifest.num_parts, "hybrid")
+    size = sum(shard.num_bytes for shard in manifest.shards.values())
+    if args.json:
+        numbers = plan.to_dict() | {"seconds": seconds, "peak_bytes": peak, "store_bytes": size}
+        print(json.dumps(numbers | {"num_nodes": manifest.num_nodes, "num_edges": manifest.num_edges}))
+    else:
+        print(plan.describe((), Machine.load()))
+        print(
+            f"{out}: {manifest.num_nodes:,} nodes, {manifest.num_edges:,} edges, {len(manifest.shards)} files, "
+            f"{size / 2**20:,.1f} MiB; {seconds:.1f} s, peak {peak / 2**20:,.0f} MiB"
+        )
+    if args.plot:
+        plan.plot(args.plot)

@@ -17,10 +17,14 @@ from torch import Tensor
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.backend.session.steps import set_up, step
 from pyg_dist.cli import rank_counts
-from pyg_dist.cli.graph_options import add_graph_options, reading_of
-from pyg_dist.cli.machine_options import add_machine_options, machine_of
-from pyg_dist.cli.output_file import require_drawable, require_folder
-from pyg_dist.cli.page import write_page
+from pyg_dist.cli.options import (
+    add_graph_options,
+    add_machine_options,
+    machine_of,
+    reading_of,
+    require_drawable,
+    require_folder,
+)
 from pyg_dist.cli.planned_graph import PlannedGraph, read_parts, read_planned_graph
 from pyg_dist.cli.stored_plan import is_store, plan_of_store
 from pyg_dist.errors import OptionError
@@ -35,6 +39,7 @@ from pyg_dist.plan.parts import METHODS, PartsOptions, find_parts
 from pyg_dist.pricing.base import DistributionPlan
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model
+from pyg_dist.pricing.plot import write_page
 from pyg_dist.pricing.text import fold
 from pyg_dist.store.manifest import Manifest
 from pyg_dist.store.sources import KINDS

@@ -159,7 +159,7 @@ class Profile:
         Raises:
             MissingPackageError: matplotlib is not installed.
         """
-        from pyg_dist.cli.page import write_page
+        from pyg_dist.pricing.plot import write_page
 
         write_page(path, "profile", f"{self}\n\n{self.describe()}", [self.plot])
 

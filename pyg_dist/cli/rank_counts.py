@@ -43,15 +43,7 @@ class RankCount:
 def compare(
     counts: Sequence[int], plan_of: Callable[[int], DistributionPlan], width: int, model: Model, machine: Machine
 ) -> list[RankCount]:
-    """Plan for one rank and for each of ``counts``, in ascending order.
-
-    Args:
-        counts: numbers of ranks.
-        plan_of: the plan of a number of ranks.
-        width: columns that bytes are given for.
-        model: what is priced.
-        machine: with these constants.
-    """
+    """Plan for one rank and for each of ``counts``, in ascending order."""
     plans = {count: plan_of(count) for count in sorted({1, *counts})}
     seconds_of = {count: plan.price(model, machine).seconds for count, plan in plans.items()}
     found = []
@@ -98,12 +90,7 @@ def to_dict(found: Sequence[RankCount], width: int, model: Model, machine: Machi
 
 
 def plot(path: str | Path, found: Sequence[RankCount]) -> None:
-    """Draw seconds, and memory and bytes, by ranks.
-
-    Raises:
-        OptionError: There is a single number of ranks.
-        MissingPackageError: matplotlib is not installed.
-    """
+    """Draw seconds, and memory and bytes, by ranks."""
     if len(found) < 2:
         raise OptionError(f"Expected two numbers of ranks or more to draw (got {len(found)}): --ranks 1 2 4 8")
     figure = new_figure(10, 4)

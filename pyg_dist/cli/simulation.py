@@ -7,8 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pyg_dist.cli.machine_options import add_machine_options, machine_of
-from pyg_dist.cli.output_file import require_drawable
+from pyg_dist.cli.options import add_machine_options, machine_of, require_drawable
 from pyg_dist.errors import OptionError
 from pyg_dist.plan.simulate import (
     GROWTH,
@@ -72,11 +71,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def check_options(args: argparse.Namespace) -> None:
-    """Refuse what cannot be priced or written.
-
-    Raises:
-        OptionError: A number is not positive, or the plot has no such format.
-    """
+    """Refuse what cannot be priced or written."""
     if min((*args.ranks, *args.layers, *args.widths)) < 1:
         raise OptionError("Expected positive numbers of ranks, layers and columns (got 0 or less)")
     require_drawable(args.plot)
@@ -93,11 +88,7 @@ def epochs_of(graph: GraphStatistics, machine: Machine, args: argparse.Namespace
 
 
 def plot(path: Path, graph: GraphStatistics, machine: Machine, args: argparse.Namespace) -> None:
-    """Draw how much faster an exchange of the widest layers is with fewer bits: the price model, and eq. 8.
-
-    Raises:
-        MissingPackageError: matplotlib is not installed.
-    """
+    """Draw how much faster an exchange of the widest layers is with fewer bits: the price model, and eq. 8."""
     figure = new_figure(6, 4)
     axes = figure.subplots()
     ranks, width = [n for n in sorted(set(args.ranks)) if n > 1], max(args.widths)

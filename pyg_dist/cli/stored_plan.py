@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
+from pyg_dist.data.stored_graph import merged_hash, rank_of_part, stored_plan, stored_share
 from pyg_dist.data.stored_grid import edges_of_tile, on_mesh, stored_grid_plan
-from pyg_dist.data.stored_halo import merged_hash, rank_of_part, stored_plan, stored_share
 from pyg_dist.errors import OptionError, StoreError
 from pyg_dist.grid.plan.cost import grid_plans
 from pyg_dist.grid.plan.plan import GridPlan
@@ -46,9 +46,6 @@ def plan_of_store(
         exchange: of a halo store.
         ranks_per_node: see :class:`~pyg_dist.plan.Plan`.
         machine: to choose a mesh by; None: as :meth:`~pyg_dist.plan.Machine.load` finds it.
-
-    Raises:
-        StoreError: There are more ranks than parts, or what has to be read is damaged.
     """
     manifest = Manifest.load(path)
     if ranks < 1:
@@ -85,11 +82,7 @@ def _grid_plan(store: GridStore, ranks: int, machine: Machine | None) -> GridPla
 
 
 def check_store(path: Path) -> Manifest:
-    """Check every file of a store by its digests, and what its manifest says of them.
-
-    Raises:
-        StoreError: The first that is missing or damaged, or not what the manifest says.
-    """
+    """Check every file of a store by its digests, and what its manifest says of them."""
     manifest = Manifest.load(path)
     for shard in manifest.shards.values():
         check_shard(path, shard)

@@ -19,11 +19,7 @@ from pyg_dist.tensor.sharding import require_same
 
 
 def ready(data: Data) -> None:
-    """Prepare subgraphs of ``data`` (collective at the first use).
-
-    Raises:
-        UnsupportedError: It is a batch of several data groups.
-    """
+    """Prepare subgraphs of ``data`` (collective at the first use)."""
     if data.graph.node_sharding.is_union:
         raise UnsupportedError(
             "Expected a graph, or a batch of one data group (got a batch of several): take the subgraph of the graph"
@@ -32,11 +28,7 @@ def ready(data: Data) -> None:
 
 
 def induced(data: Data, sample: Sample) -> Data:
-    """The subgraph, with all attributes but those that learn (:func:`add_learning`). Not collective, once ready.
-
-    Raises:
-        LayoutMismatchError: An edge attribute belongs to edges that ``data`` had before.
-    """
+    """The subgraph, with all attributes but those that learn (:func:`add_learning`). Not collective, once ready."""
     with torch.inference_mode(False):
         graph = data.graph.induced(sample)
         nodes, edges = graph.pick_nodes(), graph.pick_edges()
@@ -90,12 +82,7 @@ def add_learning(data: Data, batch: Data) -> None:
 
 
 def chosen_nodes(data: Data, subset: Any, what: str = "subset") -> Tensor:
-    """Ascending ids of nodes that are given as ids or as a mask (collective: ranks compare them).
-
-    Raises:
-        DataError: They are neither.
-        AgreementError: The ranks were given different ones.
-    """
+    """Ascending ids of nodes that are given as ids or as a mask (collective: ranks compare them)."""
     if isinstance(subset, RowTensor):
         if subset._sharding is not data.graph.node_sharding:
             raise DataError(

@@ -8,8 +8,7 @@ from torch import Tensor
 from pyg_dist.backend.comm.data_groups import DataGroups
 from pyg_dist.backend.comm.group import Group, world_group
 from pyg_dist.backend.session.agreement import on_main
-from pyg_dist.data.machine import ranks_per_node
-from pyg_dist.data.options import Options
+from pyg_dist.data.options import Options, ranks_per_node
 from pyg_dist.halo.graph import HaloGraph
 from pyg_dist.halo.plan.plan import Plan, pairs_of, plan_hash
 from pyg_dist.halo.plan.share import HaloShare, halo_share
@@ -36,13 +35,7 @@ def on_halo(
 
 
 def node_parts(graph_input: GraphInput, options: Options, group: Group) -> Tensor:
-    """The owner of each node: computed on one rank, since solvers differ from run to run, and sent to all.
-
-    Args:
-        graph_input: what was read.
-        options: of the script.
-        group: the ranks that get a part each.
-    """
+    """The owner of each node: computed on one rank, since solvers differ from run to run, and sent to all."""
     method = options.halo.partition
     if isinstance(method, Plan):  # a data.plan has its parts on rank 0 alone
         return on_main(

@@ -15,8 +15,7 @@ from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import on_main
 from pyg_dist.backend.session.steps import step
 from pyg_dist.data.halo_data import node_parts, on_halo
-from pyg_dist.data.machine import common_machine
-from pyg_dist.data.options import GridOptions, Options
+from pyg_dist.data.options import GridOptions, Options, common_machine
 from pyg_dist.graph.protocol import DistributedGraph
 from pyg_dist.halo.plan.cover import EXCHANGES
 from pyg_dist.halo.plan.plan import Plan
@@ -42,13 +41,7 @@ def model_of(graph_input: GraphInput, options: Options) -> Model:
 
 
 def lay_out(graph_input: GraphInput, options: Options, identity: str) -> tuple[DistributedGraph, Plan | GridPlan]:
-    """The graph in the layout of the options, and its plan (collective).
-
-    Args:
-        graph_input: what was read.
-        options: of the script.
-        identity: digest of both.
-    """
+    """The graph in the layout of the options, and its plan (collective)."""
     groups = DataGroups.of(options.grid.mesh if options.layout == "halo" else None)
     parts = None
     if options.layout != "grid":

@@ -1,22 +1,26 @@
-"""The options of ``DistributedData``, checked in one place."""
+"""The options of ``DistributedData``, checked in one place, and the machine that plans are priced for."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.comm.quantized import Bits
-from pyg_dist.backend.session.agreement import digest
+from pyg_dist.backend.session import session
+from pyg_dist.backend.session.agreement import digest, on_main
 from pyg_dist.backend.session.settings import SETTINGS
 from pyg_dist.errors import OptionError, UnsupportedError
 from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind
 from pyg_dist.halo.plan.plan import Plan
 from pyg_dist.partition.inputs import as_parts
 from pyg_dist.plan.parts import METHODS, require_hybrid
+from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model
 
 _LAYOUTS = ("halo", "grid", "auto")
@@ -160,3 +164,25 @@ def _check(name: str, value: Any, works: tuple[Any, ...]) -> None:
         return
     allowed = " or ".join(repr(w) for w in works)
     raise OptionError(f"Expected {name} to be {allowed} (got {value!r})")
+
+
+def common_machine(device: str = "cpu") -> Machine:
+    """Rank 0's constants of a kind of device, with the ranks that really run on each machine (collective)."""
+
+    def constants() -> Tensor:
+        found = Machine.load(device=device)
+        return torch.tensor(list(json.dumps(asdict(found)).encode()), dtype=torch.uint8)
+
+    machine = Machine.of_dict(json.loads(bytes(on_main(constants).tolist())))
+    on_each = ranks_per_node()
+    return machine if on_each is None else machine.with_ranks_per_node(on_each)
+
+
+def ranks_per_node() -> int | None:
+    """Ranks on each machine, or None where they do not lie there one after another, in equal numbers (collective).
+
+    The last machine may have fewer. Where a launcher does not say which ranks share a machine, all do.
+    """
+    local = world_group().gather_counts(session.local_rank())
+    most = max(local) + 1
+    return most if local == [rank % most for rank in range(len(local))] else None

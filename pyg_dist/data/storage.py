@@ -24,12 +24,7 @@ class DistributedStorage(GlobalStorage):  # type: ignore[misc]
         super().__setitem__(key, stored)
 
     def distributed(self, key: str, value: Any) -> Any:
-        """``value`` as it is stored: a plain ``[N, ...]`` or ``[E, ...]`` tensor is sliced to this rank's rows.
-
-        Raises:
-            DataError: A mask, ``x`` or edge attribute with another number of rows.
-            MixedRowsError: A new ``edge_index``: the graph is fixed.
-        """
+        """``value`` as it is stored: a plain ``[N, ...]`` or ``[E, ...]`` tensor is sliced to this rank's rows."""
         graph: DistributedGraph = self._parent().graph
         if key in GRAPH_KEYS:
             if isinstance(value, DistributedEdgeIndex):

@@ -13,8 +13,7 @@ from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.session.agreement import digest, raise_together
 from pyg_dist.backend.session.settings import GRID_BLOCKS
 from pyg_dist.data.grid_data import candidates
-from pyg_dist.data.machine import common_machine
-from pyg_dist.data.options import Options
+from pyg_dist.data.options import Options, common_machine
 from pyg_dist.errors import StoreError
 from pyg_dist.grid.graph import GridGraph
 from pyg_dist.grid.mesh import Mesh
@@ -32,12 +31,7 @@ from pyg_dist.tensor.sharding import RowSharding
 
 
 class StoredOrder(NodeOrder):
-    """A node order that stays in its file: a rank copies the ids of its own ranges alone.
-
-    Args:
-        node_id: global ids by position.
-        position: positions by global id.
-    """
+    """A node order that stays in its file: a rank copies the ids of its own ranges alone."""
 
     def __init__(self, node_id: Column, position: Column) -> None:
         self._node_id, self._position = node_id, position
@@ -57,11 +51,7 @@ class StoredOrder(NodeOrder):
 
 
 def stored_grid_plan(store: GridStore) -> GridPlan:
-    """The plan for the mesh that the store was written for (not collective).
-
-    Raises:
-        StoreError: The manifest has no plan of this graph.
-    """
+    """The plan for the mesh that the store was written for (not collective)."""
     manifest = store.manifest
     made: dict[str, Any] = manifest.plan
     try:
@@ -99,16 +89,7 @@ def stored_grid_plan(store: GridStore) -> GridPlan:
 def on_mesh(
     written: GridPlan, shape: MeshShape, sums: Sums, price: Price, machine: Machine, edges: tuple[int, ...]
 ) -> GridPlan:
-    """A plan for another mesh than its store was written for; the node orders stay (not collective).
-
-    Args:
-        written: the store's.
-        shape: the mesh.
-        sums: the form of the two big sums.
-        price: of a step.
-        machine: what it was priced with.
-        edges: of each rank's tile, see :func:`edges_of_tile`; their balance is what the plan says of the orders.
-    """
+    """A plan for another mesh than its store was written for; the node orders stay (not collective)."""
     balance = Balance(written.tries[-1].method, max(edges) * len(edges) / max(sum(edges), 1))
     name = digest(repr((written.hash, shape, sums)))
     return replace(

@@ -35,13 +35,6 @@ def metis_parts(graph: GraphModel, num_parts: int, epsilon: float, seed: int, cu
     the test graphs, for up to ten times METIS' time. For more than 64 parts it would be far more time, and edge cut is
     taken. Weights may exceed the mean by ``epsilon`` (a goal that METIS may miss).
 
-    Args:
-        graph: the model.
-        num_parts: P.
-        epsilon: see above.
-        seed: of METIS.
-        cuts_edges: for edge cut in any case, in one try, which is what papers mean by METIS.
-
     Shapes:
         - **output:** :math:`(|V|)` int32
     """

@@ -51,12 +51,7 @@ class SolverOptions:
 
 @contextmanager
 def explained_failure(solver: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Raise what a solver raises as one line with its name. Not collective.
-
-    Args:
-        solver: its name.
-        kinds: of exceptions that it has beside RuntimeError and MemoryError.
-    """
+    """Raise what a solver raises as one line with its name. Not collective."""
     caught: tuple[type[Exception], ...] = (RuntimeError, MemoryError, *kinds)
     try:
         yield

@@ -41,10 +41,6 @@ def solve_within(
     A process of its own solves with ``options.seed``, then with the seeds that follow; it is ended when the time is up,
     and what an unfinished seed has found so far counts. So a solver that hangs, or is killed for the memory it takes,
     is an error here and not the end of this process. Not collective.
-
-    Raises:
-        OptionError: Nothing was found in time, the solver crashed, or the parts are given.
-        PygDistError: The error of :func:`~pyg_dist.plan.parts.solve`.
     """
     if not isinstance(options.method, str) or not seconds > 0:
         raise OptionError(

@@ -84,11 +84,7 @@ class PartsOptions:
 
 
 def require_hybrid(method: str, exchange: ExchangeKind) -> None:
-    """Refuse ``"cover"`` for another exchange than the hybrid one, whose rows alone it saves.
-
-    Raises:
-        OptionError: So it is.
-    """
+    """Refuse ``"cover"`` for another exchange than the hybrid one, whose rows alone it saves."""
     if method == "cover" and exchange != "hybrid":
         raise OptionError(
             f"Expected exchange='hybrid' with partition='cover' (got {exchange!r}, whose rows it makes more): "

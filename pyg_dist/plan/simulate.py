@@ -55,11 +55,7 @@ class GraphStatistics:
     source: str = "given"
 
     def __post_init__(self) -> None:
-        """Check the numbers.
-
-        Raises:
-            OptionError: There are no nodes, edges, columns, classes or ranks, or fewer than no rows.
-        """
+        """Check the numbers."""
         classes = 1 if self.num_classes is None else self.num_classes
         least = min(self.num_nodes, self.num_edges, self.num_features, classes, self.halo_ranks)
         if least < 1 or not (self.halo_rows >= 0 and self.growth >= 0):

@@ -1,8 +1,10 @@
-"""Pictures of plans, from their numbers: a heat map, and bars by rank (needs matplotlib)."""
+"""Pictures of plans, from their numbers: a heat map, and bars by rank (needs matplotlib); and pages with them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import html
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -50,11 +52,7 @@ class Bars(NamedTuple):
 
 
 def draw(path: str | Path, title: str, heat_map: HeatMap | None, *bars: Bars) -> None:
-    """Write a picture to ``path``; the suffix (.png, .svg, .pdf) chooses the format.
-
-    Raises:
-        MissingPackageError: matplotlib is not installed.
-    """
+    """Write a picture to ``path``; the suffix (.png, .svg, .pdf) chooses the format."""
     num_panels = len(bars) + (heat_map is not None)
     figure = new_figure(4.6 * max(num_panels, 2), 4.4)
     panels = list(figure.subplots(1, num_panels, squeeze=False)[0])
@@ -109,11 +107,7 @@ def number_ranks(axes: Any, ranks: Sequence[int]) -> None:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure, in inches; not through pyplot, which keeps figures and opens windows.
-
-    Raises:
-        MissingPackageError: matplotlib is not installed.
-    """
+    """An empty figure, in inches; not through pyplot, which keeps figures and opens windows."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -121,3 +115,23 @@ def new_figure(width: float, height: float) -> Figure:
             f"Expected matplotlib to draw (got: {error}); pip install 'pyg-dist[plot]'"
         ) from error
     return Figure(figsize=(width, height), layout="constrained")
+
+
+_STYLE = "body{font-family:sans-serif;margin:2em;max-width:90em}pre{overflow-x:auto}svg{max-width:100%;height:auto}"
+
+
+def write_page(path: str | Path, title: str, text: str, pictures: Sequence[Callable[[Path], None]]) -> None:
+    """Write a page with the text as it is, and a picture by each function, which draws into an .svg file."""
+    drawn = []
+    with tempfile.TemporaryDirectory(prefix="pyg_dist") as folder:
+        for number, draw in enumerate(pictures):
+            file = Path(folder) / f"{number}.svg"
+            draw(file)
+            svg = file.read_text()
+            drawn.append(svg[svg.index("<svg") :])
+    name = html.escape(title)
+    Path(path).write_text(
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{name}</title>\n'
+        f"<style>{_STYLE}</style></head>\n"
+        f"<body><h1>{name}</h1>\n<pre>{html.escape(text)}</pre>\n" + "\n".join(drawn) + "\n</body></html>\n"
+    )

@@ -45,9 +45,6 @@ def num_nodes_of(data: Data, largest: Callable[[], int], is_strict: bool = True)
         data: the attributes; its ``edge_index`` may lack content.
         largest: the largest id in ``edge_index``, -1 without edges; called where nothing else says N.
         is_strict: see :func:`sort_attributes`.
-
-    Raises:
-        DataError: ``x`` has another number of rows than ``num_nodes`` says.
     """
     x, declared = data.get("x"), data._store.get("num_nodes")
     if isinstance(x, Tensor) and x.dim() > 0:
@@ -73,10 +70,6 @@ def sort_attributes(given: Mapping[str, Any], num_nodes: int, num_edges: int, is
         num_nodes: N.
         num_edges: E.
         is_strict: raise where one does not fit; else it is left out, with a warning.
-
-    Raises:
-        DataError: One has another number of rows than its name says, or a name that every DistributedData uses.
-        UnsupportedError: A sparse matrix.
     """
     found = Attributes()
     for name, value in given.items():
@@ -107,9 +100,6 @@ def belongs_to(name: str, value: Tensor, num_nodes: int, num_edges: int) -> Lite
 
     By its number of rows, and by its name where both numbers fit: PyG's ``is_node_attr`` and ``is_edge_attr``. A name
     with "index" holds ids, not rows.
-
-    Raises:
-        DataError: PyG's name for something of nodes or edges, and another number of rows.
     """
     size = value.shape[0]
     both = {num_nodes: f"{num_nodes} rows, one per node", num_edges: f"{num_edges} rows, one per edge"}

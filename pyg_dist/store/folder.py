@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -38,9 +38,6 @@ class StoreFolder:
         identity: of the input and the options: work can be resumed where it is the same.
         resume: go on with what an interrupted writer has left.
         force: replace a store, or an interrupted writer's work.
-
-    Raises:
-        StoreError: The folder holds something that neither option allows to touch, or another process writes to it.
     """
 
     def __init__(self, path: Path, identity: str, resume: bool = False, force: bool = False) -> None:
@@ -113,22 +110,22 @@ class StoreFolder:
             os.fsync(file.fileno())
         sync(self.work)
 
-    def kept_shard(self, key: str) -> Shard | None:
-        """A shard that an interrupted writer has finished, if its file is there and its digests hold."""
-        known = self.known(f"shard {key}")
-        if known is None:
-            return None
-        shard = Shard.from_dict(known["shard"])
-        try:
-            check_shard(self.path, shard)
-        except StoreError:
-            return None
-        return shard
+    def kept(self, *keys: str) -> dict[str, Shard]:
+        """Those shards that an interrupted writer has finished: their files are there, and their digests hold."""
+        found = {}
+        for key in keys:
+            if known := self.known(f"shard {key}"):
+                with suppress(StoreError):
+                    shard = Shard.from_dict(known["shard"])
+                    check_shard(self.path, shard)
+                    found[key] = shard
+        return found
 
     def keep(self, key: str, writer: ShardWriter, blocks: Mapping[str, list[Any]] | None = None) -> Shard:
         """Give a finished file its name, and note it."""
-        digests = writer.close()
-        shard = shard_of(key, writer, digests, blocks)
+        digests, layout = writer.close(), writer.layout
+        name = f"{key}-{name_digest(layout.header, digests)}.safetensors"
+        shard = Shard(name, layout.num_bytes, layout.tensors, digests, dict(blocks or {}))
         os.replace(writer.path, self.path / shard.file)
         sync(self.path)
         self.note(f"shard {key}", {"shard": shard.to_dict()})
@@ -170,14 +167,6 @@ class StoreFolder:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def shard_of(
-    key: str, writer: ShardWriter, digests: Mapping[str, str], blocks: Mapping[str, list[Any]] | None = None
-) -> Shard:
-    """The manifest's entry of a written file; the name's digest is of header and tensors."""
-    name = f"{key}-{name_digest(writer.layout.header, digests)}.safetensors"
-    return Shard(name, writer.layout.num_bytes, writer.layout.tensors, dict(digests), dict(blocks or {}))
-
-
 @contextmanager
 def explained_disk_errors(path: Path) -> Iterator[None]:
     """Turn the system's errors about a full disk into one line that says what to do."""
@@ -194,11 +183,7 @@ def explained_disk_errors(path: Path) -> Iterator[None]:
 
 
 def require_space(path: Path, num_bytes: int) -> None:
-    """Refuse to begin what will not fit.
-
-    Raises:
-        StoreError: The disk has less room.
-    """
+    """Refuse to begin what will not fit."""
     place = path
     while not place.exists():
         place = place.parent

@@ -41,22 +41,14 @@ MAX_HEADER_BYTES = 100_000_000
 
 
 def storage_dtype(dtype: str) -> np.dtype[Any]:
-    """The NumPy type with the bytes of a safetensors type.
-
-    Raises:
-        DataError: There is no such type, or it is not supported.
-    """
+    """The NumPy type with the bytes of a safetensors type."""
     if dtype not in _DTYPES:
         raise DataError(f"Expected one of the types {', '.join(_DTYPES)} (got {dtype!r}): convert the tensor")
     return np.dtype(_DTYPES[dtype][1])
 
 
 def dtype_name(dtype: np.dtype[Any] | torch.dtype) -> str:
-    """What safetensors calls a type of NumPy or torch.
-
-    Raises:
-        DataError: It has none.
-    """
+    """What safetensors calls a type of NumPy or torch."""
     for name, (of_torch, of_numpy) in _DTYPES.items():
         if dtype == of_torch if isinstance(dtype, torch.dtype) else dtype == np.dtype(of_numpy) and name != "BF16":
             return name
@@ -64,11 +56,7 @@ def dtype_name(dtype: np.dtype[Any] | torch.dtype) -> str:
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
-    """The type of torch for one of NumPy.
-
-    Raises:
-        DataError: There is none.
-    """
+    """The type of torch for one of NumPy."""
     return _DTYPES[dtype_name(dtype)][0]
 
 
@@ -177,9 +165,6 @@ def parse_header(text: bytes, file_bytes: int) -> tuple[dict[str, TensorSpec], d
     Args:
         text: the JSON, without its length.
         file_bytes: size of the file.
-
-    Raises:
-        ValueError: It is no header, or its tensors do not fill the file.
     """
     content = json.loads(text)
     if not isinstance(content, dict):

@@ -40,17 +40,7 @@ def write_grid(
     memory: int,
     tick: Tick,
 ) -> dict[str, Shard]:
-    """Write all shards of a grid store in bounded memory.
-
-    Args:
-        folder: of the store.
-        edges: of the graph.
-        attributes: of its nodes.
-        orders: global ids by position, int64, one or two node orders.
-        tiles: R and C.
-        memory: bytes to use.
-        tick: called with the number of further edges that are done.
-    """
+    """Write all shards of a grid store in bounded memory."""
     num_nodes, shards = edges.num_nodes, dict[str, Shard]()
     specs = order_specs(num_nodes, len(orders))
     dtype, positions = storage_dtype(specs["order0"].dtype), []
@@ -58,13 +48,12 @@ def write_grid(
         position = np.empty(num_nodes, dtype)
         position[node] = np.arange(num_nodes, dtype=dtype)
         positions.append(position)
-    kept = folder.kept_shard("orders")
-    if kept is None:
+    shards |= folder.kept("orders")
+    if not shards:
         writer = ShardWriter(folder.work / "orders", specs)
         for k, (node, position) in enumerate(zip(orders, positions, strict=True)):
             writer.append(**{f"order{k}": node.astype(dtype, copy=False), f"position{k}": position})
-        kept = folder.keep("orders", writer)
-    shards["orders"] = kept
+        shards["orders"] = folder.keep("orders", writer)
     chunk = max(1 << 12, min(1 << 20, memory // 1024))
     shards |= _write_rows(folder, attributes, positions[0], tiles[0], memory)
     shards |= _write_ranges(folder, edges, tiles[0], chunk)
@@ -78,10 +67,9 @@ def _write_rows(
     folder: StoreFolder, attributes: tuple[NodeAttribute, ...], position: Array, count: int, memory: int
 ) -> dict[str, Shard]:
     keys = [f"rows-{number:05d}" for number in range(count)]
-    kept = {key: folder.kept_shard(key) for key in keys}
-    found = {key: shard for key, shard in kept.items() if shard is not None}
-    if len(found) == count or not attributes:
-        return found
+    kept = folder.kept(*keys)
+    if len(kept) == count or not attributes:
+        return kept
     ends = bounds(len(position), count)
     writers = [
         ShardWriter(
@@ -102,7 +90,7 @@ def _write_rows(
             if size:
                 records = np.fromfile(buckets.path(number), row)
                 order = stable_order(records["position"] - ends[number], size)
-                writer.append(**{attribute.name: np.ascontiguousarray(records["row"][order])})
+                writer.append(**{attribute.name: records["row"][order]})
             buckets.remove(number)
         buckets.folder.rmdir()
     return {key: folder.keep(key, writer) for key, writer in zip(keys, writers, strict=True)}
@@ -110,28 +98,23 @@ def _write_rows(
 
 def _write_ranges(folder: StoreFolder, edges: Spool, count: int, chunk: int) -> dict[str, Shard]:
     """The edges as they are, for what needs no tile."""
-    ends, shards = bounds(edges.num_edges, count), dict[str, Shard]()
+    ends, writers = bounds(edges.num_edges, count), []
     keys = [f"edges-{number:05d}" for number in range(count)]
-    kept = {key: folder.kept_shard(key) for key in keys}
-    if all(kept.values()):
-        return {key: shard for key, shard in kept.items() if shard is not None}
-    writers = []
+    kept = folder.kept(*keys)
+    if len(kept) == count:
+        return kept
     for number, key in enumerate(keys):
         size = int(ends[number + 1] - ends[number])
-        columns = {"source": of_rows("I64", size), "target": of_rows("I64", size)}
-        columns |= {a.name: of_rows(a.dtype, size, a.shape) for a in edges.attributes}
-        writers.append(ShardWriter(folder.work / key, columns))
+        specs = {"source": of_rows("I64", size), "target": of_rows("I64", size)}
+        specs |= {a.name: of_rows(a.dtype, size, a.shape) for a in edges.attributes}
+        writers.append(ShardWriter(folder.work / key, specs))
     for low, source, target, values in edges.chunks(chunk):
-        columns_here = {"source": source, "target": target} | values
-        high = low + len(source)
+        columns, high = {"source": source, "target": target} | values, low + len(source)
         for number in range(count):
             first, last = max(low, int(ends[number])), min(high, int(ends[number + 1]))
             if first < last:
-                part = slice(first - low, last - low)
-                writers[number].append(**{n: np.ascontiguousarray(v[part]) for n, v in columns_here.items()})
-    for key, writer in zip(keys, writers, strict=True):
-        shards[key] = folder.keep(key, writer)
-    return shards
+                writers[number].append(**{name: c[first - low : last - low] for name, c in columns.items()})
+    return {key: folder.keep(key, writer) for key, writer in zip(keys, writers, strict=True)}
 
 
 def _write_tiles(
@@ -146,8 +129,7 @@ def _write_tiles(
 ) -> dict[str, Shard]:
     """The tiles of one order of sources; edges of a tile keep the input's order."""
     keys = [f"tile-{number}-{r:05d}-{c:05d}" for r in range(tiles[0]) for c in range(tiles[1])]
-    kept = {key: folder.kept_shard(key) for key in keys}
-    shards = {key: shard for key, shard in kept.items() if shard is not None}
+    shards = folder.kept(*keys)
     if len(shards) == len(keys):
         return shards
     row_ends, column_ends = bounds(edges.num_nodes, tiles[0]), bounds(edges.num_nodes, tiles[1])
@@ -164,12 +146,10 @@ def _write_tiles(
     for bucket, key in enumerate(keys):
         if key not in shards:
             size = int(buckets.counts[bucket])
-            writer = ShardWriter(
-                folder.work / key,
-                {"edge_id": of_rows("I64", size), "row": of_rows("I32", size), "column": of_rows("I32", size)},
-            )
+            specs = {"edge_id": of_rows("I64", size), "row": of_rows("I32", size), "column": of_rows("I32", size)}
+            writer = ShardWriter(folder.work / key, specs)
             for records in read_records(buckets.path(bucket), _TILE, chunk):
-                writer.append(**{name: np.ascontiguousarray(records[name]) for name in ("edge_id", "row", "column")})
+                writer.append(**{name: records[name] for name in specs})
             shards[key] = folder.keep(key, writer)
         buckets.remove(bucket)
     buckets.folder.rmdir()
@@ -177,12 +157,7 @@ def _write_tiles(
 
 
 class GridStore(ShardReader):
-    """A grid store, opened for reading. Whatever is handed out was checked by its digest.
-
-    Args:
-        path: the folder.
-        manifest: its manifest.
-    """
+    """A grid store, opened for reading. Whatever is handed out was checked by its digest."""
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         super().__init__(path, manifest)
@@ -200,15 +175,7 @@ class GridStore(ShardReader):
         return self.column("orders", f"order{number}"), self.column("orders", f"position{number}")
 
     def range_rows(self, kind: str, name: str, size: int, low: int, high: int) -> Tensor:
-        """Rows ``low`` to ``high`` of a tensor that is stored in near-equal ranges.
-
-        Args:
-            kind: ``"rows"`` or ``"edges"``.
-            name: of the tensor.
-            size: rows of all ranges together.
-            low: first row.
-            high: last row, exclusive.
-        """
+        """Rows ``low`` to ``high`` of a tensor that is stored in near-equal ranges."""
         ends, out, done = bounds(size, self.tiles[0]), None, 0
         for number in range(self.tiles[0]):
             key = f"{kind}-{number:05d}"

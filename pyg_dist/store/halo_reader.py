@@ -57,12 +57,7 @@ class CrossEdges:
 
 
 class HaloStore(ShardReader):
-    """A halo store, opened for reading. Whatever is handed out was checked by its digest.
-
-    Args:
-        path: the folder.
-        manifest: its manifest.
-    """
+    """A halo store, opened for reading. Whatever is handed out was checked by its digest."""
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         super().__init__(path, manifest)
@@ -95,15 +90,12 @@ class HaloStore(ShardReader):
         specs = [self.file(f"{kind}-{part:05d}").spec(name) for part in parts]
         shape = (sum(spec.num_rows for spec in specs), *specs[0].shape[1:])
         out = np.empty(shape, storage_dtype(specs[0].dtype))
-        for part, where in zip(parts, place, strict=True):
-            file, hasher, low = self.file(f"{kind}-{part:05d}"), xxhash.xxh3_128(), 0
-            for piece in file.pieces(name):
-                hasher.update(piece.reshape(-1).view(np.uint8).data)
-                high = low + len(piece)
-                out[where[low:high].numpy()] = piece
-                low = high
-            expected = self.manifest.shards[f"{kind}-{part:05d}"].digests[name]
-            require_digest(file.path, name, str(hasher.hexdigest()), expected)
+        for part, where in zip(parts, (rows.numpy() for rows in place), strict=True):
+
+            def put(low: int, piece: Array, where: Array = where) -> None:
+                out[where[low : low + len(piece)]] = piece
+
+            self.take(f"{kind}-{part:05d}", name, put)
         return as_torch(out, specs[0].dtype)
 
     def block(self, sender: int, receiver: int) -> dict[str, Array]:
@@ -123,11 +115,7 @@ class HaloStore(ShardReader):
         }
 
     def check_blocks(self, receiver: int) -> None:
-        """Check all edges into a part, block by block, and the numbers that the manifest has of them.
-
-        Raises:
-            StoreError: A block is damaged, or not what its numbers say.
-        """
+        """Check all edges into a part, block by block, and the numbers that the manifest has of them."""
         shard = self.manifest.shards[f"edges-{receiver:05d}"]
         on_boundary = np.zeros(self.nodes_of[receiver], np.bool_)
         for sender in range(self.num_parts):
@@ -180,14 +168,7 @@ class HaloStore(ShardReader):
         return ids[0] if len(ids) == 1 else torch.cat(ids).sort().values
 
     def inside(self, parts: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """The edges between nodes of several parts, those of one target in input order.
-
-        Returns:
-            Global ids, int64 ``[l]``; and the places of sources and targets in :meth:`node_id`, int32 ``[l]``.
-
-        Raises:
-            StoreError: Something that is needed is missing or damaged.
-        """
+        """The edges between nodes of several parts, those of one target in input order."""
         nodes = None if len(parts) == 1 else self.node_id(parts)
         place = {} if nodes is None else {part: _places(nodes, self.node_id([part])) for part in parts}
         count, low = sum(int(self.edges_between[p, q]) for p in parts for q in parts), 0
@@ -214,13 +195,7 @@ class HaloStore(ShardReader):
         return parts
 
     def on_boundary(self, rank: int, rank_of_part: Tensor, node_id: Tensor) -> Tensor:
-        """Which nodes of a rank have a source on another, bool ``[n]``. :meth:`cross` checks what is read here.
-
-        Args:
-            rank: the rank.
-            rank_of_part: int64 ``[P]``.
-            node_id: its nodes, ascending.
-        """
+        """Which nodes of a rank have a source on another, bool ``[n]``. :meth:`cross` checks what is read here."""
         found, parts = torch.zeros(node_id.numel(), dtype=torch.bool), self.parts_of(rank, rank_of_part)
         for receiver in parts:
             for sender in range(self.num_parts):
@@ -231,16 +206,7 @@ class HaloStore(ShardReader):
         return found
 
     def cross(self, rank: int, rank_of_part: Tensor, leaves: bool) -> CrossEdges:
-        """The edges from the parts of ``rank`` into those of other ranks, or from those into them.
-
-        Args:
-            rank: the rank.
-            rank_of_part: int64 ``[P]``.
-            leaves: whether they begin on ``rank``.
-
-        Raises:
-            StoreError: Something that is needed is missing or damaged.
-        """
+        """The edges from the parts of ``rank`` into those of other ranks (``leaves``), or from those into them."""
         num_ranks = int(rank_of_part.max()) + 1
         parts = [self.parts_of(other, rank_of_part) for other in range(num_ranks)]
         pairs = [(rank, other) if leaves else (other, rank) for other in range(num_ranks)]
@@ -273,15 +239,7 @@ class HaloStore(ShardReader):
     def _between(
         self, senders: Sequence[int], receivers: Sequence[int], edge_id: Array | None, ends: Array, here: slice
     ) -> tuple[_Found, _Found]:
-        """Put the edges from parts of one rank into parts of another down; returns their distinct ends.
-
-        Args:
-            senders: parts of the one.
-            receivers: parts of the other.
-            edge_id: for the global ids of all edges.
-            ends: for the numbers of their ends, int32 ``[2, m]``.
-            here: the places of these edges.
-        """
+        """Put the edges from parts of one rank into parts of another down; returns their distinct ends."""
         pairs = [(p, q) for p in senders for q in receivers if int(self.edges_between[p, q])]
         rows, row_of = self._distinct(pairs, "row_id")
         sums, sum_of = self._distinct(pairs, "sum_id")

@@ -97,20 +97,11 @@ class NodeParts:
 def write_nodes(
     folder: StoreFolder, nodes: NodeParts, attributes: tuple[NodeAttribute, ...], memory: int, again: bool = False
 ) -> dict[str, Shard]:
-    """Scatter the rows of every attribute to their parts' files, which grow side by side.
-
-    Args:
-        folder: of the store.
-        nodes: who owns which.
-        attributes: to write.
-        memory: bytes to use.
-        again: write shards that are there already, too.
-    """
+    """Scatter the rows of every attribute to their parts' files, which grow side by side."""
     keys = [f"nodes-{part:05d}" for part in range(nodes.num_parts)]
-    kept = {key: folder.kept_shard(key) for key in keys}
-    if all(kept.values()) and not again:
-        return {key: shard for key, shard in kept.items() if shard is not None}
-    writers = []
+    kept, writers = folder.kept(*keys), []
+    if len(kept) == len(keys) and not again:
+        return kept
     for part, key in enumerate(keys):
         count = nodes.size(part)
         tensors = {a.name: of_rows(a.dtype, count, a.shape) for a in attributes}
@@ -136,18 +127,10 @@ def write_nodes(
 def write_edges(
     folder: StoreFolder, edges: Spool, nodes: NodeParts, choose: Choose, memory: int, tick: Tick
 ) -> dict[str, Shard]:
-    """Write the edges and the halo of every part: buckets by part on disk, each sorted by (source part, target).
-
-    Raises:
-        OptionError: Two parts have more edges between them than fit into ``memory``.
-    """
-    num_parts, todo = nodes.num_parts, []
-    shards: dict[str, Shard] = {}
-    for part in range(num_parts):
-        kept = {key: folder.kept_shard(key) for key in (f"edges-{part:05d}", f"halo-{part:05d}")}
-        shards |= {key: shard for key, shard in kept.items() if shard is not None}
-        if None in kept.values():
-            todo.append(part)
+    """Write the edges and the halo of every part: buckets by part on disk, each sorted by (source part, target)."""
+    num_parts = nodes.num_parts
+    shards = folder.kept(*(f"{kind}-{part:05d}" for part in range(num_parts) for kind in ("edges", "halo")))
+    todo = [part for part in range(num_parts) if not {f"edges-{part:05d}", f"halo-{part:05d}"} <= shards.keys()]
     if not todo:
         return shards
     dtype = np.dtype([
@@ -226,7 +209,7 @@ class _PartWriter:
 
     def add(self, records: Array) -> None:
         """The next records in order."""
-        self.writer.append(**{name: np.ascontiguousarray(records[name]) for name in self.names})
+        self.writer.append(**{name: records[name] for name in self.names})
         bounds = np.searchsorted(records["sender"], np.arange(self.sender, self.nodes.num_parts + 1))
         first = self.sender
         for sender in range(first, self.nodes.num_parts):

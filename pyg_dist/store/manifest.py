@@ -180,11 +180,7 @@ _NUMBERS = ("edges", "rows", "sums", "post_edges", "post_rows", "pre_sums")
 
 
 def _require_consistent(manifest: Manifest) -> None:
-    """Check everything that a reader takes from a manifest without looking at a shard. O(shards + P^2) time.
-
-    Raises:
-        ValueError: It contradicts itself; the message says where.
-    """
+    """Check everything that a reader takes from a manifest without looking at a shard. O(shards + P^2) time."""
     for name in ("num_nodes", "num_edges", "num_parts"):
         _require(_is_count(getattr(manifest, name)), f"{name} {getattr(manifest, name)!r}")
     _require(manifest.num_parts >= 1, f"{manifest.num_parts} parts")

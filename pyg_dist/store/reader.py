@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -28,9 +28,6 @@ class TensorFile:
         tensors: type and shape by name.
         metadata: of the header.
         header: the bytes before the first tensor.
-
-    Raises:
-        StoreError: It is missing, or no safetensors file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -64,23 +61,19 @@ class TensorFile:
                 f"Expected rows of '{name}' within {spec.num_rows} in {self.path} (got {low} to {high}): write the "
                 f"store again"
             )
-        dtype, count = storage_dtype(spec.dtype), (high - low) * spec.row_bytes
-        if count == 0:
-            return np.empty((high - low, *spec.shape[1:]), dtype)
-        first = self._start[name] + low * spec.row_bytes
-        flat = np.frombuffer(self._map, np.uint8, count, first)
-        if first % dtype.itemsize:  # of a foreign writer
-            flat = flat.copy()
-        return flat.view(dtype).reshape(high - low, *spec.shape[1:])
+        count = (high - low) * spec.row_bytes
+        return self._view(name, low * spec.row_bytes, count).reshape(high - low, *spec.shape[1:])
 
     def whole(self, name: str) -> Array:
         """All of a tensor of any shape, a scalar too: a read-only view of the file."""
         spec = self.spec(name)
-        dtype, first = storage_dtype(spec.dtype), self._start[name]
-        if spec.num_bytes == 0:
-            return np.empty(spec.shape, dtype)
-        flat = np.frombuffer(self._map, np.uint8, spec.num_bytes, first)
-        return (flat.copy() if first % dtype.itemsize else flat).view(dtype).reshape(spec.shape)
+        return self._view(name, 0, spec.num_bytes).reshape(spec.shape)
+
+    def _view(self, name: str, offset: int, count: int) -> Array:
+        """Some bytes of a tensor, as its numbers."""
+        dtype, first = storage_dtype(self.spec(name).dtype), self._start[name] + offset
+        flat = np.frombuffer(self._map, np.uint8, count, first) if count else np.empty(0, np.uint8)
+        return (flat.copy() if first % dtype.itemsize else flat).view(dtype)  # a foreign writer may not align
 
     def pieces(self, name: str, low: int = 0, high: int | None = None, num_bytes: int = PIECE_BYTES) -> Iterator[Array]:
         """The same rows in pieces; the pages of one are released when the next is read."""
@@ -92,23 +85,8 @@ class TensorFile:
             yield self.rows(name, begin, end)
             self.release()
 
-    def tensor(self, name: str, low: int = 0, high: int | None = None) -> Tensor:
-        """The same rows as a tensor of their own, which can be written to."""
-        spec = self.spec(name)
-        high = spec.num_rows if high is None else high
-        out = np.empty((max(high - low, 0), *spec.shape[1:]), storage_dtype(spec.dtype))
-        done = 0
-        for piece in self.pieces(name, low, high):
-            out[done : done + len(piece)] = piece
-            done += len(piece)
-        return as_torch(out, spec.dtype)
-
     def spec(self, name: str) -> TensorSpec:
-        """Type and shape of a tensor.
-
-        Raises:
-            StoreError: There is none of this name.
-        """
+        """Type and shape of a tensor."""
         if name not in self.tensors:
             raise StoreError(
                 f"Expected a tensor '{name}' in {self.path} (got {', '.join(self.tensors) or 'none'}): write the "
@@ -123,13 +101,14 @@ class TensorFile:
         """
         self._map.madvise(mmap.MADV_DONTNEED)
 
-    def digest(self, name: str) -> str:
-        """The XXH3-128 digest of a tensor's bytes."""
-        hasher = xxhash.xxh3_128()
-        if not self.spec(name).shape:
-            return str(xxhash.xxh3_128_hexdigest(self.whole(name).reshape(-1).view(np.uint8).data))
-        for piece in self.pieces(name):
+    def digest(self, name: str, take: Callable[[int, Array], None] | None = None) -> str:
+        """The XXH3-128 digest of a tensor's bytes; ``take`` is given each piece, and the number of its first row."""
+        hasher, low = xxhash.xxh3_128(), 0
+        for piece in self.pieces(name) if self.spec(name).shape else [self.whole(name).reshape(1)]:
             hasher.update(piece.reshape(-1).view(np.uint8).data)
+            if take is not None:
+                take(low, piece)
+            low += len(piece)
         return str(hasher.hexdigest())
 
 
@@ -142,11 +121,7 @@ def name_digest(header: bytes, digests: Mapping[str, str]) -> str:
 
 
 def open_shard(path: Path, shard: Shard) -> TensorFile:
-    """Map a shard whose header is that of the manifest.
-
-    Raises:
-        StoreError: It is missing, cut, or another file.
-    """
+    """Map a shard whose header is that of the manifest."""
     file = TensorFile(path / shard.file)
     is_named_so = shard.file.endswith(f"-{name_digest(file.header, shard.digests)}.safetensors")
     if file.tensors != shard.tensors or not is_named_so:
@@ -157,11 +132,7 @@ def open_shard(path: Path, shard: Shard) -> TensorFile:
 
 
 def check_shard(path: Path, shard: Shard) -> None:
-    """Check a whole shard by its digests.
-
-    Raises:
-        StoreError: It is missing or damaged.
-    """
+    """Check a whole shard by its digests."""
     file = open_shard(path, shard)
     for name, expected in shard.digests.items():
         require_digest(file.path, name, file.digest(name), expected)
@@ -180,10 +151,6 @@ class Column:
     """Integers in a shard, which stay there: values that are looked up are read from the file and copied.
 
     Pages that were read are the file's: the system may take them back, and the processes of a machine share them.
-
-    Args:
-        file: the shard.
-        name: of the tensor ``[n]``, which was checked.
     """
 
     def __init__(self, file: TensorFile, name: str) -> None:
@@ -202,12 +169,7 @@ class Column:
 
 
 class ShardReader:
-    """The files of a store, mapped when they are first needed.
-
-    Args:
-        path: the folder.
-        manifest: its manifest.
-    """
+    """The files of a store, mapped when they are first needed."""
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path, self.manifest = path, manifest
@@ -227,36 +189,28 @@ class ShardReader:
         self._files.clear()
 
     def check(self, key: str, name: str) -> None:
-        """Check a tensor by its digest, once.
-
-        Raises:
-            StoreError: It is damaged.
-        """
+        """Check a tensor by its digest, once."""
         if (key, name) not in self._checked:
-            file = self.file(key)
-            require_digest(file.path, name, file.digest(name), self.manifest.shards[key].digests[name])
+            self.take(key, name, None)
             self._checked.add((key, name))
 
-    def column(self, key: str, name: str) -> Column:
-        """Integers of a shard, checked, where they lie. They outlive :meth:`close`.
+    def take(self, key: str, name: str, take: Callable[[int, Array], None] | None) -> None:
+        """Read a tensor in pieces, see :meth:`TensorFile.digest`; raise at the end if it is damaged."""
+        file = self.file(key)
+        require_digest(file.path, name, file.digest(name, take), self.manifest.shards[key].digests[name])
 
-        Raises:
-            StoreError: They are damaged.
-        """
+    def column(self, key: str, name: str) -> Column:
+        """Integers of a shard, checked, where they lie. They outlive :meth:`close`."""
         self.check(key, name)
         return Column(self.file(key), name)
 
     def tensor(self, key: str, name: str) -> Tensor:
         """A whole tensor of a shard, copied and checked in one pass."""
-        file, shard = self.file(key), self.manifest.shards[key]
-        spec, hasher, low = file.spec(name), xxhash.xxh3_128(), 0
-        if not spec.shape:
-            self.check(key, name)
-            return as_torch(file.whole(name).copy(), spec.dtype)
-        out = np.empty(spec.shape, storage_dtype(spec.dtype))
-        for piece in file.pieces(name):
-            hasher.update(piece.reshape(-1).view(np.uint8).data)
+        spec = self.file(key).spec(name)
+        out = np.empty((spec.num_rows, *spec.shape[1:]), storage_dtype(spec.dtype))
+
+        def put(low: int, piece: Array) -> None:
             out[low : low + len(piece)] = piece
-            low += len(piece)
-        require_digest(file.path, name, str(hasher.hexdigest()), shard.digests[name])
-        return as_torch(out, spec.dtype)
+
+        self.take(key, name, put)
+        return as_torch(out.reshape(spec.shape), spec.dtype)

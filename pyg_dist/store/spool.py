@@ -27,6 +27,7 @@ Tick = Callable[[int], object]
 _NODE_BYTES = 64
 """Of arrays with a number per node that a conversion holds: degrees, parts, places, node orders."""
 _NUM_BUCKETS = 256
+_FACTS = ("num_nodes", "num_edges", "least_id", "num_isolated")
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,11 @@ class Spool:
             yield low, source, target, {a.name: row["row"] for a, row in values}
             low += len(source)
 
+    def ends(self, size: int) -> Iterator[Array]:
+        """Sources and targets of ``size`` edges at a time, int64 ``[2, k]``."""
+        for _, source, target, _ in self.chunks(size):
+            yield np.stack([source, target])
+
     def edge_index(self) -> Tensor:
         """All edges in memory, int64 ``[2, E]``."""
         whole = torch.empty(2, self.num_edges, dtype=torch.int64)
@@ -80,12 +86,6 @@ class Spool:
                 hasher.update(piece.view(np.uint8).data)
         return str(hasher.hexdigest())
 
-    def remove(self) -> None:
-        """Delete the columns."""
-        for path in self.folder.iterdir():
-            path.unlink()
-        self.folder.rmdir()
-
 
 def spool(source: Source, folder: Path, undirected: bool, memory: int, tick: Tick) -> Spool:
     """Read all edges of a source into ``folder``, which is made anew.
@@ -97,10 +97,6 @@ def spool(source: Source, folder: Path, undirected: bool, memory: int, tick: Tic
             PyG's ``to_undirected`` leaves them. An input whose edges stand for both directions is read so anyway.
         memory: bytes to use.
         tick: called with the number of further edges that are done.
-
-    Raises:
-        DataError: An id out of range, by file and line; no edges at all.
-        OptionError: Too many nodes for ``memory``; or edge attributes, which have no reverse.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.iterdir():
@@ -230,7 +226,7 @@ def save_spool(edges: Spool) -> dict[str, Any]:
         sync(path)
     sync(edges.folder)
     sizes = {path.name: path.stat().st_size for path in edges.folder.iterdir()}
-    facts = {name: getattr(edges, name) for name in ("num_nodes", "num_edges", "least_id", "num_isolated")}
+    facts = {name: getattr(edges, name) for name in _FACTS}
     return facts | {"nan": {name: asdict(count) for name, count in edges.nan.items()}, "sizes": sizes}
 
 
@@ -239,15 +235,7 @@ def load_spool(folder: Path, known: dict[str, Any], attributes: tuple[EdgeAttrib
     sizes = {path.name: path.stat().st_size for path in folder.iterdir()} if folder.is_dir() else {}
     if sizes != known["sizes"]:
         return None
-    degree = np.fromfile(folder / "in_degree", np.int64)
     nan = {name: NanCount(**count) for name, count in known["nan"].items()}
-    return Spool(
-        folder,
-        known["num_nodes"],
-        known["num_edges"],
-        attributes,
-        degree,
-        known["least_id"],
-        known["num_isolated"],
-        nan,
-    )
+    degree = np.fromfile(folder / "in_degree", np.int64)
+    facts = {name: known[name] for name in _FACTS}
+    return Spool(folder, attributes=attributes, in_degree=degree, nan=nan, **facts)

@@ -19,11 +19,6 @@ class ShardWriter:
 
     The file is opened for each piece, so that any number of shards can grow side by side.
 
-    Args:
-        path: the file, which is made anew.
-        tensors: type and shape by name.
-        metadata: strings for the header.
-
     Attributes:
         layout: the place of each tensor in the file.
     """
@@ -40,30 +35,19 @@ class ShardWriter:
             file.truncate(self.layout.num_bytes)
 
     def append(self, **pieces: Array) -> None:
-        """Write the next rows of some tensors.
-
-        Raises:
-            DataError: Rows of another type or shape, or more of them than the header says.
-        """
-        descriptor = os.open(self.path, os.O_WRONLY)
-        try:
-            for name, rows in pieces.items():
-                spec, done = self.layout.tensors[name], self._written[name]
-                if rows.dtype != storage_dtype(spec.dtype) or rows.shape[1:] != spec.shape[1:]:
-                    raise DataError(
-                        f"Expected rows of {spec.dtype} {list(spec.shape[1:])} for '{name}' (got {rows.dtype} "
-                        f"{list(rows.shape[1:])}): every chunk has the type and width of the first"
-                    )
-                if done + len(rows) > spec.num_rows:
-                    raise DataError(
-                        f"Expected {spec.num_rows} rows of '{name}' (got {done + len(rows)}): the input has changed"
-                    )
-                content = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
-                self._hashers[name].update(content)
-                write_at(descriptor, content, self.layout.start[name] + done * spec.row_bytes)
-                self._written[name] = done + len(rows)
-        finally:
-            os.close(descriptor)
+        """Write the next rows of some tensors."""
+        for name, rows in pieces.items():
+            spec, done = self.layout.tensors[name], self._written[name]
+            if rows.dtype != storage_dtype(spec.dtype) or rows.shape[1:] != spec.shape[1:]:
+                raise DataError(
+                    f"Expected rows of {spec.dtype} {list(spec.shape[1:])} for '{name}' (got {rows.dtype} "
+                    f"{list(rows.shape[1:])}): every chunk has the type and width of the first"
+                )
+            if done + len(rows) > spec.num_rows:
+                raise DataError(
+                    f"Expected {spec.num_rows} rows of '{name}' (got {done + len(rows)}): the input has changed"
+                )
+        self._write(pieces)
 
     def write_whole(self, name: str, content: Array) -> None:
         """Write all of a tensor of any shape, a scalar too."""
@@ -73,21 +57,24 @@ class ShardWriter:
                 f"Expected {spec.dtype} {list(spec.shape)} as '{name}' (got {content.dtype} {list(content.shape)}): "
                 f"cast or reshape it"
             )
-        flat = np.ascontiguousarray(content).reshape(-1).view(np.uint8).data
-        self._hashers[name].update(flat)
+        self._write({name: content.reshape(spec.num_rows, *spec.shape[1:])})
+
+    def _write(self, pieces: Mapping[str, Array]) -> None:
         descriptor = os.open(self.path, os.O_WRONLY)
         try:
-            write_at(descriptor, flat, self.layout.start[name])
+            for name, rows in pieces.items():
+                content = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
+                self._hashers[name].update(content)
+                first = self.layout.start[name] + self._written[name] * self.layout.tensors[name].row_bytes
+                while content.nbytes:  # one call may write less
+                    done = os.pwrite(descriptor, content, first)
+                    content, first = content[done:], first + done
+                self._written[name] += len(rows)
         finally:
             os.close(descriptor)
-        self._written[name] = spec.num_rows
 
     def close(self) -> dict[str, str]:
-        """Sync the file to disk; returns the digest of each tensor.
-
-        Raises:
-            DataError: Rows are missing.
-        """
+        """Sync the file to disk; returns the digest of each tensor."""
         for name, spec in self.layout.tensors.items():
             if self._written[name] != spec.num_rows:
                 raise DataError(
@@ -95,13 +82,6 @@ class ShardWriter:
                 )
         sync(self.path)
         return {name: str(hasher.hexdigest()) for name, hasher in self._hashers.items()}
-
-
-def write_at(descriptor: int, content: memoryview, offset: int) -> None:
-    """Write all of ``content``; one call may write less."""
-    while content.nbytes:
-        done = os.pwrite(descriptor, content, offset)
-        content, offset = content[done:], offset + done
 
 
 def sync(path: Path) -> None:

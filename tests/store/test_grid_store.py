@@ -31,8 +31,7 @@ def write(
     data: Data | None = None,
 ) -> Path:
     from pyg_dist import save_graph
-    from pyg_dist.cli.conversion import StoreOptions
-    from pyg_dist.cli.grid_conversion import write_grid_store
+    from pyg_dist.cli.conversion import StoreOptions, write_grid_store
     from pyg_dist.store.sources import open_source
 
     folder.mkdir(exist_ok=True)

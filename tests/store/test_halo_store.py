@@ -57,7 +57,7 @@ def test_equal_to_the_whole_graph(workers: Pools, tmp_path: Path, world_size: in
 def merged_share(path: str) -> None:
     from pyg_dist import DistributedData, rank, world_size
     from pyg_dist.cli.stored_plan import plan_of_store
-    from pyg_dist.data.stored_halo import rank_of_part
+    from pyg_dist.data.stored_graph import rank_of_part
     from pyg_dist.store.halo_reader import HaloStore
     from pyg_dist.store.manifest import Manifest
 
@@ -83,7 +83,7 @@ def test_merged_parts(workers: Pools, tmp_path: Path, world_size: int) -> None:
 
 def test_merged_parts_have_another_cover(tmp_path: Path) -> None:
     """Of two minimum covers, that of the rank with fewer in-edges: a part that brings edges turns the choice."""
-    from pyg_dist.data.stored_halo import stored_share
+    from pyg_dist.data.stored_graph import stored_share
     from pyg_dist.halo.plan.share import halo_share
     from pyg_dist.store.halo_reader import HaloStore
     from pyg_dist.store.manifest import Manifest

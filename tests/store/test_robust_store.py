@@ -19,11 +19,10 @@ from stored_graphs import skewed_graph, write
 from test_grid_store import write as write_grid
 
 from pyg_dist import DistributedData, save_graph
-from pyg_dist.cli.conversion import StoreOptions, write_halo_store
-from pyg_dist.cli.grid_conversion import write_grid_store
+from pyg_dist.cli.conversion import StoreOptions, write_grid_store, write_halo_store
 from pyg_dist.cli.stored_plan import check_store
+from pyg_dist.data.stored_graph import edge_rows, node_rows, rank_of_part, stored_share
 from pyg_dist.data.stored_grid import edges_of_tile, stored_grid_plan
-from pyg_dist.data.stored_halo import edge_rows, node_rows, rank_of_part, stored_share
 from pyg_dist.errors import DataError, OptionError, PygDistError, StoreError
 from pyg_dist.store.folder import PARTIAL, StoreFolder, explained_disk_errors
 from pyg_dist.store.grid_store import GridStore

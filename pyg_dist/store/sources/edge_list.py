@@ -176,11 +176,7 @@ class TextEdges(Source):
 
 
 def edges_of(path: Path, rows: Rows, first_id: int) -> EdgeChunk:
-    """Edges from lines with a source, a target and perhaps a weight.
-
-    Raises:
-        DataError: A weight is infinite in float32.
-    """
+    """Edges from lines with a source, a target and perhaps a weight."""
 
     def place(k: int) -> str:
         return f"{path}, line {rows.line(k)}"
@@ -245,11 +241,7 @@ def roles_of(names: Sequence[str]) -> list[str | None] | None:
 
 
 def given_roles(columns: Sequence[str], width: int) -> list[str | None]:
-    """The same, of the option ``--columns``; columns that it does not name are left out.
-
-    Raises:
-        OptionError: It has not exactly one source and one target, or more columns than there are.
-    """
+    """The same, of the option ``--columns``; columns that it does not name are left out."""
     if any(columns.count(role) != 1 for role in (SOURCE, TARGET)) or columns.count(WEIGHT) > 1 or len(columns) > width:
         raise OptionError(
             f"Expected --columns with source and target, and weight at most once, of {width} columns (got "

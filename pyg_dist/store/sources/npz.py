@@ -222,11 +222,7 @@ class Member:
         return self.dtype.itemsize * int(np.prod(self.shape[1:], dtype=np.int64))
 
     def pieces(self, num_bytes: int, first: int = 0) -> Iterator[Array]:
-        """Consecutive rows from row ``first`` on, about ``num_bytes`` at a time.
-
-        Raises:
-            DataError: The zip is damaged.
-        """
+        """Consecutive rows from row ``first`` on, about ``num_bytes`` at a time."""
         if self.is_fortran and len(self.shape) > 1:
             yield from self._turned(num_bytes, first)
             return
@@ -266,11 +262,7 @@ class Member:
 
 
 def members(path: Path) -> dict[str, Member]:
-    """The arrays of a file by name; only their headers are read.
-
-    Raises:
-        DataError: It is no ``.npz`` file, or holds Python objects.
-    """
+    """The arrays of a file by name; only their headers are read."""
     found = {}
     with _reading(path), zipfile.ZipFile(path) as archive:
         for entry in archive.namelist():

@@ -38,12 +38,7 @@ def is_ogb_folder(path: Path) -> bool:
 
 
 def master_options(name: str) -> dict[str, str]:
-    """What ``ogb`` says of a dataset in its ``nodeproppred/master.csv``.
-
-    Raises:
-        MissingPackageError: ogb is not installed.
-        DataError: It knows no such dataset.
-    """
+    """What ``ogb`` says of a dataset in its ``nodeproppred/master.csv``."""
     spec = importlib.util.find_spec("ogb")
     if spec is None or not spec.submodule_search_locations:
         raise MissingPackageError("Expected the package ogb, whose master.csv has the options: pip install ogb")

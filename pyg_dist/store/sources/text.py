@@ -55,12 +55,7 @@ def unpacked(path: Path) -> Path:
 
 @contextmanager
 def open_text(path: Path) -> Iterator[IO[str]]:
-    """The text of a file; of what it holds, where the name ends in ``.gz``, ``.bz2``, ``.xz`` or ``.zst``.
-
-    Raises:
-        DataError: It cannot be read; also while the block runs.
-        MissingPackageError: zstd needs pyarrow.
-    """
+    """The text of a file; of what it holds, where the name ends in ``.gz``, ``.bz2``, ``.xz`` or ``.zst``."""
     kind = _PACKED.get(path.suffix)
     try:
         with _opened(path, kind) as file:
@@ -145,11 +140,7 @@ class Table:
     remedy: str = "mend or drop the line"
 
     def rows(self, block: int = BLOCK) -> Iterator[Rows]:
-        """All lines.
-
-        Raises:
-            DataError: The file cannot be read, or a line has something else in it; the message has its number.
-        """
+        """All lines."""
         for done, lines in self.blocks(block):
             kept = [line for line in lines if line and not line.isspace()]
             if kept:
