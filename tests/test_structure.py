@@ -18,7 +18,7 @@ import pyg_dist
 PACKAGE = Path(pyg_dist.__file__).parent if pyg_dist.__file__ else Path(next(iter(pyg_dist.__path__)))
 ROOMS_OF_LAYOUTS = ("halo/", "grid/")
 FACTORIES = (
-    "data/halo_data.py",
+    "data/layout_choice.py",
     "data/grid_data.py",
     "data/stored_graph.py",
     "data/stored_grid.py",

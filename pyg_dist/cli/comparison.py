@@ -20,33 +20,19 @@ from pyg_dist.pricing.plot import new_figure
 
 @dataclass(frozen=True)
 class Measured:
-    """One method at one number of parts.
+    """One method at one number of parts."""
 
-    Attributes:
-        method: of the partition.
-        parts: how many.
-        volume: rows that a post exchange sends.
-        hybrid: rows that the hybrid exchange sends.
-        messages: of a rank in the hybrid exchange, on average.
-        most_messages: of the rank with the most.
-        imbalance: largest over mean of the ranks' work.
-        largest_sender: rows of the rank that sends most in the hybrid exchange.
-        largest_post_sender: the same of a post exchange.
-        epoch: predicted seconds of a training step.
-        seconds: to partition.
-    """
-
-    method: str
-    parts: int
-    volume: int
-    hybrid: int
-    messages: float
-    most_messages: int
-    imbalance: float
-    largest_sender: int
-    largest_post_sender: int
-    epoch: float
-    seconds: float
+    method: str  # of the partition
+    parts: int  # how many
+    volume: int  # rows that a post exchange sends
+    hybrid: int  # rows that the hybrid exchange sends
+    messages: float  # of a rank in the hybrid exchange, on average
+    most_messages: int  # of the rank with the most
+    imbalance: float  # largest over mean of the ranks' work
+    largest_sender: int  # rows of the rank that sends most in the hybrid exchange
+    largest_post_sender: int  # the same of a post exchange
+    epoch: float  # predicted seconds of a training step
+    seconds: float  # to partition
 
 
 def found_parts(

@@ -28,14 +28,13 @@ from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model
 from pyg_dist.store.attributes import NanCount
 from pyg_dist.store.folder import StoreFolder, explained_disk_errors, require_space
-from pyg_dist.store.format import TensorSpec, as_torch
+from pyg_dist.store.format import ShardWriter, TensorSpec, as_torch, sync
 from pyg_dist.store.grid_store import write_grid
 from pyg_dist.store.halo_writer import Block, Choose, NodeParts, write_edges, write_nodes
 from pyg_dist.store.manifest import Manifest, Shard
 from pyg_dist.store.source import NodeAttribute, SourceInfo
 from pyg_dist.store.sources import Source
 from pyg_dist.store.spool import Spool, load_spool, save_spool, spool
-from pyg_dist.store.writer import ShardWriter, sync
 
 Progress = Callable[[str, int], None]
 """Called with the step and the number of further edges that are done in it."""
@@ -46,33 +45,19 @@ _WORK_BYTES_PER_EDGE = 16 + 20 + 17
 
 @dataclass(frozen=True)
 class StoreOptions:
-    """What a halo store is written with.
+    """What a halo store is written with."""
 
-    Attributes:
-        parts: how many.
-        method: of the partition, by name; or a file with the part of each node.
-        epsilon: how much heavier than the mean a part may be.
-        seed: of the partition.
-        memory: bytes to use.
-        solver: of hypergraphs.
-        preset: Mt-KaHyPar's; None: the method's own.
-        undirected: add the reverse of each edge.
-        resume: go on with interrupted work.
-        force: replace a store.
-        batches: mini-batches of the stochastic model.
-    """
-
-    parts: int
-    method: str = "metis"
-    epsilon: float = 0.03
-    seed: int = 0
-    memory: int = 4 << 30
-    solver: Solver = "mt-kahypar"
-    preset: Preset | None = None
-    undirected: bool = False
-    resume: bool = False
-    force: bool = False
-    batches: Batches | None = None
+    parts: int  # how many
+    method: str = "metis"  # of the partition, by name; or a file with the part of each node
+    epsilon: float = 0.03  # how much heavier than the mean a part may be
+    seed: int = 0  # of the partition
+    memory: int = 4 << 30  # bytes to use
+    solver: Solver = "mt-kahypar"  # of hypergraphs
+    preset: Preset | None = None  # Mt-KaHyPar's; None: the method's own
+    undirected: bool = False  # add the reverse of each edge
+    resume: bool = False  # go on with interrupted work
+    force: bool = False  # replace a store
+    batches: Batches | None = None  # mini-batches of the stochastic model
 
 
 def write_halo_store(source: Source, out: Path, options: StoreOptions, progress: Progress | None = None) -> Manifest:
@@ -155,25 +140,15 @@ def write_grid_store(
 
 @dataclass(frozen=True)
 class _Work:
-    """What a store is written from.
+    """What a store is written from."""
 
-    Attributes:
-        folder: of the store.
-        edges: read, on disk.
-        info: of the input.
-        options: of the store.
-        tell: of progress.
-        nan: what is NaN in each attribute, known once its rows were written.
-        knows_nan: whether an interrupted writer has counted it.
-    """
-
-    folder: StoreFolder
-    edges: Spool
-    info: SourceInfo
-    options: StoreOptions
-    tell: Progress
-    nan: dict[str, tuple[int, ...]]
-    knows_nan: bool
+    folder: StoreFolder  # of the store
+    edges: Spool  # read, on disk
+    info: SourceInfo  # of the input
+    options: StoreOptions  # of the store
+    tell: Progress  # of progress
+    nan: dict[str, tuple[int, ...]]  # what is NaN in each attribute, known once its rows were written
+    knows_nan: bool  # whether an interrupted writer has counted it
 
     @property
     def attributes(self) -> tuple[NodeAttribute, ...]:

@@ -18,7 +18,7 @@ from pyg_dist.backend.ops import library
 from pyg_dist.backend.ops.memory import has_pool
 from pyg_dist.backend.session.settings import SETTINGS, SPMM_FORM
 from pyg_dist.cli.stored_plan import check_store
-from pyg_dist.pricing.text import fold
+from pyg_dist.pricing.base import fold
 
 # What csrc/kernels/cpu/table.cpp needs of a machine, by level, best first; names as in /proc/cpuinfo.
 _NEEDED: dict[str, tuple[str, ...]] = {

@@ -24,21 +24,13 @@ _MEMORY = 4 << 30
 
 
 class PlannedGraph(NamedTuple):
-    """What a plan needs of a graph.
+    """What a plan needs of a graph."""
 
-    Attributes:
-        edge_index: int64 ``[2, E]``, both directions.
-        num_nodes: N.
-        train_mask: bool ``[N]``, if there is one; of several splits, the first.
-        num_features: columns of x, if there is one.
-        num_classes: of y, if it has classes.
-    """
-
-    edge_index: Tensor
-    num_nodes: int
-    train_mask: Tensor | None
-    num_features: int | None
-    num_classes: int | None
+    edge_index: Tensor  # int64 ``[2, E]``, both directions
+    num_nodes: int  # N
+    train_mask: Tensor | None  # bool ``[N]``, if there is one; of several splits, the first
+    num_features: int | None  # columns of x, if there is one
+    num_classes: int | None  # of y, if it has classes
 
 
 def read_planned_graph(graph: str | Path, undirected: bool = False, reading: Reading = Reading()) -> PlannedGraph:  # noqa: B008

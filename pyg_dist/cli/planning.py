@@ -36,11 +36,10 @@ from pyg_dist.halo.plan.mini_batches import MiniBatchPlan
 from pyg_dist.halo.plan.plan import Plan
 from pyg_dist.plan.auto import HaloCandidate, halo_candidates, reasons
 from pyg_dist.plan.parts import METHODS, PartsOptions, find_parts
-from pyg_dist.pricing.base import DistributionPlan
+from pyg_dist.pricing.base import DistributionPlan, fold
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model
 from pyg_dist.pricing.plot import write_page
-from pyg_dist.pricing.text import fold
 from pyg_dist.store.manifest import Manifest
 from pyg_dist.store.sources import KINDS
 
@@ -148,17 +147,11 @@ def _mini_batches(args: argparse.Namespace, graph: PlannedGraph, whole: Distribu
 
 
 class Planned(NamedTuple):
-    """A plan, and what it was chosen from.
+    """A plan, and what it was chosen from."""
 
-    Attributes:
-        plan: the cheapest.
-        halo: every exchange, where the layout was to be chosen.
-        grid: every mesh, unless the layout is halo.
-    """
-
-    plan: DistributionPlan
-    halo: list[HaloCandidate]
-    grid: list[Candidate]
+    plan: DistributionPlan  # the cheapest
+    halo: list[HaloCandidate]  # every exchange, where the layout was to be chosen
+    grid: list[Candidate]  # every mesh, unless the layout is halo
 
 
 def _plan(args: argparse.Namespace, graph: PlannedGraph, ranks: int, model: Model, machine: Machine) -> Planned:

@@ -21,8 +21,8 @@ from pyg_dist.backend.session import session
 from pyg_dist.backend.sparse.csr import timed_forms
 from pyg_dist.backend.timing import OUTSIDE, PHASES, Recorder, Span, phase
 from pyg_dist.errors import OptionError
+from pyg_dist.pricing.base import aligned
 from pyg_dist.pricing.plot import Bars, draw
-from pyg_dist.pricing.text import aligned
 
 _aten = torch.ops.aten
 _DENSE = {_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm, _aten.linear}

@@ -8,36 +8,25 @@ from pathlib import Path
 from typing import Any
 
 from pyg_dist.errors import OptionError
-from pyg_dist.pricing.base import DistributionPlan
+from pyg_dist.pricing.base import DistributionPlan, fold
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model
 from pyg_dist.pricing.plot import new_figure, number_ranks
-from pyg_dist.pricing.text import fold
 
 MIB = 2**20
 
 
 @dataclass(frozen=True)
 class RankCount:
-    """What training on a number of ranks would cost.
+    """What training on a number of ranks would cost."""
 
-    Attributes:
-        ranks: P.
-        layout: the layout that was planned, in words.
-        seconds: of a training step.
-        speedup: of one process over these.
-        memory_bytes: of the rank that needs most.
-        sent_bytes: in one aggregation of ``width`` columns, all ranks together.
-        imbalance: the most loaded rank over the mean, of nodes.
-    """
-
-    ranks: int
-    layout: str
-    seconds: float
-    speedup: float
-    memory_bytes: int
-    sent_bytes: int
-    imbalance: float
+    ranks: int  # P
+    layout: str  # the layout that was planned, in words
+    seconds: float  # of a training step
+    speedup: float  # of one process over these
+    memory_bytes: int  # of the rank that needs most
+    sent_bytes: int  # in one aggregation of ``width`` columns, all ranks together
+    imbalance: float  # the most loaded rank over the mean, of nodes
 
 
 def compare(

@@ -13,19 +13,17 @@ from torch import Tensor
 from pyg_dist.backend.comm.data_groups import DataGroups
 from pyg_dist.backend.ops.memory import release_after, release_free_memory
 from pyg_dist.backend.session import session
-from pyg_dist.backend.session.agreement import digest, raise_together, require_equal
-from pyg_dist.data.halo_data import gathered_plan, known_ranks_per_node
+from pyg_dist.backend.session.agreement import digest, require_equal
+from pyg_dist.data.layout_choice import gathered_plan, halo_graph, known_ranks_per_node
 from pyg_dist.data.options import GridOptions, HaloOptions, Options
-from pyg_dist.data.stored_grid import on_stored_grid
+from pyg_dist.data.stored_grid import on_stored_grid, raised_on_all_ranks
 from pyg_dist.errors import StoreError
 from pyg_dist.graph.protocol import DistributedGraph
 from pyg_dist.grid.plan.plan import GridPlan
-from pyg_dist.halo.graph import HaloGraph
-from pyg_dist.halo.plan.cover import Cover, Ends, ExchangeKind, OneWay
+from pyg_dist.halo.plan.cover import Cover, Ends, OneWay
 from pyg_dist.halo.plan.plan import Plan, hash_of_digests, pairs_of
 from pyg_dist.halo.plan.share import HaloShare, LocalEdges, share_of
 from pyg_dist.halo.plan.sizes import BlockNumbers, ShareSizes, merged_parts
-from pyg_dist.halo.sharding import HaloNodes
 from pyg_dist.store.attributes import NanCount
 from pyg_dist.store.grid_store import GridStore
 from pyg_dist.store.halo_reader import HaloStore
@@ -36,21 +34,13 @@ from pyg_dist.tensor import EdgeTensor, RowTensor
 
 @dataclass(frozen=True)
 class StoredGraph:
-    """What a :class:`~pyg_dist.DistributedData` is filled with.
+    """What a :class:`~pyg_dist.DistributedData` is filled with."""
 
-    Attributes:
-        graph: the runtime form.
-        plan: what was decided.
-        graph_key: ``"edge_index"`` or ``"adj_t"``.
-        weight: values of ``adj_t``.
-        attributes: all others by name.
-    """
-
-    graph: DistributedGraph
-    plan: Plan | GridPlan
-    graph_key: str
-    weight: EdgeTensor | None
-    attributes: dict[str, Any]
+    graph: DistributedGraph  # the runtime form
+    plan: Plan | GridPlan  # what was decided
+    graph_key: str  # ``"edge_index"`` or ``"adj_t"``
+    weight: EdgeTensor | None  # values of ``adj_t``
+    attributes: dict[str, Any]  # all others by name
 
 
 def _path_of(folder: object) -> Path:
@@ -68,19 +58,12 @@ def open_store(
     allow_nan: bool,
 ) -> StoredGraph:
     """Read this rank's part (collective). See :meth:`pyg_dist.DistributedData.open`."""
-    manifest, options, error = None, None, None
-    try:
+    with raised_on_all_ranks():
         path = _path_of(folder)
         manifest = Manifest.load(path)
         _require_known(path, manifest.graph)
-        options = Options(
-            manifest.layout, HaloOptions("random", 0.03, exchange, bits), GridOptions(mesh, comm_dtype), 0
-        )
-    except (ValueError, OSError) as caught:
-        error = caught
-    raise_together(error)
-    assert manifest is not None
-    assert options is not None
+        halo, grid = HaloOptions("random", 0.03, exchange, bits), GridOptions(mesh, comm_dtype)
+        options = Options(manifest.layout, halo, grid, 0)
     require_equal(
         {"the store's manifest": manifest.digest, **options.identity()}, "give every rank the same store and options"
     )
@@ -103,42 +86,29 @@ def _require_known(path: Path, graph: dict[str, Any]) -> None:
 
 def _open_grid(store: GridStore, options: Options) -> StoredGraph:
     graph, plan, rows = on_stored_grid(store, options)
-    others, error = {}, None
-    try:
+    with raised_on_all_ranks():
         others = _others(store)
-    except (ValueError, OSError) as caught:
-        error = caught
-    raise_together(error)
     weight: Any = rows.pop(ADJ_VALUES, None)
     return StoredGraph(graph, plan, store.manifest.graph["key"], weight, rows | others)
 
 
 def _open_halo(store: HaloStore, options: Options) -> StoredGraph:
     groups = DataGroups.of(options.grid.mesh)
-    manifest, group, error = store.manifest, groups.part, None
-    bits = options.halo.bits_by_direction
-    try:
+    manifest, group = store.manifest, groups.part
+    with raised_on_all_ranks():
         ranks = rank_of_part(store, group.size)
         parts = store.parts_of(group.rank, ranks)
         share = stored_share(store, group.rank, ranks, options.halo.exchange)
-    except (ValueError, OSError) as caught:
-        error = caught
-    raise_together(error)
     if group.size == store.num_parts:
-        plan = stored_plan(store, options.halo.exchange, bits, known_ranks_per_node(group))
+        plan = stored_plan(store, options.halo.exchange, options.halo.bits_by_direction, known_ranks_per_node(group))
     else:
         identity = merged_hash(store, ranks, options.halo.exchange)
         plan = gathered_plan(share, group, options, manifest.plan["partition"], None, identity)
-    nodes = HaloNodes(group, share.node_id, share.num_nodes, options.halo.exchange, bits, groups)
-    graph = HaloGraph(share, nodes, manifest.graph["loop_rule"], plan.messages)
-    attributes: dict[str, Any] = {}
-    try:
+    graph = halo_graph(share, groups, options, manifest.graph["loop_rule"], plan)
+    with raised_on_all_ranks():
         of_nodes = {name: node_rows(store, name, parts, share) for name in manifest.node_attributes}
         of_edges = {name: edge_rows(store, name, parts, share) for name in manifest.edge_attributes}
         attributes = _others(store)
-    except (ValueError, OSError) as caught:
-        error = caught
-    raise_together(error)
     store.close()
     values = of_edges.pop(ADJ_VALUES, None)
     weight = None if values is None else EdgeTensor.from_local(values, graph.edge_sharding)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any, get_args
 
@@ -28,6 +29,17 @@ from pyg_dist.store.grid_store import GridStore
 from pyg_dist.store.reader import Column
 from pyg_dist.tensor import RowTensor
 from pyg_dist.tensor.sharding import RowSharding
+
+
+@contextmanager
+def raised_on_all_ranks() -> Iterator[None]:
+    """What one rank finds wrong with an option or a file is raised on all of them (collective)."""
+    error = None
+    try:
+        yield
+    except (ValueError, OSError) as caught:
+        error = caught
+    raise_together(error)
 
 
 class StoredOrder(NodeOrder):
@@ -107,7 +119,7 @@ def on_stored_grid(store: GridStore, options: Options) -> tuple[GridGraph, GridP
 
     On another mesh than the store was written for, the node orders stay what they are.
     """
-    num_ranks, written, error = world_group().size, stored_grid_plan(store), None
+    num_ranks, written = world_group().size, stored_grid_plan(store)
     shape = written.shape if options.grid.mesh is None else MeshShape.of(options.grid.mesh, num_ranks)
     plan, is_as_written = written, shape == written.shape and shape.size == num_ranks
     if not is_as_written:
@@ -115,14 +127,10 @@ def on_stored_grid(store: GridStore, options: Options) -> tuple[GridGraph, GridP
         best = candidates(written.model, num_ranks, options, machine)[0]
         shape = best.shape if options.grid.mesh is None else shape
         plan = on_mesh(written, shape, best.sums, best.price, machine, (0,))
-    orders: tuple[NodeOrder, ...] = ()
-    try:
+    with raised_on_all_ranks():
         orders = tuple(StoredOrder(*store.order(number)) for number in range(store.num_orders))
-    except (ValueError, OSError) as caught:
-        error = caught
-    raise_together(error)
     grid = Grid(Mesh(shape), orders, plan.sums, GRID_BLOCKS.value(), options.grid.comm_dtype)
-    try:
+    with raised_on_all_ranks():
         graph = _graph(store, grid)
         mine = edges_of_tile(store, shape, grid.mesh.coordinates)
         if is_as_written and mine != written.edges[world_group().rank]:
@@ -131,9 +139,6 @@ def on_stored_grid(store: GridStore, options: Options) -> tuple[GridGraph, GridP
                 f"says (got {mine}): write the store again"
             )
         attributes = _attributes(store, graph)
-    except (ValueError, OSError) as caught:
-        error = caught
-    raise_together(error)
     if not is_as_written:
         edges = tuple(world_group().gather_counts(mine))
         plan = on_mesh(written, shape, plan.sums, plan.predicted, plan.machine, edges)

@@ -21,21 +21,13 @@ PRESETS: tuple[Preset, ...] = get_args(Preset)
 
 @dataclass(frozen=True)
 class SolverOptions:
-    """See :func:`pyg_dist.partition.partition`.
+    """See :func:`pyg_dist.partition.partition`."""
 
-    Attributes:
-        epsilon: how much heavier than the mean a part may be.
-        seed: of the solver.
-        solver: of hypergraphs.
-        preset: Mt-KaHyPar's; None: the method's own.
-        memory: bytes that a solver may take; None: as many as it likes.
-    """
-
-    epsilon: float = 0.03
-    seed: int = 0
-    solver: Solver = "mt-kahypar"
-    preset: Preset | None = None
-    memory: int | None = None
+    epsilon: float = 0.03  # how much heavier than the mean a part may be
+    seed: int = 0  # of the solver
+    solver: Solver = "mt-kahypar"  # of hypergraphs
+    preset: Preset | None = None  # Mt-KaHyPar's; None: the method's own
+    memory: int | None = None  # bytes that a solver may take; None: as many as it likes
 
     def __post_init__(self) -> None:
         """Check each option by itself."""

@@ -18,15 +18,10 @@ from pyg_dist.pricing.model import Model, Price
 
 @dataclass(frozen=True)
 class HaloCandidate:
-    """One exchange of the halo layout, with its price.
+    """One exchange of the halo layout, with its price."""
 
-    Attributes:
-        exchange: what sums send.
-        price: predicted, for a step.
-    """
-
-    exchange: ExchangeKind
-    price: Price
+    exchange: ExchangeKind  # what sums send
+    price: Price  # predicted, for a step
 
     @property
     def seconds(self) -> float:

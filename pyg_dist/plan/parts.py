@@ -139,17 +139,11 @@ def solve(
 
 
 class Covered(NamedTuple):
-    """Parts with their minimum cover.
+    """Parts with their minimum cover."""
 
-    Attributes:
-        parts: int32 ``[N]``.
-        is_post: the cover's choice for remote edges, and for local ones that of the net that reaches more parts.
-        rows: rows that the hybrid exchange sends.
-    """
-
-    parts: Tensor
-    is_post: Array
-    rows: int
+    parts: Tensor  # int32 ``[N]``
+    is_post: Array  # the cover's choice for remote edges, and for local ones that of the net that reaches more parts
+    rows: int  # rows that the hybrid exchange sends
 
 
 def covered(edge_index: Tensor, parts: Tensor, num_parts: int, is_post: Array) -> Covered:

@@ -32,27 +32,16 @@ HYBRID_SHARE = 1269.5784 / 1934.8559
 
 @dataclass(frozen=True)
 class GraphStatistics:
-    """What is known of a graph that is not at hand, and how its halo grows.
+    """What is known of a graph that is not at hand, and how its halo grows."""
 
-    Attributes:
-        num_nodes: N.
-        num_edges: E, both directions of undirected edges counted.
-        num_features: columns of x.
-        num_classes: of y; None: the output is as wide as the hidden layers.
-        halo_ranks: the number of ranks that ``halo_rows`` holds for.
-        halo_rows: rows sent in one post aggregation, all ranks together: halo nodes summed over ranks.
-        growth: ``rows = halo_rows (ranks / halo_ranks)^growth``.
-        source: of the numbers.
-    """
-
-    num_nodes: int
-    num_edges: int
-    num_features: int
-    num_classes: int | None
-    halo_ranks: int
-    halo_rows: float
-    growth: float = GROWTH
-    source: str = "given"
+    num_nodes: int  # N
+    num_edges: int  # E, both directions of undirected edges counted
+    num_features: int  # columns of x
+    num_classes: int | None  # of y; None: the output is as wide as the hidden layers
+    halo_ranks: int  # the number of ranks that ``halo_rows`` holds for
+    halo_rows: float  # rows sent in one post aggregation, all ranks together: halo nodes summed over ranks
+    growth: float = GROWTH  # ``rows = halo_rows (ranks / halo_ranks)^growth``
+    source: str = "given"  # of the numbers
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -84,23 +73,14 @@ def even_load(graph: GraphStatistics, num_ranks: int, ranks_per_node: int, is_hy
 
 
 class Epoch(NamedTuple):
-    """One full-batch epoch, as far as a line of a table goes.
+    """One full-batch epoch, as far as a line of a table goes."""
 
-    Attributes:
-        ranks: P.
-        halo_nodes: owned and halo nodes, summed over ranks (P, 7.1).
-        halo: by number of bits, forward and backward alike.
-        grid: on the cheapest mesh.
-        shape: that mesh.
-        sums: its form.
-    """
-
-    ranks: int
-    halo_nodes: float
-    halo: dict[int, Price]
-    grid: Price
-    shape: MeshShape
-    sums: Sums
+    ranks: int  # P
+    halo_nodes: float  # owned and halo nodes, summed over ranks (P, 7.1)
+    halo: dict[int, Price]  # by number of bits, forward and backward alike
+    grid: Price  # on the cheapest mesh
+    shape: MeshShape  # that mesh
+    sums: Sums  # its form
 
 
 def model_of(graph: GraphStatistics, layers: int, width: int, conv: Conv = "sage") -> Model:

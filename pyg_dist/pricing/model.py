@@ -21,19 +21,12 @@ LAYERS, WIDTH = 3, 128
 
 
 class Layer(NamedTuple):
-    """One conv.
+    """One conv."""
 
-    Attributes:
-        in_channels: columns that come in.
-        out_channels: columns that go out.
-        learns: whether the input needs a gradient.
-        is_cached: whether the sums of its neighbours are known.
-    """
-
-    in_channels: int
-    out_channels: int
-    learns: bool
-    is_cached: bool
+    in_channels: int  # columns that come in
+    out_channels: int  # columns that go out
+    learns: bool  # whether the input needs a gradient
+    is_cached: bool  # whether the sums of its neighbours are known
 
 
 @dataclass(frozen=True)

@@ -18,37 +18,22 @@ MOST_BARS = 32
 
 
 class HeatMap(NamedTuple):
-    """Numbers by two indices.
+    """Numbers by two indices."""
 
-    Attributes:
-        title: above it.
-        rows: the numbers, row by row.
-        unit: of the numbers.
-        xlabel: what columns are.
-        ylabel: what rows are.
-    """
-
-    title: str
-    rows: Sequence[Sequence[float]]
-    unit: str
-    xlabel: str
-    ylabel: str
+    title: str  # above it
+    rows: Sequence[Sequence[float]]  # the numbers, row by row
+    unit: str  # of the numbers
+    xlabel: str  # what columns are
+    ylabel: str  # what rows are
 
 
 class Bars(NamedTuple):
-    """Numbers by rank.
+    """Numbers by rank."""
 
-    Attributes:
-        title: above it.
-        series: numbers by rank, by what they are; a single one has no legend.
-        unit: of the numbers.
-        is_stacked: whether the series of a rank stand on one another.
-    """
-
-    title: str
-    series: Mapping[str, Sequence[float]]
-    unit: str = ""
-    is_stacked: bool = False
+    title: str  # above it
+    series: Mapping[str, Sequence[float]]  # numbers by rank, by what they are; a single one has no legend
+    unit: str = ""  # of the numbers
+    is_stacked: bool = False  # whether the series of a rank stand on one another
 
 
 def draw(path: str | Path, title: str, heat_map: HeatMap | None, *bars: Bars) -> None:

@@ -25,17 +25,11 @@ _OWN = ("graph", "plan", "traffic")
 
 @dataclass(frozen=True)
 class Attributes:
-    """Attributes by what they belong to, in the order of the ``Data``.
+    """Attributes by what they belong to, in the order of the ``Data``."""
 
-    Attributes:
-        nodes: tensors ``[N, ...]`` by name.
-        edges: tensors ``[E, ...]`` by name.
-        others: everything else.
-    """
-
-    nodes: dict[str, Tensor] = field(default_factory=dict)
-    edges: dict[str, Tensor] = field(default_factory=dict)
-    others: dict[str, Any] = field(default_factory=dict)
+    nodes: dict[str, Tensor] = field(default_factory=dict)  # tensors ``[N, ...]`` by name
+    edges: dict[str, Tensor] = field(default_factory=dict)  # tensors ``[E, ...]`` by name
+    others: dict[str, Any] = field(default_factory=dict)  # everything else
 
 
 def num_nodes_of(data: Data, largest: Callable[[], int], is_strict: bool = True) -> int:
@@ -120,17 +114,11 @@ def belongs_to(name: str, value: Tensor, num_nodes: int, num_edges: int) -> Lite
 
 @dataclass(frozen=True)
 class NanCount:
-    """What is NaN in an attribute.
+    """What is NaN in an attribute."""
 
-    Attributes:
-        entries: numbers that are NaN.
-        rows: nodes, or edges, with one.
-        first: the global id of the first of these; -1 if there is none.
-    """
-
-    entries: int = 0
-    rows: int = 0
-    first: int = -1
+    entries: int = 0  # numbers that are NaN
+    rows: int = 0  # nodes, or edges, with one
+    first: int = -1  # the global id of the first of these; -1 if there is none
 
     @staticmethod
     def of(values: Tensor, first_row: int = 0) -> NanCount:

@@ -21,9 +21,9 @@ from typing import Any
 
 from pyg_dist.errors import DataError, StoreError
 from pyg_dist.partition.memory import shortage
+from pyg_dist.store.format import ShardWriter, sync
 from pyg_dist.store.manifest import FILE, Manifest, Shard
 from pyg_dist.store.reader import check_shard, name_digest
-from pyg_dist.store.writer import ShardWriter, sync
 
 PARTIAL = ".partial"
 _JOURNAL = "journal.jsonl"

@@ -194,9 +194,8 @@ def save_graph(data: Data, path: str | Path) -> None:
     Example:
         >>> pyg_dist.save_graph(KarateClub()[0], "karate.safetensors")
     """
-    from pyg_dist.store.format import TensorSpec, as_storage, dtype_name
+    from pyg_dist.store.format import ShardWriter, TensorSpec, as_storage, dtype_name, sync
     from pyg_dist.store.source import is_plain
-    from pyg_dist.store.writer import ShardWriter, sync
 
     path = Path(path)
     if path.suffix != ".safetensors":

@@ -17,13 +17,12 @@ from torch import Tensor
 
 from pyg_dist.partition.inputs import Array
 from pyg_dist.store.folder import StoreFolder
-from pyg_dist.store.format import as_torch, of_rows, storage_dtype
+from pyg_dist.store.format import ShardWriter, as_torch, of_rows, storage_dtype
 from pyg_dist.store.manifest import Manifest, Shard, bounds, order_specs
 from pyg_dist.store.reader import Column, ShardReader, TensorFile
 from pyg_dist.store.records import Buckets, read_records, stable_order
 from pyg_dist.store.source import NodeAttribute
 from pyg_dist.store.spool import Spool, Tick
-from pyg_dist.store.writer import ShardWriter
 
 Span = tuple[int, int]
 """The first of some positions, and the last, exclusive."""

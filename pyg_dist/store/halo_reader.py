@@ -40,20 +40,13 @@ class Ends:
 
 @dataclass(frozen=True)
 class CrossEdges:
-    """Edges between a rank and all others in one direction, by ascending ``sum``, in input order for each.
+    """Edges between a rank and all others in one direction, by ascending ``sum``, in input order for each."""
 
-    Attributes:
-        edge_id: global ids, int64 ``[m]``; None of edges that leave, whose values lie elsewhere.
-        row, sum: which of ``rows`` is each edge's source, and of ``sums`` its target, int32 ``[m]``.
-        rows: the distinct sources.
-        sums: the distinct targets.
-    """
-
-    edge_id: Tensor | None
-    row: Tensor
-    sum: Tensor
-    rows: Ends
-    sums: Ends
+    edge_id: Tensor | None  # global ids, int64 ``[m]``; None of edges that leave, whose values lie elsewhere
+    row: Tensor  # which of ``rows`` is each edge's source, and of ``sums`` its target, int32 ``[m]``
+    sum: Tensor  # which of ``rows`` is each edge's source, and of ``sums`` its target, int32 ``[m]``
+    rows: Ends  # the distinct sources
+    sums: Ends  # the distinct targets
 
 
 class HaloStore(ShardReader):

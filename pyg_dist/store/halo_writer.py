@@ -18,12 +18,11 @@ from pyg_dist.errors import DataError, OptionError
 from pyg_dist.partition.inputs import Array
 from pyg_dist.partition.memory import shortage
 from pyg_dist.store.folder import StoreFolder
-from pyg_dist.store.format import of_rows, storage_dtype
+from pyg_dist.store.format import ShardWriter, of_rows, storage_dtype
 from pyg_dist.store.manifest import Shard
 from pyg_dist.store.records import Buckets, read_records, records_limit, sorted_records, stable_order
 from pyg_dist.store.source import NodeAttribute
 from pyg_dist.store.spool import Spool, Tick
-from pyg_dist.store.writer import ShardWriter
 
 BLOCK_COLUMNS = ("edge_id", "source", "target", "is_post", "row_id", "sum_id")
 """What a block's digest is of, in this order: all that another part needs of it."""
@@ -34,22 +33,14 @@ _BYTES_PER_EDGE = 160
 
 @dataclass(frozen=True)
 class Block:
-    """The edges from part ``sender`` into part ``receiver``, by target.
+    """The edges from part ``sender`` into part ``receiver``, by target."""
 
-    Attributes:
-        sender, receiver: parts.
-        row: number of each edge's source among the distinct ones, ascending by id, int64 ``[m]``.
-        sum: the same of its target.
-        num_rows: distinct sources.
-        num_sums: distinct targets.
-    """
-
-    sender: int
-    receiver: int
-    row: Array
-    sum: Array
-    num_rows: int
-    num_sums: int
+    sender: int  # parts
+    receiver: int  # parts
+    row: Array  # number of each edge's source among the distinct ones, ascending by id, int64 ``[m]``
+    sum: Array  # the same of its target
+    num_rows: int  # distinct sources
+    num_sums: int  # distinct targets
 
 
 Choose = Callable[[Block], Array]
@@ -58,19 +49,12 @@ Choose = Callable[[Block], Array]
 
 @dataclass(frozen=True)
 class NodeParts:
-    """Who owns which node, and under which number.
+    """Who owns which node, and under which number."""
 
-    Attributes:
-        part: by global id, integers ``[N]``.
-        local: number within the part, int32 ``[N]``.
-        node: global ids by part, ascending in each, int64 ``[N]``.
-        start: the first of each part in ``node``, int64 ``[P + 1]``.
-    """
-
-    part: Array
-    local: Array
-    node: Array
-    start: Array
+    part: Array  # by global id, integers ``[N]``
+    local: Array  # number within the part, int32 ``[N]``
+    node: Array  # global ids by part, ascending in each, int64 ``[N]``
+    start: Array  # the first of each part in ``node``, int64 ``[P + 1]``
 
     @staticmethod
     def of(parts: Array, num_parts: int) -> NodeParts:

@@ -37,17 +37,11 @@ class NodeAttribute:
 
 @dataclass(frozen=True)
 class EdgeAttribute:
-    """An attribute with a row per edge, which comes with the edges.
+    """An attribute with a row per edge, which comes with the edges."""
 
-    Attributes:
-        name: in the ``Data``.
-        dtype: as safetensors calls it.
-        shape: of a row.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...] = ()
+    name: str  # in the ``Data``
+    dtype: str  # as safetensors calls it
+    shape: tuple[int, ...] = ()  # of a row
 
 
 EDGE_WEIGHT = EdgeAttribute("edge_weight", "F32")
@@ -55,19 +49,12 @@ EDGE_WEIGHT = EdgeAttribute("edge_weight", "F32")
 
 @dataclass(frozen=True)
 class EdgeChunk:
-    """Consecutive edges.
+    """Consecutive edges."""
 
-    Attributes:
-        source: integers ``[k]``.
-        target: integers ``[k]``.
-        attributes: rows by name, ``[k, ...]``.
-        place: where in the input an edge stands, in words: ``"edges.txt, line 17"``.
-    """
-
-    source: Array
-    target: Array
-    attributes: dict[str, Array]
-    place: Callable[[int], str]
+    source: Array  # integers ``[k]``
+    target: Array  # integers ``[k]``
+    attributes: dict[str, Array]  # rows by name, ``[k, ...]``
+    place: Callable[[int], str]  # where in the input an edge stands, in words: ``"edges.txt, line 17"``
 
     def mirrored(self, sign: int = 1) -> EdgeChunk:
         """Each edge, and its mirror image behind it, whose attributes are ``sign`` times its own; loops stand once."""

@@ -16,10 +16,9 @@ from pyg_dist.errors import DataError, OptionError
 from pyg_dist.partition.inputs import Array
 from pyg_dist.partition.memory import shortage
 from pyg_dist.store.attributes import NanCount
-from pyg_dist.store.format import as_torch, storage_dtype
+from pyg_dist.store.format import as_torch, storage_dtype, sync
 from pyg_dist.store.records import Buckets, read_records, records_limit, sorted_records
 from pyg_dist.store.source import EdgeAttribute, EdgeChunk, Source
-from pyg_dist.store.writer import sync
 
 Tick = Callable[[int], object]
 """Called with the number of further edges that are done."""
@@ -32,27 +31,16 @@ _FACTS = ("num_nodes", "num_edges", "least_id", "num_isolated")
 
 @dataclass(frozen=True)
 class Spool:
-    """Edges on disk.
+    """Edges on disk."""
 
-    Attributes:
-        folder: of the columns.
-        num_nodes: N.
-        num_edges: E.
-        attributes: that come with each edge.
-        in_degree: edges by target, int64 ``[N]``.
-        least_id: the smallest one with an edge.
-        num_isolated: nodes without an edge, where the ids alone say how many nodes there are.
-        nan: what is NaN in each attribute that has NaN.
-    """
-
-    folder: Path
-    num_nodes: int
-    num_edges: int
-    attributes: tuple[EdgeAttribute, ...]
-    in_degree: Array
-    least_id: int = 0
-    num_isolated: int = 0
-    nan: dict[str, NanCount] = field(default_factory=dict)
+    folder: Path  # of the columns
+    num_nodes: int  # N
+    num_edges: int  # E
+    attributes: tuple[EdgeAttribute, ...]  # that come with each edge
+    in_degree: Array  # edges by target, int64 ``[N]``
+    least_id: int = 0  # the smallest one with an edge
+    num_isolated: int = 0  # nodes without an edge, where the ids alone say how many nodes there are
+    nan: dict[str, NanCount] = field(default_factory=dict)  # what is NaN in each attribute that has NaN
 
     def chunks(self, size: int) -> Iterator[tuple[int, Array, Array, dict[str, Array]]]:
         """The number of the first edge, sources, targets and attributes of ``size`` edges at a time."""

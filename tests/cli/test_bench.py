@@ -16,8 +16,8 @@ from pyg_dist.backend import calibration
 from pyg_dist.backend.calibration import fit_network
 from pyg_dist.cli import main
 from pyg_dist.errors import OptionError
+from pyg_dist.pricing.base import WIDTH
 from pyg_dist.pricing.machine import Machine
-from pyg_dist.pricing.text import WIDTH
 
 
 def samples(call: float, latency: float, bandwidth: float, partners: tuple[int, ...]) -> calibration.Samples:

@@ -12,9 +12,9 @@ from random_graphs import random_graph
 
 from pyg_dist.cli import main, rank_counts
 from pyg_dist.halo.plan.plan import Plan
+from pyg_dist.pricing.base import WIDTH, aligned, fold
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model
-from pyg_dist.pricing.text import WIDTH, aligned, fold
 
 PLAN = ["plan", "{graph}", "--partition", "random"]
 COMMANDS = [

@@ -13,9 +13,9 @@ from torch import Tensor
 from pyg_dist.backend import ops
 from pyg_dist.errors import OptionError
 from pyg_dist.halo.plan.plan import Plan
+from pyg_dist.pricing.base import aligned
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model, memory_range, reduction_seconds
-from pyg_dist.pricing.text import aligned
 
 NUM_SAMPLES = 5
 

@@ -20,11 +20,10 @@ from pyg_dist.halo.plan.cost import ELEMENT_BYTES, halo_price, loads_of, memory_
 from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind
 from pyg_dist.halo.plan.sizes import ShareSizes, all_sizes, rows_between_nodes
 from pyg_dist.partition.inputs import as_edges, as_parts, check_ends, check_given
-from pyg_dist.pricing.base import DistributionPlan
+from pyg_dist.pricing.base import DistributionPlan, aligned
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model, Price
 from pyg_dist.pricing.plot import Bars, HeatMap, draw
-from pyg_dist.pricing.text import aligned
 
 _FORMAT = 2
 

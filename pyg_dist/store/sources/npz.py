@@ -200,21 +200,13 @@ _COPY_BYTES = 1 << 22
 
 @dataclass(frozen=True)
 class Member:
-    """One array.
+    """One array."""
 
-    Attributes:
-        path: the ``.npz`` file.
-        name: of the array.
-        dtype: its type.
-        shape: its shape.
-        is_fortran: whether its first index runs fastest.
-    """
-
-    path: Path
-    name: str
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    is_fortran: bool
+    path: Path  # the ``.npz`` file
+    name: str  # of the array
+    dtype: np.dtype[Any]  # its type
+    shape: tuple[int, ...]  # its shape
+    is_fortran: bool  # whether its first index runs fastest
 
     @property
     def row_bytes(self) -> int:

@@ -25,17 +25,11 @@ _PIECE = 1 << 13
 
 
 class Rule(NamedTuple):
-    """What is changed in a text before it is read.
+    """What is changed in a text before it is read."""
 
-    Attributes:
-        marks: where none of these is in it, the pattern is not looked for, which takes longer.
-        pattern: of what goes.
-        other: what takes its place.
-    """
-
-    marks: tuple[str, ...]
-    pattern: re.Pattern[str]
-    other: str = ""
+    marks: tuple[str, ...]  # where none of these is in it, the pattern is not looked for, which takes longer
+    pattern: re.Pattern[str]  # of what goes
+    other: str = ""  # what takes its place
 
 
 COMMENTS = Rule(("#", "%", "//"), re.compile(r"(?:^|[ \t]+)(?:#|%|//).*", re.MULTILINE))
@@ -108,15 +102,10 @@ def _read(file: IO[str], num_chars: int, done: int) -> str:
 
 @dataclass(frozen=True)
 class Rows:
-    """Consecutive lines of numbers.
+    """Consecutive lines of numbers."""
 
-    Attributes:
-        values: a record for each line, ``[lines]``.
-        line: the number of each in the file, from 1.
-    """
-
-    values: Array
-    line: Callable[[int], int]
+    values: Array  # a record for each line, ``[lines]``
+    line: Callable[[int], int]  # the number of each in the file, from 1
 
 
 @dataclass(frozen=True)
