@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +17,6 @@ from torch import Tensor
 
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.backend.session.steps import set_up, step
-from pyg_dist.cli import rank_counts
 from pyg_dist.cli.options import (
     add_graph_options,
     add_machine_options,
@@ -39,7 +39,7 @@ from pyg_dist.plan.parts import METHODS, PartsOptions, find_parts
 from pyg_dist.pricing.base import DistributionPlan, fold
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model
-from pyg_dist.pricing.plot import write_page
+from pyg_dist.pricing.plot import new_figure, number_ranks, write_page
 from pyg_dist.store.manifest import Manifest
 from pyg_dist.store.sources import KINDS
 
@@ -179,15 +179,15 @@ def _plan(args: argparse.Namespace, graph: PlannedGraph, ranks: int, model: Mode
 def _compare(args: argparse.Namespace, graph: PlannedGraph, model: Model, machine: Machine) -> None:
     """A line for each number of ranks."""
     width = max(args.widths, default=max(model.widths))
-    found = rank_counts.compare(
+    found = compared_counts(
         args.ranks, lambda ranks: _plan(args, graph, ranks, model, machine).plan, width, model, machine
     )
-    text = rank_counts.table(found, width, model, machine)
-    print(json.dumps(rank_counts.to_dict(found, width, model, machine)) if args.json else text)
+    text = counts_table(found, width, model, machine)
+    print(json.dumps(counts_dict(found, width, model, machine)) if args.json else text)
     if args.plot:
-        rank_counts.plot(args.plot, found)
+        plot_counts(args.plot, found)
     if args.html:
-        write_page(args.html, f"plans of {Path(args.graph).name}", text, [partial(rank_counts.plot, found=found)])
+        write_page(args.html, f"plans of {Path(args.graph).name}", text, [partial(plot_counts, found=found)])
 
 
 def _draw(args: argparse.Namespace, plan: DistributionPlan, text: str) -> None:
@@ -255,3 +255,87 @@ def _notes(planned: Planned, model: Model, machine: Machine) -> list[str]:
     notes = [grid_table(planned.grid, planned.plan.ranks)] if planned.grid else []
     notes += [f"{candidate}: {candidate.price} a step" for candidate in planned.halo]
     return [*notes, reasons(planned.halo, planned.grid, model, machine)] if planned.halo else notes
+
+
+_MIB = 2**20
+
+
+@dataclass(frozen=True)
+class RankCount:
+    """What training on a number of ranks would cost."""
+
+    ranks: int  # P
+    layout: str  # the layout that was planned, in words
+    seconds: float  # of a training step
+    speedup: float  # of one process over these
+    memory_bytes: int  # of the rank that needs most
+    sent_bytes: int  # in one aggregation of ``width`` columns, all ranks together
+    imbalance: float  # the most loaded rank over the mean, of nodes
+
+
+def compared_counts(
+    counts: Sequence[int], plan_of: Callable[[int], DistributionPlan], width: int, model: Model, machine: Machine
+) -> list[RankCount]:
+    """Plan for one rank and for each of ``counts``, in ascending order."""
+    plans = {count: plan_of(count) for count in sorted({1, *counts})}
+    seconds_of = {count: plan.price(model, machine).seconds for count, plan in plans.items()}
+    found = []
+    for count in sorted(set(counts)):
+        plan, seconds = plans[count], seconds_of[count]
+        nodes = plan.nodes
+        imbalance = max(nodes) * len(nodes) / max(sum(nodes), 1)
+        memory, sent = max(plan.memory_bytes(model)), plan.halo_bytes(width)
+        found.append(RankCount(count, plan.layout, seconds, seconds_of[1] / seconds, memory, sent, imbalance))
+    return found
+
+
+def counts_table(found: Sequence[RankCount], width: int, model: Model, machine: Machine) -> str:
+    """The lines for people, and which number is worth it."""
+    lines = [
+        f"predicted for a {model}; MiB sent are of one aggregation of {width} columns",
+        f"constants: {machine.source}",
+        f"{'ranks':>6}  {'layout':<6}  {'s a step':>10}  {'speed-up':>8}  {'MiB a rank':>10}  {'MiB sent':>10}  "
+        "max/mean nodes",
+    ]
+    for one in found:
+        lines.append(
+            f"{one.ranks:>6}  {one.layout:<6}  {one.seconds:>10.4g}  {one.speedup:>7.2f}x  "
+            f"{one.memory_bytes / _MIB:>10,.1f}  {one.sent_bytes / _MIB:>10,.2f}  {one.imbalance:>14.2f}"
+        )
+    return fold("\n".join([*lines, advice(found)]))
+
+
+def advice(found: Sequence[RankCount]) -> str:
+    """The fastest number, and the largest that uses its ranks at least half."""
+    fastest = min(found, key=lambda one: one.seconds)
+    busy = [one for one in found if one.speedup >= 0.5 * one.ranks]
+    text = f"fastest: {fastest.ranks} rank{'s' * (fastest.ranks > 1)} ({fastest.speedup:.1f} times as fast as one)"
+    if busy:
+        text += f"; the most that are used at least half: {max(busy, key=lambda one: one.ranks).ranks}"
+    return text
+
+
+def counts_dict(found: Sequence[RankCount], width: int, model: Model, machine: Machine) -> dict[str, Any]:
+    """The same numbers, for programs."""
+    return {
+        "model": str(model), "machine": machine.source, "width": width, "plans": [asdict(one) for one in found]
+    }  # fmt: skip
+
+
+def plot_counts(path: str | Path, found: Sequence[RankCount]) -> None:
+    """Draw seconds, and memory and bytes, by ranks."""
+    if len(found) < 2:
+        raise OptionError(f"Expected two numbers of ranks or more to draw (got {len(found)}): --ranks 1 2 4 8")
+    figure = new_figure(10, 4)
+    time, size = figure.subplots(1, 2)
+    ranks = [one.ranks for one in found]
+    time.plot(ranks, [one.speedup for one in found], marker="o", label="predicted")
+    time.plot(ranks, ranks, linestyle=":", color="grey", label="ideal")
+    time.set(title="speed-up over one process", xscale="log", yscale="log")
+    size.plot(ranks, [one.memory_bytes / _MIB for one in found], marker="o", label="memory of the largest rank")
+    size.plot(ranks, [one.sent_bytes / _MIB for one in found], marker="o", label="sent in one aggregation")
+    size.set(title="MiB", xscale="log")
+    for axes in (time, size):
+        number_ranks(axes, ranks)
+        axes.legend(fontsize="small")
+    figure.savefig(path)

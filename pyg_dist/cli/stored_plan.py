@@ -22,11 +22,6 @@ from pyg_dist.store.manifest import FILE, Manifest
 from pyg_dist.store.reader import check_shard
 
 
-def halo_plan(path: Path, manifest: Manifest, exchange: ExchangeKind, ranks_per_node: int | None = None) -> Plan:
-    """The plan of as many ranks as the store has parts."""
-    return stored_plan(HaloStore(path, manifest), exchange, (32, 32), ranks_per_node)
-
-
 def is_store(graph: str) -> bool:
     """Whether a name is that of a store."""
     return (Path(graph) / FILE).is_file()
@@ -54,7 +49,7 @@ def plan_of_store(
         return _grid_plan(GridStore(path, manifest), ranks, machine)
     store = HaloStore(path, manifest)
     if ranks == manifest.num_parts:
-        return halo_plan(path, manifest, exchange, ranks_per_node)
+        return stored_plan(store, exchange, (32, 32), ranks_per_node)
     return _merged_plan(store, ranks, exchange, ranks_per_node)
 
 

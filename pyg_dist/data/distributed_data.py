@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.data.storage import GlobalStorage
 
 from pyg_dist.backend import out_of_memory
 from pyg_dist.backend.comm.transport import Traffic
@@ -21,15 +22,15 @@ from pyg_dist.backend.session.agreement import digest, one_line, raise_together,
 from pyg_dist.backend.session.steps import set_up, step
 from pyg_dist.data.batch import add_learning, chosen_nodes, induced, ready
 from pyg_dist.data.layout_choice import lay_out
-from pyg_dist.data.options import GridOptions, HaloOptions, Options
-from pyg_dist.data.storage import DistributedStorage
-from pyg_dist.errors import MixedRowsError, PygDistError, UnsupportedError
+from pyg_dist.data.options import Options
+from pyg_dist.errors import LayoutMismatchError, MixedRowsError, PygDistError, UnsupportedError
 from pyg_dist.graph import module_hooks
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.protocol import DistributedGraph
 from pyg_dist.graph.sample import Sample
 from pyg_dist.halo.plan.cover import ExchangeKind
 from pyg_dist.halo.plan.plan import Plan
+from pyg_dist.store.attributes import GRAPH_KEYS, belongs_to
 from pyg_dist.store.graph_input import GraphInput, read_graph
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.row_index import PickedRows
@@ -126,13 +127,7 @@ class DistributedData(OfThisRun, Data):  # type: ignore[misc]
         with set_up("DistributedData", num_steps=4):
             with step("read and check"):
                 try:
-                    options = Options(
-                        layout,
-                        HaloOptions(partition, epsilon, exchange, bits),
-                        GridOptions(mesh, comm_dtype),
-                        seed,
-                        model,
-                    )
+                    options = Options(layout, partition, epsilon, exchange, bits, mesh, comm_dtype, seed, model)
                     graph_input = read_graph(data, allow_nan, warn=session.is_main())
                 except (PygDistError, ImportError) as caught:
                     error = caught
@@ -383,3 +378,50 @@ def _agree(graph_input: GraphInput, options: Options) -> str:
     given.update(options.identity())
     require_equal(given, "give every rank the same graph and options, and seed what is drawn")
     return digest(repr(sorted(given.items())))
+
+
+class DistributedStorage(GlobalStorage):  # type: ignore[misc]
+    """PyG's storage, with every assignment (attribute, item, transform) through :meth:`distributed`."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        stored = self.distributed(key, value)
+        if isinstance(stored, RowTensor):
+            stored._is_attribute = True
+        super().__setitem__(key, stored)
+
+    def distributed(self, key: str, value: Any) -> Any:
+        """``value`` as it is stored: a plain ``[N, ...]`` or ``[E, ...]`` tensor is sliced to this rank's rows."""
+        graph: DistributedGraph = self._parent().graph
+        if key in GRAPH_KEYS:
+            if isinstance(value, DistributedEdgeIndex):
+                if value.graph.node_sharding is not graph.node_sharding:
+                    raise LayoutMismatchError(
+                        f"Expected '{key}' over the nodes of this data (got edges of another DistributedData): use "
+                        f"that one"
+                    )
+                self._parent().__dict__["graph"] = value.graph  # fewer edges, or reversed ones: data.num_edges follows
+                return value
+            if value is None:
+                return value
+            raise MixedRowsError(
+                f"Assigning '{key}' would change a distributed graph: change it before DistributedData"
+            )
+        if isinstance(value, RowTensor):
+            if not (graph.owns(value) or graph.edge_sharding.is_equivalent(value._sharding)):
+                name = ", under another name" if key == "y" else ""
+                raise LayoutMismatchError(
+                    f"Expected '{key}' with a row for every node or edge of this graph (got {value._sharding.size} "
+                    f"{value.kind}s of another graph or selection): assign a full_tensor(){name}"
+                )
+            return graph.place_attribute(key, value)
+        if not isinstance(value, Tensor) or value.dim() == 0:
+            return value
+        nodes, edges = graph.node_sharding.size, graph.edge_sharding.size
+        kind = belongs_to(key, value, nodes, edges)
+        if kind == "edge":
+            return EdgeTensor.from_local(graph.edge_sharding.slice(value), graph.edge_sharding)
+        if kind == "node":
+            return graph.place_attribute(
+                key, NodeTensor.from_local(graph.node_sharding.slice(value), graph.node_sharding)
+            )
+        return value

@@ -23,18 +23,18 @@ def on_grid(
     """The runtime form and the plan (collective)."""
     num_ranks = world_group().size
     best = candidates(model, num_ranks, options, machine)[0]
-    given = None if options.grid.mesh is None else MeshShape.of(options.grid.mesh, num_ranks)
+    given = None if options.mesh is None else MeshShape.of(options.mesh, num_ranks)
     shape = best.shape if given is None else given
     plan, orders = GridPlan.of(
         in_one_piece(graph_input.edge_index), model, shape, best.sums, best.price, machine, options.seed, identity
     )
-    grid = Grid(Mesh(shape), orders, best.sums, GRID_BLOCKS.value(), options.grid.comm_dtype)
+    grid = Grid(Mesh(shape), orders, best.sums, GRID_BLOCKS.value(), options.comm_dtype)
     return GridGraph.of(grid, graph_input.edge_index, graph_input.loop_rule), plan
 
 
 def candidates(model: Model, num_ranks: int, options: Options, machine: Machine) -> list[Candidate]:
     """The meshes and forms that the options allow, the cheapest first; of one data group (not collective)."""
-    given = None if options.grid.mesh is None else MeshShape.of(options.grid.mesh, num_ranks)
+    given = None if options.mesh is None else MeshShape.of(options.mesh, num_ranks)
     wanted = None if given is None else MeshShape(given.x, given.y, given.z)
     priced = grid_plans(model, num_ranks if wanted is None else wanted.size, machine)
     return [c for c in priced if wanted in (None, c.shape)]

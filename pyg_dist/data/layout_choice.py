@@ -14,7 +14,7 @@ from pyg_dist.backend.comm.group import Group, world_group
 from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import on_main
 from pyg_dist.backend.session.steps import step
-from pyg_dist.data.options import GridOptions, Options, common_machine, ranks_per_node
+from pyg_dist.data.options import Options, common_machine, ranks_per_node
 from pyg_dist.graph.protocol import DistributedGraph
 from pyg_dist.halo.graph import HaloGraph
 from pyg_dist.halo.plan.cover import EXCHANGES
@@ -38,7 +38,7 @@ def model_of(graph_input: GraphInput, options: Options) -> Model:
     in_channels = features.shape[1] if features is not None and features.dim() == 2 else None
     is_classes = labels is not None and labels.numel() > 0 and not labels.is_floating_point()
     out_channels = max(int(labels.max()) + 1, 1) if is_classes and labels is not None else None
-    size = 4 if options.grid.comm_dtype is None else options.grid.comm_dtype.itemsize
+    size = 4 if options.comm_dtype is None else options.comm_dtype.itemsize
     num_edges = graph_input.edge_index.shape[1]
     return Model.of_layers(
         graph_input.num_nodes, num_edges, in_channels, out_channels, options.model, message_size=size
@@ -47,10 +47,10 @@ def model_of(graph_input: GraphInput, options: Options) -> Model:
 
 def lay_out(graph_input: GraphInput, options: Options, identity: str) -> tuple[DistributedGraph, Plan | GridPlan]:
     """The graph in the layout of the options, and its plan (collective)."""
-    groups = DataGroups.of(options.grid.mesh if options.layout == "halo" else None)
+    groups = DataGroups.of(options.mesh if options.layout == "halo" else None)
     parts = None
     if options.layout != "grid":
-        with step(f"partition ({options.halo.partition_name}, {groups.part.size} parts)"):
+        with step(f"partition ({options.partition_name}, {groups.part.size} parts)"):
             parts = node_parts(graph_input, options, groups.part)
     if options.layout == "halo" and parts is not None:
         with step("lay out (halo)"):
@@ -85,12 +85,11 @@ def choose_layout(graph_input: GraphInput, options: Options, parts: Tensor, mode
         # The one line that the library prints: a choice that was left to it should not be silent.
         print(f"pyg_dist: {reasons(halo, grid, model, machine)}", file=sys.stderr)
     if halo[0].seconds <= grid[0].seconds:
-        chosen = replace(options.halo, exchange=halo[0].exchange)
-        return replace(options, layout="halo", halo=chosen, grid=GridOptions(None, None))
-    mesh = options.grid.mesh
+        return replace(options, layout="halo", exchange=halo[0].exchange, mesh=None, comm_dtype=None)
+    mesh = options.mesh
     if mesh is None:
         mesh = dict(zip("xyz", grid[0].shape.sizes("x", "y", "z"), strict=True))
-    return replace(options, layout="grid", grid=replace(options.grid, mesh=mesh))
+    return replace(options, layout="grid", mesh=mesh)
 
 
 def on_halo(
@@ -99,31 +98,31 @@ def on_halo(
     """The runtime form and the plan (collective); ``None``: one data group."""
     groups = DataGroups.of(None) if groups is None else groups
     group = groups.part
-    share = halo_share(graph_input.edge_index, parts, group.rank, group.size, options.halo.exchange)
-    identity = plan_hash(graph_input.edge_index, parts, group.size, options.halo.exchange)
+    share = halo_share(graph_input.edge_index, parts, group.rank, group.size, options.exchange)
+    identity = plan_hash(graph_input.edge_index, parts, group.size, options.exchange)
     kept = parts.to(torch.int32) if group.rank == 0 else None
-    plan = gathered_plan(share, group, options, options.halo.partition_name, kept, identity)
+    plan = gathered_plan(share, group, options, options.partition_name, kept, identity)
     return halo_graph(share, groups, options, graph_input.loop_rule, plan), plan
 
 
 def halo_graph(share: HaloShare, groups: DataGroups, options: Options, loop_rule: LoopRule, plan: Plan) -> HaloGraph:
     """The runtime form of a rank's share (collective)."""
-    halo = options.halo
-    nodes = HaloNodes(groups.part, share.node_id, share.num_nodes, halo.exchange, halo.bits_by_direction, groups)
+    bits = options.bits_by_direction
+    nodes = HaloNodes(groups.part, share.node_id, share.num_nodes, options.exchange, bits, groups)
     return HaloGraph(share, nodes, loop_rule, plan.messages)
 
 
 def node_parts(graph_input: GraphInput, options: Options, group: Group) -> Tensor:
     """The owner of each node: computed on one rank, since solvers differ from run to run, and sent to all."""
-    method = options.halo.partition
+    method = options.partition
     if isinstance(method, Plan):  # a data.plan has its parts on rank 0 alone
         given = (graph_input.edge_index, graph_input.num_nodes, group.size)
-        return on_main(lambda: method.parts_for(*given, options.halo.exchange, options.halo.bits_by_direction))
+        return on_main(lambda: method.parts_for(*given, options.exchange, options.bits_by_direction))
     train_mask = graph_input.node_attributes.get("train_mask")
     if train_mask is not None and (train_mask.dtype != torch.bool or train_mask.dim() != 1):
         train_mask = None
     found_by = PartsOptions(
-        method, options.halo.epsilon, options.seed, exchange=options.halo.exchange,
+        method, options.epsilon, options.seed, exchange=options.exchange,
         ranks_per_node=known_ranks_per_node(group),
     )  # fmt: skip
     return on_main(lambda: find_parts(graph_input.edge_index, graph_input.num_nodes, group.size, found_by, train_mask))
@@ -138,8 +137,8 @@ def gathered_plan(
     sizes, rows = table[:, : -group.size].tolist(), table[:, -group.size :]
     shares = tuple(ShareSizes(*size) for size in sizes)
     return Plan(
-        options.layout, partition, options.halo.exchange, shares, pairs_of(rows), identity, parts,
-        options.halo.bits_by_direction, known_ranks_per_node(group),
+        options.layout, partition, options.exchange, shares, pairs_of(rows), identity, parts,
+        options.bits_by_direction, known_ranks_per_node(group),
     )  # fmt: skip
 
 

@@ -27,16 +27,36 @@ _LAYOUTS = ("halo", "grid", "auto")
 
 
 @dataclass(frozen=True)
-class HaloOptions:
-    """The options of the halo layout. Each is checked by itself, and together with the layout."""
+class Options:
+    """See :class:`pyg_dist.DistributedData`. Each is checked by itself, then with the layout."""
 
+    layout: str
     partition: str | Tensor | np.ndarray[Any, Any] | Plan
     epsilon: float
     exchange: ExchangeKind
     bits: int | tuple[int, int]
+    mesh: dict[str, int] | None
+    comm_dtype: torch.dtype | None
+    seed: int = 0
+    model: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         """Raise where one is not valid."""
+        self._check_halo()
+        _check("comm_dtype", self.comm_dtype, (None, torch.bfloat16))
+        if self.mesh is not None and not isinstance(self.mesh, dict):
+            raise OptionError(f"Expected mesh to be a dict such as {{'x': 2, 'z': 2}} or None (got {self.mesh!r})")
+        _check("layout", self.layout, _LAYOUTS)
+        self._check_with_layout()
+        Model.of_layers(1, 0, None, None, self.model)  # raises
+        for setting in SETTINGS:
+            setting.value()  # raises
+        is_integer = isinstance(self.seed, (int, np.integer)) and not isinstance(self.seed, bool)
+        if not (is_integer and -(2**63) <= self.seed < 2**63):
+            raise OptionError(f"Expected seed to be an integer of 64 bits (got {self.seed!r})")
+        object.__setattr__(self, "seed", int(self.seed))  # numpy's numbers are none of torch's
+
+    def _check_halo(self) -> None:
         _check("exchange", self.exchange, EXCHANGES)
         given: tuple[object, ...] = self.bits_by_direction
         if not all(type(b) is int and b in get_args(Bits) for b in given):  # not bool
@@ -60,8 +80,8 @@ class HaloOptions:
             )
         object.__setattr__(self, "epsilon", float(self.epsilon))
 
-    def check_with(self, layout: str) -> None:
-        """Raise where an option does not go with the layout."""
+    def _check_with_layout(self) -> None:
+        layout = self.layout
         if layout != "halo" and self.bits_by_direction != (32, 32):
             raise UnsupportedError(
                 f"bits={self.bits!r} with layout={layout!r} is not in this version: use layout='halo', or "
@@ -71,6 +91,15 @@ class HaloOptions:
             raise OptionError(f"Expected layout='halo' with a plan, which was made for it (got {layout!r})")
         if layout == "grid" and not isinstance(self.partition, str):
             raise OptionError("Expected no partition with layout='grid', which has none (got the owner of each node)")
+        if layout == "halo" and self.comm_dtype is not None:
+            raise UnsupportedError(
+                "comm_dtype with layout='halo' is not in this version: leave it out, or layout='grid'"
+            )
+        if layout == "auto" and self.mesh is not None and self.mesh.get("data", 1) != 1:
+            raise OptionError(
+                f"Expected a mesh without data groups with layout='auto', which prices one copy of the graph (got "
+                f"{self.mesh}): choose layout='grid'"
+            )
 
     @property
     def bits_by_direction(self) -> tuple[Bits, Bits]:
@@ -88,73 +117,12 @@ class HaloOptions:
 
     def identity(self) -> dict[str, str]:
         """Name and value of each option, short enough to compare across ranks."""
+        names = ("layout", "seed", "model", "exchange", "epsilon", "mesh", "comm_dtype")
+        given = {name: str(getattr(self, name)) for name in names} | {"bits": str(self.bits_by_direction)}
         if isinstance(self.partition, str):
-            partition = self.partition
-        elif isinstance(self.partition, Plan):
-            partition = self.partition.hash  # of its parts, too
-        else:
-            partition = digest(self.partition)
-        given = {"exchange": self.exchange, "epsilon": str(self.epsilon), "bits": str(self.bits_by_direction)}
-        return given | {"partition": partition}
-
-
-@dataclass(frozen=True)
-class GridOptions:
-    """The options of the grid layout. Each is checked by itself, and together with the layout."""
-
-    mesh: dict[str, int] | None
-    comm_dtype: torch.dtype | None
-
-    def __post_init__(self) -> None:
-        """Raise where one is not valid."""
-        _check("comm_dtype", self.comm_dtype, (None, torch.bfloat16))
-        if self.mesh is not None and not isinstance(self.mesh, dict):
-            raise OptionError(f"Expected mesh to be a dict such as {{'x': 2, 'z': 2}} or None (got {self.mesh!r})")
-
-    def check_with(self, layout: str) -> None:
-        """Raise where an option does not go with the layout."""
-        if layout == "halo" and self.comm_dtype is not None:
-            raise UnsupportedError(
-                "comm_dtype with layout='halo' is not in this version: leave it out, or layout='grid'"
-            )
-        if layout == "auto" and self.mesh is not None and self.mesh.get("data", 1) != 1:
-            raise OptionError(
-                f"Expected a mesh without data groups with layout='auto', which prices one copy of the graph (got "
-                f"{self.mesh}): choose layout='grid'"
-            )
-
-    def identity(self) -> dict[str, str]:
-        """Name and value of each option."""
-        return {"mesh": str(self.mesh), "comm_dtype": str(self.comm_dtype)}
-
-
-@dataclass(frozen=True)
-class Options:
-    """See :class:`pyg_dist.DistributedData`."""
-
-    layout: str
-    halo: HaloOptions
-    grid: GridOptions
-    seed: int
-    model: tuple[int, int] | None = None
-
-    def __post_init__(self) -> None:
-        """Raise where an option is not valid, or not together with the layout."""
-        _check("layout", self.layout, _LAYOUTS)
-        self.halo.check_with(self.layout)
-        self.grid.check_with(self.layout)
-        Model.of_layers(1, 0, None, None, self.model)  # raises
-        for setting in SETTINGS:
-            setting.value()  # raises
-        is_integer = isinstance(self.seed, (int, np.integer)) and not isinstance(self.seed, bool)
-        if not (is_integer and -(2**63) <= self.seed < 2**63):
-            raise OptionError(f"Expected seed to be an integer of 64 bits (got {self.seed!r})")
-        object.__setattr__(self, "seed", int(self.seed))  # numpy's numbers are none of torch's
-
-    def identity(self) -> dict[str, str]:
-        """Name and value of each option, short enough to compare across ranks."""
-        given = {"layout": self.layout, "seed": str(self.seed), "model": str(self.model)}
-        given |= self.halo.identity() | self.grid.identity()
+            given["partition"] = self.partition
+        else:  # the hash of a plan is of its parts, too
+            given["partition"] = self.partition.hash if isinstance(self.partition, Plan) else digest(self.partition)
         named = {f"option {name}": value for name, value in given.items()}
         return named | {f"setting {s.name}": str(s.value()) for s in SETTINGS if s.must_agree}
 

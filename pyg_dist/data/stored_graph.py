@@ -15,7 +15,7 @@ from pyg_dist.backend.ops.memory import release_after, release_free_memory
 from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import digest, require_equal
 from pyg_dist.data.layout_choice import gathered_plan, halo_graph, known_ranks_per_node
-from pyg_dist.data.options import GridOptions, HaloOptions, Options
+from pyg_dist.data.options import Options
 from pyg_dist.data.stored_grid import on_stored_grid, raised_on_all_ranks
 from pyg_dist.errors import StoreError
 from pyg_dist.graph.protocol import DistributedGraph
@@ -62,8 +62,7 @@ def open_store(
         path = _path_of(folder)
         manifest = Manifest.load(path)
         _require_known(path, manifest.graph)
-        halo, grid = HaloOptions("random", 0.03, exchange, bits), GridOptions(mesh, comm_dtype)
-        options = Options(manifest.layout, halo, grid, 0)
+        options = Options(manifest.layout, "random", 0.03, exchange, bits, mesh, comm_dtype)
     require_equal(
         {"the store's manifest": manifest.digest, **options.identity()}, "give every rank the same store and options"
     )
@@ -93,16 +92,16 @@ def _open_grid(store: GridStore, options: Options) -> StoredGraph:
 
 
 def _open_halo(store: HaloStore, options: Options) -> StoredGraph:
-    groups = DataGroups.of(options.grid.mesh)
+    groups = DataGroups.of(options.mesh)
     manifest, group = store.manifest, groups.part
     with raised_on_all_ranks():
         ranks = rank_of_part(store, group.size)
         parts = store.parts_of(group.rank, ranks)
-        share = stored_share(store, group.rank, ranks, options.halo.exchange)
+        share = stored_share(store, group.rank, ranks, options.exchange)
     if group.size == store.num_parts:
-        plan = stored_plan(store, options.halo.exchange, options.halo.bits_by_direction, known_ranks_per_node(group))
+        plan = stored_plan(store, options.exchange, options.bits_by_direction, known_ranks_per_node(group))
     else:
-        identity = merged_hash(store, ranks, options.halo.exchange)
+        identity = merged_hash(store, ranks, options.exchange)
         plan = gathered_plan(share, group, options, manifest.plan["partition"], None, identity)
     graph = halo_graph(share, groups, options, manifest.graph["loop_rule"], plan)
     with raised_on_all_ranks():

@@ -120,16 +120,16 @@ def on_stored_grid(store: GridStore, options: Options) -> tuple[GridGraph, GridP
     On another mesh than the store was written for, the node orders stay what they are.
     """
     num_ranks, written = world_group().size, stored_grid_plan(store)
-    shape = written.shape if options.grid.mesh is None else MeshShape.of(options.grid.mesh, num_ranks)
+    shape = written.shape if options.mesh is None else MeshShape.of(options.mesh, num_ranks)
     plan, is_as_written = written, shape == written.shape and shape.size == num_ranks
     if not is_as_written:
         machine = common_machine()
         best = candidates(written.model, num_ranks, options, machine)[0]
-        shape = best.shape if options.grid.mesh is None else shape
+        shape = best.shape if options.mesh is None else shape
         plan = on_mesh(written, shape, best.sums, best.price, machine, (0,))
     with raised_on_all_ranks():
         orders = tuple(StoredOrder(*store.order(number)) for number in range(store.num_orders))
-    grid = Grid(Mesh(shape), orders, plan.sums, GRID_BLOCKS.value(), options.grid.comm_dtype)
+    grid = Grid(Mesh(shape), orders, plan.sums, GRID_BLOCKS.value(), options.comm_dtype)
     with raised_on_all_ranks():
         graph = _graph(store, grid)
         mine = edges_of_tile(store, shape, grid.mesh.coordinates)

@@ -6,15 +6,14 @@ KaHyPar is under the GPL: it is no dependency, and imported only where it is nam
 from __future__ import annotations
 
 import tempfile
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_dist.errors import MissingPackageError, OptionError
+from pyg_dist.errors import OptionError
 from pyg_dist.partition.hypergraph import HypergraphModel
-from pyg_dist.partition.solver import SolverOptions, explained_failure
+from pyg_dist.partition.solver import SolverOptions, explained_failure, package
 
 _MAX_WEIGHT = 2**31 - 1  # of all nodes together: KaHyPar counts in 32 bits
 
@@ -76,7 +75,7 @@ def kahypar_parts(hypergraph: HypergraphModel, num_parts: int, options: SolverOp
     Shapes:
         - **output:** :math:`(|V|)` int32
     """
-    kahypar = _import_kahypar()
+    kahypar = package("kahypar", "for solver='kahypar'", "'pyg-dist[kahypar]', or take solver='mt-kahypar'")
     if hypergraph.num_nets == 0:
         raise OptionError("Expected a graph with edges between nodes for KaHyPar (got none): take solver='mt-kahypar'")
     if max(hypergraph.pin.size, hypergraph.num_nodes, int(hypergraph.net_weight.sum())) > _MAX_WEIGHT:
@@ -101,14 +100,3 @@ def kahypar_parts(hypergraph: HypergraphModel, num_parts: int, options: SolverOp
     with explained_failure("KaHyPar"):
         kahypar.partition(model, context)
     return torch.tensor([model.blockID(node) for node in range(hypergraph.num_nodes)], dtype=torch.int32)
-
-
-def _import_kahypar() -> Any:
-    try:
-        import kahypar
-    except ImportError as error:
-        raise MissingPackageError(
-            f"Expected kahypar for solver='kahypar' (got: {error}); pip install 'pyg-dist[kahypar]', or take "
-            f"solver='mt-kahypar'"
-        ) from error
-    return kahypar

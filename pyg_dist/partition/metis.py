@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_dist.errors import MissingPackageError
 from pyg_dist.partition.inputs import Array, node_work
-from pyg_dist.partition.solver import explained_failure, random_parts
+from pyg_dist.partition.solver import explained_failure, package, random_parts
 
 _CUT, _VOLUME = 0, 1  # METIS_OBJTYPE_CUT, METIS_OBJTYPE_VOL
 
@@ -38,7 +36,7 @@ def metis_parts(graph: GraphModel, num_parts: int, epsilon: float, seed: int, cu
     Shapes:
         - **output:** :math:`(|V|)` int32
     """
-    pymetis = _import_pymetis()
+    pymetis = package("pymetis", "for partition='metis'", "pymetis, or choose partition='random'")
     if num_parts == 1:  # METIS mishandles both of these
         return torch.zeros(graph.num_nodes, dtype=torch.int32)
     if graph.neighbor.size == 0:
@@ -71,16 +69,6 @@ def _volume(start: Array, neighbor: Array, parts: Array) -> int:
     other = parts[neighbor]
     is_remote = parts[node] != other
     return int(np.unique(node[is_remote] * num_parts + other[is_remote]).size)
-
-
-def _import_pymetis() -> Any:
-    try:
-        import pymetis
-    except ImportError as error:
-        raise MissingPackageError(
-            f"Expected pymetis for partition='metis' (got: {error}); pip install pymetis, or choose partition='random'"
-        ) from error
-    return pymetis
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_dist.errors import MissingPackageError
 from pyg_dist.partition.hypergraph import HypergraphModel
-from pyg_dist.partition.solver import Preset, SolverOptions, explained_failure
+from pyg_dist.partition.solver import Preset, SolverOptions, explained_failure, package
 
 _MAX_WEIGHT = 2**31 - 1  # of all nodes together: Mt-KaHyPar counts in 32 bits
 
@@ -67,7 +66,7 @@ def improved_parts(
 
 def _prepared(hypergraph: HypergraphModel, num_parts: int, options: SolverOptions, preset: Preset) -> tuple[Any, Any]:
     """Mt-KaHyPar's context and hypergraph."""
-    mtkahypar, initializer = _import_mtkahypar(), _initializer()
+    mtkahypar, initializer = _mtkahypar(), _initializer()
     mtkahypar.set_seed(options.seed % 2**31)
     name = (options.preset or preset).replace("-", "_").upper()
     context = initializer.context_from_preset(getattr(mtkahypar.PresetType, name))
@@ -81,7 +80,7 @@ def _prepared(hypergraph: HypergraphModel, num_parts: int, options: SolverOption
 
 
 def _parts_of(solve: Callable[[], Any]) -> Tensor:
-    mtkahypar = _import_mtkahypar()
+    mtkahypar = _mtkahypar()
     kinds = (mtkahypar.InvalidInputError, mtkahypar.InvalidParameterError, mtkahypar.SystemError,
              mtkahypar.UnsupportedOperationError)  # fmt: skip
     with explained_failure("Mt-KaHyPar", *kinds):
@@ -91,15 +90,8 @@ def _parts_of(solve: Callable[[], Any]) -> Tensor:
 @functools.cache
 def _initializer() -> Any:
     """Of which a process may have one."""
-    return _import_mtkahypar().initialize(len(os.sched_getaffinity(0)), False)
+    return _mtkahypar().initialize(len(os.sched_getaffinity(0)), False)
 
 
-def _import_mtkahypar() -> Any:
-    try:
-        import mtkahypar
-    except ImportError as error:
-        raise MissingPackageError(
-            f"Expected mtkahypar to partition hypergraphs (got: {error}); pip install mtkahypar, or choose "
-            "partition='metis'"
-        ) from error
-    return mtkahypar
+def _mtkahypar() -> Any:
+    return package("mtkahypar", "to partition hypergraphs", "mtkahypar, or choose partition='metis'")

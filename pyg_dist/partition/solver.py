@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from pyg_dist.errors import OptionError
+from pyg_dist.errors import MissingPackageError, OptionError
 
 Solver = Literal["mt-kahypar", "kahypar"]
 Preset = Literal["deterministic", "deterministic-quality", "default", "quality", "highest-quality", "large-k"]
@@ -39,6 +40,14 @@ class SolverOptions:
             raise OptionError(f"Expected 'preset' to be one of {', '.join(PRESETS)} (got {self.preset!r})")
         if self.preset is not None and self.solver != "mt-kahypar":
             raise OptionError(f"Expected no preset with solver={self.solver!r}, which has none (got {self.preset!r})")
+
+
+def package(name: str, use: str, remedy: str) -> Any:
+    """The package of a solver, imported where it is named."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise MissingPackageError(f"Expected {name} {use} (got: {error}); pip install {remedy}") from error
 
 
 @contextmanager

@@ -80,6 +80,12 @@ def sort_attributes(given: Mapping[str, Any], num_nodes: int, num_edges: int, is
     return found
 
 
+def by_kind(others: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Of attributes without rows: tensors, and what is none."""
+    tensors = {name: value for name, value in others.items() if isinstance(value, Tensor)}
+    return tensors, {name: value for name, value in others.items() if name not in tensors}
+
+
 def _kind_of(name: str, value: Any, num_nodes: int, num_edges: int) -> Literal["node", "edge"] | None:
     if name in _OWN:
         raise DataError(f"Expected no attribute '{name}', which every DistributedData has: rename the data's")

@@ -18,7 +18,7 @@ from torch_geometric.utils import is_torch_sparse_tensor
 
 from pyg_dist.errors import DataError, UnsupportedError
 from pyg_dist.partition.inputs import as_edges, check_ends
-from pyg_dist.store.attributes import GRAPH_KEYS, Attributes, NanCount, num_nodes_of, sort_attributes
+from pyg_dist.store.attributes import GRAPH_KEYS, NanCount, by_kind, num_nodes_of, sort_attributes
 from pyg_dist.store.manifest import ADJ_VALUES, LoopRule
 
 METADATA, EDGE_INDEX = "pyg_dist graph", "edge_index"
@@ -36,7 +36,9 @@ class GraphInput:
         loop_rule: see :data:`~pyg_dist.store.manifest.LoopRule`.
         adj_values: the values of ``adj_t``, ``[E]``, unless they are absent, or all one and constant.
         device: where the graph was given: that of ``x``, or else of its edges. Edges and their values are on the host.
-        attributes: all others, by what they belong to.
+        node_attributes: tensors ``[N, ...]`` by name.
+        edge_attributes: tensors ``[E, ...]`` by name.
+        other_attributes: everything else, kept as it is on every rank.
     """
 
     edge_index: Tensor
@@ -45,32 +47,14 @@ class GraphInput:
     loop_rule: LoopRule
     adj_values: Tensor | None
     device: torch.device
-    attributes: Attributes
-
-    @property
-    def node_attributes(self) -> dict[str, Tensor]:
-        """Tensors ``[N, ...]`` by name."""
-        return self.attributes.nodes
-
-    @property
-    def edge_attributes(self) -> dict[str, Tensor]:
-        """Tensors ``[E, ...]`` by name."""
-        return self.attributes.edges
-
-    @property
-    def other_attributes(self) -> dict[str, Any]:
-        """Everything else, kept as it is on every rank."""
-        return self.attributes.others
+    node_attributes: dict[str, Tensor]
+    edge_attributes: dict[str, Tensor]
+    other_attributes: dict[str, Any]
 
     @property
     def edge_columns(self) -> dict[str, Tensor]:
         """What a file has a row per edge of: attributes, and the values of ``adj_t``."""
         return self.edge_attributes | ({} if self.adj_values is None else {ADJ_VALUES: self.adj_values})
-
-    def others_by_kind(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """:attr:`other_attributes`: tensors, and what is none."""
-        tensors = {name: value for name, value in self.other_attributes.items() if isinstance(value, Tensor)}
-        return tensors, {name: value for name, value in self.other_attributes.items() if name not in tensors}
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Everything that must be equal on all ranks, by name."""
@@ -79,9 +63,7 @@ class GraphInput:
             yield f"{self.graph_key} values", self.adj_values
         for attributes in (self.node_attributes, self.edge_attributes):
             yield from attributes.items()
-        for name, value in self.other_attributes.items():
-            if isinstance(value, Tensor):
-                yield name, value
+        yield from by_kind(self.other_attributes)[0].items()
 
 
 def read_graph(data: Data, allow_nan: bool, warn: bool, is_strict: bool = True) -> GraphInput:
@@ -107,8 +89,10 @@ def read_graph(data: Data, allow_nan: bool, warn: bool, is_strict: bool = True) 
     edge_index, graph_key, loop_rule, values = _edges(data)
     num_nodes = num_nodes_of(data, lambda: int(edge_index.max()) if edge_index.numel() else -1, is_strict)
     check_ends(edge_index, num_nodes, graph_key)
-    attributes = sort_attributes(data.to_dict(), num_nodes, edge_index.shape[1], is_strict)
-    graph = GraphInput(edge_index, num_nodes, graph_key, loop_rule, values, _device(data), attributes)
+    found = sort_attributes(data.to_dict(), num_nodes, edge_index.shape[1], is_strict)
+    graph = GraphInput(
+        edge_index, num_nodes, graph_key, loop_rule, values, _device(data), found.nodes, found.edges, found.others
+    )
     if is_strict:
         _check_masks(graph)
     if not allow_nan and warn:
@@ -194,15 +178,14 @@ def save_graph(data: Data, path: str | Path) -> None:
     Example:
         >>> pyg_dist.save_graph(KarateClub()[0], "karate.safetensors")
     """
-    from pyg_dist.store.format import ShardWriter, TensorSpec, as_storage, dtype_name, sync
+    from pyg_dist.store.format import ShardWriter, as_storage, spec_of, sync
     from pyg_dist.store.source import is_plain
 
     path = Path(path)
     if path.suffix != ".safetensors":
         raise DataError(f"Expected a name that ends in .safetensors (got {path.name!r}): rename it")
     graph = read_graph(data, allow_nan=True, warn=False)
-    others = {name: value for name, value in graph.other_attributes.items() if isinstance(value, Tensor)}
-    plain = {name: value for name, value in graph.other_attributes.items() if name not in others}
+    others, plain = by_kind(graph.other_attributes)
     for name, value in plain.items():
         if not is_plain(value):
             raise DataError(
@@ -217,9 +200,8 @@ def save_graph(data: Data, path: str | Path) -> None:
         "other_tensors": list(others),
         "other": plain,
     }
-    specs = {name: TensorSpec(dtype_name(t.dtype), tuple(t.shape)) for name, t in tensors.items()}
     new = path.with_name(path.name + ".new")
-    writer = ShardWriter(new, specs, {METADATA: json.dumps(content)})
+    writer = ShardWriter(new, {name: spec_of(t) for name, t in tensors.items()}, {METADATA: json.dumps(content)})
     for name, tensor in tensors.items():
         writer.write_whole(name, as_storage(tensor.detach().cpu().contiguous()))
     writer.close()

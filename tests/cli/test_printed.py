@@ -10,7 +10,7 @@ import pytest
 import torch
 from random_graphs import random_graph
 
-from pyg_dist.cli import main, rank_counts
+from pyg_dist.cli import main, planning
 from pyg_dist.halo.plan.plan import Plan
 from pyg_dist.pricing.base import WIDTH, aligned, fold
 from pyg_dist.pricing.machine import Machine
@@ -104,10 +104,10 @@ def test_several_numbers_of_ranks(capsys: pytest.CaptureFixture[str], graph_file
 
 
 def test_advice() -> None:
-    def line(ranks: int, seconds: float) -> rank_counts.RankCount:
-        return rank_counts.RankCount(ranks, "halo", seconds, 8 / seconds, 1, 1, 1.0)
+    def line(ranks: int, seconds: float) -> planning.RankCount:
+        return planning.RankCount(ranks, "halo", seconds, 8 / seconds, 1, 1, 1.0)
 
-    text = rank_counts.advice([line(1, 8.0), line(2, 4.5), line(8, 3.0), line(64, 2.0)])
+    text = planning.advice([line(1, 8.0), line(2, 4.5), line(8, 3.0), line(64, 2.0)])
     assert text == "fastest: 64 ranks (4.0 times as fast as one); the most that are used at least half: 2"
 
 

@@ -52,7 +52,7 @@ def messages(folder: str) -> dict[str, str]:
 
     import pymetis
 
-    mtkahypar = mt_kahypar._import_mtkahypar()
+    mtkahypar = mt_kahypar._mtkahypar()
     other = random_graph(NUM_NODES, 300, seed=5)
     stale = Plan.of(other.edge_index, torch.arange(NUM_NODES) % world_size, world_size)
     more = Plan.of(graph.edge_index, torch.arange(NUM_NODES) % (world_size + 1), world_size + 1)

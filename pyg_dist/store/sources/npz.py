@@ -20,7 +20,7 @@ from torch_geometric.data import Data
 
 from pyg_dist.errors import DataError, PygDistError
 from pyg_dist.partition.inputs import Array
-from pyg_dist.store.attributes import num_nodes_of, sort_attributes
+from pyg_dist.store.attributes import by_kind, num_nodes_of, sort_attributes
 from pyg_dist.store.format import spec_of, torch_dtype
 from pyg_dist.store.source import EdgeChunk, Source, SourceInfo, edge_place, fixed_rows, storable, tensors_info
 
@@ -105,11 +105,10 @@ class Npz(Source):
         """Sizes and attributes; content stays in the file."""
         found = self.attributes
         nodes, edges = ({name: spec_of(t) for name, t in given.items()} for given in (found.nodes, found.edges))
-        tensors = {name: t for name, t in found.others.items() if isinstance(t, torch.Tensor)}
+        tensors, plain = by_kind(found.others)
         return tensors_info(
             self.path, self.num_nodes, None if self.stands_once else self.num_edges, nodes, edges, self._node_rows,
-            other={name: value for name, value in found.others.items() if name not in tensors},
-            other_tensors={name: (spec_of(t), partial(self._whole, name)) for name, t in tensors.items()},
+            other=plain, other_tensors={name: (spec_of(t), partial(self._whole, name)) for name, t in tensors.items()},
             stands_once=self.stands_once,
         )  # fmt: skip
 

@@ -17,6 +17,7 @@ from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import GlobalStorage
 
 from pyg_dist.errors import DataError, PygDistError
+from pyg_dist.store.attributes import by_kind
 from pyg_dist.store.format import as_storage, spec_of
 from pyg_dist.store.graph_input import EDGE_INDEX, METADATA, read_graph
 from pyg_dist.store.reader import TensorFile
@@ -95,7 +96,7 @@ class TorchFile(Source):
     def info(self) -> SourceInfo:
         """All is in memory."""
         graph = self.graph
-        tensors, plain = graph.others_by_kind()
+        tensors, plain = by_kind(graph.other_attributes)
         nodes, edges = (
             {name: spec_of(t) for name, t in given.items()} for given in (graph.node_attributes, graph.edge_columns)
         )
