@@ -110,7 +110,6 @@ LOADED_LATER = (
     "pyg_dist.grid",
     "pyg_dist.plan.auto",
     "pyg_dist.plan.simulate",
-    "pyg_dist.pricing.plot",
     "pyg_dist.store.folder",
     "pyg_dist.store.sources",
 )
