@@ -20,7 +20,6 @@ ROOMS_OF_LAYOUTS = ("halo/", "grid/")
 FACTORIES = (
     "data/layout_choice.py",
     "data/grid_data.py",
-    "data/stored_graph.py",
     "data/stored_grid.py",
 )
 PROTOCOLS = {"GraphProducts", "DistributedGraph", "EdgeView", "Operator", "SampledGraph"}
