@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import builtins
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -244,14 +244,7 @@ def test_wrong_arguments(arguments: dict[str, Any], kind: type[Exception], words
 def test_without_its_package_there_is_a_way_out(
     monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], package: str, words: str
 ) -> None:
-    real_import = builtins.__import__
-
-    def without_package(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name == package:
-            raise ModuleNotFoundError(f"No module named '{package}'")
-        return real_import(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without_package)
+    monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingPackageError, match=words):
         partition(torch.tensor([[0, 1], [1, 2]]), 4, 2, **arguments)
 
