@@ -20,7 +20,7 @@ from pyg_dist.data.stored_grid import on_stored_grid, raised_on_all_ranks
 from pyg_dist.errors import StoreError
 from pyg_dist.graph.protocol import DistributedGraph
 from pyg_dist.grid.plan.plan import GridPlan
-from pyg_dist.halo.plan.cover import Cover, Ends, OneWay
+from pyg_dist.halo.plan.cover import Cover, Ends, ExchangeKind, OneWay
 from pyg_dist.halo.plan.plan import Plan, hash_of_digests, pairs_of
 from pyg_dist.halo.plan.share import HaloShare, LocalEdges, share_of
 from pyg_dist.halo.plan.sizes import BlockNumbers, ShareSizes, merged_parts
