@@ -23,6 +23,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import add_remaining_self_loops, scatter, softmax
 from workers import Workers
 
+from pyg_dist.backend.comm.transport import Pending
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.sparse.csr import Block
 from pyg_dist.graph.protocol import (
@@ -142,7 +143,7 @@ def started(graph: Data, data: Any, how: Layout) -> None:
     for norm in NORMS:
         operator, first, second = laid.operator(norm, None, torch.float64), leaf(data.x), leaf(data.x)
         pending = [laid.start(laid.place(x), operator) for x in (first, second * 2)]
-        outs = [p.wait() for p in pending]
+        outs = [p.wait() if isinstance(p, Pending) else p for p in pending]
         sum(out.square().sum() for out in outs).backward()
         matrix = dense(graph, norm)
         want = matrix @ graph.x
