@@ -53,7 +53,7 @@ E = TypeVar("E", bound="ByCounts")
 
 @dataclass(frozen=True)
 class ByCounts:
-    """What exchanges have in common that know how many rows go from rank to rank.
+    """What exchanges by fixed numbers of rows have in common.
 
     Attributes:
         transport: the ranks, and where what is sent is counted.

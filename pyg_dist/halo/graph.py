@@ -49,7 +49,7 @@ class HaloGraph(HaloProducts):
     @lasting
     def one_rank_edges(self) -> Tensor | None:
         """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.one_rank_edges`."""
-        if self.group.size > 1 or self.bits != (32, 32) or self.share.num_edges > STOCK_ELEMENTS.value():
+        if self.group.size > 1 or self.node_sharding.bits != (32, 32) or self.share.num_edges > STOCK_ELEMENTS.value():
             return None
         return torch.stack(self.ends())
 
@@ -72,7 +72,7 @@ class HaloGraph(HaloProducts):
 
     def _copy_on(self: G, device: torch.device) -> G:
         moved = copy.copy(self)
-        moved._lie_on(device)
+        moved._build_on(device)
         return moved
 
     def select(self, chosen: Selection) -> HaloGraph:
@@ -159,12 +159,7 @@ class HaloLinks:
 
     @lasting
     def remote_weights(self, operator: LinearOperator, values: Tensor) -> Tensor:
-        """The values of the edges that begin here, from the ranks that have them (collective at the first use).
-
-        Args:
-            operator: whose values they are.
-            values: by edge storage.
-        """
+        """The operator's ``values``, by edge storage, of the edges that begin here (collective at the first use)."""
         if operator not in self._remote_weights:
             places = on_device(self._place, values.device)
             self._remote_weights[operator] = self._exchange.start(values[places]).wait()
@@ -174,11 +169,12 @@ class HaloLinks:
 class SampledNodes(HaloNodes):
     """Sampled nodes. They are numbered by their places in the sample, and keyed as in the graph.
 
+    Where data groups have samples of their own, the rows are those of the union of all.
+
     Args:
         parent: the graph's nodes.
-        row: the local ones among them, int64 ``[b]``.
-        place: their places in the sample, int64 ``[b]``.
-        sample: the sample. Where data groups have samples of their own, the rows are those of the union of all.
+        row, place: the local ones among them, and their places in the sample, int64 ``[b]``.
+        sample: the sample.
     """
 
     counts_selections = False  # each batch has masks of its own, and a step would wait for their numbers
@@ -272,9 +268,8 @@ class HaloBatch(HaloGraph):
 
     def pick_nodes(self) -> PickedNodes:
         """``n_id``: the nodes' global ids; ``t[n_id]`` is a node tensor of the graph at the sample."""
-        nodes = self.node_sharding
-        ids = self.parent.node_sharding.global_id.index_select(0, self.restriction.row)
-        picked = PickedNodes.of(ids.to(self.device), nodes, self.parent.node_sharding, self.restriction.row)
+        nodes, of_graph, row = self.node_sharding, self.parent.node_sharding, self.restriction.row
+        picked = PickedNodes.of(of_graph.global_id.index_select(0, row).to(self.device), nodes, of_graph, row)
         picked.replicas = self._replicas
         return picked
 
@@ -357,14 +352,10 @@ class HaloBatch(HaloGraph):
         whole: LinearOperator,
         dtype: torch.dtype,
     ) -> LinearOperator:
-        """The batch's operator.
+        """The batch's operator: with the scales of the ``whole`` graph's.
 
-        Args:
-            local: of the local edges; ``None``: by ``values``.
-            values: of the edges, ``[e]``; ``None``: ones.
-            remote_weights: of those that are summed here for other ranks; ``None``: ones.
-            whole: the graph's, whose scales hold.
-            dtype: of the values.
+        ``local`` is made by ``values`` where there is none. ``values``, of the edges, and ``remote_weights``, of those
+        that are summed here for other ranks, may be ones (``None``).
         """
         one = torch.ones(1, dtype=dtype, device=self.device)
         storage = torch.cat([self._factors(dtype) if values is None else values * self._factors(dtype), one])

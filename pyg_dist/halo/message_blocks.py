@@ -34,7 +34,7 @@ class MessageBlocks:
         num_inner: so many targets come first whose sources are all local.
         max_edges: of a block, if it has more than one target.
         places: of each input.
-        maps: sends each input's rows to the halo; ``None``: it has none there, or is there already.
+        maps: send each input's rows to the halo; ``None``: it has none there, or is there already.
         run: see :data:`Run`. Every block draws alike from the generators of torch (of the CPU), NumPy and Python.
     """
 
@@ -49,16 +49,6 @@ class MessageBlocks:
     def num_targets(self) -> int:
         """Of this rank."""
         return self.csr.num_rows
-
-    @property
-    def inner(self) -> tuple[int, int]:
-        """The targets that need no halo."""
-        return 0, self.num_inner
-
-    @property
-    def boundary(self) -> tuple[int, int]:
-        """The others."""
-        return self.num_inner, self.num_targets
 
     def block(self, low: int, high: int) -> Block:
         """All in-edges of the targets from ``low`` to ``high``, exclusive."""
@@ -121,12 +111,12 @@ class _ReduceByBlocks(LocalFunction):
                     out = reduced.new_empty(a.num_targets, *reduced.shape[1:])
                 out[block.low : block.high] = reduced
 
-        flying = a.start(inputs)
+        pending = a.start(inputs)
         with phase("aggregate"):
-            reduce(a.inner, inputs)
-        halos = _landed(flying)
+            reduce((0, a.num_inner), inputs)
+        halos = _arrived(pending)
         with phase("aggregate"):
-            reduce(a.boundary, a.with_halos(inputs, halos))
+            reduce((a.num_inner, a.num_targets), a.with_halos(inputs, halos))
         if any(ctx.needs_input_grad):
             ctx.set_materialize_grads(False)
             ctx.a, ctx.states = a, states
@@ -156,16 +146,16 @@ class _ReduceByBlocks(LocalFunction):
                         set_host_states(ctx.states)
                         found.add(block, grad[block.low : block.high])
 
-            add(a.boundary)
-            flying = found.send_home()
-            add(a.inner)
+            add((a.num_inner, a.num_targets))
+            pending = found.send_back()
+            add((0, a.num_inner))
         finally:
             set_host_states(now)
-        return None, *found.with_home(_landed(flying), inputs)
+        return None, *found.with_returned(_arrived(pending), inputs)
 
 
 class _Gradients:
-    """The gradients by the inputs, halos behind them, block by block; ``None`` where none is wanted."""
+    """The gradients by the inputs, halos behind them, block by block; ``None`` where none is needed."""
 
     def __init__(self, a: MessageBlocks, rows: Sequence[Tensor], needs: Sequence[bool]) -> None:
         self._a, self._rows = a, rows
@@ -199,7 +189,7 @@ class _Gradients:
         else:
             sums += gradient
 
-    def send_home(self) -> list[Pending[Tensor] | None]:
+    def send_back(self) -> list[Pending[Tensor] | None]:
         """Send the gradients of halo slots, to which no other block adds (collective)."""
         n = self._a.num_targets
         return [
@@ -207,13 +197,13 @@ class _Gradients:
             for m, sums, rows in zip(self._a.maps, self._sums, self._rows, strict=True)
         ]
 
-    def with_home(self, homes: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> list[Tensor | None]:
+    def with_returned(self, all_returned: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> list[Tensor | None]:
         """The gradients by the inputs, with those that have arrived from other ranks."""
         found: list[Tensor | None] = []
-        for x, sums, home in zip(inputs, self._sums, homes, strict=True):
+        for x, sums, returned in zip(inputs, self._sums, all_returned, strict=True):
             own = None if sums is None else sums[: x.shape[0]] if x.dim() else sums
-            if own is not None and home is not None:
-                own += home.view(x.shape)
+            if own is not None and returned is not None:
+                own += returned.view(x.shape)
             found.append(None if own is None else own.to(x.dtype))
         return found
 
@@ -230,8 +220,8 @@ def _flat(rows: Tensor) -> Tensor:
     return rows.reshape(rows.shape[0], rows.shape[1:].numel())
 
 
-def _landed(flying: Sequence[Pending[Tensor] | None]) -> list[Tensor | None]:
-    return [None if messages is None else messages.wait() for messages in flying]
+def _arrived(pending: Sequence[Pending[Tensor] | None]) -> list[Tensor | None]:
+    return [None if messages is None else messages.wait() for messages in pending]
 
 
 def _differentiable_gradients(

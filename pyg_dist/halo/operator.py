@@ -11,7 +11,7 @@ for the exchange of weights, P for that of rows, and C made of the weights of re
 
     forward          remote = L w     sent = C x           out = local(w) x + incoming(w) P sent
     backward by x    d_sent = P^T incoming(w)^T d_out      d_x = local(w)^T d_out + C^T d_sent
-    backward by w    d_remote[e] = <d_sent[sum of e], x[source of e]>, which go home: L^T d_remote
+    backward by w    d_remote[e] = <d_sent[sum of e], x[source of e]>, which are sent back: L^T d_remote
                      the others' as of any product, <d_out[target], row of the source>
 """
 
@@ -184,7 +184,7 @@ class LearningOperator:
     def _product(
         self, x: Tensor, weight: Tensor, way: LinearMap, sent: Tensor, incoming_weight: Tensor, incoming: CSR
     ) -> Tensor:
-        """``local(weight) x``, loops, and ``incoming(incoming_weight)`` times ``way sent``, which flies meanwhile."""
+        """``local(weight) x``, loops, and ``incoming(incoming_weight)`` times ``way sent``, sent meanwhile."""
         pending = None
         if overlaps():
             if incoming.num_cols:

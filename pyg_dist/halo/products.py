@@ -63,9 +63,7 @@ class HaloProducts(HaloView):
             aggregation_cache.store(x, operator, result)
         return NodeTensor.from_local(result, x._sharding)
 
-    def start(self, x: NodeTensor, operator: HaloOperator, layer: nn.Module | None = None) -> NodeTensor:
-        """:meth:`aggregate`, which hides its messages behind local edges."""
-        return self.aggregate(x, operator, layer)
+    start = aggregate  # which hides its messages behind local edges
 
     def align(self, x: NodeTensor, like: NodeTensor) -> NodeTensor:
         """Itself: a product has the sharding of its input."""
@@ -120,12 +118,7 @@ class HaloProducts(HaloView):
         return self._sums_stored(self.edge_sharding.num_local, lambda place: place)
 
     def _sums_stored(self, num_edges: int, stored: Callable[[Tensor], Tensor]) -> RemoteSums:
-        """The exchange of sums whose weights learn.
-
-        Args:
-            num_edges: of their storage.
-            stored: where the weights of remote edges lie in it, given their places in edge storage.
-        """
+        """The exchange of sums whose weights learn. ``stored``: where, of ``num_edges``, those of edge storage are."""
         sums, weights = self._sum_transfer, self._weight_exchange
 
         def placed(csr: CSR, unit: int, number: Callable[[Tensor], Tensor]) -> CSR:
@@ -157,7 +150,7 @@ class HaloProducts(HaloView):
         """Whether weights that learn are sent for a product with x (collective at the first use)."""
         if not self.may_send_weights or self.share.exchange == "post" or self.exchange_group.size == 1:
             return False
-        bits = (32, 32) if layer is None or not layer.training else self.bits
+        bits = (32, 32) if layer is None or not layer.training else self.node_sharding.bits
         forward, backward = (row_bytes(x.shape[1], x.element_size(), b) for b in bits)
         learns = x.requires_grad or norm.kind == "gcn"  # rows are scaled by what depends on the weights
         return sends_weights(self._exchange_counts, forward, backward, x.element_size(), learns)
@@ -197,7 +190,7 @@ class HaloProducts(HaloView):
 
     @property
     def _remote(self) -> Tensor:
-        """Places in edge storage of the edges whose sources are on other ranks, ascending."""
+        """Places in edge storage of the edges with remote sources, ascending."""
         return self.halo.edge.long().sort().values
 
     def _learning_product(self, x: NodeTensor, a: LearningOperator, layer: nn.Module | None) -> NodeTensor:
@@ -220,7 +213,7 @@ class HaloProducts(HaloView):
         return NodeTensor.from_local(out, self.node_sharding)
 
     def _weighted(self, local: CSR, values: Tensor | None) -> tuple[Matrix, HaloTransfer]:
-        """The matrices of sums with constant weights, by edge storage and what lies behind it (collective)."""
+        """The matrices of sums with constant weights, by edge storage and what is behind it (collective)."""
         if values is None:
             return Matrix(local), self._sum_transfer
         places = on_device(self.share.sum_transfer.weights_to_send, self.device)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pyg_dist.backend.comm.codec import EXACT, Codec
 from pyg_dist.backend.comm.group import Group
-from pyg_dist.backend.comm.quantized import Bits, quantized
+from pyg_dist.backend.comm.quantized import quantized
 from pyg_dist.backend.comm.transport import Traffic, Transport
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
@@ -40,13 +40,11 @@ V = TypeVar("V", bound="HaloView")
 
 
 class HaloView:
-    """The runtime form of a :class:`~pyg_dist.halo.plan.share.HaloShare`.
-
-    Operators are built when first used, and kept.
+    """The runtime form of a :class:`~pyg_dist.halo.plan.share.HaloShare`. Operators are built when first used.
 
     Args:
         share: this rank's part.
-        nodes: the share's rows, where they lie.
+        nodes: the share's rows.
         loop_rule: how GCN's self loops meet existing ones; it follows from the form of the input.
         num_messages: of one aggregation, all ranks together (:func:`~pyg_dist.halo.exchange.exchange_of`).
         edge_rows: the share's edges; ``None``: all those of a graph.
@@ -77,9 +75,9 @@ class HaloView:
         self.edge_sharding = (
             RowSharding(self.group, "edge", share.num_edges, share.edge_id) if edge_rows is None else edge_rows
         )
-        self._lie_on(torch.device(device))
+        self._build_on(torch.device(device))
 
-    def _lie_on(self, device: torch.device) -> None:
+    def _build_on(self, device: torch.device) -> None:
         """Make what products are made with there."""
         share, num_local = self.share, self.num_local
         self.device = device
@@ -97,7 +95,7 @@ class HaloView:
         self._operators: OperatorCache[LinearOperator] = OperatorCache(num_edges)
         self._neighbour_lists: dict[int, tuple[Tensor, Tensor]] = {}
         self._elsewhere: dict[torch.device, Any] = {}
-        for name in ("one_rank_edges", "csr", "_feeds_halos", "_neighbour_id_there", "_remote_sums"):
+        for name in ("one_rank_edges", "csr", "_feeds_halos", "_remote_sums"):
             self.__dict__.pop(name, None)
 
     def __deepcopy__(self: V, memo: object) -> V:
@@ -119,38 +117,29 @@ class HaloView:
         """What this rank has sent so far, for all graphs over these nodes."""
         return self.node_sharding.traffic
 
-    @property
-    def bits(self) -> tuple[Bits, Bits]:
-        """Of a value in a message, forward and backward."""
-        return self.node_sharding.bits
-
     def codecs(self, layer: nn.Module, of_rows: bool = False) -> tuple[Codec, Codec]:
-        """How the messages of one aggregation in ``layer`` are coded: forward, backward.
+        """How the messages of an aggregation in ``layer`` are coded, forward and backward; or those ``of_rows`` alone.
 
         Exact unless ``bits`` says otherwise, the layer is training and gradients are on. With ``bits``, each call in
         training draws one number, whatever the world size and whether or not anything is sent: masks that are drawn
         later depend on the script alone, and are drawn again alike when a checkpoint computes again what it had
         computed without gradients.
-
-        Args:
-            layer: whose messages they are.
-            of_rows: for :attr:`row_transfer`, not for the exchange of sums.
         """
-        if self.bits == (32, 32) or not layer.training:
+        if self.node_sharding.bits == (32, 32) or not layer.training:
             return EXACT, EXACT
         seed = self.node_sharding.seed_of_group(draw_seed())
         if not torch.is_grad_enabled():
             return EXACT, EXACT
         transfer = self.share.row_transfer if of_rows else self.share.sum_transfer
         keys = on_device(transfer.outgoing_key, self.device), on_device(transfer.incoming_key, self.device)
-        return quantized(self.bits, keys, seed, partial(name_of, layer))
+        return quantized(self.node_sharding.bits, keys, seed, partial(name_of, layer))
 
     def owns(self, x: RowTensor) -> bool:
         """Whether x has a row for every node of this graph."""
         return x._sharding is self.node_sharding
 
     def feature_sharding(self, width: int) -> RowSharding:
-        """How features of ``width`` columns lie."""
+        """The sharding of features of ``width`` columns."""
         return self.node_sharding
 
     def place(self, x: NodeTensor, layer: nn.Module | None = None) -> NodeTensor:
@@ -176,10 +165,7 @@ class HaloView:
     @lasting
     def csr(self) -> CSR:
         """All edges of this rank: columns are local rows, then halo slots; one target's edges in input order."""
-        local, halo = self.share.local, self.share.row_transfer.incoming
-        row = torch.cat([local.row(), halo.row() + self.num_local - self.num_boundary])
-        col = torch.cat([local.col, halo.col + self.num_local])
-        edge = torch.cat([local.edge, halo.edge])
+        row, col, edge = self._entries()
         order = torch.argsort(self.edge_sharding.global_id[edge])
         csr = CSR.from_edges(row[order], col[order], edge[order], self.num_local, self.num_neighbours)
         return csr.to(self.device)
@@ -191,13 +177,16 @@ class HaloView:
         return source.to(self.device), target.to(self.device)
 
     def _ends_on_host(self) -> tuple[Tensor, Tensor]:
+        row, col, edge = self._entries()
         ends = torch.empty(2, self.edge_sharding.num_local, dtype=torch.int64)
-        for csr, first_row, first_col in (
-            (self.share.local, 0, 0),
-            (self.share.row_transfer.incoming, self.num_local - self.num_boundary, self.num_local),
-        ):
-            ends[0, csr.edge], ends[1, csr.edge] = csr.col.long() + first_col, csr.row() + first_row
+        ends[0, edge], ends[1, edge] = col.long(), row
         return ends[0], ends[1]
+
+    def _entries(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Local row, neighbour and place of each edge: local edges, then those of the halo."""
+        local, halo = self.share.local, self.share.row_transfer.incoming
+        row = torch.cat([local.row(), halo.row() + self.num_local - self.num_boundary])
+        return row, torch.cat([local.col, halo.col + self.num_local]), torch.cat([local.edge, halo.edge])
 
     @property
     def num_neighbours(self) -> int:
@@ -207,26 +196,17 @@ class HaloView:
     @property
     def neighbour_id(self) -> Tensor:
         """Global ids of the local rows and of the halo slots, int64 ``[n + h]``."""
-        return self._neighbour_id_on_host if self.device.type == "cpu" else self._neighbour_id_there
+        return on_device(self._neighbour_id_on_host, self.device)
 
     @cached_property
     @lasting
-    def _neighbour_id_there(self) -> Tensor:
-        return self._neighbour_id_on_host.to(self.device)
-
-    @property
     def _neighbour_id_on_host(self) -> Tensor:
         return torch.cat([self.node_sharding.global_id, self.share.halo_id + self.node_sharding.first])
 
     def neighbour_rows(self, x: Tensor, layer: nn.Module | None = None) -> Tensor:
-        """Local rows, then halo slots; differentiable (collective).
+        """See :meth:`~pyg_dist.graph.protocol.EdgeView.neighbour_rows`.
 
-        Exact, but for a training ``layer`` with ``bits``. Floating types travel as they are (float16 of the CPU as
-        float32), or in ``bits``; integers and bools as int64.
-
-        Shapes:
-            - x: ``[n, ...]``
-            - output: ``[n + h, ...]``
+        Floating types travel as they are (float16 of the CPU as float32), or in ``bits``; integers and bools as int64.
         """
         transfer = self.row_transfer
         if layer is not None:
@@ -256,9 +236,9 @@ class HaloView:
         self, edges: Edges, inputs: Sequence[tuple[Place, Tensor]], run: Run, max_edges: int, layer: nn.Module
     ) -> Tensor:
         """See :meth:`~pyg_dist.graph.protocol.EdgeView.reduce_by_blocks`."""
-        talks = self.exchange_group.size > 1
-        maps = tuple(self._edge_transfer(x, layer).to_slots if talks and p == "source" else None for p, x in inputs)
-        num_inner = self.num_local - self.num_boundary if talks else self.num_local
+        exchanges = self.exchange_group.size > 1
+        maps = tuple(self._edge_transfer(x, layer).to_slots if exchanges and p == "source" else None for p, x in inputs)
+        num_inner = self.num_local - self.num_boundary if exchanges else self.num_local
         places, tensors = tuple(p for p, _ in inputs), [x for _, x in inputs]
         return reduce_by_blocks(MessageBlocks(edges.csr, num_inner, max_edges, places, maps, run), tensors)
 
@@ -269,17 +249,12 @@ class HaloView:
         return self.row_transfer.coded(self.codecs(layer, of_rows=True))
 
     def sum_to_owners(self, rows: Tensor) -> Tensor:
-        """The transpose of :meth:`neighbour_rows`: halo slots go home, where they are added (collective).
-
-        Shapes:
-            - rows: ``[n + h, ...]``
-            - output: ``[n, ...]``
-        """
+        """See :meth:`~pyg_dist.graph.protocol.EdgeView.sum_to_owners`."""
         if self.exchange_group.size == 1:
             return rows
         own, halo = torch.split(rows, [self.num_local, self.halo.num_cols])
-        home = aggregate(halo.reshape(halo.shape[0], halo.shape[1:].numel()), self.row_transfer.to_slots.transposed)
-        return own + home.view_as(own)
+        returned = aggregate(halo.reshape(halo.shape[0], halo.shape[1:].numel()), self.row_transfer.to_slots.transposed)
+        return own + returned.view_as(own)
 
     @cached_property
     @lasting
@@ -290,13 +265,9 @@ class HaloView:
 
     @lasting
     def neighbour_lists(self, num_padding: int) -> tuple[Tensor, Tensor]:
-        """Source and target of this rank's edges, by target, behind ``num_padding`` edges from n + h to target 0.
+        """See :meth:`~pyg_dist.graph.protocol.EdgeView.neighbour_lists`; int64 ``[num_padding + e]`` each.
 
-        Sources count local rows, then halo slots; targets are local ids plus one; edges of one target are in input
-        order.
-
-        Shapes:
-            - output: ``[num_padding + e]`` each, int64
+        Targets are local ids plus one; edges of one target are in input order.
         """
         known = self._neighbour_lists.get(num_padding)
         if known is None:

@@ -39,11 +39,7 @@ class HaloLoad(NamedTuple):
 
 
 def loads_of(nodes: Sequence[int], entries: Sequence[int], rows: Tensor, ranks_per_node: int) -> list[HaloLoad]:
-    """Every rank's load. Ranks lie on machines in their order, ``ranks_per_node`` on each.
-
-    Shapes:
-        - rows: int64 ``[P, P]``, rows sent, sender by receiver
-    """
+    """Every rank's load, by rows sent, ``[P, P]``. Ranks lie on machines in their order, ``ranks_per_node`` on each."""
     machine_of = node_of_rank(len(nodes), ranks_per_node)
     is_inside = machine_of[:, None] == machine_of
     columns = (rows * is_inside, rows * ~is_inside, (rows > 0) & is_inside, (rows > 0) & ~is_inside)
@@ -54,13 +50,7 @@ def loads_of(nodes: Sequence[int], entries: Sequence[int], rows: Tensor, ranks_p
 
 
 class ExchangeCounts(NamedTuple):
-    """What one aggregation moves, all ranks together.
-
-    Attributes:
-        post: rows, were the exchange post.
-        sums: rows and partial sums by the chosen exchange.
-        weights: weights of the edges that are summed where they begin.
-    """
+    """What one aggregation moves, all ranks together: rows by post; rows and sums by the chosen exchange; weights."""
 
     post: int
     sums: int
@@ -70,15 +60,11 @@ class ExchangeCounts(NamedTuple):
 def sends_weights(counts: ExchangeCounts, forward: int, backward: int, weight: int, learns: bool) -> bool:
     """Whether a product with weights that learn sends fewer bytes by the chosen exchange than by post.
 
-    By the chosen exchange the weights are sent, and rows and sums, and the gradients of both come back, whoever learns
-    beside the weights. By post rows are sent, whose gradients come back if they learn.
+    By the chosen exchange the weights are sent, and rows and sums, and the gradients of both come back, whatever
+    learns beside the weights. By post rows are sent, whose gradients come back if they learn.
 
-    Args:
-        counts: of both exchanges.
-        forward: bytes of a row.
-        backward: bytes of its gradient.
-        weight: bytes of a weight, and of its gradient.
-        learns: whether the rows need a gradient.
+    ``forward``, ``backward`` and ``weight`` are bytes of a row, of its gradient, and of a weight, as of its gradient;
+    ``learns``: whether the rows need a gradient.
     """
     by_rows = counts.post * (forward + backward * learns)
     return counts.sums * (forward + backward) + counts.weights * 2 * weight < by_rows
@@ -170,14 +156,8 @@ def memory_bytes(
     The patterns and their transposes, what is cut out of them for each neighbour's message, a row and its gradient per
     node and width, the largest buffers, and the weights with their gradients and Adam's state.
 
-    Args:
-        nodes: nodes owned.
-        edges: edges kept.
-        entries: entries of all patterns.
-        slots: rows sent and received in one aggregation.
-        model: the convs.
-        cut_entries: entries of all pieces that messages are added by.
-        cut_rows: rows of all these pieces.
+    ``nodes`` and ``edges`` are owned, ``entries`` those of all patterns, ``slots`` rows sent and received in one
+    aggregation, ``cut_entries`` and ``cut_rows`` those of all pieces that messages are added by.
     """
     patterns = (2 * entries + cut_entries) * _ENTRY_BYTES + (2 * nodes + cut_rows) * _ROW_BYTES + 8 * (nodes + edges)
     rows = 2 * nodes * sum(model.widths) + slots * max(model.widths)

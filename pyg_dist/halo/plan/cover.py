@@ -49,9 +49,7 @@ class Cover(NamedTuple):
 class Candidates:
     """Rows that could be sent, in the order (sender, receiver, node); of one rank, those that arrive first.
 
-    Attributes:
-        sender, receiver: ranks, int32 ``[k]``.
-        node: global ids, int64 ``[k]``.
+    Ranks are int32 ``[k]``, nodes global ids, int64 ``[k]``.
     """
 
     sender: Tensor
@@ -79,8 +77,7 @@ class RemoteEdges:
     Attributes:
         num_ranks: number of ranks P.
         edge: global ids of the edges, int64 ``[m]``.
-        row: which row of ``rows`` could carry each edge, int32 ``[m]``.
-        sum: which sum of ``sums`` could carry each edge, int32 ``[m]``.
+        row, sum: which of ``rows``, and which of ``sums``, could carry each edge, int32 ``[m]``.
         rows: the rows; their node is a source.
         sums: the partial sums; their node is a target.
         load: in-edges of the nodes of each rank, ``[P]``.
@@ -176,9 +173,7 @@ def _candidates(
 class Ends:
     """Distinct ends of some edges of one rank, sources or targets: what rows, or sums, could be sent for.
 
-    Attributes:
-        node: global ids, by peer and ascending for each, int64 ``[k]``.
-        counts: by peer, ``[P]``.
+    Global ids, int64 ``[k]``, by peer and ascending for each, and their numbers by peer, ``[P]``.
     """
 
     node: Tensor
@@ -196,16 +191,9 @@ class Ends:
 
 @dataclass(frozen=True)
 class OneWay:
-    """The edges between one rank and all others in one direction, in the order of :class:`RemoteEdges`.
+    """:class:`RemoteEdges` between one rank and all others in one direction: whether they leave it.
 
-    Attributes:
-        rank: the rank.
-        leaves: whether they begin there.
-        edge: global ids of the edges, int64 ``[m]``; None where they are not needed, as the edges are stored elsewhere.
-        row: which of ``rows`` is each edge's source, int32 ``[m]``.
-        sum: which of ``sums`` is each edge's target, int32 ``[m]``.
-        rows: the distinct sources.
-        sums: the distinct targets.
+    ``edge`` is None where it is not needed, as the edges are stored elsewhere.
     """
 
     rank: int
@@ -265,18 +253,8 @@ def minimum_vertex_cover(
 
     Source: SuperGCN, Alg. 1, lines 1-3.
 
-    Args:
-        left: one end of each edge.
-        right: the other end.
-        num_left: L.
-        num_right: R.
-        prefer_left: whether to take the left side where both are minimum; the same for all vertices of a connected
-            component. None: everywhere.
-
-    Shapes:
-        - left, right: ``[E]`` integers
-        - prefer_left: bool ``[L]``
-        - output: bool ``[L]``, bool ``[R]``
+    ``left`` and ``right`` are the ends of the edges, ``[E]`` integers; ``prefer_left``, bool ``[L]``, says where to
+    take the left side if both are minimum, the same for all vertices of a connected component. None: everywhere.
 
     Example:
         >>> minimum_vertex_cover(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), 2, 2)

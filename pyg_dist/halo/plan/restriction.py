@@ -1,6 +1,6 @@
 """One rank's share of the subgraph that a sample induces, from its share of the graph, without communication.
 
-Rows lie where the graph's rows lie. A rank keeps its edges from and to other ranks with both of their ends
+Rows stay where the graph's rows are. A rank keeps its edges from and to other ranks with both of their ends
 (:class:`RemoteLinks`), so that both ranks of a pair find the same edges, the same minimum cover of them, and the same
 slots.
 """
@@ -24,14 +24,10 @@ from pyg_dist.halo.plan.transfer import Places, no_transfer, receive_lists, send
 class RemoteLinks:
     """What a rank knows of the edges between itself and others, and of where its nodes are.
 
-    The edges are a pattern, sums that could be sent by rows that could be sent
-    (:class:`~pyg_dist.halo.plan.cover.RemoteEdges`): both ranks of a pair have them in the same order.
-
     Attributes:
-        rows: the rows.
-        sums: the sums.
-        rowptr: int64 ``[len(sums) + 1]``, the edges of each sum.
-        row: int32 ``[m]``, the row that could carry each edge; edges of one sum are in input order.
+        rows, sums: that could be sent.
+        rowptr, row: the edges, sums by rows, in the order that both ranks of a pair have
+            (:class:`~pyg_dist.halo.plan.cover.RemoteEdges`): int64 ``[len(sums) + 1]``, int32 ``[m]``.
         place: ``[m]`` integers. Of an edge that ends here, its place in the rank's edge storage; of one that begins
             here, in the list of edges that begin here.
         load: in-edges of the nodes of each rank, ``[P]``.
@@ -54,17 +50,8 @@ class RemoteLinks:
     ):  # fmt: skip
         """Not collective; O(m log m) time.
 
-        Args:
-            share: the rank's.
-            incoming: global id, source, target and place in edge storage of each edge that ends here.
-            outgoing: global id, source and target of each edge that begins here, as other ranks have them.
-            sender: the rank from which each of ``incoming`` comes.
-            receiver: the rank to which each of ``outgoing`` goes.
-            load: in-edges of the nodes of each rank, ``[P]``.
-
-        Shapes:
-            - incoming: int64 ``[m_in, 4]``; outgoing: int64 ``[m_out, 3]``
-            - sender: int64 ``[m_in]``; receiver: int64 ``[m_out]``
+        ``incoming`` are global id, source, target and place in edge storage of each edge that ends here, ``outgoing``
+        global id, source and target of each that begins here, int64; ``sender`` and ``receiver`` their other ranks.
         """
         own = torch.full_like
         edge = torch.cat([incoming[:, 0], outgoing[:, 0]])
@@ -134,7 +121,7 @@ class Restriction:
 def restricted(share: HaloShare, links: RemoteLinks, node_id: Tensor) -> Restriction:
     """The share of the subgraph that ``node_id`` (ascending, the same on every rank) induces.
 
-    Not collective: ranks agree on what they exchange without talking. O(B log n + edges of the sampled rows + remote
+    Not collective: ranks agree on what they exchange without messages. O(B log n + edges of the sampled rows + remote
     edges of the rank) time.
     """
     rank = share.rank

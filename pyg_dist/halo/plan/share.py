@@ -56,12 +56,10 @@ class HaloShare:
     rows_sent: dict[ExchangeKind, int]
 
     def selected(self, picked: Tensor) -> HaloShare:
-        """The share of some of the edges, over the same rows (not collective).
+        """The share of some of the edges, in another order, over the same rows (not collective).
 
-        The halo's rows are sent as before, those that no edge needs any more included, for sums, too.
-
-        Args:
-            picked: places in edge storage, int64 ``[k]``; edge storage of the result is in their order.
+        The halo's rows are sent as before, for sums, too, though no edge may need them. ``picked``: places in edge
+        storage, int64 ``[k]``.
         """
         local, incoming = (
             _picked(csr, picked, self.edge_id.numel()) for csr in (self.local, self.row_transfer.incoming)
@@ -93,7 +91,7 @@ def halo_share(
         rank: whose share.
         num_ranks: number of ranks.
         exchange: what to send for sums, see :meth:`~pyg_dist.halo.plan.cover.RemoteEdges.cover`.
-        node_id: the order of the rank's rows, where they lie already; boundary nodes may then lie anywhere.
+        node_id: the order of the rank's rows, where they have one; boundary nodes may then be anywhere.
 
     Example:
         >>> share = halo_share(torch.tensor([[0, 1], [1, 0]]), torch.tensor([0, 1]), rank=0, num_ranks=2)
@@ -122,11 +120,9 @@ def halo_share(
 
 @dataclass(frozen=True)
 class LocalEdges:
-    """The edges between a rank's own nodes, which are numbered in ascending order of their global ids.
+    """The edges between a rank's own nodes: global ids, int64, and ends, int32, which count nodes by ascending id.
 
-    Attributes:
-        edge_id: global ids of the edges; those of one target in input order, int64 ``[l]``.
-        source, target: numbers of their ends, int32 ``[l]``.
+    Those of one target are in input order.
     """
 
     edge_id: Tensor
@@ -134,8 +130,7 @@ class LocalEdges:
     target: Tensor
 
 
-CoveredEdges = tuple[OneWay, Cover]
-"""Edges in one direction, and the cover of ``"hybrid"``."""
+CoveredEdges = tuple[OneWay, Cover]  # in one direction, with the cover of "hybrid"
 
 
 def share_of(
@@ -153,20 +148,9 @@ def share_of(
 ) -> HaloShare:
     """The share of ``rank`` from the edges that touch its nodes alone. Not collective, O(k log k) time in these.
 
-    The three sets of edges are fetched in turn and not kept: of a graph on disk a third is in memory at a time.
-
-    Args:
-        rank: whose share.
-        num_ranks: number of ranks.
-        num_nodes: nodes of the whole graph.
-        num_edges: edges of the whole graph.
-        ascending: the rank's nodes, in ascending order of their global ids.
-        on_boundary: which of them have a source elsewhere, bool.
-        inside: gives the edges within the rank; called first.
-        arriving: gives those that end there, with their ids; called next.
-        leaving: gives those that begin there; called last.
-        exchange: what to send for sums.
-        node_id: see :func:`halo_share`.
+    ``ascending`` are global ids of the rank's nodes, some ``on_boundary``: with a source elsewhere. ``inside``,
+    ``arriving`` and ``leaving`` give the edges within the rank, those that end there, with their ids, and those that
+    begin there. They are called in turn, and nothing is kept: of a graph on disk a third is in memory at a time.
     """
     num_local = ascending.numel()
     if node_id is None:
@@ -238,7 +222,7 @@ def _laid_out(inside: Callable[[], LocalEdges], row_of: Tensor) -> tuple[CSR, Te
 
 
 def _picked(csr: CSR, picked: Tensor, num_edges: int) -> CSR:
-    """The entries of some edges, whose values lie in the order of ``picked``."""
+    """The entries of some edges, whose values are in the order of ``picked``."""
     entry = torch.full((num_edges,), -1).scatter_(0, csr.edge.long(), torch.arange(csr.num_entries))[picked]
     place = (entry >= 0).nonzero().view(-1)
     entry = entry[place]

@@ -87,12 +87,7 @@ class BlockNumbers:
 
     @staticmethod
     def of(edge_index: Tensor, parts: Tensor, num_ranks: int) -> BlockNumbers:
-        """Those of a graph. Not collective, O(E log E) time.
-
-        Shapes:
-            - edge_index: int64 ``[2, E]``
-            - parts: ``[N]`` integers
-        """
+        """Those of a graph. Not collective, O(E log E) time."""
         remote = RemoteEdges.of(edge_index, parts, num_ranks)
         hybrid = remote.cover("hybrid")
         rows, sums = (_pairs(kind, num_ranks) for kind in (remote.rows, remote.sums))
@@ -177,11 +172,6 @@ def place(edge_index: Tensor, parts: Tensor, num_ranks: int, ranks_per_node: int
     """The same parts, renumbered by :func:`rank_of_part` of the rows that ``exchange`` sends. O(E log E) time.
 
     Deterministic, not collective. How many rows go from one part to another does not depend on their numbers.
-
-    Shapes:
-        - edge_index: int64 ``[2, E]``
-        - parts: ``[N]`` integers
-        - output: ``[N]``, the type of ``parts``
     """
     if num_ranks <= ranks_per_node or ranks_per_node == 1:
         return parts
@@ -205,11 +195,7 @@ def rank_of_part(rows: Tensor, ranks_per_node: int) -> Tensor:
 
     Approximate: nodes are grown greedily, then parts change places while that helps (Kernighan and Lin's exchange, one
     pair at a time); the parts' own order is improved likewise, and the better of the two is taken. METIS would not give
-    every node exactly its number of parts. Deterministic, O(P^2) time a pass.
-
-    Shapes:
-        - rows: int64 ``[P, P]``, sender by receiver
-        - output: int64 ``[P]``, a permutation
+    every node exactly its number of parts. Deterministic, O(P^2) time a pass. Shapes: int64 ``[P, P] -> [P]``.
     """
     node = _nodes_of_parts(rows, node_of_rank(rows.shape[0], ranks_per_node))
     return torch.argsort(torch.argsort(node, stable=True))
@@ -219,10 +205,6 @@ def merged_parts(rows: Tensor, num_ranks: int) -> Tensor:
     """A rank for every part where there are fewer ranks than parts: parts with much traffic on one rank.
 
     Approximate and deterministic, as :func:`rank_of_part`. Numbers of parts by rank differ by one at most.
-
-    Shapes:
-        - rows: int64 ``[P, P]``, sender by receiver
-        - output: int64 ``[P]``, in ``[0, num_ranks)``
     """
     num_parts = rows.shape[0]
     return _nodes_of_parts(rows, torch.arange(num_parts) * num_ranks // num_parts)

@@ -59,7 +59,7 @@ class Transfer:
 
 
 class ReceiveLists(NamedTuple):
-    """The half of a :class:`Transfer` that is about what arrives."""
+    """What of a :class:`Transfer` is about what arrives."""
 
     matrix: CSR
     counts: tuple[int, ...]
@@ -69,7 +69,7 @@ class ReceiveLists(NamedTuple):
 
 
 class SendLists(NamedTuple):
-    """The half that is about what leaves."""
+    """What is about what leaves."""
 
     matrix: CSR
     counts: tuple[int, ...]
@@ -95,25 +95,12 @@ class Places:
 
     @staticmethod
     def of(arriving: OneWay, local_id: LocalId, num_local: int, num_inner: int, first: int) -> Places:
-        """Not collective; O(m) time in the edges.
-
-        Args:
-            arriving: edges that end on the rank.
-            local_id: the local id of some of its nodes.
-            num_local: how many it has.
-            num_inner: nodes before the boundary.
-            first: see the class.
-        """
+        """Those of ``arriving`` edges, on a rank of so many nodes, some before the boundary. O(m) time."""
         at = local_id(arriving.sums.node).sub_(num_inner)
         start, col, order = ops.csr_from_edges(
             at.index_select(0, arriving.sum), arriving.row, None, num_local - num_inner, len(arriving.rows)
         )
         return Places(at, CSR(start, col, None, len(arriving.rows)), order, first)
-
-    @property
-    def num_boundary(self) -> int:
-        """Boundary nodes of the rank."""
-        return self.incoming.num_rows
 
     @property
     def dtype(self) -> torch.dtype:
@@ -140,11 +127,11 @@ class Places:
 
 
 LocalId = Callable[[Tensor], Tensor]
-"""The local ids of a rank's nodes, int32, given their global ids."""
+"""Local ids, int32, of a rank's nodes, given by their global ids."""
 
 
 def transfer(received: ReceiveLists, sent: SendLists) -> Transfer:
-    """Both halves. Both sides of a pair agree without talking."""
+    """Both halves. Both ranks of a pair find the same without messages."""
     if received.key.numel() + sent.key.numel() == 0:
         return no_transfer(len(sent.counts), sent.matrix.num_cols, received.matrix.num_rows)
     return Transfer(
@@ -181,12 +168,13 @@ def receive_lists(arriving: OneWay, cover: Cover, places: Places) -> ReceiveList
         weights, weight_counts = torch.empty(0, dtype=torch.int32), [0] * arriving.num_ranks
     else:
         is_summed = ~cover.left.index_select(0, arriving.row)
-        weights, weight_counts = (
-            _masked(places.places(), is_summed),
-            arriving.sums.counts_of(_masked(arriving.sum, is_summed)),
-        )
+        weights = _masked(places.places(), is_summed)
+        weight_counts = arriving.sums.counts_of(_masked(arriving.sum, is_summed))
         del is_summed
-    return ReceiveLists(*_received(arriving, cover, places), weights, tuple(weight_counts))
+    slots = _Slots.of(arriving, cover)
+    own = SUM_KEY * (arriving.rank + 1)
+    key = slots.mixed(arriving.rows.node[slots.rows].add_(own), arriving.sums.node[slots.sums])
+    return ReceiveLists(_incoming(slots, cover, places, key.numel()), slots.counts, key, weights, tuple(weight_counts))
 
 
 def _masked(values: Tensor, mask: Tensor) -> Tensor:
@@ -194,21 +182,18 @@ def _masked(values: Tensor, mask: Tensor) -> Tensor:
     return torch.from_numpy(values.numpy()[mask.numpy()])
 
 
-def _received(arriving: OneWay, cover: Cover, places: Places) -> tuple[CSR, tuple[int, ...], Tensor]:
-    """Boundary nodes by receive slots, slots by sender, and the keys of the slots."""
-    rows, sums, stored, dtype = arriving.rows, arriving.sums, places.incoming, places.dtype
-    slots = _Slots.of(arriving, cover)
-    own = SUM_KEY * (arriving.rank + 1)
-    key = slots.mixed(rows.node[slots.rows].add_(own), sums.node[slots.sums])
-    row_slot = torch.empty(len(rows), dtype=torch.int32)
+def _incoming(slots: _Slots, cover: Cover, places: Places, num_slots: int) -> CSR:
+    """Boundary nodes by receive slots."""
+    stored, dtype = places.incoming, places.dtype
+    row_slot = torch.empty(cover.left.numel(), dtype=torch.int32)
     row_slot[slots.rows] = slots.row_slots()
     if slots.sums.numel() == 0:
         col = row_slot.index_select(0, stored.col)
-        return CSR(stored.rowptr, col, None, key.numel(), first=places.first), slots.counts, key
+        return CSR(stored.rowptr, col, None, num_slots, first=places.first)
 
     # In each row the edges whose rows arrive, as they are stored, then the sums that do. Some rows at a time.
     sum_start, sum_slot, _ = ops.csr_from_edges(
-        places.sum[slots.sums], slots.sum_slots(), None, places.num_boundary, key.numel()
+        places.sum[slots.sums], slots.sum_slots(), None, stored.num_rows, num_slots
     )
     start, end = stored.rowptr.clone(), 0
     is_carried = cover.left.index_select(0, stored.col)
@@ -226,7 +211,7 @@ def _received(arriving: OneWay, cover: Cover, places: Places) -> tuple[CSR, tupl
         to = torch.arange(end, end + int(sums_of[-1])) + torch.repeat_interleave(edge_start[1:], sums_of.diff())
         col.index_copy_(0, to, sum_slot[int(sum_start[low]) : int(sum_start[high])])
         end = int(start[high])
-    return CSR(start, col, place, key.numel()), slots.counts, key
+    return CSR(start, col, place, num_slots)
 
 
 def _runs(rowptr: Tensor) -> Iterator[tuple[int, int]]:
@@ -240,14 +225,7 @@ def _runs(rowptr: Tensor) -> Iterator[tuple[int, int]]:
 
 
 class _Slots(NamedTuple):
-    """A buffer of one direction: for each peer, rows before sums, by node.
-
-    Attributes:
-        rows: which of the rows of this direction are in it, ascending, int64.
-        sums: the same of the sums.
-        row_counts: rows by peer.
-        sum_counts: sums by peer.
-    """
+    """A buffer of one direction, for each peer rows before sums: which are in it, ascending, and how many by peer."""
 
     rows: Tensor
     sums: Tensor
@@ -256,13 +234,11 @@ class _Slots(NamedTuple):
 
     @staticmethod
     def of(edges: OneWay, cover: Cover) -> _Slots:
-        """Those that a cover sends."""
         rows, sums = cover.left.nonzero().view(-1), cover.right.nonzero().view(-1)
         return _Slots(rows, sums, edges.rows.counts_of(rows), edges.sums.counts_of(sums))
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Slots by peer."""
         return tuple(map(sum, zip(self.row_counts, self.sum_counts, strict=True)))
 
     def mixed(self, of_rows: Tensor, of_sums: Tensor) -> Tensor:
