@@ -5,15 +5,18 @@ Nothing here knows of autograd; :mod:`pyg_dist.backend.autograd.replicated` buil
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Sequence
+from functools import cache
+from types import CodeType, FrameType
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_dist.backend import metrics
 from pyg_dist.backend.comm import wires
 from pyg_dist.backend.comm.checks import replicas
 from pyg_dist.backend.comm.checks.calls import Calls, Standing
@@ -110,7 +113,7 @@ class Group(OfThisRun):
 
     def _reduced(self, x: Tensor, op: str, kind: str) -> Tensor:
         """Before a small sum is returned, the plain tensors that the ranks have met are compared."""
-        metrics.keep_counts()
+        _keep_counts()
         wire, tag, call = self.begin(kind, x, x.numel())
         compares = wire.has_tags and x.nbytes <= _SMALL
         with call:
@@ -233,3 +236,26 @@ def group_within(groups: Sequence[Sequence[int]]) -> Group:
         world.barrier()
         within[key] = Group(wires.wires_within(key))
     return within[key]
+
+
+def _keep_counts() -> None:
+    """Tell torchmetrics' metrics whose ``update`` leads here that each process has the counts of all rows.
+
+    A metric sums its counts over all processes before it computes. No other metric changes, nor torchmetrics itself.
+    """
+    torchmetrics = sys.modules.get("torchmetrics.metric")
+    if torchmetrics is None:
+        return
+    update = _code_around_update(torchmetrics.Metric)
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is update:
+            metric = frame.f_locals["self"]
+            metric.sync_on_compute = metric.dist_sync_on_step = metric._to_sync = False
+        frame = frame.f_back
+
+
+@cache
+def _code_around_update(metric: Any) -> CodeType | None:
+    """What torchmetrics puts in the place of each metric's ``update``."""
+    return next((part for part in metric._wrap_update.__code__.co_consts if isinstance(part, CodeType)), None)

@@ -104,9 +104,8 @@ def in_words(call: Call) -> str:
 def diagnose(places: Sequence[Place], sure: Sequence[bool] | None = None) -> str | None:
     """What proves that a wait never ends, or ``None``. A pure function.
 
-    Args:
-        places: of all ranks.
-        sure: whether each is known to have been waiting at one moment, the same for all; by default all that wait.
+    ``sure`` says of each rank whether it is known to have been waiting at one moment, the same for all; by default all
+    that wait.
     """
     different = different_calls(places)
     if different is not None:
@@ -173,12 +172,8 @@ def _listed(says: Mapping[int, str]) -> str:
 class DivergenceWatch:
     """Watches where this rank stands, and ends the run when ranks diverge.
 
-    Args:
-        store: the rendezvous store, used by this watch alone below its prefix.
-        rank: this rank.
-        world_size: number of ranks.
-        standing: what to watch.
-        fail: ends the run on every rank with a message, or this rank alone where the store does not answer (False).
+    It uses the store alone below its prefix. ``fail`` ends the run on every rank with a message, or this rank alone
+    where the store does not answer (False).
     """
 
     def __init__(

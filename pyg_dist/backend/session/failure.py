@@ -65,12 +65,8 @@ def leave_word(store: dist.Store, rank: int, world_size: int, message: str, seco
 class FailureWatch:
     """Spreads this rank's failure to the others and listens for theirs.
 
-    Args:
-        store: the rendezvous store, used by this watch alone below its prefix.
-        rank: this rank.
-        world_size: number of ranks.
-        leave: ends this process at once with status 1; does not return.
-        before_store_goes: called when rank 0, which may hold the store, is about to end.
+    It uses the store alone below its prefix. ``leave`` ends this process at once; ``before_store_goes`` is called when
+    rank 0, which may hold the store, is about to end.
     """
 
     def __init__(

@@ -35,9 +35,9 @@ _alike: set[str] | None = None
 def start_alike() -> None:
     """Seed the generators alike on all ranks of a run, by what the launcher sets on all of them. Not collective.
 
-    The import of pyg_dist calls it. Nothing happens at one rank, in processes that a rank starts, where the launcher
-    sets nothing that is common, and at the second call. Generators that the script has seeded before are left alone;
-    Python's, which cannot be checked, counts as seeded where torch's or numpy's is.
+    The import of pyg_dist calls it. Nothing happens at one rank, in processes that a rank starts, and where a launcher
+    sets nothing that is common. Generators that the script has seeded before are left alone; Python's, which cannot be
+    checked, counts as seeded where torch's or numpy's is.
     """
     global _alike
     if _alike is not None or multiprocessing.parent_process() is not None:

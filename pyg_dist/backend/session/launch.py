@@ -123,11 +123,7 @@ def detect(environ: Mapping[str, str]) -> Launch:
 
 
 def identify(environ: Mapping[str, str]) -> Run | None:
-    """Return an identity of this run, the same on all of its ranks; None at one rank. Not collective.
-
-    Raises:
-        LaunchError: As :func:`detect`.
-    """
+    """Return an identity of this run, the same on all of its ranks; None at one rank. Not collective."""
     claim, _ = _choose(environ)
     if claim is None or claim.world_size == 1:
         return None
@@ -236,11 +232,7 @@ def _slurm_port(environ: Mapping[str, str]) -> int | None:
 
 
 def expand_node_list(nodes: str) -> list[str]:
-    """Expand Slurm's short form: ``"node[01-03,07],gpu1"`` is node01, node02, node03, node07, gpu1.
-
-    Raises:
-        LaunchError: If a range or a bracket cannot be read.
-    """
+    """Expand Slurm's short form: ``"node[01-03,07],gpu1"`` is node01, node02, node03, node07, gpu1."""
     hosts: list[str] = []
     for item in re.split(r",(?![^\[]*\])", nodes):  # commas outside brackets
         names = [""]
