@@ -40,14 +40,9 @@ def explained() -> Iterator[None]:
 
 
 def explain(error: RuntimeError | MemoryError, where: str = "") -> None:
-    """Nothing, unless ``error`` says that an allocation has failed. Not collective.
+    """Raise an OutOfMemoryError if ``error`` says that an allocation has failed. Not collective.
 
-    Args:
-        error: any.
-        where: it came from, a clause; empty: what runs.
-
-    Raises:
-        OutOfMemoryError: It does.
+    ``where`` it came from is a clause; empty: what runs.
     """
     text = str(error)
     asked = _ASKED.search(text)

@@ -43,38 +43,26 @@ class Meeting:
 
 
 class Session:
-    """A run, as this rank sees it.
-
-    Attributes:
-        is_joined: whether ``init`` has run.
-        rank: this process among all.
-        world_size: number of ranks.
-        local_rank: this process among those of its machine.
-        launcher: what has started it.
-        backend: as ``init`` was given.
-        timeout: of collectives.
-        store: shared by all ranks; None at world size 1.
-        num_results: how many results of rank 0 there were.
-        steps: of a set-up, which run.
-    """
+    """A run, as this rank sees it."""
 
     def __init__(self, meeting: Meeting | None = None) -> None:
-        self.is_joined = False
+        self.is_joined = False  # whether `init` has run
         self.rank, self.world_size, self.local_rank = 0, 1, 0
         self.launcher: launch.Launcher = "alone"
-        self.backend, self.timeout = "", timedelta(0)
-        self.store: dist.Store | None = None
+        self.backend, self.timeout = "", timedelta(0)  # as `init` was given
+        self.store: dist.Store | None = None  # shared by all ranks; none at world size 1
         self.meeting = meeting or Meeting()
-        self.num_results = itertools.count()
-        self.steps: list[str] = []
+        self.num_results = itertools.count()  # of rank 0
+        self.steps: list[str] = []  # of a set-up, which run
         self._parts: dict[type, object] = {}
         self._closing: WeakSet[Closable] = WeakSet()
 
     def of(self, kind: type[T]) -> T:
         """The part of a kind, made at its first use."""
         part = self._parts.get(kind)
-        if not isinstance(part, kind):
-            part = self._parts[kind] = kind()
+        if part is None:  # another thread may ask, too
+            part = self._parts.setdefault(kind, kind())
+        assert isinstance(part, kind)
         return part
 
     def find(self, kind: type[T]) -> T | None:

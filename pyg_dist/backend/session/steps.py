@@ -39,12 +39,7 @@ def configure_log() -> None:
 
 @contextmanager
 def set_up(what: str, num_steps: int) -> Iterator[None]:
-    """Show a bar of so many steps in a terminal while the block runs, and log what it took. Not collective.
-
-    Args:
-        what: the name of the whole.
-        num_steps: how many of :func:`step` there will be.
-    """
+    """Show a bar of so many :func:`step` in a terminal while the block runs, and log what it took. Not collective."""
     began = time.monotonic()
     has_terminal = is_main() and sys.stderr.isatty()
     bar = tqdm(total=num_steps, desc=what, unit="step", leave=False, disable=not has_terminal)
