@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 from datetime import timedelta
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 from weakref import WeakSet
 
 import torch.distributed as dist
@@ -54,15 +54,15 @@ class Session:
         self.meeting = meeting or Meeting()
         self.num_results = itertools.count()  # of rank 0
         self.steps: list[str] = []  # of a set-up, which run
-        self._parts: dict[type, object] = {}
+        self._parts: dict[type, Any] = {}
         self._closing: WeakSet[Closable] = WeakSet()
 
     def of(self, kind: type[T]) -> T:
         """The part of a kind, made at its first use."""
-        part = self._parts.get(kind)
-        if part is None:  # another thread may ask, too
-            part = self._parts.setdefault(kind, kind())
-        assert isinstance(part, kind)
+        try:
+            part: T = self._parts[kind]  # each function of rows asks
+        except KeyError:
+            part = self._parts.setdefault(kind, kind())  # another thread may ask, too
         return part
 
     def find(self, kind: type[T]) -> T | None:
