@@ -89,7 +89,7 @@ def elementwise(function: Function, args: Args, kwargs: Kwargs) -> Any:
 elementwise.keeps_rows = True  # type: ignore[attr-defined]
 
 
-def elementwise_(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def elementwise_(function: Function, args: Args, kwargs: Kwargs) -> object:
     """In-place forms: what is written to must be the tile."""
     return elementwise(function, args, kwargs) if isinstance(args[0], TileTensor) else NotImplemented
 
@@ -99,10 +99,7 @@ TILES.update({function: elementwise_ for function, handler in TABLE.items() if h
 TILES.update({function: handler for function, handler in TABLE.items() if handler in (cast, new)})
 
 
-@on_tiles("prelu")
-def prelu(function: Function, args: Args, kwargs: Kwargs) -> Any:
-    """One slope, or one for each column."""
-    return elementwise(function, args, kwargs)
+on_tiles("prelu")(elementwise)  # one slope, or one for each column
 
 
 def linear_sum(
@@ -180,7 +177,7 @@ def _is_linear_here(x: Any, weight: Any) -> bool:
 
 
 @on_tiles("linear")
-def linear(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def linear(function: Function, args: Args, kwargs: Kwargs) -> object:
     """``x W^T + b``; see :func:`linear_sum`."""
     bound = {"bias": None, **bind("input weight bias", args, kwargs)}
     x, weight, bias = bound["input"], bound["weight"], bound["bias"]
@@ -190,7 +187,7 @@ def linear(function: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 @on_tiles("matmul", "mm", "__matmul__")
-def matmul(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def matmul(function: Function, args: Args, kwargs: Kwargs) -> object:
     """``tile @ plain matrix``."""
     x, weight = (*args, *kwargs.values())
     if not _is_linear_here(x, weight) or weight.shape[0] != x._sharding.width:
@@ -199,14 +196,14 @@ def matmul(function: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 @on_tiles("__getitem__")
-def getitem(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def getitem(function: Function, args: Args, kwargs: Kwargs) -> object:
     """A batch's rows; everything else needs whole rows."""
     x, index = args
     return index.fetch(x) if isinstance(index, PickedRows) else NotImplemented
 
 
 @on_tiles("index_select")
-def index_select(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def index_select(function: Function, args: Args, kwargs: Kwargs) -> object:
     """A batch's rows; everything else needs whole rows."""
     bound = bind("x dim index", args, kwargs)
     picks = isinstance(bound["index"], PickedRows) and bound["dim"] in (0, -2)
@@ -259,7 +256,7 @@ def replicated_linear(x: Tensor, weight: Tensor, transport: Transport) -> Tensor
 
 
 @on_tiles("layer_norm", "rms_norm")
-def norm_of_each_row(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def norm_of_each_row(function: Function, args: Args, kwargs: Kwargs) -> object:
     """``(x - mean) / sqrt(var + eps)`` or ``x / sqrt(mean square + eps)`` (ScaleGNN, eq. 29) by row (collective)."""
     centres = function.__name__ == "layer_norm"
     names = "x shape weight bias eps" if centres else "x shape weight eps"
@@ -287,7 +284,7 @@ def norm_of_each_row(function: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 @on_tiles("batch_norm", namespaces=(F,))
-def batch_norm(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def batch_norm(function: Function, args: Args, kwargs: Kwargs) -> object:
     """As for rows; running statistics, which every rank holds whole, are gathered over columns (collective)."""
     bound: dict[str, Any] = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
     bound.update(bind("x running_mean running_var weight bias training momentum eps", args, kwargs))

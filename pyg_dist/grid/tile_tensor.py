@@ -246,7 +246,7 @@ TILES.update({function: handler for function, handler in TABLE.items() if handle
 
 
 @on_tiles("view_as")
-def view_as(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def view_as(function: Function, args: Args, kwargs: Kwargs) -> object:
     """The tile itself, as ``autograd.Function`` returns an input, backward hooks included; else on whole rows."""
     x, other = bind("self other", args, kwargs).values()
     if not isinstance(x, TileTensor) or x.shape != other.shape:

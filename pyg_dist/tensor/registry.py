@@ -16,7 +16,7 @@ from torch import Tensor
 Function = Callable[..., Any]
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
-Handler = Callable[[Function, Args, Kwargs], Any]
+Handler = Callable[[Function, Args, Kwargs], object]
 
 TABLE: dict[Function, Handler] = {}
 ARITHMETIC: set[Function] = set()

@@ -35,7 +35,7 @@ from pyg_dist.tensor.row_tensor import (
 from pyg_dist.tensor.selection import ConcatenatedRows
 
 
-def write(function: Function, args: Args, kwargs: Kwargs) -> Tensor:
+def write(function: Function, args: Args, kwargs: Kwargs) -> object:
     """``scatter`` and its kin, in place or not, of a plain first operand (collective)."""
     name = function.__name__
     bound = bind("x dim index src reduce", args, kwargs)
@@ -47,7 +47,7 @@ def write(function: Function, args: Args, kwargs: Kwargs) -> Tensor:
             f"one of them"
         )
     if not is_sum or dims_of(bound["dim"], x.dim()) != (0,):
-        return on_full_tensor(function, args, kwargs)  # type: ignore[no-any-return]
+        return on_full_tensor(function, args, kwargs)
     with local_tensors():
         (index, src), _, rows = aligned(function, (bound["index"], bound["src"]), {}, broadcasts=False)
         rows.note(x)
@@ -82,7 +82,7 @@ def _added_to_rows(function: Function, x: RowTensor, sums: Tensor) -> RowTensor:
 
 
 @implements("index_add", "index_add_")
-def index_add(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def index_add(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Sums of rows by an index into a plain tensor or rows (collective), or of columns within rows."""
     bound = bind("x dim index source", args, kwargs)
     x, index, source, alpha = bound["x"], bound["index"], bound["source"], bound.get("alpha", 1)
@@ -136,7 +136,7 @@ _BROADCASTS = ("take_along_dim", "cosine_similarity", "repeat_interleave")
 
 
 @implements(*_ALONG, "scatter_", "scatter_add_", "scatter_reduce_", "cumsum_", "cumprod_")
-def along(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def along(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Along other dimensions than 0. Along 0, what orders or accumulates rows is of all, and plain (collective)."""
     name = function.__name__.removesuffix("_")
     before, default = _ALONG[name]
@@ -166,7 +166,7 @@ def along(function: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 @implements("flip")
-def flip(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def flip(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Reverse the order of columns, and of rows, which are picked (collective)."""
     x = args[0]
     dims = dims_of(flat_sizes(args, kwargs), x.dim())
@@ -176,7 +176,7 @@ def flip(function: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 @implements("cat", "concat", "concatenate", "hstack", "vstack", "row_stack", "column_stack", "stack")
-def join(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def join(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Concatenate columns, stack along a new dimension within rows, or append rows."""
     bound = bind("tensors dim", args, kwargs)
     tensors = tuple(bound["tensors"])
@@ -222,14 +222,14 @@ def _append(function: Function, tensors: tuple[Tensor, ...]) -> RowTensor:
 
 
 @implements("one_hot")
-def one_hot(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def one_hot(function: Function, args: Args, kwargs: Kwargs) -> object:
     """One column per class; without ``num_classes`` it is the global maximum plus one (collective)."""
     x, num_classes = args[0], bind("x num_classes", args, kwargs).get("num_classes", -1)
     return on_rows(function, x, int(x.max()) + 1 if num_classes == -1 else num_classes)
 
 
 @implements("pad")
-def pad(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def pad(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Pad within rows."""
     if len(bind("x pad", args, kwargs)["pad"]) // 2 >= args[0].dim():
         raise refuse(function, "of dimension 0 would add rows")
@@ -244,7 +244,7 @@ def _of_some_rows(function: Function, x: Tensor, *args: Any, **kwargs: Any) -> T
 
 
 @implements("normalize")
-def normalize(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def normalize(function: Function, args: Args, kwargs: Kwargs) -> object:
     """``x / max(norm, eps)``: of each row, or, along dimension 0, of each column (collective)."""
     x, bound = args[0], {"p": 2.0, "dim": 1, "eps": 1e-12, **bind("x p dim eps", args, kwargs)}
     if 0 not in dims_of(bound["dim"], x.dim()):
@@ -254,7 +254,7 @@ def normalize(function: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 @implements("pairwise_distance")
-def pairwise_distance(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def pairwise_distance(function: Function, args: Args, kwargs: Kwargs) -> object:
     """One number per pair of rows."""
     if args[0].dim() < 2:
         raise refuse(function, "of one dimension would mix rows")

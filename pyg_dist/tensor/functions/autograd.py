@@ -40,7 +40,7 @@ def as_stored(value: Any, rows: RowSharding) -> Any:
 
 
 @implements("data.__get__")
-def data(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def data(function: Function, args: Args, kwargs: Kwargs) -> object:
     """The rows without history. Changes of them count for :func:`version_of`, and not for autograd, as in torch."""
     x: RowTensor = args[0]
     with local_tensors(), torch.inference_mode(False):
@@ -55,7 +55,7 @@ def data(function: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 @implements("detach")
-def detach(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def detach(function: Function, args: Args, kwargs: Kwargs) -> object:
     """The rows without history; of a copy torch no longer knows what it is a view of."""
     x: RowTensor = args[0]
     with local_tensors():
@@ -77,7 +77,7 @@ def replace_data(function: Function, args: Args, kwargs: Kwargs) -> None:
 
 
 @implements("grad.__get__")
-def stored(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def stored(function: Function, args: Args, kwargs: Kwargs) -> object:
     """The gradient: distributed like the tensor."""
     with local_tensors():
         return as_row_tensor_(function(*args), args[0]._sharding)
@@ -93,14 +93,14 @@ def store(function: Function, args: Args, kwargs: Kwargs) -> None:
 
 
 @implements("grad.__delete__", "retain_grad", "register_post_accumulate_grad_hook")
-def unchanged(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def unchanged(function: Function, args: Args, kwargs: Kwargs) -> object:
     """A hook after accumulation gets the row tensor itself."""
     with local_tensors():
         return function(*args, **kwargs)
 
 
 @implements("register_hook")
-def register_hook(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def register_hook(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Hooks see row tensors and may return them."""
     x, hook = (*args, *kwargs.values())
     rows = x._sharding
@@ -119,9 +119,9 @@ _MODULE_HOOKS = "BackwardHookFunctionBackward"
 
 
 @implements("grad_fn.__get__")  # after shapes, whose handler it extends
-def grad_fn(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def grad_fn(function: Function, args: Args, kwargs: Kwargs) -> object:
     """The node; the one through which torch calls a module's backward hooks shows them row tensors."""
-    node = metadata(function, args, kwargs)
+    node: Any = metadata(function, args, kwargs)
     if node is None or node.name() != _MODULE_HOOKS:
         return node
     node.metadata.setdefault(_HookedNode, {})[args[0].output_nr] = args[0]._sharding
@@ -244,7 +244,7 @@ _compare_local_rows()
 
 
 @implements("__deepcopy__")
-def deepcopy(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def deepcopy(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Copy the values; the distribution is shared (early stopping copies models and data)."""
     x, memo = args
     if id(x) in memo:

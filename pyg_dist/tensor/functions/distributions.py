@@ -28,7 +28,7 @@ _MOST = 2**53
 
 
 @implements("normal", namespaces=(torch,))
-def normal(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def normal(function: Function, args: Args, kwargs: Kwargs) -> object:
     """``mean + std * z``; one of them may be a number or a plain tensor."""
     bound = {"mean": 0.0, "std": 1.0, **bind("mean std", args, kwargs)}
     refuse_generator(function, kwargs)
@@ -41,7 +41,7 @@ def normal(function: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 @implements("randint_like")
-def randint_like(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def randint_like(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Integers uniform in [low, high)."""
     has_low = len(args) == 3 or "low" in kwargs
     bound = {"low": 0, **bind("x low high" if has_low else "x high", args, kwargs)}
@@ -53,7 +53,7 @@ def randint_like(function: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 @implements("random_")
-def random_(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def random_(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Fill with integers uniform in [from, to); without bounds, in what the dtype holds exactly."""
     bound = bind("x from to" if len(args) > 2 or "from" in kwargs else "x to", args, kwargs)
     refuse_generator(function, kwargs)
@@ -78,7 +78,7 @@ def _integers(x: RowTensor, low: int, high: int) -> Tensor:
 
 
 @implements("log_normal_", "cauchy_", "geometric_")
-def by_inversion(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def by_inversion(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Fill with log-normal, Cauchy or geometric numbers."""
     refuse_generator(function, kwargs)
     x, name = args[0], function.__name__
@@ -97,7 +97,7 @@ def by_inversion(function: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 @implements("poisson", namespaces=(torch,))
-def poisson(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def poisson(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Counts with the rates in x: small ones by inversion, large ones by Hoermann's PTRS (1993)."""
     refuse_generator(function, kwargs)
     x: RowTensor = args[0]
@@ -180,7 +180,7 @@ class _Gamma(torch.autograd.Function):
 
 
 @implements("_standard_gamma")
-def standard_gamma(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def standard_gamma(function: Function, args: Args, kwargs: Kwargs) -> object:
     """What ``torch.distributions`` makes Gamma, Chi2 and StudentT of (Marsaglia and Tsang, 2000)."""
     refuse_generator(function, kwargs)
     x: RowTensor = args[0]
@@ -208,7 +208,7 @@ def _gamma(x: RowTensor, alpha: Tensor) -> Tensor:
 
 
 @implements("_sample_dirichlet")
-def sample_dirichlet(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def sample_dirichlet(function: Function, args: Args, kwargs: Kwargs) -> object:
     """What ``torch.distributions`` makes Dirichlet and Beta of: gamma numbers over their sum."""
     refuse_generator(function, kwargs)
     with torch.no_grad():

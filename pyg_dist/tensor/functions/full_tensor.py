@@ -40,7 +40,7 @@ def _full(value: Any) -> Any:
 
 
 @implements("median", "nanmedian", "quantile", "nanquantile")
-def order_statistic(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def order_statistic(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Within rows, or of all rows; several quantiles at once put their own dimension first, and are plain."""
     is_quantile = "quantile" in function.__name__
     bound = bind("x q dim keepdim" if is_quantile else "x dim", args, kwargs)
@@ -122,7 +122,7 @@ living.watch(_add, _remove)
 
 
 @implements("__reduce_ex__")
-def pickle(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def pickle(function: Function, args: Args, kwargs: Kwargs) -> object:
     """A file, or another process, would have the rows of one rank only."""
     return refuse(
         MixedRowsError(

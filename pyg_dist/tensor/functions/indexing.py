@@ -141,7 +141,7 @@ def _num_dims_used(index: Any) -> int:
 
 
 @implements("__getitem__")
-def getitem(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def getitem(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Select rows, then index within them; look up a row for each edge; or of a plain table, one for each index."""
     x, index = args
     if not isinstance(x, RowTensor):
@@ -291,7 +291,7 @@ def setitem(function: Function, args: Args, kwargs: Kwargs) -> None:
 
 
 @implements("index_select", "select")
-def index_select(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def index_select(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Rows (dimension 0), or columns; by list, or one."""
     bound = bind("x dim index", args, kwargs)
     x, index = bound["x"], bound["index"]
@@ -307,7 +307,7 @@ def index_select(function: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 @implements("index_copy", "index_copy_", "index_fill", "index_fill_")
-def index_assign(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def index_assign(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Overwrite rows (dimension 0) or columns, by a list; a plain tensor by all rows, and stays plain (collective)."""
     bound = bind("x dim index value", args, kwargs)
     x, index = bound["x"], bound["index"]
@@ -322,7 +322,7 @@ def index_assign(function: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 @implements("masked_select")
-def masked_select(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def masked_select(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Elements, row by row."""
     x, mask = (*args, *kwargs.values())
     if x.dim() != mask.dim():

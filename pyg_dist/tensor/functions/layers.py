@@ -16,7 +16,7 @@ from pyg_dist.tensor.calling_code import running_layer
 from pyg_dist.tensor.functions.moved_rows import MovedRows
 from pyg_dist.tensor.functions.pointwise import as_operand
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
-from pyg_dist.tensor.registry import Args, Function, Kwargs, bind, implements, public_name
+from pyg_dist.tensor.registry import Args, Function, Kwargs, bind, implements, public_name, register
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, like_rows, local_tensors, on_rows
 
 
@@ -51,7 +51,7 @@ def with_parameters(
 
 
 @implements("linear")
-def linear(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def linear(function: Function, args: Args, kwargs: Kwargs) -> object:
     """One operand with rows. The number of columns is checked here, since torch's error would name the local shape."""
     bound = bind("input weight bias", args, kwargs)
     x, weight, bias = bound["input"], bound["weight"], bound.get("bias")
@@ -70,13 +70,13 @@ def linear(function: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 @implements("relu")
-def relu(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def relu(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Element by element."""
     return on_rows(large_tensors.relu, *args, **kwargs)
 
 
 @implements("group_norm")
-def group_norm(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def group_norm(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Of each row. ``F.group_norm`` requires several values per channel over all rows, not over the local ones."""
     bound = bind("input num_groups", args, kwargs)
     x = bound["input"]
@@ -89,14 +89,11 @@ def group_norm(function: Function, args: Args, kwargs: Kwargs) -> Any:
     return with_parameters(function, args, kwargs, run=run)
 
 
-@implements("prelu")
-def layer(function: Function, args: Args, kwargs: Kwargs) -> Any:
-    """One operand with rows."""
-    return with_parameters(function, args, kwargs)
+register(with_parameters, "prelu")
 
 
 @implements("conv1d", "conv2d")
-def convolution(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def convolution(function: Function, args: Args, kwargs: Kwargs) -> object:
     """A signal, or an image, for each row."""
     num_dims = 3 if "1d" in function.__name__ else 4
     x = bind("input", args, kwargs)["input"]
@@ -109,7 +106,7 @@ def convolution(function: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 @implements("layer_norm", "rms_norm")
-def norm_of_each_row(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def norm_of_each_row(function: Function, args: Args, kwargs: Kwargs) -> object:
     """The normalised dimensions must not be all of them."""
     if len(bind("input normalized_shape", args, kwargs)["normalized_shape"]) >= args[0].dim():
         raise MixedRowsError(f"{public_name(function)} over all dimensions would mix rows: normalise x.shape[1:]")
@@ -117,14 +114,14 @@ def norm_of_each_row(function: Function, args: Args, kwargs: Kwargs) -> Any:
     return with_parameters(function, args, kwargs, run=run)
 
 
-@implements("gru_cell", "lstm_cell", "rnn_tanh_cell", "rnn_relu_cell")
-def cell(function: Function, args: Args, kwargs: Kwargs) -> Any:
-    """Input and state have rows: one step for every row."""
+@implements("gru_cell", "lstm_cell", "rnn_tanh_cell", "rnn_relu_cell", "bilinear")
+def pair_layer(function: Function, args: Args, kwargs: Kwargs) -> object:
+    """Two operands with rows: input and state of a recurrent cell, of which it is one step for every row."""
     return with_parameters(function, args, kwargs, num_operands=2)
 
 
 @implements("lstm", "gru")
-def sequences(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def sequences(function: Function, args: Args, kwargs: Kwargs) -> object:
     """One sequence per row, from states of zero or a state a row; last states have rows second."""
     x, states, weights, has_biases, num_layers, dropout, training, bidirectional, *batch_first = args
     rows_are_second = isinstance(x, MovedRows) and x.place == 1 and batch_first == [False]
@@ -164,21 +161,15 @@ def _is_state(state: Any) -> bool:
     return not isinstance(state, RowTensor) and not state.requires_grad and not bool(state.any())
 
 
-@implements("bilinear")
-def pair_layer(function: Function, args: Args, kwargs: Kwargs) -> Any:
-    """Two operands with rows."""
-    return with_parameters(function, args, kwargs, num_operands=2)
-
-
 @implements("isin", "bucketize", "cdist")
-def look_up(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def look_up(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Membership in a plain set, position in a plain list, or distance to each row of a plain matrix."""
     has_other_rows = function.__name__ == "cdist" and args[0].dim() > 2  # a matrix for each row of both
     return with_parameters(function, args, kwargs, num_operands=2 if has_other_rows else 1)
 
 
 @implements("embedding", namespaces=(F,))
-def embedding(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def embedding(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Row-wise for distributed indices into a plain table."""
     names = "input weight padding_idx max_norm norm_type scale_grad_by_freq sparse"
     bound = bind(names, args, kwargs)
@@ -189,7 +180,7 @@ def embedding(function: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 @implements("batch_norm", namespaces=(F,))
-def batch_norm(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def batch_norm(function: Function, args: Args, kwargs: Kwargs) -> object:
     """``(x - mean) / sqrt(var + eps) * weight + bias`` per channel (dimension 1).
 
     In training, mean and variance are global and differentiable, and the running ones follow them as in torch

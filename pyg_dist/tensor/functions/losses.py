@@ -86,7 +86,7 @@ def _by_torch(function: Function, args: Args, kwargs: Kwargs, of_classes: bool) 
     "margin_ranking_loss", "cosine_embedding_loss", "triplet_margin_loss", "multilabel_soft_margin_loss",
     "multi_margin_loss", "multilabel_margin_loss", namespaces=(F,),
 )  # fmt: skip
-def elementwise_loss(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def elementwise_loss(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Losses that are a value per element or row, and then its sum or mean (for two of them by weight)."""
     by_torch = _by_torch(function, args, kwargs, of_classes=False)
     if by_torch is not None:
@@ -128,7 +128,7 @@ def _widen(operands: dict[str, Any]) -> torch.dtype | None:
 
 
 @implements("cross_entropy", "nll_loss", namespaces=(F,))
-def class_loss(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def class_loss(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Means are weighted by each row's class weight, and rows with ``ignore_index`` do not count."""
     by_torch = _by_torch(function, args, kwargs, of_classes=True)
     if by_torch is not None:

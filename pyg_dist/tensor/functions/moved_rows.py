@@ -104,23 +104,19 @@ def order_of(function: Function, num_dims: int, args: Args, kwargs: Kwargs) -> l
 
 
 @implements("permute", "movedim", "moveaxis")
-def permute(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def permute(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Dimensions in another order; rows may be any of them."""
     x = args[0]
     return permuted(x, order_of(function, x.dim(), args[1:], kwargs))
 
 
 @implements("unsqueeze")
-def unsqueeze(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def unsqueeze(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Add a dimension within rows, or before them."""
     x, dim = (*args, *kwargs.values())
     if 0 in dims_of(dim, x.dim() + 1):
         return MovedRows.make(on_rows(torch.unsqueeze, x, 1), 1)
     return on_rows(function, x, dim)
-
-
-def _permute(function: Function, args: Args, kwargs: Kwargs) -> Any:
-    return permute(function, args, kwargs)
 
 
 def _dim(x: MovedRows, dim: int) -> int:
@@ -151,7 +147,7 @@ def _pointwise(function: Function, args: Args, kwargs: Kwargs) -> Any:
     return MovedRows.make(function(*args, **kwargs), first.place)
 
 
-def _reduce(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def _reduce(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Over some dimensions; over rows, too, the result is plain (collective)."""
     x, *rest = args
     name = function.__name__
@@ -181,7 +177,7 @@ def _each(out: Any, turn: Callable[[Any], Any]) -> Any:
     return tuple(turned) if type(out) in (tuple, list) else type(out)(turned)
 
 
-def _along(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def _along(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Functions along one dimension that keep the shape."""
     x, bound = args[0], bind("x dim", args, kwargs)
     if bound.get("dim") is None:
@@ -191,7 +187,7 @@ def _along(function: Function, args: Args, kwargs: Kwargs) -> Any:
     return MovedRows.make(function(x.of, dim=_dim(x, dim), **rest), x.place)
 
 
-def _index(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def _index(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Positions, slices and a list in the other dimensions."""
     x, index = args
     index = index if isinstance(index, tuple) else (index,)
@@ -229,11 +225,11 @@ def _unbind(function: Function, args: Args, kwargs: Kwargs) -> Any:
     return tuple(x[_at(dim, k)] for k in range(x.shape[dim]))
 
 
-def _iterate(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def _iterate(function: Function, args: Args, kwargs: Kwargs) -> object:
     return iter(_unbind(function, args, kwargs))
 
 
-def _squeeze(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def _squeeze(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Dimensions of size one other than the rows'."""
     x = args[0]
     dims = [d for d in dims_of(bind("x dim", args, kwargs).get("dim"), x.dim()) if d != x.place and x.shape[d] == 1]
@@ -252,7 +248,7 @@ def _on_last(function: Function, args: Args, kwargs: Kwargs) -> Any:
     return MovedRows.make(function(x.of, *args[1:], **kwargs), x.place)
 
 
-def _product(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def _product(function: Function, args: Args, kwargs: Kwargs) -> object:
     """With a plain matrix, or with one for each entry of the first dimension (``[H, N, C] @ [H, C, D]``)."""
     x, other = (*args, *kwargs.values())
     is_of_each = type(x) is MovedRows and x.dim() == 3 and x.place == 1 and isinstance(other, Tensor)
@@ -263,7 +259,7 @@ def _product(function: Function, args: Args, kwargs: Kwargs) -> Any:
     raise _refuse(function, _moved_in((args, tuple(kwargs.values())))[0])
 
 
-def _join(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def _join(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Concatenate along another dimension than that of the rows."""
     bound = bind("tensors dim", args, kwargs)
     tensors = list(bound["tensors"])
@@ -274,16 +270,16 @@ def _join(function: Function, args: Args, kwargs: Kwargs) -> Any:
     return MovedRows.make(torch.cat([t.of for t in tensors], dim=_dim(first, dim)), first.place)  # type: ignore[arg-type]
 
 
-def _as_table(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def _as_table(function: Function, args: Args, kwargs: Kwargs) -> object:
     """What the table answers for rows and these alike."""
     return TABLE[function](function, args, kwargs)
 
 
-def _of_rows(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def _of_rows(function: Function, args: Args, kwargs: Kwargs) -> object:
     return function(args[0].of, *args[1:], **kwargs)
 
 
-def _attention(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def _attention(function: Function, args: Args, kwargs: Kwargs) -> object:
     """``nn.MultiheadAttention`` with a sequence for each row: ``batch_first=True`` of ``[N, L, F]``."""
     names = (
         "query key value embed_dim_to_check num_heads in_proj_weight in_proj_bias bias_k bias_v add_zero_attn "
@@ -325,8 +321,8 @@ _SHAPES = _named(
 )  # fmt: skip
 _HANDLERS: dict[Function, Callable[[Function, tuple[Any, ...], dict[str, Any]], Any]] = {
     **dict.fromkeys(_named("device.__get__", "requires_grad.__get__", "grad_fn.__get__", "is_leaf.__get__"), _of_rows),
-    **dict.fromkeys(_named("transpose", "swapaxes", "swapdims", "mT.__get__"), _permute),
-    **dict.fromkeys(_named("permute", "movedim", "moveaxis"), _permute),
+    **dict.fromkeys(_named("transpose", "swapaxes", "swapdims", "mT.__get__"), permute),
+    **dict.fromkeys(_named("permute", "movedim", "moveaxis"), permute),
     **dict.fromkeys(_named("sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "any", "all"), _reduce),
     **dict.fromkeys(_named("std", "var", "logsumexp", "norm", "nansum", "nanmean", "median"), _reduce),
     **dict.fromkeys(_named("softmax", "log_softmax", "cumsum"), _along),
@@ -411,13 +407,13 @@ def turn(function: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 @implements("mT.__get__")
-def matrix_transpose(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def matrix_transpose(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Swap the last two dimensions."""
     return args[0].transpose(-2, -1)
 
 
 @implements("transpose", "swapaxes", "swapdims")
-def transpose(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def transpose(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Swap two dimensions, those of a matrix or others."""
     x, *dims = (*args, *kwargs.values())
     first, second = dims_of(dims, x.dim())

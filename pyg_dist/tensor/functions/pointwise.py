@@ -110,7 +110,7 @@ def pointwise(function: Function, args: Args, kwargs: Kwargs) -> Any:
 pointwise.keeps_rows = True  # type: ignore[attr-defined]
 
 
-def pointwise_(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def pointwise_(function: Function, args: Args, kwargs: Kwargs) -> object:
     """In-place forms; a plain tensor that is written to stays plain, and takes all rows (collective)."""
     if not isinstance(args[0], RowTensor):
         plain = [a.full_tensor() if isinstance(a, RowTensor) else a for a in (*args, *kwargs.values())]

@@ -18,7 +18,7 @@ from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, copied_slice, 
 
 
 @implements("matmul", "mm", "mv", "bmm", "__matmul__", "__rmatmul__")
-def matmul(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def matmul(function: Function, args: Args, kwargs: Kwargs) -> object:
     """``rows @ plain matrix``, a product of two matrices per row, or ``(x @ y.T) @ z``, which gathers z's (collective).
 
     Whatever else would mix rows.
@@ -39,7 +39,7 @@ def matmul(function: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 @implements("addmm")
-def addmm(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def addmm(function: Function, args: Args, kwargs: Kwargs) -> object:
     """``beta x + alpha rows @ plain matrix``."""
     bound = {"beta": 1, "alpha": 1, **bind("x mat1 mat2", args, kwargs)}
     product = bound["mat1"] @ bound["mat2"]
@@ -48,7 +48,7 @@ def addmm(function: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 @implements("dot", "vdot", "inner")
-def dot(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def dot(function: Function, args: Args, kwargs: Kwargs) -> object:
     """The sum over rows of one-dimensional products (collective)."""
     x, other = (*args, *kwargs.values())
     if x.dim() != 1 or other.dim() != 1:
@@ -59,7 +59,7 @@ def dot(function: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 @implements("cross")
-def cross(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def cross(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Of the three columns of each row."""
     bound = bind("x other dim", args, kwargs)
     x, other, dim = bound["x"], bound["other"], bound.get("dim")
@@ -72,14 +72,14 @@ def cross(function: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 @implements("dist")
-def dist(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def dist(function: Function, args: Args, kwargs: Kwargs) -> object:
     """The p-norm of the difference of all elements (collective)."""
     x, other, *order = (*args, *kwargs.values())
     return torch.linalg.vector_norm(x - other, *order)
 
 
 @implements("diag", "diagonal", "trace")
-def diagonal(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def diagonal(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Of a square matrix, such as ``x @ y.T``: an element of each row; ``trace`` sums them (collective)."""
     x = args[0]
     if len(args) + len(kwargs) > 1 or x.dim() != 2 or x.shape[0] != x.shape[1]:
@@ -91,7 +91,7 @@ def diagonal(function: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 @implements("einsum", namespaces=(torch,))
-def einsum(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def einsum(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Row-wise where the result has the rows' letter first, a sum over rows where it does not have it (collective).
 
     The rows' letter is the first one of each operand with rows. Plain operands may have it too, first.

@@ -91,7 +91,7 @@ class _DeviceGenerator:
 
 
 @implements("dropout")
-def dropout(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def dropout(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Zero entries with probability p and scale the others by 1 / (1 - p)."""
     x, p, bound = dropout_arguments(args, kwargs)
     if p == 0.0:
@@ -129,7 +129,7 @@ def refuse_generator(function: Function, kwargs: dict[str, Any]) -> None:
 
 
 @implements("rand_like", "randn_like")
-def random_like(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def random_like(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Uniform in [0, 1), or standard normal."""
     x: RowTensor = args[0]
     refuse_generator(function, kwargs)
@@ -140,7 +140,7 @@ def random_like(function: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 @implements("uniform_")
-def uniform_(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def uniform_(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Fill with numbers uniform in [low, high)."""
     bound = {"from": 0.0, "to": 1.0, **bind("x from to", args, kwargs)}
     refuse_generator(function, kwargs)
@@ -150,7 +150,7 @@ def uniform_(function: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 @implements("normal_")
-def normal_(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def normal_(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Fill with normal numbers."""
     bound = {"mean": 0.0, "std": 1.0, **bind("x mean std", args, kwargs)}
     refuse_generator(function, kwargs)
@@ -159,7 +159,7 @@ def normal_(function: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 @implements("bernoulli", "bernoulli_")
-def bernoulli(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def bernoulli(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Ones with the probabilities in x (or ``p``)."""
     x, p = args[0], bind("x p", args, kwargs).get("p")
     refuse_generator(function, kwargs)
@@ -171,7 +171,7 @@ def bernoulli(function: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 @implements("exponential_")
-def exponential_(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def exponential_(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Fill with exponentially distributed numbers, ``-log(1 - u) / lambd``."""
     bound = {"lambd": 1.0, **bind("x lambd", args, kwargs)}
     refuse_generator(function, kwargs)
@@ -189,7 +189,7 @@ def exponential(x: RowTensor) -> Tensor:
 
 
 @implements("gumbel_softmax")
-def gumbel_softmax(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def gumbel_softmax(function: Function, args: Args, kwargs: Kwargs) -> object:
     """As torch does it: noise, softmax, and optionally the largest entry, with the gradient of the softmax."""
     bound = {"tau": 1.0, "hard": False, "dim": -1, **bind("logits tau hard eps dim", args, kwargs)}
     x, dim = bound["logits"], bound["dim"]
@@ -203,7 +203,7 @@ def gumbel_softmax(function: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 @implements("multinomial")
-def multinomial(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def multinomial(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Columns of each row, drawn with its weights: by inverting the cumulative sums, or by exponential races."""
     bound = {"replacement": False, **bind("x num_samples replacement", args, kwargs)}
     x, num_samples = bound["x"], bound["num_samples"]
@@ -259,7 +259,7 @@ _INITIALISERS: dict[Function, Callable[..., Tensor]] = {
 }
 
 
-def initialise(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def initialise(function: Function, args: Args, kwargs: Kwargs) -> object:
     """``torch.nn.init`` on a parameter with distributed rows."""
     with torch.no_grad():
         return _INITIALISERS[function](*args, **kwargs)
@@ -277,7 +277,7 @@ def uniform_like(x: RowTensor, per_row: Sequence[int]) -> Tensor:
 
 
 @implements("alpha_dropout", "feature_alpha_dropout", "feature_dropout", "dropout1d", "dropout2d", "dropout3d")
-def dropout_of_kinds(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def dropout_of_kinds(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Dropout that keeps mean and variance of SELU's outputs (alpha), or drops whole channels ``[N, C, ...]``."""
     x, p, bound = dropout_arguments(args, kwargs)
     name = function.__name__.rstrip("_")
@@ -300,7 +300,7 @@ def dropout_of_kinds(function: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 @implements("rrelu", "rrelu_", namespaces=(torch, torch.nn.functional))
-def rrelu(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def rrelu(function: Function, args: Args, kwargs: Kwargs) -> object:
     """ReLU with slopes of negative values that are drawn in training, and their mean in evaluation."""
     defaults = {"lower": 1.0 / 8, "upper": 1.0 / 3, "training": False, "inplace": function.__name__.endswith("_")}
     bound = {**defaults, **bind("x lower upper training inplace", args, kwargs)}

@@ -122,7 +122,7 @@ def _prod(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[s
 
 
 @implements("softmax", "log_softmax")
-def softmax(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def softmax(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Within rows, or over the rows of each column (collective)."""
     names = "x dim _stacklevel dtype" if getattr(function, "__module__", "") == "torch.nn.functional" else "x dim dtype"
     x, bound = args[0], bind(names, args, kwargs)
@@ -216,7 +216,7 @@ def _amin(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[s
 
 
 @implements("max", "min")
-def max_min(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def max_min(function: Function, args: Args, kwargs: Kwargs) -> object:
     """``max(x)``, ``max(x, dim)`` with positions, or the pointwise ``max(x, y)``."""
     op, bound = function.__name__, bind("x dim keepdim", args, kwargs)
     if isinstance(bound.get("dim", bound.get("other")), Tensor):
@@ -233,7 +233,7 @@ def max_min(function: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 @implements("argmax", "argmin")
-def arg_max_min(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def arg_max_min(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Within rows; or global positions."""
     x, bound = args[0], bind("x dim keepdim", args, kwargs)
     dim, keepdim = bound.get("dim"), bound.get("keepdim", False)
@@ -307,7 +307,7 @@ def norm(function: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 @implements("norm", namespaces=(torch.linalg,))
-def linalg_norm(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def linalg_norm(function: Function, args: Args, kwargs: Kwargs) -> object:
     """``torch.linalg.norm``: a matrix norm where there are two dimensions and an order."""
     x, bound = args[0], bind("x ord dim keepdim", args, kwargs)
     order, dim = bound.get("ord"), bound.get("dim")
@@ -318,7 +318,7 @@ def linalg_norm(function: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 @implements("std", "var", "std_mean", "var_mean")
-def std_var(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def std_var(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Two passes: the global mean, then the deviations from it."""
     x = args[0]
     has_no_dim = len(args) > 1 and isinstance(args[1], bool)

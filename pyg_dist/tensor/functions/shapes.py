@@ -43,7 +43,7 @@ def refuse(function: Function, what: str) -> MixedRowsError:
 
 
 @implements("shape.__get__", "size")
-def shape(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def shape(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Global shape, or one dimension of it."""
     dim = args[1] if len(args) > 1 else kwargs.get("dim")
     whole = global_shape(args[0])
@@ -91,7 +91,7 @@ def flat_sizes(args: Args, kwargs: Kwargs) -> tuple[Any, ...]:
 
 
 @implements("view", "reshape")
-def view(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def view(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Reshape each row, or split each into several, or put those together that were one."""
     x, sizes = args[0], flat_sizes(args, kwargs)
     if sizes and isinstance(sizes[0], torch.dtype):
@@ -121,14 +121,14 @@ def _reshaped(function: Function, x: RowTensor, sizes: tuple[int, ...]) -> tuple
 
 
 @implements("view_as", "reshape_as", "expand_as")
-def as_other(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def as_other(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Reshape or expand each row to the shape of another tensor's."""
     x, other = (*args, *kwargs.values())
     return getattr(x, function.__name__.removesuffix("_as"))(tuple(other.shape))
 
 
 @implements("expand", "broadcast_to")
-def expand(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def expand(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Expand within rows."""
     x, sizes = args[0], flat_sizes(args, kwargs)
     if len(sizes) != x.dim() or sizes[0] not in (-1, x._sharding.size):
@@ -137,7 +137,7 @@ def expand(function: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 @implements("repeat")
-def repeat(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def repeat(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Repeat within rows."""
     sizes = flat_sizes(args, kwargs)
     if len(sizes) != args[0].dim() or sizes[0] != 1:
@@ -146,7 +146,7 @@ def repeat(function: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 @implements("squeeze")
-def squeeze(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def squeeze(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Drop dimensions of size one. Rows stay a dimension, also where there is but one and no dimension is named."""
     x, dim = args[0], bind("x dim", args, kwargs).get("dim")
     dims = dims_of(dim, x.dim())
@@ -156,7 +156,7 @@ def squeeze(function: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 @implements("flatten", "ravel")
-def flatten(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def flatten(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Flatten dimensions, those of the rows among them."""
     x, bound = args[0], bind("x start_dim end_dim", args, kwargs)
     start, end = dims_of((bound.get("start_dim", 0), bound.get("end_dim", -1)), x.dim())
@@ -167,7 +167,7 @@ def flatten(function: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 @implements("unflatten")
-def unflatten(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def unflatten(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Unflatten a dimension; of rows, those that were split before."""
     bound = bind("x dim sizes", args, kwargs)
     x, dim, sizes = args[0], bound["dim"], bound["sizes"]
